@@ -1,0 +1,135 @@
+//! The kinds of the API, one file each. A kind says what is behind its fields: defaults, validation,
+//! what create, update and status may change, printed columns, selectable fields. What is true of
+//! the fields themselves stands in `machinery`'s schema table. Pure: no IO; time is an argument.
+
+use machinery::{Object, Value, field};
+
+/// A group-version-kind and the names it is known by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Names {
+    pub group: String,
+    pub version: String,
+    pub kind: String,
+    pub list_kind: String,
+    pub plural: String,
+    pub singular: String,
+    pub short_names: Vec<String>,
+    pub categories: Vec<String>,
+}
+
+/// Where objects of a kind live.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    Cluster,
+    Namespaced,
+}
+
+/// How a write reaches an object: as a whole or through a subresource such as `status`.
+pub type Subresource<'a> = Option<&'a str>;
+
+/// What an update may look at beside the objects.
+#[derive(Debug, Clone, Copy)]
+pub struct Context<'a> {
+    /// RFC 3339, seconds.
+    pub now: &'a str,
+    /// Who writes.
+    pub user: &'a str,
+}
+
+/// What a delete request means for an object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Deletion {
+    /// Remove now (finalizers permitting).
+    Immediate,
+    /// Mark with a deletion time and this grace period; somebody else finishes it.
+    Graceful { seconds: i64 },
+}
+
+/// A printed column, as in a Table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Column {
+    pub name: &'static str,
+    /// `string`, `integer`, `date`, …
+    pub kind: &'static str,
+    /// `name` for the name column, else empty.
+    pub format: &'static str,
+    pub description: &'static str,
+    /// 0 is always shown, 1 with `-o wide`.
+    pub priority: i32,
+}
+
+/// A kind. Built-in kinds and custom resources go through the same interface. Objects that come in
+/// are decoded and normalised; metadata common to all kinds (uid, creationTimestamp, generation,
+/// managedFields, name and label checks) is handled by the caller.
+pub trait Kind: Send + Sync + 'static {
+    fn names(&self) -> &Names;
+    fn scope(&self) -> Scope;
+    /// The type in the schema table, such as `apps/v1.Deployment`; `None` for custom resources.
+    fn schema(&self) -> Option<&'static str>;
+    /// Verbs of the main resource, in discovery's order.
+    fn verbs(&self) -> &'static [&'static str] {
+        &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
+    }
+    /// Subresources such as `status`, `scale`, `binding`.
+    fn subresources(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// Fills in what was left out. Doing it twice changes nothing.
+    fn default(&self, _object: &mut Object) {}
+    /// Drops what a client may not set at creation (status, mostly).
+    fn prepare_create(&self, _object: &mut Object, _context: &Context<'_>) {}
+    /// Keeps what this way of writing may not change: status on an update of the whole, everything
+    /// but status on an update of `status`.
+    fn prepare_update(
+        &self,
+        _object: &mut Object,
+        _old: &Object,
+        _subresource: Subresource<'_>,
+        _context: &Context<'_>,
+    ) {
+    }
+    fn validate_create(&self, _object: &Object) -> field::Errors {
+        Vec::new()
+    }
+    fn validate_update(
+        &self,
+        _object: &Object,
+        _old: &Object,
+        _subresource: Subresource<'_>,
+    ) -> field::Errors {
+        Vec::new()
+    }
+    /// Warning headers for a write.
+    fn warnings(&self, _object: &Object, _old: Option<&Object>) -> Vec<String> {
+        Vec::new()
+    }
+    /// Whether `metadata.generation` counts changes of everything but metadata and status.
+    fn has_generation(&self) -> bool {
+        false
+    }
+    /// Whether an update without a resourceVersion is allowed.
+    fn allows_unconditional_update(&self) -> bool {
+        true
+    }
+    /// Whether a PUT to a name that does not exist creates it.
+    fn allows_create_on_update(&self) -> bool {
+        false
+    }
+    /// What a delete means; `requested` is the client's gracePeriodSeconds.
+    fn deletion(&self, _object: &Object, _requested: Option<i64>) -> Deletion {
+        Deletion::Immediate
+    }
+    /// Fields beside metadata.name and metadata.namespace that field selectors may name, with
+    /// their values in this object.
+    fn selectable_fields(&self, _object: &Object) -> Vec<(&'static str, String)> {
+        Vec::new()
+    }
+    /// The names of those fields.
+    fn selectable_names(&self) -> &'static [&'static str] {
+        &[]
+    }
+    fn columns(&self) -> &'static [Column];
+    /// One cell per column; `now` in seconds since the epoch, for ages.
+    fn row(&self, object: &Object, now: i64) -> Vec<Value>;
+}

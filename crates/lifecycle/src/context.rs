@@ -1,0 +1,81 @@
+//! What a running service holds: the shutdown signal, its ready mark, and owned tasks.
+
+use std::future::Future;
+
+use tokio::sync::watch;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::supervisor::{State, guard};
+
+/// Handed to every run of a service. Cloning shares the same run.
+#[derive(Clone)]
+pub struct Context {
+    name: &'static str,
+    shutdown: CancellationToken,
+    state: watch::Sender<State>,
+    tasks: TaskTracker,
+}
+
+impl Context {
+    pub(crate) fn new(
+        name: &'static str,
+        shutdown: CancellationToken,
+        state: watch::Sender<State>,
+    ) -> Self {
+        Self { name, shutdown, state, tasks: TaskTracker::new() }
+    }
+
+    /// A context outside any supervisor, for tests and one-shot tools. Cancel the token to stop.
+    pub fn standalone(name: &'static str, shutdown: CancellationToken) -> Self {
+        Self::new(name, shutdown, watch::Sender::new(State::Starting))
+    }
+
+    /// The service's name.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// This service does its work now; whoever waits for it may start.
+    pub fn ready(&self) {
+        self.state.send_replace(State::Ready);
+    }
+
+    /// Resolves when the process is asked to stop, or when this run has failed.
+    pub async fn shutdown(&self) {
+        self.shutdown.cancelled().await;
+    }
+
+    /// The signal itself, for code that takes a token.
+    pub fn token(&self) -> CancellationToken {
+        self.shutdown.clone()
+    }
+
+    /// Runs a task owned by this run of the service: it is dropped when shutdown begins, and a
+    /// panic in it is caught, logged and counted. A task that must finish its work listens to
+    /// `token()` itself and is spawned with [`Context::spawn_draining`].
+    pub fn spawn(&self, task: &'static str, future: impl Future<Output = ()> + Send + 'static) {
+        let shutdown = self.shutdown.clone();
+        self.tasks.spawn(guard(self.name, task, async move {
+            tokio::select! {
+                () = future => {}
+                () = shutdown.cancelled() => {}
+            }
+        }));
+    }
+
+    /// Like [`Context::spawn`], but the task is waited for at shutdown instead of dropped.
+    pub fn spawn_draining(
+        &self,
+        task: &'static str,
+        future: impl Future<Output = ()> + Send + 'static,
+    ) {
+        self.tasks.spawn(guard(self.name, task, future));
+    }
+
+    /// Stops this run's tasks and waits for them.
+    pub(crate) async fn close(&self) {
+        self.shutdown.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+}

@@ -1,0 +1,11 @@
+//! What the API is made of, for no kind in particular: objects as JSON trees, the schema table and
+//! what it drives, field paths, errors, selectors, quantities, patches. Pure: no IO, no clock.
+
+pub mod field;
+pub mod status;
+
+/// An API object or a part of one. Keys keep their order: `apiVersion` and `kind` come first.
+pub type Object = serde_json::Map<String, serde_json::Value>;
+
+pub use serde_json::Value;
+pub use status::Status;
