@@ -68,7 +68,16 @@ pub trait Kind: Send + Sync + 'static {
     fn schema(&self) -> Option<&'static str>;
     /// Verbs of the main resource, in discovery's order.
     fn verbs(&self) -> &'static [&'static str] {
-        &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
+        &[
+            "create",
+            "delete",
+            "deletecollection",
+            "get",
+            "list",
+            "patch",
+            "update",
+            "watch",
+        ]
     }
     /// Subresources such as `status`, `scale`, `binding`.
     fn subresources(&self) -> &'static [&'static str] {

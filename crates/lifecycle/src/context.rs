@@ -22,7 +22,12 @@ impl Context {
         shutdown: CancellationToken,
         state: watch::Sender<State>,
     ) -> Self {
-        Self { name, shutdown, state, tasks: TaskTracker::new() }
+        Self {
+            name,
+            shutdown,
+            state,
+            tasks: TaskTracker::new(),
+        }
     }
 
     /// A context outside any supervisor, for tests and one-shot tools. Cancel the token to stop.

@@ -90,7 +90,11 @@ impl Health {
         match self.slots.get(name) {
             Some(slot) => {
                 // The sender lives in the slot that is borrowed here: the channel cannot close.
-                let _ = slot.state.subscribe().wait_for(|state| *state == State::Ready).await;
+                let _ = slot
+                    .state
+                    .subscribe()
+                    .wait_for(|state| *state == State::Ready)
+                    .await;
             }
             None => std::future::pending().await,
         }
@@ -109,11 +113,20 @@ impl Supervisor {
     pub fn new(services: Vec<Arc<dyn Service>>, drain: Duration) -> Result<Self, GraphError> {
         check_graph(&services)?;
         let slots = services.iter().map(|service| {
-            let slot = Slot { state: watch::Sender::new(State::Waiting), restarts: Arc::default() };
+            let slot = Slot {
+                state: watch::Sender::new(State::Waiting),
+                restarts: Arc::default(),
+            };
             (service.name(), slot)
         });
-        let health = Health { slots: Arc::new(slots.collect()) };
-        Ok(Self { services, health, drain })
+        let health = Health {
+            slots: Arc::new(slots.collect()),
+        };
+        Ok(Self {
+            services,
+            health,
+            drain,
+        })
     }
 
     /// The states, also while running.
@@ -128,9 +141,18 @@ impl Supervisor {
         let dependents = dependents(&self.services);
         for service in &self.services {
             let stop = CancellationToken::new();
-            running.spawn(supervise(service.clone(), self.health.clone(), stop.clone()));
+            running.spawn(supervise(
+                service.clone(),
+                self.health.clone(),
+                stop.clone(),
+            ));
             let users = dependents.get(service.name()).cloned().unwrap_or_default();
-            running.spawn(stop_after_users(users, self.health.clone(), shutdown.clone(), stop));
+            running.spawn(stop_after_users(
+                users,
+                self.health.clone(),
+                shutdown.clone(),
+                stop,
+            ));
         }
         shutdown.cancelled().await;
         let all = async { while running.join_next().await.is_some() {} };
@@ -138,8 +160,13 @@ impl Supervisor {
             return Vec::new();
         }
         running.abort_all();
-        let unfinished = |health: ServiceHealth| (health.state != State::Stopped).then_some(health.name);
-        self.health.all().into_iter().filter_map(unfinished).collect()
+        let unfinished =
+            |health: ServiceHealth| (health.state != State::Stopped).then_some(health.name);
+        self.health
+            .all()
+            .into_iter()
+            .filter_map(unfinished)
+            .collect()
     }
 }
 
@@ -219,10 +246,16 @@ pub fn panics_caught() -> u64 {
 
 /// Turns a panic of a run into a failure.
 async fn catch(run: crate::Run) -> Outcome {
-    AssertUnwindSafe(run).catch_unwind().await.unwrap_or_else(|panic| {
-        PANICS.fetch_add(1, Ordering::Relaxed);
-        Err(Failure::from(format!("panicked: {}", panic_message(&*panic))))
-    })
+    AssertUnwindSafe(run)
+        .catch_unwind()
+        .await
+        .unwrap_or_else(|panic| {
+            PANICS.fetch_add(1, Ordering::Relaxed);
+            Err(Failure::from(format!(
+                "panicked: {}",
+                panic_message(&*panic)
+            )))
+        })
 }
 
 /// Wraps a task of a service: its panic is logged and counted, and goes no further.
@@ -233,7 +266,12 @@ pub(crate) async fn guard(
 ) {
     if let Err(panic) = AssertUnwindSafe(future).catch_unwind().await {
         PANICS.fetch_add(1, Ordering::Relaxed);
-        error!(service, task, panic = panic_message(&*panic), "task panicked");
+        error!(
+            service,
+            task,
+            panic = panic_message(&*panic),
+            "task panicked"
+        );
     }
 }
 
@@ -282,7 +320,9 @@ fn check_graph(services: &[Arc<dyn Service>]) -> Result<(), GraphError> {
             return Ok(());
         }
         if left.len() == before {
-            return Err(GraphError::Cycle(left.iter().map(|service| service.name()).collect()));
+            return Err(GraphError::Cycle(
+                left.iter().map(|service| service.name()).collect(),
+            ));
         }
     }
 }
@@ -305,7 +345,13 @@ mod tests {
     }
 
     fn fake(name: &'static str, after: &'static [&'static str], log: &Log) -> Fake {
-        Fake { name, after, fail_first: false, runs: AtomicU64::new(0), log: log.clone() }
+        Fake {
+            name,
+            after,
+            fail_first: false,
+            runs: AtomicU64::new(0),
+            log: log.clone(),
+        }
     }
 
     impl Service for Fake {
@@ -319,13 +365,19 @@ mod tests {
 
         fn run(self: Arc<Self>, context: Context) -> Run {
             Box::pin(async move {
-                self.log.lock().unwrap().push(format!("{} starts", self.name));
+                self.log
+                    .lock()
+                    .unwrap()
+                    .push(format!("{} starts", self.name));
                 if self.runs.fetch_add(1, Ordering::SeqCst) == 0 && self.fail_first {
                     panic!("first run breaks");
                 }
                 context.ready();
                 context.shutdown().await;
-                self.log.lock().unwrap().push(format!("{} stops", self.name));
+                self.log
+                    .lock()
+                    .unwrap()
+                    .push(format!("{} stops", self.name));
                 Ok(())
             })
         }
@@ -334,8 +386,10 @@ mod tests {
     #[tokio::test]
     async fn services_start_after_what_they_need_and_stop_before_it() {
         let log = Log::default();
-        let services: Vec<Arc<dyn Service>> =
-            vec![Arc::new(fake("api", &["store"], &log)), Arc::new(fake("store", &[], &log))];
+        let services: Vec<Arc<dyn Service>> = vec![
+            Arc::new(fake("api", &["store"], &log)),
+            Arc::new(fake("store", &[], &log)),
+        ];
         let supervisor = Supervisor::new(services, Duration::from_secs(5)).unwrap();
         let (health, shutdown) = (supervisor.health(), CancellationToken::new());
         let run = tokio::spawn(supervisor.run(shutdown.clone()));
@@ -349,7 +403,10 @@ mod tests {
     #[tokio::test]
     async fn a_panicking_service_is_restarted_and_counted() {
         let log = Log::default();
-        let flaky = Fake { fail_first: true, ..fake("flaky", &[], &log) };
+        let flaky = Fake {
+            fail_first: true,
+            ..fake("flaky", &[], &log)
+        };
         let supervisor = Supervisor::new(vec![Arc::new(flaky)], Duration::from_secs(5)).unwrap();
         let (health, shutdown) = (supervisor.health(), CancellationToken::new());
         let run = tokio::spawn(supervisor.run(shutdown.clone()));
@@ -364,14 +421,20 @@ mod tests {
     fn a_graph_that_cannot_start_is_refused() {
         let log = Log::default();
         let refuse = |services: Vec<Fake>| {
-            let services = services.into_iter().map(|s| Arc::new(s) as Arc<dyn Service>).collect();
+            let services = services
+                .into_iter()
+                .map(|s| Arc::new(s) as Arc<dyn Service>)
+                .collect();
             Supervisor::new(services, Duration::ZERO).err().unwrap()
         };
         assert_eq!(
             refuse(vec![fake("a", &["b"], &log), fake("b", &["a"], &log)]),
             GraphError::Cycle(vec!["a", "b"])
         );
-        assert_eq!(refuse(vec![fake("a", &["x"], &log)]), GraphError::Missing("a", "x"));
+        assert_eq!(
+            refuse(vec![fake("a", &["x"], &log)]),
+            GraphError::Missing("a", "x")
+        );
         assert_eq!(
             refuse(vec![fake("a", &[], &log), fake("a", &[], &log)]),
             GraphError::Duplicate("a")

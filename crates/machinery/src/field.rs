@@ -14,7 +14,11 @@ impl Path {
 
     /// A field below this one.
     pub fn child(&self, name: &str) -> Self {
-        if self.0.is_empty() { Self::new(name) } else { Self(format!("{}.{name}", self.0)) }
+        if self.0.is_empty() {
+            Self::new(name)
+        } else {
+            Self(format!("{}.{name}", self.0))
+        }
     }
 
     /// An element of a list.

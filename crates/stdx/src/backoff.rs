@@ -17,12 +17,20 @@ pub struct Backoff {
 impl Backoff {
     /// Starts at `initial`, doubles up to `cap`, and adds up to a fifth at random.
     pub fn new(initial: Duration, cap: Duration) -> Self {
-        Self { initial, cap, jitter: 0.2, next: initial }
+        Self {
+            initial,
+            cap,
+            jitter: 0.2,
+            next: initial,
+        }
     }
 
     /// The same without jitter, for behaviour that users can see and count on.
     pub fn exact(initial: Duration, cap: Duration) -> Self {
-        Self { jitter: 0.0, ..Self::new(initial, cap) }
+        Self {
+            jitter: 0.0,
+            ..Self::new(initial, cap)
+        }
     }
 
     /// The next delay.

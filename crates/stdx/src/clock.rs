@@ -49,7 +49,12 @@ struct Shared {
 impl FakeClock {
     /// A clock that shows `now`.
     pub fn at(now: Timestamp) -> Self {
-        Self { shared: Arc::new(Shared { now: Mutex::new(now), moved: Notify::new() }) }
+        Self {
+            shared: Arc::new(Shared {
+                now: Mutex::new(now),
+                moved: Notify::new(),
+            }),
+        }
     }
 
     /// Moves time forward and wakes everybody whose time has come.

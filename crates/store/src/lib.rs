@@ -68,7 +68,11 @@ pub struct Entry<T> {
 
 impl<T> Clone for Entry<T> {
     fn clone(&self) -> Self {
-        Self { key: self.key.clone(), object: self.object.clone(), ..*self }
+        Self {
+            key: self.key.clone(),
+            object: self.object.clone(),
+            ..*self
+        }
     }
 }
 
@@ -241,7 +245,10 @@ pub enum Error {
     #[error("{0}")]
     Invalid(String),
     /// A precondition did not hold. `current` is the revision that stands at the key, if it exists.
-    #[error("precondition failed at {}: current revision {current:?}", String::from_utf8_lossy(key))]
+    #[error(
+        "precondition failed at {}: current revision {current:?}",
+        String::from_utf8_lossy(key)
+    )]
     Conflict {
         /// Which key.
         key: Key,

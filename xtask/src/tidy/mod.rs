@@ -1,0 +1,43 @@
+//! `cargo xtask tidy`: the house rules that the compiler does not check.
+
+mod layers;
+mod sources;
+
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use crate::complain;
+
+/// Runs every check and prints all findings, so that one run shows all there is to mend.
+pub fn run() -> ExitCode {
+    let root = root();
+    let mut findings = Vec::new();
+    for (name, found) in [
+        ("layers", layers::check(&root)),
+        ("sources", sources::check(&root)),
+    ] {
+        match found {
+            Ok(found) => findings.extend(found),
+            Err(error) => findings.push(format!("{name}: cannot check: {error:#}")),
+        }
+    }
+    for finding in &findings {
+        complain(finding);
+    }
+    if findings.is_empty() {
+        complain("tidy: nothing to mend");
+        return ExitCode::SUCCESS;
+    }
+    complain(&format!("tidy: {} findings", findings.len()));
+    ExitCode::FAILURE
+}
+
+/// The workspace's directory.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .map(Path::to_owned)
+        .unwrap_or_default()
+}

@@ -1,0 +1,144 @@
+//! Every module says what it is for, no file outgrows its reader, no scaffolding stays behind.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Result;
+
+const LONGEST: usize = 800;
+
+/// Files that may be longer, each with its reason.
+const LONG: &[(&str, &str)] = &[];
+
+/// Where printing is the job.
+const MAY_PRINT: &[&str] = &[
+    "bin/",
+    "crates/kubectl/",
+    "crates/hello/",
+    "xtask/",
+    "benches/",
+    "tests/",
+    "testkit/",
+];
+
+const SCAFFOLDING: &[&str] = &["todo!(", "unimplemented!(", "dbg!("];
+const PRINTING: &[&str] = &["println!(", "eprintln!("];
+
+/// One finding per breach.
+pub fn check(root: &Path) -> Result<Vec<String>> {
+    let mut files = Vec::new();
+    for top in ["bin", "crates", "benches", "testkit", "tests", "xtask"] {
+        collect(&root.join(top), &mut files)?;
+    }
+    let mut findings = Vec::new();
+    for file in files {
+        let name = file
+            .strip_prefix(root)
+            .unwrap_or(&file)
+            .display()
+            .to_string();
+        judge(&name, &fs::read_to_string(&file)?, &mut findings);
+    }
+    Ok(findings)
+}
+
+fn collect(directory: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    let Ok(entries) = fs::read_dir(directory) else {
+        return Ok(());
+    };
+    for entry in entries {
+        let path = entry?.path();
+        if path.is_dir() && !path.ends_with("target") {
+            collect(&path, files)?;
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+fn judge(name: &str, text: &str, findings: &mut Vec<String>) {
+    let lines = text.lines().count();
+    if lines > LONGEST && !LONG.iter().any(|(known, _)| *known == name) {
+        findings.push(format!("{name}: {lines} lines; split it by meaning"));
+    }
+    let first = text
+        .lines()
+        .find(|line| !line.trim().is_empty() && !line.starts_with("#!"));
+    if !first.is_some_and(|line| line.starts_with("//!")) {
+        findings.push(format!(
+            "{name}: does not start with a module comment (//!)"
+        ));
+    }
+    if name.starts_with("xtask/src/tidy/") {
+        return;
+    }
+    let may_print = MAY_PRINT.iter().any(|prefix| name.starts_with(prefix));
+    let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+    for (number, line) in code.lines().enumerate() {
+        let bare = line.trim_start();
+        let stray = |words: &[&str]| words.iter().any(|word| contains_word(bare, word));
+        if bare.starts_with("//") {
+            continue;
+        }
+        if stray(SCAFFOLDING) || (!may_print && stray(PRINTING)) {
+            findings.push(format!("{name}:{}: {bare}", number + 1));
+        }
+    }
+}
+
+/// Whether the macro is called as itself, not as the end of a longer name.
+fn contains_word(line: &str, word: &str) -> bool {
+    line.match_indices(word).any(|(at, _)| {
+        let before = line[..at].chars().next_back();
+        !before.is_some_and(|c| c.is_alphanumeric() || c == '_')
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn findings(name: &str, text: &str) -> usize {
+        let mut findings = Vec::new();
+        judge(name, text, &mut findings);
+        findings.len()
+    }
+
+    #[test]
+    fn a_tidy_module_has_no_findings() {
+        assert_eq!(
+            findings("crates/x/src/lib.rs", "//! Purpose.\nfn f() {}\n"),
+            0
+        );
+    }
+
+    #[test]
+    fn a_missing_purpose_a_stray_macro_and_a_long_file_are_found() {
+        assert_eq!(findings("crates/x/src/lib.rs", "fn f() {}\n"), 1);
+        assert_eq!(
+            findings("crates/x/src/lib.rs", "//! P.\nfn f() { todo!() }\n"),
+            1
+        );
+        assert_eq!(
+            findings(
+                "crates/x/src/lib.rs",
+                "//! P.\nfn f() { println!(\"x\") }\n"
+            ),
+            1
+        );
+        assert_eq!(
+            findings("bin/x/src/main.rs", "//! P.\nfn f() { println!(\"x\") }\n"),
+            0
+        );
+        assert_eq!(
+            findings(
+                "crates/x/src/lib.rs",
+                &format!("//! P.\n{}", "\n".repeat(800))
+            ),
+            1
+        );
+    }
+}
