@@ -1,0 +1,52 @@
+# Two commands do everything on a fresh Debian or Ubuntu machine with a Rust toolchain and root:
+#   make up      install what is missing, build, run a cluster
+#   make test    install what the tests need, run all of them
+# `make soak` runs the random and crash suites with their full counts.
+
+SHELL    := /bin/bash
+TARGET   ?= $(or $(CARGO_TARGET_DIR),target)
+HOST     := $(shell rustc -vV | sed -n 's/^host: //p')
+RELEASE  := $(TARGET)/$(HOST)/release/mainstay
+DEBUG    := $(TARGET)/$(HOST)/debug/mainstay
+NEXTEST  := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
+
+.PHONY: up build test lint unit e2e soak bench clean
+
+up: build
+	$(RELEASE) up
+
+build:
+	@scripts/install-packages run
+	cargo build --release --package mainstay
+
+test: lint unit e2e
+
+lint:
+	@scripts/install-packages test
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --quiet -- --deny warnings
+	cargo xtask tidy
+
+unit:
+	@scripts/install-packages test
+ifeq ($(NEXTEST),yes)
+	cargo nextest run --workspace --exclude e2e
+else
+	cargo test --workspace --exclude e2e
+endif
+
+# The end-to-end tests drive the built binary from outside.
+e2e:
+	@scripts/install-packages test
+	cargo build --package mainstay
+ifeq ($(NEXTEST),yes)
+	MAINSTAY_BIN=$(abspath $(DEBUG)) cargo nextest run --package e2e --no-fail-fast
+else
+	MAINSTAY_BIN=$(abspath $(DEBUG)) cargo test --package e2e --no-fail-fast -- --test-threads 1
+endif
+
+soak: export MAINSTAY_SOAK = 1
+soak: unit e2e
+
+clean:
+	cargo clean
