@@ -1,0 +1,59 @@
+//! Pods without a network: only their own loopback works. For tests of the runtime, and for nodes
+//! that are told to leave the network alone.
+
+use std::{collections::BTreeSet, path::Path};
+
+use async_trait::async_trait;
+use rtnetlink::LinkUnspec;
+
+use crate::{AttachRequest, Attachment, Error, IpNet, PodNetwork, Result, Status, netns::Netlink};
+
+/// The loopback link's index in every namespace.
+const LOOPBACK_INDEX: u32 = 1;
+
+/// Brings `lo` up and gives no addresses.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct LoopbackNetwork;
+
+#[async_trait]
+impl PodNetwork for LoopbackNetwork {
+    async fn attach(&self, request: AttachRequest) -> Result<Attachment> {
+        let netlink = Netlink::at(&request.netns).await?;
+        raise_loopback(&netlink).await?;
+        Ok(Attachment {
+            addresses: Vec::new(),
+            interface: "lo".into(),
+        })
+    }
+
+    async fn attachment(&self, _sandbox_id: &str) -> Option<Attachment> {
+        None
+    }
+
+    async fn detach(&self, _sandbox_id: &str, _netns: Option<&Path>) -> Result<()> {
+        Ok(())
+    }
+
+    async fn retain(&self, _alive: &BTreeSet<String>) -> Result<()> {
+        Ok(())
+    }
+
+    async fn set_pod_cidrs(&self, _cidrs: Vec<IpNet>) -> Result<()> {
+        Ok(())
+    }
+
+    fn status(&self) -> Status {
+        Status::Ready
+    }
+}
+
+/// Sets `lo` up in the namespace of `netlink`.
+pub(crate) async fn raise_loopback(netlink: &Netlink) -> Result<()> {
+    netlink
+        .handle
+        .link()
+        .set(LinkUnspec::new_with_index(LOOPBACK_INDEX).up().build())
+        .execute()
+        .await
+        .map_err(Error::netlink("set lo up"))
+}
