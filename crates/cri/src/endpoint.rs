@@ -1,0 +1,96 @@
+//! The client side: a runtime is named by a unix socket and dialled when it is first needed, and
+//! again after it has restarted.
+
+use std::path::{Path, PathBuf};
+
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tonic::transport::Channel;
+use tower::service_fn;
+
+use crate::{
+    MAX_MESSAGE_SIZE,
+    v1::{image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient},
+};
+
+/// Where a runtime listens: `unix:///run/x.sock` or a bare absolute path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Endpoint(PathBuf);
+
+/// An endpoint that names no unix socket.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{0:?} is not a runtime endpoint: expected unix:///path/to/socket")]
+pub struct InvalidEndpoint(String);
+
+impl std::str::FromStr for Endpoint {
+    type Err = InvalidEndpoint;
+
+    fn from_str(text: &str) -> Result<Self, InvalidEndpoint> {
+        let path = text.strip_prefix("unix://").unwrap_or(text);
+        if path.starts_with('/') {
+            Ok(Self(path.into()))
+        } else {
+            Err(InvalidEndpoint(text.to_owned()))
+        }
+    }
+}
+
+impl Endpoint {
+    /// The socket's path.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Both services of this runtime.
+    pub fn connect(&self) -> Client {
+        connect(&self.0)
+    }
+}
+
+/// Both services of one runtime over one connection. Clones share the connection.
+#[derive(Debug, Clone)]
+pub struct Client {
+    /// Sandboxes and containers.
+    pub runtime: RuntimeServiceClient<Channel>,
+    /// Images.
+    pub images: ImageServiceClient<Channel>,
+}
+
+/// A client for the runtime that listens on `socket`. Nothing is dialled yet: the first call
+/// connects, and calls after a lost connection connect again.
+pub fn connect(socket: impl AsRef<Path>) -> Client {
+    let channel = channel(socket);
+    let runtime = RuntimeServiceClient::new(channel.clone())
+        .max_decoding_message_size(MAX_MESSAGE_SIZE)
+        .max_encoding_message_size(MAX_MESSAGE_SIZE);
+    let images = ImageServiceClient::new(channel)
+        .max_decoding_message_size(MAX_MESSAGE_SIZE)
+        .max_encoding_message_size(MAX_MESSAGE_SIZE);
+    Client { runtime, images }
+}
+
+/// The bare channel, for services beside CRI on the same socket.
+pub fn channel(socket: impl AsRef<Path>) -> Channel {
+    let path = socket.as_ref().to_path_buf();
+    // The authority is never resolved: the connector below dials the socket whatever it says.
+    tonic::transport::Endpoint::from_static("http://localhost").connect_with_connector_lazy(
+        service_fn(move |_| {
+            let path = path.clone();
+            async move { UnixStream::connect(path).await.map(TokioIo::new) }
+        }),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_are_unix_sockets_only() {
+        let path = |text: &str| text.parse::<Endpoint>().map(|e| e.path().to_path_buf());
+        assert_eq!(path("unix:///run/a.sock"), Ok("/run/a.sock".into()));
+        assert_eq!(path("/run/a.sock"), Ok("/run/a.sock".into()));
+        assert!(path("tcp://127.0.0.1:1").is_err());
+        assert!(path("run/a.sock").is_err());
+    }
+}

@@ -1,0 +1,61 @@
+//! The Container Runtime Interface, version 1: the messages and services between a kubelet and a
+//! container runtime, a client over a unix socket, and the server side of the same socket.
+//!
+//! The `.proto` files hold the published names and numbers; nothing here knows what a runtime does.
+
+mod endpoint;
+mod listen;
+
+pub use endpoint::{Client, Endpoint, InvalidEndpoint, channel, connect};
+pub use listen::{Incoming, listen};
+pub use tonic;
+
+/// The protocol as compiled from `proto/`.
+pub mod v1 {
+    // Generated names follow the protocol, not our lints.
+    #![allow(clippy::all, missing_docs)]
+
+    tonic::include_proto!("runtime.v1");
+
+    /// Credentials never reach a log: only what identifies them is printed.
+    impl std::fmt::Debug for AuthConfig {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.debug_struct("AuthConfig")
+                .field("username", &self.username)
+                .field("server_address", &self.server_address)
+                .finish_non_exhaustive()
+        }
+    }
+}
+
+/// The protocol version that clients ask for and runtimes answer with.
+pub const API_VERSION: &str = "v1";
+
+/// The largest message either side accepts; what other runtimes and kubelets use too.
+pub const MAX_MESSAGE_SIZE: usize = 16 * 1024 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::v1;
+
+    #[test]
+    fn credentials_are_not_printed() {
+        let auth = v1::AuthConfig {
+            username: "ada".into(),
+            password: "secret-1".into(),
+            auth: "secret-2".into(),
+            registry_token: "secret-3".into(),
+            identity_token: "secret-4".into(),
+            ..Default::default()
+        };
+        let printed = format!(
+            "{:?}",
+            v1::PullImageRequest {
+                auth: Some(auth),
+                ..Default::default()
+            }
+        );
+        assert!(printed.contains("ada"));
+        assert!(!printed.contains("secret"));
+    }
+}
