@@ -9,7 +9,10 @@ pub enum Error {
     #[error("{0}")]
     Invalid(String),
     /// A precondition did not hold. `current` is the revision that stands at the key, if it exists.
-    #[error("precondition failed at {}: current revision {current:?}", String::from_utf8_lossy(key))]
+    #[error(
+        "precondition failed at {}: current revision {current:?}",
+        String::from_utf8_lossy(key)
+    )]
     Conflict {
         /// Which key.
         key: Key,

@@ -21,7 +21,11 @@ pub struct Entry<T> {
 
 impl<T> Clone for Entry<T> {
     fn clone(&self) -> Self {
-        Self { key: self.key.clone(), object: self.object.clone(), ..*self }
+        Self {
+            key: self.key.clone(),
+            object: self.object.clone(),
+            ..*self
+        }
     }
 }
 
