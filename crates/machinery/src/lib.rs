@@ -2,7 +2,11 @@
 //! what it drives, field paths, errors, selectors, quantities, patches. Pure: no IO, no clock.
 
 pub mod field;
+pub mod fields;
+pub mod format;
+pub mod labels;
 pub mod status;
+pub mod text;
 
 /// An API object or a part of one. Keys keep their order: `apiVersion` and `kind` come first.
 pub type Object = serde_json::Map<String, serde_json::Value>;
