@@ -140,13 +140,13 @@ pub struct Error {
 pub type Errors = Vec<Error>;
 
 impl Error {
-    fn new(
-        kind: ErrorKind,
-        path: &Path,
-        value: Option<Value>,
-        detail: impl Into<String>,
-    ) -> Self {
-        Self { kind, path: path.clone(), value, detail: detail.into() }
+    fn new(kind: ErrorKind, path: &Path, value: Option<Value>, detail: impl Into<String>) -> Self {
+        Self {
+            kind,
+            path: path.clone(),
+            value,
+            detail: detail.into(),
+        }
     }
 
     /// The value has a form that is not allowed.
@@ -193,13 +193,23 @@ impl Error {
     /// More bytes than allowed.
     pub fn too_long(path: &Path, max: usize) -> Self {
         let unit = if max == 1 { "byte" } else { "bytes" };
-        Self::new(ErrorKind::TooLong, path, None, format!("may not be more than {max} {unit}"))
+        Self::new(
+            ErrorKind::TooLong,
+            path,
+            None,
+            format!("may not be more than {max} {unit}"),
+        )
     }
 
     /// More characters than allowed.
     pub fn too_long_characters(path: &Path, max: usize) -> Self {
         let unit = if max == 1 { "character" } else { "characters" };
-        Self::new(ErrorKind::TooLong, path, None, format!("may not be more than {max} {unit}"))
+        Self::new(
+            ErrorKind::TooLong,
+            path,
+            None,
+            format!("may not be more than {max} {unit}"),
+        )
     }
 
     /// More items than allowed.
@@ -284,7 +294,10 @@ mod tests {
     fn every_kind_of_error_prints_as_kubernetes_prints_it() {
         let path = Path::new("spec").child("containers").index(0).child("name");
         let cases = [
-            (Error::required(&path, ""), "spec.containers[0].name: Required value"),
+            (
+                Error::required(&path, ""),
+                "spec.containers[0].name: Required value",
+            ),
             (
                 Error::invalid(&path, "A", "must be lower case"),
                 "spec.containers[0].name: Invalid value: \"A\": must be lower case",
@@ -324,6 +337,9 @@ mod tests {
         let e = Error::required(&Path::new("a"), "");
         assert_eq!(aggregate(&[e.clone(), e.clone()]), "a: Required value");
         let other = Error::required(&Path::new("b"), "");
-        assert_eq!(aggregate(&[e, other]), "[a: Required value, b: Required value]");
+        assert_eq!(
+            aggregate(&[e, other]),
+            "[a: Required value, b: Required value]"
+        );
     }
 }

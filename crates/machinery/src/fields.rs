@@ -24,7 +24,11 @@ impl Selector {
 
     /// One field with one value.
     pub fn one(field: &str, value: &str) -> Self {
-        let term = Term { field: field.to_owned(), value: value.to_owned(), equal: true };
+        let term = Term {
+            field: field.to_owned(),
+            value: value.to_owned(),
+            equal: true,
+        };
         Self { terms: vec![term] }
     }
 
@@ -35,9 +39,15 @@ impl Selector {
         let mut terms = Vec::new();
         for part in parts.into_iter().filter(|p| !p.is_empty()) {
             let Some((field, equal, value)) = split_term(part) else {
-                return Err(format!("invalid selector: '{text}'; can't understand '{part}'"));
+                return Err(format!(
+                    "invalid selector: '{text}'; can't understand '{part}'"
+                ));
             };
-            terms.push(Term { field: field.to_owned(), value: unescape(value)?, equal });
+            terms.push(Term {
+                field: field.to_owned(),
+                value: unescape(value)?,
+                equal,
+            });
         }
         Ok(Self { terms })
     }
@@ -54,12 +64,17 @@ impl Selector {
 
     /// Whether fields, asked for one value at a time, are selected; an absent field is empty.
     pub fn matches<'a>(&self, lookup: impl Fn(&str) -> Option<&'a str>) -> bool {
-        self.terms.iter().all(|t| (lookup(&t.field).unwrap_or_default() == t.value) == t.equal)
+        self.terms
+            .iter()
+            .all(|t| (lookup(&t.field).unwrap_or_default() == t.value) == t.equal)
     }
 
     /// The one value that a field must have, if it must have exactly one.
     pub fn exact(&self, field: &str) -> Option<&str> {
-        self.terms.iter().find(|t| t.equal && t.field == field).map(|t| t.value.as_str())
+        self.terms
+            .iter()
+            .find(|t| t.equal && t.field == field)
+            .map(|t| t.value.as_str())
     }
 }
 
@@ -133,7 +148,10 @@ fn unescape(value: &str) -> Result<String, String> {
 }
 
 fn escape(value: &str) -> String {
-    value.replace('\\', "\\\\").replace(',', "\\,").replace('=', "\\=")
+    value
+        .replace('\\', "\\\\")
+        .replace(',', "\\,")
+        .replace('=', "\\=")
 }
 
 #[cfg(test)]

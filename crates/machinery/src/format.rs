@@ -32,7 +32,10 @@ pub fn pattern_message(message: &str, pattern: &str, examples: &[&str]) -> Strin
         return format!("{message} (regex used for validation is '{pattern}')");
     }
     let quoted: Vec<String> = examples.iter().map(|e| format!("'{e}', ")).collect();
-    format!("{message} (e.g. {}regex used for validation is '{pattern}')", quoted.join(" or "))
+    format!(
+        "{message} (e.g. {}regex used for validation is '{pattern}')",
+        quoted.join(" or ")
+    )
 }
 
 fn lower_alphanumeric(b: u8) -> bool {
@@ -81,7 +84,11 @@ fn subdomain(value: &str, too_long: fn(usize) -> String) -> Vec<String> {
         out.push(too_long(SUBDOMAIN_MAX));
     }
     if !fits_subdomain(value) {
-        out.push(pattern_message(SUBDOMAIN_MESSAGE, SUBDOMAIN, &["example.com"]));
+        out.push(pattern_message(
+            SUBDOMAIN_MESSAGE,
+            SUBDOMAIN,
+            &["example.com"],
+        ));
     }
     out
 }
@@ -139,7 +146,9 @@ fn fits_key_name(value: &str) -> bool {
     let bytes = value.as_bytes();
     matches!((bytes.first(), bytes.last()), (Some(a), Some(z))
         if a.is_ascii_alphanumeric() && z.is_ascii_alphanumeric())
-        && bytes.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
+        && bytes
+            .iter()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
 }
 
 /// A label key, annotation key, finalizer or resource name: `example.com/MyName` or `MyName`.
@@ -155,7 +164,9 @@ pub fn qualified_name(value: &str) -> Vec<String> {
                 out.push("prefix part must be non-empty".to_owned());
             } else {
                 out.extend(
-                    subdomain(first, max_bytes).into_iter().map(|m| format!("prefix part {m}")),
+                    subdomain(first, max_bytes)
+                        .into_iter()
+                        .map(|m| format!("prefix part {m}")),
                 );
             }
             name
@@ -174,7 +185,10 @@ pub fn qualified_name(value: &str) -> Vec<String> {
         out.push(format!("name part {}", max_bytes(LABEL_MAX)));
     }
     if !fits_key_name(name) {
-        out.push(format!("name part {}", pattern_message(KEY_MESSAGE, KEY_NAME, examples)));
+        out.push(format!(
+            "name part {}",
+            pattern_message(KEY_MESSAGE, KEY_NAME, examples)
+        ));
     }
     out
 }
@@ -187,7 +201,10 @@ pub fn label_value(value: &str) -> Vec<String> {
     }
     if !value.is_empty() && !fits_key_name(value) {
         out.push(pattern_message(
-            &format!("a valid label must be an empty string or {}", KEY_MESSAGE.trim_start_matches("must ")),
+            &format!(
+                "a valid label must be an empty string or {}",
+                KEY_MESSAGE.trim_start_matches("must ")
+            ),
             LABEL_VALUE,
             &["MyValue", "my_value", "12345"],
         ));
@@ -198,7 +215,9 @@ pub fn label_value(value: &str) -> Vec<String> {
 /// `my_name`
 pub fn c_identifier(value: &str) -> Vec<String> {
     let mut bytes = value.bytes();
-    let good = bytes.next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'_')
+    let good = bytes
+        .next()
+        .is_some_and(|b| b.is_ascii_alphabetic() || b == b'_')
         && bytes.all(|b| b.is_ascii_alphanumeric() || b == b'_');
     if good {
         return Vec::new();
@@ -217,7 +236,11 @@ pub fn port_number(port: i64) -> Vec<String> {
 
 /// Within bounds that both belong to it.
 pub fn in_range(value: i64, lo: i64, hi: i64) -> Vec<String> {
-    if (lo..=hi).contains(&value) { Vec::new() } else { vec![range_message(lo, hi)] }
+    if (lo..=hi).contains(&value) {
+        Vec::new()
+    } else {
+        vec![range_message(lo, hi)]
+    }
 }
 
 /// A port's name: IANA service name rules.
@@ -260,7 +283,11 @@ pub fn percent(value: &str) -> Vec<String> {
 
 /// A header's name.
 pub fn http_header(value: &str) -> Vec<String> {
-    if !value.is_empty() && value.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-') {
+    if !value.is_empty()
+        && value
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b == b'-')
+    {
         return Vec::new();
     }
     vec![pattern_message(
@@ -276,7 +303,10 @@ pub fn env_name(value: &str) -> Vec<String> {
     if value.is_empty() {
         out.push("environment variable name must be non-empty".to_owned());
     }
-    if value.bytes().any(|b| !(0x20..0x7f).contains(&b) || b == b'=') {
+    if value
+        .bytes()
+        .any(|b| !(0x20..0x7f).contains(&b) || b == b'=')
+    {
         out.push("a valid environment variable name must consist only of printable ASCII characters other than '='".to_owned());
     }
     out
@@ -289,7 +319,9 @@ pub fn config_key(value: &str) -> Vec<String> {
         out.push(max_characters(SUBDOMAIN_MAX));
     }
     let good = !value.is_empty()
-        && value.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'));
+        && value
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'));
     if !good {
         out.push(pattern_message(
             "a valid config key must consist of alphanumeric characters, '-', '_' or '.'",
@@ -334,7 +366,10 @@ mod tests {
         assert!(qualified_name("app.kubernetes.io/name").is_empty());
         assert_eq!(qualified_name("/x"), ["prefix part must be non-empty"]);
         assert_eq!(qualified_name("a/b/c").len(), 1);
-        assert_eq!(qualified_name(&"x".repeat(64)), ["name part must be no more than 63 bytes"]);
+        assert_eq!(
+            qualified_name(&"x".repeat(64)),
+            ["name part must be no more than 63 bytes"]
+        );
         assert!(label_value("").is_empty() && label_value("A_b.c-1").is_empty());
         assert_eq!(
             label_value("-"),

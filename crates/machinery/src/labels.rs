@@ -47,9 +47,13 @@ impl Requirement {
                 list(),
                 "for 'in', 'notin' operators, values set can't be empty",
             )),
-            Operator::Exists | Operator::DoesNotExist if !values.is_empty() => errors.push(
-                Error::invalid(&path, list(), "values set must be empty for exists and does not exist"),
-            ),
+            Operator::Exists | Operator::DoesNotExist if !values.is_empty() => {
+                errors.push(Error::invalid(
+                    &path,
+                    list(),
+                    "values set must be empty for exists and does not exist",
+                ))
+            }
             Operator::Equals | Operator::DoubleEquals | Operator::NotEquals
                 if values.len() != 1 =>
             {
@@ -70,7 +74,11 @@ impl Requirement {
             }
         }
         if errors.is_empty() {
-            Ok(Self { key: key.to_owned(), operator, values })
+            Ok(Self {
+                key: key.to_owned(),
+                operator,
+                values,
+            })
         } else {
             Err(field::aggregate(&errors))
         }
@@ -153,19 +161,28 @@ impl Selector {
 
     /// Selects nothing.
     pub fn nothing() -> Self {
-        Self { requirements: Vec::new(), nothing: true }
+        Self {
+            requirements: Vec::new(),
+            nothing: true,
+        }
     }
 
     /// From the text of a query; the error is the sentence that a client sees.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let mut parser = Parser { tokens: lex(text), at: 0 };
+        let mut parser = Parser {
+            tokens: lex(text),
+            at: 0,
+        };
         Ok(Self::of(parser.selector()?))
     }
 
     /// From requirements in any order.
     pub fn of(mut requirements: Vec<Requirement>) -> Self {
         requirements.sort_by(|a, b| a.key.cmp(&b.key));
-        Self { requirements, nothing: false }
+        Self {
+            requirements,
+            nothing: false,
+        }
     }
 
     /// From a map of exact labels, such as a Service's or a ReplicationController's selector.
@@ -235,11 +252,26 @@ fn from_expression(expression: &Value) -> Result<Requirement, String> {
         "NotIn" => Operator::NotIn,
         "Exists" => Operator::Exists,
         "DoesNotExist" => Operator::DoesNotExist,
-        other => return Err(format!("{} is not a valid label selector operator", crate::text::quote(other))),
+        other => {
+            return Err(format!(
+                "{} is not a valid label selector operator",
+                crate::text::quote(other)
+            ));
+        }
     };
-    let values = expression["values"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let values = values.iter().filter_map(|v| v.as_str().map(str::to_owned)).collect();
-    Requirement::new(expression["key"].as_str().unwrap_or_default(), operator, sorted(values))
+    let values = expression["values"]
+        .as_array()
+        .map(Vec::as_slice)
+        .unwrap_or_default();
+    let values = values
+        .iter()
+        .filter_map(|v| v.as_str().map(str::to_owned))
+        .collect();
+    Requirement::new(
+        expression["key"].as_str().unwrap_or_default(),
+        operator,
+        sorted(values),
+    )
 }
 
 fn sorted(mut values: Vec<String>) -> Vec<String> {
@@ -288,7 +320,10 @@ fn lex(text: &str) -> Vec<Token<'_>> {
             at += if two == b"==" || two == b"!=" { 2 } else { 1 };
             tokens.push(Token::Symbol(&text[start..at]));
         } else {
-            while at < bytes.len() && bytes[at] != 0 && !is_space(bytes[at]) && !is_symbol(bytes[at])
+            while at < bytes.len()
+                && bytes[at] != 0
+                && !is_space(bytes[at])
+                && !is_symbol(bytes[at])
             {
                 at += 1;
             }
@@ -404,9 +439,9 @@ impl<'a> Parser<'a> {
             "notin" => Ok(Operator::NotIn),
             ">" => Ok(Operator::GreaterThan),
             "<" => Ok(Operator::LessThan),
-            other => {
-                Err(format!("found '{other}', expected: in, notin, =, ==, !=, gt, lt"))
-            }
+            other => Err(format!(
+                "found '{other}', expected: in, notin, =, ==, !=, gt, lt"
+            )),
         }
     }
 
@@ -434,7 +469,10 @@ impl<'a> Parser<'a> {
             }
             Token::Word(_) | Token::Symbol(",") => {}
             other => {
-                return Err(format!("found '{}', expected: ',', ')' or identifier", other.text()));
+                return Err(format!(
+                    "found '{}', expected: ',', ')' or identifier",
+                    other.text()
+                ));
             }
         }
         loop {
@@ -445,10 +483,7 @@ impl<'a> Parser<'a> {
                         Token::Symbol(",") => {}
                         Token::Symbol(")") => break,
                         other => {
-                            return Err(format!(
-                                "found '{}', expected: ',' or ')'",
-                                other.text()
-                            ));
+                            return Err(format!("found '{}', expected: ',' or ')'", other.text()));
                         }
                     }
                 }
@@ -492,13 +527,34 @@ mod tests {
     fn selectors_select_what_they_say() {
         let labels = [("app", "web"), ("tier", "front"), ("n", "5"), ("e", "")];
         for yes in [
-            "", "app", "app=web", "app==web", "app!=db", "app in (web,db)", "tier notin (back)",
-            "!missing", "missing!=x", "missing notin (a)", "n>4", "n<6", "e=", "e in (,)",
-            " app = web , tier in ( front ) ", "e in ()",
+            "",
+            "app",
+            "app=web",
+            "app==web",
+            "app!=db",
+            "app in (web,db)",
+            "tier notin (back)",
+            "!missing",
+            "missing!=x",
+            "missing notin (a)",
+            "n>4",
+            "n<6",
+            "e=",
+            "e in (,)",
+            " app = web , tier in ( front ) ",
+            "e in ()",
         ] {
             assert!(selects(yes, &labels), "{yes}");
         }
-        for no in ["app=db", "!app", "missing", "app notin (web)", "n>5", "app>1", "missing=x"] {
+        for no in [
+            "app=db",
+            "!app",
+            "missing",
+            "app notin (web)",
+            "n>5",
+            "app>1",
+            "missing=x",
+        ] {
             assert!(!selects(no, &labels), "{no}");
         }
     }
@@ -507,15 +563,27 @@ mod tests {
     fn errors_are_told_in_kubernetes_words() {
         let cases = [
             ("a,", "found '', expected: identifier after ','"),
-            (",a", "found ',', expected: !, identifier, or 'end of string'"),
+            (
+                ",a",
+                "found ',', expected: !, identifier, or 'end of string'",
+            ),
             ("a=b c", "found 'c', expected: ',' or 'end of string'"),
             (
                 "a x b",
                 "unable to parse requirement: found 'x', expected: in, notin, =, ==, !=, gt, lt",
             ),
-            ("a in b", "unable to parse requirement: found 'b' expected: '('"),
-            ("a in (b", "unable to parse requirement: found '', expected: ',' or ')'"),
-            ("!", "unable to parse requirement: found '', expected: identifier"),
+            (
+                "a in b",
+                "unable to parse requirement: found 'b' expected: '('",
+            ),
+            (
+                "a in (b",
+                "unable to parse requirement: found '', expected: ',' or ')'",
+            ),
+            (
+                "!",
+                "unable to parse requirement: found '', expected: identifier",
+            ),
             (
                 "a>b",
                 "unable to parse requirement: values[0]: Invalid value: \"b\": for 'Gt', 'Lt' operators, the value must be an integer",
@@ -534,7 +602,11 @@ mod tests {
         });
         let selector = Selector::from_label_selector(Some(&object)).unwrap();
         assert_eq!(selector.to_string(), "a in (x,y),b=1");
-        assert!(!Selector::from_label_selector(None).unwrap().matches(|_| Some("x")));
+        assert!(
+            !Selector::from_label_selector(None)
+                .unwrap()
+                .matches(|_| Some("x"))
+        );
     }
 
     proptest! {

@@ -67,7 +67,14 @@ impl Serialize for Status {
         map.serialize_entry("kind", "Status")?;
         map.serialize_entry("apiVersion", "v1")?;
         map.serialize_entry("metadata", &Empty {})?;
-        map.serialize_entry("status", if self.is_success() { "Success" } else { "Failure" })?;
+        map.serialize_entry(
+            "status",
+            if self.is_success() {
+                "Success"
+            } else {
+                "Failure"
+            },
+        )?;
         if !self.message.is_empty() {
             map.serialize_entry("message", &self.message)?;
         }
@@ -86,12 +93,21 @@ impl Serialize for Status {
 
 /// `pods` or `deployments.apps`: a name with its group behind a dot.
 fn qualified(group: &str, name: &str) -> String {
-    if group.is_empty() { name.to_owned() } else { format!("{name}.{group}") }
+    if group.is_empty() {
+        name.to_owned()
+    } else {
+        format!("{name}.{group}")
+    }
 }
 
 impl Status {
     fn failure(code: u16, reason: &str, message: impl Into<String>) -> Self {
-        Self { code, reason: reason.to_owned(), message: message.into(), details: None }
+        Self {
+            code,
+            reason: reason.to_owned(),
+            message: message.into(),
+            details: None,
+        }
     }
 
     fn about(mut self, group: &str, kind: &str, name: &str) -> Self {
@@ -133,15 +149,22 @@ impl Status {
 
     /// 404 for a path that nothing serves.
     pub fn path_not_found() -> Self {
-        let mut status =
-            Self::failure(404, "NotFound", "the server could not find the requested resource");
+        let mut status = Self::failure(
+            404,
+            "NotFound",
+            "the server could not find the requested resource",
+        );
         status.details = Some(Details::default());
         status
     }
 
     /// 409: the name is taken.
     pub fn already_exists(group: &str, resource: &str, name: &str) -> Self {
-        let message = format!("{} {} already exists", qualified(group, resource), quote(name));
+        let message = format!(
+            "{} {} already exists",
+            qualified(group, resource),
+            quote(name)
+        );
         Self::failure(409, "AlreadyExists", message).about(group, resource, name)
     }
 
@@ -152,7 +175,9 @@ impl Status {
             qualified(group, resource),
             quote(name)
         );
-        Self::failure(409, "AlreadyExists", message).about(group, resource, name).retry_after(1)
+        Self::failure(409, "AlreadyExists", message)
+            .about(group, resource, name)
+            .retry_after(1)
     }
 
     /// 409: the object changed meanwhile, or a precondition failed.
@@ -178,7 +203,10 @@ impl Status {
     /// 409 of an apply that met other managers.
     pub fn apply_conflict(causes: Vec<Cause>, message: impl Into<String>) -> Self {
         let mut status = Self::failure(409, "Conflict", message);
-        status.details = Some(Details { causes, ..Details::default() });
+        status.details = Some(Details {
+            causes,
+            ..Details::default()
+        });
         status
     }
 
@@ -209,14 +237,26 @@ impl Status {
         } else if name.is_empty() {
             format!("{} is forbidden: {why}", qualified(group, resource))
         } else {
-            format!("{} {} is forbidden: {why}", qualified(group, resource), quote(name))
+            format!(
+                "{} {} is forbidden: {why}",
+                qualified(group, resource),
+                quote(name)
+            )
         };
         Self::failure(403, "Forbidden", message).about(group, resource, name)
     }
 
     /// 401; an empty reason becomes `not authorized`.
     pub fn unauthorized(why: &str) -> Self {
-        Self::failure(401, "Unauthorized", if why.is_empty() { "not authorized" } else { why })
+        Self::failure(
+            401,
+            "Unauthorized",
+            if why.is_empty() {
+                "not authorized"
+            } else {
+                why
+            },
+        )
     }
 
     /// 400.
@@ -246,7 +286,10 @@ impl Status {
         let message = if accepted.is_empty() {
             "none of the requested media types can be served".to_owned()
         } else {
-            format!("only the following media types are accepted: {}", accepted.join(", "))
+            format!(
+                "only the following media types are accepted: {}",
+                accepted.join(", ")
+            )
         };
         Self::failure(406, "NotAcceptable", message)
     }
@@ -275,7 +318,11 @@ impl Status {
 
     /// 413.
     pub fn request_entity_too_large(why: &str) -> Self {
-        Self::failure(413, "RequestEntityTooLarge", format!("Request entity too large: {why}"))
+        Self::failure(
+            413,
+            "RequestEntityTooLarge",
+            format!("Request entity too large: {why}"),
+        )
     }
 
     /// 429.
@@ -288,8 +335,14 @@ impl Status {
         let why = why.to_string();
         let message = format!("Internal error occurred: {why}");
         let mut status = Self::failure(500, "InternalError", message);
-        let causes = vec![Cause { message: why, ..Cause::default() }];
-        status.details = Some(Details { causes, ..Details::default() });
+        let causes = vec![Cause {
+            message: why,
+            ..Cause::default()
+        }];
+        status.details = Some(Details {
+            causes,
+            ..Details::default()
+        });
         status
     }
 
@@ -331,7 +384,11 @@ mod tests {
     #[test]
     fn messages_are_those_kubernetes_sends() {
         let cases = [
-            (Status::not_found("", "pods", "x"), 404, "pods \"x\" not found"),
+            (
+                Status::not_found("", "pods", "x"),
+                404,
+                "pods \"x\" not found",
+            ),
             (
                 Status::already_exists("apps", "deployments", "x"),
                 409,
@@ -370,7 +427,10 @@ mod tests {
             status.message,
             "Pod \"x\" is invalid: [spec.containers: Required value, metadata.name: Invalid value: \"X\": bad]"
         );
-        assert_eq!(status.details.unwrap().causes[0].reason, "FieldValueRequired");
+        assert_eq!(
+            status.details.unwrap().causes[0].reason,
+            "FieldValueRequired"
+        );
     }
 
     #[test]

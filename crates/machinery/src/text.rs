@@ -68,6 +68,9 @@ mod tests {
 
     #[test]
     fn quoting_escapes_as_go_does() {
-        assert_eq!(quote("a\"b\\c\n\u{1}ä\u{200b}"), "\"a\\\"b\\\\c\\n\\x01ä\\u200b\"");
+        assert_eq!(
+            quote("a\"b\\c\n\u{1}ä\u{200b}"),
+            "\"a\\\"b\\\\c\\n\\x01ä\\u200b\""
+        );
     }
 }
