@@ -1,0 +1,69 @@
+//! Bodies: whole bytes or a stream of them.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use futures::{Stream, StreamExt, stream::BoxStream};
+use http_body::{Frame, SizeHint};
+
+/// What breaks a body that is under way.
+pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A response body.
+pub struct Body(Inner);
+
+enum Inner {
+    Whole(Option<Bytes>),
+    Stream(BoxStream<'static, Result<Bytes, BodyError>>),
+}
+
+impl Body {
+    /// Nothing.
+    pub fn empty() -> Self {
+        Self(Inner::Whole(None))
+    }
+
+    /// All of it at once.
+    pub fn whole(bytes: impl Into<Bytes>) -> Self {
+        let bytes = bytes.into();
+        Self(Inner::Whole((!bytes.is_empty()).then_some(bytes)))
+    }
+
+    /// Piece by piece.
+    pub fn stream(stream: impl Stream<Item = Result<Bytes, BodyError>> + Send + 'static) -> Self {
+        Self(Inner::Stream(stream.boxed()))
+    }
+}
+
+impl http_body::Body for Body {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match &mut self.0 {
+            Inner::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Inner::Stream(stream) => stream
+                .poll_next_unpin(context)
+                .map(|next| next.map(|item| item.map(Frame::data))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self.0, Inner::Whole(None))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.0 {
+            Inner::Whole(bytes) => {
+                SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+            }
+            Inner::Stream(_) => SizeHint::default(),
+        }
+    }
+}

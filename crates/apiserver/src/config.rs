@@ -1,0 +1,112 @@
+//! What a server is built from.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
+    sync::Arc,
+    time::Duration,
+};
+
+use stdx::Clock;
+
+use crate::{ApiServer, Registry, Store};
+
+/// A server that does not run yet.
+pub struct Config {
+    /// Where HTTPS listens. Port 0 takes a free one: see [`ApiServer::address`].
+    pub listen: SocketAddr,
+    /// Where others reach it: the endpoint of the `kubernetes` Service.
+    pub advertise: SocketAddr,
+    /// The serving certificate, and the client CA in its verifier.
+    pub tls: Arc<rustls::ServerConfig>,
+    /// How kubelets and backends behind proxies are called: the client certificate of the API
+    /// server and the CA of the kubelets.
+    pub kubelet_tls: Option<Arc<rustls::ClientConfig>>,
+    /// The networks that cluster addresses come from, as `10.43.0.0/16`; the first is primary.
+    pub service_cidrs: Vec<(IpAddr, u8)>,
+    pub node_ports: RangeInclusive<u16>,
+    /// PEM of the client CA, published in `extension-apiserver-authentication`.
+    pub client_ca: String,
+    /// PEM of the front proxy's CA, published beside it.
+    pub front_proxy_ca: String,
+    /// Where services' states come from, for `/readyz`.
+    pub health: lifecycle::Health,
+    pub clock: Arc<dyn Clock>,
+    pub limits: Limits,
+    /// Signs service account tokens; without it `serviceaccounts/token` is refused.
+    pub tokens: Option<Arc<dyn TokenIssuer>>,
+}
+
+/// Bounds on what clients may use.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Bytes of a request body.
+    pub body: usize,
+    /// Requests at work at the same time, without watches and other long ones.
+    pub in_flight: usize,
+    /// Longest time for a request that is no long one.
+    pub deadline: Duration,
+    /// How long a watch lasts at least when the client names no time; at most twice this.
+    pub watch: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            body: 3 * 1024 * 1024,
+            in_flight: 600,
+            deadline: Duration::from_secs(60),
+            watch: Duration::from_secs(1800),
+        }
+    }
+}
+
+/// What a service account token says.
+#[derive(Debug, Clone)]
+pub struct TokenRequest<'a> {
+    pub namespace: &'a str,
+    pub service_account: &'a str,
+    pub uid: &'a str,
+    /// Empty: the server's own audience.
+    pub audiences: Vec<String>,
+    pub expires_in: Duration,
+    /// Kind (`Pod`, `Secret`, `Node`), name and uid of what the token is bound to.
+    pub bound: Option<(&'a str, &'a str, &'a str)>,
+    /// Name and uid of the node of the bound pod.
+    pub node: Option<(&'a str, &'a str)>,
+}
+
+/// A signed token.
+#[derive(Debug, Clone)]
+pub struct IssuedToken {
+    pub token: String,
+    pub audiences: Vec<String>,
+    pub expires: jiff::Timestamp,
+}
+
+/// Signs service account tokens.
+pub trait TokenIssuer: Send + Sync + 'static {
+    fn issue(&self, request: &TokenRequest<'_>) -> Result<IssuedToken, String>;
+    /// The document at `/.well-known/openid-configuration`.
+    fn openid_configuration(&self) -> serde_json::Value;
+    /// The document at `/openid/v1/jwks`.
+    fn jwks(&self) -> serde_json::Value;
+}
+
+/// What can keep a server from being built or from running.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot listen on {0}: {1}")]
+    Listen(SocketAddr, std::io::Error),
+    #[error("{0}")]
+    Invalid(String),
+    #[error("cannot make the first objects: {0}")]
+    Bootstrap(machinery::Status),
+}
+
+impl Config {
+    /// A server over a store. The store's codec must have been made with the same registry.
+    pub fn build(self, store: Store, registry: Arc<Registry>) -> Result<Arc<ApiServer>, Error> {
+        ApiServer::new(self, store, registry)
+    }
+}

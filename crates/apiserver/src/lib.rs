@@ -1,0 +1,38 @@
+//! The API server: one request walks one fixed pipeline (who, may they, admit, kind, store), and the
+//! answer is made of stored bytes. Nothing else in the house touches the store.
+//!
+//! [`Config::build`] makes an [`ApiServer`]; as a service it listens on HTTPS, and
+//! [`ApiServer::connect`] gives clients in this process a transport without a socket. Both ways lead
+//! through the same pipeline.
+
+pub mod admission;
+pub mod authn;
+pub mod authz;
+mod body;
+mod codec;
+mod config;
+mod failure;
+mod handlers;
+mod local;
+mod pipeline;
+mod query;
+mod reader;
+mod registry;
+mod request_info;
+mod respond;
+mod scan;
+mod server;
+mod user;
+
+pub use body::Body;
+pub use codec::{Draft, Header, ObjectCodec, Stored};
+pub use config::{Config, Error, IssuedToken, Limits, TokenIssuer, TokenRequest};
+pub use local::LocalService;
+pub use reader::Reader;
+pub use registry::{Registry, Resource};
+pub use request_info::{RequestInfo, ResourceRequest};
+pub use server::ApiServer;
+pub use user::User;
+
+/// The store as the API server sees it.
+pub type Store = std::sync::Arc<dyn store::Store<ObjectCodec>>;

@@ -1,0 +1,56 @@
+//! The transport of clients in this process: a function call instead of a socket, the same pipeline
+//! behind it.
+
+use std::{
+    convert::Infallible,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::BodyExt;
+
+use crate::{
+    Body, User,
+    pipeline::{Caller, Core},
+};
+
+/// A client's connection as one user.
+#[derive(Clone)]
+pub struct LocalService {
+    core: Arc<Core>,
+    user: Arc<User>,
+}
+
+impl LocalService {
+    pub(crate) fn new(core: Arc<Core>, user: User) -> Self {
+        Self {
+            core,
+            user: Arc::new(user),
+        }
+    }
+}
+
+impl<B> tower::Service<Request<B>> for LocalService
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let core = self.core.clone();
+        let caller = Caller::Known(self.user.clone());
+        let request = request.map(|body| body.map_err(Into::into).boxed_unsync());
+        Box::pin(async move { Ok(core.handle(request, caller).await) })
+    }
+}

@@ -1,0 +1,260 @@
+//! The one way every request goes: panic guard, deadline, authentication, fairness, authorization,
+//! then the handler of its verb. Requests from the socket and from this process differ only in how
+//! the caller is known.
+
+use std::{net::SocketAddr, panic::AssertUnwindSafe, sync::Arc};
+
+use bytes::Bytes;
+use futures::FutureExt;
+use http::{Response, request::Parts};
+use http_body_util::combinators::UnsyncBoxBody;
+use machinery::Status;
+use rustls::pki_types::CertificateDer;
+use tokio::sync::Semaphore;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tracing::error;
+
+use crate::{
+    Body, Config, Reader, Registry, RequestInfo, Store, User,
+    admission::{self, Plugin},
+    authn::{self, Authenticator, Credentials},
+    authz::{self, Attributes, Authorizer, Decision},
+    body::BodyError,
+    handlers,
+    query::Query,
+    respond::{self, Answer},
+    user,
+};
+
+pub(crate) type RequestBody = UnsyncBoxBody<Bytes, BodyError>;
+
+/// How the caller is known.
+pub(crate) enum Caller {
+    /// By the part of this process that connects it.
+    Known(Arc<User>),
+    /// By what comes with the connection and the request.
+    Connection(Arc<Connection>),
+}
+
+/// What the TLS handshake told.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) remote: SocketAddr,
+    pub(crate) certificates: Vec<CertificateDer<'static>>,
+}
+
+/// What all requests share.
+pub(crate) struct Core {
+    pub(crate) config: Config,
+    pub(crate) store: Store,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) reader: Reader,
+    pub(crate) authenticators: Vec<Arc<dyn Authenticator>>,
+    pub(crate) authorizers: Vec<Arc<dyn Authorizer>>,
+    pub(crate) admission: Vec<Arc<dyn Plugin>>,
+    /// Writes under way; they end even when their client is gone, and shutdown waits for them.
+    pub(crate) writes: TaskTracker,
+    /// Cancelled when the server stops: long requests end.
+    pub(crate) stopping: CancellationToken,
+    in_flight: Semaphore,
+}
+
+/// One request on its way, its caller known and allowed.
+pub(crate) struct Request {
+    pub(crate) core: Arc<Core>,
+    pub(crate) user: Arc<User>,
+    pub(crate) info: RequestInfo,
+    pub(crate) query: Query,
+    pub(crate) parts: Parts,
+    pub(crate) body: RequestBody,
+}
+
+impl Core {
+    pub(crate) fn new(config: Config, store: Store, registry: Arc<Registry>) -> Self {
+        let reader = Reader::new(store.clone(), registry.clone());
+        Self {
+            authenticators: authn::chain(&config, &reader),
+            authorizers: authz::chain(&config, &reader),
+            admission: admission::chain(&config, &reader),
+            in_flight: Semaphore::new(config.limits.in_flight),
+            writes: TaskTracker::new(),
+            stopping: CancellationToken::new(),
+            config,
+            store,
+            registry,
+            reader,
+        }
+    }
+
+    /// Answers one request; a panic on the way is a 500.
+    pub(crate) async fn handle(
+        self: Arc<Self>,
+        request: http::Request<RequestBody>,
+        caller: Caller,
+    ) -> Response<Body> {
+        let path = request.uri().path().to_owned();
+        let answer = AssertUnwindSafe(self.answer(request, caller))
+            .catch_unwind()
+            .await;
+        let answer = answer.unwrap_or_else(|panic| {
+            let message = panic.downcast_ref::<&str>().copied().map(str::to_owned);
+            let message = message.or_else(|| panic.downcast_ref::<String>().cloned());
+            error!(
+                path,
+                panic = message.as_deref().unwrap_or("?"),
+                "a request panicked"
+            );
+            Err(Status::internal(
+                "the request made the server panic; its log says where",
+            ))
+        });
+        answer.unwrap_or_else(|status| respond::status(&status))
+    }
+
+    async fn answer(
+        self: Arc<Self>,
+        request: http::Request<RequestBody>,
+        caller: Caller,
+    ) -> Answer {
+        let (parts, body) = request.into_parts();
+        let query = Query::parse(parts.uri.query().unwrap_or_default());
+        let info = RequestInfo::new(&parts.method, parts.uri.path(), &query);
+        let user = self.authenticate(&parts, caller).await?;
+        let long = is_long(&info, &query);
+        let _permit = if long {
+            None
+        } else {
+            Some(self.admit_to_flight(&user)?)
+        };
+        self.authorize(&user, &info, &query).await?;
+        let deadline = self.config.limits.deadline;
+        let request = Request {
+            core: self.clone(),
+            user,
+            info,
+            query,
+            parts,
+            body,
+        };
+        if long {
+            return handlers::dispatch(request).await;
+        }
+        match tokio::time::timeout(deadline, handlers::dispatch(request)).await {
+            Ok(answer) => answer,
+            Err(_) => Err(Status::timeout(
+                "request did not complete within the allotted timeout",
+                0,
+            )),
+        }
+    }
+
+    async fn authenticate(&self, parts: &Parts, caller: Caller) -> Result<Arc<User>, Status> {
+        let connection = match caller {
+            Caller::Known(user) => return Ok(user),
+            Caller::Connection(connection) => connection,
+        };
+        let credentials = Credentials {
+            headers: &parts.headers,
+            certificates: &connection.certificates,
+            remote: Some(connection.remote),
+        };
+        for authenticator in &self.authenticators {
+            match authenticator.authenticate(&credentials).await {
+                Ok(Some(user)) => return Ok(Arc::new(user)),
+                Ok(None) => {}
+                Err(refused) => {
+                    tracing::debug!(authenticator = authenticator.name(), %refused, "refused");
+                    return Err(Status::unauthorized("Unauthorized"));
+                }
+            }
+        }
+        if parts.headers.contains_key(http::header::AUTHORIZATION) {
+            return Err(Status::unauthorized("Unauthorized"));
+        }
+        Ok(Arc::new(User::anonymous()))
+    }
+
+    fn admit_to_flight(
+        &self,
+        user: &User,
+    ) -> Result<Option<tokio::sync::SemaphorePermit<'_>>, Status> {
+        if user.is_in(user::MASTERS) {
+            return Ok(self.in_flight.try_acquire().ok());
+        }
+        let busy = |_| Status::too_many_requests("Too many requests, please try again later.", 1);
+        self.in_flight.try_acquire().map(Some).map_err(busy)
+    }
+
+    async fn authorize(
+        &self,
+        user: &User,
+        info: &RequestInfo,
+        query: &Query,
+    ) -> Result<(), Status> {
+        let none = crate::ResourceRequest::default();
+        let resource = info.resource.as_ref().unwrap_or(&none);
+        let attributes = Attributes {
+            user,
+            verb: info.verb,
+            is_resource: info.resource.is_some(),
+            group: &resource.group,
+            version: &resource.version,
+            resource: &resource.resource,
+            subresource: &resource.subresource,
+            namespace: &resource.namespace,
+            name: &resource.name,
+            path: &info.path,
+            field_selector: query.get("fieldSelector").unwrap_or_default(),
+            label_selector: query.get("labelSelector").unwrap_or_default(),
+        };
+        match authz::decide(&self.authorizers, &attributes).await {
+            Decision::Allow => Ok(()),
+            Decision::Deny(reason) | Decision::NoOpinion(reason) => {
+                Err(forbidden(&attributes, &reason))
+            }
+        }
+    }
+}
+
+/// Whether a request may last: watches and streams have no deadline and no place in the flight.
+fn is_long(info: &RequestInfo, query: &Query) -> bool {
+    let Some(resource) = &info.resource else {
+        return false;
+    };
+    match resource.subresource.as_str() {
+        "exec" | "attach" | "portforward" | "proxy" => true,
+        "log" => query.flag("follow"),
+        _ => info.verb == "watch",
+    }
+}
+
+/// The refusal in Kubernetes' words.
+fn forbidden(attributes: &Attributes<'_>, reason: &str) -> Status {
+    let who = &attributes.user.name;
+    let because = if reason.is_empty() {
+        String::new()
+    } else {
+        format!(": {reason}")
+    };
+    if !attributes.is_resource {
+        let verb = attributes.verb;
+        let why = format!(
+            "User {who:?} cannot {verb} path {:?}{because}",
+            attributes.path
+        );
+        return Status::forbidden("", "", "", &why);
+    }
+    let resource = match attributes.subresource {
+        "" => attributes.resource.to_owned(),
+        subresource => format!("{}/{subresource}", attributes.resource),
+    };
+    let place = match attributes.namespace {
+        "" => "at the cluster scope".to_owned(),
+        namespace => format!("in the namespace {namespace:?}"),
+    };
+    let why = format!(
+        "User {who:?} cannot {} resource {resource:?} in API group {:?} {place}{because}",
+        attributes.verb, attributes.group
+    );
+    Status::forbidden(attributes.group, attributes.resource, attributes.name, &why)
+}

@@ -1,0 +1,81 @@
+//! Reads for those inside the server who decide about requests: authorizers and admission plugins.
+
+use std::sync::Arc;
+
+use machinery::Status;
+use store::{Freshness, ListRequest, Revision, Watch};
+
+use crate::{Registry, Resource, Store, Stored, failure};
+
+/// A view of the objects. Cheap to clone.
+#[derive(Clone)]
+pub struct Reader {
+    store: Store,
+    registry: Arc<Registry>,
+}
+
+impl Reader {
+    /// A view of what the store holds.
+    pub fn new(store: Store, registry: Arc<Registry>) -> Self {
+        Self { store, registry }
+    }
+
+    /// One object; `None` when it or its kind does not exist. `namespace` is empty for
+    /// cluster-scoped kinds.
+    pub async fn get(
+        &self,
+        group: &str,
+        resource: &str,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<Arc<Stored>>, Status> {
+        let Some(resource) = self.resource(group, resource) else {
+            return Ok(None);
+        };
+        let key = resource.key(namespace, name);
+        let (_, entry) = self
+            .store
+            .get(&key, Freshness::AtLeast(0))
+            .await
+            .map_err(failure::of_store)?;
+        Ok(entry.map(|entry| entry.object))
+    }
+
+    /// All objects of a kind, or those of one namespace, and the moment they were read at.
+    pub async fn list(
+        &self,
+        group: &str,
+        resource: &str,
+        namespace: &str,
+    ) -> Result<(Revision, Vec<Arc<Stored>>), Status> {
+        let Some(resource) = self.resource(group, resource) else {
+            return Ok((0, Vec::new()));
+        };
+        let request = ListRequest {
+            prefix: resource.prefix(namespace),
+            from: None,
+            limit: None,
+            freshness: Freshness::AtLeast(0),
+        };
+        let listed = self.store.list(request).await.map_err(failure::of_store)?;
+        let objects = listed.entries.into_iter().map(|entry| entry.object);
+        Ok((listed.revision, objects.collect()))
+    }
+
+    /// Changes of a kind after a revision; `None` when the kind is not served.
+    pub async fn watch(
+        &self,
+        group: &str,
+        resource: &str,
+        after: Revision,
+    ) -> Result<Option<Watch<Stored>>, store::Error> {
+        match self.resource(group, resource) {
+            Some(resource) => self.store.watch(resource.prefix(""), after).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    fn resource(&self, group: &str, plural: &str) -> Option<Arc<Resource>> {
+        self.registry.table().any_version(group, plural).cloned()
+    }
+}

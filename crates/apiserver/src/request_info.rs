@@ -1,0 +1,218 @@
+//! What a request is about, read once from its method, path and query.
+
+use http::Method;
+
+use crate::query::Query;
+
+/// A request's subject.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RequestInfo {
+    /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, `deletecollection`; the
+    /// method in lower case for paths that are no resource.
+    pub verb: &'static str,
+    /// The path as it was asked for.
+    pub path: String,
+    /// What it is about, if it is a resource.
+    pub resource: Option<ResourceRequest>,
+}
+
+/// The parts of a resource's path; empty where a part is missing.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ResourceRequest {
+    pub group: String,
+    pub version: String,
+    pub namespace: String,
+    pub resource: String,
+    pub name: String,
+    pub subresource: String,
+    /// What follows the subresource, for proxies.
+    pub rest: String,
+}
+
+impl RequestInfo {
+    /// Reads a request.
+    pub fn new(method: &Method, path: &str, query: &Query) -> Self {
+        let mut info = Self {
+            verb: method_verb(method),
+            path: path.to_owned(),
+            resource: None,
+        };
+        let Some((mut request, watch)) = resource(path) else {
+            return info;
+        };
+        info.verb = match *method {
+            Method::GET | Method::HEAD if watch => "watch",
+            Method::GET | Method::HEAD if !request.name.is_empty() => "get",
+            Method::GET | Method::HEAD if query.flag("watch") => "watch",
+            Method::GET | Method::HEAD => "list",
+            Method::POST => "create",
+            Method::PUT => "update",
+            Method::PATCH => "patch",
+            Method::DELETE if request.name.is_empty() => "deletecollection",
+            Method::DELETE => "delete",
+            _ => "",
+        };
+        if matches!(info.verb, "list" | "watch" | "deletecollection") && request.name.is_empty() {
+            request.name = named_by(query.get("fieldSelector").unwrap_or_default());
+        }
+        info.resource = Some(request);
+        info
+    }
+}
+
+/// The name that a field selector pins down, so that rules about names hold for lists too.
+fn named_by(selector: &str) -> String {
+    let exact = |term: &str| {
+        let (key, value) = term.split_once('=')?;
+        (key == "metadata.name").then(|| value.trim_start_matches('=').to_owned())
+    };
+    selector.split(',').find_map(exact).unwrap_or_default()
+}
+
+fn method_verb(method: &Method) -> &'static str {
+    match *method {
+        Method::GET => "get",
+        Method::HEAD => "head",
+        Method::POST => "post",
+        Method::PUT => "put",
+        Method::PATCH => "patch",
+        Method::DELETE => "delete",
+        Method::OPTIONS => "options",
+        _ => "",
+    }
+}
+
+/// The parts of `/api/v1/…` and `/apis/group/version/…`; whether it was written as a watch.
+fn resource(path: &str) -> Option<(ResourceRequest, bool)> {
+    let mut parts = path.trim_matches('/').split('/').map(crate::query::decode);
+    let group = match parts.next()?.as_str() {
+        "api" => String::new(),
+        "apis" => parts.next()?,
+        _ => return None,
+    };
+    let version = parts.next()?;
+    let mut parts: Vec<String> = parts.filter(|part| !part.is_empty()).collect();
+    let watch = parts.first().is_some_and(|part| part == "watch") && parts.len() > 1;
+    if watch {
+        parts.remove(0);
+    }
+    let mut request = ResourceRequest {
+        group,
+        version,
+        ..ResourceRequest::default()
+    };
+    if parts.first()? == "namespaces" && parts.len() > 1 {
+        request.namespace.clone_from(&parts[1]);
+        let own = |part: &String| part == "status" || part == "finalize";
+        if parts.len() > 2 && !own(&parts[2]) {
+            parts.drain(..2);
+        }
+    }
+    let mut parts = parts.into_iter();
+    request.resource = parts.next()?;
+    request.name = parts.next().unwrap_or_default();
+    request.subresource = parts.next().unwrap_or_default();
+    request.rest = parts.collect::<Vec<_>>().join("/");
+    Some((request, watch))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(method: Method, uri: &str) -> (String, String) {
+        let (path, query) = uri.split_once('?').unwrap_or((uri, ""));
+        let info = RequestInfo::new(&method, path, &Query::parse(query));
+        let resource = info.resource.map(|r| {
+            [
+                r.group,
+                r.version,
+                r.namespace,
+                r.resource,
+                r.name,
+                r.subresource,
+                r.rest,
+            ]
+            .join("|")
+        });
+        (info.verb.to_owned(), resource.unwrap_or_default())
+    }
+
+    #[test]
+    fn paths_become_verbs_and_parts() {
+        let cases = [
+            (Method::GET, "/api/v1/pods", "list", "|v1||pods|||"),
+            (Method::GET, "/api/v1/pods?watch=1", "watch", "|v1||pods|||"),
+            (Method::GET, "/api/v1/watch/pods", "watch", "|v1||pods|||"),
+            (
+                Method::GET,
+                "/api/v1/namespaces/a/pods/b",
+                "get",
+                "|v1|a|pods|b||",
+            ),
+            (
+                Method::GET,
+                "/api/v1/namespaces/a/pods/b/log",
+                "get",
+                "|v1|a|pods|b|log|",
+            ),
+            (
+                Method::POST,
+                "/apis/apps/v1/namespaces/a/deployments",
+                "create",
+                "apps|v1|a|deployments|||",
+            ),
+            (
+                Method::GET,
+                "/api/v1/namespaces",
+                "list",
+                "|v1||namespaces|||",
+            ),
+            (
+                Method::GET,
+                "/api/v1/namespaces/a",
+                "get",
+                "|v1|a|namespaces|a||",
+            ),
+            (
+                Method::PUT,
+                "/api/v1/namespaces/a/finalize",
+                "update",
+                "|v1|a|namespaces|a|finalize|",
+            ),
+            (
+                Method::DELETE,
+                "/api/v1/namespaces/a/pods",
+                "deletecollection",
+                "|v1|a|pods|||",
+            ),
+            (
+                Method::DELETE,
+                "/api/v1/nodes/n",
+                "delete",
+                "|v1||nodes|n||",
+            ),
+            (
+                Method::GET,
+                "/api/v1/namespaces/a/services/b:80/proxy/x/y",
+                "get",
+                "|v1|a|services|b:80|proxy|x/y",
+            ),
+            (
+                Method::GET,
+                "/api/v1/pods?fieldSelector=metadata.name%3Dx",
+                "list",
+                "|v1||pods|x||",
+            ),
+            (Method::GET, "/apis/apps/v1", "get", ""),
+            (Method::GET, "/healthz", "get", ""),
+        ];
+        for (method, uri, verb, parts) in cases {
+            assert_eq!(
+                read(method, uri),
+                (verb.to_owned(), parts.to_owned()),
+                "{uri}"
+            );
+        }
+    }
+}

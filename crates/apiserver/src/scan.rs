@@ -1,0 +1,221 @@
+//! Finds the few places in canonical JSON bytes that readers cut at, by skipping over values
+//! without parsing them. Runs once per write.
+
+use bytes::{Bytes, BytesMut};
+use store::Revision;
+
+use crate::codec::write_revision;
+
+/// Where and how the resourceVersion is inserted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    at: u32,
+    comma: Comma,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Comma {
+    #[default]
+    Before,
+    After,
+    None,
+}
+
+impl Stamp {
+    /// How many bytes the insertion takes.
+    pub(crate) fn len(&self, revision: Revision) -> usize {
+        let digits = revision.checked_ilog10().unwrap_or(0) as usize + 1;
+        let commas = if self.comma == Comma::None { 0 } else { 1 };
+        r#""resourceVersion":"""#.len() + digits + commas
+    }
+
+    /// The bytes with the revision in them.
+    pub(crate) fn insert(&self, bytes: &[u8], revision: Revision) -> Bytes {
+        let (head, tail) = bytes.split_at(self.at as usize);
+        let mut out = BytesMut::with_capacity(bytes.len() + self.len(revision));
+        out.extend_from_slice(head);
+        let (before, after) = match self.comma {
+            Comma::Before => (",", ""),
+            Comma::After => ("", ","),
+            Comma::None => ("", ""),
+        };
+        write_revision(&mut out, before, revision, after);
+        out.extend_from_slice(tail);
+        out.freeze()
+    }
+
+    /// The bytes without the revision in them.
+    pub(crate) fn remove(&self, bytes: &[u8], revision: Revision) -> Bytes {
+        let at = self.at as usize;
+        [&bytes[..at], &bytes[at + self.len(revision)..]]
+            .concat()
+            .into()
+    }
+}
+
+/// The places of one object.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Places {
+    pub(crate) body: u32,
+    pub(crate) metadata: (u32, u32),
+    pub(crate) stamp: Stamp,
+}
+
+/// Finds them. The object must start with `apiVersion` and `kind` and have a `metadata`.
+pub(crate) fn places(bytes: &[u8]) -> Result<Places, String> {
+    let mut places = Places::default();
+    let mut scanner = Scanner { bytes, at: 0 };
+    scanner.expect(b'{')?;
+    loop {
+        let start = scanner.at;
+        let key = scanner.string()?;
+        scanner.expect(b':')?;
+        match key {
+            b"apiVersion" | b"kind" => {}
+            b"metadata" => {
+                places.body = start as u32;
+                let begin = scanner.at as u32;
+                places.stamp = scanner.stamp()?;
+                places.metadata = (begin, scanner.at as u32);
+                return Ok(places);
+            }
+            _ => return Err("metadata does not come first".to_owned()),
+        }
+        scanner.skip()?;
+        scanner.expect(b',').map_err(|_| "no metadata".to_owned())?;
+    }
+}
+
+struct Scanner<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Scanner<'a> {
+    fn peek(&self) -> Result<u8, String> {
+        self.bytes
+            .get(self.at)
+            .copied()
+            .ok_or_else(|| "unexpected end".to_owned())
+    }
+
+    fn expect(&mut self, byte: u8) -> Result<(), String> {
+        if self.peek()? != byte {
+            return Err(format!("expected {:?} at {}", char::from(byte), self.at));
+        }
+        self.at += 1;
+        Ok(())
+    }
+
+    /// Reads a string; escapes are left as they are.
+    fn string(&mut self) -> Result<&'a [u8], String> {
+        self.expect(b'"')?;
+        let start = self.at;
+        loop {
+            match self.peek()? {
+                b'"' => break,
+                b'\\' => self.at += 2,
+                _ => self.at += 1,
+            }
+        }
+        self.at += 1;
+        Ok(&self.bytes[start..self.at - 1])
+    }
+
+    /// Skips one value.
+    fn skip(&mut self) -> Result<(), String> {
+        let mut depth = 0usize;
+        loop {
+            match self.peek()? {
+                b'"' => {
+                    self.string()?;
+                }
+                b'{' | b'[' => {
+                    depth += 1;
+                    self.at += 1;
+                }
+                b'}' | b']' if depth > 0 => {
+                    depth -= 1;
+                    self.at += 1;
+                }
+                b',' | b':' if depth > 0 => self.at += 1,
+                b',' | b'}' | b']' | b':' => return Err(format!("no value at {}", self.at)),
+                _ => self.scalar(),
+            }
+            if depth == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    fn scalar(&mut self) {
+        let end = self.bytes[self.at..]
+            .iter()
+            .position(|byte| b",:{}[]\"".contains(byte));
+        self.at = end.map_or(self.bytes.len(), |end| self.at + end);
+    }
+
+    /// Walks over the metadata and finds the place for the resourceVersion: behind the uid, or
+    /// first where there is none.
+    fn stamp(&mut self) -> Result<Stamp, String> {
+        self.expect(b'{')?;
+        let mut stamp = Stamp {
+            at: self.at as u32,
+            comma: Comma::After,
+        };
+        if self.peek()? == b'}' {
+            self.at += 1;
+            return Ok(Stamp {
+                comma: Comma::None,
+                ..stamp
+            });
+        }
+        loop {
+            let key = self.string()?;
+            self.expect(b':')?;
+            self.skip()?;
+            if key == b"uid" {
+                stamp = Stamp {
+                    at: self.at as u32,
+                    comma: Comma::Before,
+                };
+            }
+            if self.peek()? == b'}' {
+                self.at += 1;
+                return Ok(stamp);
+            }
+            self.expect(b',')?;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_every_shape_are_skipped() {
+        let json = br#"{"apiVersion":"v1","kind":"X","metadata":{"a":[1,{"b":"}\"]"}],"c":null,"d":-1.5e3,"uid":"u","e":true},"z":1}"#;
+        let places = places(json).unwrap();
+        assert!(json[places.body as usize..].starts_with(br#""metadata":{"a""#));
+        assert!(json[places.metadata.1 as usize..].starts_with(br#","z":1}"#));
+        let stamped = places.stamp.insert(json, 9);
+        assert!(
+            String::from_utf8_lossy(&stamped).contains(r#""uid":"u","resourceVersion":"9","e""#)
+        );
+    }
+
+    #[test]
+    fn bytes_that_are_no_object_are_refused() {
+        for bad in [
+            "",
+            "{}",
+            "[]",
+            r#"{"kind":"X"}"#,
+            r#"{"spec":{},"metadata":{}}"#,
+            r#"{"kind":"#,
+        ] {
+            assert!(places(bad.as_bytes()).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Who makes a request.
+
+use std::collections::BTreeMap;
+
+/// The group of those who may do everything.
+pub const MASTERS: &str = "system:masters";
+/// The group of everybody who is known.
+pub const AUTHENTICATED: &str = "system:authenticated";
+/// The group of everybody who is not.
+pub const UNAUTHENTICATED: &str = "system:unauthenticated";
+/// The name of everybody who is not known.
+pub const ANONYMOUS: &str = "system:anonymous";
+
+/// An identified user. Groups are complete: `system:authenticated` is among them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct User {
+    pub name: String,
+    pub uid: String,
+    pub groups: Vec<String>,
+    pub extra: BTreeMap<String, Vec<String>>,
+}
+
+impl User {
+    /// A known user; `system:authenticated` is added to the groups.
+    pub fn new<G: Into<String>>(
+        name: impl Into<String>,
+        groups: impl IntoIterator<Item = G>,
+    ) -> Self {
+        let mut groups: Vec<String> = groups.into_iter().map(Into::into).collect();
+        if !groups.iter().any(|group| group == AUTHENTICATED) {
+            groups.push(AUTHENTICATED.to_owned());
+        }
+        Self {
+            name: name.into(),
+            groups,
+            ..Self::default()
+        }
+    }
+
+    /// Nobody in particular.
+    pub fn anonymous() -> Self {
+        Self {
+            name: ANONYMOUS.to_owned(),
+            groups: vec![UNAUTHENTICATED.to_owned()],
+            ..Self::default()
+        }
+    }
+
+    /// A service account, with the groups that come with it.
+    pub fn service_account(namespace: &str, name: &str) -> Self {
+        let groups = [
+            "system:serviceaccounts".to_owned(),
+            format!("system:serviceaccounts:{namespace}"),
+        ];
+        Self::new(format!("system:serviceaccount:{namespace}:{name}"), groups)
+    }
+
+    /// Whether this user is in a group.
+    pub fn is_in(&self, group: &str) -> bool {
+        self.groups.iter().any(|mine| mine == group)
+    }
+}
