@@ -1,0 +1,310 @@
+//! Volumes of pods: one plugin per file, all with one shape, listed in [`plugins::ALL`].
+//!
+//! A plugin first says which API objects its content comes from ([`Plugin::needs`], pure); the
+//! caller gathers them; then the plugin makes the directory ([`Plugin::set_up`], idempotent, called
+//! again when a source changed). Nothing here talks to the API or waits. A volume that no plugin
+//! claims is refused with an error that a user can read; nothing is mounted half.
+
+pub mod atomic;
+pub mod downward;
+mod mounter;
+mod ownership;
+mod payload;
+pub mod plugins;
+pub mod quantity;
+pub mod subpath;
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use k8s_openapi::{
+    api::core::v1::{ConfigMap, Pod, Secret, Volume},
+    apimachinery::pkg::api::resource::Quantity,
+};
+
+pub use mounter::{LinuxMounter, Mounter};
+
+/// Why a volume could not be set up or taken down.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No plugin handles this volume.
+    #[error("volume {volume:?} is of type {kind}, which this node does not support")]
+    Unsupported {
+        /// The volume's name.
+        volume: String,
+        /// The field of its source.
+        kind: &'static str,
+    },
+    /// A ConfigMap, Secret or token that is not optional is missing.
+    #[error("{kind} {name:?} not found")]
+    Missing {
+        /// `configmap` or `secret`.
+        kind: &'static str,
+        /// Its name.
+        name: String,
+    },
+    /// A key that the volume names is not in its source.
+    #[error("references non-existent {kind} key: {key}")]
+    MissingKey {
+        /// `config` or `secret`.
+        kind: &'static str,
+        /// The key.
+        key: String,
+    },
+    /// A path that would leave the volume.
+    #[error("invalid path {path:?}: {why}")]
+    InvalidPath {
+        /// The path as written.
+        path: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// A field that the downward API does not have.
+    #[error("unsupported fieldPath: {0}")]
+    Field(String),
+    /// A resource that the downward API does not have.
+    #[error("unsupported container resource : {0}")]
+    Resource(String),
+    /// A hostPath that is not what its type says.
+    #[error("hostPath type check failed: {path} is not a {wanted}")]
+    HostPathType {
+        /// The path on the node.
+        path: String,
+        /// What it should be.
+        wanted: &'static str,
+    },
+    /// The file system said no.
+    #[error("{what} {path}: {source}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// On which path.
+        path: PathBuf,
+        /// The reason.
+        source: std::io::Error,
+    },
+}
+
+impl Error {
+    fn io(what: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Io { what, path, source }
+    }
+}
+
+/// The crate's result.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// An API object that a volume's content comes from. All are in the pod's namespace.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Need {
+    /// A ConfigMap; without it the volume waits, unless optional.
+    ConfigMap {
+        /// Its name.
+        name: String,
+        /// The volume works without it.
+        optional: bool,
+    },
+    /// A Secret; without it the volume waits, unless optional.
+    Secret {
+        /// Its name.
+        name: String,
+        /// The volume works without it.
+        optional: bool,
+    },
+    /// A token of the pod's service account, bound to the pod.
+    Token(TokenSpec),
+}
+
+/// Which token is wanted.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TokenSpec {
+    /// Whom it is for; empty means the API server.
+    pub audience: String,
+    /// How long it should live.
+    pub expiration_seconds: i64,
+}
+
+/// What was gathered for a pod's needs. Absent means it does not exist.
+#[derive(Debug, Clone, Default)]
+pub struct Objects {
+    /// By name.
+    pub config_maps: BTreeMap<String, ConfigMap>,
+    /// By name.
+    pub secrets: BTreeMap<String, Secret>,
+    /// By what was asked for.
+    pub tokens: BTreeMap<TokenSpec, String>,
+}
+
+/// Facts of the node that volumes can show.
+#[derive(Debug, Clone, Default)]
+pub struct NodeFacts {
+    /// The node's allocatable resources: the limit of a container that has none.
+    pub allocatable: BTreeMap<String, Quantity>,
+    /// The node's first address.
+    pub host_ip: String,
+}
+
+/// One volume to set up.
+pub struct Request<'a> {
+    /// The pod, with its status where addresses are known.
+    pub pod: &'a Pod,
+    /// The volume of its spec.
+    pub volume: &'a Volume,
+    /// The directory that is this volume's own.
+    pub dir: &'a Path,
+    /// What its needs gathered.
+    pub objects: &'a Objects,
+    /// Facts of the node.
+    pub node: &'a NodeFacts,
+    /// How to mount.
+    pub mounter: &'a dyn Mounter,
+}
+
+/// A kind of volume.
+pub trait Plugin: Sync {
+    /// As in directory names and events: `kubernetes.io/empty-dir`.
+    fn name(&self) -> &'static str;
+    /// Whether this volume is of this kind.
+    fn claims(&self, volume: &Volume) -> bool;
+    /// The objects its content comes from.
+    fn needs(&self, volume: &Volume) -> Vec<Need> {
+        let _ = volume;
+        Vec::new()
+    }
+    /// Whether `set_up` must run again when the pod's own metadata changed.
+    fn shows_pod(&self, volume: &Volume) -> bool {
+        let _ = volume;
+        false
+    }
+    /// Makes the volume, or brings its content up to date; returns the path to bind into containers.
+    fn set_up(&self, request: &Request) -> Result<PathBuf>;
+    /// Takes away what `set_up` made in `dir`.
+    fn tear_down(&self, dir: &Path, mounter: &dyn Mounter) -> Result<()> {
+        mounter.unmount(dir)?;
+        remove_tree(dir)
+    }
+}
+
+/// The plugin for a volume, or the error that says why there is none.
+pub fn plugin_for(volume: &Volume) -> Result<&'static dyn Plugin> {
+    plugins::ALL.iter().copied().find(|plugin| plugin.claims(volume)).ok_or_else(|| {
+        Error::Unsupported { volume: volume.name.clone(), kind: plugins::source_name(volume) }
+    })
+}
+
+/// Where a volume of a pod lives below the pod's directory.
+pub fn volume_dir(pod_dir: &Path, plugin: &str, volume: &str) -> PathBuf {
+    pod_dir.join("volumes").join(plugin.replace('/', "~")).join(volume)
+}
+
+/// Takes down everything below a pod's directory: subPath mounts first, then each volume.
+pub fn tear_down_all(pod_dir: &Path, mounter: &dyn Mounter) -> Result<()> {
+    subpath::clean_up(pod_dir, mounter)?;
+    let volumes = pod_dir.join("volumes");
+    for kind in entries(&volumes)? {
+        let escaped = kind.file_name().unwrap_or_default().to_string_lossy().replace('~', "/");
+        let plugin = plugins::ALL.iter().find(|plugin| plugin.name() == escaped);
+        for dir in entries(&kind)? {
+            match plugin {
+                Some(plugin) => plugin.tear_down(&dir, mounter)?,
+                None => {
+                    mounter.unmount(&dir)?;
+                    remove_tree(&dir)?;
+                }
+            }
+        }
+    }
+    remove_tree(&volumes)
+}
+
+/// The paths in a directory; none if it does not exist.
+pub(crate) fn entries(dir: &Path) -> Result<Vec<PathBuf>> {
+    match std::fs::read_dir(dir) {
+        Ok(entries) => Ok(entries.flatten().map(|entry| entry.path()).collect()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(Error::io("read directory", dir)(error)),
+    }
+}
+
+/// Removes a directory and what is in it; gone is fine.
+pub(crate) fn remove_tree(dir: &Path) -> Result<()> {
+    match std::fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::io("remove", dir)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod testing {
+    //! A mounter that remembers instead of mounting.
+    use std::path::{Path, PathBuf};
+
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    #[derive(Default)]
+    pub struct FakeMounter(pub Mutex<Vec<PathBuf>>);
+
+    impl Mounter for FakeMounter {
+        fn tmpfs(&self, dir: &Path, _: Option<u64>) -> Result<()> {
+            self.0.lock().push(dir.to_owned());
+            Ok(())
+        }
+        fn bind_fd(&self, _: std::os::fd::BorrowedFd<'_>, target: &Path) -> Result<()> {
+            self.0.lock().push(target.to_owned());
+            Ok(())
+        }
+        fn unmount(&self, dir: &Path) -> Result<()> {
+            self.0.lock().retain(|mounted| mounted != dir);
+            Ok(())
+        }
+        fn is_mounted(&self, dir: &Path) -> Result<bool> {
+            Ok(self.0.lock().iter().any(|mounted| mounted == dir))
+        }
+    }
+
+    pub fn set_up(volume: serde_json::Value, pod: Pod, objects: Objects, dir: &Path) -> Result<PathBuf> {
+        let volume: Volume = serde_json::from_value(volume).unwrap();
+        let node = NodeFacts::default();
+        let mounter = FakeMounter::default();
+        let request =
+            Request { pod: &pod, volume: &volume, dir, objects: &objects, node: &node, mounter: &mounter };
+        plugin_for(&volume)?.set_up(&request)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_without_a_plugin_is_refused_by_its_type() {
+        let volume = Volume {
+            name: "data".into(),
+            persistent_volume_claim: Some(Default::default()),
+            ..Default::default()
+        };
+        let error = plugin_for(&volume).err().unwrap();
+        assert_eq!(
+            error.to_string(),
+            "volume \"data\" is of type persistentVolumeClaim, which this node does not support"
+        );
+    }
+
+    #[test]
+    fn every_plugin_has_its_own_name_and_claims_nothing_empty() {
+        let mut names: Vec<_> = plugins::ALL.iter().map(|plugin| plugin.name()).collect();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), plugins::ALL.len());
+        for plugin in plugins::ALL {
+            assert!(!plugin.claims(&Volume::default()), "{}", plugin.name());
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Every kind of volume there is.
+
+mod config_map;
+mod downward_api;
+mod empty_dir;
+mod host_path;
+mod projected;
+mod secret;
+
+use std::path::Path;
+
+use k8s_openapi::api::core::v1::Volume;
+
+use crate::{Error, Plugin, Request, Result, atomic, ownership, payload::Payload};
+
+/// The list. A volume belongs to the first plugin that claims it.
+pub const ALL: &[&dyn Plugin] = &[
+    &empty_dir::EmptyDir,
+    &config_map::ConfigMapVolume,
+    &secret::SecretVolume,
+    &projected::Projected,
+    &downward_api::DownwardApi,
+    &host_path::HostPath,
+];
+
+/// The JSON name of a volume's source, for messages about kinds that are not supported.
+pub(crate) fn source_name(volume: &Volume) -> &'static str {
+    let sources: [(bool, &'static str); 12] = [
+        (volume.persistent_volume_claim.is_some(), "persistentVolumeClaim"),
+        (volume.ephemeral.is_some(), "ephemeral"),
+        (volume.csi.is_some(), "csi"),
+        (volume.nfs.is_some(), "nfs"),
+        (volume.image.is_some(), "image"),
+        (volume.iscsi.is_some(), "iscsi"),
+        (volume.fc.is_some(), "fc"),
+        (volume.git_repo.is_some(), "gitRepo"),
+        (volume.rbd.is_some(), "rbd"),
+        (volume.cephfs.is_some(), "cephfs"),
+        (volume.flex_volume.is_some(), "flexVolume"),
+        (volume.glusterfs.is_some(), "glusterfs"),
+    ];
+    sources.iter().find(|(set, _)| *set).map_or("unknown", |(_, name)| name)
+}
+
+fn make_dir(dir: &Path, mode: u32) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+    std::fs::set_permissions(dir, std::fs::Permissions::from_mode(mode))
+        .map_err(Error::io("chmod", dir))
+}
+
+/// Secrets and tokens never touch a disk.
+fn make_tmpfs(request: &Request) -> Result<()> {
+    if !request.dir.exists() {
+        std::fs::create_dir_all(request.dir).map_err(Error::io("create", request.dir))?;
+    }
+    if !request.mounter.is_mounted(request.dir)? {
+        request.mounter.tmpfs(request.dir, None)?;
+        make_dir(request.dir, 0o777)?;
+    }
+    Ok(())
+}
+
+fn write_payload(request: &Request, payload: &Payload) -> Result<()> {
+    let group = ownership::fs_group(request.pod);
+    if atomic::write(request.dir, payload, group)? {
+        tracing::debug!(volume = request.volume.name, files = payload.len(), "content written");
+    }
+    Ok(())
+}

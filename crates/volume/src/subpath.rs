@@ -1,0 +1,129 @@
+//! subPath mounts: a part of a volume, resolved so that a link planted in the volume cannot lead out.
+//!
+//! The path is walked by the kernel with `RESOLVE_BENEATH`, and what the descriptor refers to is
+//! bind-mounted to a place of the pod's own; the runtime only ever sees that place.
+
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
+
+use crate::{Error, Mounter, Result, payload};
+
+const DIR: &str = "volume-subpaths";
+
+/// Binds `sub` of `volume` for the `index`th mount of a container; returns the path to hand out.
+pub fn prepare(
+    pod_dir: &Path,
+    volume_name: &str,
+    container: &str,
+    index: usize,
+    volume: &Path,
+    sub: &str,
+    mounter: &dyn Mounter,
+) -> Result<PathBuf> {
+    let relative = sub.trim_end_matches('/');
+    payload_path(relative)?;
+    let source = open_beneath(volume, relative)?;
+    let target = pod_dir.join(DIR).join(volume_name).join(container).join(index.to_string());
+    make_target(&target, &source)?;
+    if mounter.is_mounted(&target)? {
+        mounter.unmount(&target)?;
+    }
+    mounter.bind_fd(source.as_fd(), &target)?;
+    Ok(target)
+}
+
+fn payload_path(path: &str) -> Result<()> {
+    match payload::check_path(path) {
+        // A subPath may name the writer's own files; only leaving the volume is refused.
+        Err(Error::InvalidPath { why: "must not start with '..'", .. }) => Ok(()),
+        other => other,
+    }
+}
+
+/// Opens `relative` in `root`, making missing directories, never leaving `root`.
+fn open_beneath(root: &Path, relative: &str) -> Result<OwnedFd> {
+    let full = root.join(relative);
+    let fail = |errno: rustix::io::Errno| Error::io("open subPath", &full)(errno.into());
+    let open = |path: &str| {
+        let root = rustix::fs::open(root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        rustix::fs::openat2(
+            &root,
+            path,
+            OFlags::PATH | OFlags::CLOEXEC,
+            Mode::empty(),
+            ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS,
+        )
+    };
+    match open(relative) {
+        Err(rustix::io::Errno::NOENT) => {}
+        other => return other.map_err(fail),
+    }
+    let mut done = String::new();
+    for part in relative.split('/').filter(|part| !part.is_empty() && *part != ".") {
+        let parent = if done.is_empty() { "." } else { &done };
+        let parent = open(parent).map_err(fail)?;
+        match rustix::fs::mkdirat(&parent, part, Mode::from_raw_mode(0o750)) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(errno) => return Err(fail(errno)),
+        }
+        done = if done.is_empty() { part.to_owned() } else { format!("{done}/{part}") };
+    }
+    open(relative).map_err(fail)
+}
+
+fn make_target(target: &Path, source: &OwnedFd) -> Result<()> {
+    let stat = rustix::fs::fstat(source).map_err(|e| Error::io("stat", target)(e.into()))?;
+    let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+    let parent = if is_dir { Some(target) } else { target.parent() };
+    if let Some(parent) = parent {
+        std::fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
+    }
+    if !is_dir && !target.exists() {
+        let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
+        rustix::fs::openat(CWD, target, flags, Mode::from_raw_mode(0o640))
+            .map_err(|errno| Error::io("create", target)(errno.into()))?;
+    }
+    Ok(())
+}
+
+/// Unmounts and removes all subPath mounts of a pod.
+pub fn clean_up(pod_dir: &Path, mounter: &dyn Mounter) -> Result<()> {
+    let root = pod_dir.join(DIR);
+    for volume in crate::entries(&root)? {
+        for container in crate::entries(&volume)? {
+            for mount in crate::entries(&container)? {
+                mounter.unmount(&mount)?;
+            }
+        }
+    }
+    crate::remove_tree(&root)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::FakeMounter;
+
+    #[test]
+    fn a_link_that_leads_out_of_the_volume_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let volume = dir.path().join("v");
+        std::fs::create_dir(&volume).unwrap();
+        std::os::unix::fs::symlink("/etc", volume.join("out")).unwrap();
+        std::os::unix::fs::symlink("in", volume.join("fine")).unwrap();
+        std::fs::create_dir(volume.join("in")).unwrap();
+        let mounter = FakeMounter::default();
+        let try_path = |sub: &str| prepare(dir.path(), "v", "c", 0, &volume, sub, &mounter);
+        assert!(try_path("out").is_err());
+        assert!(try_path("../x").is_err());
+        assert!(try_path("fine").is_ok());
+        assert!(try_path("new/deep").is_ok());
+        assert!(volume.join("new/deep").is_dir());
+        clean_up(dir.path(), &mounter).unwrap();
+        assert!(mounter.0.lock().is_empty());
+    }
+}
