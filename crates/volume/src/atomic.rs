@@ -49,7 +49,10 @@ pub fn write(dir: &Path, payload: &Payload, fs_group: Option<u32>) -> Result<boo
 
 fn fresh_name() -> String {
     let now = jiff::Timestamp::now().strftime("%Y_%m_%d_%H_%M_%S");
-    format!("..{now}.{}", rand::rng().random_range(100_000_000u64..10_000_000_000))
+    format!(
+        "..{now}.{}",
+        rand::rng().random_range(100_000_000u64..10_000_000_000)
+    )
 }
 
 fn switch(dir: &Path, name: &str) -> Result<()> {
@@ -61,8 +64,10 @@ fn switch(dir: &Path, name: &str) -> Result<()> {
 
 /// Makes the links that users see, and removes those whose file is gone.
 fn link_visible(dir: &Path, payload: &Payload) -> Result<()> {
-    let wanted: BTreeSet<&str> =
-        payload.keys().filter_map(|path| path.split('/').find(|part| !part.is_empty())).collect();
+    let wanted: BTreeSet<&str> = payload
+        .keys()
+        .filter_map(|path| path.split('/').find(|part| !part.is_empty()))
+        .collect();
     for name in &wanted {
         let link = dir.join(name);
         if fs::symlink_metadata(&link).is_err() {
@@ -70,7 +75,11 @@ fn link_visible(dir: &Path, payload: &Payload) -> Result<()> {
         }
     }
     for entry in crate::entries(dir)? {
-        let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let name = entry
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
         if !name.starts_with("..") && !wanted.contains(name.as_str()) {
             fs::remove_file(&entry).map_err(Error::io("remove", &entry))?;
         }
@@ -90,11 +99,14 @@ fn write_file(root: &Path, path: &str, file: &File) -> Result<()> {
         .mode(file.mode & 0o600)
         .open(&target)
         .map_err(Error::io("create", &target))?;
-    handle.write_all(&file.data).map_err(Error::io("write", &target))?;
+    handle
+        .write_all(&file.data)
+        .map_err(Error::io("write", &target))?;
     // The process's umask must not take bits away from what the user asked for.
     set_mode(&target, file.mode)?;
     if let Some(owner) = file.owner {
-        std::os::unix::fs::chown(&target, Some(owner), None).map_err(Error::io("chown", &target))?;
+        std::os::unix::fs::chown(&target, Some(owner), None)
+            .map_err(Error::io("chown", &target))?;
     }
     Ok(())
 }
@@ -110,7 +122,9 @@ fn holds(root: &Path, payload: &Payload) -> bool {
     found.len() == payload.len()
         && payload.iter().all(|(path, file)| {
             let full = root.join(path);
-            let mode = fs::metadata(&full).map(|meta| meta.mode() & 0o777).unwrap_or(0);
+            let mode = fs::metadata(&full)
+                .map(|meta| meta.mode() & 0o777)
+                .unwrap_or(0);
             mode & file.mode == file.mode & 0o777
                 && fs::read(&full).is_ok_and(|data| data == file.data)
         })
@@ -131,11 +145,18 @@ mod tests {
     use super::*;
 
     fn file(text: &str) -> File {
-        File { data: text.into(), mode: 0o644, owner: None }
+        File {
+            data: text.into(),
+            mode: 0o644,
+            owner: None,
+        }
     }
 
     fn payload(files: &[(&str, &str)]) -> Payload {
-        files.iter().map(|(path, text)| ((*path).to_owned(), file(text))).collect()
+        files
+            .iter()
+            .map(|(path, text)| ((*path).to_owned(), file(text)))
+            .collect()
     }
 
     #[test]

@@ -18,7 +18,10 @@ pub fn field(pod: &Pod, path: &str) -> Result<String> {
             "metadata.annotations" => meta.annotations.as_ref(),
             _ => return Err(Error::Field(path.to_owned())),
         };
-        return Ok(map.and_then(|map| map.get(key)).cloned().unwrap_or_default());
+        return Ok(map
+            .and_then(|map| map.get(key))
+            .cloned()
+            .unwrap_or_default());
     }
     match path {
         "metadata.name" => Ok(meta.name.clone().unwrap_or_default()),
@@ -39,7 +42,11 @@ fn subscript(path: &str) -> Option<(&str, &str)> {
 /// One `key="value"` line per entry, sorted, values quoted as Go does.
 pub fn format_map(map: Option<&BTreeMap<String, String>>) -> String {
     let line = |(key, value): (&String, &String)| format!("{key}={}", quote(value));
-    map.into_iter().flatten().map(line).collect::<Vec<_>>().join("\n")
+    map.into_iter()
+        .flatten()
+        .map(line)
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 fn quote(text: &str) -> String {
@@ -55,7 +62,9 @@ fn quote(text: &str) -> String {
             '\u{8}' => out.push_str("\\b"),
             '\u{b}' => out.push_str("\\v"),
             '\u{c}' => out.push_str("\\f"),
-            c if (c as u32) < 0x20 || c as u32 == 0x7f => out.push_str(&format!("\\x{:02x}", c as u32)),
+            c if (c as u32) < 0x20 || c as u32 == 0x7f => {
+                out.push_str(&format!("\\x{:02x}", c as u32))
+            }
             c => out.push(c),
         }
     }
@@ -71,26 +80,44 @@ pub fn resource(
     own: Option<&str>,
     node: &NodeFacts,
 ) -> Result<String> {
-    let name = selector.container_name.as_deref().filter(|name| !name.is_empty()).or(own);
+    let name = selector
+        .container_name
+        .as_deref()
+        .filter(|name| !name.is_empty())
+        .or(own);
     let name = name.unwrap_or_default();
     let spec = pod.spec.as_ref();
-    let mut containers =
-        spec.into_iter().flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
+    let mut containers = spec.into_iter().flat_map(|spec| {
+        spec.init_containers
+            .iter()
+            .flatten()
+            .chain(&spec.containers)
+    });
     let container = containers
         .find(|container| container.name == name)
         .ok_or_else(|| Error::Resource(format!("container {name} not found")))?;
     amount(container, selector, node)
 }
 
-fn amount(container: &Container, selector: &ResourceFieldSelector, node: &NodeFacts) -> Result<String> {
+fn amount(
+    container: &Container,
+    selector: &ResourceFieldSelector,
+    node: &NodeFacts,
+) -> Result<String> {
     let wrong = || Error::Resource(selector.resource.clone());
     let (list, resource) = selector.resource.split_once('.').ok_or_else(wrong)?;
-    if !matches!(resource, "cpu" | "memory" | "ephemeral-storage") && !resource.starts_with("hugepages-") {
+    if !matches!(resource, "cpu" | "memory" | "ephemeral-storage")
+        && !resource.starts_with("hugepages-")
+    {
         return Err(wrong());
     }
     let resources = container.resources.as_ref();
-    let limit = resources.and_then(|r| r.limits.as_ref()).and_then(|l| l.get(resource));
-    let request = resources.and_then(|r| r.requests.as_ref()).and_then(|l| l.get(resource));
+    let limit = resources
+        .and_then(|r| r.limits.as_ref())
+        .and_then(|l| l.get(resource));
+    let request = resources
+        .and_then(|r| r.requests.as_ref())
+        .and_then(|l| l.get(resource));
     let found = match list {
         "limits" => limit.or_else(|| node.allocatable.get(resource)),
         "requests" => request,
@@ -98,8 +125,17 @@ fn amount(container: &Container, selector: &ResourceFieldSelector, node: &NodeFa
     };
     let zero = Quantity("0".into());
     let found = found.unwrap_or(&zero);
-    let divisor = selector.divisor.as_ref().filter(|d| quantity::milli(d).unwrap_or(0) != 0);
-    let whole = |q: &Quantity| if resource == "cpu" { quantity::milli(q) } else { quantity::value(q) };
+    let divisor = selector
+        .divisor
+        .as_ref()
+        .filter(|d| quantity::milli(d).unwrap_or(0) != 0);
+    let whole = |q: &Quantity| {
+        if resource == "cpu" {
+            quantity::milli(q)
+        } else {
+            quantity::value(q)
+        }
+    };
     let per = match divisor {
         Some(divisor) => whole(divisor).unwrap_or(1).max(1),
         None if resource == "cpu" => 1000,
@@ -156,7 +192,11 @@ mod tests {
                 divisor: (!divisor.is_empty()).then(|| Quantity(divisor.into())),
                 resource: resource_name.into(),
             };
-            assert_eq!(resource(&pod(), &selector, None, &node).unwrap(), text, "{resource_name}");
+            assert_eq!(
+                resource(&pod(), &selector, None, &node).unwrap(),
+                text,
+                "{resource_name}"
+            );
         }
     }
 }

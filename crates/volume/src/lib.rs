@@ -190,14 +190,22 @@ pub trait Plugin: Sync {
 
 /// The plugin for a volume, or the error that says why there is none.
 pub fn plugin_for(volume: &Volume) -> Result<&'static dyn Plugin> {
-    plugins::ALL.iter().copied().find(|plugin| plugin.claims(volume)).ok_or_else(|| {
-        Error::Unsupported { volume: volume.name.clone(), kind: plugins::source_name(volume) }
-    })
+    plugins::ALL
+        .iter()
+        .copied()
+        .find(|plugin| plugin.claims(volume))
+        .ok_or_else(|| Error::Unsupported {
+            volume: volume.name.clone(),
+            kind: plugins::source_name(volume),
+        })
 }
 
 /// Where a volume of a pod lives below the pod's directory.
 pub fn volume_dir(pod_dir: &Path, plugin: &str, volume: &str) -> PathBuf {
-    pod_dir.join("volumes").join(plugin.replace('/', "~")).join(volume)
+    pod_dir
+        .join("volumes")
+        .join(plugin.replace('/', "~"))
+        .join(volume)
 }
 
 /// Takes down everything below a pod's directory: subPath mounts first, then each volume.
@@ -205,7 +213,11 @@ pub fn tear_down_all(pod_dir: &Path, mounter: &dyn Mounter) -> Result<()> {
     subpath::clean_up(pod_dir, mounter)?;
     let volumes = pod_dir.join("volumes");
     for kind in entries(&volumes)? {
-        let escaped = kind.file_name().unwrap_or_default().to_string_lossy().replace('~', "/");
+        let escaped = kind
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .replace('~', "/");
         let plugin = plugins::ALL.iter().find(|plugin| plugin.name() == escaped);
         for dir in entries(&kind)? {
             match plugin {
@@ -269,12 +281,23 @@ mod testing {
         }
     }
 
-    pub fn set_up(volume: serde_json::Value, pod: Pod, objects: Objects, dir: &Path) -> Result<PathBuf> {
+    pub fn set_up(
+        volume: serde_json::Value,
+        pod: Pod,
+        objects: Objects,
+        dir: &Path,
+    ) -> Result<PathBuf> {
         let volume: Volume = serde_json::from_value(volume).unwrap();
         let node = NodeFacts::default();
         let mounter = FakeMounter::default();
-        let request =
-            Request { pod: &pod, volume: &volume, dir, objects: &objects, node: &node, mounter: &mounter };
+        let request = Request {
+            pod: &pod,
+            volume: &volume,
+            dir,
+            objects: &objects,
+            node: &node,
+            mounter: &mounter,
+        };
         plugin_for(&volume)?.set_up(&request)
     }
 }

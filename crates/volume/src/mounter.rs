@@ -27,7 +27,9 @@ pub struct LinuxMounter;
 
 impl Mounter for LinuxMounter {
     fn tmpfs(&self, dir: &Path, size: Option<u64>) -> Result<()> {
-        let options = size.map(|size| format!("size={size}\0")).unwrap_or_else(|| "\0".to_owned());
+        let options = size
+            .map(|size| format!("size={size}\0"))
+            .unwrap_or_else(|| "\0".to_owned());
         // The string above ends with its only NUL.
         let data = std::ffi::CString::from_vec_with_nul(options.into_bytes()).unwrap_or_default();
         rustix::mount::mount("tmpfs", dir, "tmpfs", MountFlags::empty(), data.as_c_str())
@@ -54,7 +56,9 @@ impl Mounter for LinuxMounter {
             .map_err(Error::io("read", Path::new("/proc/self/mountinfo")))?;
         let wanted = dir.to_string_lossy();
         Ok(mounts.lines().any(|line| {
-            line.split(' ').nth(4).is_some_and(|point| point.replace("\\040", " ") == wanted)
+            line.split(' ')
+                .nth(4)
+                .is_some_and(|point| point.replace("\\040", " ") == wanted)
         }))
     }
 }

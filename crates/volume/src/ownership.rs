@@ -12,29 +12,38 @@ use crate::{Error, Result};
 
 /// The pod's fsGroup.
 pub fn fs_group(pod: &Pod) -> Option<u32> {
-    pod.spec.as_ref()?.security_context.as_ref()?.fs_group.and_then(|id| u32::try_from(id).ok())
-}
-
-/// The policy `OnRootMismatch`: leave a volume whose root is right as it is.
-pub fn only_on_root_mismatch(pod: &Pod) -> bool {
-    let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
-    context.and_then(|context| context.fs_group_change_policy.as_deref()) == Some("OnRootMismatch")
+    pod.spec
+        .as_ref()?
+        .security_context
+        .as_ref()?
+        .fs_group
+        .and_then(|id| u32::try_from(id).ok())
 }
 
 /// The one user that all containers run as, if there is such.
 pub fn common_user(pod: &Pod) -> Option<u32> {
     let spec = pod.spec.as_ref()?;
-    let of_pod = spec.security_context.as_ref().and_then(|context| context.run_as_user);
-    let mut users = spec.init_containers.iter().flatten().chain(&spec.containers).map(|container| {
-        container.security_context.as_ref().and_then(|context| context.run_as_user).or(of_pod)
-    });
+    let of_pod = spec
+        .security_context
+        .as_ref()
+        .and_then(|context| context.run_as_user);
+    let mut users = spec
+        .init_containers
+        .iter()
+        .flatten()
+        .chain(&spec.containers)
+        .map(|container| {
+            container
+                .security_context
+                .as_ref()
+                .and_then(|context| context.run_as_user)
+                .or(of_pod)
+        });
     let first = users.next()??;
-    users.all(|user| user == Some(first)).then(|| u32::try_from(first).ok()).flatten()
-}
-
-/// Whether the root of a volume already belongs to the group as it should.
-pub fn is_given(dir: &Path, group: u32) -> bool {
-    fs::symlink_metadata(dir).is_ok_and(|meta| meta.gid() == group && meta.mode() & 0o2070 == 0o2070)
+    users
+        .all(|user| user == Some(first))
+        .then(|| u32::try_from(first).ok())
+        .flatten()
 }
 
 /// Changes group and group bits of everything in `dir`, and `dir` itself.
@@ -63,8 +72,10 @@ mod tests {
     #[test]
     fn a_common_user_exists_only_when_all_containers_agree() {
         let pod = |json| serde_json::from_value::<Pod>(json).unwrap();
-        let agree = pod(serde_json::json!({"spec": {"securityContext": {"runAsUser": 7},
-            "containers": [{"name": "a"}, {"name": "b", "securityContext": {"runAsUser": 7}}]}}));
+        let agree = pod(
+            serde_json::json!({"spec": {"securityContext": {"runAsUser": 7},
+            "containers": [{"name": "a"}, {"name": "b", "securityContext": {"runAsUser": 7}}]}}),
+        );
         assert_eq!(common_user(&agree), Some(7));
         let differ = pod(serde_json::json!({"spec": {
             "containers": [{"name": "a"}, {"name": "b", "securityContext": {"runAsUser": 7}}]}}));

@@ -28,14 +28,22 @@ pub type Payload = BTreeMap<String, File>;
 
 /// A path of an item may not leave the volume nor look like the writer's own files.
 pub fn check_path(path: &str) -> Result<()> {
-    let refuse = |why| Err(Error::InvalidPath { path: path.to_owned(), why });
+    let refuse = |why| {
+        Err(Error::InvalidPath {
+            path: path.to_owned(),
+            why,
+        })
+    };
     if path.is_empty() {
         return refuse("must not be empty");
     }
     if path.starts_with('/') {
         return refuse("must be a relative path");
     }
-    if Path::new(path).components().any(|part| part == Component::ParentDir) {
+    if Path::new(path)
+        .components()
+        .any(|part| part == Component::ParentDir)
+    {
         return refuse("must not contain '..'");
     }
     if path.starts_with("..") {
@@ -55,19 +63,34 @@ pub fn select(
     optional: bool,
     kind: &'static str,
 ) -> Result<Payload> {
-    let file = |data: &[u8], mode: i32| File { data: data.to_vec(), mode: mode as u32, owner: None };
+    let file = |data: &[u8], mode: i32| File {
+        data: data.to_vec(),
+        mode: mode as u32,
+        owner: None,
+    };
     let Some(items) = items.filter(|items| !items.is_empty()) else {
-        return Ok(data.iter().map(|(key, v)| (key.clone(), file(v, default_mode))).collect());
+        return Ok(data
+            .iter()
+            .map(|(key, v)| (key.clone(), file(v, default_mode)))
+            .collect());
     };
     let mut payload = Payload::new();
     for item in items {
         check_path(&item.path)?;
         match data.get(&item.key) {
             Some(value) => {
-                payload.insert(item.path.clone(), file(value, item.mode.unwrap_or(default_mode)));
+                payload.insert(
+                    item.path.clone(),
+                    file(value, item.mode.unwrap_or(default_mode)),
+                );
             }
             None if optional => {}
-            None => return Err(Error::MissingKey { kind, key: item.key.clone() }),
+            None => {
+                return Err(Error::MissingKey {
+                    kind,
+                    key: item.key.clone(),
+                });
+            }
         }
     }
     Ok(payload)
@@ -75,14 +98,27 @@ pub fn select(
 
 /// A ConfigMap's text and binary keys.
 pub fn config_map_data(map: &ConfigMap) -> BTreeMap<String, Vec<u8>> {
-    let text = map.data.iter().flatten().map(|(key, text)| (key.clone(), text.clone().into_bytes()));
-    let binary = map.binary_data.iter().flatten().map(|(key, ByteString(v))| (key.clone(), v.clone()));
+    let text = map
+        .data
+        .iter()
+        .flatten()
+        .map(|(key, text)| (key.clone(), text.clone().into_bytes()));
+    let binary = map
+        .binary_data
+        .iter()
+        .flatten()
+        .map(|(key, ByteString(v))| (key.clone(), v.clone()));
     text.chain(binary).collect()
 }
 
 /// A Secret's keys.
 pub fn secret_data(secret: &Secret) -> BTreeMap<String, Vec<u8>> {
-    secret.data.iter().flatten().map(|(key, ByteString(v))| (key.clone(), v.clone())).collect()
+    secret
+        .data
+        .iter()
+        .flatten()
+        .map(|(key, ByteString(v))| (key.clone(), v.clone()))
+        .collect()
 }
 
 #[cfg(test)]
@@ -101,12 +137,27 @@ mod tests {
 
     #[test]
     fn a_named_key_that_is_missing_fails_unless_optional() {
-        let items = [KeyToPath { key: "k".into(), path: "p".into(), mode: Some(0o400) }];
+        let items = [KeyToPath {
+            key: "k".into(),
+            path: "p".into(),
+            mode: Some(0o400),
+        }];
         let none = BTreeMap::new();
         assert!(select(&none, Some(&items), 0o644, false, "config").is_err());
-        assert!(select(&none, Some(&items), 0o644, true, "config").unwrap().is_empty());
+        assert!(
+            select(&none, Some(&items), 0o644, true, "config")
+                .unwrap()
+                .is_empty()
+        );
         let some = BTreeMap::from([("k".to_owned(), b"v".to_vec())]);
         let payload = select(&some, Some(&items), 0o644, false, "config").unwrap();
-        assert_eq!(payload["p"], File { data: b"v".to_vec(), mode: 0o400, owner: None });
+        assert_eq!(
+            payload["p"],
+            File {
+                data: b"v".to_vec(),
+                mode: 0o400,
+                owner: None
+            }
+        );
     }
 }

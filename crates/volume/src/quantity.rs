@@ -78,7 +78,11 @@ mod tests {
         ];
         for (text, in_milli, in_units) in cases {
             let quantity = Quantity(text.into());
-            assert_eq!((milli(&quantity), value(&quantity)), (in_milli, in_units), "{text}");
+            assert_eq!(
+                (milli(&quantity), value(&quantity)),
+                (in_milli, in_units),
+                "{text}"
+            );
         }
     }
 }

@@ -27,7 +27,11 @@ pub fn prepare(
     let relative = sub.trim_end_matches('/');
     payload_path(relative)?;
     let source = open_beneath(volume, relative)?;
-    let target = pod_dir.join(DIR).join(volume_name).join(container).join(index.to_string());
+    let target = pod_dir
+        .join(DIR)
+        .join(volume_name)
+        .join(container)
+        .join(index.to_string());
     make_target(&target, &source)?;
     if mounter.is_mounted(&target)? {
         mounter.unmount(&target)?;
@@ -39,7 +43,10 @@ pub fn prepare(
 fn payload_path(path: &str) -> Result<()> {
     match payload::check_path(path) {
         // A subPath may name the writer's own files; only leaving the volume is refused.
-        Err(Error::InvalidPath { why: "must not start with '..'", .. }) => Ok(()),
+        Err(Error::InvalidPath {
+            why: "must not start with '..'",
+            ..
+        }) => Ok(()),
         other => other,
     }
 }
@@ -49,7 +56,11 @@ fn open_beneath(root: &Path, relative: &str) -> Result<OwnedFd> {
     let full = root.join(relative);
     let fail = |errno: rustix::io::Errno| Error::io("open subPath", &full)(errno.into());
     let open = |path: &str| {
-        let root = rustix::fs::open(root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let root = rustix::fs::open(
+            root,
+            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?;
         rustix::fs::openat2(
             &root,
             path,
@@ -63,14 +74,21 @@ fn open_beneath(root: &Path, relative: &str) -> Result<OwnedFd> {
         other => return other.map_err(fail),
     }
     let mut done = String::new();
-    for part in relative.split('/').filter(|part| !part.is_empty() && *part != ".") {
+    for part in relative
+        .split('/')
+        .filter(|part| !part.is_empty() && *part != ".")
+    {
         let parent = if done.is_empty() { "." } else { &done };
         let parent = open(parent).map_err(fail)?;
         match rustix::fs::mkdirat(&parent, part, Mode::from_raw_mode(0o750)) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
             Err(errno) => return Err(fail(errno)),
         }
-        done = if done.is_empty() { part.to_owned() } else { format!("{done}/{part}") };
+        done = if done.is_empty() {
+            part.to_owned()
+        } else {
+            format!("{done}/{part}")
+        };
     }
     open(relative).map_err(fail)
 }
@@ -78,7 +96,11 @@ fn open_beneath(root: &Path, relative: &str) -> Result<OwnedFd> {
 fn make_target(target: &Path, source: &OwnedFd) -> Result<()> {
     let stat = rustix::fs::fstat(source).map_err(|e| Error::io("stat", target)(e.into()))?;
     let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-    let parent = if is_dir { Some(target) } else { target.parent() };
+    let parent = if is_dir {
+        Some(target)
+    } else {
+        target.parent()
+    };
     if let Some(parent) = parent {
         std::fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
     }

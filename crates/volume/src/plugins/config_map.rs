@@ -53,9 +53,18 @@ pub(super) fn payload(
     optional: bool,
 ) -> Result<Payload> {
     match objects.config_maps.get(name) {
-        Some(map) => select(&config_map_data(map), items, default_mode, optional, "config"),
+        Some(map) => select(
+            &config_map_data(map),
+            items,
+            default_mode,
+            optional,
+            "config",
+        ),
         None if optional => Ok(Payload::new()),
-        None => Err(Error::Missing { kind: "configmap", name: name.to_owned() }),
+        None => Err(Error::Missing {
+            kind: "configmap",
+            name: name.to_owned(),
+        }),
     }
 }
 
@@ -79,22 +88,34 @@ mod tests {
         let volume = serde_json::json!({"name": "v", "configMap": {"name": "m"}});
         let dir = root.path();
         set_up(volume.clone(), Default::default(), objects("one"), dir).unwrap();
-        assert_eq!(std::fs::read_to_string(dir.join("app.conf")).unwrap(), "one");
+        assert_eq!(
+            std::fs::read_to_string(dir.join("app.conf")).unwrap(),
+            "one"
+        );
         assert_eq!(std::fs::read(dir.join("b")).unwrap(), [0, 1]);
         set_up(volume, Default::default(), objects("two"), dir).unwrap();
-        assert_eq!(std::fs::read_to_string(dir.join("app.conf")).unwrap(), "two");
+        assert_eq!(
+            std::fs::read_to_string(dir.join("app.conf")).unwrap(),
+            "two"
+        );
     }
 
     #[test]
     fn a_missing_config_map_fails_unless_it_is_optional() {
         let root = tempfile::tempdir().unwrap();
-        let volume = |optional| {
-            serde_json::json!({"name": "v", "configMap": {"name": "gone", "optional": optional}})
-        };
+        let volume = |optional| serde_json::json!({"name": "v", "configMap": {"name": "gone", "optional": optional}});
         let set_up = |optional| {
-            set_up(volume(optional), Default::default(), Objects::default(), root.path())
+            set_up(
+                volume(optional),
+                Default::default(),
+                Objects::default(),
+                root.path(),
+            )
         };
-        assert_eq!(set_up(false).err().unwrap().to_string(), "configmap \"gone\" not found");
+        assert_eq!(
+            set_up(false).err().unwrap().to_string(),
+            "configmap \"gone\" not found"
+        );
         assert!(set_up(true).is_ok());
     }
 }

@@ -46,11 +46,20 @@ pub(super) fn payload(
         check_path(&item.path)?;
         let text = match (&item.field_ref, &item.resource_field_ref) {
             (Some(field), _) => downward::field(request.pod, &field.field_path)?,
-            (None, Some(selector)) => downward::resource(request.pod, selector, None, request.node)?,
+            (None, Some(selector)) => {
+                downward::resource(request.pod, selector, None, request.node)?
+            }
             (None, None) => String::new(),
         };
         let mode = item.mode.unwrap_or(default_mode) as u32;
-        payload.insert(item.path.clone(), File { data: text.into_bytes(), mode, owner: None });
+        payload.insert(
+            item.path.clone(),
+            File {
+                data: text.into_bytes(),
+                mode,
+                owner: None,
+            },
+        );
     }
     Ok(payload)
 }

@@ -20,18 +20,24 @@ impl Plugin for EmptyDir {
 
     fn set_up(&self, request: &Request) -> Result<PathBuf> {
         let source = request.volume.empty_dir.as_ref();
-        let medium = source.and_then(|source| source.medium.as_deref()).unwrap_or_default();
+        let medium = source
+            .and_then(|source| source.medium.as_deref())
+            .unwrap_or_default();
         let dir = request.dir;
         // What a running pod has already written stays as it is.
         if dir.exists() && (medium.is_empty() || request.mounter.is_mounted(dir)?) {
             return Ok(dir.to_owned());
         }
-        let limit = source.and_then(|s| s.size_limit.as_ref()).and_then(quantity::value);
+        let limit = source
+            .and_then(|s| s.size_limit.as_ref())
+            .and_then(quantity::value);
         match medium {
             "" => make_dir(dir, 0o777)?,
             "Memory" => {
                 make_dir(dir, 0o777)?;
-                request.mounter.tmpfs(dir, limit.and_then(|limit| u64::try_from(limit).ok()))?;
+                request
+                    .mounter
+                    .tmpfs(dir, limit.and_then(|limit| u64::try_from(limit).ok()))?;
                 make_dir(dir, 0o777)?;
             }
             _ => {

@@ -56,7 +56,11 @@ fn check(path: &Path, wanted: &str) -> Result<()> {
         _ => (false, "known hostPath type"),
     };
     let path = path.display().to_string();
-    if fits { Ok(()) } else { Err(Error::HostPathType { path, wanted: noun }) }
+    if fits {
+        Ok(())
+    } else {
+        Err(Error::HostPathType { path, wanted: noun })
+    }
 }
 
 #[cfg(test)]

@@ -26,7 +26,10 @@ pub const ALL: &[&dyn Plugin] = &[
 /// The JSON name of a volume's source, for messages about kinds that are not supported.
 pub(crate) fn source_name(volume: &Volume) -> &'static str {
     let sources: [(bool, &'static str); 12] = [
-        (volume.persistent_volume_claim.is_some(), "persistentVolumeClaim"),
+        (
+            volume.persistent_volume_claim.is_some(),
+            "persistentVolumeClaim",
+        ),
         (volume.ephemeral.is_some(), "ephemeral"),
         (volume.csi.is_some(), "csi"),
         (volume.nfs.is_some(), "nfs"),
@@ -39,7 +42,10 @@ pub(crate) fn source_name(volume: &Volume) -> &'static str {
         (volume.flex_volume.is_some(), "flexVolume"),
         (volume.glusterfs.is_some(), "glusterfs"),
     ];
-    sources.iter().find(|(set, _)| *set).map_or("unknown", |(_, name)| name)
+    sources
+        .iter()
+        .find(|(set, _)| *set)
+        .map_or("unknown", |(_, name)| name)
 }
 
 fn make_dir(dir: &Path, mode: u32) -> Result<()> {
@@ -64,7 +70,11 @@ fn make_tmpfs(request: &Request) -> Result<()> {
 fn write_payload(request: &Request, payload: &Payload) -> Result<()> {
     let group = ownership::fs_group(request.pod);
     if atomic::write(request.dir, payload, group)? {
-        tracing::debug!(volume = request.volume.name, files = payload.len(), "content written");
+        tracing::debug!(
+            volume = request.volume.name,
+            files = payload.len(),
+            "content written"
+        );
     }
     Ok(())
 }

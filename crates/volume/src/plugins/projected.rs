@@ -28,12 +28,18 @@ impl Plugin for Projected {
     }
 
     fn shows_pod(&self, volume: &Volume) -> bool {
-        sources(volume).iter().any(|source| source.downward_api.is_some())
+        sources(volume)
+            .iter()
+            .any(|source| source.downward_api.is_some())
     }
 
     fn set_up(&self, request: &Request) -> Result<PathBuf> {
-        let default_mode =
-            request.volume.projected.as_ref().and_then(|p| p.default_mode).unwrap_or(0o644);
+        let default_mode = request
+            .volume
+            .projected
+            .as_ref()
+            .and_then(|p| p.default_mode)
+            .unwrap_or(0o644);
         let mut payload = Payload::new();
         for source in sources(request.volume) {
             payload.extend(source_payload(request, source, default_mode)?);
@@ -45,7 +51,11 @@ impl Plugin for Projected {
 }
 
 fn sources(volume: &Volume) -> &[VolumeProjection] {
-    volume.projected.as_ref().and_then(|p| p.sources.as_deref()).unwrap_or_default()
+    volume
+        .projected
+        .as_ref()
+        .and_then(|p| p.sources.as_deref())
+        .unwrap_or_default()
 }
 
 fn token_spec(token: &ServiceAccountTokenProjection) -> TokenSpec {
@@ -58,11 +68,17 @@ fn token_spec(token: &ServiceAccountTokenProjection) -> TokenSpec {
 fn source_needs(source: &VolumeProjection) -> Vec<Need> {
     let mut needs = Vec::new();
     if let Some(map) = &source.config_map {
-        needs.push(Need::ConfigMap { name: map.name.clone(), optional: map.optional == Some(true) });
+        needs.push(Need::ConfigMap {
+            name: map.name.clone(),
+            optional: map.optional == Some(true),
+        });
     }
     if let Some(secret) = &source.secret {
         let optional = secret.optional == Some(true);
-        needs.push(Need::Secret { name: secret.name.clone(), optional });
+        needs.push(Need::Secret {
+            name: secret.name.clone(),
+            optional,
+        });
     }
     if let Some(token) = &source.service_account_token {
         needs.push(Need::Token(token_spec(token)));
@@ -78,7 +94,13 @@ fn source_payload(request: &Request, source: &VolumeProjection, mode: i32) -> Re
     }
     if let Some(secret) = &source.secret {
         let optional = secret.optional == Some(true);
-        return secret::payload(objects, &secret.name, secret.items.as_deref(), mode, optional);
+        return secret::payload(
+            objects,
+            &secret.name,
+            secret.items.as_deref(),
+            mode,
+            optional,
+        );
     }
     if let Some(downward) = &source.downward_api {
         return downward_api::payload(request, downward.items.as_deref().unwrap_or_default(), mode);
@@ -91,7 +113,10 @@ fn source_payload(request: &Request, source: &VolumeProjection, mode: i32) -> Re
     } else {
         "projected podCertificate"
     };
-    Err(Error::Unsupported { volume: request.volume.name.clone(), kind })
+    Err(Error::Unsupported {
+        volume: request.volume.name.clone(),
+        kind,
+    })
 }
 
 /// A token is readable by its one user or group alone where there is such.
@@ -102,14 +127,22 @@ fn token_payload(
 ) -> Result<Payload> {
     check_path(&token.path)?;
     let spec = token_spec(token);
-    let text = request.objects.tokens.get(&spec).ok_or_else(|| Error::Missing {
-        kind: "service account token for audience",
-        name: spec.audience.clone(),
-    })?;
+    let text = request
+        .objects
+        .tokens
+        .get(&spec)
+        .ok_or_else(|| Error::Missing {
+            kind: "service account token for audience",
+            name: spec.audience.clone(),
+        })?;
     let owner = ownership::common_user(request.pod);
     let private = owner.is_some() || ownership::fs_group(request.pod).is_some();
     let mode = if private { 0o600 } else { mode as u32 };
-    let file = File { data: text.clone().into_bytes(), mode, owner };
+    let file = File {
+        data: text.clone().into_bytes(),
+        mode,
+        owner,
+    };
     Ok(Payload::from([(token.path.clone(), file)]))
 }
 
@@ -127,17 +160,27 @@ mod tests {
             {"downwardAPI": {"items": [
                 {"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}}]}});
         let parsed: Volume = serde_json::from_value(volume.clone()).unwrap();
-        let spec = TokenSpec { audience: String::new(), expiration_seconds: 3607 };
+        let spec = TokenSpec {
+            audience: String::new(),
+            expiration_seconds: 3607,
+        };
         assert_eq!(
             plugin_for(&parsed).unwrap().needs(&parsed),
             [
                 Need::Token(spec.clone()),
-                Need::ConfigMap { name: "kube-root-ca.crt".into(), optional: false }
+                Need::ConfigMap {
+                    name: "kube-root-ca.crt".into(),
+                    optional: false
+                }
             ]
         );
         let map = serde_json::json!({"data": {"ca.crt": "PEM"}});
         let objects = Objects {
-            config_maps: [("kube-root-ca.crt".into(), serde_json::from_value(map).unwrap())].into(),
+            config_maps: [(
+                "kube-root-ca.crt".into(),
+                serde_json::from_value(map).unwrap(),
+            )]
+            .into(),
             tokens: [(spec, "jwt".into())].into(),
             ..Default::default()
         };
@@ -145,7 +188,10 @@ mod tests {
         let pod = serde_json::from_value(pod).unwrap();
         set_up(volume, pod, objects, root.path()).unwrap();
         for (file, text) in [("token", "jwt"), ("ca.crt", "PEM"), ("namespace", "ns")] {
-            assert_eq!(std::fs::read_to_string(root.path().join(file)).unwrap(), text);
+            assert_eq!(
+                std::fs::read_to_string(root.path().join(file)).unwrap(),
+                text
+            );
         }
     }
 
@@ -155,6 +201,12 @@ mod tests {
         let volume = serde_json::json!({"name": "v", "projected": {"sources": [
             {"clusterTrustBundle": {"path": "p"}}]}});
         let error = set_up(volume, Default::default(), Objects::default(), root.path());
-        assert!(error.err().unwrap().to_string().contains("clusterTrustBundle"));
+        assert!(
+            error
+                .err()
+                .unwrap()
+                .to_string()
+                .contains("clusterTrustBundle")
+        );
     }
 }

@@ -53,9 +53,18 @@ pub(super) fn payload(
     optional: bool,
 ) -> Result<Payload> {
     match objects.secrets.get(name) {
-        Some(secret) => select(&secret_data(secret), items, default_mode, optional, "secret"),
+        Some(secret) => select(
+            &secret_data(secret),
+            items,
+            default_mode,
+            optional,
+            "secret",
+        ),
         None if optional => Ok(Payload::new()),
-        None => Err(Error::Missing { kind: "secret", name: name.to_owned() }),
+        None => Err(Error::Missing {
+            kind: "secret",
+            name: name.to_owned(),
+        }),
     }
 }
 
