@@ -1,0 +1,177 @@
+//! The PKI of one cluster: what is in its directory, and what is made from it.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use rustls::{ClientConfig, ServerConfig};
+
+use crate::{Authority, Error, Issued, Kubeconfig, Leaf, Names, files, jwt::Keys, kubeconfig, tls};
+
+/// Every key and certificate of one cluster.
+pub struct Pki {
+    dir: PathBuf,
+    ca: Authority,
+    front_proxy_ca: Authority,
+    service_account: Keys,
+    leaves: BTreeMap<Leaf, Arc<Issued>>,
+    /// Guards what certificates should say and which kubeconfigs follow them; held while
+    /// certificates are renewed, so that two renewals never write the same file.
+    state: Mutex<State>,
+}
+
+struct State {
+    names: Names,
+    kubeconfigs: Vec<Kubeconfig>,
+}
+
+impl Pki {
+    /// Loads what is in `dir` and makes what is missing, due or of other names.
+    pub fn ensure(dir: &Path, names: &Names) -> Result<Self, Error> {
+        Self::ensure_at(dir, names, Timestamp::now())
+    }
+
+    /// [`Pki::ensure`] at a given time.
+    pub fn ensure_at(dir: &Path, names: &Names, now: Timestamp) -> Result<Self, Error> {
+        files::private_dir(dir)?;
+        let ca = Authority::ensure(dir, "ca", "kubernetes", now)?;
+        let front_proxy_ca = Authority::ensure(dir, "front-proxy-ca", "front-proxy-ca", now)?;
+        let service_account = Keys::ensure(dir)?;
+        let mut leaves = BTreeMap::new();
+        for leaf in Leaf::ALL.iter().copied().filter(|leaf| leaf.wanted(names)) {
+            let authority = if leaf.of_front_proxy() {
+                &front_proxy_ca
+            } else {
+                &ca
+            };
+            let issued = Issued::ensure(leaf, dir, names, authority, now)?;
+            leaves.insert(leaf, Arc::new(issued));
+        }
+        let state = Mutex::new(State {
+            names: names.clone(),
+            kubeconfigs: Vec::new(),
+        });
+        Ok(Self {
+            dir: dir.to_owned(),
+            ca,
+            front_proxy_ca,
+            service_account,
+            leaves,
+            state,
+        })
+    }
+
+    /// The cluster's authority.
+    pub fn ca(&self) -> &Authority {
+        &self.ca
+    }
+
+    /// The authority of front proxies.
+    pub fn front_proxy_ca(&self) -> &Authority {
+        &self.front_proxy_ca
+    }
+
+    /// The keys that sign and verify service account tokens.
+    pub fn service_account(&self) -> &Keys {
+        &self.service_account
+    }
+
+    /// One certificate with its key.
+    pub fn issued(&self, leaf: Leaf) -> Result<&Arc<Issued>, Error> {
+        let missing = || Error::Certificate(format!("there is no {} certificate", leaf.file()));
+        self.leaves.get(&leaf).ok_or_else(missing)
+    }
+
+    /// The API server's TLS: clients show no certificate, one of the cluster, or one of a front
+    /// proxy. A handshake with any other fails. [`Pki::identify`] tells them apart.
+    pub fn apiserver_config(&self) -> Result<Arc<ServerConfig>, Error> {
+        let mut roots = self.ca.roots()?;
+        roots.extend(self.front_proxy_ca.roots()?.roots);
+        Ok(Arc::new(tls::server(
+            self.issued(Leaf::Apiserver)?.clone(),
+            roots,
+        )?))
+    }
+
+    /// The kubelet's TLS: clients show no certificate or one of the cluster.
+    pub fn kubelet_config(&self) -> Result<Arc<ServerConfig>, Error> {
+        let issued = self.issued(Leaf::KubeletServing)?.clone();
+        Ok(Arc::new(tls::server(issued, self.ca.roots()?)?))
+    }
+
+    /// A client of this cluster's servers with the identity of `leaf`. ALPN is left to the caller.
+    pub fn client_config(&self, leaf: Leaf) -> Result<ClientConfig, Error> {
+        tls::client(self.ca.roots()?, Some(self.issued(leaf)?.clone()))
+    }
+
+    /// A kubeconfig with the identity of `leaf`, as text.
+    pub fn kubeconfig(&self, leaf: Leaf, server: &str) -> Result<String, Error> {
+        let issued = self.issued(leaf)?;
+        let (certificate, key) = (issued.certificate_pem(), issued.key_pem());
+        Ok(kubeconfig::render(
+            server,
+            leaf.file(),
+            self.ca.pem(),
+            &certificate,
+            &key,
+        ))
+    }
+
+    /// Writes a kubeconfig now, and again whenever its certificate is renewed.
+    pub fn write_kubeconfig(&self, config: Kubeconfig) -> Result<(), Error> {
+        let mut state = self.state.lock();
+        self.write_one(&config)?;
+        state.kubeconfigs.retain(|known| known.path != config.path);
+        state.kubeconfigs.push(config);
+        Ok(())
+    }
+
+    fn write_one(&self, config: &Kubeconfig) -> Result<(), Error> {
+        let text = self.kubeconfig(config.leaf, &config.server)?;
+        files::write(&config.path, text.as_bytes())
+    }
+
+    /// The host has other names or addresses now: heals the certificates that say them.
+    pub fn rename(&self, names: &Names, now: Timestamp) -> Result<Vec<Leaf>, Error> {
+        self.state.lock().names = names.clone();
+        self.renew(now)
+    }
+
+    /// Renews what is due; says which.
+    pub fn renew(&self, now: Timestamp) -> Result<Vec<Leaf>, Error> {
+        let state = self.state.lock();
+        let mut renewed = Vec::new();
+        for (leaf, issued) in &self.leaves {
+            let authority = if leaf.of_front_proxy() {
+                &self.front_proxy_ca
+            } else {
+                &self.ca
+            };
+            if issued.renew(*leaf, &self.dir, &state.names, authority, now)? {
+                tracing::info!(certificate = leaf.file(), until = %issued.not_after(), "renewed");
+                renewed.push(*leaf);
+            }
+        }
+        for config in state
+            .kubeconfigs
+            .iter()
+            .filter(|config| renewed.contains(&config.leaf))
+        {
+            self.write_one(config)?;
+        }
+        Ok(renewed)
+    }
+
+    /// When the next certificate is due.
+    pub fn next_renewal(&self) -> Timestamp {
+        self.leaves
+            .values()
+            .map(|issued| issued.renew_at())
+            .min()
+            .unwrap_or(Timestamp::MAX)
+    }
+}

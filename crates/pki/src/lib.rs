@@ -1,0 +1,58 @@
+//! Keys and identities of one cluster: authorities, certificates that renew themselves, service
+//! account tokens and kubeconfigs.
+//!
+//! Everything lives in one directory that only its owner can read. [`Pki::ensure`] makes what is
+//! missing and keeps what is there; a certificate authority that a user puts there is used as it is
+//! and never overwritten. Nothing here prints or formats a private key.
+
+mod authority;
+mod files;
+pub mod jwt;
+mod kubeconfig;
+mod leaf;
+mod names;
+mod peer;
+mod rotation;
+mod tls;
+
+use std::{path::PathBuf, sync::Arc};
+
+pub use authority::Authority;
+pub use kubeconfig::Kubeconfig;
+pub use leaf::{Issued, Leaf};
+pub use names::Names;
+pub use peer::{Peer, Signer};
+pub use rotation::Rotation;
+pub use tls::{bearer_client_config, client_config_from_pem, server_config_from_pem};
+
+mod cluster;
+pub use cluster::Pki;
+
+/// What can go wrong with keys and certificates.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{path}: {source}")]
+    File {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error("{path}: {message}")]
+    Content { path: PathBuf, message: String },
+    #[error("certificate: {0}")]
+    Certificate(String),
+    #[error("tls: {0}")]
+    Tls(#[from] rustls::Error),
+    #[error("token: {0}")]
+    Token(#[from] jwt::TokenError),
+}
+
+impl From<rcgen::Error> for Error {
+    fn from(error: rcgen::Error) -> Self {
+        Self::Certificate(error.to_string())
+    }
+}
+
+/// The one crypto provider of the house.
+pub(crate) fn provider() -> Arc<rustls::crypto::CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
