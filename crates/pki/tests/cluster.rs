@@ -1,5 +1,7 @@
 //! A cluster's PKI from its directory to a TLS handshake.
 
+#![allow(clippy::unwrap_used)]
+
 use std::{os::unix::fs::PermissionsExt, path::Path, sync::Arc, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
