@@ -1,10 +1,13 @@
 //! What the API is made of, for no kind in particular: objects as JSON trees, the schema table and
 //! what it drives, field paths, errors, selectors, quantities, patches. Pure: no IO, no clock.
 
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
 pub mod field;
 pub mod fields;
 pub mod format;
 pub mod labels;
+pub mod schema;
 pub mod status;
 pub mod text;
 

@@ -1,0 +1,328 @@
+//! The schema table: what is true of every field of every built-in type, stated once. It drives
+//! decoding, normalising, encoding, strategic merge, apply, protobuf and OpenAPI.
+//!
+//! The facts stand in `table/*.txt`, one file per package, one field a line:
+//!
+//! ```text
+//! Container                                   a type ("atomic" behind it: applied as a whole)
+//!  name 1 string !                            JSON name, protobuf number, type, required
+//!  ports 6 ?[]ContainerPort keys=containerPort,protocol patch=merge(containerPort)
+//!  + 1 ProbeHandler                           the fields of another type, inlined (0: no number)
+//! Protocol = string                           another name for a type
+//! ```
+//!
+//! In front of a type: nothing, always written; `?` left out when empty (a struct never is);
+//! `*` absent or a value; `~` a value or null; `0` left out when zero. `[]` is a list, `{}` a map
+//! with string keys. Behind it: `!` required, `atomic`, `set`, `granular`, `keys=`, `patch=`,
+//! `default=`, `off` for a field behind a feature gate that is off.
+
+mod parse;
+
+use std::collections::HashMap;
+use std::sync::{LazyLock, OnceLock};
+
+use serde_json::Value;
+
+/// When a field is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Presence {
+    /// Always, also when empty.
+    Always,
+    /// Not when empty; structs are never empty.
+    OmitEmpty,
+    /// Not when zero; a struct is zero when nothing in it is set.
+    OmitZero,
+    /// Absent or a value.
+    Pointer,
+    /// A value or null.
+    PointerNull,
+}
+
+/// How a list or map is merged by apply.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Topology {
+    /// As its type says: maps and structs by field, lists as a whole.
+    Default,
+    /// As a whole.
+    Atomic,
+    /// By field, though the type is atomic elsewhere.
+    Granular,
+    /// A list of distinct scalars.
+    Set,
+    /// A list of objects known by these fields.
+    Keyed(Vec<&'static str>),
+}
+
+/// How strategic merge treats a field.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Patch {
+    /// Lists are merged by element.
+    pub merge: bool,
+    /// The patch may name the only keys to retain.
+    pub retain_keys: bool,
+    /// The field is replaced as a whole.
+    pub replace: bool,
+    /// The field by which elements are known; absent for lists of scalars.
+    pub key: Option<&'static str>,
+}
+
+/// A type in the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TypeId(u16);
+
+impl TypeId {
+    /// The type itself.
+    pub fn get(self) -> &'static Type {
+        &TABLE.types[self.0 as usize]
+    }
+}
+
+/// What a value looks like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shape {
+    String,
+    Bool,
+    Int32,
+    Int64,
+    Float64,
+    /// Base64 in JSON.
+    Bytes,
+    Quantity,
+    IntOrString,
+    Time,
+    MicroTime,
+    /// Any object, kept as it is.
+    Raw,
+    /// The set of fields of a managedFields entry.
+    FieldsV1,
+    /// Any JSON value.
+    Any,
+    /// apiextensions: any JSON value.
+    Json,
+    /// apiextensions: a schema or a boolean.
+    PropsOrBool,
+    /// apiextensions: a schema or a list of them.
+    PropsOrArray,
+    /// apiextensions: a schema or a list of strings.
+    PropsOrStrings,
+    Struct(TypeId),
+    List(&'static Shape),
+    Map(&'static Shape),
+}
+
+/// One field as JSON shows it.
+#[derive(Debug)]
+pub struct Field {
+    pub name: &'static str,
+    /// Number within the struct that declares it; 0 where protobuf has none.
+    pub number: u32,
+    pub shape: Shape,
+    /// The type's name as messages print it, such as `v1.Protocol` or `[]v1.Container`.
+    pub type_name: String,
+    pub presence: Presence,
+    pub required: bool,
+    pub topology: Topology,
+    pub patch: Patch,
+    /// JSON text.
+    pub default: Option<&'static str>,
+    /// Whether the field's feature gate is off.
+    pub off: bool,
+    zero: OnceLock<Option<Value>>,
+}
+
+impl Field {
+    /// What is written when the field is not set; `None` when nothing is.
+    pub fn zero(&self) -> Option<&Value> {
+        self.zero.get_or_init(|| zero(self)).as_ref()
+    }
+
+    /// Whether a number in front of the type makes absence different from zero.
+    pub fn is_pointer(&self) -> bool {
+        matches!(self.presence, Presence::Pointer | Presence::PointerNull)
+    }
+}
+
+/// The zero value of a shape as JSON shows it.
+pub fn zero_of(shape: Shape) -> Value {
+    match shape {
+        Shape::String => Value::from(""),
+        Shape::Bool => Value::from(false),
+        Shape::Int32 | Shape::Int64 | Shape::Float64 | Shape::IntOrString => Value::from(0),
+        Shape::Quantity => Value::from("0"),
+        Shape::Struct(id) => {
+            let fields = id.get().fields.iter();
+            Value::Object(
+                fields
+                    .filter_map(|f| Some((f.name.to_owned(), f.zero()?.clone())))
+                    .collect(),
+            )
+        }
+        _ => Value::Null,
+    }
+}
+
+fn zero(field: &Field) -> Option<Value> {
+    match field.presence {
+        Presence::Always => Some(zero_of(field.shape)),
+        Presence::PointerNull => Some(Value::Null),
+        Presence::Pointer | Presence::OmitZero => None,
+        Presence::OmitEmpty => match field.shape {
+            Shape::Struct(_)
+            | Shape::Time
+            | Shape::MicroTime
+            | Shape::Quantity
+            | Shape::IntOrString
+            | Shape::Raw
+            | Shape::Json => Some(zero_of(field.shape)),
+            _ => None,
+        },
+    }
+}
+
+/// A field of the type itself, or another type's fields inlined.
+#[derive(Debug)]
+pub enum Member {
+    /// The place in [`Type::fields`].
+    Field(usize),
+    /// Inlined under a protobuf number of its own, or none (0).
+    Inline { number: u32, of: TypeId },
+}
+
+/// A struct.
+#[derive(Debug)]
+pub struct Type {
+    /// Such as `apps/v1`.
+    pub package: &'static str,
+    /// Such as `Deployment`.
+    pub name: &'static str,
+    /// Whether apply takes it as a whole.
+    pub atomic: bool,
+    /// In declared order, inlined types as such.
+    pub members: Vec<Member>,
+    /// As JSON shows them: inlined types flattened, `apiVersion` and `kind` first.
+    pub fields: Vec<Field>,
+    index: HashMap<&'static str, u16>,
+    /// The fields that are written when nothing is set.
+    pub always: Vec<u16>,
+}
+
+impl Type {
+    /// The place of a field in [`Type::fields`].
+    pub fn position(&self, name: &str) -> Option<usize> {
+        // Small structs are searched faster than hashed.
+        if self.fields.len() <= 6 {
+            return self.fields.iter().position(|f| f.name == name);
+        }
+        self.index.get(name).map(|&i| i as usize)
+    }
+
+    /// A field by its JSON name.
+    pub fn field(&self, name: &str) -> Option<&Field> {
+        self.position(name).map(|i| &self.fields[i])
+    }
+
+    /// The version part of the package, as messages print it in front of the name.
+    pub fn version(&self) -> &'static str {
+        self.package.rsplit('/').next().unwrap_or_default()
+    }
+}
+
+struct Table {
+    types: Vec<Type>,
+    by_name: HashMap<(&'static str, &'static str), TypeId>,
+}
+
+static TABLE: LazyLock<Table> = LazyLock::new(parse::table);
+
+/// The type of a full name such as `apps/v1.Deployment` or `core/v1.Pod`.
+pub fn lookup(name: &str) -> Option<&'static Type> {
+    let (package, name) = name.rsplit_once('.')?;
+    find(package, name).map(TypeId::get)
+}
+
+/// The type of a group, version and kind as the API names them.
+pub fn lookup_kind(group: &str, version: &str, kind: &str) -> Option<&'static Type> {
+    let package = match group {
+        "" => "core",
+        "rbac.authorization.k8s.io" => "rbac",
+        other => other.split('.').next().unwrap_or_default(),
+    };
+    find(&format!("{package}/{version}"), kind).map(TypeId::get)
+}
+
+fn find(package: &str, name: &str) -> Option<TypeId> {
+    TABLE.by_name.get(&(package, name)).copied()
+}
+
+/// All types, in the table's order.
+pub fn all() -> &'static [Type] {
+    &TABLE.types
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deployment_is_found_with_its_fields_in_order() {
+        let deployment = lookup("apps/v1.Deployment").unwrap();
+        let names: Vec<_> = deployment.fields.iter().map(|f| f.name).collect();
+        assert_eq!(names, ["apiVersion", "kind", "metadata", "spec", "status"]);
+        assert_eq!(
+            lookup_kind("apps", "v1", "Deployment").unwrap().name,
+            "Deployment"
+        );
+        assert!(lookup("apps/v1.Nothing").is_none());
+    }
+
+    #[test]
+    fn inlined_types_are_flattened_for_json_and_kept_for_protobuf() {
+        let volume = lookup("core/v1.Volume").unwrap();
+        assert_eq!(volume.fields[1].name, "hostPath");
+        assert!(matches!(
+            volume.members[1],
+            Member::Inline { number: 2, .. }
+        ));
+    }
+
+    #[test]
+    fn list_facts_are_read() {
+        let ports = lookup("core/v1.Container").unwrap().field("ports").unwrap();
+        assert_eq!(
+            ports.topology,
+            Topology::Keyed(vec!["containerPort", "protocol"])
+        );
+        assert_eq!(ports.patch.key, Some("containerPort"));
+        assert!(ports.patch.merge);
+        assert_eq!(ports.type_name, "[]v1.ContainerPort");
+        let protocol = lookup("core/v1.ContainerPort")
+            .unwrap()
+            .field("protocol")
+            .unwrap();
+        assert_eq!(protocol.default, Some("\"TCP\""));
+    }
+
+    #[test]
+    fn what_go_writes_for_nothing_is_known() {
+        let pod = lookup("core/v1.Pod").unwrap();
+        let zero = zero_of(Shape::Struct(find(pod.package, pod.name).unwrap()));
+        let expected = r#"{"metadata":{},"spec":{"containers":null},"status":{}}"#;
+        assert_eq!(zero.to_string(), expected);
+    }
+
+    #[test]
+    fn every_type_of_the_table_is_known_to_the_index() {
+        assert!(all().len() > 600);
+        for t in all() {
+            for f in &t.fields {
+                assert_eq!(
+                    t.field(f.name).unwrap().number,
+                    f.number,
+                    "{}.{}",
+                    t.name,
+                    f.name
+                );
+            }
+        }
+    }
+}
