@@ -1,0 +1,251 @@
+//! One list and watch per kind, shared by all who read it: each object is decoded once, into an
+//! `Arc`; reads are synchronous; subscribers get every change, in order, with the object before it.
+//!
+//! What an informer shows is always a state the server had, perhaps a little old. Objects come
+//! without `metadata.managedFields`: nobody reads them here and they are half of the memory.
+
+mod cache;
+mod reflector;
+
+use std::{fmt::Debug, sync::Arc};
+
+use kube::Resource;
+use lifecycle::Context;
+use serde::de::DeserializeOwned;
+use tokio::sync::{mpsc, watch};
+
+use cache::Cache;
+use parking_lot::RwLock;
+use reflector::Source;
+
+/// What an informer can hold.
+pub trait Object: Resource + DeserializeOwned + Debug + Send + Sync + 'static {}
+impl<K: Resource + DeserializeOwned + Debug + Send + Sync + 'static> Object for K {}
+
+/// A change, with the objects before and after it.
+#[derive(Debug)]
+pub enum Event<K> {
+    /// The object is new here.
+    Added(Arc<K>),
+    /// The object changed.
+    Modified {
+        /// Before.
+        old: Arc<K>,
+        /// After.
+        new: Arc<K>,
+    },
+    /// The object is gone, or no longer selected; this is its last known state.
+    Deleted(Arc<K>),
+}
+
+impl<K> Clone for Event<K> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Added(new) => Self::Added(new.clone()),
+            Self::Modified { old, new } => Self::Modified {
+                old: old.clone(),
+                new: new.clone(),
+            },
+            Self::Deleted(old) => Self::Deleted(old.clone()),
+        }
+    }
+}
+
+impl<K> Event<K> {
+    /// The newest state of the object.
+    pub fn object(&self) -> &Arc<K> {
+        match self {
+            Self::Added(new) | Self::Modified { new, .. } | Self::Deleted(new) => new,
+        }
+    }
+
+    /// The state before a modification.
+    pub fn old(&self) -> Option<&Arc<K>> {
+        match self {
+            Self::Modified { old, .. } => Some(old),
+            _ => None,
+        }
+    }
+}
+
+/// A queue of changes. Nothing is lost between the subscription and the last `next`.
+pub struct Subscription<K> {
+    events: mpsc::UnboundedReceiver<Event<K>>,
+}
+
+impl<K> Subscription<K> {
+    /// The next change; `None` when the informer is gone.
+    pub async fn next(&mut self) -> Option<Event<K>> {
+        self.events.recv().await
+    }
+
+    /// The next change if one waits already.
+    pub fn try_next(&mut self) -> Option<Event<K>> {
+        self.events.try_recv().ok()
+    }
+}
+
+/// Under which keys an object is found: `"node"` → the names of its nodes.
+pub type IndexFn<K> = fn(&K) -> Vec<String>;
+
+/// Says what to watch; [`Builder::start`] begins.
+pub struct Builder<K> {
+    source: Source,
+    cache: Cache<K>,
+}
+
+impl<K: Object> Builder<K> {
+    /// Only objects of this namespace.
+    pub fn namespace(mut self, namespace: &str) -> Self
+    where
+        K: Resource<DynamicType = ()>,
+    {
+        self.source.path = K::url_path(&(), Some(namespace));
+        self
+    }
+
+    /// Only objects with these labels.
+    pub fn labels(mut self, selector: impl Into<String>) -> Self {
+        self.source.labels = Some(selector.into());
+        self
+    }
+
+    /// Only objects with these fields, e.g. `spec.nodeName=a`.
+    pub fn fields(mut self, selector: impl Into<String>) -> Self {
+        self.source.fields = Some(selector.into());
+        self
+    }
+
+    /// A secondary index, read with [`Informer::by_index`].
+    pub fn index(mut self, name: &'static str, keys: IndexFn<K>) -> Self {
+        self.cache.add_index(name, keys);
+        self
+    }
+
+    /// Begins to list and watch, for as long as the context's run lasts.
+    pub fn start(self, context: &Context) -> Informer<K> {
+        let Self { source, cache } = self;
+        let informer = Informer::of(cache);
+        context.spawn("informer", reflector::run(source, informer.clone()));
+        informer
+    }
+
+    /// Holds what [`Informer::upsert`] and [`Informer::remove`] put there, and asks no server.
+    pub fn offline(self) -> Informer<K> {
+        let informer = Informer::of(self.cache);
+        informer.shared.synced.send_replace(true);
+        informer
+    }
+}
+
+struct Shared<K> {
+    /// Guards objects, indexes and the list of subscribers, so that a subscriber sees every change
+    /// exactly once: either in the snapshot it begins with or as an event.
+    cache: RwLock<Cache<K>>,
+    synced: watch::Sender<bool>,
+}
+
+/// A shared, indexed, read-only copy of a kind's objects. Cloning shares it.
+pub struct Informer<K> {
+    shared: Arc<Shared<K>>,
+}
+
+impl<K> Clone for Informer<K> {
+    fn clone(&self) -> Self {
+        Self {
+            shared: self.shared.clone(),
+        }
+    }
+}
+
+impl<K: Object> Informer<K> {
+    /// All objects of a kind.
+    pub fn builder(client: kube::Client) -> Builder<K>
+    where
+        K: Resource<DynamicType = ()>,
+    {
+        let path = K::url_path(&(), None);
+        Builder {
+            source: Source::new(client, path),
+            cache: Cache::default(),
+        }
+    }
+
+    /// All objects of a kind known only at run time.
+    pub fn dynamic(client: kube::Client, kind: &K::DynamicType) -> Builder<K> {
+        let mut source = Source::new(client, K::url_path(kind, None));
+        source.metadata_only = K::metadata_api();
+        Builder {
+            source,
+            cache: Cache::default(),
+        }
+    }
+
+    fn of(cache: Cache<K>) -> Self {
+        let shared = Shared {
+            cache: RwLock::new(cache),
+            synced: watch::Sender::new(false),
+        };
+        Self {
+            shared: Arc::new(shared),
+        }
+    }
+
+    /// One object. Cluster-scoped objects have the namespace `""`.
+    pub fn get(&self, namespace: &str, name: &str) -> Option<Arc<K>> {
+        self.shared.cache.read().get(namespace, name)
+    }
+
+    /// All objects, by namespace and name.
+    pub fn list(&self) -> Vec<Arc<K>> {
+        self.shared.cache.read().list()
+    }
+
+    /// The objects of a namespace, by name.
+    pub fn list_in(&self, namespace: &str) -> Vec<Arc<K>> {
+        self.shared.cache.read().list_in(namespace)
+    }
+
+    /// The objects that a secondary index files under `key`; none when there is no such index.
+    pub fn by_index(&self, index: &str, key: &str) -> Vec<Arc<K>> {
+        self.shared.cache.read().by_index(index, key)
+    }
+
+    /// How many objects there are.
+    pub fn count(&self) -> usize {
+        self.shared.cache.read().count()
+    }
+
+    /// Every object there is as `Added`, then every change.
+    pub fn subscribe(&self) -> Subscription<K> {
+        let (sender, events) = mpsc::unbounded_channel();
+        self.shared.cache.write().subscribe(sender);
+        Subscription { events }
+    }
+
+    /// Waits until the first list is here.
+    pub async fn synced(&self) {
+        // The sender is in the same shared value that is borrowed here: it cannot be gone.
+        let _ = self
+            .shared
+            .synced
+            .subscribe()
+            .wait_for(|synced| *synced)
+            .await;
+    }
+
+    /// Whether the first list is here.
+    pub fn has_synced(&self) -> bool {
+        *self.shared.synced.borrow()
+    }
+
+    /// Puts an object there as a watch event would.
+    pub fn upsert(&self, object: K) {
+        self.shared.cache.write().upsert(Arc::new(object));
+    }
+
+    /// Removes an object as a watch event would.
+    pub fn remove(&self, namespace: &str, name: &str) {
+        self.shared.cache.write().remove(namespace, name, None);
+    }
+}

@@ -1,0 +1,468 @@
+//! Keeps a cache equal to the server: list in pages, watch from there, resume after a cut from the
+//! last version seen, and list again only when the server no longer knows that version.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::{Buf, BytesMut};
+use http::{Request, header::ACCEPT};
+use http_body_util::BodyExt;
+use kube::client::Body;
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::value::RawValue;
+use stdx::Backoff;
+use tracing::{debug, warn};
+
+use super::{Informer, Object, cache::key};
+
+const PAGE: u32 = 500;
+/// The server ends a watch after this long; a client that hears nothing for longer gives it up.
+const WATCH_SECONDS: u32 = 300;
+const GRACE: Duration = Duration::from_secs(30);
+const METADATA_ONLY: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+
+/// What to list and watch.
+pub(super) struct Source {
+    client: kube::Client,
+    pub(super) path: String,
+    pub(super) labels: Option<String>,
+    pub(super) fields: Option<String>,
+    pub(super) metadata_only: bool,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    /// The version to resume from is too old.
+    #[error("the server has forgotten this version: {0}")]
+    Expired(String),
+    #[error("{0}: {1}")]
+    Refused(u16, String),
+    #[error(transparent)]
+    Client(#[from] kube::Error),
+    #[error("cannot decode: {0}")]
+    Decode(#[from] serde_json::Error),
+    #[error("the server went silent")]
+    Silent,
+}
+
+#[derive(Deserialize)]
+#[serde(bound = "")]
+struct List {
+    metadata: ListMeta,
+    #[serde(default)]
+    items: Option<Vec<Box<RawValue>>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct ListMeta {
+    resource_version: Option<String>,
+    r#continue: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct WatchEvent<'a> {
+    r#type: &'a str,
+    #[serde(borrow)]
+    object: &'a RawValue,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Status {
+    code: u16,
+    reason: String,
+    message: String,
+}
+
+#[derive(Deserialize)]
+struct Versioned {
+    metadata: ListMeta,
+}
+
+impl Source {
+    pub(super) fn new(client: kube::Client, path: String) -> Self {
+        Self {
+            client,
+            path,
+            labels: None,
+            fields: None,
+            metadata_only: false,
+        }
+    }
+
+    fn request(&self, query: &[(&str, &str)], accept: &str) -> Result<Request<Body>, Failure> {
+        let mut uri = format!("{}?", self.path);
+        let selectors = [
+            ("labelSelector", &self.labels),
+            ("fieldSelector", &self.fields),
+        ];
+        let selectors = selectors
+            .iter()
+            .filter_map(|(name, value)| Some((*name, value.as_deref()?)));
+        for (name, value) in query.iter().copied().chain(selectors) {
+            uri.push_str(name);
+            uri.push('=');
+            escape(value, &mut uri);
+            uri.push('&');
+        }
+        uri.pop();
+        let accept = if self.metadata_only {
+            accept
+        } else {
+            "application/json"
+        };
+        let request = Request::get(uri).header(ACCEPT, accept).body(Body::empty());
+        request.map_err(|error| Failure::Client(kube::Error::HttpError(error)))
+    }
+
+    /// The whole list and its version.
+    async fn list<K: Object>(&self) -> Result<(Vec<Arc<K>>, String), Failure> {
+        let (limit, mut token) = (PAGE.to_string(), String::new());
+        let mut objects = Vec::new();
+        loop {
+            let mut query = vec![("limit", limit.as_str())];
+            if !token.is_empty() {
+                query.push(("continue", token.as_str()));
+            }
+            let response = self.send(self.request(&query, METADATA_LIST)?).await?;
+            let bytes = response.collect_bytes().await?;
+            let list: List = serde_json::from_slice(&bytes)?;
+            for item in list.items.unwrap_or_default() {
+                objects.extend(decode::<K>(&item, &self.path).map(Arc::new));
+            }
+            match list.metadata.r#continue.filter(|token| !token.is_empty()) {
+                Some(next) => token = next,
+                None => return Ok((objects, list.metadata.resource_version.unwrap_or_default())),
+            }
+        }
+    }
+
+    async fn send(&self, request: Request<Body>) -> Result<Body, Failure> {
+        let response = self.client.send(request).await?;
+        if response.status().is_success() {
+            return Ok(response.into_body());
+        }
+        let code = response.status().as_u16();
+        let bytes = response.into_body().collect_bytes().await?;
+        let status: Status = serde_json::from_slice(&bytes).unwrap_or_default();
+        Err(refusal(code, status))
+    }
+
+    /// Follows changes from `version` until the stream ends, keeping `version` up to date.
+    async fn watch<K: Object>(
+        &self,
+        informer: &Informer<K>,
+        version: &mut String,
+    ) -> Result<(), Failure> {
+        let seconds = WATCH_SECONDS.to_string();
+        let query = [
+            ("watch", "true"),
+            ("allowWatchBookmarks", "true"),
+            ("timeoutSeconds", seconds.as_str()),
+            ("resourceVersion", version.as_str()),
+        ];
+        let mut body = self.send(self.request(&query, METADATA_ONLY)?).await?;
+        let mut buffer = BytesMut::new();
+        let silence = Duration::from_secs(WATCH_SECONDS.into()) + GRACE;
+        loop {
+            let frame = tokio::time::timeout(silence, body.frame()).await;
+            let Some(frame) = frame.map_err(|_| Failure::Silent)? else {
+                return Ok(());
+            };
+            let Ok(data) = frame?.into_data() else {
+                continue;
+            };
+            let mut searched = buffer.len();
+            buffer.extend_from_slice(&data);
+            while let Some(end) = buffer[searched..].iter().position(|byte| *byte == b'\n') {
+                let line = buffer.split_to(searched + end);
+                buffer.advance(1);
+                searched = 0;
+                if !line.is_empty() {
+                    self.take(informer, &line, version)?;
+                }
+            }
+        }
+    }
+
+    /// Applies one line of a watch.
+    fn take<K: Object>(
+        &self,
+        informer: &Informer<K>,
+        line: &[u8],
+        version: &mut String,
+    ) -> Result<(), Failure> {
+        let event: WatchEvent = serde_json::from_slice(line)?;
+        match event.r#type {
+            "ERROR" => {
+                let status: Status = serde_json::from_str(event.object.get()).unwrap_or_default();
+                return Err(refusal(status.code, status));
+            }
+            "BOOKMARK" => {
+                let bookmark: Versioned = serde_json::from_str(event.object.get())?;
+                *version = bookmark.metadata.resource_version.unwrap_or_default();
+                return Ok(());
+            }
+            _ => {}
+        }
+        let Some(object) = decode::<K>(event.object, &self.path).map(Arc::new) else {
+            return Ok(());
+        };
+        let seen = object.meta().resource_version.clone().unwrap_or_default();
+        match event.r#type {
+            "ADDED" | "MODIFIED" => informer.shared.cache.write().upsert(object),
+            "DELETED" => {
+                let (namespace, name) = key(&*object);
+                informer
+                    .shared
+                    .cache
+                    .write()
+                    .remove(&namespace, &name, Some(object));
+            }
+            other => warn!(path = self.path, r#type = other, "unknown watch event"),
+        }
+        *version = seen;
+        Ok(())
+    }
+}
+
+/// Lists and watches for ever; whoever spawned this drops it.
+pub(super) async fn run<K: Object>(source: Source, informer: Informer<K>) {
+    let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(10));
+    loop {
+        let mut version = match source.list::<K>().await {
+            Ok((objects, version)) => {
+                informer.shared.cache.write().replace(objects);
+                informer.shared.synced.send_replace(true);
+                version
+            }
+            Err(error) => {
+                debug!(path = source.path, %error, "cannot list");
+                tokio::time::sleep(backoff.step()).await;
+                continue;
+            }
+        };
+        watch_until_expired(&source, &informer, &mut version, &mut backoff).await;
+    }
+}
+
+async fn watch_until_expired<K: Object>(
+    source: &Source,
+    informer: &Informer<K>,
+    version: &mut String,
+    backoff: &mut Backoff,
+) {
+    loop {
+        let before = version.clone();
+        let outcome = source.watch(informer, version).await;
+        // Progress was made, or the watch lasted its time: the server is well.
+        if *version != before || matches!(outcome, Ok(())) {
+            backoff.reset();
+        }
+        match outcome {
+            Ok(()) => {}
+            Err(Failure::Expired(message)) => {
+                debug!(path = source.path, message, "listing again");
+                tokio::time::sleep(backoff.step()).await;
+                return;
+            }
+            Err(error) => debug!(path = source.path, %error, "watch broke"),
+        }
+        tokio::time::sleep(backoff.step()).await;
+    }
+}
+
+fn refusal(code: u16, status: Status) -> Failure {
+    if code == 410 || status.reason == "Expired" || status.reason == "Gone" {
+        return Failure::Expired(status.message);
+    }
+    Failure::Refused(code, status.message)
+}
+
+/// An object that cannot be decoded is left out: it must not hide all others.
+fn decode<K: Object + DeserializeOwned>(raw: &RawValue, path: &str) -> Option<K> {
+    match serde_json::from_str::<K>(raw.get()) {
+        Ok(mut object) => {
+            object.meta_mut().managed_fields = None;
+            Some(object)
+        }
+        Err(error) => {
+            warn!(path, %error, "object left out: it cannot be decoded");
+            None
+        }
+    }
+}
+
+fn escape(value: &str, out: &mut String) {
+    for byte in value.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
+                out.push(char::from(byte));
+            }
+            _ => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::VecDeque, convert::Infallible};
+
+    use futures::{StreamExt, stream};
+    use http::Response;
+    use http_body_util::{Full, StreamBody, combinators::UnsyncBoxBody};
+    use hyper::body::{Bytes, Frame};
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use lifecycle::Context;
+    use parking_lot::Mutex;
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+
+    type Answer = Response<UnsyncBoxBody<Bytes, Infallible>>;
+
+    /// Answers requests in order and remembers what was asked; afterwards watches stay open.
+    fn server(answers: Vec<Answer>) -> (kube::Client, Arc<Mutex<Vec<String>>>) {
+        let answers = Arc::new(Mutex::new(VecDeque::from(answers)));
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let log = asked.clone();
+        let service = tower::service_fn(move |request: Request<Body>| {
+            log.lock().push(request.uri().to_string());
+            let answer = answers.lock().pop_front();
+            async move { Ok::<_, Infallible>(answer.unwrap_or_else(open)) }
+        });
+        (crate::in_process(service), asked)
+    }
+
+    fn json(code: u16, body: String) -> Answer {
+        let body = Full::new(Bytes::from(body)).boxed_unsync();
+        Response::builder().status(code).body(body).unwrap()
+    }
+
+    fn list(version: u32, items: &[String]) -> Answer {
+        let items = items.join(",");
+        let meta = format!(r#"{{"resourceVersion":"{version}"}}"#);
+        json(200, format!(r#"{{"metadata":{meta},"items":[{items}]}}"#))
+    }
+
+    fn open() -> Answer {
+        let frames = stream::pending::<Result<Frame<Bytes>, Infallible>>();
+        Response::new(StreamBody::new(frames).boxed_unsync())
+    }
+
+    /// A watch that sends these bytes in pieces of seven, so that lines are cut anywhere.
+    fn watch(lines: &[String]) -> Answer {
+        let text = lines
+            .iter()
+            .map(|line| format!("{line}\n"))
+            .collect::<String>();
+        let pieces: Vec<_> = text
+            .as_bytes()
+            .chunks(7)
+            .map(|piece| Ok(Frame::data(Bytes::copy_from_slice(piece))))
+            .collect();
+        Response::new(StreamBody::new(stream::iter(pieces).boxed()).boxed_unsync())
+    }
+
+    fn object(name: &str, version: u32) -> String {
+        let name = format!(r#""name":"{name}","namespace":"default","uid":"{name}""#);
+        format!(r#"{{"metadata":{{{name},"resourceVersion":"{version}","managedFields":[{{}}]}}}}"#)
+    }
+
+    fn event(kind: &str, object: &str) -> String {
+        format!(r#"{{"type":"{kind}","object":{object}}}"#)
+    }
+
+    async fn versions(informer: &Informer<ConfigMap>, wanted: &[&str]) {
+        let reached = async {
+            let mut changes = informer.subscribe();
+            loop {
+                let seen: Vec<_> = informer
+                    .list()
+                    .iter()
+                    .map(|map| map.metadata.resource_version.clone().unwrap())
+                    .collect();
+                if seen == wanted {
+                    return;
+                }
+                changes.next().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), reached)
+            .await
+            .expect("never reached");
+    }
+
+    #[tokio::test]
+    async fn a_cut_watch_resumes_from_the_last_version_and_bookmarks_count() {
+        let (client, asked) = server(vec![
+            list(
+                5,
+                &[
+                    object("a", 1),
+                    object("b", 2),
+                    r#"{"metadata":7}"#.to_owned(),
+                ],
+            ),
+            watch(&[
+                event("MODIFIED", &object("a", 6)),
+                event("DELETED", &object("b", 7)),
+            ]),
+            watch(&[event(
+                "BOOKMARK",
+                r#"{"metadata":{"resourceVersion":"20"}}"#,
+            )]),
+            watch(&[event("ADDED", &object("c", 21))]),
+        ]);
+        let stop = CancellationToken::new();
+        let context = Context::standalone("test", stop.clone());
+        let informer = Informer::<ConfigMap>::builder(client)
+            .fields("metadata.name!=x")
+            .start(&context);
+        versions(&informer, &["6", "21"]).await;
+        assert!(informer.has_synced());
+        assert!(
+            informer
+                .get("default", "a")
+                .unwrap()
+                .metadata
+                .managed_fields
+                .is_none()
+        );
+        let asked = asked.lock();
+        assert_eq!(
+            asked[0],
+            "/api/v1/configmaps?limit=500&fieldSelector=metadata.name%21%3Dx"
+        );
+        let from: Vec<_> = asked[1..4]
+            .iter()
+            .map(|uri| uri.contains("watch=true"))
+            .collect();
+        assert_eq!(from, [true; 3]);
+        assert!(asked[1].contains("resourceVersion=5&"), "{}", asked[1]);
+        assert!(asked[2].contains("resourceVersion=7&"), "{}", asked[2]);
+        assert!(asked[3].contains("resourceVersion=20&"), "{}", asked[3]);
+        stop.cancel();
+    }
+
+    #[tokio::test]
+    async fn a_forgotten_version_leads_to_a_new_list_that_tells_the_difference() {
+        let gone = r#"{"code":410,"reason":"Expired","message":"too old"}"#;
+        let (client, asked) = server(vec![
+            json(503, "{}".to_owned()),
+            list(5, &[object("a", 1), object("b", 2)]),
+            watch(&[event("ERROR", gone)]),
+            list(9, &[object("b", 8)]),
+        ]);
+        let stop = CancellationToken::new();
+        let context = Context::standalone("test", stop.clone());
+        let informer = Informer::<ConfigMap>::builder(client)
+            .namespace("default")
+            .start(&context);
+        versions(&informer, &["8"]).await;
+        let asked = asked.lock();
+        assert!(asked[3].starts_with("/api/v1/namespaces/default/configmaps?limit=500"));
+        stop.cancel();
+    }
+}

@@ -1,0 +1,331 @@
+//! Kubeconfig files: reading them and making a client from one of their contexts.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use rustls::{
+    ClientConfig, RootCertStore,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::{CryptoProvider, ring},
+    pki_types::{CertificateDer, ServerName, UnixTime},
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, transport::Options};
+
+/// A kubeconfig, as far as clients need it.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct Kubeconfig {
+    /// The context used when none is named.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub current_context: Option<String>,
+    /// The servers.
+    pub clusters: Vec<NamedCluster>,
+    /// The identities.
+    pub users: Vec<NamedUser>,
+    /// Pairs of server and identity.
+    pub contexts: Vec<NamedContext>,
+    /// Where relative file names begin.
+    #[serde(skip)]
+    pub directory: PathBuf,
+}
+
+/// A cluster and its name.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NamedCluster {
+    /// Its name.
+    pub name: String,
+    /// The server.
+    pub cluster: Cluster,
+}
+
+/// How to reach a server and how to know it.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct Cluster {
+    /// `https://…`.
+    pub server: String,
+    /// PEM file of the authority.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub certificate_authority: Option<String>,
+    /// The same, base64 of the PEM.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub certificate_authority_data: Option<String>,
+    /// The name that the certificate must have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls_server_name: Option<String>,
+    /// Accept any certificate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub insecure_skip_tls_verify: Option<bool>,
+}
+
+/// An identity and its name.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NamedUser {
+    /// Its name in this file.
+    pub name: String,
+    /// The identity.
+    pub user: User,
+}
+
+/// What proves an identity.
+#[derive(Clone, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct User {
+    /// PEM file of the certificate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client_certificate: Option<String>,
+    /// The same, base64 of the PEM.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client_certificate_data: Option<String>,
+    /// PEM file of the key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client_key: Option<String>,
+    /// The same, base64 of the PEM.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client_key_data: Option<String>,
+    /// A bearer token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token: Option<String>,
+    /// A file with a bearer token.
+    #[serde(rename = "tokenFile", skip_serializing_if = "Option::is_none")]
+    pub token_file: Option<String>,
+}
+
+/// Secrets do not belong into logs.
+impl std::fmt::Debug for User {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("User").finish_non_exhaustive()
+    }
+}
+
+/// A context and its name.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NamedContext {
+    /// Its name.
+    pub name: String,
+    /// The pair.
+    pub context: Context,
+}
+
+/// Which identity talks to which server.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Context {
+    /// Names a cluster.
+    pub cluster: String,
+    /// Names a user.
+    pub user: String,
+    /// The namespace of requests that name none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+}
+
+impl Kubeconfig {
+    /// Reads a file.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let text = read(path)?;
+        let text = String::from_utf8(text)
+            .map_err(|_| Error::Kubeconfig(format!("{} is not text", path.display())))?;
+        let mut config = Self::parse(&text)?;
+        config.directory = path.parent().map(Path::to_owned).unwrap_or_default();
+        Ok(config)
+    }
+
+    /// Parses YAML or JSON.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        serde_saphyr::from_str(text).map_err(|error| Error::Kubeconfig(error.to_string()))
+    }
+
+    /// A client for the named context, or the current one. Must be called inside a Tokio runtime.
+    pub fn client(&self, context: Option<&str>) -> Result<kube::Client, Error> {
+        let (context, cluster, user) = self.resolve(context)?;
+        let options = Options {
+            token: self.token(user)?,
+            server_name: cluster.tls_server_name.clone(),
+            namespace: context.namespace.clone(),
+        };
+        crate::https(&cluster.server, self.tls(cluster, user)?, options)
+    }
+
+    /// The parts of a context.
+    pub fn resolve(&self, context: Option<&str>) -> Result<(&Context, &Cluster, &User), Error> {
+        let missing = |what: &str, name: &str| Error::Kubeconfig(format!("no {what} {name:?}"));
+        let name = context
+            .or(self.current_context.as_deref())
+            .ok_or_else(|| Error::Kubeconfig("no current-context".to_owned()))?;
+        let context = self.contexts.iter().find(|context| context.name == name);
+        let context = &context.ok_or_else(|| missing("context", name))?.context;
+        let cluster = self
+            .clusters
+            .iter()
+            .find(|cluster| cluster.name == context.cluster);
+        let cluster = &cluster
+            .ok_or_else(|| missing("cluster", &context.cluster))?
+            .cluster;
+        let user = self.users.iter().find(|user| user.name == context.user);
+        let user = &user.ok_or_else(|| missing("user", &context.user))?.user;
+        Ok((context, cluster, user))
+    }
+
+    /// The TLS settings for a server and an identity.
+    pub fn tls(&self, cluster: &Cluster, user: &User) -> Result<ClientConfig, Error> {
+        let provider = Arc::new(ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider.clone())
+            .with_safe_default_protocol_versions()
+            .map_err(tls_error)?;
+        let builder = if cluster.insecure_skip_tls_verify == Some(true) {
+            builder
+                .dangerous()
+                .with_custom_certificate_verifier(Arc::new(AnyServer(provider)))
+        } else {
+            builder.with_root_certificates(self.authorities(cluster)?)
+        };
+        let certificate = self.pem(&user.client_certificate_data, &user.client_certificate)?;
+        let key = self.pem(&user.client_key_data, &user.client_key)?;
+        let (Some(certificate), Some(key)) = (certificate, key) else {
+            return Ok(builder.with_no_client_auth());
+        };
+        let chain = rustls_pemfile::certs(&mut &*certificate).collect::<Result<Vec<_>, _>>();
+        let key = rustls_pemfile::private_key(&mut &*key).map_err(tls_error)?;
+        let key = key.ok_or_else(|| Error::Tls("the client key is empty".to_owned()))?;
+        builder
+            .with_client_auth_cert(chain.map_err(tls_error)?, key)
+            .map_err(tls_error)
+    }
+
+    fn authorities(&self, cluster: &Cluster) -> Result<RootCertStore, Error> {
+        let mut roots = RootCertStore::empty();
+        let data = &cluster.certificate_authority_data;
+        if let Some(pem) = self.pem(data, &cluster.certificate_authority)? {
+            for certificate in rustls_pemfile::certs(&mut &*pem) {
+                roots
+                    .add(certificate.map_err(tls_error)?)
+                    .map_err(tls_error)?;
+            }
+        }
+        Ok(roots)
+    }
+
+    fn token(&self, user: &User) -> Result<Option<String>, Error> {
+        match (&user.token, &user.token_file) {
+            (Some(token), _) => Ok(Some(token.clone())),
+            (None, Some(file)) => {
+                let bytes = read(&self.directory.join(file))?;
+                Ok(Some(String::from_utf8_lossy(&bytes).trim().to_owned()))
+            }
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// Data wins over a file, as everywhere in Kubernetes.
+    fn pem(&self, data: &Option<String>, file: &Option<String>) -> Result<Option<Vec<u8>>, Error> {
+        match (data.as_deref().filter(|data| !data.is_empty()), file) {
+            (Some(data), _) => {
+                let compact: String = data.split_whitespace().collect();
+                STANDARD.decode(compact).map(Some).map_err(tls_error)
+            }
+            (None, Some(file)) => read(&self.directory.join(file)).map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Error> {
+    std::fs::read(path).map_err(|source| Error::Read {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn tls_error(error: impl std::fmt::Display) -> Error {
+    Error::Tls(error.to_string())
+}
+
+/// Believes any server: only for `insecure-skip-tls-verify`.
+#[derive(Debug)]
+struct AnyServer(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for AnyServer {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &rustls::DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.0.signature_verification_algorithms;
+        rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &rustls::DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.0.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = r#"
+apiVersion: v1
+kind: Config
+current-context: here
+preferences: {}
+clusters:
+- name: local
+  cluster: {server: "https://127.0.0.1:6443", insecure-skip-tls-verify: true}
+users:
+- name: admin
+  user: {token: abc}
+contexts:
+- name: here
+  context: {cluster: local, user: admin, namespace: web}
+- name: broken
+  context: {cluster: gone, user: admin}
+"#;
+
+    #[test]
+    fn a_context_names_its_server_identity_and_namespace() {
+        let config = Kubeconfig::parse(FILE).unwrap();
+        let (context, cluster, user) = config.resolve(None).unwrap();
+        assert_eq!(context.namespace.as_deref(), Some("web"));
+        assert_eq!(cluster.server, "https://127.0.0.1:6443");
+        assert_eq!(config.token(user).unwrap().as_deref(), Some("abc"));
+        assert!(config.tls(cluster, user).is_ok());
+    }
+
+    #[test]
+    fn a_context_that_points_nowhere_is_an_error_that_names_it() {
+        let config = Kubeconfig::parse(FILE).unwrap();
+        let error = config.resolve(Some("broken")).unwrap_err().to_string();
+        assert_eq!(error, "kubeconfig: no cluster \"gone\"");
+    }
+}

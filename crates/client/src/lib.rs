@@ -1,0 +1,76 @@
+//! Clients of the Kubernetes API: one type, `kube::Client`, over a function call in the same process
+//! or over HTTPS, and shared informers on top of it. Nothing here knows who the server is; the same
+//! code talks to upstream Kubernetes.
+
+pub mod informer;
+pub mod kubeconfig;
+mod transport;
+
+use std::path::PathBuf;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use kube::client::Body;
+use tower::{BoxError, Service};
+
+pub use informer::{Event, Informer, Subscription};
+pub use kube;
+pub use kubeconfig::Kubeconfig;
+pub use transport::{Options, https};
+
+/// Why a client could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file of the kubeconfig, or the kubeconfig itself, cannot be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Not a kubeconfig.
+    #[error("kubeconfig: {0}")]
+    Kubeconfig(String),
+    /// Certificates or keys cannot be used.
+    #[error("TLS: {0}")]
+    Tls(String),
+    /// The server's address is not usable.
+    #[error("server address {0:?}: {1}")]
+    Server(String, String),
+}
+
+/// A client whose requests are calls of `service`: the caller is already identified there.
+///
+/// Must be called inside a Tokio runtime.
+pub fn in_process<S, B>(service: S) -> kube::Client
+where
+    S: Service<Request<Body>, Response = Response<B>> + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError>,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    kube::Client::new(service, "default")
+}
+
+/// A client as the kubeconfig's current context says. Must be called inside a Tokio runtime.
+pub fn from_kubeconfig(path: impl Into<PathBuf>) -> Result<kube::Client, Error> {
+    let path = path.into();
+    Kubeconfig::read(&path)?.client(None)
+}
+
+/// Makes clients for named identities; a component that acts as several users takes one of these.
+pub trait Connector: Send + Sync + 'static {
+    /// A client whose requests count as `user`'s, with the groups that belong to that name.
+    fn client(&self, user: &str) -> kube::Client;
+}
+
+impl<F> Connector for F
+where
+    F: Fn(&str) -> kube::Client + Send + Sync + 'static,
+{
+    fn client(&self, user: &str) -> kube::Client {
+        self(user)
+    }
+}

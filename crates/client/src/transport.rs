@@ -1,0 +1,287 @@
+//! HTTPS to an API server: rustls over TCP, HTTP/2 when the server offers it, one bearer token or
+//! client certificate per client. Host names come from /etc/hosts only: the binary is static, and a
+//! static glibc has no resolver that may be used.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use http::{HeaderValue, Request, Uri, header::AUTHORIZATION, uri::Authority};
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::{
+    client::legacy::{
+        Client,
+        connect::{Connected, Connection},
+    },
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+};
+use kube::client::Body;
+use rustls::{ClientConfig, pki_types::ServerName};
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsConnector, client::TlsStream};
+use tower::{BoxError, ServiceExt};
+
+use crate::Error;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// A peer that vanished without closing is noticed after this long, watches included.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// How requests reach one server.
+#[derive(Clone, Default)]
+pub struct Options {
+    /// Sent as `Authorization: Bearer …`.
+    pub token: Option<String>,
+    /// The name the server's certificate must have, when it is not the one in the address.
+    pub server_name: Option<String>,
+    /// The namespace of requests that name none.
+    pub namespace: Option<String>,
+}
+
+/// A client of `server` (`https://ADDRESS[:PORT][/PREFIX]`). Must be called inside a Tokio runtime.
+pub fn https(server: &str, tls: ClientConfig, options: Options) -> Result<kube::Client, Error> {
+    let base = Base::parse(server, options.token.as_deref())?;
+    let connector = Connect::new(tls, options.server_name)?;
+    let http = Client::builder(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .http2_keep_alive_interval(KEEP_ALIVE)
+        .http2_keep_alive_timeout(KEEP_ALIVE)
+        .build::<_, Body>(connector);
+    let service = http.map_request(move |request| base.complete(request));
+    Ok(kube::Client::new(
+        service,
+        options.namespace.unwrap_or_else(|| "default".to_owned()),
+    ))
+}
+
+/// The part of every request that the caller does not write.
+#[derive(Clone)]
+struct Base {
+    authority: Authority,
+    prefix: String,
+    authorization: Option<HeaderValue>,
+}
+
+impl Base {
+    fn parse(server: &str, token: Option<&str>) -> Result<Self, Error> {
+        let bad = |why: &str| Error::Server(server.to_owned(), why.to_owned());
+        let uri: Uri = server.parse().map_err(|error| bad(&format!("{error}")))?;
+        if uri.scheme_str() != Some("https") {
+            return Err(bad("must begin with https://"));
+        }
+        let authority = uri
+            .authority()
+            .cloned()
+            .ok_or_else(|| bad("names no host"))?;
+        let authorization = match token {
+            None => None,
+            Some(token) => {
+                let mut value = HeaderValue::from_str(&format!("Bearer {}", token.trim()))
+                    .map_err(|_| bad("the token has characters that a header cannot carry"))?;
+                value.set_sensitive(true);
+                Some(value)
+            }
+        };
+        let prefix = uri.path().trim_end_matches('/').to_owned();
+        Ok(Self {
+            authority,
+            prefix,
+            authorization,
+        })
+    }
+
+    fn complete(&self, mut request: Request<Body>) -> Request<Body> {
+        let path = request
+            .uri()
+            .path_and_query()
+            .map_or("/", |path| path.as_str());
+        let uri = Uri::builder()
+            .scheme("https")
+            .authority(self.authority.clone())
+            .path_and_query(format!("{}{path}", self.prefix))
+            .build();
+        if let Ok(uri) = uri {
+            *request.uri_mut() = uri;
+        }
+        if let Some(value) = &self.authorization {
+            request.headers_mut().insert(AUTHORIZATION, value.clone());
+        }
+        request
+    }
+}
+
+/// Opens TLS connections.
+#[derive(Clone)]
+struct Connect {
+    tls: TlsConnector,
+    server_name: Option<ServerName<'static>>,
+}
+
+impl Connect {
+    fn new(mut tls: ClientConfig, server_name: Option<String>) -> Result<Self, Error> {
+        if tls.alpn_protocols.is_empty() {
+            tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        }
+        let server_name = server_name.map(ServerName::try_from).transpose();
+        let server_name = server_name.map_err(|error| Error::Tls(error.to_string()))?;
+        Ok(Self {
+            tls: TlsConnector::from(Arc::new(tls)),
+            server_name,
+        })
+    }
+
+    async fn open(self, uri: Uri) -> Result<Stream, BoxError> {
+        let host = uri.host().ok_or("the address names no host")?;
+        let host = host
+            .trim_start_matches('[')
+            .trim_end_matches(']')
+            .to_owned();
+        let address = SocketAddr::new(resolve(&host)?, uri.port_u16().unwrap_or(443));
+        let tcp = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(address))
+            .await
+            .map_err(|_| format!("no connection to {address} within {CONNECT_TIMEOUT:?}"))??;
+        tcp.set_nodelay(true)?;
+        let name = match self.server_name {
+            Some(name) => name,
+            None => ServerName::try_from(host)?,
+        };
+        let tls = tokio::time::timeout(CONNECT_TIMEOUT, self.tls.connect(name, tcp))
+            .await
+            .map_err(|_| format!("no TLS handshake with {address} within {CONNECT_TIMEOUT:?}"))??;
+        Ok(Stream(TokioIo::new(tls)))
+    }
+}
+
+impl tower::Service<Uri> for Connect {
+    type Response = Stream;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Stream, BoxError>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        Box::pin(self.clone().open(uri))
+    }
+}
+
+/// An address, or a name that /etc/hosts knows.
+fn resolve(host: &str) -> Result<IpAddr, BoxError> {
+    if let Ok(address) = host.parse() {
+        return Ok(address);
+    }
+    let hosts = std::fs::read_to_string("/etc/hosts").unwrap_or_default();
+    let known = hosts.lines().find_map(|line| address_of(line, host));
+    match known {
+        Some(address) => Ok(address),
+        None if host == "localhost" => Ok(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+        None => Err(format!("{host:?} is not an address and not in /etc/hosts").into()),
+    }
+}
+
+fn address_of(line: &str, host: &str) -> Option<IpAddr> {
+    let mut words = line.split('#').next()?.split_whitespace();
+    let address = words.next()?.parse().ok()?;
+    words
+        .any(|name| name.eq_ignore_ascii_case(host))
+        .then_some(address)
+}
+
+/// A TLS stream that tells hyper which protocol was agreed.
+struct Stream(TokioIo<TlsStream<TcpStream>>);
+
+impl Connection for Stream {
+    fn connected(&self) -> Connected {
+        match self.0.inner().get_ref().1.alpn_protocol() {
+            Some(b"h2") => Connected::new().negotiated_h2(),
+            _ => Connected::new(),
+        }
+    }
+}
+
+impl Read for Stream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: ReadBufCursor<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(context, buffer)
+    }
+}
+
+impl Write for Stream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(context, bytes)
+    }
+
+    fn poll_flush(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(context)
+    }
+
+    fn poll_shutdown(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(context)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.0.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[std::io::IoSlice<'_>],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write_vectored(context, bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_get_the_servers_address_its_path_prefix_and_the_token() {
+        let base = Base::parse("https://[::1]:6443/clusters/a/", Some("secret\n")).unwrap();
+        let request = Request::get("/api/v1/pods?limit=1")
+            .body(Body::empty())
+            .unwrap();
+        let request = base.complete(request);
+        assert_eq!(
+            request.uri(),
+            "https://[::1]:6443/clusters/a/api/v1/pods?limit=1"
+        );
+        assert_eq!(request.headers()[AUTHORIZATION], "Bearer secret");
+    }
+
+    #[test]
+    fn only_https_addresses_are_accepted() {
+        assert!(Base::parse("http://127.0.0.1:8080", None).is_err());
+        assert!(Base::parse("127.0.0.1", None).is_err());
+    }
+
+    #[test]
+    fn a_line_of_the_hosts_file_names_an_address_and_its_names() {
+        let line = "10.0.0.7 master.example Master # comment other";
+        assert_eq!(
+            address_of(line, "master"),
+            Some("10.0.0.7".parse().unwrap())
+        );
+        assert_eq!(address_of(line, "other"), None);
+        assert_eq!(address_of("# 10.0.0.7 master", "master"), None);
+    }
+}
