@@ -63,4 +63,9 @@ impl Error {
         let action = action.into();
         move |source| Self::Netlink { action, source }
     }
+
+    pub(crate) fn file(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::File { path, source }
+    }
 }

@@ -2,11 +2,21 @@
 //! session that everything else on the node writes its rules through.
 //!
 //! Nothing here talks to the Kubernetes API; what it needs of it arrives as plain data. Everything
-//! made on a machine carries the cluster's id in its name, and cleaning up removes exactly that.
+//! made on a machine carries the cluster's id in its name, and [`cleanup`] removes exactly that.
 
+mod cleanup;
 mod error;
+mod ipam;
+pub mod lab;
+mod links;
 mod loopback;
+pub mod names;
 pub mod netns;
+pub mod nft;
+mod routed;
+pub mod routes;
+mod rules;
+mod sysctl;
 
 use std::{
     collections::BTreeSet,
@@ -15,9 +25,11 @@ use std::{
 };
 
 use async_trait::async_trait;
+pub use cleanup::cleanup;
 pub use error::{Error, Result};
 pub use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 pub use loopback::LoopbackNetwork;
+pub use routed::{Config, RoutedNetwork};
 
 /// Gives pods their place in the network. One implementation serves one node.
 #[async_trait]

@@ -1,0 +1,267 @@
+//! Which sandbox has which addresses, remembered in one small file per sandbox.
+//!
+//! A record is on file before the first link is made, so whatever a crash leaves behind is known to
+//! the next start. The directory is meant to live on a tmpfs: records describe links, and both are
+//! gone after a reboot, so nothing is synced to a disk. Every file is replaced by a rename: it is
+//! whole or absent.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    fs,
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use tracing::warn;
+
+use crate::{Error, PortMapping, Result};
+
+/// What is known of an attached sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Record {
+    /// The runtime's id of the sandbox.
+    pub sandbox_id: String,
+    /// The pod's namespace.
+    pub namespace: String,
+    /// The pod's name.
+    pub name: String,
+    /// The pod's uid.
+    pub uid: String,
+    /// The link on the node's side.
+    pub host_link: String,
+    /// The sandbox's addresses, the primary first.
+    pub addresses: Vec<IpAddr>,
+    /// The node's ports that lead to it.
+    pub port_mappings: Vec<PortMapping>,
+}
+
+/// The address book of the node.
+pub struct Ipam {
+    directory: PathBuf,
+    cidrs: Vec<IpNet>,
+    records: BTreeMap<String, Record>,
+    used: HashSet<IpAddr>,
+    /// Where the search goes on, per range: a freed address rests as long as possible.
+    last: BTreeMap<IpNet, u128>,
+}
+
+impl Ipam {
+    /// Reads what an earlier run has left in `directory`.
+    pub fn open(directory: impl Into<PathBuf>) -> Result<Self> {
+        let directory = directory.into();
+        fs::create_dir_all(&directory).map_err(Error::file(&directory))?;
+        let mut ipam = Self {
+            records: BTreeMap::new(),
+            used: HashSet::new(),
+            cidrs: Vec::new(),
+            last: BTreeMap::new(),
+            directory,
+        };
+        for entry in fs::read_dir(&ipam.directory).map_err(Error::file(&ipam.directory))? {
+            let path = entry.map_err(Error::file(&ipam.directory))?.path();
+            if path
+                .extension()
+                .is_some_and(|extension| extension == "json")
+            {
+                ipam.load(&path)?;
+            }
+        }
+        Ok(ipam)
+    }
+
+    fn load(&mut self, path: &Path) -> Result<()> {
+        let bytes = fs::read(path).map_err(Error::file(path))?;
+        match serde_json::from_slice::<Record>(&bytes) {
+            Ok(record) => {
+                self.used.extend(&record.addresses);
+                self.records.insert(record.sandbox_id.clone(), record);
+            }
+            // Only another program can have written this; its links are found by cleaning up.
+            Err(error) => warn!(path = %path.display(), %error, "not an address record"),
+        }
+        Ok(())
+    }
+
+    /// The ranges for new sandboxes; false when nothing changes.
+    pub fn set_cidrs(&mut self, cidrs: Vec<IpNet>) -> bool {
+        let cidrs: Vec<IpNet> = cidrs.iter().map(IpNet::trunc).collect();
+        let changed = self.cidrs != cidrs;
+        self.cidrs = cidrs;
+        changed
+    }
+
+    /// The ranges for new sandboxes.
+    pub fn cidrs(&self) -> &[IpNet] {
+        &self.cidrs
+    }
+
+    /// Every record.
+    pub fn records(&self) -> impl Iterator<Item = &Record> {
+        self.records.values()
+    }
+
+    /// One record.
+    pub fn get(&self, sandbox_id: &str) -> Option<&Record> {
+        self.records.get(sandbox_id)
+    }
+
+    /// Whether a link's name is taken by another sandbox.
+    pub fn link_taken(&self, link: &str) -> bool {
+        self.records.values().any(|record| record.host_link == link)
+    }
+
+    /// Fills in one free address per range and remembers the record.
+    pub fn assign(&mut self, mut record: Record) -> Result<Record> {
+        if self.cidrs.is_empty() {
+            return Err(Error::NoPodCidr);
+        }
+        record.addresses = Vec::with_capacity(self.cidrs.len());
+        for cidr in self.cidrs.clone() {
+            record.addresses.push(self.free_address(cidr)?);
+        }
+        self.write(&record)?;
+        self.used.extend(&record.addresses);
+        self.records
+            .insert(record.sandbox_id.clone(), record.clone());
+        Ok(record)
+    }
+
+    /// Forgets a sandbox and frees its addresses.
+    pub fn release(&mut self, sandbox_id: &str) -> Result<Option<Record>> {
+        let Some(record) = self.records.get(sandbox_id) else {
+            return Ok(None);
+        };
+        let path = self.path(sandbox_id);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Error::file(path)(error));
+            }
+            _ => {}
+        }
+        for address in &record.addresses {
+            self.used.remove(address);
+        }
+        Ok(self.records.remove(sandbox_id))
+    }
+
+    fn free_address(&mut self, cidr: IpNet) -> Result<IpAddr> {
+        let (base, size) = span(cidr);
+        // The first address names the range (the overlay device uses it), the last is broadcast.
+        let usable = size.saturating_sub(2);
+        let last = self.last.get(&cidr).copied().unwrap_or(0);
+        for step in 1..=usable.min(1 << 20) {
+            let offset = (last + step - 1) % usable + 1;
+            let address = at(cidr, base + offset);
+            if !self.used.contains(&address) {
+                self.last.insert(cidr, offset);
+                return Ok(address);
+            }
+        }
+        Err(Error::Exhausted(cidr))
+    }
+
+    fn path(&self, sandbox_id: &str) -> PathBuf {
+        self.directory.join(format!("{sandbox_id}.json"))
+    }
+
+    fn write(&self, record: &Record) -> Result<()> {
+        let path = self.path(&record.sandbox_id);
+        let draft = path.with_extension("draft");
+        let bytes = serde_json::to_vec(record)
+            .map_err(|error| Error::file(&path)(std::io::Error::other(error)))?;
+        fs::write(&draft, bytes).map_err(Error::file(&draft))?;
+        fs::rename(&draft, &path).map_err(Error::file(&path))
+    }
+}
+
+/// The first address as a number, and how many there are (a /0 of IPv6 counts one less).
+fn span(cidr: IpNet) -> (u128, u128) {
+    match cidr {
+        IpNet::V4(net) => (
+            u128::from(u32::from(net.network())),
+            1 << (32 - net.prefix_len()),
+        ),
+        IpNet::V6(net) => (
+            u128::from(net.network()),
+            1u128
+                .checked_shl(128 - u32::from(net.prefix_len()))
+                .unwrap_or(u128::MAX),
+        ),
+    }
+}
+
+fn at(cidr: IpNet, number: u128) -> IpAddr {
+    match cidr {
+        // Cannot be cut: offsets stay inside the range.
+        IpNet::V4(_) => IpAddr::V4((number as u32).into()),
+        IpNet::V6(_) => IpAddr::V6(number.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(sandbox: &str) -> Record {
+        Record {
+            sandbox_id: sandbox.into(),
+            namespace: "default".into(),
+            name: "pod".into(),
+            uid: "1".into(),
+            host_link: format!("l-{sandbox}"),
+            addresses: vec![],
+            port_mappings: vec![],
+        }
+    }
+
+    fn addresses(ipam: &mut Ipam, sandbox: &str) -> Vec<String> {
+        let record = ipam.assign(record(sandbox)).unwrap();
+        record.addresses.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn addresses_are_given_in_turn_from_every_range() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut ipam = Ipam::open(directory.path()).unwrap();
+        assert!(matches!(ipam.assign(record("a")), Err(Error::NoPodCidr)));
+        ipam.set_cidrs(vec![
+            "10.42.0.0/24".parse().unwrap(),
+            "fd00::/64".parse().unwrap(),
+        ]);
+        assert_eq!(addresses(&mut ipam, "a"), ["10.42.0.1", "fd00::1"]);
+        assert_eq!(addresses(&mut ipam, "b"), ["10.42.0.2", "fd00::2"]);
+        ipam.release("a").unwrap();
+        assert_eq!(addresses(&mut ipam, "c"), ["10.42.0.3", "fd00::3"]);
+    }
+
+    #[test]
+    fn a_freed_address_rests_until_the_range_was_walked() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut ipam = Ipam::open(directory.path()).unwrap();
+        ipam.set_cidrs(vec!["10.42.0.0/30".parse().unwrap()]);
+        assert_eq!(addresses(&mut ipam, "a"), ["10.42.0.1"]);
+        ipam.release("a").unwrap();
+        assert_eq!(addresses(&mut ipam, "b"), ["10.42.0.2"]);
+        assert_eq!(addresses(&mut ipam, "c"), ["10.42.0.1"]);
+        assert!(matches!(ipam.assign(record("d")), Err(Error::Exhausted(_))));
+    }
+
+    #[test]
+    fn records_survive_a_restart_and_a_torn_draft_is_ignored() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut ipam = Ipam::open(directory.path()).unwrap();
+        ipam.set_cidrs(vec!["10.42.0.0/24".parse().unwrap()]);
+        let kept = ipam.assign(record("a")).unwrap();
+        fs::write(directory.path().join("b.draft"), b"{").unwrap();
+        fs::write(directory.path().join("c.json"), b"{").unwrap();
+        let mut ipam = Ipam::open(directory.path()).unwrap();
+        assert_eq!(ipam.get("a"), Some(&kept));
+        ipam.set_cidrs(vec!["10.42.0.0/24".parse().unwrap()]);
+        assert_eq!(addresses(&mut ipam, "d"), ["10.42.0.2"]);
+        ipam.release("a").unwrap();
+        assert!(Ipam::open(directory.path()).unwrap().get("a").is_none());
+    }
+}

@@ -1,0 +1,200 @@
+//! Throw-away nodes and pods made of network namespaces, for tests of everything that moves packets.
+//!
+//! A namespace here belongs to a thread and has no name: it is gone with all links, routes and rules
+//! in it when the test ends, however it ends. Needs root. Panics freely: only tests call it.
+
+#![allow(clippy::unwrap_used, clippy::missing_panics_doc)]
+
+use std::{
+    future::Future,
+    io::{Read, Write},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
+
+use nix::{
+    sched::{CloneFlags, unshare},
+    unistd::gettid,
+};
+
+use crate::netns;
+
+/// The lab node's address, on a wire to [`OUTSIDE_IP`].
+pub const NODE_IP: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+/// A host next to the lab node.
+pub const OUTSIDE_IP: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A network namespace that lasts as long as this value.
+pub struct Namespace {
+    path: PathBuf,
+    _release: mpsc::Sender<()>,
+}
+
+impl Namespace {
+    /// A fresh, empty namespace.
+    pub fn new() -> Self {
+        let (tell, told) = mpsc::channel();
+        let (release, held) = mpsc::channel::<()>();
+        thread::spawn(move || {
+            unshare(CloneFlags::CLONE_NEWNET).expect("tests of the network need root");
+            tell.send(gettid()).unwrap();
+            let _ = held.recv();
+        });
+        let thread = told.recv().expect("tests of the network need root");
+        let path = format!("/proc/{}/task/{thread}/ns/net", std::process::id()).into();
+        Self {
+            path,
+            _release: release,
+        }
+    }
+
+    /// Where it can be entered.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Serves TCP and UDP on a port: every connection and every datagram is answered with `name`
+    /// and the caller's address.
+    pub async fn serve(&self, name: &str, port: u16) {
+        let name = name.to_owned();
+        netns::run(&self.path, move || serve_here(&name, port))
+            .await
+            .unwrap();
+    }
+
+    /// Connects from inside and returns what the other side says, `None` when nobody answers.
+    pub async fn ask(&self, to: SocketAddr) -> Option<String> {
+        netns::run(&self.path, move || ask_here(to)).await.unwrap()
+    }
+
+    /// The same with one datagram.
+    pub async fn ask_udp(&self, to: SocketAddr) -> Option<String> {
+        netns::run(&self.path, move || ask_udp_here(to))
+            .await
+            .unwrap()
+    }
+
+    /// Runs a command inside and returns its output.
+    pub async fn command(&self, line: &str) -> String {
+        let line = line.to_owned();
+        netns::run(&self.path, move || command(&line))
+            .await
+            .unwrap()
+    }
+}
+
+impl Default for Namespace {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Runs a test as a node of its own: the runtime's threads and every process that they start are in
+/// a fresh namespace with [`NODE_IP`] on `wire0`. The test gets the host at the other end.
+pub fn node<F: Future<Output = ()>>(test: impl FnOnce(Arc<Namespace>) -> F + Send) {
+    thread::scope(|scope| {
+        let node = scope.spawn(|| {
+            unshare(CloneFlags::CLONE_NEWNET).expect("tests of the network need root");
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(2)
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async {
+                let outside = Arc::new(Namespace::new());
+                let other = gettid_of(&outside);
+                command("ip link set lo up");
+                command(&format!(
+                    "ip link add wire0 type veth peer name wire1 netns {other}"
+                ));
+                command(&format!("ip address add {NODE_IP}/24 dev wire0"));
+                command("ip link set wire0 up");
+                outside.command("ip link set lo up").await;
+                outside
+                    .command(&format!("ip address add {OUTSIDE_IP}/24 dev wire1"))
+                    .await;
+                outside.command("ip link set wire1 up").await;
+                test(outside.clone()).await;
+                drop(outside);
+            });
+        });
+        if let Err(panic) = node.join() {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+/// iproute takes a thread's id where it wants a process with the namespace.
+fn gettid_of(namespace: &Namespace) -> String {
+    namespace
+        .path
+        .components()
+        .nth(4)
+        .unwrap()
+        .as_os_str()
+        .to_str()
+        .unwrap()
+        .to_owned()
+}
+
+/// Runs a command in the caller's namespace and returns its output.
+pub fn command(line: &str) -> String {
+    let output = Command::new("sh").args(["-c", line]).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{line}: {errors}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// What `ip` and `nft` see in the caller's namespace: to compare before and after.
+pub fn inventory() -> String {
+    // Counters, indexes and neighbours come and go by themselves.
+    command(
+        "ip -o link | cut -d' ' -f2; ip address | grep inet; ip route; ip -6 route; nft list ruleset",
+    )
+}
+
+/// Starts answering in the caller's namespace, as [`Namespace::serve`].
+pub fn serve_here(name: &str, port: u16) {
+    let listener = TcpListener::bind(("0.0.0.0", port)).unwrap();
+    let socket = UdpSocket::bind(("0.0.0.0", port)).unwrap();
+    let tcp_name = name.to_owned();
+    let udp_name = name.to_owned();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let from = stream.peer_addr().unwrap().ip();
+            let _ = stream.write_all(format!("{tcp_name} {from}").as_bytes());
+        }
+    });
+    thread::spawn(move || {
+        let mut buffer = [0; 512];
+        while let Ok((_, from)) = socket.recv_from(&mut buffer) {
+            let _ = socket.send_to(format!("{udp_name} {}", from.ip()).as_bytes(), from);
+        }
+    });
+}
+
+/// Asks from the caller's namespace, as [`Namespace::ask`].
+pub fn ask_here(to: SocketAddr) -> Option<String> {
+    let mut stream = TcpStream::connect_timeout(&to, PATIENCE).ok()?;
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    Some(answer)
+}
+
+/// Asks from the caller's namespace, as [`Namespace::ask_udp`].
+pub fn ask_udp_here(to: SocketAddr) -> Option<String> {
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.connect(to).ok()?;
+    socket.send(b"?").ok()?;
+    let mut buffer = [0; 512];
+    let length = socket.recv(&mut buffer).ok()?;
+    Some(String::from_utf8_lossy(&buffer[..length]).into_owned())
+}

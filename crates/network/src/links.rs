@@ -1,0 +1,328 @@
+//! The link of one pod: a veth pair whose host side is routed, not bridged.
+//!
+//! Inside, the pod's default route leads to a link-local gateway that no interface owns; a permanent
+//! neighbour entry says whose hardware address answers for it. On the host one route per address
+//! leads back, with a permanent neighbour too: nobody ever waits for ARP.
+
+use std::{
+    fs::File,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    os::fd::AsRawFd,
+    path::Path,
+};
+
+use futures::TryStreamExt;
+use rtnetlink::{
+    LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder,
+    packet_core::ErrorMessage,
+    packet_route::{
+        address::{AddressAttribute, AddressFlags},
+        link::{InfoData, InfoVeth, LinkAttribute, LinkMessage},
+        route::{RouteMessage, RouteProtocol, RouteScope},
+    },
+};
+
+use crate::{
+    Error, Result,
+    loopback::raise_loopback,
+    names::{ROUTE_PROTOCOL, hardware_address},
+    netns::{self, Netlink},
+    sysctl,
+};
+
+/// The name of the link inside a pod.
+pub const POD_LINK: &str = "eth0";
+const GATEWAY_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
+const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
+
+/// Everything that decides how a pod's link looks.
+#[derive(Debug, Clone)]
+pub struct PodLink<'a> {
+    pub host_link: &'a str,
+    pub addresses: &'a [IpAddr],
+    pub mtu: u32,
+    /// The node's own addresses: the source of its traffic to pods.
+    pub node_ips: &'a [IpAddr],
+}
+
+impl PodLink<'_> {
+    fn host_hardware(&self) -> [u8; 6] {
+        hardware_address(&format!("host/{}", self.host_link))
+    }
+
+    fn pod_hardware(&self) -> [u8; 6] {
+        hardware_address(&format!("pod/{}", self.host_link))
+    }
+
+    fn has_v6(&self) -> bool {
+        self.addresses.iter().any(IpAddr::is_ipv6)
+    }
+}
+
+/// Makes or repairs the link of a pod, so that both sides are as described.
+pub async fn connect(host: &Netlink, namespace: &Path, link: &PodLink<'_>) -> Result<()> {
+    let inside = Netlink::at(namespace).await?;
+    raise_loopback(&inside).await?;
+    let index = match (
+        index_of(host, link.host_link).await?,
+        index_of(&inside, POD_LINK).await?,
+    ) {
+        (Some(index), Some(_)) => index,
+        (Some(half), None) => {
+            delete_index(host, half).await?;
+            create_pair(host, namespace, link).await?
+        }
+        (None, _) => create_pair(host, namespace, link).await?,
+    };
+    if !link.has_v6() {
+        sysctl::set_for_link("ipv6", link.host_link, "disable_ipv6", "1");
+    } else {
+        sysctl::set_for_link("ipv6", link.host_link, "accept_ra", "0");
+        sysctl::set_for_link("ipv6", link.host_link, "forwarding", "1");
+    }
+    set_up(host, index).await?;
+    furnish_pod(&inside, namespace, link).await?;
+    for address in link.addresses {
+        lead_to_pod(host, index, *address, link).await?;
+    }
+    Ok(())
+}
+
+/// Removes a link by name; its peer, addresses and routes go with it. Absent is fine.
+pub async fn disconnect(host: &Netlink, name: &str) -> Result<()> {
+    match index_of(host, name).await? {
+        Some(index) => delete_index(host, index).await,
+        None => Ok(()),
+    }
+}
+
+async fn delete_index(netlink: &Netlink, index: u32) -> Result<()> {
+    match netlink.handle.link().del(index).execute().await {
+        Err(rtnetlink::Error::NetlinkError(error)) if is(&error, libc::ENODEV) => Ok(()),
+        other => other.map_err(Error::netlink(format!("delete link {index}"))),
+    }
+}
+
+/// The index of a link, if it exists.
+pub async fn index_of(netlink: &Netlink, name: &str) -> Result<Option<u32>> {
+    let mut found = netlink
+        .handle
+        .link()
+        .get()
+        .match_name(name.to_owned())
+        .execute();
+    match found.try_next().await {
+        Ok(message) => Ok(message.map(|message| message.header.index)),
+        Err(rtnetlink::Error::NetlinkError(error)) if is(&error, libc::ENODEV) => Ok(None),
+        Err(error) => Err(Error::netlink(format!("look up link {name}"))(error)),
+    }
+}
+
+/// Names and indexes of all links whose name starts so.
+pub async fn with_prefix(netlink: &Netlink, prefix: &str) -> Result<Vec<(u32, String)>> {
+    let links: Vec<LinkMessage> = netlink
+        .handle
+        .link()
+        .get()
+        .execute()
+        .try_collect()
+        .await
+        .map_err(Error::netlink("list links"))?;
+    let named = links.into_iter().filter_map(|link| {
+        link.attributes
+            .into_iter()
+            .find_map(|attribute| match attribute {
+                LinkAttribute::IfName(name) => Some((link.header.index, name)),
+                _ => None,
+            })
+    });
+    Ok(named.filter(|(_, name)| name.starts_with(prefix)).collect())
+}
+
+pub(crate) fn is(error: &ErrorMessage, errno: i32) -> bool {
+    error.raw_code() == -errno
+}
+
+async fn create_pair(host: &Netlink, namespace: &Path, link: &PodLink<'_>) -> Result<u32> {
+    let pinned = File::open(namespace).map_err(|source| Error::Namespace {
+        path: namespace.into(),
+        source,
+    })?;
+    let peer = LinkMessageBuilder::<LinkUnspec>::new()
+        .name(POD_LINK)
+        .mtu(link.mtu)
+        .address(link.pod_hardware().to_vec())
+        .setns_by_fd(pinned.as_raw_fd())
+        .build();
+    let pair = LinkVeth::new(link.host_link, POD_LINK)
+        .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
+        .mtu(link.mtu)
+        .address(link.host_hardware().to_vec())
+        .build();
+    let action = format!("create link {}", link.host_link);
+    host.handle
+        .link()
+        .add(pair)
+        .execute()
+        .await
+        .map_err(Error::netlink(&action))?;
+    index_of(host, link.host_link)
+        .await?
+        .ok_or_else(|| Error::netlink(action)(gone()))
+}
+
+fn gone() -> rtnetlink::Error {
+    rtnetlink::Error::RequestFailed
+}
+
+async fn set_up(netlink: &Netlink, index: u32) -> Result<()> {
+    netlink
+        .handle
+        .link()
+        .set(LinkUnspec::new_with_index(index).up().build())
+        .execute()
+        .await
+        .map_err(Error::netlink("set link up"))
+}
+
+/// Addresses, gateway and default routes inside the pod.
+async fn furnish_pod(inside: &Netlink, namespace: &Path, link: &PodLink<'_>) -> Result<()> {
+    let index = index_of(inside, POD_LINK)
+        .await?
+        .ok_or_else(|| Error::netlink("look up the pod's link")(gone()))?;
+    let has_v6 = link.has_v6();
+    netns::run(namespace, move || {
+        if has_v6 {
+            sysctl::set_for_link("ipv6", POD_LINK, "accept_dad", "0");
+            sysctl::set_for_link("ipv6", POD_LINK, "accept_ra", "0");
+        } else {
+            sysctl::set_for_link("ipv6", POD_LINK, "disable_ipv6", "1");
+        }
+    })
+    .await?;
+    set_up(inside, index).await?;
+    for address in link.addresses {
+        add_address(inside, index, *address, full_length(*address)).await?;
+        let gateway = gateway_for(*address);
+        add_neighbour(inside, index, gateway, &link.host_hardware()).await?;
+        if address.is_ipv4() {
+            let to_gateway = route_to(gateway, 32, index).scope(RouteScope::Link).build();
+            add_route(inside, to_gateway, "route to the gateway").await?;
+        }
+        add_route(inside, default_via(gateway, index), "default route").await?;
+    }
+    Ok(())
+}
+
+fn full_length(address: IpAddr) -> u8 {
+    if address.is_ipv4() { 32 } else { 128 }
+}
+
+fn gateway_for(address: IpAddr) -> IpAddr {
+    if address.is_ipv4() {
+        GATEWAY_V4.into()
+    } else {
+        GATEWAY_V6.into()
+    }
+}
+
+pub(crate) fn route_to(to: IpAddr, length: u8, index: u32) -> RouteMessageBuilder<IpAddr> {
+    let builder = RouteMessageBuilder::<IpAddr>::new()
+        .output_interface(index)
+        .protocol(RouteProtocol::Other(ROUTE_PROTOCOL));
+    // Only a length beyond the family's is refused, and callers pass lengths of parsed ranges.
+    builder
+        .destination_prefix(to, length)
+        .unwrap_or_else(|_| RouteMessageBuilder::<IpAddr>::new().output_interface(index))
+}
+
+fn default_via(gateway: IpAddr, index: u32) -> RouteMessage {
+    match gateway {
+        IpAddr::V4(gateway) => RouteMessageBuilder::<Ipv4Addr>::new()
+            .gateway(gateway)
+            .output_interface(index)
+            .onlink()
+            .build(),
+        IpAddr::V6(gateway) => RouteMessageBuilder::<Ipv6Addr>::new()
+            .gateway(gateway)
+            .output_interface(index)
+            .build(),
+    }
+}
+
+/// The host's route and neighbour entry for one address of the pod.
+async fn lead_to_pod(
+    host: &Netlink,
+    index: u32,
+    address: IpAddr,
+    link: &PodLink<'_>,
+) -> Result<()> {
+    add_neighbour(host, index, address, &link.pod_hardware()).await?;
+    let source = link
+        .node_ips
+        .iter()
+        .find(|ip| ip.is_ipv4() == address.is_ipv4());
+    let route = || route_to(address, full_length(address), index).scope(RouteScope::Link);
+    if let Some(preferred) = source
+        && let Ok(builder) = route().pref_source(*preferred)
+        && add_route(host, builder.build(), "route to a pod")
+            .await
+            .is_ok()
+    {
+        return Ok(());
+    }
+    // The node's address may not be on this machine (yet): let the kernel choose the source.
+    add_route(host, route().build(), &format!("route to {address}")).await
+}
+
+pub(crate) async fn add_address(
+    netlink: &Netlink,
+    index: u32,
+    address: IpAddr,
+    length: u8,
+) -> Result<()> {
+    let mut request = netlink
+        .handle
+        .address()
+        .add(index, address, length)
+        .replace();
+    if address.is_ipv6() {
+        // The address is ours alone: looking for duplicates would only delay the pod.
+        request
+            .message_mut()
+            .attributes
+            .push(AddressAttribute::Flags(AddressFlags::Nodad));
+    }
+    request
+        .execute()
+        .await
+        .map_err(Error::netlink(format!("add address {address}")))
+}
+
+pub(crate) async fn add_neighbour(
+    netlink: &Netlink,
+    index: u32,
+    address: IpAddr,
+    hardware: &[u8; 6],
+) -> Result<()> {
+    netlink
+        .handle
+        .neighbours()
+        .add(index, address)
+        .link_layer_address(hardware)
+        .replace()
+        .execute()
+        .await
+        .map_err(Error::netlink(format!("add neighbour {address}")))
+}
+
+pub(crate) async fn add_route(netlink: &Netlink, route: RouteMessage, what: &str) -> Result<()> {
+    netlink
+        .handle
+        .route()
+        .add(route)
+        .replace()
+        .execute()
+        .await
+        .map_err(Error::netlink(format!("add {what}")))
+}

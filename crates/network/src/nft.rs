@@ -1,0 +1,299 @@
+//! The one long-lived nftables session of the process.
+//!
+//! A batch is one line to `nft -i`: its statements are applied together or not at all. After each
+//! batch the session is sent a word that is no command; nft's complaint about it on stderr marks the
+//! end of what the batch had to say. The kernel keeps the rules when a session dies, but the fate of
+//! the batch under way is then unknown: [`Error::NftSession`] tells its sender to write its whole
+//! table anew.
+
+use std::{process::Stdio, sync::Arc, time::Duration};
+
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
+    process::{Child, ChildStderr, ChildStdin, Command},
+    sync::Mutex,
+    time::timeout,
+};
+use tracing::{debug, warn};
+
+use crate::{Error, Result};
+
+/// nft keeps every line it was given in its history: bigger batches go to a process of their own.
+const LARGE: usize = 256 * 1024;
+/// For the same reason a session is replaced after this many bytes.
+const SESSION_BYTES: usize = 4 * 1024 * 1024;
+const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+const PROBE_WITHIN: Duration = Duration::from_secs(2);
+
+/// Statements that are applied together.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Batch {
+    statements: Vec<String>,
+}
+
+impl Batch {
+    /// An empty batch.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds one statement, without a newline or a closing semicolon.
+    pub fn push(&mut self, statement: impl Into<String>) {
+        let statement = statement.into();
+        debug_assert!(!statement.contains('\n'), "one statement is one line");
+        self.statements.push(statement);
+    }
+
+    /// Removes a table whether it exists or not, so that the batch can write it anew.
+    pub fn replace_table(&mut self, family: &str, table: &str) {
+        self.push(format!("add table {family} {table}"));
+        self.push(format!("delete table {family} {table}"));
+        self.push(format!("add table {family} {table}"));
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.statements.is_empty()
+    }
+
+    /// What will be applied, in order.
+    pub fn statements(&self) -> &[String] {
+        &self.statements
+    }
+}
+
+/// A handle to the session; clones share it.
+#[derive(Clone, Default)]
+pub struct Nft {
+    shared: Arc<Mutex<State>>,
+}
+
+/// Guarded by one lock: batches are applied one after the other.
+#[derive(Default)]
+struct State {
+    session: Option<Session>,
+    /// Set when `nft -i` turned out not to answer as we expect; then every batch is a process.
+    one_shot: bool,
+}
+
+struct Session {
+    child: Child,
+    stdin: ChildStdin,
+    stderr: BufReader<ChildStderr>,
+    written: usize,
+    batches: u64,
+}
+
+impl Nft {
+    /// A handle; the process starts with the first batch.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The process of the session, if one runs.
+    pub async fn process_id(&self) -> Option<u32> {
+        self.shared
+            .lock()
+            .await
+            .session
+            .as_ref()
+            .and_then(|session| session.child.id())
+    }
+
+    /// Applies a batch atomically.
+    pub async fn apply(&self, batch: &Batch) -> Result<()> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let line = batch.statements.join("; ");
+        let mut state = self.shared.lock().await;
+        // Taken out while in use: when this future is dropped half way, the session goes with it
+        // and the next batch does not read the answer of this one.
+        let session = match state.session.take() {
+            Some(session) if session.written < SESSION_BYTES => Some(session),
+            _ if state.one_shot || line.len() > LARGE => None,
+            _ => open(&mut state.one_shot).await?,
+        };
+        let Some(mut session) = session else {
+            return run_once(batch).await;
+        };
+        if line.len() > LARGE {
+            state.session = Some(session);
+            return run_once(batch).await;
+        }
+        let answer = session.exchange(&line, ANSWER_WITHIN).await?;
+        state.session = Some(session);
+        drop(state);
+        judge(&answer, &line)
+    }
+}
+
+/// Starts a session and checks that it marks its answers; without that, batches run one by one.
+async fn open(one_shot: &mut bool) -> Result<Option<Session>> {
+    let mut session = Session::start()?;
+    match session.exchange("", PROBE_WITHIN).await {
+        Ok(_) => Ok(Some(session)),
+        Err(error) => {
+            warn!(%error, "nft -i does not answer as expected: every change will be a process");
+            *one_shot = true;
+            Ok(None)
+        }
+    }
+}
+
+impl Session {
+    fn start() -> Result<Self> {
+        let mut child = Command::new("nft")
+            .arg("-i")
+            // nft would keep its history in the home directory.
+            .env("HOME", "/nonexistent")
+            .env("LC_ALL", "C")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(|error| Error::NftSession(format!("cannot start nft: {error}")))?;
+        let (Some(stdin), Some(stderr)) = (child.stdin.take(), child.stderr.take()) else {
+            return Err(Error::NftSession("nft has no pipes".into()));
+        };
+        debug!(pid = child.id(), "nft session started");
+        Ok(Self {
+            child,
+            stdin,
+            stderr: BufReader::new(stderr),
+            written: 0,
+            batches: 0,
+        })
+    }
+
+    /// Sends one line and returns what nft complained about.
+    async fn exchange(&mut self, line: &str, within: Duration) -> Result<Vec<String>> {
+        timeout(within, self.exchange_unbounded(line))
+            .await
+            .map_err(|_| Error::NftSession("nft did not answer in time".into()))?
+    }
+
+    async fn exchange_unbounded(&mut self, line: &str) -> Result<Vec<String>> {
+        self.batches += 1;
+        let mark = format!("end_of_batch_{}", self.batches);
+        let text = format!("{line}\n{mark}\n");
+        self.written += text.len();
+        let died = |error: std::io::Error| Error::NftSession(error.to_string());
+        self.stdin.write_all(text.as_bytes()).await.map_err(died)?;
+        self.stdin.flush().await.map_err(died)?;
+        let mut answer = Vec::new();
+        loop {
+            let mut read = String::new();
+            if self.stderr.read_line(&mut read).await.map_err(died)? == 0 {
+                return Err(Error::NftSession(format!(
+                    "nft ended: {}",
+                    answer.join(" ")
+                )));
+            }
+            let read = read.trim_end_matches('\n');
+            if read == mark {
+                // The line before is nft's opinion of the mark, the next one points at it.
+                answer.pop();
+                self.stderr
+                    .read_line(&mut String::new())
+                    .await
+                    .map_err(died)?;
+                return Ok(answer);
+            }
+            answer.push(read.to_owned());
+        }
+    }
+}
+
+/// One process for one batch, as a file is applied.
+async fn run_once(batch: &Batch) -> Result<()> {
+    let failed = |error: std::io::Error| Error::NftSession(format!("cannot run nft: {error}"));
+    let text = batch.statements.join("\n") + "\n";
+    let mut child = Command::new("nft")
+        .args(["-f", "-"])
+        .env("LC_ALL", "C")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(failed)?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // A refusal can close the pipe early; the exit status says it better.
+        let _ = stdin.write_all(text.as_bytes()).await;
+    }
+    let output = timeout(ANSWER_WITHIN, child.wait_with_output())
+        .await
+        .map_err(|_| Error::NftSession("nft did not end in time".into()))?
+        .map_err(failed)?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let message = String::from_utf8_lossy(&output.stderr)
+        .chars()
+        .take(1000)
+        .collect();
+    Err(Error::NftRefused { message })
+}
+
+/// Whether an answer means that the batch was applied.
+fn judge(answer: &[String], line: &str) -> Result<()> {
+    let errors: Vec<&str> = answer
+        .iter()
+        .map(String::as_str)
+        .filter(|text| text.contains("Error:"))
+        .collect();
+    if errors.is_empty() {
+        if !answer.is_empty() {
+            warn!(answer = answer.join(" | "), "nft had something to say");
+        }
+        return Ok(());
+    }
+    let place = answer
+        .iter()
+        .find(|text| text.contains('^') && text.trim_matches([' ', '^', '~', '\t']).is_empty())
+        .and_then(|text| text.find('^'))
+        .map(|at| format!(" in `{}`", statement_at(line, at)))
+        .unwrap_or_default();
+    Err(Error::NftRefused {
+        message: format!("{}{place}", errors.join("; ")),
+    })
+}
+
+/// The statement of a batch's line that a column lies in.
+fn statement_at(line: &str, column: usize) -> &str {
+    let mut start = 0;
+    for statement in line.split("; ") {
+        let end = start + statement.len();
+        if column <= end {
+            return statement;
+        }
+        start = end + 2;
+    }
+    ""
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_without_an_error_means_applied() {
+        assert!(judge(&[], "add table inet x").is_ok());
+        assert!(judge(&["Warning: odd".into()], "add table inet x").is_ok());
+    }
+
+    #[test]
+    fn an_error_names_the_statement_it_points_at() {
+        let line = "add table inet x; add chain inet y c";
+        let answer = vec![
+            "Error: No such file or directory".to_owned(),
+            line.to_owned(),
+            format!("{}^", " ".repeat(33)),
+        ];
+        let error = judge(&answer, line).unwrap_err().to_string();
+        assert!(error.contains("No such file"), "{error}");
+        assert!(error.contains("`add chain inet y c`"), "{error}");
+    }
+}

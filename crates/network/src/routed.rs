@@ -1,0 +1,255 @@
+//! The built-in pod network: one routed link per pod, addresses from the node's pod CIDR.
+//!
+//! As a service it prepares the node (forwarding, the route of service addresses, its nftables
+//! table) before the runtime starts; attaching prepares it too, should it come first.
+
+use std::{
+    collections::BTreeSet,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use async_trait::async_trait;
+use ipnet::IpNet;
+use lifecycle::{Context, Run, Service};
+use parking_lot::Mutex;
+use rtnetlink::packet_route::route::RouteScope;
+use tokio::sync::OnceCell;
+use tracing::{info, warn};
+
+use crate::{
+    AttachRequest, Attachment, PodNetwork, Result, Status,
+    ipam::{Ipam, Record},
+    links::{self, POD_LINK, PodLink},
+    names,
+    netns::Netlink,
+    nft::{Batch, Nft},
+    rules, sysctl,
+};
+
+/// The loopback link's index in every namespace.
+const LOOPBACK_INDEX: u32 = 1;
+
+/// What the pod network of a node must know.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The cluster's id on this machine: eight hexadecimal digits.
+    pub id: String,
+    /// Where addresses are remembered; best on a tmpfs, as pods do not outlive a reboot.
+    pub state_dir: PathBuf,
+    /// The ranges of all pods of the cluster, at most one per family.
+    pub cluster_cidrs: Vec<IpNet>,
+    /// The ranges of service addresses, at most one per family.
+    pub service_cidrs: Vec<IpNet>,
+    /// This node's own addresses.
+    pub node_ips: Vec<IpAddr>,
+    /// The largest packet on a pod's link.
+    pub mtu: u32,
+}
+
+impl Config {
+    /// Reads what an earlier run left behind; changes nothing on the machine yet.
+    pub fn build(self, nft: Nft) -> Result<Arc<RoutedNetwork>> {
+        let ipam = Ipam::open(self.state_dir.join("addresses"))?;
+        Ok(Arc::new(RoutedNetwork {
+            config: self,
+            nft,
+            ipam: Mutex::new(ipam),
+            prepared: OnceCell::new(),
+        }))
+    }
+}
+
+/// See the module.
+pub struct RoutedNetwork {
+    config: Config,
+    nft: Nft,
+    /// Guards the address book; never held over an await.
+    ipam: Mutex<Ipam>,
+    /// The connection to the kernel, there once the node is prepared.
+    prepared: OnceCell<Netlink>,
+}
+
+impl RoutedNetwork {
+    async fn prepare(&self) -> Result<&Netlink> {
+        self.prepared
+            .get_or_try_init(|| async {
+                sysctl::set("net/ipv4/ip_forward", "1")?;
+                if self
+                    .config
+                    .cluster_cidrs
+                    .iter()
+                    .any(|cidr| matches!(cidr, IpNet::V6(_)))
+                {
+                    sysctl::set("net/ipv6/conf/all/forwarding", "1")?;
+                }
+                let netlink = Netlink::here()?;
+                self.route_services(&netlink).await?;
+                self.rewrite_rules().await?;
+                Ok(netlink)
+            })
+            .await
+    }
+
+    /// Gives service addresses a route, so that the node itself can send to them without a default
+    /// route and does so from its own address; nftables turns the packets before they get there.
+    async fn route_services(&self, netlink: &Netlink) -> Result<()> {
+        for cidr in &self.config.service_cidrs {
+            let same_family = |ip: &&IpAddr| ip.is_ipv4() == cidr.addr().is_ipv4();
+            let route = || {
+                links::route_to(cidr.network(), cidr.prefix_len(), LOOPBACK_INDEX)
+                    .scope(RouteScope::Link)
+                    .priority(names::route_metric(&self.config.id))
+            };
+            let what = format!("route of service addresses {cidr}");
+            if let Some(source) = self.config.node_ips.iter().find(same_family)
+                && let Ok(preferred) = route().pref_source(*source)
+            {
+                match links::add_route(netlink, preferred.build(), &what).await {
+                    Ok(()) => continue,
+                    Err(error) => warn!(%source, %error, "is the node's address on this machine?"),
+                }
+            }
+            links::add_route(netlink, route().build(), &what).await?;
+        }
+        Ok(())
+    }
+
+    async fn rewrite_rules(&self) -> Result<()> {
+        let records: Vec<Record> = self.ipam.lock().records().cloned().collect();
+        let records: Vec<&Record> = records.iter().collect();
+        self.nft
+            .apply(&rules::full(
+                &self.config.id,
+                &self.config.cluster_cidrs,
+                &records,
+            ))
+            .await
+    }
+
+    /// Applies a small change, and writes the whole table when it does not fit what is there.
+    async fn change_rules(&self, batch: &Batch) -> Result<()> {
+        if let Err(error) = self.nft.apply(batch).await {
+            warn!(%error, "writing the pod network's table anew");
+            self.rewrite_rules().await?;
+        }
+        Ok(())
+    }
+
+    fn record_for(&self, request: &AttachRequest) -> Result<Record> {
+        let mut ipam = self.ipam.lock();
+        if let Some(record) = ipam.get(&request.sandbox_id) {
+            return Ok(record.clone());
+        }
+        let id = &self.config.id;
+        let host_link = (0..)
+            .map(|attempt| names::host_link(id, &request.sandbox_id, attempt))
+            .find(|name| !ipam.link_taken(name))
+            .unwrap_or_default();
+        ipam.assign(Record {
+            sandbox_id: request.sandbox_id.clone(),
+            namespace: request.namespace.clone(),
+            name: request.name.clone(),
+            uid: request.uid.clone(),
+            host_link,
+            addresses: Vec::new(),
+            port_mappings: request.port_mappings.clone(),
+        })
+    }
+
+    async fn connect(&self, request: &AttachRequest, record: &Record) -> Result<()> {
+        let host = self.prepare().await?;
+        let link = PodLink {
+            host_link: &record.host_link,
+            addresses: &record.addresses,
+            mtu: self.config.mtu,
+            node_ips: &self.config.node_ips,
+        };
+        links::connect(host, &request.netns, &link).await?;
+        self.change_rules(&rules::open_ports(&self.config.id, record))
+            .await
+    }
+}
+
+fn attachment(record: &Record) -> Attachment {
+    Attachment {
+        addresses: record.addresses.clone(),
+        interface: POD_LINK.into(),
+    }
+}
+
+#[async_trait]
+impl PodNetwork for RoutedNetwork {
+    async fn attach(&self, request: AttachRequest) -> Result<Attachment> {
+        let record = self.record_for(&request)?;
+        if let Err(error) = self.connect(&request, &record).await {
+            if let Err(undo) = self.detach(&request.sandbox_id, None).await {
+                warn!(sandbox = request.sandbox_id, error = %undo, "half an attachment is left");
+            }
+            return Err(error);
+        }
+        Ok(attachment(&record))
+    }
+
+    async fn attachment(&self, sandbox_id: &str) -> Option<Attachment> {
+        self.ipam.lock().get(sandbox_id).map(attachment)
+    }
+
+    async fn detach(&self, sandbox_id: &str, _netns: Option<&Path>) -> Result<()> {
+        let Some(record) = self.ipam.lock().get(sandbox_id).cloned() else {
+            return Ok(());
+        };
+        let host = self.prepare().await?;
+        links::disconnect(host, &record.host_link).await?;
+        // The record goes first: should the table be written anew, these ports are not in it.
+        self.ipam.lock().release(sandbox_id)?;
+        self.change_rules(&rules::close_ports(&self.config.id, &record))
+            .await
+    }
+
+    async fn retain(&self, alive: &BTreeSet<String>) -> Result<()> {
+        let gone: Vec<String> = {
+            let ipam = self.ipam.lock();
+            ipam.records()
+                .map(|record| &record.sandbox_id)
+                .filter(|id| !alive.contains(*id))
+                .cloned()
+                .collect()
+        };
+        for sandbox_id in gone {
+            info!(sandbox = sandbox_id, "detaching a sandbox that is gone");
+            self.detach(&sandbox_id, None).await?;
+        }
+        Ok(())
+    }
+
+    async fn set_pod_cidrs(&self, cidrs: Vec<IpNet>) -> Result<()> {
+        if self.ipam.lock().set_cidrs(cidrs.clone()) {
+            info!(?cidrs, "pod addresses come from here");
+        }
+        Ok(())
+    }
+
+    fn status(&self) -> Status {
+        if self.ipam.lock().cidrs().is_empty() {
+            return Status::NotReady("the node has no pod CIDR yet".into());
+        }
+        Status::Ready
+    }
+}
+
+impl Service for RoutedNetwork {
+    fn name(&self) -> &'static str {
+        "network"
+    }
+
+    fn run(self: Arc<Self>, context: Context) -> Run {
+        Box::pin(async move {
+            self.prepare().await?;
+            context.ready();
+            context.shutdown().await;
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,194 @@
+//! The nftables table of the pod network: node ports that lead to pods, and masquerading of what
+//! leaves the cluster. Pure: builds batches, applies nothing.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr},
+};
+
+use ipnet::IpNet;
+
+use crate::{ipam::Record, names, nft::Batch};
+
+/// The two address families, with nftables' words for them.
+const FAMILIES: [(&str, &str, &str); 2] = [("4", "ip", "ipv4_addr"), ("6", "ip6", "ipv6_addr")];
+
+/// The whole table, written anew.
+pub fn full(id: &str, cluster_cidrs: &[IpNet], records: &[&Record]) -> Batch {
+    let table = names::table(id);
+    let mut batch = Batch::new();
+    batch.replace_table("inet", &table);
+    for (suffix, _, kind) in FAMILIES {
+        let target = format!("{kind} . inet_service");
+        for (map, key) in [
+            ("hostports", "inet_proto . inet_service".to_owned()),
+            (
+                "hostports-at",
+                format!("{kind} . inet_proto . inet_service"),
+            ),
+        ] {
+            batch.push(format!(
+                "add map inet {table} {map}{suffix} {{ type {key} : {target}; }}"
+            ));
+        }
+        batch.push(format!(
+            "add set inet {table} hairpin{suffix} {{ type {kind} . {kind}; }}"
+        ));
+    }
+    chains(&mut batch, &table, cluster_cidrs);
+    for record in records {
+        change(&mut batch, &table, "add", record);
+    }
+    batch
+}
+
+fn chains(batch: &mut Batch, table: &str, cluster_cidrs: &[IpNet]) {
+    let mut rule = |text: String| batch.push(format!("add {text}"));
+    for (chain, kind) in [
+        ("prerouting", "{ type nat hook prerouting priority -110; }"),
+        ("output", "{ type nat hook output priority -110; }"),
+        ("postrouting", "{ type nat hook postrouting priority 100; }"),
+        ("hostports", ""),
+    ] {
+        rule(format!("chain inet {table} {chain} {kind}"));
+    }
+    for chain in ["prerouting", "output"] {
+        rule(format!(
+            "rule inet {table} {chain} fib daddr type local jump hostports"
+        ));
+    }
+    for (suffix, family, _) in FAMILIES {
+        let port = "meta l4proto . th dport";
+        let protocol = if family == "ip" { "ipv4" } else { "ipv6" };
+        let to = format!("rule inet {table} hostports meta nfproto {protocol} dnat {family} to");
+        rule(format!(
+            "{to} {family} daddr . {port} map @hostports-at{suffix}"
+        ));
+        rule(format!("{to} {port} map @hostports{suffix}"));
+        rule(format!(
+            "rule inet {table} postrouting ct status dnat {family} saddr . {family} daddr \
+             @hairpin{suffix} masquerade fully-random"
+        ));
+        let inside: Vec<String> = cluster_cidrs
+            .iter()
+            .filter(|cidr| matches!(cidr, IpNet::V4(_)) == (family == "ip"))
+            .map(ToString::to_string)
+            .collect();
+        if !inside.is_empty() {
+            let multicast = if family == "ip" {
+                "224.0.0.0/4"
+            } else {
+                "ff00::/8"
+            };
+            let inside = inside.join(", ");
+            rule(format!(
+                "rule inet {table} postrouting {family} saddr {{ {inside} }} \
+                 {family} daddr != {{ {inside}, {multicast} }} oifname != \"lo\" \
+                 masquerade fully-random"
+            ));
+        }
+    }
+}
+
+/// Adds the node's ports that lead to a pod.
+pub fn open_ports(id: &str, record: &Record) -> Batch {
+    let mut batch = Batch::new();
+    change(&mut batch, &names::table(id), "add", record);
+    batch
+}
+
+/// Takes them away again.
+pub fn close_ports(id: &str, record: &Record) -> Batch {
+    let mut batch = Batch::new();
+    change(&mut batch, &names::table(id), "delete", record);
+    batch
+}
+
+fn change(batch: &mut Batch, table: &str, verb: &str, record: &Record) {
+    let ports: BTreeSet<_> = record
+        .port_mappings
+        .iter()
+        .filter(|port| port.host_port != 0)
+        .collect();
+    if ports.is_empty() {
+        return;
+    }
+    for address in &record.addresses {
+        let suffix = if address.is_ipv4() { "4" } else { "6" };
+        for port in &ports {
+            let key = format!("{} . {}", port.protocol.as_str(), port.host_port);
+            let (map, key) = match port.host_ip.filter(|ip| !ip.is_unspecified()) {
+                None => ("hostports", key),
+                Some(ip) if ip.is_ipv4() != address.is_ipv4() => continue,
+                // The kernel does not route 127.0.0.1 to another link.
+                Some(IpAddr::V4(Ipv4Addr::LOCALHOST)) => continue,
+                Some(ip) => ("hostports-at", format!("{ip} . {key}")),
+            };
+            batch.push(format!(
+                "{verb} element inet {table} {map}{suffix} {{ {key} : {address} . {} }}",
+                port.container_port
+            ));
+        }
+        batch.push(format!(
+            "{verb} element inet {table} hairpin{suffix} {{ {address} . {address} }}"
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{PortMapping, Protocol};
+
+    fn record(host_ip: Option<&str>) -> Record {
+        Record {
+            sandbox_id: "s".into(),
+            namespace: "default".into(),
+            name: "web".into(),
+            uid: "1".into(),
+            host_link: "m0123abcdaaaaaa".into(),
+            addresses: vec!["10.42.0.5".parse().unwrap()],
+            port_mappings: vec![PortMapping {
+                protocol: Protocol::Tcp,
+                container_port: 80,
+                host_port: 8080,
+                host_ip: host_ip.map(|ip| ip.parse().unwrap()),
+            }],
+        }
+    }
+
+    #[test]
+    fn a_host_port_leads_to_the_pod_and_back_to_itself() {
+        assert_eq!(
+            open_ports("0123abcd", &record(None)).statements(),
+            [
+                "add element inet mainstay-0123abcd hostports4 { tcp . 8080 : 10.42.0.5 . 80 }",
+                "add element inet mainstay-0123abcd hairpin4 { 10.42.0.5 . 10.42.0.5 }",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_host_address_limits_the_port() {
+        let batch = close_ports("0123abcd", &record(Some("192.0.2.7")));
+        assert_eq!(
+            batch.statements()[0],
+            "delete element inet mainstay-0123abcd hostports-at4 { 192.0.2.7 . tcp . 8080 : 10.42.0.5 . 80 }"
+        );
+    }
+
+    #[test]
+    fn a_pod_without_ports_needs_no_rules() {
+        let mut record = record(None);
+        record.port_mappings.clear();
+        assert!(open_ports("0123abcd", &record).is_empty());
+    }
+
+    #[test]
+    fn traffic_that_leaves_the_cluster_is_masqueraded() {
+        let batch = full("0123abcd", &["10.42.0.0/16".parse().unwrap()], &[]);
+        assert!(batch.statements().iter().any(|statement| statement.ends_with(
+            "ip saddr { 10.42.0.0/16 } ip daddr != { 10.42.0.0/16, 224.0.0.0/4 } oifname != \"lo\" masquerade fully-random"
+        )));
+    }
+}
