@@ -1,5 +1,7 @@
 //! Pods on a real kernel: each test is a node in a network namespace of its own.
 
+#![allow(clippy::unwrap_used)]
+
 use std::{collections::BTreeSet, net::SocketAddr, path::Path, sync::Arc};
 
 use network::{
