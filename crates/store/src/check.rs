@@ -1,0 +1,70 @@
+//! Refuses bad input before it reaches a backend: the same words for both.
+
+use std::collections::HashSet;
+
+use crate::{Action, Codec, Error, Key, Op};
+
+/// Longest key.
+pub const MAX_KEY: usize = 4 << 10;
+
+/// Largest value unless configured otherwise: what etcd takes in one request by default.
+pub const MAX_VALUE: usize = 1536 << 10;
+
+/// Most bytes of keys and values in one commit.
+pub const MAX_COMMIT: usize = 64 << 20;
+
+/// A key that can be stored.
+pub fn key(key: &Key) -> Result<(), Error> {
+    if key.is_empty() {
+        return Err(Error::Invalid("the key is empty".into()));
+    }
+    if key.len() > MAX_KEY {
+        let message = format!("a key of {} bytes is longer than {MAX_KEY}", key.len());
+        return Err(Error::Invalid(message));
+    }
+    prefix(key)
+}
+
+/// A prefix of keys that can be stored; it may be empty.
+pub fn prefix(prefix: &Key) -> Result<(), Error> {
+    if prefix.contains(&0) {
+        let shown = String::from_utf8_lossy(prefix).replace('\0', "\\0");
+        return Err(Error::Invalid(format!("the key {shown:?} contains NUL")));
+    }
+    Ok(())
+}
+
+/// Operations that make a commit. Returns the bytes of their keys and values.
+pub fn ops<C: Codec>(codec: &C, ops: &[Op<C::Draft>], max_value: usize) -> Result<usize, Error> {
+    if ops.is_empty() {
+        return Err(Error::Invalid(
+            "a commit needs at least one operation".into(),
+        ));
+    }
+    let (mut seen, mut total) = (HashSet::new(), 0);
+    for op in ops {
+        key(&op.key)?;
+        let shown = String::from_utf8_lossy(&op.key);
+        if ops.len() > 1 && !seen.insert(&op.key) {
+            return Err(Error::Invalid(format!(
+                "the key {shown:?} stands twice in one commit"
+            )));
+        }
+        if let Action::Put { draft, .. } = &op.action {
+            let length = codec.bytes(draft).len();
+            if length > max_value {
+                return Err(Error::Invalid(format!(
+                    "the value of {shown:?} has {length} bytes, more than {max_value}"
+                )));
+            }
+            total += length;
+        }
+        total += op.key.len();
+    }
+    if total > MAX_COMMIT {
+        return Err(Error::Invalid(format!(
+            "a commit of {total} bytes is larger than {MAX_COMMIT}"
+        )));
+    }
+    Ok(total)
+}

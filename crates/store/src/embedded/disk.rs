@@ -1,0 +1,166 @@
+//! The file layer: the few things the engine asks of a disk. Tests put layers of their own below the
+//! engine (one that loses what was not synced, one that fails on demand, one that is full).
+
+use std::{
+    fs, io,
+    os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::{FallocateFlags, FlockOperation};
+
+/// One directory of files.
+pub trait Disk: Send + Sync + 'static {
+    /// Keeps every other process out until the guard is dropped.
+    fn lock(&self) -> io::Result<Box<dyn Send + Sync>>;
+    /// The names of all files.
+    fn list(&self) -> io::Result<Vec<String>>;
+    /// A new empty file; replaces one of that name.
+    fn create(&self, name: &str) -> io::Result<Box<dyn File>>;
+    /// An existing file.
+    fn open(&self, name: &str) -> io::Result<Box<dyn File>>;
+    /// Renames, replacing the target.
+    fn rename(&self, from: &str, to: &str) -> io::Result<()>;
+    /// Removes a file.
+    fn remove(&self, name: &str) -> io::Result<()>;
+    /// Makes creations, renames and removals durable.
+    fn sync(&self) -> io::Result<()>;
+    /// How messages name a file.
+    fn path(&self, name: &str) -> PathBuf;
+}
+
+/// One file.
+pub trait File: Send {
+    /// Its length, reserved space included.
+    fn size(&self) -> io::Result<u64>;
+    /// Fills the buffer; short files are an error.
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
+    /// Writes all of it.
+    fn write_all_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<()>;
+    /// Takes the space for `length` bytes at `offset` now, reading as zeros.
+    fn reserve(&mut self, offset: u64, length: u64) -> io::Result<()>;
+    /// Cuts the file to this length, durably, everything before it included.
+    fn cut(&mut self, length: u64) -> io::Result<()>;
+    /// Makes content and length durable.
+    fn sync(&mut self) -> io::Result<()>;
+}
+
+/// A real directory, readable by its owner alone.
+pub struct Directory {
+    path: PathBuf,
+}
+
+impl Directory {
+    /// Makes the directory when it is missing.
+    pub fn open(path: impl Into<PathBuf>) -> io::Result<Self> {
+        let path = path.into();
+        fs::create_dir_all(&path)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o700))?;
+        if let Some(parent) = path
+            .parent()
+            .filter(|parent| !parent.as_os_str().is_empty())
+        {
+            fs::File::open(parent)?.sync_all()?;
+        }
+        Ok(Self { path })
+    }
+
+    /// A directory that is there, left as it is.
+    pub fn existing(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into() }
+    }
+}
+
+impl Disk for Directory {
+    fn lock(&self) -> io::Result<Box<dyn Send + Sync>> {
+        let file = open_options()
+            .create(true)
+            .truncate(false)
+            .open(self.path("lock"))?;
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(Box::new(file))
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        let names = fs::read_dir(&self.path)?
+            .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+        names.collect()
+    }
+
+    fn create(&self, name: &str) -> io::Result<Box<dyn File>> {
+        Ok(Box::new(
+            open_options()
+                .create(true)
+                .truncate(true)
+                .open(self.path(name))?,
+        ))
+    }
+
+    fn open(&self, name: &str) -> io::Result<Box<dyn File>> {
+        Ok(Box::new(open_options().open(self.path(name))?))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        fs::rename(self.path(from), self.path(to))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        fs::remove_file(self.path(name))
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        fs::File::open(&self.path)?.sync_all()
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        Path::join(&self.path, name)
+    }
+}
+
+fn open_options() -> fs::OpenOptions {
+    let mut options = fs::OpenOptions::new();
+    options.read(true).write(true).mode(0o600);
+    options
+}
+
+impl File for fs::File {
+    fn size(&self) -> io::Result<u64> {
+        Ok(self.metadata()?.len())
+    }
+
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        FileExt::read_exact_at(self, buffer, offset)
+    }
+
+    fn write_all_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        FileExt::write_all_at(self, bytes, offset)
+    }
+
+    fn reserve(&mut self, offset: u64, length: u64) -> io::Result<()> {
+        match rustix::fs::fallocate(&*self, FallocateFlags::empty(), offset, length) {
+            // Filesystems without fallocate: zeros take the space as well.
+            Err(rustix::io::Errno::OPNOTSUPP) => {
+                let zeros = vec![0; length as usize];
+                FileExt::write_all_at(self, &zeros, offset)
+            }
+            other => Ok(other?),
+        }
+    }
+
+    fn cut(&mut self, length: u64) -> io::Result<()> {
+        self.set_len(length)?;
+        self.sync_all()
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        self.sync_data()
+    }
+}
+
+/// Whether this is the error of a full disk.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
+}

@@ -1,0 +1,225 @@
+//! What files are made of: a header, then frames with a checksum each.
+//!
+//! Checksums cover the place of a frame and a random salt of its file: neither blocks left over from
+//! another file nor values that imitate a frame can be taken for one. Each frame also says how much of
+//! its file was synced when it was written; that is how a torn tail (never synced, never
+//! acknowledged) is told from a damaged middle.
+
+/// Length of a file's header.
+pub const FILE_HEADER: usize = 32;
+/// Length of a frame's header.
+pub const FRAME_HEADER: usize = 24;
+
+const FRAME_MAGIC: u32 = 0x6d73_6601;
+const ALIGNMENT: usize = 8;
+
+/// The two kinds of file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileKind {
+    /// A log segment.
+    Log,
+    /// A snapshot or a backup.
+    Snapshot,
+}
+
+impl FileKind {
+    const fn magic(self) -> &'static [u8; 8] {
+        match self {
+            Self::Log => b"mnstlog1",
+            Self::Snapshot => b"mnstsnp1",
+        }
+    }
+}
+
+/// The first bytes of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileHeader {
+    /// What file it is.
+    pub kind: FileKind,
+    /// The segment's number; of a snapshot, the first segment that it does not cover.
+    pub number: u64,
+    /// Random, part of every checksum.
+    pub salt: u64,
+}
+
+impl FileHeader {
+    /// A header with fresh salt.
+    pub fn new(kind: FileKind, number: u64) -> Self {
+        Self {
+            kind,
+            number,
+            salt: rand::random(),
+        }
+    }
+
+    /// As bytes.
+    pub fn encode(&self) -> [u8; FILE_HEADER] {
+        let mut bytes = [0; FILE_HEADER];
+        bytes[..8].copy_from_slice(self.kind.magic());
+        bytes[8..16].copy_from_slice(&self.number.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.salt.to_le_bytes());
+        let checksum = crc32fast::hash(&bytes[..24]);
+        bytes[24..28].copy_from_slice(&checksum.to_le_bytes());
+        bytes
+    }
+
+    /// From bytes; `None` when they are not such a header.
+    pub fn decode(kind: FileKind, bytes: &[u8; FILE_HEADER]) -> Option<Self> {
+        let valid =
+            &bytes[..8] == kind.magic() && crc32fast::hash(&bytes[..24]) == u32_at(bytes, 24);
+        valid.then(|| Self {
+            kind,
+            number: u64_at(bytes, 8),
+            salt: u64_at(bytes, 16),
+        })
+    }
+}
+
+/// The length of a whole frame with a payload of this length.
+pub fn frame_len(payload: usize) -> usize {
+    (FRAME_HEADER + payload).next_multiple_of(ALIGNMENT)
+}
+
+/// Starts a frame: the caller appends the payload, then calls [`seal`].
+pub fn begin() -> Vec<u8> {
+    vec![0; FRAME_HEADER]
+}
+
+/// Ends a frame begun by [`begin`]: fills in its header and pads it.
+pub fn seal(frame: &mut Vec<u8>, salt: u64, offset: u64, synced: u64) {
+    let length = frame.len() - FRAME_HEADER;
+    frame[0..4].copy_from_slice(&FRAME_MAGIC.to_le_bytes());
+    frame[4..8].copy_from_slice(&(length as u32).to_le_bytes());
+    frame[8..16].copy_from_slice(&synced.to_le_bytes());
+    let sum = checksum(salt, offset, &frame[4..16], &frame[FRAME_HEADER..]);
+    frame[16..20].copy_from_slice(&sum.to_le_bytes());
+    frame.resize(frame_len(length), 0);
+}
+
+/// A frame's header, not yet trusted.
+#[derive(Debug, Clone, Copy)]
+pub struct FrameHeader {
+    bytes: [u8; FRAME_HEADER],
+}
+
+impl FrameHeader {
+    /// `None` when these bytes cannot start a frame.
+    pub fn decode(bytes: [u8; FRAME_HEADER]) -> Option<Self> {
+        (u32_at(&bytes, 0) == FRAME_MAGIC).then_some(Self { bytes })
+    }
+
+    /// Length of the payload.
+    pub fn len(&self) -> usize {
+        u32_at(&self.bytes, 4) as usize
+    }
+
+    /// How much of the file was synced when the frame was written.
+    pub fn synced(&self) -> u64 {
+        u64_at(&self.bytes, 8)
+    }
+
+    /// Whether header and payload belong together at this place.
+    pub fn matches(&self, salt: u64, offset: u64, payload: &[u8]) -> bool {
+        checksum(salt, offset, &self.bytes[4..16], payload) == u32_at(&self.bytes, 16)
+    }
+}
+
+/// Reads the frame at `offset` of a file's bytes; `None` when there is no whole one.
+pub fn read(file: &[u8], salt: u64, offset: usize) -> Option<(FrameHeader, &[u8])> {
+    let bytes = file.get(offset..offset + FRAME_HEADER)?;
+    let header = FrameHeader::decode(bytes.try_into().ok()?)?;
+    let start = offset + FRAME_HEADER;
+    let payload = file.get(start..start.checked_add(header.len())?)?;
+    header
+        .matches(salt, offset as u64, payload)
+        .then_some((header, payload))
+}
+
+/// Whether some whole frame behind `offset` says that the byte at `offset` had been synced.
+pub fn synced_past(file: &[u8], salt: u64, offset: usize) -> bool {
+    (offset.next_multiple_of(ALIGNMENT)..file.len())
+        .step_by(ALIGNMENT)
+        .any(|candidate| {
+            read(file, salt, candidate).is_some_and(|(header, _)| header.synced() > offset as u64)
+        })
+}
+
+fn checksum(salt: u64, offset: u64, header: &[u8], payload: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&salt.to_le_bytes());
+    hasher.update(&offset.to_le_bytes());
+    hasher.update(header);
+    hasher.update(payload);
+    hasher.finalize()
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    let mut word = [0; 4];
+    word.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(word)
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file_of(payloads: &[&[u8]], salt: u64) -> (Vec<u8>, Vec<usize>) {
+        let (mut file, mut places) = (vec![0; FILE_HEADER], Vec::new());
+        for payload in payloads {
+            let mut frame = begin();
+            frame.extend_from_slice(payload);
+            seal(&mut frame, salt, file.len() as u64, file.len() as u64);
+            places.push(file.len());
+            file.extend(frame);
+        }
+        (file, places)
+    }
+
+    #[test]
+    fn every_flipped_bit_of_a_frame_is_noticed() {
+        let (file, places) = file_of(&[b"some payload"], 7);
+        for bit in 0..(FRAME_HEADER - 4 + b"some payload".len()) * 8 {
+            // The four bytes after the checksum are padding and mean nothing.
+            let byte = if bit / 8 < 20 { bit / 8 } else { bit / 8 + 4 };
+            let mut damaged = file.clone();
+            damaged[places[0] + byte] ^= 1 << (bit % 8);
+            assert!(read(&damaged, 7, places[0]).is_none(), "byte {byte}");
+        }
+        assert!(read(&file, 7, places[0]).is_some());
+    }
+
+    #[test]
+    fn a_frame_of_another_file_or_place_is_not_taken() {
+        let (file, places) = file_of(&[b"one", b"two"], 7);
+        assert!(read(&file, 8, places[0]).is_none());
+        let mut moved = file.clone();
+        moved.copy_within(places[1]..places[1] + frame_len(3), places[0]);
+        assert!(read(&moved, 7, places[0]).is_none());
+    }
+
+    #[test]
+    fn only_a_frame_that_was_synced_over_proves_a_damaged_middle() {
+        let (file, places) = file_of(&[b"one", b"two"], 7);
+        assert!(synced_past(&file, 7, places[0]));
+        assert!(!synced_past(&file, 7, places[1]));
+    }
+
+    #[test]
+    fn a_file_header_comes_back_as_it_was() {
+        let header = FileHeader::new(FileKind::Log, 3);
+        assert_eq!(
+            FileHeader::decode(FileKind::Log, &header.encode()),
+            Some(header)
+        );
+        assert_eq!(
+            FileHeader::decode(FileKind::Snapshot, &header.encode()),
+            None
+        );
+    }
+}

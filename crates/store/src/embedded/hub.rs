@@ -1,0 +1,324 @@
+//! Hands events to watchers. Watchers of the same prefix form a group that gets one shared slice of
+//! events per revision. A watcher whose queue is full is let go: its stream catches up from history
+//! by itself, and only when history no longer reaches back far enough is it told that it lagged.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use arc_swap::ArcSwap;
+use futures::{StreamExt, stream};
+use parking_lot::Mutex;
+use stdx::Clock;
+use tokio::sync::{Notify, mpsc};
+
+use super::{history::History, state::State};
+use crate::{Error, Event, Key, Revision, Watch, WatchItem};
+
+/// The meeting point of writer and watchers.
+pub struct Hub<T> {
+    state: Arc<ArcSwap<State<T>>>,
+    published: Notify,
+    queue: usize,
+    /// Guards the groups and how far they have been served. Taken by the fan-out for one revision at
+    /// a time, and by whoever subscribes.
+    groups: Mutex<Groups<T>>,
+}
+
+struct Groups<T> {
+    /// Everything up to here has been handed out.
+    served: Revision,
+    closed: bool,
+    /// By length of prefix, then by prefix: an event finds its groups by looking up the beginnings
+    /// of its key.
+    by_length: BTreeMap<usize, HashMap<Key, Vec<Watcher<T>>>>,
+}
+
+struct Watcher<T> {
+    queue: mpsc::Sender<WatchItem<T>>,
+    /// Nothing up to here may be sent to it again.
+    after: Revision,
+}
+
+/// A watcher's end.
+struct Subscription<T> {
+    hub: Arc<Hub<T>>,
+    prefix: Key,
+    /// Everything up to here has been yielded.
+    cursor: Revision,
+    /// The past that must be yielded before the queue, and where it ends.
+    backlog: Option<(History<T>, Revision)>,
+    queue: mpsc::Receiver<WatchItem<T>>,
+}
+
+impl<T: Send + Sync + 'static> Hub<T> {
+    /// A hub over the published states.
+    pub fn new(state: Arc<ArcSwap<State<T>>>, queue: usize) -> Self {
+        let served = state.load().revision;
+        let groups = Mutex::new(Groups {
+            served,
+            closed: false,
+            by_length: BTreeMap::new(),
+        });
+        Self {
+            state,
+            published: Notify::new(),
+            queue,
+            groups,
+        }
+    }
+
+    /// There is a new state.
+    pub fn wake(&self) {
+        self.published.notify_one();
+    }
+
+    /// Ends all watches.
+    pub fn close(&self) {
+        let mut groups = self.groups.lock();
+        groups.closed = true;
+        groups.by_length.clear();
+        drop(groups);
+        self.published.notify_one();
+    }
+
+    /// How many watchers there are.
+    pub fn watchers(&self) -> usize {
+        let groups = self.groups.lock();
+        groups
+            .by_length
+            .values()
+            .flat_map(HashMap::values)
+            .map(Vec::len)
+            .sum()
+    }
+
+    /// Changes under `prefix` after a revision.
+    pub fn watch(self: &Arc<Self>, prefix: Key, after: Revision) -> Result<Watch<T>, Error> {
+        let subscription = self.subscribe(prefix, after)?;
+        Ok(stream::unfold(Some(subscription), |subscription| async {
+            let mut subscription = subscription?;
+            match subscription.next().await {
+                Ok(item) => Some((Ok(item), Some(subscription))),
+                Err(error) => Some((Err(error), None)),
+            }
+        })
+        .boxed())
+    }
+
+    fn subscribe(self: &Arc<Self>, prefix: Key, after: Revision) -> Result<Subscription<T>, Error> {
+        let mut groups = self.groups.lock();
+        if groups.closed {
+            return Err(Error::Unavailable("the store is closed".into()));
+        }
+        let state = self.state.load();
+        if after > state.revision {
+            return Err(Error::Future {
+                requested: after,
+                newest: state.revision,
+            });
+        }
+        let floor = state.history.floor();
+        if after < floor {
+            return Err(Error::Compacted {
+                requested: after,
+                oldest: floor,
+            });
+        }
+        let (sender, queue) = mpsc::channel(self.queue);
+        let served = groups.served;
+        let group = groups.by_length.entry(prefix.len()).or_default();
+        group.entry(prefix.clone()).or_default().push(Watcher {
+            queue: sender,
+            after: after.max(served),
+        });
+        let backlog = (after < served).then(|| (state.history.clone(), served));
+        Ok(Subscription {
+            hub: self.clone(),
+            prefix,
+            cursor: after,
+            backlog,
+            queue,
+        })
+    }
+
+    /// Hands out what is published until the hub is closed.
+    pub async fn serve(&self, clock: &dyn Clock, progress: std::time::Duration) {
+        let mut tick = clock.sleep(progress);
+        loop {
+            tokio::select! {
+                biased;
+                () = self.published.notified() => self.fan_out(),
+                () = &mut tick => {
+                    self.fan_out();
+                    self.groups.lock().progress();
+                    tick = clock.sleep(progress);
+                }
+            }
+            if self.groups.lock().closed {
+                return;
+            }
+        }
+    }
+
+    fn fan_out(&self) {
+        let state = self.state.load_full();
+        let served = self.groups.lock().served;
+        if state.history.floor() > served {
+            // History went faster than the fan-out: the watchers catch up or learn that they cannot.
+            let mut groups = self.groups.lock();
+            groups.by_length.clear();
+            groups.served = state.revision;
+            return;
+        }
+        for (revision, batch) in state.history.after(served) {
+            self.groups.lock().deliver(*revision, &batch.events);
+        }
+        self.groups.lock().served = state.revision;
+    }
+}
+
+impl<T> Groups<T> {
+    fn deliver(&mut self, revision: Revision, events: &Arc<[Event<T>]>) {
+        self.served = revision;
+        for (length, groups) in &mut self.by_length {
+            for (prefix, matching) in by_prefix(events, *length) {
+                let Some(watchers) = groups.get_mut(prefix) else {
+                    continue;
+                };
+                let events = if matching.len() == events.len() {
+                    events.clone()
+                } else {
+                    matching.into_iter().cloned().collect()
+                };
+                watchers.retain(|watcher| {
+                    let item = WatchItem::Events {
+                        revision,
+                        events: events.clone(),
+                    };
+                    revision <= watcher.after || watcher.queue.try_send(item).is_ok()
+                });
+            }
+        }
+    }
+
+    fn progress(&mut self) {
+        let served = self.served;
+        for groups in self.by_length.values_mut() {
+            for watchers in groups.values_mut() {
+                // A full queue says that there is more to come: no need for a mark.
+                watchers.retain(|watcher| {
+                    let sent = watcher.queue.try_send(WatchItem::Progress(served));
+                    !matches!(sent, Err(mpsc::error::TrySendError::Closed(_)))
+                });
+            }
+            groups.retain(|_, watchers| !watchers.is_empty());
+        }
+        self.by_length.retain(|_, groups| !groups.is_empty());
+    }
+}
+
+/// The events by the first `length` bytes of their keys, in order. Few: a commit has few keys.
+fn by_prefix<T>(events: &[Event<T>], length: usize) -> Vec<(&[u8], Vec<&Event<T>>)> {
+    let mut found: Vec<(&[u8], Vec<&Event<T>>)> = Vec::new();
+    for event in events {
+        let Some(prefix) = event.key.get(..length) else {
+            continue;
+        };
+        match found.iter_mut().find(|(known, _)| *known == prefix) {
+            Some((_, matching)) => matching.push(event),
+            None => found.push((prefix, vec![event])),
+        }
+    }
+    found
+}
+
+impl<T: Send + Sync + 'static> Subscription<T> {
+    async fn next(&mut self) -> Result<WatchItem<T>, Error> {
+        loop {
+            if let Some(item) = self.next_of_backlog() {
+                return Ok(item);
+            }
+            match self.queue.recv().await {
+                Some(WatchItem::Events { revision, events }) => {
+                    self.cursor = revision;
+                    return Ok(WatchItem::Events { revision, events });
+                }
+                Some(WatchItem::Progress(revision)) => {
+                    // A mark from before the beginning says nothing.
+                    if revision >= self.cursor {
+                        self.cursor = revision;
+                        return Ok(WatchItem::Progress(revision));
+                    }
+                }
+                None => self.resume()?,
+            }
+        }
+    }
+
+    fn next_of_backlog(&mut self) -> Option<WatchItem<T>> {
+        let (history, end) = self.backlog.as_ref()?;
+        for (revision, batch) in history.after(self.cursor) {
+            if *revision > *end {
+                break;
+            }
+            self.cursor = *revision;
+            let matching = || {
+                batch
+                    .events
+                    .iter()
+                    .filter(|e| e.key.starts_with(&self.prefix))
+            };
+            let count = matching().count();
+            if count == 0 {
+                continue;
+            }
+            let all = count == batch.events.len();
+            let events = if all {
+                batch.events.clone()
+            } else {
+                matching().cloned().collect()
+            };
+            return Some(WatchItem::Events {
+                revision: *revision,
+                events,
+            });
+        }
+        self.cursor = *end;
+        self.backlog = None;
+        Some(WatchItem::Progress(self.cursor))
+    }
+
+    /// The queue was full once, and has been drained now: goes on from history.
+    fn resume(&mut self) -> Result<(), Error> {
+        let resumed = self.hub.clone().subscribe(self.prefix.clone(), self.cursor);
+        *self = resumed.map_err(|error| match error {
+            Error::Compacted { .. } => Error::Lagged,
+            other => other,
+        })?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_find_their_prefix_and_short_keys_none() {
+        let event = |key: &'static str| Event::<()> {
+            key: key.into(),
+            revision: 1,
+            current: None,
+            previous: None,
+        };
+        let events = [event("/a/1"), event("/b/1"), event("/a/2"), event("/")];
+        let found = by_prefix(&events, 3);
+        let shown: Vec<_> = found
+            .iter()
+            .map(|(prefix, events)| (*prefix, events.len()))
+            .collect();
+        assert_eq!(shown, [(&b"/a/"[..], 2), (&b"/b/"[..], 1)]);
+    }
+}

@@ -1,0 +1,389 @@
+//! The embedded engine: all live values in memory, every commit in a log of its own.
+//!
+//! One writer thread gives revisions and syncs; one thread hands events to watchers; readers take an
+//! immutable [`state::State`] and are never in anybody's way. Nothing here knows what values mean.
+
+mod backup;
+pub mod disk;
+mod frame;
+mod history;
+mod hub;
+mod log;
+mod pages;
+mod record;
+mod recovery;
+mod snapshot;
+mod state;
+mod writer;
+
+use std::{
+    collections::BTreeSet,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use stdx::{Clock, SystemClock};
+use tokio::sync::{mpsc, oneshot};
+
+pub use backup::{RestoreReport, restore};
+pub use history::Limits;
+
+use crate::{
+    Codec, Committed, Durability, Entry, Error, Freshness, Key, ListRequest, Listed, Op, Revision,
+    Store, Watch, check,
+};
+use disk::{Directory, Disk};
+use hub::Hub;
+use pages::Pages;
+use state::State;
+use writer::{Request, Writer};
+
+/// Commits that may wait for the writer before `commit` itself waits.
+const QUEUE: usize = 8192;
+
+/// How the engine behaves. The defaults suit a cluster.
+#[derive(Clone)]
+pub struct Config {
+    /// Where time comes from.
+    pub clock: Arc<dyn Clock>,
+    /// Largest value.
+    pub max_value: usize,
+    /// How much of the past is kept for watches and reads.
+    pub history: Limits,
+    /// How many past moments that pages refer to are kept at hand.
+    pub pages: usize,
+    /// A watcher may be this many revisions behind before it has to catch up from history.
+    pub watch_queue: usize,
+    /// How often watchers hear how far they are.
+    pub progress: Duration,
+    /// Relaxed writes are synced at the latest after this time.
+    pub relaxed_sync: Duration,
+    /// How far the persisted high-water mark is ahead of relaxed writes.
+    pub high_water_step: u64,
+    /// A log segment's length.
+    pub segment_bytes: u64,
+    /// Space is reserved in steps of this length.
+    pub reserve_bytes: u64,
+    /// A snapshot is written when the log is longer than this and longer than the live data.
+    pub min_log_bytes: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            clock: Arc::new(SystemClock),
+            max_value: check::MAX_VALUE,
+            history: Limits::default(),
+            pages: 64,
+            watch_queue: 1024,
+            progress: Duration::from_secs(5),
+            relaxed_sync: Duration::from_secs(1),
+            high_water_step: 10_000,
+            segment_bytes: 16 << 20,
+            reserve_bytes: 4 << 20,
+            min_log_bytes: 32 << 20,
+        }
+    }
+}
+
+impl Config {
+    /// Opens the store in a directory.
+    pub fn open<C: Codec>(
+        self,
+        directory: impl Into<PathBuf>,
+        codec: C,
+    ) -> Result<Arc<Embedded<C>>, Error> {
+        let path = directory.into();
+        let directory = Directory::open(&path)
+            .map_err(|error| Error::Unavailable(format!("{}: {error}", path.display())))?;
+        self.open_on(Arc::new(directory), codec)
+    }
+
+    /// Opens the store on another file layer.
+    pub fn open_on<C: Codec>(
+        self,
+        disk: Arc<dyn Disk>,
+        codec: C,
+    ) -> Result<Arc<Embedded<C>>, Error> {
+        let lock = disk.lock().map_err(|error| {
+            let path = disk.path("lock");
+            Error::Unavailable(format!(
+                "{} is in use by another process: {error}",
+                path.display()
+            ))
+        })?;
+        let mut recovered = recovery::recover(&*disk, &codec, &self)?;
+        let log = recovery::start_log(disk.clone(), &self, &mut recovered)?;
+        let recovery::Recovered { state, marks, .. } = recovered;
+        let published = Arc::new(ArcSwap::from_pointee(state.clone()));
+        let hub = Arc::new(Hub::new(published.clone(), self.watch_queue));
+        let broken = Arc::new(Mutex::new(None));
+        let codec = Arc::new(codec);
+        let (requests, receiver) = mpsc::channel(QUEUE);
+        let writer = Writer {
+            codec: codec.clone(),
+            disk,
+            log,
+            marks,
+            expiring: expiring(&state),
+            state,
+            published: published.clone(),
+            hub: hub.clone(),
+            broken: broken.clone(),
+            dirty_since: 0,
+            requests: receiver,
+            to_self: requests.downgrade(),
+            snapshot: None,
+            snapshot_waiters: Vec::new(),
+            snapshot_not_before: 0,
+            config: self.clone(),
+        };
+        let threads = start(writer, &self, hub.clone(), broken.clone(), lock)?;
+        Ok(Arc::new(Embedded {
+            codec,
+            published,
+            hub,
+            broken,
+            pages: Pages::new(self.pages),
+            requests: Mutex::new(Some(requests)),
+            threads: Mutex::new(threads),
+            max_value: self.max_value,
+        }))
+    }
+}
+
+/// The keys that go by themselves.
+fn expiring<T>(state: &State<T>) -> BTreeSet<(record::Millis, Key)> {
+    let slots = state.entries.values().filter(|slot| slot.expires != 0);
+    slots
+        .map(|slot| (slot.expires, slot.entry.key.clone()))
+        .collect()
+}
+
+/// Starts the two threads. The lock on the directory goes when the writer has ended.
+fn start<C: Codec>(
+    writer: Writer<C>,
+    config: &Config,
+    hub: Arc<Hub<C::Object>>,
+    broken: Arc<Mutex<Option<String>>>,
+    lock: Box<dyn Send + Sync>,
+) -> Result<Vec<JoinHandle<()>>, Error> {
+    let (clock, progress, served) = (config.clock.clone(), config.progress, hub.clone());
+    let writing = move || {
+        let run = catch_unwind(AssertUnwindSafe(|| block_on(writer.run())));
+        if run.is_err() {
+            *broken.lock() = Some("the writer panicked".into());
+            hub.close();
+        }
+        drop(lock);
+    };
+    let watching = move || block_on(served.serve(&*clock, progress));
+    let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
+        std::thread::Builder::new()
+            .name(name.into())
+            .spawn(work)
+            .map_err(|error| Error::Unavailable(format!("cannot start a thread: {error}")))
+    };
+    Ok(vec![
+        spawn("store-watch", Box::new(watching))?,
+        spawn("store-writer", Box::new(writing))?,
+    ])
+}
+
+/// Runs a future on this thread, with timers of its own: the engine outlives any runtime.
+fn block_on(future: impl Future<Output = ()>) {
+    match tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+    {
+        Ok(runtime) => runtime.block_on(future),
+        Err(error) => tracing::error!(%error, "cannot start a thread of the store"),
+    }
+}
+
+/// An open store.
+pub struct Embedded<C: Codec> {
+    codec: Arc<C>,
+    published: Arc<ArcSwap<State<C::Object>>>,
+    hub: Arc<Hub<C::Object>>,
+    /// Guards why the writer stopped, if it did.
+    broken: Arc<Mutex<Option<String>>>,
+    pages: Pages<C::Object>,
+    /// Guards the way to the writer; none when closed.
+    requests: Mutex<Option<mpsc::Sender<Request<C>>>>,
+    /// Guards the threads until they are joined.
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    max_value: usize,
+}
+
+impl<C: Codec> Embedded<C> {
+    /// Opens the store in a directory with the default configuration.
+    pub fn open(directory: impl Into<PathBuf>, codec: C) -> Result<Arc<Self>, Error> {
+        Config::default().open(directory, codec)
+    }
+
+    /// Ends it: what was accepted is written, watches end, the directory is free for the next.
+    /// Blocks for the last sync. Also done when the last handle is dropped.
+    pub fn close(&self) {
+        let requests = self.requests.lock().take();
+        if let Some(requests) = requests {
+            // A full queue: the writer ends when it finds no senders.
+            let _ = requests.try_send(Request::Close);
+        }
+        for thread in self.threads.lock().drain(..).rev() {
+            let _ = thread.join();
+        }
+    }
+
+    /// Why the store takes no more writes, if it does not.
+    pub fn failure(&self) -> Option<String> {
+        self.broken.lock().clone()
+    }
+
+    /// Bytes of live keys and values.
+    pub fn live_bytes(&self) -> u64 {
+        self.published.load().bytes
+    }
+
+    /// How many watches are open.
+    pub fn watchers(&self) -> usize {
+        self.hub.watchers()
+    }
+
+    /// Writes a snapshot now and removes the log before it.
+    pub async fn snapshot(&self) -> Result<(), Error> {
+        self.ask(|reply| Request::Snapshot { reply }).await
+    }
+
+    /// Writes everything that is there now to one file, while others read and write.
+    pub async fn backup(&self, file: &Path) -> Result<Revision, Error> {
+        let (state, codec) = (self.published.load_full(), self.codec.clone());
+        let file = file.to_owned();
+        let work = move || backup::write(&file, &*codec, &state);
+        tokio::task::spawn_blocking(work)
+            .await
+            .unwrap_or_else(|error| Err(Error::Unavailable(format!("backup: {error}"))))
+    }
+
+    async fn ask<T>(
+        &self,
+        request: impl FnOnce(oneshot::Sender<Result<T, Error>>) -> Request<C>,
+    ) -> Result<T, Error> {
+        let stopped = || {
+            let why = self
+                .failure()
+                .unwrap_or_else(|| "the store is closed".into());
+            Error::Unavailable(why)
+        };
+        let requests = self.requests.lock().clone().ok_or_else(stopped)?;
+        let (reply, answer) = oneshot::channel();
+        requests.send(request(reply)).await.map_err(|_| stopped())?;
+        drop(requests);
+        answer.await.unwrap_or_else(|_| Err(stopped()))
+    }
+
+    fn at(&self, freshness: Freshness) -> Result<Arc<State<C::Object>>, Error> {
+        let newest = self.published.load_full();
+        let (requested, exactly) = match freshness {
+            Freshness::Newest => return Ok(newest),
+            Freshness::AtLeast(revision) => (revision, false),
+            Freshness::Exactly(revision) => (revision, true),
+        };
+        if requested > newest.revision {
+            return Err(Error::Future {
+                requested,
+                newest: newest.revision,
+            });
+        }
+        if !exactly {
+            return Ok(newest);
+        }
+        let oldest = newest.history.floor();
+        if requested < oldest {
+            return Err(Error::Compacted { requested, oldest });
+        }
+        Ok(self.pages.at(requested, &newest))
+    }
+}
+
+impl<C: Codec> Drop for Embedded<C> {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+#[async_trait]
+impl<C: Codec> Store<C> for Embedded<C> {
+    async fn get(
+        &self,
+        key: &Key,
+        freshness: Freshness,
+    ) -> Result<(Revision, Option<Entry<C::Object>>), Error> {
+        check::key(key)?;
+        let state = self.at(freshness)?;
+        Ok((state.revision, state.get(key)))
+    }
+
+    async fn list(&self, request: ListRequest) -> Result<Listed<C::Object>, Error> {
+        check::prefix(&request.prefix)?;
+        let state = self.at(request.freshness)?;
+        let listed = state.list(&request);
+        if listed.remaining > 0 {
+            self.pages.keep(state);
+        }
+        Ok(listed)
+    }
+
+    async fn commit(
+        &self,
+        ops: Vec<Op<C::Draft>>,
+        durability: Durability,
+    ) -> Result<Committed<C::Object>, Error> {
+        let bytes = check::ops(&*self.codec, &ops, self.max_value)?;
+        self.ask(|reply| Request::Commit {
+            ops,
+            bytes,
+            durability,
+            reply,
+        })
+        .await
+    }
+
+    async fn watch(&self, prefix: Key, after: Revision) -> Result<Watch<C::Object>, Error> {
+        check::prefix(&prefix)?;
+        self.hub.watch(prefix, after)
+    }
+
+    async fn revision(&self) -> Result<Revision, Error> {
+        Ok(self.published.load().revision)
+    }
+
+    async fn compact(&self, revision: Revision) -> Result<(), Error> {
+        self.ask(|reply| Request::Compact { revision, reply }).await
+    }
+}
+
+impl<C: Codec> lifecycle::Service for Embedded<C> {
+    fn name(&self) -> &'static str {
+        "store"
+    }
+
+    fn run(self: Arc<Self>, context: lifecycle::Context) -> lifecycle::Run {
+        Box::pin(async move {
+            if let Some(why) = self.failure() {
+                return Err(Error::Unavailable(why).into());
+            }
+            context.ready();
+            context.shutdown().await;
+            let closing = self.clone();
+            tokio::task::spawn_blocking(move || closing.close()).await?;
+            Ok(())
+        })
+    }
+}

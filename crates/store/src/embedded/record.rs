@@ -1,0 +1,327 @@
+//! What stands in the frames: batches of commits in the log, entries in snapshots.
+
+use bytes::Bytes;
+
+use crate::{Key, Revision};
+
+/// Milliseconds since 1970; 0 means never where a moment is optional.
+pub type Millis = i64;
+
+const PUT: u8 = 1;
+const DELETE: u8 = 2;
+
+const SNAPSHOT_HEAD: u8 = b'H';
+const SNAPSHOT_ENTRIES: u8 = b'E';
+const SNAPSHOT_END: u8 = b'F';
+
+/// What each batch of the log says beside its commits.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Marks {
+    /// No revision above this one has been shown to anybody without being synced. After an unclean
+    /// stop the next revision is above it.
+    pub high_water: Revision,
+    /// Watches from before this revision are refused.
+    pub floor: Revision,
+    /// When the batch was written.
+    pub time: Millis,
+}
+
+/// A change of one key, as it stands on disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// A new value.
+    Put {
+        /// The key.
+        key: Key,
+        /// When the key goes by itself, 0 for never.
+        expires: Millis,
+        /// The value.
+        value: Bytes,
+    },
+    /// The key is gone.
+    Delete {
+        /// The key.
+        key: Key,
+    },
+}
+
+/// One commit, as it stands on disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Commit {
+    /// Its revision.
+    pub revision: Revision,
+    /// Its changes, never empty.
+    pub changes: Vec<Change>,
+}
+
+/// A live key, as it stands in a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Saved {
+    /// The key.
+    pub key: Key,
+    /// Revision that created it.
+    pub create_revision: Revision,
+    /// Revision that wrote it last.
+    pub mod_revision: Revision,
+    /// When it goes by itself, 0 for never.
+    pub expires: Millis,
+    /// The value.
+    pub value: Bytes,
+}
+
+/// A frame of a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SnapshotFrame {
+    /// The first: the moment that the snapshot shows.
+    Head {
+        /// The newest revision in it.
+        revision: Revision,
+        /// The log's marks at that moment.
+        marks: Marks,
+    },
+    /// Some entries, in key order.
+    Entries(Vec<Saved>),
+    /// The last: how many entries there were.
+    End {
+        /// The count.
+        entries: u64,
+    },
+}
+
+/// Bytes that a commit needs at most for keys and values of this length in so many operations.
+pub fn commit_bound(operations: usize, key_and_value_bytes: usize) -> usize {
+    12 + operations * 17 + key_and_value_bytes
+}
+
+/// Starts a batch.
+pub fn put_marks(out: &mut Vec<u8>, marks: &Marks) {
+    put_u64(out, marks.high_water);
+    put_u64(out, marks.floor);
+    put_u64(out, marks.time as u64);
+}
+
+/// Starts a commit of so many changes in a batch.
+pub fn put_commit(out: &mut Vec<u8>, revision: Revision, changes: usize) {
+    put_u64(out, revision);
+    put_u32(out, changes as u32);
+}
+
+/// Adds a put to a commit.
+pub fn put_put(out: &mut Vec<u8>, key: &[u8], expires: Millis, value: &[u8]) {
+    out.push(PUT);
+    put_bytes(out, key);
+    put_u64(out, expires as u64);
+    put_bytes(out, value);
+}
+
+/// Adds a delete to a commit.
+pub fn put_delete(out: &mut Vec<u8>, key: &[u8]) {
+    out.push(DELETE);
+    put_bytes(out, key);
+}
+
+/// Reads a batch back. `None` when the bytes make no sense.
+pub fn read_batch(payload: &[u8]) -> Option<(Marks, Vec<Commit>)> {
+    let mut input = Input(payload);
+    let marks = input.marks()?;
+    let mut commits = Vec::new();
+    while !input.0.is_empty() {
+        let revision = input.u64()?;
+        let count = input.u32()?;
+        let changes = (0..count).map(|_| input.change()).collect::<Option<_>>()?;
+        commits.push(Commit { revision, changes });
+    }
+    Some((marks, commits))
+}
+
+/// Writes a snapshot's first frame.
+pub fn put_head(out: &mut Vec<u8>, revision: Revision, marks: &Marks) {
+    out.push(SNAPSHOT_HEAD);
+    put_u64(out, revision);
+    put_marks(out, marks);
+}
+
+/// Starts a frame of entries.
+pub fn put_entries(out: &mut Vec<u8>) {
+    out.push(SNAPSHOT_ENTRIES);
+}
+
+/// Adds an entry to such a frame.
+pub fn put_saved(out: &mut Vec<u8>, saved: &Saved) {
+    put_u64(out, saved.create_revision);
+    put_u64(out, saved.mod_revision);
+    put_u64(out, saved.expires as u64);
+    put_bytes(out, &saved.key);
+    put_bytes(out, &saved.value);
+}
+
+/// Writes a snapshot's last frame.
+pub fn put_end(out: &mut Vec<u8>, entries: u64) {
+    out.push(SNAPSHOT_END);
+    put_u64(out, entries);
+}
+
+/// Reads a frame of a snapshot back. `None` when the bytes make no sense.
+pub fn read_snapshot_frame(payload: &[u8]) -> Option<SnapshotFrame> {
+    let mut input = Input(payload);
+    let frame = match input.u8()? {
+        SNAPSHOT_HEAD => SnapshotFrame::Head {
+            revision: input.u64()?,
+            marks: input.marks()?,
+        },
+        SNAPSHOT_ENTRIES => {
+            let mut entries = Vec::new();
+            while !input.0.is_empty() {
+                entries.push(input.saved()?);
+            }
+            SnapshotFrame::Entries(entries)
+        }
+        SNAPSHOT_END => SnapshotFrame::End {
+            entries: input.u64()?,
+        },
+        _ => return None,
+    };
+    input.0.is_empty().then_some(frame)
+}
+
+fn put_u32(out: &mut Vec<u8>, value: u32) {
+    out.extend_from_slice(&value.to_le_bytes());
+}
+
+fn put_u64(out: &mut Vec<u8>, value: u64) {
+    out.extend_from_slice(&value.to_le_bytes());
+}
+
+fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
+    put_u32(out, bytes.len() as u32);
+    out.extend_from_slice(bytes);
+}
+
+struct Input<'a>(&'a [u8]);
+
+impl<'a> Input<'a> {
+    fn take(&mut self, length: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn u8(&mut self) -> Option<u8> {
+        Some(self.take(1)?[0])
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        Some(u32::from_le_bytes(self.take(4)?.try_into().ok()?))
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
+    }
+
+    /// A copy: a slice would keep the whole frame in memory for as long as one value lives.
+    fn bytes(&mut self) -> Option<Bytes> {
+        let length = self.u32()? as usize;
+        Some(Bytes::copy_from_slice(self.take(length)?))
+    }
+
+    fn marks(&mut self) -> Option<Marks> {
+        Some(Marks {
+            high_water: self.u64()?,
+            floor: self.u64()?,
+            time: self.u64()? as Millis,
+        })
+    }
+
+    fn change(&mut self) -> Option<Change> {
+        let kind = self.u8()?;
+        let key = self.bytes()?;
+        match kind {
+            PUT => {
+                let expires = self.u64()? as Millis;
+                Some(Change::Put {
+                    key,
+                    expires,
+                    value: self.bytes()?,
+                })
+            }
+            DELETE => Some(Change::Delete { key }),
+            _ => None,
+        }
+    }
+
+    fn saved(&mut self) -> Option<Saved> {
+        let (create_revision, mod_revision) = (self.u64()?, self.u64()?);
+        let expires = self.u64()? as Millis;
+        let (key, value) = (self.bytes()?, self.bytes()?);
+        Some(Saved {
+            key,
+            create_revision,
+            mod_revision,
+            expires,
+            value,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_comes_back_as_it_was_and_never_exceeds_its_bound() {
+        let marks = Marks {
+            high_water: 9,
+            floor: 2,
+            time: -5,
+        };
+        let mut out = Vec::new();
+        put_marks(&mut out, &marks);
+        let before = out.len();
+        put_commit(&mut out, 7, 2);
+        put_put(&mut out, b"a", 12, b"value");
+        put_delete(&mut out, b"bb");
+        assert!(out.len() - before <= commit_bound(2, 8));
+        let put = Change::Put {
+            key: "a".into(),
+            expires: 12,
+            value: "value".into(),
+        };
+        let changes = vec![put, Change::Delete { key: "bb".into() }];
+        assert_eq!(
+            read_batch(&out),
+            Some((
+                marks,
+                vec![Commit {
+                    revision: 7,
+                    changes
+                }]
+            ))
+        );
+        assert_eq!(read_batch(&out[..out.len() - 1]), None);
+    }
+
+    #[test]
+    fn snapshot_frames_come_back_as_they_were() {
+        let saved = Saved {
+            key: "k".into(),
+            create_revision: 1,
+            mod_revision: 2,
+            expires: 0,
+            value: "v".into(),
+        };
+        let mut out = Vec::new();
+        put_entries(&mut out);
+        put_saved(&mut out, &saved);
+        assert_eq!(
+            read_snapshot_frame(&out),
+            Some(SnapshotFrame::Entries(vec![saved]))
+        );
+        let mut out = Vec::new();
+        put_end(&mut out, 3);
+        assert_eq!(
+            read_snapshot_frame(&out),
+            Some(SnapshotFrame::End { entries: 3 })
+        );
+        assert_eq!(read_snapshot_frame(b"?"), None);
+    }
+}

@@ -1,0 +1,174 @@
+//! From files to a state: the newest snapshot, then every segment behind it, in order.
+
+use std::sync::Arc;
+
+use super::{
+    Config,
+    disk::Disk,
+    log::{self, Fault, Log, segment_name},
+    record::{self, Marks},
+    snapshot::{self, snapshot_name},
+    state::{Change, State},
+    writer::remove_before,
+};
+use crate::{Codec, Error};
+
+/// What was found.
+pub struct Recovered<T> {
+    /// The state.
+    pub state: State<T>,
+    /// The newest marks.
+    pub marks: Marks,
+    /// The number of the next segment.
+    pub next: u64,
+    /// Bytes in the segments.
+    pub log_bytes: u64,
+}
+
+/// Reads everything. Changes nothing except for a torn tail and superfluous files.
+pub fn recover<C: Codec>(
+    disk: &dyn Disk,
+    codec: &C,
+    config: &Config,
+) -> Result<Recovered<C::Object>, Error> {
+    let names = list(disk)?;
+    for name in names.iter().filter(|name| name.ends_with(".tmp")) {
+        disk.remove(name)
+            .map_err(|error| failed(disk, name, error))?;
+    }
+    let numbers = |prefix: &str| {
+        let parse = |name: &String| u64::from_str_radix(name.strip_prefix(prefix)?, 16).ok();
+        let mut numbers: Vec<u64> = names.iter().filter_map(parse).collect();
+        numbers.sort_unstable();
+        numbers
+    };
+    let mut state = State::default();
+    let mut marks = Marks::default();
+    let mut next = 1;
+    if let Some(number) = numbers("snapshot-").last() {
+        let name = snapshot_name(*number);
+        let (header, revision, found) =
+            snapshot::read(disk, &name, |saved| state.restore(codec, saved))?;
+        if header.number != *number {
+            let path = disk.path(&name);
+            return Err(Error::Corrupt(format!(
+                "{} at offset 0: wrong name",
+                path.display()
+            )));
+        }
+        (state.revision, marks, next) = (revision, found, *number);
+        state.history.forget(revision);
+        remove_before(disk, *number).map_err(|error| failed(disk, &name, error))?;
+    }
+    let segments: Vec<u64> = numbers("log-").into_iter().filter(|n| *n >= next).collect();
+    let mut log_bytes = 0;
+    for (position, number) in segments.iter().enumerate() {
+        if *number != next {
+            let path = disk.path(&segment_name(next));
+            return Err(Error::Corrupt(format!("{} is missing", path.display())));
+        }
+        let is_last = position + 1 == segments.len();
+        log_bytes += log::replay(disk, *number, is_last, |payload| {
+            marks = replay(&mut state, codec, payload)?;
+            state.history.prune(&config.history, marks.time);
+            Ok(())
+        })?;
+        next += 1;
+    }
+    state
+        .history
+        .prune(&config.history, config.clock.now().as_millisecond());
+    Ok(Recovered {
+        state,
+        marks,
+        next,
+        log_bytes,
+    })
+}
+
+fn replay<C: Codec>(
+    state: &mut State<C::Object>,
+    codec: &C,
+    payload: &[u8],
+) -> Result<Marks, String> {
+    let (marks, commits) = record::read_batch(payload).ok_or("a batch makes no sense")?;
+    for commit in commits {
+        if commit.revision <= state.revision {
+            return Err(format!(
+                "revision {} after {}",
+                commit.revision, state.revision
+            ));
+        }
+        let mut changes = Vec::with_capacity(commit.changes.len());
+        for change in commit.changes {
+            changes.push(match change {
+                record::Change::Put {
+                    key,
+                    expires,
+                    value,
+                } => {
+                    let draft = codec.load(&key, value)?;
+                    (key, Some(Change::Put(draft, expires)))
+                }
+                record::Change::Delete { key } => (key, Some(Change::Delete)),
+            });
+        }
+        state.apply(codec, commit.revision, marks.time, changes);
+        state.revision = commit.revision;
+    }
+    state.history.forget(marks.floor.max(state.history.floor()));
+    state.revision = state.revision.max(marks.floor);
+    Ok(marks)
+}
+
+/// Starts the log's next segment. If revisions may have been shown that are not on the disk, jumps
+/// past all of them and refuses watches from before: no revision is used twice.
+pub fn start_log<T: Send + Sync + 'static>(
+    disk: Arc<dyn Disk>,
+    config: &Config,
+    recovered: &mut Recovered<T>,
+) -> Result<Log, Error> {
+    let refused = |fault| match fault {
+        Fault::Full(why) => Error::Full(why),
+        Fault::Refused(why) | Fault::Broken(why) => Error::Unavailable(why),
+    };
+    let Recovered {
+        state,
+        marks,
+        next,
+        log_bytes,
+    } = recovered;
+    let mut log = Log::start(
+        disk,
+        *next,
+        *log_bytes,
+        config.segment_bytes,
+        config.reserve_bytes,
+    )
+    .map_err(refused)?;
+    if marks.high_water > state.revision {
+        tracing::info!(
+            from = state.revision,
+            to = marks.high_water,
+            "unclean stop: revisions jump, older watches start over"
+        );
+        state.revision = marks.high_water;
+        state.history.forget(marks.high_water);
+        marks.floor = marks.high_water;
+    }
+    marks.time = config.clock.now().as_millisecond();
+    let mut frame = super::frame::begin();
+    record::put_marks(&mut frame, marks);
+    log.append(frame)
+        .and_then(|()| log.sync())
+        .map_err(refused)?;
+    Ok(log)
+}
+
+fn list(disk: &dyn Disk) -> Result<Vec<String>, Error> {
+    disk.list().map_err(|error| failed(disk, "", error))
+}
+
+fn failed(disk: &dyn Disk, name: &str, error: std::io::Error) -> Error {
+    Error::Unavailable(format!("{}: {error}", disk.path(name).display()))
+}

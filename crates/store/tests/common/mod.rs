@@ -1,0 +1,112 @@
+//! What the test programs of this crate share.
+#![allow(dead_code, reason = "each test program uses its own part")]
+
+pub mod conformance;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::StreamExt;
+use store::{
+    Action, Committed, Durability, Error, Event, Freshness, ListRequest, Op, Plain, Precondition,
+    Revision, Store, Watch, WatchItem,
+};
+
+pub type Dyn = dyn Store<Plain>;
+
+/// How long a test waits for what must happen.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+pub fn put_if(key: &str, value: &str, precondition: Precondition) -> Op<Bytes> {
+    let draft = Bytes::copy_from_slice(value.as_bytes());
+    Op {
+        key: Bytes::copy_from_slice(key.as_bytes()),
+        precondition,
+        action: Action::Put {
+            draft,
+            expires_in: None,
+        },
+    }
+}
+
+pub fn put(key: &str, value: &str) -> Op<Bytes> {
+    put_if(key, value, Precondition::Any)
+}
+
+pub fn delete_if(key: &str, precondition: Precondition) -> Op<Bytes> {
+    Op {
+        key: Bytes::copy_from_slice(key.as_bytes()),
+        precondition,
+        action: Action::Delete,
+    }
+}
+
+pub fn delete(key: &str) -> Op<Bytes> {
+    delete_if(key, Precondition::Any)
+}
+
+pub fn check_if(key: &str, precondition: Precondition) -> Op<Bytes> {
+    Op {
+        key: Bytes::copy_from_slice(key.as_bytes()),
+        precondition,
+        action: Action::Check,
+    }
+}
+
+pub async fn commit(store: &Dyn, ops: Vec<Op<Bytes>>) -> Result<Committed<Bytes>, Error> {
+    store.commit(ops, Durability::Synced).await
+}
+
+pub async fn write(store: &Dyn, key: &str, value: &str) -> Revision {
+    commit(store, vec![put(key, value)])
+        .await
+        .expect("an unconditional put")
+        .revision
+}
+
+pub async fn value(store: &Dyn, key: &str) -> Option<String> {
+    let key = Bytes::copy_from_slice(key.as_bytes());
+    let (_, entry) = store.get(&key, Freshness::Newest).await.expect("get");
+    entry.map(|entry| String::from_utf8_lossy(&entry.object).into_owned())
+}
+
+pub fn list_request(prefix: &str) -> ListRequest {
+    ListRequest {
+        prefix: Bytes::copy_from_slice(prefix.as_bytes()),
+        from: None,
+        limit: None,
+        freshness: Freshness::Newest,
+    }
+}
+
+/// The next events of a watch, progress marks left out.
+pub async fn next_events(watch: &mut Watch<Bytes>) -> (Revision, Vec<Event<Bytes>>) {
+    loop {
+        match next(watch).await.expect("events") {
+            WatchItem::Events { revision, events } => return (revision, events.to_vec()),
+            WatchItem::Progress(_) => {}
+        }
+    }
+}
+
+pub async fn next(watch: &mut Watch<Bytes>) -> Result<WatchItem<Bytes>, Error> {
+    tokio::time::timeout(PATIENCE, watch.next())
+        .await
+        .expect("in time")
+        .expect("not ended")
+}
+
+/// `+key=value`, `~key=old>new`, `-key=old`.
+pub fn shown(events: &[Event<Bytes>]) -> Vec<String> {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let show = |event: &Event<Bytes>| {
+        let key = text(&event.key);
+        match (&event.previous, &event.current) {
+            (None, Some(new)) => format!("+{key}={}", text(&new.object)),
+            (Some(old), Some(new)) => format!("~{key}={}>{}", text(&old.object), text(&new.object)),
+            (Some(old), None) => format!("-{key}={}", text(&old.object)),
+            (None, None) => panic!("an event about nothing"),
+        }
+    };
+    events.iter().map(show).collect()
+}
