@@ -143,6 +143,8 @@ struct Shared<K> {
     /// exactly once: either in the snapshot it begins with or as an event.
     cache: RwLock<Cache<K>>,
     synced: watch::Sender<bool>,
+    /// The newest version that was taken in, after the cache shows it.
+    seen: watch::Sender<u64>,
 }
 
 /// A shared, indexed, read-only copy of a kind's objects. Cloning shares it.
@@ -185,6 +187,7 @@ impl<K: Object> Informer<K> {
         let shared = Shared {
             cache: RwLock::new(cache),
             synced: watch::Sender::new(false),
+            seen: watch::Sender::new(0),
         };
         Self {
             shared: Arc::new(shared),
@@ -239,13 +242,48 @@ impl<K: Object> Informer<K> {
         *self.shared.synced.borrow()
     }
 
+    /// Waits until the cache shows everything up to `version`, so that a writer reads its own write.
+    /// A version that is not a number has no order and is not waited for.
+    pub async fn reached(&self, version: &str) {
+        if let Ok(version) = version.parse::<u64>() {
+            let _ = self
+                .shared
+                .seen
+                .subscribe()
+                .wait_for(|seen| *seen >= version)
+                .await;
+        }
+    }
+
+    /// Waits until the cache no longer shows this very object, or shows that it is being deleted.
+    pub async fn leaving(&self, namespace: &str, name: &str, uid: &str) {
+        let left = |_: &u64| match self.get(namespace, name) {
+            Some(object) => {
+                let meta = object.meta();
+                meta.uid.as_deref() != Some(uid) || meta.deletion_timestamp.is_some()
+            }
+            None => true,
+        };
+        let _ = self.shared.seen.subscribe().wait_for(left).await;
+    }
+
+    fn advance(&self, version: &str) {
+        let version = version.parse().unwrap_or(0);
+        self.shared
+            .seen
+            .send_modify(|seen| *seen = version.max(*seen));
+    }
+
     /// Puts an object there as a watch event would.
     pub fn upsert(&self, object: K) {
+        let version = object.meta().resource_version.clone().unwrap_or_default();
         self.shared.cache.write().upsert(Arc::new(object));
+        self.advance(&version);
     }
 
     /// Removes an object as a watch event would.
     pub fn remove(&self, namespace: &str, name: &str) {
         self.shared.cache.write().remove(namespace, name, None);
+        self.advance("0");
     }
 }

@@ -202,6 +202,7 @@ impl Source {
             "BOOKMARK" => {
                 let bookmark: Versioned = serde_json::from_str(event.object.get())?;
                 *version = bookmark.metadata.resource_version.unwrap_or_default();
+                informer.advance(version);
                 return Ok(());
             }
             _ => {}
@@ -222,6 +223,7 @@ impl Source {
             }
             other => warn!(path = self.path, r#type = other, "unknown watch event"),
         }
+        informer.advance(&seen);
         *version = seen;
         Ok(())
     }
@@ -234,6 +236,7 @@ pub(super) async fn run<K: Object>(source: Source, informer: Informer<K>) {
         let mut version = match source.list::<K>().await {
             Ok((objects, version)) => {
                 informer.shared.cache.write().replace(objects);
+                informer.advance(&version);
                 informer.shared.synced.send_replace(true);
                 version
             }

@@ -1,0 +1,94 @@
+//! What every controller is made of: a queue of keys that never gives one key to two workers, a
+//! runner, an event recorder, writes that wait until the writer's own cache shows them, and label
+//! selectors over typed objects.
+
+pub mod election;
+pub mod queue;
+pub mod recorder;
+pub mod runner;
+pub mod selector;
+pub mod writer;
+
+pub use queue::Queue;
+pub use recorder::{Kind, Recorder};
+pub use runner::{Action, Controller, Key, follow, run};
+pub use selector::Selector;
+pub use writer::Writer;
+
+/// Why a reconciliation failed; it is tried again with backoff.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The API server refused or could not be reached.
+    #[error(transparent)]
+    Api(#[from] kube::Error),
+    /// An object cannot be worked with.
+    #[error("{0}")]
+    Invalid(String),
+    /// Several of a batch failed; this is the first.
+    #[error("{count} failed, the first: {first}")]
+    Several {
+        /// How many.
+        count: usize,
+        /// The first error.
+        first: Box<Error>,
+    },
+}
+
+impl Error {
+    /// The API server's code, when it answered.
+    pub fn code(&self) -> Option<u16> {
+        match self {
+            Self::Api(kube::Error::Api(status)) => Some(status.code),
+            Self::Several { first, .. } => first.code(),
+            _ => None,
+        }
+    }
+
+    /// The object was not there.
+    pub fn is_not_found(&self) -> bool {
+        self.code() == Some(404)
+    }
+
+    /// Somebody else wrote first, or the name is taken.
+    pub fn is_conflict(&self) -> bool {
+        self.code() == Some(409)
+    }
+
+    /// The API server's reason, e.g. `AlreadyExists`.
+    pub fn reason(&self) -> &str {
+        match self {
+            Self::Api(kube::Error::Api(status)) => &status.reason,
+            Self::Several { first, .. } => first.reason(),
+            _ => "",
+        }
+    }
+
+    /// The object's namespace is being deleted: nothing can be created there any more.
+    pub fn is_namespace_terminating(&self) -> bool {
+        match self {
+            Self::Api(kube::Error::Api(status)) => {
+                let causes = status.details.iter().flat_map(|details| &details.causes);
+                status.code == 403
+                    && (causes
+                        .into_iter()
+                        .any(|cause| cause.reason == "NamespaceTerminating")
+                        || status.message.contains("because it is being terminated"))
+            }
+            Self::Several { first, .. } => first.is_namespace_terminating(),
+            _ => false,
+        }
+    }
+}
+
+/// Turns the answers of a batch into one: the first error with the number of errors.
+pub fn all(results: Vec<Result<(), Error>>) -> Result<(), Error> {
+    let mut errors: Vec<Error> = results.into_iter().filter_map(Result::err).collect();
+    match errors.len() {
+        0 => Ok(()),
+        1 => Err(errors.remove(0)),
+        count => Err(Error::Several {
+            count,
+            first: Box::new(errors.remove(0)),
+        }),
+    }
+}

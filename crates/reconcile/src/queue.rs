@@ -1,0 +1,324 @@
+//! A queue of keys: a key waits once however often it is added, is never with two workers at once,
+//! and comes again if it was added while a worker had it. Keys can be delayed, and keys that fail
+//! wait longer every time.
+
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap, HashSet, VecDeque},
+    fmt::Debug,
+    hash::Hash,
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::{sync::Notify, time::Instant};
+
+/// The first wait of a key that failed; it doubles up to the cap.
+const FIRST_RETRY: Duration = Duration::from_millis(5);
+const LAST_RETRY: Duration = Duration::from_secs(1000);
+
+/// What a key can be.
+pub trait Item: Clone + Eq + Ord + Hash + Debug + Send + 'static {}
+impl<T: Clone + Eq + Ord + Hash + Debug + Send + 'static> Item for T {}
+
+struct State<T> {
+    ready: VecDeque<T>,
+    /// Waiting to be worked on, in `ready` or because a worker still has the key.
+    dirty: HashSet<T>,
+    /// With a worker.
+    held: HashSet<T>,
+    delayed: BinaryHeap<Reverse<(Instant, T)>>,
+    /// The earliest time each delayed key is due; heap entries that disagree are stale.
+    due: HashMap<T, Instant>,
+    failures: HashMap<T, u32>,
+}
+
+struct Shared<T> {
+    /// Guards everything about the keys; never held over an await.
+    state: Mutex<State<T>>,
+    changed: Notify,
+    cap: Duration,
+}
+
+/// Cloning shares the queue.
+pub struct Queue<T> {
+    shared: Arc<Shared<T>>,
+}
+
+impl<T> Clone for Queue<T> {
+    fn clone(&self) -> Self {
+        Self {
+            shared: self.shared.clone(),
+        }
+    }
+}
+
+impl<T: Item> Default for Queue<T> {
+    fn default() -> Self {
+        Self::with_retry_cap(LAST_RETRY)
+    }
+}
+
+/// A key in a worker's hands; dropping it gives the key back.
+pub struct Held<T: Item> {
+    queue: Queue<T>,
+    key: T,
+}
+
+impl<T: Item> Held<T> {
+    /// The key.
+    pub fn key(&self) -> &T {
+        &self.key
+    }
+}
+
+impl<T: Item> Drop for Held<T> {
+    fn drop(&mut self) {
+        let mut state = self.queue.shared.state.lock();
+        state.held.remove(&self.key);
+        if state.dirty.contains(&self.key) {
+            state.ready.push_back(self.key.clone());
+            self.queue.shared.changed.notify_one();
+        }
+    }
+}
+
+impl<T: Item> Queue<T> {
+    /// A queue whose failing keys wait at most this long.
+    pub fn with_retry_cap(cap: Duration) -> Self {
+        let state = State {
+            ready: VecDeque::new(),
+            dirty: HashSet::new(),
+            held: HashSet::new(),
+            delayed: BinaryHeap::new(),
+            due: HashMap::new(),
+            failures: HashMap::new(),
+        };
+        let shared = Shared {
+            state: Mutex::new(state),
+            changed: Notify::new(),
+            cap,
+        };
+        Self {
+            shared: Arc::new(shared),
+        }
+    }
+
+    /// Adds a key now.
+    pub fn add(&self, key: T) {
+        if self.shared.state.lock().push(key) {
+            self.shared.changed.notify_one();
+        }
+    }
+
+    /// Adds a key later, or earlier if it already waits for longer.
+    pub fn add_after(&self, key: T, delay: Duration) {
+        if delay.is_zero() {
+            return self.add(key);
+        }
+        let due = Instant::now() + delay;
+        let mut state = self.shared.state.lock();
+        if state.due.get(&key).is_none_or(|known| due < *known) {
+            state.due.insert(key.clone(), due);
+            state.delayed.push(Reverse((due, key)));
+            self.shared.changed.notify_one();
+        }
+    }
+
+    /// Adds a key that failed, after a wait that grows with every failure.
+    pub fn retry(&self, key: T) {
+        let failures = {
+            let mut state = self.shared.state.lock();
+            let failures = state.failures.entry(key.clone()).or_default();
+            *failures += 1;
+            *failures - 1
+        };
+        self.add_after(key, retry_delay(failures, self.shared.cap));
+    }
+
+    /// The key succeeded: its next failure waits briefly again.
+    pub fn forget(&self, key: &T) {
+        self.shared.state.lock().failures.remove(key);
+    }
+
+    /// How often the key has failed since it last succeeded.
+    pub fn failures(&self, key: &T) -> u32 {
+        self.shared
+            .state
+            .lock()
+            .failures
+            .get(key)
+            .copied()
+            .unwrap_or(0)
+    }
+
+    /// How many keys are ready.
+    pub fn depth(&self) -> usize {
+        self.shared.state.lock().ready.len()
+    }
+
+    /// Waits for the next key.
+    pub async fn next(&self) -> Held<T> {
+        loop {
+            let changed = self.shared.changed.notified();
+            let (key, more, due) = self.shared.state.lock().take(Instant::now());
+            if let Some(key) = key {
+                if more {
+                    self.shared.changed.notify_one();
+                }
+                return Held {
+                    queue: self.clone(),
+                    key,
+                };
+            }
+            match due {
+                Some(due) => tokio::select! {
+                    () = changed => {}
+                    () = tokio::time::sleep_until(due) => {}
+                },
+                None => changed.await,
+            }
+        }
+    }
+}
+
+fn retry_delay(failures: u32, cap: Duration) -> Duration {
+    let factor = 1u32.checked_shl(failures).unwrap_or(u32::MAX);
+    FIRST_RETRY.saturating_mul(factor).min(cap)
+}
+
+impl<T: Item> State<T> {
+    /// Whether a worker should be woken.
+    fn push(&mut self, key: T) -> bool {
+        if !self.dirty.insert(key.clone()) || self.held.contains(&key) {
+            return false;
+        }
+        self.ready.push_back(key);
+        true
+    }
+
+    /// The next key, whether there are more, and when the next delayed key is due. When there are
+    /// more, or one comes due, another worker must be woken: a wake-up wakes one worker only.
+    fn take(&mut self, now: Instant) -> (Option<T>, bool, Option<Instant>) {
+        while let Some(Reverse((due, key))) = self.delayed.peek() {
+            if *due > now {
+                break;
+            }
+            let (due, key) = (*due, key.clone());
+            self.delayed.pop();
+            if self.due.get(&key) == Some(&due) {
+                self.due.remove(&key);
+                self.push(key);
+            }
+        }
+        let key = self.ready.pop_front();
+        if let Some(key) = &key {
+            self.dirty.remove(key);
+            self.held.insert(key.clone());
+        }
+        let due = self.delayed.peek().map(|Reverse((due, _))| *due);
+        (key, !self.ready.is_empty() || due.is_some(), due)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_poll::poll_once;
+
+    use super::*;
+
+    mod futures_poll {
+        use std::{future::Future, pin::pin, task::Poll};
+
+        /// What a future says when it is asked once.
+        pub(super) async fn poll_once<F: Future>(future: F) -> Option<F::Output> {
+            let mut future = pin!(future);
+            std::future::poll_fn(|context| match future.as_mut().poll(context) {
+                Poll::Ready(value) => Poll::Ready(Some(value)),
+                Poll::Pending => Poll::Ready(None),
+            })
+            .await
+        }
+    }
+
+    #[tokio::test]
+    async fn a_key_waits_once_however_often_it_is_added() {
+        let queue = Queue::default();
+        queue.add("a");
+        queue.add("a");
+        let held = queue.next().await;
+        assert_eq!(*held.key(), "a");
+        assert!(poll_once(queue.next()).await.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_key_added_while_a_worker_has_it_comes_again_after_the_worker_is_done() {
+        let queue = Queue::default();
+        queue.add("a");
+        let held = queue.next().await;
+        queue.add("a");
+        assert!(
+            poll_once(queue.next()).await.is_none(),
+            "two workers on one key"
+        );
+        drop(held);
+        assert_eq!(*queue.next().await.key(), "a");
+    }
+
+    #[tokio::test]
+    async fn delayed_keys_come_in_the_order_of_their_time_and_the_earliest_wish_counts() {
+        let queue = Queue::default();
+        queue.add_after("slow", Duration::from_secs(3600));
+        queue.add_after("quick", Duration::from_millis(2));
+        queue.add_after("slow", Duration::from_millis(20));
+        queue.add_after("slow", Duration::from_millis(40));
+        assert_eq!(*queue.next().await.key(), "quick");
+        assert_eq!(*queue.next().await.key(), "slow");
+        let mut state = queue.shared.state.lock();
+        let (key, ..) = state.take(Instant::now() + Duration::from_secs(7200));
+        assert_eq!(key, None, "the later wishes are stale");
+    }
+
+    #[test]
+    fn a_failing_key_waits_twice_as_long_every_time_up_to_the_cap() {
+        let cap = Duration::from_millis(30);
+        let waits: Vec<_> = (0..5)
+            .map(|failures| retry_delay(failures, cap).as_millis())
+            .collect();
+        assert_eq!(waits, [5, 10, 20, 30, 30]);
+        assert_eq!(retry_delay(200, cap), cap);
+    }
+
+    #[tokio::test]
+    async fn success_forgets_failures() {
+        let queue = Queue::default();
+        queue.retry("a");
+        assert_eq!(*queue.next().await.key(), "a");
+        assert_eq!(queue.failures(&"a"), 1);
+        queue.forget(&"a");
+        assert_eq!(queue.failures(&"a"), 0);
+    }
+
+    #[tokio::test]
+    async fn every_waiting_worker_is_woken_when_several_keys_come_at_once() {
+        let queue = Queue::default();
+        let workers: Vec<_> = (0..3)
+            .map(|_| {
+                let queue = queue.clone();
+                tokio::spawn(async move { *queue.next().await.key() })
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        for key in [1, 2, 3] {
+            queue.add(key);
+        }
+        let mut seen = Vec::new();
+        for worker in workers {
+            let key = tokio::time::timeout(Duration::from_secs(10), worker).await;
+            seen.push(key.expect("a worker slept on").unwrap());
+        }
+        seen.sort_unstable();
+        assert_eq!(seen, [1, 2, 3]);
+    }
+}

@@ -1,0 +1,410 @@
+//! Events about objects, for people. The same thing said again counts up the event it made; many
+//! things that differ only in their message become one; one object cannot flood the store.
+//!
+//! Recording never waits and never fails: an event that cannot be written is dropped and logged.
+
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::core::v1::{Event, EventSource, ObjectReference},
+    apimachinery::pkg::apis::meta::v1::Time,
+};
+use kube::{
+    Api,
+    api::{ObjectMeta, Patch, PatchParams, PostParams},
+};
+use lifecycle::Context;
+use serde_json::json;
+use stdx::{Clock, SystemClock};
+use tokio::sync::mpsc;
+use tracing::debug;
+
+/// How many differing messages of one kind of event are written before they are combined.
+const SIMILAR_LIMIT: usize = 10;
+const SIMILAR_WINDOW: Duration = Duration::from_secs(600);
+/// How many events one object gets at once, and how quickly it may have more.
+const BURST: f64 = 25.0;
+const REFILL_PER_SECOND: f64 = 1.0 / 300.0;
+const REMEMBERED: usize = 4096;
+const WAITING: usize = 1000;
+
+/// Whether an event is good news.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// As it should be.
+    Normal,
+    /// Somebody may want to look.
+    Warning,
+}
+
+impl Kind {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Normal => "Normal",
+            Self::Warning => "Warning",
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Said {
+    about: ObjectReference,
+    kind: Kind,
+    reason: String,
+    message: String,
+}
+
+/// Records events in the name of one component. Cloning shares it.
+#[derive(Clone)]
+pub struct Recorder {
+    said: Option<mpsc::Sender<Said>>,
+}
+
+impl Recorder {
+    /// Writes through `client` for as long as the context's run lasts.
+    pub fn start(context: &Context, client: kube::Client, component: &str) -> Self {
+        Self::from_host(context, client, component, "")
+    }
+
+    /// The same for a component that runs on a named node.
+    pub fn from_host(context: &Context, client: kube::Client, component: &str, host: &str) -> Self {
+        let (sender, mut said) = mpsc::channel(WAITING);
+        let mut correlator = Correlator::new(component, host, Arc::new(SystemClock));
+        context.spawn("events", async move {
+            while let Some(said) = said.recv().await {
+                write(&client, &mut correlator, said).await;
+            }
+        });
+        Self { said: Some(sender) }
+    }
+
+    /// Forgets everything: for tests.
+    pub fn silent() -> Self {
+        Self { said: None }
+    }
+
+    /// Says something about an object. Never waits.
+    pub fn event(
+        &self,
+        about: &ObjectReference,
+        kind: Kind,
+        reason: &str,
+        message: impl Into<String>,
+    ) {
+        let Some(sender) = &self.said else { return };
+        let said = Said {
+            about: about.clone(),
+            kind,
+            reason: reason.to_owned(),
+            message: message.into(),
+        };
+        if let Err(error) = sender.try_send(said) {
+            debug!(%error, "event dropped");
+        }
+    }
+}
+
+async fn write(client: &kube::Client, correlator: &mut Correlator, said: Said) {
+    let namespace = namespace_of(&said.about);
+    let api: Api<Event> = Api::namespaced(client.clone(), &namespace);
+    let outcome = match correlator.correlate(said) {
+        Outcome::Drop => return,
+        Outcome::Create(event) => create(&api, &event).await,
+        Outcome::Count { name, patch, event } => {
+            match api
+                .patch(&name, &PatchParams::default(), &Patch::Merge(&patch))
+                .await
+            {
+                // The event expired in the meantime: say it anew.
+                Err(kube::Error::Api(status)) if status.code == 404 => create(&api, &event).await,
+                other => other.map(|_| ()),
+            }
+        }
+    };
+    if let Err(error) = outcome {
+        debug!(%error, "event not written");
+    }
+}
+
+async fn create(api: &Api<Event>, event: &Event) -> Result<(), kube::Error> {
+    api.create(&PostParams::default(), event).await.map(|_| ())
+}
+
+/// Events about cluster-scoped objects live in the namespace "default".
+fn namespace_of(about: &ObjectReference) -> String {
+    about
+        .namespace
+        .clone()
+        .filter(|namespace| !namespace.is_empty())
+        .unwrap_or("default".into())
+}
+
+enum Outcome {
+    Drop,
+    Create(Box<Event>),
+    Count {
+        name: String,
+        patch: serde_json::Value,
+        event: Box<Event>,
+    },
+}
+
+struct Known {
+    name: String,
+    count: i32,
+    first: Timestamp,
+}
+
+struct Similar {
+    messages: Vec<String>,
+    last: Timestamp,
+}
+
+struct Bucket {
+    tokens: f64,
+    at: Instant,
+}
+
+/// Decides what becomes of something said: a new event, one more of an old one, or nothing.
+struct Correlator {
+    component: String,
+    host: String,
+    clock: Arc<dyn Clock>,
+    known: HashMap<String, Known>,
+    similar: HashMap<String, Similar>,
+    buckets: HashMap<String, Bucket>,
+}
+
+impl Correlator {
+    fn new(component: &str, host: &str, clock: Arc<dyn Clock>) -> Self {
+        Self {
+            component: component.to_owned(),
+            host: host.to_owned(),
+            clock,
+            known: HashMap::new(),
+            similar: HashMap::new(),
+            buckets: HashMap::new(),
+        }
+    }
+
+    fn correlate(&mut self, said: Said) -> Outcome {
+        self.forget_when_full();
+        let object = object_key(&said.about);
+        if !self.allow(format!("{object} {}", said.kind.as_str())) {
+            return Outcome::Drop;
+        }
+        let now = self.clock.now();
+        let group = format!("{object} {} {}", said.kind.as_str(), said.reason);
+        let combined = self.combined(&group, &said.message, now);
+        let (key, message) = if combined {
+            (
+                group,
+                format!("(combined from similar events): {}", said.message),
+            )
+        } else {
+            (format!("{group} {}", said.message), said.message.clone())
+        };
+        let known = self.known.entry(key).or_insert_with(|| Known {
+            name: event_name(&said.about, now),
+            count: 0,
+            first: now,
+        });
+        known.count += 1;
+        let event = event(known, &said, message, now, (&self.component, &self.host));
+        if known.count == 1 {
+            return Outcome::Create(Box::new(event));
+        }
+        let patch = json!({
+            "count": known.count,
+            "lastTimestamp": event.last_timestamp,
+            "message": event.message,
+        });
+        Outcome::Count {
+            name: known.name.clone(),
+            patch,
+            event: Box::new(event),
+        }
+    }
+
+    /// One token per event and object; new ones come slowly.
+    fn allow(&mut self, key: String) -> bool {
+        let now = Instant::now();
+        let bucket = self.buckets.entry(key).or_insert(Bucket {
+            tokens: BURST,
+            at: now,
+        });
+        let refill = now.duration_since(bucket.at).as_secs_f64() * REFILL_PER_SECOND;
+        bucket.tokens = (bucket.tokens + refill).min(BURST);
+        bucket.at = now;
+        let allowed = bucket.tokens >= 1.0;
+        if allowed {
+            bucket.tokens -= 1.0;
+        }
+        allowed
+    }
+
+    /// Whether so many messages of this group came lately that they are told as one.
+    fn combined(&mut self, group: &str, message: &str, now: Timestamp) -> bool {
+        let fresh = || Similar {
+            messages: Vec::new(),
+            last: now,
+        };
+        let similar = self.similar.entry(group.to_owned()).or_insert_with(fresh);
+        if now.duration_since(similar.last).unsigned_abs() > SIMILAR_WINDOW {
+            similar.messages.clear();
+        }
+        similar.last = now;
+        if !similar.messages.iter().any(|known| known == message) {
+            if similar.messages.len() >= SIMILAR_LIMIT {
+                return true;
+            }
+            similar.messages.push(message.to_owned());
+        }
+        similar.messages.len() >= SIMILAR_LIMIT
+    }
+
+    /// Memory is bounded; what is forgotten is at worst written once more.
+    fn forget_when_full(&mut self) {
+        if self.known.len() > REMEMBERED {
+            self.known.clear();
+        }
+        if self.similar.len() > REMEMBERED {
+            self.similar.clear();
+        }
+        if self.buckets.len() > REMEMBERED {
+            self.buckets.clear();
+        }
+    }
+}
+
+fn event(
+    known: &Known,
+    said: &Said,
+    message: String,
+    now: Timestamp,
+    (component, host): (&str, &str),
+) -> Event {
+    let metadata = ObjectMeta {
+        name: Some(known.name.clone()),
+        namespace: Some(namespace_of(&said.about)),
+        ..Default::default()
+    };
+    Event {
+        metadata,
+        involved_object: said.about.clone(),
+        type_: Some(said.kind.as_str().to_owned()),
+        reason: Some(said.reason.clone()),
+        message: Some(message),
+        count: Some(known.count),
+        first_timestamp: Some(Time(known.first)),
+        last_timestamp: Some(Time(now)),
+        source: Some(EventSource {
+            component: Some(component.to_owned()),
+            host: (!host.is_empty()).then(|| host.to_owned()),
+        }),
+        reporting_component: Some(component.to_owned()),
+        reporting_instance: (!host.is_empty()).then(|| host.to_owned()),
+        ..Default::default()
+    }
+}
+
+fn object_key(about: &ObjectReference) -> String {
+    let part = |part: &Option<String>| part.clone().unwrap_or_default();
+    [
+        part(&about.api_version),
+        part(&about.kind),
+        part(&about.namespace),
+        part(&about.name),
+        part(&about.uid),
+        part(&about.field_path),
+    ]
+    .join("/")
+}
+
+fn event_name(about: &ObjectReference, now: Timestamp) -> String {
+    let name = about.name.as_deref().unwrap_or("unknown");
+    // Two events about one object in one nanosecond do happen with a coarse clock.
+    let nanos = now.as_nanosecond() as u64 ^ u64::from(rand::random::<u16>());
+    format!("{name}.{nanos:016x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use stdx::FakeClock;
+
+    use super::*;
+
+    fn correlator() -> (Correlator, FakeClock) {
+        let clock = FakeClock::at(Timestamp::UNIX_EPOCH);
+        (
+            Correlator::new("tester", "", Arc::new(clock.clone())),
+            clock,
+        )
+    }
+
+    fn said(message: &str) -> Said {
+        let about = ObjectReference {
+            kind: Some("Pod".into()),
+            namespace: Some("default".into()),
+            name: Some("web".into()),
+            ..Default::default()
+        };
+        Said {
+            about,
+            kind: Kind::Normal,
+            reason: "Started".into(),
+            message: message.into(),
+        }
+    }
+
+    fn told(outcome: Outcome) -> String {
+        match outcome {
+            Outcome::Drop => "dropped".to_owned(),
+            Outcome::Create(event) => format!("new: {}", event.message.unwrap()),
+            Outcome::Count { patch, .. } => format!("{}: {}", patch["count"], patch["message"]),
+        }
+    }
+
+    #[test]
+    fn the_same_thing_said_again_counts_up_its_event() {
+        let (mut correlator, clock) = correlator();
+        assert_eq!(told(correlator.correlate(said("a"))), "new: a");
+        clock.advance(Duration::from_secs(5));
+        assert_eq!(told(correlator.correlate(said("a"))), "2: \"a\"");
+        assert_eq!(told(correlator.correlate(said("b"))), "new: b");
+    }
+
+    #[test]
+    fn many_messages_of_one_reason_become_one_event_until_it_is_quiet_again() {
+        let (mut correlator, clock) = correlator();
+        for number in 0..9 {
+            correlator.correlate(said(&format!("pod {number}")));
+        }
+        let combined = told(correlator.correlate(said("pod 9")));
+        assert_eq!(combined, "new: (combined from similar events): pod 9");
+        let again = told(correlator.correlate(said("pod 10")));
+        assert_eq!(again, "2: \"(combined from similar events): pod 10\"");
+        clock.advance(SIMILAR_WINDOW * 2);
+        assert_eq!(told(correlator.correlate(said("pod 11"))), "new: pod 11");
+    }
+
+    #[test]
+    fn one_object_cannot_flood_the_store() {
+        let (mut correlator, _clock) = correlator();
+        let outcomes: Vec<_> = (0..30)
+            .map(|_| told(correlator.correlate(said("a"))))
+            .collect();
+        assert_eq!(
+            outcomes
+                .iter()
+                .filter(|outcome| *outcome == "dropped")
+                .count(),
+            5
+        );
+    }
+}

@@ -1,0 +1,132 @@
+//! Runs controllers: events become keys, keys are given to workers, failures come back with
+//! backoff. A reconciliation reads caches, decides, and writes; it never assumes that it is the
+//! first, and it may be repeated at any time.
+
+use std::{fmt, future::Future, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+
+use client::{Event, Informer, informer::Object};
+use futures::FutureExt;
+use kube::Resource;
+use lifecycle::Context;
+use tracing::{Instrument, debug, info_span, warn};
+
+use crate::{Error, Queue};
+
+/// Namespace (empty for cluster-scoped objects) and name of an object.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    /// The namespace, or nothing.
+    pub namespace: String,
+    /// The name.
+    pub name: String,
+}
+
+impl Key {
+    /// From parts.
+    pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
+        Self {
+            namespace: namespace.into(),
+            name: name.into(),
+        }
+    }
+
+    /// Of an object.
+    pub fn of<K: Resource>(object: &K) -> Self {
+        let meta = object.meta();
+        Self::new(
+            meta.namespace.clone().unwrap_or_default(),
+            meta.name.clone().unwrap_or_default(),
+        )
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.namespace.is_empty() {
+            return f.write_str(&self.name);
+        }
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// What should happen to a key after it was reconciled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Nothing until something changes.
+    Done,
+    /// Look again after this time, whatever happens.
+    After(Duration),
+}
+
+/// Brings the world closer to what one object says.
+pub trait Controller: Send + Sync + 'static {
+    /// Short, as in logs and in the service account's name.
+    fn name(&self) -> &'static str;
+
+    /// Looks at the object of this key and does what is missing.
+    fn reconcile(&self, key: &Key) -> impl Future<Output = Result<Action, Error>> + Send;
+}
+
+/// Gives keys to `workers` workers for as long as the context's run lasts.
+pub fn run<C: Controller>(
+    context: &Context,
+    controller: Arc<C>,
+    queue: Queue<Key>,
+    workers: usize,
+) {
+    for _ in 0..workers {
+        let (controller, queue) = (controller.clone(), queue.clone());
+        context.spawn(controller.name(), async move {
+            loop {
+                work(&*controller, &queue).await;
+            }
+        });
+    }
+}
+
+/// One key, from the queue and back. A panic counts as a failure of this key and of no other.
+async fn work<C: Controller>(controller: &C, queue: &Queue<Key>) {
+    let held = queue.next().await;
+    let key = held.key();
+    let span = info_span!("reconcile", controller = controller.name(), %key);
+    let guard = RetryOnPanic {
+        queue,
+        key: Some(key),
+    };
+    let reconciled = AssertUnwindSafe(controller.reconcile(key).instrument(span)).catch_unwind();
+    match reconciled
+        .await
+        .unwrap_or_else(|_| Err(Error::Invalid("panicked".to_owned())))
+    {
+        Ok(action) => {
+            queue.forget(key);
+            if let Action::After(delay) = action {
+                queue.add_after(key.clone(), delay);
+            }
+        }
+        Err(error) => {
+            if error.is_conflict() || error.is_not_found() || error.is_namespace_terminating() {
+                debug!(controller = controller.name(), %key, %error, "again");
+            } else {
+                warn!(controller = controller.name(), %key, %error, "failed, will be tried again");
+            }
+            queue.retry(key.clone());
+        }
+    }
+}
+
+/// Adds the keys that an informer's events concern, for as long as the context's run lasts.
+pub fn follow<K, F>(context: &Context, informer: &Informer<K>, queue: &Queue<Key>, keys: F)
+where
+    K: Object,
+    F: Fn(&Event<K>) -> Vec<Key> + Send + Sync + 'static,
+{
+    let (mut events, queue) = (informer.subscribe(), queue.clone());
+    context.spawn("follow", async move {
+        while let Some(event) = events.next().await {
+            for key in keys(&event) {
+                queue.add(key);
+            }
+        }
+    });
+}

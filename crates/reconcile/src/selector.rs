@@ -1,0 +1,132 @@
+//! Label selectors over typed objects, compiled once and matched often.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+
+type Labels = BTreeMap<String, String>;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Requirement {
+    In(String, Vec<String>),
+    NotIn(String, Vec<String>),
+    Exists(String),
+    DoesNotExist(String),
+}
+
+/// All requirements must hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Selector {
+    requirements: Option<Vec<Requirement>>,
+}
+
+impl Selector {
+    /// Matches nothing.
+    pub fn nothing() -> Self {
+        Self { requirements: None }
+    }
+
+    /// An absent selector matches nothing, an empty one everything. An unknown operator matches
+    /// nothing: doing less is safer than doing something to the wrong objects.
+    pub fn of(selector: Option<&LabelSelector>) -> Self {
+        let Some(selector) = selector else {
+            return Self::nothing();
+        };
+        let equal = selector.match_labels.iter().flatten();
+        let equal = equal.map(|(key, value)| Requirement::In(key.clone(), vec![value.clone()]));
+        let mut requirements: Vec<Requirement> = equal.collect();
+        for expression in selector.match_expressions.iter().flatten() {
+            let (key, values) = (expression.key.clone(), expression.values.clone());
+            let values = values.unwrap_or_default();
+            requirements.push(match expression.operator.as_str() {
+                "In" => Requirement::In(key, values),
+                "NotIn" => Requirement::NotIn(key, values),
+                "Exists" => Requirement::Exists(key),
+                "DoesNotExist" => Requirement::DoesNotExist(key),
+                _ => return Self::nothing(),
+            });
+        }
+        Self {
+            requirements: Some(requirements),
+        }
+    }
+
+    /// These labels with these values; an empty map matches everything.
+    pub fn labels(labels: &Labels) -> Self {
+        let equal =
+            |(key, value): (&String, &String)| Requirement::In(key.clone(), vec![value.clone()]);
+        Self {
+            requirements: Some(labels.iter().map(equal).collect()),
+        }
+    }
+
+    /// Whether it selects everything.
+    pub fn is_everything(&self) -> bool {
+        self.requirements.as_ref().is_some_and(Vec::is_empty)
+    }
+
+    /// Whether these labels are selected.
+    pub fn matches(&self, labels: Option<&Labels>) -> bool {
+        let get = |key: &String| labels.and_then(|labels| labels.get(key));
+        self.requirements.as_ref().is_some_and(|requirements| {
+            requirements.iter().all(|requirement| match requirement {
+                Requirement::In(key, values) => {
+                    get(key).is_some_and(|value| values.contains(value))
+                }
+                Requirement::NotIn(key, values) => {
+                    get(key).is_none_or(|value| !values.contains(value))
+                }
+                Requirement::Exists(key) => get(key).is_some(),
+                Requirement::DoesNotExist(key) => get(key).is_none(),
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelectorRequirement;
+
+    use super::*;
+
+    fn labels(pairs: &[(&str, &str)]) -> Labels {
+        pairs
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+            .collect()
+    }
+
+    fn expression(key: &str, operator: &str, values: &[&str]) -> Selector {
+        let requirement = LabelSelectorRequirement {
+            key: key.to_owned(),
+            operator: operator.to_owned(),
+            values: Some(values.iter().map(|value| (*value).to_owned()).collect()),
+        };
+        let selector = LabelSelector {
+            match_expressions: Some(vec![requirement]),
+            ..Default::default()
+        };
+        Selector::of(Some(&selector))
+    }
+
+    #[test]
+    fn an_absent_selector_matches_nothing_and_an_empty_one_everything() {
+        assert!(!Selector::of(None).matches(Some(&labels(&[("a", "1")]))));
+        assert!(Selector::of(Some(&LabelSelector::default())).matches(None));
+    }
+
+    #[test]
+    fn operators_mean_what_kubernetes_says_about_missing_labels() {
+        let set = labels(&[("tier", "web")]);
+        for (selector, with, without) in [
+            (expression("tier", "In", &["web", "db"]), true, false),
+            (expression("tier", "NotIn", &["web"]), false, true),
+            (expression("tier", "Exists", &[]), true, false),
+            (expression("tier", "DoesNotExist", &[]), false, true),
+            (expression("tier", "Near", &[]), false, false),
+        ] {
+            assert_eq!(selector.matches(Some(&set)), with, "{selector:?}");
+            assert_eq!(selector.matches(None), without, "{selector:?}");
+        }
+    }
+}

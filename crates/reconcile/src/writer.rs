@@ -1,0 +1,168 @@
+//! Writes that come back only when the writer's own cache shows them. A controller that reads its
+//! own writes needs no ledger of what it expects to see: its next look is never older than its last
+//! act.
+
+use std::{fmt::Debug, time::Duration};
+
+use client::{Informer, informer::Object};
+use k8s_openapi::NamespaceResourceScope;
+use kube::{
+    Api, Resource,
+    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy},
+};
+use serde::Serialize;
+use serde_json::Value;
+use tracing::warn;
+
+use crate::Error;
+
+/// A cache that stays behind this long is given up on: the next look may be old, and then the API
+/// server's own checks (versions, uids, names) are what protects.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Writes objects of one kind as one identity.
+pub struct Writer<K> {
+    client: kube::Client,
+    informer: Informer<K>,
+}
+
+impl<K> Clone for Writer<K> {
+    fn clone(&self) -> Self {
+        Self {
+            client: self.client.clone(),
+            informer: self.informer.clone(),
+        }
+    }
+}
+
+impl<K> Writer<K>
+where
+    K: Object + Resource<DynamicType = ()> + Serialize + Clone + Debug,
+{
+    /// Writes through `client`, waits for `informer`.
+    pub fn new(client: kube::Client, informer: Informer<K>) -> Self {
+        Self { client, informer }
+    }
+
+    /// The cache that this writer waits for.
+    pub fn cache(&self) -> &Informer<K> {
+        &self.informer
+    }
+
+    fn api(&self, namespace: &str) -> Api<K>
+    where
+        K: Resource<Scope = NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    /// Creates an object.
+    pub async fn create(&self, namespace: &str, object: &K) -> Result<K, Error>
+    where
+        K: Resource<Scope = NamespaceResourceScope>,
+    {
+        let created = self
+            .api(namespace)
+            .create(&PostParams::default(), object)
+            .await?;
+        Ok(self.shown(created).await)
+    }
+
+    /// Replaces an object, if nobody has written since it was read.
+    pub async fn update(&self, namespace: &str, object: &K) -> Result<K, Error>
+    where
+        K: Resource<Scope = NamespaceResourceScope>,
+    {
+        let name = object.meta().name.clone().unwrap_or_default();
+        let updated = self
+            .api(namespace)
+            .replace(&name, &PostParams::default(), object)
+            .await?;
+        Ok(self.shown(updated).await)
+    }
+
+    /// Replaces an object's status, if nobody has written since it was read.
+    pub async fn update_status(&self, namespace: &str, object: &K) -> Result<K, Error>
+    where
+        K: Resource<Scope = NamespaceResourceScope>,
+    {
+        let name = object.meta().name.clone().unwrap_or_default();
+        let api = self.api(namespace);
+        let updated = api
+            .replace_status(&name, &PostParams::default(), object)
+            .await?;
+        Ok(self.shown(updated).await)
+    }
+
+    /// Merges `patch` into an object.
+    pub async fn patch(&self, namespace: &str, name: &str, patch: &Value) -> Result<K, Error>
+    where
+        K: Resource<Scope = NamespaceResourceScope>,
+    {
+        let api = self.api(namespace);
+        let patched = api
+            .patch(name, &PatchParams::default(), &Patch::Merge(patch))
+            .await?;
+        Ok(self.shown(patched).await)
+    }
+
+    /// Merges `patch` into an object's status.
+    pub async fn patch_status(&self, namespace: &str, name: &str, patch: &Value) -> Result<K, Error>
+    where
+        K: Resource<Scope = NamespaceResourceScope>,
+    {
+        let api = self.api(namespace);
+        let patched = api
+            .patch_status(name, &PatchParams::default(), &Patch::Merge(patch))
+            .await?;
+        Ok(self.shown(patched).await)
+    }
+
+    /// Deletes exactly this object; that it is gone already is success.
+    pub async fn delete(&self, object: &K) -> Result<(), Error>
+    where
+        K: Resource<Scope = NamespaceResourceScope>,
+    {
+        self.delete_with(object, PropagationPolicy::Background)
+            .await
+    }
+
+    /// Deletes exactly this object, its dependents by `policy`.
+    pub async fn delete_with(&self, object: &K, policy: PropagationPolicy) -> Result<(), Error>
+    where
+        K: Resource<Scope = NamespaceResourceScope>,
+    {
+        let meta = object.meta();
+        let namespace = meta.namespace.clone().unwrap_or_default();
+        let name = meta.name.clone().unwrap_or_default();
+        let uid = meta.uid.clone().unwrap_or_default();
+        let preconditions = Preconditions {
+            uid: Some(uid.clone()),
+            resource_version: None,
+        };
+        let mut params = DeleteParams::default().preconditions(preconditions);
+        params.propagation_policy = Some(policy);
+        match self.api(&namespace).delete(&name, &params).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            // Another object has the name now: this one is gone.
+            Err(kube::Error::Api(status)) if status.code == 409 => {}
+            Err(error) => return Err(error.into()),
+        }
+        self.within_patience(self.informer.leaving(&namespace, &name, &uid))
+            .await;
+        Ok(())
+    }
+
+    async fn shown(&self, object: K) -> K {
+        let version = object.meta().resource_version.clone().unwrap_or_default();
+        self.within_patience(self.informer.reached(&version)).await;
+        object
+    }
+
+    async fn within_patience(&self, shown: impl Future<Output = ()>) {
+        if tokio::time::timeout(PATIENCE, shown).await.is_err() {
+            warn!(kind = %K::kind(&()), "the cache does not show a write yet");
+        }
+    }
+}
