@@ -89,10 +89,6 @@ async fn work<C: Controller>(controller: &C, queue: &Queue<Key>) {
     let held = queue.next().await;
     let key = held.key();
     let span = info_span!("reconcile", controller = controller.name(), %key);
-    let guard = RetryOnPanic {
-        queue,
-        key: Some(key),
-    };
     let reconciled = AssertUnwindSafe(controller.reconcile(key).instrument(span)).catch_unwind();
     match reconciled
         .await
