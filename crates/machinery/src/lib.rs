@@ -3,13 +3,18 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod decode;
+pub mod encode;
 pub mod field;
 pub mod fields;
 pub mod format;
 pub mod labels;
+pub mod normalise;
+pub mod quantity;
 pub mod schema;
 pub mod status;
 pub mod text;
+pub mod time;
 
 /// An API object or a part of one. Keys keep their order: `apiVersion` and `kind` come first.
 pub type Object = serde_json::Map<String, serde_json::Value>;

@@ -1,0 +1,339 @@
+//! The bytes at rest: canonical JSON, fields in the schema's order, without a resourceVersion.
+//! Whatever a kind did to an object since it was normalised, its bytes are canonical again.
+
+use crate::normalise::is_omitted;
+use crate::schema::{Shape, Type};
+use crate::{Object, Value, schema};
+
+/// Canonical bytes and the place in them where the resourceVersion belongs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Encoded {
+    pub bytes: Vec<u8>,
+    /// Where [`stamp`] puts the resourceVersion; 0 when there is no metadata.
+    pub stamp_at: usize,
+}
+
+/// The bytes of an object of a known type, or of a custom resource.
+pub fn object(schema: Option<&'static Type>, object: &Object) -> Encoded {
+    let mut writer = Writer {
+        out: Vec::with_capacity(1024),
+        stamp_at: 0,
+    };
+    match schema {
+        Some(schema) => writer.fields(schema, object, Level::Root),
+        None => writer.unstructured(object),
+    }
+    Encoded {
+        bytes: writer.out,
+        stamp_at: writer.stamp_at,
+    }
+}
+
+/// JSON of a part of an object, of this shape.
+pub fn part(schema: &'static Type, part: &Object) -> Vec<u8> {
+    let mut writer = Writer {
+        out: Vec::with_capacity(256),
+        stamp_at: 0,
+    };
+    writer.fields(schema, part, Level::Below);
+    writer.out
+}
+
+/// The bytes with `"resourceVersion":"N"` in its place.
+pub fn stamp(bytes: &[u8], stamp_at: usize, revision: u64) -> Vec<u8> {
+    if stamp_at == 0 || stamp_at > bytes.len() {
+        return bytes.to_vec();
+    }
+    let (before, after) = bytes.split_at(stamp_at);
+    let mut out = Vec::with_capacity(bytes.len() + 42);
+    out.extend_from_slice(before);
+    let first = before.last() == Some(&b'{');
+    if !first {
+        out.push(b',');
+    }
+    out.extend_from_slice(b"\"resourceVersion\":\"");
+    out.extend_from_slice(revision.to_string().as_bytes());
+    out.push(b'"');
+    if first && after.first() != Some(&b'}') {
+        out.push(b',');
+    }
+    out.extend_from_slice(after);
+    out
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Level {
+    Root,
+    /// The object's own metadata: the place of the stamp.
+    Metadata,
+    Below,
+}
+
+struct Writer {
+    out: Vec<u8>,
+    stamp_at: usize,
+}
+
+impl Writer {
+    fn fields(&mut self, schema: &'static Type, map: &Object, level: Level) {
+        let mut entries: Vec<(usize, &Value)> = Vec::with_capacity(map.len());
+        for (key, value) in map {
+            if let Some(position) = schema.position(key) {
+                entries.push((position, value));
+            }
+        }
+        if !entries.is_sorted_by_key(|e| e.0) {
+            entries.sort_unstable_by_key(|e| e.0);
+        }
+        let version = (level == Level::Metadata)
+            .then(|| schema.position("resourceVersion"))
+            .flatten();
+        let mut always = schema.always.iter().map(|&i| i as usize).peekable();
+        self.out.push(b'{');
+        let mut stamped = false;
+        for (position, value) in entries {
+            while let Some(unset) = always.next_if(|&a| a < position) {
+                self.zero(schema, unset);
+            }
+            let field = &schema.fields[position];
+            if version.is_some_and(|v| v <= position) && !stamped {
+                self.mark();
+                stamped = true;
+            }
+            if version == Some(position) || field.off || is_omitted(field, value) {
+                continue;
+            }
+            always.next_if_eq(&position);
+            self.name(field.name);
+            let below = if level == Level::Root && field.name == "metadata" {
+                Level::Metadata
+            } else {
+                Level::Below
+            };
+            self.value(field.shape, value, below);
+        }
+        for unset in always {
+            self.zero(schema, unset);
+        }
+        if version.is_some() && !stamped {
+            self.mark();
+        }
+        self.out.push(b'}');
+    }
+
+    fn mark(&mut self) {
+        self.stamp_at = self.out.len();
+    }
+
+    fn name(&mut self, name: &str) {
+        if self.out.last() != Some(&b'{') {
+            self.out.push(b',');
+        }
+        self.out.push(b'"');
+        self.out.extend_from_slice(name.as_bytes());
+        self.out.extend_from_slice(b"\":");
+    }
+
+    fn zero(&mut self, schema: &'static Type, position: usize) {
+        let field = &schema.fields[position];
+        if let Some(zero) = field.zero() {
+            self.name(field.name);
+            self.plain(zero);
+        }
+    }
+
+    fn value(&mut self, shape: Shape, value: &Value, level: Level) {
+        match (shape, value) {
+            (Shape::Struct(id), Value::Object(map)) => self.fields(id.get(), map, level),
+            // A null where a struct belongs is that struct with nothing set.
+            (Shape::Struct(_), Value::Null) => self.plain(&schema::zero_of(shape)),
+            (Shape::List(element), Value::Array(list)) => self.list(*element, list),
+            (Shape::Map(element), Value::Object(map)) => self.map(*element, map),
+            (
+                Shape::PropsOrBool | Shape::PropsOrArray | Shape::PropsOrStrings,
+                Value::Object(map),
+            ) => {
+                self.props(map);
+            }
+            (Shape::PropsOrArray, Value::Array(list)) => {
+                self.separated(b'[', list.iter(), |writer, value| match value {
+                    Value::Object(map) => writer.props(map),
+                    other => writer.plain(other),
+                });
+                self.out.push(b']');
+            }
+            (_, value) => self.plain(value),
+        }
+    }
+
+    fn props(&mut self, map: &Object) {
+        match schema::lookup("apiextensions/v1.JSONSchemaProps") {
+            Some(props) => self.fields(props, map, Level::Below),
+            None => self.plain_map(map),
+        }
+    }
+
+    fn separated<T>(
+        &mut self,
+        open: u8,
+        items: impl Iterator<Item = T>,
+        mut write: impl FnMut(&mut Self, T),
+    ) {
+        self.out.push(open);
+        for (i, item) in items.enumerate() {
+            if i > 0 {
+                self.out.push(b',');
+            }
+            write(self, item);
+        }
+    }
+
+    fn list(&mut self, element: Shape, list: &[Value]) {
+        self.separated(b'[', list.iter(), |writer, value| {
+            writer.value(element, value, Level::Below);
+        });
+        self.out.push(b']');
+    }
+
+    fn map(&mut self, element: Shape, map: &Object) {
+        let write = |writer: &mut Self, (key, value): (&String, &Value)| {
+            writer.text(key);
+            writer.out.push(b':');
+            writer.value(element, value, Level::Below);
+        };
+        if map.keys().is_sorted() {
+            self.separated(b'{', map.iter(), write);
+        } else {
+            let mut entries: Vec<_> = map.iter().collect();
+            entries.sort_unstable_by_key(|e| e.0);
+            self.separated(b'{', entries.into_iter(), write);
+        }
+        self.out.push(b'}');
+    }
+
+    fn text(&mut self, text: &str) {
+        // Writing to a Vec cannot fail, and a string always serializes.
+        let _ = serde_json::to_writer(&mut self.out, text);
+    }
+
+    fn plain(&mut self, value: &Value) {
+        // As above: a tree of JSON values always serializes.
+        let _ = serde_json::to_writer(&mut self.out, value);
+    }
+
+    fn plain_map(&mut self, map: &Object) {
+        let _ = serde_json::to_writer(&mut self.out, map);
+    }
+
+    fn unstructured(&mut self, object: &Object) {
+        self.out.push(b'{');
+        for name in ["apiVersion", "kind"] {
+            if let Some(value) = object.get(name) {
+                self.name(name);
+                self.plain(value);
+            }
+        }
+        if let (Some(Value::Object(metadata)), Some(schema)) =
+            (object.get("metadata"), schema::lookup("meta/v1.ObjectMeta"))
+        {
+            self.name("metadata");
+            self.fields(schema, metadata, Level::Metadata);
+        }
+        let mut rest: Vec<_> = object
+            .iter()
+            .filter(|(k, _)| !matches!(k.as_str(), "apiVersion" | "kind" | "metadata"))
+            .collect();
+        rest.sort_unstable_by_key(|e| e.0);
+        for (key, value) in rest {
+            if self.out.last() != Some(&b'{') {
+                self.out.push(b',');
+            }
+            self.text(key);
+            self.out.push(b':');
+            self.plain(value);
+        }
+        self.out.push(b'}');
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn encoded(schema: Option<&str>, value: Value) -> (String, String) {
+        let Value::Object(map) = value else {
+            panic!("no object")
+        };
+        let encoded = object(schema.map(|s| schema::lookup(s).unwrap()), &map);
+        let stamped = stamp(&encoded.bytes, encoded.stamp_at, 7);
+        (
+            String::from_utf8(encoded.bytes).unwrap(),
+            String::from_utf8(stamped).unwrap(),
+        )
+    }
+
+    #[test]
+    fn bytes_are_canonical_whatever_the_order_in_memory() {
+        let (bytes, stamped) = encoded(
+            Some("core/v1.ConfigMap"),
+            json!({
+                "data": {"b": "2", "a": "1"},
+                "metadata": {"labels": {}, "generation": 1, "uid": "u", "resourceVersion": "3", "name": "n"},
+                "kind": "ConfigMap", "apiVersion": "v1",
+            }),
+        );
+        assert_eq!(
+            bytes,
+            r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"n","uid":"u","generation":1},"data":{"a":"1","b":"2"}}"#
+        );
+        assert!(
+            stamped.contains(r#""uid":"u","resourceVersion":"7","generation":1"#),
+            "{stamped}"
+        );
+    }
+
+    #[test]
+    fn the_stamp_fits_wherever_metadata_ends_or_begins() {
+        for (metadata, expected) in [
+            (json!({}), r#"{"resourceVersion":"7"}"#),
+            (
+                json!({"name": "n"}),
+                r#"{"name":"n","resourceVersion":"7"}"#,
+            ),
+            (
+                json!({"generation": 2}),
+                r#"{"resourceVersion":"7","generation":2}"#,
+            ),
+        ] {
+            let (_, stamped) = encoded(Some("core/v1.ConfigMap"), json!({"metadata": metadata}));
+            assert_eq!(stamped, format!(r#"{{"metadata":{expected}}}"#));
+            let (_, stamped) = encoded(None, json!({"metadata": metadata}));
+            assert_eq!(stamped, format!(r#"{{"metadata":{expected}}}"#));
+        }
+    }
+
+    #[test]
+    fn the_metadata_of_a_template_is_left_alone() {
+        let (bytes, _) = encoded(
+            Some("apps/v1.ReplicaSet"),
+            json!({"metadata": {"name": "r"}, "spec": {"template": {"metadata": {"resourceVersion": "1"}}}}),
+        );
+        assert!(
+            bytes.contains(r#""template":{"metadata":{"resourceVersion":"1"}"#),
+            "{bytes}"
+        );
+    }
+
+    #[test]
+    fn custom_resources_keep_what_they_have() {
+        let (bytes, _) = encoded(
+            None,
+            json!({"spec": {"z": 1, "a": null}, "kind": "K", "apiVersion": "g/v1", "metadata": {"name": "n"}}),
+        );
+        assert_eq!(
+            bytes,
+            r#"{"apiVersion":"g/v1","kind":"K","metadata":{"name":"n"},"spec":{"z":1,"a":null}}"#
+        );
+    }
+}

@@ -1,0 +1,515 @@
+//! Objects as Go's types would keep them: fields in the schema's order, zeros and empties kept or
+//! dropped by presence, quantities, times and base64 in canonical form, unknown fields found and
+//! dropped, wrong types refused in Go's words.
+
+use crate::decode::Findings;
+use crate::quantity::Quantity;
+use crate::schema::{self, Field, Presence, Shape, Type};
+use crate::{Object, Value, time};
+use base64::Engine as _;
+use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig, STANDARD as BASE64};
+use std::fmt::Write as _;
+
+const LENIENT_BASE64: GeneralPurpose = GeneralPurpose::new(
+    &base64::alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true),
+);
+
+/// Normalises a whole object of a type.
+pub fn object(
+    schema: &'static Type,
+    value: Value,
+    findings: &mut Findings,
+) -> Result<Object, String> {
+    let mut walk = Walk {
+        path: Vec::new(),
+        findings,
+    };
+    match value {
+        Value::Object(map) => walk.fields(schema, map),
+        other => Err(format!(
+            "json: cannot unmarshal {} into Go value of type {}.{}",
+            kind_of(&other),
+            schema.version(),
+            schema.name
+        )),
+    }
+}
+
+/// Normalises a custom resource: only its metadata has a schema here.
+pub fn unstructured(value: Value, findings: &mut Findings) -> Result<Object, String> {
+    let Value::Object(mut map) = value else {
+        return Err(format!(
+            "json: cannot unmarshal {} into Go value of type map[string]interface {{}}",
+            kind_of(&value)
+        ));
+    };
+    let mut out = Object::with_capacity(map.len());
+    for name in ["apiVersion", "kind"] {
+        if let Some(value) = map.shift_remove(name) {
+            out.insert(name.to_owned(), value);
+        }
+    }
+    let metadata = map.shift_remove("metadata").unwrap_or(Value::Null);
+    out.insert("metadata".to_owned(), metadata_of(metadata, findings)?);
+    map.sort_keys();
+    for (key, mut value) in map {
+        sort(&mut value);
+        out.insert(key, value);
+    }
+    Ok(out)
+}
+
+fn metadata_of(metadata: Value, findings: &mut Findings) -> Result<Value, String> {
+    let Some(schema) = schema::lookup("meta/v1.ObjectMeta") else {
+        return Ok(metadata);
+    };
+    let mut walk = Walk {
+        path: vec![Step::Field("metadata")],
+        findings,
+    };
+    match metadata {
+        Value::Null => Ok(Value::Object(Object::new())),
+        Value::Object(map) => walk.fields(schema, map).map(Value::Object),
+        other => Err(format!(
+            "json: cannot unmarshal {} into Go struct field .metadata of type v1.ObjectMeta",
+            kind_of(&other)
+        )),
+    }
+}
+
+/// Keys of all maps in order.
+pub fn sort(value: &mut Value) {
+    match value {
+        Value::Object(map) => {
+            map.values_mut().for_each(sort);
+            sort_map(map);
+        }
+        Value::Array(list) => list.iter_mut().for_each(sort),
+        _ => {}
+    }
+}
+
+fn sort_map(map: &mut Object) {
+    if !map.keys().is_sorted() {
+        map.sort_keys();
+    }
+}
+
+/// What Go calls a JSON value in its complaints.
+fn kind_of(value: &Value) -> String {
+    match value {
+        Value::Null => "null".to_owned(),
+        Value::Bool(_) => "bool".to_owned(),
+        Value::Number(_) => "number".to_owned(),
+        Value::String(_) => "string".to_owned(),
+        Value::Array(_) => "array".to_owned(),
+        Value::Object(_) => "object".to_owned(),
+    }
+}
+
+#[derive(Debug)]
+enum Step {
+    Field(&'static str),
+    Index(usize),
+    Key(String),
+}
+
+struct Walk<'a> {
+    path: Vec<Step>,
+    findings: &'a mut Findings,
+}
+
+/// Where a value stands, for complaints about its type.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    owner: &'a Type,
+    field: &'a Field,
+}
+
+impl Walk<'_> {
+    fn path_with(&self, last: &str) -> String {
+        let mut out = String::new();
+        for step in &self.path {
+            match step {
+                Step::Index(i) => {
+                    // Writing to a String cannot fail.
+                    let _ = write!(out, "[{i}]");
+                    continue;
+                }
+                _ if out.is_empty() => {}
+                _ => out.push('.'),
+            }
+            match step {
+                Step::Field(name) => out.push_str(name),
+                Step::Key(name) => out.push_str(name),
+                Step::Index(_) => {}
+            }
+        }
+        if !out.is_empty() {
+            out.push('.');
+        }
+        out.push_str(last);
+        out
+    }
+
+    fn mismatch(&self, what: &str, place: Place<'_>, type_name: &str) -> String {
+        let mut path = String::new();
+        for step in &self.path {
+            if let Step::Field(name) = step {
+                if !path.is_empty() {
+                    path.push('.');
+                }
+                path.push_str(name);
+            }
+        }
+        format!(
+            "json: cannot unmarshal {what} into Go struct field {}.{path} of type {type_name}",
+            place.owner.name
+        )
+    }
+
+    fn fields(&mut self, schema: &'static Type, map: Object) -> Result<Object, String> {
+        let mut slots: Vec<(usize, String, Value)> = Vec::with_capacity(map.len());
+        for (key, value) in map {
+            let Some(position) = schema.position(&key) else {
+                let path = self.path_with(&key);
+                self.findings.unknown(&path);
+                continue;
+            };
+            let field = &schema.fields[position];
+            if field.off || value.is_null() {
+                continue;
+            }
+            self.path.push(Step::Field(field.name));
+            let place = Place {
+                owner: schema,
+                field,
+            };
+            let value = self.value(field.shape, value, place)?;
+            self.path.pop();
+            if !is_omitted(field, &value) {
+                slots.push((position, key, value));
+            }
+        }
+        if !slots.is_sorted_by_key(|s| s.0) {
+            slots.sort_unstable_by_key(|s| s.0);
+        }
+        Ok(merge_with_zeros(schema, slots))
+    }
+
+    fn value(&mut self, shape: Shape, value: Value, place: Place<'_>) -> Result<Value, String> {
+        let wrong = |walk: &Self, value: &Value| {
+            Err(walk.mismatch(&kind_of(value), place, &name_of(shape, place)))
+        };
+        Ok(match (shape, value) {
+            (_, Value::Null) => schema::zero_of(shape),
+            (Shape::String, value @ Value::String(_)) => value,
+            (Shape::Bool, value @ Value::Bool(_)) => value,
+            (Shape::Int32, Value::Number(n)) => {
+                self.integer(n, i32::MIN.into(), i32::MAX.into(), "int32", place)?
+            }
+            (Shape::Int64, Value::Number(n)) => {
+                self.integer(n, i64::MIN, i64::MAX, "int64", place)?
+            }
+            (Shape::Float64, Value::Number(n)) => float(n),
+            (Shape::Bytes, Value::String(text)) => bytes(text)?,
+            (Shape::Quantity, value) => quantity(&value)?,
+            (Shape::IntOrString, value @ Value::String(_)) => value,
+            (Shape::IntOrString, Value::Number(n)) => match n.as_i64() {
+                Some(i) if i32::try_from(i).is_ok() => Value::from(i),
+                _ => {
+                    return Err(format!(
+                        "json: cannot unmarshal number {n} into Go value of type int32"
+                    ));
+                }
+            },
+            (Shape::Time, Value::String(text)) => {
+                Value::from(time::format(time::parse(&text)?.seconds))
+            }
+            (Shape::MicroTime, Value::String(text)) => {
+                Value::from(time::format_micro(time::parse_micro(&text)?))
+            }
+            (Shape::Raw | Shape::FieldsV1 | Shape::Any | Shape::Json, value) => value,
+            (Shape::PropsOrBool, value @ Value::Bool(_)) => value,
+            (
+                Shape::PropsOrBool | Shape::PropsOrArray | Shape::PropsOrStrings,
+                Value::Object(map),
+            ) => self.props(map)?,
+            (Shape::PropsOrArray, Value::Array(list)) => {
+                let mut out = Vec::with_capacity(list.len());
+                for (i, value) in list.into_iter().enumerate() {
+                    self.path.push(Step::Index(i));
+                    match value {
+                        Value::Object(map) => out.push(self.props(map)?),
+                        other => return wrong(self, &other),
+                    }
+                    self.path.pop();
+                }
+                Value::Array(out)
+            }
+            (Shape::PropsOrStrings, value @ Value::Array(_)) => value,
+            (Shape::Struct(id), Value::Object(map)) => Value::Object(self.fields(id.get(), map)?),
+            (Shape::List(element), Value::Array(list)) => self.list(*element, list, place)?,
+            (Shape::Map(element), Value::Object(map)) => self.map(*element, map, place)?,
+            (_, value) => return wrong(self, &value),
+        })
+    }
+
+    fn list(
+        &mut self,
+        element: Shape,
+        list: Vec<Value>,
+        place: Place<'_>,
+    ) -> Result<Value, String> {
+        let mut out = Vec::with_capacity(list.len());
+        for (i, value) in list.into_iter().enumerate() {
+            self.path.push(Step::Index(i));
+            out.push(self.value(element, value, place)?);
+            self.path.pop();
+        }
+        Ok(Value::Array(out))
+    }
+
+    fn map(&mut self, element: Shape, mut map: Object, place: Place<'_>) -> Result<Value, String> {
+        // The common map of strings is checked where it stands.
+        if element == Shape::String && map.values().all(Value::is_string) {
+            sort_map(&mut map);
+            return Ok(Value::Object(map));
+        }
+        let mut out = Object::with_capacity(map.len());
+        for (key, value) in map {
+            self.path.push(Step::Key(key));
+            let value = self.value(element, value, place)?;
+            if let Some(Step::Key(key)) = self.path.pop() {
+                out.insert(key, value);
+            }
+        }
+        sort_map(&mut out);
+        Ok(Value::Object(out))
+    }
+
+    fn props(&mut self, map: Object) -> Result<Value, String> {
+        match schema::lookup("apiextensions/v1.JSONSchemaProps") {
+            Some(props) => self.fields(props, map).map(Value::Object),
+            None => Ok(Value::Object(map)),
+        }
+    }
+
+    fn integer(
+        &self,
+        n: serde_json::Number,
+        min: i64,
+        max: i64,
+        type_name: &str,
+        place: Place<'_>,
+    ) -> Result<Value, String> {
+        match n.as_i64() {
+            Some(i) if (min..=max).contains(&i) => Ok(Value::Number(n)),
+            _ => Err(self.mismatch(&format!("number {n}"), place, type_name)),
+        }
+    }
+}
+
+/// The type's name as messages print it; of an element when the field is a list or map.
+fn name_of(shape: Shape, place: Place<'_>) -> String {
+    if shape == place.field.shape {
+        return place.field.type_name.clone();
+    }
+    let name = place.field.type_name.as_str();
+    let name = name
+        .strip_prefix("[]")
+        .or_else(|| name.strip_prefix("map[string]"))
+        .unwrap_or(name);
+    name.to_owned()
+}
+
+fn merge_with_zeros(schema: &'static Type, slots: Vec<(usize, String, Value)>) -> Object {
+    let mut out = Object::with_capacity(slots.len() + schema.always.len());
+    let mut always = schema.always.iter().map(|&i| i as usize).peekable();
+    let put_zero = |out: &mut Object, position: usize| {
+        let field = &schema.fields[position];
+        if let Some(zero) = field.zero() {
+            out.insert(field.name.to_owned(), zero.clone());
+        }
+    };
+    for (position, key, value) in slots {
+        while let Some(unset) = always.next_if(|&a| a < position) {
+            put_zero(&mut out, unset);
+        }
+        always.next_if_eq(&position);
+        out.insert(key, value);
+    }
+    always.for_each(|unset| put_zero(&mut out, unset));
+    out
+}
+
+/// Whether Go leaves this value out of its JSON.
+pub(crate) fn is_omitted(field: &Field, value: &Value) -> bool {
+    match field.presence {
+        Presence::Always | Presence::PointerNull => false,
+        Presence::Pointer => value.is_null(),
+        Presence::OmitZero => match value {
+            Value::Null => true,
+            Value::Object(map) => map.is_empty(),
+            _ => false,
+        },
+        Presence::OmitEmpty => match (field.shape, value) {
+            (Shape::Struct(_) | Shape::Quantity | Shape::IntOrString, _) => false,
+            (Shape::Time | Shape::MicroTime | Shape::Raw | Shape::Json, _) => false,
+            (_, Value::Null) => true,
+            (_, Value::Bool(b)) => !b,
+            (_, Value::Number(n)) => n.as_f64() == Some(0.0),
+            (_, Value::String(s)) => s.is_empty(),
+            (_, Value::Array(list)) => list.is_empty(),
+            (_, Value::Object(map)) => map.is_empty(),
+        },
+    }
+}
+
+fn float(n: serde_json::Number) -> Value {
+    match n.as_f64() {
+        // Go prints whole floats without a point.
+        Some(f) if !n.is_i64() && f.fract() == 0.0 && f.abs() < 1e15 => Value::from(f as i64),
+        _ => Value::Number(n),
+    }
+}
+
+fn bytes(mut text: String) -> Result<Value, String> {
+    if text.contains(['\r', '\n']) {
+        text.retain(|c| c != '\r' && c != '\n');
+    }
+    match BASE64.decode(&text) {
+        Ok(_) => Ok(Value::String(text)),
+        // Go does not mind bits behind the last byte, and does not write them again.
+        Err(base64::DecodeError::InvalidLastSymbol(..)) => {
+            let decoded = LENIENT_BASE64.decode(&text).map_err(|e| e.to_string())?;
+            Ok(Value::String(BASE64.encode(decoded)))
+        }
+        Err(error) => {
+            let at = match error {
+                base64::DecodeError::InvalidByte(at, _) => at,
+                _ => text.len(),
+            };
+            Err(format!("illegal base64 data at input byte {at}"))
+        }
+    }
+}
+
+fn quantity(value: &Value) -> Result<Value, String> {
+    let quantity: Quantity = match value {
+        Value::String(text) => text.trim().parse(),
+        Value::Number(n) => n.to_string().parse(),
+        other => other.to_string().parse(),
+    }
+    .map_err(|e: crate::quantity::Error| e.to_string())?;
+    Ok(Value::from(quantity.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn normalised(schema: &str, value: Value) -> (String, Vec<String>) {
+        let mut findings = Findings::default();
+        let schema = schema::lookup(schema).unwrap();
+        match object(schema, value, &mut findings) {
+            Ok(object) => (
+                Value::Object(object).to_string(),
+                findings.sentences().to_vec(),
+            ),
+            Err(error) => (error, findings.sentences().to_vec()),
+        }
+    }
+
+    #[test]
+    fn fields_stand_in_order_and_zeros_as_go_keeps_them() {
+        let pod = json!({
+            "spec": {"containers": [{"image": "i", "name": "c", "command": [], "stdin": false,
+                "resources": {"limits": {"memory": "1024Mi", "cpu": 1}}}],
+                "terminationGracePeriodSeconds": 0, "hostNetwork": false, "nodeSelector": {}},
+            "metadata": {"name": "p", "labels": {"b": "1", "a": "2"}, "creationTimestamp": null},
+            "kind": "Pod", "apiVersion": "v1", "status": null,
+        });
+        let expected = concat!(
+            r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p","labels":{"a":"2","b":"1"}},"#,
+            r#""spec":{"containers":[{"name":"c","image":"i","resources":{"limits":{"cpu":"1","memory":"1Gi"}}}],"#,
+            r#""terminationGracePeriodSeconds":0},"status":{}}"#
+        );
+        assert_eq!(
+            normalised("core/v1.Pod", pod),
+            (expected.to_owned(), vec![])
+        );
+    }
+
+    #[test]
+    fn unknown_fields_are_found_and_dropped() {
+        let pod = json!({"spec": {"containers": [{"name": "c", "foo": 1}], "bar": {}}});
+        let (_, findings) = normalised("core/v1.Pod", pod);
+        let expected = [
+            r#"unknown field "spec.containers[0].foo""#,
+            r#"unknown field "spec.bar""#,
+        ];
+        assert_eq!(findings, expected);
+    }
+
+    #[test]
+    fn wrong_types_are_refused_in_gos_words() {
+        let cases = [
+            (
+                json!({"spec": {"replicas": "x"}}),
+                "json: cannot unmarshal string into Go struct field DeploymentSpec.spec.replicas of type int32",
+            ),
+            (
+                json!({"spec": {"replicas": 1.5}}),
+                "json: cannot unmarshal number 1.5 into Go struct field DeploymentSpec.spec.replicas of type int32",
+            ),
+            (
+                json!({"spec": {"template": {"spec": {"containers": [{"image": 1}]}}}}),
+                "json: cannot unmarshal number into Go struct field Container.spec.template.spec.containers.image of type string",
+            ),
+            (
+                json!({"spec": {"template": {"spec": {"containers": {}}}}}),
+                "json: cannot unmarshal object into Go struct field PodSpec.spec.template.spec.containers of type []v1.Container",
+            ),
+            (
+                json!({"metadata": {"labels": {"a": 1}}}),
+                "json: cannot unmarshal number into Go struct field ObjectMeta.metadata.labels of type string",
+            ),
+            (
+                json!([]),
+                "json: cannot unmarshal array into Go value of type v1.Deployment",
+            ),
+        ];
+        for (value, message) in cases {
+            assert_eq!(normalised("apps/v1.Deployment", value).0, message);
+        }
+    }
+
+    #[test]
+    fn fields_of_closed_gates_are_dropped_without_a_word() {
+        let lease = json!({"spec": {"holderIdentity": "x", "strategy": "OldestEmulationVersion"}});
+        let (text, findings) = normalised("coordination/v1.Lease", lease);
+        assert_eq!(text, r#"{"metadata":{},"spec":{"holderIdentity":"x"}}"#);
+        assert!(findings.is_empty());
+    }
+
+    #[test]
+    fn secrets_keep_their_bytes_and_events_their_null_times() {
+        let secret = json!({"data": {"b": "AB==", "a": "AA\n=="}});
+        let (text, _) = normalised("core/v1.Secret", secret);
+        assert_eq!(text, r#"{"metadata":{},"data":{"a":"AA==","b":"AA=="}}"#);
+        let (text, _) = normalised("core/v1.Secret", json!({"data": {"a": "A!=="}}));
+        assert_eq!(text, "illegal base64 data at input byte 1");
+        let (text, _) = normalised("core/v1.Event", json!({"eventTime": null}));
+        assert!(text.contains(r#""firstTimestamp":null"#), "{text}");
+    }
+
+    #[test]
+    fn normalising_twice_changes_nothing() {
+        let once = normalised("apps/v1.Deployment", json!({"spec": {"paused": false}})).0;
+        let twice = normalised("apps/v1.Deployment", serde_json::from_str(&once).unwrap()).0;
+        assert_eq!(once, twice);
+    }
+}
