@@ -2,7 +2,18 @@
 //! what create, update and status may change, printed columns, selectable fields. What is true of
 //! the fields themselves stands in `machinery`'s schema table. Pure: no IO; time is an argument.
 
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod builtin;
+pub mod check;
+pub mod columns;
+pub mod metadata;
+pub mod tree;
+
 use machinery::{Object, Value, field};
+use std::sync::LazyLock;
+
+pub use builtin::Builtin;
 
 /// A group-version-kind and the names it is known by.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,6 +33,16 @@ pub struct Names {
 pub enum Scope {
     Cluster,
     Namespaced,
+}
+
+/// A subresource as discovery lists it; empty group, version and kind mean those of its parent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SubresourceInfo {
+    pub name: &'static str,
+    pub group: &'static str,
+    pub version: &'static str,
+    pub kind: &'static str,
+    pub verbs: &'static [&'static str],
 }
 
 /// How a write reaches an object: as a whole or through a subresource such as `status`.
@@ -80,8 +101,33 @@ pub trait Kind: Send + Sync + 'static {
         ]
     }
     /// Subresources such as `status`, `scale`, `binding`.
-    fn subresources(&self) -> &'static [&'static str] {
+    fn subresources(&self) -> &[&'static str] {
         &[]
+    }
+    /// What discovery says about a subresource.
+    fn subresource_info(&self, _name: &str) -> Option<&'static SubresourceInfo> {
+        None
+    }
+    /// Whether objects of this kind are answered and never stored (reviews).
+    fn is_virtual(&self) -> bool {
+        false
+    }
+    /// The type that keeps the objects when another version or group does, such as
+    /// `core/v1.Event` for events.k8s.io/v1: both share the keys and bytes of that kind.
+    fn stored_as(&self) -> Option<&'static str> {
+        None
+    }
+    /// From this version to the stored one; apiVersion and kind too.
+    fn to_stored(&self, object: Object) -> Object {
+        object
+    }
+    /// From the stored version to this one.
+    fn from_stored(&self, object: Object) -> Object {
+        object
+    }
+    /// Complaints about a name, or about the beginning of one (`generateName`).
+    fn validate_name(&self, name: &str, prefix: bool) -> Vec<String> {
+        metadata::subdomain(name, prefix)
     }
 
     /// Fills in what was left out. Doing it twice changes nothing.
@@ -141,4 +187,26 @@ pub trait Kind: Send + Sync + 'static {
     fn columns(&self) -> &'static [Column];
     /// One cell per column; `now` in seconds since the epoch, for ages.
     fn row(&self, object: &Object, now: i64) -> Vec<Value>;
+}
+
+/// Every built-in kind.
+const ALL: &[&Builtin] = &[];
+
+static REGISTERED: LazyLock<Vec<&'static dyn Kind>> = LazyLock::new(|| {
+    // Once per process, for its whole life.
+    let leak = |facts| Box::leak(Box::new(builtin::Registered::new(facts))) as &'static dyn Kind;
+    ALL.iter().copied().map(leak).collect()
+});
+
+/// Every built-in kind, in discovery's order within its group.
+pub fn all() -> &'static [&'static dyn Kind] {
+    &REGISTERED
+}
+
+/// A built-in kind by group and plural.
+pub fn find(group: &str, version: &str, plural: &str) -> Option<&'static dyn Kind> {
+    all().iter().copied().find(|k| {
+        let names = k.names();
+        names.group == group && names.version == version && names.plural == plural
+    })
 }

@@ -1,0 +1,287 @@
+//! A built-in kind as data: names, scope and the functions behind it. One constant of this type per
+//! file, one line in [`crate::ALL`].
+
+use crate::metadata::{self, NameFormat};
+use crate::tree::{get, keep};
+use crate::{Column, Context, Deletion, Kind, Names, Scope, Subresource, SubresourceInfo, columns};
+use machinery::{Object, Value, field};
+
+type Prepare = fn(&mut Object, &Object, Subresource<'_>, &Context<'_>);
+
+/// The facts of a kind. [`Builtin::EMPTY`] has the usual ones.
+pub struct Builtin {
+    pub group: &'static str,
+    pub version: &'static str,
+    pub kind: &'static str,
+    pub plural: &'static str,
+    pub short_names: &'static [&'static str],
+    pub categories: &'static [&'static str],
+    pub scope: Scope,
+    /// The type in the schema table.
+    pub schema: &'static str,
+    pub verbs: &'static [&'static str],
+    pub subresources: &'static [SubresourceInfo],
+    /// Whether `status` belongs to the status subresource alone.
+    pub has_status: bool,
+    /// Whether `metadata.generation` counts changes.
+    pub has_generation: bool,
+    /// Whether a PUT may create.
+    pub creates_on_update: bool,
+    /// Whether a PUT needs no resourceVersion.
+    pub unconditional_update: bool,
+    /// Whether objects are answered and never stored.
+    pub is_virtual: bool,
+    /// The type that keeps the objects when another version or group does.
+    pub stored_as: Option<&'static str>,
+    pub to_stored: fn(Object) -> Object,
+    pub from_stored: fn(Object) -> Object,
+    pub name_format: NameFormat,
+    pub default: fn(&mut Object),
+    /// After the status was dropped.
+    pub prepare_create: fn(&mut Object, &Context<'_>),
+    /// After what this way of writing may not change was kept.
+    pub prepare_update: Prepare,
+    pub validate_create: fn(&Object) -> field::Errors,
+    pub validate_update: fn(&Object, &Object, Subresource<'_>) -> field::Errors,
+    pub warnings: fn(&Object, Option<&Object>) -> Vec<String>,
+    pub deletion: fn(&Object, Option<i64>) -> Deletion,
+    pub selectable: &'static [&'static str],
+    pub selectable_fields: fn(&Object) -> Vec<(&'static str, String)>,
+    pub columns: &'static [Column],
+    pub row: fn(&Object, i64) -> Vec<Value>,
+}
+
+/// The verbs of ordinary kinds.
+pub const VERBS: &[&str] = &[
+    "create",
+    "delete",
+    "deletecollection",
+    "get",
+    "list",
+    "patch",
+    "update",
+    "watch",
+];
+
+impl Builtin {
+    /// A namespaced kind without behaviour, shown by name and age.
+    pub const EMPTY: Self = Self {
+        group: "",
+        version: "v1",
+        kind: "",
+        plural: "",
+        short_names: &[],
+        categories: &[],
+        scope: Scope::Namespaced,
+        schema: "",
+        verbs: VERBS,
+        subresources: &[],
+        has_status: false,
+        has_generation: false,
+        creates_on_update: false,
+        unconditional_update: true,
+        is_virtual: false,
+        stored_as: None,
+        to_stored: |object| object,
+        from_stored: |object| object,
+        name_format: metadata::subdomain,
+        default: |_| {},
+        prepare_create: |_, _| {},
+        prepare_update: |_, _, _, _| {},
+        validate_create: |_| Vec::new(),
+        validate_update: |_, _, _| Vec::new(),
+        warnings: |_, _| Vec::new(),
+        deletion: |_, _| Deletion::Immediate,
+        selectable: &[],
+        selectable_fields: |_| Vec::new(),
+        columns: columns::NAME_AGE,
+        row: columns::name_age,
+    };
+}
+
+/// `status` with the verbs that every kind gives it.
+pub const STATUS: SubresourceInfo = SubresourceInfo {
+    name: "status",
+    group: "",
+    version: "",
+    kind: "",
+    verbs: &["get", "patch", "update"],
+};
+
+/// `scale`, of kind autoscaling/v1 Scale.
+pub const SCALE: SubresourceInfo = SubresourceInfo {
+    name: "scale",
+    group: "autoscaling",
+    version: "v1",
+    kind: "Scale",
+    verbs: &["get", "patch", "update"],
+};
+
+/// A [`Builtin`] with its names spelled out, as the registry keeps it.
+pub(crate) struct Registered {
+    facts: &'static Builtin,
+    names: Names,
+    subresources: Vec<&'static str>,
+}
+
+impl Registered {
+    pub(crate) fn new(facts: &'static Builtin) -> Self {
+        let own = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect();
+        let names = Names {
+            group: facts.group.to_owned(),
+            version: facts.version.to_owned(),
+            kind: facts.kind.to_owned(),
+            list_kind: format!("{}List", facts.kind),
+            plural: facts.plural.to_owned(),
+            singular: facts.kind.to_lowercase(),
+            short_names: own(facts.short_names),
+            categories: own(facts.categories),
+        };
+        let subresources = facts.subresources.iter().map(|s| s.name).collect();
+        Self {
+            facts,
+            names,
+            subresources,
+        }
+    }
+}
+
+impl Kind for Registered {
+    fn names(&self) -> &Names {
+        &self.names
+    }
+
+    fn scope(&self) -> Scope {
+        self.facts.scope
+    }
+
+    fn schema(&self) -> Option<&'static str> {
+        Some(self.facts.schema)
+    }
+
+    fn verbs(&self) -> &'static [&'static str] {
+        self.facts.verbs
+    }
+
+    fn subresources(&self) -> &[&'static str] {
+        &self.subresources
+    }
+
+    fn subresource_info(&self, name: &str) -> Option<&'static SubresourceInfo> {
+        self.facts.subresources.iter().find(|s| s.name == name)
+    }
+
+    fn is_virtual(&self) -> bool {
+        self.facts.is_virtual
+    }
+
+    fn stored_as(&self) -> Option<&'static str> {
+        self.facts.stored_as
+    }
+
+    fn to_stored(&self, object: Object) -> Object {
+        (self.facts.to_stored)(object)
+    }
+
+    fn from_stored(&self, object: Object) -> Object {
+        (self.facts.from_stored)(object)
+    }
+
+    fn validate_name(&self, name: &str, prefix: bool) -> Vec<String> {
+        (self.facts.name_format)(name, prefix)
+    }
+
+    fn default(&self, object: &mut Object) {
+        (self.facts.default)(object);
+    }
+
+    fn prepare_create(&self, object: &mut Object, context: &Context<'_>) {
+        if self.facts.has_status {
+            object.shift_remove("status");
+        }
+        (self.facts.prepare_create)(object, context);
+    }
+
+    fn prepare_update(
+        &self,
+        object: &mut Object,
+        old: &Object,
+        subresource: Subresource<'_>,
+        context: &Context<'_>,
+    ) {
+        match subresource {
+            None if self.facts.has_status => keep(object, old, "status"),
+            Some("status") => keep_all_but_status(object, old),
+            _ => {}
+        }
+        (self.facts.prepare_update)(object, old, subresource, context);
+    }
+
+    fn validate_create(&self, object: &Object) -> field::Errors {
+        (self.facts.validate_create)(object)
+    }
+
+    fn validate_update(
+        &self,
+        object: &Object,
+        old: &Object,
+        subresource: Subresource<'_>,
+    ) -> field::Errors {
+        (self.facts.validate_update)(object, old, subresource)
+    }
+
+    fn warnings(&self, object: &Object, old: Option<&Object>) -> Vec<String> {
+        (self.facts.warnings)(object, old)
+    }
+
+    fn has_generation(&self) -> bool {
+        self.facts.has_generation
+    }
+
+    fn allows_unconditional_update(&self) -> bool {
+        self.facts.unconditional_update
+    }
+
+    fn allows_create_on_update(&self) -> bool {
+        self.facts.creates_on_update
+    }
+
+    fn deletion(&self, object: &Object, requested: Option<i64>) -> Deletion {
+        (self.facts.deletion)(object, requested)
+    }
+
+    fn selectable_fields(&self, object: &Object) -> Vec<(&'static str, String)> {
+        (self.facts.selectable_fields)(object)
+    }
+
+    fn selectable_names(&self) -> &'static [&'static str] {
+        self.facts.selectable
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        self.facts.columns
+    }
+
+    fn row(&self, object: &Object, now: i64) -> Vec<Value> {
+        (self.facts.row)(object, now)
+    }
+}
+
+/// Through `status`, only status and metadata may change, and of metadata not the owners.
+fn keep_all_but_status(object: &mut Object, old: &Object) {
+    let is_kept = |key: &str| !matches!(key, "apiVersion" | "kind" | "metadata" | "status");
+    object.retain(|key, _| !is_kept(key) || old.contains_key(key));
+    for (key, value) in old {
+        if is_kept(key) {
+            object.insert(key.clone(), value.clone());
+        }
+    }
+    let owners = get(old, "metadata")["ownerReferences"].clone();
+    if let Some(Value::Object(metadata)) = object.get_mut("metadata") {
+        if owners.is_null() {
+            metadata.shift_remove("ownerReferences");
+        } else {
+            metadata.insert("ownerReferences".to_owned(), owners);
+        }
+    }
+}
