@@ -1,0 +1,257 @@
+//! Port-forward, the end beside the container: every connection that the client accepts locally
+//! becomes a [`Forward`] to a port of the pod.
+//!
+//! Three forms are spoken: SPDY streams in pairs, the same inside a WebSocket, and the older one
+//! with two WebSocket channels per port that the request names.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    time::Duration,
+};
+
+use http::{Request, StatusCode};
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use tokio::{io::AsyncWriteExt, time::Instant};
+use tokio_tungstenite::tungstenite::protocol::Role;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    Error, Stream, StreamReader, StreamWriter, Transport,
+    negotiate::{self, Answer, Kind, refusal},
+    spdy,
+    websocket::{Bytestream, Channels, CloseSignal, Encoding, frames},
+};
+
+pub(crate) const TUNNEL: &str = "SPDY/3.1+portforward.k8s.io";
+const SPDY_VERSIONS: &[&str] = &["portforward.k8s.io"];
+const WEBSOCKET_PROTOCOLS: &[&str] = &[TUNNEL, "v4.channel.k8s.io", "v4.base64.channel.k8s.io", ""];
+/// How long the second stream of a pair may take to come.
+const PAIRING: Duration = Duration::from_secs(30);
+/// Two channels per port, and a channel's number is a byte.
+const MAX_PORTS: usize = 127;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Protocol {
+    Spdy,
+    Tunnel,
+    Channels(Encoding),
+}
+
+/// An agreed upgrade that has not happened yet.
+pub struct Pending {
+    upgrade: OnUpgrade,
+    protocol: Protocol,
+    ports: Vec<u16>,
+}
+
+/// Agrees to a port-forward, or says why not. `ports` are those that the request names; only the
+/// older WebSocket form needs them.
+pub fn accept<B>(request: &mut Request<B>, ports: &[u16]) -> Result<(Answer, Pending), Answer> {
+    let (answer, protocol) = match negotiate::kind(request.headers())? {
+        Kind::Spdy => (
+            negotiate::spdy(request.headers(), SPDY_VERSIONS)?.0,
+            Protocol::Spdy,
+        ),
+        Kind::WebSocket => {
+            let (answer, name) = negotiate::websocket(request.headers(), WEBSOCKET_PROTOCOLS)?;
+            let protocol = match name {
+                TUNNEL => Protocol::Tunnel,
+                "v4.base64.channel.k8s.io" => Protocol::Channels(Encoding::Base64),
+                _ => Protocol::Channels(Encoding::Binary),
+            };
+            (answer, protocol)
+        }
+    };
+    if matches!(protocol, Protocol::Channels(_)) && !(1..=MAX_PORTS).contains(&ports.len()) {
+        let message = format!("query parameter \"port\" must name 1 to {MAX_PORTS} ports");
+        return Err(refusal(StatusCode::BAD_REQUEST, message));
+    }
+    let upgrade = hyper::upgrade::on(request);
+    Ok((
+        answer,
+        Pending {
+            upgrade,
+            protocol,
+            ports: ports.to_vec(),
+        },
+    ))
+}
+
+impl Pending {
+    /// Waits for the upgrade.
+    pub async fn open(self) -> Result<PortForward, Error> {
+        let io = TokioIo::new(self.upgrade.await?);
+        Ok(open(io, self.protocol, &self.ports).await)
+    }
+}
+
+async fn open(io: impl Transport, protocol: Protocol, ports: &[u16]) -> PortForward {
+    let carrier = match protocol {
+        Protocol::Spdy => Carrier::spdy(spdy::Connection::start(io, spdy::Role::Server)),
+        Protocol::Tunnel => {
+            let bytes = Bytestream::new(frames(io, Role::Server).await);
+            Carrier::spdy(spdy::Connection::start(bytes, spdy::Role::Server))
+        }
+        Protocol::Channels(encoding) => {
+            let frames = frames(io, Role::Server).await;
+            let mut readers = Vec::new();
+            let senders = (0..256).map(|channel| {
+                (channel % 2 == 0 && channel / 2 < ports.len()).then(|| {
+                    let (sender, reader) = StreamReader::new();
+                    readers.push(reader);
+                    sender
+                })
+            });
+            let senders = senders.collect();
+            let channels = Channels::with_senders(frames, encoding, CloseSignal::Unknown, senders);
+            let forwards = ports.iter().zip(readers).enumerate();
+            let forwards = forwards
+                .map(|(index, (port, reader))| {
+                    let data = Stream {
+                        reader,
+                        writer: channels.writer(2 * index as u8),
+                    };
+                    let error = channels.writer(2 * index as u8 + 1);
+                    Forward {
+                        port: *port,
+                        data,
+                        error,
+                        greet: true,
+                    }
+                })
+                .collect();
+            Carrier::Channels { channels, forwards }
+        }
+    };
+    PortForward { carrier }
+}
+
+/// One connection to forward. Copy `data` to and from the port, then drop it or call
+/// [`Forward::fail`].
+pub struct Forward {
+    pub port: u16,
+    pub data: Stream,
+    error: StreamWriter,
+    greet: bool,
+}
+
+impl Forward {
+    /// Tells the client why this connection cannot be.
+    pub async fn fail(mut self, message: &str) {
+        // A client that has gone does not hear why.
+        let _ = self.error.write_all(message.as_bytes()).await;
+        let _ = self.error.shutdown().await;
+        self.data.writer.reset();
+    }
+
+    /// In the older form both channels start with the port's number.
+    async fn greeted(mut self) -> Option<Self> {
+        if self.greet {
+            let port = self.port.to_le_bytes();
+            self.data.write_all(&port).await.ok()?;
+            self.error.write_all(&port).await.ok()?;
+        }
+        Some(self)
+    }
+}
+
+#[derive(Default)]
+struct Pair {
+    data: Option<(u16, Stream)>,
+    error: Option<StreamWriter>,
+}
+
+enum Carrier {
+    Spdy {
+        connection: spdy::Connection,
+        pairs: HashMap<String, (Instant, Pair)>,
+    },
+    Channels {
+        channels: Channels,
+        forwards: VecDeque<Forward>,
+    },
+}
+
+impl Carrier {
+    fn spdy(connection: spdy::Connection) -> Self {
+        Self::Spdy {
+            connection,
+            pairs: HashMap::new(),
+        }
+    }
+}
+
+/// A client's port-forward. Dropping it cuts every connection it carries.
+pub struct PortForward {
+    carrier: Carrier,
+}
+
+impl PortForward {
+    /// The next connection to forward; `None` when the client has gone.
+    pub async fn next(&mut self) -> Option<Forward> {
+        match &mut self.carrier {
+            Carrier::Spdy { connection, pairs } => next_pair(connection, pairs).await,
+            Carrier::Channels { channels, forwards } => match forwards.pop_front() {
+                Some(forward) => forward.greeted().await,
+                None => {
+                    channels.closed().cancelled().await;
+                    None
+                }
+            },
+        }
+    }
+
+    /// Cancelled when the client has gone.
+    pub fn closed(&self) -> CancellationToken {
+        match &self.carrier {
+            Carrier::Spdy { connection, .. } => connection.closed(),
+            Carrier::Channels { channels, .. } => channels.closed(),
+        }
+    }
+}
+
+async fn next_pair(
+    connection: &mut spdy::Connection,
+    pairs: &mut HashMap<String, (Instant, Pair)>,
+) -> Option<Forward> {
+    loop {
+        let incoming = connection.accept().await?;
+        let now = Instant::now();
+        pairs.retain(|_, (since, _)| now.duration_since(*since) < PAIRING);
+        let port = incoming
+            .header("port")
+            .and_then(|port| port.parse().ok())
+            .filter(|p| *p > 0);
+        let kind = incoming.header("streamtype").unwrap_or_default().to_owned();
+        let request = match incoming.header("requestid") {
+            Some(id) if !id.is_empty() => id.to_owned(),
+            // Old clients name no request: they open the error stream, then the data stream.
+            _ if kind == "data" => format!("stream {}", incoming.id.saturating_sub(2)),
+            _ => format!("stream {}", incoming.id),
+        };
+        let (Some(port), "data" | "error") = (port, kind.as_str()) else {
+            tracing::debug!(stream = kind, "stream without a port or of another kind");
+            incoming.stream.writer.reset();
+            continue;
+        };
+        let (_, pair) = pairs
+            .entry(request.clone())
+            .or_insert_with(|| (now, Pair::default()));
+        match kind.as_str() {
+            "data" if pair.data.is_none() => pair.data = Some((port, incoming.stream)),
+            "error" if pair.error.is_none() => pair.error = Some(incoming.stream.writer),
+            _ => incoming.stream.writer.reset(),
+        }
+        if pair.data.is_some() && pair.error.is_some() {
+            let (_, pair) = pairs.remove(&request)?;
+            let ((port, data), error) = (pair.data?, pair.error?);
+            return Some(Forward {
+                port,
+                data,
+                error,
+                greet: false,
+            });
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! How a command ended, as the error channel says it: a `Status` in JSON since protocol v4, plain
+//! text of failures before.
+
+use serde_json::{Value, json};
+
+/// How a command ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ExitStatus {
+    /// It ran and left with this code; 0 is success.
+    Code(i32),
+    /// It could not run or be watched to its end.
+    Failed(String),
+}
+
+impl ExitStatus {
+    /// What the error channel carries since v4.
+    pub(crate) fn to_json(&self) -> Vec<u8> {
+        let status = match self {
+            Self::Code(0) => json!({ "metadata": {}, "status": "Success" }),
+            Self::Code(code) => json!({
+                "metadata": {},
+                "status": "Failure",
+                "message": self.message(),
+                "reason": "NonZeroExitCode",
+                "details": { "causes": [{ "reason": "ExitCode", "message": code.to_string() }] },
+            }),
+            Self::Failed(_) => json!({
+                "metadata": {},
+                "status": "Failure",
+                "message": format!("Internal error occurred: {}", self.message()),
+                "reason": "InternalError",
+                "details": { "causes": [{ "message": self.message() }] },
+                "code": 500,
+            }),
+        };
+        status.to_string().into_bytes()
+    }
+
+    /// What the error channel carries before v4; nothing for success.
+    pub(crate) fn to_text(&self) -> Vec<u8> {
+        if *self == Self::Code(0) {
+            Vec::new()
+        } else {
+            self.message().into_bytes()
+        }
+    }
+
+    fn message(&self) -> String {
+        match self {
+            Self::Code(code) => {
+                format!("command terminated with non-zero exit code: exit status {code}")
+            }
+            Self::Failed(message) => format!("error executing command in container: {message}"),
+        }
+    }
+
+    /// Reads what the error channel carried since v4. Silence is not success: the connection was
+    /// cut before the command ended.
+    pub(crate) fn from_json(json: &[u8]) -> Self {
+        let status: Value = match serde_json::from_slice(json) {
+            Ok(status) => status,
+            Err(_) if json.is_empty() => {
+                return Self::Failed("the connection ended before the command did".to_owned());
+            }
+            Err(_) => return Self::Failed(String::from_utf8_lossy(json).into_owned()),
+        };
+        if status["status"] == "Success" {
+            return Self::Code(0);
+        }
+        let causes = status["details"]["causes"].as_array();
+        let code = causes
+            .into_iter()
+            .flatten()
+            .find(|cause| cause["reason"] == "ExitCode");
+        match code
+            .and_then(|cause| cause["message"].as_str())
+            .map(str::parse)
+        {
+            Some(Ok(code)) if status["reason"] == "NonZeroExitCode" => Self::Code(code),
+            _ => Self::Failed(
+                status["message"]
+                    .as_str()
+                    .unwrap_or("unknown failure")
+                    .to_owned(),
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_server_says_is_what_the_client_reads() {
+        for status in [
+            ExitStatus::Code(0),
+            ExitStatus::Code(3),
+            ExitStatus::Code(137),
+        ] {
+            assert_eq!(ExitStatus::from_json(&status.to_json()), status);
+        }
+        let failed = ExitStatus::Failed("no such container".to_owned());
+        let ExitStatus::Failed(message) = ExitStatus::from_json(&failed.to_json()) else {
+            panic!()
+        };
+        let expected = "Internal error occurred: error executing command in container: \
+                        no such container";
+        assert_eq!(message, expected);
+        assert!(matches!(ExitStatus::from_json(b""), ExitStatus::Failed(_)));
+        assert!(ExitStatus::Code(0).to_text().is_empty());
+    }
+}
