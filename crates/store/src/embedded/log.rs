@@ -26,6 +26,18 @@ pub enum Fault {
 /// The open end of the log.
 pub struct Log {
     disk: Arc<dyn Disk>,
+    segment_bytes: u64,
+    reserve_bytes: u64,
+    /// Bytes in ended segments that no snapshot covers yet.
+    ended: u64,
+    /// The number of the segment that comes next.
+    next: u64,
+    /// The segment that is being written. There is none before the first write, so that a store can
+    /// be opened and read on a full disk.
+    open: Option<Segment>,
+}
+
+struct Segment {
     file: Box<dyn File>,
     header: FileHeader,
     /// Where the next frame goes.
@@ -34,10 +46,6 @@ pub struct Log {
     synced: u64,
     /// Everything before this has its space.
     reserved: u64,
-    segment_bytes: u64,
-    reserve_bytes: u64,
-    /// Bytes in sealed segments that no snapshot covers yet.
-    sealed: u64,
 }
 
 /// The file name of a segment.
@@ -46,126 +54,135 @@ pub fn segment_name(number: u64) -> String {
 }
 
 impl Log {
-    /// Starts segment `number`. `sealed` is the length of the segments before it.
-    pub fn start(
+    /// A log that goes on with segment `next`, behind segments of `ended` bytes.
+    pub fn new(
         disk: Arc<dyn Disk>,
-        number: u64,
-        sealed: u64,
+        next: u64,
+        ended: u64,
         segment_bytes: u64,
         reserve_bytes: u64,
-    ) -> Result<Self, Fault> {
-        let (file, header, reserved) = create(&*disk, number, reserve_bytes)?;
-        name(&*disk, number)?;
-        let end = FILE_HEADER as u64;
-        Ok(Self {
+    ) -> Self {
+        Self {
             disk,
-            file,
-            header,
-            end,
-            synced: end,
-            reserved,
             segment_bytes,
             reserve_bytes,
-            sealed,
-        })
-    }
-
-    /// The number of the segment that is being written.
-    pub fn number(&self) -> u64 {
-        self.header.number
+            ended,
+            next,
+            open: None,
+        }
     }
 
     /// Bytes of log that no snapshot covers.
     pub fn bytes(&self) -> u64 {
-        self.sealed + self.end
+        self.ended + self.open.as_ref().map_or(0, |segment| segment.end)
     }
 
     /// Whether something was appended and not synced.
     pub fn is_dirty(&self) -> bool {
-        self.synced < self.end
+        self.open
+            .as_ref()
+            .is_some_and(|segment| segment.synced < segment.end)
+    }
+
+    /// Whether nothing was written since it was opened.
+    pub fn is_untouched(&self) -> bool {
+        self.open.is_none()
     }
 
     /// Makes sure that a frame with a payload of this length has its space.
     pub fn prepare(&mut self, payload: usize) -> Result<(), Fault> {
         let length = frame::frame_len(payload) as u64;
-        if self.end > FILE_HEADER as u64 && self.end + length > self.segment_bytes {
+        let is_full = |segment: &Segment| {
+            segment.end > FILE_HEADER as u64 && segment.end + length > self.segment_bytes
+        };
+        if self.open.as_ref().is_none_or(is_full) {
             self.rotate()?;
         }
-        let needed = self.end + length;
-        if needed <= self.reserved {
+        let Some(segment) = &mut self.open else {
             return Ok(());
+        };
+        let needed = segment.end + length;
+        if needed > segment.reserved {
+            let more = (needed - segment.reserved).next_multiple_of(self.reserve_bytes);
+            let name = segment_name(segment.header.number);
+            segment
+                .file
+                .reserve(segment.reserved, more)
+                .map_err(|error| refused(&*self.disk, &name, "reserve space for", error))?;
+            segment.reserved += more;
         }
-        let more = (needed - self.reserved).next_multiple_of(self.reserve_bytes);
-        self.file
-            .reserve(self.reserved, more)
-            .map_err(|error| self.refused("reserve space", error))?;
-        self.reserved += more;
         Ok(())
     }
 
-    /// Writes a frame begun by [`frame::begin`]; not durable before [`Log::sync`].
+    /// Writes a frame begun by [`frame::begin`], its space prepared; not durable before [`Log::sync`].
     pub fn append(&mut self, mut frame: Vec<u8>) -> Result<(), Fault> {
-        frame::seal(&mut frame, self.header.salt, self.end, self.synced);
-        self.file
-            .write_all_at(&frame, self.end)
-            .map_err(|error| self.broken("append", error))?;
-        self.end += frame.len() as u64;
+        let Some(segment) = &mut self.open else {
+            return Err(Fault::Refused("no space was prepared".into()));
+        };
+        frame::seal(&mut frame, segment.header.salt, segment.end, segment.synced);
+        segment
+            .file
+            .write_all_at(&frame, segment.end)
+            .map_err(|error| broken(&*self.disk, segment, "append to", error))?;
+        segment.end += frame.len() as u64;
         Ok(())
     }
 
     /// Makes everything appended durable. After an error the kernel may have dropped the dirty
     /// pages, and a second sync would succeed without having written them: hence never again.
     pub fn sync(&mut self) -> Result<(), Fault> {
-        self.file
+        let Some(segment) = &mut self.open else {
+            return Ok(());
+        };
+        segment
+            .file
             .sync()
-            .map_err(|error| self.broken("sync", error))?;
-        self.synced = self.end;
+            .map_err(|error| broken(&*self.disk, segment, "sync", error))?;
+        segment.synced = segment.end;
         Ok(())
     }
 
-    /// Ends this segment and starts the next.
-    pub fn rotate(&mut self) -> Result<(), Fault> {
-        let number = self.header.number + 1;
-        let (file, header, reserved) = create(&*self.disk, number, self.reserve_bytes)?;
-        self.seal()?;
-        name(&*self.disk, number)?;
-        self.sealed += self.end;
-        self.file = file;
-        self.header = header;
-        self.end = FILE_HEADER as u64;
-        self.synced = self.end;
-        self.reserved = reserved;
+    /// Ends the open segment and starts the next.
+    fn rotate(&mut self) -> Result<(), Fault> {
+        let (file, header) = create(&*self.disk, self.next, self.reserve_bytes)?;
+        self.end()?;
+        name(&*self.disk, self.next)?;
+        let end = FILE_HEADER as u64;
+        let reserved = self.reserve_bytes;
+        self.open = Some(Segment {
+            file,
+            header,
+            end,
+            synced: end,
+            reserved,
+        });
+        self.next += 1;
         Ok(())
     }
 
-    /// Gives unused space back and syncs.
-    pub fn seal(&mut self) -> Result<(), Fault> {
-        self.file
-            .cut(self.end)
-            .map_err(|error| self.broken("cut", error))?;
-        self.reserved = self.end;
-        self.synced = self.end;
-        Ok(())
+    /// Ends the open segment: gives unused space back and syncs. Returns the number of the segment
+    /// that comes next, and how many bytes all segments before it have.
+    pub fn end(&mut self) -> Result<(u64, u64), Fault> {
+        if let Some(segment) = &mut self.open {
+            segment
+                .file
+                .cut(segment.end)
+                .map_err(|error| broken(&*self.disk, segment, "cut", error))?;
+            self.ended += segment.end;
+            self.open = None;
+        }
+        Ok((self.next, self.ended))
     }
 
-    /// A snapshot covers `bytes` of the sealed segments now.
+    /// A snapshot covers `bytes` of the ended segments now.
     pub fn forget(&mut self, bytes: u64) {
-        self.sealed = self.sealed.saturating_sub(bytes);
+        self.ended = self.ended.saturating_sub(bytes);
     }
+}
 
-    /// Bytes in sealed segments.
-    pub fn sealed(&self) -> u64 {
-        self.sealed
-    }
-
-    fn refused(&self, step: &str, error: io::Error) -> Fault {
-        refused(&*self.disk, &segment_name(self.header.number), step, error)
-    }
-
-    fn broken(&self, step: &str, error: io::Error) -> Fault {
-        let path = self.disk.path(&segment_name(self.header.number));
-        Fault::Broken(format!("cannot {step} {}: {error}", path.display()))
-    }
+fn broken(disk: &dyn Disk, segment: &Segment, step: &str, error: io::Error) -> Fault {
+    let path = disk.path(&segment_name(segment.header.number));
+    Fault::Broken(format!("cannot {step} {}: {error}", path.display()))
 }
 
 /// Makes a segment under a temporary name, so that a half-made one is never taken for part of the log.
@@ -173,7 +190,7 @@ fn create(
     disk: &dyn Disk,
     number: u64,
     reserve: u64,
-) -> Result<(Box<dyn File>, FileHeader, u64), Fault> {
+) -> Result<(Box<dyn File>, FileHeader), Fault> {
     let temporary = format!("{}.tmp", segment_name(number));
     let header = FileHeader::new(FileKind::Log, number);
     let make = || {
@@ -184,7 +201,7 @@ fn create(
         Ok(file)
     };
     match make() {
-        Ok(file) => Ok((file, header, reserve)),
+        Ok(file) => Ok((file, header)),
         Err(error) => {
             // What is left of it is also removed at the next start.
             let _ = disk.remove(&temporary);

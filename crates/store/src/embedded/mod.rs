@@ -40,6 +40,7 @@ use crate::{
 };
 use disk::{Directory, Disk};
 use hub::Hub;
+use log::Log;
 use pages::Pages;
 use state::State;
 use writer::{Request, Writer};
@@ -118,9 +119,20 @@ impl Config {
                 path.display()
             ))
         })?;
-        let mut recovered = recovery::recover(&*disk, &codec, &self)?;
-        let log = recovery::start_log(disk.clone(), &self, &mut recovered)?;
-        let recovery::Recovered { state, marks, .. } = recovered;
+        let recovery::Recovered {
+            mut state,
+            mut marks,
+            next,
+            log_bytes,
+        } = recovery::recover(&*disk, &codec, &self)?;
+        recovery::jump(&mut state, &mut marks);
+        let log = Log::new(
+            disk.clone(),
+            next,
+            log_bytes,
+            self.segment_bytes,
+            self.reserve_bytes,
+        );
         let published = Arc::new(ArcSwap::from_pointee(state.clone()));
         let hub = Arc::new(Hub::new(published.clone(), self.watch_queue));
         let broken = Arc::new(Mutex::new(None));

@@ -88,6 +88,9 @@ pub enum SnapshotFrame {
     },
 }
 
+/// Length of the marks at the beginning of a batch.
+pub const MARKS: usize = 24;
+
 /// Bytes that a commit needs at most for keys and values of this length in so many operations.
 pub fn commit_bound(operations: usize, key_and_value_bytes: usize) -> usize {
     12 + operations * 17 + key_and_value_bytes

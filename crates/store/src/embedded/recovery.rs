@@ -1,11 +1,9 @@
 //! From files to a state: the newest snapshot, then every segment behind it, in order.
 
-use std::sync::Arc;
-
 use super::{
     Config,
     disk::Disk,
-    log::{self, Fault, Log, segment_name},
+    log::{self, segment_name},
     record::{self, Marks},
     snapshot::{self, snapshot_name},
     state::{Change, State},
@@ -121,48 +119,21 @@ fn replay<C: Codec>(
     Ok(marks)
 }
 
-/// Starts the log's next segment. If revisions may have been shown that are not on the disk, jumps
-/// past all of them and refuses watches from before: no revision is used twice.
-pub fn start_log<T: Send + Sync + 'static>(
-    disk: Arc<dyn Disk>,
-    config: &Config,
-    recovered: &mut Recovered<T>,
-) -> Result<Log, Error> {
-    let refused = |fault| match fault {
-        Fault::Full(why) => Error::Full(why),
-        Fault::Refused(why) | Fault::Broken(why) => Error::Unavailable(why),
-    };
-    let Recovered {
-        state,
-        marks,
-        next,
-        log_bytes,
-    } = recovered;
-    let mut log = Log::start(
-        disk,
-        *next,
-        *log_bytes,
-        config.segment_bytes,
-        config.reserve_bytes,
-    )
-    .map_err(refused)?;
-    if marks.high_water > state.revision {
-        tracing::info!(
-            from = state.revision,
-            to = marks.high_water,
-            "unclean stop: revisions jump, older watches start over"
-        );
-        state.revision = marks.high_water;
-        state.history.forget(marks.high_water);
-        marks.floor = marks.high_water;
+/// If revisions may have been shown that are not on the disk, jumps past all of them and refuses
+/// watches from before: no revision is used twice. Every later batch says so again, and until there
+/// is one the same files lead to the same jump.
+pub fn jump<T: Send + Sync + 'static>(state: &mut State<T>, marks: &mut Marks) {
+    if marks.high_water <= state.revision {
+        return;
     }
-    marks.time = config.clock.now().as_millisecond();
-    let mut frame = super::frame::begin();
-    record::put_marks(&mut frame, marks);
-    log.append(frame)
-        .and_then(|()| log.sync())
-        .map_err(refused)?;
-    Ok(log)
+    tracing::info!(
+        from = state.revision,
+        to = marks.high_water,
+        "unclean stop: revisions jump, older watches start over"
+    );
+    state.revision = marks.high_water;
+    state.history.forget(marks.high_water);
+    marks.floor = marks.high_water;
 }
 
 fn list(disk: &dyn Disk) -> Result<Vec<String>, Error> {

@@ -409,13 +409,13 @@ impl<C: Codec> Writer<C> {
             return;
         }
         self.snapshot_not_before = now + SNAPSHOT_RETRY;
-        if let Err(fault) = self.log.rotate() {
-            let error = self.fail(fault);
-            tracing::warn!(%error, "no snapshot now");
-            self.finish_snapshot_waiters(Err(error));
-            return;
-        }
-        let (number, covers) = (self.log.number(), self.log.sealed());
+        let (number, covers) = match self.log.end() {
+            Ok(ended) => ended,
+            Err(fault) => {
+                let error = self.fail(fault);
+                return self.finish_snapshot_waiters(Err(error));
+            }
+        };
         let (disk, codec) = (self.disk.clone(), self.codec.clone());
         let (state, marks) = (
             self.state.clone(),
@@ -470,14 +470,15 @@ impl<C: Codec> Writer<C> {
         if let Some(running) = self.snapshot.take() {
             let _ = running.thread.join();
         }
-        if self.broken.lock().is_none() {
+        let has_news = !self.log.is_untouched() || self.marks.high_water > self.state.revision;
+        if self.broken.lock().is_none() && has_news {
             self.marks.high_water = 0;
             let now = self.now();
             let closed = self
                 .log
-                .prepare(record::commit_bound(0, 0) + 24)
+                .prepare(record::MARKS)
                 .and_then(|()| self.write(Vec::new(), now, true))
-                .and_then(|()| self.log.seal());
+                .and_then(|()| self.log.end());
             if let Err(fault) = closed {
                 let error = self.fail(fault);
                 tracing::warn!(%error, "the store could not be closed cleanly");
@@ -507,7 +508,7 @@ fn payload_bound<C: Codec>(batch: &[Request<C>]) -> usize {
         Request::Commit { ops, bytes, .. } => record::commit_bound(ops.len(), *bytes),
         _ => 0,
     });
-    24 + commits.sum::<usize>()
+    record::MARKS + commits.sum::<usize>()
 }
 
 fn expiry(now: Millis, expires_in: Option<Duration>) -> Millis {

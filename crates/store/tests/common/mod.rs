@@ -1,7 +1,9 @@
 //! What the test programs of this crate share.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(dead_code, reason = "each test program uses its own part")]
 
 pub mod conformance;
+pub mod disk;
 
 use std::time::Duration;
 

@@ -1,0 +1,237 @@
+//! Disks that fail, are full, or rot.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{
+    disk::{MemoryDisk, STEPS, Step},
+    *,
+};
+use store::{
+    Error, Plain, Store,
+    embedded::{Config, Embedded},
+};
+
+fn small() -> Config {
+    Config {
+        segment_bytes: 4 << 10,
+        reserve_bytes: 1 << 10,
+        ..Config::default()
+    }
+}
+
+fn open(disk: &MemoryDisk) -> Arc<Embedded<Plain>> {
+    small().open_on(Arc::new(disk.clone()), Plain).unwrap()
+}
+
+#[tokio::test]
+async fn a_failed_disk_step_stops_the_writer_for_good_and_reads_go_on() {
+    for step in STEPS {
+        let disk = MemoryDisk::new(1);
+        let store = open(&disk);
+        let mut watch = store.watch("/".into(), 0).await.unwrap();
+        write(&*store, "/a", "1").await;
+        next_events(&mut watch).await;
+        disk.fail_at(Some(step));
+        let failed = commit(&*store, vec![put("/a", "2")]).await;
+        assert!(
+            matches!(failed, Err(Error::Unavailable(_))),
+            "{step:?}: {failed:?}"
+        );
+        disk.fail_at(None);
+        let later = commit(&*store, vec![put("/b", "1")]).await;
+        assert!(
+            matches!(&later, Err(Error::Unavailable(why)) if why.contains("log-")),
+            "{step:?}: the sync is not tried again: {later:?}"
+        );
+        assert!(store.failure().is_some());
+        assert_eq!(
+            value(&*store, "/a").await.as_deref(),
+            Some("1"),
+            "{step:?}: not shown"
+        );
+        assert_eq!(store.revision().await.unwrap(), 1);
+        store.close();
+        assert!(
+            matches!(next(&mut watch).await, Err(Error::Unavailable(_))),
+            "{step:?}"
+        );
+
+        let store = open(&disk);
+        let found = value(&*store, "/a").await;
+        let expected: &[&str] = match step {
+            Step::BeforeAppend => &["1"],
+            _ => &["1", "2"],
+        };
+        assert!(
+            expected.contains(&found.as_deref().unwrap()),
+            "{step:?}: {found:?}"
+        );
+        assert!(write(&*store, "/b", "1").await > 1);
+    }
+}
+
+#[tokio::test]
+async fn a_full_disk_refuses_writes_loses_nothing_and_recovers() {
+    let disk = MemoryDisk::new(1);
+    disk.set_capacity(20 << 10);
+    let store = open(&disk);
+    let text = "x".repeat(300);
+    let mut written = 0;
+    let full = loop {
+        match commit(&*store, vec![put(&format!("/{written}"), &text)]).await {
+            Ok(_) => written += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(
+        matches!(&full, Error::Full(why) if why.contains("log-")),
+        "{full:?}"
+    );
+    assert!(written > 20);
+    assert_eq!(
+        store.list(list_request("/")).await.unwrap().entries.len(),
+        written
+    );
+    assert_eq!(store.revision().await.unwrap(), written as u64);
+    assert!(store.failure().is_none());
+
+    store.close();
+    let store = open(&disk);
+    assert_eq!(
+        store.list(list_request("/")).await.unwrap().entries.len(),
+        written
+    );
+    disk.set_capacity(0);
+    let still = commit(&*store, vec![put("/more", &text)]).await;
+    assert!(matches!(still, Err(Error::Full(_))), "{still:?}");
+    disk.set_capacity(usize::MAX);
+    assert_eq!(write(&*store, "/more", &text).await, written as u64 + 1);
+}
+
+#[tokio::test]
+async fn a_damaged_record_in_the_middle_is_refused_by_file_and_offset() {
+    let disk = MemoryDisk::new(1);
+    let store = open(&disk);
+    for n in 0..5 {
+        write(&*store, &format!("/{n}"), "some value").await;
+    }
+    store.close();
+    let name = "log-0000000000000001";
+    for offset in [32, 100, 200, 300] {
+        disk.flip(name, offset);
+        let refused = small().open_on(Arc::new(disk.clone()), Plain).map(drop);
+        let Err(Error::Corrupt(message)) = &refused else {
+            panic!("{offset}: {refused:?}")
+        };
+        assert!(
+            message.contains("/memory/log-0000000000000001 at offset "),
+            "{message}"
+        );
+        let (_, at) = message.split_once("at offset ").unwrap();
+        let at: usize = at.split(':').next().unwrap().parse().unwrap();
+        assert!(
+            (offset.saturating_sub(96)..=offset).contains(&at),
+            "{offset} is in the record at {at}"
+        );
+        disk.flip(name, offset);
+    }
+    open(&disk);
+}
+
+#[tokio::test]
+async fn a_damaged_record_of_an_ended_segment_is_refused_also_at_its_end() {
+    let disk = MemoryDisk::new(1);
+    let store = open(&disk);
+    for n in 0..50 {
+        write(&*store, &format!("/{n}"), &"x".repeat(300)).await;
+    }
+    store.close();
+    let name = "log-0000000000000002";
+    disk.flip(name, disk.length(name) - 20);
+    let refused = small().open_on(Arc::new(disk.clone()), Plain).map(drop);
+    assert!(
+        matches!(&refused, Err(Error::Corrupt(message)) if message.contains(name)),
+        "{refused:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_damaged_snapshot_is_refused_by_file_and_offset() {
+    let disk = MemoryDisk::new(1);
+    let store = open(&disk);
+    for n in 0..50 {
+        write(&*store, &format!("/{n}"), &"x".repeat(300)).await;
+    }
+    store.snapshot().await.unwrap();
+    store.close();
+    let name = disk_snapshot(&disk);
+    for offset in [3, 40, 1000, disk.length(&name) - 30] {
+        disk.flip(&name, offset);
+        let refused = small().open_on(Arc::new(disk.clone()), Plain).map(drop);
+        assert!(
+            matches!(&refused, Err(Error::Corrupt(why)) if why.contains(&name) && why.contains("offset")),
+            "{offset}: {refused:?}"
+        );
+        disk.flip(&name, offset);
+    }
+    open(&disk);
+}
+
+fn disk_snapshot(disk: &MemoryDisk) -> String {
+    use store::embedded::disk::Disk;
+    disk.list()
+        .unwrap()
+        .into_iter()
+        .find(|name| name.starts_with("snapshot-"))
+        .unwrap()
+}
+
+#[tokio::test]
+async fn many_updates_of_one_key_leave_little_on_the_disk() {
+    let disk = MemoryDisk::new(1);
+    let config = Config {
+        min_log_bytes: 16 << 10,
+        ..small()
+    };
+    let store = config.open_on(Arc::new(disk.clone()), Plain).unwrap();
+    let mut most = 0;
+    for n in 0..2000 {
+        write(&*store, "/one", &format!("{n} {}", "x".repeat(300))).await;
+        most = most.max(disk.used());
+    }
+    assert!(most < 100 << 10, "{most} bytes for one key");
+    store.close();
+    let store = config_again(&disk);
+    assert_eq!(store.revision().await.unwrap(), 2000);
+}
+
+fn config_again(disk: &MemoryDisk) -> Arc<Embedded<Plain>> {
+    Config {
+        min_log_bytes: 16 << 10,
+        ..small()
+    }
+    .open_on(Arc::new(disk.clone()), Plain)
+    .unwrap()
+}
+
+#[tokio::test]
+async fn a_missing_segment_is_refused_by_name() {
+    let disk = MemoryDisk::new(1);
+    let store = open(&disk);
+    for n in 0..50 {
+        write(&*store, &format!("/{n}"), &"x".repeat(300)).await;
+    }
+    store.close();
+    {
+        use store::embedded::disk::Disk;
+        disk.remove("log-0000000000000002").unwrap();
+    }
+    let refused = small().open_on(Arc::new(disk.clone()), Plain).map(drop);
+    assert!(
+        matches!(&refused, Err(Error::Corrupt(why)) if why.contains("log-0000000000000002 is missing")),
+        "{refused:?}"
+    );
+}
