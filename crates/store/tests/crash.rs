@@ -171,6 +171,9 @@ async fn a_damaged_tail_is_cut_or_refused_and_never_believed() {
             .unwrap();
         let mut bytes = std::fs::read(&last).unwrap();
         let used = bytes.iter().rposition(|byte| *byte != 0).unwrap();
+        if used < 64 {
+            continue; // Killed right after a new segment was begun.
+        }
         let at = rng.random_range(used.saturating_sub(40_000).max(32)..=used);
         if rng.random_bool(0.5) {
             bytes.truncate(at);
