@@ -84,7 +84,7 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// Inserts the revision into a draft's bytes.
+    /// Inserts the revision into a draft's bytes; 0 leaves them as they are.
     pub fn stamp(draft: Draft, revision: Revision) -> Self {
         let bytes = draft.header.stamp.insert(&draft.bytes, revision);
         Self {
@@ -118,12 +118,12 @@ impl Stored {
 
     /// The same object stamped with another revision, for events that end its life or its place
     /// in a selection.
-    pub(crate) fn restamped(&self, revision: Revision) -> Bytes {
+    pub(crate) fn at(&self, revision: Revision) -> Self {
         let draft = Draft {
             bytes: self.unstamped(),
             header: self.header.clone(),
         };
-        self.header.stamp.insert(&draft.bytes, revision)
+        Self::stamp(draft, revision)
     }
 
     /// The parsed object, resourceVersion included. For writes and admission, never for reads.
@@ -224,7 +224,7 @@ mod tests {
         );
         assert_eq!(stored.label("app"), Some("x"));
         assert_eq!(stored.unstamped(), json);
-        assert!(String::from_utf8_lossy(&stored.restamped(1234)).contains(r#""1234","labels""#));
+        assert!(String::from_utf8_lossy(&stored.at(1234).bytes()).contains(r#""1234","labels""#));
     }
 
     #[test]

@@ -5,24 +5,40 @@
 //! [`ApiServer::connect`] gives clients in this process a transport without a socket. Both ways lead
 //! through the same pipeline.
 
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
 pub mod admission;
 pub mod authn;
 pub mod authz;
 mod body;
 mod codec;
 mod config;
+mod convert;
+mod discovery;
+mod disruption;
 mod failure;
 mod handlers;
+mod health;
+mod hooks;
 mod local;
+mod media;
+mod meta;
+mod output;
+mod page;
 mod pipeline;
+mod proxy;
 mod query;
 mod reader;
 mod registry;
 mod request_info;
 mod respond;
 mod scan;
+mod selection;
 mod server;
+mod services;
 mod user;
+mod write;
+mod yaml;
 
 pub use body::Body;
 pub use codec::{Draft, Header, ObjectCodec, Stored};

@@ -5,10 +5,11 @@
 use std::{net::SocketAddr, panic::AssertUnwindSafe, sync::Arc};
 
 use bytes::Bytes;
-use futures::FutureExt;
+use futures::{FutureExt, future::BoxFuture};
 use http::{Response, request::Parts};
-use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
 use machinery::Status;
+use parking_lot::Mutex;
 use rustls::pki_types::CertificateDer;
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -54,6 +55,8 @@ pub(crate) struct Core {
     pub(crate) admission: Vec<Arc<dyn Plugin>>,
     /// Writes under way; they end even when their client is gone, and shutdown waits for them.
     pub(crate) writes: TaskTracker,
+    /// Joined connections under way; they end when the server stops.
+    pub(crate) streams: TaskTracker,
     /// Cancelled when the server stops: long requests end.
     pub(crate) stopping: CancellationToken,
     in_flight: Semaphore,
@@ -66,7 +69,20 @@ pub(crate) struct Request {
     pub(crate) info: RequestInfo,
     pub(crate) query: Query,
     pub(crate) parts: Parts,
-    pub(crate) body: RequestBody,
+    /// Guards the body until a handler takes it; a body can be sent but not shared.
+    body: Mutex<Option<RequestBody>>,
+}
+
+impl Request {
+    /// The body; empty when it was taken before.
+    pub(crate) fn take_body(&self) -> RequestBody {
+        let empty = || {
+            http_body_util::Empty::new()
+                .map_err(|never| match never {})
+                .boxed_unsync()
+        };
+        self.body.lock().take().unwrap_or_else(empty)
+    }
 }
 
 impl Core {
@@ -78,6 +94,7 @@ impl Core {
             admission: admission::chain(&config, &reader),
             in_flight: Semaphore::new(config.limits.in_flight),
             writes: TaskTracker::new(),
+            streams: TaskTracker::new(),
             stopping: CancellationToken::new(),
             config,
             store,
@@ -134,7 +151,7 @@ impl Core {
             info,
             query,
             parts,
-            body,
+            body: Mutex::new(Some(body)),
         };
         if long {
             return handlers::dispatch(request).await;
@@ -148,30 +165,37 @@ impl Core {
         }
     }
 
-    async fn authenticate(&self, parts: &Parts, caller: Caller) -> Result<Arc<User>, Status> {
-        let connection = match caller {
-            Caller::Known(user) => return Ok(user),
-            Caller::Connection(connection) => connection,
-        };
-        let credentials = Credentials {
-            headers: &parts.headers,
-            certificates: &connection.certificates,
-            remote: Some(connection.remote),
-        };
-        for authenticator in &self.authenticators {
-            match authenticator.authenticate(&credentials).await {
-                Ok(Some(user)) => return Ok(Arc::new(user)),
-                Ok(None) => {}
-                Err(refused) => {
-                    tracing::debug!(authenticator = authenticator.name(), %refused, "refused");
-                    return Err(Status::unauthorized("Unauthorized"));
+    /// Boxed, so that the compiler need not prove more about lifetimes than it can.
+    fn authenticate<'a>(
+        &'a self,
+        parts: &'a Parts,
+        caller: Caller,
+    ) -> BoxFuture<'a, Result<Arc<User>, Status>> {
+        Box::pin(async move {
+            let connection = match caller {
+                Caller::Known(user) => return Ok(user),
+                Caller::Connection(connection) => connection,
+            };
+            let credentials = Credentials {
+                headers: &parts.headers,
+                certificates: &connection.certificates,
+                remote: Some(connection.remote),
+            };
+            for authenticator in &self.authenticators {
+                match authenticator.authenticate(&credentials).await {
+                    Ok(Some(user)) => return Ok(Arc::new(user)),
+                    Ok(None) => {}
+                    Err(refused) => {
+                        tracing::debug!(authenticator = authenticator.name(), %refused, "refused");
+                        return Err(Status::unauthorized("Unauthorized"));
+                    }
                 }
             }
-        }
-        if parts.headers.contains_key(http::header::AUTHORIZATION) {
-            return Err(Status::unauthorized("Unauthorized"));
-        }
-        Ok(Arc::new(User::anonymous()))
+            if parts.headers.contains_key(http::header::AUTHORIZATION) {
+                return Err(Status::unauthorized("Unauthorized"));
+            }
+            Ok(Arc::new(User::anonymous()))
+        })
     }
 
     fn admit_to_flight(

@@ -11,6 +11,7 @@ use std::{
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use kinds::{Kind, Scope};
+use machinery::schema::{self, Type};
 use store::Key;
 
 /// Where all objects live in the store.
@@ -44,6 +45,8 @@ pub struct Resource {
     pub api_version: String,
     /// Whether items of a list carry apiVersion and kind, as those of custom resources do.
     pub custom: bool,
+    /// The kind's type in the schema table; `None` for custom resources.
+    pub schema: Option<&'static Type>,
     prefix: String,
 }
 
@@ -57,6 +60,7 @@ impl Resource {
         };
         Self {
             prefix: format!("{ROOT}{group}/{}/", names.plural),
+            schema: kind.schema().and_then(schema::lookup),
             api_version: api_version(&names.group, &names.version),
             group: names.group,
             version: names.version,
@@ -168,6 +172,11 @@ pub struct Registry {
 }
 
 impl Registry {
+    /// The built-in kinds.
+    pub fn builtin() -> Arc<Self> {
+        Self::with(kinds::all().iter().copied())
+    }
+
     /// Exactly these kinds.
     pub fn with(kinds: impl IntoIterator<Item = &'static dyn Kind>) -> Arc<Self> {
         let of = |kind| Arc::new(Resource::new(KindRef::Static(kind), false));

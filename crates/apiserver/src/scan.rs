@@ -22,15 +22,21 @@ enum Comma {
 }
 
 impl Stamp {
-    /// How many bytes the insertion takes.
+    /// How many bytes the insertion takes; revision 0 is not written.
     pub(crate) fn len(&self, revision: Revision) -> usize {
+        if revision == 0 {
+            return 0;
+        }
         let digits = revision.checked_ilog10().unwrap_or(0) as usize + 1;
         let commas = if self.comma == Comma::None { 0 } else { 1 };
         r#""resourceVersion":"""#.len() + digits + commas
     }
 
     /// The bytes with the revision in them.
-    pub(crate) fn insert(&self, bytes: &[u8], revision: Revision) -> Bytes {
+    pub(crate) fn insert(&self, bytes: &Bytes, revision: Revision) -> Bytes {
+        if revision == 0 {
+            return bytes.clone();
+        }
         let (head, tail) = bytes.split_at(self.at as usize);
         let mut out = BytesMut::with_capacity(bytes.len() + self.len(revision));
         out.extend_from_slice(head);
@@ -199,7 +205,7 @@ mod tests {
         let places = places(json).unwrap();
         assert!(json[places.body as usize..].starts_with(br#""metadata":{"a""#));
         assert!(json[places.metadata.1 as usize..].starts_with(br#","z":1}"#));
-        let stamped = places.stamp.insert(json, 9);
+        let stamped = places.stamp.insert(&Bytes::from_static(json), 9);
         assert!(
             String::from_utf8_lossy(&stamped).contains(r#""uid":"u","resourceVersion":"9","e""#)
         );

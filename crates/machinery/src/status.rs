@@ -23,6 +23,9 @@ pub struct Status {
     /// What it is about.
     #[serde(default)]
     pub details: Option<Details>,
+    /// Where a list may go on all the same, when its continue token was too old; often empty.
+    #[serde(skip)]
+    pub continue_token: String,
 }
 
 /// Which object, and which of its fields.
@@ -66,7 +69,12 @@ impl Serialize for Status {
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("kind", "Status")?;
         map.serialize_entry("apiVersion", "v1")?;
-        map.serialize_entry("metadata", &Empty {})?;
+        if self.continue_token.is_empty() {
+            map.serialize_entry("metadata", &Empty {})?;
+        } else {
+            let metadata = std::collections::BTreeMap::from([("continue", &self.continue_token)]);
+            map.serialize_entry("metadata", &metadata)?;
+        }
         map.serialize_entry(
             "status",
             if self.is_success() {
@@ -107,6 +115,7 @@ impl Status {
             reason: reason.to_owned(),
             message: message.into(),
             details: None,
+            continue_token: String::new(),
         }
     }
 

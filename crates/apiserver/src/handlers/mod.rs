@@ -1,11 +1,164 @@
 //! What is behind each path: from a request whose caller is known and allowed to its answer.
 
+mod body;
+mod objects;
+mod patch;
+mod pods;
+mod read;
+mod scale;
+mod tokens;
+mod watch;
+
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+use http::Method;
 use machinery::Status;
 
-use crate::{pipeline::Request, respond::Answer};
+use crate::{Resource, discovery, health, pipeline::Request, respond::Answer};
 
 /// Hands a request to what serves its path and verb.
-pub(crate) async fn dispatch(request: Request) -> Answer {
-    let _ = request;
-    Err(Status::path_not_found())
+pub(crate) fn dispatch(request: Request) -> BoxFuture<'static, Answer> {
+    Box::pin(route(request))
+}
+
+async fn route(request: Request) -> Answer {
+    match request.info.resource.clone() {
+        None => document(request).await,
+        Some(subject) => {
+            let found =
+                request
+                    .core
+                    .registry
+                    .get(&subject.group, &subject.version, &subject.resource);
+            let resource = found.ok_or_else(Status::path_not_found)?;
+            check_place(&request, &resource)?;
+            if subject.subresource.is_empty() {
+                object(request, resource).await
+            } else {
+                subresource(request, resource).await
+            }
+        }
+    }
+}
+
+/// Paths that are no resource.
+async fn document(request: Request) -> Answer {
+    let path = request.info.path.trim_end_matches('/').to_owned();
+    if !matches!(request.parts.method, Method::GET | Method::HEAD) {
+        return Err(Status::method_not_allowed());
+    }
+    match path.split('/').nth(1).unwrap_or_default() {
+        "healthz" | "livez" | "readyz" => health::serve(&request).await,
+        "version" => Ok(health::version()),
+        "api" | "apis" => {
+            let address = request.core.config.advertise.to_string();
+            let headers = &request.parts.headers;
+            discovery::serve(&request.core.registry.table(), &path, headers, &address)
+                .ok_or_else(Status::path_not_found)
+        }
+        "" => Ok(crate::respond::json(
+            &serde_json::json!({"paths": paths(&request)}),
+        )),
+        _ => tokens::openid(&request, &path),
+    }
+}
+
+/// The paths worth a look, for `/`.
+fn paths(request: &Request) -> Vec<String> {
+    let fixed = [
+        "/.well-known/openid-configuration",
+        "/api",
+        "/api/v1",
+        "/apis",
+    ];
+    let mut paths: Vec<String> = fixed.map(str::to_owned).to_vec();
+    for resource in request.core.registry.table().all() {
+        if !resource.group.is_empty() {
+            paths.push(format!("/apis/{}", resource.group));
+            paths.push(format!("/apis/{}/{}", resource.group, resource.version));
+        }
+    }
+    let more = [
+        "/healthz",
+        "/livez",
+        "/openid/v1/jwks",
+        "/readyz",
+        "/version",
+    ];
+    paths.extend(more.map(str::to_owned));
+    paths.sort();
+    paths.dedup();
+    paths
+}
+
+/// A namespaced object has a namespace in its path, others have none.
+fn check_place(request: &Request, resource: &Resource) -> Result<(), Status> {
+    let Some(subject) = &request.info.resource else {
+        return Ok(());
+    };
+    let in_namespace = !subject.namespace.is_empty();
+    let is_namespace = resource.group.is_empty() && resource.plural == "namespaces";
+    let named = matches!(request.info.verb, "get" | "update" | "patch" | "delete");
+    if resource.namespaced() {
+        if !in_namespace && named {
+            return Err(Status::path_not_found());
+        }
+        if !in_namespace && !matches!(request.info.verb, "list" | "watch") {
+            return Err(Status::method_not_allowed());
+        }
+    } else if in_namespace && !is_namespace {
+        return Err(Status::path_not_found());
+    }
+    if named && subject.name.is_empty() {
+        return Err(Status::method_not_allowed());
+    }
+    Ok(())
+}
+
+/// The object itself.
+async fn object(request: Request, resource: Arc<Resource>) -> Answer {
+    let verb = request.info.verb;
+    if !resource.kind.verbs().contains(&verb) {
+        return Err(Status::method_not_allowed());
+    }
+    let subject = request.info.resource.clone().unwrap_or_default();
+    match verb {
+        "get" => read::get(request, resource, &subject.namespace, &subject.name).await,
+        "list" => read::list(request, resource, &subject.namespace).await,
+        "watch" => watch::watch(request, resource, &subject.namespace).await,
+        "create" if !subject.name.is_empty() => Err(Status::method_not_allowed()),
+        "create" => objects::create(request, resource).await,
+        "update" => objects::update(request, resource).await,
+        "patch" => patch::patch(request, resource).await,
+        "delete" => objects::delete(request, resource).await,
+        "deletecollection" => objects::delete_collection(request, resource).await,
+        _ => Err(Status::method_not_allowed()),
+    }
+}
+
+/// What hangs below an object.
+async fn subresource(request: Request, resource: Arc<Resource>) -> Answer {
+    let subject = request.info.resource.clone().unwrap_or_default();
+    let name = subject.subresource.as_str();
+    if !resource.kind.subresources().contains(&name) {
+        return Err(Status::path_not_found());
+    }
+    if !discovery::subresource_verbs(&resource, name).contains(&request.info.verb) {
+        return Err(Status::method_not_allowed());
+    }
+    match (name, request.info.verb) {
+        ("scale", _) => scale::serve(request, resource).await,
+        ("binding", _) => pods::bind(request, resource).await,
+        ("eviction", _) => pods::evict(request, resource).await,
+        ("token", _) => tokens::request(request, resource).await,
+        ("finalize", _) => objects::finalize(request, resource).await,
+        ("log" | "exec" | "attach" | "portforward" | "proxy", _) => {
+            crate::proxy::serve(request, resource).await
+        }
+        (_, "get") => read::get(request, resource, &subject.namespace, &subject.name).await,
+        (_, "update") => objects::update(request, resource).await,
+        (_, "patch") => patch::patch(request, resource).await,
+        _ => Err(Status::method_not_allowed()),
+    }
 }

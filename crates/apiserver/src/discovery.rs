@@ -1,0 +1,341 @@
+//! What this server serves, as documents made from the registry: the legacy ones per group and
+//! version, and the aggregated one with its ETag.
+
+use http::{HeaderMap, Response, StatusCode, header};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::{
+    Body, Resource,
+    registry::{Table, api_version},
+    respond,
+};
+
+const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+
+/// What is said about a subresource: group and version where they are not the resource's own, its
+/// kind, its verbs.
+fn subresource<'a>(
+    resource: &'a Resource,
+    name: &str,
+) -> (&'static str, &'static str, &'a str, &'static [&'static str]) {
+    let own = resource.kind.names().kind.as_str();
+    match resource.kind.subresource_info(name) {
+        Some(info) => {
+            let kind = if info.kind.is_empty() { own } else { info.kind };
+            (info.group, info.version, kind, info.verbs)
+        }
+        None => ("", "", own, &["get", "patch", "update"]),
+    }
+}
+
+/// The document at a discovery path; `None` when nothing is served there.
+pub(crate) fn serve(
+    table: &Table,
+    path: &str,
+    headers: &HeaderMap,
+    address: &str,
+) -> Option<Response<Body>> {
+    let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
+    match parts.as_slice() {
+        ["api"] if wants_aggregated(headers) => Some(aggregated(table, true, headers)),
+        ["apis"] if wants_aggregated(headers) => Some(aggregated(table, false, headers)),
+        ["api"] => Some(respond::json(&json!({
+            "kind": "APIVersions",
+            "versions": ["v1"],
+            "serverAddressByClientCIDRs": [{"clientCIDR": "0.0.0.0/0", "serverAddress": address}],
+        }))),
+        ["apis"] => {
+            let groups: Vec<Value> = groups(table)
+                .iter()
+                .map(|group| group_document(table, group))
+                .collect();
+            let document = json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups});
+            Some(respond::json(&document))
+        }
+        ["api", version] => resources(table, "", version),
+        ["apis", group] if groups(table).contains(group) => {
+            let mut document = json!({"kind": "APIGroup", "apiVersion": "v1"});
+            if let (Value::Object(document), Value::Object(group)) =
+                (&mut document, group_document(table, group))
+            {
+                document.extend(group);
+            }
+            Some(respond::json(&document))
+        }
+        ["apis", group, version] if !group.is_empty() => resources(table, group, version),
+        _ => None,
+    }
+}
+
+/// Groups in the order they are served, without the core group.
+fn groups(table: &Table) -> Vec<&str> {
+    let mut groups: Vec<&str> = Vec::new();
+    for resource in table.all() {
+        if !resource.group.is_empty() && !groups.contains(&resource.group.as_str()) {
+            groups.push(&resource.group);
+        }
+    }
+    groups
+}
+
+/// Versions of a group, the preferred one first.
+fn versions<'a>(table: &'a Table, group: &str) -> Vec<&'a str> {
+    let mut versions: Vec<&str> = Vec::new();
+    for resource in table
+        .all()
+        .iter()
+        .filter(|resource| resource.group == group)
+    {
+        if !versions.contains(&resource.version.as_str()) {
+            versions.push(&resource.version);
+        }
+    }
+    versions.sort_by_key(|version| std::cmp::Reverse(priority(version)));
+    versions
+}
+
+/// Stable before beta before alpha, higher before lower.
+fn priority(version: &str) -> (u8, u32, u32) {
+    let digits = |text: &str| text.parse::<u32>().unwrap_or(0);
+    let rest = version.strip_prefix('v').unwrap_or_default();
+    if let Some((major, minor)) = rest.split_once("beta") {
+        (2, digits(major), digits(minor))
+    } else if let Some((major, minor)) = rest.split_once("alpha") {
+        (1, digits(major), digits(minor))
+    } else {
+        (
+            if rest.parse::<u32>().is_ok() { 3 } else { 0 },
+            digits(rest),
+            0,
+        )
+    }
+}
+
+fn group_document(table: &Table, group: &str) -> Value {
+    let versions: Vec<Value> = versions(table, group)
+        .iter()
+        .map(|version| json!({"groupVersion": api_version(group, version), "version": version}))
+        .collect();
+    json!({"name": group, "versions": versions, "preferredVersion": versions.first()})
+}
+
+/// Resources of a group version by name, as upstream orders them.
+fn members<'a>(table: &'a Table, group: &str, version: &str) -> Vec<&'a Resource> {
+    let of = |resource: &&Resource| resource.group == group && resource.version == version;
+    let mut members: Vec<&Resource> = table.all().iter().map(|r| &**r).filter(of).collect();
+    members.sort_by(|one, other| one.plural.cmp(&other.plural));
+    members
+}
+
+fn resources(table: &Table, group: &str, version: &str) -> Option<Response<Body>> {
+    if !table.serves(group, version) {
+        return None;
+    }
+    let mut list = Vec::new();
+    for resource in members(table, group, version) {
+        list.push(legacy(resource));
+        for name in sorted(resource.kind.subresources()) {
+            list.push(legacy_subresource(resource, name));
+        }
+    }
+    Some(respond::json(&json!({
+        "kind": "APIResourceList",
+        "apiVersion": "v1",
+        "groupVersion": api_version(group, version),
+        "resources": list,
+    })))
+}
+
+fn sorted(names: &[&'static str]) -> Vec<&'static str> {
+    let mut names = names.to_vec();
+    names.sort_unstable();
+    names
+}
+
+fn legacy(resource: &Resource) -> Value {
+    let names = resource.kind.names();
+    let mut entry = json!({
+        "name": names.plural,
+        "singularName": names.singular,
+        "namespaced": resource.namespaced(),
+        "kind": names.kind,
+        "verbs": resource.kind.verbs(),
+    });
+    if !names.short_names.is_empty() {
+        entry["shortNames"] = names.short_names.clone().into();
+    }
+    if !names.categories.is_empty() {
+        entry["categories"] = names.categories.clone().into();
+    }
+    if resource.kind.verbs().contains(&"list") {
+        entry["storageVersionHash"] = storage_hash(resource).into();
+    }
+    entry
+}
+
+/// Changes when the stored form of a resource changes.
+fn storage_hash(resource: &Resource) -> String {
+    use base64::{Engine, engine::general_purpose::STANDARD};
+    let names = resource.kind.names();
+    let id = format!("{}/{}/{}", resource.group, resource.version, names.kind);
+    STANDARD.encode(&Sha256::digest(id.as_bytes())[..8])
+}
+
+fn legacy_subresource(resource: &Resource, name: &str) -> Value {
+    let (group, version, kind, verbs) = subresource(resource, name);
+    let mut entry = json!({
+        "name": format!("{}/{name}", resource.plural),
+        "singularName": "",
+        "namespaced": resource.namespaced(),
+    });
+    if !group.is_empty() || !version.is_empty() {
+        entry["group"] = group.into();
+        entry["version"] = version.into();
+    }
+    entry["kind"] = kind.into();
+    entry["verbs"] = verbs.into();
+    entry
+}
+
+fn wants_aggregated(headers: &HeaderMap) -> bool {
+    let accepts = headers
+        .get_all(header::ACCEPT)
+        .iter()
+        .filter_map(|value| value.to_str().ok());
+    let mut ranges = accepts.flat_map(|text| text.split(','));
+    // The client's first choice that can be served decides; older forms of the document are not.
+    let first = ranges.find(|range| {
+        let range = range.replace(' ', "");
+        !range.contains("as=")
+            || (range.contains("as=APIGroupDiscoveryList")
+                && range.contains("v=v2")
+                && !range.contains("v=v2beta"))
+    });
+    first.is_some_and(|range| range.contains("as="))
+}
+
+/// The aggregated document, or 304 when the client has it already.
+fn aggregated(table: &Table, core: bool, headers: &HeaderMap) -> Response<Body> {
+    let groups = if core { vec![""] } else { groups(table) };
+    let items: Vec<Value> = groups
+        .iter()
+        .map(|group| aggregated_group(table, group))
+        .collect();
+    let document = json!({
+        "kind": "APIGroupDiscoveryList",
+        "apiVersion": "apidiscovery.k8s.io/v2",
+        "metadata": {},
+        "items": items,
+    });
+    let body = document.to_string();
+    let hash: String = Sha256::digest(body.as_bytes())
+        .iter()
+        .map(|b| format!("{b:02X}"))
+        .collect();
+    let etag = format!("\"{hash}\"");
+    let known = headers
+        .get(header::IF_NONE_MATCH)
+        .and_then(|value| value.to_str().ok());
+    let mut response = if known.is_some_and(|known| known == etag) {
+        respond::bytes(StatusCode::NOT_MODIFIED, AGGREGATED, "")
+    } else {
+        respond::bytes(StatusCode::OK, AGGREGATED, body)
+    };
+    // Hex digits between quotes are a valid header value.
+    if let Ok(etag) = etag.parse() {
+        response.headers_mut().insert(header::ETAG, etag);
+    }
+    response
+        .headers_mut()
+        .insert(header::VARY, header::HeaderValue::from_static("Accept"));
+    response.headers_mut().insert(
+        header::CACHE_CONTROL,
+        header::HeaderValue::from_static("public"),
+    );
+    response
+}
+
+fn aggregated_group(table: &Table, group: &str) -> Value {
+    let versions: Vec<Value> = versions(table, group)
+        .iter()
+        .map(|version| {
+            let resources: Vec<Value> = members(table, group, version)
+                .into_iter()
+                .map(aggregated_resource)
+                .collect();
+            json!({"version": version, "resources": resources, "freshness": "Current"})
+        })
+        .collect();
+    let metadata = if group.is_empty() {
+        json!({})
+    } else {
+        json!({"name": group})
+    };
+    json!({"metadata": metadata, "versions": versions})
+}
+
+fn aggregated_resource(resource: &Resource) -> Value {
+    let names = resource.kind.names();
+    let kind = |group: &str, version: &str, kind: &str| json!({"group": group, "version": version, "kind": kind});
+    let mut entry = json!({
+        "resource": names.plural,
+        "responseKind": kind("", "", &names.kind),
+        "scope": if resource.namespaced() { "Namespaced" } else { "Cluster" },
+        "singularResource": names.singular,
+        "verbs": resource.kind.verbs(),
+    });
+    if !names.short_names.is_empty() {
+        entry["shortNames"] = names.short_names.clone().into();
+    }
+    if !names.categories.is_empty() {
+        entry["categories"] = names.categories.clone().into();
+    }
+    let subresources: Vec<Value> = sorted(resource.kind.subresources())
+        .into_iter()
+        .map(|name| {
+            let (group, version, own, verbs) = subresource(resource, name);
+            json!({"subresource": name, "responseKind": kind(group, version, own), "verbs": verbs})
+        })
+        .collect();
+    if !subresources.is_empty() {
+        entry["subresources"] = subresources.into();
+    }
+    entry
+}
+
+/// The verbs a subresource answers to.
+pub(crate) fn subresource_verbs(resource: &Resource, name: &str) -> &'static [&'static str] {
+    subresource(resource, name).3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stable_versions_are_preferred() {
+        let mut versions = ["v1alpha1", "v2", "v1beta2", "v10", "v1", "v1beta10", "foo"];
+        versions.sort_by_key(|version| std::cmp::Reverse(priority(version)));
+        assert_eq!(
+            versions,
+            ["v10", "v2", "v1", "v1beta10", "v1beta2", "v1alpha1", "foo"]
+        );
+    }
+
+    #[test]
+    fn the_aggregated_form_is_sent_to_those_who_prefer_it() {
+        let ask = |accept: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::ACCEPT, accept.parse().unwrap());
+            wants_aggregated(&headers)
+        };
+        assert!(ask(
+            "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,application/json"
+        ));
+        assert!(!ask(
+            "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,application/json"
+        ));
+        assert!(!ask("application/json"));
+    }
+}

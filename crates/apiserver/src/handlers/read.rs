@@ -1,0 +1,350 @@
+//! Get and list: stored bytes, selected by header.
+
+use std::sync::Arc;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http::StatusCode;
+use machinery::{Status, Value, field};
+use serde_json::json;
+use store::{Entry, Freshness, ListRequest, Listed, Revision};
+
+use crate::{
+    Body, Resource, Stored, failure,
+    media::{self, Shape},
+    output::Output,
+    page::Continue,
+    pipeline::Request,
+    query::Query,
+    respond::{self, Answer},
+    selection::Selection,
+};
+
+/// Lists up to this size are sent whole, with a length.
+const WHOLE: usize = 256 * 1024;
+/// How much of a longer list is put together at a time.
+const PIECE: usize = 128 * 1024;
+
+const EXPIRED: &str = "The provided continue parameter is too old to display a consistent list result. You can start a new list without the continue parameter, or use the continue token in this response to retrieve the remainder of the results. Continuing with the provided token results in an inconsistent list - objects that were created, modified, or deleted between the time the first chunk was returned and now may show up in the list.";
+
+/// What the request wants objects turned into.
+pub(crate) fn output(request: &Request, resource: &Arc<Resource>) -> Result<Output, Status> {
+    let wanted = media::wanted(&request.parts.headers, false)?;
+    let now = request.core.config.clock.now().as_second();
+    Ok(Output::new(resource.clone(), wanted, &request.query, now))
+}
+
+/// A resourceVersion parameter.
+pub(crate) fn revision(text: &str) -> Result<Revision, Status> {
+    text.parse().map_err(|_| {
+        let path = field::Path::new("resourceVersion");
+        let why = format!("strconv.ParseUint: parsing {text:?}: invalid syntax");
+        Status::bad_request(field::Error::invalid(&path, text, why).to_string())
+    })
+}
+
+/// One object.
+pub(crate) async fn get(
+    request: Request,
+    resource: Arc<Resource>,
+    namespace: &str,
+    name: &str,
+) -> Answer {
+    let output = output(&request, &resource)?;
+    let freshness = match request.query.filled("resourceVersion") {
+        None => Freshness::Newest,
+        Some(text) => Freshness::AtLeast(revision(text)?),
+    };
+    let key = resource.key(namespace, name);
+    let read = request.core.store.get(&key, freshness).await;
+    let (_, entry) = read.map_err(failure::of_store)?;
+    let entry = entry.ok_or_else(|| Status::not_found(&resource.group, &resource.plural, name))?;
+    Ok(output.respond(StatusCode::OK, &entry.object))
+}
+
+/// What a list asks for beside its selection.
+struct Paging {
+    freshness: Freshness,
+    limit: Option<usize>,
+    start: Option<String>,
+    /// A token for what comes now, should the one that came have expired.
+    fallback: Option<Continue>,
+}
+
+impl Paging {
+    fn parse(query: &Query) -> Result<Self, Status> {
+        check_options(query)?;
+        let limit = match query.filled("limit") {
+            None => None,
+            Some(text) => {
+                let limit: i64 = text.parse().map_err(|_| {
+                    Status::bad_request(format!(
+                        "strconv.ParseInt: parsing {text:?}: invalid syntax"
+                    ))
+                })?;
+                usize::try_from(limit).ok().filter(|limit| *limit > 0)
+            }
+        };
+        let version = query.filled("resourceVersion");
+        if let Some(token) = query.filled("continue") {
+            if version.is_some_and(|version| version != "0") {
+                let why = "specifying resource version is not allowed when using continue";
+                return Err(Status::bad_request(why));
+            }
+            let token = Continue::decode(token)?;
+            let freshness = token.revision.map_or(Freshness::Newest, Freshness::Exactly);
+            let fallback = Some(Continue {
+                revision: None,
+                start: token.start.clone(),
+            });
+            return Ok(Self {
+                freshness,
+                limit,
+                start: Some(token.start),
+                fallback,
+            });
+        }
+        let freshness = match (version, query.filled("resourceVersionMatch")) {
+            (None, _) => Freshness::Newest,
+            (Some(text), Some("Exact")) => Freshness::Exactly(revision(text)?),
+            (Some(text), Some(_)) => Freshness::AtLeast(revision(text)?),
+            (Some(text), None) => match revision(text)? {
+                exact if exact > 0 && limit.is_some() => Freshness::Exactly(exact),
+                least => Freshness::AtLeast(least),
+            },
+        };
+        Ok(Self {
+            freshness,
+            limit,
+            start: None,
+            fallback: None,
+        })
+    }
+}
+
+/// Refuses combinations that make no sense for a list.
+fn check_options(query: &Query) -> Result<(), Status> {
+    let mut errors = field::Errors::new();
+    let path = field::Path::new("resourceVersionMatch");
+    let mut forbid =
+        |path: &field::Path, why: &str| errors.push(field::Error::forbidden(path, why));
+    if let Some(matching) = query.filled("resourceVersionMatch") {
+        if query.filled("resourceVersion").is_none() {
+            forbid(
+                &path,
+                "resourceVersionMatch is forbidden unless resourceVersion is provided",
+            );
+        }
+        if query.filled("continue").is_some() {
+            forbid(
+                &path,
+                "resourceVersionMatch is forbidden when continue is provided",
+            );
+        }
+        if matching == "Exact" && query.get("resourceVersion") == Some("0") {
+            forbid(
+                &path,
+                "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
+            );
+        }
+        if !matches!(matching, "Exact" | "NotOlderThan") {
+            let known = ["Exact", "NotOlderThan", ""];
+            errors.push(field::Error::not_supported(&path, matching, &known));
+        }
+    }
+    if query.get("sendInitialEvents").is_some() {
+        let path = field::Path::new("sendInitialEvents");
+        errors.push(field::Error::forbidden(
+            &path,
+            "sendInitialEvents is forbidden for list",
+        ));
+    }
+    if errors.is_empty() {
+        return Ok(());
+    }
+    Err(Status::invalid("meta.k8s.io", "ListOptions", "", &errors))
+}
+
+/// One page of objects.
+struct Page {
+    objects: Vec<Arc<Stored>>,
+    metadata: Value,
+}
+
+/// All objects of a kind, or of a namespace, or of a selection, page by page.
+pub(crate) async fn list(request: Request, resource: Arc<Resource>, namespace: &str) -> Answer {
+    let output = output(&request, &resource)?;
+    let selection = Selection::parse(&resource, &request.query)?;
+    let paging = Paging::parse(&request.query)?;
+    let page = page(&request, &resource, namespace, &selection, paging).await?;
+    Ok(send_list(output, page.objects, page.metadata))
+}
+
+/// Selected objects at one moment, for those who act on each.
+pub(crate) async fn selected(
+    request: &Request,
+    resource: &Arc<Resource>,
+    namespace: &str,
+) -> Result<Vec<Arc<Stored>>, Status> {
+    let selection = Selection::parse(resource, &request.query)?;
+    let paging = Paging::parse(&request.query)?;
+    Ok(page(request, resource, namespace, &selection, paging)
+        .await?
+        .objects)
+}
+
+async fn page(
+    request: &Request,
+    resource: &Resource,
+    namespace: &str,
+    selection: &Selection,
+    paging: Paging,
+) -> Result<Page, Status> {
+    let root = resource.prefix("");
+    let prefix = match selection.name() {
+        // Names cannot be prefixes of a key in another namespace: the key is whole.
+        Some(name) if !resource.namespaced() || !namespace.is_empty() => {
+            resource.key(namespace, name)
+        }
+        _ => resource.prefix(namespace),
+    };
+    let from = paging
+        .start
+        .as_ref()
+        .map(|start| Bytes::from([&root[..], start.as_bytes()].concat()));
+    let limit = if selection.is_everything() {
+        paging.limit
+    } else {
+        None
+    };
+    let ask = ListRequest {
+        prefix,
+        from,
+        limit,
+        freshness: paging.freshness,
+    };
+    let listed = match request.core.store.list(ask).await {
+        Ok(listed) => listed,
+        Err(store::Error::Compacted { .. }) if paging.fallback.is_some() => {
+            return Err(expired(paging.fallback));
+        }
+        Err(error) => return Err(failure::of_store(error)),
+    };
+    Ok(cut(listed, selection, paging.limit, root.len()))
+}
+
+fn expired(fallback: Option<Continue>) -> Status {
+    let mut status = Status::expired(EXPIRED);
+    status.continue_token = fallback.map(|token| token.encode()).unwrap_or_default();
+    status
+}
+
+/// Keeps what is selected, up to the limit, and says where to go on.
+fn cut(listed: Listed<Stored>, selection: &Selection, limit: Option<usize>, root: usize) -> Page {
+    let mut metadata = json!({"resourceVersion": listed.revision.to_string()});
+    let everything = selection.is_everything();
+    let mut more = listed.remaining > 0;
+    let mut kept: Vec<Entry<Stored>> = Vec::new();
+    for entry in listed.entries {
+        if !everything && !selection.matches(&entry.object) {
+            continue;
+        }
+        if limit.is_some_and(|limit| kept.len() == limit) {
+            more = true;
+            break;
+        }
+        kept.push(entry);
+    }
+    if let (true, Some(last)) = (more, kept.last()) {
+        let mut start = String::from_utf8_lossy(&last.key[root..]).into_owned();
+        start.push('\0');
+        let token = Continue {
+            revision: Some(listed.revision),
+            start,
+        };
+        metadata["continue"] = token.encode().into();
+        if everything {
+            metadata["remainingItemCount"] = listed.remaining.into();
+        }
+    }
+    Page {
+        objects: kept.into_iter().map(|entry| entry.object).collect(),
+        metadata,
+    }
+}
+
+/// A list's bytes, put together a piece at a time.
+struct Pieces {
+    output: Output,
+    head: Option<Bytes>,
+    objects: std::vec::IntoIter<Arc<Stored>>,
+    first: bool,
+    done: bool,
+}
+
+impl Pieces {
+    fn new(output: Output, page: Page) -> Self {
+        let head = Some(output.list_head(&page.metadata));
+        Self {
+            output,
+            head,
+            objects: page.objects.into_iter(),
+            first: true,
+            done: false,
+        }
+    }
+
+    /// The next piece, of about this size.
+    fn next(&mut self, size: usize) -> Option<Bytes> {
+        if self.done {
+            return None;
+        }
+        let mut out = BytesMut::with_capacity(size.min(PIECE) + 4096);
+        if let Some(head) = self.head.take() {
+            out.put_slice(&head);
+        }
+        while out.len() < size {
+            let Some(object) = self.objects.next() else {
+                out.put_slice(b"]}\n");
+                self.done = true;
+                break;
+            };
+            if !std::mem::take(&mut self.first) {
+                out.put_u8(b',');
+            }
+            self.output.item(&object, &mut out);
+        }
+        Some(out.freeze())
+    }
+}
+
+/// A list of these objects.
+pub(crate) fn send_list(
+    output: Output,
+    objects: Vec<Arc<Stored>>,
+    metadata: Value,
+) -> http::Response<Body> {
+    let page = Page { objects, metadata };
+    if output.wanted.shape == Shape::Table {
+        let objects: Vec<&Stored> = page.objects.iter().map(|object| &**object).collect();
+        let table = output.table(&objects, true, page.metadata);
+        return output.encoded(StatusCode::OK, table);
+    }
+    if !output.streams() {
+        let mut pieces = Pieces::new(output.clone(), page);
+        let all = pieces.next(usize::MAX).unwrap_or_default();
+        return output.encoded(StatusCode::OK, all);
+    }
+    send(Pieces::new(output, page))
+}
+
+fn send(mut pieces: Pieces) -> http::Response<Body> {
+    let first = pieces.next(WHOLE).unwrap_or_default();
+    if pieces.done {
+        return respond::bytes(StatusCode::OK, respond::JSON, first);
+    }
+    let rest = std::iter::from_fn(move || pieces.next(PIECE));
+    let stream = futures::stream::iter(std::iter::once(first).chain(rest).map(Ok));
+    let mut response = respond::bytes(StatusCode::OK, respond::JSON, Bytes::new());
+    *response.body_mut() = Body::stream(stream);
+    response
+}

@@ -1,0 +1,177 @@
+//! `serviceaccounts/token`, and the documents with which others check such tokens.
+
+use std::{sync::Arc, time::Duration};
+
+use machinery::{
+    Status, Value,
+    field::{Error, Path},
+};
+use serde_json::json;
+
+use super::{
+    body::{self, WriteOptions},
+    objects,
+};
+use crate::{
+    Resource, TokenRequest, failure, meta,
+    pipeline::Request,
+    respond::{self, Answer},
+};
+
+const SHORTEST: i64 = 600;
+const USUAL: i64 = 3600;
+
+/// `/.well-known/openid-configuration` and `/openid/v1/jwks`.
+pub(crate) fn openid(request: &Request, path: &str) -> Answer {
+    let issuer = request.core.config.tokens.as_ref();
+    match (issuer, path) {
+        (Some(issuer), "/.well-known/openid-configuration") => {
+            Ok(respond::json(&issuer.openid_configuration()))
+        }
+        (Some(issuer), "/openid/v1/jwks") => {
+            let body = issuer.jwks().to_string();
+            Ok(respond::bytes(
+                http::StatusCode::OK,
+                "application/jwk-set+json",
+                body,
+            ))
+        }
+        _ => Err(Status::path_not_found()),
+    }
+}
+
+/// Makes a token for a service account.
+pub(crate) async fn request(request: Request, resource: Arc<Resource>) -> Answer {
+    let options = WriteOptions::parse(&request)?;
+    let bytes = body::take(&request).await?;
+    let asked: Value = serde_json::from_slice(&bytes)
+        .map_err(|error| Status::bad_request(format!("TokenRequest cannot be decoded: {error}")))?;
+    let write = objects::write(&request, &resource, &options);
+    let key = resource.key(&write.namespace, &write.name);
+    let read = request.core.store.get(&key, store::Freshness::Newest).await;
+    let (_, account) = read.map_err(failure::of_store)?;
+    let account = account
+        .ok_or_else(|| write.not_found(&write.name))?
+        .object
+        .parse();
+    let bound = bound(&request, &write.namespace, &write.name, &asked).await?;
+    let seconds = seconds(&asked)?;
+    let audiences = asked["spec"]["audiences"].as_array().into_iter().flatten();
+    let audiences = audiences
+        .filter_map(Value::as_str)
+        .map(str::to_owned)
+        .collect();
+    let issuer = request.core.config.tokens.as_ref();
+    let issuer = issuer.ok_or_else(|| Status::internal("this server signs no tokens"))?;
+    let issued = issuer.issue(&TokenRequest {
+        namespace: &write.namespace,
+        service_account: &write.name,
+        uid: meta::text(&account, "uid"),
+        audiences,
+        expires_in: Duration::from_secs(seconds as u64),
+        bound: bound
+            .as_ref()
+            .map(|bound| (bound.kind.as_str(), bound.name.as_str(), bound.uid.as_str())),
+        node: bound
+            .as_ref()
+            .and_then(|bound| bound.node.as_ref())
+            .map(|(n, u)| (n.as_str(), u.as_str())),
+    });
+    let issued = issued.map_err(Status::internal)?;
+    let mut spec = json!({"audiences": issued.audiences, "expirationSeconds": seconds});
+    spec["boundObjectRef"] = asked["spec"]["boundObjectRef"].clone();
+    let answer = json!({
+        "kind": "TokenRequest",
+        "apiVersion": "authentication.k8s.io/v1",
+        "metadata": {
+            "name": write.name, "namespace": write.namespace,
+            "creationTimestamp": meta::time(request.core.config.clock.now()),
+        },
+        "spec": spec,
+        "status": {"token": issued.token, "expirationTimestamp": meta::time(issued.expires)},
+    });
+    Ok(respond::bytes(
+        http::StatusCode::CREATED,
+        respond::JSON,
+        answer.to_string(),
+    ))
+}
+
+fn seconds(asked: &Value) -> Result<i64, Status> {
+    let seconds = asked["spec"]["expirationSeconds"].as_i64().unwrap_or(USUAL);
+    let path = Path::new("spec").child("expirationSeconds");
+    let why = match seconds {
+        short if short < SHORTEST => "may not specify a duration less than 10 minutes",
+        long if long > 1 << 32 => "may not specify a duration larger than 2^32 seconds",
+        _ => return Ok(seconds),
+    };
+    let error = Error::invalid(&path, seconds, why);
+    Err(Status::invalid(
+        "authentication.k8s.io",
+        "TokenRequest",
+        "",
+        &[error],
+    ))
+}
+
+/// What a token is bound to.
+struct Bound {
+    kind: String,
+    name: String,
+    uid: String,
+    node: Option<(String, String)>,
+}
+
+async fn bound(
+    request: &Request,
+    namespace: &str,
+    account: &str,
+    asked: &Value,
+) -> Result<Option<Bound>, Status> {
+    let reference = &asked["spec"]["boundObjectRef"];
+    if reference.is_null() {
+        return Ok(None);
+    }
+    let [kind, name, uid] =
+        ["kind", "name", "uid"].map(|key| reference[key].as_str().unwrap_or_default().to_owned());
+    let (plural, place) = match kind.as_str() {
+        "Pod" => ("pods", namespace),
+        "Secret" => ("secrets", namespace),
+        "Node" => ("nodes", ""),
+        _ => {
+            let why = format!("cannot bind token to object of type {kind}");
+            return Err(Status::bad_request(why));
+        }
+    };
+    let found = request.core.reader.get("", plural, place, &name).await?;
+    let object = found
+        .ok_or_else(|| Status::not_found("", plural, &name))?
+        .parse();
+    let own = meta::text(&object, "uid");
+    if !uid.is_empty() && uid != own {
+        let why = format!(
+            "the UID in the bound object reference ({uid}) does not match the UID in record. The object might have been deleted and then recreated"
+        );
+        return Err(Status::conflict("", plural, &name, &why));
+    }
+    if kind == "Pod" && meta::spec_text(&object, "serviceAccountName") != account {
+        let why = format!(
+            "cannot bind token for serviceaccount {account:?} to pod running with different serviceaccount name."
+        );
+        return Err(Status::bad_request(why));
+    }
+    let node = meta::spec_text(&object, "nodeName");
+    let node = if kind == "Pod" && !node.is_empty() {
+        let found = request.core.reader.get("", "nodes", "", node).await?;
+        let uid = found.map(|found| meta::text(&found.parse(), "uid").to_owned());
+        Some((node.to_owned(), uid.unwrap_or_default()))
+    } else {
+        None
+    };
+    Ok(Some(Bound {
+        kind,
+        uid: own.to_owned(),
+        name,
+        node,
+    }))
+}

@@ -1,0 +1,355 @@
+//! Watch: a stream of shared bytes, turned to the client's selection by headers. A watcher that
+//! does not keep up is cut by the store and told 410.
+
+use std::{pin::Pin, sync::Arc, time::Duration};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use futures::{FutureExt, StreamExt};
+use http::StatusCode;
+use machinery::{Status, field};
+use rand::Rng;
+use store::{Event, Freshness, ListRequest, Revision, WatchItem};
+use tokio::time::{Instant, Sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::read;
+use crate::{
+    Body, Resource, Stored, failure,
+    media::Shape,
+    output::Output,
+    pipeline::Request,
+    query::Query,
+    respond::{self, Answer},
+    selection::Selection,
+};
+
+/// How often a quiet watch says how far it is.
+const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
+/// How much is sent at once when events come fast.
+const BURST: usize = 64 * 1024;
+
+/// Where a watch starts.
+enum Start {
+    /// With everything that stands, at least as fresh as this.
+    State(Freshness),
+    /// With changes after a revision.
+    After(Revision),
+    /// With changes from now on.
+    Now,
+}
+
+struct Options {
+    start: Start,
+    bookmarks: bool,
+    /// Whether the end of the initial state is marked.
+    mark: bool,
+    lasts: Duration,
+}
+
+impl Options {
+    fn parse(query: &Query, at_least: Duration) -> Result<Self, Status> {
+        check(query)?;
+        let version = query
+            .filled("resourceVersion")
+            .map(read::revision)
+            .transpose()?;
+        let initial = query
+            .get("sendInitialEvents")
+            .map(|_| query.flag("sendInitialEvents"));
+        let start = match (initial, version) {
+            (Some(true) | None, None) => Start::State(Freshness::Newest),
+            (Some(true), Some(least)) => Start::State(Freshness::AtLeast(least)),
+            (None, Some(0)) => Start::State(Freshness::AtLeast(0)),
+            (Some(false), None | Some(0)) => Start::Now,
+            (_, Some(after)) => Start::After(after),
+        };
+        let lasts = match query.filled("timeoutSeconds").map(str::parse::<u64>) {
+            Some(Ok(seconds)) if seconds > 0 => Duration::from_secs(seconds),
+            // Spread, so that watches that began together do not all come back together.
+            _ => at_least.mul_f64(rand::rng().random_range(1.0..2.0)),
+        };
+        let bookmarks = query.flag("allowWatchBookmarks");
+        Ok(Self {
+            start,
+            bookmarks,
+            mark: initial == Some(true) && bookmarks,
+            lasts,
+        })
+    }
+}
+
+/// Refuses combinations that make no sense for a watch.
+fn check(query: &Query) -> Result<(), Status> {
+    let mut errors = field::Errors::new();
+    let path = field::Path::new("resourceVersionMatch");
+    let matching = query.filled("resourceVersionMatch");
+    let initial = query.get("sendInitialEvents").is_some();
+    if initial && matching != Some("NotOlderThan") {
+        let why = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
+        errors.push(field::Error::forbidden(&path, why));
+    }
+    if let Some(matching) = matching {
+        if !initial {
+            let why =
+                "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided";
+            errors.push(field::Error::forbidden(&path, why));
+        }
+        if matching != "NotOlderThan" {
+            errors.push(field::Error::not_supported(
+                &path,
+                matching,
+                &["NotOlderThan"],
+            ));
+        }
+        if query.filled("continue").is_some() {
+            let why = "resourceVersionMatch is forbidden when continue is provided";
+            errors.push(field::Error::forbidden(&path, why));
+        }
+    }
+    if errors.is_empty() {
+        return Ok(());
+    }
+    Err(Status::invalid("meta.k8s.io", "ListOptions", "", &errors))
+}
+
+/// Streams changes until the client, the time or the server ends it.
+pub(crate) async fn watch(request: Request, resource: Arc<Resource>, namespace: &str) -> Answer {
+    let output = read::output(&request, &resource)?;
+    let selection = Selection::parse(&resource, &request.query)?;
+    let options = Options::parse(&request.query, request.core.config.limits.watch)?;
+    let watcher = match Watcher::begin(&request, namespace, output, selection, options).await {
+        Ok(watcher) => watcher,
+        // Once the request itself is right, what goes wrong is told as an event.
+        Err(error) => {
+            return Ok(streaming(futures::stream::once(async move {
+                Ok(error_event(&failure::of_store(error)))
+            })));
+        }
+    };
+    let stream = futures::stream::unfold(watcher, |mut watcher| async move {
+        watcher.next().await.map(|bytes| (Ok(bytes), watcher))
+    });
+    Ok(streaming(stream))
+}
+
+fn streaming(
+    stream: impl futures::Stream<Item = Result<Bytes, crate::body::BodyError>> + Send + 'static,
+) -> http::Response<Body> {
+    let mut response = respond::bytes(StatusCode::OK, respond::JSON, Bytes::new());
+    *response.body_mut() = Body::stream(stream);
+    response
+}
+
+struct Watcher {
+    output: Output,
+    selection: Selection,
+    initial: std::vec::IntoIter<Arc<Stored>>,
+    mark: bool,
+    events: store::Watch<Stored>,
+    /// Everything up to here has been sent.
+    reached: Revision,
+    bookmarks: bool,
+    /// What the last bookmark or event told.
+    told: Revision,
+    next_bookmark: Pin<Box<Sleep>>,
+    ends: Pin<Box<Sleep>>,
+    stopping: CancellationToken,
+    /// Whether a Table's columns have been sent.
+    columns_sent: bool,
+    over: bool,
+}
+
+impl Watcher {
+    async fn begin(
+        request: &Request,
+        namespace: &str,
+        output: Output,
+        selection: Selection,
+        options: Options,
+    ) -> Result<Self, store::Error> {
+        let (store, resource) = (&request.core.store, &output.resource);
+        let prefix = match selection.name() {
+            Some(name) if !resource.namespaced() || !namespace.is_empty() => {
+                resource.key(namespace, name)
+            }
+            _ => resource.prefix(namespace),
+        };
+        let mut initial = Vec::new();
+        let after = match options.start {
+            Start::After(after) => after,
+            Start::Now => store.revision().await?,
+            Start::State(freshness) => {
+                let ask = ListRequest {
+                    prefix: prefix.clone(),
+                    from: None,
+                    limit: None,
+                    freshness,
+                };
+                let listed = store.list(ask).await?;
+                let objects = listed.entries.into_iter().map(|entry| entry.object);
+                initial = objects.filter(|object| selection.matches(object)).collect();
+                listed.revision
+            }
+        };
+        Ok(Self {
+            events: store.watch(prefix, after).await?,
+            initial: initial.into_iter(),
+            mark: options.mark,
+            reached: after,
+            told: after,
+            bookmarks: options.bookmarks,
+            next_bookmark: Box::pin(tokio::time::sleep(BOOKMARK_EVERY)),
+            ends: Box::pin(tokio::time::sleep(options.lasts)),
+            stopping: request.core.stopping.clone(),
+            columns_sent: false,
+            over: false,
+            output,
+            selection,
+        })
+    }
+
+    /// The next bytes to send; `None` ends the watch.
+    async fn next(&mut self) -> Option<Bytes> {
+        if let Some(bytes) = self.next_initial() {
+            return Some(bytes);
+        }
+        while !self.over {
+            tokio::select! {
+                biased;
+                () = self.stopping.cancelled() => return None,
+                item = self.events.next() => {
+                    let mut out = BytesMut::new();
+                    self.take(item, &mut out);
+                    self.take_what_is_ready(&mut out);
+                    if !out.is_empty() {
+                        return Some(out.freeze());
+                    }
+                }
+                () = &mut self.next_bookmark => {
+                    self.next_bookmark.as_mut().reset(Instant::now() + BOOKMARK_EVERY);
+                    if self.bookmarks && self.reached > self.told {
+                        return Some(self.bookmark(false));
+                    }
+                }
+                () = &mut self.ends => {
+                    self.over = true;
+                    if self.bookmarks && self.reached > self.told {
+                        return Some(self.bookmark(false));
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// Objects that stood at the start, then their end mark.
+    fn next_initial(&mut self) -> Option<Bytes> {
+        let mut out = BytesMut::new();
+        while out.len() < BURST {
+            let Some(object) = self.initial.next() else {
+                break;
+            };
+            self.write("ADDED", &object, &mut out);
+        }
+        if self.initial.len() == 0 && std::mem::take(&mut self.mark) {
+            out.put_slice(&self.bookmark(true));
+        }
+        (!out.is_empty()).then(|| out.freeze())
+    }
+
+    fn take_what_is_ready(&mut self, out: &mut BytesMut) {
+        while !self.over && out.len() < BURST {
+            let Some(item) = self.events.next().now_or_never() else {
+                return;
+            };
+            self.take(item, out);
+        }
+    }
+
+    fn take(&mut self, item: Option<Result<WatchItem<Stored>, store::Error>>, out: &mut BytesMut) {
+        match item {
+            Some(Ok(WatchItem::Events { revision, events })) => {
+                for event in events.iter() {
+                    self.turn(event, out);
+                }
+                self.reached = revision;
+            }
+            Some(Ok(WatchItem::Progress(revision))) => self.reached = self.reached.max(revision),
+            Some(Err(error)) => {
+                self.over = true;
+                out.put_slice(&error_event(&failure::of_store(error)));
+            }
+            None => self.over = true,
+        }
+    }
+
+    /// An event as this client's selection sees it.
+    fn turn(&mut self, event: &Event<Stored>, out: &mut BytesMut) {
+        let seen = |entry: &Option<store::Entry<Stored>>| {
+            entry
+                .as_ref()
+                .map(|entry| entry.object.clone())
+                .filter(|o| self.selection.matches(o))
+        };
+        match (seen(&event.previous), seen(&event.current)) {
+            (None, None) => return,
+            (None, Some(object)) => self.write("ADDED", &object, out),
+            (Some(_), Some(object)) => self.write("MODIFIED", &object, out),
+            (Some(object), None) => self.write("DELETED", &object.at(event.revision), out),
+        }
+        self.told = event.revision;
+    }
+
+    fn write(&mut self, kind: &str, object: &Stored, out: &mut BytesMut) {
+        out.put_slice(br#"{"type":""#);
+        out.put_slice(kind.as_bytes());
+        out.put_slice(br#"","object":"#);
+        match self.output.wanted.shape {
+            Shape::Object => out.put_slice(object.bytes()),
+            Shape::Metadata => out.put_slice(&self.output.object(object)),
+            Shape::Table => {
+                let columns = !std::mem::replace(&mut self.columns_sent, true);
+                let metadata = serde_json::json!({"resourceVersion": object.revision.to_string()});
+                out.put_slice(&self.output.table(&[object], columns, metadata));
+            }
+        }
+        out.put_slice(b"}\n");
+    }
+
+    /// How far the watch is.
+    fn bookmark(&mut self, initial_end: bool) -> Bytes {
+        self.told = self.reached;
+        let resource = &self.output.resource;
+        let (kind, version) = match self.output.wanted.shape {
+            Shape::Object => (
+                resource.kind.names().kind.as_str(),
+                resource.api_version.as_str(),
+            ),
+            Shape::Metadata => ("PartialObjectMetadata", "meta.k8s.io/v1"),
+            Shape::Table => ("Table", "meta.k8s.io/v1"),
+        };
+        let mark = if initial_end {
+            r#","annotations":{"k8s.io/initial-events-end":"true"}"#
+        } else {
+            ""
+        };
+        let rest = if self.output.wanted.shape == Shape::Table {
+            r#","columnDefinitions":null,"rows":null"#
+        } else {
+            ""
+        };
+        let revision = self.reached;
+        format!(
+            "{{\"type\":\"BOOKMARK\",\"object\":{{\"kind\":\"{kind}\",\"apiVersion\":\"{version}\",\"metadata\":{{\"resourceVersion\":\"{revision}\"{mark}}}{rest}}}}}\n"
+        )
+        .into()
+    }
+}
+
+fn error_event(status: &Status) -> Bytes {
+    let mut out = BytesMut::new();
+    out.put_slice(br#"{"type":"ERROR","object":"#);
+    out.put_slice(&status.to_bytes());
+    out.put_slice(b"}\n");
+    out.freeze()
+}

@@ -1,0 +1,100 @@
+//! What single resources need beside their kind because it touches other objects or the store:
+//! expiry, durability, allocation, and namespaces that stay until they are empty.
+
+use std::time::Duration;
+
+use machinery::{Object, Status, Value};
+use store::{Durability, Op};
+
+use crate::{Draft, Resource, meta, services, write::Write};
+
+const EVENT_LIFE: Duration = Duration::from_secs(3600);
+
+fn is(resource: &Resource, group: &str, plural: &str) -> bool {
+    resource.group == group && resource.plural == plural
+}
+
+fn is_event(resource: &Resource) -> bool {
+    resource.plural == "events" && matches!(resource.group.as_str(), "" | "events.k8s.io")
+}
+
+/// How long objects live by themselves.
+pub(crate) fn expiry(resource: &Resource) -> Option<Duration> {
+    is_event(resource).then_some(EVENT_LIFE)
+}
+
+/// Events and node heartbeats need not wait for the disk.
+pub(crate) fn durability(resource: &Resource, namespace: &str) -> Durability {
+    let heartbeat = namespace == "kube-node-lease" && is(resource, "coordination.k8s.io", "leases");
+    if heartbeat || is_event(resource) {
+        Durability::Relaxed
+    } else {
+        Durability::Synced
+    }
+}
+
+/// Operations that belong to a creation.
+pub(crate) async fn before_create(
+    write: &Write,
+    object: &mut Object,
+) -> Result<Vec<Op<Draft>>, Status> {
+    if is(&write.resource, "", "services") {
+        return services::on_create(write, object).await;
+    }
+    Ok(Vec::new())
+}
+
+/// Operations that belong to an update.
+pub(crate) async fn before_update(
+    write: &Write,
+    object: &mut Object,
+    old: &Object,
+) -> Result<Vec<Op<Draft>>, Status> {
+    if is(&write.resource, "", "services") && write.subresource.is_empty() {
+        return services::on_update(write, object, old).await;
+    }
+    Ok(Vec::new())
+}
+
+/// Operations that belong to a removal.
+pub(crate) fn before_remove(write: &Write, object: &Object) -> Vec<Op<Draft>> {
+    if is(&write.resource, "", "services") {
+        services::on_remove(object)
+    } else {
+        Vec::new()
+    }
+}
+
+/// What else changes when an object is marked for deletion.
+pub(crate) fn after_mark(write: &Write, object: &mut Object) {
+    if !is(&write.resource, "", "namespaces") {
+        return;
+    }
+    let status = object
+        .entry("status")
+        .or_insert_with(|| Value::Object(Object::new()));
+    if let Some(status) = status.as_object_mut() {
+        status.insert("phase".to_owned(), "Terminating".into());
+    }
+}
+
+/// Whether a deleted object stays although its metadata has no finalizers: a namespace that has
+/// not been emptied.
+pub(crate) fn stays(write: &Write, object: &Object) -> bool {
+    is(&write.resource, "", "namespaces") && has_spec_finalizers(object)
+}
+
+fn has_spec_finalizers(object: &Object) -> bool {
+    let finalizers = object.get("spec").and_then(|spec| spec.get("finalizers"));
+    finalizers
+        .and_then(Value::as_array)
+        .is_some_and(|list| !list.is_empty())
+}
+
+/// Whether an update ends the object: it was marked, its time is over, and nothing holds it.
+pub(crate) fn ends_with(write: &Write, object: &Object, old: &Object) -> bool {
+    meta::is_deleting(old)
+        && meta::finalizers(object).is_empty()
+        && meta::number(old, "deletionGracePeriodSeconds").unwrap_or(0) == 0
+        && !stays(write, object)
+}

@@ -1,0 +1,232 @@
+//! Metadata of objects on the write path: reading it, and what the server alone may set.
+
+use jiff::{SignedDuration, Timestamp};
+use machinery::{Object, Status, Value};
+use rand::Rng;
+
+/// The finalizers that the garbage collector serves.
+pub(crate) const ORPHAN: &str = "orphan";
+pub(crate) const FOREGROUND: &str = "foregroundDeletion";
+
+/// What only the server sets at creation.
+const SYSTEM: &[&str] = &[
+    "uid",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "selfLink",
+    "resourceVersion",
+];
+
+/// Letters of generated names: no vowels, nothing that looks alike.
+const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+/// Longest prefix of a generated name.
+const LONGEST_PREFIX: usize = 63 - 5;
+
+/// A view of an object's metadata.
+pub(crate) fn of(object: &Object) -> Option<&Object> {
+    object.get("metadata").and_then(Value::as_object)
+}
+
+/// The metadata, made if it is missing. It stays behind `apiVersion` and `kind`.
+pub(crate) fn of_mut(object: &mut Object) -> &mut Object {
+    if !object.get("metadata").is_some_and(Value::is_object) {
+        object.insert("metadata".to_owned(), Value::Object(Object::new()));
+    }
+    match object.get_mut("metadata") {
+        Some(Value::Object(metadata)) => metadata,
+        _ => unreachable!("inserted above"),
+    }
+}
+
+/// A text field; empty when it is missing.
+pub(crate) fn text<'a>(object: &'a Object, key: &str) -> &'a str {
+    of(object)
+        .and_then(|metadata| metadata.get(key))
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+}
+
+/// A text field of the spec; empty when it is missing.
+pub(crate) fn spec_text<'a>(object: &'a Object, key: &str) -> &'a str {
+    let value = object.get("spec").and_then(|spec| spec.get(key));
+    value.and_then(Value::as_str).unwrap_or_default()
+}
+
+/// A number; `None` when it is missing.
+pub(crate) fn number(object: &Object, key: &str) -> Option<i64> {
+    of(object)?.get(key)?.as_i64()
+}
+
+/// Sets a field, or removes it when the value is empty or null.
+pub(crate) fn set(object: &mut Object, key: &str, value: impl Into<Value>) {
+    let value = value.into();
+    let metadata = of_mut(object);
+    if value.is_null() || value.as_str().is_some_and(str::is_empty) {
+        metadata.shift_remove(key);
+    } else {
+        metadata.insert(key.to_owned(), value);
+    }
+}
+
+/// Whether somebody asked to delete it.
+pub(crate) fn is_deleting(object: &Object) -> bool {
+    !text(object, "deletionTimestamp").is_empty()
+}
+
+/// The names of the finalizers.
+pub(crate) fn finalizers(object: &Object) -> Vec<&str> {
+    let list = of(object)
+        .and_then(|metadata| metadata.get("finalizers"))
+        .and_then(Value::as_array);
+    list.into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect()
+}
+
+/// Replaces the finalizers.
+pub(crate) fn set_finalizers(object: &mut Object, finalizers: Vec<String>) {
+    let value = if finalizers.is_empty() {
+        Value::Null
+    } else {
+        finalizers.into()
+    };
+    set(object, "finalizers", value);
+}
+
+/// A time as it stands in metadata.
+pub(crate) fn time(at: Timestamp) -> String {
+    at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+/// The deletion time, if there is one.
+pub(crate) fn deletion_time(object: &Object) -> Option<Timestamp> {
+    text(object, "deletionTimestamp").parse().ok()
+}
+
+/// A time some seconds away.
+pub(crate) fn shifted(at: Timestamp, seconds: i64) -> Timestamp {
+    at.saturating_add(SignedDuration::from_secs(seconds))
+        .unwrap_or(at)
+}
+
+/// Sets what belongs to a new object and drops what a client has no say in.
+pub(crate) fn begin(object: &mut Object, now: Timestamp) {
+    for key in SYSTEM {
+        of_mut(object).shift_remove(*key);
+    }
+    set(object, "uid", uuid::Uuid::new_v4().to_string());
+    set(object, "creationTimestamp", time(now));
+}
+
+/// Makes a name of `generateName` when there is none. Returns whether it did.
+pub(crate) fn generate_name(object: &mut Object) -> bool {
+    if !text(object, "name").is_empty() || text(object, "generateName").is_empty() {
+        return false;
+    }
+    let name = generated(text(object, "generateName"));
+    set(object, "name", name);
+    true
+}
+
+/// A name with this prefix and a random end.
+pub(crate) fn generated(prefix: &str) -> String {
+    let mut rng = rand::rng();
+    let end = prefix.char_indices().map(|(at, c)| at + c.len_utf8());
+    let cut = end
+        .take_while(|end| *end <= LONGEST_PREFIX)
+        .last()
+        .unwrap_or(0);
+    let mut name = prefix[..cut].to_owned();
+    name.extend((0..5).map(|_| char::from(LETTERS[rng.random_range(0..LETTERS.len())])));
+    name
+}
+
+/// The namespace of the request holds; an object that names another is refused.
+pub(crate) fn settle_namespace(object: &mut Object, namespace: &str) -> Result<(), Status> {
+    let own = text(object, "namespace");
+    if own == namespace {
+        return Ok(());
+    }
+    if own.is_empty() || namespace.is_empty() {
+        set(object, "namespace", namespace);
+        return Ok(());
+    }
+    Err(Status::bad_request(
+        "the namespace of the provided object does not match the namespace sent on the request",
+    ))
+}
+
+/// What an update can never change about the metadata.
+pub(crate) fn keep(object: &mut Object, old: &Object) {
+    if text(object, "uid").is_empty() {
+        set(object, "uid", text(old, "uid"));
+    }
+    set(object, "creationTimestamp", text(old, "creationTimestamp"));
+    of_mut(object).shift_remove("selfLink");
+    if is_deleting(old) {
+        set(object, "deletionTimestamp", text(old, "deletionTimestamp"));
+    }
+    if number(object, "deletionGracePeriodSeconds").is_none() {
+        set(
+            object,
+            "deletionGracePeriodSeconds",
+            number(old, "deletionGracePeriodSeconds"),
+        );
+    }
+}
+
+/// Whether two objects differ in anything that a generation counts.
+pub(crate) fn spec_differs(object: &Object, old: &Object) -> bool {
+    let counted = |(key, _): &(&String, &Value)| {
+        !matches!(key.as_str(), "apiVersion" | "kind" | "metadata" | "status")
+    };
+    let (new_count, old_count) = (
+        object.iter().filter(counted).count(),
+        old.iter().filter(counted).count(),
+    );
+    new_count != old_count
+        || object
+            .iter()
+            .filter(counted)
+            .any(|(key, value)| old.get(key) != Some(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object(json: serde_json::Value) -> Object {
+        json.as_object().unwrap().clone()
+    }
+
+    #[test]
+    fn a_generated_name_fits_and_keeps_its_prefix() {
+        let mut one = object(serde_json::json!({"metadata": {"generateName": "web-"}}));
+        assert!(generate_name(&mut one));
+        assert!(text(&one, "name").starts_with("web-") && text(&one, "name").len() == 9);
+        assert!(!generate_name(&mut one));
+        assert_eq!(generated(&"x".repeat(100)).len(), 63);
+    }
+
+    #[test]
+    fn a_client_cannot_set_what_belongs_to_the_server() {
+        let mut new = object(serde_json::json!({"metadata": {
+            "name": "a", "uid": "mine", "deletionTimestamp": "2020-01-01T00:00:00Z",
+            "resourceVersion": "4"}}));
+        begin(&mut new, Timestamp::UNIX_EPOCH);
+        assert_ne!(text(&new, "uid"), "mine");
+        assert_eq!(text(&new, "creationTimestamp"), "1970-01-01T00:00:00Z");
+        assert!(!is_deleting(&new) && text(&new, "resourceVersion").is_empty());
+    }
+
+    #[test]
+    fn status_and_metadata_do_not_count_for_the_generation() {
+        let old = object(serde_json::json!({"spec": {"a": 1}, "metadata": {}, "status": {}}));
+        let same = object(serde_json::json!({"metadata": {"name": "x"}, "spec": {"a": 1}}));
+        let other = object(serde_json::json!({"spec": {"a": 2}}));
+        assert!(!spec_differs(&same, &old));
+        assert!(spec_differs(&other, &old) && spec_differs(&object(serde_json::json!({})), &old));
+    }
+}

@@ -1,0 +1,167 @@
+//! Objects on their way out: as they are stored, or as a Table or metadata alone.
+
+use std::sync::Arc;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http::{Response, StatusCode};
+use machinery::{Object, Value};
+use serde_json::json;
+
+use crate::{
+    Body, Resource, Stored,
+    media::{Encoding, Shape, Wanted},
+    query::Query,
+    respond,
+};
+
+/// How one request wants objects.
+#[derive(Clone)]
+pub(crate) struct Output {
+    pub(crate) resource: Arc<Resource>,
+    pub(crate) wanted: Wanted,
+    /// Which object a Table's rows carry.
+    include: Include,
+    /// Seconds since the epoch, for ages in Tables.
+    now: i64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Include {
+    None,
+    Metadata,
+    Object,
+}
+
+impl Output {
+    pub(crate) fn new(resource: Arc<Resource>, wanted: Wanted, query: &Query, now: i64) -> Self {
+        let include = match query.get("includeObject") {
+            Some("None") => Include::None,
+            Some("Object") => Include::Object,
+            _ => Include::Metadata,
+        };
+        Self {
+            resource,
+            wanted,
+            include,
+            now,
+        }
+    }
+
+    /// One object, in full.
+    pub(crate) fn object(&self, object: &Stored) -> Bytes {
+        match self.wanted.shape {
+            Shape::Object => object.bytes().clone(),
+            Shape::Metadata => partial(object),
+            Shape::Table => self.table(
+                std::slice::from_ref(&object),
+                true,
+                json!({"resourceVersion": object.revision.to_string()}),
+            ),
+        }
+    }
+
+    /// The answer for one object.
+    pub(crate) fn respond(&self, code: StatusCode, object: &Stored) -> Response<Body> {
+        self.encoded(code, self.object(object))
+    }
+
+    /// Bytes of JSON, written as the client wants.
+    pub(crate) fn encoded(&self, code: StatusCode, json: Bytes) -> Response<Body> {
+        match self.wanted.encoding {
+            Encoding::Json | Encoding::Protobuf => respond::bytes(code, respond::JSON, json),
+            Encoding::Yaml => match crate::yaml::from_json(&json) {
+                Ok(yaml) => respond::bytes(code, "application/yaml", yaml),
+                Err(status) => respond::status(&status),
+            },
+        }
+    }
+
+    /// Whether lists are made of stored bytes one by one.
+    pub(crate) fn streams(&self) -> bool {
+        self.wanted.shape != Shape::Table && self.wanted.encoding == Encoding::Json
+    }
+
+    /// What comes before the items of a list.
+    pub(crate) fn list_head(&self, metadata: &Value) -> Bytes {
+        let (kind, version) = match self.wanted.shape {
+            Shape::Metadata => ("PartialObjectMetadataList", "meta.k8s.io/v1"),
+            _ => (
+                self.resource.kind.names().list_kind.as_str(),
+                self.resource.api_version.as_str(),
+            ),
+        };
+        format!(r#"{{"kind":"{kind}","apiVersion":"{version}","metadata":{metadata},"items":["#)
+            .into()
+    }
+
+    /// One item of a list.
+    pub(crate) fn item(&self, object: &Stored, out: &mut BytesMut) {
+        match self.wanted.shape {
+            Shape::Metadata => out.put_slice(&partial(object)),
+            _ if self.resource.custom => out.put_slice(object.bytes()),
+            _ => {
+                out.put_u8(b'{');
+                out.put_slice(object.item());
+            }
+        }
+    }
+
+    /// A Table of objects.
+    pub(crate) fn table(&self, objects: &[&Stored], with_columns: bool, metadata: Value) -> Bytes {
+        let kind = &self.resource.kind;
+        let columns: Vec<Value> = kind
+            .columns()
+            .iter()
+            .map(|column| {
+                json!({
+                    "name": column.name, "type": column.kind, "format": column.format,
+                    "description": column.description, "priority": column.priority,
+                })
+            })
+            .collect();
+        let columns = if with_columns {
+            Value::from(columns)
+        } else {
+            Value::Null
+        };
+        let rows: Vec<Value> = objects.iter().map(|object| self.row(object)).collect();
+        let table = json!({
+            "kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": metadata,
+            "columnDefinitions": columns, "rows": rows,
+        });
+        table.to_string().into()
+    }
+
+    fn row(&self, stored: &Stored) -> Value {
+        let object: Object = stored.parse();
+        let mut row = Object::new();
+        row.insert(
+            "cells".to_owned(),
+            self.resource.kind.row(&object, self.now).into(),
+        );
+        match self.include {
+            Include::None => {}
+            Include::Object => {
+                row.insert("object".to_owned(), Value::Object(object));
+            }
+            Include::Metadata => {
+                let metadata = object.get("metadata").cloned().unwrap_or_default();
+                let partial = json!({
+                    "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1",
+                    "metadata": metadata,
+                });
+                row.insert("object".to_owned(), partial);
+            }
+        }
+        Value::Object(row)
+    }
+}
+
+/// An object's metadata alone.
+fn partial(object: &Stored) -> Bytes {
+    let mut out = BytesMut::with_capacity(object.metadata().len() + 96);
+    out.put_slice(br#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":"#);
+    out.put_slice(object.metadata());
+    out.put_u8(b'}');
+    out.freeze()
+}

@@ -1,0 +1,184 @@
+//! Connections to kubelets and to what is proxied.
+
+use std::{
+    future::Future,
+    net::IpAddr,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body::Frame;
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use machinery::Status;
+use rustls::pki_types::ServerName;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+};
+use tokio_rustls::{TlsConnector, client::TlsStream};
+
+use super::Location;
+use crate::{
+    Body,
+    body::BodyError,
+    pipeline::{Core, RequestBody},
+    respond::Answer,
+};
+
+const DIAL: Duration = Duration::from_secs(10);
+
+/// A connection to a backend.
+pub(crate) enum Transport {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+/// Connects; the errors are what clients see when a node or pod is gone.
+pub(crate) async fn connect(core: &Core, location: &Location) -> Result<Transport, Status> {
+    let failed = |why: String| Status::internal(format!("error dialing backend: {why}"));
+    let address: IpAddr = location
+        .host
+        .parse()
+        .map_err(|_| failed(format!("{:?} is no address", location.host)))?;
+    let dial = TcpStream::connect((address, location.port));
+    let stream = match tokio::time::timeout(DIAL, dial).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => {
+            return Err(failed(format!(
+                "dial tcp {address}:{}: {error}",
+                location.port
+            )));
+        }
+        Err(_) => {
+            return Err(failed(format!(
+                "dial tcp {address}:{}: i/o timeout",
+                location.port
+            )));
+        }
+    };
+    // A peer that is gone shows with the first write.
+    let _ = stream.set_nodelay(true);
+    if !location.tls {
+        return Ok(Transport::Plain(stream));
+    }
+    let config = core.config.kubelet_tls.clone();
+    let config = config.ok_or_else(|| failed("no client certificate for kubelets".to_owned()))?;
+    let handshake =
+        TlsConnector::from(config).connect(ServerName::IpAddress(address.into()), stream);
+    match tokio::time::timeout(DIAL, handshake).await {
+        Ok(Ok(stream)) => Ok(Transport::Tls(Box::new(stream))),
+        Ok(Err(error)) => Err(failed(error.to_string())),
+        Err(_) => Err(failed("TLS handshake timeout".to_owned())),
+    }
+}
+
+/// Sends one request; the answer's body drives the connection until it ends.
+pub(crate) async fn send(request: http::Request<RequestBody>, transport: Transport) -> Answer {
+    let failed = |error: hyper::Error| {
+        Status::service_unavailable(format!("error trying to reach service: {error}"))
+    };
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(transport))
+        .await
+        .map_err(failed)?;
+    let mut connection: Driver = Box::pin(async move {
+        // An end without an answer shows at the request.
+        let _ = connection.await;
+    });
+    let mut ended = false;
+    let exchange = sender.send_request(request);
+    tokio::pin!(exchange);
+    let response = std::future::poll_fn(|context| {
+        if !ended {
+            ended = connection.as_mut().poll(context).is_ready();
+        }
+        exchange.as_mut().poll(context)
+    })
+    .await
+    .map_err(failed)?;
+    let (mut parts, body) = response.into_parts();
+    for name in ["connection", "keep-alive", "transfer-encoding", "upgrade"] {
+        parts.headers.remove(name);
+    }
+    let driven = Driven {
+        connection: (!ended).then_some(connection),
+        body,
+    };
+    let stream = http_body_util::BodyStream::new(driven);
+    let stream = futures::StreamExt::filter_map(stream, |frame| async move {
+        match frame {
+            Ok(frame) => frame.into_data().ok().map(Ok),
+            Err(error) => Some(Err(error)),
+        }
+    });
+    Ok(http::Response::from_parts(parts, Body::stream(stream)))
+}
+
+type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// A body and the connection it comes over.
+struct Driven {
+    connection: Option<Driver>,
+    body: Incoming,
+}
+
+impl http_body::Body for Driven {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        if let Some(connection) = &mut self.connection
+            && connection.as_mut().poll(context).is_ready()
+        {
+            self.connection = None;
+        }
+        Pin::new(&mut self.body)
+            .poll_frame(context)
+            .map_err(Into::into)
+    }
+}
+
+impl AsyncRead for Transport {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
+            Self::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Transport {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_write(context, buffer),
+            Self::Tls(stream) => Pin::new(stream).poll_write(context, buffer),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_flush(context),
+            Self::Tls(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+            Self::Tls(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! From a request to the address and path that answers it.
+
+use machinery::{Object, Status, Value};
+use rand::seq::IndexedRandom;
+
+use super::Location;
+use crate::{Resource, ResourceRequest, meta, pipeline::Request};
+
+const KUBELET_PORT: u16 = 10250;
+
+/// Where the request goes; `None` when there is nobody to ask yet and nothing to say.
+pub(crate) async fn locate(
+    request: &Request,
+    resource: &Resource,
+) -> Result<Option<Location>, Status> {
+    let subject = request.info.resource.clone().unwrap_or_default();
+    match (resource.plural.as_str(), subject.subresource.as_str()) {
+        ("pods", "proxy") => pod_proxy(request, &subject).await.map(Some),
+        ("services", "proxy") => service_proxy(request, &subject).await.map(Some),
+        ("nodes", "proxy") => node_proxy(request, &subject).await.map(Some),
+        ("pods", _) => kubelet(request, &subject).await,
+        _ => Err(Status::path_not_found()),
+    }
+}
+
+async fn object(
+    request: &Request,
+    plural: &str,
+    namespace: &str,
+    name: &str,
+) -> Result<Object, Status> {
+    let found = request.core.reader.get("", plural, namespace, name).await?;
+    found
+        .map(|found| found.parse())
+        .ok_or_else(|| Status::not_found("", plural, name))
+}
+
+/// The kubelet's path for logs and streams of a pod.
+async fn kubelet(request: &Request, subject: &ResourceRequest) -> Result<Option<Location>, Status> {
+    let pod = object(request, "pods", &subject.namespace, &subject.name).await?;
+    let node = meta::spec_text(&pod, "nodeName").to_owned();
+    let (namespace, name) = (&subject.namespace, &subject.name);
+    let path = match subject.subresource.as_str() {
+        "log" => {
+            let container = container(request, &pod)?;
+            format!(
+                "/containerLogs/{namespace}/{name}/{container}{}",
+                log_query(request)
+            )
+        }
+        "portforward" => {
+            let ports: Vec<String> = request
+                .query
+                .all("ports")
+                .map(|port| format!("port={}", escape(port)))
+                .collect();
+            format!("/portForward/{namespace}/{name}{}", join(ports))
+        }
+        stream => {
+            let container = container(request, &pod)?;
+            format!(
+                "/{stream}/{namespace}/{name}/{container}{}",
+                stream_query(request)
+            )
+        }
+    };
+    if node.is_empty() {
+        if subject.subresource == "log" {
+            return Ok(None);
+        }
+        return Err(Status::bad_request(format!(
+            "pod {name} does not have a host assigned"
+        )));
+    }
+    node_location(request, &node, path).await.map(Some)
+}
+
+async fn node_location(
+    request: &Request,
+    node: &str,
+    path_and_query: String,
+) -> Result<Location, Status> {
+    let node = object(request, "nodes", "", node).await?;
+    let status = node.get("status").cloned().unwrap_or_default();
+    let addresses = status["addresses"].as_array().cloned().unwrap_or_default();
+    let of = |kind: &str| {
+        addresses.iter().find(|address| address["type"] == kind)?["address"]
+            .as_str()
+            .map(str::to_owned)
+    };
+    let host = of("InternalIP").or_else(|| of("ExternalIP"));
+    let host = host.ok_or_else(|| {
+        Status::internal(format!(
+            "no preferred addresses found; known addresses: {addresses:?}"
+        ))
+    })?;
+    let port = status["daemonEndpoints"]["kubeletEndpoint"]["Port"].as_u64();
+    let port = port
+        .and_then(|port| u16::try_from(port).ok())
+        .filter(|port| *port > 0);
+    Ok(Location {
+        tls: true,
+        host,
+        port: port.unwrap_or(KUBELET_PORT),
+        path_and_query,
+    })
+}
+
+/// The container that is meant: named, the only one, or the annotated default.
+fn container(request: &Request, pod: &Object) -> Result<String, Status> {
+    let names = |key: &str| -> Vec<String> {
+        let list = pod
+            .get("spec")
+            .and_then(|spec| spec.get(key))
+            .and_then(Value::as_array);
+        let names = list
+            .into_iter()
+            .flatten()
+            .filter_map(|container| container["name"].as_str());
+        names.map(str::to_owned).collect()
+    };
+    let (main, init, ephemeral) = (
+        names("containers"),
+        names("initContainers"),
+        names("ephemeralContainers"),
+    );
+    let pod_name = meta::text(pod, "name");
+    if let Some(asked) = request.query.filled("container") {
+        let known = [&main, &init, &ephemeral]
+            .iter()
+            .any(|list| list.iter().any(|n| n == asked));
+        if !known {
+            let why = format!("container {asked} is not valid for pod {pod_name}");
+            return Err(Status::bad_request(why));
+        }
+        return Ok(asked.to_owned());
+    }
+    match main.as_slice() {
+        [only] => Ok(only.clone()),
+        [] => Err(Status::bad_request(format!(
+            "a container name must be specified for pod {pod_name}"
+        ))),
+        several => {
+            let mut why = format!(
+                "a container name must be specified for pod {pod_name}, choose one of: [{}]",
+                several.join(" ")
+            );
+            if !init.is_empty() {
+                why += &format!(" or one of the init containers: [{}]", init.join(" "));
+            }
+            if !ephemeral.is_empty() {
+                why += &format!(
+                    " or one of the ephemeral containers: [{}]",
+                    ephemeral.join(" ")
+                );
+            }
+            Err(Status::bad_request(why))
+        }
+    }
+}
+
+fn log_query(request: &Request) -> String {
+    const KNOWN: &[&str] = &[
+        "follow",
+        "previous",
+        "sinceSeconds",
+        "sinceTime",
+        "timestamps",
+        "tailLines",
+        "limitBytes",
+        "stream",
+    ];
+    let given = KNOWN.iter().filter_map(|key| {
+        request
+            .query
+            .filled(key)
+            .map(|value| format!("{key}={}", escape(value)))
+    });
+    join(given.collect())
+}
+
+/// The kubelet's own names for what a stream carries.
+fn stream_query(request: &Request) -> String {
+    let mut query: Vec<String> = Vec::new();
+    for (ours, theirs) in [
+        ("stdin", "input"),
+        ("stdout", "output"),
+        ("stderr", "error"),
+        ("tty", "tty"),
+    ] {
+        if request.query.flag(ours) {
+            query.push(format!("{theirs}=1"));
+        }
+    }
+    query.extend(
+        request
+            .query
+            .all("command")
+            .map(|word| format!("command={}", escape(word))),
+    );
+    join(query)
+}
+
+fn join(query: Vec<String>) -> String {
+    if query.is_empty() {
+        String::new()
+    } else {
+        format!("?{}", query.join("&"))
+    }
+}
+
+fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    out
+}
+
+/// `[scheme:]name[:port]`, as proxies name their targets.
+fn split(name: &str) -> (bool, &str, &str) {
+    match name.split(':').collect::<Vec<_>>().as_slice() {
+        ["https", name, port] => (true, name, port),
+        [_, name, port] => (false, name, port),
+        [name, port] => (false, name, port),
+        _ => (false, name, ""),
+    }
+}
+
+/// The path behind `proxy`, and the query as it came.
+fn rest(request: &Request, subject: &ResourceRequest) -> String {
+    let path = request.parts.uri.path();
+    let marker = format!("/{}/proxy", path_name(path, subject));
+    let tail = path.split_once(&marker).map_or("", |(_, tail)| tail);
+    let tail = if tail.is_empty() { "/" } else { tail };
+    match request.parts.uri.query() {
+        Some(query) => format!("{tail}?{query}"),
+        None => tail.to_owned(),
+    }
+}
+
+/// The target's name as it stands in the path, escapes included.
+fn path_name<'a>(path: &'a str, subject: &ResourceRequest) -> &'a str {
+    let marker = format!("/{}/", subject.resource);
+    let after = path.rsplit_once(&marker).map_or("", |(_, after)| after);
+    after.split('/').next().unwrap_or_default()
+}
+
+async fn node_proxy(request: &Request, subject: &ResourceRequest) -> Result<Location, Status> {
+    let (_, name, port) = split(&subject.name);
+    let mut location = node_location(request, name, rest(request, subject)).await?;
+    if let Ok(port) = port.parse() {
+        location.port = port;
+    }
+    Ok(location)
+}
+
+async fn pod_proxy(request: &Request, subject: &ResourceRequest) -> Result<Location, Status> {
+    let (tls, name, port) = split(&subject.name);
+    let pod = object(request, "pods", &subject.namespace, name).await?;
+    let address = pod
+        .get("status")
+        .and_then(|status| status.get("podIP"))
+        .and_then(Value::as_str);
+    let host = address.filter(|address| !address.is_empty());
+    let host = host
+        .ok_or_else(|| Status::bad_request("address not allowed"))?
+        .to_owned();
+    let port = if port.is_empty() {
+        first_port(&pod)
+    } else {
+        port.parse().ok()
+    };
+    let port = port.unwrap_or(80);
+    Ok(Location {
+        tls,
+        host,
+        port,
+        path_and_query: rest(request, subject),
+    })
+}
+
+fn first_port(pod: &Object) -> Option<u16> {
+    let containers = pod.get("spec")?.get("containers")?.as_array()?;
+    let mut ports = containers
+        .iter()
+        .filter_map(|container| container["ports"].as_array())
+        .flatten();
+    ports.find_map(|port| u16::try_from(port["containerPort"].as_u64()?).ok())
+}
+
+/// One ready address behind a service.
+async fn service_proxy(request: &Request, subject: &ResourceRequest) -> Result<Location, Status> {
+    let (tls, name, port) = split(&subject.name);
+    let service = object(request, "services", &subject.namespace, name).await?;
+    let unavailable =
+        || Status::service_unavailable(format!("no endpoints available for service {name:?}"));
+    let ports = service
+        .get("spec")
+        .and_then(|spec| spec.get("ports"))
+        .and_then(Value::as_array);
+    let mut ports = ports.into_iter().flatten();
+    let wanted = ports.find(|candidate| {
+        port.is_empty()
+            || candidate["name"] == port
+            || candidate["port"]
+                .as_u64()
+                .is_some_and(|number| number.to_string() == port)
+    });
+    let wanted = wanted.ok_or_else(|| {
+        Status::service_unavailable(format!(
+            "no service port {port:?} found for service {name:?}"
+        ))
+    })?;
+    let port_name = wanted["name"].as_str().unwrap_or_default();
+    let (_, slices) = request
+        .core
+        .reader
+        .list("discovery.k8s.io", "endpointslices", &subject.namespace)
+        .await?;
+    let mut candidates = Vec::new();
+    for slice in slices
+        .iter()
+        .filter(|slice| slice.label("kubernetes.io/service-name") == Some(name))
+    {
+        let slice = Value::Object(slice.parse());
+        let port = slice["ports"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .find(|port| port["name"].as_str().unwrap_or_default() == port_name);
+        let Some(port) = port.and_then(|port| u16::try_from(port["port"].as_u64()?).ok()) else {
+            continue;
+        };
+        for endpoint in slice["endpoints"].as_array().into_iter().flatten() {
+            if endpoint["conditions"]["ready"] == Value::Bool(false) {
+                continue;
+            }
+            if let Some(address) = endpoint["addresses"][0].as_str() {
+                candidates.push((address.to_owned(), port));
+            }
+        }
+    }
+    let (host, port) = candidates
+        .choose(&mut rand::rng())
+        .cloned()
+        .ok_or_else(unavailable)?;
+    Ok(Location {
+        tls,
+        host,
+        port,
+        path_and_query: rest(request, subject),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_are_split_and_words_escaped() {
+        assert_eq!(split("web"), (false, "web", ""));
+        assert_eq!(split("web:80"), (false, "web", "80"));
+        assert_eq!(split("https:web:443"), (true, "web", "443"));
+        assert_eq!(escape("a b&c/ü"), "a%20b%26c%2F%C3%BC");
+    }
+}

@@ -1,0 +1,56 @@
+//! Which objects a client wants to see: label and field selectors, answered from headers.
+
+use machinery::{Status, fields, labels};
+
+use crate::{Resource, Stored, query::Query};
+
+/// The selectors of a request.
+#[derive(Debug, Clone)]
+pub(crate) struct Selection {
+    labels: labels::Selector,
+    fields: fields::Selector,
+}
+
+impl Selection {
+    /// Reads the selectors; refuses fields that the kind does not offer.
+    pub(crate) fn parse(resource: &Resource, query: &Query) -> Result<Self, Status> {
+        let labels = labels::Selector::parse(query.get("labelSelector").unwrap_or_default());
+        let fields = fields::Selector::parse(query.get("fieldSelector").unwrap_or_default());
+        let selection = Self {
+            labels: labels.map_err(Status::bad_request)?,
+            fields: fields.map_err(Status::bad_request)?,
+        };
+        let known = |field: &str| {
+            matches!(field, "metadata.name" | "metadata.namespace")
+                || resource.kind.selectable_names().contains(&field)
+        };
+        match selection
+            .fields
+            .terms()
+            .iter()
+            .find(|term| !known(&term.field))
+        {
+            Some(term) => Err(Status::bad_request(format!(
+                "field label not supported: {}",
+                term.field
+            ))),
+            None => Ok(selection),
+        }
+    }
+
+    /// Whether every object is wanted.
+    pub(crate) fn is_everything(&self) -> bool {
+        self.labels.is_empty() && self.fields.is_empty()
+    }
+
+    /// The one name that is wanted, if the selectors say so.
+    pub(crate) fn name(&self) -> Option<&str> {
+        self.fields.exact("metadata.name")
+    }
+
+    /// Whether this object is wanted.
+    pub(crate) fn matches(&self, object: &Stored) -> bool {
+        (self.labels.is_empty() || self.labels.matches(|key| object.label(key)))
+            && (self.fields.is_empty() || self.fields.matches(|field| object.field(field)))
+    }
+}

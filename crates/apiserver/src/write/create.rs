@@ -1,0 +1,113 @@
+//! Create: settle the metadata, admit, prepare, validate, commit.
+
+use std::sync::Arc;
+
+use kinds::Context;
+use machinery::{Object, Status};
+use store::{Freshness, Precondition};
+
+use super::{ATTEMPTS, Write, Written};
+use crate::{Stored, admission::Operation, failure, hooks, meta};
+
+/// Creates a decoded object.
+pub(crate) async fn create(write: &Write, mut object: Object) -> Result<Written, Status> {
+    if !meta::text(&object, "resourceVersion").is_empty() {
+        return Err(Status::bad_request(
+            "resourceVersion should not be set on objects to be created",
+        ));
+    }
+    let namespace = if write.resource.namespaced() {
+        write.namespace.as_str()
+    } else {
+        ""
+    };
+    meta::settle_namespace(&mut object, namespace)?;
+    for _ in 0..ATTEMPTS {
+        let mut object = object.clone();
+        let generated = meta::generate_name(&mut object);
+        match attempt(write, object, generated).await? {
+            Some(written) => return Ok(written),
+            None => continue,
+        }
+    }
+    let (group, plural) = (&write.resource.group, &write.resource.plural);
+    Err(Status::server_timeout(group, plural, "create", 1))
+}
+
+/// One try. `None` when a generated name was taken or another object of the transaction changed.
+async fn attempt(
+    write: &Write,
+    mut object: Object,
+    generated: bool,
+) -> Result<Option<Written>, Status> {
+    let kind = &write.resource.kind;
+    let now = write.core.config.clock.now();
+    meta::begin(&mut object, now);
+    kind.default(&mut object);
+    write
+        .admit_mutating(Operation::Create, &mut object, None)
+        .await?;
+    let now = meta::time(now);
+    let context = Context {
+        now: &now,
+        user: &write.user.name,
+    };
+    if kind.has_generation() {
+        meta::set(&mut object, "generation", 1);
+    } else {
+        meta::of_mut(&mut object).shift_remove("generation");
+    }
+    kind.prepare_create(&mut object, &context);
+    let mut ops = hooks::before_create(write, &mut object).await?;
+    validate(write, &object)?;
+    for warning in kind.warnings(&object, None) {
+        write.effects.warn(warning);
+    }
+    write
+        .admit_validating(Operation::Create, Some(&object), None)
+        .await?;
+    ops.extend(write.effects.take_ops());
+    let name = meta::text(&object, "name").to_owned();
+    let draft = write.draft(&mut object)?;
+    let warnings = write.effects.take_warnings();
+    if write.dry_run {
+        refuse_taken(write, &name).await?;
+        return Ok(Some(Written {
+            object: Arc::new(Stored::stamp(draft, 0)),
+            created: true,
+            warnings,
+        }));
+    }
+    match write.put(&name, draft, Precondition::Absent, ops).await? {
+        Some(entry) => Ok(Some(Written {
+            object: entry.object,
+            created: true,
+            warnings,
+        })),
+        None if generated => Ok(None),
+        None => refuse_taken(write, &name).await.map(|()| None),
+    }
+}
+
+fn validate(write: &Write, object: &Object) -> Result<(), Status> {
+    let kind = &*write.resource.kind;
+    let mut errors = kinds::metadata::validate_create(kind, object);
+    errors.extend(kind.validate_create(object));
+    if errors.is_empty() {
+        return Ok(());
+    }
+    Err(write.invalid(meta::text(object, "name"), &errors))
+}
+
+/// 409 when an object of this name exists.
+async fn refuse_taken(write: &Write, name: &str) -> Result<(), Status> {
+    let key = write.resource.key(&write.namespace, name);
+    let read = write.core.store.get(&key, Freshness::Newest).await;
+    let (_, entry) = read.map_err(failure::of_store)?;
+    let Some(entry) = entry else { return Ok(()) };
+    let mut status = Status::already_exists(&write.resource.group, &write.resource.plural, name);
+    if meta::is_deleting(&entry.object.parse()) {
+        status.message = format!("object is being deleted: {}", status.message);
+    }
+    Err(status)
+}

@@ -1,0 +1,298 @@
+//! Delete: grace periods, finalizers, preconditions and what becomes of dependents.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use kinds::Deletion;
+use machinery::{Object, Status, field};
+use serde::Deserialize;
+use store::{Entry, Freshness, Precondition};
+
+use super::{ATTEMPTS, Write};
+use crate::{Stored, admission::Operation, failure, hooks, meta};
+
+/// What a client may say about a deletion.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct DeleteOptions {
+    pub(crate) grace_period_seconds: Option<i64>,
+    pub(crate) preconditions: Option<Preconditions>,
+    pub(crate) orphan_dependents: Option<bool>,
+    pub(crate) propagation_policy: Option<String>,
+    pub(crate) dry_run: Vec<String>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Preconditions {
+    pub(crate) uid: Option<String>,
+    pub(crate) resource_version: Option<String>,
+}
+
+/// A deletion's result.
+pub(crate) struct Deleted {
+    /// The object as it stands, or as it stood last.
+    pub(crate) object: Arc<Stored>,
+    /// Whether it is gone already.
+    pub(crate) gone: bool,
+}
+
+/// What a deletion does next.
+enum Step {
+    /// Mark it; somebody else ends it.
+    Mark,
+    /// Remove it.
+    Remove,
+    /// It is marked already, and this request changes nothing.
+    Nothing,
+}
+
+impl DeleteOptions {
+    /// Refuses what contradicts itself.
+    pub(crate) fn check(&self) -> Result<(), Status> {
+        let mut errors = field::Errors::new();
+        let policy = field::Path::new("propagationPolicy");
+        if self.orphan_dependents.is_some() && self.propagation_policy.is_some() {
+            let why = "orphanDependents and deletionPropagation cannot be both set";
+            errors.push(field::Error::invalid(
+                &policy,
+                self.propagation_policy.clone(),
+                why,
+            ));
+        }
+        match self.propagation_policy.as_deref() {
+            None | Some("Foreground" | "Background" | "Orphan") => {}
+            Some(other) => {
+                let known = ["Foreground", "Background", "Orphan", "nil"];
+                errors.push(field::Error::not_supported(&policy, other, &known));
+            }
+        }
+        if errors.is_empty() {
+            return Ok(());
+        }
+        Err(Status::invalid("meta.k8s.io", "DeleteOptions", "", &errors))
+    }
+
+    fn orphans(&self, finalizers: &[&str]) -> bool {
+        match (self.orphan_dependents, self.propagation_policy.as_deref()) {
+            (Some(orphan), _) => orphan,
+            (None, Some(policy)) => policy == "Orphan",
+            (None, None) => finalizers.contains(&meta::ORPHAN),
+        }
+    }
+
+    fn waits_for_dependents(&self, finalizers: &[&str]) -> bool {
+        match (self.orphan_dependents, self.propagation_policy.as_deref()) {
+            (Some(_), _) => false,
+            (None, Some(policy)) => policy == "Foreground",
+            (None, None) => finalizers.contains(&meta::FOREGROUND),
+        }
+    }
+}
+
+/// Deletes the object that the write names.
+pub(crate) async fn delete(write: &Write, options: &DeleteOptions) -> Result<Deleted, Status> {
+    let key = write.resource.key(&write.namespace, &write.name);
+    for _ in 0..ATTEMPTS {
+        let read = write.core.store.get(&key, Freshness::Newest).await;
+        let (_, entry) = read.map_err(failure::of_store)?;
+        let entry = entry.ok_or_else(|| write.not_found(&write.name))?;
+        if let Some(deleted) = attempt(write, options, entry).await? {
+            return Ok(deleted);
+        }
+    }
+    Err(write.modified(&write.name))
+}
+
+/// One try. `None` when the object changed meanwhile.
+async fn attempt(
+    write: &Write,
+    options: &DeleteOptions,
+    entry: Entry<Stored>,
+) -> Result<Option<Deleted>, Status> {
+    let mut object = entry.object.parse();
+    check_preconditions(write, options, &object)?;
+    write
+        .admit_validating(Operation::Delete, None, Some(&object))
+        .await?;
+    let step = decide(write, options, &mut object);
+    let revision = entry.mod_revision;
+    let stands = |object| {
+        Ok(Some(Deleted {
+            object,
+            gone: false,
+        }))
+    };
+    match step {
+        Step::Nothing => stands(entry.object),
+        Step::Mark => {
+            hooks::after_mark(write, &mut object);
+            let draft = write.draft(&mut object)?;
+            if write.dry_run {
+                return stands(Arc::new(Stored::stamp(draft, revision)));
+            }
+            if draft.bytes == entry.object.unstamped() {
+                return stands(entry.object);
+            }
+            let put = write
+                .put(
+                    &write.name,
+                    draft,
+                    Precondition::Revision(revision),
+                    Vec::new(),
+                )
+                .await?;
+            Ok(put.map(|entry| Deleted {
+                object: entry.object,
+                gone: false,
+            }))
+        }
+        Step::Remove if write.dry_run => Ok(Some(Deleted {
+            object: entry.object,
+            gone: true,
+        })),
+        Step::Remove => {
+            let mut ops = hooks::before_remove(write, &object);
+            ops.extend(write.effects.take_ops());
+            let removed = write.remove(&write.name, revision, ops).await?;
+            Ok(removed.map(|(at, object)| Deleted {
+                object: Arc::new(object.at(at)),
+                gone: true,
+            }))
+        }
+    }
+}
+
+fn check_preconditions(
+    write: &Write,
+    options: &DeleteOptions,
+    object: &Object,
+) -> Result<(), Status> {
+    let Some(wanted) = &options.preconditions else {
+        return Ok(());
+    };
+    let conflict = |why: String| {
+        let kind = &write.resource.kind.names().kind;
+        Err(Status::conflict(
+            &write.resource.group,
+            kind,
+            &write.name,
+            &why,
+        ))
+    };
+    let uid = meta::text(object, "uid");
+    if let Some(wanted) = wanted.uid.as_deref().filter(|wanted| *wanted != uid) {
+        return conflict(format!(
+            "the UID in the precondition ({wanted}) does not match the UID in record ({uid}). The object might have been deleted and then recreated"
+        ));
+    }
+    let revision = meta::text(object, "resourceVersion");
+    if let Some(wanted) = wanted
+        .resource_version
+        .as_deref()
+        .filter(|wanted| *wanted != revision)
+    {
+        return conflict(format!(
+            "the ResourceVersion in the precondition ({wanted}) does not match the ResourceVersion in record ({revision}). The object might have been modified"
+        ));
+    }
+    Ok(())
+}
+
+/// Decides what happens, and marks the object where it will stay for a while.
+fn decide(write: &Write, options: &DeleteOptions, object: &mut Object) -> Step {
+    let now = write.core.config.clock.now();
+    let requested = options
+        .grace_period_seconds
+        .map(|grace| if grace < 0 { 1 } else { grace });
+    let graceful = match (
+        meta::is_deleting(object),
+        meta::number(object, "deletionGracePeriodSeconds"),
+    ) {
+        (true, None | Some(0)) => false,
+        (true, Some(current)) => match requested {
+            Some(period) if period < current => {
+                shorten(object, current, period, now);
+                true
+            }
+            _ => return Step::Nothing,
+        },
+        (false, _) => match write.resource.kind.deletion(object, requested) {
+            Deletion::Immediate => false,
+            Deletion::Graceful { seconds } => {
+                mark(object, now, seconds);
+                true
+            }
+        },
+    };
+    let current = meta::finalizers(object);
+    let mut finalizers: Vec<String> = current
+        .iter()
+        .filter(|name| !matches!(**name, meta::ORPHAN | meta::FOREGROUND))
+        .map(|name| (*name).to_owned())
+        .collect();
+    if options.orphans(&current) {
+        finalizers.push(meta::ORPHAN.to_owned());
+    }
+    if options.waits_for_dependents(&current) {
+        finalizers.push(meta::FOREGROUND.to_owned());
+    }
+    let pending = !finalizers.is_empty();
+    meta::set_finalizers(object, finalizers);
+    let grace = meta::number(object, "deletionGracePeriodSeconds").unwrap_or(0);
+    match (graceful, pending) {
+        (true, _) if grace > 0 || pending => Step::Mark,
+        (false, true) => {
+            mark_now(object, now);
+            Step::Mark
+        }
+        _ if hooks::stays(write, object) => {
+            mark_now(object, now);
+            Step::Mark
+        }
+        _ => Step::Remove,
+    }
+}
+
+/// Sets the deletion time of an object that gets a grace period.
+fn mark(object: &mut Object, now: Timestamp, seconds: i64) {
+    meta::set(
+        object,
+        "deletionTimestamp",
+        meta::time(meta::shifted(now, seconds)),
+    );
+    meta::set(object, "deletionGracePeriodSeconds", seconds);
+    count_generation(object);
+}
+
+/// Sets the deletion time of an object that only waits for its finalizers.
+fn mark_now(object: &mut Object, now: Timestamp) {
+    if !meta::is_deleting(object) {
+        count_generation(object);
+    }
+    if meta::deletion_time(object).is_none_or(|at| at > now) {
+        meta::set(object, "deletionTimestamp", meta::time(now));
+    }
+    meta::set(object, "deletionGracePeriodSeconds", 0);
+}
+
+fn count_generation(object: &mut Object) {
+    if let Some(generation) =
+        meta::number(object, "generation").filter(|generation| *generation > 0)
+    {
+        meta::set(object, "generation", generation + 1);
+    }
+}
+
+/// Moves the deletion time forward; never into the past.
+fn shorten(object: &mut Object, current: i64, period: i64, now: Timestamp) {
+    let at = meta::deletion_time(object).unwrap_or(now);
+    let at = meta::shifted(at, period - current);
+    let (at, period) = if at < now {
+        (now, period.min(1))
+    } else {
+        (at, period)
+    };
+    meta::set(object, "deletionTimestamp", meta::time(at));
+    meta::set(object, "deletionGracePeriodSeconds", period);
+}

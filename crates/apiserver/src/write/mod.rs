@@ -1,0 +1,208 @@
+//! Writes: from a decoded object to a committed one. Everything here runs in a task of its own, so
+//! that a client that hangs up loses only its answer.
+
+mod create;
+mod delete;
+mod update;
+
+use std::{future::Future, panic::AssertUnwindSafe, sync::Arc};
+
+use bytes::Bytes;
+use futures::FutureExt;
+use machinery::{Object, Status, field};
+use store::{Action, Durability, Entry, Op, Precondition, Revision};
+
+use crate::{
+    Draft, Resource, Stored, User,
+    admission::{self, Attributes, Effects, Operation},
+    failure, meta,
+    pipeline::Core,
+};
+
+pub(crate) use create::create;
+pub(crate) use delete::{DeleteOptions, Deleted, delete};
+pub(crate) use update::{Change, update};
+
+/// How often a write that lost a race is tried again.
+pub(crate) const ATTEMPTS: usize = 10;
+
+/// One write: who, where, how.
+pub(crate) struct Write {
+    pub(crate) core: Arc<Core>,
+    pub(crate) user: Arc<User>,
+    pub(crate) resource: Arc<Resource>,
+    pub(crate) namespace: String,
+    /// Empty for creates.
+    pub(crate) name: String,
+    pub(crate) subresource: String,
+    pub(crate) dry_run: bool,
+    pub(crate) field_manager: String,
+    /// Whether the server itself changes the object, past what the kind lets clients change.
+    pub(crate) internal: bool,
+    pub(crate) effects: Effects,
+}
+
+/// A write's result.
+pub(crate) struct Written {
+    pub(crate) object: Arc<Stored>,
+    pub(crate) created: bool,
+    pub(crate) warnings: Vec<String>,
+}
+
+impl Core {
+    /// Runs a write to its end, also when nobody waits for it any more.
+    pub(crate) async fn supervise<T: Send + 'static>(
+        &self,
+        write: impl Future<Output = Result<T, Status>> + Send + 'static,
+    ) -> Result<T, Status> {
+        let guarded = AssertUnwindSafe(write).catch_unwind();
+        match self.writes.spawn(guarded).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(panic)) => std::panic::resume_unwind(panic),
+            Err(error) => Err(Status::internal(error)),
+        }
+    }
+}
+
+impl Write {
+    /// The subresource as kinds see it.
+    pub(crate) fn subresource(&self) -> Option<&str> {
+        (!self.subresource.is_empty()).then_some(&self.subresource)
+    }
+
+    pub(crate) fn not_found(&self, name: &str) -> Status {
+        Status::not_found(&self.resource.group, &self.resource.plural, name)
+    }
+
+    pub(crate) fn modified(&self, name: &str) -> Status {
+        Status::modified(&self.resource.group, &self.resource.plural, name)
+    }
+
+    pub(crate) fn invalid(&self, name: &str, errors: &[field::Error]) -> Status {
+        Status::invalid(
+            &self.resource.group,
+            &self.resource.kind.names().kind,
+            name,
+            errors,
+        )
+    }
+
+    /// What admission sees.
+    fn attributes<'a>(
+        &'a self,
+        operation: Operation,
+        name: &'a str,
+        old: Option<&'a Object>,
+    ) -> Attributes<'a> {
+        Attributes {
+            user: &self.user,
+            operation,
+            group: &self.resource.group,
+            version: &self.resource.version,
+            kind: &self.resource.kind.names().kind,
+            resource: &self.resource.plural,
+            subresource: &self.subresource,
+            namespace: &self.namespace,
+            name,
+            dry_run: self.dry_run,
+            old,
+            reader: &self.core.reader,
+            effects: &self.effects,
+        }
+    }
+
+    async fn admit_mutating(
+        &self,
+        operation: Operation,
+        object: &mut Object,
+        old: Option<&Object>,
+    ) -> Result<(), Status> {
+        let name = meta::text(object, "name").to_owned();
+        let attributes = self.attributes(operation, &name, old);
+        admission::mutate(&self.core.admission, &attributes, object).await
+    }
+
+    async fn admit_validating(
+        &self,
+        operation: Operation,
+        object: Option<&Object>,
+        old: Option<&Object>,
+    ) -> Result<(), Status> {
+        let name = object
+            .or(old)
+            .map(|object| meta::text(object, "name"))
+            .unwrap_or_default();
+        let attributes = self.attributes(operation, name, old);
+        admission::validate(&self.core.admission, &attributes, object).await
+    }
+
+    /// The object as it goes to the store.
+    pub(crate) fn draft(&self, object: &mut Object) -> Result<Draft, Status> {
+        draft(&self.resource, object)
+    }
+
+    /// Puts a draft, with whatever joined the transaction. `Ok(None)` means the race was lost.
+    async fn put(
+        &self,
+        name: &str,
+        draft: Draft,
+        precondition: Precondition,
+        mut ops: Vec<Op<Draft>>,
+    ) -> Result<Option<Entry<Stored>>, Status> {
+        let expires_in = crate::hooks::expiry(&self.resource);
+        let key = self.resource.key(&self.namespace, name);
+        let action = Action::Put { draft, expires_in };
+        ops.insert(
+            0,
+            Op {
+                key,
+                precondition,
+                action,
+            },
+        );
+        let durability = crate::hooks::durability(&self.resource, &self.namespace);
+        match self.core.store.commit(ops, durability).await {
+            Ok(committed) => Ok(committed.entries.into_iter().next().flatten()),
+            Err(store::Error::Conflict { .. }) => Ok(None),
+            Err(error) => Err(failure::of_store(error)),
+        }
+    }
+
+    /// Removes the object at this revision. `Ok(None)` means the race was lost.
+    async fn remove(
+        &self,
+        name: &str,
+        revision: Revision,
+        mut ops: Vec<Op<Draft>>,
+    ) -> Result<Option<(Revision, Arc<Stored>)>, Status> {
+        let key = self.resource.key(&self.namespace, name);
+        let precondition = Precondition::Revision(revision);
+        ops.insert(
+            0,
+            Op {
+                key,
+                precondition,
+                action: Action::Delete,
+            },
+        );
+        match self.core.store.commit(ops, Durability::Synced).await {
+            Ok(committed) => {
+                let revision = committed.revision;
+                let entry = committed.entries.into_iter().next().flatten();
+                Ok(entry.map(|entry| (revision, entry.object)))
+            }
+            Err(store::Error::Conflict { .. }) => Ok(None),
+            Err(error) => Err(failure::of_store(error)),
+        }
+    }
+}
+
+/// An object's canonical bytes and header.
+pub(crate) fn draft(resource: &Resource, object: &mut Object) -> Result<Draft, Status> {
+    meta::of_mut(object).shift_remove("resourceVersion");
+    let bytes: Bytes = machinery::encode::object(resource.schema, object)
+        .bytes
+        .into();
+    let fields = resource.kind.selectable_fields(object);
+    Draft::new(object, bytes, fields).map_err(Status::internal)
+}
