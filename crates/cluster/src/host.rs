@@ -1,0 +1,65 @@
+//! What the machine says about itself.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use nix::ifaddrs::getifaddrs;
+
+use crate::Error;
+
+/// The host's name, lower case, as a node name.
+pub fn name() -> Result<String, Error> {
+    let name = nix::unistd::gethostname().map_err(|error| {
+        Error::Option("node-name", format!("cannot read the host name: {error}"))
+    })?;
+    Ok(name.to_string_lossy().to_lowercase())
+}
+
+/// The IPv4 address of the interface that has the default route, or else the first address that is
+/// not loopback.
+pub fn address() -> Result<IpAddr, Error> {
+    let routes = std::fs::read_to_string("/proc/net/route").unwrap_or_default();
+    let preferred = default_interface(&routes);
+    let mut candidates = addresses();
+    candidates.sort_by_key(|(interface, _)| Some(interface.as_str()) != preferred);
+    candidates
+        .first()
+        .map(|(_, address)| IpAddr::V4(*address))
+        .ok_or_else(|| {
+            let why = "this machine has no address that pods could reach; name one with --node-ip";
+            Error::Option("node-ip", why.into())
+        })
+}
+
+/// Every IPv4 address of the machine that others could reach, with its interface.
+fn addresses() -> Vec<(String, Ipv4Addr)> {
+    let Ok(interfaces) = getifaddrs() else {
+        return Vec::new();
+    };
+    let of = |interface: nix::ifaddrs::InterfaceAddress| {
+        let address = interface.address?.as_sockaddr_in()?.ip();
+        let reachable = !address.is_loopback() && !address.is_link_local();
+        reachable.then_some((interface.interface_name, address))
+    };
+    interfaces.filter_map(of).collect()
+}
+
+/// The interface of the default route in the kernel's table.
+fn default_interface(routes: &str) -> Option<&str> {
+    routes.lines().skip(1).find_map(|line| {
+        let mut fields = line.split_whitespace();
+        let (interface, destination) = (fields.next()?, fields.next()?);
+        (destination == "00000000").then_some(interface)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_interface_of_the_default_route_is_found() {
+        let table = "Iface\tDestination\tGateway\neth1\t0000A8C0\t0\neth0\t00000000\t0101A8C0\n";
+        assert_eq!(default_interface(table), Some("eth0"));
+        assert_eq!(default_interface("Iface\n"), None);
+    }
+}

@@ -1,0 +1,178 @@
+//! What a person can set: every option is a flag and, under the same name, a key of the YAML file
+//! given with `--config`. A flag wins over the file, the file over the default.
+
+use std::{
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
+
+use clap::{Args, ValueEnum};
+use ipnet::IpNet;
+use serde::Deserialize;
+
+use crate::Error;
+
+/// The common flags of `up`, `server` and `agent`. Everything is optional here; [`crate::Settings`]
+/// is what becomes of it.
+#[derive(Debug, Clone, Default, PartialEq, Args, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct Options {
+    /// Where everything is kept [default: /var/lib/mainstay]
+    #[arg(long, value_name = "DIR", global = true)]
+    pub data_dir: Option<PathBuf>,
+    /// Read options from this YAML file; keys are the flags' names
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
+    pub config: Option<PathBuf>,
+    /// Name of this node [default: the host name]
+    #[arg(long, value_name = "NAME")]
+    pub node_name: Option<String>,
+    /// Address of this node [default: that of the interface with the default route]
+    #[arg(long, value_name = "ADDRESS")]
+    pub node_ip: Option<IpAddr>,
+    /// Port of the API server [default: 6443]
+    #[arg(long, value_name = "PORT")]
+    pub https_port: Option<u16>,
+    /// Address at which clients and nodes reach the API server [default: the node's]
+    #[arg(long, value_name = "ADDRESS")]
+    pub advertise_address: Option<IpAddr>,
+    /// Addresses of pods [default: 10.42.0.0/16]
+    #[arg(long, value_name = "CIDR")]
+    pub cluster_cidr: Option<IpNet>,
+    /// Addresses of services [default: 10.43.0.0/16]
+    #[arg(long, value_name = "CIDR")]
+    pub service_cidr: Option<IpNet>,
+    /// DNS domain of the cluster [default: cluster.local]
+    #[arg(long, value_name = "DOMAIN")]
+    pub cluster_domain: Option<String>,
+    /// Write the administrator's kubeconfig here too
+    #[arg(long, value_name = "PATH")]
+    pub kubeconfig_out: Option<PathBuf>,
+    /// Port of the kubelet [default: 10250]
+    #[arg(long, value_name = "PORT")]
+    pub kubelet_port: Option<u16>,
+    /// Ports for services of type NodePort [default: 30000-32767]
+    #[arg(long, value_name = "FIRST-LAST")]
+    pub service_node_port_range: Option<String>,
+    /// Use this container runtime instead of the one inside (unix:///path)
+    #[arg(long, value_name = "ENDPOINT")]
+    pub container_runtime_endpoint: Option<String>,
+    /// Serve the container runtime inside at this socket [default: in the state directory]
+    #[arg(long, value_name = "PATH")]
+    pub cri_socket: Option<PathBuf>,
+    /// Parts not to run: scheduler, controllers, proxy, dns
+    #[arg(long, value_name = "PART", value_delimiter = ',')]
+    pub disable: Option<Vec<Part>>,
+    /// error, warn, info, debug, trace, or a filter such as apiserver=debug [default: info]
+    #[arg(long, value_name = "LEVEL")]
+    pub log_level: Option<String>,
+    /// Form of the log [default: text]
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
+}
+
+/// A part that can be left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Part {
+    Scheduler,
+    Controllers,
+    Proxy,
+    Dns,
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogFormat {
+    #[default]
+    Text,
+    Json,
+}
+
+impl Options {
+    /// Reads the file named by `--config`, if any, and lays the flags over it.
+    pub fn with_file(self) -> Result<Self, Error> {
+        let Some(path) = &self.config else {
+            return Ok(self);
+        };
+        let file = read(path)?;
+        Ok(self.over(file))
+    }
+
+    fn over(self, file: Self) -> Self {
+        Self {
+            data_dir: self.data_dir.or(file.data_dir),
+            config: self.config,
+            node_name: self.node_name.or(file.node_name),
+            node_ip: self.node_ip.or(file.node_ip),
+            https_port: self.https_port.or(file.https_port),
+            advertise_address: self.advertise_address.or(file.advertise_address),
+            cluster_cidr: self.cluster_cidr.or(file.cluster_cidr),
+            service_cidr: self.service_cidr.or(file.service_cidr),
+            cluster_domain: self.cluster_domain.or(file.cluster_domain),
+            kubeconfig_out: self.kubeconfig_out.or(file.kubeconfig_out),
+            kubelet_port: self.kubelet_port.or(file.kubelet_port),
+            service_node_port_range: self
+                .service_node_port_range
+                .or(file.service_node_port_range),
+            container_runtime_endpoint: self
+                .container_runtime_endpoint
+                .or(file.container_runtime_endpoint),
+            cri_socket: self.cri_socket.or(file.cri_socket),
+            disable: self.disable.or(file.disable),
+            log_level: self.log_level.or(file.log_level),
+            log_format: self.log_format.or(file.log_format),
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<Options, Error> {
+    let because = |reason: String| Error::ConfigFile {
+        path: path.to_owned(),
+        reason,
+    };
+    let text = std::fs::read_to_string(path).map_err(|error| because(error.to_string()))?;
+    if text.trim().is_empty() {
+        return Ok(Options::default());
+    }
+    serde_saphyr::from_str(&text).map_err(|error| because(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with_file(text: &str, flags: Options) -> Result<Options, Error> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        Options {
+            config: Some(file.path().to_owned()),
+            ..flags
+        }
+        .with_file()
+    }
+
+    #[test]
+    fn a_flag_wins_over_the_file() {
+        let flags = Options {
+            https_port: Some(7443),
+            ..Options::default()
+        };
+        let options = with_file("https-port: 8443\nnode-name: one\n", flags).unwrap();
+        assert_eq!(options.https_port, Some(7443));
+        assert_eq!(options.node_name.as_deref(), Some("one"));
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_by_name() {
+        let error = with_file("https-prot: 8443\n", Options::default()).unwrap_err();
+        assert!(error.to_string().contains("https-prot"), "{error}");
+    }
+
+    #[test]
+    fn an_empty_file_changes_nothing() {
+        let options = with_file("", Options::default()).unwrap();
+        assert_eq!(options.https_port, None);
+    }
+}

@@ -1,0 +1,259 @@
+//! Options with every default filled in and every contradiction found, before anything starts.
+
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    ops::RangeInclusive,
+    path::{Path, PathBuf},
+};
+
+use ipnet::IpNet;
+use sha2::{Digest, Sha256};
+
+use crate::{
+    Error, host,
+    options::{Options, Part},
+};
+
+/// Ready to build from.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Eight hexadecimal digits that tell this cluster's things on the machine from another's.
+    pub id: String,
+    pub data_dir: PathBuf,
+    /// Sockets, pinned namespaces, what need not outlive a reboot.
+    pub state_dir: PathBuf,
+    pub node_name: String,
+    pub node_ip: IpAddr,
+    pub https_port: u16,
+    pub advertise_address: IpAddr,
+    pub cluster_cidr: IpNet,
+    pub service_cidr: IpNet,
+    pub cluster_domain: String,
+    pub kubeconfig_out: Option<PathBuf>,
+    pub kubelet_port: u16,
+    pub node_ports: RangeInclusive<u16>,
+    pub container_runtime_endpoint: Option<PathBuf>,
+    pub cri_socket: PathBuf,
+    pub disable: Vec<Part>,
+}
+
+/// The name of a cluster's things on this machine: the same directory gives the same id.
+pub fn id(data_dir: &Path) -> String {
+    let digest = Sha256::digest(data_dir.as_os_str().as_encoded_bytes());
+    digest[..4]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+/// The data directory as an absolute path without symlinks where it exists.
+pub fn data_dir(options: &Options) -> Result<PathBuf, Error> {
+    let given = options
+        .data_dir
+        .clone()
+        .unwrap_or_else(|| "/var/lib/mainstay".into());
+    if let Ok(real) = given.canonicalize() {
+        return Ok(real);
+    }
+    std::path::absolute(&given)
+        .map_err(|error| Error::Option("data-dir", format!("{}: {error}", given.display())))
+}
+
+/// Where sockets and pinned namespaces of a cluster live.
+pub fn state_dir(id: &str) -> PathBuf {
+    Path::new("/run/mainstay").join(id)
+}
+
+impl Settings {
+    /// Fills in defaults, asks the machine where needed, and refuses what cannot work.
+    pub fn resolve(options: Options) -> Result<Self, Error> {
+        let data_dir = data_dir(&options)?;
+        let id = id(&data_dir);
+        let state_dir = state_dir(&id);
+        let node_ip = options.node_ip.map_or_else(host::address, Ok)?;
+        let settings = Self {
+            node_name: options.node_name.map_or_else(host::name, Ok)?,
+            advertise_address: options.advertise_address.unwrap_or(node_ip),
+            https_port: options.https_port.unwrap_or(6443),
+            cluster_cidr: options
+                .cluster_cidr
+                .unwrap_or_else(|| net([10, 42, 0, 0], 16))
+                .trunc(),
+            service_cidr: options
+                .service_cidr
+                .unwrap_or_else(|| net([10, 43, 0, 0], 16))
+                .trunc(),
+            cluster_domain: options
+                .cluster_domain
+                .unwrap_or_else(|| "cluster.local".into()),
+            kubeconfig_out: options.kubeconfig_out,
+            kubelet_port: options.kubelet_port.unwrap_or(10250),
+            node_ports: port_range(options.service_node_port_range.as_deref())?,
+            container_runtime_endpoint: options
+                .container_runtime_endpoint
+                .map(|endpoint| unix_path(&endpoint))
+                .transpose()?,
+            cri_socket: options
+                .cri_socket
+                .unwrap_or_else(|| state_dir.join("cri.sock")),
+            disable: options.disable.unwrap_or_default(),
+            id,
+            data_dir,
+            state_dir,
+            node_ip,
+        };
+        settings.check()?;
+        Ok(settings)
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let (pods, services) = (self.cluster_cidr, self.service_cidr);
+        if pods.contains(&services.network()) || services.contains(&pods.network()) {
+            let why = format!("{services} overlaps the cluster CIDR {pods}");
+            return Err(Error::Option("service-cidr", why));
+        }
+        if services.prefix_len() + 5 > services.max_prefix_len() {
+            return Err(Error::Option(
+                "service-cidr",
+                format!("{services} is too small"),
+            ));
+        }
+        if pods.contains(&self.node_ip) || services.contains(&self.node_ip) {
+            let why = format!("{} lies inside {pods} or {services}", self.node_ip);
+            return Err(Error::Option("node-ip", why));
+        }
+        if !is_dns_subdomain(&self.node_name) {
+            let why = format!(
+                "{:?} is not a DNS name (a-z, 0-9, '-', '.')",
+                self.node_name
+            );
+            return Err(Error::Option("node-name", why));
+        }
+        Ok(())
+    }
+
+    /// The address of the cluster's DNS service.
+    pub fn cluster_dns(&self) -> IpAddr {
+        nth(self.service_cidr, 10)
+    }
+
+    /// The address of the `kubernetes` service.
+    pub fn api_service(&self) -> IpAddr {
+        nth(self.service_cidr, 1)
+    }
+
+    /// Whether a part runs.
+    pub fn runs(&self, part: Part) -> bool {
+        !self.disable.contains(&part)
+    }
+}
+
+fn net(octets: [u8; 4], prefix: u8) -> IpNet {
+    IpNet::new_assert(IpAddr::V4(Ipv4Addr::from(octets)), prefix)
+}
+
+/// The nth address of a network; networks too small for it are refused before.
+fn nth(net: IpNet, n: u8) -> IpAddr {
+    match net.network() {
+        IpAddr::V4(first) => IpAddr::V4((u32::from(first) + u32::from(n)).into()),
+        IpAddr::V6(first) => IpAddr::V6((u128::from(first) + u128::from(n)).into()),
+    }
+}
+
+fn port_range(text: Option<&str>) -> Result<RangeInclusive<u16>, Error> {
+    let Some(text) = text else {
+        return Ok(30000..=32767);
+    };
+    let parsed = text.split_once('-').and_then(|(first, last)| {
+        Some(first.trim().parse::<u16>().ok()?..=last.trim().parse::<u16>().ok()?)
+    });
+    parsed
+        .filter(|range| *range.start() > 0 && !range.is_empty())
+        .ok_or_else(|| {
+            Error::Option(
+                "service-node-port-range",
+                format!("{text:?} is not FIRST-LAST"),
+            )
+        })
+}
+
+fn unix_path(endpoint: &str) -> Result<PathBuf, Error> {
+    let path = endpoint.strip_prefix("unix://").unwrap_or(endpoint);
+    if !path.starts_with('/') {
+        let why = format!("{endpoint:?} is not unix:///path");
+        return Err(Error::Option("container-runtime-endpoint", why));
+    }
+    Ok(path.into())
+}
+
+fn is_dns_subdomain(name: &str) -> bool {
+    let is_label = |label: &str| {
+        !label.is_empty()
+            && label.len() <= 63
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+            && label
+                .bytes()
+                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+    };
+    name.len() <= 253 && name.split('.').all(is_label)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options() -> Options {
+        Options {
+            node_name: Some("one".into()),
+            node_ip: Some("192.0.2.1".parse().unwrap()),
+            ..Options::default()
+        }
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_design() {
+        let settings = Settings::resolve(options()).unwrap();
+        assert_eq!(settings.cluster_dns().to_string(), "10.43.0.10");
+        assert_eq!(settings.api_service().to_string(), "10.43.0.1");
+        assert_eq!(settings.node_ports, 30000..=32767);
+        assert_eq!(settings.advertise_address, settings.node_ip);
+    }
+
+    #[test]
+    fn two_directories_have_two_ids_and_one_directory_has_one() {
+        assert_eq!(id(Path::new("/a")), id(Path::new("/a")));
+        assert_ne!(id(Path::new("/a")), id(Path::new("/b")));
+        assert_eq!(id(Path::new("/a")).len(), 8);
+    }
+
+    #[test]
+    fn contradictions_are_refused_by_the_name_of_the_option() {
+        let refused = |options: Options| Settings::resolve(options).unwrap_err().to_string();
+        let overlap = Options {
+            service_cidr: "10.42.1.0/24".parse().ok(),
+            ..options()
+        };
+        assert!(refused(overlap).starts_with("--service-cidr"));
+        let inside = Options {
+            node_ip: "10.42.0.5".parse().ok(),
+            ..options()
+        };
+        assert!(refused(inside).starts_with("--node-ip"));
+        let name = Options {
+            node_name: Some("Not_A_Name".into()),
+            ..options()
+        };
+        assert!(refused(name).starts_with("--node-name"));
+        let ports = Options {
+            service_node_port_range: Some("9-1".into()),
+            ..options()
+        };
+        assert!(refused(ports).starts_with("--service-node-port-range"));
+        let socket = Options {
+            container_runtime_endpoint: Some("tcp:x".into()),
+            ..options()
+        };
+        assert!(refused(socket).starts_with("--container-runtime-endpoint"));
+    }
+}
