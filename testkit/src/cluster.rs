@@ -1,0 +1,231 @@
+//! A cluster: the built binary, `mainstay up`, on a machine of its own.
+
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+    process::{Child, Stdio},
+    time::Duration,
+};
+
+use serde_json::Value;
+
+use crate::{Machine, Ran, eventually, until};
+
+/// A running cluster; dropping it resets it.
+pub struct Cluster {
+    machine: Machine,
+    daemon: Option<Child>,
+    flags: Vec<String>,
+}
+
+impl Cluster {
+    /// Starts `mainstay up` and waits until its node is Ready.
+    pub fn up() -> Self {
+        Self::up_with(&[])
+    }
+
+    /// The same with more flags.
+    pub fn up_with(flags: &[&str]) -> Self {
+        let flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        let mut cluster = Self {
+            machine: Machine::new(),
+            daemon: None,
+            flags,
+        };
+        cluster.start();
+        cluster
+    }
+
+    /// The machine it runs on.
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    /// Starts the daemon again after [`Cluster::kill`] or [`Cluster::stop`].
+    pub fn start(&mut self) {
+        assert!(self.daemon.is_none(), "it runs already");
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.log())
+            .expect("a log file");
+        let daemon = self
+            .machine
+            .command(binary())
+            .args([
+                "up",
+                "--node-name",
+                "one",
+                "--log-level",
+                "debug,h2=info,hyper=info,tower=info",
+            ])
+            .arg("--data-dir")
+            .arg(self.data_dir())
+            .args(&self.flags)
+            .stdout(log.try_clone().expect("a log file"))
+            .stderr(log)
+            .spawn()
+            .expect("the binary starts");
+        self.daemon = Some(daemon);
+        self.wait_ready();
+    }
+
+    fn wait_ready(&mut self) {
+        let log = self.log();
+        until("the node to be Ready", Duration::from_secs(60), || {
+            if let Ok(Some(status)) = self.daemon.as_mut().expect("started").try_wait() {
+                panic!("mainstay ended with {status}:\n{}", tail(&log));
+            }
+            let ran = self.kubectl(&["get", "node", "one", "-o", "json"]);
+            let node: Value = serde_json::from_str(&ran.stdout).map_err(|_| ran.stderr.clone())?;
+            let ready = node["status"]["conditions"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .any(|condition| condition["type"] == "Ready" && condition["status"] == "True");
+            if ready {
+                Ok(())
+            } else {
+                Err(format!("{}\n{}", node["status"]["conditions"], tail(&log)))
+            }
+        });
+    }
+
+    /// Ends the daemon with SIGKILL: what a crash looks like.
+    pub fn kill(&mut self) {
+        let mut daemon = self.daemon.take().expect("it runs");
+        daemon.kill().expect("it can be killed");
+        daemon.wait().expect("it ends");
+    }
+
+    /// Asks the daemon to stop, as Ctrl-C does, and waits for it.
+    pub fn stop(&mut self) {
+        let mut daemon = self.daemon.take().expect("it runs");
+        self.machine
+            .run("kill", &["-TERM", &daemon.id().to_string()])
+            .success();
+        until(
+            "the daemon to stop",
+            Duration::from_secs(30),
+            || match daemon.try_wait() {
+                Ok(Some(_)) => Ok(()),
+                other => Err(format!("{other:?}")),
+            },
+        );
+    }
+
+    /// `mainstay reset`: removes everything the cluster made.
+    pub fn reset(&mut self) -> Ran {
+        if self.daemon.is_some() {
+            self.stop();
+        }
+        let ran = self
+            .machine
+            .command(binary())
+            .args(["reset", "--yes", "--data-dir"])
+            .arg(self.data_dir())
+            .output();
+        ran.expect("reset runs").into()
+    }
+
+    /// Runs kubectl, ours, as the administrator.
+    pub fn kubectl(&self, args: &[&str]) -> Ran {
+        let mut command = self.machine.command(binary());
+        command
+            .arg("kubectl")
+            .args(args)
+            .env("KUBECONFIG", self.kubeconfig());
+        command.output().expect("kubectl starts").into()
+    }
+
+    /// Runs kubectl with this on its standard input.
+    pub fn kubectl_stdin(&self, args: &[&str], input: &str) -> Ran {
+        use std::io::Write;
+        let mut command = self.machine.command(binary());
+        command
+            .arg("kubectl")
+            .args(args)
+            .env("KUBECONFIG", self.kubeconfig());
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("kubectl starts");
+        child
+            .stdin
+            .take()
+            .expect("stdin is piped")
+            .write_all(input.as_bytes())
+            .expect("it reads");
+        child.wait_with_output().expect("kubectl ends").into()
+    }
+
+    /// Runs the kubectl that is installed on the machine, if there is one.
+    pub fn upstream_kubectl(&self, args: &[&str]) -> Option<Ran> {
+        let path = Path::new("/usr/bin/kubectl");
+        let mut command = self.machine.command(path.to_str()?);
+        command.args(args).env("KUBECONFIG", self.kubeconfig());
+        path.exists()
+            .then(|| command.output().expect("kubectl starts").into())
+    }
+
+    /// An object as JSON, once it is there.
+    pub fn get(&self, args: &[&str]) -> Value {
+        eventually(&format!("{args:?}"), || {
+            let ran = self.kubectl(&[&["get"], args, &["-o", "json"]].concat());
+            serde_json::from_str(&ran.stdout).map_err(|_| ran.stderr)
+        })
+    }
+
+    pub fn data_dir(&self) -> PathBuf {
+        self.machine.dir().join("data")
+    }
+
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.data_dir().join("admin.kubeconfig")
+    }
+
+    /// The daemon's output.
+    pub fn log(&self) -> PathBuf {
+        self.machine.dir().join("mainstay.log")
+    }
+}
+
+#[allow(clippy::print_stderr)]
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!(
+                "--- the last lines of the daemon's log\n{}",
+                tail(&self.log())
+            );
+        }
+        if let Some(mut daemon) = self.daemon.take() {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+        let reset = ["reset", "--yes", "--data-dir"];
+        let _ = self
+            .machine
+            .command(binary())
+            .args(reset)
+            .arg(self.data_dir())
+            .output();
+    }
+}
+
+/// The binary under test: MAINSTAY_BIN, as `make e2e` sets it.
+fn binary() -> &'static str {
+    static BINARY: std::sync::OnceLock<String> = std::sync::OnceLock::new();
+    BINARY.get_or_init(|| {
+        std::env::var("MAINSTAY_BIN")
+            .expect("MAINSTAY_BIN names the binary under test (see TESTING.md)")
+    })
+}
+
+fn tail(path: &Path) -> String {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(60)..].join("\n")
+}

@@ -1,0 +1,15 @@
+//! Throw-away machines and clusters for tests that look from outside. A machine is a network and a
+//! mount namespace with no route out; a cluster is the built binary running in one. Dropping either
+//! ends its processes and removes what it made, also when a test fails.
+//!
+//! A test wants a panic where a program wants an error: everything here panics with what it saw.
+
+mod cluster;
+mod leftovers;
+mod machine;
+mod wait;
+
+pub use cluster::Cluster;
+pub use leftovers::Leftovers;
+pub use machine::{Machine, Ran};
+pub use wait::{eventually, until};

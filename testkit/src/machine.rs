@@ -1,0 +1,156 @@
+//! A machine of one's own: a holder process keeps a network and a mount namespace alive.
+
+use std::{
+    io::{BufRead, BufReader},
+    process::{Child, Command, Output, Stdio},
+};
+
+use tempfile::TempDir;
+
+/// The address every machine has on its one link.
+const ADDRESS: &str = "192.168.77.2";
+
+/// Namespaces that live as long as this value.
+pub struct Machine {
+    holder: Child,
+    dir: TempDir,
+}
+
+/// What a command did.
+#[derive(Debug)]
+pub struct Ran {
+    pub ok: bool,
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl From<Output> for Ran {
+    fn from(output: Output) -> Self {
+        Self {
+            ok: output.status.success(),
+            code: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+}
+
+impl Ran {
+    /// The output of a command that must succeed.
+    #[track_caller]
+    pub fn success(self) -> String {
+        assert!(
+            self.ok,
+            "failed with {:?}\n{}\n{}",
+            self.code, self.stdout, self.stderr
+        );
+        self.stdout
+    }
+}
+
+impl Default for Machine {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Machine {
+    /// Makes the namespaces and a link with an address; there is no route out.
+    pub fn new() -> Self {
+        assert!(
+            running_as_root(),
+            "these tests need root: they make namespaces and containers"
+        );
+        let setup = format!(
+            "ip link set lo up && ip link add eth0 type veth peer name wire \
+             && ip address add {ADDRESS}/24 dev eth0 && ip link set eth0 up && ip link set wire up \
+             && mount -t tmpfs tmpfs /run && echo made && exec sleep infinity"
+        );
+        let mut holder = Command::new("unshare")
+            .args([
+                "--net",
+                "--mount",
+                "--propagation",
+                "slave",
+                "--kill-child",
+                "--fork",
+            ])
+            .args(["sh", "-ec", &setup])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("unshare starts");
+        let mut line = String::new();
+        let stdout = holder.stdout.take().expect("stdout is piped");
+        BufReader::new(stdout)
+            .read_line(&mut line)
+            .expect("the holder speaks");
+        assert_eq!(line.trim(), "made", "the machine could not be made");
+        Self {
+            holder,
+            dir: tempfile::Builder::new()
+                .prefix("mst")
+                .tempdir()
+                .expect("a directory"),
+        }
+    }
+
+    /// A directory that goes away with the machine.
+    pub fn dir(&self) -> &std::path::Path {
+        self.dir.path()
+    }
+
+    /// The address of the machine's link.
+    pub fn address(&self) -> &'static str {
+        ADDRESS
+    }
+
+    /// A command that will run inside.
+    pub fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("nsenter");
+        command.args([
+            "--target",
+            &self.inside().to_string(),
+            "--net",
+            "--mount",
+            program,
+        ]);
+        command.stdin(Stdio::null());
+        command
+    }
+
+    /// Runs a command inside and waits for it.
+    pub fn run(&self, program: &str, args: &[&str]) -> Ran {
+        self.command(program)
+            .args(args)
+            .output()
+            .expect("nsenter starts")
+            .into()
+    }
+
+    /// The process inside the namespaces: the child that unshare forked.
+    fn inside(&self) -> u32 {
+        let path = format!("/proc/{0}/task/{0}/children", self.holder.id());
+        let children = std::fs::read_to_string(path).expect("the holder lives");
+        children
+            .split_whitespace()
+            .next()
+            .and_then(|pid| pid.parse().ok())
+            .expect("one child")
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = self.holder.kill();
+        let _ = self.holder.wait();
+    }
+}
+
+fn running_as_root() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    status
+        .lines()
+        .any(|line| line.starts_with("Uid:") && line.split_whitespace().nth(2) == Some("0"))
+}

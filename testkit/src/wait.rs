@@ -1,0 +1,28 @@
+//! Waiting for a condition, with a deadline: tests never sleep and hope.
+
+use std::{
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+/// How long a test waits at the most when it does not say otherwise.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Waits until `check` gives a value; panics with its last complaint when time is up.
+pub fn until<T>(what: &str, patience: Duration, mut check: impl FnMut() -> Result<T, String>) -> T {
+    let deadline = Instant::now() + patience;
+    loop {
+        match check() {
+            Ok(value) => return value,
+            Err(complaint) if Instant::now() >= deadline => {
+                panic!("waited {patience:?} for {what}: {complaint}")
+            }
+            Err(_) => sleep(Duration::from_millis(100)),
+        }
+    }
+}
+
+/// [`until`] with the usual patience.
+pub fn eventually<T>(what: &str, check: impl FnMut() -> Result<T, String>) -> T {
+    until(what, PATIENCE, check)
+}

@@ -1,0 +1,56 @@
+//! What the end-to-end tests share: reading what kubectl printed. The tests are under `tests/`,
+//! one file a story; each drives the built binary from outside, on a machine of its own.
+
+use serde_json::Value;
+use testkit::{Cluster, eventually};
+
+/// The pods with this label that are Ready and not on their way out, as soon as there are `count`.
+pub fn ready_pods(cluster: &Cluster, selector: &str, count: usize) -> Vec<Value> {
+    eventually(&format!("{count} ready pods with {selector}"), || {
+        let list = cluster.get(&["pods", "-l", selector]);
+        let pods: Vec<Value> = list["items"].as_array().cloned().unwrap_or_default();
+        let ready: Vec<Value> = pods.iter().filter(|pod| is_ready(pod)).cloned().collect();
+        if ready.len() == count && pods.len() == count {
+            return Ok(ready);
+        }
+        Err(format!(
+            "{} of {} are ready: {}",
+            ready.len(),
+            pods.len(),
+            summary(cluster)
+        ))
+    })
+}
+
+/// Whether a pod is Ready and stays.
+pub fn is_ready(pod: &Value) -> bool {
+    let conditions = pod["status"]["conditions"].as_array();
+    let ready = |c: &Value| c["type"] == "Ready" && c["status"] == "True";
+    conditions.into_iter().flatten().any(ready) && pod["metadata"]["deletionTimestamp"].is_null()
+}
+
+/// The name of an object.
+pub fn name(object: &Value) -> String {
+    object["metadata"]["name"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned()
+}
+
+/// The ids of all containers of a pod, in the order of its status.
+pub fn container_ids(pod: &Value) -> Vec<String> {
+    let statuses = pod["status"]["containerStatuses"].as_array();
+    let id = |status: &Value| {
+        status["containerID"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned()
+    };
+    statuses.into_iter().flatten().map(id).collect()
+}
+
+fn summary(cluster: &Cluster) -> String {
+    let pods = cluster.kubectl(&["get", "pods", "-A", "-o", "wide"]).stdout;
+    let events = cluster.kubectl(&["get", "events", "-A"]).stdout;
+    format!("\n{pods}\n{events}")
+}

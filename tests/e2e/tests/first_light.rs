@@ -1,0 +1,279 @@
+//! From `kubectl create deployment` to an answering pod, through every part, and back to nothing.
+
+use std::time::Duration;
+
+use e2e::{container_ids, name, ready_pods};
+use testkit::{Cluster, Leftovers, Machine, eventually, until};
+
+const IMAGE: &str = "mainstay.local/hello";
+
+/// Asks the service by its name from inside a pod.
+fn call(cluster: &Cluster, from: &str, url: &str) -> Result<String, String> {
+    let ran = cluster.kubectl(&["exec", from, "--", "/mainstay", "hello", "get", url]);
+    if ran.ok {
+        Ok(ran.stdout)
+    } else {
+        Err(ran.stderr)
+    }
+}
+
+#[test]
+fn a_deployment_and_its_service_answer_survive_a_crash_and_leave_nothing_behind() {
+    let mut cluster = Cluster::up();
+    deploy_and_call(&cluster);
+    exec_and_logs(&cluster);
+    a_killed_container_is_restarted(&cluster);
+    a_crash_of_the_daemon_leaves_containers_alone(&mut cluster);
+    scaling_goes_up_and_down(&cluster);
+    deletion_takes_everything_along(&cluster);
+}
+
+fn deploy_and_call(cluster: &Cluster) {
+    cluster
+        .kubectl(&[
+            "create",
+            "deployment",
+            "web",
+            "--image",
+            IMAGE,
+            "--replicas=3",
+        ])
+        .success();
+    cluster
+        .kubectl(&[
+            "expose",
+            "deployment",
+            "web",
+            "--port=80",
+            "--target-port=8080",
+        ])
+        .success();
+    let status = cluster.kubectl(&["rollout", "status", "deployment/web", "--timeout=90s"]);
+    assert!(status.ok, "{} {}", status.stdout, status.stderr);
+    let pods = ready_pods(cluster, "app=web", 3);
+    let names: Vec<String> = pods.iter().map(name).collect();
+
+    cluster
+        .kubectl(&["run", "caller", "--image", IMAGE, "--", "sleep", "3600"])
+        .success();
+    ready_pods(cluster, "run=caller", 1);
+    for url in [
+        "http://web/",
+        "http://web.default/",
+        "http://web.default.svc.cluster.local/",
+    ] {
+        let answer = eventually(url, || call(cluster, "caller", url));
+        assert!(
+            names.iter().any(|name| answer.contains(name.as_str())),
+            "{answer} of {names:?}"
+        );
+    }
+    // The node itself reaches the service's address and its name too.
+    let service = cluster.get(&["service", "web"]);
+    let address = service["spec"]["clusterIP"]
+        .as_str()
+        .expect("an address")
+        .to_owned();
+    let answer = eventually("the service from the node", || {
+        from_node(cluster, &format!("http://{address}/"))
+    });
+    assert!(
+        names.iter().any(|name| answer.contains(name.as_str())),
+        "{answer} of {names:?}"
+    );
+}
+
+fn from_node(cluster: &Cluster, url: &str) -> Result<String, String> {
+    let binary = std::env::var("MAINSTAY_BIN").expect("set by make");
+    let ran = cluster.machine().run(&binary, &["hello", "get", url]);
+    if ran.ok {
+        Ok(ran.stdout)
+    } else {
+        Err(ran.stderr)
+    }
+}
+
+fn exec_and_logs(cluster: &Cluster) {
+    let pod = name(&ready_pods(cluster, "app=web", 3)[0]);
+    let ran = cluster.kubectl(&["exec", &pod, "--", "/mainstay", "hello", "exit", "7"]);
+    assert_eq!(ran.code, Some(7), "{ran:?}");
+    let manifest = r#"
+apiVersion: v1
+kind: Pod
+metadata: {name: talker}
+spec:
+  restartPolicy: Never
+  volumes:
+  - {name: scratch, emptyDir: {}}
+  - {name: settings, configMap: {name: settings}}
+  containers:
+  - name: first
+    image: mainstay.local/hello
+    args: [print, "$(GREETING) from first"]
+    env: [{name: GREETING, value: good morning}]
+    volumeMounts: [{name: scratch, mountPath: /scratch}, {name: settings, mountPath: /settings}]
+  - name: second
+    image: mainstay.local/hello
+    args: [cat, /settings/colour]
+    volumeMounts: [{name: settings, mountPath: /settings}]
+  - name: third
+    image: mainstay.local/hello
+    args: [exit, "3"]
+"#;
+    cluster
+        .kubectl(&[
+            "create",
+            "configmap",
+            "settings",
+            "--from-literal=colour=green",
+        ])
+        .success();
+    cluster
+        .kubectl_stdin(&["apply", "-f", "-"], manifest)
+        .success();
+    let pod = eventually("the pod to end", || {
+        let pod = cluster.get(&["pod", "talker"]);
+        if pod["status"]["phase"] == "Failed" {
+            Ok(pod)
+        } else {
+            Err(pod["status"].to_string())
+        }
+    });
+    let codes: Vec<_> = pod["status"]["containerStatuses"]
+        .as_array()
+        .expect("statuses")
+        .iter()
+        .map(|status| status["state"]["terminated"]["exitCode"].as_i64())
+        .collect();
+    assert_eq!(codes, [Some(0), Some(0), Some(3)]);
+    let logs = |container: &str| {
+        cluster
+            .kubectl(&["logs", "talker", "-c", container])
+            .success()
+    };
+    assert_eq!(logs("first").trim(), "good morning from first");
+    assert_eq!(logs("second").trim(), "green");
+}
+
+fn a_killed_container_is_restarted(cluster: &Cluster) {
+    let before = ready_pods(cluster, "run=caller", 1).remove(0);
+    let pid = cluster.kubectl(&["exec", "caller", "--", "/mainstay", "hello", "kill", "1"]);
+    assert!(pid.ok || pid.code.is_some(), "{pid:?}");
+    eventually("the container to be restarted", || {
+        let pod = cluster.get(&["pod", "caller"]);
+        let status = &pod["status"]["containerStatuses"][0];
+        let restarted = status["restartCount"].as_i64() == Some(1) && status["ready"] == true;
+        if restarted && container_ids(&pod) != container_ids(&before) {
+            return Ok(());
+        }
+        Err(status.to_string())
+    });
+}
+
+fn a_crash_of_the_daemon_leaves_containers_alone(cluster: &mut Cluster) {
+    let ids = |pods: &[serde_json::Value]| -> Vec<Vec<String>> {
+        let mut ids: Vec<_> = pods.iter().map(container_ids).collect();
+        ids.sort();
+        ids
+    };
+    let before = ids(&ready_pods(cluster, "app=web", 3));
+    let service = cluster.get(&["service", "web"]);
+    let url = format!(
+        "http://{}/",
+        service["spec"]["clusterIP"].as_str().expect("an address")
+    );
+    cluster.kill();
+    from_node(cluster, &url).expect("the service's address answers while the daemon is dead");
+    cluster.start();
+    assert_eq!(ids(&ready_pods(cluster, "app=web", 3)), before);
+    from_node(cluster, &url).expect("the service's address answers after the restart");
+    eventually("the service by its name", || {
+        call(cluster, "caller", "http://web/")
+    });
+}
+
+fn scaling_goes_up_and_down(cluster: &Cluster) {
+    for count in [5, 1] {
+        cluster
+            .kubectl(&["scale", "deployment/web", &format!("--replicas={count}")])
+            .success();
+        ready_pods(cluster, "app=web", count);
+    }
+}
+
+fn deletion_takes_everything_along(cluster: &Cluster) {
+    cluster
+        .kubectl(&[
+            "delete",
+            "deployment/web",
+            "service/web",
+            "pod/caller",
+            "pod/talker",
+        ])
+        .success();
+    eventually("all pods to go", || {
+        let pods = cluster.get(&["pods"])["items"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        if pods.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("{} left", pods.len()))
+        }
+    });
+    cluster
+        .kubectl(&["create", "namespace", "passing"])
+        .success();
+    cluster
+        .kubectl(&["create", "configmap", "-n", "passing", "thing"])
+        .success();
+    cluster
+        .kubectl(&["delete", "namespace", "passing"])
+        .success();
+    eventually("the namespace to go", || {
+        let ran = cluster.kubectl(&["get", "namespace", "passing"]);
+        if ran.ok { Err(ran.stdout) } else { Ok(()) }
+    });
+}
+
+#[test]
+fn reset_leaves_no_link_mount_cgroup_rule_or_process() {
+    // What the machine looks like before: the same machine cannot be asked, it is made by the cluster.
+    let untouched = Leftovers::on(&Machine::new(), &[]);
+    let mut cluster = Cluster::up();
+    cluster
+        .kubectl(&[
+            "create",
+            "deployment",
+            "web",
+            "--image",
+            IMAGE,
+            "--replicas=2",
+        ])
+        .success();
+    ready_pods(&cluster, "app=web", 2);
+    let data = cluster.data_dir();
+    let marks = [
+        data.to_str().expect("a path in UTF-8").to_owned(),
+        "mainstay-".to_owned(),
+    ];
+    let marks: Vec<&str> = marks.iter().map(String::as_str).collect();
+    assert!(
+        !Leftovers::on(cluster.machine(), &marks)
+            .since(&untouched)
+            .is_empty()
+    );
+    cluster.stop();
+    // With pods still running in their shims: reset ends them too.
+    cluster.reset().success();
+    until("nothing to be left", Duration::from_secs(10), || {
+        let left = Leftovers::on(cluster.machine(), &marks).since(&untouched);
+        if left.is_empty() {
+            Ok(())
+        } else {
+            Err(left.join("\n"))
+        }
+    });
+    assert!(!data.exists(), "the data directory is still there");
+}
