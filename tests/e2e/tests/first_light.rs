@@ -7,6 +7,9 @@ use testkit::{Cluster, Leftovers, Machine, eventually, until};
 
 const IMAGE: &str = "mainstay.local/hello";
 
+/// How long the calling pod sleeps: a number that no other process on the machine has in its arguments.
+const CALLER_SLEEPS: &str = "360773";
+
 /// Asks the service by its name from inside a pod.
 fn call(cluster: &Cluster, from: &str, url: &str) -> Result<String, String> {
     let ran = cluster.kubectl(&["exec", from, "--", "/mainstay", "hello", "get", url]);
@@ -54,7 +57,7 @@ fn deploy_and_call(cluster: &Cluster) {
     let names: Vec<String> = pods.iter().map(name).collect();
 
     cluster
-        .kubectl(&["run", "caller", "--image", IMAGE, "--", "sleep", "3600"])
+        .kubectl(&["run", "caller", "--image", IMAGE, "--", "sleep", CALLER_SLEEPS])
         .success();
     ready_pods(cluster, "run=caller", 1);
     for url in [
@@ -157,8 +160,8 @@ spec:
 
 fn a_killed_container_is_restarted(cluster: &Cluster) {
     let before = ready_pods(cluster, "run=caller", 1).remove(0);
-    let pid = cluster.kubectl(&["exec", "caller", "--", "/mainstay", "hello", "kill", "1"]);
-    assert!(pid.ok || pid.code.is_some(), "{pid:?}");
+    let pid = process_with_argument(CALLER_SLEEPS);
+    cluster.machine().run("kill", &["-KILL", &pid]).success();
     eventually("the container to be restarted", || {
         let pod = cluster.get(&["pod", "caller"]);
         let status = &pod["status"]["containerStatuses"][0];
@@ -168,6 +171,19 @@ fn a_killed_container_is_restarted(cluster: &Cluster) {
         }
         Err(status.to_string())
     });
+}
+
+/// The process of a container, seen from the host.
+fn process_with_argument(argument: &str) -> String {
+    let has_argument = |entry: &std::fs::DirEntry| {
+        let command = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let mut arguments = command.split(|byte| *byte == 0);
+        let is_hello = arguments.next() == Some(b"/mainstay");
+        is_hello && arguments.any(|given| given == argument.as_bytes())
+    };
+    let processes = std::fs::read_dir("/proc").expect("/proc is there").flatten();
+    let found = processes.filter(has_argument).next().expect("the container's process");
+    found.file_name().to_string_lossy().into_owned()
 }
 
 fn a_crash_of_the_daemon_leaves_containers_alone(cluster: &mut Cluster) {
