@@ -48,7 +48,8 @@ impl Api {
     }
 
     pub async fn get(&self, path: &str) -> Result<Value> {
-        self.json(Method::GET, path, "application/json", "", Vec::new()).await
+        self.json(Method::GET, path, "application/json", "", Vec::new())
+            .await
     }
 
     /// GET with an `Accept` header of one's own.
@@ -58,22 +59,50 @@ impl Api {
 
     pub async fn create(&self, path: &str, object: &Value) -> Result<Value> {
         let body = serde_json::to_vec(object)?;
-        self.json(Method::POST, path, "application/json", "application/json", body).await
+        self.json(
+            Method::POST,
+            path,
+            "application/json",
+            "application/json",
+            body,
+        )
+        .await
     }
 
     pub async fn replace(&self, path: &str, object: &Value) -> Result<Value> {
         let body = serde_json::to_vec(object)?;
-        self.json(Method::PUT, path, "application/json", "application/json", body).await
+        self.json(
+            Method::PUT,
+            path,
+            "application/json",
+            "application/json",
+            body,
+        )
+        .await
     }
 
     pub async fn patch(&self, path: &str, kind: PatchType, patch: &Value) -> Result<Value> {
         let body = serde_json::to_vec(patch)?;
-        self.json(Method::PATCH, path, "application/json", kind.media_type(), body).await
+        self.json(
+            Method::PATCH,
+            path,
+            "application/json",
+            kind.media_type(),
+            body,
+        )
+        .await
     }
 
     pub async fn delete(&self, path: &str, options: &Value) -> Result<Value> {
         let body = serde_json::to_vec(options)?;
-        self.json(Method::DELETE, path, "application/json", "application/json", body).await
+        self.json(
+            Method::DELETE,
+            path,
+            "application/json",
+            "application/json",
+            body,
+        )
+        .await
     }
 
     /// The body as text, for logs and raw paths.
@@ -112,7 +141,12 @@ impl Api {
         body: Vec<u8>,
     ) -> Result<Value> {
         let response = self.send(method, path, accept, content, body).await?;
-        let bytes = response.into_body().collect().await.map_err(lost)?.to_bytes();
+        let bytes = response
+            .into_body()
+            .collect()
+            .await
+            .map_err(lost)?
+            .to_bytes();
         serde_json::from_slice(&bytes).context("the server's answer is not JSON")
     }
 
@@ -124,11 +158,18 @@ impl Api {
         content: &str,
         body: Vec<u8>,
     ) -> Result<Response<Body>> {
-        let mut request = Request::builder().method(method).uri(path).header(header::ACCEPT, accept);
+        let mut request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::ACCEPT, accept);
         if !content.is_empty() {
             request = request.header(header::CONTENT_TYPE, content);
         }
-        let response = self.client.send(request.body(Body::from(body))?).await.map_err(unreachable)?;
+        let response = self
+            .client
+            .send(request.body(Body::from(body))?)
+            .await
+            .map_err(unreachable)?;
         for warning in response.headers().get_all(header::WARNING) {
             warn(warning);
         }
@@ -136,7 +177,12 @@ impl Api {
             return Ok(response);
         }
         let code = response.status();
-        let bytes = response.into_body().collect().await.map_err(lost)?.to_bytes();
+        let bytes = response
+            .into_body()
+            .collect()
+            .await
+            .map_err(lost)?
+            .to_bytes();
         Err(ServerError(status(code, &bytes)).into())
     }
 }
@@ -164,7 +210,9 @@ fn unreachable(error: kube::Error) -> anyhow::Error {
         text = cause.to_string();
         source = cause.source();
     }
-    anyhow!("cannot reach the API server: {text}\nIs the cluster running? `mainstay up` starts one.")
+    anyhow!(
+        "cannot reach the API server: {text}\nIs the cluster running? `mainstay up` starts one."
+    )
 }
 
 fn lost(error: impl std::fmt::Display) -> anyhow::Error {
@@ -172,9 +220,7 @@ fn lost(error: impl std::fmt::Display) -> anyhow::Error {
 }
 
 /// Cuts a stream of bytes into lines.
-fn lines(
-    bytes: impl Stream<Item = Result<Bytes>>,
-) -> impl Stream<Item = Result<Vec<u8>>> {
+fn lines(bytes: impl Stream<Item = Result<Bytes>>) -> impl Stream<Item = Result<Vec<u8>>> {
     let bytes = Box::pin(bytes);
     futures::stream::try_unfold((bytes, Vec::new()), |(mut bytes, mut buffer)| async move {
         loop {

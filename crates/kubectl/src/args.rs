@@ -82,7 +82,11 @@ impl DryRun {
 
     /// What to add to a path's query.
     pub fn query(&self) -> &'static str {
-        if self.dry_run == "server" { "?dryRun=All" } else { "" }
+        if self.dry_run == "server" {
+            "?dryRun=All"
+        } else {
+            ""
+        }
     }
 
     /// What to say after the deed.

@@ -41,7 +41,11 @@ impl Resource {
         } else {
             self.singular.clone()
         };
-        if self.group.is_empty() { singular } else { format!("{singular}.{}", self.group) }
+        if self.group.is_empty() {
+            singular
+        } else {
+            format!("{singular}.{}", self.group)
+        }
     }
 
     /// `deployments.apps`.
@@ -133,12 +137,18 @@ impl Discovery {
 
     /// Whether the word is a category such as `all`, and what is in it.
     pub fn category(&self, word: &str) -> Vec<&Resource> {
-        self.resources.iter().filter(|r| r.categories.iter().any(|c| c == word)).collect()
+        self.resources
+            .iter()
+            .filter(|r| r.categories.iter().any(|c| c == word))
+            .collect()
     }
 
     /// The resource of a manifest.
     pub fn of_kind(&self, api_version: &str, kind: &str) -> Result<&Resource> {
-        let found = self.resources.iter().find(|r| r.kind == kind && r.api_version() == api_version);
+        let found = self
+            .resources
+            .iter()
+            .find(|r| r.kind == kind && r.api_version() == api_version);
         match found {
             Some(resource) => Ok(resource),
             None => bail!(
@@ -176,7 +186,9 @@ fn of_resource(group: &str, version: &str, resource: &Value) -> Resource {
         categories: texts(&resource["categories"]),
         namespaced: resource["scope"] == "Namespaced",
         verbs: texts(&resource["verbs"]),
-        subresources: items(&resource["subresources"]).map(|s| text(&s["subresource"])).collect(),
+        subresources: items(&resource["subresources"])
+            .map(|s| text(&s["subresource"]))
+            .collect(),
     }
 }
 
@@ -192,10 +204,12 @@ mod tests {
 
     fn discovery() -> Discovery {
         let group = |name: &str, plural: &str, kind: &str, short: &str| {
-            of_group(&json!({"metadata": {"name": name}, "versions": [{"version": "v1", "resources": [{
+            of_group(
+                &json!({"metadata": {"name": name}, "versions": [{"version": "v1", "resources": [{
                 "resource": plural, "responseKind": {"kind": kind}, "scope": "Namespaced",
                 "singularResource": kind.to_lowercase(), "shortNames": [short], "verbs": ["get"],
-                "categories": ["all"]}]}]}))
+                "categories": ["all"]}]}]}),
+            )
         };
         let mut resources = group("", "pods", "Pod", "po");
         resources.extend(group("apps", "deployments", "Deployment", "deploy"));
@@ -224,7 +238,10 @@ mod tests {
     fn paths_follow_group_version_and_scope() {
         let discovery = discovery();
         let deployment = discovery.resolve("deploy").unwrap();
-        assert_eq!(deployment.object("a", "b"), "/apis/apps/v1/namespaces/a/deployments/b");
+        assert_eq!(
+            deployment.object("a", "b"),
+            "/apis/apps/v1/namespaces/a/deployments/b"
+        );
         assert_eq!(deployment.collection(None), "/apis/apps/v1/deployments");
         assert_eq!(deployment.qualified_singular(), "deployment.apps");
     }

@@ -10,7 +10,9 @@ pub struct ServerError(pub Status);
 
 impl std::fmt::Display for ServerError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Status { reason, message, .. } = &self.0;
+        let Status {
+            reason, message, ..
+        } = &self.0;
         match reason.as_str() {
             "" => write!(f, "Error from server: {message}"),
             // The message names kind and object already.
@@ -36,7 +38,9 @@ impl std::error::Error for Exit {}
 
 /// Whether the server said that there is no such object.
 pub fn is_not_found(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<ServerError>().is_some_and(|ServerError(status)| status.code == 404)
+    error
+        .downcast_ref::<ServerError>()
+        .is_some_and(|ServerError(status)| status.code == 404)
 }
 
 /// Prints the error and gives the exit code that belongs to it.

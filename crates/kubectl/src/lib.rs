@@ -27,11 +27,16 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
             return ExitCode::from(if error.use_stderr() { 1 } else { 0 });
         }
     };
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+    let runtime = match tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+    {
         Ok(runtime) => runtime,
         Err(error) => return error::report(&error.into()),
     };
-    let code = runtime.block_on(commands::run(cli)).unwrap_or_else(|error| error::report(&error));
+    let code = runtime
+        .block_on(commands::run(cli))
+        .unwrap_or_else(|error| error::report(&error));
     // A blocked read of standard input must not keep the process alive.
     runtime.shutdown_background();
     code

@@ -41,8 +41,9 @@ fn files(place: &Path, recursive: bool) -> Result<Vec<PathBuf>> {
     if !place.is_dir() {
         return Ok(vec![place.to_owned()]);
     }
-    let mut entries: Vec<PathBuf> =
-        std::fs::read_dir(place)?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    let mut entries: Vec<PathBuf> = std::fs::read_dir(place)?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<Result<_>>()?;
     entries.sort();
     let mut found = Vec::new();
     for entry in entries {
@@ -50,7 +51,10 @@ fn files(place: &Path, recursive: bool) -> Result<Vec<PathBuf>> {
             if recursive {
                 found.extend(files(&entry, true)?);
             }
-        } else if entry.extension().is_some_and(|e| e == "yaml" || e == "yml" || e == "json") {
+        } else if entry
+            .extension()
+            .is_some_and(|e| e == "yaml" || e == "yml" || e == "json")
+        {
             found.push(entry);
         }
     }
@@ -95,7 +99,8 @@ fn split(text: &str) -> Vec<String> {
         }
     }
     let is_content = |part: &String| {
-        part.lines().any(|line| !line.trim().is_empty() && !line.trim_start().starts_with('#'))
+        part.lines()
+            .any(|line| !line.trim().is_empty() && !line.trim_start().starts_with('#'))
     };
     parts.into_iter().filter(is_content).collect()
 }
@@ -123,7 +128,11 @@ mod tests {
     fn documents_and_lists_become_single_objects() {
         let text = "# a comment\n---\napiVersion: v1\nkind: A\n---\n---\napiVersion: v1\nkind: List\n\
                     items:\n- {apiVersion: v1, kind: B}\n- {apiVersion: v1, kind: C}\n";
-        let kinds: Vec<_> = parse(text).unwrap().iter().map(|o| o["kind"].clone()).collect();
+        let kinds: Vec<_> = parse(text)
+            .unwrap()
+            .iter()
+            .map(|o| o["kind"].clone())
+            .collect();
         assert_eq!(kinds, ["A", "B", "C"]);
     }
 

@@ -51,7 +51,9 @@ pub fn named(discovery: &Discovery, words: &[String]) -> Result<Named> {
             }
             _ => bail!("there is no need to mix TYPE/NAME with other forms: {word:?}"),
         };
-        return Ok(Named::Objects(words.iter().map(pair).collect::<Result<_>>()?));
+        return Ok(Named::Objects(
+            words.iter().map(pair).collect::<Result<_>>()?,
+        ));
     }
     let mut types = Vec::new();
     for word in first.split(',').filter(|word| !word.is_empty()) {
@@ -66,7 +68,10 @@ pub fn named(discovery: &Discovery, words: &[String]) -> Result<Named> {
         return Ok(Named::Type(types));
     }
     let names = |resource: &Resource| -> Vec<(Resource, String)> {
-        words[1..].iter().map(|name| (resource.clone(), name.clone())).collect()
+        words[1..]
+            .iter()
+            .map(|name| (resource.clone(), name.clone()))
+            .collect()
     };
     Ok(Named::Objects(types.iter().flat_map(names).collect()))
 }
@@ -80,7 +85,11 @@ pub fn query(selection: &Selection) -> String {
     if let Some(selector) = &selection.field_selector {
         parts.push(format!("fieldSelector={}", encode(selector)));
     }
-    if parts.is_empty() { String::new() } else { format!("?{}", parts.join("&")) }
+    if parts.is_empty() {
+        String::new()
+    } else {
+        format!("?{}", parts.join("&"))
+    }
 }
 
 /// The objects of manifests.
@@ -89,7 +98,10 @@ pub fn from_manifests(
     discovery: &Discovery,
     objects: Vec<Value>,
 ) -> Result<Vec<Target>> {
-    objects.into_iter().map(|object| target_of(session, discovery, object)).collect()
+    objects
+        .into_iter()
+        .map(|object| target_of(session, discovery, object))
+        .collect()
 }
 
 /// Finds the resource and namespace of a manifest's object, and writes the namespace into it.
@@ -97,7 +109,11 @@ pub fn target_of(session: &Session, discovery: &Discovery, mut object: Value) ->
     let (version, kind) = (text(&object["apiVersion"]), text(&object["kind"]));
     let resource = discovery.of_kind(&version, &kind)?.clone();
     let given = text(&object["metadata"]["namespace"]);
-    let namespace = if given.is_empty() { session.namespace.clone() } else { given.clone() };
+    let namespace = if given.is_empty() {
+        session.namespace.clone()
+    } else {
+        given.clone()
+    };
     if session.namespace_given && !given.is_empty() && given != session.namespace {
         bail!(
             "the namespace from the provided object \"{given}\" does not match the namespace \"{}\". \
@@ -109,7 +125,12 @@ pub fn target_of(session: &Session, discovery: &Discovery, mut object: Value) ->
         object["metadata"]["namespace"] = Value::String(namespace.clone());
     }
     let name = text(&object["metadata"]["name"]);
-    Ok(Target { resource, namespace, name, manifest: Some(object) })
+    Ok(Target {
+        resource,
+        namespace,
+        name,
+        manifest: Some(object),
+    })
 }
 
 /// Every object that files, words and selectors name. Types are listed.
@@ -157,7 +178,12 @@ async fn list(session: &Session, selection: &Selection, resource: Resource) -> R
         name: text(&item["metadata"]["name"]),
         manifest: None,
     };
-    Ok(list["items"].as_array().into_iter().flatten().map(of).collect())
+    Ok(list["items"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(of)
+        .collect())
 }
 
 fn text(value: &Value) -> String {

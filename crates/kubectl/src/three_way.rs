@@ -35,7 +35,10 @@ fn objects(
             Some(there) => one(key, field, before, value, there, patch),
         }
     }
-    for key in original.keys().filter(|key| !wanted.contains_key(*key) && live.contains_key(*key)) {
+    for key in original
+        .keys()
+        .filter(|key| !wanted.contains_key(*key) && live.contains_key(*key))
+    {
         patch.insert(key.clone(), Value::Null);
     }
 }
@@ -53,7 +56,13 @@ fn one(
             let mut inner = Map::new();
             let empty = Map::new();
             let original = original.as_object().unwrap_or(&empty);
-            objects(original, wanted, live, field.and_then(|f| element(f.shape)), &mut inner);
+            objects(
+                original,
+                wanted,
+                live,
+                field.and_then(|f| element(f.shape)),
+                &mut inner,
+            );
             if !inner.is_empty() {
                 patch.insert(key.to_owned(), Value::Object(inner));
             }
@@ -80,7 +89,8 @@ fn lists(
     let Some(by) = field.patch.key else {
         return scalars(key, original, wanted, live, patch);
     };
-    let find = |list: &[Value], item: &Value| list.iter().find(|other| other[by] == item[by]).cloned();
+    let find =
+        |list: &[Value], item: &Value| list.iter().find(|other| other[by] == item[by]).cloned();
     let mut changes = Vec::new();
     for item in wanted {
         let Some(there) = find(live, item) else {
@@ -94,7 +104,10 @@ fn lists(
             changes.push(Value::Object(change));
         }
     }
-    for gone in original.iter().filter(|item| find(wanted, item).is_none() && find(live, item).is_some()) {
+    for gone in original
+        .iter()
+        .filter(|item| find(wanted, item).is_none() && find(live, item).is_some())
+    {
         changes.push(json!({"$patch": "delete", by: gone[by]}));
     }
     if !changes.is_empty() {
@@ -113,7 +126,13 @@ fn patch_of(
 ) -> Option<Map<String, Value>> {
     let (empty, mut change) = (Map::new(), Map::new());
     let original = original.as_object().unwrap_or(&empty);
-    objects(original, wanted.as_object()?, live.as_object()?, schema, &mut change);
+    objects(
+        original,
+        wanted.as_object()?,
+        live.as_object()?,
+        schema,
+        &mut change,
+    );
     (!change.is_empty()).then_some(change)
 }
 
@@ -124,14 +143,24 @@ fn scalars(
     live: &[Value],
     patch: &mut Map<String, Value>,
 ) {
-    let added: Vec<Value> = wanted.iter().filter(|item| !live.contains(item)).cloned().collect();
+    let added: Vec<Value> = wanted
+        .iter()
+        .filter(|item| !live.contains(item))
+        .cloned()
+        .collect();
     let gone = |item: &&Value| !wanted.contains(item) && live.contains(item);
     let gone: Vec<Value> = original.iter().filter(gone).cloned().collect();
     if !gone.is_empty() {
-        patch.insert(format!("$deleteFromPrimitiveList/{key}"), Value::Array(gone));
+        patch.insert(
+            format!("$deleteFromPrimitiveList/{key}"),
+            Value::Array(gone),
+        );
     }
     if !added.is_empty() {
-        patch.insert(format!("$setElementOrder/{key}"), Value::Array(wanted.to_vec()));
+        patch.insert(
+            format!("$setElementOrder/{key}"),
+            Value::Array(wanted.to_vec()),
+        );
         patch.insert(key.to_owned(), Value::Array(added));
     }
 }
@@ -166,14 +195,20 @@ mod tests {
         let expected = json!({"spec": {
             "$setElementOrder/containers": [{"name": "a"}],
             "containers": [{"image": "a:2", "name": "a"}, {"$patch": "delete", "name": "b"}]}});
-        assert_eq!(patch(&original, &wanted, &live, lookup("core/v1.Pod")), expected);
+        assert_eq!(
+            patch(&original, &wanted, &live, lookup("core/v1.Pod")),
+            expected
+        );
     }
 
     #[test]
     fn nothing_is_patched_when_the_object_is_as_wanted() {
         let wanted = pod(json!([{"name": "a", "image": "a:1"}]));
         let live = pod(json!([{"name": "a", "image": "a:1", "imagePullPolicy": "Always"}]));
-        assert_eq!(patch(&wanted, &wanted, &live, lookup("core/v1.Pod")), json!({}));
+        assert_eq!(
+            patch(&wanted, &wanted, &live, lookup("core/v1.Pod")),
+            json!({})
+        );
     }
 
     #[test]
@@ -181,6 +216,9 @@ mod tests {
         let original = json!({"data": {"a": "1", "b": "2"}});
         let wanted = json!({"data": {"a": "1"}});
         let live = json!({"data": {"a": "1", "b": "2", "c": "somebody else's"}});
-        assert_eq!(patch(&original, &wanted, &live, None), json!({"data": {"b": null}}));
+        assert_eq!(
+            patch(&original, &wanted, &live, None),
+            json!({"data": {"b": null}})
+        );
     }
 }

@@ -57,7 +57,15 @@ fn deploy_and_call(cluster: &Cluster) {
     let names: Vec<String> = pods.iter().map(name).collect();
 
     cluster
-        .kubectl(&["run", "caller", "--image", IMAGE, "--", "sleep", CALLER_SLEEPS])
+        .kubectl(&[
+            "run",
+            "caller",
+            "--image",
+            IMAGE,
+            "--",
+            "sleep",
+            CALLER_SLEEPS,
+        ])
         .success();
     ready_pods(cluster, "run=caller", 1);
     for url in [
@@ -181,8 +189,13 @@ fn process_with_argument(argument: &str) -> String {
         let is_hello = arguments.next() == Some(b"/mainstay");
         is_hello && arguments.any(|given| given == argument.as_bytes())
     };
-    let processes = std::fs::read_dir("/proc").expect("/proc is there").flatten();
-    let found = processes.filter(has_argument).next().expect("the container's process");
+    let processes = std::fs::read_dir("/proc")
+        .expect("/proc is there")
+        .flatten();
+    let found = processes
+        .filter(has_argument)
+        .next()
+        .expect("the container's process");
     found.file_name().to_string_lossy().into_owned()
 }
 

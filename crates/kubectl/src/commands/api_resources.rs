@@ -27,17 +27,24 @@ impl ApiResources {
         let discovery = Discovery::load(&session.api).await?;
         let mut resources = discovery.resources;
         resources.retain(|resource| {
-            self.api_group.as_ref().is_none_or(|group| *group == resource.group)
-                && self.namespaced.is_none_or(|namespaced| namespaced == resource.namespaced)
+            self.api_group
+                .as_ref()
+                .is_none_or(|group| *group == resource.group)
+                && self
+                    .namespaced
+                    .is_none_or(|namespaced| namespaced == resource.namespaced)
         });
         resources.sort_by(|a, b| (&a.group, &a.plural).cmp(&(&b.group, &b.plural)));
         if self.output.as_deref() == Some("name") {
-            resources.iter().for_each(|resource| println!("{}", resource.qualified_plural()));
+            resources
+                .iter()
+                .for_each(|resource| println!("{}", resource.qualified_plural()));
             return Ok(());
         }
         let wide = self.output.as_deref() == Some("wide");
-        let mut headings: Vec<String> =
-            ["NAME", "SHORTNAMES", "APIVERSION", "NAMESPACED", "KIND"].map(str::to_owned).into();
+        let mut headings: Vec<String> = ["NAME", "SHORTNAMES", "APIVERSION", "NAMESPACED", "KIND"]
+            .map(str::to_owned)
+            .into();
         if wide {
             headings.extend(["VERBS".to_owned(), "CATEGORIES".to_owned()]);
         }

@@ -87,7 +87,11 @@ impl Apply {
         if self.dry_run.is_client() {
             return report(&wanted, "configured", &self.output, &self.dry_run);
         }
-        let how = if schema.is_some() { PatchType::Strategic } else { PatchType::Merge };
+        let how = if schema.is_some() {
+            PatchType::Strategic
+        } else {
+            PatchType::Merge
+        };
         let path = format!("{}{}", target.path(), self.dry_run.query());
         let patched = session.api.patch(&path, how, &patch).await?;
         let same = patched["metadata"]["resourceVersion"] == live["metadata"]["resourceVersion"];
@@ -100,13 +104,19 @@ impl Apply {
             wanted.clone()
         } else {
             let collection = target.resource.collection(Some(&target.namespace));
-            session.api.create(&format!("{collection}{}", self.dry_run.query()), wanted).await?
+            session
+                .api
+                .create(&format!("{collection}{}", self.dry_run.query()), wanted)
+                .await?
         };
         report(&created, "created", &self.output, &self.dry_run)
     }
 
     async fn on_the_server(&self, session: &Session, target: &Target) -> Result<()> {
-        let mut query = format!("?fieldManager={}&force={}", self.field_manager, self.force_conflicts);
+        let mut query = format!(
+            "?fieldManager={}&force={}",
+            self.field_manager, self.force_conflicts
+        );
         if self.dry_run.dry_run == "server" {
             query.push_str("&dryRun=All");
         }
@@ -119,7 +129,10 @@ impl Apply {
 
 /// The manifest with a note of itself, so that the next apply knows what was given up.
 fn annotated(mut object: Value) -> Result<Value> {
-    if let Some(annotations) = object["metadata"].get_mut("annotations").and_then(Value::as_object_mut) {
+    if let Some(annotations) = object["metadata"]
+        .get_mut("annotations")
+        .and_then(Value::as_object_mut)
+    {
         annotations.remove(LAST_APPLIED);
     }
     let note = format!("{}\n", serde_json::to_string(&object)?);
@@ -132,5 +145,6 @@ fn annotated(mut object: Value) -> Result<Value> {
 
 fn last_applied(live: &Value) -> Value {
     let note = live["metadata"]["annotations"][LAST_APPLIED].as_str();
-    note.and_then(|note| serde_json::from_str(note).ok()).unwrap_or_default()
+    note.and_then(|note| serde_json::from_str(note).ok())
+        .unwrap_or_default()
 }

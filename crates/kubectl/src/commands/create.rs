@@ -159,7 +159,10 @@ async fn create_one(session: &Session, target: &Target, dry_run: &DryRun) -> Res
         return Ok(object);
     }
     let collection = target.resource.collection(Some(&target.namespace));
-    session.api.create(&format!("{collection}{}", dry_run.query()), &object).await
+    session
+        .api
+        .create(&format!("{collection}{}", dry_run.query()), &object)
+        .await
 }
 
 /// `deployment.apps/web created`, or the object in the asked-for form.
@@ -176,15 +179,17 @@ impl What {
         match self {
             Self::Deployment(deployment) => Ok((deployment.object(), deployment.named)),
             Self::Configmap(data) => Ok((data.config_map()?, data.named)),
-            Self::Secret { kind: Secret::Generic(data) } => Ok((data.secret()?, data.named)),
+            Self::Secret {
+                kind: Secret::Generic(data),
+            } => Ok((data.secret()?, data.named)),
             Self::Namespace(named) => Ok((bare("Namespace", &named.name), named)),
             Self::Serviceaccount(named) => Ok((bare("ServiceAccount", &named.name), named)),
-            Self::Service { kind: Service::Clusterip(ports) } => {
-                Ok((ports.object("ClusterIP")?, ports.named))
-            }
-            Self::Service { kind: Service::Nodeport(ports) } => {
-                Ok((ports.object("NodePort")?, ports.named))
-            }
+            Self::Service {
+                kind: Service::Clusterip(ports),
+            } => Ok((ports.object("ClusterIP")?, ports.named)),
+            Self::Service {
+                kind: Service::Nodeport(ports),
+            } => Ok((ports.object("NodePort")?, ports.named)),
         }
     }
 }
@@ -222,17 +227,27 @@ impl Deployment {
 pub fn container_name(image: &str) -> String {
     let last = image.rsplit('/').next().unwrap_or(image);
     let last = last.split(['@', ':']).next().unwrap_or(last);
-    let clean = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
-    last.chars().map(clean).collect::<String>().trim_matches('-').to_owned()
+    let clean = |c: char| {
+        if c.is_ascii_alphanumeric() {
+            c.to_ascii_lowercase()
+        } else {
+            '-'
+        }
+    };
+    last.chars()
+        .map(clean)
+        .collect::<String>()
+        .trim_matches('-')
+        .to_owned()
 }
 
 impl Data {
     fn entries(&self) -> Result<Vec<(String, Vec<u8>)>> {
         let mut entries = Vec::new();
         for literal in &self.from_literal {
-            let (key, value) = literal.split_once('=').with_context(|| {
-                format!("invalid literal source {literal}, expected key=value")
-            })?;
+            let (key, value) = literal
+                .split_once('=')
+                .with_context(|| format!("invalid literal source {literal}, expected key=value"))?;
             entries.push((key.to_owned(), value.as_bytes().to_owned()));
         }
         for source in &self.from_file {
@@ -263,9 +278,8 @@ impl Data {
     }
 
     fn secret(&self) -> Result<Value> {
-        let encode = |(key, bytes): (String, Vec<u8>)| {
-            (key, Value::String(BASE64_STANDARD.encode(bytes)))
-        };
+        let encode =
+            |(key, bytes): (String, Vec<u8>)| (key, Value::String(BASE64_STANDARD.encode(bytes)));
         let data: Map<String, Value> = self.entries()?.into_iter().map(encode).collect();
         let mut object = bare("Secret", &self.named.name);
         object["data"] = Value::Object(data);
@@ -287,7 +301,9 @@ fn file_entries(source: &str) -> Result<Vec<(String, Vec<u8>)>> {
         std::fs::read(path).with_context(|| format!("error reading {}", path.display()))
     };
     let file_name = |path: &std::path::Path| {
-        path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+        path.file_name()
+            .map(|name| name.to_string_lossy().into_owned())
+            .unwrap_or_default()
     };
     if !path.is_dir() {
         let key = key.map_or_else(|| file_name(path), ToOwned::to_owned);
@@ -312,8 +328,12 @@ impl Ports {
         let name = &self.named.name;
         let port = |text: &String| -> Result<Value> {
             let (port, target) = text.split_once(':').unwrap_or((text, text));
-            let port: u16 = port.parse().with_context(|| format!("invalid port {port:?}"))?;
-            let target = target.parse::<u16>().map_or_else(|_| json!(target), |n| json!(n));
+            let port: u16 = port
+                .parse()
+                .with_context(|| format!("invalid port {port:?}"))?;
+            let target = target
+                .parse::<u16>()
+                .map_or_else(|_| json!(target), |n| json!(n));
             let name = text.replace(':', "-");
             Ok(json!({"name": name, "port": port, "protocol": "TCP", "targetPort": target}))
         };

@@ -50,8 +50,14 @@ pub struct Delete {
 impl Delete {
     pub async fn run(self, session: &Session) -> Result<()> {
         let discovery = Discovery::load(&session.api).await?;
-        let targets =
-            resources::targets(session, &discovery, &self.selection, &self.resources, self.all).await?;
+        let targets = resources::targets(
+            session,
+            &discovery,
+            &self.selection,
+            &self.resources,
+            self.all,
+        )
+        .await?;
         if targets.is_empty() {
             println!("No resources found");
             return Ok(());
@@ -89,7 +95,9 @@ impl Delete {
             "background" | "true" => "Background",
             "foreground" => "Foreground",
             "orphan" | "false" => "Orphan",
-            other => bail!("invalid cascade value ({other}). Must be \"background\", \"foreground\", or \"orphan\""),
+            other => bail!(
+                "invalid cascade value ({other}). Must be \"background\", \"foreground\", or \"orphan\""
+            ),
         };
         let mut options = json!({"propagationPolicy": policy});
         let grace = match (self.force, self.now) {
@@ -118,7 +126,11 @@ impl Delete {
             return Ok(answer);
         }
         let (kind, name) = name.split_once('/').unwrap_or((&name, ""));
-        let deed = if self.force { "force deleted" } else { "deleted" };
+        let deed = if self.force {
+            "force deleted"
+        } else {
+            "deleted"
+        };
         let place = if target.resource.namespaced {
             format!(" from {} namespace", target.namespace)
         } else {
@@ -132,7 +144,11 @@ impl Delete {
 /// Watches one object until it does not exist any more, or another has taken its name.
 async fn until_gone(session: &Session, target: &Target, answer: &Value) -> Result<()> {
     let uid = [&answer["metadata"]["uid"], &answer["details"]["uid"]];
-    let uid = uid.into_iter().find_map(Value::as_str).unwrap_or_default().to_owned();
+    let uid = uid
+        .into_iter()
+        .find_map(Value::as_str)
+        .unwrap_or_default()
+        .to_owned();
     loop {
         let live = match session.api.get(&target.path()).await {
             Ok(live) => live,
@@ -142,7 +158,9 @@ async fn until_gone(session: &Session, target: &Target, answer: &Value) -> Resul
         if !uid.is_empty() && live["metadata"]["uid"].as_str() != Some(&uid) {
             return Ok(());
         }
-        let version = live["metadata"]["resourceVersion"].as_str().unwrap_or_default();
+        let version = live["metadata"]["resourceVersion"]
+            .as_str()
+            .unwrap_or_default();
         let path = format!(
             "{}?watch=true&timeoutSeconds=60&resourceVersion={version}&fieldSelector=metadata.name%3D{}",
             target.resource.collection(Some(&target.namespace)),

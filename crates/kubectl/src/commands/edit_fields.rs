@@ -54,7 +54,10 @@ impl EditFields {
         let is_change = |word: &&String| word.contains('=') || word.ends_with('-');
         let (changes, words): (Vec<&String>, Vec<&String>) = self.words.iter().partition(is_change);
         if changes.is_empty() {
-            bail!("at least one {} update is required", field.name().trim_end_matches('s'));
+            bail!(
+                "at least one {} update is required",
+                field.name().trim_end_matches('s')
+            );
         }
         let changes = parse(&changes);
         let words: Vec<String> = words.into_iter().cloned().collect();
@@ -68,7 +71,12 @@ impl EditFields {
             let patch = json!({"metadata": {field.name(): changes}});
             let path = format!("{}{}", target.path(), self.dry_run.query());
             let after = session.api.patch(&path, PatchType::Merge, &patch).await?;
-            report(&after, deed(field, current, &after["metadata"][field.name()]), &self.output, &self.dry_run)?;
+            report(
+                &after,
+                deed(field, current, &after["metadata"][field.name()]),
+                &self.output,
+                &self.dry_run,
+            )?;
         }
         Ok(())
     }
@@ -101,7 +109,11 @@ fn deed(field: Field, before: &Value, after: &Value) -> &'static str {
         Field::Labels if before == after => "not labeled",
         Field::Labels => {
             let count = |value: &Value| value.as_object().map_or(0, Map::len);
-            if count(after) < count(before) { "unlabeled" } else { "labeled" }
+            if count(after) < count(before) {
+                "unlabeled"
+            } else {
+                "labeled"
+            }
         }
     }
 }

@@ -57,7 +57,9 @@ impl Expose {
         let selector = match object["kind"].as_str().unwrap_or_default() {
             "Deployment" | "ReplicaSet" | "StatefulSet" | "DaemonSet" => {
                 if object["spec"]["selector"].get("matchExpressions").is_some() {
-                    bail!("couldn't convert expressions - \"matchExpressions\" to map-based selector");
+                    bail!(
+                        "couldn't convert expressions - \"matchExpressions\" to map-based selector"
+                    );
                 }
                 object["spec"]["selector"]["matchLabels"].clone()
             }
@@ -73,7 +75,11 @@ impl Expose {
         if let Some(kind) = &self.kind {
             spec["type"] = json!(kind);
         }
-        let name = self.name.as_deref().or(object["metadata"]["name"].as_str()).unwrap_or_default();
+        let name = self
+            .name
+            .as_deref()
+            .or(object["metadata"]["name"].as_str())
+            .unwrap_or_default();
         let mut metadata = json!({"name": name});
         if let Some(labels) = object["metadata"].get("labels") {
             metadata["labels"] = labels.clone();
@@ -83,12 +89,12 @@ impl Expose {
 
     fn ports(&self, object: &Value) -> Result<Vec<Value>> {
         let target = |port: u16| match &self.target_port {
-            Some(text) => text.parse::<u16>().map_or_else(|_| json!(text), |number| json!(number)),
+            Some(text) => text
+                .parse::<u16>()
+                .map_or_else(|_| json!(text), |number| json!(number)),
             None => json!(port),
         };
-        let one = |port: u16, protocol: &str| {
-            json!({"port": port, "protocol": protocol, "targetPort": target(port)})
-        };
+        let one = |port: u16, protocol: &str| json!({"port": port, "protocol": protocol, "targetPort": target(port)});
         if let Some(port) = self.port {
             return Ok(vec![one(port, &self.protocol)]);
         }
@@ -108,12 +114,20 @@ impl Expose {
 }
 
 fn container_ports(object: &Value) -> Vec<(u16, String)> {
-    let spec = if object["kind"] == "Pod" { &object["spec"] } else { &object["spec"]["template"]["spec"] };
+    let spec = if object["kind"] == "Pod" {
+        &object["spec"]
+    } else {
+        &object["spec"]["template"]["spec"]
+    };
     let containers = spec["containers"].as_array().into_iter().flatten();
-    let ports = containers.flat_map(|container| container["ports"].as_array().into_iter().flatten());
+    let ports =
+        containers.flat_map(|container| container["ports"].as_array().into_iter().flatten());
     let of = |port: &Value| {
         let number = u16::try_from(port["containerPort"].as_u64()?).ok()?;
-        Some((number, port["protocol"].as_str().unwrap_or("TCP").to_owned()))
+        Some((
+            number,
+            port["protocol"].as_str().unwrap_or("TCP").to_owned(),
+        ))
     };
     ports.filter_map(of).collect()
 }

@@ -11,8 +11,7 @@ use crate::{
     api::TABLE,
     args::{Output, Selection},
     discovery::{Discovery, Resource},
-    error,
-    manifest,
+    error, manifest,
     output::{
         Format,
         table::{Table, View},
@@ -94,7 +93,10 @@ impl Get {
         if !self.selection.filename.is_empty() {
             let manifests = manifest::read(&self.selection.filename, self.selection.recursive)?;
             let targets = resources::from_manifests(session, discovery, manifests)?;
-            return Ok(targets.into_iter().map(|t| object(t.resource, &t.namespace, &t.name)).collect());
+            return Ok(targets
+                .into_iter()
+                .map(|t| object(t.resource, &t.namespace, &t.name))
+                .collect());
         }
         let namespace = (!self.selection.all_namespaces).then_some(session.namespace.as_str());
         match resources::named(discovery, &self.resources)? {
@@ -109,9 +111,10 @@ impl Get {
             Named::Objects(_) if self.selection.all_namespaces => {
                 bail!("a resource cannot be retrieved by name across all namespaces")
             }
-            Named::Objects(objects) => {
-                Ok(objects.into_iter().map(|(r, name)| object(r, &session.namespace, &name)).collect())
-            }
+            Named::Objects(objects) => Ok(objects
+                .into_iter()
+                .map(|(r, name)| object(r, &session.namespace, &name))
+                .collect()),
         }
     }
 
@@ -126,8 +129,10 @@ impl Get {
     }
 
     async fn print_tables(&self, session: &Session, queries: &[Query], wide: bool) -> Result<()> {
-        let types: BTreeSet<String> =
-            queries.iter().map(|query| query.resource.qualified_plural()).collect();
+        let types: BTreeSet<String> = queries
+            .iter()
+            .map(|query| query.resource.qualified_plural())
+            .collect();
         let mut tables: Vec<(String, Table)> = Vec::new();
         let mut failure = None;
         for query in queries {
@@ -175,10 +180,15 @@ impl Get {
 
     /// Rows in the order that `--sort-by` asks for.
     fn sorted(&self, mut table: Value) -> Result<Value> {
-        let Some(path) = &self.sort_by else { return Ok(table) };
+        let Some(path) = &self.sort_by else {
+            return Ok(table);
+        };
         let path = crate::output::jsonpath::Template::parse(path)?;
         let key = |row: &Value| -> String {
-            path.values(&row["object"]).first().map(|v| sort_key(v)).unwrap_or_default()
+            path.values(&row["object"])
+                .first()
+                .map(|v| sort_key(v))
+                .unwrap_or_default()
         };
         if let Some(rows) = table["rows"].as_array_mut() {
             rows.sort_by_key(key);
@@ -237,11 +247,17 @@ impl Get {
             let event = event?;
             let object = &event["object"];
             if event["type"] == "ERROR" {
-                bail!("{}", object["message"].as_str().unwrap_or("the watch ended"));
+                bail!(
+                    "{}",
+                    object["message"].as_str().unwrap_or("the watch ended")
+                );
             }
             match format {
                 Format::Table { .. } => {
-                    print!("{}", Table::of(object, self.view(query, wide, None)).render(bare));
+                    print!(
+                        "{}",
+                        Table::of(object, self.view(query, wide, None)).render(bare)
+                    );
                     bare = true;
                 }
                 format => format.print(object, self.show_managed_fields)?,
@@ -271,7 +287,12 @@ fn items_of(list: &Value, resource: &Resource) -> Vec<Value> {
         }
         object
     };
-    list["items"].as_array().into_iter().flatten().map(complete).collect()
+    list["items"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(complete)
+        .collect()
 }
 
 /// Numbers sort by value, everything else as text.

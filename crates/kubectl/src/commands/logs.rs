@@ -69,7 +69,10 @@ impl Logs {
         if let Some(selector) = &self.selector {
             return pods_with(session, selector).await;
         }
-        let word = self.resource.as_deref().context("expected 'logs POD_NAME', 'logs TYPE/NAME' or -l")?;
+        let word = self
+            .resource
+            .as_deref()
+            .context("expected 'logs POD_NAME', 'logs TYPE/NAME' or -l")?;
         Ok(vec![pod_of(session, word).await?])
     }
 
@@ -79,15 +82,24 @@ impl Logs {
         }
         if self.all_containers {
             let lists = ["initContainers", "containers", "ephemeralContainers"];
-            return Ok(lists.iter().flat_map(|list| container_names(pod, list)).collect());
+            return Ok(lists
+                .iter()
+                .flat_map(|list| container_names(pod, list))
+                .collect());
         }
         Ok(vec![default_container(pod)?])
     }
 
     async fn print(&self, session: &Session, pod: &Value, container: &str) -> Result<()> {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let (namespace, name) = (text(&pod["metadata"]["namespace"]), text(&pod["metadata"]["name"]));
-        let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/log?{}", self.query(container)?);
+        let (namespace, name) = (
+            text(&pod["metadata"]["namespace"]),
+            text(&pod["metadata"]["name"]),
+        );
+        let path = format!(
+            "/api/v1/namespaces/{namespace}/pods/{name}/log?{}",
+            self.query(container)?
+        );
         let mut chunks = Box::pin(session.api.stream(&path, "*/*").await?);
         let prefix = format!("[pod/{name}/{container}] ");
         let mut out = std::io::stdout().lock();
@@ -122,12 +134,19 @@ impl Logs {
             }
         }
         // Several pods at once: the last lines of each, unless told otherwise.
-        let tail = if self.tail < 0 && self.selector.is_some() { 10 } else { self.tail };
+        let tail = if self.tail < 0 && self.selector.is_some() {
+            10
+        } else {
+            self.tail
+        };
         if tail >= 0 {
             parts.push(format!("tailLines={tail}"));
         }
         if let Some(since) = &self.since {
-            parts.push(format!("sinceSeconds={}", super::wait::duration(since)?.as_secs().max(1)));
+            parts.push(format!(
+                "sinceSeconds={}",
+                super::wait::duration(since)?.as_secs().max(1)
+            ));
         }
         if let Some(time) = &self.since_time {
             parts.push(format!("sinceTime={}", encode(time)));
@@ -142,12 +161,17 @@ impl Logs {
 /// The pod that a word means: a pod's name, `pod/x`, or the first pod of `deployment/x`.
 pub async fn pod_of(session: &Session, word: &str) -> Result<Value> {
     if !word.contains('/') {
-        let path = format!("/api/v1/namespaces/{}/pods/{}", session.namespace, encode(word));
+        let path = format!(
+            "/api/v1/namespaces/{}/pods/{}",
+            session.namespace,
+            encode(word)
+        );
         return session.api.get(&path).await;
     }
     let discovery = Discovery::load(&session.api).await?;
     let words = [word.to_owned()];
-    let targets = resources::targets(session, &discovery, &Selection::default(), &words, false).await?;
+    let targets =
+        resources::targets(session, &discovery, &Selection::default(), &words, false).await?;
     let target = targets.first().context("no such resource")?;
     let object = session.api.get(&target.path()).await?;
     if target.resource.kind == "Pod" {
@@ -157,7 +181,9 @@ pub async fn pod_of(session: &Session, word: &str) -> Result<Value> {
     let labels = selector.get("matchLabels").unwrap_or(selector);
     let query = crate::output::table::labels(labels);
     let pods = pods_with(session, &query).await?;
-    let Some(first) = pods.first() else { bail!("no pods found for {word}") };
+    let Some(first) = pods.first() else {
+        bail!("no pods found for {word}")
+    };
     if pods.len() > 1 {
         let name = first["metadata"]["name"].as_str().unwrap_or_default();
         eprintln!("Found {} pods, using pod/{name}", pods.len());
@@ -166,27 +192,41 @@ pub async fn pod_of(session: &Session, word: &str) -> Result<Value> {
 }
 
 async fn pods_with(session: &Session, selector: &str) -> Result<Vec<Value>> {
-    let path =
-        format!("/api/v1/namespaces/{}/pods?labelSelector={}", session.namespace, encode(selector));
+    let path = format!(
+        "/api/v1/namespaces/{}/pods?labelSelector={}",
+        session.namespace,
+        encode(selector)
+    );
     let list = session.api.get(&path).await?;
     Ok(list["items"].as_array().cloned().unwrap_or_default())
 }
 
 fn container_names(pod: &Value, list: &str) -> Vec<String> {
     let containers = pod["spec"][list].as_array().into_iter().flatten();
-    containers.filter_map(|container| Some(container["name"].as_str()?.to_owned())).collect()
+    containers
+        .filter_map(|container| Some(container["name"].as_str()?.to_owned()))
+        .collect()
 }
 
 /// The container that is meant when none is named.
 pub fn default_container(pod: &Value) -> Result<String> {
     let annotation = &pod["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"];
     let names = container_names(pod, "containers");
-    if let Some(named) = annotation.as_str().filter(|named| names.iter().any(|name| name == named)) {
+    if let Some(named) = annotation
+        .as_str()
+        .filter(|named| names.iter().any(|name| name == named))
+    {
         return Ok(named.to_owned());
     }
-    let first = names.first().cloned().context("the pod has no containers")?;
+    let first = names
+        .first()
+        .cloned()
+        .context("the pod has no containers")?;
     if names.len() > 1 {
-        eprintln!("Defaulted container \"{first}\" out of: {}", names.join(", "));
+        eprintln!(
+            "Defaulted container \"{first}\" out of: {}",
+            names.join(", ")
+        );
     }
     Ok(first)
 }

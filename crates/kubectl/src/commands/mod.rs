@@ -6,7 +6,6 @@ mod create;
 mod delete;
 mod describe;
 mod edit_fields;
-mod exec;
 mod expose;
 mod get;
 mod logs;
@@ -54,8 +53,6 @@ pub enum Command {
     Annotate(edit_fields::EditFields),
     /// Print the logs of a container
     Logs(logs::Logs),
-    /// Execute a command in a container
-    Exec(exec::Exec),
     /// Wait for a condition on one or many resources
     Wait(wait::Wait),
     /// Print the resource types that the server supports
@@ -79,9 +76,12 @@ pub async fn run(cli: Cli) -> Result<ExitCode> {
         Command::Rollout(command) => command.run(&session).await?,
         Command::Patch(command) => command.run(&session).await?,
         Command::Label(command) => command.run(&session, edit_fields::Field::Labels).await?,
-        Command::Annotate(command) => command.run(&session, edit_fields::Field::Annotations).await?,
+        Command::Annotate(command) => {
+            command
+                .run(&session, edit_fields::Field::Annotations)
+                .await?
+        }
         Command::Logs(command) => command.run(&session).await?,
-        Command::Exec(command) => command.run(&session).await?,
         Command::Wait(command) => command.run(&session).await?,
         Command::ApiResources(command) => command.run(&session).await?,
         Command::Version(command) => command.run(&session).await?,

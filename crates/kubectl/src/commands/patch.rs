@@ -55,14 +55,24 @@ impl Patch {
         let patch: Value = serde_saphyr::from_str(&text).context("unable to parse the patch")?;
         let discovery = Discovery::load(&session.api).await?;
         let targets =
-            resources::targets(session, &discovery, &self.selection, &self.resources, false).await?;
+            resources::targets(session, &discovery, &self.selection, &self.resources, false)
+                .await?;
         for target in targets {
-            let subresource = self.subresource.as_ref().map(|name| format!("/{name}")).unwrap_or_default();
+            let subresource = self
+                .subresource
+                .as_ref()
+                .map(|name| format!("/{name}"))
+                .unwrap_or_default();
             let path = format!("{}{subresource}{}", target.path(), self.dry_run.query());
             let before = session.api.get(&target.path()).await?;
             let patched = session.api.patch(&path, kind, &patch).await?;
-            let same = before["metadata"]["resourceVersion"] == patched["metadata"]["resourceVersion"];
-            let deed = if same { "patched (no change)" } else { "patched" };
+            let same =
+                before["metadata"]["resourceVersion"] == patched["metadata"]["resourceVersion"];
+            let deed = if same {
+                "patched (no change)"
+            } else {
+                "patched"
+            };
             report(&patched, deed, &self.output, &self.dry_run)?;
         }
         Ok(())

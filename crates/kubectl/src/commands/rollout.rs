@@ -69,14 +69,23 @@ impl Rollout {
         match self {
             Self::Status(status) => status.run(session).await,
             Self::Restart(which) => {
-                let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+                let now = jiff::Timestamp::now()
+                    .strftime("%Y-%m-%dT%H:%M:%SZ")
+                    .to_string();
                 let annotations = json!({"kubectl.kubernetes.io/restartedAt": now});
-                let patch = json!({"spec": {"template": {"metadata": {"annotations": annotations}}}});
+                let patch =
+                    json!({"spec": {"template": {"metadata": {"annotations": annotations}}}});
                 which.patch(session, &patch, "restarted").await
             }
-            Self::Pause(which) => which.patch(session, &json!({"spec": {"paused": true}}), "paused").await,
+            Self::Pause(which) => {
+                which
+                    .patch(session, &json!({"spec": {"paused": true}}), "paused")
+                    .await
+            }
             Self::Resume(which) => {
-                which.patch(session, &json!({"spec": {"paused": null}}), "resumed").await
+                which
+                    .patch(session, &json!({"spec": {"paused": null}}), "resumed")
+                    .await
             }
             Self::History(which) => history(session, &which).await,
             Self::Undo(undo) => undo.run(session).await,
@@ -92,7 +101,10 @@ impl Which {
 
     async fn patch(&self, session: &Session, patch: &Value, deed: &str) -> Result<()> {
         for target in self.targets(session).await? {
-            session.api.patch(&target.path(), PatchType::Merge, patch).await?;
+            session
+                .api
+                .patch(&target.path(), PatchType::Merge, patch)
+                .await?;
             println!("{} {deed}", target.display());
         }
         Ok(())
@@ -120,7 +132,10 @@ impl Status {
         let mut said = String::new();
         loop {
             let object = session.api.get(&target.path()).await?;
-            let mut version = object["metadata"]["resourceVersion"].as_str().unwrap_or("").to_owned();
+            let mut version = object["metadata"]["resourceVersion"]
+                .as_str()
+                .unwrap_or("")
+                .to_owned();
             if self.say(&object, &mut said)? || !self.watch {
                 return Ok(());
             }
@@ -158,15 +173,21 @@ fn progress(object: &Value) -> Result<(String, bool)> {
     let number = |value: &Value| value.as_i64().unwrap_or(0);
     let (spec, status) = (&object["spec"], &object["status"]);
     let kind = object["kind"].as_str().unwrap_or_default();
-    let observed = number(&status["observedGeneration"]) >= number(&object["metadata"]["generation"]);
+    let observed =
+        number(&status["observedGeneration"]) >= number(&object["metadata"]["generation"]);
     match kind {
-        "Deployment" if !observed => {
-            Ok(("Waiting for deployment spec update to be observed...".into(), false))
-        }
+        "Deployment" if !observed => Ok((
+            "Waiting for deployment spec update to be observed...".into(),
+            false,
+        )),
         "Deployment" => deployment_progress(name, spec, status),
-        "StatefulSet" | "DaemonSet" if !observed => {
-            Ok((format!("Waiting for {} spec update to be observed...", kind.to_lowercase()), false))
-        }
+        "StatefulSet" | "DaemonSet" if !observed => Ok((
+            format!(
+                "Waiting for {} spec update to be observed...",
+                kind.to_lowercase()
+            ),
+            false,
+        )),
         "DaemonSet" => Ok(daemon_set_progress(name, status)),
         "StatefulSet" => Ok(stateful_set_progress(spec, status)),
         other => bail!("no status viewer has been implemented for {other}"),
@@ -176,26 +197,42 @@ fn progress(object: &Value) -> Result<(String, bool)> {
 fn deployment_progress(name: &str, spec: &Value, status: &Value) -> Result<(String, bool)> {
     let number = |value: &Value| value.as_i64().unwrap_or(0);
     let conditions = status["conditions"].as_array();
-    let progressing = conditions.into_iter().flatten().find(|c| c["type"] == "Progressing");
+    let progressing = conditions
+        .into_iter()
+        .flatten()
+        .find(|c| c["type"] == "Progressing");
     if progressing.is_some_and(|c| c["reason"] == "ProgressDeadlineExceeded") {
         bail!("deployment \"{name}\" exceeded its progress deadline");
     }
     let wanted = spec["replicas"].as_i64().unwrap_or(1);
-    let (updated, total) = (number(&status["updatedReplicas"]), number(&status["replicas"]));
+    let (updated, total) = (
+        number(&status["updatedReplicas"]),
+        number(&status["replicas"]),
+    );
     let available = number(&status["availableReplicas"]);
-    let waiting = |what: String| format!("Waiting for deployment \"{name}\" rollout to finish: {what}...");
+    let waiting =
+        |what: String| format!("Waiting for deployment \"{name}\" rollout to finish: {what}...");
     if updated < wanted {
         let what = format!("{updated} out of {wanted} new replicas have been updated");
         return Ok((waiting(what), false));
     }
     if total > updated {
-        return Ok((waiting(format!("{} old replicas are pending termination", total - updated)), false));
+        return Ok((
+            waiting(format!(
+                "{} old replicas are pending termination",
+                total - updated
+            )),
+            false,
+        ));
     }
     if available < updated {
         let what = format!("{available} of {updated} updated replicas are available");
         return Ok((waiting(what), false));
     }
-    Ok((format!("deployment \"{name}\" successfully rolled out"), true))
+    Ok((
+        format!("deployment \"{name}\" successfully rolled out"),
+        true,
+    ))
 }
 
 fn daemon_set_progress(name: &str, status: &Value) -> (String, bool) {
@@ -204,13 +241,22 @@ fn daemon_set_progress(name: &str, status: &Value) -> (String, bool) {
     let (updated, available) = (number("updatedNumberScheduled"), number("numberAvailable"));
     if updated < wanted {
         let what = format!("{updated} out of {wanted} new pods have been updated");
-        return (format!("Waiting for daemon set \"{name}\" rollout to finish: {what}..."), false);
+        return (
+            format!("Waiting for daemon set \"{name}\" rollout to finish: {what}..."),
+            false,
+        );
     }
     if available < wanted {
         let what = format!("{available} of {wanted} updated pods are available");
-        return (format!("Waiting for daemon set \"{name}\" rollout to finish: {what}..."), false);
+        return (
+            format!("Waiting for daemon set \"{name}\" rollout to finish: {what}..."),
+            false,
+        );
     }
-    (format!("daemon set \"{name}\" successfully rolled out"), true)
+    (
+        format!("daemon set \"{name}\" successfully rolled out"),
+        true,
+    )
 }
 
 fn stateful_set_progress(spec: &Value, status: &Value) -> (String, bool) {
@@ -218,16 +264,24 @@ fn stateful_set_progress(spec: &Value, status: &Value) -> (String, bool) {
     let wanted = spec["replicas"].as_i64().unwrap_or(1);
     let (ready, current) = (number("readyReplicas"), number("currentReplicas"));
     if ready < wanted {
-        return (format!("Waiting for {} pods to be ready...", wanted - ready), false);
+        return (
+            format!("Waiting for {} pods to be ready...", wanted - ready),
+            false,
+        );
     }
     if status["updateRevision"] != status["currentRevision"] {
         let updated = number("updatedReplicas");
-        let what = format!("waiting for statefulset rolling update to complete {updated} pods at revision {}...",
-            status["updateRevision"].as_str().unwrap_or_default());
+        let what = format!(
+            "waiting for statefulset rolling update to complete {updated} pods at revision {}...",
+            status["updateRevision"].as_str().unwrap_or_default()
+        );
         return (what, false);
     }
     let revision = status["currentRevision"].as_str().unwrap_or_default();
-    (format!("statefulset rolling update complete {current} pods at revision {revision}..."), true)
+    (
+        format!("statefulset rolling update complete {current} pods at revision {revision}..."),
+        true,
+    )
 }
 
 /// The replica sets of a deployment with their revisions, oldest first.
@@ -241,14 +295,25 @@ async fn revisions(session: &Session, target: &Target) -> Result<Vec<(u64, Value
     let uid = deployment["metadata"]["uid"].clone();
     let is_owned = |set: &&Value| {
         let owners = set["metadata"]["ownerReferences"].as_array();
-        owners.into_iter().flatten().any(|owner| owner["uid"] == uid)
+        owners
+            .into_iter()
+            .flatten()
+            .any(|owner| owner["uid"] == uid)
     };
     let of = |set: &Value| {
-        let revision = set["metadata"]["annotations"][REVISION].as_str()?.parse().ok()?;
+        let revision = set["metadata"]["annotations"][REVISION]
+            .as_str()?
+            .parse()
+            .ok()?;
         Some((revision, set.clone()))
     };
-    let mut found: Vec<(u64, Value)> =
-        sets["items"].as_array().into_iter().flatten().filter(is_owned).filter_map(of).collect();
+    let mut found: Vec<(u64, Value)> = sets["items"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter(is_owned)
+        .filter_map(of)
+        .collect();
     found.sort_by_key(|(revision, _)| *revision);
     Ok(found)
 }
@@ -257,9 +322,16 @@ async fn history(session: &Session, which: &Which) -> Result<()> {
     for target in which.targets(session).await? {
         let row = |(revision, set): (u64, Value)| {
             let cause = &set["metadata"]["annotations"]["kubernetes.io/change-cause"];
-            vec![revision.to_string(), cause.as_str().unwrap_or("<none>").to_owned()]
+            vec![
+                revision.to_string(),
+                cause.as_str().unwrap_or("<none>").to_owned(),
+            ]
         };
-        let rows = revisions(session, &target).await?.into_iter().map(row).collect();
+        let rows = revisions(session, &target)
+            .await?
+            .into_iter()
+            .map(row)
+            .collect();
         println!("{} ", target.display());
         let headings = vec!["REVISION".into(), "CHANGE-CAUSE".into()];
         println!("{}", Table { headings, rows }.render(false));
@@ -275,15 +347,17 @@ impl Undo {
                 0 => known.len().checked_sub(2).and_then(|at| known.get(at)),
                 wanted => known.iter().find(|(revision, _)| *revision == wanted),
             };
-            let (_, set) = found.with_context(|| {
-                format!("no rollout history found for {}", target.display())
-            })?;
+            let (_, set) = found
+                .with_context(|| format!("no rollout history found for {}", target.display()))?;
             let mut template = set["spec"]["template"].clone();
             if let Some(labels) = template["metadata"]["labels"].as_object_mut() {
                 labels.remove("pod-template-hash");
             }
             let patch = json!([{"op": "replace", "path": "/spec/template", "value": template}]);
-            session.api.patch(&target.path(), PatchType::Json, &patch).await?;
+            session
+                .api
+                .patch(&target.path(), PatchType::Json, &patch)
+                .await?;
             println!("{} rolled back", target.display());
         }
         Ok(())
@@ -297,10 +371,26 @@ mod tests {
     #[test]
     fn a_deployment_tells_its_stages() {
         for (status, expected, done) in [
-            (json!({}), "0 out of 3 new replicas have been updated", false),
-            (json!({"updatedReplicas": 3, "replicas": 4}), "1 old replicas are pending", false),
-            (json!({"updatedReplicas": 3, "replicas": 3}), "0 of 3 updated replicas are available", false),
-            (json!({"updatedReplicas": 3, "replicas": 3, "availableReplicas": 3}), "successfully rolled out", true),
+            (
+                json!({}),
+                "0 out of 3 new replicas have been updated",
+                false,
+            ),
+            (
+                json!({"updatedReplicas": 3, "replicas": 4}),
+                "1 old replicas are pending",
+                false,
+            ),
+            (
+                json!({"updatedReplicas": 3, "replicas": 3}),
+                "0 of 3 updated replicas are available",
+                false,
+            ),
+            (
+                json!({"updatedReplicas": 3, "replicas": 3, "availableReplicas": 3}),
+                "successfully rolled out",
+                true,
+            ),
         ] {
             let object = json!({"kind": "Deployment", "metadata": {"name": "web"},
                 "spec": {"replicas": 3}, "status": status});

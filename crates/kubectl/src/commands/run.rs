@@ -52,18 +52,26 @@ impl Run {
 
     fn pod(&self) -> Result<Value> {
         let pair = |text: &String| -> Result<(String, Value)> {
-            let (key, value) = text.split_once('=').with_context(|| format!("{text:?} is not KEY=VALUE"))?;
+            let (key, value) = text
+                .split_once('=')
+                .with_context(|| format!("{text:?} is not KEY=VALUE"))?;
             Ok((key.to_owned(), json!(value)))
         };
-        let mut labels = self.labels.iter().map(pair).collect::<Result<Map<_, _>>>()?;
+        let mut labels = self
+            .labels
+            .iter()
+            .map(pair)
+            .collect::<Result<Map<_, _>>>()?;
         if labels.is_empty() {
             labels.insert("run".into(), json!(self.name));
         }
         let mut container = json!({"name": self.name, "image": self.image});
         let env = self.env.iter().map(pair).collect::<Result<Vec<_>>>()?;
         if !env.is_empty() {
-            container["env"] =
-                env.into_iter().map(|(name, value)| json!({"name": name, "value": value})).collect();
+            container["env"] = env
+                .into_iter()
+                .map(|(name, value)| json!({"name": name, "value": value}))
+                .collect();
         }
         if let Some(port) = self.port {
             container["ports"] = json!([{"containerPort": port}]);

@@ -32,11 +32,14 @@ pub struct Scale {
 impl Scale {
     pub async fn run(self, session: &Session) -> Result<()> {
         if self.replicas < 0 {
-            bail!("The --replicas=COUNT flag is required, and COUNT must be greater than or equal to 0");
+            bail!(
+                "The --replicas=COUNT flag is required, and COUNT must be greater than or equal to 0"
+            );
         }
         let discovery = Discovery::load(&session.api).await?;
         let targets =
-            resources::targets(session, &discovery, &self.selection, &self.resources, false).await?;
+            resources::targets(session, &discovery, &self.selection, &self.resources, false)
+                .await?;
         for target in targets {
             let path = format!("{}/scale", target.path());
             if let Some(expected) = self.current_replicas {

@@ -4,11 +4,7 @@ use anyhow::Result;
 use clap::Args;
 use serde_json::json;
 
-use crate::{
-    args::Output,
-    output::Format,
-    session::Session,
-};
+use crate::{args::Output, output::Format, session::Session};
 
 /// The version of this client.
 const CLIENT: &str = concat!("v1.36.4+mainstay-", env!("CARGO_PKG_VERSION"));
@@ -25,12 +21,19 @@ pub struct Version {
 
 impl Version {
     pub async fn run(self, session: &Session) -> Result<()> {
-        let server = if self.client { None } else { Some(session.api.get("/version").await?) };
+        let server = if self.client {
+            None
+        } else {
+            Some(session.api.get("/version").await?)
+        };
         match Format::parse(self.output.output.as_deref())? {
             Format::Table { .. } => {
                 println!("Client Version: {CLIENT}");
                 if let Some(server) = server {
-                    println!("Server Version: {}", server["gitVersion"].as_str().unwrap_or_default());
+                    println!(
+                        "Server Version: {}",
+                        server["gitVersion"].as_str().unwrap_or_default()
+                    );
                 }
             }
             format => {

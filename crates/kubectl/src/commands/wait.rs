@@ -50,7 +50,10 @@ impl Condition {
         if let Some(rest) = text.strip_prefix("jsonpath=") {
             let rest = rest.trim_matches('\'');
             let (path, value) = match rest.rsplit_once("}=") {
-                Some((path, value)) => (format!("{path}}}"), Some(value.trim_matches('\'').to_owned())),
+                Some((path, value)) => (
+                    format!("{path}}}"),
+                    Some(value.trim_matches('\'').to_owned()),
+                ),
                 None => (rest.to_owned(), None),
             };
             return Ok(Self::Path(Template::parse(&path)?, value));
@@ -69,9 +72,15 @@ impl Condition {
             (_, None) => false,
             (Self::Create, Some(_)) => true,
             (Self::Status(name, value), Some(object)) => {
-                let conditions = object["status"]["conditions"].as_array().into_iter().flatten();
-                let same = |a: &Value, b: &str| a.as_str().is_some_and(|a| a.eq_ignore_ascii_case(b));
-                conditions.into_iter().any(|c| same(&c["type"], name) && same(&c["status"], value))
+                let conditions = object["status"]["conditions"]
+                    .as_array()
+                    .into_iter()
+                    .flatten();
+                let same =
+                    |a: &Value, b: &str| a.as_str().is_some_and(|a| a.eq_ignore_ascii_case(b));
+                conditions
+                    .into_iter()
+                    .any(|c| same(&c["type"], name) && same(&c["status"], value))
             }
             (Self::Path(path, value), Some(object)) => {
                 let found = path.values(object);
@@ -89,8 +98,14 @@ impl Wait {
         let condition = Condition::parse(&self.condition)?;
         let timeout = duration(&self.timeout)?;
         let discovery = Discovery::load(&session.api).await?;
-        let targets =
-            resources::targets(session, &discovery, &self.selection, &self.resources, self.all).await?;
+        let targets = resources::targets(
+            session,
+            &discovery,
+            &self.selection,
+            &self.resources,
+            self.all,
+        )
+        .await?;
         if targets.is_empty() && !matches!(condition, Condition::Delete) {
             bail!("no matching resources found");
         }
@@ -99,7 +114,10 @@ impl Wait {
             tokio::time::timeout_at(deadline, until(session, &target, &condition))
                 .await
                 .with_context(|| {
-                    format!("timed out waiting for the condition on {}", target.display())
+                    format!(
+                        "timed out waiting for the condition on {}",
+                        target.display()
+                    )
                 })??;
             println!("{} condition met", target.display());
         }
@@ -120,12 +138,16 @@ async fn until(session: &Session, target: &Target, condition: &Condition) -> Res
         if live.is_none() && !matches!(condition, Condition::Create) {
             bail!("{} not found", target.display());
         }
-        let version = live.as_ref().and_then(|live| live["metadata"]["resourceVersion"].as_str());
+        let version = live
+            .as_ref()
+            .and_then(|live| live["metadata"]["resourceVersion"].as_str());
         let path = format!(
             "{}?watch=true&timeoutSeconds=60&fieldSelector=metadata.name%3D{}{}",
             target.resource.collection(Some(&target.namespace)),
             target.name,
-            version.map(|version| format!("&resourceVersion={version}")).unwrap_or_default()
+            version
+                .map(|version| format!("&resourceVersion={version}"))
+                .unwrap_or_default()
         );
         let mut events = Box::pin(session.api.watch(&path, "application/json").await?);
         while let Some(Ok(event)) = events.next().await {
@@ -150,7 +172,9 @@ pub fn duration(text: &str) -> Result<Duration> {
     let mut total = Duration::ZERO;
     let mut rest = text;
     while !rest.is_empty() {
-        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').with_context(bad)?;
+        let end = rest
+            .find(|c: char| !c.is_ascii_digit() && c != '.')
+            .with_context(bad)?;
         let number: f64 = rest[..end].parse().with_context(bad)?;
         let unit = &rest[end..];
         let (seconds, used) = [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0)]
@@ -171,7 +195,13 @@ mod tests {
 
     #[test]
     fn durations_are_read_as_go_reads_them() {
-        for (text, seconds) in [("90s", 90.0), ("2m", 120.0), ("1h30m", 5400.0), ("500ms", 0.5), ("7", 7.0)] {
+        for (text, seconds) in [
+            ("90s", 90.0),
+            ("2m", 120.0),
+            ("1h30m", 5400.0),
+            ("500ms", 0.5),
+            ("7", 7.0),
+        ] {
             assert_eq!(duration(text).unwrap().as_secs_f64(), seconds, "{text}");
         }
         assert!(duration("soon").is_err());
@@ -189,7 +219,11 @@ mod tests {
             ("delete", false),
             ("create", true),
         ] {
-            assert_eq!(Condition::parse(text).unwrap().holds(Some(&object)), holds, "{text}");
+            assert_eq!(
+                Condition::parse(text).unwrap().holds(Some(&object)),
+                holds,
+                "{text}"
+            );
         }
     }
 }

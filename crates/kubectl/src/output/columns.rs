@@ -13,11 +13,15 @@ impl Columns {
     /// Reads `HEADING:PATH,…`.
     pub fn parse(text: &str) -> Result<Self> {
         let column = |part: &str| {
-            let (heading, path) =
-                part.split_once(':').with_context(|| format!("{part:?} is not HEADING:PATH"))?;
+            let (heading, path) = part
+                .split_once(':')
+                .with_context(|| format!("{part:?} is not HEADING:PATH"))?;
             let path = path.trim_start_matches('{').trim_end_matches('}');
             let dot = if path.starts_with('.') { "" } else { "." };
-            Ok((heading.to_owned(), Template::parse(&format!("{{{dot}{path}}}"))?))
+            Ok((
+                heading.to_owned(),
+                Template::parse(&format!("{{{dot}{path}}}"))?,
+            ))
         };
         let columns = text.split(',').map(column).collect::<Result<Vec<_>>>()?;
         if columns.is_empty() {
@@ -32,8 +36,15 @@ impl Columns {
         super::each(object, |object| {
             let cell = |(_, path): &(String, Template)| {
                 let values = path.values(object);
-                let texts: Vec<String> = values.iter().map(|value| super::jsonpath::text(value)).collect();
-                if texts.is_empty() { "<none>".to_owned() } else { texts.join(",") }
+                let texts: Vec<String> = values
+                    .iter()
+                    .map(|value| super::jsonpath::text(value))
+                    .collect();
+                if texts.is_empty() {
+                    "<none>".to_owned()
+                } else {
+                    texts.join(",")
+                }
             };
             rows.push(self.0.iter().map(cell).collect());
         });

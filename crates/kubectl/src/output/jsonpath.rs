@@ -53,7 +53,11 @@ impl Template {
     /// Reads a template; a bare path may leave the braces out.
     pub fn parse(text: &str) -> Result<Self> {
         let bare = !text.contains('{') && (text.starts_with('.') || text.starts_with('$'));
-        let text = if bare { format!("{{{text}}}") } else { text.to_owned() };
+        let text = if bare {
+            format!("{{{text}}}")
+        } else {
+            text.to_owned()
+        };
         let mut parser = Parser { rest: &text };
         let nodes = parser.nodes(false)?;
         Ok(Self(nodes))
@@ -105,7 +109,10 @@ fn render(nodes: &[Node], root: &Value, at: &Value, out: &mut String) {
 fn walk<'a>(steps: &[Step], root: &'a Value, at: &'a Value) -> Vec<&'a Value> {
     let mut found = vec![at];
     for step in steps {
-        found = found.into_iter().flat_map(|value| take(step, root, value)).collect();
+        found = found
+            .into_iter()
+            .flat_map(|value| take(step, root, value))
+            .collect();
     }
     found
 }
@@ -117,17 +124,23 @@ fn take<'a>(step: &Step, root: &'a Value, value: &'a Value) -> Vec<&'a Value> {
         Step::Fields(names) => names.iter().filter_map(|name| value.get(name)).collect(),
         Step::All => children(value),
         Step::Descend => {
-            let below = children(value).into_iter().flat_map(|child| take(step, root, child));
+            let below = children(value)
+                .into_iter()
+                .flat_map(|child| take(step, root, child));
             std::iter::once(value).chain(below).collect()
         }
         Step::Indexes(indexes) => {
             let items = value.as_array().map(Vec::as_slice).unwrap_or_default();
-            indexes.iter().filter_map(|index| items.get(position(*index, items.len())?)).collect()
+            indexes
+                .iter()
+                .filter_map(|index| items.get(position(*index, items.len())?))
+                .collect()
         }
         Step::Slice(start, end, step) => slice(value, *start, *end, *step),
-        Step::Filter(path, comparison) => {
-            children(value).into_iter().filter(|item| passes(path, comparison, root, item)).collect()
-        }
+        Step::Filter(path, comparison) => children(value)
+            .into_iter()
+            .filter(|item| passes(path, comparison, root, item))
+            .collect(),
     }
 }
 
@@ -147,9 +160,16 @@ fn position(index: i64, len: usize) -> Option<usize> {
 fn slice(value: &Value, start: Option<i64>, end: Option<i64>, step: i64) -> Vec<&Value> {
     let items = value.as_array().map(Vec::as_slice).unwrap_or_default();
     let start = position(start.unwrap_or(0), items.len()).unwrap_or(0);
-    let end = end.map_or(Some(items.len()), |end| position(end, items.len())).unwrap_or(0);
-    let range = items.get(start..end.min(items.len()).max(start)).unwrap_or_default();
-    range.iter().step_by(usize::try_from(step).unwrap_or(1).max(1)).collect()
+    let end = end
+        .map_or(Some(items.len()), |end| position(end, items.len()))
+        .unwrap_or(0);
+    let range = items
+        .get(start..end.min(items.len()).max(start))
+        .unwrap_or_default();
+    range
+        .iter()
+        .step_by(usize::try_from(step).unwrap_or(1).max(1))
+        .collect()
 }
 
 fn passes(
@@ -159,12 +179,16 @@ fn passes(
     item: &Value,
 ) -> bool {
     let left = walk(path, root, item);
-    let Some((compare, operand)) = comparison else { return !left.is_empty() };
+    let Some((compare, operand)) = comparison else {
+        return !left.is_empty();
+    };
     let right = match operand {
         Operand::Literal(value) => vec![value],
         Operand::Path(steps) => walk(steps, root, item),
     };
-    let (Some(left), Some(right)) = (left.first(), right.first()) else { return false };
+    let (Some(left), Some(right)) = (left.first(), right.first()) else {
+        return false;
+    };
     let order = match (left.as_f64(), right.as_f64()) {
         (Some(left), Some(right)) => left.partial_cmp(&right),
         _ if left.is_string() == right.is_string() => Some(text(left).cmp(&text(right))),
@@ -199,7 +223,10 @@ impl Parser<'_> {
         if self.eat(token) {
             return Ok(());
         }
-        bail!("error parsing jsonpath: expected {token:?} before {:?}", self.rest)
+        bail!(
+            "error parsing jsonpath: expected {token:?} before {:?}",
+            self.rest
+        )
     }
 
     fn blanks(&mut self) {
@@ -261,7 +288,11 @@ impl Parser<'_> {
     }
 
     fn quoted(&mut self) -> Result<String> {
-        let quote = self.rest.chars().next().context("error parsing jsonpath: unfinished")?;
+        let quote = self
+            .rest
+            .chars()
+            .next()
+            .context("error parsing jsonpath: unfinished")?;
         self.rest = &self.rest[1..];
         let mut out = String::new();
         let mut chars = self.rest.char_indices();
@@ -323,12 +354,17 @@ impl Parser<'_> {
             if !self.eat("\\") {
                 break;
             }
-            let Some(c) = self.rest.chars().next() else { break };
+            let Some(c) = self.rest.chars().next() else {
+                break;
+            };
             name.push(c);
             self.rest = &self.rest[c.len_utf8()..];
         }
         if name.is_empty() {
-            bail!("error parsing jsonpath: a field name is missing before {:?}", self.rest);
+            bail!(
+                "error parsing jsonpath: a field name is missing before {:?}",
+                self.rest
+            );
         }
         Ok(Step::Field(name))
     }
@@ -375,7 +411,10 @@ impl Parser<'_> {
         ];
         let found = operators.into_iter().find(|(token, _)| self.eat(token));
         let Some((_, compare)) = found else {
-            bail!("error parsing jsonpath: no comparison before {:?}", self.rest)
+            bail!(
+                "error parsing jsonpath: no comparison before {:?}",
+                self.rest
+            )
         };
         self.blanks();
         let operand = if self.rest.starts_with(['"', '\'']) {
@@ -400,15 +439,22 @@ fn numbers(inner: &str) -> Result<Step> {
             return Ok(None);
         }
         let parsed = text.parse();
-        Ok(Some(parsed.with_context(|| format!("error parsing jsonpath: bad index {text:?}"))?))
+        Ok(Some(parsed.with_context(|| {
+            format!("error parsing jsonpath: bad index {text:?}")
+        })?))
     };
     if inner.contains(':') {
         let mut parts = inner.split(':');
         let mut next = || number(parts.next().unwrap_or_default());
         return Ok(Step::Slice(next()?, next()?, next()?.unwrap_or(1)));
     }
-    let indexes = inner.split(',').map(number).collect::<Result<Option<Vec<_>>>>()?;
-    Ok(Step::Indexes(indexes.context("error parsing jsonpath: empty index")?))
+    let indexes = inner
+        .split(',')
+        .map(number)
+        .collect::<Result<Option<Vec<_>>>>()?;
+    Ok(Step::Indexes(
+        indexes.context("error parsing jsonpath: empty index")?,
+    ))
 }
 
 fn unescape(text: &str) -> String {
@@ -436,25 +482,41 @@ mod tests {
             ("{.items[-1].metadata.name}", "b"),
             ("{.items[0,1].n}", "1 5"),
             ("{.items[0:1].n}", "1"),
-            ("{range .items[*]}{.metadata.name}{\"\\t\"}{.n}{\"\\n\"}{end}", "a\t1\nb\t5\n"),
+            (
+                "{range .items[*]}{.metadata.name}{\"\\t\"}{.n}{\"\\n\"}{end}",
+                "a\t1\nb\t5\n",
+            ),
             ("{.items[?(@.n>2)].metadata.name}", "b"),
             ("{.items[?(@.metadata.name==\"a\")].ip[*]}", "1 2"),
             ("{.items[?(@.metadata.labels)].n}", "1"),
-            ("{.items[0].metadata.labels.app\\.kubernetes\\.io/name}", "x"),
+            (
+                "{.items[0].metadata.labels.app\\.kubernetes\\.io/name}",
+                "x",
+            ),
             ("{.items[0]['metadata']['name']}", "a"),
             ("{..name}", "a b"),
             ("name={$.items[1].metadata.name};", "name=b;"),
             ("{.missing}", ""),
             ("{.items[1].ip}", "[\"3\"]"),
         ] {
-            let rendered = Template::parse(template).unwrap().render(&document).unwrap();
+            let rendered = Template::parse(template)
+                .unwrap()
+                .render(&document)
+                .unwrap();
             assert_eq!(rendered, expected, "{template}");
         }
     }
 
     #[test]
     fn broken_templates_are_refused() {
-        for template in ["{.a", "{range .a}", "{end}", "{.a[?(@.b~1)]}", "{.a[x]}", "{\"a}"] {
+        for template in [
+            "{.a",
+            "{range .a}",
+            "{end}",
+            "{.a[?(@.b~1)]}",
+            "{.a[x]}",
+            "{\"a}",
+        ] {
             assert!(Template::parse(template).is_err(), "{template}");
         }
     }

@@ -13,7 +13,9 @@ use jsonpath::Template;
 #[derive(Debug, Clone)]
 pub enum Format {
     /// The server's table; wide or not.
-    Table { wide: bool },
+    Table {
+        wide: bool,
+    },
     Json,
     Yaml,
     Name,
@@ -24,7 +26,9 @@ pub enum Format {
 impl Format {
     /// Reads the value of `-o`.
     pub fn parse(text: Option<&str>) -> Result<Self> {
-        let Some(text) = text else { return Ok(Self::Table { wide: false }) };
+        let Some(text) = text else {
+            return Ok(Self::Table { wide: false });
+        };
         if let Some(template) = text.strip_prefix("jsonpath=") {
             return Ok(Self::JsonPath(Template::parse(template)?));
         }
@@ -71,10 +75,17 @@ fn each(object: &Value, mut with: impl FnMut(&Value)) {
 /// `pod/web`, `deployment.apps/web`.
 pub fn name(object: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let (version, kind) = (text(&object["apiVersion"]), text(&object["kind"]).to_lowercase());
+    let (version, kind) = (
+        text(&object["apiVersion"]),
+        text(&object["kind"]).to_lowercase(),
+    );
     let group = version.split_once('/').map_or("", |(group, _)| group);
     let name = text(&object["metadata"]["name"]);
-    if group.is_empty() { format!("{kind}/{name}") } else { format!("{kind}.{group}/{name}") }
+    if group.is_empty() {
+        format!("{kind}/{name}")
+    } else {
+        format!("{kind}.{group}/{name}")
+    }
 }
 
 fn hide_managed_fields(object: &mut Value) {
@@ -98,7 +109,11 @@ fn indented(object: &Value) -> Result<String> {
 /// YAML with keys in alphabetical order, as kubectl prints it.
 pub fn yaml(object: &Value) -> Result<String> {
     let text = serde_saphyr::to_string(&sorted(object))?;
-    Ok(if text.ends_with('\n') { text } else { format!("{text}\n") })
+    Ok(if text.ends_with('\n') {
+        text
+    } else {
+        format!("{text}\n")
+    })
 }
 
 fn sorted(value: &Value) -> Value {
@@ -106,7 +121,11 @@ fn sorted(value: &Value) -> Value {
         Value::Object(map) => {
             let mut keys: Vec<_> = map.keys().collect();
             keys.sort();
-            Value::Object(keys.into_iter().map(|key| (key.clone(), sorted(&map[key]))).collect())
+            Value::Object(
+                keys.into_iter()
+                    .map(|key| (key.clone(), sorted(&map[key])))
+                    .collect(),
+            )
         }
         Value::Array(items) => Value::Array(items.iter().map(sorted).collect()),
         other => other.clone(),

@@ -27,8 +27,10 @@ impl Table {
             .enumerate()
             .filter(|(_, column)| view.wide || column["priority"].as_i64().unwrap_or(0) == 0)
             .collect();
-        let mut headings: Vec<String> =
-            columns.iter().map(|(_, column)| cell(&column["name"]).to_uppercase()).collect();
+        let mut headings: Vec<String> = columns
+            .iter()
+            .map(|(_, column)| cell(&column["name"]).to_uppercase())
+            .collect();
         if view.with_namespace {
             headings.insert(0, "NAMESPACE".into());
         }
@@ -36,14 +38,19 @@ impl Table {
         if view.show_labels {
             headings.push("LABELS".into());
         }
-        let rows = list(&server["rows"]).map(|row| text_row(row, &columns, view)).collect();
+        let rows = list(&server["rows"])
+            .map(|row| text_row(row, &columns, view))
+            .collect();
         Self { headings, rows }
     }
 
     /// The lines; headings first unless `bare`.
     pub fn render(&self, bare: bool) -> String {
-        let mut widths: Vec<usize> =
-            self.headings.iter().map(|h| if bare { 0 } else { h.chars().count() }).collect();
+        let mut widths: Vec<usize> = self
+            .headings
+            .iter()
+            .map(|h| if bare { 0 } else { h.chars().count() })
+            .collect();
         for row in &self.rows {
             for (width, cell) in widths.iter_mut().zip(row) {
                 *width = (*width).max(cell.chars().count());
@@ -69,7 +76,10 @@ fn push_line(out: &mut String, row: &[String], widths: &[usize]) {
 
 fn text_row(row: &Value, columns: &[(usize, &Value)], view: View<'_>) -> Vec<String> {
     let metadata = &row["object"]["metadata"];
-    let mut cells: Vec<String> = columns.iter().map(|(at, _)| cell(&row["cells"][at])).collect();
+    let mut cells: Vec<String> = columns
+        .iter()
+        .map(|(at, _)| cell(&row["cells"][at]))
+        .collect();
     if let (Some(prefix), Some(first)) = (view.name_prefix, cells.first_mut()) {
         *first = format!("{prefix}/{first}");
     }
@@ -94,7 +104,10 @@ pub fn labels(value: &Value) -> String {
     let Some(map) = value.as_object().filter(|map| !map.is_empty()) else {
         return "<none>".into();
     };
-    let mut pairs: Vec<String> = map.iter().map(|(k, v)| format!("{k}={}", cell(v))).collect();
+    let mut pairs: Vec<String> = map
+        .iter()
+        .map(|(k, v)| format!("{k}={}", cell(v)))
+        .collect();
     pairs.sort();
     pairs.join(",")
 }
@@ -135,8 +148,16 @@ mod tests {
 
     #[test]
     fn wide_namespace_and_labels_add_columns() {
-        let view = View { wide: true, with_namespace: true, show_labels: true, ..View::default() };
+        let view = View {
+            wide: true,
+            with_namespace: true,
+            show_labels: true,
+            ..View::default()
+        };
         let text = Table::of(&server_table(), view).render(true);
-        assert_eq!(text, "a   web-1   1/1   one   app=web\nb   db      0/1   two   <none>\n");
+        assert_eq!(
+            text,
+            "a   web-1   1/1   one   app=web\nb   db      0/1   two   <none>\n"
+        );
     }
 }

@@ -65,7 +65,11 @@ mod tests {
 
     #[test]
     fn keys_become_words() {
-        for (key, name) in [("clusterIP", "Cluster IP"), ("type", "Type"), ("podCIDR", "Pod CIDR")] {
+        for (key, name) in [
+            ("clusterIP", "Cluster IP"),
+            ("type", "Type"),
+            ("podCIDR", "Pod CIDR"),
+        ] {
             assert_eq!(words(key), name);
         }
     }

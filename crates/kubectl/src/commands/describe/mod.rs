@@ -77,9 +77,16 @@ fn head(text: &mut Text, object: &Value) {
 /// The events about an object, oldest first, as a table.
 async fn events(session: &Session, target: &Target, object: &Value) -> Result<String> {
     let uid = object["metadata"]["uid"].as_str().unwrap_or_default();
-    let namespace = if target.resource.namespaced { target.namespace.as_str() } else { "default" };
+    let namespace = if target.resource.namespaced {
+        target.namespace.as_str()
+    } else {
+        "default"
+    };
     let selector = format!("involvedObject.uid={uid}");
-    let path = format!("/api/v1/namespaces/{namespace}/events?fieldSelector={}", encode(&selector));
+    let path = format!(
+        "/api/v1/namespaces/{namespace}/events?fieldSelector={}",
+        encode(&selector)
+    );
     let list = session.api.get(&path).await?;
     let mut events = list["items"].as_array().cloned().unwrap_or_default();
     if events.is_empty() {
@@ -89,7 +96,11 @@ async fn events(session: &Session, target: &Target, object: &Value) -> Result<St
     let row = |event: &Value| {
         let cell = |value: &Value| value.as_str().unwrap_or_default().trim().to_owned();
         let component = [&event["source"]["component"], &event["reportingComponent"]];
-        let from = component.into_iter().map(cell).find(|name| !name.is_empty()).unwrap_or_default();
+        let from = component
+            .into_iter()
+            .map(cell)
+            .find(|name| !name.is_empty())
+            .unwrap_or_default();
         vec![
             format!("  {}", cell(&event["type"])),
             cell(&event["reason"]),
@@ -98,25 +109,50 @@ async fn events(session: &Session, target: &Target, object: &Value) -> Result<St
             cell(&event["message"]),
         ]
     };
-    let headings = ["  Type", "Reason", "Age", "From", "Message"].map(str::to_owned).to_vec();
-    let mut rows = vec![["  ----", "------", "----", "----", "-------"].map(str::to_owned).to_vec()];
+    let headings = ["  Type", "Reason", "Age", "From", "Message"]
+        .map(str::to_owned)
+        .to_vec();
+    let mut rows = vec![
+        ["  ----", "------", "----", "----", "-------"]
+            .map(str::to_owned)
+            .to_vec(),
+    ];
     rows.extend(events.iter().map(row));
-    Ok(format!("Events:\n{}", Table { headings, rows }.render(false)))
+    Ok(format!(
+        "Events:\n{}",
+        Table { headings, rows }.render(false)
+    ))
 }
 
 fn last_seen(event: &Value) -> &str {
-    let times = [&event["series"]["lastObservedTime"], &event["lastTimestamp"], &event["eventTime"]];
-    times.into_iter().find_map(Value::as_str).unwrap_or_default()
+    let times = [
+        &event["series"]["lastObservedTime"],
+        &event["lastTimestamp"],
+        &event["eventTime"],
+    ];
+    times
+        .into_iter()
+        .find_map(Value::as_str)
+        .unwrap_or_default()
 }
 
 fn age(event: &Value) -> String {
     let now = jiff::Timestamp::now();
-    let since = |text: &str| text.parse().map_or_else(|_| "<unknown>".into(), |at| text::age(at, now));
-    let count = event["series"]["count"].as_i64().or(event["count"].as_i64()).unwrap_or(1);
+    let since = |text: &str| {
+        text.parse()
+            .map_or_else(|_| "<unknown>".into(), |at| text::age(at, now))
+    };
+    let count = event["series"]["count"]
+        .as_i64()
+        .or(event["count"].as_i64())
+        .unwrap_or(1);
     let last = since(last_seen(event));
     if count <= 1 {
         return last;
     }
-    let first = event["firstTimestamp"].as_str().or(event["eventTime"].as_str()).unwrap_or_default();
+    let first = event["firstTimestamp"]
+        .as_str()
+        .or(event["eventTime"].as_str())
+        .unwrap_or_default();
     format!("{last} (x{count} over {})", since(first))
 }

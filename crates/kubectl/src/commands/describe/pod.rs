@@ -30,11 +30,27 @@ pub fn body(text: &mut Text, pod: &Value) {
         }
     }
     text.field("IP", &status["podIP"]);
-    if let Some(owner) = list(&metadata["ownerReferences"]).find(|owner| owner["controller"] == true) {
-        text.at(0, "Controlled By", &format!("{}/{}", plain(&owner["kind"]), plain(&owner["name"])));
+    if let Some(owner) =
+        list(&metadata["ownerReferences"]).find(|owner| owner["controller"] == true)
+    {
+        text.at(
+            0,
+            "Controlled By",
+            &format!("{}/{}", plain(&owner["kind"]), plain(&owner["name"])),
+        );
     }
-    containers(text, "Init Containers", &spec["initContainers"], &status["initContainerStatuses"]);
-    containers(text, "Containers", &spec["containers"], &status["containerStatuses"]);
+    containers(
+        text,
+        "Init Containers",
+        &spec["initContainers"],
+        &status["initContainerStatuses"],
+    );
+    containers(
+        text,
+        "Containers",
+        &spec["containers"],
+        &status["containerStatuses"],
+    );
     conditions(text, &status["conditions"]);
     volumes(text, &spec["volumes"]);
     text.field("QoS Class", &status["qosClass"]);
@@ -47,7 +63,9 @@ fn containers(text: &mut Text, title: &str, specs: &Value, statuses: &Value) {
     text.line(0, &format!("{title}:"));
     for spec in list(specs) {
         let empty = Value::Null;
-        let status = list(statuses).find(|status| status["name"] == spec["name"]).unwrap_or(&empty);
+        let status = list(statuses)
+            .find(|status| status["name"] == spec["name"])
+            .unwrap_or(&empty);
         container(text, spec, status);
     }
 }
@@ -58,9 +76,23 @@ fn container(text: &mut Text, spec: &Value, status: &Value) {
     text.at(2, "Image", &plain(&spec["image"]));
     text.at(2, "Image ID", &plain(&status["imageID"]));
     let ports: Vec<String> = list(&spec["ports"])
-        .map(|port| format!("{}/{}", plain(&port["containerPort"]), plain(&port["protocol"])))
+        .map(|port| {
+            format!(
+                "{}/{}",
+                plain(&port["containerPort"]),
+                plain(&port["protocol"])
+            )
+        })
         .collect();
-    text.at(2, "Port", &if ports.is_empty() { "<none>".into() } else { ports.join(", ") });
+    text.at(
+        2,
+        "Port",
+        &if ports.is_empty() {
+            "<none>".into()
+        } else {
+            ports.join(", ")
+        },
+    );
     for (name, field) in [("Command", "command"), ("Args", "args")] {
         if list(&spec[field]).next().is_some() {
             text.line(2, &format!("{name}:"));
@@ -68,15 +100,34 @@ fn container(text: &mut Text, spec: &Value, status: &Value) {
         }
     }
     state(text, "State", &status["state"]);
-    if status["lastState"].as_object().is_some_and(|state| !state.is_empty()) {
+    if status["lastState"]
+        .as_object()
+        .is_some_and(|state| !state.is_empty())
+    {
         state(text, "Last State", &status["lastState"]);
     }
-    text.at(2, "Ready", if status["ready"] == true { "True" } else { "False" });
-    text.at(2, "Restart Count", &plain(status.get("restartCount").unwrap_or(&Value::from(0))));
+    text.at(
+        2,
+        "Ready",
+        if status["ready"] == true {
+            "True"
+        } else {
+            "False"
+        },
+    );
+    text.at(
+        2,
+        "Restart Count",
+        &plain(status.get("restartCount").unwrap_or(&Value::from(0))),
+    );
     for (title, field) in [("Limits", "limits"), ("Requests", "requests")] {
-        let Some(amounts) = spec["resources"][field].as_object() else { continue };
+        let Some(amounts) = spec["resources"][field].as_object() else {
+            continue;
+        };
         text.line(2, &format!("{title}:"));
-        amounts.iter().for_each(|(name, amount)| text.at(3, name, &plain(amount)));
+        amounts
+            .iter()
+            .for_each(|(name, amount)| text.at(3, name, &plain(amount)));
     }
     if list(&spec["env"]).next().is_none() {
         text.at(2, "Environment", "<none>");
@@ -86,7 +137,11 @@ fn container(text: &mut Text, spec: &Value, status: &Value) {
     }
     text.line(2, "Mounts:");
     for mount in list(&spec["volumeMounts"]) {
-        let mode = if mount["readOnly"] == true { "ro" } else { "rw" };
+        let mode = if mount["readOnly"] == true {
+            "ro"
+        } else {
+            "rw"
+        };
         let (path, name) = (plain(&mount["mountPath"]), plain(&mount["name"]));
         text.line(3, &format!("{path} from {name} ({mode})"));
     }
@@ -95,7 +150,11 @@ fn container(text: &mut Text, spec: &Value, status: &Value) {
 fn variable(env: &Value) -> String {
     let from = &env["valueFrom"];
     let key = |what: &str, reference: &Value| {
-        format!("<set to the key '{}' in {what} '{}'>", plain(&reference["key"]), plain(&reference["name"]))
+        format!(
+            "<set to the key '{}' in {what} '{}'>",
+            plain(&reference["key"]),
+            plain(&reference["name"])
+        )
     };
     match () {
         () if !from["configMapKeyRef"].is_null() => key("config map", &from["configMapKeyRef"]),
@@ -106,9 +165,17 @@ fn variable(env: &Value) -> String {
 }
 
 fn state(text: &mut Text, title: &str, state: &Value) {
-    let known = [("waiting", "Waiting"), ("running", "Running"), ("terminated", "Terminated")];
-    let found = known.into_iter().find(|(field, _)| state[*field].is_object());
-    let Some((field, name)) = found else { return text.at(2, title, "Waiting") };
+    let known = [
+        ("waiting", "Waiting"),
+        ("running", "Running"),
+        ("terminated", "Terminated"),
+    ];
+    let found = known
+        .into_iter()
+        .find(|(field, _)| state[*field].is_object());
+    let Some((field, name)) = found else {
+        return text.at(2, title, "Waiting");
+    };
     text.at(2, title, name);
     for (label, field) in [
         ("Reason", &state[field]["reason"]),
@@ -130,7 +197,14 @@ fn conditions(text: &mut Text, conditions: &Value) {
     text.line(0, "Conditions:");
     text.line(1, &format!("{:<28}{}", "Type", "Status"));
     for condition in list(conditions) {
-        text.line(1, &format!("{:<28}{}", plain(&condition["type"]), plain(&condition["status"])));
+        text.line(
+            1,
+            &format!(
+                "{:<28}{}",
+                plain(&condition["type"]),
+                plain(&condition["status"])
+            ),
+        );
     }
 }
 
@@ -141,11 +215,16 @@ fn volumes(text: &mut Text, volumes: &Value) {
     text.line(0, "Volumes:");
     for volume in list(volumes) {
         text.line(1, &format!("{}:", plain(&volume["name"])));
-        let source = volume.as_object().into_iter().flatten().find(|(key, _)| *key != "name");
+        let source = volume
+            .as_object()
+            .into_iter()
+            .flatten()
+            .find(|(key, _)| *key != "name");
         if let Some((kind, source)) = source {
             text.at(2, "Type", kind);
             let scalars = source.as_object().into_iter().flatten();
-            for (key, value) in scalars.filter(|(_, value)| !value.is_object() && !value.is_array()) {
+            for (key, value) in scalars.filter(|(_, value)| !value.is_object() && !value.is_array())
+            {
                 text.at(2, key, &plain(value));
             }
         }

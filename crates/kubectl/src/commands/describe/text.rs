@@ -17,7 +17,8 @@ impl Text {
 
     /// The same, indented.
     pub fn at(&mut self, depth: usize, name: &str, value: &str) {
-        self.lines.push((depth, format!("{name}:"), value.to_owned()));
+        self.lines
+            .push((depth, format!("{name}:"), value.to_owned()));
     }
 
     /// A line of its own.
@@ -31,7 +32,13 @@ impl Text {
             .as_object()
             .into_iter()
             .flatten()
-            .map(|(key, value)| format!("{key}{}{}", if name == "Labels" { "=" } else { ": " }, plain(value)))
+            .map(|(key, value)| {
+                format!(
+                    "{key}{}{}",
+                    if name == "Labels" { "=" } else { ": " },
+                    plain(value)
+                )
+            })
             .collect();
         pairs.sort();
         let mut pairs = pairs.into_iter();
@@ -55,8 +62,15 @@ impl Text {
     }
 
     fn width(&self, depth: usize) -> usize {
-        let labels = self.lines.iter().filter(|(d, _, value)| *d == depth && !value.is_empty());
-        labels.map(|(_, name, _)| name.len()).max().unwrap_or(0).min(28)
+        let labels = self
+            .lines
+            .iter()
+            .filter(|(d, _, value)| *d == depth && !value.is_empty());
+        labels
+            .map(|(_, name, _)| name.len())
+            .max()
+            .unwrap_or(0)
+            .min(28)
     }
 }
 
@@ -93,8 +107,18 @@ mod tests {
     #[test]
     fn ages_are_short() {
         let now = Timestamp::from_second(1_000_000).unwrap();
-        for (seconds, text) in [(5, "5s"), (119, "119s"), (125, "2m5s"), (601, "10m"), (10_860, "3h1m"), (200_000, "2d")] {
-            assert_eq!(age(Timestamp::from_second(1_000_000 - seconds).unwrap(), now), text);
+        for (seconds, text) in [
+            (5, "5s"),
+            (119, "119s"),
+            (125, "2m5s"),
+            (601, "10m"),
+            (10_860, "3h1m"),
+            (200_000, "2d"),
+        ] {
+            assert_eq!(
+                age(Timestamp::from_second(1_000_000 - seconds).unwrap(), now),
+                text
+            );
         }
     }
 }
