@@ -146,13 +146,28 @@ impl Kubeconfig {
 
     /// A client for the named context, or the current one. Must be called inside a Tokio runtime.
     pub fn client(&self, context: Option<&str>) -> Result<kube::Client, Error> {
+        self.client_with(context, Vec::new())
+    }
+
+    /// The same over HTTP/1.1 only: connections that are upgraded need it.
+    pub fn upgrading_client(&self, context: Option<&str>) -> Result<kube::Client, Error> {
+        self.client_with(context, vec![b"http/1.1".to_vec()])
+    }
+
+    fn client_with(
+        &self,
+        context: Option<&str>,
+        protocols: Vec<Vec<u8>>,
+    ) -> Result<kube::Client, Error> {
         let (context, cluster, user) = self.resolve(context)?;
         let options = Options {
             token: self.token(user)?,
             server_name: cluster.tls_server_name.clone(),
             namespace: context.namespace.clone(),
         };
-        crate::https(&cluster.server, self.tls(cluster, user)?, options)
+        let mut tls = self.tls(cluster, user)?;
+        tls.alpn_protocols = protocols;
+        crate::https(&cluster.server, tls, options)
     }
 
     /// The parts of a context.

@@ -69,18 +69,6 @@ impl Api {
         .await
     }
 
-    pub async fn replace(&self, path: &str, object: &Value) -> Result<Value> {
-        let body = serde_json::to_vec(object)?;
-        self.json(
-            Method::PUT,
-            path,
-            "application/json",
-            "application/json",
-            body,
-        )
-        .await
-    }
-
     pub async fn patch(&self, path: &str, kind: PatchType, patch: &Value) -> Result<Value> {
         let body = serde_json::to_vec(patch)?;
         self.json(
@@ -188,7 +176,7 @@ impl Api {
 }
 
 /// A `Status` of an answer that is not a success, also when its body is none.
-fn status(code: StatusCode, bytes: &[u8]) -> Status {
+pub fn status(code: StatusCode, bytes: &[u8]) -> Status {
     serde_json::from_slice(bytes).unwrap_or_else(|_| Status {
         code: code.as_u16(),
         reason: code.canonical_reason().unwrap_or_default().replace(' ', ""),
@@ -203,7 +191,7 @@ fn warn(header: &http::HeaderValue) {
     eprintln!("Warning: {}", message.replace("\\\"", "\""));
 }
 
-fn unreachable(error: kube::Error) -> anyhow::Error {
+pub fn unreachable(error: kube::Error) -> anyhow::Error {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(&error);
     while let Some(cause) = source {

@@ -12,6 +12,7 @@ mod manifest;
 mod output;
 mod resources;
 mod session;
+mod terminal;
 mod three_way;
 
 use std::{ffi::OsString, process::ExitCode};

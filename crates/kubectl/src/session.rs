@@ -14,8 +14,8 @@ pub struct Session {
     pub namespace: String,
     /// Whether `-n` was given.
     pub namespace_given: bool,
-    pub kubeconfig: Kubeconfig,
-    pub context: Option<String>,
+    kubeconfig: Kubeconfig,
+    context: Option<String>,
 }
 
 impl Session {
@@ -38,6 +38,13 @@ impl Session {
             kubeconfig,
             context,
         })
+    }
+}
+
+impl Session {
+    /// A client whose connections can be upgraded to streams.
+    pub fn upgrading(&self) -> Result<client::kube::Client> {
+        Ok(self.kubeconfig.upgrading_client(self.context.as_deref())?)
     }
 }
 

@@ -6,6 +6,7 @@ mod create;
 mod delete;
 mod describe;
 mod edit_fields;
+mod exec;
 mod expose;
 mod get;
 mod logs;
@@ -53,6 +54,10 @@ pub enum Command {
     Annotate(edit_fields::EditFields),
     /// Print the logs of a container
     Logs(logs::Logs),
+    /// Execute a command in a container
+    Exec(exec::Exec),
+    /// Attach to a running container
+    Attach(exec::Attach),
     /// Wait for a condition on one or many resources
     Wait(wait::Wait),
     /// Print the resource types that the server supports
@@ -82,6 +87,8 @@ pub async fn run(cli: Cli) -> Result<ExitCode> {
                 .await?
         }
         Command::Logs(command) => command.run(&session).await?,
+        Command::Exec(command) => command.run(&session).await?,
+        Command::Attach(command) => command.run(&session).await?,
         Command::Wait(command) => command.run(&session).await?,
         Command::ApiResources(command) => command.run(&session).await?,
         Command::Version(command) => command.run(&session).await?,

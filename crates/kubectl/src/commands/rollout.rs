@@ -1,7 +1,5 @@
 //! `kubectl rollout status|restart|pause|resume|history|undo`
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use futures::StreamExt;
