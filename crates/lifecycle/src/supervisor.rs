@@ -5,7 +5,7 @@ use std::{
     future::Future,
     panic::AssertUnwindSafe,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -57,6 +57,9 @@ pub enum GraphError {
     /// A service depends on one that does not exist.
     #[error("service {0:?} depends on {1:?}, which does not exist")]
     Missing(&'static str, &'static str),
+    /// The health view is filled already.
+    #[error("the health view belongs to another supervisor")]
+    TakenHealth,
     /// Services wait for each other.
     #[error("services wait for each other: {0:?}")]
     Cycle(Vec<&'static str>),
@@ -68,10 +71,11 @@ struct Slot {
     restarts: Arc<AtomicU64>,
 }
 
-/// A view of all services' states, cheap to clone, for `/readyz` and metrics.
+/// A view of all services' states, cheap to clone, for `/readyz` and metrics. It may be handed out
+/// before the services exist, to one of them for example: it is empty until a supervisor fills it.
 #[derive(Clone, Default)]
 pub struct Health {
-    slots: Arc<BTreeMap<&'static str, Slot>>,
+    slots: Arc<OnceLock<BTreeMap<&'static str, Slot>>>,
 }
 
 impl Health {
@@ -82,12 +86,16 @@ impl Health {
             state: slot.state.borrow().clone(),
             restarts: slot.restarts.load(Ordering::Relaxed),
         };
-        self.slots.iter().map(of).collect()
+        self.slots.get().into_iter().flatten().map(of).collect()
+    }
+
+    fn slot(&self, name: &str) -> Option<&Slot> {
+        self.slots.get()?.get(name)
     }
 
     /// Waits until the named service is ready. An unknown name is never ready.
     pub async fn ready(&self, name: &str) {
-        match self.slots.get(name) {
+        match self.slot(name) {
             Some(slot) => {
                 // The sender lives in the slot that is borrowed here: the channel cannot close.
                 let _ = slot
@@ -109,8 +117,13 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// Checks the graph; nothing runs yet. At shutdown, services get `drain` to end.
-    pub fn new(services: Vec<Arc<dyn Service>>, drain: Duration) -> Result<Self, GraphError> {
+    /// Checks the graph; nothing runs yet. At shutdown, services get `drain` to end. `health` is
+    /// filled with the services' states; it must not belong to another supervisor.
+    pub fn new(
+        services: Vec<Arc<dyn Service>>,
+        drain: Duration,
+        health: Health,
+    ) -> Result<Self, GraphError> {
         check_graph(&services)?;
         let slots = services.iter().map(|service| {
             let slot = Slot {
@@ -119,9 +132,9 @@ impl Supervisor {
             };
             (service.name(), slot)
         });
-        let health = Health {
-            slots: Arc::new(slots.collect()),
-        };
+        if health.slots.set(slots.collect()).is_err() {
+            return Err(GraphError::TakenHealth);
+        }
         Ok(Self {
             services,
             health,
@@ -179,7 +192,10 @@ async fn stop_after_users(
 ) {
     shutdown.cancelled().await;
     for user in users {
-        let mut state = health.slots[user].state.subscribe();
+        let Some(slot) = health.slot(user) else {
+            continue;
+        };
+        let mut state = slot.state.subscribe();
         let _ = state.wait_for(|state| *state == State::Stopped).await;
     }
     stop.cancel();
@@ -188,7 +204,9 @@ async fn stop_after_users(
 /// Runs one service for the life of the process: waits for its dependencies, restarts it.
 async fn supervise(service: Arc<dyn Service>, health: Health, stop: CancellationToken) {
     let name = service.name();
-    let slot = health.slots[name].clone();
+    let Some(slot) = health.slot(name).cloned() else {
+        return;
+    };
     let dependencies = async {
         for dependency in service.after() {
             health.ready(dependency).await;
@@ -390,7 +408,8 @@ mod tests {
             Arc::new(fake("api", &["store"], &log)),
             Arc::new(fake("store", &[], &log)),
         ];
-        let supervisor = Supervisor::new(services, Duration::from_secs(5)).unwrap();
+        let supervisor =
+            Supervisor::new(services, Duration::from_secs(5), Health::default()).unwrap();
         let (health, shutdown) = (supervisor.health(), CancellationToken::new());
         let run = tokio::spawn(supervisor.run(shutdown.clone()));
         health.ready("api").await;
@@ -407,7 +426,12 @@ mod tests {
             fail_first: true,
             ..fake("flaky", &[], &log)
         };
-        let supervisor = Supervisor::new(vec![Arc::new(flaky)], Duration::from_secs(5)).unwrap();
+        let supervisor = Supervisor::new(
+            vec![Arc::new(flaky)],
+            Duration::from_secs(5),
+            Health::default(),
+        )
+        .unwrap();
         let (health, shutdown) = (supervisor.health(), CancellationToken::new());
         let run = tokio::spawn(supervisor.run(shutdown.clone()));
         health.ready("flaky").await;
@@ -425,7 +449,9 @@ mod tests {
                 .into_iter()
                 .map(|s| Arc::new(s) as Arc<dyn Service>)
                 .collect();
-            Supervisor::new(services, Duration::ZERO).err().unwrap()
+            Supervisor::new(services, Duration::ZERO, Health::default())
+                .err()
+                .unwrap()
         };
         assert_eq!(
             refuse(vec![fake("a", &["b"], &log), fake("b", &["a"], &log)]),

@@ -1,0 +1,75 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use cluster::Options;
+
+/// Kubernetes in one binary
+#[derive(Debug, Parser)]
+#[command(name = "mainstay", version, arg_required_else_help = true, max_term_width = 100)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Every command. `kubectl` and `hello` take the rest of the line as it is and never come here;
+/// they are listed for the help.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a one-node cluster in the foreground
+    Up(Options),
+    /// Remove everything a cluster made on this machine
+    Reset(Reset),
+    /// Images in the node's store
+    #[command(subcommand)]
+    Image(Image),
+    /// The command line of the cluster, as the kubectl that you know
+    Kubectl { args: Vec<String> },
+    /// The programs of the mainstay.local/hello image
+    #[command(hide = true)]
+    Hello { args: Vec<String> },
+}
+
+/// Flags of `reset`.
+#[derive(Debug, Args)]
+pub struct Reset {
+    /// The cluster's data directory [default: /var/lib/mainstay]
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// Do not ask
+    #[arg(long, short)]
+    pub yes: bool,
+}
+
+/// What can be done with images.
+#[derive(Debug, Subcommand)]
+pub enum Image {
+    /// Import an OCI or docker archive; - is standard input
+    Import {
+        file: String,
+        #[command(flatten)]
+        store: ImageStore,
+    },
+    /// List the images of the node
+    #[command(alias = "ls")]
+    List {
+        #[command(flatten)]
+        store: ImageStore,
+    },
+    /// Remove an image
+    #[command(alias = "rm")]
+    Remove {
+        image: String,
+        #[command(flatten)]
+        store: ImageStore,
+    },
+}
+
+/// Which node's store.
+#[derive(Debug, Clone, Args)]
+pub struct ImageStore {
+    /// The cluster's data directory [default: /var/lib/mainstay]
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+}
