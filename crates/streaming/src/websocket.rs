@@ -23,7 +23,7 @@ use tokio_tungstenite::{
     WebSocketStream,
     tungstenite::{
         Message,
-        protocol::{Role, WebSocketConfig},
+        protocol::{CloseFrame, Role, WebSocketConfig, frame::coding::CloseCode},
     },
 };
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
@@ -225,6 +225,7 @@ async fn write_all<T: Transport>(
             };
             sink.send(message).await?;
         }
+        sink.send(goodbye()).await?;
         sink.close().await?;
         Ok::<(), Error>(())
     };
@@ -233,6 +234,14 @@ async fn write_all<T: Transport>(
         closed.cancel();
     }
     queue.budget.close();
+}
+
+/// Clients take a close without a code for a failure.
+fn goodbye() -> Message {
+    Message::Close(Some(CloseFrame {
+        code: CloseCode::Normal,
+        reason: "".into(),
+    }))
 }
 
 fn message(channel: u8, data: &[u8], encoding: Encoding) -> Message {
@@ -255,6 +264,7 @@ fn message(channel: u8, data: &[u8], encoding: Encoding) -> Message {
 pub(crate) struct Bytestream<T> {
     frames: WebSocketStream<T>,
     current: Bytes,
+    closing: bool,
 }
 
 impl<T> Bytestream<T> {
@@ -262,6 +272,7 @@ impl<T> Bytestream<T> {
         Self {
             frames,
             current: Bytes::new(),
+            closing: false,
         }
     }
 }
@@ -315,6 +326,13 @@ impl<T: Transport> AsyncWrite for Bytestream<T> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.closing {
+            ready!(Pin::new(&mut self.frames).poll_ready(context)).map_err(other)?;
+            self.closing = true;
+            Pin::new(&mut self.frames)
+                .start_send(goodbye())
+                .map_err(other)?;
+        }
         Pin::new(&mut self.frames)
             .poll_close(context)
             .map_err(other)

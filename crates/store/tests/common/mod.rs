@@ -4,6 +4,7 @@
 
 pub mod conformance;
 pub mod disk;
+pub mod model;
 
 use std::time::Duration;
 
@@ -18,6 +19,14 @@ pub type Dyn = dyn Store<Plain>;
 
 /// How long a test waits for what must happen.
 pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How often random suites run: few in `make test`, many in `make soak`.
+pub fn rounds() -> u64 {
+    std::env::var("STORE_ROUNDS")
+        .ok()
+        .and_then(|count| count.parse().ok())
+        .unwrap_or(20)
+}
 
 pub fn put_if(key: &str, value: &str, precondition: Precondition) -> Op<Bytes> {
     let draft = Bytes::copy_from_slice(value.as_bytes());

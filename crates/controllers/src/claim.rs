@@ -1,0 +1,173 @@
+//! Who owns what: an owner adopts the orphans that its selector matches and releases what no longer
+//! matches. Two owners never share an object: the one named as controller has it.
+
+use std::sync::Arc;
+
+use futures::future::join_all;
+use k8s_openapi::NamespaceResourceScope;
+use kube::{Api, Resource};
+use reconcile::{Error, Selector, Writer};
+use serde_json::json;
+
+use crate::shared::{Watched, controller_of, controller_reference};
+
+#[derive(Debug, PartialEq, Eq)]
+enum Claim {
+    Own,
+    Adopt,
+    Release,
+    Ignore,
+}
+
+fn decide<O: Resource, K: Resource>(owner: &O, selected: bool, object: &K) -> Claim {
+    let owner_leaves = owner.meta().deletion_timestamp.is_some();
+    match controller_of(object) {
+        Some(controller) if Some(&controller.uid) != owner.meta().uid.as_ref() => Claim::Ignore,
+        Some(_) if selected => Claim::Own,
+        Some(_) if owner_leaves => Claim::Ignore,
+        Some(_) => Claim::Release,
+        None if owner_leaves || !selected || object.meta().deletion_timestamp.is_some() => {
+            Claim::Ignore
+        }
+        None => Claim::Adopt,
+    }
+}
+
+/// Those of `objects` that `owner` has, after adopting and releasing.
+pub async fn claim<O, K>(
+    owner: &O,
+    owners: &Api<O>,
+    selector: &Selector,
+    writer: &Writer<K>,
+    objects: Vec<Arc<K>>,
+) -> Result<Vec<Arc<K>>, Error>
+where
+    O: Watched,
+    K: Watched + Resource<Scope = NamespaceResourceScope>,
+{
+    let mut owned = Vec::new();
+    let (mut adopt, mut release) = (Vec::new(), Vec::new());
+    for object in objects {
+        match decide(
+            owner,
+            selector.matches(object.meta().labels.as_ref()),
+            &*object,
+        ) {
+            Claim::Own => owned.push(object),
+            Claim::Adopt => adopt.push(object),
+            Claim::Release => release.push(object),
+            Claim::Ignore => {}
+        }
+    }
+    if !adopt.is_empty() && still_there(owner, owners).await? {
+        for object in adopt {
+            owned.extend(
+                write_owners(writer, &object, Some(owner))
+                    .await?
+                    .map(Arc::new),
+            );
+        }
+    }
+    let released = release
+        .iter()
+        .map(|object| write_owners::<O, K>(writer, object, None));
+    for released in join_all(released).await {
+        released?;
+    }
+    Ok(owned)
+}
+
+/// Asks the server, not the cache: an owner that is being deleted must not adopt.
+async fn still_there<O: Watched>(owner: &O, owners: &Api<O>) -> Result<bool, Error> {
+    let name = owner.meta().name.clone().unwrap_or_default();
+    let fresh = owners.get_opt(&name).await?;
+    Ok(fresh.is_some_and(|fresh| {
+        fresh.meta().uid == owner.meta().uid && fresh.meta().deletion_timestamp.is_none()
+    }))
+}
+
+/// Adds `adopter` to the object's owners, or removes its controller. `None` when it is gone.
+async fn write_owners<O, K>(
+    writer: &Writer<K>,
+    object: &K,
+    adopter: Option<&O>,
+) -> Result<Option<K>, Error>
+where
+    O: Watched,
+    K: Watched + Resource<Scope = NamespaceResourceScope>,
+{
+    let meta = object.meta();
+    let mut owners = meta.owner_references.clone().unwrap_or_default();
+    match adopter {
+        Some(adopter) => owners.push(controller_reference(adopter)),
+        None => owners.retain(|owner| owner.controller != Some(true)),
+    }
+    // The version guards the list of owners, which a merge patch replaces as a whole.
+    let patch = json!({"metadata": {
+        "uid": meta.uid,
+        "resourceVersion": meta.resource_version,
+        "ownerReferences": owners,
+    }});
+    let namespace = meta.namespace.as_deref().unwrap_or_default();
+    match writer
+        .patch(namespace, meta.name.as_deref().unwrap_or_default(), &patch)
+        .await
+    {
+        Ok(object) => Ok(Some(object)),
+        Err(error) if error.is_not_found() || error.code() == Some(422) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::{
+        api::{apps::v1::ReplicaSet, core::v1::Pod},
+        apimachinery::pkg::apis::meta::v1::Time,
+    };
+    use kube::api::ObjectMeta;
+
+    use super::*;
+    use crate::pods::samples;
+
+    fn owner(uid: &str) -> ReplicaSet {
+        let metadata = ObjectMeta {
+            uid: Some(uid.into()),
+            ..Default::default()
+        };
+        ReplicaSet {
+            metadata,
+            ..Default::default()
+        }
+    }
+
+    fn owned_by(owner: &ReplicaSet) -> Pod {
+        let mut pod = samples::pod("a", None);
+        pod.metadata.owner_references = Some(vec![controller_reference(owner)]);
+        pod
+    }
+
+    #[test]
+    fn an_owner_keeps_adopts_and_releases_by_its_selector_and_never_touches_anothers() {
+        let (mine, other, orphan) = (owner("1"), owner("2"), samples::pod("a", None));
+        assert_eq!(decide(&mine, true, &owned_by(&mine)), Claim::Own);
+        assert_eq!(decide(&mine, false, &owned_by(&mine)), Claim::Release);
+        assert_eq!(decide(&mine, true, &owned_by(&other)), Claim::Ignore);
+        assert_eq!(decide(&mine, true, &orphan), Claim::Adopt);
+        assert_eq!(decide(&mine, false, &orphan), Claim::Ignore);
+    }
+
+    #[test]
+    fn nothing_is_adopted_by_or_from_the_dying() {
+        let mut dying = owner("1");
+        dying.metadata.deletion_timestamp = Some(Time(samples::at(1)));
+        let mut leaving = samples::pod("a", None);
+        leaving.metadata.deletion_timestamp = Some(Time(samples::at(1)));
+        assert_eq!(
+            decide(&dying, true, &samples::pod("a", None)),
+            Claim::Ignore
+        );
+        assert_eq!(decide(&dying, false, &owned_by(&dying)), Claim::Ignore);
+        assert_eq!(decide(&owner("1"), true, &leaving), Claim::Ignore);
+    }
+}

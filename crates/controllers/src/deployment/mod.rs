@@ -1,0 +1,281 @@
+//! Deployment: one ReplicaSet per template it ever had, and the pods moved from the old ones to the
+//! newest as its strategy says. History is kept for rolling back; progress is told in conditions.
+//!
+//! `decide` looks at everything and says what to write; this file only does it.
+
+mod decide;
+mod progress;
+mod revision;
+mod scale;
+
+use std::sync::Arc;
+
+use k8s_openapi::api::{
+    apps::v1::{Deployment, DeploymentStatus, ReplicaSet},
+    core::v1::Pod,
+};
+use kube::Api;
+use reconcile::{Action, Controller, Error, Key, Kind, Queue, Recorder, Selector, Writer};
+use serde_json::json;
+
+use crate::{
+    claim, podcontrol,
+    pods::is_terminal,
+    shared::{OWNER, Shared, controller_of, orphans_of},
+};
+use decide::{Plan, Resize, View, decide};
+
+/// As in the table of controllers.
+pub const NAME: &str = "deployment";
+const ACCOUNT: &str = "deployment-controller";
+const WORKERS: usize = 5;
+
+struct Deployments {
+    shared: Arc<Shared>,
+    deployments: Writer<Deployment>,
+    sets: Writer<ReplicaSet>,
+    pods: client::Informer<Pod>,
+    recorder: Recorder,
+}
+
+/// Starts it.
+pub fn start(shared: &Arc<Shared>) {
+    let controller = Arc::new(Deployments {
+        shared: shared.clone(),
+        deployments: shared.writer(ACCOUNT),
+        sets: shared.writer(ACCOUNT),
+        pods: shared.informer(),
+        recorder: shared.recorder(ACCOUNT, ACCOUNT),
+    });
+    let shared = shared.clone();
+    let context = shared.context.clone();
+    context.spawn(NAME, async move {
+        let (deployments, sets) = (controller.deployments.cache(), controller.sets.cache());
+        deployments.synced().await;
+        sets.synced().await;
+        controller.pods.synced().await;
+        let queue = Queue::default();
+        follow(&shared, &controller, &queue);
+        reconcile::run(&shared.context, controller, queue, WORKERS);
+        std::future::pending::<()>().await;
+    });
+}
+
+fn follow(shared: &Arc<Shared>, controller: &Arc<Deployments>, queue: &Queue<Key>) {
+    let context = &shared.context;
+    let deployments = controller.deployments.cache().clone();
+    reconcile::follow(context, &deployments, queue, |event| {
+        vec![Key::of(&**event.object())]
+    });
+    let lookup = deployments.clone();
+    reconcile::follow(context, controller.sets.cache(), queue, move |event| {
+        let owner = |set: &ReplicaSet| {
+            let owner = controller_of(set).filter(|owner| owner.kind == "Deployment")?;
+            Some(Key::new(
+                set.metadata.namespace.clone().unwrap_or_default(),
+                owner.name.clone(),
+            ))
+        };
+        let set = event.object();
+        let mut keys: Vec<Key> = event.old().and_then(|old| owner(old)).into_iter().collect();
+        keys.extend(owner(set).filter(|key| !keys.contains(key)));
+        if controller_of(&**set).is_none() {
+            let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
+            let matching = lookup.list_in(namespace).into_iter().filter(|deployment| {
+                let selector = deployment.spec.as_ref().map(|spec| &spec.selector);
+                Selector::of(selector).matches(set.metadata.labels.as_ref())
+            });
+            keys.extend(matching.map(|deployment| Key::of(&*deployment)));
+        }
+        keys
+    });
+    // Recreate waits for the last old pod; nobody else needs to hear of pods.
+    let sets = controller.sets.cache().clone();
+    reconcile::follow(context, &controller.pods, queue, move |event| {
+        let client::Event::Deleted(pod) = event else {
+            return Vec::new();
+        };
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let set = controller_of(&**pod).and_then(|owner| sets.get(namespace, &owner.name));
+        let owner = set.as_ref().and_then(|set| controller_of(&**set));
+        owner
+            .map(|owner| Key::new(namespace, owner.name.clone()))
+            .into_iter()
+            .collect()
+    });
+}
+
+impl Controller for Deployments {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn reconcile(&self, key: &Key) -> Result<Action, Error> {
+        let Some(deployment) = self.deployments.cache().get(&key.namespace, &key.name) else {
+            return Ok(Action::Done);
+        };
+        let selector = Selector::of(deployment.spec.as_ref().map(|spec| &spec.selector));
+        if selector.is_everything() {
+            let text = "This deployment is selecting all pods. A non-empty selector is required.";
+            self.recorder
+                .event(&about(&deployment), Kind::Warning, "SelectingAll", text);
+            return Ok(Action::Done);
+        }
+        let view = self.view(&deployment, &selector, key).await?;
+        let plan = decide(&view);
+        self.act(&view.deployment, plan).await
+    }
+}
+
+fn about(deployment: &Deployment) -> k8s_openapi::api::core::v1::ObjectReference {
+    kube::Resource::object_ref(deployment, &())
+}
+
+impl Deployments {
+    async fn view(
+        &self,
+        deployment: &Arc<Deployment>,
+        selector: &Selector,
+        key: &Key,
+    ) -> Result<View, Error> {
+        let cache = self.sets.cache();
+        let uid = deployment.metadata.uid.as_deref().unwrap_or_default();
+        let mut candidates = cache.by_index(OWNER, uid);
+        candidates.extend(cache.by_index(OWNER, &orphans_of(&key.namespace)));
+        let api = Api::namespaced(self.shared.client(ACCOUNT), &key.namespace);
+        let sets = claim::claim(&**deployment, &api, selector, &self.sets, candidates).await?;
+        let running = |set: &ReplicaSet| {
+            let pods = self
+                .pods
+                .by_index(OWNER, set.metadata.uid.as_deref().unwrap_or_default());
+            pods.iter().filter(|pod| !is_terminal(pod)).count()
+        };
+        let pods = sets.iter().map(|set| running(set)).collect();
+        let now = self.shared.now();
+        Ok(View {
+            deployment: (**deployment).clone(),
+            sets,
+            pods,
+            now,
+        })
+    }
+
+    async fn act(&self, deployment: &Deployment, plan: Plan) -> Result<Action, Error> {
+        let mut status = plan.status;
+        if let Some(set) = &plan.create
+            && let Err(error) = self.create(deployment, set, &mut status).await
+        {
+            self.write_status(deployment, status).await?;
+            return Err(error);
+        }
+        let namespace = deployment.metadata.namespace.as_deref().unwrap_or_default();
+        for resize in plan.update {
+            self.sets.update(namespace, &resize.set).await?;
+            self.tell(deployment, &resize);
+        }
+        for set in plan.delete {
+            self.sets.delete(&set).await?;
+        }
+        let deployment = self.write_revision(deployment, plan.revision).await?;
+        self.write_status(&deployment, status).await?;
+        Ok(plan.after.map_or(Action::Done, Action::After))
+    }
+
+    /// Creates the newest ReplicaSet. A name that is taken by another template is a collision: the
+    /// count in the status makes the next name differ.
+    async fn create(
+        &self,
+        deployment: &Deployment,
+        set: &ReplicaSet,
+        status: &mut DeploymentStatus,
+    ) -> Result<(), Error> {
+        let namespace = deployment.metadata.namespace.as_deref().unwrap_or_default();
+        let name = set.metadata.name.clone().unwrap_or_default();
+        let to = set
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.replicas)
+            .unwrap_or(0);
+        match self.sets.create(namespace, set).await {
+            Ok(_) if to > 0 => {
+                let text = format!("Scaled up replica set {name} from 0 to {to}");
+                self.recorder
+                    .event(&about(deployment), Kind::Normal, "ScalingReplicaSet", text);
+                Ok(())
+            }
+            Ok(_) => Ok(()),
+            Err(error) if error.reason() == "AlreadyExists" => {
+                let taken: Option<ReplicaSet> =
+                    Api::namespaced(self.shared.client(ACCOUNT), namespace)
+                        .get_opt(&name)
+                        .await?;
+                if taken.is_some_and(|taken| !decide::is_newest(deployment, &taken)) {
+                    status.collision_count = Some(status.collision_count.unwrap_or(0) + 1);
+                }
+                Err(error)
+            }
+            Err(error) if error.is_namespace_terminating() => Err(error),
+            Err(error) => {
+                let reason = podcontrol::message(&error);
+                let text = format!("Failed to create new replica set \"{name}\": {reason}");
+                progress::failed_to_create(deployment, status, &text, self.shared.now());
+                let about = about(deployment);
+                self.recorder
+                    .event(&about, Kind::Warning, "ReplicaSetCreateError", text);
+                Err(error)
+            }
+        }
+    }
+
+    fn tell(&self, deployment: &Deployment, resize: &Resize) {
+        let name = resize.set.metadata.name.as_deref().unwrap_or_default();
+        let to = resize
+            .set
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.replicas)
+            .unwrap_or(0);
+        let direction = match to.cmp(&resize.from) {
+            std::cmp::Ordering::Less => "down",
+            std::cmp::Ordering::Greater => "up",
+            std::cmp::Ordering::Equal => return,
+        };
+        let text = format!(
+            "Scaled {direction} replica set {name} from {} to {to}",
+            resize.from
+        );
+        self.recorder
+            .event(&about(deployment), Kind::Normal, "ScalingReplicaSet", text);
+    }
+
+    async fn write_revision(
+        &self,
+        deployment: &Deployment,
+        revision: Option<String>,
+    ) -> Result<Deployment, Error> {
+        let Some(revision) = revision else {
+            return Ok(deployment.clone());
+        };
+        let patch = json!({"metadata": {"annotations": {revision::REVISION: revision}}});
+        let namespace = deployment.metadata.namespace.as_deref().unwrap_or_default();
+        let name = deployment.metadata.name.as_deref().unwrap_or_default();
+        self.deployments.patch(namespace, name, &patch).await
+    }
+
+    async fn write_status(
+        &self,
+        deployment: &Deployment,
+        status: DeploymentStatus,
+    ) -> Result<(), Error> {
+        if deployment.status.as_ref() == Some(&status) {
+            return Ok(());
+        }
+        let namespace = deployment.metadata.namespace.clone().unwrap_or_default();
+        let updated = Deployment {
+            status: Some(status),
+            ..deployment.clone()
+        };
+        self.deployments.update_status(&namespace, &updated).await?;
+        Ok(())
+    }
+}

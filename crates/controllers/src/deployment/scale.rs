@@ -1,0 +1,353 @@
+//! How many pods each ReplicaSet of a Deployment should have next. Pure: sizes in, sizes out.
+
+use std::{cmp::Reverse, sync::Arc};
+
+use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, ReplicaSet};
+
+use super::revision;
+use crate::rounding::scaled;
+
+pub(super) fn spec(deployment: &Deployment) -> DeploymentSpec {
+    deployment.spec.clone().unwrap_or_default()
+}
+
+pub(super) fn replicas(deployment: &Deployment) -> i32 {
+    deployment
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.replicas)
+        .unwrap_or(1)
+}
+
+pub(super) fn is_rolling(deployment: &Deployment) -> bool {
+    let strategy = deployment
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.strategy.as_ref());
+    strategy.and_then(|strategy| strategy.type_.as_deref()) != Some("Recreate")
+}
+
+/// How many more, and how many fewer pods than wanted there may be for a while. Both rounded to
+/// zero would never move: then one may be missing.
+fn fences(deployment: &Deployment) -> (i32, i32) {
+    if !is_rolling(deployment) {
+        return (0, 0);
+    }
+    let wanted = replicas(deployment);
+    let strategy = deployment
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.strategy.as_ref());
+    let rolling = strategy.and_then(|strategy| strategy.rolling_update.as_ref());
+    let surge = scaled(
+        rolling.and_then(|rolling| rolling.max_surge.as_ref()),
+        wanted,
+        true,
+    );
+    let missing = rolling.and_then(|rolling| rolling.max_unavailable.as_ref());
+    let missing = scaled(missing, wanted, false);
+    if surge == 0 && missing == 0 {
+        (0, 1)
+    } else {
+        (surge, missing)
+    }
+}
+
+pub(super) fn max_surge(deployment: &Deployment) -> i32 {
+    fences(deployment).0
+}
+
+pub(super) fn max_unavailable(deployment: &Deployment) -> i32 {
+    fences(deployment).1.min(replicas(deployment))
+}
+
+pub(super) fn size(set: &ReplicaSet) -> i32 {
+    set.spec
+        .as_ref()
+        .and_then(|spec| spec.replicas)
+        .unwrap_or(1)
+}
+
+pub(super) fn available(set: &ReplicaSet) -> i32 {
+    set.status
+        .as_ref()
+        .and_then(|status| status.available_replicas)
+        .unwrap_or(0)
+}
+
+pub(super) fn total<'a>(sets: impl IntoIterator<Item = &'a Arc<ReplicaSet>>) -> i32 {
+    sets.into_iter().map(|set| size(set)).sum()
+}
+
+pub(super) fn created(set: &ReplicaSet) -> (Option<jiff::Timestamp>, String) {
+    let time = set.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    (time, set.metadata.name.clone().unwrap_or_default())
+}
+
+/// The new set's next size while rolling: as far up as surge allows.
+pub(super) fn grown(deployment: &Deployment, new: i32, all: i32) -> i32 {
+    let wanted = replicas(deployment);
+    if !is_rolling(deployment) || new > wanted {
+        return wanted;
+    }
+    let room = (wanted + max_surge(deployment) - all).max(0);
+    new + room.min(wanted - new)
+}
+
+/// The old sets' next sizes while rolling: first what is not available anyway, then as much as
+/// availability allows, oldest first.
+pub(super) fn shrunk(
+    deployment: &Deployment,
+    new: &ReplicaSet,
+    old: &[Arc<ReplicaSet>],
+) -> Vec<(Arc<ReplicaSet>, i32)> {
+    let needed = replicas(deployment) - max_unavailable(deployment);
+    let missing_new = size(new) - available(new);
+    let mut budget = total(old) + size(new) - needed - missing_new;
+    let mut sizes: Vec<_> = old.iter().map(|set| (set.clone(), size(set))).collect();
+    sizes.sort_by_key(|(set, _)| created(set));
+    if budget <= 0 {
+        return Vec::new();
+    }
+    for (set, next) in &mut sizes {
+        let cut = (*next - available(set)).clamp(0, budget.max(0));
+        *next -= cut;
+        budget -= cut;
+    }
+    let alive: i32 = old.iter().map(|set| available(set)).sum::<i32>() + available(new);
+    let mut spare = (alive - needed).max(0);
+    for (_, next) in &mut sizes {
+        let cut = (*next).min(spare);
+        *next -= cut;
+        spare -= cut;
+    }
+    sizes.retain(|(set, next)| size(set) != *next);
+    sizes
+}
+
+/// Sizes after the Deployment's own size changed in the middle of a rollout: every set that has
+/// pods gets its share, so that the mix of old and new stays what it was.
+pub(super) fn proportional(
+    deployment: &Deployment,
+    new: Option<&Arc<ReplicaSet>>,
+    old: &[Arc<ReplicaSet>],
+) -> Vec<(Arc<ReplicaSet>, i32)> {
+    let mut active: Vec<_> = old
+        .iter()
+        .chain(new)
+        .filter(|set| size(set) > 0)
+        .cloned()
+        .collect();
+    let wanted = replicas(deployment);
+    if active.len() <= 1 {
+        let newest_old = || old.iter().max_by_key(|set| created(set));
+        let only = active
+            .pop()
+            .or_else(|| new.cloned())
+            .or_else(|| newest_old().cloned());
+        return only.map(|set| vec![(set, wanted)]).unwrap_or_default();
+    }
+    if new.is_some_and(|new| is_saturated(deployment, new)) {
+        let old = old.iter().filter(|set| size(set) > 0);
+        return old.map(|set| (set.clone(), 0)).collect();
+    }
+    if !is_rolling(deployment) {
+        return Vec::new();
+    }
+    let allowed = if wanted > 0 {
+        wanted + max_surge(deployment)
+    } else {
+        0
+    };
+    let change = allowed - total(&active);
+    if change < 0 {
+        active.sort_by_key(|set| (Reverse(size(set)), created(set)));
+    } else {
+        active.sort_by_key(|set| (Reverse(size(set)), Reverse(created(set))));
+    }
+    let mut given = 0;
+    let mut sizes = Vec::new();
+    for set in active {
+        let share = share(deployment, &set);
+        let left = change - given;
+        let part = if change > 0 {
+            share.min(left)
+        } else {
+            share.max(left)
+        };
+        let part = if change == 0 || left == 0 { 0 } else { part };
+        given += part;
+        sizes.push((set.clone(), size(&set) + part));
+    }
+    // What rounding left over goes to the largest.
+    if let Some((_, largest)) = sizes.first_mut() {
+        *largest = (*largest + change - given).max(0);
+    }
+    sizes
+}
+
+/// How much a set would grow or shrink to keep its part of the whole.
+fn share(deployment: &Deployment, set: &ReplicaSet) -> i32 {
+    let wanted = replicas(deployment);
+    if wanted == 0 {
+        return -size(set);
+    }
+    let told = deployment
+        .status
+        .as_ref()
+        .and_then(|status| status.replicas)
+        .unwrap_or(0);
+    let before = revision::number(set, revision::MAXIMUM).filter(|before| *before > 0);
+    let before = before.unwrap_or(told);
+    if before == 0 {
+        return 0;
+    }
+    let now = f64::from(wanted + max_surge(deployment));
+    let target = f64::from(size(set)) * now / f64::from(before);
+    // Sizes are far below 2^31.
+    target.round() as i32 - size(set)
+}
+
+fn is_saturated(deployment: &Deployment, new: &ReplicaSet) -> bool {
+    let wanted = replicas(deployment);
+    size(new) == wanted
+        && revision::number(new, revision::DESIRED) == Some(wanted)
+        && available(new) == wanted
+}
+
+#[cfg(test)]
+pub(super) mod samples {
+    use k8s_openapi::{
+        api::apps::v1::{
+            DeploymentStrategy, ReplicaSetSpec, ReplicaSetStatus, RollingUpdateDeployment,
+        },
+        apimachinery::pkg::{apis::meta::v1::Time, util::intstr::IntOrString},
+    };
+
+    use super::*;
+    use crate::pods::samples::at;
+
+    pub(crate) fn deployment(replicas: i32, surge: i32, unavailable: i32) -> Deployment {
+        let rolling = RollingUpdateDeployment {
+            max_surge: Some(IntOrString::Int(surge)),
+            max_unavailable: Some(IntOrString::Int(unavailable)),
+        };
+        let strategy = DeploymentStrategy {
+            type_: Some("RollingUpdate".into()),
+            rolling_update: Some(rolling),
+        };
+        let mut deployment = Deployment {
+            spec: Some(DeploymentSpec {
+                replicas: Some(replicas),
+                strategy: Some(strategy),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        deployment.metadata.name = Some("web".into());
+        deployment.metadata.uid = Some("d".into());
+        deployment
+    }
+
+    /// A set of `size`, of which `available` are, created at `age`.
+    pub(crate) fn set(name: &str, age: i64, size: i32, available: i32) -> Arc<ReplicaSet> {
+        let mut set = ReplicaSet {
+            spec: Some(ReplicaSetSpec {
+                replicas: Some(size),
+                ..Default::default()
+            }),
+            status: Some(ReplicaSetStatus {
+                replicas: size,
+                ready_replicas: Some(available),
+                available_replicas: Some(available),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        set.metadata.name = Some(name.into());
+        set.metadata.uid = Some(name.into());
+        set.metadata.creation_timestamp = Some(Time(at(age)));
+        Arc::new(set)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{samples::*, *};
+
+    fn told(sizes: Vec<(Arc<ReplicaSet>, i32)>) -> Vec<String> {
+        let name = |set: &ReplicaSet| set.metadata.name.clone().unwrap();
+        sizes
+            .iter()
+            .map(|(set, size)| format!("{}={size}", name(set)))
+            .collect()
+    }
+
+    #[test]
+    fn a_rollout_grows_the_new_set_as_far_as_surge_allows() {
+        for (wanted, surge, new, all, expected) in [
+            (10, 3, 0, 10, 3),
+            (10, 3, 3, 13, 3),
+            (10, 3, 8, 10, 10),
+            (10, 0, 0, 10, 0),
+            (1, 1, 0, 1, 1),
+            (5, 1, 7, 7, 5),
+        ] {
+            let deployment = deployment(wanted, surge, 1);
+            assert_eq!(
+                grown(&deployment, new, all),
+                expected,
+                "{wanted} {surge} {new} {all}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_rollout_shrinks_the_old_only_as_far_as_availability_allows() {
+        let rolling = deployment(10, 3, 2);
+        let (old, new) = (set("old", 1, 10, 10), set("new", 2, 3, 0));
+        assert_eq!(told(shrunk(&rolling, &new, &[old])), ["old=8"]);
+        let (old, new) = (set("old", 1, 8, 8), set("new", 2, 5, 0));
+        assert!(
+            shrunk(&rolling, &new, &[old]).is_empty(),
+            "the new pods never came up"
+        );
+        let (old, new) = (set("old", 1, 8, 8), set("new", 2, 5, 5));
+        assert_eq!(told(shrunk(&rolling, &new, &[old])), ["old=3"]);
+    }
+
+    #[test]
+    fn old_pods_that_serve_nobody_go_first() {
+        let rolling = deployment(10, 3, 0);
+        let (broken, good) = (set("broken", 2, 3, 0), set("good", 1, 10, 10));
+        let new = set("new", 3, 0, 0);
+        assert_eq!(told(shrunk(&rolling, &new, &[good, broken])), ["broken=0"]);
+    }
+
+    #[test]
+    fn scaling_in_the_middle_of_a_rollout_keeps_the_mix() {
+        let note = |set: Arc<ReplicaSet>| {
+            let mut set = (*set).clone();
+            revision::note_size(&deployment(10, 2, 0), &mut set);
+            Arc::new(set)
+        };
+        let (new, old) = (note(set("new", 2, 4, 4)), note(set("old", 1, 8, 8)));
+        let bigger = proportional(
+            &deployment(20, 2, 0),
+            Some(&new),
+            std::slice::from_ref(&old),
+        );
+        assert_eq!(told(bigger), ["old=15", "new=7"]);
+        let smaller = proportional(&deployment(5, 2, 0), Some(&new), std::slice::from_ref(&old));
+        assert_eq!(told(smaller), ["old=5", "new=2"]);
+        let none = proportional(&deployment(0, 2, 0), Some(&new), &[old]);
+        assert_eq!(told(none), ["old=0", "new=0"]);
+    }
+
+    #[test]
+    fn the_only_set_with_pods_gets_the_whole_size() {
+        let (new, old) = (set("new", 2, 4, 4), set("old", 1, 0, 0));
+        let sizes = proportional(&deployment(7, 1, 0), Some(&new), &[old]);
+        assert_eq!(told(sizes), ["new=7"]);
+    }
+}

@@ -1,0 +1,134 @@
+//! The controllers of the cluster, one file each with one shape: a pure decision and a thin shell
+//! that reads shared caches and writes as its own service account. [`ALL`] is the table of them.
+
+mod claim;
+mod podcontrol;
+mod pods;
+mod replicas;
+mod rounding;
+mod shared;
+
+pub mod deployment;
+pub mod replicaset;
+pub mod replicationcontroller;
+
+use std::sync::Arc;
+
+use client::Connector;
+use lifecycle::{Context, Run, Service};
+use stdx::{Clock, SystemClock};
+
+pub use shared::Shared;
+
+/// One controller.
+pub struct Entry {
+    /// As in `--disable` and in logs.
+    pub name: &'static str,
+    /// Begins its work; returns at once.
+    pub start: fn(&Arc<Shared>),
+}
+
+/// Every controller there is.
+pub const ALL: &[Entry] = &[
+    Entry {
+        name: deployment::NAME,
+        start: deployment::start,
+    },
+    Entry {
+        name: replicaset::NAME,
+        start: replicaset::start,
+    },
+    Entry {
+        name: replicationcontroller::NAME,
+        start: replicationcontroller::start,
+    },
+];
+
+/// What the controllers are told about the cluster.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// PEM of the authority that signs the API server's certificate, published to every namespace.
+    pub cluster_ca: String,
+    /// Pod addresses; each node gets a part of it.
+    pub cluster_cidr: String,
+    /// How long the prefix of a node's part is.
+    pub node_cidr_mask: u8,
+    /// Names from [`ALL`] that shall not run.
+    pub disabled: Vec<String>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            cluster_ca: String::new(),
+            cluster_cidr: "10.42.0.0/16".to_owned(),
+            node_cidr_mask: 24,
+            disabled: Vec::new(),
+        }
+    }
+}
+
+impl Config {
+    /// The service; `connector` makes a client for each identity.
+    pub fn build(self, connector: Arc<dyn Connector>) -> Controllers {
+        self.build_with_clock(connector, Arc::new(SystemClock))
+    }
+
+    /// The same with a given clock.
+    pub fn build_with_clock(
+        self,
+        connector: Arc<dyn Connector>,
+        clock: Arc<dyn Clock>,
+    ) -> Controllers {
+        Controllers {
+            config: self,
+            connector,
+            clock,
+        }
+    }
+}
+
+/// All controllers as one service.
+pub struct Controllers {
+    config: Config,
+    connector: Arc<dyn Connector>,
+    clock: Arc<dyn Clock>,
+}
+
+impl Service for Controllers {
+    fn name(&self) -> &'static str {
+        "controllers"
+    }
+
+    fn after(&self) -> &'static [&'static str] {
+        &["apiserver"]
+    }
+
+    fn run(self: Arc<Self>, context: Context) -> Run {
+        Box::pin(async move {
+            let (config, connector) = (self.config.clone(), self.connector.clone());
+            let shared = Shared::new(context.clone(), config, connector, self.clock.clone());
+            let wanted =
+                |entry: &&Entry| !self.config.disabled.iter().any(|name| name == entry.name);
+            for entry in ALL.iter().filter(wanted) {
+                (entry.start)(&shared);
+            }
+            context.ready();
+            context.shutdown().await;
+            Ok(())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_controller_has_a_name_of_its_own() {
+        let names: BTreeSet<_> = ALL.iter().map(|entry| entry.name).collect();
+        assert_eq!(names.len(), ALL.len());
+    }
+}

@@ -1,0 +1,260 @@
+//! Questions that many controllers ask about pods, and which of several to delete first. Pure.
+
+use std::{
+    cmp::{Ordering, Reverse},
+    collections::HashMap,
+    sync::Arc,
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
+
+/// The phase, empty when there is none yet.
+pub fn phase(pod: &Pod) -> &str {
+    pod.status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref())
+        .unwrap_or_default()
+}
+
+/// Whether all its containers have ended for good.
+pub fn is_terminal(pod: &Pod) -> bool {
+    matches!(phase(pod), "Succeeded" | "Failed")
+}
+
+/// Whether somebody has asked for its deletion.
+pub fn is_deleting(pod: &Pod) -> bool {
+    pod.metadata.deletion_timestamp.is_some()
+}
+
+/// Neither ended nor about to.
+pub fn is_active(pod: &Pod) -> bool {
+    !is_terminal(pod) && !is_deleting(pod)
+}
+
+/// Being deleted, and still running.
+pub fn is_terminating(pod: &Pod) -> bool {
+    !is_terminal(pod) && is_deleting(pod)
+}
+
+/// A condition by type.
+pub fn condition<'a>(pod: &'a Pod, kind: &str) -> Option<&'a PodCondition> {
+    let mut conditions = pod
+        .status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten());
+    conditions.find(|condition| condition.type_ == kind)
+}
+
+/// Whether it wants traffic.
+pub fn is_ready(pod: &Pod) -> bool {
+    condition(pod, "Ready").is_some_and(|condition| condition.status == "True")
+}
+
+fn ready_since(pod: &Pod) -> Option<Timestamp> {
+    let condition = condition(pod, "Ready").filter(|condition| condition.status == "True")?;
+    condition.last_transition_time.as_ref().map(|time| time.0)
+}
+
+/// How long until the pod has been ready for `min_ready_seconds`; zero when it has, `None` when it
+/// is not ready.
+pub fn available_in(pod: &Pod, min_ready_seconds: i32, now: Timestamp) -> Option<Duration> {
+    if !is_ready(pod) {
+        return None;
+    }
+    let wanted = Duration::from_secs(u64::try_from(min_ready_seconds).unwrap_or(0));
+    if wanted.is_zero() {
+        return Some(Duration::ZERO);
+    }
+    let passed = Duration::try_from(now.duration_since(ready_since(pod)?)).unwrap_or_default();
+    Some(wanted.saturating_sub(passed))
+}
+
+/// Whether it has been ready for long enough.
+pub fn is_available(pod: &Pod, min_ready_seconds: i32, now: Timestamp) -> bool {
+    available_in(pod, min_ready_seconds, now) == Some(Duration::ZERO)
+}
+
+/// The node it runs on, empty when it has none yet.
+pub fn node(pod: &Pod) -> &str {
+    pod.spec
+        .as_ref()
+        .and_then(|spec| spec.node_name.as_deref())
+        .unwrap_or_default()
+}
+
+fn restarts(pod: &Pod) -> i32 {
+    let statuses = pod
+        .status
+        .iter()
+        .flat_map(|status| status.container_statuses.iter().flatten());
+    statuses
+        .map(|status| status.restart_count)
+        .max()
+        .unwrap_or(0)
+}
+
+fn deletion_cost(pod: &Pod) -> i32 {
+    let annotations = pod.metadata.annotations.as_ref();
+    let cost = annotations.and_then(|map| map.get("controller.kubernetes.io/pod-deletion-cost"));
+    cost.and_then(|cost| cost.parse().ok()).unwrap_or(0)
+}
+
+/// Ages are compared by their power of two: which of two old pods goes is left to chance (the uid).
+fn age_class(since: Timestamp, now: Timestamp) -> i64 {
+    let seconds = now.duration_since(since).as_secs();
+    if seconds <= 0 {
+        -1
+    } else {
+        i64::from(seconds.ilog2())
+    }
+}
+
+/// The pods in the order in which they should go: not assigned before assigned, pending before
+/// running, not ready before ready, cheap before dear, crowded nodes first, young before old.
+pub fn deletion_order(pods: &mut [Arc<Pod>], related: &[Arc<Pod>], now: Timestamp) {
+    let mut crowd: HashMap<&str, usize> = HashMap::new();
+    for pod in related.iter().filter(|pod| is_active(pod)) {
+        *crowd.entry(node(pod)).or_default() += 1;
+    }
+    pods.sort_by(|a, b| compare(a, b, &crowd, now));
+}
+
+fn compare(a: &Pod, b: &Pod, crowd: &HashMap<&str, usize>, now: Timestamp) -> Ordering {
+    let rank = |pod: &Pod| {
+        let phase = match phase(pod) {
+            "Running" => 2,
+            "Unknown" => 1,
+            _ => 0,
+        };
+        let crowd = crowd.get(node(pod)).copied().unwrap_or(0);
+        (
+            !node(pod).is_empty(),
+            phase,
+            is_ready(pod),
+            deletion_cost(pod),
+            Reverse(crowd),
+        )
+    };
+    let uid = |pod: &Pod| pod.metadata.uid.clone().unwrap_or_default();
+    let by_age = |a: Option<Timestamp>, b: Option<Timestamp>| match (a, b) {
+        (Some(a), Some(b)) if a != b => age_class(a, now).cmp(&age_class(b, now)),
+        (None, Some(_)) => Ordering::Less,
+        (Some(_), None) => Ordering::Greater,
+        _ => Ordering::Equal,
+    };
+    let created = |pod: &Pod| pod.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    rank(a)
+        .cmp(&rank(b))
+        .then_with(|| by_age(ready_since(a), ready_since(b)))
+        .then_with(|| restarts(b).cmp(&restarts(a)))
+        .then_with(|| by_age(created(a), created(b)))
+        .then_with(|| uid(a).cmp(&uid(b)))
+}
+
+#[cfg(test)]
+pub(crate) mod samples {
+    //! Pods for the tests of controllers.
+
+    use k8s_openapi::{
+        api::core::v1::{PodSpec, PodStatus},
+        apimachinery::pkg::apis::meta::v1::Time,
+    };
+    use kube::api::ObjectMeta;
+
+    use super::*;
+
+    pub(crate) fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    /// A running pod that has been ready since `ready`, or is not.
+    pub(crate) fn pod(name: &str, ready: Option<i64>) -> Pod {
+        let condition = ready.map(|second| PodCondition {
+            type_: "Ready".into(),
+            status: "True".into(),
+            last_transition_time: Some(Time(at(second))),
+            ..Default::default()
+        });
+        Pod {
+            metadata: ObjectMeta {
+                name: Some(name.into()),
+                namespace: Some("default".into()),
+                uid: Some(format!("uid-{name}")),
+                creation_timestamp: Some(Time(at(0))),
+                ..Default::default()
+            },
+            spec: Some(PodSpec {
+                node_name: Some("n1".into()),
+                ..Default::default()
+            }),
+            status: Some(PodStatus {
+                phase: Some("Running".into()),
+                conditions: condition.map(|condition| vec![condition]),
+                ..Default::default()
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{samples::*, *};
+
+    fn order(pods: Vec<Pod>) -> Vec<String> {
+        let mut pods: Vec<_> = pods.into_iter().map(Arc::new).collect();
+        let related = pods.clone();
+        deletion_order(&mut pods, &related, at(1000));
+        pods.iter()
+            .map(|pod| pod.metadata.name.clone().unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn a_pod_is_available_when_it_was_ready_for_long_enough() {
+        let pod = pod("a", Some(100));
+        assert!(is_available(&pod, 0, at(100)));
+        assert!(!is_available(&pod, 10, at(105)));
+        assert_eq!(
+            available_in(&pod, 10, at(105)),
+            Some(Duration::from_secs(5))
+        );
+        assert!(is_available(&pod, 10, at(110)));
+        assert_eq!(available_in(&samples::pod("b", None), 10, at(110)), None);
+    }
+
+    #[test]
+    fn what_serves_least_goes_first() {
+        let mut unassigned = pod("unassigned", None);
+        unassigned.spec = None;
+        let mut pending = pod("pending", None);
+        pending.status.as_mut().unwrap().phase = Some("Pending".into());
+        let mut cheap = pod("cheap", Some(10));
+        cheap.metadata.annotations = Some(
+            [(
+                "controller.kubernetes.io/pod-deletion-cost".into(),
+                "-5".into(),
+            )]
+            .into(),
+        );
+        let (old, young, unready) = (
+            pod("old", Some(10)),
+            pod("young", Some(990)),
+            pod("unready", None),
+        );
+        let seen = order(vec![old, young, cheap, unready, pending, unassigned]);
+        assert_eq!(
+            seen,
+            ["unassigned", "pending", "unready", "cheap", "young", "old"]
+        );
+    }
+
+    #[test]
+    fn a_crowded_node_gives_first() {
+        let mut alone = pod("alone", Some(10));
+        alone.spec.as_mut().unwrap().node_name = Some("n2".into());
+        let seen = order(vec![alone, pod("b", Some(10)), pod("a", Some(10))]);
+        assert_eq!(seen, ["a", "b", "alone"]);
+    }
+}

@@ -1,0 +1,189 @@
+//! What controllers share: one informer per kind, read as system:kube-controller-manager, and
+//! clients that write as each controller's own service account.
+
+use std::{
+    any::{Any, TypeId},
+    collections::HashMap,
+    sync::Arc,
+};
+
+use client::{Connector, Informer, informer};
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::{
+        apps::v1::{ControllerRevision, DaemonSet, Deployment, ReplicaSet, StatefulSet},
+        autoscaling::v2::HorizontalPodAutoscaler,
+        batch::v1::{CronJob, Job},
+        certificates::v1::CertificateSigningRequest,
+        coordination::v1::Lease,
+        core::v1::{
+            ConfigMap, Endpoints, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod,
+            ReplicationController, ResourceQuota, Service, ServiceAccount,
+        },
+        discovery::v1::EndpointSlice,
+        policy::v1::PodDisruptionBudget,
+        rbac::v1::ClusterRole,
+        storage::v1::StorageClass,
+    },
+    apimachinery::pkg::apis::meta::v1::OwnerReference,
+};
+use kube::Resource;
+use lifecycle::Context;
+use parking_lot::Mutex;
+use reconcile::{Recorder, Writer};
+use serde::Serialize;
+use stdx::Clock;
+
+use crate::Config;
+
+/// The index of objects by the uid of their controller; those that have none are filed by
+/// [`orphans_of`] their namespace.
+pub const OWNER: &str = "owner";
+/// The index of pods by node.
+pub const NODE: &str = "node";
+
+/// A kind that controllers watch, with the indexes it is read by.
+pub trait Watched: informer::Object + Resource<DynamicType = ()> + Clone + Serialize {
+    /// Adds the kind's indexes.
+    fn indexed(builder: informer::Builder<Self>) -> informer::Builder<Self> {
+        builder
+    }
+}
+
+macro_rules! watched {
+    (by owner: $($owned:ty),*; plain: $($plain:ty),* $(,)?) => {
+        $(impl Watched for $owned {
+            fn indexed(builder: informer::Builder<Self>) -> informer::Builder<Self> {
+                builder.index(OWNER, by_owner)
+            }
+        })*
+        $(impl Watched for $plain {})*
+    };
+}
+
+watched! {
+    by owner: ReplicaSet, Job, ControllerRevision, PersistentVolumeClaim;
+    plain: Deployment, DaemonSet, StatefulSet, HorizontalPodAutoscaler, CronJob, Lease, ConfigMap,
+    Endpoints, Namespace, Node, PersistentVolume, ReplicationController, ResourceQuota, Service,
+    ServiceAccount, EndpointSlice, PodDisruptionBudget, ClusterRole, StorageClass,
+    CertificateSigningRequest,
+}
+
+impl Watched for Pod {
+    fn indexed(builder: informer::Builder<Self>) -> informer::Builder<Self> {
+        builder.index(OWNER, by_owner).index(NODE, |pod| {
+            pod.spec
+                .iter()
+                .filter_map(|spec| spec.node_name.clone())
+                .collect()
+        })
+    }
+}
+
+fn by_owner<K: Resource>(object: &K) -> Vec<String> {
+    match controller_of(object) {
+        Some(owner) => vec![owner.uid.clone()],
+        None => vec![orphans_of(
+            object.meta().namespace.as_deref().unwrap_or_default(),
+        )],
+    }
+}
+
+/// The key under which a namespace's objects without a controller are filed.
+pub fn orphans_of(namespace: &str) -> String {
+    format!("orphans of {namespace}")
+}
+
+/// The one owner that manages an object.
+pub fn controller_of<K: Resource>(object: &K) -> Option<&OwnerReference> {
+    let mut owners = object.meta().owner_references.iter().flatten();
+    owners.find(|owner| owner.controller == Some(true))
+}
+
+/// The reference that makes `owner` the controller of another object.
+pub fn controller_reference<K: Resource<DynamicType = ()>>(owner: &K) -> OwnerReference {
+    OwnerReference {
+        api_version: K::api_version(&()).into_owned(),
+        kind: K::kind(&()).into_owned(),
+        name: owner.meta().name.clone().unwrap_or_default(),
+        uid: owner.meta().uid.clone().unwrap_or_default(),
+        controller: Some(true),
+        block_owner_deletion: Some(true),
+    }
+}
+
+/// Made anew for every run of the service.
+pub struct Shared {
+    /// The run that everything here belongs to.
+    pub context: Context,
+    /// What the controllers are told about the cluster.
+    pub config: Config,
+    reader: kube::Client,
+    connector: Arc<dyn Connector>,
+    clock: Arc<dyn Clock>,
+    /// Guards the table of informers that were started so far.
+    informers: Mutex<HashMap<TypeId, Box<dyn Any + Send + Sync>>>,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        context: Context,
+        config: Config,
+        connector: Arc<dyn Connector>,
+        clock: Arc<dyn Clock>,
+    ) -> Arc<Self> {
+        let reader = connector.client("system:kube-controller-manager");
+        let informers = Mutex::default();
+        Arc::new(Self {
+            context,
+            config,
+            reader,
+            connector,
+            clock,
+            informers,
+        })
+    }
+
+    /// The one informer of a kind; the first to ask starts it.
+    pub fn informer<K: Watched>(&self) -> Informer<K> {
+        let mut informers = self.informers.lock();
+        let slot = informers.entry(TypeId::of::<K>()).or_insert_with(|| {
+            let builder = K::indexed(Informer::builder(self.reader.clone()));
+            Box::new(builder.start(&self.context))
+        });
+        let informer: Option<&Informer<K>> = slot.downcast_ref();
+        // The table is keyed by the very type that is asked for.
+        informer.expect("an informer of its own type").clone()
+    }
+
+    /// Reads without an informer, as all controllers together.
+    pub fn reader(&self) -> kube::Client {
+        self.reader.clone()
+    }
+
+    /// Writes as the service account of this name in kube-system.
+    pub fn client(&self, account: &str) -> kube::Client {
+        self.connector
+            .client(&format!("system:serviceaccount:kube-system:{account}"))
+    }
+
+    /// Writes objects of one kind as a service account and waits until the informer shows them.
+    pub fn writer<K: Watched>(&self, account: &str) -> Writer<K> {
+        Writer::new(self.client(account), self.informer::<K>())
+    }
+
+    /// Records events as a component, written with its service account.
+    pub fn recorder(&self, account: &str, component: &str) -> Recorder {
+        Recorder::start(&self.context, self.client(account), component)
+    }
+
+    /// The injected clock's time.
+    pub fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// The injected clock.
+    pub fn clock(&self) -> Arc<dyn Clock> {
+        self.clock.clone()
+    }
+}
