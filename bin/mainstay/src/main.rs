@@ -1,2 +1,32 @@
-//! The one binary.
-fn main() {}
+//! The one binary. Helpers that are this binary re-executed are dispatched first, before any thread
+//! starts; then the command line is parsed and one command runs.
+
+mod checklist;
+mod cli;
+mod commands;
+mod logging;
+
+use std::{ffi::OsString, path::Path, process::ExitCode};
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    // Containers' helpers clone and join namespaces: there must be no second thread yet.
+    if let Some(code) = runtime::reexec::dispatch() {
+        return code;
+    }
+    let args: Vec<OsString> = std::env::args_os().collect();
+    if called_as(&args, "kubectl") {
+        return kubectl::run(args);
+    }
+    match args.get(1).and_then(|word| word.to_str()) {
+        Some("kubectl") => kubectl::run(args[1..].to_vec()),
+        Some("hello") => hello::main(args[2..].to_vec()),
+        _ => commands::run(cli::Cli::parse_from(args)),
+    }
+}
+
+/// Whether the binary was called by this name, as a link to it may be.
+fn called_as(args: &[OsString], name: &str) -> bool {
+    args.first().map(Path::new).and_then(Path::file_name).is_some_and(|file| file == name)
+}

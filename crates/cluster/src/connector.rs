@@ -1,0 +1,51 @@
+//! In-process clients: each part speaks to the API server as itself, through a function call.
+
+use std::sync::Arc;
+
+use apiserver::{ApiServer, User};
+use client::{Connector, kube};
+
+/// Makes clients for the parts that run beside the API server.
+#[derive(Clone)]
+pub struct InProcess(pub Arc<ApiServer>);
+
+impl InProcess {
+    /// A client that counts as this user.
+    pub fn as_user(&self, user: User) -> kube::Client {
+        client::in_process(self.0.connect(user))
+    }
+}
+
+impl Connector for InProcess {
+    fn client(&self, name: &str) -> kube::Client {
+        self.as_user(user(name))
+    }
+}
+
+/// A component's name with the groups that belong to it.
+fn user(name: &str) -> User {
+    let account = name.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':'));
+    if let Some((namespace, account)) = account {
+        return User::service_account(namespace, account);
+    }
+    let groups: &[&str] = if name.starts_with("system:node:") { &["system:nodes"] } else { &[] };
+    User::new(name, groups.iter().copied())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_bring_their_groups_along() {
+        for (name, group) in [
+            ("system:node:one", "system:nodes"),
+            ("system:serviceaccount:kube-system:x", "system:serviceaccounts:kube-system"),
+            ("system:kube-scheduler", "system:authenticated"),
+        ] {
+            assert!(user(name).is_in(group), "{name}");
+            assert_eq!(user(name).name, name);
+        }
+        assert!(!user("system:kube-scheduler").is_in("system:masters"));
+    }
+}
