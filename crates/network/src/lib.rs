@@ -5,6 +5,7 @@
 //! made on a machine carries the cluster's id in its name, and [`cleanup`] removes exactly that.
 
 mod cleanup;
+pub mod conntrack;
 mod error;
 mod ipam;
 pub mod lab;

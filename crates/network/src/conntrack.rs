@@ -1,0 +1,184 @@
+//! Forgets connections that the kernel still tracks. Datagrams have no end of a connection: a client
+//! that keeps sending would be led to a backend that is gone until the entry expires.
+//!
+//! Speaks ctnetlink itself, so that no `conntrack` program is needed.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use rtnetlink::sys::{Socket, SocketAddr};
+
+use crate::{Error, Result};
+
+const NETLINK_NETFILTER: isize = 12;
+const MESSAGE_GET: u16 = 0x0101;
+const MESSAGE_NEW: u16 = 0x0100;
+const MESSAGE_DELETE: u16 = 0x0102;
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+const REQUEST: u16 = 1;
+const ACK: u16 = 4;
+const DUMP: u16 = 0x300;
+const HEADER: usize = 16;
+const GENERIC: usize = 4;
+const TUPLE_ORIGINAL: u16 = 1;
+const TUPLE_REPLY: u16 = 2;
+const KIND: u16 = 0x3fff;
+const UDP: u8 = 17;
+
+/// A tracked UDP conversation, as its first packet had it and as the answer comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Flow {
+    /// Where the client sent to, before any translation.
+    pub sent_to: (IpAddr, u16),
+    /// Who answers, after translation.
+    pub answered_by: (IpAddr, u16),
+}
+
+/// Deletes every UDP entry for which `stale` says so; returns how many.
+pub async fn forget_udp(stale: impl Fn(&Flow) -> bool + Send + 'static) -> Result<usize> {
+    tokio::task::spawn_blocking(move || forget(&stale))
+        .await
+        .map_err(|_| Error::ThreadLost)?
+        .map_err(Error::Socket)
+}
+
+fn forget(stale: &dyn Fn(&Flow) -> bool) -> io::Result<usize> {
+    let mut socket = Socket::new(NETLINK_NETFILTER)?;
+    socket.bind_auto()?;
+    socket.connect(&SocketAddr::new(0, 0))?;
+    let mut doomed = Vec::new();
+    for family in [libc::AF_INET as u8, libc::AF_INET6 as u8] {
+        socket.send(&message(MESSAGE_GET, REQUEST | DUMP, family, &[]), 0)?;
+        receive(&socket, |kind, body| {
+            if kind == MESSAGE_NEW
+                && let Some((flow, original)) = parse(body)
+                && stale(&flow)
+            {
+                doomed.push((family, original.to_vec()));
+            }
+        })?;
+    }
+    let mut forgotten = 0;
+    for (family, original) in doomed {
+        socket.send(
+            &message(MESSAGE_DELETE, REQUEST | ACK, family, &original),
+            0,
+        )?;
+        match receive(&socket, |_, _| {}) {
+            Ok(()) => forgotten += 1,
+            // It ended by itself in the meantime.
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(forgotten)
+}
+
+fn message(kind: u16, flags: u16, family: u8, attributes: &[u8]) -> Vec<u8> {
+    let length = (HEADER + GENERIC + attributes.len()) as u32;
+    let mut bytes = Vec::with_capacity(length as usize);
+    bytes.extend(length.to_ne_bytes());
+    bytes.extend(kind.to_ne_bytes());
+    bytes.extend(flags.to_ne_bytes());
+    bytes.extend([0; 8]);
+    bytes.extend([family, 0, 0, 0]);
+    bytes.extend(attributes);
+    bytes
+}
+
+/// Reads messages until the answer is complete.
+fn receive(socket: &Socket, mut each: impl FnMut(u16, &[u8])) -> io::Result<()> {
+    loop {
+        let (bytes, _) = socket.recv_from_full()?;
+        let mut rest = &bytes[..];
+        while rest.len() >= HEADER {
+            let length = u32::from_ne_bytes([rest[0], rest[1], rest[2], rest[3]]) as usize;
+            if length < HEADER || length > rest.len() {
+                return Err(io::Error::from(io::ErrorKind::InvalidData));
+            }
+            let kind = u16::from_ne_bytes([rest[4], rest[5]]);
+            let body = &rest[HEADER..length];
+            match kind {
+                NLMSG_DONE => return Ok(()),
+                NLMSG_ERROR => return answer(body),
+                _ => each(kind, body),
+            }
+            rest = &rest[align(length).min(rest.len())..];
+        }
+    }
+}
+
+fn answer(body: &[u8]) -> io::Result<()> {
+    match body
+        .first_chunk::<4>()
+        .map(|code| i32::from_ne_bytes(*code))
+    {
+        Some(0) => Ok(()),
+        Some(code) => Err(io::Error::from_raw_os_error(-code)),
+        None => Err(io::Error::from(io::ErrorKind::InvalidData)),
+    }
+}
+
+fn align(length: usize) -> usize {
+    (length + 3) & !3
+}
+
+/// The attributes of a message: kind, whole attribute, payload.
+fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8], &[u8])> {
+    std::iter::from_fn(move || {
+        let header = bytes.first_chunk::<4>()?;
+        let length = usize::from(u16::from_ne_bytes([header[0], header[1]]));
+        let kind = u16::from_ne_bytes([header[2], header[3]]) & KIND;
+        if length < 4 || length > bytes.len() {
+            return None;
+        }
+        let (whole, payload) = (&bytes[..length], &bytes[4..length]);
+        bytes = &bytes[align(length).min(bytes.len())..];
+        Some((kind, whole, payload))
+    })
+}
+
+fn find(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
+    attributes(bytes)
+        .find(|(kind, ..)| *kind == wanted)
+        .map(|(_, _, payload)| payload)
+}
+
+/// The flow of a UDP entry, and its original tuple as the kernel wants it back.
+fn parse(body: &[u8]) -> Option<(Flow, &[u8])> {
+    let bytes = body.get(GENERIC..)?;
+    let (_, original, payload) = attributes(bytes).find(|(kind, ..)| *kind == TUPLE_ORIGINAL)?;
+    let reply = find(bytes, TUPLE_REPLY)?;
+    let sent_to = (address(payload, [2, 4])?, port(payload, 3)?);
+    let answered_by = (address(reply, [1, 3])?, port(reply, 2)?);
+    Some((
+        Flow {
+            sent_to,
+            answered_by,
+        },
+        original,
+    ))
+}
+
+/// An address of a tuple, by the attribute's number for IPv4 and IPv6.
+fn address(tuple: &[u8], kinds: [u16; 2]) -> Option<IpAddr> {
+    let addresses = find(tuple, 1)?;
+    let v4 = find(addresses, kinds[0]).and_then(|bytes| bytes.first_chunk::<4>());
+    let v6 = find(addresses, kinds[1]).and_then(|bytes| bytes.first_chunk::<16>());
+    v4.map(|bytes| Ipv4Addr::from(*bytes).into())
+        .or(v6.map(|bytes| Ipv6Addr::from(*bytes).into()))
+}
+
+/// A port of a UDP tuple; `None` for other protocols.
+fn port(tuple: &[u8], kind: u16) -> Option<u16> {
+    let protocol = find(tuple, 2)?;
+    if find(protocol, 1)? != [UDP] {
+        return None;
+    }
+    find(protocol, kind)?
+        .first_chunk::<2>()
+        .map(|bytes| u16::from_be_bytes(*bytes))
+}

@@ -1,0 +1,292 @@
+//! Which endpoints serve a port of a service: chosen from its EndpointSlices by readiness, locality
+//! and hints. Pure.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use k8s_openapi::api::discovery::v1::{Endpoint as SliceEndpoint, EndpointSlice};
+use network::Protocol;
+
+/// Where this node stands, for choosing endpoints.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Place {
+    /// The node's name.
+    pub node: String,
+    /// Its zone, if it has one.
+    pub zone: Option<String>,
+}
+
+/// A backend of a service port.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Endpoint {
+    /// Where it listens.
+    pub ip: IpAddr,
+    /// On which port.
+    pub port: u16,
+    /// Whether it runs on this node.
+    pub local: bool,
+}
+
+/// The port of a service that endpoints are wanted for.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted<'a> {
+    /// The port's name; empty for the only port.
+    pub port_name: &'a str,
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// Whether IPv4 addresses are wanted, or IPv6.
+    pub v4: bool,
+}
+
+#[derive(Debug, Clone)]
+struct Candidate {
+    local: bool,
+    ready: bool,
+    serving: bool,
+    zones: Vec<String>,
+    nodes: Vec<String>,
+}
+
+/// The endpoints of a port for both traffic policies.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Chosen {
+    /// For policy Cluster.
+    pub cluster: Vec<Endpoint>,
+    /// For policy Local: only those on this node.
+    pub local: Vec<Endpoint>,
+}
+
+/// Chooses among all slices of one service.
+pub fn choose<'a>(
+    slices: impl IntoIterator<Item = &'a EndpointSlice>,
+    wanted: Wanted<'_>,
+    place: &Place,
+) -> Chosen {
+    let mut candidates = BTreeMap::new();
+    for slice in slices {
+        collect(slice, wanted, place, &mut candidates);
+    }
+    let usable = ready_or_serving(&candidates, |_| true);
+    let local = ready_or_serving(&candidates, |candidate| candidate.local);
+    let cluster = by_hints(&usable, place);
+    let to_endpoints = |chosen: Vec<(&(IpAddr, u16), &Candidate)>| {
+        let endpoint = |(at, candidate): (&(IpAddr, u16), &Candidate)| Endpoint {
+            ip: at.0,
+            port: at.1,
+            local: candidate.local,
+        };
+        chosen.into_iter().map(endpoint).collect()
+    };
+    Chosen {
+        cluster: to_endpoints(cluster),
+        local: to_endpoints(local),
+    }
+}
+
+type Candidates = BTreeMap<(IpAddr, u16), Candidate>;
+
+fn collect(slice: &EndpointSlice, wanted: Wanted<'_>, place: &Place, into: &mut Candidates) {
+    if slice.address_type != if wanted.v4 { "IPv4" } else { "IPv6" } {
+        return;
+    }
+    let ports = slice.ports.iter().flatten().filter(|port| {
+        port.name.as_deref().unwrap_or_default() == wanted.port_name
+            && Protocol::from_kubernetes(port.protocol.as_deref()) == Some(wanted.protocol)
+    });
+    let numbers = ports.filter_map(|port| u16::try_from(port.port?).ok());
+    for port in numbers {
+        for endpoint in slice.endpoints.iter().flatten() {
+            // Addresses of one endpoint are alternatives for the same backend: the first counts.
+            let Some(Ok(ip)) = endpoint.addresses.first().map(|address| address.parse()) else {
+                continue;
+            };
+            let candidate = candidate(endpoint, place);
+            // An endpoint can be in two slices while it moves between them: the better state wins.
+            into.entry((ip, port))
+                .and_modify(|known: &mut Candidate| {
+                    known.ready |= candidate.ready;
+                    known.serving |= candidate.serving;
+                })
+                .or_insert(candidate);
+        }
+    }
+}
+
+fn candidate(endpoint: &SliceEndpoint, place: &Place) -> Candidate {
+    let conditions = endpoint.conditions.clone().unwrap_or_default();
+    let ready = conditions.ready.unwrap_or(true);
+    let terminating = conditions.terminating.unwrap_or(false);
+    let hints = endpoint.hints.as_ref();
+    let zones = hints.and_then(|hints| hints.for_zones.as_ref());
+    let nodes = hints.and_then(|hints| hints.for_nodes.as_ref());
+    Candidate {
+        local: endpoint.node_name.as_deref() == Some(&place.node),
+        ready: ready && !terminating,
+        serving: conditions.serving.unwrap_or(ready),
+        zones: zones
+            .into_iter()
+            .flatten()
+            .map(|zone| zone.name.clone())
+            .collect(),
+        nodes: nodes
+            .into_iter()
+            .flatten()
+            .map(|node| node.name.clone())
+            .collect(),
+    }
+}
+
+/// The ready ones; when there are none, those that still serve while they end.
+fn ready_or_serving(
+    candidates: &Candidates,
+    eligible: impl Fn(&Candidate) -> bool,
+) -> Vec<(&(IpAddr, u16), &Candidate)> {
+    let pick = |wanted: fn(&Candidate) -> bool| -> Vec<_> {
+        candidates
+            .iter()
+            .filter(|(_, candidate)| eligible(candidate) && wanted(candidate))
+            .collect()
+    };
+    let ready = pick(|candidate| candidate.ready);
+    if ready.is_empty() {
+        pick(|candidate| candidate.serving)
+    } else {
+        ready
+    }
+}
+
+/// Hints count only when every endpoint has one and somebody is hinted to this place.
+fn by_hints<'a>(
+    usable: &[(&'a (IpAddr, u16), &'a Candidate)],
+    place: &Place,
+) -> Vec<(&'a (IpAddr, u16), &'a Candidate)> {
+    if usable
+        .iter()
+        .all(|(_, candidate)| !candidate.nodes.is_empty())
+    {
+        let here: Vec<_> = usable
+            .iter()
+            .filter(|(_, candidate)| candidate.nodes.contains(&place.node))
+            .copied()
+            .collect();
+        if !here.is_empty() {
+            return here;
+        }
+    }
+    if let Some(zone) = &place.zone
+        && usable
+            .iter()
+            .all(|(_, candidate)| !candidate.zones.is_empty())
+    {
+        let here: Vec<_> = usable
+            .iter()
+            .filter(|(_, candidate)| candidate.zones.contains(zone))
+            .copied()
+            .collect();
+        if !here.is_empty() {
+            return here;
+        }
+    }
+    usable.to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn slice(endpoints: Value) -> EndpointSlice {
+        serde_json::from_value(json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": {"name": "web-1", "namespace": "default"},
+            "addressType": "IPv4",
+            "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
+            "endpoints": endpoints,
+        }))
+        .unwrap()
+    }
+
+    fn chosen(endpoints: Value) -> (Vec<String>, Vec<String>) {
+        let wanted = Wanted {
+            port_name: "http",
+            protocol: Protocol::Tcp,
+            v4: true,
+        };
+        let place = Place {
+            node: "here".into(),
+            zone: Some("z1".into()),
+        };
+        let chosen = choose([&slice(endpoints)], wanted, &place);
+        let show = |endpoints: Vec<Endpoint>| {
+            endpoints
+                .iter()
+                .map(|endpoint| endpoint.ip.to_string())
+                .collect()
+        };
+        (show(chosen.cluster), show(chosen.local))
+    }
+
+    #[test]
+    fn only_ready_endpoints_serve() {
+        let (cluster, local) = chosen(json!([
+            {"addresses": ["10.0.0.1"], "nodeName": "here"},
+            {"addresses": ["10.0.0.2"], "conditions": {"ready": false}, "nodeName": "here"},
+            {"addresses": ["10.0.0.3"], "conditions": {"ready": true}, "nodeName": "there"},
+        ]));
+        assert_eq!(cluster, ["10.0.0.1", "10.0.0.3"]);
+        assert_eq!(local, ["10.0.0.1"]);
+    }
+
+    #[test]
+    fn ending_endpoints_serve_when_nobody_else_does() {
+        let (cluster, local) = chosen(json!([
+            {"addresses": ["10.0.0.1"], "nodeName": "here",
+             "conditions": {"ready": false, "serving": true, "terminating": true}},
+            {"addresses": ["10.0.0.2"], "nodeName": "there",
+             "conditions": {"ready": false, "serving": false, "terminating": true}},
+        ]));
+        assert_eq!(cluster, ["10.0.0.1"]);
+        assert_eq!(local, ["10.0.0.1"]);
+    }
+
+    #[test]
+    fn hints_keep_traffic_in_the_zone_when_all_endpoints_have_them() {
+        let zone = |name: &str| json!({"forZones": [{"name": name}]});
+        let (cluster, _) = chosen(json!([
+            {"addresses": ["10.0.0.1"], "hints": zone("z1")},
+            {"addresses": ["10.0.0.2"], "hints": zone("z2")},
+        ]));
+        assert_eq!(cluster, ["10.0.0.1"]);
+        let (cluster, _) = chosen(json!([
+            {"addresses": ["10.0.0.1"], "hints": zone("z1")},
+            {"addresses": ["10.0.0.2"]},
+        ]));
+        assert_eq!(cluster, ["10.0.0.1", "10.0.0.2"]);
+    }
+
+    #[test]
+    fn other_families_ports_and_protocols_do_not_count() {
+        let slice = slice(json!([{"addresses": ["10.0.0.1"]}]));
+        for wanted in [
+            Wanted {
+                port_name: "http",
+                protocol: Protocol::Tcp,
+                v4: false,
+            },
+            Wanted {
+                port_name: "",
+                protocol: Protocol::Tcp,
+                v4: true,
+            },
+            Wanted {
+                port_name: "http",
+                protocol: Protocol::Udp,
+                v4: true,
+            },
+        ] {
+            assert_eq!(
+                choose([&slice], wanted, &Place::default()),
+                Chosen::default()
+            );
+        }
+    }
+}

@@ -1,0 +1,608 @@
+//! From the views of one service to the elements and chains that it needs. Pure.
+//!
+//! A plain service needs elements only. One map says, for an address and port, which chain picks
+//! among how many endpoints; another says which endpoint has which number. The picking chains are
+//! shared by all services with as many endpoints, so a change never adds a rule. Only services with
+//! client affinity have chains and sets of their own.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    net::IpAddr,
+};
+
+use network::Protocol;
+use sha2::{Digest, Sha256};
+
+use crate::{endpoints::Endpoint, service::PortView};
+
+/// A map or set of the table, without the family's digit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Map {
+    /// Address, protocol, port → verdict.
+    Services,
+    /// Address, protocol, port, number → endpoint.
+    Endpoints,
+    /// As `Services`, but only for clients outside the cluster, and asked first.
+    OutsideServices,
+    /// As `Endpoints`, for `OutsideServices`.
+    OutsideEndpoints,
+    /// Protocol, port → verdict.
+    NodePorts,
+    /// Protocol, port, number → endpoint.
+    NodePortEndpoints,
+    /// As `NodePorts`, but only for clients outside the cluster, and asked first.
+    OutsideNodePorts,
+    /// As `NodePortEndpoints`, for `OutsideNodePorts`.
+    OutsideNodePortEndpoints,
+    /// Address, protocol, port without any endpoint.
+    Unserved,
+    /// Protocol, node port without any endpoint.
+    UnservedNodePorts,
+    /// Endpoint, endpoint: a pod that reaches itself through a service.
+    Hairpin,
+    /// Address, protocol, port that not everybody may use.
+    Guarded,
+    /// Address, protocol, port, source range that may.
+    Admitted,
+}
+
+impl Map {
+    /// All of them.
+    pub const ALL: [Self; 13] = [
+        Self::Services,
+        Self::Endpoints,
+        Self::OutsideServices,
+        Self::OutsideEndpoints,
+        Self::NodePorts,
+        Self::NodePortEndpoints,
+        Self::OutsideNodePorts,
+        Self::OutsideNodePortEndpoints,
+        Self::Unserved,
+        Self::UnservedNodePorts,
+        Self::Hairpin,
+        Self::Guarded,
+        Self::Admitted,
+    ];
+
+    /// Its name in the table.
+    pub fn name(self, v4: bool) -> String {
+        let name = match self {
+            Self::Services => "services",
+            Self::Endpoints => "endpoints",
+            Self::OutsideServices => "outside-services",
+            Self::OutsideEndpoints => "outside-endpoints",
+            Self::NodePorts => "nodeports",
+            Self::NodePortEndpoints => "nodeport-endpoints",
+            Self::OutsideNodePorts => "outside-nodeports",
+            Self::OutsideNodePortEndpoints => "outside-nodeport-endpoints",
+            Self::Unserved => "unserved",
+            Self::UnservedNodePorts => "unserved-nodeports",
+            Self::Hairpin => "hairpin",
+            Self::Guarded => "guarded",
+            Self::Admitted => "admitted",
+        };
+        format!("{name}{}", digit(v4))
+    }
+}
+
+fn digit(v4: bool) -> char {
+    if v4 { '4' } else { '6' }
+}
+
+/// A place in a map or set.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Slot {
+    /// Which map.
+    pub map: Map,
+    /// Of which family.
+    pub v4: bool,
+    /// The key, in nftables' words.
+    pub key: String,
+}
+
+/// How clients reach a port, which decides the map of its endpoints and whose traffic is masqueraded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Front {
+    /// A cluster address: masqueraded when the client is outside the cluster.
+    Cluster,
+    /// A load balancer's or external address: masqueraded.
+    External,
+    /// The same for clients outside, who keep their address and get endpoints of this node only.
+    Outside,
+    /// A node port: masqueraded.
+    NodePort,
+    /// The same for clients outside, who keep their address and get endpoints of this node only.
+    OutsideNodePort,
+}
+
+impl Front {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::Cluster,
+        Self::External,
+        Self::Outside,
+        Self::NodePort,
+        Self::OutsideNodePort,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Cluster => "cluster",
+            Self::External => "external",
+            Self::Outside => "outside",
+            Self::NodePort => "nodeport",
+            Self::OutsideNodePort => "outside-nodeport",
+        }
+    }
+
+    fn verdicts(self) -> Map {
+        match self {
+            Self::Cluster | Self::External => Map::Services,
+            Self::Outside => Map::OutsideServices,
+            Self::NodePort => Map::NodePorts,
+            Self::OutsideNodePort => Map::OutsideNodePorts,
+        }
+    }
+
+    fn endpoints(self) -> Map {
+        match self {
+            Self::Cluster | Self::External => Map::Endpoints,
+            Self::Outside => Map::OutsideEndpoints,
+            Self::NodePort => Map::NodePortEndpoints,
+            Self::OutsideNodePort => Map::OutsideNodePortEndpoints,
+        }
+    }
+
+    /// The chain that decides about masquerading before an endpoint is picked.
+    pub fn mark_chain(self) -> String {
+        format!("mark-{}", self.name())
+    }
+}
+
+/// A chain that picks one of `count` endpoints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Pick {
+    /// For which kind of address.
+    pub front: Front,
+    /// Of which family.
+    pub v4: bool,
+    /// Among how many.
+    pub count: usize,
+}
+
+impl Pick {
+    /// The chain's name.
+    pub fn chain(self) -> String {
+        format!(
+            "pick-{}{}-{}",
+            self.front.name(),
+            digit(self.v4),
+            self.count
+        )
+    }
+
+    /// Its rules.
+    pub fn rules(self) -> Vec<String> {
+        let ip = if self.v4 { "ip" } else { "ip6" };
+        let map = self.front.endpoints().name(self.v4);
+        let address = match self.front {
+            Front::NodePort | Front::OutsideNodePort => String::new(),
+            _ => format!("{ip} daddr . "),
+        };
+        let guard = if address.is_empty() {
+            format!("meta nfproto {} ", if self.v4 { "ipv4" } else { "ipv6" })
+        } else {
+            String::new()
+        };
+        vec![
+            format!("jump {}", self.front.mark_chain()),
+            format!(
+                "{guard}dnat {ip} to {address}meta l4proto . th dport . \
+                 numgen random mod {} map @{map}",
+                self.count
+            ),
+        ]
+    }
+}
+
+/// A chain or set of one service alone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Object {
+    /// A chain with these rules.
+    Chain(Vec<String>),
+    /// A set declared so.
+    Set(String),
+}
+
+/// An address of a service that datagrams are sent to; without an address, a node port.
+pub type Frontend = (Option<IpAddr>, u16);
+
+/// Everything that one service adds to the table.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Contribution {
+    /// Elements; the value is empty in sets.
+    pub elements: BTreeMap<Slot, String>,
+    /// Shared chains that the elements lead to.
+    pub picks: BTreeSet<Pick>,
+    /// Chains and sets of its own.
+    pub objects: BTreeMap<String, Object>,
+    /// For datagrams, who may answer for which address.
+    pub datagrams: BTreeMap<Frontend, BTreeSet<(IpAddr, u16)>>,
+}
+
+/// What the views of a service need.
+pub fn contribution(views: &[PortView]) -> Contribution {
+    let mut all = Contribution::default();
+    for view in views {
+        all.add(view);
+    }
+    all
+}
+
+impl Contribution {
+    fn add(&mut self, view: &PortView) {
+        let cluster = &view.endpoints.cluster;
+        let internal = if view.internal_local {
+            &view.endpoints.local
+        } else {
+            cluster
+        };
+        let deserted = cluster.is_empty();
+        self.serve(
+            view,
+            Front::Cluster,
+            Some(view.cluster_ip),
+            internal,
+            deserted,
+        );
+        for ip in &view.external_ips {
+            self.serve(view, Front::External, Some(*ip), cluster, deserted);
+            if view.external_local && !deserted {
+                self.serve(
+                    view,
+                    Front::Outside,
+                    Some(*ip),
+                    &view.endpoints.local,
+                    false,
+                );
+            }
+        }
+        if view.node_port.is_some() {
+            self.serve(view, Front::NodePort, None, cluster, deserted);
+            if view.external_local && !deserted {
+                self.serve(
+                    view,
+                    Front::OutsideNodePort,
+                    None,
+                    &view.endpoints.local,
+                    false,
+                );
+            }
+        }
+        self.guard(view);
+        for endpoint in cluster
+            .iter()
+            .chain(&view.endpoints.local)
+            .filter(|endpoint| endpoint.local)
+        {
+            self.element(
+                Map::Hairpin,
+                view,
+                format!("{} . {}", endpoint.ip, endpoint.ip),
+                "",
+            );
+        }
+    }
+
+    fn element(&mut self, map: Map, view: &PortView, key: String, value: impl Into<String>) {
+        let v4 = view.cluster_ip.is_ipv4();
+        self.elements.insert(Slot { map, v4, key }, value.into());
+    }
+
+    /// One address (or the node port) with the endpoints that serve it.
+    fn serve(
+        &mut self,
+        view: &PortView,
+        front: Front,
+        ip: Option<IpAddr>,
+        endpoints: &[Endpoint],
+        deserted: bool,
+    ) {
+        let port = if ip.is_some() {
+            view.port
+        } else {
+            view.node_port.unwrap_or_default()
+        };
+        let key = key(ip, view.protocol, port);
+        if view.protocol == Protocol::Udp {
+            let allowed = endpoints
+                .iter()
+                .map(|endpoint| (endpoint.ip, endpoint.port));
+            self.datagrams
+                .entry((ip, port))
+                .or_default()
+                .extend(allowed);
+        }
+        if deserted {
+            // A cluster address without endpoints needs nothing: whatever is sent to the service
+            // range and not translated is rejected.
+            match front {
+                Front::External => self.element(Map::Unserved, view, key, ""),
+                Front::NodePort => self.element(Map::UnservedNodePorts, view, key, ""),
+                _ => {}
+            }
+            return;
+        }
+        if endpoints.is_empty() {
+            // There are endpoints, only not on this node: the client may find them elsewhere.
+            self.element(front.verdicts(), view, key, "drop");
+            return;
+        }
+        if let Some(seconds) = view.affinity_seconds {
+            let chain = self.sticky(view, front, endpoints, seconds);
+            self.element(front.verdicts(), view, key, format!("goto {chain}"));
+            return;
+        }
+        let pick = Pick {
+            front,
+            v4: view.cluster_ip.is_ipv4(),
+            count: endpoints.len(),
+        };
+        self.picks.insert(pick);
+        for (number, endpoint) in endpoints.iter().enumerate() {
+            let value = format!("{} . {}", endpoint.ip, endpoint.port);
+            self.element(front.endpoints(), view, format!("{key} . {number}"), value);
+        }
+        self.element(
+            front.verdicts(),
+            view,
+            key,
+            format!("goto {}", pick.chain()),
+        );
+    }
+
+    /// Chains and sets that remember each client's endpoint.
+    fn sticky(
+        &mut self,
+        view: &PortView,
+        front: Front,
+        endpoints: &[Endpoint],
+        seconds: u32,
+    ) -> String {
+        let v4 = view.cluster_ip.is_ipv4();
+        let (ip, kind) = if v4 {
+            ("ip", "ipv4_addr")
+        } else {
+            ("ip6", "ipv6_addr")
+        };
+        // Clients keep their endpoint on all addresses of a service, except where policies differ.
+        let scope = match front {
+            Front::Outside | Front::OutsideNodePort => "outside",
+            Front::Cluster if view.internal_local => "inside",
+            _ => "all",
+        };
+        let hash = short_hash(&format!(
+            "{}/{:?}/{}/{scope}",
+            view.name,
+            view.protocol,
+            digit(v4)
+        ));
+        let (mut known, mut fresh) = (Vec::new(), Vec::new());
+        for (number, endpoint) in endpoints.iter().enumerate() {
+            let tail = format!(
+                "{hash}-{}-{}",
+                endpoint.ip.to_string().replace(':', "_"),
+                endpoint.port
+            );
+            let (set, chain) = (format!("clients-{tail}"), format!("endpoint-{tail}"));
+            let declaration =
+                format!("{{ type {kind}; flags dynamic,timeout; timeout {seconds}s; }}");
+            self.objects.insert(set.clone(), Object::Set(declaration));
+            let to = std::net::SocketAddr::new(endpoint.ip, endpoint.port);
+            let rules = vec![
+                format!("update @{set} {{ {ip} saddr }}"),
+                format!("meta l4proto {} dnat {ip} to {to}", view.protocol.as_str()),
+            ];
+            self.objects.insert(chain.clone(), Object::Chain(rules));
+            known.push(format!("{ip} saddr @{set} goto {chain}"));
+            fresh.push(format!("{number} : goto {chain}"));
+        }
+        let choose = format!("choose-{hash}");
+        known.push(format!(
+            "numgen random mod {} vmap {{ {} }}",
+            endpoints.len(),
+            fresh.join(", ")
+        ));
+        self.objects.insert(choose.clone(), Object::Chain(known));
+        let entry = format!("sticky-{hash}-{}", front.name());
+        let rules = vec![
+            format!("jump {}", front.mark_chain()),
+            format!("goto {choose}"),
+        ];
+        self.objects.insert(entry.clone(), Object::Chain(rules));
+        entry
+    }
+
+    fn guard(&mut self, view: &PortView) {
+        if view.source_ranges.is_empty() {
+            return;
+        }
+        for ip in &view.load_balancer_ips {
+            let key = key(Some(*ip), view.protocol, view.port);
+            for range in &view.source_ranges {
+                self.element(Map::Admitted, view, format!("{key} . {range}"), "");
+            }
+            self.element(Map::Guarded, view, key, "");
+        }
+    }
+}
+
+fn key(ip: Option<IpAddr>, protocol: Protocol, port: u16) -> String {
+    let address = ip.map(|ip| format!("{ip} . ")).unwrap_or_default();
+    format!("{address}{} . {port}", protocol.as_str())
+}
+
+fn short_hash(word: &str) -> String {
+    Sha256::digest(word)
+        .iter()
+        .take(6)
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+impl fmt::Display for Slot {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} {}", self.map.name(self.v4), self.key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::endpoints::Chosen;
+
+    fn endpoint(ip: &str, local: bool) -> Endpoint {
+        Endpoint {
+            ip: ip.parse().unwrap(),
+            port: 8080,
+            local,
+        }
+    }
+
+    fn view() -> PortView {
+        PortView {
+            name: "default/web:http".into(),
+            protocol: Protocol::Tcp,
+            port: 80,
+            cluster_ip: "10.43.0.9".parse().unwrap(),
+            external_ips: vec![],
+            load_balancer_ips: vec![],
+            source_ranges: vec![],
+            node_port: None,
+            affinity_seconds: None,
+            internal_local: false,
+            external_local: false,
+            endpoints: Chosen {
+                cluster: vec![endpoint("10.42.0.1", true), endpoint("10.42.1.1", false)],
+                local: vec![endpoint("10.42.0.1", true)],
+            },
+        }
+    }
+
+    fn shown(view: &PortView) -> Vec<String> {
+        let elements = contribution(std::slice::from_ref(view)).elements;
+        elements
+            .iter()
+            .map(|(slot, value)| format!("{slot} : {value}"))
+            .collect()
+    }
+
+    #[test]
+    fn a_cluster_address_leads_to_all_endpoints() {
+        assert_eq!(
+            shown(&view()),
+            [
+                "services4 10.43.0.9 . tcp . 80 : goto pick-cluster4-2",
+                "endpoints4 10.43.0.9 . tcp . 80 . 0 : 10.42.0.1 . 8080",
+                "endpoints4 10.43.0.9 . tcp . 80 . 1 : 10.42.1.1 . 8080",
+                "hairpin4 10.42.0.1 . 10.42.0.1 : ",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_cluster_address_without_endpoints_needs_nothing() {
+        let mut view = view();
+        view.endpoints = Chosen::default();
+        assert!(shown(&view).is_empty());
+    }
+
+    #[test]
+    fn internal_policy_local_drops_when_this_node_has_no_endpoint() {
+        let mut view = view();
+        view.internal_local = true;
+        view.endpoints.local.clear();
+        assert_eq!(shown(&view)[0], "services4 10.43.0.9 . tcp . 80 : drop");
+    }
+
+    #[test]
+    fn external_policy_local_gives_outsiders_the_endpoints_of_this_node() {
+        let mut view = view();
+        view.node_port = Some(30080);
+        view.external_ips = vec!["203.0.113.7".parse().unwrap()];
+        view.external_local = true;
+        let shown = shown(&view);
+        for expected in [
+            "services4 203.0.113.7 . tcp . 80 : goto pick-external4-2",
+            "outside-services4 203.0.113.7 . tcp . 80 : goto pick-outside4-1",
+            "outside-endpoints4 203.0.113.7 . tcp . 80 . 0 : 10.42.0.1 . 8080",
+            "nodeports4 tcp . 30080 : goto pick-nodeport4-2",
+            "outside-nodeports4 tcp . 30080 : goto pick-outside-nodeport4-1",
+            "outside-nodeport-endpoints4 tcp . 30080 . 0 : 10.42.0.1 . 8080",
+        ] {
+            assert!(
+                shown.iter().any(|element| element == expected),
+                "{expected} in {shown:#?}"
+            );
+        }
+    }
+
+    #[test]
+    fn addresses_and_ports_without_any_endpoint_are_rejected() {
+        let mut view = view();
+        view.node_port = Some(30080);
+        view.external_ips = vec!["203.0.113.7".parse().unwrap()];
+        view.external_local = true;
+        view.endpoints = Chosen::default();
+        assert_eq!(
+            shown(&view),
+            [
+                "unserved4 203.0.113.7 . tcp . 80 : ",
+                "unserved-nodeports4 tcp . 30080 : "
+            ]
+        );
+    }
+
+    #[test]
+    fn affinity_has_a_set_of_clients_per_endpoint() {
+        let mut view = view();
+        view.affinity_seconds = Some(60);
+        let contribution = contribution(&[view]);
+        let sets = contribution
+            .objects
+            .values()
+            .filter(|object| matches!(object, Object::Set(_)))
+            .count();
+        assert_eq!(sets, 2);
+        assert!(
+            contribution
+                .elements
+                .values()
+                .any(|value| value.starts_with("goto sticky-"))
+        );
+        assert!(contribution.picks.is_empty());
+    }
+
+    #[test]
+    fn source_ranges_guard_the_load_balancer() {
+        let mut view = view();
+        view.external_ips = vec!["203.0.113.7".parse().unwrap()];
+        view.load_balancer_ips = view.external_ips.clone();
+        view.source_ranges = vec!["198.51.100.0/24".parse().unwrap()];
+        let shown = shown(&view);
+        assert!(shown.contains(&"guarded4 203.0.113.7 . tcp . 80 : ".into()));
+        assert!(shown.contains(&"admitted4 203.0.113.7 . tcp . 80 . 198.51.100.0/24 : ".into()));
+    }
+
+    #[test]
+    fn datagrams_remember_who_may_answer() {
+        let mut view = view();
+        view.protocol = Protocol::Udp;
+        let contribution = contribution(&[view]);
+        assert_eq!(
+            contribution.datagrams[&(Some("10.43.0.9".parse().unwrap()), 80)].len(),
+            2
+        );
+    }
+}

@@ -1,0 +1,419 @@
+//! The desired table as a sum of services, and the changes that lead from one state to the next.
+//!
+//! Several services can want the same element (a pod behind two services is in the hairpin set for
+//! both; two services can claim one address): the first that asked has it, and the next gets it when
+//! that one goes.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use network::nft::Batch;
+
+use crate::{
+    rules::{Contribution, Frontend, Map, Object, Pick, Slot},
+    table::Frame,
+};
+
+/// Namespace and name of a Service.
+pub type ServiceKey = (String, String);
+
+/// How many elements go into one statement.
+const ELEMENTS_PER_STATEMENT: usize = 500;
+
+/// Datagram addresses whose endpoints changed, with those who may answer now.
+pub type Datagrams = BTreeMap<Frontend, BTreeSet<(std::net::IpAddr, u16)>>;
+
+/// A place in a map and what is in it; the value is empty in sets.
+type Element = (Slot, String);
+
+/// Everything that should be in the table.
+pub struct Ruleset {
+    frame: Frame,
+    services: BTreeMap<ServiceKey, Contribution>,
+    /// Who wants which element, in the order they asked.
+    wanted: HashMap<Slot, Vec<(ServiceKey, String)>>,
+    /// Picking chains that are in the table; they stay until it is written anew.
+    picks: BTreeSet<Pick>,
+}
+
+impl Ruleset {
+    /// A table without services.
+    pub fn new(frame: Frame) -> Self {
+        Self {
+            frame,
+            services: BTreeMap::new(),
+            wanted: HashMap::new(),
+            picks: BTreeSet::new(),
+        }
+    }
+
+    /// Replaces what a service wants, adds the changes to `batch` and notes datagram addresses that
+    /// changed.
+    pub fn set(
+        &mut self,
+        key: &ServiceKey,
+        new: Contribution,
+        batch: &mut Batch,
+        datagrams: &mut Datagrams,
+    ) {
+        let old = self.services.remove(key).unwrap_or_default();
+        if old != new {
+            let mut change = Change {
+                table: self.frame.table(),
+                batch,
+            };
+            change.prepare_objects(&old, &new);
+            for pick in &new.picks {
+                if self.picks.insert(*pick) {
+                    change.chain(&pick.chain(), &pick.rules());
+                }
+            }
+            let (gone, come) = self.swap_elements(key, &old, &new);
+            change.elements("delete", gone);
+            change.elements("add", come);
+            change.remove_objects(&old, &new);
+            note_datagrams(&old, &new, datagrams);
+        }
+        if new != Contribution::default() {
+            self.services.insert(key.clone(), new);
+        }
+    }
+
+    /// The services that want something.
+    pub fn services(&self) -> impl Iterator<Item = &ServiceKey> {
+        self.services.keys()
+    }
+
+    /// The whole table, written anew.
+    pub fn full(&mut self) -> Batch {
+        let mut batch = Batch::new();
+        self.frame.write(&mut batch);
+        let mut change = Change {
+            table: self.frame.table(),
+            batch: &mut batch,
+        };
+        self.picks = self
+            .services
+            .values()
+            .flat_map(|service| service.picks.iter().copied())
+            .collect();
+        for pick in &self.picks {
+            change.chain(&pick.chain(), &pick.rules());
+        }
+        let nothing = Contribution::default();
+        for service in self.services.values() {
+            change.prepare_objects(&nothing, service);
+        }
+        let elements = self.wanted.iter().filter_map(|(slot, wants)| {
+            wants
+                .first()
+                .map(|(_, value)| (slot.clone(), value.clone()))
+        });
+        change.elements("add", elements.collect());
+        batch
+    }
+
+    /// Updates who wants what; returns the elements that go and those that come.
+    fn swap_elements(
+        &mut self,
+        key: &ServiceKey,
+        old: &Contribution,
+        new: &Contribution,
+    ) -> (Vec<Element>, Vec<Element>) {
+        let (mut gone, mut come) = (Vec::new(), Vec::new());
+        let slots: BTreeSet<&Slot> = old.elements.keys().chain(new.elements.keys()).collect();
+        for slot in slots {
+            let wants = self.wanted.entry(slot.clone()).or_default();
+            let before = wants.first().map(|(_, value)| value.clone());
+            let place = wants.iter().position(|(owner, _)| owner == key);
+            match (place, new.elements.get(slot)) {
+                (Some(place), Some(value)) => wants[place].1.clone_from(value),
+                (Some(place), None) => {
+                    wants.remove(place);
+                }
+                (None, Some(value)) => wants.push((key.clone(), value.clone())),
+                (None, None) => {}
+            }
+            let after = wants.first().map(|(_, value)| value.clone());
+            if wants.is_empty() {
+                self.wanted.remove(slot);
+            }
+            if before != after {
+                gone.extend(before.map(|value| (slot.clone(), value)));
+                come.extend(after.map(|value| (slot.clone(), value)));
+            }
+        }
+        (gone, come)
+    }
+}
+
+fn note_datagrams(old: &Contribution, new: &Contribution, into: &mut Datagrams) {
+    for frontend in old.datagrams.keys().chain(new.datagrams.keys()) {
+        if old.datagrams.get(frontend) != new.datagrams.get(frontend) {
+            into.insert(
+                *frontend,
+                new.datagrams.get(frontend).cloned().unwrap_or_default(),
+            );
+        }
+    }
+}
+
+/// Writes statements about one table.
+struct Change<'a> {
+    table: String,
+    batch: &'a mut Batch,
+}
+
+impl Change<'_> {
+    fn chain(&mut self, name: &str, rules: &[String]) {
+        self.batch
+            .push(format!("add chain inet {} {name}", self.table));
+        self.fill(name, rules);
+    }
+
+    fn fill(&mut self, name: &str, rules: &[String]) {
+        self.batch
+            .push(format!("flush chain inet {} {name}", self.table));
+        for rule in rules {
+            self.batch
+                .push(format!("add rule inet {} {name} {rule}", self.table));
+        }
+    }
+
+    /// Makes new sets and chains, and gives changed chains their new rules.
+    fn prepare_objects(&mut self, old: &Contribution, new: &Contribution) {
+        let changed = || {
+            new.objects
+                .iter()
+                .filter(|(name, object)| old.objects.get(*name) != Some(object))
+        };
+        for (name, object) in changed() {
+            match object {
+                Object::Set(declaration) => {
+                    if old.objects.contains_key(name) {
+                        // A set cannot be declared otherwise while rules use it: the clients that
+                        // it remembers are lost with it.
+                        self.release_set(old, name);
+                    }
+                    self.batch
+                        .push(format!("add set inet {} {name} {declaration}", self.table));
+                }
+                Object::Chain(_) => self
+                    .batch
+                    .push(format!("add chain inet {} {name}", self.table)),
+            }
+        }
+        let redeclared = changed().any(|(name, object)| {
+            matches!(object, Object::Set(_)) && old.objects.contains_key(name)
+        });
+        let refill = new
+            .objects
+            .iter()
+            .filter(|(name, object)| redeclared || old.objects.get(*name) != Some(object));
+        for (name, object) in refill {
+            if let Object::Chain(rules) = object {
+                self.fill(name, rules);
+            }
+        }
+    }
+
+    /// Empties every chain of the service, so that a set can go.
+    fn release_set(&mut self, old: &Contribution, set: &str) {
+        for (name, object) in &old.objects {
+            if matches!(object, Object::Chain(_)) {
+                self.batch
+                    .push(format!("flush chain inet {} {name}", self.table));
+            }
+        }
+        self.batch
+            .push(format!("delete set inet {} {set}", self.table));
+    }
+
+    fn remove_objects(&mut self, old: &Contribution, new: &Contribution) {
+        let gone = || {
+            old.objects
+                .iter()
+                .filter(|(name, _)| !new.objects.contains_key(*name))
+        };
+        let chains = || gone().filter(|(_, object)| matches!(object, Object::Chain(_)));
+        for verb in ["flush", "delete"] {
+            for (name, _) in chains() {
+                self.batch
+                    .push(format!("{verb} chain inet {} {name}", self.table));
+            }
+        }
+        for (name, _) in gone().filter(|(_, object)| matches!(object, Object::Set(_))) {
+            self.batch
+                .push(format!("delete set inet {} {name}", self.table));
+        }
+    }
+
+    fn elements(&mut self, verb: &str, elements: Vec<Element>) {
+        let mut by_map: BTreeMap<(Map, bool), Vec<String>> = BTreeMap::new();
+        for (slot, value) in elements {
+            let element = if value.is_empty() {
+                slot.key
+            } else {
+                format!("{} : {value}", slot.key)
+            };
+            by_map.entry((slot.map, slot.v4)).or_default().push(element);
+        }
+        for ((map, v4), elements) in by_map {
+            for some in elements.chunks(ELEMENTS_PER_STATEMENT) {
+                self.batch.push(format!(
+                    "{verb} element inet {} {} {{ {} }}",
+                    self.table,
+                    map.name(v4),
+                    some.join(", ")
+                ));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::Front;
+
+    fn ruleset() -> Ruleset {
+        Ruleset::new(Frame {
+            id: "0123abcd".into(),
+            cluster_cidrs: vec!["10.42.0.0/16".parse().unwrap()],
+            service_cidrs: vec!["10.43.0.0/16".parse().unwrap()],
+            dns: None,
+        })
+    }
+
+    fn wants(elements: &[(Map, &str, &str)]) -> Contribution {
+        let slot = |map, key: &str| Slot {
+            map,
+            v4: true,
+            key: key.into(),
+        };
+        Contribution {
+            elements: elements
+                .iter()
+                .map(|(map, key, value)| (slot(*map, key), (*value).into()))
+                .collect(),
+            ..Contribution::default()
+        }
+    }
+
+    fn set(ruleset: &mut Ruleset, name: &str, new: Contribution) -> Vec<String> {
+        let mut batch = Batch::new();
+        ruleset.set(
+            &("default".into(), name.into()),
+            new,
+            &mut batch,
+            &mut Datagrams::new(),
+        );
+        let table = " inet mainstay-0123abcd-services";
+        batch
+            .statements()
+            .iter()
+            .map(|statement| statement.replace(table, ""))
+            .collect()
+    }
+
+    #[test]
+    fn only_differences_are_written() {
+        let mut ruleset = ruleset();
+        let first = wants(&[
+            (Map::Services, "a", "goto x"),
+            (Map::Endpoints, "a . 0", "e"),
+        ]);
+        assert_eq!(
+            set(&mut ruleset, "web", first.clone()),
+            [
+                "add element services4 { a : goto x }",
+                "add element endpoints4 { a . 0 : e }"
+            ]
+        );
+        assert!(set(&mut ruleset, "web", first).is_empty());
+        let second = wants(&[
+            (Map::Services, "a", "goto y"),
+            (Map::Endpoints, "a . 0", "e"),
+        ]);
+        assert_eq!(
+            set(&mut ruleset, "web", second),
+            [
+                "delete element services4 { a : goto x }",
+                "add element services4 { a : goto y }"
+            ]
+        );
+        assert_eq!(
+            set(&mut ruleset, "web", Contribution::default()),
+            [
+                "delete element services4 { a : goto y }",
+                "delete element endpoints4 { a . 0 : e }"
+            ]
+        );
+        assert_eq!(ruleset.services().count(), 0);
+    }
+
+    #[test]
+    fn a_shared_element_stays_until_the_last_owner_goes() {
+        let mut ruleset = ruleset();
+        let both = wants(&[(Map::Hairpin, "p . p", "")]);
+        assert_eq!(
+            set(&mut ruleset, "a", both.clone()),
+            ["add element hairpin4 { p . p }"]
+        );
+        assert!(set(&mut ruleset, "b", both).is_empty());
+        assert!(set(&mut ruleset, "a", Contribution::default()).is_empty());
+        assert_eq!(
+            set(&mut ruleset, "b", Contribution::default()),
+            ["delete element hairpin4 { p . p }"]
+        );
+    }
+
+    #[test]
+    fn an_address_that_two_services_claim_goes_to_the_next_when_the_first_leaves() {
+        let mut ruleset = ruleset();
+        set(&mut ruleset, "a", wants(&[(Map::Services, "v", "goto a")]));
+        assert!(set(&mut ruleset, "b", wants(&[(Map::Services, "v", "goto b")])).is_empty());
+        assert_eq!(
+            set(&mut ruleset, "a", Contribution::default()),
+            [
+                "delete element services4 { v : goto a }",
+                "add element services4 { v : goto b }"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_picking_chain_is_made_once() {
+        let mut ruleset = ruleset();
+        let mut new = wants(&[(Map::Services, "v", "goto pick-cluster4-2")]);
+        new.picks.insert(Pick {
+            front: Front::Cluster,
+            v4: true,
+            count: 2,
+        });
+        let statements = set(&mut ruleset, "a", new.clone());
+        assert_eq!(statements[0], "add chain pick-cluster4-2");
+        new.elements = wants(&[(Map::Services, "w", "goto pick-cluster4-2")]).elements;
+        assert_eq!(
+            set(&mut ruleset, "b", new),
+            ["add element services4 { w : goto pick-cluster4-2 }"]
+        );
+    }
+
+    #[test]
+    fn a_datagram_address_is_noted_when_its_endpoints_change() {
+        let mut ruleset = ruleset();
+        let frontend = (Some("10.43.0.9".parse().unwrap()), 53);
+        let endpoint = ("10.42.0.1".parse().unwrap(), 53);
+        let mut new = Contribution::default();
+        new.datagrams.insert(frontend, BTreeSet::from([endpoint]));
+        let (mut batch, mut noted) = (Batch::new(), Datagrams::new());
+        let key = ("default".into(), "dns".into());
+        ruleset.set(&key, new.clone(), &mut batch, &mut noted);
+        assert_eq!(noted[&frontend].len(), 1);
+        noted.clear();
+        ruleset.set(&key, new, &mut batch, &mut noted);
+        assert!(noted.is_empty());
+        ruleset.set(&key, Contribution::default(), &mut batch, &mut noted);
+        assert!(noted[&frontend].is_empty());
+    }
+}

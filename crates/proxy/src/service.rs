@@ -1,0 +1,280 @@
+//! What a Service asks of the node, reduced to plain data. Pure.
+
+use std::net::IpAddr;
+
+use k8s_openapi::api::{core::v1::Service, discovery::v1::EndpointSlice};
+use network::{IpNet, Protocol};
+
+use crate::endpoints::{Chosen, Place, Wanted, choose};
+
+/// Set by those who bring their own proxy for a service.
+const OTHER_PROXY: &str = "service.kubernetes.io/service-proxy-name";
+
+/// Affinity's timeout when a service does not say.
+const DEFAULT_AFFINITY_SECONDS: u32 = 10800;
+
+/// One port of a service in one address family, with everything that decides its rules.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PortView {
+    /// `namespace/name:port`, for names of chains.
+    pub name: String,
+    /// The protocol.
+    pub protocol: Protocol,
+    /// The port of the cluster address and of all other addresses.
+    pub port: u16,
+    /// The cluster address.
+    pub cluster_ip: IpAddr,
+    /// Addresses of load balancers, and external ones where they are allowed.
+    pub external_ips: Vec<IpAddr>,
+    /// Those of them that are a load balancer's: its source ranges apply.
+    pub load_balancer_ips: Vec<IpAddr>,
+    /// Who may use the load balancer's addresses; everybody when empty.
+    pub source_ranges: Vec<IpNet>,
+    /// The node port.
+    pub node_port: Option<u16>,
+    /// Clients keep their endpoint for this many seconds.
+    pub affinity_seconds: Option<u32>,
+    /// Traffic from inside stays on the node.
+    pub internal_local: bool,
+    /// Traffic from outside stays on the node and keeps its source.
+    pub external_local: bool,
+    /// The endpoints.
+    pub endpoints: Chosen,
+}
+
+/// What the operator decided about services.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Policy {
+    /// Whether `spec.externalIPs` count: anybody who may write Services can claim any address.
+    pub allow_external_ips: bool,
+}
+
+/// The views of a service; none when it has no cluster address.
+pub fn views(
+    service: &Service,
+    slices: &[&EndpointSlice],
+    place: &Place,
+    policy: Policy,
+) -> Vec<PortView> {
+    let Some(spec) = &service.spec else {
+        return Vec::new();
+    };
+    let labels = service.metadata.labels.as_ref();
+    let elsewhere = labels.is_some_and(|labels| labels.contains_key(OTHER_PROXY));
+    if elsewhere || spec.type_.as_deref() == Some("ExternalName") {
+        return Vec::new();
+    }
+    let mut views = Vec::new();
+    for cluster_ip in cluster_ips(service) {
+        for port in spec.ports.iter().flatten() {
+            let Some(protocol) = Protocol::from_kubernetes(port.protocol.as_deref()) else {
+                continue;
+            };
+            let Ok(number) = u16::try_from(port.port) else {
+                continue;
+            };
+            let port_name = port.name.as_deref().unwrap_or_default();
+            let wanted = Wanted {
+                port_name,
+                protocol,
+                v4: cluster_ip.is_ipv4(),
+            };
+            let node_port = port.node_port.and_then(|port| u16::try_from(port).ok());
+            let load_balancer_ips = load_balancer_ips(service, cluster_ip);
+            let mut external_ips = load_balancer_ips.clone();
+            if policy.allow_external_ips {
+                external_ips.extend(same_family(spec.external_ips.iter().flatten(), cluster_ip));
+            }
+            views.push(PortView {
+                name: name_of(service, port_name),
+                protocol,
+                port: number,
+                cluster_ip,
+                external_ips,
+                load_balancer_ips,
+                source_ranges: source_ranges(service, cluster_ip),
+                node_port: node_port.filter(|port| *port != 0),
+                affinity_seconds: affinity(service),
+                internal_local: spec.internal_traffic_policy.as_deref() == Some("Local"),
+                external_local: spec.external_traffic_policy.as_deref() == Some("Local"),
+                endpoints: choose(slices.iter().copied(), wanted, place),
+            });
+        }
+    }
+    views
+}
+
+fn name_of(service: &Service, port_name: &str) -> String {
+    let namespace = service.metadata.namespace.as_deref().unwrap_or_default();
+    let name = service.metadata.name.as_deref().unwrap_or_default();
+    format!("{namespace}/{name}:{port_name}")
+}
+
+fn cluster_ips(service: &Service) -> Vec<IpAddr> {
+    let Some(spec) = &service.spec else {
+        return Vec::new();
+    };
+    let listed = spec.cluster_ips.iter().flatten();
+    let mut ips: Vec<IpAddr> = listed.filter_map(|ip| ip.parse().ok()).collect();
+    if ips.is_empty() {
+        ips.extend(
+            spec.cluster_ip
+                .iter()
+                .filter_map(|ip| ip.parse::<IpAddr>().ok()),
+        );
+    }
+    ips
+}
+
+fn same_family<'a>(ips: impl Iterator<Item = &'a String>, like: IpAddr) -> Vec<IpAddr> {
+    ips.filter_map(|ip| ip.parse().ok())
+        .filter(|ip: &IpAddr| ip.is_ipv4() == like.is_ipv4())
+        .collect()
+}
+
+fn load_balancer_ips(service: &Service, like: IpAddr) -> Vec<IpAddr> {
+    let is_load_balancer = service
+        .spec
+        .as_ref()
+        .is_some_and(|spec| spec.type_.as_deref() == Some("LoadBalancer"));
+    let status = service
+        .status
+        .as_ref()
+        .and_then(|status| status.load_balancer.as_ref());
+    let ingress = status
+        .and_then(|balancer| balancer.ingress.as_ref())
+        .into_iter()
+        .flatten();
+    // In mode Proxy the balancer wants its traffic sent to itself.
+    let direct = ingress.filter(|ingress| ingress.ip_mode.as_deref() != Some("Proxy"));
+    if is_load_balancer {
+        same_family(direct.filter_map(|ingress| ingress.ip.as_ref()), like)
+    } else {
+        Vec::new()
+    }
+}
+
+fn source_ranges(service: &Service, like: IpAddr) -> Vec<IpNet> {
+    let spec = service.spec.as_ref();
+    let ranges = spec
+        .and_then(|spec| spec.load_balancer_source_ranges.as_ref())
+        .into_iter()
+        .flatten();
+    let parsed = ranges.filter_map(|range| range.trim().parse::<IpNet>().ok());
+    parsed
+        .filter(|range| range.addr().is_ipv4() == like.is_ipv4())
+        .map(|range| range.trunc())
+        .collect()
+}
+
+fn affinity(service: &Service) -> Option<u32> {
+    let spec = service.spec.as_ref()?;
+    if spec.session_affinity.as_deref() != Some("ClientIP") {
+        return None;
+    }
+    let config = spec.session_affinity_config.as_ref();
+    let seconds = config.and_then(|config| config.client_ip.as_ref()?.timeout_seconds);
+    Some(
+        seconds
+            .and_then(|seconds| u32::try_from(seconds).ok())
+            .unwrap_or(DEFAULT_AFFINITY_SECONDS),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn view(spec: Value, status: Value) -> Vec<PortView> {
+        let service: Service = serde_json::from_value(json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": {"name": "web", "namespace": "default"}, "spec": spec, "status": status,
+        }))
+        .unwrap();
+        views(&service, &[], &Place::default(), Policy::default())
+    }
+
+    #[test]
+    fn headless_external_name_and_empty_services_need_nothing() {
+        let ports = json!([{"port": 80}]);
+        assert!(
+            view(
+                json!({"clusterIP": "None", "clusterIPs": ["None"], "ports": ports}),
+                json!({})
+            )
+            .is_empty()
+        );
+        assert!(
+            view(
+                json!({"type": "ExternalName", "externalName": "a.b"}),
+                json!({})
+            )
+            .is_empty()
+        );
+        assert!(view(json!({"ports": ports}), json!({})).is_empty());
+    }
+
+    #[test]
+    fn every_cluster_address_and_port_is_a_view() {
+        let views = view(
+            json!({"clusterIP": "10.43.0.9", "clusterIPs": ["10.43.0.9", "fd00::9"],
+                   "ports": [{"name": "a", "port": 80}, {"name": "b", "port": 53, "protocol": "UDP", "nodePort": 30053}]}),
+            json!({}),
+        );
+        let shown: Vec<_> = views
+            .iter()
+            .map(|view| {
+                (
+                    view.cluster_ip.to_string(),
+                    view.protocol,
+                    view.port,
+                    view.node_port,
+                )
+            })
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                ("10.43.0.9".into(), Protocol::Tcp, 80, None),
+                ("10.43.0.9".into(), Protocol::Udp, 53, Some(30053)),
+                ("fd00::9".into(), Protocol::Tcp, 80, None),
+                ("fd00::9".into(), Protocol::Udp, 53, Some(30053)),
+            ]
+        );
+    }
+
+    #[test]
+    fn load_balancer_addresses_count_unless_it_wants_the_traffic_itself() {
+        let views = view(
+            json!({"type": "LoadBalancer", "clusterIP": "10.43.0.9", "ports": [{"port": 80}],
+                   "externalIPs": ["203.0.113.1"], "loadBalancerSourceRanges": ["198.51.100.0/24"]}),
+            json!({"loadBalancer": {"ingress": [
+                {"ip": "203.0.113.7"}, {"ip": "203.0.113.8", "ipMode": "Proxy"}, {"hostname": "lb.example"}]}}),
+        );
+        assert_eq!(
+            views[0].external_ips,
+            ["203.0.113.7".parse::<IpAddr>().unwrap()]
+        );
+        assert_eq!(
+            views[0].source_ranges,
+            ["198.51.100.0/24".parse::<IpNet>().unwrap()]
+        );
+    }
+
+    #[test]
+    fn affinity_has_three_hours_unless_it_says_otherwise() {
+        let spec = |config: Value| {
+            json!({"clusterIP": "10.43.0.9", "ports": [{"port": 80}],
+                   "sessionAffinity": "ClientIP", "sessionAffinityConfig": config})
+        };
+        assert_eq!(
+            view(spec(json!(null)), json!({}))[0].affinity_seconds,
+            Some(10800)
+        );
+        assert_eq!(
+            view(spec(json!({"clientIP": {"timeoutSeconds": 5}})), json!({}))[0].affinity_seconds,
+            Some(5)
+        );
+    }
+}

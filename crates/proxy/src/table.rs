@@ -1,0 +1,269 @@
+//! The table's frame: maps, sets and the base chains that ask them. Pure.
+//!
+//! Translation happens in the nat hooks of prerouting and output, so pods, the node itself and hosts
+//! outside are served alike. Rejection and, later, network policy live in the filter hooks behind
+//! them, where packets carry their real destination.
+
+use std::net::{IpAddr, SocketAddr};
+
+use network::{IpNet, names, nft::Batch};
+
+use crate::rules::{Front, Map};
+
+/// The packet mark of traffic that must be masqueraded; cleared when it is.
+const MARK: &str = "0x4000";
+
+/// What the frame depends on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frame {
+    /// The cluster's id.
+    pub id: String,
+    /// The ranges of all pods.
+    pub cluster_cidrs: Vec<IpNet>,
+    /// The ranges of service addresses.
+    pub service_cidrs: Vec<IpNet>,
+    /// Where the cluster's DNS really is.
+    pub dns: Option<DnsRedirect>,
+}
+
+/// Leads the cluster DNS address to the node's own server, ahead of every service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DnsRedirect {
+    /// The addresses that pods ask, at most one per family.
+    pub cluster_dns: Vec<IpAddr>,
+    /// Where the node's server listens, at most one per family; not a loopback address.
+    pub listeners: Vec<SocketAddr>,
+}
+
+impl Frame {
+    /// The table's name.
+    pub fn table(&self) -> String {
+        names::table_of(&self.id, "services")
+    }
+
+    /// Writes the table anew, without any service.
+    pub fn write(&self, batch: &mut Batch) {
+        let table = self.table();
+        batch.replace_table("inet", &table);
+        for v4 in [true, false] {
+            for map in Map::ALL {
+                batch.push(declaration(&table, map, v4));
+            }
+        }
+        let mut frame = Writer { table, batch };
+        frame.chains();
+        frame.marks(self);
+        frame.translation(self);
+        frame.rejection(self);
+        frame.refusal();
+        frame.masquerade();
+    }
+
+    fn cidrs(cidrs: &[IpNet], v4: bool) -> Option<String> {
+        let of_family = cidrs.iter().filter(|cidr| cidr.addr().is_ipv4() == v4);
+        let listed: Vec<String> = of_family.map(ToString::to_string).collect();
+        (!listed.is_empty()).then(|| listed.join(", "))
+    }
+}
+
+fn declaration(table: &str, map: Map, v4: bool) -> String {
+    let address = if v4 { "ipv4_addr" } else { "ipv6_addr" };
+    let ip = if v4 { "ip" } else { "ip6" };
+    let name = map.name(v4);
+    let port = "inet_proto . inet_service";
+    // The number of an endpoint has no named type: it is written as the expression that yields it.
+    let numbered = |prefix: &str| {
+        format!(
+            "add map inet {table} {name} {{ typeof {prefix}meta l4proto . th dport . \
+             numgen random mod 65536 : {ip} daddr . th dport; }}"
+        )
+    };
+    let typed = |what: &str, key: &str| format!("add {what} inet {table} {name} {{ type {key}; }}");
+    match map {
+        Map::Services | Map::OutsideServices => {
+            typed("map", &format!("{address} . {port} : verdict"))
+        }
+        Map::NodePorts | Map::OutsideNodePorts => typed("map", &format!("{port} : verdict")),
+        Map::Endpoints | Map::OutsideEndpoints => numbered(&format!("{ip} daddr . ")),
+        Map::NodePortEndpoints | Map::OutsideNodePortEndpoints => numbered(""),
+        Map::Unserved | Map::Guarded => typed("set", &format!("{address} . {port}")),
+        Map::UnservedNodePorts => typed("set", port),
+        Map::Hairpin => typed("set", &format!("{address} . {address}")),
+        Map::Admitted => {
+            format!(
+                "add set inet {table} {name} {{ type {address} . {port} . {address}; flags interval; }}"
+            )
+        }
+    }
+}
+
+/// Adds chains and rules to one table.
+struct Writer<'a> {
+    table: String,
+    batch: &'a mut Batch,
+}
+
+/// A family's word for addresses, whether it is IPv4, and its loopback range.
+const FAMILIES: [(&str, bool, &str); 2] = [("ip", true, "127.0.0.0/8"), ("ip6", false, "::1")];
+
+impl Writer<'_> {
+    fn rule(&mut self, chain: &str, rule: impl AsRef<str>) {
+        self.batch.push(format!(
+            "add rule inet {} {chain} {}",
+            self.table,
+            rule.as_ref()
+        ));
+    }
+
+    fn chains(&mut self) {
+        let plain = |name: String| (name, "");
+        let base = [
+            ("prerouting", "{ type nat hook prerouting priority -100; }"),
+            ("output", "{ type nat hook output priority -100; }"),
+            ("postrouting", "{ type nat hook postrouting priority 100; }"),
+            ("filter-input", "{ type filter hook input priority 0; }"),
+            ("filter-forward", "{ type filter hook forward priority 0; }"),
+            ("filter-output", "{ type filter hook output priority 0; }"),
+        ];
+        let regular = [
+            "dns", "outside", "services", "guard", "admit", "unserved", "refuse",
+        ];
+        let chains = base
+            .into_iter()
+            .map(|(name, kind)| (name.to_owned(), kind))
+            .chain(regular.map(|name| plain(name.to_owned())))
+            .chain(Front::ALL.map(|front| plain(front.mark_chain())));
+        for (name, kind) in chains {
+            self.batch.push(
+                format!("add chain inet {} {name} {kind}", self.table)
+                    .trim_end()
+                    .to_owned(),
+            );
+        }
+    }
+
+    /// Whose traffic is masqueraded, by the way it came.
+    fn marks(&mut self, frame: &Frame) {
+        let mark = format!("meta mark set meta mark or {MARK}");
+        for front in Front::ALL {
+            match front {
+                Front::External | Front::NodePort => self.rule(&front.mark_chain(), &mark),
+                Front::Outside | Front::OutsideNodePort => {}
+                Front::Cluster => {
+                    for (ip, v4, _) in FAMILIES {
+                        if let Some(inside) = Frame::cidrs(&frame.cluster_cidrs, v4) {
+                            let foreign =
+                                format!("{ip} saddr != {{ {inside} }} fib saddr type != local");
+                            self.rule(&front.mark_chain(), format!("{foreign} {mark}"));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn translation(&mut self, frame: &Frame) {
+        self.dns(frame);
+        for chain in ["prerouting", "output"] {
+            self.rule(chain, "jump dns");
+        }
+        let port = "meta l4proto . th dport";
+        for (ip, v4, loopback) in FAMILIES {
+            let (services, outside) = (Map::Services.name(v4), Map::OutsideServices.name(v4));
+            let (ports, outside_ports) = (Map::NodePorts.name(v4), Map::OutsideNodePorts.name(v4));
+            let (guarded, admitted) = (Map::Guarded.name(v4), Map::Admitted.name(v4));
+            let local = format!("{ip} daddr != {loopback} fib daddr type local {port}");
+            self.rule(
+                "guard",
+                format!("{ip} daddr . {port} @{guarded} jump admit"),
+            );
+            self.rule(
+                "admit",
+                format!("{ip} daddr . {port} . {ip} saddr @{admitted} return"),
+            );
+            let foreign = match Frame::cidrs(&frame.cluster_cidrs, v4) {
+                Some(inside) => format!("{ip} saddr != {{ {inside} }}"),
+                None => format!("meta nfproto {}", if v4 { "ipv4" } else { "ipv6" }),
+            };
+            self.rule(
+                "prerouting",
+                format!("{foreign} fib saddr type != local jump outside"),
+            );
+            self.rule("outside", format!("{ip} daddr . {port} vmap @{outside}"));
+            self.rule("outside", format!("{local} vmap @{outside_ports}"));
+            self.rule("services", format!("{ip} daddr . {port} vmap @{services}"));
+            self.rule("services", format!("{local} vmap @{ports}"));
+        }
+        self.rule("admit", "drop");
+        self.batch.push(format!(
+            "insert rule inet {} prerouting jump guard",
+            self.table
+        ));
+        for chain in ["prerouting", "output"] {
+            self.rule(chain, "jump services");
+        }
+    }
+
+    fn dns(&mut self, frame: &Frame) {
+        let Some(dns) = &frame.dns else { return };
+        for address in &dns.cluster_dns {
+            let Some(listener) = dns
+                .listeners
+                .iter()
+                .find(|to| to.is_ipv4() == address.is_ipv4())
+            else {
+                continue;
+            };
+            let ip = if address.is_ipv4() { "ip" } else { "ip6" };
+            for protocol in ["udp", "tcp"] {
+                let asked = format!("{ip} daddr {address} {protocol} dport 53");
+                self.rule("dns", format!("{asked} dnat {ip} to {listener}"));
+            }
+        }
+    }
+
+    /// What was sent to a service and not translated has nobody to serve it.
+    fn rejection(&mut self, frame: &Frame) {
+        let refuse = "goto refuse";
+        let port = "meta l4proto . th dport";
+        for chain in ["filter-input", "filter-forward", "filter-output"] {
+            self.rule(chain, "ct state new jump unserved");
+        }
+        for (ip, v4, loopback) in FAMILIES {
+            if let Some(services) = Frame::cidrs(&frame.service_cidrs, v4) {
+                self.rule("unserved", format!("{ip} daddr {{ {services} }} {refuse}"));
+            }
+            let (unserved, ports) = (Map::Unserved.name(v4), Map::UnservedNodePorts.name(v4));
+            self.rule(
+                "unserved",
+                format!("{ip} daddr . {port} @{unserved} {refuse}"),
+            );
+            let local = format!("{ip} daddr != {loopback} fib daddr type local");
+            self.rule("unserved", format!("{local} {port} @{ports} {refuse}"));
+        }
+    }
+
+    /// The node's own packets to services are routed to the loopback link, where the kernel does
+    /// not deliver an ICMP error to the sender; a reset reaches it.
+    fn refusal(&mut self) {
+        let own = "fib saddr type local meta l4proto tcp";
+        self.rule("refuse", format!("{own} reject with tcp reset"));
+        self.rule("refuse", "reject with icmpx port-unreachable");
+    }
+
+    fn masquerade(&mut self) {
+        for (ip, v4, _) in FAMILIES {
+            let itself = format!("{ip} saddr . {ip} daddr @{}", Map::Hairpin.name(v4));
+            self.rule(
+                "postrouting",
+                format!("ct status dnat {itself} masquerade fully-random"),
+            );
+        }
+        self.rule(
+            "postrouting",
+            format!(
+                "meta mark and {MARK} == {MARK} meta mark set meta mark xor {MARK} masquerade fully-random"
+            ),
+        );
+    }
+}

@@ -1,0 +1,457 @@
+//! Services on a real kernel: each test is a node in a network namespace of its own, with pods.
+
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    collections::BTreeSet,
+    convert::Infallible,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use lifecycle::Context;
+use network::{
+    AttachRequest, PodNetwork, RoutedNetwork,
+    lab::{self, NODE_IP, Namespace},
+    nft::{Batch, Nft},
+};
+use proxy::{
+    Config, DnsRedirect, Sources,
+    endpoints::Place,
+    rules::contribution,
+    ruleset::{Datagrams, Ruleset},
+    service::{Policy, views},
+    table::Frame,
+};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+const ID: &str = "0123abcd";
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A node with the pod network and the proxy, fed by hand.
+struct Node {
+    outside: Arc<Namespace>,
+    network: Arc<RoutedNetwork>,
+    sources: Sources,
+    pods: Vec<Namespace>,
+    _state: tempfile::TempDir,
+}
+
+fn unreachable_client() -> kube::Client {
+    let nobody = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+        Ok::<_, Infallible>(http::Response::new(kube::client::Body::empty()))
+    });
+    kube::Client::new(nobody, "default")
+}
+
+impl Node {
+    async fn start(outside: Arc<Namespace>, dns: Option<DnsRedirect>) -> Self {
+        let state = tempfile::tempdir().unwrap();
+        let nft = Nft::new();
+        let network = network::Config {
+            id: ID.into(),
+            state_dir: state.path().into(),
+            cluster_cidrs: vec!["10.42.0.0/16".parse().unwrap()],
+            service_cidrs: vec!["10.43.0.0/16".parse().unwrap()],
+            node_ips: vec![NODE_IP],
+            mtu: 1500,
+        };
+        let network = network.build(nft.clone()).unwrap();
+        network
+            .set_pod_cidrs(vec!["10.42.0.0/24".parse().unwrap()])
+            .await
+            .unwrap();
+        let client = unreachable_client();
+        let sources = Sources::offline(&client);
+        let proxy = Config {
+            id: ID.into(),
+            client,
+            node_name: "here".into(),
+            cluster_cidrs: vec!["10.42.0.0/16".parse().unwrap()],
+            service_cidrs: vec!["10.43.0.0/16".parse().unwrap()],
+            dns,
+            allow_external_ips: false,
+            peers: None,
+        };
+        let proxy = proxy.build(nft);
+        let follow = sources.clone();
+        tokio::spawn(async move {
+            let context = Context::standalone("proxy", CancellationToken::new());
+            proxy.follow(follow, &context).await.unwrap();
+        });
+        Self {
+            outside,
+            network,
+            sources,
+            pods: Vec::new(),
+            _state: state,
+        }
+    }
+
+    /// Starts pods that answer with their name: `pod-0` at 10.42.0.1, and so on.
+    async fn run_pods(&mut self, count: usize) {
+        for number in 0..count {
+            let pod = Namespace::new();
+            let name = format!("pod-{number}");
+            let request = AttachRequest {
+                sandbox_id: name.clone(),
+                netns: pod.path().into(),
+                namespace: "default".into(),
+                name: name.clone(),
+                uid: name.clone(),
+                port_mappings: vec![],
+            };
+            self.network.attach(request).await.unwrap();
+            pod.serve(&name, 8080).await;
+            self.pods.push(pod);
+        }
+    }
+
+    fn service(&self, spec: Value) {
+        self.sources.services.upsert(service("web", spec));
+    }
+
+    fn endpoints(&self, endpoints: Value) {
+        self.sources.slices.upsert(slice("web", endpoints));
+    }
+
+    /// Waits until the table says so.
+    async fn table_has(&self, text: &str, wanted: bool) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let rules = lab::command("nft list ruleset");
+            if rules.contains(text) == wanted {
+                return;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "{text:?} wanted: {wanted} in\n{rules}"
+            );
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+fn service(name: &str, spec: Value) -> k8s_openapi::api::core::v1::Service {
+    let mut object = json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": {"name": name, "namespace": "default", "uid": name},
+        "spec": {"clusterIP": "10.43.0.9", "clusterIPs": ["10.43.0.9"],
+                 "ports": [{"name": "http", "port": 80, "protocol": "TCP"},
+                           {"name": "udp", "port": 80, "protocol": "UDP"}]},
+    });
+    for (field, value) in spec.as_object().unwrap() {
+        object["spec"][field] = value.clone();
+    }
+    if let Some(status) = object["spec"].as_object_mut().unwrap().remove("status") {
+        object["status"] = status;
+    }
+    serde_json::from_value(object).unwrap()
+}
+
+fn slice(name: &str, endpoints: Value) -> k8s_openapi::api::discovery::v1::EndpointSlice {
+    serde_json::from_value(json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+        "metadata": {"name": format!("{name}-1"), "namespace": "default", "uid": name,
+                     "labels": {"kubernetes.io/service-name": name}},
+        "addressType": "IPv4",
+        "ports": [{"name": "http", "port": 8080, "protocol": "TCP"},
+                  {"name": "udp", "port": 8080, "protocol": "UDP"}],
+        "endpoints": endpoints,
+    }))
+    .unwrap()
+}
+
+fn here(addresses: &[&str]) -> Value {
+    let endpoint = |address: &&str| json!({"addresses": [address], "nodeName": "here"});
+    addresses.iter().map(endpoint).collect()
+}
+
+fn at(address: &str) -> SocketAddr {
+    address.parse().unwrap()
+}
+
+fn vip() -> SocketAddr {
+    at("10.43.0.9:80")
+}
+
+#[test]
+fn a_cluster_address_is_served_by_all_endpoints_for_pods_and_the_node() {
+    lab::node(|outside| async move {
+        let mut node = Node::start(outside, None).await;
+        node.run_pods(4).await;
+        node.service(json!({}));
+        node.endpoints(here(&["10.42.0.1", "10.42.0.2", "10.42.0.3"]));
+        node.table_has("pick-cluster4-3", true).await;
+        let client = &node.pods[3];
+        let mut answers = BTreeSet::new();
+        for _ in 0..60 {
+            answers.insert(client.ask(vip()).await.unwrap());
+        }
+        let expected = ["pod-0 10.42.0.4", "pod-1 10.42.0.4", "pod-2 10.42.0.4"];
+        assert_eq!(answers, expected.map(str::to_owned).into());
+        assert!(client.ask_udp(vip()).await.unwrap().starts_with("pod-"));
+        assert!(lab::ask_here(vip()).unwrap().ends_with(" 192.0.2.1"));
+        assert!(lab::ask_udp_here(vip()).unwrap().ends_with(" 192.0.2.1"));
+        node.endpoints(here(&["10.42.0.2"]));
+        node.table_has("goto pick-cluster4-1", true).await;
+        for _ in 0..10 {
+            assert_eq!(client.ask(vip()).await.unwrap(), "pod-1 10.42.0.4");
+        }
+    });
+}
+
+#[test]
+fn a_pod_reaches_itself_through_its_service() {
+    lab::node(|outside| async move {
+        let mut node = Node::start(outside, None).await;
+        node.run_pods(1).await;
+        node.service(json!({}));
+        node.endpoints(here(&["10.42.0.1"]));
+        node.table_has("pick-cluster4-1", true).await;
+        assert_eq!(node.pods[0].ask(vip()).await.unwrap(), "pod-0 192.0.2.1");
+        assert_eq!(
+            node.pods[0].ask_udp(vip()).await.unwrap(),
+            "pod-0 192.0.2.1"
+        );
+    });
+}
+
+#[test]
+fn a_node_port_is_served_from_outside_from_pods_and_from_the_node() {
+    lab::node(|outside| async move {
+        let mut node = Node::start(outside, None).await;
+        node.run_pods(2).await;
+        let ports = json!([{"name": "http", "port": 80, "nodePort": 30080}]);
+        node.service(json!({"type": "NodePort", "ports": ports}));
+        node.endpoints(here(&["10.42.0.1"]));
+        node.table_has("pick-nodeport4-1", true).await;
+        let to = at("192.0.2.1:30080");
+        assert_eq!(node.outside.ask(to).await.unwrap(), "pod-0 192.0.2.1");
+        assert_eq!(node.pods[1].ask(to).await.unwrap(), "pod-0 192.0.2.1");
+        assert_eq!(lab::ask_here(to).unwrap(), "pod-0 192.0.2.1");
+        // Policy Local keeps the client's address.
+        node.service(json!({"type": "NodePort", "ports": ports, "externalTrafficPolicy": "Local"}));
+        node.table_has("pick-outside-nodeport4-1", true).await;
+        assert_eq!(node.outside.ask(to).await.unwrap(), "pod-0 192.0.2.2");
+        // Without an endpoint here, outsiders get no answer; pods still do.
+        node.endpoints(json!([{"addresses": ["10.42.0.1"], "nodeName": "there"}]));
+        node.table_has("tcp . 30080 : drop", true).await;
+        let begun = Instant::now();
+        assert!(node.outside.ask(to).await.is_none());
+        assert!(
+            begun.elapsed() > Duration::from_secs(1),
+            "dropped, not rejected"
+        );
+        assert!(node.pods[1].ask(to).await.unwrap().starts_with("pod-0"));
+    });
+}
+
+#[test]
+fn a_service_without_endpoints_is_refused_at_once() {
+    lab::node(|outside| async move {
+        let mut node = Node::start(outside, None).await;
+        node.run_pods(1).await;
+        let ports = json!([{"name": "http", "port": 80, "nodePort": 30080}]);
+        node.service(json!({"type": "NodePort", "ports": ports}));
+        node.table_has("tcp . 30080", true).await;
+        let refused = |asked: Instant, answer: Option<String>, who: &str| {
+            assert_eq!(answer, None, "{who}");
+            assert!(
+                asked.elapsed() < Duration::from_secs(1),
+                "{who} is refused, not ignored"
+            );
+        };
+        let now = Instant::now;
+        refused(now(), node.pods[0].ask(vip()).await, "a pod");
+        refused(
+            now(),
+            node.pods[0].ask(at("10.43.7.7:1234")).await,
+            "a pod at no service",
+        );
+        refused(now(), lab::ask_here(vip()), "the node");
+        refused(
+            now(),
+            node.outside.ask(at("192.0.2.1:30080")).await,
+            "a host outside",
+        );
+    });
+}
+
+#[test]
+fn a_client_with_affinity_keeps_its_endpoint() {
+    lab::node(|outside| async move {
+        let mut node = Node::start(outside, None).await;
+        node.run_pods(4).await;
+        let affinity = |seconds: u32| {
+            json!({"sessionAffinity": "ClientIP",
+                   "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": seconds}}})
+        };
+        node.service(affinity(600));
+        node.endpoints(here(&["10.42.0.1", "10.42.0.2", "10.42.0.3"]));
+        node.table_has("goto choose-", true).await;
+        let first = node.pods[3].ask(vip()).await.unwrap();
+        for _ in 0..20 {
+            assert_eq!(node.pods[3].ask(vip()).await.unwrap(), first);
+        }
+        // Another timeout, other endpoints, and none: every change of chains and sets must fit.
+        node.service(affinity(300));
+        node.table_has("timeout 5m", true).await;
+        node.endpoints(here(&["10.42.0.2"]));
+        node.table_has("dnat ip to 10.42.0.1:8080", false).await;
+        assert_eq!(node.pods[3].ask(vip()).await.unwrap(), "pod-1 10.42.0.4");
+        node.sources.services.remove("default", "web");
+        node.table_has("choose-", false).await;
+        node.table_has("clients-", false).await;
+    });
+}
+
+#[test]
+fn load_balancer_addresses_are_served_to_admitted_sources() {
+    lab::node(|outside| async move {
+        let mut node = Node::start(outside, None).await;
+        node.run_pods(1).await;
+        let spec = |range: &str| {
+            json!({"type": "LoadBalancer", "loadBalancerSourceRanges": [range],
+                   "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.7"}]}}})
+        };
+        node.outside
+            .command("ip route add 203.0.113.7 via 192.0.2.1")
+            .await;
+        node.service(spec("192.0.2.0/24"));
+        node.endpoints(here(&["10.42.0.1"]));
+        node.table_has("pick-external4-1", true).await;
+        let to = at("203.0.113.7:80");
+        assert_eq!(node.outside.ask(to).await.unwrap(), "pod-0 192.0.2.1");
+        node.service(spec("198.51.100.0/24"));
+        node.table_has("198.51.100.0/24", true).await;
+        assert!(node.outside.ask(to).await.is_none());
+    });
+}
+
+#[test]
+fn datagrams_follow_the_endpoints() {
+    lab::node(|outside| async move {
+        let mut node = Node::start(outside, None).await;
+        node.run_pods(3).await;
+        node.service(json!({}));
+        node.endpoints(here(&["10.42.0.1"]));
+        node.table_has("pick-cluster4-1", true).await;
+        let path = node.pods[2].path().to_owned();
+        let socket =
+            network::netns::run(&path, || std::net::UdpSocket::bind("0.0.0.0:5555").unwrap());
+        let socket = socket.await.unwrap();
+        socket
+            .set_read_timeout(Some(Duration::from_millis(100)))
+            .unwrap();
+        let ask = |wanted: &str| {
+            let deadline = Instant::now() + PATIENCE;
+            let mut buffer = [0; 64];
+            loop {
+                socket.send_to(b"?", vip()).unwrap();
+                let answer = socket.recv(&mut buffer).unwrap_or(0);
+                if buffer[..answer].starts_with(wanted.as_bytes()) {
+                    return;
+                }
+                assert!(Instant::now() < deadline, "no answer from {wanted}");
+            }
+        };
+        ask("pod-0");
+        // The same client port goes on: without forgetting, the kernel would stay with pod-0.
+        node.endpoints(here(&["10.42.0.2"]));
+        ask("pod-1");
+    });
+}
+
+#[test]
+fn the_cluster_dns_address_leads_to_the_nodes_listener() {
+    lab::node(|outside| async move {
+        let dns_ip: IpAddr = "10.43.0.10".parse().unwrap();
+        let dns = DnsRedirect {
+            cluster_dns: vec![dns_ip],
+            listeners: vec![at("192.0.2.1:10053")],
+        };
+        let mut node = Node::start(outside, Some(dns)).await;
+        node.run_pods(1).await;
+        lab::serve_here("dns", 10053);
+        node.table_has("10.43.0.10", true).await;
+        let to = SocketAddr::new(dns_ip, 53);
+        assert_eq!(node.pods[0].ask_udp(to).await.unwrap(), "dns 10.42.0.1");
+        assert_eq!(node.pods[0].ask(to).await.unwrap(), "dns 10.42.0.1");
+        assert_eq!(lab::ask_udp_here(to).unwrap(), "dns 192.0.2.1");
+        assert_eq!(lab::ask_here(to).unwrap(), "dns 192.0.2.1");
+    });
+}
+
+#[test]
+fn cleaning_up_removes_the_services_too() {
+    lab::node(|outside| async move {
+        let before = lab::inventory();
+        let mut node = Node::start(outside, None).await;
+        node.run_pods(1).await;
+        node.service(json!({"sessionAffinity": "ClientIP"}));
+        node.endpoints(here(&["10.42.0.1"]));
+        node.table_has("goto choose-", true).await;
+        network::cleanup(ID).await.unwrap();
+        assert_eq!(lab::inventory(), before);
+    });
+}
+
+#[test]
+fn a_change_among_five_thousand_services_takes_milliseconds() {
+    lab::node(|_| async move {
+        let nft = Nft::new();
+        let mut ruleset = Ruleset::new(Frame {
+            id: ID.into(),
+            cluster_cidrs: vec!["10.42.0.0/16".parse().unwrap()],
+            service_cidrs: vec!["10.43.0.0/16".parse().unwrap()],
+            dns: None,
+        });
+        for number in 0..5000 {
+            let ip = format!("10.43.{}.{}", 100 + number / 250, number % 250 + 1);
+            let endpoint = format!("10.42.{}.{}", number / 250, number % 250 + 1);
+            change(&mut ruleset, number, &ip, &[&endpoint, "10.42.0.1"]);
+        }
+        nft.apply(&ruleset.full()).await.unwrap();
+        let mut times: Vec<Duration> = Vec::new();
+        for round in 0..40 {
+            let endpoints: &[&str] = if round % 2 == 0 { &["10.42.0.1"] } else { &[] };
+            let begun = Instant::now();
+            let batch = change(&mut ruleset, 5000, "10.43.0.9", endpoints);
+            nft.apply(&batch).await.unwrap();
+            times.push(begun.elapsed());
+        }
+        times.sort();
+        assert!(
+            times[20] < Duration::from_millis(10),
+            "half of the changes took {:?}",
+            times[20]
+        );
+    });
+}
+
+fn change(ruleset: &mut Ruleset, number: u32, ip: &str, endpoints: &[&str]) -> Batch {
+    let name = format!("web-{number}");
+    let service = service(&name, json!({"clusterIP": ip, "clusterIPs": [ip]}));
+    let place = Place {
+        node: "here".into(),
+        zone: None,
+    };
+    let wanted = views(
+        &service,
+        &[&slice(&name, here(endpoints))],
+        &place,
+        Policy::default(),
+    );
+    let mut batch = Batch::new();
+    let key = ("default".to_owned(), name);
+    ruleset.set(
+        &key,
+        contribution(&wanted),
+        &mut batch,
+        &mut Datagrams::new(),
+    );
+    batch
+}
