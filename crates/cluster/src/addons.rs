@@ -39,7 +39,9 @@ impl Addons {
         if services.get_opt("kube-dns").await?.is_some() {
             return Ok(());
         }
-        let created = services.create(&PostParams::default(), &dns_service(self.cluster_dns)).await;
+        let created = services
+            .create(&PostParams::default(), &dns_service(self.cluster_dns))
+            .await;
         match created {
             // Another server of the same cluster was faster.
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),

@@ -24,11 +24,17 @@ impl Connector for InProcess {
 
 /// A component's name with the groups that belong to it.
 fn user(name: &str) -> User {
-    let account = name.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':'));
+    let account = name
+        .strip_prefix("system:serviceaccount:")
+        .and_then(|rest| rest.split_once(':'));
     if let Some((namespace, account)) = account {
         return User::service_account(namespace, account);
     }
-    let groups: &[&str] = if name.starts_with("system:node:") { &["system:nodes"] } else { &[] };
+    let groups: &[&str] = if name.starts_with("system:node:") {
+        &["system:nodes"]
+    } else {
+        &[]
+    };
     User::new(name, groups.iter().copied())
 }
 
@@ -40,7 +46,10 @@ mod tests {
     fn names_bring_their_groups_along() {
         for (name, group) in [
             ("system:node:one", "system:nodes"),
-            ("system:serviceaccount:kube-system:x", "system:serviceaccounts:kube-system"),
+            (
+                "system:serviceaccount:kube-system:x",
+                "system:serviceaccounts:kube-system",
+            ),
             ("system:kube-scheduler", "system:authenticated"),
         ] {
             assert!(user(name).is_in(group), "{name}");

@@ -1,27 +1,18 @@
 //! The wiring: typed settings, and how the parts of the house are put together from them. Nothing
 //! here decides anything about Kubernetes.
 
+mod addons;
+mod connector;
+mod error;
 mod host;
+mod lock;
 pub mod options;
+pub mod preflight;
+pub mod reset;
+mod running;
 pub mod settings;
 
-use std::path::PathBuf;
-
+pub use error::Error;
 pub use options::{LogFormat, Options, Part};
+pub use running::{Running, VERSION};
 pub use settings::Settings;
-
-/// Why a cluster cannot be started.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// An option that cannot work.
-    #[error("--{0}: {1}")]
-    Option(&'static str, String),
-    /// The file given with `--config`.
-    #[error("{}: {reason}", path.display())]
-    ConfigFile {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
-}

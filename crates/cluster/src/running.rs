@@ -11,13 +11,12 @@ use apiserver::{ObjectCodec, Registry, User};
 use client::kube::{self, Api};
 use k8s_openapi::api::core::v1::Node;
 use lifecycle::{Health, Service, Supervisor};
-use network::nft::Nft;
 use pki::{Leaf, Pki};
 use stdx::SystemClock;
-use tokio::{sync::watch, task::JoinHandle};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::{Error, Part, Settings, addons::Addons, connector::InProcess, node};
+use crate::{Error, Part, Settings, addons::Addons, connector::InProcess, lock::DataLock};
 
 /// How long parts get to end their work at shutdown.
 const DRAIN: Duration = Duration::from_secs(20);
@@ -36,21 +35,29 @@ pub struct Running {
 impl Running {
     /// Builds everything and starts it; returns before all of it is ready.
     pub async fn up(settings: Settings, shutdown: CancellationToken) -> Result<Self, Error> {
-        make_directories(&settings)?;
-        let pki = Arc::new(Pki::ensure(&settings.data_dir.join("pki"), &names(&settings))?);
+        let lock = DataLock::take(&settings.data_dir)?;
+        make_state_directory(&settings.state_dir)?;
+        let pki = Arc::new(Pki::ensure(
+            &settings.data_dir.join("pki"),
+            &names(&settings),
+        )?);
         write_kubeconfigs(&settings, &pki)?;
         let health = Health::default();
-        let registry = Arc::new(Registry::builtin());
+        let registry = Registry::builtin();
         let codec = ObjectCodec::new(registry.clone());
-        let store = store::Embedded::open(settings.data_dir.join("store"), codec)?;
-        let apiserver = apiserver_config(&settings, &pki, &health)?.build(store.clone(), registry)?;
+        let store = store::embedded::Embedded::open(settings.data_dir.join("store"), codec)?;
+        let apiserver =
+            apiserver_config(&settings, &pki, &health)?.build(store.clone(), registry)?;
         let connector = InProcess(apiserver.clone());
         let admin = connector.as_user(User::new("kubernetes-admin", ["system:masters"]));
 
         let mut services: Vec<Arc<dyn Service>> = vec![
             apiserver,
             Arc::new(pki::Rotation::new(pki.clone(), Arc::new(SystemClock))),
-            Arc::new(Addons { client: admin.clone(), cluster_dns: settings.cluster_dns() }),
+            Arc::new(Addons {
+                client: admin.clone(),
+                cluster_dns: settings.cluster_dns(),
+            }),
         ];
         if settings.runs(Part::Controllers) {
             let config = controllers::Config {
@@ -60,20 +67,21 @@ impl Running {
             };
             services.push(Arc::new(config.build(Arc::new(connector.clone()))));
         }
-        if settings.runs(Part::Scheduler) {
-            let client = connector.as_user(User::new("system:kube-scheduler", [""; 0]));
-            services.push(scheduler::Config::default().build(client));
-        }
-        services.extend(node::services(&settings, &pki, &connector)?);
         let supervisor = Supervisor::new(services, DRAIN, health.clone())?;
         let run = async move {
             let unfinished = supervisor.run(shutdown).await;
             // The last to go: everybody who writes has stopped.
             store.close();
+            drop(lock);
             unfinished
         };
         let supervisor = tokio::spawn(run);
-        Ok(Self { settings, health, supervisor, admin })
+        Ok(Self {
+            settings,
+            health,
+            supervisor,
+            admin,
+        })
     }
 
     pub fn settings(&self) -> &Settings {
@@ -94,11 +102,21 @@ impl Running {
             ("scheduler", "scheduler".to_owned()),
             ("runtime", "container runtime".to_owned()),
             ("proxy", "service proxy".to_owned()),
-            ("dns", format!("DNS for {} at {}", settings.cluster_domain, settings.cluster_dns())),
+            (
+                "dns",
+                format!(
+                    "DNS for {} at {}",
+                    settings.cluster_domain,
+                    settings.cluster_dns()
+                ),
+            ),
             ("kubelet", "kubelet".to_owned()),
         ];
         let names: Vec<&str> = self.health.all().iter().map(|health| health.name).collect();
-        known.into_iter().filter(|(name, _)| names.contains(name)).collect()
+        known
+            .into_iter()
+            .filter(|(name, _)| names.contains(name))
+            .collect()
     }
 
     /// Waits until this machine's node is Ready.
@@ -106,7 +124,8 @@ impl Running {
         let nodes: Api<Node> = Api::all(self.admin.clone());
         let is_ready = |node: Option<&Node>| {
             let conditions = node.and_then(|node| node.status.as_ref()?.conditions.as_ref());
-            conditions.is_some_and(|all| all.iter().any(|c| c.type_ == "Ready" && c.status == "True"))
+            conditions
+                .is_some_and(|all| all.iter().any(|c| c.type_ == "Ready" && c.status == "True"))
         };
         let ready = kube::runtime::wait::await_condition(nodes, &self.settings.node_name, is_ready);
         if let Err(error) = ready.await {
@@ -121,16 +140,16 @@ impl Running {
     }
 }
 
-fn make_directories(settings: &Settings) -> Result<(), Error> {
+fn make_state_directory(directory: &Path) -> Result<(), Error> {
     use std::os::unix::fs::DirBuilderExt;
-    for directory in [&settings.data_dir, &settings.state_dir] {
-        std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(directory)
-            .map_err(|source| Error::Directory { path: directory.clone(), source })?;
-    }
-    Ok(())
+    let made = std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory);
+    made.map_err(|source| Error::Directory {
+        path: directory.to_owned(),
+        source,
+    })
 }
 
 fn names(settings: &Settings) -> pki::Names {
@@ -145,9 +164,16 @@ fn names(settings: &Settings) -> pki::Names {
 
 /// The administrator's kubeconfig is there before the API answers.
 fn write_kubeconfigs(settings: &Settings, pki: &Pki) -> Result<(), Error> {
-    let server = format!("https://{}", SocketAddr::new(settings.advertise_address, settings.https_port));
+    let server = format!(
+        "https://{}",
+        SocketAddr::new(settings.advertise_address, settings.https_port)
+    );
     let write = |leaf: Leaf, path: &Path| {
-        pki.write_kubeconfig(pki::Kubeconfig { leaf, path: path.to_owned(), server: server.clone() })
+        pki.write_kubeconfig(pki::Kubeconfig {
+            leaf,
+            path: path.to_owned(),
+            server: server.clone(),
+        })
     };
     write(Leaf::Admin, &settings.data_dir.join("admin.kubeconfig"))?;
     if let Some(path) = &settings.kubeconfig_out {
@@ -156,7 +182,11 @@ fn write_kubeconfigs(settings: &Settings, pki: &Pki) -> Result<(), Error> {
     Ok(())
 }
 
-fn apiserver_config(settings: &Settings, pki: &Arc<Pki>, health: &Health) -> Result<apiserver::Config, Error> {
+fn apiserver_config(
+    settings: &Settings,
+    pki: &Arc<Pki>,
+    health: &Health,
+) -> Result<apiserver::Config, Error> {
     let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
     let services = settings.service_cidr;
     Ok(apiserver::Config {

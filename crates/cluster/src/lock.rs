@@ -1,0 +1,55 @@
+//! One daemon per data directory: a lock that the kernel takes away when its holder ends, however.
+
+use std::{
+    fs::{DirBuilder, File},
+    os::unix::fs::DirBuilderExt,
+    path::Path,
+};
+
+use nix::fcntl::{Flock, FlockArg};
+
+use crate::Error;
+
+/// Held as long as the daemon runs.
+pub struct DataLock(#[allow(dead_code)] Flock<File>);
+
+impl DataLock {
+    /// Makes the directory if need be, and takes its lock; refused while another holds it.
+    pub fn take(data_dir: &Path) -> Result<Self, Error> {
+        let failed = |source| Error::Directory {
+            path: data_dir.to_owned(),
+            source,
+        };
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(data_dir)
+            .map_err(failed)?;
+        let file = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(data_dir.join("lock"))
+            .map_err(failed)?;
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => Ok(Self(lock)),
+            Err((_, nix::errno::Errno::EWOULDBLOCK)) => Err(Error::InUse(data_dir.to_owned())),
+            Err((_, error)) => Err(failed(error.into())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_daemon_on_the_same_directory_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let data = directory.path().join("data");
+        let first = DataLock::take(&data).unwrap();
+        assert!(matches!(DataLock::take(&data), Err(Error::InUse(_))));
+        drop(first);
+        assert!(DataLock::take(&data).is_ok());
+    }
+}
