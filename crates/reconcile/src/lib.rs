@@ -3,6 +3,7 @@
 //! selectors over typed objects.
 
 pub mod election;
+pub mod placement;
 pub mod queue;
 pub mod recorder;
 pub mod runner;

@@ -1,0 +1,115 @@
+//! The scheduler: gives every pod that has none a node. It keeps its own columnar picture of the
+//! cluster, fed by watches, tries waiting pods by importance, counts a pod on its node as soon as it
+//! is chosen, and binds in the background. Pods that fit nowhere wait for a change that could help,
+//! and why they wait is kept by node and plugin.
+
+pub mod candidates;
+pub mod cluster;
+pub mod cycle;
+pub mod plugins;
+pub mod pod;
+pub mod preemption;
+pub mod queue;
+pub mod resources;
+mod run;
+#[cfg(test)]
+mod samples;
+mod write;
+
+use std::{collections::HashMap, sync::Arc};
+
+use lifecycle::{Context, Run, Service};
+use parking_lot::RwLock;
+
+/// How the scheduler is run.
+pub struct Config {
+    /// Reads and writes as system:kube-scheduler.
+    pub client: kube::Client,
+    /// Pods say by whom they want to be scheduled.
+    pub name: String,
+}
+
+impl Config {
+    /// The default scheduler.
+    pub fn new(client: kube::Client) -> Self {
+        Self {
+            client,
+            name: "default-scheduler".to_owned(),
+        }
+    }
+
+    /// The service.
+    pub fn build(self) -> Scheduler {
+        Scheduler {
+            client: self.client,
+            name: self.name,
+            diagnoses: Diagnoses::default(),
+        }
+    }
+}
+
+/// Why a pod waits: each node's reason.
+#[derive(Debug, Clone)]
+pub struct Diagnosis {
+    /// The sentence of the pod's condition.
+    pub message: String,
+    /// Node, plugin, reasons.
+    pub nodes: Vec<(Arc<str>, &'static str, Vec<String>)>,
+}
+
+/// The diagnoses of all waiting pods, by uid.
+#[derive(Clone, Default)]
+pub struct Diagnoses {
+    /// Guards the table; written once per failed try.
+    table: Arc<RwLock<HashMap<String, Diagnosis>>>,
+}
+
+impl Diagnoses {
+    /// Why the pod with this uid waits.
+    pub fn get(&self, uid: &str) -> Option<Diagnosis> {
+        self.table.read().get(uid).cloned()
+    }
+
+    fn put(&self, uid: &str, diagnosis: Diagnosis) {
+        self.table.write().insert(uid.to_owned(), diagnosis);
+    }
+
+    fn remove(&self, uid: &str) {
+        self.table.write().remove(uid);
+    }
+}
+
+/// The scheduler as a service.
+pub struct Scheduler {
+    client: kube::Client,
+    name: String,
+    diagnoses: Diagnoses,
+}
+
+impl Scheduler {
+    /// Why pods wait; stays valid while the service runs.
+    pub fn diagnoses(&self) -> Diagnoses {
+        self.diagnoses.clone()
+    }
+}
+
+impl Service for Scheduler {
+    fn name(&self) -> &'static str {
+        "scheduler"
+    }
+
+    fn after(&self) -> &'static [&'static str] {
+        &["apiserver"]
+    }
+
+    fn run(self: Arc<Self>, context: Context) -> Run {
+        Box::pin(async move {
+            let (client, name) = (self.client.clone(), self.name.clone());
+            let work = run::run(context.clone(), client, name, self.diagnoses.clone());
+            tokio::select! {
+                () = work => Err("the watches ended".into()),
+                () = context.shutdown() => Ok(()),
+            }
+        })
+    }
+}
