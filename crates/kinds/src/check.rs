@@ -121,7 +121,7 @@ fn requirement(value: &Value, path: &Path, errors: &mut Errors) {
 }
 
 /// The selector of a workload that must select its own template's labels.
-pub fn workload_selector(spec: &Value, path: &Path, errors: &mut Errors) {
+pub fn workload_selector(spec: &Value, kind: &str, path: &Path, errors: &mut Errors) {
     let at = path.child("selector");
     let selector = &spec["selector"];
     if !selector.is_object() {
@@ -136,7 +136,7 @@ pub fn workload_selector(spec: &Value, path: &Path, errors: &mut Errors) {
         errors.push(Error::invalid(
             &at,
             selector.clone(),
-            "empty selector is invalid for deployment",
+            format!("empty selector is invalid for {kind}"),
         ));
     }
     if errors.len() > before {

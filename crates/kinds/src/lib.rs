@@ -4,10 +4,17 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod apps;
 mod builtin;
 pub mod check;
 pub mod columns;
+pub mod coordination;
+pub mod core;
+pub mod discovery;
 pub mod metadata;
+pub mod pod;
+#[cfg(test)]
+mod testing;
 pub mod tree;
 
 use machinery::{Object, Value, field};
@@ -190,7 +197,25 @@ pub trait Kind: Send + Sync + 'static {
 }
 
 /// Every built-in kind.
-const ALL: &[&Builtin] = &[];
+const ALL: &[&Builtin] = &[
+    &core::config_map::KIND,
+    &core::endpoints::KIND,
+    &core::event::KIND,
+    &core::namespace::KIND,
+    &core::node::KIND,
+    &core::pod::KIND,
+    &core::secret::KIND,
+    &core::service::KIND,
+    &core::service_account::KIND,
+    &apps::controller_revision::KIND,
+    &apps::daemon_set::KIND,
+    &apps::deployment::KIND,
+    &apps::replica_set::KIND,
+    &apps::stateful_set::KIND,
+    &core::event::EVENTS_V1,
+    &coordination::lease::KIND,
+    &discovery::endpoint_slice::KIND,
+];
 
 static REGISTERED: LazyLock<Vec<&'static dyn Kind>> = LazyLock::new(|| {
     // Once per process, for its whole life.

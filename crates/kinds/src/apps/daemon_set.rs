@@ -1,0 +1,168 @@
+//! DaemonSet: one pod on every node that fits.
+
+use super::{check_counts, check_template};
+use crate::builtin::{Builtin, STATUS};
+use crate::check;
+use crate::columns::{AGE, NAME, age, column, containers, labels, name_cell, selector, wide};
+use crate::pod::default_template;
+use crate::tree::{child_or_new, default_empty, default_to, get, int, is_set, same, text};
+use crate::{Column, Context, Subresource};
+use machinery::field::{Error, Errors, Path};
+use machinery::{Object, Value};
+
+/// Where the number of the template's changes is kept.
+const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
+
+pub const KIND: Builtin = Builtin {
+    group: "apps",
+    kind: "DaemonSet",
+    plural: "daemonsets",
+    short_names: &["ds"],
+    categories: &["all"],
+    schema: "apps/v1.DaemonSet",
+    subresources: &[STATUS],
+    has_status: true,
+    has_generation: true,
+    default,
+    prepare_create: |object, _: &Context<'_>| set_template_generation(object, 1),
+    prepare_update,
+    validate_create: validate,
+    validate_update,
+    columns: COLUMNS,
+    row,
+    ..Builtin::EMPTY
+};
+
+const COLUMNS: &[Column] = &[
+    NAME,
+    column("Desired", "integer", "Nodes that should run the pod."),
+    column("Current", "integer", "Nodes that run it."),
+    column("Ready", "integer", "Pods that are ready."),
+    column(
+        "Up-to-date",
+        "integer",
+        "Pods made from the newest template.",
+    ),
+    column("Available", "integer", "Pods ready for long enough."),
+    column("Node Selector", "string", "Labels of the nodes."),
+    AGE,
+    wide("Containers", "string", "Names of the containers."),
+    wide("Images", "string", "Images of the containers."),
+    wide("Selector", "string", "Labels of the pods."),
+];
+
+fn row(object: &Object, now: i64) -> Vec<Value> {
+    let (spec, status) = (get(object, "spec"), get(object, "status"));
+    let pod = &spec["template"]["spec"];
+    let (names, images) = containers(pod);
+    vec![
+        name_cell(object),
+        int(&status["desiredNumberScheduled"]).into(),
+        int(&status["currentNumberScheduled"]).into(),
+        int(&status["numberReady"]).into(),
+        int(&status["updatedNumberScheduled"]).into(),
+        int(&status["numberAvailable"]).into(),
+        Value::from(labels(&pod["nodeSelector"])),
+        age(object, now),
+        Value::from(names),
+        Value::from(images),
+        Value::from(selector(&spec["selector"])),
+    ]
+}
+
+fn default(object: &mut Object) {
+    let spec = child_or_new(object, "spec");
+    default_template(child_or_new(spec, "template"));
+    let strategy = child_or_new(spec, "updateStrategy");
+    default_empty(strategy, "type", "RollingUpdate");
+    if get(strategy, "type") == "RollingUpdate" {
+        let rolling = child_or_new(strategy, "rollingUpdate");
+        default_to(rolling, "maxUnavailable", 1);
+        default_to(rolling, "maxSurge", 0);
+    }
+    default_to(spec, "revisionHistoryLimit", 10);
+}
+
+fn set_template_generation(object: &mut Object, number: i64) {
+    let annotations = child_or_new(child_or_new(object, "metadata"), "annotations");
+    annotations.insert(
+        TEMPLATE_GENERATION.to_owned(),
+        Value::from(number.to_string()),
+    );
+}
+
+fn prepare_update(
+    object: &mut Object,
+    old: &Object,
+    subresource: Subresource<'_>,
+    _: &Context<'_>,
+) {
+    if subresource.is_some() {
+        return;
+    }
+    let text = text(&get(old, "metadata")["annotations"][TEMPLATE_GENERATION]);
+    let mut number: i64 = text.parse().unwrap_or(1);
+    if !same(
+        &get(object, "spec")["template"],
+        &get(old, "spec")["template"],
+    ) {
+        number += 1;
+    }
+    set_template_generation(object, number);
+}
+
+fn validate(object: &Object) -> Errors {
+    let mut errors = Vec::new();
+    let spec = get(object, "spec");
+    let path = Path::new("spec");
+    check::workload_selector(spec, "daemonset", &path, &mut errors);
+    check_template(spec, "DaemonSet", &path, &mut errors);
+    check_counts(spec, &path, &mut errors);
+    check_strategy(
+        &spec["updateStrategy"],
+        &path.child("updateStrategy"),
+        &mut errors,
+    );
+    errors
+}
+
+fn check_strategy(strategy: &Value, path: &Path, errors: &mut Errors) {
+    let rolling = &strategy["rollingUpdate"];
+    let at = path.child("rollingUpdate");
+    match text(&strategy["type"]) {
+        "OnDelete" => {}
+        "RollingUpdate" if !is_set(rolling) => errors.push(Error::required(&at, "")),
+        "RollingUpdate" => {
+            for name in ["maxUnavailable", "maxSurge"] {
+                check::count_or_percent(&rolling[name], &at.child(name), errors);
+                check::at_most_whole(&rolling[name], &at.child(name), errors);
+            }
+            let zero = |v: &Value| v == 0 || v == "0%" || v.is_null();
+            let (unavailable, surge) = (&rolling["maxUnavailable"], &rolling["maxSurge"]);
+            if zero(unavailable) && zero(surge) {
+                let detail = "cannot be 0 when maxSurge is 0";
+                let at = at.child("maxUnavailable");
+                errors.push(Error::invalid(&at, unavailable.clone(), detail));
+            } else if !zero(unavailable) && !zero(surge) {
+                let detail = "may not be set when maxUnavailable is non-zero";
+                errors.push(Error::invalid(&at.child("maxSurge"), surge.clone(), detail));
+            }
+        }
+        other => errors.push(Error::not_supported(
+            &path.child("type"),
+            other,
+            &["RollingUpdate", "OnDelete"],
+        )),
+    }
+}
+
+fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) -> Errors {
+    let mut errors = Vec::new();
+    if subresource.is_none() {
+        errors.extend(validate(object));
+        let at = Path::new("spec").child("selector");
+        let selector = |o: &Object| get(o, "spec")["selector"].clone();
+        check::immutable(&selector(object), &selector(old), &at, &mut errors);
+    }
+    errors
+}

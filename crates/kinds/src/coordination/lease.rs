@@ -1,0 +1,50 @@
+//! Lease: who holds something, and until when.
+
+use crate::builtin::Builtin;
+use crate::columns::{AGE, NAME, age, column, name_cell};
+use crate::tree::{get, int, is_set, text};
+use crate::{Column, Subresource, check};
+use machinery::field::{Error, Errors, Path};
+use machinery::{Object, Value};
+
+pub const KIND: Builtin = Builtin {
+    group: "coordination.k8s.io",
+    kind: "Lease",
+    plural: "leases",
+    schema: "coordination/v1.Lease",
+    creates_on_update: true,
+    unconditional_update: false,
+    validate_create: validate,
+    validate_update: |object, _, _: Subresource<'_>| validate(object),
+    columns: COLUMNS,
+    row,
+    ..Builtin::EMPTY
+};
+
+const COLUMNS: &[Column] = &[
+    NAME,
+    column("Holder", "string", "Who holds the lease."),
+    AGE,
+];
+
+fn row(object: &Object, now: i64) -> Vec<Value> {
+    let holder = text(&get(object, "spec")["holderIdentity"]);
+    vec![name_cell(object), Value::from(holder), age(object, now)]
+}
+
+fn validate(object: &Object) -> Errors {
+    let mut errors = Vec::new();
+    let spec = get(object, "spec");
+    let path = Path::new("spec");
+    let duration = &spec["leaseDurationSeconds"];
+    if is_set(duration) && int(duration) <= 0 {
+        let at = path.child("leaseDurationSeconds");
+        errors.push(Error::invalid(&at, int(duration), "must be greater than 0"));
+    }
+    check::non_negative(
+        &spec["leaseTransitions"],
+        &path.child("leaseTransitions"),
+        &mut errors,
+    );
+    errors
+}

@@ -1,0 +1,155 @@
+//! Namespace: a scope for names. It ends when its finalizers are gone, which the namespace
+//! controller sees to.
+
+use crate::builtin::{Builtin, STATUS};
+use crate::check;
+use crate::columns::{AGE, NAME, age, column, name_cell};
+use crate::metadata;
+use crate::tree::{child_or_new, default_empty, get, keep, list, name, text};
+use crate::{Column, Context, Scope, Subresource, SubresourceInfo};
+use machinery::field::{Error, Errors, Path};
+use machinery::{Object, Value, format};
+
+pub const KIND: Builtin = Builtin {
+    kind: "Namespace",
+    plural: "namespaces",
+    short_names: &["ns"],
+    scope: Scope::Cluster,
+    schema: "core/v1.Namespace",
+    verbs: &[
+        "create", "delete", "get", "list", "patch", "update", "watch",
+    ],
+    subresources: &[
+        SubresourceInfo {
+            name: "finalize",
+            group: "",
+            version: "",
+            kind: "",
+            verbs: &["update"],
+        },
+        STATUS,
+    ],
+    has_status: true,
+    name_format: metadata::label,
+    default,
+    prepare_create,
+    prepare_update,
+    validate_create: validate,
+    validate_update,
+    selectable: &["status.phase", "name"],
+    selectable_fields: |o| {
+        vec![
+            ("status.phase", text(&get(o, "status")["phase"]).to_owned()),
+            ("name", name(o).to_owned()),
+        ]
+    },
+    columns: COLUMNS,
+    row,
+    ..Builtin::EMPTY
+};
+
+const COLUMNS: &[Column] = &[
+    NAME,
+    column(
+        "Status",
+        "string",
+        "Whether the namespace is in use or ending.",
+    ),
+    AGE,
+];
+
+fn row(object: &Object, now: i64) -> Vec<Value> {
+    let phase = text(&get(object, "status")["phase"]);
+    vec![name_cell(object), Value::from(phase), age(object, now)]
+}
+
+fn default(object: &mut Object) {
+    let own = name(object).to_owned();
+    if !own.is_empty() {
+        let labels = child_or_new(child_or_new(object, "metadata"), "labels");
+        labels.insert("kubernetes.io/metadata.name".to_owned(), Value::from(own));
+    }
+    default_empty(child_or_new(object, "status"), "phase", "Active");
+}
+
+fn prepare_create(object: &mut Object, _: &Context<'_>) {
+    default_empty(child_or_new(object, "status"), "phase", "Active");
+    let spec = child_or_new(object, "spec");
+    let finalizers = spec
+        .entry("finalizers")
+        .or_insert_with(|| Value::Array(Vec::new()));
+    if let Value::Array(list) = finalizers
+        && !list.iter().any(|f| f == "kubernetes")
+    {
+        list.push(Value::from("kubernetes"));
+    }
+}
+
+fn prepare_update(
+    object: &mut Object,
+    old: &Object,
+    subresource: Subresource<'_>,
+    _: &Context<'_>,
+) {
+    match subresource {
+        None => keep(object, old, "spec"),
+        Some("finalize") => keep(object, old, "status"),
+        _ => {}
+    }
+}
+
+fn validate(object: &Object) -> Errors {
+    let mut errors = Vec::new();
+    let path = Path::new("spec").child("finalizers");
+    for (i, finalizer) in list(&get(object, "spec")["finalizers"]).iter().enumerate() {
+        let finalizer = text(finalizer);
+        let at = path.index(i);
+        let complaints = format::qualified_name(finalizer);
+        if complaints.is_empty() && !finalizer.contains('/') && finalizer != "kubernetes" {
+            let detail = "name is neither a standard finalizer name nor is it fully qualified";
+            errors.push(Error::invalid(&at, finalizer, detail));
+        }
+        check::form(complaints, finalizer, &at, &mut errors);
+    }
+    errors
+}
+
+fn validate_update(object: &Object, _: &Object, subresource: Subresource<'_>) -> Errors {
+    let mut errors = if subresource == Some("finalize") {
+        validate(object)
+    } else {
+        Vec::new()
+    };
+    if subresource == Some("status") {
+        let phase = text(&get(object, "status")["phase"]);
+        let at = Path::new("status").child("Phase");
+        let ending = get(object, "metadata")["deletionTimestamp"].is_string();
+        if !ending && phase != "Active" {
+            let detail = "may only be 'Active' if `deletionTimestamp` is empty";
+            errors.push(Error::invalid(&at, phase, detail));
+        } else if ending && phase != "Terminating" {
+            let detail = "may only be 'Terminating' if `deletionTimestamp` is not empty";
+            errors.push(Error::invalid(&at, phase, detail));
+        }
+    }
+    errors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::object;
+
+    #[test]
+    fn a_new_namespace_is_active_labelled_and_guarded() {
+        let mut namespace = object(r#"{"metadata": {"name": "n"}}"#);
+        default(&mut namespace);
+        prepare_create(&mut namespace, &Context { now: "", user: "" });
+        assert_eq!(get(&namespace, "spec")["finalizers"][0], "kubernetes");
+        assert_eq!(get(&namespace, "status")["phase"], "Active");
+        assert_eq!(
+            get(&namespace, "metadata")["labels"]["kubernetes.io/metadata.name"],
+            "n"
+        );
+    }
+}

@@ -1,0 +1,237 @@
+//! Defaults of pod specs.
+
+use crate::tree::{child, child_or_new, default_empty, default_to, each, get, is_set, text, truth};
+use machinery::{Object, Value};
+use serde_json::json;
+
+/// Defaults of a pod template.
+pub fn default_template(template: &mut Object) {
+    default_spec(child_or_new(template, "spec"));
+}
+
+/// Defaults that only pods have, not templates.
+pub fn default_pod(pod: &mut Object) {
+    let spec = child_or_new(pod, "spec");
+    default_spec(spec);
+    if get(spec, "terminationGracePeriodSeconds")
+        .as_i64()
+        .is_some_and(|s| s < 0)
+    {
+        spec.insert("terminationGracePeriodSeconds".to_owned(), Value::from(1));
+    }
+    for list in ["containers", "initContainers"] {
+        for container in each(spec, list) {
+            default_requests(container);
+        }
+    }
+    default_to(spec, "enableServiceLinks", true);
+    default_addresses(pod);
+}
+
+fn default_requests(container: &mut Object) {
+    let Some(resources) = child(container, "resources") else {
+        return;
+    };
+    let Some(limits) = resources.get("limits").and_then(Value::as_object).cloned() else {
+        return;
+    };
+    let requests = child_or_new(resources, "requests");
+    for (name, quantity) in limits {
+        requests.entry(name).or_insert(quantity);
+    }
+}
+
+fn default_addresses(pod: &mut Object) {
+    let Some(status) = child(pod, "status") else {
+        return;
+    };
+    let one = text(get(status, "podIP")).to_owned();
+    let first = text(&get(status, "podIPs")[0]["ip"]).to_owned();
+    if !one.is_empty() && one != first {
+        status.insert("podIPs".to_owned(), json!([{"ip": one}]));
+    } else if one.is_empty() && !first.is_empty() {
+        status.insert("podIP".to_owned(), Value::from(first));
+    }
+}
+
+/// Defaults of a pod spec wherever it stands.
+pub fn default_spec(spec: &mut Object) {
+    let old_name = text(get(spec, "serviceAccount")).to_owned();
+    if text(get(spec, "serviceAccountName")).is_empty() && !old_name.is_empty() {
+        spec.insert("serviceAccountName".to_owned(), Value::from(old_name));
+    }
+    let account = get(spec, "serviceAccountName").clone();
+    if is_set(&account) {
+        spec.insert("serviceAccount".to_owned(), account);
+    }
+    default_empty(spec, "dnsPolicy", "ClusterFirst");
+    default_empty(spec, "restartPolicy", "Always");
+    default_to(spec, "securityContext", json!({}));
+    default_to(spec, "terminationGracePeriodSeconds", 30);
+    default_empty(spec, "schedulerName", "default-scheduler");
+    for volume in each(spec, "volumes") {
+        default_volume(volume);
+    }
+    let host_network = truth(get(spec, "hostNetwork"));
+    for list in ["containers", "initContainers", "ephemeralContainers"] {
+        for container in each(spec, list) {
+            default_container(container);
+            if host_network && list != "ephemeralContainers" {
+                for port in each(container, "ports") {
+                    let number = get(port, "containerPort").clone();
+                    default_empty(port, "hostPort", number);
+                }
+            }
+        }
+    }
+}
+
+fn pull_policy(image: &str) -> &'static str {
+    // Behind the last slash a colon starts the tag; a digest needs no pull either.
+    let (name, digest) = image.split_once('@').map_or((image, ""), |(n, d)| (n, d));
+    let last = name.rsplit('/').next().unwrap_or_default();
+    let tag = last.split_once(':').map_or("", |(_, tag)| tag);
+    let latest = tag == "latest" || (tag.is_empty() && digest.is_empty());
+    if latest { "Always" } else { "IfNotPresent" }
+}
+
+fn default_container(container: &mut Object) {
+    let policy = pull_policy(text(get(container, "image")));
+    default_empty(container, "imagePullPolicy", policy);
+    default_empty(container, "terminationMessagePath", "/dev/termination-log");
+    default_empty(container, "terminationMessagePolicy", "File");
+    default_to(container, "resources", json!({}));
+    for port in each(container, "ports") {
+        default_empty(port, "protocol", "TCP");
+    }
+    for variable in each(container, "env") {
+        if let Some(reference) = child(variable, "valueFrom").and_then(|v| child(v, "fieldRef")) {
+            default_empty(reference, "apiVersion", "v1");
+        }
+    }
+    for name in ["livenessProbe", "readinessProbe", "startupProbe"] {
+        if let Some(probe) = child(container, name) {
+            default_probe(probe);
+        }
+    }
+    if let Some(lifecycle) = child(container, "lifecycle") {
+        for name in ["postStart", "preStop"] {
+            if let Some(handler) = child(lifecycle, name) {
+                default_http(handler);
+            }
+        }
+    }
+}
+
+fn default_probe(probe: &mut Object) {
+    default_http(probe);
+    if let Some(grpc) = child(probe, "grpc") {
+        default_to(grpc, "service", "");
+    }
+    default_empty(probe, "timeoutSeconds", 1);
+    default_empty(probe, "periodSeconds", 10);
+    default_empty(probe, "successThreshold", 1);
+    default_empty(probe, "failureThreshold", 3);
+}
+
+fn default_http(handler: &mut Object) {
+    if let Some(http) = child(handler, "httpGet") {
+        default_empty(http, "path", "/");
+        default_empty(http, "scheme", "HTTP");
+    }
+}
+
+/// Defaults of one volume.
+pub(crate) fn default_volume(volume: &mut Object) {
+    if volume
+        .iter()
+        .all(|(key, value)| key == "name" || value.is_null())
+    {
+        volume.insert("emptyDir".to_owned(), json!({}));
+        return;
+    }
+    for name in ["secret", "configMap", "downwardAPI", "projected"] {
+        if let Some(source) = child(volume, name) {
+            default_to(source, "defaultMode", 0o644);
+        }
+    }
+    if let Some(source) = child(volume, "downwardAPI") {
+        default_field_refs(source);
+    }
+    if let Some(projected) = child(volume, "projected") {
+        for source in each(projected, "sources") {
+            if let Some(token) = child(source, "serviceAccountToken") {
+                default_to(token, "expirationSeconds", 3600);
+            }
+            if let Some(downward) = child(source, "downwardAPI") {
+                default_field_refs(downward);
+            }
+        }
+    }
+    if let Some(host) = child(volume, "hostPath") {
+        default_to(host, "type", "");
+    }
+    if let Some(image) = child(volume, "image") {
+        let policy = pull_policy(text(get(image, "reference")));
+        default_empty(image, "pullPolicy", policy);
+    }
+    if let Some(iscsi) = child(volume, "iscsi") {
+        default_empty(iscsi, "iscsiInterface", "default");
+    }
+    if let Some(rbd) = child(volume, "rbd") {
+        default_empty(rbd, "pool", "rbd");
+        default_empty(rbd, "user", "admin");
+        default_empty(rbd, "keyring", "/etc/ceph/keyring");
+    }
+    if let Some(claim) = child(volume, "ephemeral").and_then(|e| child(e, "volumeClaimTemplate"))
+        && let Some(spec) = child(claim, "spec")
+    {
+        default_to(spec, "volumeMode", "Filesystem");
+    }
+}
+
+fn default_field_refs(source: &mut Object) {
+    for item in each(source, "items") {
+        if let Some(reference) = child(item, "fieldRef") {
+            default_empty(reference, "apiVersion", "v1");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::object;
+
+    #[test]
+    fn a_bare_pod_gets_what_kubernetes_gives_it() {
+        let mut pod = object(
+            r#"{"spec": {"containers": [{"name": "c", "image": "i", "ports": [{"containerPort": 80}],
+                "resources": {"limits": {"cpu": "1"}}}], "volumes": [{"name": "v"}]}}"#,
+        );
+        default_pod(&mut pod);
+        let once = Value::Object(pod.clone());
+        let spec = &once["spec"];
+        assert_eq!(spec["containers"][0]["imagePullPolicy"], "Always");
+        assert_eq!(spec["containers"][0]["ports"][0]["protocol"], "TCP");
+        assert_eq!(spec["containers"][0]["resources"]["requests"]["cpu"], "1");
+        assert_eq!(spec["volumes"][0]["emptyDir"], json!({}));
+        assert_eq!(spec["restartPolicy"], "Always");
+        assert_eq!(spec["enableServiceLinks"], true);
+        default_pod(&mut pod);
+        assert_eq!(Value::Object(pod), once);
+    }
+
+    #[test]
+    fn images_are_pulled_always_only_when_latest() {
+        for (image, policy) in [
+            ("nginx", "Always"),
+            ("nginx:latest", "Always"),
+            ("host:5000/nginx", "Always"),
+            ("nginx:1.2", "IfNotPresent"),
+            ("nginx@sha256:abc", "IfNotPresent"),
+        ] {
+            assert_eq!(pull_policy(image), policy, "{image}");
+        }
+    }
+}

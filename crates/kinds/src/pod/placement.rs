@@ -1,0 +1,254 @@
+//! Where a pod may run: affinity, tolerations, spreading.
+
+use crate::check;
+use crate::tree::{int, is_set, list, text};
+use machinery::field::{Error, Errors, Path};
+use machinery::{Value, format};
+use std::collections::BTreeSet;
+
+pub(super) fn check_tolerations(tolerations: &Value, path: &Path, errors: &mut Errors) {
+    for (i, toleration) in list(tolerations).iter().enumerate() {
+        let at = path.index(i);
+        let (key, operator) = (text(&toleration["key"]), text(&toleration["operator"]));
+        let (value, effect) = (text(&toleration["value"]), text(&toleration["effect"]));
+        if !key.is_empty() {
+            check::form(format::qualified_name(key), key, &at.child("key"), errors);
+        } else if operator != "Exists" {
+            let detail = "operator must be Exists when `key` is empty, which means \"match all values and all keys\"";
+            errors.push(Error::invalid(&at.child("operator"), operator, detail));
+        }
+        if is_set(&toleration["tolerationSeconds"]) && effect != "NoExecute" {
+            let detail = "effect must be 'NoExecute' when `tolerationSeconds` is set";
+            errors.push(Error::invalid(&at.child("effect"), effect, detail));
+        }
+        match operator {
+            "" | "Equal" => {
+                let complaints = format::label_value(value);
+                if !complaints.is_empty() {
+                    let at = at.child("operator");
+                    errors.push(Error::invalid(&at, value, complaints.join(";")));
+                }
+            }
+            "Exists" => {
+                if !value.is_empty() {
+                    let detail = "value must be empty when `operator` is 'Exists'";
+                    errors.push(Error::invalid(
+                        &at.child("operator"),
+                        toleration.clone(),
+                        detail,
+                    ));
+                }
+            }
+            other => errors.push(Error::not_supported(
+                &at.child("operator"),
+                other,
+                &["Equal", "Exists"],
+            )),
+        }
+        if !effect.is_empty() {
+            let effects = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
+            check::one_of(&toleration["effect"], &effects, &at.child("effect"), errors);
+        }
+    }
+}
+
+pub(super) fn check_affinity(affinity: &Value, path: &Path, errors: &mut Errors) {
+    let node = &affinity["nodeAffinity"];
+    let at = path.child("nodeAffinity");
+    let required = "requiredDuringSchedulingIgnoredDuringExecution";
+    let preferred = "preferredDuringSchedulingIgnoredDuringExecution";
+    if is_set(&node[required]) {
+        check_node_selector(&node[required], &at.child(required), errors);
+    }
+    for (i, term) in list(&node[preferred]).iter().enumerate() {
+        let at = at.child(preferred).index(i);
+        check_weight(&term["weight"], &at, errors);
+        check_node_term(&term["preference"], &at.child("preference"), errors);
+    }
+    for kind in ["podAffinity", "podAntiAffinity"] {
+        let at = path.child(kind);
+        for (i, term) in list(&affinity[kind][required]).iter().enumerate() {
+            check_pod_term(term, &at.child(required).index(i), errors);
+        }
+        for (i, weighted) in list(&affinity[kind][preferred]).iter().enumerate() {
+            let at = at.child(preferred).index(i);
+            check_weight(&weighted["weight"], &at, errors);
+            check_pod_term(
+                &weighted["podAffinityTerm"],
+                &at.child("podAffinityTerm"),
+                errors,
+            );
+        }
+    }
+}
+
+fn check_weight(weight: &Value, path: &Path, errors: &mut Errors) {
+    if !(1..=100).contains(&int(weight)) {
+        let at = path.child("weight");
+        errors.push(Error::invalid(
+            &at,
+            int(weight),
+            "must be in the range 1-100",
+        ));
+    }
+}
+
+/// A selection of nodes, also of a PersistentVolume.
+fn check_node_selector(selector: &Value, path: &Path, errors: &mut Errors) {
+    let at = path.child("nodeSelectorTerms");
+    let terms = list(&selector["nodeSelectorTerms"]);
+    if terms.is_empty() {
+        errors.push(Error::required(
+            &at,
+            "must have at least one node selector term",
+        ));
+    }
+    for (i, term) in terms.iter().enumerate() {
+        check_node_term(term, &at.index(i), errors);
+    }
+}
+
+fn check_node_term(term: &Value, path: &Path, errors: &mut Errors) {
+    for (i, requirement) in list(&term["matchExpressions"]).iter().enumerate() {
+        let at = path.child("matchExpressions").index(i);
+        check_node_requirement(requirement, &at, errors);
+        let key = text(&requirement["key"]);
+        check::form(format::qualified_name(key), key, &at.child("key"), errors);
+    }
+    for (i, requirement) in list(&term["matchFields"]).iter().enumerate() {
+        let at = path.child("matchFields").index(i);
+        let one = list(&requirement["values"]).len() == 1;
+        if matches!(text(&requirement["operator"]), "In" | "NotIn") {
+            if !one {
+                let detail = "must be only one value when `operator` is 'In' or 'NotIn' for node field selector";
+                errors.push(Error::required(&at.child("values"), detail));
+            }
+        } else {
+            let detail = "not a valid selector operator";
+            let at = at.child("operator");
+            errors.push(Error::invalid(&at, text(&requirement["operator"]), detail));
+        }
+        if text(&requirement["key"]) != "metadata.name" {
+            let detail = "not a valid field selector key";
+            errors.push(Error::invalid(
+                &at.child("key"),
+                text(&requirement["key"]),
+                detail,
+            ));
+        }
+    }
+}
+
+fn check_node_requirement(requirement: &Value, path: &Path, errors: &mut Errors) {
+    let values = list(&requirement["values"]);
+    let at = path.child("values");
+    match text(&requirement["operator"]) {
+        "In" | "NotIn" if values.is_empty() => errors.push(Error::required(
+            &at,
+            "must be specified when `operator` is 'In' or 'NotIn'",
+        )),
+        "Exists" | "DoesNotExist" if !values.is_empty() => errors.push(Error::forbidden(
+            &at,
+            "may not be specified when `operator` is 'Exists' or 'DoesNotExist'",
+        )),
+        "Gt" | "Lt" if values.len() != 1 => errors.push(Error::required(
+            &at,
+            "must be specified single value when `operator` is 'Lt' or 'Gt'",
+        )),
+        "In" | "NotIn" | "Exists" | "DoesNotExist" | "Gt" | "Lt" => {}
+        other => {
+            let at = path.child("operator");
+            errors.push(Error::invalid(&at, other, "not a valid selector operator"));
+        }
+    }
+}
+
+fn check_topology_key(key: &str, path: &Path, errors: &mut Errors) {
+    let at = path.child("topologyKey");
+    if key.is_empty() {
+        errors.push(Error::required(&at, "can not be empty"));
+    }
+    check::form(format::qualified_name(key), key, &at, errors);
+}
+
+fn check_pod_term(term: &Value, path: &Path, errors: &mut Errors) {
+    check::label_selector(&term["labelSelector"], &path.child("labelSelector"), errors);
+    check::label_selector(
+        &term["namespaceSelector"],
+        &path.child("namespaceSelector"),
+        errors,
+    );
+    for name in list(&term["namespaces"]) {
+        let at = path.child("namespace");
+        check::form(format::dns1123_label(text(name)), text(name), &at, errors);
+    }
+    check_topology_key(text(&term["topologyKey"]), path, errors);
+}
+
+pub(super) fn check_spread(constraints: &Value, path: &Path, errors: &mut Errors) {
+    let mut seen = BTreeSet::new();
+    for (i, constraint) in list(constraints).iter().enumerate() {
+        let at = path.index(i);
+        let skew = int(&constraint["maxSkew"]);
+        if skew <= 0 {
+            errors.push(Error::invalid(
+                &at.child("maxSkew"),
+                skew,
+                "must be greater than zero",
+            ));
+        }
+        let key = text(&constraint["topologyKey"]);
+        check_topology_key(key, &at, errors);
+        let unsatisfiable = &constraint["whenUnsatisfiable"];
+        let actions = ["DoNotSchedule", "ScheduleAnyway"];
+        check::one_of(
+            unsatisfiable,
+            &actions,
+            &at.child("whenUnsatisfiable"),
+            errors,
+        );
+        let domains = &constraint["minDomains"];
+        if is_set(domains) {
+            if int(domains) <= 0 {
+                let at = at.child("minDomains");
+                errors.push(Error::invalid(
+                    &at,
+                    int(domains),
+                    "must be greater than zero",
+                ));
+            } else if unsatisfiable != "DoNotSchedule" {
+                let detail = format!(
+                    "can only use minDomains if whenUnsatisfiable=DoNotSchedule, not {}",
+                    text(unsatisfiable)
+                );
+                errors.push(Error::invalid(
+                    &at.child("minDomains"),
+                    int(domains),
+                    detail,
+                ));
+            }
+        }
+        if !seen.insert((key, text(unsatisfiable))) {
+            let pair = format!("{{{key}, {}}}", text(unsatisfiable));
+            errors.push(Error::duplicate(
+                &at.child("{topologyKey, whenUnsatisfiable}"),
+                pair,
+            ));
+        }
+        for policy in ["nodeAffinityPolicy", "nodeTaintsPolicy"] {
+            if is_set(&constraint[policy]) {
+                check::one_of(
+                    &constraint[policy],
+                    &["Honor", "Ignore"],
+                    &at.child(policy),
+                    errors,
+                );
+            }
+        }
+        check::label_selector(
+            &constraint["labelSelector"],
+            &at.child("labelSelector"),
+            errors,
+        );
+    }
+}
