@@ -9,6 +9,8 @@ pub mod check;
 mod codec;
 pub mod embedded;
 mod error;
+pub mod etcd;
+mod memory;
 mod types;
 
 use async_trait::async_trait;

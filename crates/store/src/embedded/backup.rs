@@ -6,9 +6,8 @@ use super::{
     disk::{Directory, Disk},
     record::Marks,
     snapshot::{self, snapshot_name},
-    state::State,
 };
-use crate::{Codec, Error, Revision};
+use crate::{Codec, Error, Revision, memory::State};
 
 /// What a restore did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

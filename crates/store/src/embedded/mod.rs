@@ -1,19 +1,15 @@
 //! The embedded engine: all live values in memory, every commit in a log of its own.
 //!
 //! One writer thread gives revisions and syncs; one thread hands events to watchers; readers take an
-//! immutable [`state::State`] and are never in anybody's way. Nothing here knows what values mean.
+//! immutable [`State`] and are never in anybody's way. Nothing here knows what values mean.
 
 mod backup;
 pub mod disk;
 mod frame;
-mod history;
-mod hub;
 mod log;
-mod pages;
 mod record;
 mod recovery;
 mod snapshot;
-mod state;
 mod writer;
 
 use std::{
@@ -31,18 +27,17 @@ use parking_lot::Mutex;
 use stdx::{Clock, SystemClock};
 use tokio::sync::{mpsc, oneshot};
 
+pub use crate::memory::Limits;
 pub use backup::{RestoreReport, restore};
-pub use history::Limits;
 
 use crate::{
     Codec, Committed, Durability, Entry, Error, Freshness, Key, ListRequest, Listed, Op, Revision,
     Store, Watch, check,
+    memory::{Hub, Millis, Pages, State},
 };
+
 use disk::{Directory, Disk};
-use hub::Hub;
 use log::Log;
-use pages::Pages;
-use state::State;
 use writer::{Request, Writer};
 
 /// Commits that may wait for the writer before `commit` itself waits.
@@ -171,7 +166,7 @@ impl Config {
 }
 
 /// The keys that go by themselves.
-fn expiring<T>(state: &State<T>) -> BTreeSet<(record::Millis, Key)> {
+fn expiring<T>(state: &State<T>) -> BTreeSet<(Millis, Key)> {
     let slots = state.entries.values().filter(|slot| slot.expires != 0);
     slots
         .map(|slot| (slot.expires, slot.entry.key.clone()))

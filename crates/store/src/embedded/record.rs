@@ -2,10 +2,10 @@
 
 use bytes::Bytes;
 
-use crate::{Key, Revision};
-
-/// Milliseconds since 1970; 0 means never where a moment is optional.
-pub type Millis = i64;
+use crate::{
+    Key, Revision,
+    memory::{Millis, Saved},
+};
 
 const PUT: u8 = 1;
 const DELETE: u8 = 2;
@@ -52,21 +52,6 @@ pub struct Commit {
     pub revision: Revision,
     /// Its changes, never empty.
     pub changes: Vec<Change>,
-}
-
-/// A live key, as it stands in a snapshot.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Saved {
-    /// The key.
-    pub key: Key,
-    /// Revision that created it.
-    pub create_revision: Revision,
-    /// Revision that wrote it last.
-    pub mod_revision: Revision,
-    /// When it goes by itself, 0 for never.
-    pub expires: Millis,
-    /// The value.
-    pub value: Bytes,
 }
 
 /// A frame of a snapshot.

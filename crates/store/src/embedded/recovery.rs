@@ -6,10 +6,12 @@ use super::{
     log::{self, segment_name},
     record::{self, Marks},
     snapshot::{self, snapshot_name},
-    state::{Change, State},
     writer::remove_before,
 };
-use crate::{Codec, Error};
+use crate::{
+    Codec, Error,
+    memory::{Change, State},
+};
 
 /// What was found.
 pub struct Recovered<T> {

@@ -5,9 +5,9 @@ use std::io;
 use super::{
     disk::Disk,
     frame::{self, FILE_HEADER, FRAME_HEADER, FileHeader, FileKind, FrameHeader},
-    record::{self, Marks, Saved, SnapshotFrame},
+    record::{self, Marks, SnapshotFrame},
 };
-use crate::{Error, Revision};
+use crate::{Error, Revision, memory::Saved};
 
 /// Entries are gathered to frames of about this length.
 const FRAME_BYTES: usize = 256 << 10;

@@ -18,13 +18,14 @@ use super::{
     Config,
     disk::Disk,
     frame,
-    hub::Hub,
     log::{Fault, Log, segment_name},
-    record::{self, Marks, Millis},
+    record::{self, Marks},
     snapshot::{self, snapshot_name},
-    state::{Change, State},
 };
-use crate::{Action, Codec, Committed, Durability, Error, Key, Op, Precondition, Revision};
+use crate::{
+    Action, Codec, Committed, Durability, Error, Key, Op, Precondition, Revision,
+    memory::{Change, Hub, Millis, State},
+};
 
 /// Most commits in one batch.
 const BATCH_COMMITS: usize = 4096;

@@ -4,6 +4,7 @@
 
 pub mod conformance;
 pub mod disk;
+pub mod etcd;
 pub mod model;
 
 use std::time::Duration;

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use stdx::Clock;
 use tokio::sync::{Notify, mpsc};
 
-use super::{history::History, state::State};
+use super::{History, State};
 use crate::{Error, Event, Key, Revision, Watch, WatchItem};
 
 /// The meeting point of writer and watchers.
@@ -96,6 +96,18 @@ impl<T: Send + Sync + 'static> Hub<T> {
 
     /// Changes under `prefix` after a revision.
     pub fn watch(self: &Arc<Self>, prefix: Key, after: Revision) -> Result<Watch<T>, Error> {
+        let newest = self.state.load().revision;
+        if after > newest {
+            return Err(Error::Future {
+                requested: after,
+                newest,
+            });
+        }
+        self.watch_ahead(prefix, after)
+    }
+
+    /// The same for a revision that is known to exist, also when it has not been published yet.
+    pub fn watch_ahead(self: &Arc<Self>, prefix: Key, after: Revision) -> Result<Watch<T>, Error> {
         let subscription = self.subscribe(prefix, after)?;
         Ok(stream::unfold(Some(subscription), |subscription| async {
             let mut subscription = subscription?;
@@ -113,12 +125,6 @@ impl<T: Send + Sync + 'static> Hub<T> {
             return Err(Error::Unavailable("the store is closed".into()));
         }
         let state = self.state.load();
-        if after > state.revision {
-            return Err(Error::Future {
-                requested: after,
-                newest: state.revision,
-            });
-        }
         let floor = state.history.floor();
         if after < floor {
             return Err(Error::Compacted {

@@ -6,10 +6,7 @@ use std::{ops::Bound, sync::Arc};
 use bytes::Bytes;
 use imbl::OrdMap;
 
-use super::{
-    history::{Batch, History},
-    record::{Millis, Saved},
-};
+use super::{Batch, History, Millis, Saved};
 use crate::{
     Action, Codec, Committed, Entry, Error, Event, Key, ListRequest, Listed, Op, Precondition,
     Revision,

@@ -4,7 +4,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use parking_lot::Mutex;
 
-use super::state::State;
+use super::State;
 use crate::Revision;
 
 /// A bounded ring of past states.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use imbl::{OrdMap, ordmap::RangedIter};
 
-use super::record::Millis;
+use super::Millis;
 use crate::{Event, Revision};
 
 /// How much is kept; whichever limit is met first counts.
@@ -77,6 +77,11 @@ impl<T> History<T> {
         revision: Revision,
     ) -> RangedIter<'_, Revision, Arc<Batch<T>>, imbl::shared_ptr::DefaultSharedPtr> {
         self.batches.range(revision + 1..)
+    }
+
+    /// The batch of one revision.
+    pub fn at(&self, revision: Revision) -> Option<&Arc<Batch<T>>> {
+        self.batches.get(&revision)
     }
 
     /// Adds the newest.

@@ -1,0 +1,173 @@
+//! Connections to the members: TCP or TLS, one lazy channel per endpoint.
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use hyper_util::rt::TokioIo;
+use rustls::{
+    ClientConfig, RootCertStore,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName},
+};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::Error;
+
+/// How long a connection attempt may take.
+const CONNECT: Duration = Duration::from_secs(3);
+
+/// Certificates and keys, as PEM.
+#[derive(Clone)]
+pub struct Tls {
+    /// Whom to trust.
+    pub ca: Vec<u8>,
+    /// Our own certificate and key, if etcd asks for one.
+    pub identity: Option<(Vec<u8>, Vec<u8>)>,
+    /// The name in etcd's certificate, when it is not the endpoint's address.
+    pub server_name: Option<String>,
+}
+
+/// One member.
+#[derive(Clone)]
+pub struct Member {
+    /// As configured.
+    pub endpoint: String,
+    address: SocketAddr,
+    tls: Option<(TlsConnector, ServerName<'static>)>,
+}
+
+/// No connection was made: nothing can have reached the member.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot connect to {address}: {cause}")]
+pub struct NotConnected {
+    address: SocketAddr,
+    cause: io::Error,
+}
+
+/// The members that a configuration names.
+pub fn members(endpoints: &[String], tls: Option<&Tls>) -> Result<Vec<Member>, Error> {
+    if endpoints.is_empty() {
+        return Err(Error::Invalid("no etcd endpoint is given".into()));
+    }
+    let connector = tls.map(client_config).transpose()?;
+    endpoints
+        .iter()
+        .map(|endpoint| member(endpoint, tls, connector.as_ref()))
+        .collect()
+}
+
+fn member(
+    endpoint: &str,
+    tls: Option<&Tls>,
+    connector: Option<&TlsConnector>,
+) -> Result<Member, Error> {
+    let invalid = |why: &str| Error::Invalid(format!("etcd endpoint {endpoint:?}: {why}"));
+    let (scheme, rest) = endpoint.split_once("://").unwrap_or(("http", endpoint));
+    let address: SocketAddr = rest
+        .trim_end_matches('/')
+        .parse()
+        .map_err(|_| invalid("must be an address and a port, such as https://10.0.0.1:2379"))?;
+    let tls = match (scheme, tls, connector) {
+        ("http", _, _) => None,
+        ("https", Some(tls), Some(connector)) => {
+            let name = match &tls.server_name {
+                Some(name) => ServerName::try_from(name.clone())
+                    .map_err(|_| invalid("the server name is not a name"))?,
+                None => ServerName::IpAddress(address.ip().into()),
+            };
+            Some((connector.clone(), name))
+        }
+        ("https", ..) => return Err(invalid("https needs the certificate authority to trust")),
+        _ => return Err(invalid("must start with http:// or https://")),
+    };
+    Ok(Member {
+        endpoint: endpoint.to_owned(),
+        address,
+        tls,
+    })
+}
+
+fn client_config(tls: &Tls) -> Result<TlsConnector, Error> {
+    let invalid = |what: &str| Error::Invalid(format!("etcd TLS: {what}"));
+    let certificates = |pem: &[u8], what: &str| -> Result<Vec<CertificateDer<'static>>, Error> {
+        let read: Result<Vec<_>, _> = rustls_pemfile::certs(&mut &pem[..]).collect();
+        read.ok()
+            .filter(|found| !found.is_empty())
+            .ok_or_else(|| invalid(what))
+    };
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(&tls.ca, "no certificate in the CA file")? {
+        roots
+            .add(certificate)
+            .map_err(|error| invalid(&error.to_string()))?;
+    }
+    let builder =
+        ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| invalid(&error.to_string()))?
+            .with_root_certificates(roots);
+    let mut config = match &tls.identity {
+        None => builder.with_no_client_auth(),
+        Some((chain, key)) => {
+            let chain = certificates(chain, "no certificate in the certificate file")?;
+            let key: PrivateKeyDer<'static> = rustls_pemfile::private_key(&mut &key[..])
+                .ok()
+                .flatten()
+                .ok_or_else(|| invalid("no private key in the key file"))?;
+            builder
+                .with_client_auth_cert(chain, key)
+                .map_err(|error| invalid(&error.to_string()))?
+        }
+    };
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Ok(TlsConnector::from(Arc::new(config)))
+}
+
+impl Member {
+    /// A channel that connects when it is first used, and again when it was cut. Lives on the
+    /// runtime that calls this.
+    pub fn channel(&self) -> Channel {
+        let member = self.clone();
+        // The scheme says nothing: the connector does TLS itself.
+        endpoint(self.address).connect_with_connector_lazy(tower::service_fn(move |_| {
+            let member = member.clone();
+            async move { member.connect().await }
+        }))
+    }
+
+    async fn connect(&self) -> Result<TokioIo<Box<dyn Stream>>, NotConnected> {
+        let connect = async {
+            let stream = TcpStream::connect(self.address).await?;
+            stream.set_nodelay(true)?;
+            let stream: Box<dyn Stream> = match &self.tls {
+                None => Box::new(stream),
+                Some((connector, name)) => Box::new(connector.connect(name.clone(), stream).await?),
+            };
+            Ok(TokioIo::new(stream))
+        };
+        let timed = tokio::time::timeout(CONNECT, connect).await;
+        timed
+            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+            .map_err(|cause| NotConnected {
+                address: self.address,
+                cause,
+            })
+    }
+}
+
+fn endpoint(address: SocketAddr) -> Endpoint {
+    // Cannot fail: an address makes a valid authority. The fallback is never connected to, because
+    // the connector knows the address itself.
+    Endpoint::from_shared(format!("http://{address}"))
+        .unwrap_or_else(|_| Endpoint::from_static("http://etcd"))
+        .http2_keep_alive_interval(Duration::from_secs(10))
+        .keep_alive_timeout(Duration::from_secs(5))
+        .keep_alive_while_idle(true)
+        .initial_stream_window_size(4 << 20)
+        .initial_connection_window_size(16 << 20)
+}
+
+/// What runs over TCP or TLS.
+pub trait Stream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin {}
+
+impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin> Stream for T {}

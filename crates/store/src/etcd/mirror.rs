@@ -1,0 +1,345 @@
+//! The watch cache: a mirror of everything under the root, fed by one watch. It serves all of our
+//! watchers, so that etcd has one, and all reads that need not be the newest.
+//!
+//! When the watch is cut, it goes on from where it was at the next member. When etcd has compacted
+//! that away, the mirror starts over from a list, and watchers that were not up to date are told.
+
+use std::{sync::Arc, time::Duration};
+
+use arc_swap::ArcSwap;
+use futures::StreamExt;
+use stdx::Backoff;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Streaming, metadata::MetadataValue, transport::Channel};
+
+use super::{
+    Config,
+    client::{self, Client, translate},
+    proto::{
+        etcdserverpb::{
+            RangeRequest, WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse,
+            watch_client::WatchClient, watch_request::RequestUnion,
+        },
+        mvccpb::{Event, KeyValue, event::EventType},
+    },
+};
+use crate::{
+    Codec, Error, Key, Revision,
+    memory::{Change, Hub, Saved, State, prefix_end},
+};
+
+/// Keys per page of the first list.
+const PAGE: i64 = 1000;
+/// How often etcd is asked how far the watch is, when its answer can be trusted.
+const PROGRESS: Duration = Duration::from_secs(5);
+
+/// What the mirror is told from outside.
+pub enum Message {
+    /// Forget history up to here.
+    Forget(Revision, oneshot::Sender<()>),
+    /// Ask etcd how far the watch is, now.
+    Progress,
+}
+
+/// How far the mirror is, for those who wait for it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Position {
+    /// Everything up to here is in it.
+    pub revision: Revision,
+    /// Whether etcd's progress answers move it forward.
+    pub reliable: bool,
+}
+
+/// The mirror's own data.
+pub struct Mirror<C: Codec> {
+    pub config: Config,
+    pub codec: Arc<C>,
+    pub published: Arc<ArcSwap<State<C::Object>>>,
+    pub hub: Arc<Hub<C::Object>>,
+    pub position: watch::Sender<Position>,
+    pub messages: mpsc::Receiver<Message>,
+}
+
+/// Why a watch ended.
+enum End {
+    /// Go on from where it was.
+    Cut(Error),
+    /// Start over.
+    Compacted,
+    /// All handles are gone.
+    Closed,
+}
+
+impl<C: Codec> Mirror<C> {
+    /// Reads everything once.
+    pub async fn load(
+        client: &Client,
+        config: &Config,
+        codec: &C,
+    ) -> Result<State<C::Object>, Error> {
+        let mut state = State::default();
+        let end = prefix_end(&config.root).unwrap_or_else(|| Key::from_static(&[0]));
+        let mut request = RangeRequest {
+            key: non_empty(&config.root),
+            range_end: end,
+            limit: PAGE,
+            ..RangeRequest::default()
+        };
+        loop {
+            let page = client.range(request.clone()).await?;
+            if request.revision == 0 {
+                request.revision = page.header.map_or(0, |header| header.revision);
+                state.revision = request.revision as Revision;
+            }
+            let last = page.kvs.last().map(|kv| kv.key.clone());
+            for kv in page.kvs {
+                state.restore(codec, saved(kv)).map_err(Error::Corrupt)?;
+            }
+            match last {
+                Some(key) if page.more => request.key = [&key[..], &[0]].concat().into(),
+                _ => break,
+            }
+        }
+        state.history.forget(state.revision);
+        Ok(state)
+    }
+
+    /// Follows etcd until all handles are gone.
+    pub async fn run(mut self, client: Client) {
+        let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
+        loop {
+            for (member, channel) in client.members() {
+                let end = match client::version(member, channel.clone()).await {
+                    Ok(version) => {
+                        let reliable = version.has_reliable_progress();
+                        let reliable = self.config.trust_progress.unwrap_or(reliable);
+                        let before = self.revision();
+                        let end = self.follow(channel.clone(), reliable).await;
+                        if self.revision() > before {
+                            backoff.reset();
+                        }
+                        end
+                    }
+                    Err(error) => End::Cut(error),
+                };
+                self.position
+                    .send_modify(|position| position.reliable = false);
+                match end {
+                    End::Closed => return,
+                    End::Compacted => self.start_over(&client).await,
+                    End::Cut(error) => {
+                        tracing::warn!(endpoint = member.endpoint, %error, "etcd watch ended");
+                    }
+                }
+                tokio::select! {
+                    () = self.config.clock.sleep(backoff.step()) => {}
+                    () = self.answer_until_closed() => return,
+                }
+            }
+        }
+    }
+
+    fn revision(&self) -> Revision {
+        self.published.load().revision
+    }
+
+    /// While there is no watch: messages are answered. Ends when all handles are gone.
+    async fn answer_until_closed(&mut self) {
+        while let Some(message) = self.messages.recv().await {
+            self.take(message);
+        }
+    }
+
+    fn take(&mut self, message: Message) {
+        if let Message::Forget(revision, reply) = message {
+            let mut state = State::clone(&self.published.load());
+            state.history.forget(revision.min(state.revision));
+            self.publish(state);
+            let _ = reply.send(());
+        }
+    }
+
+    async fn start_over(&mut self, client: &Client) {
+        match Self::load(client, &self.config, &self.codec).await {
+            Ok(state) => self.publish(state),
+            Err(error) => tracing::warn!(%error, "cannot list etcd"),
+        }
+    }
+
+    fn publish(&self, state: State<C::Object>) {
+        let revision = state.revision;
+        self.published.store(Arc::new(state));
+        self.hub.wake();
+        self.position
+            .send_modify(|position| position.revision = revision);
+    }
+
+    async fn follow(&mut self, channel: Channel, reliable: bool) -> End {
+        let (requests, receiver) = mpsc::channel(16);
+        let create = WatchCreateRequest {
+            key: non_empty(&self.config.root),
+            range_end: prefix_end(&self.config.root).unwrap_or_else(|| Key::from_static(&[0])),
+            start_revision: self.revision() as i64 + 1,
+            progress_notify: reliable,
+            prev_kv: false,
+            fragment: true,
+            ..WatchCreateRequest::default()
+        };
+        let _ = requests
+            .send(watch_request(RequestUnion::CreateRequest(create)))
+            .await;
+        let mut request = Request::new(ReceiverStream::new(receiver));
+        // A member that has lost its leader ends the watch instead of standing still.
+        request
+            .metadata_mut()
+            .insert("hasleader", MetadataValue::from_static("true"));
+        let mut client = WatchClient::new(channel).max_decoding_message_size(usize::MAX);
+        let mut answers = match client.watch(request).await {
+            Ok(answers) => answers.into_inner(),
+            Err(status) => return End::Cut(translate(&status, 0)),
+        };
+        let mut pieces = Vec::new();
+        let mut tick = self.config.clock.sleep(PROGRESS);
+        loop {
+            let ask = tokio::select! {
+                answer = next(&mut answers) => match answer {
+                    Ok(answer) => match self.answer(answer, &mut pieces, reliable) {
+                        None => false,
+                        Some(end) => return end,
+                    },
+                    Err(error) => return End::Cut(error),
+                },
+                message = self.messages.recv() => match message {
+                    None => return End::Closed,
+                    Some(Message::Progress) => true,
+                    Some(message) => {
+                        self.take(message);
+                        false
+                    }
+                },
+                () = &mut tick => {
+                    tick = self.config.clock.sleep(PROGRESS);
+                    true
+                }
+            };
+            if ask && reliable {
+                let progress = RequestUnion::ProgressRequest(WatchProgressRequest {});
+                // A full queue of questions: the answer to an earlier one is on its way.
+                let _ = requests.try_send(watch_request(progress));
+            }
+        }
+    }
+
+    /// One message of the watch. Returns how the watch ended, if it did.
+    fn answer(
+        &self,
+        answer: WatchResponse,
+        pieces: &mut Vec<Event>,
+        reliable: bool,
+    ) -> Option<End> {
+        if answer.canceled || answer.compact_revision != 0 {
+            return Some(match answer.compact_revision {
+                0 => End::Cut(Error::Unavailable(format!(
+                    "etcd: {}",
+                    answer.cancel_reason
+                ))),
+                _ => End::Compacted,
+            });
+        }
+        if answer.created {
+            self.position
+                .send_modify(|position| position.reliable = reliable);
+            return None;
+        }
+        pieces.extend(answer.events);
+        if answer.fragment {
+            return None;
+        }
+        let mut state = State::clone(&self.published.load());
+        if pieces.is_empty() {
+            let progress = answer
+                .header
+                .map_or(0, |header| header.revision as Revision);
+            if reliable && progress > state.revision {
+                state.revision = progress;
+                self.publish(state);
+            }
+            return None;
+        }
+        match self.apply(&mut state, std::mem::take(pieces)) {
+            Ok(()) => {
+                self.publish(state);
+                None
+            }
+            Err(error) => Some(End::Cut(error)),
+        }
+    }
+
+    /// Events of one revision stand together and become one commit.
+    fn apply(&self, state: &mut State<C::Object>, events: Vec<Event>) -> Result<(), Error> {
+        let now = self.config.clock.now().as_millisecond();
+        let mut events = events
+            .into_iter()
+            .filter_map(|event| Some((event.r#type(), event.kv?)));
+        let mut changes = Vec::new();
+        let mut revision = state.revision;
+        let mut next = events.next();
+        while let Some((kind, kv)) = next {
+            revision = revision.max(kv.mod_revision as Revision);
+            changes.push(match kind {
+                EventType::Delete => (kv.key, Some(Change::Delete)),
+                EventType::Put => {
+                    let Saved { key, value, .. } = saved(kv);
+                    let draft = self.codec.load(&key, value).map_err(Error::Corrupt)?;
+                    (key, Some(Change::Put(draft, 0)))
+                }
+            });
+            next = events.next();
+            if next
+                .as_ref()
+                .is_none_or(|(_, kv)| kv.mod_revision as Revision != revision)
+            {
+                state.apply(&*self.codec, revision, now, std::mem::take(&mut changes));
+                state.revision = revision;
+            }
+        }
+        state.history.prune(&self.config.history, now);
+        Ok(())
+    }
+}
+
+async fn next(answers: &mut Streaming<WatchResponse>) -> Result<WatchResponse, Error> {
+    match answers.next().await {
+        Some(Ok(answer)) => Ok(answer),
+        Some(Err(status)) => Err(translate(&status, 0)),
+        None => Err(Error::Unavailable("etcd ended the watch".into())),
+    }
+}
+
+fn watch_request(request: RequestUnion) -> WatchRequest {
+    WatchRequest {
+        request_union: Some(request),
+    }
+}
+
+/// etcd has no empty key; the smallest one stands for "from the beginning".
+pub fn non_empty(prefix: &Key) -> Key {
+    if prefix.is_empty() {
+        Key::from_static(&[0])
+    } else {
+        prefix.clone()
+    }
+}
+
+/// What etcd holds, as the mirror takes it. etcd does the expiry itself. Values are copied: they
+/// would keep the whole answer in memory.
+pub fn saved(kv: KeyValue) -> Saved {
+    Saved {
+        key: Key::copy_from_slice(&kv.key),
+        create_revision: kv.create_revision as Revision,
+        mod_revision: kv.mod_revision as Revision,
+        expires: 0,
+        value: Key::copy_from_slice(&kv.value),
+    }
+}

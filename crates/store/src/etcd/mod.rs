@@ -1,0 +1,529 @@
+//! A real etcd behind the same trait: transactions on mod revisions, one watch that feeds a cache,
+//! reads from etcd itself wherever only etcd knows the newest.
+
+mod client;
+mod connect;
+mod leases;
+mod mirror;
+mod proto;
+mod transaction;
+mod version;
+
+use std::{sync::Arc, thread::JoinHandle, time::Duration};
+
+use arc_swap::ArcSwap;
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use stdx::{Clock, SystemClock};
+use tokio::sync::{mpsc, oneshot, watch};
+
+pub use connect::Tls;
+pub use version::Version;
+
+use crate::{
+    Action, Codec, Committed, Durability, Entry, Error, Freshness, Key, ListRequest, Listed, Op,
+    Revision, Store, Watch, check,
+    memory::{Hub, Limits, Pages, State, prefix_end},
+};
+use client::Client;
+use leases::Leases;
+use mirror::{Message, Mirror, Position};
+use proto::{etcdserverpb::RangeRequest, mvccpb::KeyValue};
+
+/// How long a commit or a read waits for the mirror before it does without.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Where etcd is and how to use it.
+#[derive(Clone)]
+pub struct Config {
+    /// `http://address:port` or `https://address:port`, one or several members of one cluster.
+    pub endpoints: Vec<String>,
+    /// For https.
+    pub tls: Option<Tls>,
+    /// All keys start with this; what else is in etcd is left alone.
+    pub root: Key,
+    /// Where time comes from.
+    pub clock: Arc<dyn Clock>,
+    /// Largest value.
+    pub max_value: usize,
+    /// How much of the past is kept for watches.
+    pub history: Limits,
+    /// How many past moments that pages refer to are kept at hand.
+    pub pages: usize,
+    /// A watcher may be this many revisions behind before it has to catch up from history.
+    pub watch_queue: usize,
+    /// How often watchers hear how far they are.
+    pub progress: Duration,
+    /// Whether etcd's progress answers are trusted; `None` decides by its version.
+    pub trust_progress: Option<bool>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            endpoints: Vec::new(),
+            tls: None,
+            root: Key::from_static(b"/registry/"),
+            clock: Arc::new(SystemClock),
+            max_value: check::MAX_VALUE,
+            history: Limits::default(),
+            pages: 64,
+            watch_queue: 1024,
+            progress: Duration::from_secs(5),
+            trust_progress: None,
+        }
+    }
+}
+
+impl Config {
+    /// Connects, checks the version, and reads everything once. Calls are made on the runtime that
+    /// this is awaited on.
+    pub async fn connect<C: Codec>(self, codec: C) -> Result<Arc<Etcd<C>>, Error> {
+        let members = connect::members(&self.endpoints, self.tls.as_ref())?;
+        let client = Client::new(members.clone());
+        first_version(&client).await?;
+        let codec = Arc::new(codec);
+        let state = Mirror::load(&client, &self, &*codec).await?;
+        let position = Position {
+            revision: state.revision,
+            reliable: false,
+        };
+        let (position, follow) = watch::channel(position);
+        let published = Arc::new(ArcSwap::from_pointee(state));
+        let hub = Arc::new(Hub::new(published.clone(), self.watch_queue));
+        let (messages, receiver) = mpsc::channel(64);
+        let mirror = Mirror {
+            config: self.clone(),
+            codec: codec.clone(),
+            published: published.clone(),
+            hub: hub.clone(),
+            position,
+            messages: receiver,
+        };
+        let (clock, progress, served) = (self.clock.clone(), self.progress, hub.clone());
+        let run = async move {
+            let client = Client::new(members);
+            tokio::select! {
+                () = mirror.run(client) => {}
+                () = served.serve(&*clock, progress) => {}
+            }
+            served.close();
+        };
+        let thread = std::thread::Builder::new()
+            .name("store-mirror".into())
+            .spawn(move || block_on(run))
+            .map_err(|error| Error::Unavailable(format!("cannot start a thread: {error}")))?;
+        Ok(Arc::new(Etcd {
+            codec,
+            client,
+            published,
+            hub,
+            position: follow,
+            leases: Leases::default(),
+            pages: Pages::new(self.pages),
+            messages: Mutex::new(Some(messages)),
+            thread: Mutex::new(Some(thread)),
+            config: self,
+        }))
+    }
+}
+
+/// Some member must answer with a version that is supported.
+async fn first_version(client: &Client) -> Result<Version, Error> {
+    let mut last = Error::Unavailable("no etcd member answers".into());
+    for (member, channel) in client.members() {
+        match client::version(member, channel.clone()).await {
+            Ok(version) => {
+                tracing::info!(endpoint = member.endpoint, ?version, "connected to etcd");
+                return Ok(version);
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// Runs the mirror on its own thread: it outlives any runtime, and no busy runtime delays it.
+fn block_on(future: impl Future<Output = ()>) {
+    match tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime.block_on(future),
+        Err(error) => tracing::error!(%error, "cannot start a thread of the store"),
+    }
+}
+
+/// A connected etcd.
+pub struct Etcd<C: Codec> {
+    config: Config,
+    codec: Arc<C>,
+    client: Client,
+    published: Arc<ArcSwap<State<C::Object>>>,
+    hub: Arc<Hub<C::Object>>,
+    position: watch::Receiver<Position>,
+    leases: Leases,
+    pages: Pages<C::Object>,
+    /// Guards the way to the mirror; none when closed.
+    messages: Mutex<Option<mpsc::Sender<Message>>>,
+    /// Guards the mirror's thread until it is joined.
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl<C: Codec> Etcd<C> {
+    /// Ends the mirror and all watches. Also done when the last handle is dropped.
+    pub fn close(&self) {
+        drop(self.messages.lock().take());
+        self.hub.close();
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+    }
+
+    /// The mirror once it has reached a revision; `None` when that takes too long.
+    async fn mirror_at(&self, revision: Revision) -> Option<Arc<State<C::Object>>> {
+        let mut position = self.position.clone();
+        let reached = position.wait_for(|position| position.revision >= revision);
+        let reached = tokio::time::timeout(PATIENCE, reached).await;
+        matches!(reached, Ok(Ok(_))).then(|| self.published.load_full())
+    }
+
+    fn check_key(&self, key: &Key) -> Result<(), Error> {
+        check::key(key)?;
+        self.check_root(key)
+    }
+
+    fn check_root(&self, key: &Key) -> Result<(), Error> {
+        if key.starts_with(&self.config.root) {
+            return Ok(());
+        }
+        let (key, root) = (
+            String::from_utf8_lossy(key),
+            String::from_utf8_lossy(&self.config.root),
+        );
+        Err(Error::Invalid(format!(
+            "{key:?} does not start with {root:?}"
+        )))
+    }
+
+    /// The state that answers a read without asking etcd, if there is one.
+    fn at_hand(&self, freshness: Freshness) -> Option<Arc<State<C::Object>>> {
+        let state = self.published.load_full();
+        match freshness {
+            Freshness::Newest => None,
+            Freshness::AtLeast(revision) => (revision <= state.revision).then_some(state),
+            Freshness::Exactly(revision) => {
+                let kept = state.history.floor() <= revision && revision <= state.revision;
+                kept.then(|| self.pages.at(revision, &state))
+            }
+        }
+    }
+
+    /// For lists that must be the newest: the mirror, when etcd can be trusted to say how far it is.
+    async fn newest(&self) -> Option<Arc<State<C::Object>>> {
+        if !self.position.borrow().reliable {
+            return None;
+        }
+        let revision = self.revision().await.ok()?;
+        if self.published.load().revision < revision {
+            let messages = self.messages.lock().clone()?;
+            messages.try_send(Message::Progress).ok()?;
+        }
+        self.mirror_at(revision).await
+    }
+
+    /// An entry of etcd's answer: the mirror's own when it has it, so that it is published once.
+    fn entry(&self, kv: KeyValue) -> Result<Entry<C::Object>, Error> {
+        let known = self.published.load().get(&kv.key);
+        if let Some(known) = known.filter(|known| known.mod_revision as i64 == kv.mod_revision) {
+            return Ok(known);
+        }
+        let saved = mirror::saved(kv);
+        let draft = self
+            .codec
+            .load(&saved.key, saved.value)
+            .map_err(Error::Corrupt)?;
+        let object = self.codec.publish(&saved.key, draft, saved.mod_revision);
+        Ok(Entry {
+            key: saved.key,
+            create_revision: saved.create_revision,
+            mod_revision: saved.mod_revision,
+            object: Arc::new(object),
+        })
+    }
+
+    /// Asks etcd. Returns the moment, the entries, and how many more there are.
+    async fn range(
+        &self,
+        request: RangeRequest,
+        freshness: Freshness,
+    ) -> Result<Listed<C::Object>, Error> {
+        let exactly = match freshness {
+            Freshness::Exactly(0) => {
+                let oldest = self.published.load().history.floor();
+                return Err(Error::Compacted {
+                    requested: 0,
+                    oldest,
+                });
+            }
+            Freshness::Exactly(revision) => revision,
+            _ => 0,
+        };
+        let request = RangeRequest {
+            revision: exactly as i64,
+            ..request
+        };
+        let answer = self
+            .client
+            .range(request)
+            .await
+            .map_err(|error| self.place(error))?;
+        let newest = answer
+            .header
+            .map_or(0, |header| header.revision as Revision);
+        if let Freshness::AtLeast(requested) = freshness
+            && requested > newest
+        {
+            return Err(Error::Future { requested, newest });
+        }
+        let revision = if exactly == 0 { newest } else { exactly };
+        let remaining = answer.count as usize - answer.kvs.len();
+        let entries = answer
+            .kvs
+            .into_iter()
+            .map(|kv| self.entry(kv))
+            .collect::<Result<_, _>>()?;
+        Ok(Listed {
+            revision,
+            entries,
+            remaining,
+        })
+    }
+
+    /// Adds what etcd does not say to its errors.
+    fn place(&self, error: Error) -> Error {
+        let state = self.published.load();
+        match error {
+            Error::Compacted { requested, .. } => Error::Compacted {
+                requested,
+                oldest: state.history.floor(),
+            },
+            Error::Future { requested, .. } => Error::Future {
+                requested,
+                newest: state.revision,
+            },
+            other => other,
+        }
+    }
+
+    async fn leases(&self, ops: &[Op<C::Draft>]) -> Result<Vec<i64>, Error> {
+        let mut leases = Vec::with_capacity(ops.len());
+        for op in ops {
+            leases.push(match &op.action {
+                Action::Put {
+                    expires_in: Some(expires_in),
+                    ..
+                } => {
+                    self.leases
+                        .lease(&self.client, &*self.config.clock, *expires_in)
+                        .await?
+                }
+                _ => 0,
+            });
+        }
+        Ok(leases)
+    }
+
+    /// What now stands at a put key: the mirror's object, or our own when the mirror is late.
+    fn written(
+        &self,
+        mirror: Option<&State<C::Object>>,
+        op: Op<C::Draft>,
+        revision: Revision,
+        previous: Option<KeyValue>,
+    ) -> Result<Option<Entry<C::Object>>, Error> {
+        match op.action {
+            Action::Check => Ok(None),
+            Action::Delete => previous.map(|kv| self.entry(kv)).transpose(),
+            Action::Put { draft, .. } => {
+                let events = mirror.and_then(|state| state.history.at(revision));
+                let found = events.and_then(|batch| {
+                    let event = batch.events.iter().find(|event| event.key == op.key)?;
+                    event.current.clone()
+                });
+                Ok(Some(found.unwrap_or_else(|| Entry {
+                    create_revision: previous.map_or(revision, |kv| kv.create_revision as Revision),
+                    mod_revision: revision,
+                    object: Arc::new(self.codec.publish(&op.key, draft, revision)),
+                    key: op.key,
+                })))
+            }
+        }
+    }
+}
+
+impl<C: Codec> Drop for Etcd<C> {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+#[async_trait]
+impl<C: Codec> Store<C> for Etcd<C> {
+    async fn get(
+        &self,
+        key: &Key,
+        freshness: Freshness,
+    ) -> Result<(Revision, Option<Entry<C::Object>>), Error> {
+        self.check_key(key)?;
+        if let Some(state) = self.at_hand(freshness) {
+            return Ok((state.revision, state.get(key)));
+        }
+        let request = RangeRequest {
+            key: key.clone(),
+            ..RangeRequest::default()
+        };
+        let listed = self.range(request, freshness).await?;
+        Ok((listed.revision, listed.entries.into_iter().next()))
+    }
+
+    async fn list(&self, request: ListRequest) -> Result<Listed<C::Object>, Error> {
+        check::prefix(&request.prefix)?;
+        self.check_root(&request.prefix)?;
+        let state = match request.freshness {
+            Freshness::Newest => self.newest().await,
+            other => self.at_hand(other),
+        };
+        if let Some(state) = state {
+            let listed = state.list(&request);
+            if listed.remaining > 0 {
+                self.pages.keep(state);
+            }
+            return Ok(listed);
+        }
+        let start = match &request.from {
+            Some(from) if *from > request.prefix => from.clone(),
+            _ => mirror::non_empty(&request.prefix),
+        };
+        let end = prefix_end(&request.prefix).unwrap_or_else(|| Key::from_static(&[0]));
+        if end[..] != [0] && start >= end {
+            let nothing = RangeRequest {
+                key: mirror::non_empty(&self.config.root),
+                count_only: true,
+                ..RangeRequest::default()
+            };
+            let moment = self.range(nothing, request.freshness).await?.revision;
+            return Ok(Listed {
+                revision: moment,
+                entries: Vec::new(),
+                remaining: 0,
+            });
+        }
+        let range = RangeRequest {
+            key: start,
+            range_end: end,
+            limit: request.limit.unwrap_or(0) as i64,
+            count_only: request.limit == Some(0),
+            ..RangeRequest::default()
+        };
+        self.range(range, request.freshness).await
+    }
+
+    async fn commit(
+        &self,
+        ops: Vec<Op<C::Draft>>,
+        _: Durability,
+    ) -> Result<Committed<C::Object>, Error> {
+        check::ops(&*self.codec, &ops, self.config.max_value)?;
+        ops.iter().try_for_each(|op| self.check_root(&op.key))?;
+        let leases = self.leases(&ops).await?;
+        let request = transaction::request(&*self.codec, &ops, &leases);
+        let answer = self.client.transact(request).await?;
+        if !answer.succeeded {
+            return Err(transaction::conflict(&ops, answer.responses));
+        }
+        let revision = answer
+            .header
+            .map_or(0, |header| header.revision as Revision);
+        let previous = transaction::previous(&ops, answer.responses)?;
+        let changes = ops
+            .iter()
+            .zip(&previous)
+            .any(|(op, previous)| match op.action {
+                Action::Put { .. } => true,
+                Action::Delete => previous.is_some(),
+                Action::Check => false,
+            });
+        let mirror = if changes {
+            self.mirror_at(revision).await
+        } else {
+            None
+        };
+        let entries = ops.into_iter().zip(previous);
+        let entries = entries
+            .map(|(op, previous)| self.written(mirror.as_deref(), op, revision, previous))
+            .collect::<Result<_, _>>()?;
+        Ok(Committed { revision, entries })
+    }
+
+    async fn watch(&self, prefix: Key, after: Revision) -> Result<Watch<C::Object>, Error> {
+        check::prefix(&prefix)?;
+        self.check_root(&prefix)?;
+        // Another client's revision may be newer than the mirror.
+        if after > self.published.load().revision {
+            let newest = self.revision().await?;
+            if after > newest {
+                return Err(Error::Future {
+                    requested: after,
+                    newest,
+                });
+            }
+            return self.hub.watch_ahead(prefix, after);
+        }
+        self.hub.watch(prefix, after)
+    }
+
+    async fn revision(&self) -> Result<Revision, Error> {
+        let request = RangeRequest {
+            key: mirror::non_empty(&self.config.root),
+            count_only: true,
+            ..RangeRequest::default()
+        };
+        let answer = self.client.range(request).await?;
+        Ok(answer
+            .header
+            .map_or(0, |header| header.revision as Revision))
+    }
+
+    async fn compact(&self, revision: Revision) -> Result<(), Error> {
+        match self.client.compact(revision).await {
+            // Somebody was faster.
+            Ok(()) | Err(Error::Compacted { .. }) => {}
+            Err(error) => return Err(self.place(error)),
+        }
+        let messages = self.messages.lock().clone();
+        if let Some(messages) = messages {
+            let (reply, done) = oneshot::channel();
+            let _ = messages.send(Message::Forget(revision, reply)).await;
+            let _ = done.await;
+        }
+        Ok(())
+    }
+}
+
+impl<C: Codec> lifecycle::Service for Etcd<C> {
+    fn name(&self) -> &'static str {
+        "store"
+    }
+
+    fn run(self: Arc<Self>, context: lifecycle::Context) -> lifecycle::Run {
+        Box::pin(async move {
+            context.ready();
+            context.shutdown().await;
+            let closing = self.clone();
+            tokio::task::spawn_blocking(move || closing.close()).await?;
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,12 @@
+//! etcd's protocol, generated from `proto/`.
+#![allow(clippy::all, clippy::pedantic, missing_docs, reason = "generated")]
+
+/// Keys and events.
+pub mod mvccpb {
+    tonic::include_proto!("mvccpb");
+}
+
+/// Calls.
+pub mod etcdserverpb {
+    tonic::include_proto!("etcdserverpb");
+}

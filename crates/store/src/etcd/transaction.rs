@@ -1,0 +1,120 @@
+//! A commit as etcd's transaction, and etcd's answer as a commit's result. Pure.
+
+use super::proto::{
+    etcdserverpb::{
+        Compare, DeleteRangeRequest, PutRequest, RangeRequest, RequestOp, ResponseOp, TxnRequest,
+        compare::{CompareResult, CompareTarget, TargetUnion},
+        request_op::Request,
+        response_op::Response,
+    },
+    mvccpb::KeyValue,
+};
+use crate::{Action, Codec, Error, Key, Op, Precondition, Revision};
+
+/// The transaction. `leases` has one number per operation, 0 for none.
+pub fn request<C: Codec>(codec: &C, ops: &[Op<C::Draft>], leases: &[i64]) -> TxnRequest {
+    let mut compare = Vec::new();
+    let mut success = Vec::new();
+    let mut failure = Vec::new();
+    for (op, lease) in ops.iter().zip(leases) {
+        compare.extend(compares(op));
+        failure.push(operation(Request::RequestRange(RangeRequest {
+            key: op.key.clone(),
+            keys_only: true,
+            ..RangeRequest::default()
+        })));
+        let request = match &op.action {
+            Action::Put { draft, .. } => Request::RequestPut(PutRequest {
+                key: op.key.clone(),
+                value: codec.bytes(draft).clone(),
+                lease: *lease,
+                prev_kv: true,
+                ..PutRequest::default()
+            }),
+            Action::Delete => Request::RequestDeleteRange(DeleteRangeRequest {
+                key: op.key.clone(),
+                prev_kv: true,
+                ..DeleteRangeRequest::default()
+            }),
+            Action::Check => continue,
+        };
+        success.push(operation(request));
+    }
+    TxnRequest {
+        compare,
+        success,
+        failure,
+    }
+}
+
+fn operation(request: Request) -> RequestOp {
+    RequestOp {
+        request: Some(request),
+    }
+}
+
+/// etcd says 0 for the revision of a key that does not exist.
+fn compares<D>(op: &Op<D>) -> Vec<Compare> {
+    let compare = |result: CompareResult, revision: Revision| Compare {
+        result: result.into(),
+        target: CompareTarget::Mod.into(),
+        key: op.key.clone(),
+        range_end: Key::new(),
+        target_union: Some(TargetUnion::ModRevision(revision as i64)),
+    };
+    let exists = compare(CompareResult::Greater, 0);
+    match op.precondition {
+        Precondition::Any => vec![],
+        Precondition::Absent => vec![compare(CompareResult::Equal, 0)],
+        Precondition::Exists => vec![exists],
+        Precondition::Revision(revision) => {
+            vec![exists, compare(CompareResult::Equal, revision)]
+        }
+    }
+}
+
+/// What stood at each operation's key before a transaction that was accepted.
+pub fn previous<D>(
+    ops: &[Op<D>],
+    responses: Vec<ResponseOp>,
+) -> Result<Vec<Option<KeyValue>>, Error> {
+    let mut responses = responses.into_iter();
+    let mut next = || responses.next().and_then(|response| response.response);
+    ops.iter()
+        .map(|op| match op.action {
+            Action::Check => Ok(None),
+            _ => match next() {
+                Some(Response::ResponsePut(put)) => Ok(put.prev_kv),
+                Some(Response::ResponseDeleteRange(deleted)) => {
+                    Ok(deleted.prev_kvs.into_iter().next())
+                }
+                _ => Err(Error::Unavailable(
+                    "etcd's answer does not fit the question".into(),
+                )),
+            },
+        })
+        .collect()
+}
+
+/// The first precondition that does not hold, by what stands at the keys.
+pub fn conflict<D>(ops: &[Op<D>], responses: Vec<ResponseOp>) -> Error {
+    for (op, response) in ops.iter().zip(responses) {
+        let Some(Response::ResponseRange(range)) = response.response else {
+            continue;
+        };
+        let current = range.kvs.first().map(|kv| kv.mod_revision as Revision);
+        let holds = match op.precondition {
+            Precondition::Any => true,
+            Precondition::Absent => current.is_none(),
+            Precondition::Exists => current.is_some(),
+            Precondition::Revision(revision) => current == Some(revision),
+        };
+        if !holds {
+            return Error::Conflict {
+                key: op.key.clone(),
+                current,
+            };
+        }
+    }
+    Error::Unavailable("etcd refused a transaction whose preconditions hold".into())
+}

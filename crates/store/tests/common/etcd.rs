@@ -1,0 +1,162 @@
+//! Debian's etcd, started by the tests on loopback with a directory of their own.
+
+use std::{
+    net::TcpListener,
+    process::{Child, Command, Stdio},
+    time::Instant,
+};
+
+use super::PATIENCE;
+
+pub struct Cluster {
+    members: Vec<Member>,
+    directory: tempfile::TempDir,
+    tls: Option<TlsFiles>,
+}
+
+struct Member {
+    client: u16,
+    peer: u16,
+    process: Option<Child>,
+}
+
+pub struct TlsFiles {
+    pub ca: String,
+    pub certificate: String,
+    pub key: String,
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for member in 0..self.members.len() {
+            self.kill(member);
+        }
+    }
+}
+
+/// Two ports that nobody uses right now.
+fn ports() -> (u16, u16) {
+    let listeners = [0; 2].map(|port| TcpListener::bind(("127.0.0.1", port)).unwrap());
+    let [client, peer] = listeners.map(|listener| listener.local_addr().unwrap().port());
+    (client, peer)
+}
+
+impl Cluster {
+    pub fn start(count: usize) -> Self {
+        Self::start_with(count, None)
+    }
+
+    pub fn start_with(count: usize, tls: Option<TlsFiles>) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let member = |_| {
+            let (client, peer) = ports();
+            Member {
+                client,
+                peer,
+                process: None,
+            }
+        };
+        let mut cluster = Self {
+            members: (0..count).map(member).collect(),
+            directory,
+            tls,
+        };
+        if let Some(tls) = &cluster.tls {
+            for (name, text) in [
+                ("ca", &tls.ca),
+                ("crt", &tls.certificate),
+                ("key", &tls.key),
+            ] {
+                std::fs::write(cluster.directory.path().join(name), text).unwrap();
+            }
+        }
+        (0..count).for_each(|member| cluster.spawn(member));
+        cluster
+    }
+
+    fn scheme(&self) -> &'static str {
+        if self.tls.is_some() { "https" } else { "http" }
+    }
+
+    pub fn endpoints(&self) -> Vec<String> {
+        let scheme = self.scheme();
+        let endpoint = |member: &Member| format!("{scheme}://127.0.0.1:{}", member.client);
+        self.members.iter().map(endpoint).collect()
+    }
+
+    /// Starts a member, also again after it was killed.
+    pub fn spawn(&mut self, number: usize) {
+        let peers: Vec<String> = self
+            .members
+            .iter()
+            .enumerate()
+            .map(|(number, member)| format!("m{number}=http://127.0.0.1:{}", member.peer))
+            .collect();
+        let peer = format!("http://127.0.0.1:{}", self.members[number].peer);
+        let client = self.endpoints()[number].clone();
+        let mut command = Command::new("etcd");
+        command
+            .args(["--name", &format!("m{number}")])
+            .arg("--data-dir")
+            .arg(self.directory.path().join(number.to_string()))
+            .args([
+                "--listen-client-urls",
+                &client,
+                "--advertise-client-urls",
+                &client,
+            ])
+            .args([
+                "--listen-peer-urls",
+                &peer,
+                "--initial-advertise-peer-urls",
+                &peer,
+            ])
+            .args([
+                "--initial-cluster",
+                &peers.join(","),
+                "--log-level",
+                "error",
+            ])
+            .args(["--heartbeat-interval", "50", "--election-timeout", "500"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        if self.tls.is_some() {
+            let file = |name: &str| self.directory.path().join(name);
+            command
+                .arg("--trusted-ca-file")
+                .arg(file("ca"))
+                .arg("--cert-file")
+                .arg(file("crt"))
+                .arg("--key-file")
+                .arg(file("key"))
+                .arg("--client-cert-auth");
+        }
+        self.members[number].process = Some(command.spawn().expect("etcd is installed"));
+    }
+
+    pub fn kill(&mut self, number: usize) {
+        if let Some(mut process) = self.members[number].process.take() {
+            process.kill().unwrap();
+            process.wait().unwrap();
+        }
+    }
+
+    /// Connects as soon as the cluster answers.
+    pub async fn connect(
+        &self,
+        config: store::etcd::Config,
+    ) -> std::sync::Arc<store::etcd::Etcd<store::Plain>> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let config = store::etcd::Config {
+                endpoints: self.endpoints(),
+                ..config.clone()
+            };
+            match config.connect(store::Plain).await {
+                Ok(store) => return store,
+                Err(error) if Instant::now() > deadline => panic!("{error}"),
+                Err(_) => tokio::task::yield_now().await,
+            }
+        }
+    }
+}

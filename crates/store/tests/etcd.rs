@@ -1,0 +1,238 @@
+//! The etcd backend against real etcd servers on loopback.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use std::{sync::Arc, time::Instant};
+
+use bytes::Bytes;
+use common::{
+    etcd::{Cluster, TlsFiles},
+    model::{Model, steps},
+    *,
+};
+use proptest::{strategy::Strategy, strategy::ValueTree, test_runner::TestRunner};
+use store::{
+    Error, Freshness, Plain, Store,
+    etcd::{Config, Etcd, Tls},
+};
+
+fn everything() -> Config {
+    Config {
+        root: Bytes::from_static(b"/"),
+        ..Config::default()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_behaves_as_every_backend_does() {
+    let cluster = Cluster::start(1);
+    let store = cluster.connect(everything()).await;
+    conformance::all(&*store).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_behaves_the_same_when_lists_come_from_the_watch_cache() {
+    let cluster = Cluster::start(1);
+    let store = cluster
+        .connect(Config {
+            trust_progress: Some(true),
+            ..everything()
+        })
+        .await;
+    conformance::all(&*store).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_does_what_the_model_does() {
+    let cluster = Cluster::start(1);
+    let store = cluster.connect(everything()).await;
+    let mut runner = TestRunner::deterministic();
+    for case in 0..rounds() {
+        let steps = steps(30).new_tree(&mut runner).unwrap().current();
+        let mut model = Model::new(&format!("/case{case}/"), store.revision().await.unwrap());
+        for step in &steps {
+            model.step(&*store, step).await;
+        }
+        model.compare_watches(&*store).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_others_wrote_before_and_beside_us_is_seen() {
+    let cluster = Cluster::start(1);
+    let other = cluster.connect(everything()).await;
+    write(&*other, "/registry/a", "1").await;
+    write(&*other, "/elsewhere", "1").await;
+    let store = cluster.connect(Config::default()).await;
+    let start = store.revision().await.unwrap();
+    assert_eq!(value(&*store, "/registry/a").await.as_deref(), Some("1"));
+    let mut watch = store.watch("/registry/".into(), start).await.unwrap();
+    write(&*other, "/elsewhere", "2").await;
+    let revision = write(&*other, "/registry/a", "2").await;
+    let (seen, events) = next_events(&mut watch).await;
+    assert_eq!(
+        (seen, shown(&events)),
+        (revision, vec!["~/registry/a=1>2".to_owned()])
+    );
+    let outside = commit(&*store, vec![put("/elsewhere", "3")]).await;
+    assert!(matches!(outside, Err(Error::Invalid(_))), "{outside:?}");
+    let key = Bytes::from("/registry/a");
+    let (_, entry) = store.get(&key, Freshness::AtLeast(revision)).await.unwrap();
+    assert_eq!(entry.unwrap().mod_revision, revision);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_lost_member_of_three_is_not_noticed_by_watches_and_reads() {
+    let mut cluster = Cluster::start(3);
+    let store = cluster.connect(everything()).await;
+    let start = store.revision().await.unwrap();
+    let mut watch = store.watch("/w/".into(), start).await.unwrap();
+    let mut expected = 0;
+    for victim in 0..3 {
+        for _ in 0..5 {
+            write_until_accepted(&store, &format!("/w/{expected}")).await;
+            expected += 1;
+        }
+        cluster.kill(victim);
+        for _ in 0..5 {
+            write_until_accepted(&store, &format!("/w/{expected}")).await;
+            expected += 1;
+        }
+        assert!(value(&*store, "/w/0").await.is_some(), "reads go on");
+        cluster.spawn(victim);
+        wait_for_quorum(&store).await;
+    }
+    let mut seen = 0;
+    while seen < expected {
+        let (_, events) = next_events(&mut watch).await;
+        for event in events {
+            assert_eq!(event.key, format!("/w/{seen}"), "in order, each once");
+            assert!(event.previous.is_none());
+            seen += 1;
+        }
+    }
+}
+
+/// A write whose answer was lost may have been done: then it is found.
+async fn write_until_accepted(store: &Etcd<Plain>, key: &str) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let written = commit(store, vec![put_if(key, "x", store::Precondition::Absent)]).await;
+        match written {
+            Ok(_) | Err(Error::Conflict { .. }) => return,
+            Err(error) if Instant::now() > deadline => panic!("{error}"),
+            Err(_) => tokio::task::yield_now().await,
+        }
+    }
+}
+
+async fn wait_for_quorum(store: &Etcd<Plain>) {
+    let deadline = Instant::now() + PATIENCE;
+    while let Err(error) = store.revision().await {
+        assert!(Instant::now() < deadline, "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restarted_etcd_is_found_again_and_nothing_is_missed() {
+    let mut cluster = Cluster::start(1);
+    let store = cluster.connect(everything()).await;
+    let before = write(&*store, "/a", "1").await;
+    let mut watch = store.watch("/".into(), before).await.unwrap();
+    cluster.kill(0);
+    let cut = commit(&*store, vec![put("/a", "2")]).await;
+    assert!(matches!(cut, Err(Error::Unavailable(_))), "{cut:?}");
+    let key = Bytes::from("/a");
+    let (_, cached) = store.get(&key, Freshness::AtLeast(0)).await.unwrap();
+    assert!(cached.is_some(), "old reads go on without etcd");
+    cluster.spawn(0);
+    wait_for_quorum(&store).await;
+    let other = cluster.connect(everything()).await;
+    write(&*other, "/b", "1").await;
+    assert_eq!(shown(&next_events(&mut watch).await.1), ["+/b=1"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tls_with_client_certificates_is_spoken_and_required() {
+    let (files, tls) = certificates();
+    let cluster = Cluster::start_with(1, Some(files));
+    let store = cluster
+        .connect(Config {
+            tls: Some(tls.clone()),
+            ..everything()
+        })
+        .await;
+    write(&*store, "/a", "1").await;
+    assert_eq!(value(&*store, "/a").await.as_deref(), Some("1"));
+
+    let anonymous = Tls {
+        identity: None,
+        ..tls
+    };
+    let refused = Config {
+        endpoints: cluster.endpoints(),
+        tls: Some(anonymous),
+        ..everything()
+    };
+    assert!(refused.connect(Plain).await.map(drop).is_err());
+    let (_, stranger) = certificates();
+    let refused = Config {
+        endpoints: cluster.endpoints(),
+        tls: Some(stranger),
+        ..everything()
+    };
+    let refused = refused.connect(Plain).await.map(drop);
+    assert!(
+        matches!(&refused, Err(Error::Unavailable(why)) if why.contains("connect")),
+        "{refused:?}"
+    );
+}
+
+/// A new authority with one certificate for etcd and for us.
+fn certificates() -> (TlsFiles, Tls) {
+    let mut authority = rcgen::CertificateParams::new([]).unwrap();
+    authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let authority_key = rcgen::KeyPair::generate().unwrap();
+    let ca = authority.self_signed(&authority_key).unwrap().pem();
+    let issuer = rcgen::Issuer::new(authority, authority_key);
+    let key = rcgen::KeyPair::generate().unwrap();
+    let leaf = rcgen::CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
+    let certificate = leaf.signed_by(&key, &issuer).unwrap().pem();
+    let files = TlsFiles {
+        ca: ca.clone(),
+        certificate: certificate.clone(),
+        key: key.serialize_pem(),
+    };
+    let tls = Tls {
+        ca: ca.into_bytes(),
+        identity: Some((certificate.into_bytes(), key.serialize_pem().into_bytes())),
+        server_name: None,
+    };
+    (files, tls)
+}
+
+#[tokio::test]
+async fn bad_endpoints_are_refused_by_name() {
+    for (endpoint, word) in [
+        ("https://127.0.0.1:1", "authority"),
+        ("http://etcd.example:2379", "address"),
+        ("ftp://127.0.0.1:1", "http"),
+    ] {
+        let config = Config {
+            endpoints: vec![endpoint.into()],
+            ..everything()
+        };
+        let refused = config.connect(Plain).await.map(drop);
+        assert!(
+            matches!(&refused, Err(Error::Invalid(why)) if why.contains(word) && why.contains(endpoint)),
+            "{refused:?}"
+        );
+    }
+    let nobody = Config {
+        endpoints: vec!["http://127.0.0.1:1".into()],
+        ..everything()
+    };
+    let refused: Result<Arc<Etcd<Plain>>, _> = nobody.connect(Plain).await;
+    assert!(matches!(refused.map(drop), Err(Error::Unavailable(_))));
+}
