@@ -10,6 +10,7 @@ pub mod fields;
 pub mod format;
 pub mod labels;
 pub mod normalise;
+pub mod patch;
 pub mod quantity;
 pub mod schema;
 pub mod status;

@@ -566,7 +566,8 @@ fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) 
     }
     let (new, was) = (get(object, "spec"), get(old, "spec"));
     let external = |spec: &Value| spec["type"] == "ExternalName";
-    if !external(new) && !external(was) && !(is_headless(new) && is_headless(was)) {
+    let exempt = external(new) || external(was) || (is_headless(new) && is_headless(was));
+    if !exempt {
         check_same_address(new, was, &mut errors);
     }
     if needs_health_check(new)

@@ -1,0 +1,5 @@
+//! The three kinds of patches: JSON patch, JSON merge patch, strategic merge patch.
+
+pub mod json;
+pub mod merge;
+pub mod strategic;
