@@ -2,6 +2,7 @@
 //! that reads shared caches and writes as its own service account. [`ALL`] is the table of them.
 
 mod claim;
+mod discovery;
 mod podcontrol;
 mod pods;
 mod replicas;
@@ -9,8 +10,18 @@ mod rounding;
 mod shared;
 
 pub mod deployment;
+pub mod endpoints;
+pub mod endpointslice;
+pub mod gc;
+pub mod namespace;
+pub mod nodeipam;
+pub mod nodelifecycle;
+pub mod podgc;
 pub mod replicaset;
 pub mod replicationcontroller;
+pub mod rootca;
+pub mod serviceaccount;
+pub mod tainteviction;
 
 use std::sync::Arc;
 

@@ -187,3 +187,12 @@ impl Shared {
         self.clock.clone()
     }
 }
+
+/// Whether new objects may be made in the namespace.
+pub fn is_active_namespace(namespace: &Namespace) -> bool {
+    let phase = namespace
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
+    namespace.metadata.deletion_timestamp.is_none() && phase != Some("Terminating")
+}

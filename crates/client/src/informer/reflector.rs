@@ -18,8 +18,10 @@ const PAGE: u32 = 500;
 /// The server ends a watch after this long; a client that hears nothing for longer gives it up.
 const WATCH_SECONDS: u32 = 300;
 const GRACE: Duration = Duration::from_secs(30);
-const METADATA_ONLY: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
-const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+const METADATA_ONLY: &str =
+    "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
+const METADATA_LIST: &str =
+    "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
 
 /// What to list and watch.
 pub(super) struct Source {

@@ -1,0 +1,214 @@
+//! Endpoints of a Service, the older form of its EndpointSlices: one object with all addresses,
+//! which many programs still read.
+
+use std::sync::Arc;
+
+use client::Informer;
+use k8s_openapi::api::core::v1::{
+    EndpointAddress, EndpointPort, EndpointSubset, Endpoints, Pod, Service,
+};
+use kube::api::ObjectMeta;
+use reconcile::{Action, Controller, Error, Key, Queue, Selector, Writer};
+
+use crate::{
+    endpointslice::view::{addresses, follow_services, hostname, reference, target_port},
+    pods::{is_deleting, is_ready, is_terminal, node},
+    shared::Shared,
+};
+
+/// As in the table of controllers.
+pub const NAME: &str = "endpoints";
+const ACCOUNT: &str = "endpoint-controller";
+const MANAGED_BY: &str = "endpoints.kubernetes.io/managed-by";
+const HEADLESS: &str = "service.kubernetes.io/headless";
+const OVER_CAPACITY: &str = "endpoints.kubernetes.io/over-capacity";
+/// One object cannot hold more.
+const LARGEST: usize = 1000;
+
+struct Controlled {
+    services: Informer<Service>,
+    pods: Informer<Pod>,
+    endpoints: Writer<Endpoints>,
+}
+
+/// Starts it.
+pub fn start(shared: &Arc<Shared>) {
+    let controller = Arc::new(Controlled {
+        services: shared.informer(),
+        pods: shared.informer(),
+        endpoints: shared.writer(ACCOUNT),
+    });
+    let shared = shared.clone();
+    shared.context.clone().spawn(NAME, async move {
+        controller.services.synced().await;
+        controller.pods.synced().await;
+        controller.endpoints.cache().synced().await;
+        let queue = Queue::default();
+        let context = &shared.context;
+        follow_services(context, &controller.services, &controller.pods, &queue);
+        reconcile::follow(context, controller.endpoints.cache(), &queue, |event| {
+            vec![Key::of(&**event.object())]
+        });
+        reconcile::run(context, controller, queue, 5);
+        std::future::pending::<()>().await;
+    });
+}
+
+impl Controller for Controlled {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn reconcile(&self, key: &Key) -> Result<Action, Error> {
+        let known = self.endpoints.cache().get(&key.namespace, &key.name);
+        let Some(service) = self.services.get(&key.namespace, &key.name) else {
+            let ours = known.filter(|known| {
+                known
+                    .metadata
+                    .labels
+                    .as_ref()
+                    .is_some_and(|labels| labels.contains_key(MANAGED_BY))
+            });
+            if let Some(known) = ours {
+                self.endpoints.delete(&known).await?;
+            }
+            return Ok(Action::Done);
+        };
+        let selector = service.spec.as_ref().and_then(|spec| spec.selector.clone());
+        let Some(selector) = selector.filter(|selector| !selector.is_empty()) else {
+            return Ok(Action::Done);
+        };
+        let selector = Selector::labels(&selector);
+        let pods = self.pods.list_in(&key.namespace).into_iter();
+        let pods: Vec<_> = pods
+            .filter(|pod| selector.matches(pod.metadata.labels.as_ref()))
+            .collect();
+        let wanted = decide(&service, &pods, known.as_deref());
+        let outcome = match &known {
+            Some(known) if **known == wanted => return Ok(Action::Done),
+            Some(_) => self.endpoints.update(&key.namespace, &wanted).await,
+            None => self.endpoints.create(&key.namespace, &wanted).await,
+        };
+        match outcome {
+            Ok(_) => Ok(Action::Done),
+            Err(error) if error.is_namespace_terminating() => Ok(Action::Done),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn decide(service: &Service, pods: &[Arc<Pod>], known: Option<&Endpoints>) -> Endpoints {
+    let mut endpoints = known.cloned().unwrap_or_else(|| Endpoints {
+        metadata: ObjectMeta {
+            name: service.metadata.name.clone(),
+            namespace: service.metadata.namespace.clone(),
+            ..Default::default()
+        },
+        ..Default::default()
+    });
+    let mut labels = service.metadata.labels.clone().unwrap_or_default();
+    let cluster_ip = service
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.cluster_ip.as_deref());
+    labels.remove(HEADLESS);
+    if cluster_ip == Some("None") {
+        labels.insert(HEADLESS.to_owned(), String::new());
+    }
+    labels.insert(MANAGED_BY.to_owned(), "endpoint-controller".to_owned());
+    endpoints.metadata.labels = Some(labels);
+    let (subsets, cut) = subsets(service, pods);
+    let annotations = endpoints.metadata.annotations.get_or_insert_default();
+    if cut {
+        annotations.insert(OVER_CAPACITY.to_owned(), "truncated".to_owned());
+    } else {
+        annotations.remove(OVER_CAPACITY);
+    }
+    if annotations.is_empty() {
+        endpoints.metadata.annotations = None;
+    }
+    endpoints.subsets = (!subsets.is_empty()).then_some(subsets);
+    endpoints
+}
+
+/// Addresses grouped by the ports they answer on, in a stable order; and whether some did not fit.
+fn subsets(service: &Service, pods: &[Arc<Pod>]) -> (Vec<EndpointSubset>, bool) {
+    let spec = service.spec.clone().unwrap_or_default();
+    let publish = spec.publish_not_ready_addresses == Some(true);
+    let mut subsets: Vec<EndpointSubset> = Vec::new();
+    let mut found: Vec<_> = pods
+        .iter()
+        .filter(|pod| !is_terminal(pod) && (!is_deleting(pod) || publish))
+        .filter_map(|pod| Some((addresses(pod).into_iter().next()?, pod)))
+        .collect();
+    found.sort_by_key(|(address, pod)| (!is_ready(pod), *address));
+    let cut = found.len() > LARGEST;
+    found.truncate(LARGEST);
+    found.sort_by_key(|(address, _)| *address);
+    for (ip, pod) in found {
+        let address = EndpointAddress {
+            ip: ip.to_string(),
+            hostname: hostname(pod, service),
+            node_name: Some(node(pod).to_owned()).filter(|node| !node.is_empty()),
+            target_ref: Some(reference(pod)),
+        };
+        let ports = spec.ports.iter().flatten().filter_map(|port| {
+            Some(EndpointPort {
+                name: port.name.clone(),
+                port: target_port(pod, port)?,
+                protocol: Some(port.protocol.clone().unwrap_or_else(|| "TCP".into())),
+                app_protocol: port.app_protocol.clone(),
+            })
+        });
+        let ports = Some(ports.collect::<Vec<_>>()).filter(|ports| !ports.is_empty());
+        let at = subsets
+            .iter()
+            .position(|subset| subset.ports == ports)
+            .unwrap_or_else(|| {
+                subsets.push(EndpointSubset {
+                    ports,
+                    ..Default::default()
+                });
+                subsets.len() - 1
+            });
+        let list = if is_ready(pod) || publish {
+            &mut subsets[at].addresses
+        } else {
+            &mut subsets[at].not_ready_addresses
+        };
+        list.get_or_insert_default().push(address);
+    }
+    (subsets, cut)
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+    use super::*;
+    use crate::endpointslice::view::samples;
+
+    #[test]
+    fn ready_and_unready_addresses_are_told_apart_and_leaving_pods_left_out() {
+        let pods = [
+            samples::pod("b", "10.0.0.2", true),
+            samples::pod("a", "10.0.0.1", true),
+            samples::pod("c", "10.0.0.3", false),
+            samples::leaving(samples::pod("d", "10.0.0.4", true)),
+        ];
+        let service = samples::service(IntOrString::Int(8080));
+        let endpoints = decide(&service, &pods, None);
+        let subsets = endpoints.subsets.clone().unwrap();
+        assert_eq!(subsets.len(), 1);
+        let ips = |list: &Option<Vec<EndpointAddress>>| {
+            list.iter()
+                .flatten()
+                .map(|address| address.ip.clone())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(ips(&subsets[0].addresses), ["10.0.0.1", "10.0.0.2"]);
+        assert_eq!(ips(&subsets[0].not_ready_addresses), ["10.0.0.3"]);
+        assert_eq!(subsets[0].ports.as_ref().unwrap()[0].port, 8080);
+        assert_eq!(decide(&service, &pods, Some(&endpoints)), endpoints);
+    }
+}

@@ -1,0 +1,98 @@
+//! What becomes of an object, by the state of its owners. Pure.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+
+/// Where an owner stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Owner {
+    /// There.
+    Solid,
+    /// There, being deleted, and waiting for its dependents to go first.
+    WaitsForDependents,
+    /// Gone.
+    Absent,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Keep,
+    /// Other owners remain: only these references go.
+    Trim(Vec<String>),
+    Delete {
+        /// Its own dependents shall go before it.
+        foreground: bool,
+    },
+}
+
+pub(super) fn judge(
+    owners: &[(OwnerReference, Owner)],
+    has_dependents: impl Fn() -> bool,
+) -> Verdict {
+    let of = |wanted: Owner| owners.iter().filter(move |(_, state)| *state == wanted);
+    // An owner that waits keeps the object only as long as the object says that it blocks.
+    let leaving: Vec<String> = of(Owner::Absent)
+        .chain(of(Owner::WaitsForDependents))
+        .map(|(reference, _)| reference.uid.clone())
+        .collect();
+    if leaving.is_empty() {
+        return Verdict::Keep;
+    }
+    if of(Owner::Solid).next().is_some() {
+        return Verdict::Trim(leaving);
+    }
+    let waits = of(Owner::WaitsForDependents).next().is_some();
+    Verdict::Delete {
+        foreground: waits && has_dependents(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn verdict(states: &[Owner], has_dependents: bool) -> Verdict {
+        let owner = |(number, state): (usize, &Owner)| {
+            (
+                OwnerReference {
+                    uid: number.to_string(),
+                    ..Default::default()
+                },
+                *state,
+            )
+        };
+        let owners: Vec<_> = states.iter().enumerate().map(owner).collect();
+        judge(&owners, || has_dependents)
+    }
+
+    #[test]
+    fn an_object_stays_while_one_owner_stays_and_forgets_those_that_left() {
+        use Owner::{Absent, Solid, WaitsForDependents};
+        assert_eq!(verdict(&[], false), Verdict::Keep);
+        assert_eq!(verdict(&[Solid, Solid], false), Verdict::Keep);
+        assert_eq!(
+            verdict(&[Solid, Absent], false),
+            Verdict::Trim(vec!["1".into()])
+        );
+        assert_eq!(
+            verdict(&[WaitsForDependents, Solid], true),
+            Verdict::Trim(vec!["0".into()])
+        );
+    }
+
+    #[test]
+    fn an_object_without_owners_left_goes_and_takes_its_dependents_first_when_its_owner_waits() {
+        use Owner::{Absent, WaitsForDependents};
+        assert_eq!(
+            verdict(&[Absent], true),
+            Verdict::Delete { foreground: false }
+        );
+        assert_eq!(
+            verdict(&[WaitsForDependents], true),
+            Verdict::Delete { foreground: true }
+        );
+        assert_eq!(
+            verdict(&[WaitsForDependents], false),
+            Verdict::Delete { foreground: false }
+        );
+    }
+}

@@ -1,0 +1,238 @@
+//! All objects of all kinds by uid and by owner: one metadata-only informer per kind, started and
+//! stopped as kinds come and go.
+
+use std::{collections::HashMap, sync::Arc};
+
+use client::{Event, Informer};
+use kube::{
+    Resource as _,
+    api::{DynamicObject, ObjectMeta, PartialObjectMeta},
+};
+use lifecycle::Context;
+use parking_lot::RwLock;
+use reconcile::Queue;
+use tokio_util::sync::CancellationToken;
+
+use crate::discovery::Resource;
+
+type Meta = PartialObjectMeta<DynamicObject>;
+
+const UID: &str = "uid";
+const OWNERS: &str = "owners";
+
+/// An object by kind and name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Item {
+    pub(super) group: String,
+    pub(super) plural: String,
+    pub(super) namespace: String,
+    pub(super) name: String,
+}
+
+struct Watched {
+    resource: Resource,
+    informer: Informer<Meta>,
+    stop: CancellationToken,
+}
+
+pub(super) struct Graph {
+    client: kube::Client,
+    queue: Queue<Item>,
+    /// Guards the table of kinds by group and plural; never held over an await.
+    kinds: RwLock<HashMap<(String, String), Watched>>,
+    /// Guards what discovery last said, watched or not: owners may be of any kind.
+    known: RwLock<Vec<Resource>>,
+}
+
+impl Graph {
+    pub(super) fn new(client: kube::Client, queue: Queue<Item>) -> Self {
+        Self {
+            client,
+            queue,
+            kinds: RwLock::default(),
+            known: RwLock::default(),
+        }
+    }
+
+    pub(super) fn size(&self) -> usize {
+        self.kinds.read().len()
+    }
+
+    /// Watches these kinds from now on, and no others.
+    pub(super) fn follow(self: &Arc<Self>, resources: Vec<Resource>, token: &CancellationToken) {
+        let wanted: HashMap<_, _> = resources
+            .iter()
+            .filter(|resource| is_collectable(resource))
+            .map(|resource| (resource.identity(), resource.clone()))
+            .collect();
+        *self.known.write() = resources;
+        let mut kinds = self.kinds.write();
+        kinds.retain(|identity, watched| {
+            let keep = wanted
+                .get(identity)
+                .is_some_and(|r| r.api == watched.resource.api);
+            if !keep {
+                watched.stop.cancel();
+            }
+            keep
+        });
+        for (identity, resource) in wanted {
+            kinds
+                .entry(identity)
+                .or_insert_with(|| self.watch(resource, token.child_token()));
+        }
+    }
+
+    fn watch(self: &Arc<Self>, resource: Resource, stop: CancellationToken) -> Watched {
+        let context = Context::standalone("garbage-collector", stop.clone());
+        let informer = Informer::<Meta>::dynamic(self.client.clone(), &resource.api)
+            .index(UID, |object| object.metadata.uid.iter().cloned().collect())
+            .index(OWNERS, |object| {
+                let owners = object.metadata.owner_references.iter().flatten();
+                owners.map(|owner| owner.uid.clone()).collect()
+            })
+            .start(&context);
+        let (mut events, graph) = (informer.subscribe(), self.clone());
+        let (group, plural) = resource.identity();
+        context.spawn("follow", async move {
+            while let Some(event) = events.next().await {
+                graph.heard(&event, &group, &plural);
+            }
+        });
+        Watched {
+            resource,
+            informer,
+            stop,
+        }
+    }
+
+    /// Puts into the queue what an event concerns.
+    fn heard(&self, event: &Event<Meta>, group: &str, plural: &str) {
+        let object = event.object();
+        let item = Item {
+            group: group.to_owned(),
+            plural: plural.to_owned(),
+            namespace: object.metadata.namespace.clone().unwrap_or_default(),
+            name: object.metadata.name.clone().unwrap_or_default(),
+        };
+        let meta = &object.metadata;
+        let owned = meta
+            .owner_references
+            .as_ref()
+            .is_some_and(|owners| !owners.is_empty());
+        if let Event::Deleted(_) = event {
+            for dependent in self.dependents(meta.uid.as_deref().unwrap_or_default()) {
+                self.queue.add(dependent);
+            }
+        } else {
+            let was = event.old().map(|old| {
+                (
+                    &old.metadata.owner_references,
+                    &old.metadata.deletion_timestamp,
+                )
+            });
+            let changed = was != Some((&meta.owner_references, &meta.deletion_timestamp));
+            let finalizes = meta.deletion_timestamp.is_some()
+                && meta
+                    .finalizers
+                    .as_ref()
+                    .is_some_and(|finalizers| !finalizers.is_empty());
+            if (owned && changed) || finalizes {
+                self.queue.add(item);
+            }
+        }
+        // An owner may be waiting for this one to go or to change hands.
+        let before = event
+            .old()
+            .and_then(|old| old.metadata.owner_references.clone());
+        if !matches!(event, Event::Added(_)) {
+            let owners = meta
+                .owner_references
+                .iter()
+                .flatten()
+                .chain(before.iter().flatten());
+            for owner in owners.filter(|owner| owner.block_owner_deletion == Some(true)) {
+                self.queue_if_waiting(&owner.uid);
+            }
+        }
+    }
+
+    fn queue_if_waiting(&self, uid: &str) {
+        let waiting = self.find(uid).filter(|(_, meta)| {
+            meta.deletion_timestamp.is_some()
+                && meta.finalizers.as_ref().is_some_and(|f| !f.is_empty())
+        });
+        if let Some((item, _)) = waiting {
+            self.queue.add(item);
+        }
+    }
+
+    /// The newest known metadata of an object.
+    pub(super) fn get(&self, item: &Item) -> Option<ObjectMeta> {
+        let kinds = self.kinds.read();
+        let watched = kinds.get(&(item.group.clone(), item.plural.clone()))?;
+        Some(
+            watched
+                .informer
+                .get(&item.namespace, &item.name)?
+                .meta()
+                .clone(),
+        )
+    }
+
+    pub(super) fn by_uid(&self, uid: &str) -> Option<ObjectMeta> {
+        self.find(uid).map(|(_, meta)| meta)
+    }
+
+    fn find(&self, uid: &str) -> Option<(Item, ObjectMeta)> {
+        self.kinds.read().values().find_map(|watched| {
+            let found = watched.informer.by_index(UID, uid).into_iter().next()?;
+            Some((item(&watched.resource, &found), found.metadata.clone()))
+        })
+    }
+
+    /// The objects that name this uid as an owner.
+    pub(super) fn dependents(&self, uid: &str) -> Vec<Item> {
+        let kinds = self.kinds.read();
+        let of = |watched: &Watched| {
+            let found = watched.informer.by_index(OWNERS, uid);
+            found
+                .iter()
+                .map(|object| item(&watched.resource, object))
+                .collect::<Vec<_>>()
+        };
+        kinds.values().flat_map(of).collect()
+    }
+
+    pub(super) fn resource(&self, item: &Item) -> Option<Resource> {
+        let kinds = self.kinds.read();
+        kinds
+            .get(&(item.group.clone(), item.plural.clone()))
+            .map(|watched| watched.resource.clone())
+    }
+
+    /// A kind by the words of an owner reference, in whatever version it is served.
+    pub(super) fn kind(&self, api_version: &str, kind: &str) -> Option<Resource> {
+        let group = api_version.split_once('/').map_or("", |(group, _)| group);
+        let known = self.known.read();
+        known
+            .iter()
+            .find(|r| r.api.group == group && r.api.kind == kind && r.can(&["get"]))
+            .cloned()
+    }
+}
+
+fn item(resource: &Resource, object: &Meta) -> Item {
+    let (group, plural) = resource.identity();
+    Item {
+        group,
+        plural,
+        namespace: object.metadata.namespace.clone().unwrap_or_default(),
+        name: object.metadata.name.clone().unwrap_or_default(),
+    }
+}
+
+/// Events are too many and own nothing.
+fn is_collectable(resource: &Resource) -> bool {
+    resource.api.plural != "events" && resource.can(&["list", "watch", "delete"])
+}

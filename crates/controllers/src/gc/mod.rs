@@ -1,0 +1,283 @@
+//! Garbage collection by owner: an object whose owners are all gone goes too. Works over every kind
+//! the server has, custom ones included, through watches of metadata only.
+//!
+//! Absence is never believed from a cache alone: before anything is deleted the server is asked
+//! whether the owner, with that very uid, is gone.
+
+mod decide;
+mod graph;
+
+use std::{sync::Arc, time::Duration};
+
+use kube::{
+    Api,
+    api::{
+        DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, Preconditions,
+        PropagationPolicy,
+    },
+};
+use reconcile::{Error, Queue};
+use serde_json::json;
+use tracing::{debug, warn};
+
+use crate::{discovery::discover, shared::Shared};
+use decide::{Owner, Verdict, judge};
+use graph::{Graph, Item};
+
+/// As in the table of controllers.
+pub const NAME: &str = "garbage-collector";
+const ACCOUNT: &str = "generic-garbage-collector";
+/// How often new kinds are looked for.
+const DISCOVERY: Duration = Duration::from_secs(15);
+const WORKERS: usize = 8;
+const FOREGROUND: &str = "foregroundDeletion";
+const ORPHAN: &str = "orphan";
+
+struct Collector {
+    client: kube::Client,
+    graph: Arc<Graph>,
+    queue: Queue<Item>,
+}
+
+/// Starts it.
+pub fn start(shared: &Arc<Shared>) {
+    let queue = Queue::with_retry_cap(Duration::from_secs(30));
+    let graph = Arc::new(Graph::new(shared.reader(), queue.clone()));
+    let client = shared.client(ACCOUNT);
+    let collector = Arc::new(Collector {
+        client: client.clone(),
+        graph: graph.clone(),
+        queue,
+    });
+    let token = shared.context.token();
+    shared.context.spawn("discovery", async move {
+        loop {
+            match discover(&client).await {
+                Ok((resources, _)) => graph.follow(resources, &token),
+                Err(error) => debug!(%error, "cannot discover"),
+            }
+            // Soon at first: the server may still be adding its kinds.
+            let pause = if graph.size() == 0 {
+                Duration::from_millis(200)
+            } else {
+                DISCOVERY
+            };
+            tokio::time::sleep(pause).await;
+        }
+    });
+    for _ in 0..WORKERS {
+        let collector = collector.clone();
+        shared.context.spawn(NAME, async move {
+            loop {
+                collector.work().await;
+            }
+        });
+    }
+}
+
+impl Collector {
+    async fn work(&self) {
+        let held = self.queue.next().await;
+        let item = held.key();
+        match self.collect(item).await {
+            Ok(()) => self.queue.forget(item),
+            Err(error) => {
+                let failures = self.queue.failures(item);
+                if failures > 5 && !error.is_conflict() {
+                    warn!(?item, %error, "cannot collect, will be tried again");
+                }
+                self.queue.retry(item.clone());
+            }
+        }
+    }
+
+    async fn collect(&self, item: &Item) -> Result<(), Error> {
+        let Some(meta) = self.graph.get(item) else {
+            return Ok(());
+        };
+        let finalizers = meta.finalizers.clone().unwrap_or_default();
+        let has = |name: &str| finalizers.iter().any(|finalizer| finalizer == name);
+        if meta.deletion_timestamp.is_some() {
+            if has(ORPHAN) {
+                return self.orphan(item, &meta).await;
+            }
+            if has(FOREGROUND) {
+                return self.foreground(item, &meta).await;
+            }
+            return Ok(());
+        }
+        let mut owners = Vec::new();
+        for reference in meta.owner_references.iter().flatten() {
+            let state = self.owner(item, reference).await?;
+            owners.push((reference.clone(), state));
+        }
+        let has_dependents = || {
+            !self
+                .graph
+                .dependents(meta.uid.as_deref().unwrap_or_default())
+                .is_empty()
+        };
+        match judge(&owners, has_dependents) {
+            Verdict::Keep => Ok(()),
+            Verdict::Trim(uids) => {
+                let mut left = meta.owner_references.clone().unwrap_or_default();
+                left.retain(|owner| !uids.contains(&owner.uid));
+                self.patch(item, &meta, json!({"ownerReferences": left}))
+                    .await
+            }
+            Verdict::Delete { foreground } => {
+                let policy = if has(ORPHAN) {
+                    PropagationPolicy::Orphan
+                } else if has(FOREGROUND) || foreground {
+                    PropagationPolicy::Foreground
+                } else {
+                    PropagationPolicy::Background
+                };
+                self.delete(item, &meta, policy).await
+            }
+        }
+    }
+
+    /// The state of an owner, asked of the server when the cache does not know it.
+    async fn owner(
+        &self,
+        item: &Item,
+        reference: &k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference,
+    ) -> Result<Owner, Error> {
+        if let Some(owner) = self.graph.by_uid(&reference.uid) {
+            let finalizers = owner.finalizers.unwrap_or_default();
+            let waits = owner.deletion_timestamp.is_some()
+                && finalizers.iter().any(|finalizer| finalizer == FOREGROUND);
+            return Ok(if waits {
+                Owner::WaitsForDependents
+            } else {
+                Owner::Solid
+            });
+        }
+        let kind = self
+            .graph
+            .kind(&reference.api_version, &reference.kind)
+            .ok_or_else(|| {
+                Error::Invalid(format!(
+                    "unknown owner kind {}/{}",
+                    reference.api_version, reference.kind
+                ))
+            })?;
+        if kind.namespaced && item.namespace.is_empty() {
+            // A cluster-scoped object cannot have an owner in a namespace; nobody can say which.
+            return Ok(Owner::Solid);
+        }
+        let api: Api<DynamicObject> = if kind.namespaced {
+            Api::namespaced_with(self.client.clone(), &item.namespace, &kind.api)
+        } else {
+            Api::all_with(self.client.clone(), &kind.api)
+        };
+        let found = api.get_metadata_opt(&reference.name).await?;
+        let there = found.is_some_and(|owner| owner.metadata.uid.as_ref() == Some(&reference.uid));
+        Ok(if there { Owner::Solid } else { Owner::Absent })
+    }
+
+    /// An owner that goes after its dependents: they are told to go, and it goes when none is left
+    /// that holds it.
+    async fn foreground(&self, item: &Item, meta: &ObjectMeta) -> Result<(), Error> {
+        let uid = meta.uid.as_deref().unwrap_or_default();
+        let mut blocked = false;
+        for dependent in self.graph.dependents(uid) {
+            let Some(other) = self.graph.get(&dependent) else {
+                continue;
+            };
+            let mut references = other.owner_references.iter().flatten();
+            blocked |= references
+                .any(|owner| owner.uid == uid && owner.block_owner_deletion == Some(true));
+            if other.deletion_timestamp.is_none() {
+                self.queue.add(dependent);
+            }
+        }
+        if blocked {
+            return Ok(());
+        }
+        self.without_finalizer(item, meta, FOREGROUND).await
+    }
+
+    /// An owner that leaves its dependents behind.
+    async fn orphan(&self, item: &Item, meta: &ObjectMeta) -> Result<(), Error> {
+        let uid = meta.uid.as_deref().unwrap_or_default();
+        for dependent in self.graph.dependents(uid) {
+            let Some(other) = self.graph.get(&dependent) else {
+                continue;
+            };
+            let mut left = other.owner_references.clone().unwrap_or_default();
+            left.retain(|owner| owner.uid != uid);
+            self.patch(&dependent, &other, json!({"ownerReferences": left}))
+                .await?;
+        }
+        self.without_finalizer(item, meta, ORPHAN).await
+    }
+
+    async fn without_finalizer(
+        &self,
+        item: &Item,
+        meta: &ObjectMeta,
+        name: &str,
+    ) -> Result<(), Error> {
+        let mut left = meta.finalizers.clone().unwrap_or_default();
+        left.retain(|finalizer| finalizer != name);
+        self.patch(item, meta, json!({"finalizers": left})).await
+    }
+
+    fn api(&self, item: &Item) -> Option<Api<DynamicObject>> {
+        let kind = self.graph.resource(item)?;
+        Some(if kind.namespaced {
+            Api::namespaced_with(self.client.clone(), &item.namespace, &kind.api)
+        } else {
+            Api::all_with(self.client.clone(), &kind.api)
+        })
+    }
+
+    /// Changes metadata of exactly this version of the object.
+    async fn patch(
+        &self,
+        item: &Item,
+        meta: &ObjectMeta,
+        mut change: serde_json::Value,
+    ) -> Result<(), Error> {
+        let Some(api) = self.api(item) else {
+            return Ok(());
+        };
+        change["uid"] = json!(meta.uid);
+        change["resourceVersion"] = json!(meta.resource_version);
+        let (params, patch) = (PatchParams::default(), json!({"metadata": change}));
+        match api
+            .patch_metadata(&item.name, &params, &Patch::Merge(&patch))
+            .await
+        {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn delete(
+        &self,
+        item: &Item,
+        meta: &ObjectMeta,
+        policy: PropagationPolicy,
+    ) -> Result<(), Error> {
+        let Some(api) = self.api(item) else {
+            return Ok(());
+        };
+        debug!(?item, ?policy, "its owners are gone");
+        let conditions = Preconditions {
+            uid: meta.uid.clone(),
+            // Somebody may give it a new owner at this very moment.
+            resource_version: meta.resource_version.clone(),
+        };
+        let mut params = DeleteParams::default().preconditions(conditions);
+        params.propagation_policy = Some(policy);
+        match api.delete(&item.name, &params).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! Deleting a namespace: everything in it first, whatever kinds the server has, then the namespace's
+//! own finalizer. What still holds it is said in its conditions.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use futures::{StreamExt, stream};
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::core::v1::{Namespace, NamespaceCondition, NamespaceStatus},
+    apimachinery::pkg::apis::meta::v1::Time,
+};
+use kube::{
+    Api, Client,
+    api::{DeleteParams, DynamicObject, ListParams, PartialObjectMeta, PostParams},
+};
+use reconcile::{Action, Controller, Error, Key, Queue};
+
+use crate::{
+    discovery::{Resource, discover},
+    podcontrol,
+    shared::Shared,
+};
+
+/// As in the table of controllers.
+pub const NAME: &str = "namespace";
+const ACCOUNT: &str = "namespace-controller";
+const FINALIZER: &str = "kubernetes";
+/// How soon to look again while something is left.
+const AGAIN: Duration = Duration::from_millis(500);
+const AT_ONCE: usize = 8;
+
+struct Namespaces {
+    shared: Arc<Shared>,
+    client: Client,
+    cache: client::Informer<Namespace>,
+}
+
+/// Starts it.
+pub fn start(shared: &Arc<Shared>) {
+    let client = shared.client(ACCOUNT);
+    let controller = Arc::new(Namespaces {
+        shared: shared.clone(),
+        client,
+        cache: shared.informer(),
+    });
+    let shared = shared.clone();
+    shared.context.clone().spawn(NAME, async move {
+        controller.cache.synced().await;
+        let queue = Queue::with_retry_cap(Duration::from_secs(30));
+        reconcile::follow(&shared.context, &controller.cache, &queue, |event| {
+            let namespace = event.object();
+            let leaving = namespace.metadata.deletion_timestamp.is_some();
+            leaving.then(|| Key::of(&**namespace)).into_iter().collect()
+        });
+        reconcile::run(&shared.context, controller, queue, 4);
+        std::future::pending::<()>().await;
+    });
+}
+
+/// What is left of one kind, or why that is not known.
+#[derive(Debug, Default)]
+struct Leftovers {
+    counts: BTreeMap<String, usize>,
+    finalizers: BTreeMap<String, usize>,
+    errors: Vec<String>,
+    undiscovered: Vec<String>,
+}
+
+impl Leftovers {
+    fn is_empty(&self) -> bool {
+        self.counts.is_empty() && self.errors.is_empty() && self.undiscovered.is_empty()
+    }
+}
+
+impl Controller for Namespaces {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn reconcile(&self, key: &Key) -> Result<Action, Error> {
+        let api: Api<Namespace> = Api::all(self.client.clone());
+        let Some(namespace) = self.cache.get("", &key.name) else {
+            return Ok(Action::Done);
+        };
+        if namespace.metadata.deletion_timestamp.is_none() || !is_held(&namespace) {
+            return Ok(Action::Done);
+        }
+        let leftovers = self.empty(&key.name).await?;
+        let status = status(&namespace, &leftovers, self.shared.now());
+        let told = namespace.status.as_ref() == Some(&status);
+        let mut namespace = (*namespace).clone();
+        if !told {
+            namespace.status = Some(status);
+            namespace = match api
+                .replace_status(&key.name, &PostParams::default(), &namespace)
+                .await
+            {
+                Ok(namespace) => namespace,
+                Err(kube::Error::Api(status)) if status.code == 404 => return Ok(Action::Done),
+                Err(error) => return Err(error.into()),
+            };
+        }
+        if !leftovers.is_empty() {
+            return Ok(Action::After(AGAIN));
+        }
+        self.release(namespace).await?;
+        Ok(Action::Done)
+    }
+}
+
+fn is_held(namespace: &Namespace) -> bool {
+    let finalizers = namespace
+        .spec
+        .iter()
+        .flat_map(|spec| spec.finalizers.iter().flatten());
+    finalizers
+        .into_iter()
+        .any(|finalizer| finalizer == FINALIZER)
+}
+
+impl Namespaces {
+    /// Deletes everything and says what is left.
+    async fn empty(&self, namespace: &str) -> Result<Leftovers, Error> {
+        let (resources, undiscovered) = discover(&self.client).await?;
+        let deletable =
+            |resource: &Resource| resource.namespaced && resource.can(&["list", "delete"]);
+        let mut leftovers = Leftovers {
+            undiscovered,
+            ..Leftovers::default()
+        };
+        let deleted = stream::iter(resources.into_iter().filter(deletable))
+            .map(|resource| async move {
+                let left = self.empty_of(namespace, &resource).await;
+                (resource, left)
+            })
+            .buffer_unordered(AT_ONCE)
+            .collect::<Vec<_>>();
+        for (resource, left) in deleted.await {
+            let name = match resource.api.group.as_str() {
+                "" => format!("{}.", resource.api.plural),
+                group => format!("{}.{group}", resource.api.plural),
+            };
+            match left {
+                Err(error) => leftovers.errors.push(podcontrol::message(&error)),
+                Ok(objects) if objects.is_empty() => {}
+                Ok(objects) => {
+                    leftovers.counts.insert(name, objects.len());
+                    for finalizer in objects
+                        .iter()
+                        .flat_map(|o| o.metadata.finalizers.iter().flatten())
+                    {
+                        *leftovers.finalizers.entry(finalizer.clone()).or_default() += 1;
+                    }
+                }
+            }
+        }
+        leftovers.errors.sort();
+        Ok(leftovers)
+    }
+
+    /// Deletes all objects of one kind; returns those that are still there.
+    async fn empty_of(
+        &self,
+        namespace: &str,
+        resource: &Resource,
+    ) -> Result<Vec<PartialObjectMeta<DynamicObject>>, Error> {
+        let api: Api<DynamicObject> =
+            Api::namespaced_with(self.client.clone(), namespace, &resource.api);
+        let list = |api: Api<DynamicObject>| async move {
+            let params = ListParams::default();
+            api.list_metadata(&params)
+                .await
+                .map(|list| list.items)
+                .map_err(Error::from)
+        };
+        let before = match list(api.clone()).await {
+            Err(error) if matches!(error.code(), Some(404 | 405)) => return Ok(Vec::new()),
+            other => other?,
+        };
+        if before.is_empty() {
+            return Ok(before);
+        }
+        let params = DeleteParams::background();
+        if resource.can(&["deletecollection"]) {
+            api.delete_collection(&params, &ListParams::default())
+                .await?;
+        } else {
+            for object in &before {
+                let name = object.metadata.name.as_deref().unwrap_or_default();
+                match api.delete(name, &params).await {
+                    Err(kube::Error::Api(status)) if status.code == 404 => {}
+                    other => drop(other?),
+                }
+            }
+        }
+        list(api).await
+    }
+
+    /// Takes our finalizer away; the server removes a namespace that nothing holds.
+    async fn release(&self, mut namespace: Namespace) -> Result<(), Error> {
+        if let Some(finalizers) = namespace
+            .spec
+            .as_mut()
+            .and_then(|spec| spec.finalizers.as_mut())
+        {
+            finalizers.retain(|finalizer| finalizer != FINALIZER);
+        }
+        let name = namespace.metadata.name.clone().unwrap_or_default();
+        let body = serde_json::to_vec(&namespace).map_err(kube::Error::SerdeError)?;
+        let request = http::Request::put(format!("/api/v1/namespaces/{name}/finalize"))
+            .header(http::header::CONTENT_TYPE, "application/json")
+            .body(body)
+            .map_err(kube::Error::HttpError)?;
+        match self.client.request::<serde_json::Value>(request).await {
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+            other => Ok(other.map(|_| ())?),
+        }
+    }
+}
+
+/// A condition's type, its reason and message when something is wrong, and when nothing is.
+type Fact = (
+    &'static str,
+    Option<(&'static str, String)>,
+    (&'static str, &'static str),
+);
+
+/// What is left, as the five things that are told.
+fn facts(left: &Leftovers) -> [Fact; 5] {
+    let list = |items: &BTreeMap<String, usize>, verb: &str| {
+        let part =
+            |(name, count): (&String, &usize)| format!("{name} {verb} {count} resource instances");
+        items.iter().map(part).collect::<Vec<_>>().join(", ")
+    };
+    let (counts, finalizers) = (list(&left.counts, "has"), list(&left.finalizers, "in"));
+    [
+        (
+            "NamespaceDeletionDiscoveryFailure",
+            (!left.undiscovered.is_empty()).then(|| {
+                (
+                    "DiscoveryFailed",
+                    format!("Discovery failed for: {}", left.undiscovered.join(", ")),
+                )
+            }),
+            (
+                "ResourcesDiscovered",
+                "All resources successfully discovered",
+            ),
+        ),
+        (
+            "NamespaceDeletionGroupVersionParsingFailure",
+            None,
+            (
+                "ParsedGroupVersions",
+                "All legacy kube types successfully parsed",
+            ),
+        ),
+        (
+            "NamespaceDeletionContentFailure",
+            left.errors.first().map(|_| {
+                let text = left.errors.join(", ");
+                (
+                    "ContentDeletionFailed",
+                    format!(
+                        "Failed to delete all resource types, {} remaining: {text}",
+                        left.errors.len()
+                    ),
+                )
+            }),
+            (
+                "ContentDeleted",
+                "All content successfully deleted, may be waiting on finalization",
+            ),
+        ),
+        (
+            "NamespaceContentRemaining",
+            (!counts.is_empty()).then(|| {
+                (
+                    "SomeResourcesRemain",
+                    format!("Some resources are remaining: {counts}"),
+                )
+            }),
+            ("ContentRemoved", "All content successfully removed"),
+        ),
+        (
+            "NamespaceFinalizersRemaining",
+            (!finalizers.is_empty()).then(|| {
+                (
+                    "SomeFinalizersRemain",
+                    format!("Some content in the namespace has finalizers remaining: {finalizers}"),
+                )
+            }),
+            (
+                "ContentHasNoFinalizers",
+                "All content-preserving finalizers finished",
+            ),
+        ),
+    ]
+}
+
+/// The phase and the conditions.
+fn status(namespace: &Namespace, left: &Leftovers, now: Timestamp) -> NamespaceStatus {
+    let before = namespace
+        .status
+        .clone()
+        .unwrap_or_default()
+        .conditions
+        .unwrap_or_default();
+    let condition = |(kind, problem, fine): Fact| {
+        let (status, reason, message) = match problem {
+            Some((reason, message)) => ("True", reason, message),
+            None => ("False", fine.0, fine.1.to_owned()),
+        };
+        let known = before.iter().find(|known| known.type_ == kind);
+        let since = known.filter(|known| known.status == status);
+        NamespaceCondition {
+            type_: kind.to_owned(),
+            status: status.to_owned(),
+            reason: Some(reason.to_owned()),
+            message: Some(message),
+            last_transition_time: since
+                .and_then(|known| known.last_transition_time.clone())
+                .or(Some(Time(now))),
+        }
+    };
+    NamespaceStatus {
+        phase: Some("Terminating".to_owned()),
+        conditions: Some(facts(left).into_iter().map(condition).collect()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pods::samples::at;
+
+    fn message(left: &Leftovers, kind: &str) -> String {
+        let status = status(&Namespace::default(), left, at(1));
+        let all = status.conditions.unwrap();
+        let found = all
+            .iter()
+            .find(|condition| condition.type_ == kind)
+            .unwrap();
+        format!("{} {}", found.status, found.message.as_deref().unwrap())
+    }
+
+    #[test]
+    fn what_still_holds_a_namespace_is_said() {
+        let left = Leftovers {
+            counts: [("pods.".to_owned(), 2)].into(),
+            finalizers: [("example.com/hold".to_owned(), 1)].into(),
+            ..Leftovers::default()
+        };
+        assert_eq!(
+            message(&left, "NamespaceContentRemaining"),
+            "True Some resources are remaining: pods. has 2 resource instances"
+        );
+        assert_eq!(
+            message(&left, "NamespaceFinalizersRemaining"),
+            "True Some content in the namespace has finalizers remaining: example.com/hold in 1 resource instances"
+        );
+        assert!(message(&Leftovers::default(), "NamespaceContentRemaining").starts_with("False"));
+    }
+}

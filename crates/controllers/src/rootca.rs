@@ -1,0 +1,132 @@
+//! Every namespace has a ConfigMap with the authority of the API server's certificate, so that pods
+//! can know whom they talk to. A change of it is undone.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use client::Informer;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use kube::api::ObjectMeta;
+use reconcile::{Action, Controller, Error, Key, Queue, Writer};
+
+use crate::shared::{Shared, is_active_namespace};
+
+/// As in the table of controllers.
+pub const NAME: &str = "root-ca-certificate";
+const ACCOUNT: &str = "root-ca-cert-publisher";
+const CONFIG_MAP: &str = "kube-root-ca.crt";
+const ABOUT: &str = "kubernetes.io/description";
+
+struct Publisher {
+    shared: Arc<Shared>,
+    namespaces: Informer<Namespace>,
+    maps: Writer<ConfigMap>,
+}
+
+/// Starts it.
+pub fn start(shared: &Arc<Shared>) {
+    // Only the one map of each namespace is watched, not everybody's configuration.
+    let maps = Informer::builder(shared.reader())
+        .fields(format!("metadata.name={CONFIG_MAP}"))
+        .start(&shared.context);
+    let controller = Arc::new(Publisher {
+        shared: shared.clone(),
+        namespaces: shared.informer(),
+        maps: Writer::new(shared.client(ACCOUNT), maps),
+    });
+    let shared = shared.clone();
+    shared.context.clone().spawn(NAME, async move {
+        controller.namespaces.synced().await;
+        controller.maps.cache().synced().await;
+        let queue = Queue::default();
+        let context = &shared.context;
+        reconcile::follow(context, &controller.namespaces, &queue, |event| {
+            vec![Key::of(&**event.object())]
+        });
+        reconcile::follow(context, controller.maps.cache(), &queue, |event| {
+            let namespace = event.object().metadata.namespace.clone();
+            namespace
+                .map(|namespace| Key::new("", namespace))
+                .into_iter()
+                .collect()
+        });
+        reconcile::run(context, controller, queue, 2);
+        std::future::pending::<()>().await;
+    });
+}
+
+impl Controller for Publisher {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn reconcile(&self, key: &Key) -> Result<Action, Error> {
+        let namespace = self.namespaces.get("", &key.name);
+        if !namespace.is_some_and(|namespace| is_active_namespace(&namespace)) {
+            return Ok(Action::Done);
+        }
+        let known = self.maps.cache().get(&key.name, CONFIG_MAP);
+        let outcome = match decide(known.as_deref(), &key.name, &self.shared.config.cluster_ca) {
+            Change::Nothing => return Ok(Action::Done),
+            Change::Create(map) => self.maps.create(&key.name, &map).await,
+            Change::Update(map) => self.maps.update(&key.name, &map).await,
+        };
+        match outcome {
+            Ok(_) => Ok(Action::Done),
+            Err(error) if error.is_namespace_terminating() => Ok(Action::Done),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+#[derive(Debug, PartialEq)]
+enum Change {
+    Nothing,
+    Create(Box<ConfigMap>),
+    Update(Box<ConfigMap>),
+}
+
+fn decide(known: Option<&ConfigMap>, namespace: &str, authority: &str) -> Change {
+    let data: BTreeMap<String, String> = [("ca.crt".to_owned(), authority.to_owned())].into();
+    let about = "The authority that signs the API server's certificate inside the cluster.";
+    match known {
+        Some(map) if map.data.as_ref() == Some(&data) => Change::Nothing,
+        Some(map) => Change::Update(Box::new(ConfigMap {
+            data: Some(data),
+            ..map.clone()
+        })),
+        None => {
+            let metadata = ObjectMeta {
+                name: Some(CONFIG_MAP.to_owned()),
+                namespace: Some(namespace.to_owned()),
+                annotations: Some([(ABOUT.to_owned(), about.to_owned())].into()),
+                ..Default::default()
+            };
+            Change::Create(Box::new(ConfigMap {
+                metadata,
+                data: Some(data),
+                ..Default::default()
+            }))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_map_is_made_once_and_a_change_of_it_is_undone() {
+        let Change::Create(made) = decide(None, "web", "PEM") else {
+            panic!("not made")
+        };
+        assert_eq!(made.metadata.namespace.as_deref(), Some("web"));
+        assert_eq!(decide(Some(&made), "web", "PEM"), Change::Nothing);
+        let mut changed = (*made).clone();
+        changed
+            .data
+            .as_mut()
+            .unwrap()
+            .insert("ca.crt".into(), "other".into());
+        assert_eq!(decide(Some(&changed), "web", "PEM"), Change::Update(made));
+    }
+}
