@@ -1,0 +1,25 @@
+//! The cluster's DNS on every node: names of services and pods from informers, everything else from
+//! the node's own resolvers.
+//!
+//! [`zone`] decides what a name means (pure over [`cluster::Cluster`]), [`reply`] turns that into a message that
+//! fits the client, [`upstream`] forwards, [`server`] listens. Nothing is cached here but the
+//! informers: an answer is as fresh as the last event.
+
+pub mod cluster;
+pub mod reply;
+mod server;
+pub mod upstream;
+pub mod zone;
+
+pub use server::{Config, Server};
+
+/// Why the server could not do its work.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The configured zone is not a domain name.
+    #[error("{0:?} is not a domain name")]
+    Domain(String),
+    /// A socket could not be bound.
+    #[error("cannot listen on {0}: {1}")]
+    Listen(std::net::SocketAddr, std::io::Error),
+}

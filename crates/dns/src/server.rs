@@ -1,0 +1,246 @@
+//! Listens on datagrams and streams. Names of the cluster are answered at once; only questions for
+//! others wait in tasks of their own, and only so many at a time.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use hickory_proto::op::{Message, MessageType, OpCode};
+use ipnet::IpNet;
+use lifecycle::{Context, Outcome, Run, Service};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream, UdpSocket},
+    sync::Semaphore,
+    time::timeout,
+};
+use tracing::{debug, warn};
+
+use crate::{
+    Error,
+    cluster::Cluster,
+    reply::{self, Step, Transport, complete, decide, encode, failure},
+    upstream::Upstream,
+    zone::Zone,
+};
+
+/// Questions for others and streams that may be open at once, each.
+const AT_ONCE: usize = 1000;
+/// A stream without a question for this long is closed.
+const IDLE: Duration = Duration::from_secs(10);
+
+/// What the DNS server of a node must know.
+pub struct Config {
+    /// Reads Services and EndpointSlices.
+    pub client: kube::Client,
+    /// Where to listen: an address of the node that pods can reach, on a port of its own. The
+    /// cluster's DNS address is led here by the proxy.
+    pub listen: Vec<SocketAddr>,
+    /// The zone, e.g. `cluster.local`.
+    pub cluster_domain: String,
+    /// The cluster's DNS addresses; never asked as upstream, since they are ourselves.
+    pub cluster_dns: Vec<IpAddr>,
+    /// The ranges of pods and services: their reverse names are nobody else's.
+    pub own_ranges: Vec<IpNet>,
+    /// Where the resolvers for other names stand.
+    pub resolv_conf: PathBuf,
+}
+
+impl Config {
+    /// Fails when the zone is no domain name.
+    pub fn build(self) -> Result<Arc<Server>, Error> {
+        let zone = Zone::new(&self.cluster_domain, self.own_ranges.clone())?;
+        let mut own = self.cluster_dns.clone();
+        own.extend(
+            self.listen
+                .iter()
+                .filter(|at| at.port() == 53)
+                .map(SocketAddr::ip),
+        );
+        let upstream = Upstream::new(self.resolv_conf.clone(), own);
+        Ok(Arc::new(Server {
+            config: self,
+            answers: Arc::new(Answers {
+                zone,
+                upstream,
+                limit: Arc::new(Semaphore::new(AT_ONCE)),
+            }),
+        }))
+    }
+}
+
+/// The DNS server of a node.
+pub struct Server {
+    config: Config,
+    answers: Arc<Answers>,
+}
+
+/// What every question needs.
+struct Answers {
+    zone: Zone,
+    upstream: Upstream,
+    /// Bounds questions for others.
+    limit: Arc<Semaphore>,
+}
+
+impl Answers {
+    /// The reply to a request that needs somebody else.
+    async fn resolve(&self, step: Step, transport: Transport, limit: usize) -> Option<Vec<u8>> {
+        match step {
+            Step::Ignore => None,
+            Step::Send(reply) => encode(reply, limit),
+            Step::Forward(request) => match self.upstream.ask(&request, transport).await {
+                Some(bytes) => Some(bytes),
+                None => encode(failure(&request), limit),
+            },
+            Step::Complete(reply, question) => {
+                let mut request = Message::new(0, MessageType::Query, OpCode::Query);
+                request.metadata.recursion_desired = true;
+                request.add_query(question);
+                let bytes = self.upstream.ask(&request, transport).await;
+                let found = bytes.and_then(|bytes| Message::from_vec(&bytes).ok());
+                encode(complete(*reply, found.as_ref()), limit)
+            }
+        }
+    }
+}
+
+impl Server {
+    /// Answers from `cluster` until shutdown.
+    pub async fn serve(&self, cluster: Cluster, context: &Context) -> Outcome {
+        for address in &self.config.listen {
+            let failed = |error| Error::Listen(*address, error);
+            let socket = Arc::new(UdpSocket::bind(address).await.map_err(failed)?);
+            let listener = TcpListener::bind(address).await.map_err(failed)?;
+            let (answers, with, of) = (self.answers.clone(), cluster.clone(), context.clone());
+            context.spawn("udp", datagrams(socket, answers, with, of));
+            let (answers, with, of) = (self.answers.clone(), cluster.clone(), context.clone());
+            context.spawn("tcp", streams(listener, answers, with, of));
+        }
+        cluster.synced().await;
+        context.ready();
+        context.shutdown().await;
+        Ok(())
+    }
+}
+
+async fn datagrams(
+    socket: Arc<UdpSocket>,
+    answers: Arc<Answers>,
+    cluster: Cluster,
+    context: Context,
+) {
+    let mut buffer = vec![0; 65535];
+    loop {
+        let (length, from) = match socket.recv_from(&mut buffer).await {
+            Ok(received) => received,
+            Err(error) => {
+                // An ICMP error about an earlier reply shows up here; the socket is fine.
+                debug!(%error, "receiving a datagram");
+                tokio::task::yield_now().await;
+                continue;
+            }
+        };
+        let request = &buffer[..length];
+        let limit = reply::limit(request);
+        match wait_until_known(&cluster, request, &answers.zone) {
+            Step::Ignore => {}
+            Step::Send(reply) => {
+                if let Some(bytes) = encode(reply, limit) {
+                    send(&socket, &bytes, from).await;
+                }
+            }
+            step => {
+                let Ok(permit) = answers.limit.clone().try_acquire_owned() else {
+                    debug!("too many questions for others: one is dropped");
+                    continue;
+                };
+                let (socket, answers) = (socket.clone(), answers.clone());
+                context.spawn("forward", async move {
+                    let _permit = permit;
+                    if let Some(bytes) = answers.resolve(step, Transport::Udp, limit).await {
+                        send(&socket, &bytes, from).await;
+                    }
+                });
+            }
+        }
+    }
+}
+
+/// Before the first list is here nothing can be said about names of the cluster: the client asks
+/// again, which is better than being told that a name does not exist.
+fn wait_until_known(cluster: &Cluster, request: &[u8], zone: &Zone) -> Step {
+    let step = decide(zone, cluster, request);
+    let known = cluster.services.has_synced() && cluster.slices.has_synced();
+    match step {
+        Step::Send(_) if !known => Step::Ignore,
+        step => step,
+    }
+}
+
+async fn send(socket: &UdpSocket, bytes: &[u8], to: SocketAddr) {
+    if let Err(error) = socket.send_to(bytes, to).await {
+        debug!(%to, %error, "a reply was not sent");
+    }
+}
+
+async fn streams(listener: TcpListener, answers: Arc<Answers>, cluster: Cluster, context: Context) {
+    let limit = Arc::new(Semaphore::new(AT_ONCE));
+    loop {
+        let Ok(permit) = limit.clone().acquire_owned().await else {
+            return;
+        };
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let (answers, cluster) = (answers.clone(), cluster.clone());
+                context.spawn("stream", async move {
+                    let _permit = permit;
+                    if let Err(error) = talk(stream, &answers, &cluster).await {
+                        debug!(%error, "a stream ended");
+                    }
+                });
+            }
+            Err(error) => {
+                // Out of descriptors, most likely: others must get a turn to give some back.
+                warn!(%error, "accepting a stream");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
+async fn talk(mut stream: TcpStream, answers: &Answers, cluster: &Cluster) -> io::Result<()> {
+    loop {
+        let length = timeout(IDLE, stream.read_u16()).await??;
+        let mut request = vec![0; usize::from(length)];
+        timeout(IDLE, stream.read_exact(&mut request)).await??;
+        let step = wait_until_known(cluster, &request, &answers.zone);
+        let Some(bytes) = answers
+            .resolve(step, Transport::Tcp, usize::from(u16::MAX))
+            .await
+        else {
+            return Ok(());
+        };
+        let length = u16::try_from(bytes.len()).map_err(io::Error::other)?;
+        stream
+            .write_all(&[&length.to_be_bytes(), &bytes[..]].concat())
+            .await?;
+    }
+}
+
+impl Service for Server {
+    fn name(&self) -> &'static str {
+        "dns"
+    }
+
+    fn run(self: Arc<Self>, context: Context) -> Run {
+        Box::pin(async move {
+            let cluster = Cluster::start(&self.config.client, &context);
+            self.serve(cluster, &context).await
+        })
+    }
+}

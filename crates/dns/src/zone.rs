@@ -1,0 +1,477 @@
+//! What a name of the cluster's zone means, by the Kubernetes DNS specification. Pure.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use hickory_proto::rr::{
+    Name, RData, Record, RecordType,
+    rdata::{A, AAAA, CNAME, NS, PTR, SOA, SRV, TXT},
+};
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::{Service, ServicePort};
+
+use crate::{
+    Error,
+    cluster::{Cluster, cluster_ips, endpoint_label, is_headless, is_published, owner},
+};
+
+/// How long clients may keep an answer, in seconds. Short: endpoints come and go.
+pub const TTL: u32 = 5;
+/// The version of the specification that is followed.
+const SPECIFICATION: &str = "1.1.0";
+
+/// What is known about a question.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// These records; none means that the name exists without records of this type. `additional` are
+    /// addresses of the targets.
+    Records {
+        /// Answers to the question.
+        records: Vec<Record>,
+        /// Helpful addresses.
+        additional: Vec<Record>,
+    },
+    /// The name is another one's: this record, then whatever that one has.
+    Alias(Box<Record>, Name),
+    /// No such name.
+    NoName,
+    /// Not a name of this zone: somebody else knows.
+    Elsewhere,
+}
+
+impl Answer {
+    fn records(records: Vec<Record>) -> Self {
+        Self::Records {
+            records,
+            additional: Vec::new(),
+        }
+    }
+
+    fn nothing() -> Self {
+        Self::records(Vec::new())
+    }
+}
+
+/// The zone of a cluster.
+#[derive(Debug, Clone)]
+pub struct Zone {
+    origin: Name,
+    /// Ranges whose reverse names nobody else can know.
+    own_ranges: Vec<IpNet>,
+}
+
+/// What a service's own name or a name below it can be asked for.
+struct Asked<'a> {
+    name: &'a Name,
+    kind: RecordType,
+    namespace: &'a str,
+    service: &'a str,
+}
+
+impl Zone {
+    /// A zone at `domain`, e.g. `cluster.local`. `own_ranges` are those of pods and services.
+    pub fn new(domain: &str, own_ranges: Vec<IpNet>) -> Result<Self, Error> {
+        let wrong = || Error::Domain(domain.into());
+        let mut origin = Name::from_ascii(domain.to_lowercase()).map_err(|_| wrong())?;
+        origin.set_fqdn(true);
+        if origin.is_root() {
+            return Err(wrong());
+        }
+        Ok(Self { origin, own_ranges })
+    }
+
+    /// Answers a question.
+    pub fn answer(&self, cluster: &Cluster, name: &Name, kind: RecordType) -> Answer {
+        let name = fully_qualified(name);
+        if let Some(ip) = address_of_reverse(&name) {
+            return self.reverse(cluster, &name, kind, ip);
+        }
+        if !self.origin.zone_of(&name) {
+            return Answer::Elsewhere;
+        }
+        let below = usize::from(name.num_labels() - self.origin.num_labels());
+        let labels: Option<Vec<String>> = name
+            .iter()
+            .take(below)
+            .map(|label| std::str::from_utf8(label).ok().map(str::to_lowercase))
+            .collect();
+        let Some(labels) = labels else {
+            return Answer::NoName;
+        };
+        let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
+        match labels.as_slice() {
+            [] => self.apex(&name, kind),
+            ["svc" | "pod"] => Answer::nothing(),
+            ["dns-version"] => version(&name, kind),
+            [namespace, "svc"] => existing(cluster.has_services_in(namespace)),
+            [namespace, "pod"] => existing(cluster.has_services_in(namespace)),
+            [address, _, "pod"] => pod(&name, kind, address),
+            [below @ .., service, namespace, "svc"] => {
+                let asked = Asked {
+                    name: &name,
+                    kind,
+                    namespace,
+                    service,
+                };
+                self.service(cluster, &asked, below)
+            }
+            _ => Answer::NoName,
+        }
+    }
+
+    /// The record that tells how long absence may be remembered.
+    pub fn start_of_authority(&self) -> Record {
+        let server = self.below(&["ns", "dns"]);
+        let mailbox = self.below(&["hostmaster"]);
+        // Nobody copies this zone: serial and intervals say nothing.
+        let soa = SOA::new(server, mailbox, 1, 7200, 1800, 86400, TTL);
+        Record::from_rdata(self.origin.clone(), TTL, RData::SOA(soa))
+    }
+
+    fn below(&self, labels: &[&str]) -> Name {
+        let own = Name::from_labels(labels.iter().map(|label| label.as_bytes()));
+        own.and_then(|own| own.append_domain(&self.origin))
+            .unwrap_or_else(|_| self.origin.clone())
+    }
+
+    fn apex(&self, name: &Name, kind: RecordType) -> Answer {
+        match kind {
+            RecordType::SOA => Answer::records(vec![self.start_of_authority()]),
+            RecordType::NS => {
+                let server = RData::NS(NS(self.below(&["ns", "dns"])));
+                Answer::records(vec![Record::from_rdata(name.clone(), TTL, server)])
+            }
+            _ => Answer::nothing(),
+        }
+    }
+
+    fn service(&self, cluster: &Cluster, asked: &Asked<'_>, below: &[&str]) -> Answer {
+        let Some(service) = cluster.services.get(asked.namespace, asked.service) else {
+            return Answer::NoName;
+        };
+        if let Some(target) = external_name(&service) {
+            return match below {
+                [] => alias(asked.name, &target),
+                _ => Answer::NoName,
+            };
+        }
+        let backends = self.backends(cluster, asked, &service);
+        match below {
+            [] => self.service_itself(asked, &service, &backends),
+            [protocol] if is_protocol(protocol) => {
+                existing(ports(&service).any(|port| protocol_label(port) == **protocol))
+            }
+            [port, protocol] if is_protocol(protocol) => {
+                self.named_port(asked, &service, &backends, port, protocol)
+            }
+            [label] if is_headless(&service) => endpoint(asked, &backends, label),
+            _ => Answer::NoName,
+        }
+    }
+
+    /// Who stands behind a service's name: itself, or each published endpoint of a headless one.
+    fn backends(&self, cluster: &Cluster, asked: &Asked<'_>, service: &Service) -> Vec<Backend> {
+        let own = self.below(&[asked.service, asked.namespace, "svc"]);
+        if !is_headless(service) {
+            let ips = cluster_ips(service);
+            return vec![Backend {
+                label: String::new(),
+                name: own,
+                ips,
+                ports: None,
+            }];
+        }
+        let mut backends: Vec<Backend> = Vec::new();
+        for slice in cluster.slices_of(asked.namespace, asked.service) {
+            let numbers: Vec<(String, String, u16)> = slice
+                .ports
+                .iter()
+                .flatten()
+                .filter_map(|port| {
+                    let name = port.name.clone().unwrap_or_default();
+                    let protocol = port.protocol.as_deref().unwrap_or("TCP").to_lowercase();
+                    Some((name, protocol, u16::try_from(port.port?).ok()?))
+                })
+                .collect();
+            for endpoint in slice
+                .endpoints
+                .iter()
+                .flatten()
+                .filter(|endpoint| is_published(endpoint))
+            {
+                let ips = endpoint
+                    .addresses
+                    .iter()
+                    .filter_map(|ip| ip.parse::<IpAddr>().ok());
+                for ip in ips {
+                    let label = endpoint_label(endpoint, ip);
+                    let name = self.below(&[&label, asked.service, asked.namespace, "svc"]);
+                    backends.push(Backend {
+                        label,
+                        name,
+                        ips: vec![ip],
+                        ports: Some(numbers.clone()),
+                    });
+                }
+            }
+        }
+        backends
+    }
+
+    fn service_itself(&self, asked: &Asked<'_>, service: &Service, backends: &[Backend]) -> Answer {
+        if asked.kind == RecordType::SRV {
+            let wanted: Vec<(String, String)> = ports(service)
+                .map(|port| (port.name.clone().unwrap_or_default(), protocol_of(port)))
+                .collect();
+            return srv(asked.name, service, backends, &wanted);
+        }
+        if backends.is_empty() {
+            // A headless service without published endpoints has no addresses to give.
+            return Answer::NoName;
+        }
+        let ips: BTreeSet<IpAddr> = backends
+            .iter()
+            .flat_map(|backend| &backend.ips)
+            .copied()
+            .collect();
+        Answer::records(addresses(asked.name, asked.kind, ips))
+    }
+
+    fn named_port(
+        &self,
+        asked: &Asked<'_>,
+        service: &Service,
+        backends: &[Backend],
+        port: &str,
+        protocol: &str,
+    ) -> Answer {
+        let (Some(port), Some(protocol)) = (port.strip_prefix('_'), protocol.strip_prefix('_'))
+        else {
+            return Answer::NoName;
+        };
+        let known = ports(service)
+            .any(|known| known.name.as_deref() == Some(port) && protocol_of(known) == protocol);
+        match (known && !backends.is_empty(), asked.kind) {
+            (false, _) => Answer::NoName,
+            (true, RecordType::SRV) => srv(
+                asked.name,
+                service,
+                backends,
+                &[(port.to_owned(), protocol.to_owned())],
+            ),
+            (true, _) => Answer::nothing(),
+        }
+    }
+
+    fn reverse(&self, cluster: &Cluster, name: &Name, kind: RecordType, ip: IpAddr) -> Answer {
+        let mut targets: BTreeSet<Name> = BTreeSet::new();
+        for service in cluster.services_at(ip) {
+            let meta = &service.metadata;
+            if let (Some(service), Some(namespace)) = (&meta.name, &meta.namespace) {
+                targets.insert(self.below(&[service, namespace, "svc"]));
+            }
+        }
+        for slice in cluster.slices_at(ip) {
+            let (Some(service), Some(namespace)) = (owner(&slice), &slice.metadata.namespace)
+            else {
+                continue;
+            };
+            if !cluster
+                .services
+                .get(namespace, service)
+                .is_some_and(|service| is_headless(&service))
+            {
+                continue;
+            }
+            for endpoint in slice
+                .endpoints
+                .iter()
+                .flatten()
+                .filter(|endpoint| is_published(endpoint))
+            {
+                if endpoint
+                    .addresses
+                    .iter()
+                    .any(|address| address.parse() == Ok(ip))
+                {
+                    let label = endpoint_label(endpoint, ip);
+                    targets.insert(self.below(&[&label, service, namespace, "svc"]));
+                }
+            }
+        }
+        if targets.is_empty() {
+            let ours = self.own_ranges.iter().any(|range| range.contains(&ip));
+            return if ours {
+                Answer::NoName
+            } else {
+                Answer::Elsewhere
+            };
+        }
+        if !matches!(kind, RecordType::PTR | RecordType::ANY) {
+            return Answer::nothing();
+        }
+        let record = |target| Record::from_rdata(name.clone(), TTL, RData::PTR(PTR(target)));
+        Answer::records(targets.into_iter().map(record).collect())
+    }
+}
+
+/// One target behind a service's name.
+struct Backend {
+    label: String,
+    name: Name,
+    ips: Vec<IpAddr>,
+    /// Name, protocol and number of its ports; `None` where the service's own count.
+    ports: Option<Vec<(String, String, u16)>>,
+}
+
+fn existing(exists: bool) -> Answer {
+    if exists {
+        Answer::nothing()
+    } else {
+        Answer::NoName
+    }
+}
+
+fn fully_qualified(name: &Name) -> Name {
+    let mut name = name.clone();
+    name.set_fqdn(true);
+    name
+}
+
+fn version(name: &Name, kind: RecordType) -> Answer {
+    if kind != RecordType::TXT {
+        return Answer::nothing();
+    }
+    let text = RData::TXT(TXT::new(vec![SPECIFICATION.into()]));
+    Answer::records(vec![Record::from_rdata(name.clone(), TTL, text)])
+}
+
+fn addresses(name: &Name, kind: RecordType, ips: impl IntoIterator<Item = IpAddr>) -> Vec<Record> {
+    let data = ips.into_iter().filter_map(|ip| match (ip, kind) {
+        (IpAddr::V4(ip), RecordType::A | RecordType::ANY) => Some(RData::A(A(ip))),
+        (IpAddr::V6(ip), RecordType::AAAA | RecordType::ANY) => Some(RData::AAAA(AAAA(ip))),
+        _ => None,
+    });
+    data.map(|data| Record::from_rdata(name.clone(), TTL, data))
+        .collect()
+}
+
+/// The address in `1-2-3-4.NAMESPACE.pod`.
+fn pod(name: &Name, kind: RecordType, label: &str) -> Answer {
+    let v4 = label.replace('-', ".").parse::<Ipv4Addr>().map(IpAddr::V4);
+    let v6 = || label.replace('-', ":").parse::<Ipv6Addr>().map(IpAddr::V6);
+    match v4.or_else(|_| v6()) {
+        Ok(ip) => Answer::records(addresses(name, kind, [ip])),
+        Err(_) => Answer::NoName,
+    }
+}
+
+fn endpoint(asked: &Asked<'_>, backends: &[Backend], label: &str) -> Answer {
+    let named: Vec<&Backend> = backends
+        .iter()
+        .filter(|backend| backend.label == label)
+        .collect();
+    if named.is_empty() {
+        return Answer::NoName;
+    }
+    let ips: BTreeSet<IpAddr> = named
+        .iter()
+        .flat_map(|backend| &backend.ips)
+        .copied()
+        .collect();
+    Answer::records(addresses(asked.name, asked.kind, ips))
+}
+
+fn external_name(service: &Service) -> Option<String> {
+    let spec = service.spec.as_ref()?;
+    (spec.type_.as_deref() == Some("ExternalName"))
+        .then(|| spec.external_name.clone().unwrap_or_default())
+}
+
+fn alias(name: &Name, target: &str) -> Answer {
+    match Name::from_ascii(target.to_lowercase()) {
+        Ok(target) if !target.is_root() && !target.is_empty() => {
+            let target = fully_qualified(&target);
+            let data = RData::CNAME(CNAME(target.clone()));
+            Answer::Alias(
+                Box::new(Record::from_rdata(name.clone(), TTL, data)),
+                target,
+            )
+        }
+        _ => Answer::nothing(),
+    }
+}
+
+fn ports(service: &Service) -> impl Iterator<Item = &ServicePort> {
+    service
+        .spec
+        .iter()
+        .flat_map(|spec| spec.ports.iter().flatten())
+}
+
+fn protocol_of(port: &ServicePort) -> String {
+    port.protocol.as_deref().unwrap_or("TCP").to_lowercase()
+}
+
+fn protocol_label(port: &ServicePort) -> String {
+    format!("_{}", protocol_of(port))
+}
+
+fn is_protocol(label: &str) -> bool {
+    matches!(label, "_tcp" | "_udp" | "_sctp")
+}
+
+/// Service records for ports, with the addresses of their targets.
+fn srv(
+    name: &Name,
+    service: &Service,
+    backends: &[Backend],
+    wanted: &[(String, String)],
+) -> Answer {
+    let mut targets: Vec<(u16, &Backend)> = Vec::new();
+    for (port, protocol) in wanted {
+        let own = ports(service)
+            .find(|known| {
+                known.name.as_deref().unwrap_or_default() == port && protocol_of(known) == *protocol
+            })
+            .and_then(|known| u16::try_from(known.port).ok());
+        for backend in backends {
+            let number = match &backend.ports {
+                None => own,
+                Some(numbers) => numbers
+                    .iter()
+                    .find(|(known, of, _)| known == port && of == protocol)
+                    .map(|(_, _, number)| *number),
+            };
+            targets.extend(number.map(|number| (number, backend)));
+        }
+    }
+    let weight = u16::try_from(100 / targets.len().max(1))
+        .unwrap_or(1)
+        .max(1);
+    let record = |(number, backend): &(u16, &Backend)| {
+        let data = SRV::new(0, weight, *number, backend.name.clone());
+        Record::from_rdata(name.clone(), TTL, RData::SRV(data))
+    };
+    let records = targets.iter().map(record).collect();
+    let mut additional: Vec<Record> = Vec::new();
+    for (_, backend) in &targets {
+        for record in addresses(&backend.name, RecordType::ANY, backend.ips.iter().copied()) {
+            if !additional.contains(&record) {
+                additional.push(record);
+            }
+        }
+    }
+    Answer::Records {
+        records,
+        additional,
+    }
+}
+
+/// The whole address that a reverse name stands for; `None` for all other names.
+fn address_of_reverse(name: &Name) -> Option<IpAddr> {
+    let range = name.parse_arpa_name().ok()?;
+    (range.prefix_len() == range.max_prefix_len()).then(|| range.addr())
+}

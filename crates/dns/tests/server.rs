@@ -1,0 +1,219 @@
+//! The server on real sockets, in a network namespace of its own with resolvers of its own.
+
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    convert::Infallible,
+    io::{Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use dns::{Config, cluster::Cluster};
+use hickory_proto::{
+    op::{Message, Query, ResponseCode},
+    rr::{Name, RData, Record, RecordType, rdata::A},
+};
+use lifecycle::Context;
+use network::lab;
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+const LISTEN: &str = "192.0.2.1:10053";
+
+async fn start(resolv_conf: &str) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("resolv.conf"), resolv_conf).unwrap();
+    let nobody = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+        Ok::<_, Infallible>(http::Response::new(kube::client::Body::empty()))
+    });
+    let client = kube::Client::new(nobody, "default");
+    let cluster = Cluster::offline(&client);
+    let service = |name: &str, spec: serde_json::Value| {
+        serde_json::from_value(json!({"apiVersion": "v1", "kind": "Service", "spec": spec,
+            "metadata": {"name": name, "namespace": "default", "uid": name}}))
+        .unwrap()
+    };
+    cluster
+        .services
+        .upsert(service("web", json!({"clusterIP": "10.43.0.9"})));
+    cluster.services.upsert(service(
+        "out",
+        json!({"type": "ExternalName", "externalName": "example.org"}),
+    ));
+    let server = Config {
+        client,
+        listen: vec![LISTEN.parse().unwrap()],
+        cluster_domain: "cluster.local".into(),
+        cluster_dns: vec!["10.43.0.10".parse().unwrap()],
+        own_ranges: vec![],
+        resolv_conf: directory.path().join("resolv.conf"),
+    };
+    let server = server.build().unwrap();
+    tokio::spawn(async move {
+        let context = Context::standalone("dns", CancellationToken::new());
+        server.serve(cluster, &context).await.unwrap();
+    });
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while TcpStream::connect(LISTEN).is_err() {
+        assert!(Instant::now() < deadline, "the server never listens");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    directory
+}
+
+fn query(name: &str) -> Message {
+    let mut request = Message::query();
+    request.metadata.recursion_desired = true;
+    request.add_query(Query::query(Name::from_ascii(name).unwrap(), RecordType::A));
+    request
+}
+
+fn ask_udp(name: &str) -> Message {
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    socket
+        .set_read_timeout(Some(Duration::from_secs(15)))
+        .unwrap();
+    let request = query(name);
+    socket.send_to(&request.to_vec().unwrap(), LISTEN).unwrap();
+    let mut buffer = [0; 4096];
+    let length = socket.recv(&mut buffer).unwrap();
+    let reply = Message::from_vec(&buffer[..length]).unwrap();
+    assert_eq!(reply.metadata.id, request.metadata.id);
+    reply
+}
+
+fn ask_tcp(name: &str) -> Message {
+    let mut stream = TcpStream::connect(LISTEN).unwrap();
+    let bytes = query(name).to_vec().unwrap();
+    stream
+        .write_all(&u16::try_from(bytes.len()).unwrap().to_be_bytes())
+        .unwrap();
+    stream.write_all(&bytes).unwrap();
+    Message::from_vec(&read_framed(&mut stream)).unwrap()
+}
+
+fn read_framed(stream: &mut TcpStream) -> Vec<u8> {
+    let mut length = [0; 2];
+    stream.read_exact(&mut length).unwrap();
+    let mut bytes = vec![0; usize::from(u16::from_be_bytes(length))];
+    stream.read_exact(&mut bytes).unwrap();
+    bytes
+}
+
+/// A resolver that knows one address for every name and counts what it is asked.
+fn resolver(at: &str) -> Arc<AtomicUsize> {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let at: SocketAddr = at.parse().unwrap();
+    let (socket, listener) = (UdpSocket::bind(at).unwrap(), TcpListener::bind(at).unwrap());
+    let answer = |bytes: &[u8]| {
+        let request = Message::from_vec(bytes).unwrap();
+        let mut reply = Message::response(request.metadata.id, request.metadata.op_code);
+        reply.add_queries(request.queries.clone());
+        let name = request.queries[0].name().clone();
+        reply.add_answer(Record::from_rdata(
+            name,
+            60,
+            RData::A(A::new(203, 0, 113, 5)),
+        ));
+        reply.to_vec().unwrap()
+    };
+    let count = asked.clone();
+    thread::spawn(move || {
+        let mut buffer = [0; 4096];
+        while let Ok((length, from)) = socket.recv_from(&mut buffer) {
+            count.fetch_add(1, Ordering::SeqCst);
+            socket.send_to(&answer(&buffer[..length]), from).unwrap();
+        }
+    });
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let bytes = answer(&read_framed(&mut stream));
+            stream
+                .write_all(&u16::try_from(bytes.len()).unwrap().to_be_bytes())
+                .unwrap();
+            stream.write_all(&bytes).unwrap();
+        }
+    });
+    asked
+}
+
+fn data(reply: &Message) -> Vec<String> {
+    reply
+        .answers
+        .iter()
+        .map(|record| record.data.to_string())
+        .collect()
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(work).await.unwrap()
+}
+
+#[test]
+fn names_of_the_cluster_are_answered_on_datagrams_and_streams() {
+    lab::node(|_| async {
+        let _files = start("").await;
+        for ask in [ask_udp, ask_tcp] {
+            let reply = blocking(move || ask("web.default.svc.cluster.local.")).await;
+            assert_eq!(data(&reply), ["10.43.0.9"]);
+        }
+    });
+}
+
+#[test]
+fn other_names_are_asked_from_the_nodes_resolvers() {
+    lab::node(|_| async {
+        let asked = resolver("127.0.0.1:53");
+        // The first server does not exist and the second is ourselves; the third answers.
+        let _files =
+            start("nameserver 192.0.2.77\nnameserver 10.43.0.10\nnameserver 127.0.0.1\n").await;
+        lab::command("ip route add unreachable 192.0.2.77");
+        for ask in [ask_udp, ask_tcp] {
+            let reply = blocking(move || ask("example.org.")).await;
+            assert_eq!(data(&reply), ["203.0.113.5"]);
+        }
+        let reply = blocking(|| ask_udp("out.default.svc.cluster.local.")).await;
+        assert_eq!(data(&reply), ["example.org.", "203.0.113.5"]);
+        assert_eq!(asked.load(Ordering::SeqCst), 2);
+    });
+}
+
+#[test]
+fn without_a_resolver_other_names_fail_at_once() {
+    lab::node(|_| async {
+        let _files = start("search nowhere\n").await;
+        let begun = Instant::now();
+        let reply = blocking(|| ask_udp("example.org.")).await;
+        assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);
+        assert!(begun.elapsed() < Duration::from_secs(1));
+    });
+}
+
+#[test]
+fn a_resolver_that_asks_back_makes_no_storm() {
+    lab::node(|_| async {
+        let _files = start("nameserver 127.0.0.1\n").await;
+        // Sends every question back to us.
+        let socket = UdpSocket::bind("127.0.0.1:53").unwrap();
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = asked.clone();
+        thread::spawn(move || {
+            let back = UdpSocket::bind("0.0.0.0:0").unwrap();
+            let mut buffer = [0; 4096];
+            while let Ok((length, _)) = socket.recv_from(&mut buffer) {
+                count.fetch_add(1, Ordering::SeqCst);
+                back.send_to(&buffer[..length], LISTEN).unwrap();
+            }
+        });
+        let reply = blocking(|| ask_udp("example.org.")).await;
+        assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);
+        assert_eq!(asked.load(Ordering::SeqCst), 2, "once per round");
+    });
+}
