@@ -4,7 +4,7 @@
 //! A draft's bytes carry no resourceVersion. Publishing inserts it once, at the place the header
 //! names, so that every reader shares one buffer.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use machinery::{Object, Value};
@@ -75,12 +75,35 @@ impl Draft {
     }
 }
 
+impl Draft {
+    /// The same object written anew: what readers select by stays, the places are found again.
+    pub(crate) fn replaced(self) -> Self {
+        // Bytes that were just encoded have their places.
+        let places = scan::places(&self.bytes).unwrap_or_default();
+        let header = Header {
+            name: self.header.name.clone(),
+            namespace: self.header.namespace.clone(),
+            labels: self.header.labels.clone(),
+            fields: self.header.fields.clone(),
+            body: places.body,
+            metadata: places.metadata,
+            stamp: places.stamp,
+        };
+        Self {
+            bytes: self.bytes,
+            header: Arc::new(header),
+        }
+    }
+}
+
 /// An object as readers see it: its bytes carry the resourceVersion.
 #[derive(Debug)]
 pub struct Stored {
     pub header: Arc<Header>,
     pub revision: Revision,
     bytes: Bytes,
+    /// The form in another version, once somebody asked for it.
+    converted: OnceLock<(Box<str>, Arc<Stored>)>,
 }
 
 impl Stored {
@@ -91,6 +114,7 @@ impl Stored {
             header: draft.header,
             revision,
             bytes,
+            converted: OnceLock::new(),
         }
     }
 
@@ -130,6 +154,19 @@ impl Stored {
     pub fn parse(&self) -> Object {
         // Only bytes that were encoded from an object are ever stored.
         serde_json::from_slice(&self.bytes).unwrap_or_default()
+    }
+
+    /// The form in another version; the first one that is asked for is kept.
+    pub(crate) fn converted(&self, version: &str, make: impl FnOnce() -> Arc<Self>) -> Arc<Self> {
+        match self.converted.get() {
+            Some((known, form)) if **known == *version => form.clone(),
+            Some(_) => make(),
+            None => self
+                .converted
+                .get_or_init(|| (version.into(), make()))
+                .1
+                .clone(),
+        }
     }
 
     /// A label's value.
@@ -224,7 +261,7 @@ mod tests {
         );
         assert_eq!(stored.label("app"), Some("x"));
         assert_eq!(stored.unstamped(), json);
-        assert!(String::from_utf8_lossy(&stored.at(1234).bytes()).contains(r#""1234","labels""#));
+        assert!(String::from_utf8_lossy(stored.at(1234).bytes()).contains(r#""1234","labels""#));
     }
 
     #[test]

@@ -49,9 +49,10 @@ impl Output {
 
     /// One object, in full.
     pub(crate) fn object(&self, object: &Stored) -> Bytes {
+        let served = self.resource.serve(object);
         match self.wanted.shape {
-            Shape::Object => object.bytes().clone(),
-            Shape::Metadata => partial(object),
+            Shape::Object => served.bytes().clone(),
+            Shape::Metadata => partial(&served),
             Shape::Table => self.table(
                 std::slice::from_ref(&object),
                 true,
@@ -96,6 +97,7 @@ impl Output {
 
     /// One item of a list.
     pub(crate) fn item(&self, object: &Stored, out: &mut BytesMut) {
+        let object = &*self.resource.serve(object);
         match self.wanted.shape {
             Shape::Metadata => out.put_slice(&partial(object)),
             _ if self.resource.custom => out.put_slice(object.bytes()),
@@ -133,7 +135,7 @@ impl Output {
     }
 
     fn row(&self, stored: &Stored) -> Value {
-        let object: Object = stored.parse();
+        let object: Object = self.resource.parse(stored);
         let mut row = Object::new();
         row.insert(
             "cells".to_owned(),

@@ -2,7 +2,11 @@
 //! then the handler of its verb. Requests from the socket and from this process differ only in how
 //! the caller is known.
 
-use std::{net::SocketAddr, panic::AssertUnwindSafe, sync::Arc};
+use std::{
+    net::SocketAddr,
+    panic::AssertUnwindSafe,
+    sync::{Arc, OnceLock},
+};
 
 use bytes::Bytes;
 use futures::{FutureExt, future::BoxFuture};
@@ -21,7 +25,7 @@ use crate::{
     authn::{self, Authenticator, Credentials},
     authz::{self, Attributes, Authorizer, Decision},
     body::BodyError,
-    handlers,
+    handlers, impersonation,
     query::Query,
     respond::{self, Answer},
     user,
@@ -59,6 +63,8 @@ pub(crate) struct Core {
     pub(crate) streams: TaskTracker,
     /// Cancelled when the server stops: long requests end.
     pub(crate) stopping: CancellationToken,
+    /// The port that the server listens on, once it does.
+    pub(crate) port: OnceLock<u16>,
     in_flight: Semaphore,
 }
 
@@ -93,6 +99,7 @@ impl Core {
             authorizers: authz::chain(&config, &reader),
             admission: admission::chain(&config, &reader),
             in_flight: Semaphore::new(config.limits.in_flight),
+            port: OnceLock::new(),
             writes: TaskTracker::new(),
             streams: TaskTracker::new(),
             stopping: CancellationToken::new(),
@@ -136,7 +143,10 @@ impl Core {
         let (parts, body) = request.into_parts();
         let query = Query::parse(parts.uri.query().unwrap_or_default());
         let info = RequestInfo::new(&parts.method, parts.uri.path(), &query);
-        let user = self.authenticate(&parts, caller).await?;
+        let mut user = self.authenticate(&parts, caller).await?;
+        if let Some(other) = impersonation::apply(&self, &user, &parts.headers).await? {
+            user = Arc::new(other);
+        }
         let long = is_long(&info, &query);
         let _permit = if long {
             None
@@ -253,7 +263,7 @@ fn is_long(info: &RequestInfo, query: &Query) -> bool {
 }
 
 /// The refusal in Kubernetes' words.
-fn forbidden(attributes: &Attributes<'_>, reason: &str) -> Status {
+pub(crate) fn forbidden(attributes: &Attributes<'_>, reason: &str) -> Status {
     let who = &attributes.user.name;
     let because = if reason.is_empty() {
         String::new()

@@ -11,8 +11,13 @@ use std::{
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use kinds::{Kind, Scope};
-use machinery::schema::{self, Type};
+use machinery::{
+    Object, Value, encode,
+    schema::{self, Type},
+};
 use store::Key;
+
+use crate::{Draft, Stored};
 
 /// Where all objects live in the store.
 const ROOT: &str = "/registry/";
@@ -47,11 +52,14 @@ pub struct Resource {
     pub custom: bool,
     /// The kind's type in the schema table; `None` for custom resources.
     pub schema: Option<&'static Type>,
+    /// The resource in whose form the objects are stored, when it is another one: an older version
+    /// or another group of the same objects.
+    pub storage: Option<Arc<Resource>>,
     prefix: String,
 }
 
 impl Resource {
-    fn new(kind: KindRef, custom: bool) -> Self {
+    fn new(kind: KindRef, custom: bool, storage: Option<Arc<Resource>>) -> Self {
         let names = kind.names().clone();
         let group = if names.group.is_empty() {
             "core"
@@ -59,7 +67,11 @@ impl Resource {
             &names.group
         };
         Self {
-            prefix: format!("{ROOT}{group}/{}/", names.plural),
+            prefix: match &storage {
+                Some(storage) => storage.prefix.clone(),
+                None => format!("{ROOT}{group}/{}/", names.plural),
+            },
+            storage,
             schema: kind.schema().and_then(schema::lookup),
             api_version: api_version(&names.group, &names.version),
             group: names.group,
@@ -91,12 +103,59 @@ impl Resource {
         }
     }
 
+    /// An object of the store as this resource serves it. Converted ones are kept beside the
+    /// stored one, so that every reader of the same version shares them.
+    pub(crate) fn serve<'a>(&self, object: &'a Stored) -> Served<'a> {
+        if self.storage.is_none() {
+            return Served::Stored(object);
+        }
+        let convert = || {
+            let mut converted = self.kind.from_stored(object.parse());
+            if let Some(metadata) = converted.get_mut("metadata").and_then(Value::as_object_mut) {
+                metadata.shift_remove("resourceVersion");
+            }
+            let bytes = encode::object(self.schema, &converted).bytes;
+            let draft = Draft {
+                bytes: bytes.into(),
+                header: object.header.clone(),
+            };
+            // Labels and fields are those of the stored form; only the places differ.
+            Arc::new(Stored::stamp(draft.replaced(), object.revision))
+        };
+        Served::Converted(object.converted(&self.api_version, convert))
+    }
+
+    /// An object of the store, parsed, as this resource serves it.
+    pub(crate) fn parse(&self, object: &Stored) -> Object {
+        match self.storage {
+            Some(_) => self.kind.from_stored(object.parse()),
+            None => object.parse(),
+        }
+    }
+
     /// `deployments.apps`, as messages name it.
     pub fn qualified(&self) -> String {
         if self.group.is_empty() {
             self.plural.clone()
         } else {
             format!("{}.{}", self.plural, self.group)
+        }
+    }
+}
+
+/// A stored object, or its form in another version.
+pub(crate) enum Served<'a> {
+    Stored(&'a Stored),
+    Converted(Arc<Stored>),
+}
+
+impl Deref for Served<'_> {
+    type Target = Stored;
+
+    fn deref(&self) -> &Stored {
+        match self {
+            Self::Stored(object) => object,
+            Self::Converted(object) => object,
         }
     }
 }
@@ -131,10 +190,11 @@ impl Table {
             let versions = table.by_path.entry(resource.group.clone()).or_default();
             let resources = versions.entry(resource.version.clone()).or_default();
             resources.insert(resource.plural.clone(), resource.clone());
-            table
-                .by_prefix
-                .entry(resource.prefix.clone())
-                .or_insert_with(|| resource.clone());
+            if resource.storage.is_none() {
+                table
+                    .by_prefix
+                    .insert(resource.prefix.clone(), resource.clone());
+            }
         }
         table.all = all;
         table
@@ -179,8 +239,7 @@ impl Registry {
 
     /// Exactly these kinds.
     pub fn with(kinds: impl IntoIterator<Item = &'static dyn Kind>) -> Arc<Self> {
-        let of = |kind| Arc::new(Resource::new(KindRef::Static(kind), false));
-        let all = kinds.into_iter().map(of).collect();
+        let all = builtin(&kinds.into_iter().collect::<Vec<_>>());
         Arc::new(Self {
             table: ArcSwap::from_pointee(Table::of(all, 1)),
         })
@@ -206,7 +265,7 @@ impl Registry {
 
     /// Adds a kind made at run time, replacing one of the same group, version and plural.
     pub fn insert(&self, kind: Arc<dyn Kind>) {
-        let added = Arc::new(Resource::new(KindRef::Shared(kind), true));
+        let added = Arc::new(Resource::new(KindRef::Shared(kind), true, None));
         self.table.rcu(|table| {
             let mut all: Vec<_> = table
                 .all
@@ -234,6 +293,23 @@ impl Registry {
             )
         });
     }
+}
+
+/// Built-in kinds in their order; those that are stored as others know them.
+fn builtin(kinds: &[&'static dyn Kind]) -> Vec<Arc<Resource>> {
+    let stored = |name: &str| {
+        kinds
+            .iter()
+            .copied()
+            .find(|kind| kind.schema() == Some(name))
+    };
+    let of = |kind: &&'static dyn Kind| {
+        let storage = kind.stored_as().and_then(stored);
+        let storage =
+            storage.map(|kind| Arc::new(Resource::new(KindRef::Static(kind), false, None)));
+        Arc::new(Resource::new(KindRef::Static(*kind), false, storage))
+    };
+    kinds.iter().map(of).collect()
 }
 
 fn same(one: &Resource, other: &Resource) -> bool {

@@ -14,7 +14,7 @@ use tokio_rustls::TlsAcceptor;
 use tracing::{debug, info};
 
 use crate::{
-    Config, Error, LocalService, Registry, Store, User,
+    Config, Error, LocalService, Registry, Store, User, bootstrap,
     pipeline::{Caller, Connection, Core},
 };
 
@@ -66,7 +66,13 @@ impl ApiServer {
         let address = listener
             .local_addr()
             .map_err(|error| Error::Listen(listen, error))?;
+        // When the service runs again after a failure, the port is the one of the first run.
+        let _ = self.core.port.set(address.port());
         self.start_plugins(&context);
+        bootstrap::ensure(&self.core)
+            .await
+            .map_err(Error::Bootstrap)?;
+        context.spawn("bootstrap", bootstrap::keep(self.core.clone()));
         self.address.send_replace(Some(address));
         info!(%address, "serving");
         context.ready();
@@ -109,10 +115,6 @@ impl ApiServer {
 impl Service for ApiServer {
     fn name(&self) -> &'static str {
         "apiserver"
-    }
-
-    fn after(&self) -> &'static [&'static str] {
-        &["store"]
     }
 
     fn run(self: Arc<Self>, context: Context) -> Run {

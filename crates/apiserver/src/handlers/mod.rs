@@ -15,7 +15,7 @@ use futures::future::BoxFuture;
 use http::Method;
 use machinery::Status;
 
-use crate::{Resource, discovery, health, pipeline::Request, respond::Answer};
+use crate::{Resource, discovery, health, openapi, pipeline::Request, respond::Answer};
 
 /// Hands a request to what serves its path and verb.
 pub(crate) fn dispatch(request: Request) -> BoxFuture<'static, Answer> {
@@ -57,6 +57,12 @@ async fn document(request: Request) -> Answer {
             discovery::serve(&request.core.registry.table(), &path, headers, &address)
                 .ok_or_else(Status::path_not_found)
         }
+        "openapi" => openapi::serve(
+            &request.core.registry.table(),
+            &path,
+            &request.parts.headers,
+        )
+        .ok_or_else(Status::path_not_found),
         "" => Ok(crate::respond::json(
             &serde_json::json!({"paths": paths(&request)}),
         )),
@@ -130,7 +136,7 @@ async fn object(request: Request, resource: Arc<Resource>) -> Answer {
         "create" if !subject.name.is_empty() => Err(Status::method_not_allowed()),
         "create" => objects::create(request, resource).await,
         "update" => objects::update(request, resource).await,
-        "patch" => patch::patch(request, resource).await,
+        "patch" => patch::serve(request, resource).await,
         "delete" => objects::delete(request, resource).await,
         "deletecollection" => objects::delete_collection(request, resource).await,
         _ => Err(Status::method_not_allowed()),
@@ -158,7 +164,7 @@ async fn subresource(request: Request, resource: Arc<Resource>) -> Answer {
         }
         (_, "get") => read::get(request, resource, &subject.namespace, &subject.name).await,
         (_, "update") => objects::update(request, resource).await,
-        (_, "patch") => patch::patch(request, resource).await,
+        (_, "patch") => patch::serve(request, resource).await,
         _ => Err(Status::method_not_allowed()),
     }
 }

@@ -4,7 +4,12 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use machinery::{Object, Status, Value, schema::Type};
+use machinery::{
+    Object, Status, Value,
+    decode::{self, Format},
+    patch,
+    schema::Type,
+};
 
 use super::{
     body::{self, WriteOptions},
@@ -19,59 +24,72 @@ use crate::{
     write::{self, Change},
 };
 
-const TYPES: &[&str] = &[
-    "application/json-patch+json",
-    "application/merge-patch+json",
-    "application/strategic-merge-patch+json",
-    "application/apply-patch+yaml",
-];
+const JSON: &str = "application/json-patch+json";
+const MERGE: &str = "application/merge-patch+json";
+const STRATEGIC: &str = "application/strategic-merge-patch+json";
+const TYPES: &[&str] = &[JSON, MERGE, STRATEGIC];
 
 /// What the body is.
 pub(crate) enum Patch {
-    Json(json_patch::Patch),
-    Merge(Value),
+    Json(Value),
+    Merge(Object),
+    Strategic(&'static Type, Object),
 }
 
 impl Patch {
+    /// Reads a patch; `schema` is the type it will be applied to.
     pub(crate) fn parse(
-        _schema: Option<&'static Type>,
+        schema: Option<&'static Type>,
         media: &str,
         bytes: &Bytes,
     ) -> Result<Self, Status> {
-        let unreadable = |error: serde_json::Error| {
-            Status::bad_request(format!("error decoding patch: {error}"))
+        let unreadable = |why: String| Status::bad_request(format!("error decoding patch: {why}"));
+        let tree = || {
+            decode::tree(Format::Json, bytes)
+                .map(|(tree, _)| tree)
+                .map_err(unreadable)
         };
-        match media {
-            "application/json-patch+json" => Ok(Self::Json(
-                serde_json::from_slice(bytes).map_err(unreadable)?,
-            )),
-            "application/merge-patch+json" => Ok(Self::Merge(
-                serde_json::from_slice(bytes).map_err(unreadable)?,
-            )),
-            _ => Err(Status::unsupported_media_type(TYPES)),
+        let object = || match tree()? {
+            Value::Object(object) => Ok(object),
+            _ => Err(unreadable("the patch is no object".to_owned())),
+        };
+        match (media, schema) {
+            (JSON, _) => tree().map(Self::Json),
+            (MERGE, _) => object().map(Self::Merge),
+            (STRATEGIC, Some(schema)) => Ok(Self::Strategic(schema, object()?)),
+            _ => {
+                let without = |media: &&&str| schema.is_some() || **media != STRATEGIC;
+                let known: Vec<&str> = TYPES.iter().filter(without).copied().collect();
+                Err(Status::unsupported_media_type(&known))
+            }
         }
     }
 
     /// The object that comes of it.
     pub(crate) fn apply(&self, old: &Object) -> Result<Object, Status> {
-        let mut value = Value::Object(old.clone());
         match self {
-            Self::Json(patch) => {
-                json_patch::patch(&mut value, patch).map_err(|error| rejected(&error))?
+            Self::Json(operations) => {
+                patch::json::apply(old, operations).map_err(|error| match error {
+                    patch::json::Error::DoesNotApply(why) => rejected(&why),
+                    other => Status::bad_request(other.to_string()),
+                })
             }
-            Self::Merge(patch) => json_patch::merge(&mut value, patch),
-        }
-        match value {
-            Value::Object(object) => Ok(object),
-            _ => Err(Status::bad_request("the patch does not leave an object")),
+            Self::Merge(patch) => {
+                let mut object = old.clone();
+                patch::merge::apply(&mut object, patch.clone());
+                Ok(object)
+            }
+            Self::Strategic(schema, patch) => {
+                patch::strategic::apply(schema, old, patch).map_err(Status::bad_request)
+            }
         }
     }
 }
 
 /// 422: the patch does not fit the object.
-fn rejected(error: &dyn std::fmt::Display) -> Status {
+fn rejected(why: &str) -> Status {
     let mut status = Status::bad_request(format!(
-        "the server rejected our request due to an error in our request: {error}"
+        "the server rejected our request due to an error in our request: {why}"
     ));
     status.code = 422;
     status.reason = "Invalid".to_owned();
@@ -95,16 +113,16 @@ impl Change for Patched {
     }
 }
 
-pub(crate) async fn patch(request: Request, resource: Arc<Resource>) -> Answer {
+pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     let options = WriteOptions::parse(&request)?;
     let output = read::output(&request, &resource)?;
     let media = media::content_type(&request.parts.headers);
     let bytes = body::take(&request).await?;
-    let patch = Patch::parse(resource.schema, &media, &bytes)?;
+    let parsed = Patch::parse(resource.schema, &media, &bytes)?;
     let write = objects::write(&request, &resource, &options);
     let change = Patched {
         resource,
-        patch,
+        patch: parsed,
         validation: options.validation,
         warnings: parking_lot::Mutex::default(),
     };

@@ -7,7 +7,7 @@ use http::StatusCode;
 use machinery::{
     Object, Status, Value,
     field::{Error, Path},
-    labels,
+    labels, schema,
 };
 use serde_json::json;
 
@@ -48,7 +48,11 @@ async fn write(request: Request, resource: Arc<Resource>) -> Answer {
     let media = media::content_type(&request.parts.headers);
     let bytes = body::take(&request).await?;
     let wanted = if request.info.verb == "patch" {
-        Wanted::Patch(Patch::parse(None, &media, &bytes)?)
+        Wanted::Patch(Patch::parse(
+            schema::lookup("autoscaling/v1.Scale"),
+            &media,
+            &bytes,
+        )?)
     } else {
         Wanted::Whole(decode(&bytes)?)
     };

@@ -305,7 +305,7 @@ impl Watcher {
         out.put_slice(kind.as_bytes());
         out.put_slice(br#"","object":"#);
         match self.output.wanted.shape {
-            Shape::Object => out.put_slice(object.bytes()),
+            Shape::Object => out.put_slice(self.output.resource.serve(object).bytes()),
             Shape::Metadata => out.put_slice(&self.output.object(object)),
             Shape::Table => {
                 let columns = !std::mem::replace(&mut self.columns_sent, true);

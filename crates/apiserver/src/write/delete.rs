@@ -110,7 +110,7 @@ async fn attempt(
     options: &DeleteOptions,
     entry: Entry<Stored>,
 ) -> Result<Option<Deleted>, Status> {
-    let mut object = entry.object.parse();
+    let mut object = write.resource.parse(&entry.object);
     check_preconditions(write, options, &object)?;
     write
         .admit_validating(Operation::Delete, None, Some(&object))

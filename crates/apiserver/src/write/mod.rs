@@ -36,6 +36,7 @@ pub(crate) struct Write {
     pub(crate) name: String,
     pub(crate) subresource: String,
     pub(crate) dry_run: bool,
+    #[expect(dead_code, reason = "written to managedFields once apply is there")]
     pub(crate) field_manager: String,
     /// Whether the server itself changes the object, past what the kind lets clients change.
     pub(crate) internal: bool,
@@ -197,9 +198,16 @@ impl Write {
     }
 }
 
-/// An object's canonical bytes and header.
+/// An object's canonical bytes and header, in the form it is stored in.
 pub(crate) fn draft(resource: &Resource, object: &mut Object) -> Result<Draft, Status> {
     meta::of_mut(object).shift_remove("resourceVersion");
+    let Some(storage) = &resource.storage else {
+        return encoded(resource, object);
+    };
+    encoded(storage, &resource.kind.to_stored(object.clone()))
+}
+
+fn encoded(resource: &Resource, object: &Object) -> Result<Draft, Status> {
     let bytes: Bytes = machinery::encode::object(resource.schema, object)
         .bytes
         .into();

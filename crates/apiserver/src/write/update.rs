@@ -38,7 +38,7 @@ pub(crate) async fn update(write: &Write, change: &dyn Change) -> Result<Written
                 None => Err(write.not_found(&write.name)),
             };
         };
-        let old = entry.object.parse();
+        let old = write.resource.parse(&entry.object);
         let new = change.apply(&old)?;
         if let Some(written) = attempt(write, new, old, entry).await? {
             return Ok(written);

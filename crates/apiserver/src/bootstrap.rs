@@ -1,0 +1,279 @@
+//! The objects that every cluster has from its first moment, and the ones that lead to this server,
+//! which are put right when somebody changes them.
+
+use std::{net::IpAddr, sync::Arc, time::Duration};
+
+use machinery::{Object, Status, Value};
+use serde_json::json;
+use store::Freshness;
+
+use crate::{
+    Resource, User,
+    admission::Effects,
+    convert::{self, FieldValidation},
+    failure,
+    pipeline::Core,
+    user,
+    write::{self, Write},
+};
+
+const NAMESPACES: &[&str] = &["default", "kube-system", "kube-public", "kube-node-lease"];
+const REPAIR_EVERY: Duration = Duration::from_secs(10);
+
+/// One object that must exist.
+struct Wanted {
+    group: &'static str,
+    plural: &'static str,
+    object: Value,
+}
+
+/// Makes what is missing. Fails only when the store does.
+pub(crate) async fn ensure(core: &Arc<Core>) -> Result<(), Status> {
+    for name in NAMESPACES {
+        let object = json!({
+            "metadata": {"name": name, "labels": {"kubernetes.io/metadata.name": name}},
+        });
+        create(
+            core,
+            Wanted {
+                group: "",
+                plural: "namespaces",
+                object,
+            },
+        )
+        .await?;
+    }
+    for wanted in fixed(core) {
+        create(core, wanted).await?;
+    }
+    repair(core).await
+}
+
+/// Keeps the way to this server right for as long as it runs.
+pub(crate) async fn keep(core: Arc<Core>) {
+    loop {
+        core.config.clock.sleep(REPAIR_EVERY).await;
+        if let Err(status) = ensure(&core).await {
+            tracing::warn!(%status, "cannot repair the first objects");
+        }
+    }
+}
+
+fn fixed(core: &Core) -> Vec<Wanted> {
+    let config = &core.config;
+    let cidrs: Vec<String> = config
+        .service_cidrs
+        .iter()
+        .map(|(base, length)| format!("{base}/{length}"))
+        .collect();
+    let class = |name: &str, value: i64, about: &str| Wanted {
+        group: "scheduling.k8s.io",
+        plural: "priorityclasses",
+        object: json!({"metadata": {"name": name}, "value": value, "description": about}),
+    };
+    let authentication = json!({
+        "metadata": {"name": "extension-apiserver-authentication", "namespace": "kube-system"},
+        "data": {
+            "client-ca-file": config.client_ca,
+            "requestheader-client-ca-file": config.front_proxy_ca,
+            "requestheader-allowed-names": "[\"front-proxy-client\"]",
+            "requestheader-username-headers": "[\"X-Remote-User\"]",
+            "requestheader-uid-headers": "[\"X-Remote-Uid\"]",
+            "requestheader-group-headers": "[\"X-Remote-Group\"]",
+            "requestheader-extra-headers-prefix": "[\"X-Remote-Extra-\"]",
+        },
+    });
+    vec![
+        Wanted {
+            group: "networking.k8s.io",
+            plural: "servicecidrs",
+            object: json!({"metadata": {"name": "kubernetes"}, "spec": {"cidrs": cidrs}}),
+        },
+        Wanted {
+            group: "",
+            plural: "configmaps",
+            object: authentication,
+        },
+        class(
+            "system-node-critical",
+            2_000_001_000,
+            "For pods that a node cannot do without.",
+        ),
+        class(
+            "system-cluster-critical",
+            2_000_000_000,
+            "For pods that the cluster cannot do without.",
+        ),
+    ]
+}
+
+/// The Service `kubernetes` and what is behind it.
+async fn repair(core: &Arc<Core>) -> Result<(), Status> {
+    let advertise = core.config.advertise;
+    let port = core.port.get().copied().unwrap_or(advertise.port());
+    let Some((base, _)) = core.config.service_cidrs.first() else {
+        return Ok(());
+    };
+    let ports = json!([{"name": "https", "protocol": "TCP", "port": 443, "targetPort": port}]);
+    let service = json!({
+        "metadata": {
+            "name": "kubernetes", "namespace": "default",
+            "labels": {"component": "apiserver", "provider": "kubernetes"},
+        },
+        "spec": {
+            "type": "ClusterIP", "clusterIP": first(*base).to_string(), "ports": ports,
+            "sessionAffinity": "None",
+        },
+    });
+    settle(
+        core,
+        Wanted {
+            group: "",
+            plural: "services",
+            object: service,
+        },
+        &[&["spec", "ports"]],
+    )
+    .await?;
+    let address = advertise.ip().to_string();
+    let endpoints = json!({
+        "metadata": {
+            "name": "kubernetes", "namespace": "default",
+            "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"},
+        },
+        "subsets": [{
+            "addresses": [{"ip": address}],
+            "ports": [{"name": "https", "port": port, "protocol": "TCP"}],
+        }],
+    });
+    settle(
+        core,
+        Wanted {
+            group: "",
+            plural: "endpoints",
+            object: endpoints,
+        },
+        &[&["subsets"]],
+    )
+    .await?;
+    let family = if advertise.is_ipv4() { "IPv4" } else { "IPv6" };
+    let slice = json!({
+        "metadata": {
+            "name": "kubernetes", "namespace": "default",
+            "labels": {"kubernetes.io/service-name": "kubernetes"},
+        },
+        "addressType": family,
+        "endpoints": [{"addresses": [address], "conditions": {"ready": true}}],
+        "ports": [{"name": "https", "port": port, "protocol": "TCP"}],
+    });
+    let wanted = Wanted {
+        group: "discovery.k8s.io",
+        plural: "endpointslices",
+        object: slice,
+    };
+    settle(core, wanted, &[&["endpoints"], &["ports"]]).await
+}
+
+/// The first address of a network.
+fn first(base: IpAddr) -> IpAddr {
+    match base {
+        IpAddr::V4(base) => std::net::Ipv4Addr::from_bits(base.to_bits() + 1).into(),
+        IpAddr::V6(base) => std::net::Ipv6Addr::from_bits(base.to_bits() + 1).into(),
+    }
+}
+
+fn write(core: &Arc<Core>, resource: Arc<Resource>, object: &Value) -> Write {
+    let text = |key: &str| {
+        object["metadata"][key]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned()
+    };
+    Write {
+        core: core.clone(),
+        user: Arc::new(User::new("system:apiserver", [user::MASTERS])),
+        namespace: if resource.namespaced() {
+            text("namespace")
+        } else {
+            String::new()
+        },
+        name: text("name"),
+        resource,
+        subresource: String::new(),
+        dry_run: false,
+        field_manager: "kube-apiserver".to_owned(),
+        internal: false,
+        effects: Effects::default(),
+    }
+}
+
+fn decoded(resource: &Resource, object: Value) -> Result<Object, Status> {
+    let object = object.as_object().cloned().unwrap_or_default();
+    let mut decoded = convert::normalise(resource, object, FieldValidation::Ignore)?;
+    convert::settle_kind(resource, &mut decoded.object)?;
+    Ok(decoded.object)
+}
+
+async fn create(core: &Arc<Core>, wanted: Wanted) -> Result<(), Status> {
+    let table = core.registry.table();
+    let found = table.any_version(wanted.group, wanted.plural).cloned();
+    drop(table);
+    let Some(resource) = found else { return Ok(()) };
+    let write = write(core, resource.clone(), &wanted.object);
+    let key = resource.key(&write.namespace, &write.name);
+    let read = core.store.get(&key, Freshness::Newest).await;
+    if read.map_err(failure::of_store)?.1.is_some() {
+        return Ok(());
+    }
+    match write::create(&write, decoded(&resource, wanted.object)?).await {
+        Err(status) if status.reason != "AlreadyExists" => Err(status),
+        _ => Ok(()),
+    }
+}
+
+/// Creates an object, or puts parts of it right.
+async fn settle(
+    core: &Arc<Core>,
+    wanted: Wanted,
+    parts: &'static [&'static [&'static str]],
+) -> Result<(), Status> {
+    let found = core
+        .registry
+        .table()
+        .any_version(wanted.group, wanted.plural)
+        .cloned();
+    let Some(resource) = found else { return Ok(()) };
+    let target = decoded(&resource, wanted.object.clone())?;
+    let write = write(core, resource.clone(), &wanted.object);
+    create(core, wanted).await?;
+    let change = move |old: &Object| {
+        let mut object = old.clone();
+        for part in parts {
+            set(&mut object, part, get(&target, part));
+        }
+        resource.kind.default(&mut object);
+        Ok(object)
+    };
+    write::update(&write, &change).await.map(|_| ())
+}
+
+fn get(object: &Object, path: &[&str]) -> Value {
+    let mut value = object.get(path[0]);
+    for key in &path[1..] {
+        value = value.and_then(|value| value.get(key));
+    }
+    value.cloned().unwrap_or_default()
+}
+
+fn set(object: &mut Object, path: &[&str], value: Value) {
+    match path {
+        [key] => drop(object.insert((*key).to_owned(), value)),
+        [key, rest @ ..] => {
+            let below = object.entry(*key).or_insert_with(|| json!({}));
+            if let Some(below) = below.as_object_mut() {
+                set(below, rest, value);
+            }
+        }
+        [] => {}
+    }
+}

@@ -1,0 +1,80 @@
+//! Who gets in, and how far: certificates over TLS, identities in process, anonymous callers.
+
+use crate::support::{Server, send};
+use apiserver::User;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use kube::{Api, api::PostParams};
+use pki::Leaf;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_certificate_is_its_user() {
+    let server = Server::start().await;
+    let admin = client::from_kubeconfig(server.kubeconfig(Leaf::Admin)).unwrap();
+    let namespaces = Api::<Namespace>::all(admin)
+        .list(&Default::default())
+        .await
+        .unwrap();
+    assert!(namespaces.items.len() >= 4);
+    let dns = client::from_kubeconfig(server.kubeconfig(Leaf::Dns)).unwrap();
+    assert!(
+        Api::<Namespace>::all(dns.clone())
+            .list(&Default::default())
+            .await
+            .is_ok()
+    );
+    let maps: Api<ConfigMap> = Api::namespaced(dns, "default");
+    let refused = maps
+        .create(&PostParams::default(), &ConfigMap::default())
+        .await
+        .unwrap_err();
+    let kube::Error::Api(status) = refused else {
+        panic!("{refused}")
+    };
+    assert_eq!(status.code, 403);
+    assert_eq!(
+        status.message,
+        "configmaps is forbidden: User \"system:mainstay:dns\" cannot create resource \"configmaps\" in API group \"\" in the namespace \"default\""
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn strangers_see_health_and_version_only() {
+    let server = Server::start().await;
+    let ask = |path: &'static str| send(&server, User::anonymous(), "GET", path, &[], "");
+    assert_eq!(ask("/healthz").await.body, "ok");
+    assert_eq!(ask("/livez?verbose").await.code, 200);
+    assert_eq!(ask("/readyz").await.code, 200);
+    assert_eq!(ask("/version").await.json()["minor"], "36");
+    for path in ["/api", "/api/v1/namespaces", "/apis/apps/v1", "/metrics"] {
+        let refused = ask(path).await;
+        assert_eq!(
+            (refused.code, refused.json()["reason"].as_str().unwrap()),
+            (403, "Forbidden"),
+            "{path}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_those_who_may_act_as_others() {
+    let server = Server::start().await;
+    let headers = [("impersonate-user", "system:kube-scheduler")];
+    let admin = User::new("kubernetes-admin", ["system:masters"]);
+    let allowed = send(&server, admin.clone(), "GET", "/api/v1/nodes", &headers, "").await;
+    assert_eq!(allowed.code, 200);
+    let narrowed = send(&server, admin, "DELETE", "/api/v1/nodes/x", &headers, "").await;
+    assert_eq!(narrowed.code, 403, "{}", narrowed.body);
+    let eve = send(
+        &server,
+        User::new("eve", [""; 0]),
+        "GET",
+        "/api/v1/nodes",
+        &headers,
+        "",
+    )
+    .await;
+    assert_eq!(
+        eve.json()["message"],
+        "users \"system:kube-scheduler\" is forbidden: User \"eve\" cannot impersonate resource \"users\" in API group \"\" at the cluster scope"
+    );
+}

@@ -1,0 +1,71 @@
+//! The ordinary kubectl against the server: what people type first.
+
+use crate::support::Server;
+
+const CONFIG: &str = "
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: settings
+  labels: {app: web}
+data:
+  colour: blue
+";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kubectl_creates_applies_gets_labels_and_deletes() {
+    let server = Server::start().await;
+    let Some(out) = server.kubectl_ok(&["create", "-f", "-"], CONFIG).await else {
+        return;
+    };
+    assert_eq!(out, "configmap/settings created\n");
+    let out = server
+        .kubectl_ok(&["get", "configmap", "settings"], "")
+        .await
+        .unwrap();
+    assert!(
+        out.starts_with("NAME       DATA   AGE\nsettings   1      "),
+        "{out}"
+    );
+    let out = server
+        .kubectl_ok(&["get", "cm", "-l", "app=web", "-o", "name"], "")
+        .await
+        .unwrap();
+    assert_eq!(out, "configmap/settings\n");
+    let out = server
+        .kubectl_ok(&["get", "ns", "-o", "name"], "")
+        .await
+        .unwrap();
+    assert!(out.contains("namespace/kube-system\n"), "{out}");
+    let changed = CONFIG.replace("blue", "red");
+    let out = server
+        .kubectl_ok(&["apply", "-f", "-"], &changed)
+        .await
+        .unwrap();
+    assert_eq!(out, "configmap/settings configured\n");
+    let path = "-o=jsonpath={.data.colour}";
+    let out = server
+        .kubectl_ok(&["get", "cm", "settings", path], "")
+        .await
+        .unwrap();
+    assert_eq!(out, "red");
+    let out = server
+        .kubectl_ok(&["label", "cm", "settings", "tier=front"], "")
+        .await
+        .unwrap();
+    assert_eq!(out, "configmap/settings labeled\n");
+    let out = server
+        .kubectl_ok(&["delete", "cm", "settings"], "")
+        .await
+        .unwrap();
+    assert!(out.starts_with("configmap \"settings\" deleted"), "{out}");
+    let output = server
+        .kubectl(&["get", "cm", "settings"], "")
+        .await
+        .unwrap();
+    let error = crate::support::text(&output.stderr);
+    assert_eq!(
+        error,
+        "Error from server (NotFound): configmaps \"settings\" not found\n"
+    );
+}

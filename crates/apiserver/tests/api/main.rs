@@ -1,0 +1,14 @@
+//! The server in one process, driven over its API: one file per promise. One binary, because each
+//! is linked on its own.
+#![allow(clippy::unwrap_used)]
+
+mod deletion;
+mod forms;
+mod identity;
+mod kube_rs;
+mod kubectl;
+mod reads;
+mod services;
+mod support;
+mod watches;
+mod writes;

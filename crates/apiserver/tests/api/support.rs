@@ -1,0 +1,204 @@
+//! A server in this process: HTTPS on loopback, the embedded store in a directory of its own.
+
+use std::{
+    path::PathBuf,
+    process::{Command, Output},
+    sync::Arc,
+    time::Duration,
+};
+
+use apiserver::{ApiServer, Config, Limits, ObjectCodec, Registry, User};
+use lifecycle::{Context, Service};
+use pki::{Leaf, Names, Pki};
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// A running server; everything ends with it.
+pub struct Server {
+    pub server: Arc<ApiServer>,
+    pub pki: Pki,
+    pub url: String,
+    directory: TempDir,
+    stop: CancellationToken,
+    run: Option<JoinHandle<lifecycle::Outcome>>,
+}
+
+impl Server {
+    pub async fn start() -> Self {
+        Self::start_with(Limits::default()).await
+    }
+
+    pub async fn start_with(limits: Limits) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let pki = Pki::ensure(&directory.path().join("pki"), &Names::default()).unwrap();
+        let registry = Registry::builtin();
+        let codec = ObjectCodec::new(registry.clone());
+        let store = store::embedded::Embedded::open(directory.path().join("store"), codec).unwrap();
+        let config = Config {
+            listen: "127.0.0.1:0".parse().unwrap(),
+            advertise: "127.0.0.1:6443".parse().unwrap(),
+            tls: pki.apiserver_config().unwrap(),
+            kubelet_tls: Some(Arc::new(
+                pki.client_config(Leaf::ApiserverKubeletClient).unwrap(),
+            )),
+            service_cidrs: vec![("10.43.0.0".parse().unwrap(), 16)],
+            node_ports: 30000..=32767,
+            client_ca: pki.ca().pem().to_owned(),
+            front_proxy_ca: pki.front_proxy_ca().pem().to_owned(),
+            health: lifecycle::Health::default(),
+            clock: Arc::new(stdx::SystemClock),
+            limits,
+            tokens: None,
+        };
+        let server = config.build(store, registry).unwrap();
+        let stop = CancellationToken::new();
+        let context = Context::standalone("apiserver", stop.clone());
+        let run = tokio::spawn(server.clone().run(context));
+        let address = tokio::time::timeout(Duration::from_secs(20), server.address())
+            .await
+            .unwrap();
+        let url = format!("https://{address}");
+        Self {
+            server,
+            pki,
+            url,
+            directory,
+            stop,
+            run: Some(run),
+        }
+    }
+
+    /// A client in this process.
+    pub fn client(&self, user: User) -> kube::Client {
+        client::in_process(self.server.connect(user))
+    }
+
+    /// A client that may do everything.
+    pub fn admin(&self) -> kube::Client {
+        self.client(User::new("kubernetes-admin", ["system:masters"]))
+    }
+
+    /// The kubeconfig of one of the cluster's identities.
+    pub fn kubeconfig(&self, leaf: Leaf) -> PathBuf {
+        let path = self
+            .directory
+            .path()
+            .join(format!("{}.kubeconfig", leaf.file()));
+        std::fs::write(&path, self.pki.kubeconfig(leaf, &self.url).unwrap()).unwrap();
+        path
+    }
+
+    /// Runs the real kubectl as the administrator; `None` when there is none on this machine.
+    pub async fn kubectl(&self, arguments: &[&str], input: &str) -> Option<Output> {
+        let kubectl = PathBuf::from("/usr/bin/kubectl");
+        if !kubectl.exists() {
+            return None;
+        }
+        let mut command = Command::new(kubectl);
+        command
+            .args(arguments)
+            .env("KUBECONFIG", self.kubeconfig(Leaf::Admin));
+        command
+            .env("HOME", self.directory.path())
+            .env_remove("HTTPS_PROXY")
+            .env("NO_PROXY", "*");
+        let input = input.to_owned();
+        let run = tokio::task::spawn_blocking(move || {
+            use std::{io::Write, process::Stdio};
+            command
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped());
+            let mut child = command.spawn().unwrap();
+            child
+                .stdin
+                .take()
+                .unwrap()
+                .write_all(input.as_bytes())
+                .unwrap();
+            child.wait_with_output().unwrap()
+        });
+        Some(run.await.unwrap())
+    }
+
+    /// Runs kubectl and expects success; its output.
+    pub async fn kubectl_ok(&self, arguments: &[&str], input: &str) -> Option<String> {
+        let output = self.kubectl(arguments, input).await?;
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        assert!(
+            output.status.success(),
+            "kubectl {arguments:?}\n{out}\n{err}"
+        );
+        Some(out)
+    }
+}
+
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        if let Some(run) = self.run.take() {
+            run.abort();
+        }
+    }
+}
+
+/// A bare request and its answer: for what typed clients hide.
+pub struct Raw {
+    pub code: u16,
+    pub headers: http::HeaderMap,
+    pub body: String,
+}
+
+impl Raw {
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
+    }
+}
+
+/// Sends a request through the in-process transport as a user.
+pub async fn send(
+    server: &Server,
+    user: User,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: impl Into<String>,
+) -> Raw {
+    use http_body_util::BodyExt;
+    use tower::Service as _;
+    let mut request = http::Request::builder().method(method).uri(path);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let request = request
+        .body(http_body_util::Full::new(bytes::Bytes::from(body.into())))
+        .unwrap();
+    let response = server.server.connect(user).call(request).await.unwrap();
+    let (parts, body) = response.into_parts();
+    let bytes = body.collect().await.unwrap().to_bytes();
+    Raw {
+        code: parts.status.as_u16(),
+        headers: parts.headers,
+        body: text(&bytes),
+    }
+}
+
+/// Sends as the administrator, JSON in and out.
+pub async fn admin(server: &Server, method: &str, path: &str, body: serde_json::Value) -> Raw {
+    let user = User::new("kubernetes-admin", ["system:masters"]);
+    let body = if body.is_null() {
+        String::new()
+    } else {
+        body.to_string()
+    };
+    let media = match method {
+        "PATCH" => "application/merge-patch+json",
+        _ => "application/json",
+    };
+    send(server, user, method, path, &[("content-type", media)], body).await
+}
