@@ -7,6 +7,8 @@
 #![allow(clippy::collapsible_match)]
 
 pub mod apps;
+pub mod autoscaling;
+pub mod batch;
 mod builtin;
 pub mod check;
 pub mod columns;
@@ -14,7 +16,9 @@ pub mod coordination;
 pub mod core;
 pub mod discovery;
 pub mod metadata;
+pub mod networking;
 pub mod pod;
+pub mod policy;
 #[cfg(test)]
 mod testing;
 pub mod tree;
@@ -202,12 +206,20 @@ pub trait Kind: Send + Sync + 'static {
 
 /// Every built-in kind.
 const ALL: &[&Builtin] = &[
+    &core::binding::KIND,
+    &core::component_status::KIND,
     &core::config_map::KIND,
     &core::endpoints::KIND,
     &core::event::KIND,
+    &core::limit_range::KIND,
     &core::namespace::KIND,
     &core::node::KIND,
+    &core::persistent_volume_claim::KIND,
+    &core::persistent_volume::KIND,
     &core::pod::KIND,
+    &core::pod_template::KIND,
+    &core::replication_controller::KIND,
+    &core::resource_quota::KIND,
     &core::secret::KIND,
     &core::service::KIND,
     &core::service_account::KIND,
@@ -217,6 +229,16 @@ const ALL: &[&Builtin] = &[
     &apps::replica_set::KIND,
     &apps::stateful_set::KIND,
     &core::event::EVENTS_V1,
+    &autoscaling::horizontal_pod_autoscaler::KIND,
+    &autoscaling::horizontal_pod_autoscaler::V1,
+    &batch::cron_job::KIND,
+    &batch::job::KIND,
+    &networking::ingress_class::KIND,
+    &networking::ingress::KIND,
+    &networking::ip_address::KIND,
+    &networking::network_policy::KIND,
+    &networking::service_cidr::KIND,
+    &policy::pod_disruption_budget::KIND,
     &coordination::lease::KIND,
     &discovery::endpoint_slice::KIND,
 ];

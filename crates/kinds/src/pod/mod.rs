@@ -13,4 +13,5 @@ pub use resources::quality_of_service;
 pub use spec::{validate_spec, validate_template};
 pub use update::{check_binding_rules, validate_spec_update};
 
+pub(crate) use placement::check_node_selector;
 pub(crate) use resources::{check_quantity, check_resources};

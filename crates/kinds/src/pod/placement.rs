@@ -94,7 +94,7 @@ fn check_weight(weight: &Value, path: &Path, errors: &mut Errors) {
 }
 
 /// A selection of nodes, also of a PersistentVolume.
-fn check_node_selector(selector: &Value, path: &Path, errors: &mut Errors) {
+pub(crate) fn check_node_selector(selector: &Value, path: &Path, errors: &mut Errors) {
     let at = path.child("nodeSelectorTerms");
     let terms = list(&selector["nodeSelectorTerms"]);
     if terms.is_empty() {

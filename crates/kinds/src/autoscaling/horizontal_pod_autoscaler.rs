@@ -1,0 +1,361 @@
+//! HorizontalPodAutoscaler: as many replicas as the metrics call for. Kept as autoscaling/v2;
+//! autoscaling/v1 shows the part that it knows and keeps the rest in annotations.
+
+use crate::builtin::{Builtin, STATUS};
+use crate::check;
+use crate::columns::{AGE, NAME, age, column, name_cell};
+use crate::tree::{
+    child, child_or_new, default_empty, default_to, entries, get, int, is_set, list, text,
+};
+use crate::{Column, Subresource};
+use machinery::field::{Error, Errors, Path};
+use machinery::{Object, Value};
+use serde_json::json;
+
+pub const KIND: Builtin = Builtin {
+    group: "autoscaling",
+    version: "v2",
+    kind: "HorizontalPodAutoscaler",
+    plural: "horizontalpodautoscalers",
+    short_names: &["hpa"],
+    categories: &["all"],
+    schema: "autoscaling/v2.HorizontalPodAutoscaler",
+    subresources: &[STATUS],
+    has_status: true,
+    has_generation: true,
+    default,
+    validate_create: validate,
+    validate_update: |object, _, subresource: Subresource<'_>| {
+        if subresource.is_none() {
+            validate(object)
+        } else {
+            Vec::new()
+        }
+    },
+    columns: COLUMNS,
+    row,
+    ..Builtin::EMPTY
+};
+
+pub const V1: Builtin = Builtin {
+    version: "v1",
+    schema: "autoscaling/v1.HorizontalPodAutoscaler",
+    stored_as: Some("autoscaling/v2.HorizontalPodAutoscaler"),
+    to_stored: v1_to_v2,
+    from_stored: v2_to_v1,
+    default: |object| default_to(child_or_new(object, "spec"), "minReplicas", 1),
+    validate_create: |object| validate(&v1_to_v2(object.clone())),
+    validate_update: |object, _, subresource: Subresource<'_>| {
+        if subresource.is_none() {
+            validate(&v1_to_v2(object.clone()))
+        } else {
+            Vec::new()
+        }
+    },
+    row: |object, now| row(&v1_to_v2(object.clone()), now),
+    ..KIND
+};
+
+const METRICS: &str = "autoscaling.alpha.kubernetes.io/metrics";
+const CURRENT: &str = "autoscaling.alpha.kubernetes.io/current-metrics";
+const CONDITIONS: &str = "autoscaling.alpha.kubernetes.io/conditions";
+const BEHAVIOR: &str = "autoscaling.alpha.kubernetes.io/behavior";
+
+fn cpu(percent: Value) -> Value {
+    json!({"type": "Resource", "resource": {"name": "cpu",
+        "target": {"type": "Utilization", "averageUtilization": percent}}})
+}
+
+fn is_cpu_utilization(metric: &Value) -> bool {
+    metric["type"] == "Resource"
+        && metric["resource"]["name"] == "cpu"
+        && (is_set(&metric["resource"]["target"]["averageUtilization"])
+            || is_set(&metric["resource"]["current"]["averageUtilization"]))
+}
+
+/// Takes a list or object out of an annotation.
+fn take_annotation(object: &mut Object, name: &str) -> Option<Value> {
+    let annotations = child(child(object, "metadata")?, "annotations")?;
+    let parsed = serde_json::from_str(annotations.get(name)?.as_str()?).ok()?;
+    annotations.shift_remove(name);
+    Some(parsed)
+}
+
+fn put_annotation(object: &mut Object, name: &str, value: &Value) {
+    if !crate::tree::is_empty(value) {
+        child_or_new(child_or_new(object, "metadata"), "annotations")
+            .insert(name.to_owned(), Value::from(value.to_string()));
+    }
+}
+
+fn v1_to_v2(mut object: Object) -> Object {
+    let others = take_annotation(&mut object, METRICS);
+    let current = take_annotation(&mut object, CURRENT);
+    let conditions = take_annotation(&mut object, CONDITIONS);
+    let behavior = take_annotation(&mut object, BEHAVIOR);
+    let spec = child_or_new(&mut object, "spec");
+    let mut metrics = others
+        .and_then(|v| v.as_array().cloned())
+        .unwrap_or_default();
+    let percent = spec
+        .shift_remove("targetCPUUtilizationPercentage")
+        .filter(is_set);
+    if let Some(percent) = percent {
+        metrics.insert(0, cpu(percent));
+    } else if metrics.is_empty() {
+        metrics.push(cpu(json!(80)));
+    }
+    spec.insert("metrics".to_owned(), Value::Array(metrics));
+    if let Some(behavior) = behavior {
+        spec.insert("behavior".to_owned(), behavior);
+    }
+    let status = child_or_new(&mut object, "status");
+    let mut now = current
+        .and_then(|v| v.as_array().cloned())
+        .unwrap_or_default();
+    if let Some(percent) = status
+        .shift_remove("currentCPUUtilizationPercentage")
+        .filter(is_set)
+    {
+        now.insert(
+            0,
+            json!({"type": "Resource", "resource": {"name": "cpu",
+            "current": {"averageUtilization": percent}}}),
+        );
+    }
+    status.insert("currentMetrics".to_owned(), Value::Array(now));
+    if let Some(conditions) = conditions {
+        status.insert("conditions".to_owned(), conditions);
+    }
+    object.insert("apiVersion".to_owned(), json!("autoscaling/v2"));
+    object
+}
+
+fn v2_to_v1(mut object: Object) -> Object {
+    let spec = child_or_new(&mut object, "spec");
+    let mut metrics = list(&spec.shift_remove("metrics").unwrap_or_default()).to_vec();
+    let behavior = spec.shift_remove("behavior").unwrap_or_default();
+    if let Some(at) = metrics.iter().position(is_cpu_utilization) {
+        let metric = metrics.remove(at);
+        let percent = metric["resource"]["target"]["averageUtilization"].clone();
+        spec.insert("targetCPUUtilizationPercentage".to_owned(), percent);
+    }
+    let status = child_or_new(&mut object, "status");
+    let mut current = list(&status.shift_remove("currentMetrics").unwrap_or_default()).to_vec();
+    let conditions = status.shift_remove("conditions").unwrap_or_default();
+    if let Some(at) = current.iter().position(is_cpu_utilization) {
+        let metric = current.remove(at);
+        let percent = metric["resource"]["current"]["averageUtilization"].clone();
+        status.insert("currentCPUUtilizationPercentage".to_owned(), percent);
+    }
+    put_annotation(&mut object, METRICS, &Value::Array(metrics));
+    put_annotation(&mut object, CURRENT, &Value::Array(current));
+    put_annotation(&mut object, CONDITIONS, &conditions);
+    put_annotation(&mut object, BEHAVIOR, &behavior);
+    object.insert("apiVersion".to_owned(), json!("autoscaling/v1"));
+    object
+}
+
+const COLUMNS: &[Column] = &[
+    NAME,
+    column("Reference", "string", "What is scaled."),
+    column("Targets", "string", "Metrics, current and wanted."),
+    column("MinPods", "string", "Fewest pods."),
+    column("MaxPods", "string", "Most pods."),
+    column("Replicas", "string", "Pods there are."),
+    AGE,
+];
+
+fn row(object: &Object, now: i64) -> Vec<Value> {
+    let (spec, status) = (get(object, "spec"), get(object, "status"));
+    let target = &spec["scaleTargetRef"];
+    let least = spec["minReplicas"]
+        .as_i64()
+        .map_or("<unset>".to_owned(), |n| n.to_string());
+    vec![
+        name_cell(object),
+        Value::from(format!(
+            "{}/{}",
+            text(&target["kind"]),
+            text(&target["name"])
+        )),
+        Value::from(targets(spec, status)),
+        Value::from(least),
+        int(&spec["maxReplicas"]).into(),
+        int(&status["currentReplicas"]).into(),
+        age(object, now),
+    ]
+}
+
+fn targets(spec: &Value, status: &Value) -> String {
+    const SHOWN: usize = 2;
+    let metrics = list(&spec["metrics"]);
+    if metrics.is_empty() {
+        return "<none>".to_owned();
+    }
+    let current = list(&status["currentMetrics"]);
+    let all: Vec<String> = metrics
+        .iter()
+        .enumerate()
+        .map(|(i, m)| target_cell(m, current.get(i).unwrap_or(&Value::Null)))
+        .collect();
+    let shown = all[..all.len().min(SHOWN)].join(", ");
+    if all.len() > SHOWN {
+        format!("{shown} + {} more...", all.len() - SHOWN)
+    } else {
+        shown
+    }
+}
+
+fn target_cell(metric: &Value, current: &Value) -> String {
+    let source = match text(&metric["type"]) {
+        "Resource" => "resource",
+        "ContainerResource" => "containerResource",
+        "Pods" => "pods",
+        "Object" => "object",
+        "External" => "external",
+        _ => return "<unknown type>".to_owned(),
+    };
+    let (target, now) = (&metric[source]["target"], &current[source]["current"]);
+    let or_unknown = |v: &Value| v.as_str().unwrap_or("<unknown>").to_owned();
+    let percent = |v: &Value, none: &str| v.as_i64().map_or(none.to_owned(), |n| format!("{n}%"));
+    if matches!(source, "resource" | "containerResource") {
+        let name = text(&metric[source]["name"]);
+        if is_set(&target["averageValue"]) {
+            return format!(
+                "{name}: {}/{}",
+                or_unknown(&now["averageValue"]),
+                text(&target["averageValue"])
+            );
+        }
+        let now = percent(&now["averageUtilization"], "<unknown>");
+        return format!(
+            "{name}: {now}/{}",
+            percent(&target["averageUtilization"], "<auto>")
+        );
+    }
+    if is_set(&target["averageValue"]) {
+        let cell = format!(
+            "{}/{}",
+            or_unknown(&now["averageValue"]),
+            text(&target["averageValue"])
+        );
+        return if source == "pods" {
+            cell
+        } else {
+            format!("{cell} (avg)")
+        };
+    }
+    format!("{}/{}", or_unknown(&now["value"]), text(&target["value"]))
+}
+
+fn default(object: &mut Object) {
+    let spec = child_or_new(object, "spec");
+    default_to(spec, "minReplicas", 1);
+    default_empty(spec, "metrics", json!([cpu(json!(80))]));
+    if let Some(behavior) = child(spec, "behavior") {
+        let up = child_or_new(behavior, "scaleUp");
+        default_to(up, "stabilizationWindowSeconds", 0);
+        default_to(up, "selectPolicy", "Max");
+        default_empty(
+            up,
+            "policies",
+            json!([
+            {"type": "Pods", "value": 4, "periodSeconds": 15},
+            {"type": "Percent", "value": 100, "periodSeconds": 15}]),
+        );
+        let down = child_or_new(behavior, "scaleDown");
+        default_to(down, "selectPolicy", "Max");
+        default_empty(
+            down,
+            "policies",
+            json!([{"type": "Percent", "value": 100, "periodSeconds": 15}]),
+        );
+    }
+}
+
+fn validate(object: &Object) -> Errors {
+    let mut errors = Vec::new();
+    let spec = get(object, "spec");
+    let path = Path::new("spec");
+    let (least, most) = (&spec["minReplicas"], int(&spec["maxReplicas"]));
+    if is_set(least) && int(least) < 1 {
+        let detail = "must be greater than or equal to 1";
+        errors.push(Error::invalid(
+            &path.child("minReplicas"),
+            int(least),
+            detail,
+        ));
+    }
+    if most < 1 {
+        errors.push(Error::invalid(
+            &path.child("maxReplicas"),
+            most,
+            "must be greater than 0",
+        ));
+    }
+    if is_set(least) && most < int(least) {
+        let detail = "must be greater than or equal to `minReplicas`";
+        errors.push(Error::invalid(&path.child("maxReplicas"), most, detail));
+    }
+    let target = path.child("scaleTargetRef");
+    for name in ["kind", "name"] {
+        check::required(
+            &spec["scaleTargetRef"][name],
+            &target.child(name),
+            &mut errors,
+        );
+    }
+    for (i, metric) in list(&spec["metrics"]).iter().enumerate() {
+        check_metric(metric, &path.child("metrics").index(i), &mut errors);
+    }
+    errors
+}
+
+fn check_metric(metric: &Value, path: &Path, errors: &mut Errors) {
+    let kinds = [
+        "ContainerResource",
+        "External",
+        "Object",
+        "Pods",
+        "Resource",
+    ];
+    if text(&metric["type"]).is_empty() {
+        errors.push(Error::required(
+            &path.child("type"),
+            "must specify a metric source type",
+        ));
+        return;
+    }
+    check::one_of(&metric["type"], &kinds, &path.child("type"), errors);
+    let sources = entries(metric)
+        .filter(|(k, v)| *k != "type" && is_set(v))
+        .count();
+    if sources == 0 {
+        let detail = "must populate information for the given metric source";
+        errors.push(Error::required(path, detail));
+    } else if sources > 1 {
+        let detail = "must populate the given metric source only";
+        errors.push(Error::forbidden(path, detail));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::object;
+
+    #[test]
+    fn the_old_version_shows_cpu_and_keeps_the_rest() {
+        let v2 = object(
+            r#"{"apiVersion": "autoscaling/v2", "metadata": {"name": "h"}, "spec": {"maxReplicas": 3, "metrics": [
+                {"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 50}}},
+                {"type": "Pods", "pods": {"target": {"averageValue": "1"}}}]}, "status": {}}"#,
+        );
+        let v1 = v2_to_v1(v2.clone());
+        assert_eq!(get(&v1, "spec")["targetCPUUtilizationPercentage"], 50);
+        let back = v1_to_v2(v1);
+        assert_eq!(get(&back, "spec")["metrics"], get(&v2, "spec")["metrics"]);
+        assert_eq!(row(&back, 0)[2], "cpu: <unknown>/50%, <unknown>/1");
+    }
+}

@@ -1,0 +1,12 @@
+//! Binding: a pod's way to its node. Never stored: creating one binds the pod.
+
+use crate::builtin::Builtin;
+
+pub const KIND: Builtin = Builtin {
+    kind: "Binding",
+    plural: "bindings",
+    schema: "core/v1.Binding",
+    verbs: &["create"],
+    is_virtual: true,
+    ..Builtin::EMPTY
+};

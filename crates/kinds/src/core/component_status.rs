@@ -1,0 +1,39 @@
+//! ComponentStatus: how the control plane's parts are. Answered, never stored.
+
+use crate::Scope;
+use crate::builtin::Builtin;
+use crate::columns::{NAME, column, name_cell};
+use crate::tree::{get, list, text};
+
+pub const KIND: Builtin = Builtin {
+    kind: "ComponentStatus",
+    plural: "componentstatuses",
+    short_names: &["cs"],
+    scope: Scope::Cluster,
+    schema: "core/v1.ComponentStatus",
+    verbs: &["get", "list"],
+    is_virtual: true,
+    columns: &[
+        NAME,
+        column("Status", "string", "Whether it is healthy."),
+        column("Message", "string", "What it says."),
+        column("Error", "string", "What went wrong."),
+    ],
+    row: |object, _| {
+        let healthy = list(get(object, "conditions"))
+            .iter()
+            .find(|c| c["type"] == "Healthy");
+        let (status, message, error) = match healthy {
+            Some(c) if c["status"] == "True" => ("Healthy", text(&c["message"]), text(&c["error"])),
+            Some(c) => ("Unhealthy", text(&c["message"]), text(&c["error"])),
+            None => ("Unknown", "", ""),
+        };
+        vec![
+            name_cell(object),
+            status.into(),
+            message.into(),
+            error.into(),
+        ]
+    },
+    ..Builtin::EMPTY
+};
