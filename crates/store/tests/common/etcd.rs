@@ -2,6 +2,7 @@
 
 use std::{
     net::TcpListener,
+    os::unix::process::CommandExt,
     process::{Child, Command, Stdio},
     time::Instant,
 };
@@ -131,6 +132,16 @@ impl Cluster {
                 .arg(file("key"))
                 .arg("--client-cert-auth");
         }
+        // SAFETY: prctl is async-signal-safe, and nothing else runs between fork and exec.
+        unsafe {
+            // Also after a test that was killed, nothing stays.
+            command.pre_exec(|| {
+                rustix::process::set_parent_process_death_signal(Some(
+                    rustix::process::Signal::KILL,
+                ))?;
+                Ok(())
+            });
+        }
         self.members[number].process = Some(command.spawn().expect("etcd is installed"));
     }
 
@@ -138,6 +149,20 @@ impl Cluster {
         if let Some(mut process) = self.members[number].process.take() {
             process.kill().unwrap();
             process.wait().unwrap();
+        }
+    }
+
+    /// Waits until a member answers with the others' consent.
+    pub async fn wait_for(&self, number: usize) {
+        let endpoints = vec![self.endpoints()[number].clone()];
+        let config = store::etcd::Config {
+            endpoints,
+            ..store::etcd::Config::default()
+        };
+        let deadline = Instant::now() + PATIENCE;
+        while let Err(error) = config.clone().connect(store::Plain).await {
+            assert!(Instant::now() < deadline, "{error}");
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
     }
 

@@ -5,6 +5,7 @@
 pub mod conformance;
 pub mod disk;
 pub mod etcd;
+pub mod history;
 pub mod model;
 
 use std::time::Duration;
