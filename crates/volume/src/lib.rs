@@ -119,7 +119,7 @@ pub enum Need {
 }
 
 /// Which token is wanted.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TokenSpec {
     /// Whom it is for; empty means the API server.
     pub audience: String,

@@ -1,0 +1,163 @@
+//! The cgroups above the containers: one per class and one per pod, with the pod's bounds, on
+//! cgroup v1 and v2.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use k8s_openapi::api::core::v1::Pod;
+use tracing::debug;
+
+use crate::{
+    Error, Result,
+    make::{
+        cgroups,
+        resources::{self, PodBounds},
+    },
+    pod::spec::QosClass,
+};
+
+const MOUNT: &str = "/sys/fs/cgroup";
+const V1: &[&str] = &[
+    "cpu", "cpuacct", "cpuset", "memory", "pids", "blkio", "devices", "freezer",
+];
+const V2: &[&str] = &["cpu", "memory", "pids", "cpuset", "io"];
+
+/// Whether the machine has the unified hierarchy.
+pub fn is_v2() -> bool {
+    Path::new(MOUNT).join("cgroup.controllers").exists()
+}
+
+fn below(controller: &str, path: &str) -> PathBuf {
+    Path::new(MOUNT)
+        .join(controller)
+        .join(path.trim_start_matches('/'))
+}
+
+/// Makes the cgroups of the classes.
+pub fn ensure_classes(root: &str) -> Result<()> {
+    for class in [
+        QosClass::Guaranteed,
+        QosClass::Burstable,
+        QosClass::BestEffort,
+    ] {
+        make(&cgroups::class(root, class))?;
+    }
+    let least = PodBounds {
+        cpu_shares: 2,
+        cpu_quota: None,
+        memory: None,
+    };
+    apply(&cgroups::class(root, QosClass::BestEffort), least);
+    Ok(())
+}
+
+/// Makes a pod's cgroup and sets its bounds.
+pub fn ensure_pod(root: &str, pod: &Pod) -> Result<()> {
+    let path = cgroups::pod(root, pod);
+    make(&path)?;
+    apply(&path, resources::of_pod(pod));
+    Ok(())
+}
+
+/// Removes a pod's cgroup once its containers are gone.
+pub fn remove_pod(root: &str, pod: &Pod) {
+    let path = cgroups::pod(root, pod);
+    if is_v2() {
+        let _ = fs::remove_dir(below("", &path));
+        return;
+    }
+    for controller in V1 {
+        let _ = fs::remove_dir(below(controller, &path));
+    }
+}
+
+fn make(path: &str) -> Result<()> {
+    if !is_v2() {
+        for controller in V1
+            .iter()
+            .filter(|controller| below(controller, "").exists())
+        {
+            make_v1(controller, path)?;
+        }
+        return Ok(());
+    }
+    let mut dir = PathBuf::from(MOUNT);
+    for part in path.split('/').filter(|part| !part.is_empty()) {
+        // A controller must be handed down at every level above the one that uses it.
+        for controller in V2 {
+            let _ = fs::write(dir.join("cgroup.subtree_control"), format!("+{controller}"));
+        }
+        dir.push(part);
+        make_dir(&dir)?;
+    }
+    for controller in V2 {
+        let _ = fs::write(dir.join("cgroup.subtree_control"), format!("+{controller}"));
+    }
+    Ok(())
+}
+
+fn make_v1(controller: &str, path: &str) -> Result<()> {
+    let mut dir = below(controller, "");
+    for part in path.split('/').filter(|part| !part.is_empty()) {
+        let parent = dir.clone();
+        dir.push(part);
+        make_dir(&dir)?;
+        if *controller == *"cpuset" {
+            // A new cpuset is empty and takes no process until it is filled.
+            for file in ["cpuset.cpus", "cpuset.mems"] {
+                let own = fs::read_to_string(dir.join(file)).unwrap_or_default();
+                if own.trim().is_empty() {
+                    let inherited = fs::read_to_string(parent.join(file)).unwrap_or_default();
+                    let _ = fs::write(dir.join(file), inherited.trim());
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn make_dir(dir: &Path) -> Result<()> {
+    match fs::create_dir(dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            Err(Error::io(dir)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn apply(path: &str, bounds: PodBounds) {
+    let write = |file: PathBuf, value: String| {
+        if let Err(error) = fs::write(&file, value) {
+            debug!(file = %file.display(), %error, "cannot set bound");
+        }
+    };
+    if is_v2() {
+        let weight = 1 + ((bounds.cpu_shares - 2) * 9999) / 262_142;
+        write(below("", path).join("cpu.weight"), weight.to_string());
+        if let Some(quota) = bounds.cpu_quota {
+            write(below("", path).join("cpu.max"), format!("{quota} 100000"));
+        }
+        if let Some(memory) = bounds.memory {
+            write(below("", path).join("memory.max"), memory.to_string());
+        }
+        return;
+    }
+    write(
+        below("cpu", path).join("cpu.shares"),
+        bounds.cpu_shares.to_string(),
+    );
+    if let Some(quota) = bounds.cpu_quota {
+        write(
+            below("cpu", path).join("cpu.cfs_quota_us"),
+            quota.to_string(),
+        );
+    }
+    if let Some(memory) = bounds.memory {
+        write(
+            below("memory", path).join("memory.limit_in_bytes"),
+            memory.to_string(),
+        );
+    }
+}

@@ -1,0 +1,70 @@
+//! What all workers of a kubelet share.
+
+use std::{path::PathBuf, sync::Arc};
+
+use client::Informer;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Pod, Service};
+use lifecycle::Context;
+use volume::{LinuxMounter, NodeFacts};
+
+use crate::{
+    Config, events::Events, make::dns::Dns, node::machine::Machine, pod::spec, registry::Registry,
+    runtime::Runtime, sources::Sources,
+};
+
+/// Shared, immutable after the start.
+pub struct Core {
+    pub config: Arc<Config>,
+    pub context: Context,
+    pub runtime: Runtime,
+    pub events: Events,
+    pub sources: Sources,
+    pub services: Informer<Service>,
+    pub registry: Registry,
+    pub machine: Machine,
+    pub mounter: LinuxMounter,
+}
+
+impl Core {
+    /// The time.
+    pub fn now(&self) -> Timestamp {
+        self.config.clock.now()
+    }
+
+    /// A pod's own directory.
+    pub fn pod_dir(&self, uid: &str) -> PathBuf {
+        self.config.root_dir.join("pods").join(uid)
+    }
+
+    /// The node's addresses as text.
+    pub fn host_ips(&self) -> Vec<String> {
+        self.config
+            .node_ips
+            .iter()
+            .map(ToString::to_string)
+            .collect()
+    }
+
+    /// What pods may know about the node.
+    pub fn node_facts(&self) -> NodeFacts {
+        NodeFacts {
+            allocatable: self.machine.allocatable(self.config.max_pods),
+            host_ip: self.host_ips().first().cloned().unwrap_or_default(),
+        }
+    }
+
+    /// The node's own resolver configuration, as it is now.
+    pub fn node_dns(&self) -> Dns {
+        Dns::parse(&std::fs::read_to_string(&self.config.resolv_conf).unwrap_or_default())
+    }
+
+    /// The services that a pod's environment may show.
+    pub fn services_for(&self, pod: &Pod) -> Vec<Arc<Service>> {
+        let mut services = self.services.list_in(spec::namespace(pod));
+        if spec::namespace(pod) != "default" {
+            services.extend(self.services.get("default", "kubernetes"));
+        }
+        services
+    }
+}

@@ -1,0 +1,37 @@
+//! What can go wrong in a kubelet.
+
+use std::path::PathBuf;
+
+/// Anything that stops the kubelet or one of its tasks; the supervisor or the worker tries again.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The runtime refused or is away.
+    #[error("runtime: {}", .0.message())]
+    Runtime(#[from] tonic::Status),
+    /// The API refused or is away.
+    #[error("api: {0}")]
+    Api(#[from] kube::Error),
+    /// A volume.
+    #[error(transparent)]
+    Volume(#[from] volume::Error),
+    /// The file system.
+    #[error("{path}: {source}")]
+    Io {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    /// Anything with a message of its own.
+    #[error("{0}")]
+    Other(String),
+}
+
+impl Error {
+    /// For `map_err`: names the file.
+    pub fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { path, source }
+    }
+}
+
+/// The crate's result.
+pub type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,115 @@
+//! postStart and preStop, and the polite way to stop a container.
+
+use std::time::{Duration, Instant};
+
+use cri::v1;
+use k8s_openapi::api::core::v1::{Container, LifecycleHandler, Pod};
+use reconcile::Kind;
+
+use crate::{
+    Error, Result,
+    core::Core,
+    pod::{decide::MINIMUM_GRACE, spec},
+    probe::http,
+};
+
+/// Runs a hook to its end.
+pub async fn run(
+    core: &Core,
+    pod: &Pod,
+    container: &Container,
+    id: &str,
+    pod_ips: &[String],
+    hook: &LifecycleHandler,
+) -> Result<()> {
+    if let Some(exec) = &hook.exec {
+        let request = v1::ExecSyncRequest {
+            container_id: id.to_owned(),
+            cmd: exec.command.clone().unwrap_or_default(),
+            timeout: 0,
+        };
+        let answer = core
+            .runtime
+            .client
+            .clone()
+            .runtime
+            .exec_sync(request)
+            .await?
+            .into_inner();
+        return match answer.exit_code {
+            0 => Ok(()),
+            code => Err(Error::Other(format!(
+                "command exited with {code}: {}",
+                String::from_utf8_lossy(&answer.stderr)
+            ))),
+        };
+    }
+    if let Some(get) = &hook.http_get {
+        let host = pod_ips.first().map(String::as_str).unwrap_or_default();
+        let target = http::Target::new(get, container, host).map_err(Error::Other)?;
+        return match http::get(&target, Duration::from_secs(30)).await {
+            Ok((status, _)) if status < 400 => Ok(()),
+            Ok((status, _)) => Err(Error::Other(format!("HTTP status {status}"))),
+            Err(message) => Err(Error::Other(message)),
+        };
+    }
+    if let Some(sleep) = &hook.sleep {
+        let seconds = u64::try_from(sleep.seconds).unwrap_or(0);
+        core.config.clock.sleep(Duration::from_secs(seconds)).await;
+        return Ok(());
+    }
+    Err(Error::Other(format!(
+        "invalid handler of container {:?} in {}",
+        container.name,
+        spec::name(pod)
+    )))
+}
+
+/// Kills a container: preStop within its time, then the runtime's stop with what is left.
+pub async fn kill(core: &Core, pod: &Pod, id: &str, name: &str, pod_ips: &[String], grace: i64) {
+    let mut left = grace;
+    let container = spec::find(pod, name).map(|(_, container)| container);
+    let hook = container
+        .as_ref()
+        .and_then(|container| container.lifecycle.as_ref())
+        .and_then(|lifecycle| lifecycle.pre_stop.as_ref());
+    if let (Some(container), Some(hook), true) = (&container, hook, grace > 0) {
+        let begun = Instant::now();
+        let allowed = core
+            .config
+            .clock
+            .sleep(Duration::from_secs(grace.unsigned_abs()));
+        tokio::select! {
+            outcome = run(core, pod, container, id, pod_ips, hook) => if outcome.is_err() {
+                let reason = "FailedPreStopHook";
+                core.events.container(pod, name, Kind::Warning, reason, "PreStopHook failed");
+            },
+            () = allowed => {}
+        }
+        left -= i64::try_from(begun.elapsed().as_secs()).unwrap_or(0);
+    }
+    stop_container(core, id, left.max(MINIMUM_GRACE)).await;
+}
+
+/// Stops a container; gone is fine.
+pub async fn stop_container(core: &Core, id: &str, grace: i64) {
+    let request = v1::StopContainerRequest {
+        container_id: id.to_owned(),
+        timeout: grace,
+    };
+    if let Err(status) = core
+        .runtime
+        .client
+        .clone()
+        .runtime
+        .stop_container(request)
+        .await
+        && status.code() != tonic::Code::NotFound
+    {
+        tracing::warn!(
+            container = id,
+            error = status.message(),
+            "cannot stop container"
+        );
+    }
+}

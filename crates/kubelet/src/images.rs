@@ -1,0 +1,358 @@
+//! Images: present, pulled or refused, as the pull policy says.
+
+use std::time::{Duration, Instant};
+
+use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
+use cri::v1;
+use k8s_openapi::{
+    ByteString,
+    api::core::v1::{Container, Pod, Secret},
+};
+use reconcile::Kind;
+use volume::Need;
+
+use crate::{
+    core::Core,
+    make::security::ImageUser,
+    pod::{memory::Waiting, spec},
+};
+
+/// An image that is here.
+#[derive(Debug, Clone)]
+pub struct Image {
+    pub spec: v1::ImageSpec,
+    pub user: ImageUser,
+}
+
+/// Why an image is not.
+#[derive(Debug, Clone)]
+pub struct NoImage {
+    pub waiting: Waiting,
+    /// Shown once the failure is old.
+    pub then: Option<Waiting>,
+}
+
+fn refused(reason: &str, message: String) -> NoImage {
+    NoImage {
+        waiting: Waiting {
+            reason: reason.to_owned(),
+            message,
+        },
+        then: None,
+    }
+}
+
+/// A name without tag and digest means `latest`.
+pub fn with_tag(image: &str) -> String {
+    let last = image.rsplit('/').next().unwrap_or(image);
+    if last.contains(':') || last.contains('@') {
+        image.to_owned()
+    } else {
+        format!("{image}:latest")
+    }
+}
+
+/// The policy, with the default that the API would have set.
+fn pull_policy(container: &Container, image: &str) -> &'static str {
+    match container.image_pull_policy.as_deref() {
+        Some("Always") => "Always",
+        Some("Never") => "Never",
+        Some("IfNotPresent") => "IfNotPresent",
+        _ if with_tag(image).ends_with(":latest") => "Always",
+        _ => "IfNotPresent",
+    }
+}
+
+/// Makes sure that the container's image is here.
+pub async fn ensure(core: &Core, pod: &Pod, container: &Container) -> Result<Image, NoImage> {
+    let name = container.image.clone().unwrap_or_default();
+    if name.is_empty() {
+        return Err(refused(
+            "InvalidImageName",
+            "the container names no image".into(),
+        ));
+    }
+    let spec = v1::ImageSpec {
+        image: with_tag(&name),
+        user_specified_image: name.clone(),
+        ..Default::default()
+    };
+    let say = |kind, reason, message: String| {
+        core.events
+            .container(pod, &container.name, kind, reason, message);
+    };
+    let present = status(core, &spec).await.map_err(|error| {
+        let message = format!("Failed to inspect image {name:?}: {}", error.message());
+        say(Kind::Warning, "InspectFailed", message.clone());
+        refused("ImageInspectError", message)
+    })?;
+    match (pull_policy(container, &name), present) {
+        ("IfNotPresent" | "Never", Some(image)) => {
+            let message = format!("Container image {name:?} already present on machine");
+            say(Kind::Normal, "Pulled", message);
+            Ok(found(spec, image))
+        }
+        ("Never", None) => {
+            let message =
+                format!("Container image {name:?} is not present with pull policy of Never");
+            say(Kind::Warning, "ErrImageNeverPull", message.clone());
+            Err(refused("ErrImageNeverPull", message))
+        }
+        _ => pull(core, pod, container, &name, spec).await,
+    }
+}
+
+fn found(spec: v1::ImageSpec, image: v1::Image) -> Image {
+    let user = ImageUser {
+        uid: image.uid.map(|uid| uid.value),
+        name: image.username,
+    };
+    Image {
+        spec: v1::ImageSpec {
+            image: image.id,
+            ..spec
+        },
+        user,
+    }
+}
+
+async fn status(core: &Core, spec: &v1::ImageSpec) -> Result<Option<v1::Image>, tonic::Status> {
+    let request = v1::ImageStatusRequest {
+        image: Some(spec.clone()),
+        verbose: false,
+    };
+    let mut images = core.runtime.client.clone().images;
+    Ok(images.image_status(request).await?.into_inner().image)
+}
+
+async fn pull(
+    core: &Core,
+    pod: &Pod,
+    container: &Container,
+    name: &str,
+    spec: v1::ImageSpec,
+) -> Result<Image, NoImage> {
+    let say = |kind, reason, message: String| {
+        core.events
+            .container(pod, &container.name, kind, reason, message);
+    };
+    say(Kind::Normal, "Pulling", format!("Pulling image {name:?}"));
+    let begun = Instant::now();
+    let mut last = tonic::Status::unknown("no credentials to try");
+    for auth in credentials(core, pod, name).await {
+        let request = v1::PullImageRequest {
+            image: Some(spec.clone()),
+            auth,
+            sandbox_config: None,
+        };
+        match core.runtime.client.clone().images.pull_image(request).await {
+            Ok(_) => {
+                let image = status(core, &spec).await.ok().flatten().unwrap_or_default();
+                let took = rounded(begun.elapsed());
+                say(
+                    Kind::Normal,
+                    "Pulled",
+                    format!(
+                        "Successfully pulled image {name:?} in {took} ({took} including waiting). \
+                         Image size: {} bytes.",
+                        image.size
+                    ),
+                );
+                return Ok(found(spec, image));
+            }
+            Err(error) => last = error,
+        }
+    }
+    let cause = last.message().to_owned();
+    let message = format!("Failed to pull image {name:?}: {cause}");
+    say(Kind::Warning, "Failed", message.clone());
+    say(Kind::Warning, "Failed", "Error: ErrImagePull".into());
+    let (reason, message) = match last.code() {
+        tonic::Code::InvalidArgument => ("InvalidImageName", message),
+        _ => ("ErrImagePull", message),
+    };
+    let back_off = format!("Back-off pulling image {name:?}: ErrImagePull: {message}");
+    let then = Waiting {
+        reason: "ImagePullBackOff".into(),
+        message: back_off,
+    };
+    Err(NoImage {
+        waiting: Waiting {
+            reason: reason.into(),
+            message,
+        },
+        then: Some(then),
+    })
+}
+
+fn rounded(duration: Duration) -> String {
+    match duration.as_millis() {
+        millis @ 0..1000 => format!("{millis}ms"),
+        millis => format!("{:.3}s", millis as f64 / 1000.0),
+    }
+}
+
+/// The credentials to try, in order; nothing at all if no secret fits.
+async fn credentials(core: &Core, pod: &Pod, image: &str) -> Vec<Option<v1::AuthConfig>> {
+    let names: Vec<String> = spec::spec(pod)
+        .image_pull_secrets
+        .iter()
+        .flatten()
+        .map(|reference| reference.name.clone())
+        .filter(|name| !name.is_empty())
+        .collect();
+    let needs: Vec<Need> = names
+        .iter()
+        .map(|name| Need::Secret {
+            name: name.clone(),
+            optional: true,
+        })
+        .collect();
+    let gathered = core
+        .sources
+        .gather(pod, &needs, core.now())
+        .await
+        .unwrap_or_default();
+    let secrets = gathered.objects.secrets;
+    let missing: Vec<&str> = names
+        .iter()
+        .filter(|n| !secrets.contains_key(*n))
+        .map(String::as_str)
+        .collect();
+    if !missing.is_empty() {
+        core.events.warning(
+            pod,
+            "FailedToRetrieveImagePullSecret",
+            format!(
+                "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",
+                missing.join(", ")
+            ),
+        );
+    }
+    let mut found: Vec<Option<v1::AuthConfig>> = secrets
+        .values()
+        .flat_map(|secret| matching(secret, image))
+        .map(Some)
+        .collect();
+    if found.is_empty() {
+        found.push(None);
+    }
+    found
+}
+
+/// The credentials of one secret for an image's registry.
+fn matching(secret: &Secret, image: &str) -> Vec<v1::AuthConfig> {
+    let data = |key: &str| secret.data.as_ref().and_then(|data| data.get(key));
+    let parsed = match (data(".dockerconfigjson"), data(".dockercfg")) {
+        (Some(ByteString(bytes)), _) => {
+            serde_json::from_slice::<serde_json::Value>(bytes).map(|config| config["auths"].clone())
+        }
+        (_, Some(ByteString(bytes))) => serde_json::from_slice(bytes),
+        _ => return vec![],
+    };
+    let Ok(serde_json::Value::Object(auths)) = parsed else {
+        return vec![];
+    };
+    let registry = registry_of(image);
+    let mut fitting: Vec<(String, v1::AuthConfig)> = auths
+        .into_iter()
+        .filter(|(server, _)| fits(server, registry, image))
+        .map(|(server, auth)| (server.clone(), auth_config(&server, &auth)))
+        .collect();
+    // The most precise entry first.
+    fitting.sort_by_key(|(server, _)| std::cmp::Reverse(server.len()));
+    fitting.into_iter().map(|(_, auth)| auth).collect()
+}
+
+fn registry_of(image: &str) -> &str {
+    match image.split_once('/') {
+        Some((first, _)) if first.contains(['.', ':']) || first == "localhost" => first,
+        _ => "docker.io",
+    }
+}
+
+fn fits(server: &str, registry: &str, image: &str) -> bool {
+    let server = server
+        .trim_start_matches("https://")
+        .trim_start_matches("http://");
+    let server = server
+        .trim_end_matches('/')
+        .trim_end_matches("/v1")
+        .trim_end_matches("/v2");
+    let (host, path) = server.split_once('/').unwrap_or((server, ""));
+    let host = if host == "index.docker.io" {
+        "docker.io"
+    } else {
+        host
+    };
+    let same_host = host == registry
+        || host.strip_prefix("*.").is_some_and(|tail| {
+            registry
+                .split_once('.')
+                .is_some_and(|(_, rest)| rest == tail)
+        });
+    same_host && (path.is_empty() || image.starts_with(&format!("{registry}/{path}")))
+}
+
+fn auth_config(server: &str, auth: &serde_json::Value) -> v1::AuthConfig {
+    let text = |key: &str| auth[key].as_str().unwrap_or_default().to_owned();
+    let decoded = BASE64
+        .decode(text("auth"))
+        .ok()
+        .and_then(|b| String::from_utf8(b).ok());
+    let pair = decoded.as_deref().and_then(|pair| pair.split_once(':'));
+    let (user, password) = pair.unwrap_or_default();
+    let or = |own: String, other: &str| {
+        if own.is_empty() {
+            other.to_owned()
+        } else {
+            own
+        }
+    };
+    v1::AuthConfig {
+        username: or(text("username"), user),
+        password: or(text("password"), password),
+        identity_token: text("identitytoken"),
+        registry_token: text("registrytoken"),
+        server_address: server.to_owned(),
+        ..Default::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_without_tag_means_latest() {
+        let cases = [
+            ("nginx", "nginx:latest"),
+            ("nginx:1", "nginx:1"),
+            ("localhost:5000/a", "localhost:5000/a:latest"),
+            ("a@sha256:0", "a@sha256:0"),
+        ];
+        for (name, expected) in cases {
+            assert_eq!(with_tag(name), expected);
+        }
+    }
+
+    #[test]
+    fn credentials_fit_their_registry_only() {
+        let config = serde_json::json!({"auths": {
+            "registry.example:5000": {"auth": BASE64.encode("ada:pw")},
+            "https://index.docker.io/v1/": {"username": "u", "password": "p"},
+            "*.corp.example": {"auth": BASE64.encode("c:d")}}});
+        let secret: Secret = serde_json::from_value(serde_json::json!({"data":
+            {".dockerconfigjson": BASE64.encode(config.to_string())}}))
+        .unwrap();
+        let user = |image: &str| {
+            matching(&secret, image)
+                .first()
+                .map(|auth| auth.username.clone())
+        };
+        assert_eq!(user("registry.example:5000/x/y:1").as_deref(), Some("ada"));
+        assert_eq!(user("library/nginx").as_deref(), Some("u"));
+        assert_eq!(user("eu.corp.example/z").as_deref(), Some("c"));
+        assert_eq!(user("other.example/z"), None);
+    }
+}

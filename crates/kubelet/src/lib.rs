@@ -1,0 +1,38 @@
+//! The node's agent: brings the pods that the API (or a manifest on disk) gives this node to life
+//! through a container runtime, keeps them as their specs say, and tells the API about them.
+//!
+//! Every pod has one worker. Everything that can matter to a pod enters its worker's queue: changes
+//! from the API, events of the runtime, probe results, ended work, timers. The worker looks, decides
+//! purely ([`pod::decide`]), acts, and writes the status when it changed. Nothing polls.
+//!
+//! The kubelet keeps no state of its own that must last: after a restart it finds its pods in the
+//! API and their containers in the runtime by their labels, and restarts nothing that runs.
+
+mod cgroups;
+mod collect;
+mod config;
+mod core;
+mod dispatch;
+mod error;
+mod events;
+mod hooks;
+mod images;
+mod inotify;
+mod logs;
+pub mod make;
+mod node;
+pub mod pod;
+mod probe;
+mod registry;
+mod runtime;
+pub mod server;
+mod service;
+mod sources;
+mod start;
+mod static_pods;
+mod volumes;
+mod worker;
+
+pub use config::{Config, VERSION};
+pub use error::{Error, Result};
+pub use service::Kubelet;

@@ -1,0 +1,164 @@
+//! Reads a log to its end and, if asked, on as it grows: the kernel says when it did.
+
+use std::{
+    fs::File,
+    io::{Read, Seek, SeekFrom},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use bytes::Bytes;
+use tokio::sync::mpsc;
+
+use super::{
+    parse::{Options, Printer},
+    tail_offset,
+};
+use crate::inotify::Watch;
+
+const CHUNK: usize = 64 * 1024;
+
+/// Sends a log to `reader`. With `follow`, ends once `running` says that the container has ended and
+/// everything it wrote is sent; `running` waits for news and gives false at the end.
+pub async fn send<F>(
+    path: PathBuf,
+    options: Options,
+    reader: mpsc::Sender<Bytes>,
+    mut running: impl FnMut() -> F,
+) -> std::io::Result<()>
+where
+    F: Future<Output = bool>,
+{
+    let mut tail = Tail::open(&path, &options)?;
+    // Watched before the first read: nothing is missed in between.
+    let watch = if options.follow {
+        Some(Watch::new(path.parent().unwrap_or(Path::new("/")), true)?)
+    } else {
+        None
+    };
+    let mut printer = Printer::new(options);
+    let mut is_running = true;
+    loop {
+        while let Some(chunk) = tail.next(&mut printer)? {
+            let sent = chunk.is_empty() || reader.send(chunk.into()).await.is_ok();
+            if printer.is_full() || !sent {
+                return Ok(());
+            }
+        }
+        if tail.was_rotated(&path) {
+            tail.reopen(&path)?;
+            continue;
+        }
+        let Some(watch) = watch.as_ref().filter(|_| is_running) else {
+            return Ok(());
+        };
+        tokio::select! {
+            changed = watch.changed() => changed?,
+            still = running() => is_running = still,
+            () = reader.closed() => return Ok(()),
+        }
+    }
+}
+
+/// The file and the beginning of a line that is not complete yet.
+struct Tail {
+    file: File,
+    rest: Vec<u8>,
+}
+
+impl Tail {
+    fn open(path: &Path, options: &Options) -> std::io::Result<Self> {
+        let mut file = File::open(path)?;
+        let start = match options.tail_lines {
+            Some(lines) => tail_offset(&mut file, lines)?,
+            None => 0,
+        };
+        file.seek(SeekFrom::Start(start))?;
+        Ok(Self {
+            file,
+            rest: Vec::new(),
+        })
+    }
+
+    /// What the reader sees of the next chunk; `None` at the end for now.
+    fn next(&mut self, printer: &mut Printer) -> std::io::Result<Option<Vec<u8>>> {
+        let mut chunk = vec![0; CHUNK];
+        let count = self.file.read(&mut chunk)?;
+        if count == 0 {
+            return Ok(None);
+        }
+        self.rest.extend_from_slice(&chunk[..count]);
+        let complete = self
+            .rest
+            .iter()
+            .rposition(|byte| *byte == b'\n')
+            .map_or(0, |at| at + 1);
+        let lines: Vec<u8> = self.rest.drain(..complete).collect();
+        let mut out = Vec::with_capacity(lines.len());
+        for line in lines
+            .split(|byte| *byte == b'\n')
+            .filter(|line| !line.is_empty())
+        {
+            if printer.is_full() {
+                break;
+            }
+            printer.print(line, &mut out);
+        }
+        Ok(Some(out))
+    }
+
+    fn was_rotated(&self, path: &Path) -> bool {
+        let own = self.file.metadata().map(|meta| meta.ino());
+        let named = std::fs::metadata(path).map(|meta| meta.ino());
+        matches!((own, named), (Ok(own), Ok(named)) if own != named)
+    }
+
+    fn reopen(&mut self, path: &Path) -> std::io::Result<()> {
+        *self = Self {
+            file: File::open(path)?,
+            rest: Vec::new(),
+        };
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use tokio::sync::watch;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_followed_log_is_read_as_it_grows_through_rotation_until_the_container_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0.log");
+        std::fs::write(
+            &path,
+            "2026-01-01T00:00:00Z stdout F old\n2026-01-01T00:00:00Z stdout F one\n",
+        )
+        .unwrap();
+        let (sender, mut receiver) = mpsc::channel(8);
+        let (end, ended) = watch::channel(true);
+        let options = Options {
+            follow: true,
+            tail_lines: Some(1),
+            ..Default::default()
+        };
+        let following = tokio::spawn(send(path.clone(), options, sender, move || {
+            let mut ended = ended.clone();
+            async move { ended.wait_for(|running| !running).await.is_err() }
+        }));
+        assert_eq!(receiver.recv().await.unwrap(), "one\n");
+        let mut file = File::options().append(true).open(&path).unwrap();
+        writeln!(file, "2026-01-01T00:00:01Z stdout F two").unwrap();
+        assert_eq!(receiver.recv().await.unwrap(), "two\n");
+        std::fs::rename(&path, dir.path().join("0.log.old")).unwrap();
+        std::fs::write(&path, "2026-01-01T00:00:02Z stdout F three\n").unwrap();
+        assert_eq!(receiver.recv().await.unwrap(), "three\n");
+        end.send_replace(false);
+        assert_eq!(receiver.recv().await, None);
+        following.await.unwrap().unwrap();
+    }
+}

@@ -1,0 +1,99 @@
+//! Containers' logs as the runtime writes them: one line per record with time, stream and tag.
+
+pub mod follow;
+pub mod parse;
+
+use std::{
+    fs::File,
+    io::{BufRead, BufReader, Read, Seek, SeekFrom},
+    path::Path,
+};
+
+/// The text of the last lines, at most `bytes` of it. Nothing if there is no log.
+pub fn last_lines(path: &Path, lines: usize, bytes: usize) -> String {
+    let Ok(mut file) = File::open(path) else {
+        return String::new();
+    };
+    let Ok(start) = tail_offset(&mut file, lines) else {
+        return String::new();
+    };
+    if file.seek(SeekFrom::Start(start)).is_err() {
+        return String::new();
+    }
+    let mut text = Vec::new();
+    for line in BufReader::new(file).split(b'\n').map_while(Result::ok) {
+        if let Some(record) = parse::record(&line) {
+            text.extend_from_slice(record.content);
+            if !record.is_partial {
+                text.push(b'\n');
+            }
+        }
+    }
+    let from = text.len().saturating_sub(bytes);
+    String::from_utf8_lossy(&text[from..]).into_owned()
+}
+
+/// Where the last `lines` records begin.
+pub fn tail_offset(file: &mut File, lines: usize) -> std::io::Result<u64> {
+    const BLOCK: u64 = 64 * 1024;
+    let size = file.seek(SeekFrom::End(0))?;
+    if lines == 0 {
+        return Ok(size);
+    }
+    let (mut end, mut newlines) = (size, 0);
+    while end > 0 {
+        let begin = end.saturating_sub(BLOCK);
+        file.seek(SeekFrom::Start(begin))?;
+        let mut block = vec![0; usize::try_from(end - begin).unwrap_or(0)];
+        file.read_exact(&mut block)?;
+        for (at, _) in block
+            .iter()
+            .enumerate()
+            .rev()
+            .filter(|(_, byte)| **byte == b'\n')
+        {
+            // The newline at the very end closes the last record.
+            if begin + at as u64 + 1 == size {
+                continue;
+            }
+            newlines += 1;
+            if newlines == lines {
+                return Ok(begin + at as u64 + 1);
+            }
+        }
+        end = begin;
+    }
+    Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn log(lines: &[&str]) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let text: String = lines
+            .iter()
+            .map(|line| format!("2026-01-01T00:00:00Z stdout F {line}\n"))
+            .collect();
+        std::fs::write(file.path(), text).unwrap();
+        file
+    }
+
+    #[test]
+    fn the_last_lines_are_found_from_the_end() {
+        let file = log(&["one", "two", "three"]);
+        assert_eq!(last_lines(file.path(), 2, 1000), "two\nthree\n");
+        assert_eq!(last_lines(file.path(), 9, 1000), "one\ntwo\nthree\n");
+        assert_eq!(last_lines(file.path(), 1, 4), "ree\n");
+        assert_eq!(last_lines(Path::new("/nope"), 1, 4), "");
+    }
+
+    #[test]
+    fn a_tail_of_nothing_begins_at_the_end() {
+        let file = log(&["one"]);
+        let mut open = File::open(file.path()).unwrap();
+        let size = open.metadata().unwrap().len();
+        assert_eq!(tail_offset(&mut open, 0).unwrap(), size);
+    }
+}

@@ -1,0 +1,96 @@
+//! A container as the runtime is asked for it.
+
+use std::collections::BTreeMap;
+
+use cri::v1;
+use k8s_openapi::api::core::v1::{Container, Pod};
+
+use super::{expand::expand, labels, resources};
+
+/// Everything that was prepared for a container.
+pub struct Inputs {
+    pub restart_count: u32,
+    pub image: v1::ImageSpec,
+    pub environment: Vec<(String, String)>,
+    pub mounts: Vec<v1::Mount>,
+    pub security: v1::LinuxContainerSecurityContext,
+    pub node_memory: i64,
+}
+
+/// The container's configuration.
+pub fn config(pod: &Pod, container: &Container, inputs: Inputs) -> v1::ContainerConfig {
+    let known: BTreeMap<String, String> = inputs.environment.iter().cloned().collect();
+    let expanded = |words: &Option<Vec<String>>| {
+        words
+            .iter()
+            .flatten()
+            .map(|word| expand(word, &known))
+            .collect::<Vec<_>>()
+    };
+    let stop_signal = container
+        .lifecycle
+        .as_ref()
+        .and_then(|l| l.stop_signal.as_deref());
+    v1::ContainerConfig {
+        metadata: Some(v1::ContainerMetadata {
+            name: container.name.clone(),
+            attempt: inputs.restart_count,
+        }),
+        image: Some(inputs.image),
+        command: expanded(&container.command),
+        args: expanded(&container.args),
+        working_dir: container.working_dir.clone().unwrap_or_default(),
+        envs: inputs
+            .environment
+            .into_iter()
+            .map(|(key, value)| v1::KeyValue {
+                key,
+                value: value.into_bytes(),
+            })
+            .collect(),
+        mounts: inputs.mounts,
+        labels: labels::of_container(pod, container),
+        annotations: labels::annotations(pod, container, inputs.restart_count),
+        log_path: format!("{}/{}.log", container.name, inputs.restart_count),
+        stdin: container.stdin == Some(true),
+        stdin_once: container.stdin_once == Some(true),
+        tty: container.tty == Some(true),
+        linux: Some(v1::LinuxContainerConfig {
+            resources: Some(resources::of_container(pod, container, inputs.node_memory)),
+            security_context: Some(inputs.security),
+        }),
+        stop_signal: signal(stop_signal) as i32,
+        ..Default::default()
+    }
+}
+
+fn signal(name: Option<&str>) -> v1::Signal {
+    name.and_then(|name| v1::Signal::from_str_name(&format!("SIGNAL_{name}")))
+        .unwrap_or(v1::Signal::RuntimeDefault)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_see_the_environment() {
+        let pod: Pod = serde_json::from_value(serde_json::json!({"metadata": {"uid": "u"},
+            "spec": {"containers": [{"name": "a", "command": ["sh", "-c"], "args": ["echo $(X) $$(X)"],
+            "lifecycle": {"stopSignal": "SIGUSR1"}}]}}))
+        .unwrap();
+        let inputs = Inputs {
+            restart_count: 3,
+            image: Default::default(),
+            environment: vec![("X".into(), "1".into())],
+            mounts: vec![],
+            security: Default::default(),
+            node_memory: 1,
+        };
+        let made = config(&pod, &pod.spec.as_ref().unwrap().containers[0], inputs);
+        assert_eq!(made.args, ["echo 1 $(X)"]);
+        assert_eq!(made.log_path, "a/3.log");
+        assert_eq!(made.annotations[labels::RESTART_COUNT], "3");
+        assert_eq!(made.stop_signal(), v1::Signal::Sigusr1);
+    }
+}

@@ -1,0 +1,377 @@
+//! A container's environment: its own variables, those of ConfigMaps and Secrets, and the cluster's
+//! services.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{
+    ByteString,
+    api::core::v1::{Container, EnvVarSource, Pod, Service},
+};
+use volume::{Need, NodeFacts, Objects, downward};
+
+use super::expand::expand;
+use crate::pod::spec;
+
+/// What the environment is made of.
+pub struct Inputs<'a> {
+    pub objects: &'a Objects,
+    /// The services of the pod's namespace and the API server's own.
+    pub services: &'a [&'a Service],
+    pub node: &'a NodeFacts,
+    pub host_ips: &'a [String],
+    pub pod_ips: &'a [String],
+}
+
+/// A variable that cannot be made: the container waits with CreateContainerConfigError.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{0}")]
+pub struct Problem(pub String);
+
+type Variables = Vec<(String, String)>;
+
+/// The API objects that the environment needs.
+pub fn needs(container: &Container) -> Vec<Need> {
+    let mut needs = Vec::new();
+    for from in container.env_from.iter().flatten() {
+        if let Some(map) = &from.config_map_ref {
+            let optional = map.optional == Some(true);
+            needs.push(Need::ConfigMap {
+                name: map.name.clone(),
+                optional,
+            });
+        }
+        if let Some(secret) = &from.secret_ref {
+            let optional = secret.optional == Some(true);
+            needs.push(Need::Secret {
+                name: secret.name.clone(),
+                optional,
+            });
+        }
+    }
+    for source in container
+        .env
+        .iter()
+        .flatten()
+        .filter_map(|env| env.value_from.as_ref())
+    {
+        if let Some(key) = &source.config_map_key_ref {
+            let optional = key.optional == Some(true);
+            needs.push(Need::ConfigMap {
+                name: key.name.clone(),
+                optional,
+            });
+        }
+        if let Some(key) = &source.secret_key_ref {
+            let optional = key.optional == Some(true);
+            needs.push(Need::Secret {
+                name: key.name.clone(),
+                optional,
+            });
+        }
+    }
+    needs
+}
+
+/// All variables, in the order in which they are set.
+pub fn environment(
+    pod: &Pod,
+    container: &Container,
+    inputs: &Inputs,
+) -> Result<Variables, Problem> {
+    let services = service_variables(pod, inputs.services);
+    let mut known: BTreeMap<String, String> = services.iter().cloned().collect();
+    let mut result = Variables::new();
+    let mut set = |name: &str, value: String, known: &mut BTreeMap<String, String>| {
+        known.insert(name.to_owned(), value.clone());
+        result.retain(|(old, _)| old != name);
+        result.push((name.to_owned(), value));
+    };
+    for (name, value) in from_sources(container, inputs.objects)? {
+        set(&name, value, &mut known);
+    }
+    for variable in container.env.iter().flatten() {
+        let value = match (&variable.value, &variable.value_from) {
+            (Some(value), _) if !value.is_empty() => Some(expand(value, &known)),
+            (_, Some(source)) => referenced(pod, container, source, inputs)?,
+            _ => Some(String::new()),
+        };
+        if let Some(value) = value {
+            set(&variable.name, value, &mut known);
+        }
+    }
+    for (name, value) in services {
+        if !result.iter().any(|(set, _)| *set == name) {
+            result.push((name, value));
+        }
+    }
+    Ok(result)
+}
+
+fn from_sources(container: &Container, objects: &Objects) -> Result<Variables, Problem> {
+    let mut all = Variables::new();
+    for from in container.env_from.iter().flatten() {
+        let prefix = from.prefix.as_deref().unwrap_or_default();
+        if let Some(source) = &from.config_map_ref {
+            match objects.config_maps.get(&source.name) {
+                Some(map) => {
+                    let data = map.data.iter().flatten();
+                    all.extend(data.map(|(key, text)| (format!("{prefix}{key}"), text.clone())));
+                }
+                None if source.optional == Some(true) => {}
+                None => return Err(missing("configmap", &source.name)),
+            }
+        }
+        if let Some(source) = &from.secret_ref {
+            match objects.secrets.get(&source.name) {
+                Some(secret) => {
+                    let data = secret.data.iter().flatten();
+                    all.extend(data.map(|(key, ByteString(bytes))| {
+                        (
+                            format!("{prefix}{key}"),
+                            String::from_utf8_lossy(bytes).into_owned(),
+                        )
+                    }));
+                }
+                None if source.optional == Some(true) => {}
+                None => return Err(missing("secret", &source.name)),
+            }
+        }
+    }
+    Ok(all)
+}
+
+fn missing(kind: &str, name: &str) -> Problem {
+    Problem(format!("{kind} {name:?} not found"))
+}
+
+fn referenced(
+    pod: &Pod,
+    container: &Container,
+    source: &EnvVarSource,
+    inputs: &Inputs,
+) -> Result<Option<String>, Problem> {
+    let namespace = spec::namespace(pod);
+    if let Some(field) = &source.field_ref {
+        return pod_field(pod, &field.field_path, inputs).map(Some);
+    }
+    if let Some(selector) = &source.resource_field_ref {
+        let own = Some(container.name.as_str());
+        let text = downward::resource(pod, selector, own, inputs.node);
+        return text.map(Some).map_err(|error| Problem(error.to_string()));
+    }
+    if let Some(key) = &source.config_map_key_ref {
+        let optional = key.optional == Some(true);
+        let Some(map) = inputs.objects.config_maps.get(&key.name) else {
+            return if optional {
+                Ok(None)
+            } else {
+                Err(missing("configmap", &key.name))
+            };
+        };
+        let found = map
+            .data
+            .as_ref()
+            .and_then(|data| data.get(&key.key))
+            .cloned();
+        return match found {
+            None if !optional => Err(Problem(format!(
+                "couldn't find key {} in ConfigMap {namespace}/{}",
+                key.key, key.name
+            ))),
+            found => Ok(found),
+        };
+    }
+    if let Some(key) = &source.secret_key_ref {
+        let optional = key.optional == Some(true);
+        let Some(secret) = inputs.objects.secrets.get(&key.name) else {
+            return if optional {
+                Ok(None)
+            } else {
+                Err(missing("secret", &key.name))
+            };
+        };
+        let found = secret.data.as_ref().and_then(|data| data.get(&key.key));
+        return match found {
+            None if !optional => Err(Problem(format!(
+                "couldn't find key {} in Secret {namespace}/{}",
+                key.key, key.name
+            ))),
+            found => Ok(found.map(|ByteString(b)| String::from_utf8_lossy(b).into_owned())),
+        };
+    }
+    Err(Problem(
+        "environment variables from files are not supported".to_owned(),
+    ))
+}
+
+fn pod_field(pod: &Pod, path: &str, inputs: &Inputs) -> Result<String, Problem> {
+    let spec = spec::spec(pod);
+    let first = |ips: &[String]| ips.first().cloned().unwrap_or_default();
+    Ok(match path {
+        "spec.nodeName" => spec.node_name.clone().unwrap_or_default(),
+        "spec.serviceAccountName" => spec.service_account_name.clone().unwrap_or_default(),
+        "status.hostIP" => first(inputs.host_ips),
+        "status.hostIPs" => inputs.host_ips.join(","),
+        "status.podIP" => first(inputs.pod_ips),
+        "status.podIPs" => inputs.pod_ips.join(","),
+        _ => return downward::field(pod, path).map_err(|error| Problem(error.to_string())),
+    })
+}
+
+fn service_variables(pod: &Pod, services: &[&Service]) -> Variables {
+    let links = spec::spec(pod).enable_service_links != Some(false);
+    let mut all = Variables::new();
+    for service in services {
+        let name = service.metadata.name.as_deref().unwrap_or_default();
+        let namespace = service.metadata.namespace.as_deref().unwrap_or_default();
+        let is_master = namespace == "default" && name == "kubernetes";
+        if is_master || (links && namespace == spec::namespace(pod)) {
+            all.extend(variables_of(service));
+        }
+    }
+    all
+}
+
+fn variables_of(service: &Service) -> Variables {
+    let Some(spec) = &service.spec else {
+        return Variables::new();
+    };
+    let ip = spec.cluster_ip.as_deref().unwrap_or_default();
+    let ports = spec.ports.as_deref().unwrap_or_default();
+    let Some(first) = ports.first().filter(|_| !ip.is_empty() && ip != "None") else {
+        return Variables::new();
+    };
+    let upper = |text: &str| text.to_uppercase().replace('-', "_");
+    let prefix = upper(service.metadata.name.as_deref().unwrap_or_default());
+    let host = if ip.contains(':') {
+        format!("[{ip}]")
+    } else {
+        ip.to_owned()
+    };
+    let mut all = vec![
+        (format!("{prefix}_SERVICE_HOST"), ip.to_owned()),
+        (format!("{prefix}_SERVICE_PORT"), first.port.to_string()),
+    ];
+    for port in ports {
+        if let Some(name) = port.name.as_deref().filter(|name| !name.is_empty()) {
+            all.push((
+                format!("{prefix}_SERVICE_PORT_{}", upper(name)),
+                port.port.to_string(),
+            ));
+        }
+    }
+    for (index, port) in ports.iter().enumerate() {
+        let protocol = port.protocol.as_deref().unwrap_or("TCP");
+        let lower = protocol.to_lowercase();
+        let url = format!("{lower}://{host}:{}", port.port);
+        if index == 0 {
+            all.push((format!("{prefix}_PORT"), url.clone()));
+        }
+        let key = format!("{prefix}_PORT_{}_{}", port.port, protocol.to_uppercase());
+        all.push((key.clone(), url));
+        all.push((format!("{key}_PROTO"), lower));
+        all.push((format!("{key}_PORT"), port.port.to_string()));
+        all.push((format!("{key}_ADDR"), ip.to_owned()));
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn make(env: serde_json::Value, from: serde_json::Value) -> Result<Variables, Problem> {
+        let pod: Pod = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "p", "namespace": "ns"},
+            "spec": {"nodeName": "n1", "containers": [{"name": "c", "env": env, "envFrom": from}]}}))
+        .unwrap();
+        let objects = Objects {
+            config_maps: [(
+                "m".to_owned(),
+                serde_json::from_value(serde_json::json!({"data": {"K": "v", "L": "w"}})).unwrap(),
+            )]
+            .into(),
+            secrets: [(
+                "s".to_owned(),
+                serde_json::from_value(serde_json::json!({"data": {"P": "cHc="}})).unwrap(),
+            )]
+            .into(),
+            ..Default::default()
+        };
+        let service: Service = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "my-db", "namespace": "ns"},
+            "spec": {"clusterIP": "10.43.0.5", "ports": [{"name": "sql", "port": 5432}]}}))
+        .unwrap();
+        let node = NodeFacts::default();
+        let inputs = Inputs {
+            objects: &objects,
+            services: &[&service],
+            node: &node,
+            host_ips: &["192.168.0.1".to_owned()],
+            pod_ips: &["10.42.0.2".to_owned()],
+        };
+        environment(&pod, &pod.spec.as_ref().unwrap().containers[0], &inputs)
+    }
+
+    fn value(all: &Variables, name: &str) -> Option<String> {
+        all.iter()
+            .find(|(key, _)| key == name)
+            .map(|(_, value)| value.clone())
+    }
+
+    #[test]
+    fn variables_come_from_values_fields_maps_and_secrets_and_may_use_earlier_ones() {
+        let all = make(
+            serde_json::json!([
+                {"name": "A", "value": "1"},
+                {"name": "B", "value": "$(A)-$(PRE_K)-$(MY_DB_SERVICE_HOST)"},
+                {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+                {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+                {"name": "MK", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "K"}}},
+                {"name": "SP", "valueFrom": {"secretKeyRef": {"name": "s", "key": "P"}}},
+                {"name": "OPT", "valueFrom": {"secretKeyRef": {"name": "x", "key": "P", "optional": true}}}
+            ]),
+            serde_json::json!([{"prefix": "PRE_", "configMapRef": {"name": "m"}}]),
+        )
+        .unwrap();
+        let cases = [
+            ("A", "1"),
+            ("B", "1-v-10.43.0.5"),
+            ("IP", "10.42.0.2"),
+            ("NODE", "n1"),
+            ("MK", "v"),
+            ("SP", "pw"),
+            ("PRE_L", "w"),
+        ];
+        for (name, expected) in cases {
+            assert_eq!(value(&all, name).as_deref(), Some(expected), "{name}");
+        }
+        assert_eq!(value(&all, "OPT"), None);
+    }
+
+    #[test]
+    fn services_are_announced_by_variables() {
+        let all = make(serde_json::json!([]), serde_json::json!([])).unwrap();
+        let cases = [
+            ("MY_DB_SERVICE_HOST", "10.43.0.5"),
+            ("MY_DB_SERVICE_PORT", "5432"),
+            ("MY_DB_SERVICE_PORT_SQL", "5432"),
+            ("MY_DB_PORT", "tcp://10.43.0.5:5432"),
+            ("MY_DB_PORT_5432_TCP_ADDR", "10.43.0.5"),
+        ];
+        for (name, expected) in cases {
+            assert_eq!(value(&all, name).as_deref(), Some(expected), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let missing_key = serde_json::json!([
+            {"name": "X", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "Z"}}}]);
+        let error = make(missing_key, serde_json::json!([])).err().unwrap();
+        assert_eq!(error.0, "couldn't find key Z in ConfigMap ns/m");
+        let from = serde_json::json!([{"secretRef": {"name": "gone"}}]);
+        let error = make(serde_json::json!([]), from).err().unwrap();
+        assert_eq!(error.0, "secret \"gone\" not found");
+    }
+}

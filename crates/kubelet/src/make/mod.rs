@@ -1,0 +1,13 @@
+//! From a pod's spec to what the runtime is asked for: pure translations, one concern per file.
+
+pub mod cgroups;
+pub mod container;
+pub mod dns;
+pub mod env;
+pub mod expand;
+pub mod hosts;
+pub mod labels;
+pub mod mounts;
+pub mod resources;
+pub mod sandbox;
+pub mod security;

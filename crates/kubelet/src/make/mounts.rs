@@ -1,0 +1,186 @@
+//! A container's mounts: its volumes, the hosts file, and the file for its last words.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use cri::v1::{Mount, MountPropagation};
+use k8s_openapi::api::core::v1::{Container, Pod, VolumeMount};
+use volume::{Mounter, subpath};
+
+use super::{env::Problem, expand::expand};
+use crate::pod::spec;
+
+/// What mounts are made of.
+pub struct Inputs<'a> {
+    pub pod_dir: &'a Path,
+    /// By volume name.
+    pub volumes: &'a BTreeMap<String, PathBuf>,
+    /// The container's variables, for subPathExpr.
+    pub environment: &'a BTreeMap<String, String>,
+    pub mounter: &'a dyn Mounter,
+}
+
+/// The mounts of the spec.
+pub fn of_volumes(
+    pod: &Pod,
+    container: &Container,
+    inputs: &Inputs,
+) -> Result<Vec<Mount>, Problem> {
+    let mounts = container.volume_mounts.iter().flatten().enumerate();
+    mounts
+        .map(|(index, mount)| one(pod, container, index, mount, inputs))
+        .collect()
+}
+
+fn one(
+    pod: &Pod,
+    container: &Container,
+    index: usize,
+    mount: &VolumeMount,
+    inputs: &Inputs,
+) -> Result<Mount, Problem> {
+    let missing = || Problem(format!("volume {:?} is not mounted", mount.name));
+    let volume = inputs.volumes.get(&mount.name).ok_or_else(missing)?;
+    let sub = match (&mount.sub_path_expr, &mount.sub_path) {
+        (Some(text), _) if !text.is_empty() => {
+            let expanded = expand(text, inputs.environment);
+            if expanded.contains("$(") {
+                return Err(Problem(format!(
+                    "subPathExpr {text:?} names an unknown variable"
+                )));
+            }
+            Some(expanded)
+        }
+        (_, Some(path)) if !path.is_empty() => Some(path.clone()),
+        _ => None,
+    };
+    let host_path = match sub {
+        Some(sub) => subpath::prepare(
+            inputs.pod_dir,
+            &mount.name,
+            &container.name,
+            index,
+            volume,
+            &sub,
+            inputs.mounter,
+        )
+        .map_err(|error| {
+            Problem(format!(
+                "failed to prepare subPath for volumeMount {:?}: {error}",
+                mount.name
+            ))
+        })?,
+        None => volume.clone(),
+    };
+    let read_only = mount.read_only == Some(true) || is_read_only_volume(pod, &mount.name);
+    Ok(Mount {
+        container_path: absolute(&mount.mount_path),
+        host_path: host_path.to_string_lossy().into_owned(),
+        readonly: read_only,
+        propagation: propagation(mount) as i32,
+        recursive_read_only: mount.recursive_read_only.as_deref() == Some("Enabled"),
+        ..Default::default()
+    })
+}
+
+fn absolute(path: &str) -> String {
+    if path.starts_with('/') {
+        path.to_owned()
+    } else {
+        format!("/{path}")
+    }
+}
+
+fn propagation(mount: &VolumeMount) -> MountPropagation {
+    match mount.mount_propagation.as_deref() {
+        Some("HostToContainer") => MountPropagation::PropagationHostToContainer,
+        Some("Bidirectional") => MountPropagation::PropagationBidirectional,
+        _ => MountPropagation::PropagationPrivate,
+    }
+}
+
+/// Volumes whose content is the cluster's are never written by containers.
+fn is_read_only_volume(pod: &Pod, name: &str) -> bool {
+    let volumes = spec::spec(pod).volumes.iter().flatten();
+    volumes.filter(|volume| volume.name == name).any(|volume| {
+        volume.config_map.is_some()
+            || volume.secret.is_some()
+            || volume.projected.is_some()
+            || volume.downward_api.is_some()
+    })
+}
+
+/// The hosts file, unless the container brings its own.
+pub fn hosts(container: &Container, file: &Path) -> Option<Mount> {
+    let own = container.volume_mounts.iter().flatten();
+    if own
+        .into_iter()
+        .any(|mount| mount.mount_path == "/etc/hosts")
+    {
+        return None;
+    }
+    Some(Mount {
+        container_path: "/etc/hosts".into(),
+        host_path: file.to_string_lossy().into_owned(),
+        readonly: container
+            .security_context
+            .as_ref()
+            .is_some_and(|context| context.read_only_root_filesystem == Some(true)),
+        ..Default::default()
+    })
+}
+
+/// The file for the container's last words.
+pub fn termination_message(container: &Container, file: &Path) -> Option<Mount> {
+    let path = container
+        .termination_message_path
+        .as_deref()
+        .unwrap_or("/dev/termination-log");
+    (!path.is_empty()).then(|| Mount {
+        container_path: path.to_owned(),
+        host_path: file.to_string_lossy().into_owned(),
+        ..Default::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn config_is_always_read_only_and_paths_are_absolute() {
+        let pod: Pod = serde_json::from_value(serde_json::json!({"spec": {
+            "volumes": [{"name": "c", "configMap": {"name": "m"}}, {"name": "e", "emptyDir": {}}],
+            "containers": [{"name": "a", "volumeMounts": [
+                {"name": "c", "mountPath": "etc/c"},
+                {"name": "e", "mountPath": "/data", "mountPropagation": "HostToContainer"}]}]}}))
+        .unwrap();
+        let volumes = BTreeMap::from([
+            ("c".to_owned(), PathBuf::from("/v/c")),
+            ("e".to_owned(), PathBuf::from("/v/e")),
+        ]);
+        let environment = BTreeMap::new();
+        let inputs = Inputs {
+            pod_dir: Path::new("/p"),
+            volumes: &volumes,
+            environment: &environment,
+            mounter: &volume::LinuxMounter,
+        };
+        let container = &pod.spec.as_ref().unwrap().containers[0];
+        let made = of_volumes(&pod, container, &inputs).unwrap();
+        assert_eq!(
+            (made[0].container_path.as_str(), made[0].readonly),
+            ("/etc/c", true)
+        );
+        assert_eq!(
+            (made[1].host_path.as_str(), made[1].readonly),
+            ("/v/e", false)
+        );
+        assert_eq!(
+            made[1].propagation(),
+            MountPropagation::PropagationHostToContainer
+        );
+    }
+}

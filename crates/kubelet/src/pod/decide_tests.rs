@@ -1,0 +1,402 @@
+//! Tables for [`super::decide`]: a pod, what is seen of it, and what must follow.
+
+use super::*;
+use crate::pod::{
+    memory::{Probes, StartFailure},
+    observed::Sandbox,
+};
+
+const NOW: i64 = 1_000_000;
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap()
+}
+
+fn pod(spec: serde_json::Value) -> Pod {
+    serde_json::from_value(serde_json::json!({
+        "metadata": {"name": "p", "namespace": "ns", "uid": "u"}, "spec": spec}))
+    .unwrap()
+}
+
+fn simple(policy: &str) -> Pod {
+    pod(serde_json::json!({"restartPolicy": policy, "containers": [{"name": "a"}, {"name": "b"}]}))
+}
+
+fn with_init() -> Pod {
+    pod(serde_json::json!({
+        "initContainers": [{"name": "i1"}, {"name": "side", "restartPolicy": "Always"}, {"name": "i2"}],
+        "containers": [{"name": "a"}]}))
+}
+
+fn sandbox() -> Sandbox {
+    let ips = vec!["10.0.0.1".to_owned()];
+    Sandbox {
+        id: "s".into(),
+        ready: true,
+        created_at: at(1),
+        ips,
+        ..Default::default()
+    }
+}
+
+fn container(name: &str, state: State) -> Container {
+    Container {
+        id: format!("{name}-id"),
+        sandbox_id: "s".into(),
+        name: name.into(),
+        state,
+        created_at: at(10),
+        finished_at: (state == State::Exited).then(|| at(NOW - 1)),
+        ..Default::default()
+    }
+}
+
+fn exited(name: &str, exit_code: i32) -> Container {
+    Container {
+        exit_code,
+        ..container(name, State::Exited)
+    }
+}
+
+fn ready() -> Memory {
+    Memory {
+        volumes: Volumes::Ready,
+        ..Default::default()
+    }
+}
+
+fn see(pod: &Pod, containers: Vec<Container>, memory: &Memory, stop: Option<Stop>) -> Decision {
+    let observed = Observed::new(vec![sandbox()], containers);
+    decide(&View {
+        pod,
+        observed: &observed,
+        memory,
+        now: at(NOW),
+        stop,
+    })
+}
+
+fn short(decision: &Decision) -> Vec<String> {
+    let of = |action: &Action| match action {
+        Action::SetUpVolumes => "volumes".to_owned(),
+        Action::CreateSandbox { attempt } => format!("sandbox {attempt}"),
+        Action::StopSandbox { id } => format!("stop {id}"),
+        Action::Start {
+            name,
+            restart_count,
+            ..
+        } => format!("start {name} {restart_count}"),
+        Action::Kill { name, grace, .. } => format!("kill {name} {grace}"),
+        Action::TearDown => "tear down".to_owned(),
+    };
+    decision.actions.iter().map(of).collect()
+}
+
+fn actions(pod: &Pod, containers: Vec<Container>) -> Vec<String> {
+    short(&see(pod, containers, &ready(), None))
+}
+
+#[test]
+fn a_new_pod_gets_volumes_then_a_sandbox_then_all_its_containers() {
+    let pod = simple("Always");
+    let empty = Observed::default();
+    let mut memory = Memory::default();
+    let look = |memory: &Memory| {
+        let now = at(NOW);
+        decide(&View {
+            pod: &pod,
+            observed: &empty,
+            memory,
+            now,
+            stop: None,
+        })
+    };
+    assert_eq!(short(&look(&memory)), ["volumes"]);
+    memory.volumes = Volumes::Ready;
+    assert_eq!(short(&look(&memory)), ["sandbox 0"]);
+    memory.running.insert(Task::CreateSandbox, 0);
+    assert!(look(&memory).actions.is_empty());
+    assert_eq!(actions(&pod, vec![]), ["start a 0", "start b 0"]);
+}
+
+#[test]
+fn a_running_pod_found_again_is_left_alone() {
+    let running = vec![
+        container("a", State::Running),
+        container("b", State::Running),
+    ];
+    assert!(actions(&simple("Always"), running).is_empty());
+}
+
+#[test]
+fn ended_containers_follow_the_restart_policy() {
+    let cases: [(&str, i32, &[&str]); 4] = [
+        ("Always", 0, &["start a 1"]),
+        ("OnFailure", 1, &["start a 1"]),
+        ("OnFailure", 0, &[]),
+        ("Never", 1, &[]),
+    ];
+    for (policy, code, expected) in cases {
+        let seen = vec![exited("a", code), container("b", State::Running)];
+        assert_eq!(actions(&simple(policy), seen), expected, "{policy} {code}");
+    }
+}
+
+#[test]
+fn a_pod_whose_containers_all_ended_for_good_is_taken_down() {
+    let ended = vec![exited("a", 0), exited("b", 1)];
+    assert_eq!(actions(&simple("Never"), ended.clone()), ["stop s"]);
+    let down = Sandbox {
+        ready: false,
+        ..sandbox()
+    };
+    let observed = Observed::new(vec![down], ended);
+    let pod = simple("Never");
+    let mut memory = ready();
+    let now = at(NOW);
+    let look = |memory: &Memory| {
+        decide(&View {
+            pod: &pod,
+            observed: &observed,
+            memory,
+            now,
+            stop: None,
+        })
+    };
+    assert_eq!(short(&look(&memory)), ["tear down"]);
+    memory.volumes = Volumes::Gone;
+    let last = look(&memory);
+    assert!(last.stopped && last.actions.is_empty());
+}
+
+#[test]
+fn init_containers_run_in_order_and_sidecars_only_have_to_start() {
+    let pod = with_init();
+    let running = |name| container(name, State::Running);
+    assert_eq!(actions(&pod, vec![]), ["start i1 0"]);
+    assert!(actions(&pod, vec![running("i1")]).is_empty());
+    assert_eq!(actions(&pod, vec![exited("i1", 0)]), ["start side 0"]);
+    assert_eq!(
+        actions(&pod, vec![exited("i1", 0), running("side")]),
+        ["start i2 0"]
+    );
+    let all = vec![exited("i1", 0), running("side"), exited("i2", 0)];
+    assert_eq!(actions(&pod, all), ["start a 0"]);
+    assert_eq!(actions(&pod, vec![exited("i1", 3)]), ["start i1 1"]);
+}
+
+#[test]
+fn a_failed_init_container_of_a_never_restarting_pod_ends_it() {
+    let pod = pod(serde_json::json!({"restartPolicy": "Never",
+        "initContainers": [{"name": "i"}], "containers": [{"name": "a"}]}));
+    assert_eq!(actions(&pod, vec![exited("i", 1)]), ["stop s"]);
+}
+
+#[test]
+fn a_dead_sidecar_of_a_running_pod_is_restarted_but_never_init_containers() {
+    let seen = vec![exited("side", 1), container("a", State::Running)];
+    assert_eq!(actions(&with_init(), seen), ["start side 1"]);
+}
+
+#[test]
+fn sidecars_stop_when_the_work_is_done() {
+    let pod = pod(serde_json::json!({"restartPolicy": "Never",
+        "initContainers": [{"name": "side", "restartPolicy": "Always"}],
+        "containers": [{"name": "a"}]}));
+    let seen = vec![container("side", State::Running), exited("a", 0)];
+    assert_eq!(actions(&pod, seen), ["kill side 30"]);
+}
+
+#[test]
+fn a_crashing_container_waits_and_says_so() {
+    let crash = CrashBackoff {
+        hash: spec::content_hash(&Spec {
+            name: "a".into(),
+            ..Default::default()
+        }),
+        delay: std::time::Duration::from_secs(160),
+        updated: at(NOW - 5),
+    };
+    let memory = Memory {
+        crashes: [("a".to_owned(), crash)].into(),
+        ..ready()
+    };
+    let seen = vec![exited("a", 1), container("b", State::Running)];
+    let decision = see(&simple("Always"), seen, &memory, None);
+    assert!(decision.actions.is_empty());
+    assert_eq!(decision.wake, Some(at(NOW - 1 + 160)));
+    let (name, waiting) = &decision.waiting[0];
+    assert_eq!(
+        (name.as_str(), waiting.reason.as_str()),
+        ("a", "CrashLoopBackOff")
+    );
+    assert_eq!(
+        waiting.message,
+        "back-off 2m40s restarting failed container=a pod=p_ns(u)"
+    );
+}
+
+#[test]
+fn a_failed_start_waits_for_its_retry() {
+    let waiting = Waiting {
+        reason: "ErrImagePull".into(),
+        message: "no".into(),
+    };
+    let failure = StartFailure {
+        waiting,
+        then: None,
+        retry_at: at(NOW + 10),
+        times: 1,
+    };
+    let memory = Memory {
+        failures: [("a".to_owned(), failure)].into(),
+        ..ready()
+    };
+    let decision = see(
+        &simple("Always"),
+        vec![container("b", State::Running)],
+        &memory,
+        None,
+    );
+    assert!(decision.actions.is_empty());
+    assert_eq!(decision.waiting[0].1.reason, "ErrImagePull");
+    assert_eq!(decision.wake, Some(at(NOW + 10)));
+}
+
+#[test]
+fn failed_probes_and_changed_images_kill() {
+    let probe = serde_json::json!({"terminationGracePeriodSeconds": 5});
+    let pod = pod(serde_json::json!({"containers": [{"name": "a", "livenessProbe": probe}]}));
+    let failed = Probes {
+        liveness: Some(false),
+        ..Default::default()
+    };
+    let memory = Memory {
+        probes: [("a-id".to_owned(), failed)].into(),
+        ..ready()
+    };
+    let decision = see(&pod, vec![container("a", State::Running)], &memory, None);
+    let Action::Kill { message, grace, .. } = &decision.actions[0] else {
+        panic!("{decision:?}")
+    };
+    assert_eq!(
+        (message.as_str(), *grace),
+        ("Container a failed liveness probe, will be restarted", 5)
+    );
+    let changed = Container {
+        hash: "old".into(),
+        ..container("a", State::Running)
+    };
+    let decision = see(&pod, vec![changed], &ready(), None);
+    let Action::Kill { message, .. } = &decision.actions[0] else {
+        panic!("{decision:?}")
+    };
+    assert_eq!(message, "Container a definition changed, will be restarted");
+}
+
+#[test]
+fn a_deleted_pod_loses_containers_then_sidecars_then_sandbox_then_volumes() {
+    let pod = with_init();
+    let stop = Some(Stop { grace: 10 });
+    let running = |name| container(name, State::Running);
+    let seen = vec![running("a"), running("side")];
+    assert_eq!(short(&see(&pod, seen, &ready(), stop)), ["kill a 10"]);
+    let memory = Memory {
+        stopping_since: Some(at(NOW - 4)),
+        ..ready()
+    };
+    let seen = vec![exited("a", 143), running("side")];
+    assert_eq!(short(&see(&pod, seen, &memory, stop)), ["kill side 6"]);
+    let seen = vec![exited("a", 143), exited("side", 143)];
+    assert_eq!(short(&see(&pod, seen, &ready(), stop)), ["stop s"]);
+}
+
+#[test]
+fn a_kill_is_repeated_only_with_less_time() {
+    let running = vec![container("a", State::Running)];
+    let memory = Memory {
+        running: [(Task::Kill("a-id".into()), 30)].into(),
+        ..ready()
+    };
+    let pod = simple("Always");
+    assert!(
+        see(&pod, running.clone(), &memory, Some(Stop { grace: 30 }))
+            .actions
+            .is_empty()
+    );
+    assert_eq!(
+        short(&see(&pod, running, &memory, Some(Stop { grace: 1 }))),
+        ["kill a 1"]
+    );
+}
+
+#[test]
+fn a_dead_sandbox_is_replaced_after_everything_in_it_ended() {
+    let pod = simple("Always");
+    let down = Sandbox {
+        ready: false,
+        ..sandbox()
+    };
+    let memory = ready();
+    let now = at(NOW);
+    let observed = Observed::new(vec![down.clone()], vec![container("a", State::Running)]);
+    let view = View {
+        pod: &pod,
+        observed: &observed,
+        memory: &memory,
+        now,
+        stop: None,
+    };
+    assert_eq!(short(&decide(&view)), ["kill a 30"]);
+    let observed = Observed::new(vec![down], vec![exited("a", 137)]);
+    let view = View {
+        pod: &pod,
+        observed: &observed,
+        memory: &memory,
+        now,
+        stop: None,
+    };
+    assert_eq!(short(&decide(&view)), ["sandbox 1"]);
+}
+
+#[test]
+fn ephemeral_containers_start_once() {
+    let pod = pod(serde_json::json!({"containers": [{"name": "a"}],
+        "ephemeralContainers": [{"name": "debug"}]}));
+    let running = container("a", State::Running);
+    assert_eq!(actions(&pod, vec![running.clone()]), ["start debug 0"]);
+    assert!(actions(&pod, vec![running, exited("debug", 1)]).is_empty());
+}
+
+#[test]
+fn a_restart_count_lost_by_the_runtime_is_taken_from_the_api() {
+    let mut pod = simple("Always");
+    pod.status = serde_json::from_value(serde_json::json!({"containerStatuses": [
+        {"name": "a", "image": "x", "imageID": "", "ready": false, "restartCount": 4,
+         "containerID": "mainstay://x"}]}))
+    .unwrap();
+    assert_eq!(
+        actions(&pod, vec![container("b", State::Running)]),
+        ["start a 5"]
+    );
+}
+
+#[test]
+fn a_container_with_a_post_start_hook_holds_back_the_ones_after_it() {
+    let hook = serde_json::json!({"postStart": {"exec": {"command": ["true"]}}});
+    let pod = pod(
+        serde_json::json!({"containers": [{"name": "a", "lifecycle": hook},
+        {"name": "b"}]}),
+    );
+    assert_eq!(actions(&pod, vec![]), ["start a 0"]);
+    let memory = Memory {
+        running: [(Task::Start("a".into()), 0)].into(),
+        ..ready()
+    };
+    let hooking = vec![container("a", State::Created)];
+    assert!(see(&pod, hooking, &memory, None).actions.is_empty());
+    assert_eq!(
+        actions(&pod, vec![container("a", State::Running)]),
+        ["start b 0"]
+    );
+}

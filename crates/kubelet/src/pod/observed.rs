@@ -1,0 +1,300 @@
+//! What the runtime says about a pod, in the few terms that decisions need.
+
+use std::collections::BTreeMap;
+
+use cri::v1;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+
+use super::spec;
+use crate::make::labels;
+
+/// Where a container stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum State {
+    /// Made, not started.
+    Created,
+    /// Runs.
+    Running,
+    /// Has ended.
+    Exited,
+    /// The runtime cannot say.
+    #[default]
+    Unknown,
+}
+
+/// One container, running or ended.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Container {
+    pub id: String,
+    pub sandbox_id: String,
+    pub name: String,
+    pub restart_count: u32,
+    pub state: State,
+    pub created_at: Timestamp,
+    pub started_at: Option<Timestamp>,
+    pub finished_at: Option<Timestamp>,
+    pub exit_code: i32,
+    pub reason: String,
+    pub message: String,
+    pub image: String,
+    pub image_ref: String,
+    pub hash: String,
+    pub log_path: String,
+    /// uid, gid and supplementary groups of its first process.
+    pub user: Option<(i64, i64, Vec<i64>)>,
+    /// Where the termination message was mounted from, and the policy.
+    pub termination_message: Option<(String, String)>,
+}
+
+/// One sandbox.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Sandbox {
+    pub id: String,
+    pub attempt: u32,
+    pub ready: bool,
+    pub created_at: Timestamp,
+    pub ips: Vec<String>,
+    pub host_network: bool,
+}
+
+/// Everything of one pod, newest first.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Observed {
+    pub sandboxes: Vec<Sandbox>,
+    pub containers: Vec<Container>,
+}
+
+/// Whether the pod's sandbox can be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SandboxNeed {
+    /// This one is right.
+    Use(String),
+    /// A new one is needed: the next attempt, and why.
+    New { attempt: u32, why: &'static str },
+}
+
+impl Observed {
+    /// Sorts newest first.
+    pub fn new(mut sandboxes: Vec<Sandbox>, mut containers: Vec<Container>) -> Self {
+        sandboxes.sort_by_key(|s| std::cmp::Reverse((s.created_at, s.attempt)));
+        containers.sort_by_key(|c| std::cmp::Reverse((c.created_at, c.restart_count)));
+        Self {
+            sandboxes,
+            containers,
+        }
+    }
+
+    /// The newest container of this name.
+    pub fn latest(&self, name: &str) -> Option<&Container> {
+        self.containers
+            .iter()
+            .find(|container| container.name == name)
+    }
+
+    /// The newest container of this name in the newest sandbox.
+    pub fn active(&self, name: &str) -> Option<&Container> {
+        let sandbox = self.sandboxes.first()?;
+        self.containers
+            .iter()
+            .find(|c| c.name == name && c.sandbox_id == sandbox.id)
+    }
+
+    /// Whether any of the pod's own containers has started in the newest sandbox.
+    pub fn is_initialized(&self, pod: &Pod) -> bool {
+        spec::spec(pod).containers.iter().any(|container| {
+            self.active(&container.name)
+                .is_some_and(|c| c.state != State::Created)
+        })
+    }
+
+    /// Whether any of the pod's own containers was ever made.
+    pub fn has_main_container(&self, pod: &Pod) -> bool {
+        spec::spec(pod)
+            .containers
+            .iter()
+            .any(|container| self.latest(&container.name).is_some())
+    }
+
+    /// Containers that may have a process.
+    pub fn alive(&self) -> impl Iterator<Item = &Container> {
+        self.containers.iter().filter(|c| c.state != State::Exited)
+    }
+
+    /// Whether the newest sandbox fits the pod.
+    pub fn sandbox_need(&self, pod: &Pod) -> SandboxNeed {
+        let Some(newest) = self.sandboxes.first() else {
+            return SandboxNeed::New {
+                attempt: 0,
+                why: "no pod sandbox exists",
+            };
+        };
+        let host_network = spec::is_host_network(pod);
+        let why = if self.sandboxes.iter().filter(|s| s.ready).count() > 1 {
+            "multiple pod sandboxes are ready and need to be reconciled"
+        } else if !newest.ready {
+            "pod sandbox is not ready"
+        } else if newest.host_network != host_network {
+            "network namespace mode changed and sandbox needs to be recreated"
+        } else if !host_network && newest.ips.is_empty() {
+            "pod sandbox has no IP address"
+        } else {
+            return SandboxNeed::Use(newest.id.clone());
+        };
+        SandboxNeed::New {
+            attempt: newest.attempt + 1,
+            why,
+        }
+    }
+
+    /// The addresses of the newest sandbox.
+    pub fn ips(&self) -> &[String] {
+        self.sandboxes.first().map_or(&[], |sandbox| &sandbox.ips)
+    }
+}
+
+fn timestamp(nanos: i64) -> Option<Timestamp> {
+    (nanos > 0)
+        .then(|| Timestamp::from_nanosecond(i128::from(nanos)).ok())
+        .flatten()
+}
+
+impl From<v1::PodSandboxStatus> for Sandbox {
+    fn from(status: v1::PodSandboxStatus) -> Self {
+        let namespaces = status.linux.as_ref().and_then(|l| l.namespaces.as_ref());
+        let network = namespaces
+            .and_then(|n| n.options.as_ref())
+            .map(|o| o.network());
+        let ips = status.network.iter().flat_map(|network| {
+            let more = network.additional_ips.iter().map(|ip| ip.ip.clone());
+            std::iter::once(network.ip.clone())
+                .chain(more)
+                .filter(|ip| !ip.is_empty())
+        });
+        Self {
+            ready: status.state() == v1::PodSandboxState::SandboxReady,
+            attempt: status
+                .metadata
+                .as_ref()
+                .map_or(0, |metadata| metadata.attempt),
+            created_at: timestamp(status.created_at).unwrap_or_default(),
+            ips: ips.collect(),
+            host_network: network == Some(v1::NamespaceMode::Node),
+            id: status.id,
+        }
+    }
+}
+
+impl Container {
+    /// From the runtime's status. `sandbox_id` is not part of it.
+    pub fn from_status(status: v1::ContainerStatus, sandbox_id: String) -> Self {
+        let label =
+            |map: &BTreeMap<String, String>, key: &str| map.get(key).cloned().unwrap_or_default();
+        let state = match status.state() {
+            v1::ContainerState::ContainerCreated => State::Created,
+            v1::ContainerState::ContainerRunning => State::Running,
+            v1::ContainerState::ContainerExited => State::Exited,
+            v1::ContainerState::ContainerUnknown => State::Unknown,
+        };
+        let attempt = status
+            .metadata
+            .as_ref()
+            .map_or(0, |metadata| metadata.attempt);
+        let counted = label(&status.annotations, labels::RESTART_COUNT)
+            .parse()
+            .unwrap_or(attempt);
+        let message_path = label(&status.annotations, labels::MESSAGE_PATH);
+        let policy = label(&status.annotations, labels::MESSAGE_POLICY);
+        let source = status
+            .mounts
+            .iter()
+            .find(|mount| mount.container_path == message_path);
+        let image = status.image.as_ref();
+        let image = image.map(|image| {
+            [&image.user_specified_image, &image.image]
+                .into_iter()
+                .find(|s| !s.is_empty())
+        });
+        let linux_user = status.user.as_ref().and_then(|user| user.linux.clone());
+        Self {
+            name: status
+                .metadata
+                .as_ref()
+                .map(|m| m.name.clone())
+                .unwrap_or_default(),
+            restart_count: counted,
+            state,
+            created_at: timestamp(status.created_at).unwrap_or_default(),
+            started_at: timestamp(status.started_at),
+            finished_at: timestamp(status.finished_at),
+            exit_code: status.exit_code,
+            image: image.flatten().cloned().unwrap_or_default(),
+            hash: label(&status.annotations, labels::HASH),
+            termination_message: source.map(|mount| (mount.host_path.clone(), policy)),
+            user: linux_user.map(|user| (user.uid, user.gid, user.supplemental_groups)),
+            id: status.id,
+            sandbox_id,
+            reason: status.reason,
+            message: status.message,
+            image_ref: status.image_ref,
+            log_path: status.log_path,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sandbox(id: &str, attempt: u32, ready: bool, ips: &[&str]) -> Sandbox {
+        let created_at = Timestamp::from_second(i64::from(attempt) + 1).unwrap();
+        let ips = ips.iter().map(|ip| (*ip).to_owned()).collect();
+        Sandbox {
+            id: id.into(),
+            attempt,
+            ready,
+            created_at,
+            ips,
+            host_network: false,
+        }
+    }
+
+    #[test]
+    fn a_new_sandbox_is_needed_when_the_newest_does_not_fit() {
+        let pod = Pod::default();
+        let need = |sandboxes| Observed::new(sandboxes, vec![]).sandbox_need(&pod);
+        assert_eq!(
+            need(vec![]),
+            SandboxNeed::New {
+                attempt: 0,
+                why: "no pod sandbox exists"
+            }
+        );
+        assert_eq!(
+            need(vec![sandbox("a", 0, true, &["10.0.0.1"])]),
+            SandboxNeed::Use("a".into())
+        );
+        assert_eq!(
+            need(vec![sandbox("a", 0, false, &["10.0.0.1"])]),
+            SandboxNeed::New {
+                attempt: 1,
+                why: "pod sandbox is not ready"
+            }
+        );
+        assert_eq!(
+            need(vec![sandbox("a", 2, true, &[])]),
+            SandboxNeed::New {
+                attempt: 3,
+                why: "pod sandbox has no IP address"
+            }
+        );
+        let two = vec![sandbox("a", 0, true, &["x"]), sandbox("b", 1, true, &["y"])];
+        assert_eq!(
+            need(two),
+            SandboxNeed::New {
+                attempt: 2,
+                why: "multiple pod sandboxes are ready and need to be reconciled"
+            }
+        );
+    }
+}

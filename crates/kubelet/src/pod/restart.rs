@@ -1,0 +1,171 @@
+//! Whether and when an ended container starts again.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Container, ContainerRestartRule, PodSpec};
+
+/// The first delay after a crash, and the longest.
+pub const INITIAL: Duration = Duration::from_secs(10);
+pub const CAP: Duration = Duration::from_secs(300);
+
+/// Whether a container that ended with this code starts again.
+pub fn should_restart(container: &Container, spec: &PodSpec, exit_code: i32) -> bool {
+    let rules = container.restart_policy_rules.iter().flatten();
+    if rules
+        .clone()
+        .any(|rule| rule.action == "Restart" && matches(rule, exit_code))
+    {
+        return true;
+    }
+    let policy = container
+        .restart_policy
+        .as_deref()
+        .or(spec.restart_policy.as_deref());
+    match policy.unwrap_or("Always") {
+        "Never" => false,
+        "OnFailure" => exit_code != 0,
+        _ => true,
+    }
+}
+
+fn matches(rule: &ContainerRestartRule, exit_code: i32) -> bool {
+    rule.exit_codes.as_ref().is_some_and(|codes| {
+        let listed = codes.values.iter().flatten().any(|code| *code == exit_code);
+        match codes.operator.as_str() {
+            "In" => listed,
+            "NotIn" => !listed,
+            _ => false,
+        }
+    })
+}
+
+/// Whether a container that is killed for a failed probe starts again: the policy alone counts.
+pub fn restarts_after_kill(container: &Container, spec: &PodSpec) -> bool {
+    let policy = container
+        .restart_policy
+        .as_deref()
+        .or(spec.restart_policy.as_deref());
+    policy != Some("Never")
+}
+
+/// The memory of one container's crashes. A changed container starts with a clean one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CrashBackoff {
+    pub hash: String,
+    pub delay: Duration,
+    pub updated: Timestamp,
+}
+
+/// May it start now?
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// Yes, and this is what to remember.
+    Go(CrashBackoff),
+    /// Not before then; the delay is what users are told.
+    Wait { until: Timestamp, delay: Duration },
+}
+
+/// A container ended at `finished`; `now` it could start again.
+pub fn verdict(
+    memory: Option<&CrashBackoff>,
+    hash: &str,
+    finished: Timestamp,
+    now: Timestamp,
+) -> Verdict {
+    let memory = memory.filter(|memory| memory.hash == hash);
+    // A container that ran long enough after its last restart is healthy again.
+    let memory = memory.filter(|memory| finished - Duration::from_secs(600) <= memory.updated);
+    let go = |delay| {
+        Verdict::Go(CrashBackoff {
+            hash: hash.to_owned(),
+            delay,
+            updated: now,
+        })
+    };
+    match memory {
+        None => go(INITIAL),
+        Some(memory) if finished + memory.delay > now => Verdict::Wait {
+            until: finished + memory.delay,
+            delay: memory.delay,
+        },
+        Some(memory) => go((memory.delay * 2).min(CAP)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    #[test]
+    fn the_first_restart_is_at_once_and_delays_double_to_five_minutes() {
+        let mut memory = None;
+        let (mut now, mut waits) = (at(1000), Vec::new());
+        for _ in 0..8 {
+            let finished = now;
+            let go = loop {
+                match verdict(memory.as_ref(), "h", finished, now) {
+                    Verdict::Go(next) => break next,
+                    Verdict::Wait { until, .. } => now = until,
+                }
+            };
+            waits.push((now.as_second() - finished.as_second()) as u64);
+            memory = Some(go);
+            now += Duration::from_secs(1);
+        }
+        assert_eq!(waits, [0, 10, 20, 40, 80, 160, 300, 300]);
+    }
+
+    #[test]
+    fn a_container_that_ran_for_long_or_changed_starts_at_once() {
+        let memory = CrashBackoff {
+            hash: "h".into(),
+            delay: CAP,
+            updated: at(0),
+        };
+        assert!(matches!(
+            verdict(Some(&memory), "h", at(100), at(100)),
+            Verdict::Wait { .. }
+        ));
+        assert!(matches!(
+            verdict(Some(&memory), "h", at(601), at(601)),
+            Verdict::Go(_)
+        ));
+        assert!(matches!(
+            verdict(Some(&memory), "other", at(100), at(100)),
+            Verdict::Go(_)
+        ));
+    }
+
+    #[test]
+    fn policies_and_rules_decide_about_restarts() {
+        let spec = |policy: &str| PodSpec {
+            restart_policy: Some(policy.into()),
+            ..Default::default()
+        };
+        let plain = Container::default();
+        let cases = [
+            ("Always", 0, true),
+            ("OnFailure", 0, false),
+            ("OnFailure", 3, true),
+            ("Never", 3, false),
+        ];
+        for (policy, code, expected) in cases {
+            assert_eq!(
+                should_restart(&plain, &spec(policy), code),
+                expected,
+                "{policy} {code}"
+            );
+        }
+        let ruled: Container = serde_json::from_value(serde_json::json!({"name": "c",
+            "restartPolicy": "Never", "restartPolicyRules": [
+            {"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}]}))
+        .unwrap();
+        assert!(should_restart(&ruled, &spec("Always"), 42));
+        assert!(!should_restart(&ruled, &spec("Always"), 1));
+    }
+}

@@ -1,0 +1,313 @@
+//! The statuses of a pod's containers.
+
+use k8s_openapi::api::core::v1::{
+    Container as Spec, ContainerState, ContainerStateRunning, ContainerStateTerminated,
+    ContainerStateWaiting, ContainerStatus, ContainerUser, LinuxContainerUser, VolumeMountStatus,
+};
+
+use super::{Facts, time};
+use crate::pod::{
+    observed::{Container, State},
+    restart, spec,
+};
+
+/// How container ids are written in the API.
+pub const ID_SCHEME: &str = "mainstay://";
+
+pub(super) fn init(facts: &Facts) -> Vec<ContainerStatus> {
+    let previous = facts
+        .previous
+        .init_container_statuses
+        .as_deref()
+        .unwrap_or_default();
+    spec::init_containers(facts.pod)
+        .iter()
+        .map(|container| {
+            let mut status = one(facts, container, previous, true);
+            let started = is_started(facts, container, &status);
+            status.started = Some(started);
+            status.ready = if spec::is_sidecar(container) {
+                started && is_ready(facts, container, &status)
+            } else {
+                ended_well(&status)
+            };
+            status
+        })
+        .collect()
+}
+
+pub(super) fn main(facts: &Facts) -> Vec<ContainerStatus> {
+    let previous = facts
+        .previous
+        .container_statuses
+        .as_deref()
+        .unwrap_or_default();
+    let mut all: Vec<_> = spec::spec(facts.pod)
+        .containers
+        .iter()
+        .map(|container| {
+            let mut status = one(facts, container, previous, false);
+            let started = is_started(facts, container, &status);
+            status.started = Some(started);
+            status.ready = started && is_ready(facts, container, &status);
+            status
+        })
+        .collect();
+    all.sort_by(|a, b| a.name.cmp(&b.name));
+    all
+}
+
+pub(super) fn ephemeral(facts: &Facts) -> Vec<ContainerStatus> {
+    let previous = facts
+        .previous
+        .ephemeral_container_statuses
+        .as_deref()
+        .unwrap_or_default();
+    let containers = spec::ephemeral_containers(facts.pod)
+        .iter()
+        .map(spec::as_container);
+    containers
+        .map(|container| one(facts, &container, previous, false))
+        .collect()
+}
+
+fn ended_well(status: &ContainerStatus) -> bool {
+    let ended = status
+        .state
+        .as_ref()
+        .and_then(|state| state.terminated.as_ref());
+    ended.is_some_and(|ended| ended.exit_code == 0)
+}
+
+fn running_id<'a>(facts: &'a Facts, status: &ContainerStatus) -> Option<&'a Container> {
+    status.state.as_ref()?.running.as_ref()?;
+    facts.observed.latest(&status.name)
+}
+
+fn is_started(facts: &Facts, container: &Spec, status: &ContainerStatus) -> bool {
+    running_id(facts, status).is_some_and(|running| {
+        let probes = facts.memory.probes.get(&running.id);
+        container.startup_probe.is_none() || probes.and_then(|p| p.startup) == Some(true)
+    })
+}
+
+fn is_ready(facts: &Facts, container: &Spec, status: &ContainerStatus) -> bool {
+    running_id(facts, status).is_some_and(|running| {
+        let probes = facts.memory.probes.get(&running.id);
+        container.readiness_probe.is_none() || probes.and_then(|p| p.readiness) == Some(true)
+    })
+}
+
+/// The status before `started` and `ready` are set.
+fn one(
+    facts: &Facts,
+    container: &Spec,
+    previous: &[ContainerStatus],
+    is_init: bool,
+) -> ContainerStatus {
+    let old = previous.iter().find(|status| status.name == container.name);
+    let mut seen = facts
+        .observed
+        .containers
+        .iter()
+        .filter(|c| c.name == container.name);
+    let mut status = match seen.next() {
+        Some(latest) => {
+            let mut status = observed(container, latest);
+            if let Some(before) = seen.next() {
+                status.last_state = observed(container, before).state;
+            } else {
+                status.last_state = old.and_then(|old| old.last_state.clone());
+            }
+            status
+        }
+        None => unseen(facts, container, old, is_init),
+    };
+    status.volume_mounts = mounts(container);
+    status.resources = container.resources.clone();
+    status.allocated_resources = container
+        .resources
+        .as_ref()
+        .and_then(|resources| resources.requests.clone());
+    show_waiting(facts, container, &mut status);
+    status
+}
+
+fn empty(container: &Spec) -> ContainerStatus {
+    let image = container.image.clone().unwrap_or_default();
+    ContainerStatus {
+        name: container.name.clone(),
+        image,
+        ..Default::default()
+    }
+}
+
+fn waiting(reason: &str, message: &str) -> ContainerState {
+    let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    let waiting = ContainerStateWaiting {
+        reason: some(reason),
+        message: some(message),
+    };
+    ContainerState {
+        waiting: Some(waiting),
+        ..Default::default()
+    }
+}
+
+/// A container that the runtime does not know.
+fn unseen(
+    facts: &Facts,
+    container: &Spec,
+    old: Option<&ContainerStatus>,
+    is_init: bool,
+) -> ContainerStatus {
+    let old_state = old.and_then(|old| old.state.clone()).unwrap_or_default();
+    if let (Some(old), Some(_)) = (old, &old_state.terminated) {
+        return old.clone();
+    }
+    let mut status = empty(container);
+    let has_init = !spec::init_containers(facts.pod).is_empty();
+    let reason = if has_init {
+        "PodInitializing"
+    } else {
+        "ContainerCreating"
+    };
+    status.state = Some(waiting(reason, ""));
+    let Some(old) = old else { return status };
+    status.restart_count = old.restart_count;
+    status.last_state = old.last_state.clone();
+    let finished_init =
+        is_init && !spec::is_sidecar(container) && facts.observed.has_main_container(facts.pod);
+    if finished_init {
+        let done = ContainerStateTerminated {
+            reason: Some("Completed".into()),
+            message: Some("Unable to get init container status from container runtime and pod has been initialized, treat it as exited normally".into()),
+            ..Default::default()
+        };
+        status.state = Some(ContainerState {
+            terminated: Some(done),
+            ..Default::default()
+        });
+    } else if old_state.running.is_some() {
+        // It ran before, so it must have ended, however that happened.
+        if facts.terminal {
+            status.state = Some(lost("terminated"));
+        } else if status
+            .last_state
+            .as_ref()
+            .is_none_or(|last| last.terminated.is_none())
+        {
+            status.last_state = Some(lost("deleted.  The container used to be Running"));
+            status.restart_count += i32::from(facts.pod.metadata.deletion_timestamp.is_none());
+        }
+    }
+    status
+}
+
+fn lost(how: &str) -> ContainerState {
+    let ended = ContainerStateTerminated {
+        reason: Some("ContainerStatusUnknown".into()),
+        message: Some(format!(
+            "The container could not be located when the pod was {how}"
+        )),
+        exit_code: 137,
+        ..Default::default()
+    };
+    ContainerState {
+        terminated: Some(ended),
+        ..Default::default()
+    }
+}
+
+fn observed(container: &Spec, seen: &Container) -> ContainerStatus {
+    let mut status = empty(container);
+    status.restart_count = i32::try_from(seen.restart_count).unwrap_or(i32::MAX);
+    if !seen.image.is_empty() {
+        status.image.clone_from(&seen.image);
+    }
+    status.image_id.clone_from(&seen.image_ref);
+    status.container_id = Some(format!("{ID_SCHEME}{}", seen.id));
+    status.state = Some(state(seen));
+    status.user = seen.user.as_ref().map(|(uid, gid, groups)| ContainerUser {
+        linux: Some(LinuxContainerUser {
+            uid: *uid,
+            gid: *gid,
+            supplemental_groups: Some(groups.clone()).filter(|groups| !groups.is_empty()),
+        }),
+    });
+    status
+}
+
+fn state(seen: &Container) -> ContainerState {
+    match seen.state {
+        State::Running => ContainerState {
+            running: Some(ContainerStateRunning {
+                started_at: seen.started_at.map(time),
+            }),
+            ..Default::default()
+        },
+        State::Exited => {
+            let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+            let ended = ContainerStateTerminated {
+                exit_code: seen.exit_code,
+                reason: some(&seen.reason).or_else(|| {
+                    Some(
+                        if seen.exit_code == 0 {
+                            "Completed"
+                        } else {
+                            "Error"
+                        }
+                        .to_owned(),
+                    )
+                }),
+                message: some(&seen.message),
+                started_at: seen.started_at.map(time),
+                finished_at: seen.finished_at.map(time),
+                container_id: Some(format!("{ID_SCHEME}{}", seen.id)),
+                signal: None,
+            };
+            ContainerState {
+                terminated: Some(ended),
+                ..Default::default()
+            }
+        }
+        State::Created | State::Unknown => waiting("", ""),
+    }
+}
+
+/// A container that is to start again waits, and its end becomes the last state.
+fn show_waiting(facts: &Facts, container: &Spec, status: &mut ContainerStatus) {
+    if facts.terminal || facts.pod.metadata.deletion_timestamp.is_some() {
+        return;
+    }
+    let state = status.state.clone().unwrap_or_default();
+    let restarts = match &state.terminated {
+        Some(ended) => restart::should_restart(container, spec::spec(facts.pod), ended.exit_code),
+        None => state.running.is_none(),
+    };
+    let known = facts
+        .waiting
+        .iter()
+        .find(|(name, _)| *name == container.name);
+    let (true, Some((_, why))) = (restarts, known) else {
+        return;
+    };
+    if state.terminated.is_some() {
+        status.last_state = Some(state);
+    }
+    status.state = Some(waiting(&why.reason, &why.message));
+}
+
+fn mounts(container: &Spec) -> Option<Vec<VolumeMountStatus>> {
+    let of = |mount: &k8s_openapi::api::core::v1::VolumeMount| VolumeMountStatus {
+        name: mount.name.clone(),
+        mount_path: mount.mount_path.clone(),
+        read_only: mount.read_only.filter(|read_only| *read_only),
+        recursive_read_only: (mount.read_only == Some(true)).then(|| "Disabled".to_owned()),
+        volume_status: None,
+    };
+    container
+        .volume_mounts
+        .as_ref()
+        .map(|mounts| mounts.iter().map(of).collect())
+}

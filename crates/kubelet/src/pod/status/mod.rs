@@ -1,0 +1,133 @@
+//! The status that users see, computed from what the runtime says and what the status was before.
+
+mod conditions;
+mod containers;
+mod phase;
+
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::core::v1::{ContainerStatus, HostIP, Pod, PodIP, PodStatus},
+    apimachinery::pkg::apis::meta::v1::Time,
+};
+
+use super::{
+    memory::{Memory, Waiting},
+    observed::Observed,
+    spec,
+};
+
+/// What the status is made of.
+pub struct Facts<'a> {
+    pub pod: &'a Pod,
+    pub observed: &'a Observed,
+    pub memory: &'a Memory,
+    /// Why containers wait, as decided.
+    pub waiting: &'a [(String, Waiting)],
+    /// The status before.
+    pub previous: &'a PodStatus,
+    /// The pod has ended and nothing of it starts again.
+    pub terminal: bool,
+    /// The pod was failed by the node: reason and message.
+    pub failed: Option<(&'a str, &'a str)>,
+    pub host_ips: &'a [String],
+    pub now: Timestamp,
+}
+
+/// A time as the API shows it: whole seconds.
+pub fn time(at: Timestamp) -> Time {
+    Time(Timestamp::from_second(at.as_second()).unwrap_or(at))
+}
+
+/// Computes.
+pub fn compute(facts: &Facts) -> PodStatus {
+    let previous = facts.previous;
+    let mut status = PodStatus {
+        start_time: previous
+            .start_time
+            .clone()
+            .or_else(|| Some(time(facts.now))),
+        qos_class: previous
+            .qos_class
+            .clone()
+            .or_else(|| Some(spec::qos_class(facts.pod).as_str().to_owned())),
+        nominated_node_name: previous.nominated_node_name.clone(),
+        resource_claim_statuses: previous.resource_claim_statuses.clone(),
+        observed_generation: facts.pod.metadata.generation,
+        init_container_statuses: Some(containers::init(facts)).filter(|list| !list.is_empty()),
+        container_statuses: Some(containers::main(facts)),
+        ephemeral_container_statuses: Some(containers::ephemeral(facts)).filter(|l| !l.is_empty()),
+        ..Default::default()
+    };
+    set_addresses(facts, &mut status);
+    set_phase(facts, &mut status);
+    status.conditions = Some(conditions::all(facts, &status));
+    status
+}
+
+fn set_addresses(facts: &Facts, status: &mut PodStatus) {
+    let (previous, host) = (facts.previous, facts.host_ips);
+    let ips: Vec<String> = if spec::is_host_network(facts.pod) {
+        host.to_vec()
+    } else if facts.observed.ips().is_empty() {
+        // A sandbox that is gone had addresses; the API keeps the last ones.
+        previous
+            .pod_ips
+            .iter()
+            .flatten()
+            .map(|ip| ip.ip.clone())
+            .collect()
+    } else {
+        facts.observed.ips().to_vec()
+    };
+    status.pod_ip = ips.first().cloned();
+    status.pod_ips =
+        Some(ips.into_iter().map(|ip| PodIP { ip }).collect()).filter(|l: &Vec<_>| !l.is_empty());
+    status.host_ip = host.first().cloned();
+    let host = host.iter().map(|ip| HostIP { ip: ip.clone() });
+    status.host_ips = Some(host.collect()).filter(|list: &Vec<_>| !list.is_empty());
+}
+
+fn is_terminal(phase: Option<&str>) -> bool {
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+fn set_phase(facts: &Facts, status: &mut PodStatus) {
+    let all: Vec<&ContainerStatus> = status
+        .init_container_statuses
+        .iter()
+        .flatten()
+        .chain(status.container_statuses.iter().flatten())
+        .collect();
+    let initialized = facts.observed.is_initialized(facts.pod);
+    let mut phase = phase::phase(facts.pod, &all, facts.terminal, initialized);
+    let in_api = facts
+        .pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
+    // A terminal phase is for ever.
+    for before in [in_api, facts.previous.phase.as_deref()]
+        .into_iter()
+        .flatten()
+    {
+        if is_terminal(Some(before)) {
+            phase = before;
+        }
+    }
+    if facts.previous.phase.as_deref() == Some(phase) {
+        status.reason = facts.previous.reason.clone();
+        status.message = facts.previous.message.clone();
+    }
+    if let Some((reason, message)) = facts.failed
+        && !is_terminal(in_api)
+    {
+        phase = "Failed";
+        status.reason = Some(reason.to_owned());
+        status.message = Some(message.to_owned());
+    }
+    status.phase = Some(phase.to_owned());
+}
+
+#[cfg(test)]
+#[path = "status_tests.rs"]
+mod tests;

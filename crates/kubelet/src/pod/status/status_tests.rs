@@ -1,0 +1,323 @@
+//! Tables for [`super::compute`].
+
+use super::*;
+use crate::pod::{
+    memory::Probes,
+    observed::{Container, Sandbox, State},
+};
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap()
+}
+
+fn pod(spec: serde_json::Value) -> Pod {
+    serde_json::from_value(serde_json::json!({
+        "metadata": {"name": "p", "namespace": "ns", "uid": "u", "generation": 3}, "spec": spec}))
+    .unwrap()
+}
+
+fn container(name: &str, state: State, exit_code: i32) -> Container {
+    Container {
+        id: format!("{name}-id"),
+        sandbox_id: "s".into(),
+        name: name.into(),
+        state,
+        exit_code,
+        created_at: at(10),
+        started_at: Some(at(11)),
+        finished_at: (state == State::Exited).then(|| at(12)),
+        image: "img".into(),
+        image_ref: "sha256:1".into(),
+        ..Default::default()
+    }
+}
+
+fn observed(containers: Vec<Container>) -> Observed {
+    let ips = vec!["10.42.0.5".to_owned()];
+    let sandbox = Sandbox {
+        id: "s".into(),
+        ready: true,
+        created_at: at(1),
+        ips,
+        ..Default::default()
+    };
+    Observed::new(vec![sandbox], containers)
+}
+
+struct Case {
+    pod: Pod,
+    observed: Observed,
+    memory: Memory,
+    waiting: Vec<(String, Waiting)>,
+    terminal: bool,
+}
+
+impl Case {
+    fn new(spec: serde_json::Value, containers: Vec<Container>) -> Self {
+        Self {
+            pod: pod(spec),
+            observed: observed(containers),
+            memory: Memory::default(),
+            waiting: vec![],
+            terminal: false,
+        }
+    }
+
+    fn status(&self) -> PodStatus {
+        let previous = self.pod.status.clone().unwrap_or_default();
+        compute(&Facts {
+            pod: &self.pod,
+            observed: &self.observed,
+            memory: &self.memory,
+            waiting: &self.waiting,
+            previous: &previous,
+            terminal: self.terminal,
+            failed: None,
+            host_ips: &["192.168.0.1".to_owned()],
+            now: at(100),
+        })
+    }
+}
+
+fn condition(status: &PodStatus, type_: &str) -> (String, String) {
+    let all = status.conditions.as_ref().unwrap();
+    let found = all
+        .iter()
+        .find(|condition| condition.type_ == type_)
+        .unwrap();
+    (
+        found.status.clone(),
+        found.reason.clone().unwrap_or_default(),
+    )
+}
+
+fn two() -> serde_json::Value {
+    serde_json::json!({"restartPolicy": "Never", "containers": [{"name": "b"}, {"name": "a"}]})
+}
+
+#[test]
+fn phases_follow_the_containers() {
+    use State::{Exited, Running};
+    let run = |name| container(name, Running, 0);
+    let end = |name, code| container(name, Exited, code);
+    let cases = [
+        (vec![], "Pending"),
+        (vec![run("a")], "Pending"),
+        (vec![run("a"), run("b")], "Running"),
+        (vec![run("a"), end("b", 1)], "Running"),
+        (vec![end("a", 0), end("b", 0)], "Succeeded"),
+        (vec![end("a", 0), end("b", 1)], "Failed"),
+    ];
+    for (containers, phase) in cases {
+        let shown = format!("{containers:?}");
+        assert_eq!(
+            Case::new(two(), containers).status().phase.unwrap(),
+            phase,
+            "{shown}"
+        );
+    }
+}
+
+#[test]
+fn a_running_pod_is_ready_and_has_addresses() {
+    let spec = serde_json::json!({"containers": [{"name": "a", "image": "img"}]});
+    let status = Case::new(spec, vec![container("a", State::Running, 0)]).status();
+    for type_ in [
+        "PodReadyToStartContainers",
+        "Initialized",
+        "Ready",
+        "ContainersReady",
+        "PodScheduled",
+    ] {
+        assert_eq!(condition(&status, type_).0, "True", "{type_}");
+    }
+    assert_eq!(status.pod_ip.as_deref(), Some("10.42.0.5"));
+    assert_eq!(status.host_ip.as_deref(), Some("192.168.0.1"));
+    assert_eq!(status.qos_class.as_deref(), Some("BestEffort"));
+    assert_eq!(status.observed_generation, Some(3));
+    let container = &status.container_statuses.unwrap()[0];
+    assert!(container.ready && container.started == Some(true));
+    assert_eq!(container.container_id.as_deref(), Some("mainstay://a-id"));
+    assert_eq!(container.image_id, "sha256:1");
+}
+
+#[test]
+fn readiness_waits_for_startup_and_readiness_probes() {
+    let spec = serde_json::json!({"containers": [
+        {"name": "a", "startupProbe": {}, "readinessProbe": {}}]});
+    let mut case = Case::new(spec, vec![container("a", State::Running, 0)]);
+    let ready = |case: &Case| {
+        let status = case.status();
+        let container = status.container_statuses.clone().unwrap().remove(0);
+        (
+            container.started,
+            container.ready,
+            condition(&status, "Ready").1,
+        )
+    };
+    assert_eq!(
+        ready(&case),
+        (Some(false), false, "ContainersNotReady".into())
+    );
+    let probes = |startup, readiness| Probes {
+        startup,
+        readiness,
+        liveness: None,
+    };
+    case.memory
+        .probes
+        .insert("a-id".into(), probes(Some(true), None));
+    assert_eq!(
+        ready(&case),
+        (Some(true), false, "ContainersNotReady".into())
+    );
+    case.memory
+        .probes
+        .insert("a-id".into(), probes(Some(true), Some(true)));
+    assert_eq!(ready(&case), (Some(true), true, String::new()));
+}
+
+#[test]
+fn a_container_in_back_off_waits_and_shows_how_it_ended() {
+    let spec = serde_json::json!({"restartPolicy": "Always", "containers": [{"name": "a"}]});
+    let mut case = Case::new(spec, vec![container("a", State::Exited, 3)]);
+    let waiting = Waiting {
+        reason: "CrashLoopBackOff".into(),
+        message: "back-off".into(),
+    };
+    case.waiting = vec![("a".into(), waiting)];
+    let status = case.status();
+    assert_eq!(status.phase.as_deref(), Some("Running"));
+    let container = &status.container_statuses.unwrap()[0];
+    let state = container.state.as_ref().unwrap();
+    assert_eq!(
+        state.waiting.as_ref().unwrap().reason.as_deref(),
+        Some("CrashLoopBackOff")
+    );
+    let last = container
+        .last_state
+        .as_ref()
+        .unwrap()
+        .terminated
+        .as_ref()
+        .unwrap();
+    assert_eq!((last.exit_code, last.reason.as_deref()), (3, Some("Error")));
+}
+
+#[test]
+fn init_containers_hold_the_pod_back_until_they_are_done() {
+    let spec =
+        serde_json::json!({"initContainers": [{"name": "i"}], "containers": [{"name": "a"}]});
+    let status = Case::new(spec.clone(), vec![container("i", State::Running, 0)]).status();
+    assert_eq!(
+        condition(&status, "Initialized"),
+        ("False".into(), "ContainersNotInitialized".into())
+    );
+    assert_eq!(status.phase.as_deref(), Some("Pending"));
+    let main = status
+        .container_statuses
+        .unwrap()
+        .remove(0)
+        .state
+        .unwrap()
+        .waiting
+        .unwrap();
+    assert_eq!(main.reason.as_deref(), Some("PodInitializing"));
+    let done = vec![
+        container("i", State::Exited, 0),
+        container("a", State::Running, 0),
+    ];
+    let status = Case::new(spec, done).status();
+    assert_eq!(condition(&status, "Initialized").0, "True");
+    assert!(status.init_container_statuses.unwrap()[0].ready);
+}
+
+#[test]
+fn a_terminal_phase_never_changes_back() {
+    let mut case = Case::new(
+        two(),
+        vec![
+            container("a", State::Running, 0),
+            container("b", State::Running, 0),
+        ],
+    );
+    case.pod.status = Some(PodStatus {
+        phase: Some("Failed".into()),
+        ..Default::default()
+    });
+    assert_eq!(case.status().phase.as_deref(), Some("Failed"));
+}
+
+#[test]
+fn a_deleted_pod_ends_by_its_exit_codes() {
+    let spec = serde_json::json!({"restartPolicy": "Always", "containers": [{"name": "a"}]});
+    let mut case = Case::new(spec, vec![container("a", State::Exited, 0)]);
+    assert_eq!(case.status().phase.as_deref(), Some("Running"));
+    case.terminal = true;
+    let status = case.status();
+    assert_eq!(status.phase.as_deref(), Some("Succeeded"));
+    assert_eq!(
+        condition(&status, "Ready"),
+        ("False".into(), "PodCompleted".into())
+    );
+}
+
+#[test]
+fn readiness_gates_and_foreign_conditions_are_kept() {
+    let spec = serde_json::json!({"containers": [{"name": "a"}],
+        "readinessGates": [{"conditionType": "example.com/gate"}]});
+    let mut case = Case::new(spec, vec![container("a", State::Running, 0)]);
+    assert_eq!(
+        condition(&case.status(), "Ready").1,
+        "ReadinessGatesNotReady"
+    );
+    case.pod.status = serde_json::from_value(serde_json::json!({"conditions": [
+        {"type": "example.com/gate", "status": "True"}]}))
+    .unwrap();
+    let status = case.status();
+    assert_eq!(condition(&status, "Ready").0, "True");
+    assert_eq!(condition(&status, "example.com/gate").0, "True");
+}
+
+#[test]
+fn the_transition_time_moves_only_with_the_status() {
+    let spec = serde_json::json!({"containers": [{"name": "a"}]});
+    let mut case = Case::new(spec, vec![container("a", State::Running, 0)]);
+    case.pod.status = serde_json::from_value(serde_json::json!({"conditions": [
+        {"type": "Ready", "status": "True", "lastTransitionTime": "1970-01-01T00:00:07Z"},
+        {"type": "Initialized", "status": "False", "lastTransitionTime": "1970-01-01T00:00:07Z"}]}))
+    .unwrap();
+    let status = case.status();
+    let when = |type_: &str| {
+        let all = status.conditions.as_ref().unwrap();
+        all.iter()
+            .find(|c| c.type_ == type_)
+            .unwrap()
+            .last_transition_time
+            .clone()
+            .unwrap()
+            .0
+    };
+    assert_eq!((when("Ready"), when("Initialized")), (at(7), at(100)));
+}
+
+#[test]
+fn a_container_that_vanished_after_running_counts_as_restarted() {
+    let spec = serde_json::json!({"containers": [{"name": "a"}]});
+    let mut case = Case::new(spec, vec![]);
+    case.pod.status = serde_json::from_value(serde_json::json!({"phase": "Running",
+        "containerStatuses": [{"name": "a", "image": "", "imageID": "", "ready": true,
+        "restartCount": 1, "state": {"running": {}}}]}))
+    .unwrap();
+    let status = case.status();
+    let container = &status.container_statuses.unwrap()[0];
+    assert_eq!(container.restart_count, 2);
+    let last = container
+        .last_state
+        .as_ref()
+        .unwrap()
+        .terminated
+        .as_ref()
+        .unwrap();
+    assert_eq!(last.reason.as_deref(), Some("ContainerStatusUnknown"));
+}

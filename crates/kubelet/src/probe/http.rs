@@ -1,0 +1,307 @@
+//! HTTP probes and hooks: a GET to the pod, over TLS without verification if asked, following
+//! redirects on the same host only.
+
+use std::{net::IpAddr, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{Request, Uri, header};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper_util::rt::TokioIo;
+use k8s_openapi::api::core::v1::{Container, HTTPGetAction};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use super::Answer;
+
+const MAX_BODY: usize = 10 * 1024;
+const MAX_REDIRECTS: usize = 10;
+
+/// Where to ask, and with which headers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    tls: bool,
+    host: String,
+    port: u16,
+    path: String,
+    headers: Vec<(String, String)>,
+}
+
+impl Target {
+    /// From the API's description; the pod's address unless it names a host.
+    pub fn new(get: &HTTPGetAction, container: &Container, pod_ip: &str) -> Result<Self, String> {
+        let host = get
+            .host
+            .as_deref()
+            .filter(|host| !host.is_empty())
+            .unwrap_or(pod_ip);
+        let path = get
+            .path
+            .as_deref()
+            .filter(|path| !path.is_empty())
+            .unwrap_or("/");
+        let path = if path.starts_with('/') {
+            path.to_owned()
+        } else {
+            format!("/{path}")
+        };
+        let headers = get.http_headers.iter().flatten();
+        Ok(Self {
+            tls: get.scheme.as_deref() == Some("HTTPS"),
+            host: host.to_owned(),
+            port: super::port(&get.port, container)?,
+            path,
+            headers: headers
+                .map(|header| (header.name.clone(), header.value.clone()))
+                .collect(),
+        })
+    }
+
+    fn authority(&self) -> String {
+        if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
+        }
+    }
+}
+
+/// 200 to 399 is fine.
+pub async fn probe(target: &Target, timeout: Duration) -> Answer {
+    match get(target, timeout).await {
+        Ok((200..300, _)) => Answer::Ok,
+        Ok((300..400, _)) => Answer::Warning("Probe terminated redirects".into()),
+        Ok((status, _)) => Answer::Failed(format!("HTTP probe failed with statuscode: {status}")),
+        Err(message) => Answer::Failed(message),
+    }
+}
+
+/// The status and the beginning of the body.
+pub async fn get(target: &Target, timeout: Duration) -> Result<(u16, String), String> {
+    let url = |target: &Target| {
+        let scheme = if target.tls { "https" } else { "http" };
+        format!("{scheme}://{}{}", target.authority(), target.path)
+    };
+    let exchange = async {
+        let mut target = target.clone();
+        for _ in 0..MAX_REDIRECTS {
+            let (status, location, body) = ask(&target).await?;
+            match location.filter(|_| (300..400).contains(&status)) {
+                Some(location) => match redirected(&target, &location) {
+                    Some(next) => target = next,
+                    None => return Ok((status, body)),
+                },
+                None => return Ok((status, body)),
+            }
+        }
+        Err("stopped after 10 redirects".to_owned())
+    };
+    match tokio::time::timeout(timeout, exchange).await {
+        Ok(answer) => answer.map_err(|message| format!("Get \"{}\": {message}", url(target))),
+        Err(_) => Err(format!(
+            "Get \"{}\": context deadline exceeded (Client.Timeout exceeded while awaiting headers)",
+            url(target)
+        )),
+    }
+}
+
+/// The next target, unless it is on another host.
+fn redirected(target: &Target, location: &str) -> Option<Target> {
+    let uri: Uri = location.parse().ok()?;
+    let path = uri
+        .path_and_query()
+        .map_or("/", |path| path.as_str())
+        .to_owned();
+    let Some(host) = uri.host() else {
+        return Some(Target {
+            path,
+            ..target.clone()
+        });
+    };
+    let tls = uri
+        .scheme_str()
+        .map_or(target.tls, |scheme| scheme == "https");
+    let port = uri.port_u16().unwrap_or(if tls { 443 } else { 80 });
+    (host.trim_matches(['[', ']']) == target.host).then(|| Target {
+        tls,
+        port,
+        path,
+        ..target.clone()
+    })
+}
+
+async fn ask(target: &Target) -> Result<(u16, Option<String>, String), String> {
+    let ip: IpAddr = target
+        .host
+        .parse()
+        .map_err(|_| format!("dial tcp: lookup {}: not an IP address", target.host))?;
+    let tcp = TcpStream::connect((ip, target.port))
+        .await
+        .map_err(|error| format!("dial tcp {ip}:{}: connect: {error}", target.port))?;
+    if target.tls {
+        let connector = TlsConnector::from(unverified());
+        let name = rustls::pki_types::ServerName::IpAddress(ip.into());
+        let tls = connector
+            .connect(name, tcp)
+            .await
+            .map_err(|error| error.to_string())?;
+        exchange(target, TokioIo::new(tls)).await
+    } else {
+        exchange(target, TokioIo::new(tcp)).await
+    }
+}
+
+async fn exchange<T>(target: &Target, io: T) -> Result<(u16, Option<String>, String), String>
+where
+    T: hyper::rt::Read + hyper::rt::Write + Unpin,
+{
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(io)
+        .await
+        .map_err(|error| error.to_string())?;
+    let mut request = Request::get(&target.path)
+        .header(header::USER_AGENT, "kube-probe/1.36")
+        .header(header::ACCEPT, "*/*")
+        .header(header::CONNECTION, "close");
+    let own_host = target
+        .headers
+        .iter()
+        .any(|(name, _)| name.eq_ignore_ascii_case("host"));
+    if !own_host {
+        request = request.header(header::HOST, target.authority());
+    }
+    for (name, value) in &target.headers {
+        request = request.header(name, value);
+    }
+    let request = request
+        .body(Empty::<Bytes>::new())
+        .map_err(|error| error.to_string())?;
+    let answer = async {
+        let response = sender
+            .send_request(request)
+            .await
+            .map_err(|error| error.to_string())?;
+        let status = response.status().as_u16();
+        let location = response.headers().get(header::LOCATION);
+        let location = location
+            .and_then(|value| value.to_str().ok())
+            .map(str::to_owned);
+        let body = Limited::new(response.into_body(), MAX_BODY).collect().await;
+        let body = body.map(|body| body.to_bytes()).unwrap_or_default();
+        Ok((
+            status,
+            location,
+            String::from_utf8_lossy(&body).into_owned(),
+        ))
+    };
+    tokio::pin!(answer, connection);
+    tokio::select! {
+        answer = &mut answer => answer,
+        ended = &mut connection => match ended {
+            // What was read before the end is still an answer.
+            Ok(()) => answer.await,
+            Err(error) => Err(error.to_string()),
+        },
+    }
+}
+
+/// A pod's certificate is its own business.
+fn unverified() -> Arc<rustls::ClientConfig> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let verifier = Arc::new(AcceptAll(provider.clone()));
+    let builder = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        // The provider above supports both versions that rustls has.
+        .expect("ring supports TLS 1.2 and 1.3");
+    Arc::new(
+        builder
+            .dangerous()
+            .with_custom_certificate_verifier(verifier)
+            .with_no_client_auth(),
+    )
+}
+
+#[derive(Debug)]
+struct AcceptAll(Arc<rustls::crypto::CryptoProvider>);
+
+impl rustls::client::danger::ServerCertVerifier for AcceptAll {
+    fn verify_server_cert(
+        &self,
+        _: &rustls::pki_types::CertificateDer<'_>,
+        _: &[rustls::pki_types::CertificateDer<'_>],
+        _: &rustls::pki_types::ServerName<'_>,
+        _: &[u8],
+        _: rustls::pki_types::UnixTime,
+    ) -> Result<rustls::client::danger::ServerCertVerified, rustls::Error> {
+        Ok(rustls::client::danger::ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &rustls::pki_types::CertificateDer<'_>,
+        _: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &rustls::pki_types::CertificateDer<'_>,
+        _: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    async fn answering(response: &'static str) -> Target {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let mut buffer = [0; 1024];
+                let _ = stream.read(&mut buffer).await;
+                let _ = stream.write_all(response.as_bytes()).await;
+            }
+        });
+        let get: HTTPGetAction =
+            serde_json::from_value(serde_json::json!({"port": port, "path": "healthz"})).unwrap();
+        Target::new(&get, &Container::default(), "127.0.0.1").unwrap()
+    }
+
+    #[tokio::test]
+    async fn statuses_below_400_are_fine() {
+        let second = Duration::from_secs(2);
+        let fine = answering("HTTP/1.1 204 No Content\r\n\r\n").await;
+        assert_eq!(probe(&fine, second).await, Answer::Ok);
+        let bad = answering("HTTP/1.1 503 X\r\ncontent-length: 0\r\n\r\n").await;
+        let expected = "HTTP probe failed with statuscode: 503".to_owned();
+        assert_eq!(probe(&bad, second).await, Answer::Failed(expected));
+        let away =
+            answering("HTTP/1.1 302 X\r\nlocation: http://10.0.0.1/\r\ncontent-length: 0\r\n\r\n")
+                .await;
+        assert!(matches!(probe(&away, second).await, Answer::Warning(_)));
+    }
+
+    #[test]
+    fn named_ports_are_found() {
+        let container: Container = serde_json::from_value(serde_json::json!({"name": "c",
+            "ports": [{"name": "web", "containerPort": 8080}]}))
+        .unwrap();
+        let get = |port: serde_json::Value| -> HTTPGetAction {
+            serde_json::from_value(serde_json::json!({"port": port})).unwrap()
+        };
+        let target = Target::new(&get("web".into()), &container, "10.0.0.1").unwrap();
+        assert_eq!((target.port, target.path.as_str()), (8080, "/"));
+        assert!(Target::new(&get("nope".into()), &container, "10.0.0.1").is_err());
+    }
+}

@@ -1,0 +1,43 @@
+//! A TCP probe: does anybody answer?
+
+use std::{net::IpAddr, time::Duration};
+
+use tokio::net::TcpStream;
+
+use super::Answer;
+
+/// Connects and hangs up.
+pub async fn probe(host: &str, port: u16, timeout: Duration) -> Answer {
+    let Ok(ip) = host
+        .trim_start_matches('[')
+        .trim_end_matches(']')
+        .parse::<IpAddr>()
+    else {
+        return Answer::Failed(format!("dial tcp: lookup {host}: not an IP address"));
+    };
+    match tokio::time::timeout(timeout, TcpStream::connect((ip, port))).await {
+        Ok(Ok(_)) => Answer::Ok,
+        Ok(Err(error)) => Answer::Failed(format!("dial tcp {ip}:{port}: connect: {error}")),
+        Err(_) => Answer::Failed(format!("dial tcp {ip}:{port}: i/o timeout")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_listener_is_alive_and_nobody_is_not() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        assert_eq!(
+            probe("127.0.0.1", port, Duration::from_secs(1)).await,
+            Answer::Ok
+        );
+        drop(listener);
+        assert!(matches!(
+            probe("127.0.0.1", port, Duration::from_secs(1)).await,
+            Answer::Failed(_)
+        ));
+    }
+}

@@ -1,0 +1,68 @@
+//! Counts answers until enough of one kind came in a row.
+
+use super::Answer;
+
+/// Success and failure need their own number of answers in a row.
+pub struct Threshold {
+    success: i32,
+    failure: i32,
+    last: Option<bool>,
+    run: i32,
+    told: Option<bool>,
+}
+
+impl Threshold {
+    pub fn new(success: i32, failure: i32) -> Self {
+        Self {
+            success: success.max(1),
+            failure: failure.max(1),
+            last: None,
+            run: 0,
+            told: None,
+        }
+    }
+
+    /// The verdict, if this answer made or changed it.
+    pub fn record(&mut self, answer: &Answer) -> Option<bool> {
+        let ok = match answer {
+            Answer::Ok | Answer::Warning(_) => true,
+            Answer::Failed(_) => false,
+            Answer::Broken(_) => return None,
+        };
+        self.run = if self.last == Some(ok) {
+            self.run + 1
+        } else {
+            1
+        };
+        self.last = Some(ok);
+        let needed = if ok { self.success } else { self.failure };
+        if self.run < needed || self.told == Some(ok) {
+            return None;
+        }
+        self.told = Some(ok);
+        Some(ok)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_verdict_needs_its_number_of_answers_in_a_row_and_is_told_once() {
+        let mut threshold = Threshold::new(2, 3);
+        let answers = "ok ok ok bad bad ok bad bad bad bad broken ok ok";
+        let told: Vec<_> = answers
+            .split(' ')
+            .map(|answer| {
+                threshold.record(&match answer {
+                    "ok" => Answer::Ok,
+                    "bad" => Answer::Failed(String::new()),
+                    _ => Answer::Broken(String::new()),
+                })
+            })
+            .collect();
+        let (t, f, n) = (Some(true), Some(false), None);
+        assert_eq!(told, [n, t, n, n, n, n, n, n, f, n, n, n, t]);
+    }
+}

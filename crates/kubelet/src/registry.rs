@@ -1,0 +1,130 @@
+//! Who works for which pod: everything that learns something about a pod tells it here.
+
+use std::{collections::HashMap, sync::Arc};
+
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, watch};
+
+use crate::probe::ProbeKind;
+
+/// Something a worker should know.
+#[derive(Debug)]
+pub enum Message {
+    /// The pod as it is now.
+    Pod(Arc<Pod>),
+    /// The pod is no longer wanted here.
+    Removed,
+    /// The mirror of a static pod in the API, or that it is gone.
+    Mirror(Option<Arc<Pod>>),
+    /// The runtime has news.
+    Runtime,
+    /// A ConfigMap or Secret changed.
+    Sources,
+    /// A probe's verdict changed.
+    Probe {
+        container_id: String,
+        kind: ProbeKind,
+        ok: bool,
+    },
+    /// The node ends the pod for good.
+    Fail {
+        reason: &'static str,
+        message: String,
+    },
+}
+
+/// What others may read about a pod.
+#[derive(Clone)]
+pub struct Seen {
+    pub pod: Arc<Pod>,
+    pub status: Arc<PodStatus>,
+}
+
+struct Entry {
+    sender: mpsc::UnboundedSender<Message>,
+    seen: Seen,
+}
+
+/// All workers by the uid of their pod.
+#[derive(Clone, Default)]
+pub struct Registry {
+    /// Guards the map only; nothing waits while it is held.
+    entries: Arc<Mutex<HashMap<String, Entry>>>,
+    news: watch::Sender<()>,
+}
+
+impl Registry {
+    /// Tells one worker; false if there is none.
+    pub fn tell(&self, uid: &str, message: Message) -> bool {
+        let entries = self.entries.lock();
+        entries
+            .get(uid)
+            .is_some_and(|entry| entry.sender.send(message).is_ok())
+    }
+
+    /// Tells every worker that the runtime may have changed.
+    pub fn wake_all(&self) {
+        for entry in self.entries.lock().values() {
+            let _ = entry.sender.send(Message::Runtime);
+        }
+    }
+
+    /// A new worker's queue.
+    pub fn register(&self, uid: &str, pod: Arc<Pod>) -> mpsc::UnboundedReceiver<Message> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let status = Arc::new(pod.status.clone().unwrap_or_default());
+        let entry = Entry {
+            sender,
+            seen: Seen { pod, status },
+        };
+        self.entries.lock().insert(uid.to_owned(), entry);
+        receiver
+    }
+
+    /// The worker has ended.
+    pub fn remove(&self, uid: &str) {
+        self.entries.lock().remove(uid);
+        self.news.send_replace(());
+    }
+
+    /// Publishes what a worker knows.
+    pub fn publish(&self, uid: &str, pod: Arc<Pod>, status: Arc<PodStatus>) {
+        if let Some(entry) = self.entries.lock().get_mut(uid) {
+            entry.seen = Seen { pod, status };
+        }
+        self.news.send_replace(());
+    }
+
+    /// Changes whenever any pod's status was published or a worker has ended.
+    pub fn news(&self) -> watch::Receiver<()> {
+        self.news.subscribe()
+    }
+
+    /// All pods.
+    pub fn pods(&self) -> Vec<Seen> {
+        self.entries
+            .lock()
+            .values()
+            .map(|entry| entry.seen.clone())
+            .collect()
+    }
+
+    /// The pod of this name.
+    pub fn find(&self, namespace: &str, name: &str) -> Option<Seen> {
+        let named = |seen: &&Seen| {
+            let meta = &seen.pod.metadata;
+            meta.namespace.as_deref() == Some(namespace) && meta.name.as_deref() == Some(name)
+        };
+        let entries = self.entries.lock();
+        let mut found: Vec<Seen> = entries
+            .values()
+            .map(|entry| &entry.seen)
+            .filter(named)
+            .cloned()
+            .collect();
+        // A successor of the same name may already be there: it is the one without an end.
+        found.sort_by_key(|seen| seen.pod.metadata.deletion_timestamp.is_some());
+        found.into_iter().next()
+    }
+}

@@ -1,0 +1,222 @@
+//! Reading the runtime: one pod's sandboxes and containers, and the stream of its events.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::Path,
+};
+
+use cri::v1;
+use futures::{StreamExt, TryStreamExt, stream};
+use tonic::Status;
+
+use crate::{
+    logs,
+    make::labels,
+    pod::observed::{Container, Observed, Sandbox, State},
+};
+
+/// The longest last words that are kept.
+const MESSAGE_LIMIT: u64 = 4096;
+
+/// The runtime's client. Clones share the connection.
+#[derive(Clone)]
+pub struct Runtime {
+    pub client: cri::Client,
+}
+
+/// Containers that have ended never change again.
+pub type Ended = HashMap<String, Container>;
+
+impl Runtime {
+    /// Everything of one pod. `ended` remembers what need not be asked again.
+    pub async fn observe(&self, uid: &str, ended: &mut Ended) -> Result<Observed, Status> {
+        let selector = BTreeMap::from([(labels::POD_UID.to_owned(), uid.to_owned())]);
+        let (sandboxes, containers) = tokio::try_join!(
+            self.sandboxes(selector.clone()),
+            self.containers(selector, ended)
+        )?;
+        ended.retain(|id, _| containers.iter().any(|container| container.id == *id));
+        for container in containers.iter().filter(|c| c.state == State::Exited) {
+            ended
+                .entry(container.id.clone())
+                .or_insert_with(|| container.clone());
+        }
+        Ok(Observed::new(sandboxes, containers))
+    }
+
+    async fn sandboxes(&self, selector: BTreeMap<String, String>) -> Result<Vec<Sandbox>, Status> {
+        let ids = self
+            .list_sandboxes(selector)
+            .await?
+            .into_iter()
+            .map(|sandbox| sandbox.id);
+        let statuses = stream::iter(ids).map(|pod_sandbox_id| async move {
+            let request = v1::PodSandboxStatusRequest {
+                pod_sandbox_id,
+                verbose: false,
+            };
+            let answer = self
+                .client
+                .clone()
+                .runtime
+                .pod_sandbox_status(request)
+                .await;
+            gone_is_none(answer.map(|answer| answer.into_inner().status))
+        });
+        let all: Vec<Option<v1::PodSandboxStatus>> =
+            statuses.buffer_unordered(8).try_collect().await?;
+        Ok(all.into_iter().flatten().map(Sandbox::from).collect())
+    }
+
+    /// The runtime's list of sandboxes with these labels.
+    pub async fn list_sandboxes(
+        &self,
+        label_selector: BTreeMap<String, String>,
+    ) -> Result<Vec<v1::PodSandbox>, Status> {
+        let filter = v1::PodSandboxFilter {
+            label_selector,
+            ..Default::default()
+        };
+        let request = v1::ListPodSandboxRequest {
+            filter: Some(filter),
+        };
+        Ok(self
+            .client
+            .clone()
+            .runtime
+            .list_pod_sandbox(request)
+            .await?
+            .into_inner()
+            .items)
+    }
+
+    /// The runtime's list of containers with these labels.
+    pub async fn list_containers(
+        &self,
+        label_selector: BTreeMap<String, String>,
+    ) -> Result<Vec<v1::Container>, Status> {
+        let filter = v1::ContainerFilter {
+            label_selector,
+            ..Default::default()
+        };
+        let request = v1::ListContainersRequest {
+            filter: Some(filter),
+        };
+        Ok(self
+            .client
+            .clone()
+            .runtime
+            .list_containers(request)
+            .await?
+            .into_inner()
+            .containers)
+    }
+
+    async fn containers(
+        &self,
+        selector: BTreeMap<String, String>,
+        ended: &Ended,
+    ) -> Result<Vec<Container>, Status> {
+        let listed = self.list_containers(selector).await?;
+        let known: Vec<Container> = listed
+            .iter()
+            .filter_map(|container| ended.get(&container.id).cloned())
+            .collect();
+        let unknown = listed
+            .into_iter()
+            .filter(|container| !ended.contains_key(&container.id));
+        let statuses = stream::iter(unknown).map(|listed| async move {
+            let status = gone_is_none(self.container_status(&listed.id).await.map(Some))?;
+            Ok::<_, Status>(status.map(|status| {
+                with_last_words(Container::from_status(status, listed.pod_sandbox_id))
+            }))
+        });
+        let fresh: Vec<Option<Container>> = statuses.buffer_unordered(16).try_collect().await?;
+        Ok(known
+            .into_iter()
+            .chain(fresh.into_iter().flatten())
+            .collect())
+    }
+
+    /// One container's status.
+    pub async fn container_status(&self, id: &str) -> Result<v1::ContainerStatus, Status> {
+        let request = v1::ContainerStatusRequest {
+            container_id: id.to_owned(),
+            verbose: false,
+        };
+        let answer = self
+            .client
+            .clone()
+            .runtime
+            .container_status(request)
+            .await?
+            .into_inner();
+        answer
+            .status
+            .ok_or_else(|| Status::not_found("container without a status"))
+    }
+
+    /// Takes a sandbox and all of its containers away.
+    pub async fn remove_sandbox(&self, id: &str) -> Result<(), Status> {
+        let mut runtime = self.client.clone().runtime;
+        let pod_sandbox_id = id.to_owned();
+        let stop = v1::StopPodSandboxRequest {
+            pod_sandbox_id: pod_sandbox_id.clone(),
+        };
+        gone_is_none(runtime.stop_pod_sandbox(stop).await.map(|_| Some(())))?;
+        let remove = v1::RemovePodSandboxRequest { pod_sandbox_id };
+        gone_is_none(runtime.remove_pod_sandbox(remove).await.map(|_| Some(())))?;
+        Ok(())
+    }
+
+    /// Takes a container away.
+    pub async fn remove_container(&self, id: &str) -> Result<(), Status> {
+        let request = v1::RemoveContainerRequest {
+            container_id: id.to_owned(),
+        };
+        let answer = self.client.clone().runtime.remove_container(request).await;
+        gone_is_none(answer.map(|_| Some(())))?;
+        Ok(())
+    }
+}
+
+/// What vanished between two calls is not an error.
+pub fn gone_is_none<T>(result: Result<Option<T>, Status>) -> Result<Option<T>, Status> {
+    match result {
+        Err(status) if status.code() == tonic::Code::NotFound => Ok(None),
+        other => other,
+    }
+}
+
+/// The last words of an ended container: from its file, or from its log if it asked for that.
+fn with_last_words(mut container: Container) -> Container {
+    let Some((file, policy)) = container.termination_message.clone() else {
+        return container;
+    };
+    if container.state != State::Exited {
+        return container;
+    }
+    let mut words = read_limited(Path::new(&file));
+    if words.is_empty() && policy == "FallbackToLogsOnError" && container.exit_code != 0 {
+        words = logs::last_lines(Path::new(&container.log_path), 80, 2048);
+    }
+    if !words.is_empty() {
+        if !container.message.is_empty() {
+            container.message.push_str(": ");
+        }
+        container.message.push_str(&words);
+    }
+    container
+}
+
+fn read_limited(file: &Path) -> String {
+    use std::io::Read;
+    let mut bytes = Vec::new();
+    match std::fs::File::open(file) {
+        Ok(open) => {
+            let _ = open.take(MESSAGE_LIMIT).read_to_end(&mut bytes);
+        }
+        Err(_) => return String::new(),
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}

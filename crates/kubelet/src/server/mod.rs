@@ -1,0 +1,226 @@
+//! The kubelet's HTTPS server: logs, exec, attach, port-forward and what the API server and metrics
+//! collectors ask of a node. Nobody without a verified certificate gets in.
+
+pub mod authorize;
+mod containers;
+mod logs;
+mod pods;
+mod stats;
+mod upgrade;
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt, Full, combinators::BoxBody};
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+use tracing::{debug, info};
+
+use crate::{Error, Result, core::Core};
+use authorize::{Peer, peer};
+
+/// Whole or streamed.
+pub type Body = BoxBody<Bytes, std::io::Error>;
+
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// A listening socket; before this the kubelet is not ready.
+pub async fn bind(core: &Core) -> Result<TcpListener> {
+    let address = SocketAddr::new(core.config.listen, core.config.port);
+    TcpListener::bind(address)
+        .await
+        .map_err(|error| Error::Other(format!("cannot listen on {address}: {error}")))
+}
+
+/// Serves for ever.
+pub async fn serve(core: Arc<Core>, listener: TcpListener) {
+    info!(address = ?listener.local_addr().ok(), "kubelet serves");
+    let acceptor = TlsAcceptor::from(core.config.tls.clone());
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let (core, acceptor) = (core.clone(), acceptor.clone());
+                core.clone()
+                    .context
+                    .spawn("connection", connection(core, acceptor, stream));
+            }
+            Err(error) => {
+                debug!(%error, "cannot accept");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+async fn connection(core: Arc<Core>, acceptor: TlsAcceptor, stream: TcpStream) {
+    let _ = stream.set_nodelay(true);
+    let Ok(Ok(tls)) = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await else {
+        return;
+    };
+    let peer = Arc::new(tls.get_ref().1.peer_certificates().and_then(peer));
+    let service = service_fn(move |request| {
+        let (core, peer) = (core.clone(), peer.clone());
+        async move { Ok::<_, std::convert::Infallible>(handle(core, &peer, request).await) }
+    });
+    let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+    let served = builder
+        .serve_connection_with_upgrades(TokioIo::new(tls), service)
+        .await;
+    if let Err(error) = served {
+        debug!(error, "connection ended");
+    }
+}
+
+/// The path's parts and the query, decoded.
+pub struct Ask {
+    pub method: Method,
+    pub parts: Vec<String>,
+    pub query: Vec<(String, String)>,
+}
+
+impl Ask {
+    fn new<B>(request: &Request<B>) -> Self {
+        let parts = request
+            .uri()
+            .path()
+            .split('/')
+            .filter(|part| !part.is_empty());
+        let query = request.uri().query().unwrap_or_default();
+        Self {
+            method: request.method().clone(),
+            parts: parts.map(decode).collect(),
+            query: query
+                .split('&')
+                .filter(|pair| !pair.is_empty())
+                .map(|pair| {
+                    let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+                    (decode(key), decode(value))
+                })
+                .collect(),
+        }
+    }
+
+    /// The first value of a parameter.
+    pub fn get(&self, key: &str) -> Option<&str> {
+        self.query
+            .iter()
+            .find(|(name, _)| name == key)
+            .map(|(_, value)| value.as_str())
+    }
+
+    /// Every value of a parameter.
+    pub fn all(&self, key: &str) -> Vec<String> {
+        let wanted = self.query.iter().filter(|(name, _)| name == key);
+        wanted.map(|(_, value)| value.clone()).collect()
+    }
+
+    /// Whether a parameter is on, under any of its names.
+    pub fn is_on(&self, keys: &[&str]) -> bool {
+        keys.iter()
+            .any(|key| matches!(self.get(key), Some("1" | "true" | "True")))
+    }
+}
+
+/// Percent-decoding; a plus is a space.
+fn decode(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        let hex = |byte: Option<u8>| byte.and_then(|byte| (byte as char).to_digit(16));
+        match byte {
+            b'+' => bytes.push(b' '),
+            b'%' => {
+                let mut ahead = rest.clone();
+                match (hex(ahead.next()), hex(ahead.next())) {
+                    (Some(high), Some(low)) => {
+                        bytes.push((high * 16 + low) as u8);
+                        rest = ahead;
+                    }
+                    _ => bytes.push(b'%'),
+                }
+            }
+            other => bytes.push(other),
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+async fn handle(
+    core: Arc<Core>,
+    peer: &Option<Peer>,
+    request: Request<Incoming>,
+) -> Response<Body> {
+    let ask = Ask::new(&request);
+    let Some(peer) = peer else {
+        return text(StatusCode::UNAUTHORIZED, "Unauthorized");
+    };
+    if !core.config.authorize.allows(peer, &ask) {
+        let what = request.uri().path();
+        let message = format!("Forbidden (user={}, path={what})", peer.user);
+        return text(StatusCode::FORBIDDEN, message);
+    }
+    let parts: Vec<&str> = ask.parts.iter().map(String::as_str).collect();
+    match parts.as_slice() {
+        ["healthz", ..] => text(StatusCode::OK, "ok"),
+        ["pods"] => pods::all(&core),
+        ["runningpods"] => pods::running(&core).await,
+        ["metrics"] => stats::metrics(&core),
+        ["stats", "summary"] => stats::summary(&core).await,
+        ["containerLogs", namespace, pod, container] => {
+            logs::serve(core.clone(), namespace, pod, container, &ask).await
+        }
+        ["exec" | "attach" | "portForward", ..] => upgrade::serve(&core, &ask, request).await,
+        _ => text(StatusCode::NOT_FOUND, "404 page not found"),
+    }
+}
+
+/// A plain answer.
+pub fn text(status: StatusCode, message: impl Into<String>) -> Response<Body> {
+    whole(
+        status,
+        "text/plain; charset=utf-8",
+        message.into().into_bytes(),
+    )
+}
+
+/// A JSON answer.
+pub fn json(value: &serde_json::Value) -> Response<Body> {
+    whole(
+        StatusCode::OK,
+        "application/json",
+        value.to_string().into_bytes(),
+    )
+}
+
+fn whole(status: StatusCode, kind: &'static str, body: Vec<u8>) -> Response<Body> {
+    let body = Full::new(Bytes::from(body))
+        .map_err(|never| match never {})
+        .boxed();
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_and_queries_are_decoded() {
+        let request =
+            Request::get("/exec/ns/pod/c?command=sh&command=-c&command=a%20%2B+b&input=1")
+                .body(())
+                .unwrap();
+        let ask = Ask::new(&request);
+        assert_eq!(ask.parts, ["exec", "ns", "pod", "c"]);
+        assert_eq!(ask.all("command"), ["sh", "-c", "a + b"]);
+        assert!(ask.is_on(&["stdin", "input"]) && !ask.is_on(&["tty"]));
+        assert_eq!(decode("100%"), "100%");
+    }
+}

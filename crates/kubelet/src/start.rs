@@ -1,0 +1,284 @@
+//! Starts one container: image, environment, mounts, create, start, postStart hook.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use cri::v1;
+use k8s_openapi::api::core::v1::{Container, Pod};
+use reconcile::Kind;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    Error, Result,
+    core::Core,
+    hooks, images,
+    make::{self, env::Problem, mounts, security},
+    pod::{
+        memory::Waiting,
+        observed::Observed,
+        spec::{self, Role},
+    },
+};
+
+/// What a start begins from.
+pub struct Start<'a> {
+    pub pod: &'a Pod,
+    pub name: &'a str,
+    pub restart_count: u32,
+    pub sandbox_id: &'a str,
+    pub sandbox_attempt: u32,
+    pub pod_ips: &'a [String],
+    pub volumes: &'a BTreeMap<String, PathBuf>,
+    pub observed: &'a Observed,
+    /// The pod is to stop: nothing new is made.
+    pub cancel: &'a CancellationToken,
+}
+
+/// Why a start failed.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    pub waiting: Waiting,
+    /// Shown once the failure is old.
+    pub then: Option<Waiting>,
+    /// Images have delays that grow.
+    pub is_pull: bool,
+}
+
+fn failure(reason: &str, message: impl Into<String>) -> Failure {
+    let waiting = Waiting {
+        reason: reason.to_owned(),
+        message: message.into(),
+    };
+    Failure {
+        waiting,
+        then: None,
+        is_pull: false,
+    }
+}
+
+impl From<Problem> for Failure {
+    fn from(problem: Problem) -> Self {
+        failure("CreateContainerConfigError", problem.0)
+    }
+}
+
+/// Starts the container. `Ok(false)` if it was called off.
+pub async fn start(core: &Core, start: &Start<'_>) -> std::result::Result<bool, Failure> {
+    let Some((role, container)) = spec::find(start.pod, start.name) else {
+        return Ok(false);
+    };
+    let image = tokio::select! {
+        image = images::ensure(core, start.pod, &container) => image,
+        () = start.cancel.cancelled() => return Ok(false),
+    };
+    let image = image.map_err(|no| Failure {
+        waiting: no.waiting,
+        then: no.then,
+        is_pull: true,
+    })?;
+    let outcome = create_and_start(core, start, role, &container, image).await;
+    if let Err(failure) = &outcome {
+        let message = format!("Error: {}", failure.waiting.message);
+        core.events
+            .container(start.pod, start.name, Kind::Warning, "Failed", message);
+    }
+    outcome
+}
+
+async fn create_and_start(
+    core: &Core,
+    start: &Start<'_>,
+    role: Role,
+    container: &Container,
+    image: images::Image,
+) -> std::result::Result<bool, Failure> {
+    let config = container_config(core, start, role, container, image).await?;
+    if start.cancel.is_cancelled() {
+        return Ok(false);
+    }
+    let mut runtime = core.runtime.client.clone().runtime;
+    let request = v1::CreateContainerRequest {
+        pod_sandbox_id: start.sandbox_id.to_owned(),
+        config: Some(config),
+        sandbox_config: Some(sandbox_config(core, start.pod, start.sandbox_attempt)),
+    };
+    let created = runtime
+        .create_container(request)
+        .await
+        .map_err(|status| failure("CreateContainerError", status.message()))?;
+    let id = created.into_inner().container_id;
+    core.events.container(
+        start.pod,
+        start.name,
+        Kind::Normal,
+        "Created",
+        "Container created",
+    );
+    let request = v1::StartContainerRequest {
+        container_id: id.clone(),
+    };
+    runtime
+        .start_container(request)
+        .await
+        .map_err(|status| failure("RunContainerError", status.message()))?;
+    core.events.container(
+        start.pod,
+        start.name,
+        Kind::Normal,
+        "Started",
+        "Container started",
+    );
+    let hook = container
+        .lifecycle
+        .as_ref()
+        .and_then(|lifecycle| lifecycle.post_start.as_ref());
+    if let Some(hook) = hook
+        && let Err(error) = hooks::run(core, start.pod, container, &id, start.pod_ips, hook).await
+    {
+        core.events.container(
+            start.pod,
+            start.name,
+            Kind::Warning,
+            "FailedPostStartHook",
+            "PostStartHook failed",
+        );
+        let grace = spec::grace_period(start.pod);
+        hooks::stop_container(core, &id, grace).await;
+        return Err(failure("PostStartHookError", error.to_string()));
+    }
+    Ok(true)
+}
+
+async fn container_config(
+    core: &Core,
+    start: &Start<'_>,
+    role: Role,
+    container: &Container,
+    image: images::Image,
+) -> std::result::Result<v1::ContainerConfig, Failure> {
+    let pod = start.pod;
+    let needs = make::env::needs(container);
+    let unavailable = |error: Error| failure("CreateContainerConfigError", error.to_string());
+    let gathered = core
+        .sources
+        .gather(pod, &needs, core.now())
+        .await
+        .map_err(unavailable)?;
+    let services = core.services_for(pod);
+    let services: Vec<_> = services.iter().map(AsRef::as_ref).collect();
+    let (node, host_ips) = (core.node_facts(), core.host_ips());
+    let environment = make::env::environment(
+        pod,
+        container,
+        &make::env::Inputs {
+            objects: &gathered.objects,
+            services: &services,
+            node: &node,
+            host_ips: &host_ips,
+            pod_ips: start.pod_ips,
+        },
+    )?;
+    let target = spec::ephemeral_containers(pod)
+        .iter()
+        .find(|e| e.name == container.name)
+        .and_then(|e| e.target_container_name.as_deref())
+        .and_then(|name| start.observed.active(name))
+        .map(|target| target.id.as_str());
+    let seccomp = core.config.root_dir.join("seccomp");
+    let security = security::of_container(
+        pod,
+        role,
+        container,
+        &image.user,
+        target,
+        &seccomp.to_string_lossy(),
+    )?;
+    let mounts = all_mounts(core, start, container, &environment)?;
+    let inputs = make::container::Inputs {
+        restart_count: start.restart_count,
+        image: image.spec,
+        environment,
+        mounts,
+        security,
+        node_memory: core.machine.memory,
+    };
+    Ok(make::container::config(pod, container, inputs))
+}
+
+fn all_mounts(
+    core: &Core,
+    start: &Start<'_>,
+    container: &Container,
+    environment: &[(String, String)],
+) -> std::result::Result<Vec<v1::Mount>, Failure> {
+    let pod_dir = core.pod_dir(spec::uid(start.pod));
+    let known: BTreeMap<String, String> = environment.iter().cloned().collect();
+    let inputs = mounts::Inputs {
+        pod_dir: &pod_dir,
+        volumes: start.volumes,
+        environment: &known,
+        mounter: &core.mounter,
+    };
+    let mut all = mounts::of_volumes(start.pod, container, &inputs)?;
+    let files = || -> Result<(PathBuf, PathBuf)> {
+        Ok((hosts_file(core, start)?, message_file(core, start)?))
+    };
+    let (hosts, message) =
+        files().map_err(|error| failure("CreateContainerConfigError", error.to_string()))?;
+    all.extend(mounts::hosts(container, &hosts));
+    all.extend(mounts::termination_message(container, &message));
+    Ok(all)
+}
+
+/// Written anew for every container: the addresses may be new.
+fn hosts_file(core: &Core, start: &Start<'_>) -> Result<PathBuf> {
+    let (hostname, domain) = make::dns::host_and_domain(start.pod, &core.config.cluster_domain);
+    let node_hosts = std::fs::read_to_string("/etc/hosts").unwrap_or_default();
+    let text = make::hosts::hosts(start.pod, start.pod_ips, &hostname, &domain, &node_hosts);
+    let path = core.pod_dir(spec::uid(start.pod)).join("etc-hosts");
+    std::fs::write(&path, text).map_err(Error::io(&path))?;
+    readable_by_all(&path, 0o644)?;
+    Ok(path)
+}
+
+fn message_file(core: &Core, start: &Start<'_>) -> Result<PathBuf> {
+    let dir = core
+        .pod_dir(spec::uid(start.pod))
+        .join("containers")
+        .join(start.name);
+    std::fs::create_dir_all(&dir).map_err(Error::io(&dir))?;
+    let path = dir.join(start.restart_count.to_string());
+    std::fs::write(&path, "").map_err(Error::io(&path))?;
+    // Whatever user the container runs as may leave a message.
+    readable_by_all(&path, 0o666)?;
+    Ok(path)
+}
+
+fn readable_by_all(path: &std::path::Path, mode: u32) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(Error::io(path))
+}
+
+/// The configuration that a pod's sandbox was or is to be made with.
+pub fn sandbox_config(core: &Core, pod: &Pod, attempt: u32) -> v1::PodSandboxConfig {
+    let node = core.node_dns();
+    let cluster_dns: Vec<String> = core
+        .config
+        .cluster_dns
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    make::sandbox::config(
+        pod,
+        attempt,
+        &make::sandbox::Inputs {
+            dns: make::dns::DnsFacts {
+                cluster_dns: &cluster_dns,
+                cluster_domain: &core.config.cluster_domain,
+                node: &node,
+            },
+            pod_logs_dir: &core.config.pod_logs_dir.to_string_lossy(),
+            cgroup_root: &core.config.cgroup_root,
+            seccomp_root: &core.config.root_dir.join("seccomp").to_string_lossy(),
+        },
+    )
+}

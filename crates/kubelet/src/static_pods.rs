@@ -1,0 +1,283 @@
+//! Pods from files: they run without the API, and the API shows a mirror of each.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use k8s_openapi::{
+    api::core::v1::{Node, Pod, Toleration},
+    apimachinery::pkg::apis::meta::v1::OwnerReference,
+};
+use kube::{
+    Api,
+    api::{DeleteParams, PostParams},
+};
+use tracing::{info, warn};
+
+use crate::{
+    core::Core,
+    dispatch,
+    inotify::Watch,
+    pod::spec::{self, HASH_ANNOTATION, MIRROR_ANNOTATION, SOURCE_ANNOTATION},
+    registry::Message,
+};
+
+/// All pods that the directory describes now.
+pub fn read_all(core: &Core) -> Vec<Arc<Pod>> {
+    let Some(dir) = &core.config.static_pods_dir else {
+        return vec![];
+    };
+    let mut files: Vec<PathBuf> = std::fs::read_dir(dir)
+        .map(|entries| entries.flatten().map(|entry| entry.path()).collect())
+        .unwrap_or_default();
+    files.sort();
+    files
+        .into_iter()
+        .filter(|file| is_manifest(file))
+        .filter_map(|file| match read(&file, &core.config.node_name) {
+            Ok(pod) => Some(Arc::new(pod)),
+            Err(error) => {
+                warn!(file = %file.display(), error, "not a static pod");
+                None
+            }
+        })
+        .collect()
+}
+
+fn is_manifest(file: &Path) -> bool {
+    let name = file
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned();
+    let known = ["yaml", "yml", "json"];
+    let extension = file.extension().and_then(|extension| extension.to_str());
+    !name.starts_with('.') && extension.is_some_and(|e| known.contains(&e)) && file.is_file()
+}
+
+fn read(file: &Path, node: &str) -> Result<Pod, String> {
+    let text = std::fs::read_to_string(file).map_err(|error| error.to_string())?;
+    let pod: Pod = serde_saphyr::from_str(&text).map_err(|error| error.to_string())?;
+    prepare(pod, &text, file, node)
+}
+
+/// What the kubelet adds to a pod from a file: an identity, a place, and tolerance of everything.
+fn prepare(mut pod: Pod, text: &str, file: &Path, node: &str) -> Result<Pod, String> {
+    let name = pod.metadata.name.clone().filter(|name| !name.is_empty());
+    let name = name.ok_or("the pod has no name")?;
+    let spec = pod.spec.as_mut().ok_or("the pod has no spec")?;
+    spec.node_name = Some(node.to_owned());
+    let tolerations = spec.tolerations.get_or_insert_with(Vec::new);
+    let all = Toleration {
+        operator: Some("Exists".into()),
+        effect: Some("NoExecute".into()),
+        ..Default::default()
+    };
+    if !tolerations.contains(&all) {
+        tolerations.push(all);
+    }
+    pod.metadata.name = Some(format!("{name}-{}", node.to_lowercase()));
+    pod.metadata
+        .namespace
+        .get_or_insert_with(|| "default".to_owned());
+    let uid = pod
+        .metadata
+        .uid
+        .clone()
+        .filter(|uid| !uid.is_empty())
+        .unwrap_or_else(|| {
+            let seed = format!("{node}\0{}\0{text}", file.display());
+            identity(&seed)
+        });
+    pod.metadata.uid = Some(uid.clone());
+    let annotations = pod.metadata.annotations.get_or_insert_with(BTreeMap::new);
+    annotations.insert(SOURCE_ANNOTATION.into(), "file".into());
+    annotations.insert(HASH_ANNOTATION.into(), uid);
+    Ok(pod)
+}
+
+/// 32 hex digits that change with the manifest, so that a changed file is another pod.
+fn identity(seed: &str) -> String {
+    let fnv = |start: u64| {
+        seed.bytes().fold(start, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        })
+    };
+    format!(
+        "{:016x}{:016x}",
+        fnv(0xcbf2_9ce4_8422_2325),
+        fnv(0x8422_2325_cbf2_9ce4)
+    )
+}
+
+/// Keeps workers for what the directory describes, for ever.
+pub async fn follow(core: Arc<Core>, mut current: Vec<Arc<Pod>>) {
+    for pod in &current {
+        adopt(&core, pod);
+    }
+    let Some(dir) = core.config.static_pods_dir.clone() else {
+        return;
+    };
+    let Ok(watch) = Watch::new(&dir, false) else {
+        warn!(dir = %dir.display(), "cannot watch static pods");
+        return;
+    };
+    while watch.changed().await.is_ok() {
+        let fresh = read_all(&core);
+        let is_in =
+            |list: &[Arc<Pod>], pod: &Pod| list.iter().any(|p| spec::uid(p) == spec::uid(pod));
+        for pod in current.iter().filter(|pod| !is_in(&fresh, pod)) {
+            core.registry.tell(spec::uid(pod), Message::Removed);
+            delete_mirror(&core, pod).await;
+        }
+        for pod in fresh.iter().filter(|pod| !is_in(&current, pod)) {
+            adopt(&core, pod);
+        }
+        current = fresh;
+    }
+}
+
+fn adopt(core: &Arc<Core>, pod: &Arc<Pod>) {
+    info!(pod = spec::described(pod), "static pod");
+    dispatch::give(core, pod.clone());
+    let (core, pod) = (core.clone(), pod.clone());
+    core.clone()
+        .context
+        .spawn("mirror", async move { keep_mirror(&core, &pod).await });
+}
+
+/// The mirror of a static pod.
+fn mirror_of(pod: &Pod, node: &Node) -> Pod {
+    let mut mirror = pod.clone();
+    let hash = spec::annotation(pod, HASH_ANNOTATION)
+        .unwrap_or_default()
+        .to_owned();
+    mirror.metadata.uid = None;
+    mirror
+        .metadata
+        .annotations
+        .get_or_insert_with(BTreeMap::new)
+        .insert(MIRROR_ANNOTATION.into(), hash);
+    if let (Some(name), Some(uid)) = (node.metadata.name.clone(), node.metadata.uid.clone()) {
+        mirror.metadata.owner_references = Some(vec![OwnerReference {
+            api_version: "v1".into(),
+            kind: "Node".into(),
+            name,
+            uid,
+            controller: Some(true),
+            ..Default::default()
+        }]);
+    }
+    mirror
+}
+
+/// Makes the mirror if it is missing, and replaces one of an older manifest.
+async fn keep_mirror(core: &Core, pod: &Pod) {
+    let client = core.config.client.clone();
+    let api: Api<Pod> = Api::namespaced(client.clone(), spec::namespace(pod));
+    let nodes: Api<Node> = Api::all(client);
+    loop {
+        let attempt = async {
+            let node = nodes.get(&core.config.node_name).await?;
+            match api.get_opt(spec::name(pod)).await? {
+                Some(old) if spec::annotation(&old, MIRROR_ANNOTATION) == Some(spec::uid(pod)) => {
+                    core.registry
+                        .tell(spec::uid(pod), Message::Mirror(Some(Arc::new(old))));
+                    return Ok(());
+                }
+                Some(_) => {
+                    let params = DeleteParams::default().grace_period(0);
+                    api.delete(spec::name(pod), &params).await?;
+                }
+                None => {}
+            }
+            let made = api
+                .create(&PostParams::default(), &mirror_of(pod, &node))
+                .await?;
+            core.registry
+                .tell(spec::uid(pod), Message::Mirror(Some(Arc::new(made))));
+            Ok::<_, kube::Error>(())
+        };
+        match attempt.await {
+            Ok(()) => return,
+            Err(error) => warn!(pod = spec::described(pod), %error, "no mirror pod yet"),
+        }
+        core.config.clock.sleep(Duration::from_secs(2)).await;
+        if core
+            .registry
+            .find(spec::namespace(pod), spec::name(pod))
+            .is_none()
+        {
+            return;
+        }
+    }
+}
+
+async fn delete_mirror(core: &Core, pod: &Pod) {
+    let api: Api<Pod> = Api::namespaced(core.config.client.clone(), spec::namespace(pod));
+    let params = DeleteParams::default().grace_period(0);
+    if let Err(error) = api.delete(spec::name(pod), &params).await {
+        warn!(pod = spec::described(pod), %error, "cannot delete mirror pod");
+    }
+}
+
+/// The API's watch saw a mirror come, change or go.
+pub fn mirror_changed(core: &Arc<Core>, mirror: &Arc<Pod>, exists: bool) {
+    let Some(uid) = spec::annotation(mirror, MIRROR_ANNOTATION) else {
+        return;
+    };
+    let shown = exists.then(|| mirror.clone());
+    if !core.registry.tell(uid, Message::Mirror(shown)) {
+        // No such static pod: a mirror without one is of no use.
+        if exists {
+            let (core, mirror) = (core.clone(), mirror.clone());
+            core.clone()
+                .context
+                .spawn("mirror", async move { delete_mirror(&core, &mirror).await });
+        }
+        return;
+    }
+    if !exists
+        && let Some(seen) = core
+            .registry
+            .find(spec::namespace(mirror), spec::name(mirror))
+    {
+        let core = core.clone();
+        core.clone()
+            .context
+            .spawn("mirror", async move { keep_mirror(&core, &seen.pod).await });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_static_pod_gets_an_identity_that_changes_with_its_manifest() {
+        let text =
+            "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: [{name: a}]}\n";
+        let parse = |text: &str| {
+            let pod: Pod = serde_saphyr::from_str(text).unwrap();
+            prepare(pod, text, Path::new("/m/web.yaml"), "Node1").unwrap()
+        };
+        let pod = parse(text);
+        assert_eq!(spec::name(&pod), "web-node1");
+        assert_eq!(spec::namespace(&pod), "default");
+        assert!(spec::is_static(&pod) && spec::uid(&pod).len() == 32);
+        assert_eq!(spec::uid(&pod), spec::uid(&parse(text)));
+        assert_ne!(
+            spec::uid(&pod),
+            spec::uid(&parse(&text.replace("a}", "b}")))
+        );
+        let mirror = mirror_of(&pod, &Node::default());
+        assert!(spec::is_mirror(&mirror));
+        assert_eq!(
+            spec::annotation(&mirror, MIRROR_ANNOTATION),
+            Some(spec::uid(&pod))
+        );
+    }
+}
