@@ -9,6 +9,7 @@ mod kube_rs;
 mod kubectl;
 mod reads;
 mod services;
+mod streams;
 mod support;
 mod watches;
 mod writes;

@@ -31,7 +31,11 @@ impl Server {
 
     pub async fn start_with(limits: Limits) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let pki = Pki::ensure(&directory.path().join("pki"), &Names::default()).unwrap();
+        let names = Names {
+            node_name: Some("n1".to_owned()),
+            ..Names::default()
+        };
+        let pki = Pki::ensure(&directory.path().join("pki"), &names).unwrap();
         let registry = Registry::builtin();
         let codec = ObjectCodec::new(registry.clone());
         let store = store::embedded::Embedded::open(directory.path().join("store"), codec).unwrap();

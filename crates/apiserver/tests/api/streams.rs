@@ -1,0 +1,219 @@
+//! Logs, exec and proxies against a stand-in kubelet: what is forwarded, and to whom.
+
+use std::{convert::Infallible, sync::Arc};
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::{Empty, Full};
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use pki::Leaf;
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+
+use crate::support::{Server, admin};
+
+const PODS: &str = "/api/v1/namespaces/default/pods";
+
+/// Answers with what it was asked, or echoes after an upgrade.
+async fn answer(mut request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+    let asked = request.uri().path_and_query().unwrap().to_string();
+    if !asked.starts_with("/exec/") {
+        return Ok(Response::new(Full::new(Bytes::from(format!(
+            "{} {asked}",
+            request.method()
+        )))));
+    }
+    tokio::spawn(async move {
+        let upgraded = hyper::upgrade::on(&mut request).await.unwrap();
+        let mut io = TokioIo::new(upgraded);
+        io.write_all(asked.as_bytes()).await.unwrap();
+        let (mut read, mut write) = tokio::io::split(io);
+        tokio::io::copy(&mut read, &mut write).await.ok();
+    });
+    let mut response = Response::new(Full::new(Bytes::new()));
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    response
+        .headers_mut()
+        .insert("connection", "Upgrade".parse().unwrap());
+    response
+        .headers_mut()
+        .insert("upgrade", "SPDY/3.1".parse().unwrap());
+    Ok(response)
+}
+
+/// A kubelet that only takes the API server's certificate.
+async fn kubelet(server: &Server) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let acceptor = tokio_rustls::TlsAcceptor::from(server.pki.kubelet_config().unwrap());
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let acceptor = acceptor.clone();
+            tokio::spawn(async move {
+                let tls = acceptor.accept(stream).await.unwrap();
+                assert!(
+                    tls.get_ref().1.peer_certificates().is_some(),
+                    "no client certificate"
+                );
+                let serve = hyper::server::conn::http1::Builder::new()
+                    .serve_connection(TokioIo::new(tls), service_fn(answer));
+                serve.with_upgrades().await.ok();
+            });
+        }
+    });
+    port
+}
+
+/// A node with the stand-in kubelet and a pod of two containers on it.
+async fn with_pod() -> Server {
+    let server = Server::start().await;
+    let port = kubelet(&server).await;
+    let node = json!({"metadata": {"name": "n1"}, "status": {
+        "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+        "daemonEndpoints": {"kubeletEndpoint": {"Port": port}}}});
+    let made = admin(&server, "POST", "/api/v1/nodes", node).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let pod = json!({"metadata": {"name": "p"}, "spec": {"nodeName": "n1", "containers": [
+        {"name": "a", "image": "i"}, {"name": "b", "image": "i"}]}});
+    let made = admin(&server, "POST", PODS, pod).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    server
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn logs_come_from_the_kubelet_of_the_node() {
+    let server = with_pod().await;
+    let get = |query: &'static str| {
+        let server = &server;
+        async move { admin(server, "GET", &format!("{PODS}/p/log{query}"), Value::Null).await }
+    };
+    let logs = get("?container=b&follow=true&tailLines=5&previous=false&junk=1").await;
+    let expected = "GET /containerLogs/default/p/b?follow=true&previous=false&tailLines=5";
+    assert_eq!((logs.code, logs.body.as_str()), (200, expected));
+    let several = get("").await;
+    assert_eq!(several.code, 400);
+    let message = several.json()["message"].as_str().unwrap().to_owned();
+    assert_eq!(
+        message,
+        "a container name must be specified for pod p, choose one of: [a b]"
+    );
+    let wrong = get("?container=x").await;
+    assert_eq!(
+        wrong.json()["message"],
+        "container x is not valid for pod p"
+    );
+    let node = admin(
+        &server,
+        "GET",
+        "/api/v1/nodes/n1/proxy/stats/summary?x=y",
+        Value::Null,
+    )
+    .await;
+    assert_eq!(node.body, "GET /stats/summary?x=y");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_exec_is_tunnelled_byte_for_byte() {
+    let server = with_pod().await;
+    let mut config = server.pki.client_config(Leaf::Admin).unwrap();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    let address = server.url.trim_start_matches("https://").to_owned();
+    let stream = TcpStream::connect(&address).await.unwrap();
+    let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
+    let tls = tokio_rustls::TlsConnector::from(Arc::new(config))
+        .connect(name, stream)
+        .await
+        .unwrap();
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(tls))
+        .await
+        .unwrap();
+    tokio::spawn(connection.with_upgrades());
+    let request = Request::post(format!(
+        "{PODS}/p/exec?container=a&command=sh&command=-c&command=a%20b&stdin=true&stdout=true"
+    ))
+    .header("host", &address)
+    .header("connection", "Upgrade")
+    .header("upgrade", "SPDY/3.1")
+    .header("x-stream-protocol-version", "v4.channel.k8s.io")
+    .body(Empty::<Bytes>::new())
+    .unwrap();
+    let response = sender.send_request(request).await.unwrap();
+    assert_eq!(response.status(), StatusCode::SWITCHING_PROTOCOLS);
+    let mut io = TokioIo::new(hyper::upgrade::on(response).await.unwrap());
+    let asked = "/exec/default/p/a?input=1&output=1&command=sh&command=-c&command=a%20b";
+    let mut read = vec![0; asked.len()];
+    io.read_exact(&mut read).await.unwrap();
+    assert_eq!(String::from_utf8(read).unwrap(), asked);
+    io.write_all(b"hello").await.unwrap();
+    let mut echo = [0; 5];
+    io.read_exact(&mut echo).await.unwrap();
+    assert_eq!(&echo, b"hello");
+    let plain = admin(
+        &server,
+        "POST",
+        &format!("{PODS}/p/exec?container=a&command=x"),
+        Value::Null,
+    )
+    .await;
+    assert_eq!(plain.code, 400, "{}", plain.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_proxy_reaches_a_ready_endpoint() {
+    let server = Server::start().await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+            tokio::spawn(async move {
+                builder
+                    .serve_connection(TokioIo::new(stream), service_fn(answer))
+                    .await
+                    .ok();
+            });
+        }
+    });
+    let service =
+        json!({"metadata": {"name": "web"}, "spec": {"ports": [{"name": "http", "port": 80}]}});
+    assert_eq!(
+        admin(
+            &server,
+            "POST",
+            "/api/v1/namespaces/default/services",
+            service
+        )
+        .await
+        .code,
+        201
+    );
+    let path = "/api/v1/namespaces/default/services/web:http/proxy/a/b%20c?q=1";
+    let none = admin(&server, "GET", path, Value::Null).await;
+    assert_eq!(
+        (none.code, none.json()["message"].as_str().unwrap()),
+        (503, "no endpoints available for service \"web\"")
+    );
+    let slice = json!({"metadata": {"name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
+        "addressType": "IPv4", "ports": [{"name": "http", "port": port}], "endpoints": [
+            {"addresses": ["127.0.0.1"], "conditions": {"ready": true}},
+            {"addresses": ["192.0.2.1"], "conditions": {"ready": false}}]});
+    let made = admin(
+        &server,
+        "POST",
+        "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices",
+        slice,
+    )
+    .await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let answer = admin(&server, "GET", path, Value::Null).await;
+    assert_eq!(
+        (answer.code, answer.body.as_str()),
+        (200, "GET /a/b%20c?q=1")
+    );
+    let posted = admin(&server, "POST", path, json!({})).await;
+    assert_eq!(posted.body, "POST /a/b%20c?q=1");
+}
