@@ -13,6 +13,8 @@ use crate::{
 
 /// What we accept in one datagram: fits every path without fragments.
 const PAYLOAD: u16 = 1232;
+/// What a client takes that does not say.
+const PLAIN_PAYLOAD: u16 = 512;
 /// How many aliases inside the cluster are followed.
 const ALIASES: usize = 8;
 
@@ -38,18 +40,29 @@ pub enum Step {
     Ignore,
 }
 
-/// Decides about a request.
-pub fn decide(zone: &Zone, cluster: &Cluster, bytes: &[u8]) -> Step {
-    let Ok(request) = Message::from_vec(bytes) else {
-        return match bytes.first_chunk::<12>() {
-            // Only a query may be answered, or two servers could send errors to each other for ever.
-            Some(header) if header[2] & 0x80 == 0 => {
-                let id = u16::from_be_bytes([header[0], header[1]]);
-                Step::Send(Message::error_msg(id, OpCode::Query, ResponseCode::FormErr))
-            }
-            _ => Step::Ignore,
-        };
-    };
+/// Decides about a request; also says how many bytes of a datagram the client takes.
+pub fn decide(zone: &Zone, cluster: &Cluster, bytes: &[u8]) -> (Step, usize) {
+    match Message::from_vec(bytes) {
+        Ok(request) => {
+            let limit = usize::from(request.max_payload().min(PAYLOAD));
+            (decide_request(zone, cluster, request), limit)
+        }
+        Err(_) => (decide_nonsense(bytes), usize::from(PLAIN_PAYLOAD)),
+    }
+}
+
+fn decide_nonsense(bytes: &[u8]) -> Step {
+    match bytes.first_chunk::<12>() {
+        // Only a query may be answered, or two servers could send errors to each other for ever.
+        Some(header) if header[2] & 0x80 == 0 => {
+            let id = u16::from_be_bytes([header[0], header[1]]);
+            Step::Send(Message::error_msg(id, OpCode::Query, ResponseCode::FormErr))
+        }
+        _ => Step::Ignore,
+    }
+}
+
+fn decide_request(zone: &Zone, cluster: &Cluster, request: Message) -> Step {
     if request.metadata.message_type == MessageType::Response {
         return Step::Ignore;
     }
@@ -159,12 +172,6 @@ pub fn failure(request: &Message) -> Message {
     let mut reply = empty_reply(request);
     reply.metadata.response_code = ResponseCode::ServFail;
     reply
-}
-
-/// How many bytes of a datagram the client takes.
-pub fn limit(request: &[u8]) -> usize {
-    let payload = Message::from_vec(request).map_or(512, |request| request.max_payload());
-    usize::from(payload.min(PAYLOAD))
 }
 
 /// The reply's bytes; cut to `limit` and marked so, with as many answers as fit, since some clients

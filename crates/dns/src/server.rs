@@ -23,7 +23,7 @@ use tracing::{debug, warn};
 use crate::{
     Error,
     cluster::Cluster,
-    reply::{self, Step, Transport, complete, decide, encode, failure},
+    reply::{Step, Transport, complete, decide, encode, failure},
     upstream::Upstream,
     zone::Zone,
 };
@@ -146,8 +146,8 @@ async fn datagrams(
             }
         };
         let request = &buffer[..length];
-        let limit = reply::limit(request);
-        match wait_until_known(&cluster, request, &answers.zone) {
+        let (step, limit) = wait_until_known(&cluster, request, &answers.zone);
+        match step {
             Step::Ignore => {}
             Step::Send(reply) => {
                 if let Some(bytes) = encode(reply, limit) {
@@ -173,12 +173,12 @@ async fn datagrams(
 
 /// Before the first list is here nothing can be said about names of the cluster: the client asks
 /// again, which is better than being told that a name does not exist.
-fn wait_until_known(cluster: &Cluster, request: &[u8], zone: &Zone) -> Step {
-    let step = decide(zone, cluster, request);
+fn wait_until_known(cluster: &Cluster, request: &[u8], zone: &Zone) -> (Step, usize) {
+    let (step, limit) = decide(zone, cluster, request);
     let known = cluster.services.has_synced() && cluster.slices.has_synced();
     match step {
-        Step::Send(_) if !known => Step::Ignore,
-        step => step,
+        Step::Send(_) if !known => (Step::Ignore, limit),
+        step => (step, limit),
     }
 }
 
@@ -218,7 +218,7 @@ async fn talk(mut stream: TcpStream, answers: &Answers, cluster: &Cluster) -> io
         let length = timeout(IDLE, stream.read_u16()).await??;
         let mut request = vec![0; usize::from(length)];
         timeout(IDLE, stream.read_exact(&mut request)).await??;
-        let step = wait_until_known(cluster, &request, &answers.zone);
+        let (step, _) = wait_until_known(cluster, &request, &answers.zone);
         let Some(bytes) = answers
             .resolve(step, Transport::Tcp, usize::from(u16::MAX))
             .await

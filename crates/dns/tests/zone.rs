@@ -6,7 +6,7 @@ use std::convert::Infallible;
 
 use dns::{
     cluster::Cluster,
-    reply::{Step, decide, encode},
+    reply::{self, Step, encode},
     zone::Zone,
 };
 use hickory_proto::{
@@ -89,6 +89,10 @@ fn put_slice(cluster: &Cluster, service: &str, endpoints: Value) {
 fn zone() -> Zone {
     let ranges = ["10.42.0.0/16", "10.43.0.0/16"].map(|range| range.parse().unwrap());
     Zone::new("cluster.local", ranges.into()).unwrap()
+}
+
+fn decide(zone: &Zone, cluster: &Cluster, bytes: &[u8]) -> Step {
+    reply::decide(zone, cluster, bytes).0
 }
 
 fn request(name: &str, kind: RecordType) -> Message {

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc)]
 
 use std::{
+    fs::File,
     future::Future,
     io::{Read, Write},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
@@ -17,7 +18,7 @@ use std::{
 };
 
 use nix::{
-    sched::{CloneFlags, unshare},
+    sched::{CloneFlags, setns, unshare},
     unistd::gettid,
 };
 
@@ -79,6 +80,21 @@ impl Namespace {
             .unwrap()
     }
 
+    /// Runs a future inside, on a runtime of its own: sockets, processes and settings are those of
+    /// this namespace.
+    pub fn block_on<T: Send>(&self, work: impl Future<Output = T> + Send) -> T {
+        let here = File::open(&self.path).unwrap();
+        thread::scope(|scope| {
+            let inside = scope.spawn(move || {
+                setns(here, CloneFlags::CLONE_NEWNET).unwrap();
+                runtime().block_on(work)
+            });
+            inside
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
     /// Runs a command inside and returns its output.
     pub async fn command(&self, line: &str) -> String {
         let line = line.to_owned();
@@ -100,12 +116,7 @@ pub fn node<F: Future<Output = ()>>(test: impl FnOnce(Arc<Namespace>) -> F + Sen
     thread::scope(|scope| {
         let node = scope.spawn(|| {
             unshare(CloneFlags::CLONE_NEWNET).expect("tests of the network need root");
-            let runtime = tokio::runtime::Builder::new_multi_thread()
-                .worker_threads(2)
-                .enable_all()
-                .build()
-                .unwrap();
-            runtime.block_on(async {
+            runtime().block_on(async {
                 let outside = Arc::new(Namespace::new());
                 let other = gettid_of(&outside);
                 command("ip link set lo up");
@@ -127,6 +138,14 @@ pub fn node<F: Future<Output = ()>>(test: impl FnOnce(Arc<Namespace>) -> F + Sen
             std::panic::resume_unwind(panic);
         }
     });
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap()
 }
 
 /// iproute takes a thread's id where it wants a process with the namespace.
@@ -160,21 +179,24 @@ pub fn inventory() -> String {
 
 /// Starts answering in the caller's namespace, as [`Namespace::serve`].
 pub fn serve_here(name: &str, port: u16) {
-    let listener = TcpListener::bind(("0.0.0.0", port)).unwrap();
-    let socket = UdpSocket::bind(("0.0.0.0", port)).unwrap();
+    let listener = TcpListener::bind(("::", port)).unwrap();
+    let socket = UdpSocket::bind(("::", port)).unwrap();
     let tcp_name = name.to_owned();
     let udp_name = name.to_owned();
     thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
-            let from = stream.peer_addr().unwrap().ip();
+            let from = stream.peer_addr().unwrap().ip().to_canonical();
             let _ = stream.write_all(format!("{tcp_name} {from}").as_bytes());
         }
     });
     thread::spawn(move || {
         let mut buffer = [0; 512];
         while let Ok((_, from)) = socket.recv_from(&mut buffer) {
-            let _ = socket.send_to(format!("{udp_name} {}", from.ip()).as_bytes(), from);
+            let _ = socket.send_to(
+                format!("{udp_name} {}", from.ip().to_canonical()).as_bytes(),
+                from,
+            );
         }
     });
 }
@@ -190,7 +212,8 @@ pub fn ask_here(to: SocketAddr) -> Option<String> {
 
 /// Asks from the caller's namespace, as [`Namespace::ask_udp`].
 pub fn ask_udp_here(to: SocketAddr) -> Option<String> {
-    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = UdpSocket::bind(any).unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     socket.connect(to).ok()?;
     socket.send(b"?").ok()?;

@@ -47,6 +47,12 @@ pub fn route_metric(id: &str) -> u32 {
     0x0100_0000 | u32::from_be_bytes([0, digest[0], digest[1], digest[2]])
 }
 
+/// The port of the node's DNS server: below node ports and the ports of outgoing connections.
+pub fn dns_port(id: &str) -> u16 {
+    let digest = Sha256::digest(format!("dns/{id}"));
+    20_000 + u16::from_be_bytes([digest[0], digest[1]]) % 10_000
+}
+
 /// A VXLAN network identifier from a word that all nodes of the cluster share.
 pub fn vni(cluster: &str) -> u32 {
     let digest = Sha256::digest(format!("vni/{cluster}"));

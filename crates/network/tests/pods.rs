@@ -274,3 +274,156 @@ fn the_session_lives_on_after_its_process_was_killed() {
         assert_eq!(lab::command("nft list tables"), "table inet one\n");
     });
 }
+
+/// Another node at the other end of the wire, with one pod that serves on port 80.
+async fn second_node(outside: &Namespace, state: &Path, pod: &Namespace, nodes: &[Peer]) {
+    outside.block_on(async {
+        let network = config(state).build(Nft::new()).unwrap();
+        network
+            .set_pod_cidrs(vec!["10.42.1.0/24".parse().unwrap()])
+            .await
+            .unwrap();
+        network.attach(request("far", pod)).await.unwrap();
+        let routes = routes::Config {
+            node_name: "there".into(),
+            ..node_routes()
+        };
+        let addresses = nodes[1].addresses.clone();
+        let routes = routes::Config {
+            node_ips: addresses,
+            ..routes
+        };
+        let (_, told) = tokio::sync::watch::channel(vec![]);
+        let routes = routes.build(Nft::new(), told);
+        routes.sync(&Netlink::here().unwrap(), nodes).await.unwrap();
+    });
+    pod.serve("far", 80).await;
+}
+
+fn two_nodes(here: &str, there: &str) -> Vec<Peer> {
+    let peer = |name: &str, address: &str, cidr: &str| Peer {
+        name: name.into(),
+        addresses: vec![address.parse().unwrap()],
+        pod_cidrs: vec![cidr.parse().unwrap()],
+    };
+    vec![
+        peer("here", here, "10.42.0.0/24"),
+        peer("there", there, "10.42.1.0/24"),
+    ]
+}
+
+async fn reach_the_second_node(outside: Arc<Namespace>, nodes: Vec<Peer>, node_answer: &str) {
+    let (near_state, far_state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (near, far) = (Namespace::new(), Namespace::new());
+    let network = network(near_state.path()).await;
+    network.attach(request("near", &near)).await.unwrap();
+    let (_, told) = tokio::sync::watch::channel(vec![]);
+    let routes = routes::Config {
+        node_ips: nodes[0].addresses.clone(),
+        ..node_routes()
+    };
+    let routes = routes.build(Nft::new(), told);
+    routes
+        .sync(&Netlink::here().unwrap(), &nodes)
+        .await
+        .unwrap();
+    tokio::task::block_in_place(|| {
+        tokio::runtime::Handle::current().block_on(second_node(
+            &outside,
+            far_state.path(),
+            &far,
+            &nodes,
+        ));
+    });
+    // Pods keep their addresses between nodes.
+    assert_eq!(near.ask(at("10.42.1.1:80")).await.unwrap(), "far 10.42.0.1");
+    assert_eq!(
+        near.ask_udp(at("10.42.1.1:80")).await.unwrap(),
+        "far 10.42.0.1"
+    );
+    assert_eq!(lab::ask_here(at("10.42.1.1:80")).unwrap(), node_answer);
+}
+
+#[test]
+fn pods_of_neighbour_nodes_reach_each_other_directly() {
+    lab::node(|outside| async move {
+        let nodes = two_nodes("192.0.2.1", "192.0.2.2");
+        reach_the_second_node(outside, nodes, "far 192.0.2.1").await;
+        assert!(!lab::command("ip link").contains("m0123abcd-vx"));
+    });
+}
+
+#[test]
+fn pods_of_distant_nodes_reach_each_other_through_the_overlay() {
+    lab::node(|outside| async move {
+        // Each node has an address outside the wire's subnet, so they are no neighbours.
+        lab::command("ip address add 198.51.100.1/32 dev lo");
+        lab::command("ip route add 203.0.113.2 via 192.0.2.2 src 198.51.100.1");
+        outside
+            .command("ip address add 203.0.113.2/32 dev lo")
+            .await;
+        outside
+            .command("ip route add 198.51.100.1 via 192.0.2.1 src 203.0.113.2")
+            .await;
+        let nodes = two_nodes("198.51.100.1", "203.0.113.2");
+        reach_the_second_node(outside, nodes, "far 10.42.0.0").await;
+        assert!(lab::command("ip link").contains("m0123abcd-vx"));
+    });
+}
+
+#[test]
+fn pods_have_addresses_of_both_families() {
+    lab::node(|outside| async move {
+        let state = tempfile::tempdir().unwrap();
+        lab::command("ip address add 2001:db8::1/64 dev wire0 nodad");
+        outside
+            .command("ip address add 2001:db8::2/64 dev wire1 nodad")
+            .await;
+        let mut config = config(state.path());
+        config.cluster_cidrs.push("fd00:42::/48".parse().unwrap());
+        config.node_ips.push("2001:db8::1".parse().unwrap());
+        let network = config.build(Nft::new()).unwrap();
+        let cidrs = ["10.42.0.0/24", "fd00:42::/64"].map(|cidr| cidr.parse().unwrap());
+        network.set_pod_cidrs(cidrs.into()).await.unwrap();
+        let (a, b) = (Namespace::new(), Namespace::new());
+        network.attach(request("a", &a)).await.unwrap();
+        let attached = network.attach(request("b", &b)).await.unwrap();
+        assert_eq!(attached.addresses[1].to_string(), "fd00:42::2");
+        b.serve("b", 80).await;
+        outside.serve("outside", 80).await;
+        assert_eq!(a.ask(at("[fd00:42::2]:80")).await.unwrap(), "b fd00:42::1");
+        assert_eq!(a.ask(at("10.42.0.2:80")).await.unwrap(), "b 10.42.0.1");
+        assert_eq!(
+            lab::ask_here(at("[fd00:42::2]:80")).unwrap(),
+            "b 2001:db8::1"
+        );
+        assert_eq!(
+            a.ask(at("[2001:db8::2]:80")).await.unwrap(),
+            "outside 2001:db8::1"
+        );
+    });
+}
+
+#[test]
+fn attaching_takes_milliseconds() {
+    lab::node(|_| async move {
+        let state = tempfile::tempdir().unwrap();
+        let network = network(state.path()).await;
+        let pods: Vec<Namespace> = (0..20).map(|_| Namespace::new()).collect();
+        let mut times = Vec::new();
+        for (number, pod) in pods.iter().enumerate() {
+            let begun = std::time::Instant::now();
+            network
+                .attach(request(&format!("pod-{number}"), pod))
+                .await
+                .unwrap();
+            times.push(begun.elapsed());
+        }
+        times.sort();
+        assert!(
+            times[10] < std::time::Duration::from_millis(50),
+            "half took {:?}",
+            times[10]
+        );
+    });
+}

@@ -204,20 +204,36 @@ impl Writer<'_> {
         }
     }
 
+    /// Only pods and the node itself are served: the node's server would answer anybody who can
+    /// reach the node, for any name in the world.
     fn dns(&mut self, frame: &Frame) {
         let Some(dns) = &frame.dns else { return };
-        for address in &dns.cluster_dns {
-            let Some(listener) = dns
+        for (ip, v4, _) in FAMILIES {
+            let foreign = Frame::cidrs(&frame.cluster_cidrs, v4)
+                .map(|inside| format!("{ip} saddr != {{ {inside} }} fib saddr type != local"));
+            if let Some(foreign) = &foreign {
+                self.rule("dns", format!("{foreign} return"));
+            }
+            let listeners: Vec<_> = dns
                 .listeners
                 .iter()
-                .find(|to| to.is_ipv4() == address.is_ipv4())
-            else {
-                continue;
-            };
-            let ip = if address.is_ipv4() { "ip" } else { "ip6" };
+                .filter(|to| to.is_ipv4() == v4)
+                .collect();
             for protocol in ["udp", "tcp"] {
-                let asked = format!("{ip} daddr {address} {protocol} dport 53");
-                self.rule("dns", format!("{asked} dnat {ip} to {listener}"));
+                if let Some(to) = listeners.first() {
+                    for address in dns
+                        .cluster_dns
+                        .iter()
+                        .filter(|address| address.is_ipv4() == v4)
+                    {
+                        let asked = format!("{ip} daddr {address} {protocol} dport 53");
+                        self.rule("dns", format!("{asked} dnat {ip} to {to}"));
+                    }
+                }
+                for (to, foreign) in listeners.iter().zip(foreign.iter().cycle()) {
+                    let reached = format!("{ip} daddr {} {protocol} dport {}", to.ip(), to.port());
+                    self.rule("filter-input", format!("{foreign} {reached} drop"));
+                }
             }
         }
     }

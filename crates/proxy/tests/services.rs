@@ -382,6 +382,43 @@ fn the_cluster_dns_address_leads_to_the_nodes_listener() {
         assert_eq!(node.pods[0].ask(to).await.unwrap(), "dns 10.42.0.1");
         assert_eq!(lab::ask_udp_here(to).unwrap(), "dns 192.0.2.1");
         assert_eq!(lab::ask_here(to).unwrap(), "dns 192.0.2.1");
+        // The world is not served, neither at the node's address nor at the cluster's.
+        node.outside
+            .command("ip route add 10.43.0.0/16 via 192.0.2.1")
+            .await;
+        assert_eq!(node.outside.ask(to).await, None);
+        assert_eq!(node.outside.ask(at("192.0.2.1:10053")).await, None);
+    });
+}
+
+#[test]
+fn services_of_both_families_are_served() {
+    lab::node(|outside| async move {
+        lab::command("ip address add 2001:db8::1/64 dev wire0 nodad");
+        outside
+            .command("ip address add 2001:db8::2/64 dev wire1 nodad")
+            .await;
+        let node = Node::start(outside, None).await;
+        let ips = json!(["10.43.0.9", "fd00:43::9"]);
+        let ports = json!([{"name": "http", "port": 80, "nodePort": 30080}]);
+        node.service(json!({"type": "NodePort", "clusterIPs": ips, "ports": ports}));
+        let mut v6 = slice(
+            "web",
+            json!([{"addresses": ["2001:db8::2"], "nodeName": "there"}]),
+        );
+        v6.address_type = "IPv6".into();
+        node.sources.slices.upsert(v6);
+        node.outside.serve("outside", 8080).await;
+        node.table_has("goto pick-nodeport6-1", true).await;
+        lab::command("ip route add fd00:43::/112 dev lo src 2001:db8::1");
+        assert_eq!(
+            lab::ask_here(at("[fd00:43::9]:80")).unwrap(),
+            "outside 2001:db8::1"
+        );
+        assert_eq!(
+            lab::ask_here(at("[2001:db8::1]:30080")).unwrap(),
+            "outside 2001:db8::1"
+        );
     });
 }
 
