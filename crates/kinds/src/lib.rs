@@ -6,19 +6,30 @@
 // One arm per case, and what is checked in it: a guard would send its other half to the last arm.
 #![allow(clippy::collapsible_match)]
 
+pub mod admissionregistration;
+pub mod apiextensions;
+pub mod apiregistration;
 pub mod apps;
 pub mod autoscaling;
 pub mod batch;
 mod builtin;
+pub mod certificates;
 pub mod check;
 pub mod columns;
 pub mod coordination;
 pub mod core;
 pub mod discovery;
+pub mod flowcontrol;
 pub mod metadata;
 pub mod networking;
+pub mod node;
 pub mod pod;
 pub mod policy;
+pub mod rbac;
+pub mod resource;
+pub mod reviews;
+pub mod scheduling;
+pub mod storage;
 #[cfg(test)]
 mod testing;
 pub mod tree;
@@ -239,6 +250,39 @@ const ALL: &[&Builtin] = &[
     &networking::network_policy::KIND,
     &networking::service_cidr::KIND,
     &policy::pod_disruption_budget::KIND,
+    &admissionregistration::policies::MUTATING,
+    &admissionregistration::policies::MUTATING_BINDING,
+    &admissionregistration::webhooks::MUTATING,
+    &admissionregistration::policies::VALIDATING,
+    &admissionregistration::policies::VALIDATING_BINDING,
+    &admissionregistration::webhooks::VALIDATING,
+    &apiextensions::custom_resource_definition::KIND,
+    &apiregistration::api_service::KIND,
+    &certificates::certificate_signing_request::KIND,
+    &flowcontrol::flow_schema::KIND,
+    &flowcontrol::priority_level_configuration::KIND,
+    &node::runtime_class::KIND,
+    &rbac::bindings::CLUSTER_ROLE_BINDING,
+    &rbac::roles::CLUSTER_ROLE,
+    &rbac::bindings::ROLE_BINDING,
+    &rbac::roles::ROLE,
+    &resource::device_class::KIND,
+    &resource::resource_claim::CLAIM,
+    &resource::resource_claim::TEMPLATE,
+    &resource::resource_slice::KIND,
+    &scheduling::priority_class::KIND,
+    &storage::csi_driver::KIND,
+    &storage::csi_node::KIND,
+    &storage::csi_storage_capacity::KIND,
+    &storage::storage_class::KIND,
+    &storage::volume_attachment::KIND,
+    &storage::volume_attributes_class::KIND,
+    &reviews::SELF_SUBJECT_REVIEW,
+    &reviews::TOKEN_REVIEW,
+    &reviews::LOCAL_SUBJECT_ACCESS_REVIEW,
+    &reviews::SELF_SUBJECT_ACCESS_REVIEW,
+    &reviews::SELF_SUBJECT_RULES_REVIEW,
+    &reviews::SUBJECT_ACCESS_REVIEW,
     &coordination::lease::KIND,
     &discovery::endpoint_slice::KIND,
 ];

@@ -1,0 +1,117 @@
+//! APIService: who serves a group and version.
+
+use crate::builtin::{Builtin, STATUS};
+use crate::check;
+use crate::columns::{AGE, NAME, age, column, name_cell};
+use crate::tree::{child, child_or_new, default_to, get, int, is_set, list, name, text, truth};
+use crate::{Column, Scope, Subresource};
+use machinery::field::{Error, Errors, Path};
+use machinery::{Object, Value, format};
+
+pub const KIND: Builtin = Builtin {
+    group: "apiregistration.k8s.io",
+    kind: "APIService",
+    plural: "apiservices",
+    categories: &["api-extensions"],
+    scope: Scope::Cluster,
+    schema: "apiregistration/v1.APIService",
+    subresources: &[STATUS],
+    has_status: true,
+    name_format: crate::metadata::path_segment,
+    default: |object| {
+        if let Some(service) = child(child_or_new(object, "spec"), "service") {
+            default_to(service, "port", 443);
+        }
+    },
+    validate_create: validate,
+    validate_update: |object, _, subresource: Subresource<'_>| {
+        if subresource.is_none() {
+            validate(object)
+        } else {
+            Vec::new()
+        }
+    },
+    columns: COLUMNS,
+    row,
+    ..Builtin::EMPTY
+};
+
+const COLUMNS: &[Column] = &[
+    NAME,
+    column("Service", "string", "Who serves it."),
+    column("Available", "string", "Whether it answers."),
+    AGE,
+];
+
+fn row(object: &Object, now: i64) -> Vec<Value> {
+    let service = &get(object, "spec")["service"];
+    let shown = if is_set(service) {
+        format!("{}/{}", text(&service["namespace"]), text(&service["name"]))
+    } else {
+        "Local".to_owned()
+    };
+    let available = list(&get(object, "status")["conditions"])
+        .iter()
+        .find(|c| c["type"] == "Available");
+    let available = match available {
+        Some(c) if c["status"] == "True" => "True".to_owned(),
+        Some(c) => format!("{} ({})", text(&c["status"]), text(&c["reason"])),
+        None => "Unknown".to_owned(),
+    };
+    vec![
+        name_cell(object),
+        shown.into(),
+        available.into(),
+        age(object, now),
+    ]
+}
+
+fn validate(object: &Object) -> Errors {
+    let mut errors = Vec::new();
+    let spec = get(object, "spec");
+    let path = Path::new("spec");
+    let (group, version) = (text(&spec["group"]), text(&spec["version"]));
+    let required = format!("{version}.{group}");
+    if name(object) != required {
+        let detail = format!("must be `spec.version+\".\"+spec.group`: \"{required}\"");
+        errors.push(Error::invalid(
+            &Path::new("metadata").child("name"),
+            name(object),
+            detail,
+        ));
+    }
+    check::form(
+        format::dns1123_subdomain(group),
+        group,
+        &path.child("group"),
+        &mut errors,
+    );
+    check::form(
+        format::dns1035_label(version),
+        version,
+        &path.child("version"),
+        &mut errors,
+    );
+    for (field, limit) in [("groupPriorityMinimum", 20000), ("versionPriority", 1000)] {
+        let value = int(&spec[field]);
+        if value <= 0 || value > limit {
+            let detail = format!("must be positive and less than {limit}");
+            errors.push(Error::invalid(&path.child(field), value, detail));
+        }
+    }
+    let service = &spec["service"];
+    if is_set(service) {
+        let at = path.child("service");
+        check::required(&service["namespace"], &at.child("namespace"), &mut errors);
+        check::required(&service["name"], &at.child("name"), &mut errors);
+        if truth(&spec["insecureSkipTLSVerify"]) && !text(&spec["caBundle"]).is_empty() {
+            let detail = "may not be true if caBundle is present";
+            errors.push(Error::invalid(
+                &path.child("insecureSkipTLSVerify"),
+                true,
+                detail,
+            ));
+        }
+    }
+    errors
+}

@@ -1,0 +1,3 @@
+//! The kinds of node.k8s.io.
+
+pub mod runtime_class;

@@ -1,0 +1,14 @@
+//! DeviceClass: a kind of device that can be asked for.
+
+use crate::Scope;
+use crate::builtin::Builtin;
+
+pub const KIND: Builtin = Builtin {
+    group: "resource.k8s.io",
+    kind: "DeviceClass",
+    plural: "deviceclasses",
+    scope: Scope::Cluster,
+    schema: "resource/v1.DeviceClass",
+    has_generation: true,
+    ..Builtin::EMPTY
+};

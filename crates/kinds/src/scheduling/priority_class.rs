@@ -1,0 +1,87 @@
+//! PriorityClass: which pods come first.
+
+use crate::builtin::Builtin;
+use crate::check;
+use crate::columns::{AGE, NAME, age, column, name_cell};
+use crate::tree::{default_to, get, int, name, text, truth};
+use crate::{Column, Scope, Subresource};
+use machinery::field::{Error, Errors, Path};
+use machinery::{Object, Value};
+
+/// The highest value that is not the system's.
+const HIGHEST: i64 = 1_000_000_000;
+const SYSTEM: &[(&str, i64)] = &[
+    ("system-node-critical", 2_000_001_000),
+    ("system-cluster-critical", 2_000_000_000),
+];
+
+pub const KIND: Builtin = Builtin {
+    group: "scheduling.k8s.io",
+    kind: "PriorityClass",
+    plural: "priorityclasses",
+    short_names: &["pc"],
+    scope: Scope::Cluster,
+    schema: "scheduling/v1.PriorityClass",
+    has_generation: true,
+    default: |object| default_to(object, "preemptionPolicy", "PreemptLowerPriority"),
+    validate_create: validate,
+    validate_update: |object, old, _: Subresource<'_>| {
+        let mut errors = Vec::new();
+        for name in ["value", "preemptionPolicy"] {
+            if get(object, name) != get(old, name) {
+                errors.push(Error::forbidden(
+                    &Path::new(name),
+                    "may not be changed in an update.",
+                ));
+            }
+        }
+        errors
+    },
+    columns: COLUMNS,
+    row,
+    ..Builtin::EMPTY
+};
+
+const COLUMNS: &[Column] = &[
+    NAME,
+    column("Value", "integer", "Higher comes first."),
+    column(
+        "Global-Default",
+        "boolean",
+        "Whether pods without a class get it.",
+    ),
+    AGE,
+    column("PreemptionPolicy", "string", "Whether others make room."),
+];
+
+fn row(object: &Object, now: i64) -> Vec<Value> {
+    vec![
+        name_cell(object),
+        int(get(object, "value")).into(),
+        truth(get(object, "globalDefault")).into(),
+        age(object, now),
+        text(get(object, "preemptionPolicy")).into(),
+    ]
+}
+
+fn validate(object: &Object) -> Errors {
+    let mut errors = Vec::new();
+    let (own, value) = (name(object), int(get(object, "value")));
+    if own.starts_with("system-") {
+        if !SYSTEM.contains(&(own, value)) {
+            let detail =
+                "priority class names with 'system-' prefix are reserved for system use only";
+            errors.push(Error::forbidden(
+                &Path::new("metadata").child("name"),
+                detail,
+            ));
+        }
+    } else if value > HIGHEST {
+        let detail = format!("maximum allowed value of a user defined priority is {HIGHEST}");
+        errors.push(Error::forbidden(&Path::new("value"), detail));
+    }
+    let policies = ["Never", "PreemptLowerPriority"];
+    let at = Path::new("preemptionPolicy");
+    check::one_of(get(object, "preemptionPolicy"), &policies, &at, &mut errors);
+    errors
+}

@@ -1,0 +1,61 @@
+//! CSIStorageCapacity: how much storage there is, and where.
+
+use crate::builtin::Builtin;
+use crate::check;
+use crate::columns::{NAME, column, name_cell};
+use crate::tree::{get, text};
+use crate::{Column, Subresource};
+use machinery::field::{Errors, Path};
+use machinery::{Object, Value, format};
+
+pub const KIND: Builtin = Builtin {
+    group: "storage.k8s.io",
+    kind: "CSIStorageCapacity",
+    plural: "csistoragecapacities",
+    schema: "storage/v1.CSIStorageCapacity",
+    unconditional_update: false,
+    validate_create: validate,
+    validate_update: |object, old, _: Subresource<'_>| {
+        let mut errors = validate(object);
+        for name in ["nodeTopology", "storageClassName"] {
+            check::immutable(
+                get(object, name),
+                get(old, name),
+                &Path::new(name),
+                &mut errors,
+            );
+        }
+        errors
+    },
+    columns: COLUMNS,
+    row,
+    ..Builtin::EMPTY
+};
+
+const COLUMNS: &[Column] = &[
+    NAME,
+    column("StorageClassName", "string", "The class it is about."),
+    column("Capacity", "string", "How much there is."),
+];
+
+fn row(object: &Object, _: i64) -> Vec<Value> {
+    let capacity = get(object, "capacity").as_str().unwrap_or("<unset>");
+    vec![
+        name_cell(object),
+        text(get(object, "storageClassName")).into(),
+        capacity.into(),
+    ]
+}
+
+fn validate(object: &Object) -> Errors {
+    let mut errors = Vec::new();
+    let class = text(get(object, "storageClassName"));
+    let at = Path::new("storageClassName");
+    check::form(format::dns1123_subdomain(class), class, &at, &mut errors);
+    check::label_selector(
+        get(object, "nodeTopology"),
+        &Path::new("nodeTopology"),
+        &mut errors,
+    );
+    errors
+}
