@@ -13,7 +13,11 @@ use http_body::{Frame, SizeHint};
 pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A response body.
-pub struct Body(Inner);
+pub struct Body {
+    inner: Inner,
+    /// Dropped with the body, when the answer has been sent.
+    held: Option<Box<dyn std::any::Any + Send>>,
+}
 
 enum Inner {
     Whole(Option<Bytes>),
@@ -21,20 +25,29 @@ enum Inner {
 }
 
 impl Body {
+    fn of(inner: Inner) -> Self {
+        Self { inner, held: None }
+    }
+
+    /// Keeps something alive until the body is gone.
+    pub(crate) fn hold(&mut self, guard: impl Send + 'static) {
+        self.held = Some(Box::new(guard));
+    }
+
     /// Nothing.
     pub fn empty() -> Self {
-        Self(Inner::Whole(None))
+        Self::of(Inner::Whole(None))
     }
 
     /// All of it at once.
     pub fn whole(bytes: impl Into<Bytes>) -> Self {
         let bytes = bytes.into();
-        Self(Inner::Whole((!bytes.is_empty()).then_some(bytes)))
+        Self::of(Inner::Whole((!bytes.is_empty()).then_some(bytes)))
     }
 
     /// Piece by piece.
     pub fn stream(stream: impl Stream<Item = Result<Bytes, BodyError>> + Send + 'static) -> Self {
-        Self(Inner::Stream(stream.boxed()))
+        Self::of(Inner::Stream(stream.boxed()))
     }
 }
 
@@ -46,7 +59,7 @@ impl http_body::Body for Body {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match &mut self.0 {
+        match &mut self.inner {
             Inner::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Inner::Stream(stream) => stream
                 .poll_next_unpin(context)
@@ -55,11 +68,11 @@ impl http_body::Body for Body {
     }
 
     fn is_end_stream(&self) -> bool {
-        matches!(self.0, Inner::Whole(None))
+        matches!(self.inner, Inner::Whole(None))
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.0 {
+        match &self.inner {
             Inner::Whole(bytes) => {
                 SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
             }

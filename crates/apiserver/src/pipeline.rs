@@ -6,11 +6,12 @@ use std::{
     net::SocketAddr,
     panic::AssertUnwindSafe,
     sync::{Arc, OnceLock},
+    time::Instant,
 };
 
 use bytes::Bytes;
 use futures::{FutureExt, future::BoxFuture};
-use http::{Response, request::Parts};
+use http::{HeaderValue, Method, Response, header, request::Parts};
 use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
 use machinery::Status;
 use parking_lot::Mutex;
@@ -25,7 +26,8 @@ use crate::{
     authn::{self, Authenticator, Credentials},
     authz::{self, Attributes, Authorizer, Decision},
     body::BodyError,
-    handlers, impersonation,
+    gzip, handlers, impersonation,
+    metrics::{About, Metrics},
     query::Query,
     respond::{self, Answer},
     user,
@@ -65,7 +67,17 @@ pub(crate) struct Core {
     pub(crate) stopping: CancellationToken,
     /// The port that the server listens on, once it does.
     pub(crate) port: OnceLock<u16>,
+    pub(crate) metrics: Metrics,
     in_flight: Semaphore,
+}
+
+/// One request as it came.
+struct Arrived {
+    parts: Parts,
+    body: RequestBody,
+    query: Query,
+    info: RequestInfo,
+    long: bool,
 }
 
 /// One request on its way, its caller known and allowed.
@@ -99,6 +111,7 @@ impl Core {
             authorizers: authz::chain(&config, &reader),
             admission: admission::chain(&config, &reader),
             in_flight: Semaphore::new(config.limits.in_flight),
+            metrics: Metrics::new(),
             port: OnceLock::new(),
             writes: TaskTracker::new(),
             streams: TaskTracker::new(),
@@ -116,38 +129,112 @@ impl Core {
         request: http::Request<RequestBody>,
         caller: Caller,
     ) -> Response<Body> {
-        let path = request.uri().path().to_owned();
-        let answer = AssertUnwindSafe(self.answer(request, caller))
-            .catch_unwind()
-            .await;
-        let answer = answer.unwrap_or_else(|panic| {
-            let message = panic.downcast_ref::<&str>().copied().map(str::to_owned);
-            let message = message.or_else(|| panic.downcast_ref::<String>().cloned());
-            error!(
-                path,
-                panic = message.as_deref().unwrap_or("?"),
-                "a request panicked"
-            );
-            Err(Status::internal(
-                "the request made the server panic; its log says where",
-            ))
-        });
-        answer.unwrap_or_else(|status| respond::status(&status))
-    }
-
-    async fn answer(
-        self: Arc<Self>,
-        request: http::Request<RequestBody>,
-        caller: Caller,
-    ) -> Answer {
+        let begun = Instant::now();
         let (parts, body) = request.into_parts();
         let query = Query::parse(parts.uri.query().unwrap_or_default());
         let info = RequestInfo::new(&parts.method, parts.uri.path(), &query);
+        let long = is_long(&info, &query);
+        let about = self.about(&info);
+        let dry_run = query.filled("dryRun").is_some();
+        let compress = !long && gzip::wanted(&parts.headers, &caller);
+        let reads = matches!(parts.method, Method::GET | Method::HEAD);
+        let counted = if long {
+            self.metrics.long(&about)
+        } else {
+            self.metrics.at_work(reads)
+        };
+        let path = info.path.clone();
+        let arrived = Arrived {
+            parts,
+            body,
+            query,
+            info,
+            long,
+        };
+        let answer = AssertUnwindSafe(self.clone().answer(arrived, caller))
+            .catch_unwind()
+            .await;
+        let answer = answer.unwrap_or_else(|panic| self.panicked(&path, &*panic));
+        let mut response = answer.unwrap_or_else(|status| respond::status(&status));
+        let code = response.status().as_u16();
+        if long {
+            response.body_mut().hold(counted);
+            self.metrics.count(about, dry_run, code);
+        } else {
+            self.metrics.answered(about, dry_run, code, begun.elapsed());
+        }
+        let headers = response.headers_mut();
+        headers
+            .entry(header::CACHE_CONTROL)
+            .or_insert(HeaderValue::from_static("no-cache, private"));
+        if compress {
+            gzip::apply(response)
+        } else {
+            response
+        }
+    }
+
+    fn panicked(&self, path: &str, panic: &(dyn std::any::Any + Send)) -> Answer {
+        let message = panic.downcast_ref::<&str>().copied();
+        let message = message.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        error!(path, panic = message.unwrap_or("?"), "a request panicked");
+        self.metrics.panicked();
+        Err(Status::internal(
+            "the request made the server panic; its log says where",
+        ))
+    }
+
+    /// What a request is counted as. Names that nothing serves are not kept.
+    fn about(&self, info: &RequestInfo) -> About {
+        let subject = info.resource.as_ref();
+        let resource = subject.and_then(|subject| {
+            self.registry
+                .get(&subject.group, &subject.version, &subject.resource)
+        });
+        let mut about = About {
+            verb: verb_label(info.verb),
+            group: Arc::default(),
+            version: Arc::default(),
+            resource: Arc::default(),
+            subresource: Arc::default(),
+            scope: "",
+            component: "apiserver",
+        };
+        let (Some(subject), Some(resource)) = (subject, resource) else {
+            return about;
+        };
+        about.scope = match (subject.name.is_empty(), subject.namespace.is_empty()) {
+            (false, _) => "resource",
+            (true, false) => "namespace",
+            (true, true) => "cluster",
+        };
+        let labels = &resource.labels;
+        about.group = labels.group.clone();
+        about.version = labels.version.clone();
+        about.resource = labels.resource.clone();
+        if let Some(known) = resource
+            .kind
+            .subresources()
+            .iter()
+            .find(|s| **s == subject.subresource)
+        {
+            about.subresource = Arc::from(*known);
+        }
+        about
+    }
+
+    async fn answer(self: Arc<Self>, arrived: Arrived, caller: Caller) -> Answer {
+        let Arrived {
+            parts,
+            body,
+            query,
+            info,
+            long,
+        } = arrived;
         let mut user = self.authenticate(&parts, caller).await?;
         if let Some(other) = impersonation::apply(&self, &user, &parts.headers).await? {
             user = Arc::new(other);
         }
-        let long = is_long(&info, &query);
         let _permit = if long {
             None
         } else {
@@ -247,6 +334,20 @@ impl Core {
                 Err(forbidden(&attributes, &reason))
             }
         }
+    }
+}
+
+fn verb_label(verb: &'static str) -> &'static str {
+    match verb {
+        "get" | "head" => "GET",
+        "list" => "LIST",
+        "watch" => "WATCH",
+        "create" | "post" => "POST",
+        "update" | "put" => "PUT",
+        "patch" => "PATCH",
+        "delete" => "DELETE",
+        "deletecollection" => "DELETECOLLECTION",
+        _ => "other",
     }
 }
 

@@ -55,7 +55,16 @@ pub struct Resource {
     /// The resource in whose form the objects are stored, when it is another one: an older version
     /// or another group of the same objects.
     pub storage: Option<Arc<Resource>>,
+    /// The names again, as metrics count by them.
+    pub(crate) labels: Labels,
     prefix: String,
+}
+
+/// Names that are shared instead of copied.
+pub(crate) struct Labels {
+    pub(crate) group: Arc<str>,
+    pub(crate) version: Arc<str>,
+    pub(crate) resource: Arc<str>,
 }
 
 impl Resource {
@@ -72,6 +81,11 @@ impl Resource {
                 None => format!("{ROOT}{group}/{}/", names.plural),
             },
             storage,
+            labels: Labels {
+                group: names.group.as_str().into(),
+                version: names.version.as_str().into(),
+                resource: names.plural.as_str().into(),
+            },
             schema: kind.schema().and_then(schema::lookup),
             api_version: api_version(&names.group, &names.version),
             group: names.group,

@@ -57,6 +57,7 @@ async fn document(request: Request) -> Answer {
             discovery::serve(&request.core.registry.table(), &path, headers, &address)
                 .ok_or_else(Status::path_not_found)
         }
+        "metrics" => metrics(&request).await,
         "openapi" => openapi::serve(
             &request.core.registry.table(),
             &path,
@@ -68,6 +69,39 @@ async fn document(request: Request) -> Answer {
         )),
         _ => tokens::openid(&request, &path),
     }
+}
+
+/// The server's figures; objects are counted when somebody asks.
+async fn metrics(request: &Request) -> Answer {
+    let resources = request.core.registry.table().all().to_vec();
+    for resource in resources
+        .iter()
+        .filter(|r| r.storage.is_none() && !r.kind.is_virtual())
+    {
+        let ask = store::ListRequest {
+            prefix: resource.prefix(""),
+            from: None,
+            limit: Some(1),
+            freshness: store::Freshness::AtLeast(0),
+        };
+        let listed = request
+            .core
+            .store
+            .list(ask)
+            .await
+            .map_err(crate::failure::of_store)?;
+        let count = listed.entries.len() + listed.remaining;
+        request
+            .core
+            .metrics
+            .stored(&resource.group, &resource.plural, count);
+    }
+    let media = "text/plain; version=0.0.4; charset=utf-8";
+    Ok(crate::respond::bytes(
+        http::StatusCode::OK,
+        media,
+        request.core.metrics.text(),
+    ))
 }
 
 /// The paths worth a look, for `/`.

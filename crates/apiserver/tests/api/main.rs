@@ -3,10 +3,12 @@
 #![allow(clippy::unwrap_used)]
 
 mod deletion;
+mod discovery;
 mod forms;
 mod identity;
 mod kube_rs;
 mod kubectl;
+mod limits;
 mod reads;
 mod services;
 mod streams;
