@@ -5,6 +5,7 @@ mod objects;
 mod patch;
 mod pods;
 mod read;
+mod reviews;
 mod scale;
 mod tokens;
 mod watch;
@@ -163,6 +164,16 @@ async fn object(request: Request, resource: Arc<Resource>) -> Answer {
         return Err(Status::method_not_allowed());
     }
     let subject = request.info.resource.clone().unwrap_or_default();
+    if resource.kind.is_virtual() {
+        return match (verb, resource.plural.as_str()) {
+            ("create", "bindings") => pods::bind_named(request).await,
+            ("create", _) => reviews::serve(request, resource).await,
+            // Nothing is stored there, and so nothing is found.
+            ("list", _) => read::list(request, resource, &subject.namespace).await,
+            ("get", _) => read::get(request, resource, &subject.namespace, &subject.name).await,
+            _ => Err(Status::method_not_allowed()),
+        };
+    }
     match verb {
         "get" => read::get(request, resource, &subject.namespace, &subject.name).await,
         "list" => read::list(request, resource, &subject.namespace).await,

@@ -19,8 +19,34 @@ use crate::{
 
 /// Gives a pod its node.
 pub(crate) async fn bind(request: Request, resource: Arc<Resource>) -> Answer {
-    let options = WriteOptions::parse(&request)?;
     let binding = decode(&request, "Binding").await?;
+    let name = request
+        .info
+        .resource
+        .as_ref()
+        .map(|subject| subject.name.clone());
+    give_node(request, resource, binding, name.unwrap_or_default()).await
+}
+
+/// The same through `bindings`: the binding names the pod.
+pub(crate) async fn bind_named(request: Request) -> Answer {
+    let pods = request
+        .core
+        .registry
+        .get("", "v1", "pods")
+        .ok_or_else(Status::path_not_found)?;
+    let binding = decode(&request, "Binding").await?;
+    let name = meta::text(&binding, "name").to_owned();
+    give_node(request, pods, binding, name).await
+}
+
+async fn give_node(
+    request: Request,
+    resource: Arc<Resource>,
+    binding: Object,
+    name: String,
+) -> Answer {
+    let options = WriteOptions::parse(&request)?;
     let [kind, node] = ["kind", "name"].map(|key| {
         let target = binding.get("target").and_then(|target| target.get(key));
         target
@@ -36,6 +62,8 @@ pub(crate) async fn bind(request: Request, resource: Arc<Resource>) -> Answer {
     }
     let mut write = objects::write(&request, &resource, &options);
     write.internal = true;
+    write.name = name;
+    write.subresource = "binding".to_owned();
     let now = meta::time(request.core.config.clock.now());
     let change = move |old: &Object| assign(old, &binding, &node, &now);
     let core = request.core.clone();
