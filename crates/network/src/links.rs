@@ -74,6 +74,9 @@ pub async fn connect(host: &Netlink, namespace: &Path, link: &PodLink<'_>) -> Re
         }
         (None, _) => create_pair(host, namespace, link).await?,
     };
+    // Lets a node port or host port be asked at 127.0.0.1; the table drops what a pod would send
+    // to the node's loopback.
+    sysctl::set_for_link("ipv4", link.host_link, "route_localnet", "1");
     if !link.has_v6() {
         sysctl::set_for_link("ipv6", link.host_link, "disable_ipv6", "1");
     } else {

@@ -1,10 +1,7 @@
 //! The nftables table of the pod network: node ports that lead to pods, and masquerading of what
 //! leaves the cluster. Pure: builds batches, applies nothing.
 
-use std::{
-    collections::BTreeSet,
-    net::{IpAddr, Ipv4Addr},
-};
+use std::collections::BTreeSet;
 
 use ipnet::IpNet;
 
@@ -36,6 +33,7 @@ pub fn full(id: &str, cluster_cidrs: &[IpNet], records: &[&Record]) -> Batch {
         ));
     }
     chains(&mut batch, &table, cluster_cidrs);
+    loopback(&mut batch, id);
     for record in records {
         change(&mut batch, &table, "add", record);
     }
@@ -90,6 +88,22 @@ fn chains(batch: &mut Batch, table: &str, cluster_cidrs: &[IpNet]) {
     }
 }
 
+/// Connections from 127.0.0.1 to a pod come from the node's own address; in return no pod may send
+/// to the node's loopback, which its link would allow.
+fn loopback(batch: &mut Batch, id: &str) {
+    let (table, links) = (names::table(id), names::link_prefix(id));
+    batch.push(format!(
+        "add chain inet {table} loopback {{ type filter hook prerouting priority -300; }}"
+    ));
+    batch.push(format!(
+        "add rule inet {table} loopback iifname \"{links}*\" ip daddr 127.0.0.0/8 counter drop"
+    ));
+    batch.push(format!(
+        "add rule inet {table} postrouting oifname \"{links}*\" ip saddr 127.0.0.0/8 \
+         masquerade fully-random"
+    ));
+}
+
 /// Adds the node's ports that lead to a pod.
 pub fn open_ports(id: &str, record: &Record) -> Batch {
     let mut batch = Batch::new();
@@ -120,8 +134,6 @@ fn change(batch: &mut Batch, table: &str, verb: &str, record: &Record) {
             let (map, key) = match port.host_ip.filter(|ip| !ip.is_unspecified()) {
                 None => ("hostports", key),
                 Some(ip) if ip.is_ipv4() != address.is_ipv4() => continue,
-                // The kernel does not route 127.0.0.1 to another link.
-                Some(IpAddr::V4(Ipv4Addr::LOCALHOST)) => continue,
                 Some(ip) => ("hostports-at", format!("{ip} . {key}")),
             };
             batch.push(format!(

@@ -104,6 +104,7 @@ fn host_ports_lead_to_the_pod_from_everywhere() {
         );
         assert_eq!(b.ask(at("192.0.2.1:8080")).await.unwrap(), "a 10.42.0.2");
         assert_eq!(lab::ask_here(at("192.0.2.1:8080")).unwrap(), "a 192.0.2.1");
+        assert_eq!(lab::ask_here(at("127.0.0.1:8080")).unwrap(), "a 192.0.2.1");
         assert_eq!(
             a.ask(at("192.0.2.1:8080")).await.unwrap(),
             "a 192.0.2.1",
@@ -111,6 +112,29 @@ fn host_ports_lead_to_the_pod_from_everywhere() {
         );
         network.detach("a", None).await.unwrap();
         assert!(outside.ask(at("192.0.2.1:8080")).await.is_none());
+    });
+}
+
+#[test]
+fn a_pod_cannot_reach_the_nodes_loopback() {
+    lab::node(|_| async move {
+        let state = tempfile::tempdir().unwrap();
+        let network = network(state.path()).await;
+        let pod = Namespace::new();
+        network.attach(request("a", &pod)).await.unwrap();
+        lab::serve_here("node", 9090);
+        // A pod that is root in its namespace can route its loopback to the node.
+        pod.command("ip address flush dev lo && ip route flush table local dev lo")
+            .await;
+        pod.command("ip route add 127.0.0.1 via 169.254.1.1 dev eth0 src 10.42.0.1")
+            .await;
+        assert_eq!(pod.ask(at("127.0.0.1:9090")).await, None);
+        let dropped = lab::command("nft list chain inet mainstay-0123abcd loopback");
+        assert!(dropped.contains("counter packets"), "{dropped}");
+        assert!(
+            !dropped.contains("counter packets 0"),
+            "it was sent: {dropped}"
+        );
     });
 }
 

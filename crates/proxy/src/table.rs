@@ -103,8 +103,12 @@ struct Writer<'a> {
     batch: &'a mut Batch,
 }
 
-/// A family's word for addresses, whether it is IPv4, and its loopback range.
-const FAMILIES: [(&str, bool, &str); 2] = [("ip", true, "127.0.0.0/8"), ("ip6", false, "::1")];
+/// A family's word for addresses, whether it is IPv4, and what tells an address that node ports are
+/// served at: all of the node's, except that IPv6 packets cannot leave its loopback.
+const FAMILIES: [(&str, bool, &str); 2] = [
+    ("ip", true, "meta nfproto ipv4 fib daddr type local"),
+    ("ip6", false, "ip6 daddr != ::1 fib daddr type local"),
+];
 
 impl Writer<'_> {
     fn rule(&mut self, chain: &str, rule: impl AsRef<str>) {
@@ -168,11 +172,11 @@ impl Writer<'_> {
             self.rule(chain, "jump dns");
         }
         let port = "meta l4proto . th dport";
-        for (ip, v4, loopback) in FAMILIES {
+        for (ip, v4, on_node) in FAMILIES {
             let (services, outside) = (Map::Services.name(v4), Map::OutsideServices.name(v4));
             let (ports, outside_ports) = (Map::NodePorts.name(v4), Map::OutsideNodePorts.name(v4));
             let (guarded, admitted) = (Map::Guarded.name(v4), Map::Admitted.name(v4));
-            let local = format!("{ip} daddr != {loopback} fib daddr type local {port}");
+            let local = format!("{on_node} {port}");
             self.rule(
                 "guard",
                 format!("{ip} daddr . {port} @{guarded} jump admit"),
@@ -245,7 +249,7 @@ impl Writer<'_> {
         for chain in ["filter-input", "filter-forward", "filter-output"] {
             self.rule(chain, "ct state new jump unserved");
         }
-        for (ip, v4, loopback) in FAMILIES {
+        for (ip, v4, on_node) in FAMILIES {
             if let Some(services) = Frame::cidrs(&frame.service_cidrs, v4) {
                 self.rule("unserved", format!("{ip} daddr {{ {services} }} {refuse}"));
             }
@@ -254,8 +258,7 @@ impl Writer<'_> {
                 "unserved",
                 format!("{ip} daddr . {port} @{unserved} {refuse}"),
             );
-            let local = format!("{ip} daddr != {loopback} fib daddr type local");
-            self.rule("unserved", format!("{local} {port} @{ports} {refuse}"));
+            self.rule("unserved", format!("{on_node} {port} @{ports} {refuse}"));
         }
     }
 

@@ -232,6 +232,10 @@ fn a_node_port_is_served_from_outside_from_pods_and_from_the_node() {
         assert_eq!(node.outside.ask(to).await.unwrap(), "pod-0 192.0.2.1");
         assert_eq!(node.pods[1].ask(to).await.unwrap(), "pod-0 192.0.2.1");
         assert_eq!(lab::ask_here(to).unwrap(), "pod-0 192.0.2.1");
+        assert_eq!(
+            lab::ask_here(at("127.0.0.1:30080")).unwrap(),
+            "pod-0 192.0.2.1"
+        );
         // Policy Local keeps the client's address.
         node.service(json!({"type": "NodePort", "ports": ports, "externalTrafficPolicy": "Local"}));
         node.table_has("pick-outside-nodeport4-1", true).await;
