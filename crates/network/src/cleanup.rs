@@ -1,12 +1,11 @@
 //! Takes everything off the machine that carries a cluster's id: links, routes, tables.
 
 use rtnetlink::packet_route::route::RouteMessage;
-use tokio::process::Command;
 
 use crate::{
-    Error, Result, links, names,
+    Error, Result, docker, links, names,
     netns::Netlink,
-    nft::{Batch, Nft},
+    nft::{self, Batch, Nft},
     routes,
 };
 
@@ -23,8 +22,10 @@ pub async fn cleanup(id: &str) -> Result<()> {
     for (cidr, route) in routes::tagged(&netlink, id).await? {
         remove_route(&netlink, route, &cidr.to_string()).await?;
     }
+    let tables = nft::tables().await?;
     let mut batch = Batch::new();
-    for table in tables(id).await? {
+    docker::remove(&mut batch, id, &tables).await?;
+    for table in tables_of(&tables, id) {
         batch.push(format!("delete table {table}"));
     }
     Nft::new().apply(&batch).await
@@ -37,33 +38,15 @@ async fn remove_route(netlink: &Netlink, route: RouteMessage, cidr: &str) -> Res
     }
 }
 
-/// Family and name of the cluster's tables.
-async fn tables(id: &str) -> Result<Vec<String>> {
-    let output = Command::new("nft")
-        .args(["list", "tables"])
-        .output()
-        .await
-        .map_err(|error| Error::NftSession(format!("cannot run nft: {error}")))?;
-    if !output.status.success() {
-        let message = String::from_utf8_lossy(&output.stderr).into_owned();
-        return Err(Error::NftRefused { message });
-    }
-    Ok(tables_in(&String::from_utf8_lossy(&output.stdout), id))
-}
-
-fn tables_in(listing: &str, id: &str) -> Vec<String> {
+/// Those of the tables that belong to the cluster.
+fn tables_of<'a>(tables: &'a [String], id: &str) -> Vec<&'a str> {
     let own = names::table(id);
     let part = names::table_of(id, "");
-    let names = listing
-        .lines()
-        .filter_map(|line| line.strip_prefix("table "));
-    names
-        .filter(|table| {
-            let name = table.split_whitespace().nth(1).unwrap_or_default();
-            name == own || name.starts_with(&part)
-        })
-        .map(ToOwned::to_owned)
-        .collect()
+    let is_ours = |table: &&str| {
+        let name = table.split_whitespace().nth(1).unwrap_or_default();
+        name == own || name.starts_with(&part)
+    };
+    tables.iter().map(String::as_str).filter(is_ours).collect()
 }
 
 #[cfg(test)]
@@ -72,10 +55,15 @@ mod tests {
 
     #[test]
     fn only_the_tables_of_the_cluster_are_found() {
-        let listing = "table ip filter\ntable inet mainstay-0123abcd\n\
-                       table inet mainstay-0123abcd-services\ntable inet mainstay-0123abce\n";
+        let tables = [
+            "ip filter",
+            "inet mainstay-0123abcd",
+            "inet mainstay-0123abcd-services",
+            "inet mainstay-0123abce",
+        ]
+        .map(str::to_owned);
         assert_eq!(
-            tables_in(listing, "0123abcd"),
+            tables_of(&tables, "0123abcd"),
             ["inet mainstay-0123abcd", "inet mainstay-0123abcd-services"]
         );
     }

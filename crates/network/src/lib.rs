@@ -6,6 +6,7 @@
 
 mod cleanup;
 pub mod conntrack;
+mod docker;
 mod error;
 mod ipam;
 pub mod lab;

@@ -18,6 +18,8 @@ use tracing::{debug, warn};
 
 use crate::{Error, Result};
 
+/// How often the owner of a table looks whether another program has removed it.
+pub const CHECK_EVERY: Duration = Duration::from_secs(30);
 /// nft keeps every line it was given in its history: bigger batches go to a process of their own.
 const LARGE: usize = 256 * 1024;
 /// For the same reason a session is replaced after this many bytes.
@@ -235,6 +237,35 @@ async fn run_once(batch: &Batch) -> Result<()> {
         .take(1000)
         .collect();
     Err(Error::NftRefused { message })
+}
+
+/// Family and name of every table.
+pub async fn tables() -> Result<Vec<String>> {
+    let listing = list(&["list", "tables"]).await?.unwrap_or_default();
+    let names = listing
+        .lines()
+        .filter_map(|line| line.strip_prefix("table "));
+    Ok(names.map(ToOwned::to_owned).collect())
+}
+
+/// What nft prints for a listing; `None` when it does not exist.
+pub(crate) async fn list(arguments: &[&str]) -> Result<Option<String>> {
+    let output = Command::new("nft")
+        .args(arguments)
+        .env("LC_ALL", "C")
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output()
+        .await
+        .map_err(|error| Error::NftSession(format!("cannot run nft: {error}")))?;
+    let message = String::from_utf8_lossy(&output.stderr);
+    match output.status.success() {
+        true => Ok(Some(String::from_utf8_lossy(&output.stdout).into_owned())),
+        false if message.contains("No such file or directory") => Ok(None),
+        false => Err(Error::NftRefused {
+            message: message.into_owned(),
+        }),
+    }
 }
 
 /// Whether an answer means that the batch was applied.

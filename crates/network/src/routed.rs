@@ -19,12 +19,12 @@ use tokio::sync::OnceCell;
 use tracing::{info, warn};
 
 use crate::{
-    AttachRequest, Attachment, PodNetwork, Result, Status,
+    AttachRequest, Attachment, PodNetwork, Result, Status, docker,
     ipam::{Ipam, Record},
     links::{self, POD_LINK, PodLink},
     names,
     netns::Netlink,
-    nft::{Batch, Nft},
+    nft::{self, Batch, Nft},
     rules, sysctl,
 };
 
@@ -87,6 +87,7 @@ impl RoutedNetwork {
                 let netlink = Netlink::here()?;
                 self.route_services(&netlink).await?;
                 self.rewrite_rules().await?;
+                docker::pass(&self.nft, &self.config.id, &nft::tables().await?).await?;
                 Ok(netlink)
             })
             .await
@@ -135,6 +136,17 @@ impl RoutedNetwork {
             self.rewrite_rules().await?;
         }
         Ok(())
+    }
+
+    /// Puts back what another program took away: a firewall that reloads flushes every table, and
+    /// Docker may have come after us.
+    pub async fn repair(&self) -> Result<()> {
+        let tables = nft::tables().await?;
+        if !tables.contains(&format!("inet {}", names::table(&self.config.id))) {
+            warn!("the pod network's table was removed by somebody: writing it anew");
+            self.rewrite_rules().await?;
+        }
+        docker::pass(&self.nft, &self.config.id, &tables).await
     }
 
     fn record_for(&self, request: &AttachRequest) -> Result<Record> {
@@ -248,8 +260,12 @@ impl Service for RoutedNetwork {
         Box::pin(async move {
             self.prepare().await?;
             context.ready();
-            context.shutdown().await;
-            Ok(())
+            loop {
+                tokio::select! {
+                    () = tokio::time::sleep(nft::CHECK_EVERY) => self.repair().await?,
+                    () = context.shutdown() => return Ok(()),
+                }
+            }
         })
     }
 }

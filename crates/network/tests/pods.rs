@@ -116,6 +116,43 @@ fn host_ports_lead_to_the_pod_from_everywhere() {
 }
 
 #[test]
+fn pods_pass_docker_and_what_another_program_removed_comes_back() {
+    lab::node(|outside| async move {
+        let docker = "nft 'add table ip filter; \
+            add chain ip filter DOCKER-USER; \
+            add chain ip filter FORWARD { type filter hook forward priority 0; policy drop; }; \
+            add rule ip filter FORWARD jump DOCKER-USER'";
+        lab::command(docker);
+        let before = lab::inventory();
+        let state = tempfile::tempdir().unwrap();
+        let network = network(state.path()).await;
+        let pod = Namespace::new();
+        network.attach(request("a", &pod)).await.unwrap();
+        outside.serve("outside", 80).await;
+        assert_eq!(
+            pod.ask(at("192.0.2.2:80")).await.unwrap(),
+            "outside 192.0.2.1"
+        );
+        lab::command("nft flush ruleset");
+        lab::command(docker);
+        network.repair().await.unwrap();
+        network.repair().await.unwrap();
+        assert_eq!(
+            lab::command("nft list chain ip filter DOCKER-USER")
+                .matches("accept")
+                .count(),
+            2
+        );
+        assert_eq!(
+            pod.ask(at("192.0.2.2:80")).await.unwrap(),
+            "outside 192.0.2.1"
+        );
+        network::cleanup(ID).await.unwrap();
+        assert_eq!(lab::inventory(), before);
+    });
+}
+
+#[test]
 fn a_pod_cannot_reach_the_nodes_loopback() {
     lab::node(|_| async move {
         let state = tempfile::tempdir().unwrap();

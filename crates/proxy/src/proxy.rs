@@ -10,7 +10,7 @@ use k8s_openapi::api::{
 use lifecycle::{Context, Failure, Outcome, Run};
 use network::{
     IpNet, conntrack,
-    nft::{Batch, Nft},
+    nft::{self, Batch, Nft},
     routes::Peer,
 };
 use tokio::sync::watch;
@@ -173,6 +173,7 @@ impl Proxy {
                     },
                     None => return Err(lost()),
                 },
+                () = tokio::time::sleep(nft::CHECK_EVERY) => worker.repair().await?,
                 () = context.shutdown() => return Ok(()),
             }
             dirty.extend(drain(&mut services, &mut slices));
@@ -218,6 +219,18 @@ impl Worker<'_> {
             self.proxy.nft.apply(&self.ruleset.full()).await?;
         }
         self.forget(datagrams).await;
+        Ok(())
+    }
+
+    /// Writes the table again when another program has removed it.
+    async fn repair(&mut self) -> Outcome {
+        if !nft::tables()
+            .await?
+            .contains(&format!("inet {}", self.ruleset.table()))
+        {
+            warn!("the table of services was removed by somebody: writing it anew");
+            self.proxy.nft.apply(&self.ruleset.full()).await?;
+        }
         Ok(())
     }
 

@@ -78,6 +78,11 @@ impl Ruleset {
         }
     }
 
+    /// The table's name.
+    pub fn table(&self) -> String {
+        self.frame.table()
+    }
+
     /// The services that want something.
     pub fn services(&self) -> impl Iterator<Item = &ServiceKey> {
         self.services.keys()
