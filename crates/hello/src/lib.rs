@@ -1,0 +1,125 @@
+//! What the image `mainstay.local/hello` runs: small programs for demos and tests, each a command of
+//! its own. Threads of the standard library only, no configuration, nothing that can be missing in
+//! an image that has nothing but this binary.
+
+mod burn;
+mod dns;
+mod echo;
+mod files;
+mod get;
+mod http;
+mod process;
+mod signals;
+
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
+
+/// One command.
+struct Command {
+    name: &'static str,
+    arguments: &'static str,
+    help: &'static str,
+    run: fn(&[String]) -> Outcome,
+}
+
+/// What a command ends with: an exit code, or a complaint and the exit code 1.
+type Outcome = Result<u8, Complaint>;
+
+/// Anything that goes wrong is told to people.
+type Complaint = Box<dyn std::error::Error + Send + Sync>;
+
+const ALL: &[&[Command]] = &[
+    http::COMMANDS,
+    get::COMMANDS,
+    echo::COMMANDS,
+    dns::COMMANDS,
+    files::COMMANDS,
+    burn::COMMANDS,
+    process::COMMANDS,
+];
+
+/// The entry point; `args` are what follows `hello`. Without any, it serves HTTP.
+pub fn main(args: &[String]) -> ExitCode {
+    let (name, rest) = args
+        .split_first()
+        .map_or(("http", &[][..]), |(name, rest)| (name.as_str(), rest));
+    if matches!(name, "help" | "--help" | "-h") {
+        return finish(help());
+    }
+    match ALL
+        .iter()
+        .flat_map(|family| family.iter())
+        .find(|command| command.name == name)
+    {
+        Some(command) => finish((command.run)(rest)),
+        None => {
+            let _ = writeln!(
+                io::stderr(),
+                "hello: unknown command {name:?}; try `hello help`"
+            );
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn finish(outcome: Outcome) -> ExitCode {
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(complaint) => {
+            let _ = writeln!(io::stderr(), "hello: {complaint}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn help() -> Outcome {
+    let mut out = io::stdout().lock();
+    for command in ALL.iter().flat_map(|family| family.iter()) {
+        let usage = format!("{} {}", command.name, command.arguments);
+        writeln!(out, "  {usage:32} {}", command.help)?;
+    }
+    Ok(0)
+}
+
+/// Writes a line at once: whoever reads a log waits for it.
+fn say(line: impl std::fmt::Display) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{line}")?;
+    out.flush()
+}
+
+/// The name this machine, or pod, goes by.
+fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim_end().to_owned()
+}
+
+/// The argument at a place, as a number.
+fn number<T: std::str::FromStr>(
+    args: &[String],
+    at: usize,
+    what: &str,
+) -> Result<Option<T>, Complaint> {
+    let Some(text) = args.get(at) else {
+        return Ok(None);
+    };
+    text.parse()
+        .map(Some)
+        .map_err(|_| format!("{text:?} is not {what}").into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_command_has_a_name_of_its_own_and_a_help_line() {
+        let mut seen = std::collections::BTreeSet::new();
+        for command in ALL.iter().flat_map(|family| family.iter()) {
+            assert!(seen.insert(command.name), "{} is there twice", command.name);
+            assert!(!command.help.is_empty());
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! What a cgroup has used, in one shape for both versions.
+
+use std::{fs, path::Path};
+
+use super::Cgroup;
+
+/// Counters and gauges of one cgroup; absent where the controller is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Processor time since the cgroup was made, in nanoseconds.
+    pub cpu_nanos: Option<u64>,
+    /// Memory with page cache.
+    pub memory: Option<u64>,
+    /// Memory that cannot be taken back easily: without inactive page cache.
+    pub working_set: Option<u64>,
+    /// Anonymous memory.
+    pub rss: Option<u64>,
+    /// The limit, if there is one.
+    pub memory_limit: Option<u64>,
+    /// Page faults.
+    pub page_faults: Option<u64>,
+    /// Page faults that needed a disk.
+    pub major_page_faults: Option<u64>,
+    /// Swap.
+    pub swap: Option<u64>,
+    /// Processes and threads.
+    pub pids: Option<u64>,
+}
+
+/// Limits at and above this mean that there is none.
+const UNLIMITED: u64 = 1 << 60;
+
+impl Cgroup {
+    /// Reads the current usage.
+    pub fn usage(&self) -> Usage {
+        if self.hierarchies.is_unified() {
+            self.usage_unified()
+        } else {
+            self.usage_split()
+        }
+    }
+
+    fn usage_unified(&self) -> Usage {
+        let Some(dir) = self.dir("") else {
+            return Usage::default();
+        };
+        let stat = dir.join("memory.stat");
+        let memory = number(&dir.join("memory.current"));
+        let inactive = keyed(&stat, "inactive_file").unwrap_or(0);
+        Usage {
+            cpu_nanos: keyed(&dir.join("cpu.stat"), "usage_usec").map(|usec| usec * 1000),
+            memory,
+            working_set: memory.map(|used| used.saturating_sub(inactive)),
+            rss: keyed(&stat, "anon"),
+            memory_limit: number(&dir.join("memory.max")),
+            page_faults: keyed(&stat, "pgfault"),
+            major_page_faults: keyed(&stat, "pgmajfault"),
+            swap: number(&dir.join("memory.swap.current")),
+            pids: number(&dir.join("pids.current")),
+        }
+    }
+
+    fn usage_split(&self) -> Usage {
+        let mut usage = Usage {
+            cpu_nanos: self
+                .dir("cpuacct")
+                .and_then(|dir| number(&dir.join("cpuacct.usage"))),
+            pids: self
+                .dir("pids")
+                .and_then(|dir| number(&dir.join("pids.current"))),
+            ..Usage::default()
+        };
+        let Some(dir) = self.dir("memory") else {
+            return usage;
+        };
+        let stat = dir.join("memory.stat");
+        usage.memory = number(&dir.join("memory.usage_in_bytes"));
+        let inactive = keyed(&stat, "total_inactive_file").unwrap_or(0);
+        usage.working_set = usage.memory.map(|used| used.saturating_sub(inactive));
+        usage.rss = keyed(&stat, "total_rss");
+        let limit = number(&dir.join("memory.limit_in_bytes"));
+        usage.memory_limit = limit.filter(|limit| *limit < UNLIMITED);
+        usage.page_faults = keyed(&stat, "total_pgfault");
+        usage.major_page_faults = keyed(&stat, "total_pgmajfault");
+        usage.swap = keyed(&stat, "total_swap");
+        usage
+    }
+}
+
+fn number(file: &Path) -> Option<u64> {
+    fs::read_to_string(file).ok()?.trim().parse().ok()
+}
+
+/// The value behind a key in a file of `key value` lines.
+pub(super) fn keyed(file: &Path, key: &str) -> Option<u64> {
+    let text = fs::read_to_string(file).ok()?;
+    let value = text
+        .lines()
+        .find_map(|line| line.strip_prefix(key)?.strip_prefix(' '))?;
+    value.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_matched_whole() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), "oom_kill_disable 1\nunder_oom 0\noom_kill 3\n").unwrap();
+        assert_eq!(keyed(file.path(), "oom_kill"), Some(3));
+        assert_eq!(keyed(file.path(), "oom"), None);
+    }
+}

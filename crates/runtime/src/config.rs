@@ -1,0 +1,53 @@
+//! How a node's runtime is set up.
+
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+
+use network::PodNetwork;
+
+use crate::{Runtime, error::Result, images::registry};
+
+/// Everything the runtime needs to know.
+#[derive(Clone)]
+pub struct Config {
+    /// The cluster's id on this machine.
+    pub id: String,
+    /// Images, snapshots and what must survive a reboot.
+    pub root_dir: PathBuf,
+    /// Sockets, namespaces and what must not.
+    pub state_dir: PathBuf,
+    /// Where CRI is served.
+    pub socket: PathBuf,
+    /// The cgroup that everything of ours is below.
+    pub cgroup_root: String,
+    /// Gives sandboxes their addresses.
+    pub network: Arc<dyn PodNetwork>,
+    /// Other OCI runtimes by the RuntimeClass handler that names them.
+    pub handlers: BTreeMap<String, PathBuf>,
+    /// How registries are reached.
+    pub registries: registry::Registries,
+    /// The program that the built-in hello image is made of; without it there is no such image.
+    pub hello_program: Option<PathBuf>,
+}
+
+impl Config {
+    /// The usual places for a cluster.
+    pub fn new(id: &str, data_dir: PathBuf, network: Arc<dyn PodNetwork>) -> Self {
+        let state_dir = PathBuf::from(format!("/run/mainstay/{id}"));
+        Self {
+            id: id.to_owned(),
+            root_dir: data_dir.join("runtime"),
+            socket: state_dir.join("cri.sock"),
+            state_dir,
+            cgroup_root: format!("/mainstay-{id}"),
+            network,
+            handlers: BTreeMap::new(),
+            registries: registry::Registries::default(),
+            hello_program: std::env::current_exe().ok(),
+        }
+    }
+
+    /// Checks the configuration; nothing runs yet.
+    pub fn build(self) -> Result<Arc<Runtime>> {
+        Ok(Arc::new(Runtime::new(self)))
+    }
+}

@@ -1,0 +1,205 @@
+//! Making a container: its root file system, its configuration and its record. No process yet.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use cri::v1::{ContainerConfig, Signal};
+use tokio::sync::watch;
+
+use super::{Container, Facts, Phase, Status, dir};
+use crate::{
+    disk,
+    engine::Engine,
+    error::{Error, Result},
+    id,
+    images::Image,
+    mounts, rooted,
+    sandbox::Sandbox,
+    signals,
+    spec::{self, BoundImage, Built, Inputs},
+    stamp,
+};
+
+impl Engine {
+    /// Makes a container and returns its id.
+    pub async fn create_container(
+        self: &Arc<Self>,
+        sandbox_id: &str,
+        config: ContainerConfig,
+    ) -> Result<String> {
+        let sandbox = self.sandbox(sandbox_id)?;
+        if !sandbox.is_ready() {
+            return Err(Error::Precondition(format!(
+                "sandbox {sandbox_id} is not ready"
+            )));
+        }
+        if config
+            .metadata
+            .as_ref()
+            .is_none_or(|metadata| metadata.name.is_empty())
+        {
+            return Err(Error::Invalid("a container needs a name".into()));
+        }
+        let wanted = config.image.clone().unwrap_or_default().image;
+        let image = self.images.get(&wanted).ok_or(Error::NoImage(wanted))?;
+        let id = id::generate();
+        let (engine, new) = (self.clone(), id.clone());
+        let made = self
+            .blocking(move || engine.make_container(&sandbox, &new, config, &image))
+            .await?;
+        match made {
+            Ok(container) => {
+                self.containers
+                    .write()
+                    .insert(id.clone(), container.clone());
+                self.announce(
+                    &container,
+                    cri::v1::ContainerEventType::ContainerCreatedEvent,
+                );
+                Ok(id)
+            }
+            Err(error) => {
+                self.discard_container_dir(&dir(&self.config, &id)).await;
+                Err(error)
+            }
+        }
+    }
+
+    fn make_container(
+        &self,
+        sandbox: &Sandbox,
+        id: &str,
+        config: ContainerConfig,
+        image: &Image,
+    ) -> Result<Arc<Container>> {
+        let dir = dir(&self.config, id);
+        fs::create_dir_all(&dir).map_err(Error::file(&dir))?;
+        disk::save(&dir.join("status.json"), &Status::default())?;
+        let rootfs = self.mount_root(&dir, image)?;
+        let bound_images = self.bind_images(&dir, &config)?;
+        let cgroup = format!("{}/{id}", sandbox.facts.cgroup_parent.trim_end_matches('/'));
+        let built = spec::build(&Inputs {
+            config: &config,
+            sandbox: &sandbox.config,
+            pins: &sandbox.facts.pins,
+            target_pid: self.target_pid(&config),
+            pod_files: &sandbox.pod_files(),
+            image: &image.config,
+            bound_images: &bound_images,
+            rootfs: &rootfs,
+            cgroup: &cgroup,
+            lowest_oom_score: self.lowest_oom_score,
+        })?;
+        make_working_dir(&rootfs, &built);
+        disk::save(&dir.join("config.json"), &built.spec)?;
+        let facts = Facts {
+            sandbox: sandbox.id.clone(),
+            created_at: stamp::now(),
+            image_id: image.id.clone(),
+            image_ref: image.reference(),
+            layers: image.layers.clone(),
+            cgroup,
+            log: log_path(&sandbox.config.log_directory, &config.log_path),
+            identity: built.identity,
+            shares_pids: built.shares_pids,
+            stop_signal: stop_signal(&config, &image.config.stop_signal)?,
+            oci_runtime: self.config.handlers.get(&sandbox.facts.handler).cloned(),
+        };
+        disk::save_message(&dir.join("config.pb"), &config)?;
+        disk::save(&dir.join("facts.json"), &facts)?;
+        let status = Status {
+            phase: Phase::Created,
+            ..Status::default()
+        };
+        disk::save(&dir.join("status.json"), &status)?;
+        Ok(Arc::new(Container {
+            id: id.to_owned(),
+            config,
+            facts,
+            status: watch::Sender::new(status),
+            dir,
+            changing: tokio::sync::Mutex::default(),
+        }))
+    }
+
+    fn mount_root(&self, dir: &Path, image: &Image) -> Result<PathBuf> {
+        let rootfs = dir.join("rootfs");
+        let (upper, work) = (dir.join("upper"), dir.join("work"));
+        for path in [&rootfs, &upper, &work] {
+            fs::create_dir_all(path).map_err(Error::file(path))?;
+        }
+        let layers = self.images.layer_dirs(image);
+        let lower: Vec<&Path> = layers.iter().map(PathBuf::as_path).collect();
+        mounts::overlay(&lower, Some((&upper, &work)), &rootfs)?;
+        Ok(rootfs)
+    }
+
+    /// Mounts the images that the container wants as volumes.
+    fn bind_images(&self, dir: &Path, config: &ContainerConfig) -> Result<Vec<BoundImage>> {
+        let mut bound = Vec::new();
+        for mount in &config.mounts {
+            let Some(wanted) = &mount.image else { continue };
+            let name = wanted.image.clone();
+            let image = self.images.get(&name).ok_or(Error::NoImage(name))?;
+            let target = dir.join("images").join(bound.len().to_string());
+            let layers = self.images.layer_dirs(&image);
+            let lower: Vec<&Path> = layers.iter().map(PathBuf::as_path).collect();
+            mounts::overlay(&lower, None, &target)?;
+            let path = inside(&target, &mount.image_sub_path)?;
+            bound.push(BoundImage {
+                container_path: mount.container_path.clone(),
+                path,
+            });
+        }
+        Ok(bound)
+    }
+
+    fn target_pid(&self, config: &ContainerConfig) -> Option<i32> {
+        let security = config.linux.as_ref()?.security_context.as_ref()?;
+        let target = &security.namespace_options.as_ref()?.target_id;
+        let container = self.container(target).ok()?;
+        container.is_running().then(|| container.status().pid)
+    }
+}
+
+/// A path of a mounted image, without being led out of it.
+fn inside(root: &Path, sub_path: &str) -> Result<PathBuf> {
+    if sub_path.is_empty() {
+        return Ok(root.to_path_buf());
+    }
+    let flags = nix::fcntl::OFlag::O_PATH;
+    let opened = rooted::open(root, sub_path, flags).map_err(Error::file(root.join(sub_path)))?;
+    use std::os::fd::AsRawFd;
+    let link = format!("/proc/self/fd/{}", opened.as_raw_fd());
+    fs::read_link(&link).map_err(Error::file(link))
+}
+
+/// The directory a process starts in is made if the image lacks it; what cannot be made there is
+/// reported when the process starts.
+fn make_working_dir(rootfs: &Path, built: &Built) {
+    if let Some(cwd) = built.spec["process"]["cwd"].as_str() {
+        let _ = rooted::create_dir_all(rootfs, cwd);
+    }
+}
+
+fn log_path(directory: &str, path: &str) -> Option<PathBuf> {
+    (!directory.is_empty() && !path.is_empty()).then(|| Path::new(directory).join(path))
+}
+
+/// The pod's choice, or the image's, or SIGTERM.
+fn stop_signal(config: &ContainerConfig, image: &str) -> Result<i32> {
+    match Signal::try_from(config.stop_signal) {
+        Ok(Signal::RuntimeDefault) => Ok(signals::number(image).unwrap_or(libc::SIGTERM)),
+        Ok(signal) => {
+            let name = signal.as_str_name().trim_start_matches("SIGNAL_");
+            signals::number(name).ok_or_else(|| Error::Invalid(format!("unknown signal {name}")))
+        }
+        Err(_) => Err(Error::Invalid(format!(
+            "unknown signal {}",
+            config.stop_signal
+        ))),
+    }
+}

@@ -1,0 +1,185 @@
+//! Running further commands in a container.
+
+use std::{
+    fs::File,
+    io,
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{io::AsyncReadExt, net::unix::pipe, sync::oneshot};
+
+use super::Container;
+use crate::{
+    disk,
+    engine::Engine,
+    error::{Error, Result},
+    id,
+    sandbox::Sandbox,
+    shim::{
+        ExecStdio,
+        protocol::{Call, Exec, Exit},
+    },
+    spec,
+};
+
+/// The most output that is kept of a command that is waited for.
+const MAX_OUTPUT: u64 = 16 * 1024 * 1024;
+
+/// How long output may still come after a command has ended: it may have left children behind that
+/// hold its streams.
+const DRAIN: Duration = Duration::from_secs(1);
+
+/// What a command wrote and how it ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExecOutput {
+    /// Standard output.
+    pub stdout: Vec<u8>,
+    /// Standard error.
+    pub stderr: Vec<u8>,
+    /// Its exit code.
+    pub code: i32,
+}
+
+/// A command at work.
+pub struct Session {
+    sandbox: Arc<Sandbox>,
+    exec: String,
+    exit: oneshot::Receiver<Exit>,
+    /// Its terminal, if it has one.
+    #[allow(dead_code)] // Read by the streaming server.
+    pub terminal: Option<OwnedFd>,
+}
+
+impl Session {
+    /// Waits for its end.
+    pub async fn exit(&mut self) -> Result<Exit> {
+        (&mut self.exit)
+            .await
+            .map_err(|_| Error::ShimGone(self.sandbox.id.clone()))
+    }
+
+    /// Kills it.
+    pub async fn kill(&self) -> Result<()> {
+        let call = Call::SignalExec {
+            exec: self.exec.clone(),
+            signal: libc::SIGKILL,
+        };
+        self.sandbox.shim()?.ask(call).await
+    }
+}
+
+impl Engine {
+    /// Starts a command. Without `stdio` it gets a terminal.
+    pub async fn exec(
+        self: &Arc<Self>,
+        container: &Container,
+        command: &[String],
+        stdio: Option<ExecStdio>,
+    ) -> Result<Session> {
+        if command.is_empty() {
+            return Err(Error::Invalid("no command".into()));
+        }
+        if !container.is_running() {
+            return Err(Error::Precondition(format!(
+                "container {} is not running",
+                container.id
+            )));
+        }
+        let sandbox = self.sandbox(&container.facts.sandbox)?;
+        let shim = sandbox.shim()?;
+        let exec = id::generate();
+        let process = container.dir.join(format!("exec-{}.json", &exec[..16]));
+        let spec = disk::load(&container.dir.join("config.json"))?;
+        disk::save(
+            &process,
+            &spec::exec_process(&spec, command, stdio.is_none()),
+        )?;
+        let call = Call::Exec(Exec {
+            exec: exec.clone(),
+            container: container.id.clone(),
+            process: process.clone(),
+            tty: stdio.is_none(),
+        });
+        let exit = sandbox.expect_exec(&exec);
+        let fds = stdio.as_ref().map(ExecStdio::raw);
+        match shim
+            .call(call, fds.as_ref().map_or(&[], |fds| fds.as_slice()))
+            .await
+        {
+            Ok((_, terminal)) => Ok(Session {
+                sandbox,
+                exec,
+                exit,
+                terminal,
+            }),
+            Err(error) => {
+                let _ = std::fs::remove_file(process);
+                Err(error)
+            }
+        }
+    }
+
+    /// Runs a command, waits for it and returns what it wrote. Zero means no timeout.
+    pub async fn exec_sync(
+        self: &Arc<Self>,
+        container: &str,
+        command: &[String],
+        timeout: Duration,
+    ) -> Result<ExecOutput> {
+        let container = self.container(container)?;
+        let (stdout, out) = pipe().map_err(Error::system("make a pipe"))?;
+        let (stderr, err) = pipe().map_err(Error::system("make a pipe"))?;
+        let null = File::open("/dev/null").map_err(Error::file("/dev/null"))?;
+        let stdio = ExecStdio {
+            stdin: null.into(),
+            stdout: out,
+            stderr: err,
+        };
+        let mut session = self.exec(&container, command, Some(stdio)).await?;
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        let work = async {
+            let streams = async { tokio::join!(read(stdout, &mut out), read(stderr, &mut err)) };
+            tokio::pin!(streams);
+            tokio::select! {
+                _ = &mut streams => session.exit().await,
+                exit = session.exit() => {
+                    let _ = tokio::time::timeout(DRAIN, streams).await;
+                    exit
+                }
+            }
+        };
+        let done = if timeout.is_zero() {
+            Ok(work.await)
+        } else {
+            tokio::time::timeout(timeout, work).await
+        };
+        match done {
+            Ok(exit) => Ok(ExecOutput {
+                code: exit?.code,
+                stdout: out,
+                stderr: err,
+            }),
+            Err(_) => {
+                session.kill().await?;
+                Err(Error::Deadline(format!(
+                    "command {command:?} timed out after {timeout:?}"
+                )))
+            }
+        }
+    }
+}
+
+fn pipe() -> io::Result<(pipe::Receiver, OwnedFd)> {
+    let (reader, writer) = io::pipe()?;
+    crate::shim::set_nonblocking(reader.as_fd())?;
+    Ok((pipe::Receiver::from_owned_fd(reader.into())?, writer.into()))
+}
+
+/// Reads to the end; what is too much is read and dropped, so that the command does not stall.
+async fn read(mut pipe: pipe::Receiver, bytes: &mut Vec<u8>) {
+    // What came before an error is worth keeping.
+    let _ = (&mut pipe).take(MAX_OUTPUT).read_to_end(bytes).await;
+    let _ = tokio::io::copy(&mut pipe, &mut tokio::io::sink()).await;
+}

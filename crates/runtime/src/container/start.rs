@@ -1,0 +1,90 @@
+//! Starting a container. When this returns, the container's own program runs; when it fails, the
+//! container has ended with 128 and says why.
+
+use std::sync::Arc;
+
+use cri::v1::ContainerEventType;
+
+use super::{Container, Phase, Status};
+use crate::{
+    engine::Engine,
+    error::{Error, Result},
+    shim::protocol::{Answer, Call, Run},
+    stamp,
+};
+
+impl Engine {
+    /// Starts a container that was created.
+    pub async fn start_container(self: &Arc<Self>, id: &str) -> Result<()> {
+        let container = self.container(id)?;
+        let _changing = container.changing.lock().await;
+        let status = container.status();
+        if status.phase != Phase::Created {
+            let message = format!("container {id} is {:?}, not created", status.phase);
+            return Err(Error::Precondition(message));
+        }
+        let shim = self.sandbox(&container.facts.sandbox)?.shim()?;
+        match shim.call(Call::Run(self.run_call(&container)), &[]).await {
+            Ok((Answer::Started { pid, .. }, _)) => {
+                self.note_started(&container, pid)?;
+                Ok(())
+            }
+            Ok((other, _)) => Err(Error::Shim(format!("unexpected answer {other:?}"))),
+            Err(error) => {
+                container.set_status(failed(&status, &error))?;
+                self.announce(&container, ContainerEventType::ContainerStoppedEvent);
+                Err(error)
+            }
+        }
+    }
+
+    fn run_call(&self, container: &Container) -> Run {
+        Run {
+            container: container.id.clone(),
+            bundle: container.dir.clone(),
+            oci_root: self.oci_root(),
+            oci_runtime: container.facts.oci_runtime.clone(),
+            cgroup: container.facts.cgroup.clone(),
+            kill_cgroup: container.facts.shares_pids,
+            log: container.facts.log.clone(),
+            tty: container.config.tty,
+            stdin: container.config.stdin,
+            stdin_once: container.config.stdin_once,
+        }
+    }
+
+    /// It runs, unless the news of its end have overtaken us.
+    fn note_started(&self, container: &Arc<Container>, pid: i32) -> Result<()> {
+        let now = stamp::now();
+        let mut ended = false;
+        let mut saved = None;
+        container.status.send_modify(|status| {
+            ended = status.phase == Phase::Exited;
+            status.pid = pid;
+            status.started_at = now;
+            if !ended {
+                status.phase = Phase::Running;
+            }
+            saved = Some(status.clone());
+        });
+        if let Some(status) = saved {
+            crate::disk::save(&container.dir.join("status.json"), &status)?;
+        }
+        self.announce(container, ContainerEventType::ContainerStartedEvent);
+        if ended {
+            self.announce(container, ContainerEventType::ContainerStoppedEvent);
+        }
+        Ok(())
+    }
+}
+
+fn failed(status: &Status, error: &Error) -> Status {
+    Status {
+        phase: Phase::Exited,
+        finished_at: stamp::now(),
+        exit_code: 128,
+        reason: "StartError".to_owned(),
+        message: error.to_string(),
+        ..status.clone()
+    }
+}

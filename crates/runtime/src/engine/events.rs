@@ -1,0 +1,38 @@
+//! The stream of container events: each carries the pod as it is at that moment, so that a kubelet
+//! need not ask.
+
+use cri::v1::{ContainerEventResponse, ContainerEventType};
+
+use super::Engine;
+use crate::{container::Container, sandbox::Sandbox, stamp};
+
+impl Engine {
+    /// Tells listeners what happened to a container.
+    pub(crate) fn announce(&self, container: &Container, kind: ContainerEventType) {
+        let sandbox = self.sandbox(&container.facts.sandbox).ok();
+        self.send(&container.id, sandbox.as_deref(), kind);
+    }
+
+    /// A sandbox is told about like a container of its own.
+    pub(crate) fn announce_sandbox_removed(&self, sandbox: &Sandbox) {
+        self.send(
+            &sandbox.id,
+            Some(sandbox),
+            ContainerEventType::ContainerDeletedEvent,
+        );
+    }
+
+    fn send(&self, id: &str, sandbox: Option<&Sandbox>, kind: ContainerEventType) {
+        let containers = sandbox
+            .map(|sandbox| self.containers_of(&sandbox.id))
+            .unwrap_or_default();
+        // Nobody listening is fine.
+        let _ = self.events.send(ContainerEventResponse {
+            container_id: id.to_owned(),
+            container_event_type: kind.into(),
+            created_at: stamp::now(),
+            pod_sandbox_status: sandbox.map(Sandbox::status),
+            containers_statuses: containers.iter().map(|c| c.cri_status()).collect(),
+        });
+    }
+}

@@ -1,0 +1,228 @@
+//! The running runtime: what exists, who must be told, and work that outlives the call that began
+//! it. Everything here is rebuilt from disk and from the shims at every start.
+
+mod events;
+mod reattach;
+
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+
+use cri::v1::ContainerEventResponse;
+use lifecycle::Context;
+use parking_lot::RwLock;
+use tokio::sync::{broadcast, oneshot};
+
+use crate::{
+    config::Config,
+    container::Container,
+    error::{Error, Result},
+    images::Images,
+    reexec::Program,
+    sandbox::Sandbox,
+    shim,
+};
+
+/// How many events a slow listener may lag behind.
+const EVENT_BACKLOG: usize = 1024;
+
+/// The state of a running runtime.
+pub struct Engine {
+    /// How it is set up.
+    pub config: Config,
+    pub(crate) program: Program,
+    /// The node's images.
+    pub images: Images,
+    context: Context,
+    /// By id; guards only the map.
+    pub(crate) sandboxes: RwLock<BTreeMap<String, Arc<Sandbox>>>,
+    /// By id; guards only the map.
+    pub(crate) containers: RwLock<BTreeMap<String, Arc<Container>>>,
+    pub(crate) events: broadcast::Sender<ContainerEventResponse>,
+    /// The lowest OOM score that may be set here, if that is limited.
+    pub(crate) lowest_oom_score: Option<i32>,
+}
+
+impl Engine {
+    /// Opens the stores and takes over what earlier daemons have left.
+    pub async fn start(config: Config, context: Context) -> Result<Arc<Self>> {
+        for dir in ["sandboxes", "containers"] {
+            let path = config.root_dir.join(dir);
+            std::fs::create_dir_all(&path).map_err(Error::file(&path))?;
+        }
+        std::fs::create_dir_all(&config.state_dir).map_err(Error::file(&config.state_dir))?;
+        let images = Images::open(config.root_dir.clone())?;
+        let program = tokio::task::spawn_blocking(Program::seal)
+            .await
+            .map_err(|_| Error::Shim("sealing the program panicked".into()))?
+            .map_err(Error::system("seal a copy of the program"))?;
+        let engine = Arc::new(Self {
+            program,
+            images,
+            context,
+            sandboxes: RwLock::default(),
+            containers: RwLock::default(),
+            events: broadcast::Sender::new(EVENT_BACKLOG),
+            lowest_oom_score: lowest_oom_score(),
+            config,
+        });
+        engine.reattach().await?;
+        Ok(engine)
+    }
+
+    pub(crate) fn token(&self) -> tokio_util::sync::CancellationToken {
+        self.context.token()
+    }
+
+    /// Where OCI runtimes keep their state.
+    pub(crate) fn oci_root(&self) -> PathBuf {
+        self.config.state_dir.join("oci")
+    }
+
+    /// A sandbox by its id or a prefix that only it has.
+    pub fn sandbox(&self, id: &str) -> Result<Arc<Sandbox>> {
+        by_prefix(&self.sandboxes.read(), id).ok_or_else(|| Error::NoSandbox(id.to_owned()))
+    }
+
+    /// A container by its id or a prefix that only it has.
+    pub fn container(&self, id: &str) -> Result<Arc<Container>> {
+        by_prefix(&self.containers.read(), id).ok_or_else(|| Error::NoContainer(id.to_owned()))
+    }
+
+    /// Every container of a sandbox.
+    pub fn containers_of(&self, sandbox: &str) -> Vec<Arc<Container>> {
+        let containers = self.containers.read();
+        containers
+            .values()
+            .filter(|c| c.facts.sandbox == sandbox)
+            .cloned()
+            .collect()
+    }
+
+    /// Runs work that blocks, away from the async threads.
+    pub(crate) async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T> {
+        tokio::task::spawn_blocking(work)
+            .await
+            .map_err(|_| Error::Shim("a task panicked".into()))
+    }
+
+    /// Runs work to its end even if the caller hangs up.
+    pub(crate) async fn finish<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let (sender, receiver) = oneshot::channel();
+        self.context.spawn_draining("call", async move {
+            let _ = sender.send(work.await);
+        });
+        receiver
+            .await
+            .map_err(|_| Error::Shim("the call panicked".into()))?
+    }
+
+    /// Connects to a sandbox' shim and listens to it.
+    pub(crate) async fn connect_shim(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+    ) -> Result<Vec<shim::protocol::Held>> {
+        let client = shim::Client::connect(&sandbox.id, &sandbox.paths().socket()).await?;
+        let (engine, of, listener) = (self.clone(), sandbox.clone(), client.clone());
+        self.context.spawn("shim", async move {
+            listener.listen(|notice| engine.noticed(&of, notice)).await;
+            engine.shim_lost(&of).await;
+        });
+        let (_, held) = client.hello().await?;
+        sandbox.set_shim(Some(client));
+        Ok(held)
+    }
+
+    fn noticed(self: &Arc<Self>, sandbox: &Sandbox, notice: shim::Notice) {
+        match notice {
+            shim::Notice::ExecExited { exec, exit } => sandbox.settle_exec(&exec, exit),
+            shim::Notice::Exited { container, exit } => {
+                let Ok(container) = self.container(&container) else {
+                    return;
+                };
+                let was_running = container.is_running();
+                if container.settle(exit) {
+                    self.sweep(&container);
+                    // Whoever starts it tells about its end, too, if that has come first.
+                    if was_running {
+                        let stopped = cri::v1::ContainerEventType::ContainerStoppedEvent;
+                        self.announce(&container, stopped);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Removes the cgroup of a container that has ended, so that its pod's can be removed.
+    fn sweep(&self, container: &Container) {
+        let cgroup = crate::cgroup::Cgroup::new(&container.facts.cgroup);
+        self.context.spawn_draining("sweep", async move {
+            let removed =
+                tokio::task::spawn_blocking(move || cgroup.remove_within(Duration::from_secs(1)));
+            let _ = removed.await;
+        });
+    }
+
+    /// A shim that died takes its containers with it: nobody holds their streams any more.
+    async fn shim_lost(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
+        sandbox.set_shim(None);
+        if !sandbox.is_ready() {
+            return;
+        }
+        tracing::warn!(sandbox = sandbox.id, "shim lost");
+        self.bury(sandbox).await;
+    }
+
+    /// Kills and marks the containers of a sandbox that has no shim.
+    pub(crate) async fn bury(self: &Arc<Self>, sandbox: &Sandbox) {
+        for container in self.containers_of(&sandbox.id) {
+            let cgroup = crate::cgroup::Cgroup::new(&container.facts.cgroup);
+            let _ = self
+                .blocking(move || cgroup.kill_all(Duration::from_secs(5)))
+                .await;
+            if container.lose(crate::stamp::now()) {
+                self.announce(
+                    &container,
+                    cri::v1::ContainerEventType::ContainerStoppedEvent,
+                );
+            }
+        }
+    }
+}
+
+fn by_prefix<T: Clone>(map: &BTreeMap<String, T>, id: &str) -> Option<T> {
+    if id.is_empty() {
+        return None;
+    }
+    let mut found = map
+        .range(id.to_owned()..)
+        .take_while(|(key, _)| key.starts_with(id));
+    let (key, value) = found.next()?;
+    (key == id || found.next().is_none()).then(|| value.clone())
+}
+
+/// Without CAP_SYS_RESOURCE a score can only be raised above our own.
+fn lowest_oom_score() -> Option<i32> {
+    let may = caps::has_cap(
+        None,
+        caps::CapSet::Effective,
+        caps::Capability::CAP_SYS_RESOURCE,
+    );
+    if may.unwrap_or(false) {
+        return None;
+    }
+    let own = std::fs::read_to_string("/proc/self/oom_score_adj")
+        .ok()?
+        .trim()
+        .parse()
+        .ok()?;
+    tracing::warn!(
+        own,
+        "no CAP_SYS_RESOURCE: OOM scores of containers cannot be lower than ours"
+    );
+    Some(own)
+}

@@ -1,0 +1,107 @@
+//! Taking over what an earlier daemon has left: records on disk and shims that still hold their
+//! containers. What was half-made is taken down, and what nobody holds is reported as lost.
+
+use std::{collections::BTreeSet, path::Path, sync::Arc};
+
+use super::Engine;
+use crate::{
+    container::{self, Container},
+    error::{Error, Result},
+    sandbox::{Phase, Sandbox},
+};
+
+impl Engine {
+    pub(super) async fn reattach(self: &Arc<Self>) -> Result<()> {
+        self.load_records().await?;
+        let sandboxes: Vec<_> = self.sandboxes.read().values().cloned().collect();
+        let mut alive = BTreeSet::new();
+        for sandbox in sandboxes {
+            match sandbox.state().phase {
+                Phase::Ready if self.revive(&sandbox).await => {
+                    alive.insert(sandbox.id.clone());
+                }
+                Phase::Ready | Phase::Stopped => self.bury(&sandbox).await,
+                Phase::Creating => {
+                    let _ = self.connect_shim(&sandbox).await;
+                    if let Err(error) = self.remove_sandbox(&sandbox.id).await {
+                        tracing::warn!(sandbox = sandbox.id, %error, "half-made sandbox not removed");
+                    }
+                }
+            }
+        }
+        self.config.network.retain(&alive).await?;
+        Ok(())
+    }
+
+    async fn load_records(&self) -> Result<()> {
+        for id in names(&self.config.root_dir.join("sandboxes"))? {
+            match Sandbox::load(&self.config, &id) {
+                Ok(sandbox) => {
+                    self.sandboxes.write().insert(id, sandbox);
+                }
+                // Nothing was started before its record was whole.
+                Err(error) => {
+                    tracing::warn!(sandbox = id, %error, "unreadable sandbox removed");
+                    crate::disk::remove_dir(&self.config.root_dir.join("sandboxes").join(id))?;
+                }
+            }
+        }
+        for id in names(&self.config.root_dir.join("containers"))? {
+            let loaded = Container::load(&self.config, &id);
+            match loaded {
+                Ok(container) if container.status().phase != container::Phase::Creating => {
+                    self.containers.write().insert(id, container);
+                }
+                _ => {
+                    tracing::info!(container = id, "half-made container removed");
+                    self.discard_container_dir(&container::dir(&self.config, &id))
+                        .await;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Connects to a shim and makes our view of its containers match its own. `false` if it is gone.
+    async fn revive(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> bool {
+        let held = match self.connect_shim(sandbox).await {
+            Ok(held) => held,
+            Err(error) => {
+                tracing::warn!(sandbox = sandbox.id, %error, "shim gone");
+                return false;
+            }
+        };
+        for container in self.containers_of(&sandbox.id) {
+            match held.iter().find(|held| held.id == container.id) {
+                Some(held) => match held.exit {
+                    Some(exit) => {
+                        if container.settle(exit) {
+                            self.sweep(&container);
+                        }
+                    }
+                    None => container.adopt(held.pid, held.started_at),
+                },
+                None => {
+                    container.lose(crate::stamp::now());
+                }
+            }
+        }
+        if let Err(error) = self.attach_network(sandbox).await {
+            tracing::warn!(sandbox = sandbox.id, %error, "network not restored");
+        }
+        tracing::info!(
+            sandbox = sandbox.id,
+            containers = held.len(),
+            "sandbox found again"
+        );
+        true
+    }
+}
+
+fn names(dir: &Path) -> Result<Vec<String>> {
+    let entries = std::fs::read_dir(dir).map_err(Error::file(dir))?;
+    Ok(entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect())
+}

@@ -1,0 +1,285 @@
+//! The helper that makes a container, or a process in one, with libcontainer. It tells the shim the
+//! process' pid as soon as it exists, and again when the container's own program has taken over, so
+//! that "started" means that it was really executed.
+
+use std::{
+    error::Error,
+    fs::File,
+    io::{self, PipeReader, PipeWriter, Read},
+    os::{
+        fd::{AsFd, AsRawFd, OwnedFd, RawFd},
+        unix::net::{UnixListener, UnixStream},
+    },
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use libcontainer::{
+    container::{Container, builder::ContainerBuilder},
+    syscall::syscall::SyscallType,
+};
+
+use super::{executor::Program, outside, prepare};
+use crate::{
+    shim::protocol::{Job, Report},
+    wire::{Inbox, send_all},
+};
+
+pub(super) type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+
+/// The entry point.
+pub(crate) fn run() -> ExitCode {
+    complain_on_stderr();
+    let (socket, mut inbox) = match take_socket() {
+        Ok(taken) => taken,
+        Err(_) => return ExitCode::FAILURE,
+    };
+    let mut shim = Shim { socket };
+    let done = inbox
+        .wait::<Job>(shim.socket.as_fd())
+        .map_err(Into::into)
+        .and_then(|job| perform(job, &mut inbox, &mut shim));
+    let report = match done {
+        Ok(()) => Report::Running,
+        Err(error) => Report::Failed(chain(&*error)),
+    };
+    match shim.tell(&report, None) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+/// Moves the socket away from standard input, which the container must not inherit.
+fn take_socket() -> io::Result<(UnixStream, Inbox)> {
+    let socket = io::stdin().as_fd().try_clone_to_owned()?;
+    nix::unistd::dup2_stdin(File::open("/dev/null")?)?;
+    Ok((UnixStream::from(socket), Inbox::default()))
+}
+
+/// The shim at the other end.
+pub(super) struct Shim {
+    socket: UnixStream,
+}
+
+impl Shim {
+    pub fn tell(&mut self, report: &Report, fd: Option<OwnedFd>) -> io::Result<()> {
+        let raw = fd.as_ref().map(|fd| fd.as_raw_fd());
+        send_all(self.socket.as_fd(), report, raw.as_slice())
+    }
+
+    pub fn created(&mut self, pid: i32, terminal: Option<OwnedFd>) -> io::Result<()> {
+        self.tell(
+            &Report::Created {
+                pid,
+                terminal: terminal.is_some(),
+            },
+            terminal,
+        )
+    }
+}
+
+fn perform(job: Job, inbox: &mut Inbox, shim: &mut Shim) -> Outcome<()> {
+    let tty = match &job {
+        Job::Run { tty, .. } | Job::Exec { tty, .. } => *tty,
+    };
+    let stdio = if tty {
+        None
+    } else {
+        Some([inbox.fd()?, inbox.fd()?, inbox.fd()?])
+    };
+    match job {
+        Job::Run {
+            container,
+            bundle,
+            oci_root,
+            oci_runtime: Some(binary),
+            ..
+        } => {
+            let outside = outside::Runtime {
+                binary,
+                root: oci_root,
+                container,
+            };
+            outside.run(&bundle, stdio, shim)
+        }
+        Job::Exec {
+            container,
+            oci_root,
+            oci_runtime: Some(binary),
+            process,
+            ..
+        } => {
+            let outside = outside::Runtime {
+                binary,
+                root: oci_root,
+                container,
+            };
+            outside.exec(&process, stdio, shim)
+        }
+        Job::Run {
+            container,
+            bundle,
+            oci_root,
+            oci_runtime: None,
+            ..
+        } => run_container(&container, &bundle, &oci_root, stdio, shim),
+        Job::Exec {
+            container,
+            bundle,
+            oci_root,
+            oci_runtime: None,
+            process,
+            ..
+        } => run_process(&container, &bundle, &oci_root, &process, stdio, shim),
+    }
+}
+
+fn run_container(
+    id: &str,
+    bundle: &Path,
+    root: &Path,
+    stdio: Option<[OwnedFd; 3]>,
+    shim: &mut Shim,
+) -> Outcome<()> {
+    let prepared = prepare::container(bundle)?;
+    let (executed, program) = Program::new(prepared.finish)?;
+    let console = Console::listen(root, stdio.is_none())?;
+    let builder = ContainerBuilder::new(id.to_owned(), SyscallType::default())
+        .with_root_path(root)?
+        .with_console_socket(console.as_ref().map(|console| console.path.clone()))
+        .with_executor(program);
+    let mut container: Container = with_stdio(builder, stdio)
+        .as_init(&prepared.bundle)
+        .with_systemd(false)
+        .with_detach(true)
+        .build()?;
+    let pid = container
+        .pid()
+        .ok_or("libcontainer made a container without a process")?;
+    shim.created(pid.as_raw(), console.map(Console::receive).transpose()?)?;
+    container.start()?;
+    executed.wait()
+}
+
+fn run_process(
+    id: &str,
+    bundle: &Path,
+    root: &Path,
+    process: &Path,
+    stdio: Option<[OwnedFd; 3]>,
+    shim: &mut Shim,
+) -> Outcome<()> {
+    let prepared = prepare::process(bundle, process)?;
+    let (executed, program) = Program::new(prepared.finish)?;
+    let console = Console::listen(root, stdio.is_none())?;
+    let builder = ContainerBuilder::new(id.to_owned(), SyscallType::default())
+        .with_root_path(root)?
+        .with_console_socket(console.as_ref().map(|console| console.path.clone()))
+        .with_executor(program);
+    let built = with_stdio(builder, stdio)
+        .as_tenant()
+        .with_detach(true)
+        .with_process(Some(process))
+        .build();
+    let _ = std::fs::remove_file(process);
+    let pid = match built {
+        Ok(pid) => pid,
+        // The reason that our own executor gave is the better one.
+        Err(error) => return Err(executed.wait().err().unwrap_or_else(|| error.into())),
+    };
+    shim.created(pid.as_raw(), console.map(Console::receive).transpose()?)?;
+    executed.wait()
+}
+
+fn with_stdio(builder: ContainerBuilder, stdio: Option<[OwnedFd; 3]>) -> ContainerBuilder {
+    match stdio {
+        Some([stdin, stdout, stderr]) => builder
+            .with_stdin(stdin)
+            .with_stdout(stdout)
+            .with_stderr(stderr),
+        None => builder,
+    }
+}
+
+/// The end of the pipe that tells whether the program was executed: it closes when it was.
+pub(super) struct Executed {
+    reader: PipeReader,
+    /// Our copy of the end that the container's process inherits.
+    writer: PipeWriter,
+}
+
+impl Executed {
+    /// The pipe, and the number of the inherited end.
+    pub fn pipe() -> io::Result<(Self, RawFd)> {
+        let (reader, writer) = io::pipe()?;
+        let inherited = writer.as_raw_fd();
+        Ok((Self { reader, writer }, inherited))
+    }
+
+    fn wait(self) -> Outcome<()> {
+        let Self { mut reader, writer } = self;
+        drop(writer);
+        let mut message = String::new();
+        reader.read_to_string(&mut message)?;
+        if message.is_empty() {
+            Ok(())
+        } else {
+            Err(message.into())
+        }
+    }
+}
+
+/// The socket on which an OCI runtime hands over the terminal that it has made.
+pub(super) struct Console {
+    pub path: PathBuf,
+    listener: UnixListener,
+}
+
+impl Console {
+    pub fn listen(root: &Path, wanted: bool) -> Outcome<Option<Self>> {
+        if !wanted {
+            return Ok(None);
+        }
+        std::fs::create_dir_all(root)?;
+        let path = root.join(format!("{}.tty", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(&path)?;
+        Ok(Some(Self { path, listener }))
+    }
+
+    pub fn receive(self) -> io::Result<OwnedFd> {
+        let (stream, _) = self.listener.accept()?;
+        let mut inbox = Inbox::default();
+        inbox.fill(stream.as_fd())?;
+        inbox.fd()
+    }
+}
+
+impl Drop for Console {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// An error with everything behind it, each said once.
+fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        let message = inner.to_string();
+        if !text.contains(&message) {
+            text = format!("{text}: {message}");
+        }
+        cause = inner.source();
+    }
+    text
+}
+
+/// libcontainer says what went wrong in its children only through `tracing`.
+fn complain_on_stderr() {
+    let Ok(stderr) = io::stderr().as_fd().try_clone_to_owned() else {
+        return;
+    };
+    let subscriber = super::complaints::Complaints::new(File::from(stderr));
+    let _ = tracing::subscriber::set_global_default(subscriber);
+}

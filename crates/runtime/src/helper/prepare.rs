@@ -1,0 +1,95 @@
+//! What libcontainer is given differs from the bundle in one point. It drops capabilities before our
+//! executor can install a seccomp filter, and installing one needs CAP_SYS_ADMIN unless the process
+//! gives up gaining privileges. So the process keeps that capability for the last step, in which our
+//! executor installs the filter and reduces the capabilities to what was asked for.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    rc::Rc,
+};
+
+use oci_spec::runtime::{Capabilities, Capability, Process, Spec};
+
+use super::{
+    executor::Finish,
+    oci::Outcome,
+    seccomp::{self},
+};
+
+pub(super) struct Prepared {
+    pub bundle: PathBuf,
+    pub finish: Finish,
+}
+
+/// For a container's first process.
+pub(super) fn container(bundle: &Path) -> Outcome<Prepared> {
+    let mut spec = Spec::load(bundle.join("config.json"))?;
+    let mut finish = Finish {
+        filters: Rc::new(filters(&spec)?),
+        capabilities: None,
+    };
+    let Some(mut process) = spec.process().clone() else {
+        return Err("no process".into());
+    };
+    if !lend_capabilities(&mut process, &mut finish) {
+        return Ok(Prepared {
+            bundle: bundle.to_path_buf(),
+            finish,
+        });
+    }
+    spec.set_process(Some(process));
+    let adjusted = bundle.join("adjusted");
+    fs::create_dir_all(&adjusted)?;
+    spec.save(adjusted.join("config.json"))?;
+    Ok(Prepared {
+        bundle: adjusted,
+        finish,
+    })
+}
+
+/// For a further process: its file is changed in place.
+pub(super) fn process(bundle: &Path, file: &Path) -> Outcome<Prepared> {
+    let spec = Spec::load(bundle.join("config.json"))?;
+    let mut finish = Finish {
+        filters: Rc::new(filters(&spec)?),
+        capabilities: None,
+    };
+    let mut process: Process = serde_json::from_slice(&fs::read(file)?)?;
+    if lend_capabilities(&mut process, &mut finish) {
+        fs::write(file, serde_json::to_vec(&process)?)?;
+    }
+    Ok(Prepared {
+        bundle: bundle.to_path_buf(),
+        finish,
+    })
+}
+
+fn filters(spec: &Spec) -> Outcome<Vec<seccompiler::BpfProgram>> {
+    let profile = spec
+        .linux()
+        .as_ref()
+        .and_then(|linux| linux.seccomp().as_ref());
+    profile.map_or_else(|| Ok(Vec::new()), seccomp::compile)
+}
+
+/// Whether the process was changed.
+fn lend_capabilities(process: &mut Process, finish: &mut Finish) -> bool {
+    if finish.filters.is_empty() || process.no_new_privileges() == Some(true) {
+        return false;
+    }
+    let Some(wanted) = process.capabilities().clone() else {
+        return false;
+    };
+    let lent = |set: &Option<Capabilities>| -> Capabilities {
+        let needed = [Capability::SysAdmin, Capability::Setpcap];
+        set.iter().flatten().copied().chain(needed).collect()
+    };
+    let mut more = wanted.clone();
+    more.set_bounding(Some(lent(wanted.bounding())));
+    more.set_effective(Some(lent(wanted.effective())));
+    more.set_permitted(Some(lent(wanted.permitted())));
+    process.set_capabilities(Some(more));
+    finish.capabilities = Some(wanted);
+    true
+}

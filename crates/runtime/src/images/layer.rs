@@ -1,0 +1,80 @@
+//! From a blob to an unpacked layer.
+
+use std::{
+    fs::{self, File},
+    io::{self, BufReader, Read},
+    path::{Path, PathBuf},
+};
+
+use super::{
+    Images,
+    blobs::{Hashing, digest_of},
+    unpack::{Limits, Unpacker},
+};
+use crate::error::{Error, Result};
+
+impl Images {
+    /// Unpacks a layer on top of others, unless that has been done. Returns its name.
+    pub(super) fn apply_layer(
+        &self,
+        blob: &Path,
+        diff_id: &str,
+        below: &[String],
+    ) -> Result<String> {
+        let name = chain(below.last().map(String::as_str), diff_id);
+        let place = self.layer_dir(&name);
+        if place.exists() {
+            return Ok(name);
+        }
+        let staging = self.staging();
+        let lower: Vec<PathBuf> = below
+            .iter()
+            .rev()
+            .map(|layer| self.layer_dir(layer))
+            .collect();
+        let unpacked = unpack(blob, diff_id, &staging, lower);
+        let done = unpacked.and_then(|()| match fs::rename(&staging, &place) {
+            // Somebody else was faster.
+            Err(_) if place.exists() => Ok(()),
+            result => result.map_err(Error::file(&place)),
+        });
+        let _ = fs::remove_dir_all(&staging);
+        done.map(|()| name)
+    }
+}
+
+fn unpack(blob: &Path, diff_id: &str, staging: &Path, lower: Vec<PathBuf>) -> Result<()> {
+    let file = File::open(blob).map_err(Error::file(blob))?;
+    let mut content = Hashing::new(decompress(file).map_err(Error::file(blob))?);
+    Unpacker::new(staging, lower, Limits::default())?.unpack(&mut content)?;
+    // Padding after the archive's end belongs to the digest.
+    io::copy(&mut content, &mut io::sink()).map_err(Error::file(blob))?;
+    let found = content.digest();
+    if found == diff_id {
+        return Ok(());
+    }
+    Err(Error::BadImage(format!(
+        "the layer {diff_id} unpacks to {found}"
+    )))
+}
+
+/// The name of a layer on top of others: different for the same layer on different ones, since
+/// links may reach into what lies below.
+fn chain(below: Option<&str>, diff_id: &str) -> String {
+    let id = match below {
+        None => diff_id.to_owned(),
+        Some(below) => digest_of(format!("sha256:{below} {diff_id}").as_bytes()),
+    };
+    id.trim_start_matches("sha256:").to_owned()
+}
+
+/// By what the content is, not by what it is called.
+pub(super) fn decompress<'a>(content: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
+    let mut reader = BufReader::with_capacity(128 * 1024, content);
+    let start = io::BufRead::fill_buf(&mut reader)?;
+    Ok(match start {
+        [0x1f, 0x8b, ..] => Box::new(flate2::bufread::MultiGzDecoder::new(reader)),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => Box::new(zstd::stream::read::Decoder::with_buffer(reader)?),
+        _ => Box::new(reader),
+    })
+}

@@ -1,0 +1,63 @@
+//! A container runtime that speaks CRI: images, snapshots, sandboxes and containers of one node.
+//!
+//! Containers outlive this process. Each pod has a [`shim`] that holds its containers; the daemon
+//! can stop, crash or be replaced, and the next one finds them again. Everything that clones,
+//! changes namespaces or handles a container's terminal happens in helper processes, which are
+//! re-executions of the same program (see [`reexec`]) with one thread.
+
+mod cgroup;
+mod config;
+mod container;
+mod disk;
+mod engine;
+mod error;
+mod helper;
+mod id;
+pub mod images;
+mod matching;
+mod mounts;
+mod poll;
+pub mod reexec;
+mod rooted;
+mod sandbox;
+mod service;
+pub mod shim;
+mod signals;
+mod spec;
+mod stamp;
+mod stats;
+mod terminal;
+mod wire;
+
+use std::sync::Arc;
+
+pub use config::Config;
+pub use error::{Error, Result};
+use lifecycle::{Context, Run, Service};
+
+use crate::engine::Engine;
+
+/// The runtime as a service of the node.
+pub struct Runtime {
+    config: Config,
+}
+
+impl Runtime {
+    pub(crate) fn new(config: Config) -> Self {
+        Self { config }
+    }
+}
+
+impl Service for Runtime {
+    fn name(&self) -> &'static str {
+        "runtime"
+    }
+
+    fn run(self: Arc<Self>, context: Context) -> Run {
+        Box::pin(async move {
+            let engine = Engine::start(self.config.clone(), context.clone()).await?;
+            service::serve(engine, context).await?;
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,91 @@
+//! Helper processes are this same program, started again under another name. The daemon's `main`
+//! calls [`dispatch`] before anything else: cloning and namespaces need a process with one thread.
+//!
+//! Helpers run from a sealed copy of the program in memory: a container that gets hold of
+//! `/proc/PID/exe` of a helper cannot change what the next helper runs, and replacing the program's
+//! file on disk does not mix versions.
+
+use std::{
+    ffi::CStr,
+    fs::File,
+    io::{self, Seek},
+    os::fd::{AsFd, AsRawFd},
+    process::{Command, ExitCode},
+};
+
+use nix::{
+    fcntl::{FcntlArg, SealFlag, fcntl},
+    sys::{
+        memfd::{MFdFlags, memfd_create},
+        signal::SigSet,
+    },
+};
+
+pub(crate) const SHIM: &CStr = c"mainstay:shim";
+pub(crate) const OCI: &CStr = c"mainstay:oci";
+pub(crate) const INIT: &CStr = c"mainstay:init";
+
+/// Runs a helper if this process was started as one. Must be called first in `main`, before any
+/// thread is started.
+pub fn dispatch() -> Option<ExitCode> {
+    let name = std::env::args_os().next()?;
+    let is = |helper: &CStr| name.as_encoded_bytes() == helper.to_bytes();
+    let helper: fn() -> ExitCode = if is(OCI) {
+        crate::helper::run
+    } else if is(SHIM) {
+        crate::shim::run
+    } else if is(INIT) {
+        crate::helper::init::run
+    } else {
+        return None;
+    };
+    // Whoever started us may have blocked signals for itself.
+    let _ = SigSet::empty().thread_set_mask();
+    Some(helper())
+}
+
+/// The sealed copy.
+pub(crate) struct Program(File);
+
+impl Program {
+    /// Copies the running program.
+    pub fn seal() -> io::Result<Self> {
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        let mut copy = File::from(memfd_create(c"mainstay", flags)?);
+        let mut original = File::open("/proc/self/exe")?;
+        io::copy(&mut original, &mut copy)?;
+        copy.rewind()?;
+        let seals = SealFlag::F_SEAL_SEAL
+            | SealFlag::F_SEAL_SHRINK
+            | SealFlag::F_SEAL_GROW
+            | SealFlag::F_SEAL_WRITE;
+        fcntl(copy.as_fd(), FcntlArg::F_ADD_SEALS(seals))?;
+        Ok(Self(copy))
+    }
+
+    /// A command that starts it under the name of a helper.
+    pub fn command(&self, helper: &CStr) -> Command {
+        let mut command = Command::new(format!("/proc/self/fd/{}", self.0.as_raw_fd()));
+        name(&mut command, helper);
+        command
+    }
+}
+
+/// The same program again, from inside a helper.
+pub(crate) fn again(helper: &CStr) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    name(&mut command, helper);
+    command
+}
+
+fn name(command: &mut Command, helper: &CStr) {
+    use std::os::unix::{ffi::OsStrExt, process::CommandExt};
+    command
+        .arg0(std::ffi::OsStr::from_bytes(helper.to_bytes()))
+        .env_clear();
+    // OCI runtimes named by a handler look for their own helpers there.
+    command.env(
+        "PATH",
+        "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    );
+}

@@ -1,0 +1,88 @@
+//! Files inside a container's root file system, which is not to be trusted: symbolic links in it may
+//! point anywhere. The kernel resolves every path as if the container's root were ours.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    os::fd::{AsFd, OwnedFd},
+    path::{Component, Path},
+};
+
+use nix::{
+    fcntl::{OFlag, OpenHow, ResolveFlag, openat2},
+    sys::stat::{Mode, mkdirat},
+};
+
+/// No file that we read from an image is meant to be larger.
+const MAX_READ: u64 = 1 << 20;
+
+/// Opens a path below `root`; links never lead out of it.
+pub fn open(root: &Path, path: impl AsRef<Path>, flags: OFlag) -> io::Result<OwnedFd> {
+    open_at(File::open(root)?.as_fd(), path.as_ref(), flags)
+}
+
+fn open_at(root: std::os::fd::BorrowedFd<'_>, path: &Path, flags: OFlag) -> io::Result<OwnedFd> {
+    let resolve = ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS;
+    let how = OpenHow::new()
+        .flags(flags | OFlag::O_CLOEXEC)
+        .resolve(resolve);
+    Ok(openat2(root, path, how)?)
+}
+
+/// Reads a small regular file.
+pub fn read_to_string(root: &Path, path: impl AsRef<Path>) -> io::Result<String> {
+    // Without waiting: a pipe in the image must not stop us.
+    let file = File::from(open(root, path, OFlag::O_RDONLY | OFlag::O_NONBLOCK)?);
+    if !file.metadata()?.is_file() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let mut text = String::new();
+    file.take(MAX_READ).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// Makes a directory and those above it. What exists stays as it is.
+pub fn create_dir_all(root: &Path, path: impl AsRef<Path>) -> io::Result<()> {
+    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
+    let root = File::open(root)?;
+    let mut here = open_at(root.as_fd(), Path::new("/"), flags)?;
+    let mut walked = Path::new("/").to_path_buf();
+    for component in path.as_ref().components() {
+        let Component::Normal(name) = component else {
+            continue;
+        };
+        walked.push(name);
+        here = match open_at(root.as_fd(), &walked, flags) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                mkdirat(here.as_fd(), name, Mode::from_bits_retain(0o755))?;
+                open_at(root.as_fd(), &walked, flags)?
+            }
+            opened => opened?,
+        };
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn links_do_not_lead_out_of_the_root() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("root");
+        std::fs::create_dir_all(root.join("etc")).unwrap();
+        std::fs::write(dir.path().join("secret"), "outside").unwrap();
+        std::fs::write(root.join("etc/real"), "inside").unwrap();
+        symlink("../../secret", root.join("etc/passwd")).unwrap();
+        symlink("/etc/real", root.join("link")).unwrap();
+        symlink("/../..", root.join("up")).unwrap();
+        assert!(read_to_string(&root, "/etc/passwd").is_err());
+        assert_eq!(read_to_string(&root, "/link").unwrap(), "inside");
+        create_dir_all(&root, "/up/a/b").unwrap();
+        assert!(root.join("a/b").is_dir());
+        assert!(!dir.path().join("a").exists());
+    }
+}

@@ -1,0 +1,83 @@
+//! Files that all containers of a pod see.
+
+use std::{fs, path::Path};
+
+use cri::v1::{DnsConfig, PodSandboxConfig};
+
+use super::Paths;
+use crate::{
+    disk,
+    error::{Error, Result},
+};
+
+/// Writes them.
+pub(super) fn write(paths: &Paths, config: &PodSandboxConfig, own_hostname: bool) -> Result<()> {
+    let hostname = if own_hostname && !config.hostname.is_empty() {
+        config.hostname.clone()
+    } else {
+        host("/etc/hostname").trim_end().to_owned()
+    };
+    let resolv_conf = match &config.dns_config {
+        Some(dns) => resolv_conf(dns),
+        None => host("/etc/resolv.conf"),
+    };
+    let hosts = if own_hostname {
+        HOSTS.to_owned()
+    } else {
+        host("/etc/hosts")
+    };
+    disk::replace(
+        &paths.root.join("hostname"),
+        format!("{hostname}\n").as_bytes(),
+    )?;
+    disk::replace(&paths.root.join("hosts"), hosts.as_bytes())?;
+    disk::replace(&paths.root.join("resolv.conf"), resolv_conf.as_bytes())?;
+    readable(&paths.root)
+}
+
+const HOSTS: &str = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n";
+
+fn host(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+/// Processes of every user read them.
+fn readable(root: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    for name in ["hostname", "hosts", "resolv.conf"] {
+        let path = root.join(name);
+        let mode = fs::Permissions::from_mode(0o644);
+        fs::set_permissions(&path, mode).map_err(Error::file(&path))?;
+    }
+    Ok(())
+}
+
+fn resolv_conf(dns: &DnsConfig) -> String {
+    let mut text = String::new();
+    if !dns.searches.is_empty() {
+        text.push_str(&format!("search {}\n", dns.searches.join(" ")));
+    }
+    for server in &dns.servers {
+        text.push_str(&format!("nameserver {server}\n"));
+    }
+    if !dns.options.is_empty() {
+        text.push_str(&format!("options {}\n", dns.options.join(" ")));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dns_settings_become_a_resolv_conf() {
+        let dns = DnsConfig {
+            servers: vec!["10.43.0.10".into()],
+            searches: vec!["a.svc.cluster.local".into(), "svc.cluster.local".into()],
+            options: vec!["ndots:5".into()],
+        };
+        let expected = "search a.svc.cluster.local svc.cluster.local\nnameserver 10.43.0.10\noptions ndots:5\n";
+        assert_eq!(resolv_conf(&dns), expected);
+    }
+}

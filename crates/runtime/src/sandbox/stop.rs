@@ -1,0 +1,86 @@
+//! Taking a sandbox down. Every step may be repeated: a kubelet calls again after an error, and a
+//! restarted daemon finishes what it finds.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{Phase, Sandbox};
+use crate::{
+    cgroup::Cgroup,
+    disk,
+    engine::Engine,
+    error::{Error, Result},
+    mounts,
+    shim::protocol::Call,
+};
+
+/// How long a shim may take to end its containers.
+const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(10);
+
+impl Engine {
+    /// Ends everything in the sandbox and takes its network away. One that is gone is fine.
+    pub async fn stop_sandbox(self: &Arc<Self>, id: &str) -> Result<()> {
+        let sandbox = match self.sandbox(id) {
+            Ok(sandbox) => sandbox,
+            Err(Error::NoSandbox(_)) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let _changing = sandbox.changing.lock().await;
+        self.lower_sandbox(&sandbox).await
+    }
+
+    /// Removes a sandbox and its containers. One that is gone is fine.
+    pub async fn remove_sandbox(self: &Arc<Self>, id: &str) -> Result<()> {
+        let sandbox = match self.sandbox(id) {
+            Ok(sandbox) => sandbox,
+            Err(Error::NoSandbox(_)) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let _changing = sandbox.changing.lock().await;
+        self.lower_sandbox(&sandbox).await?;
+        for container in self.containers_of(&sandbox.id) {
+            self.remove_container(&container.id).await?;
+        }
+        if sandbox.facts.owns_cgroup {
+            let cgroup = Cgroup::new(&sandbox.facts.cgroup_parent);
+            self.blocking(move || cgroup.remove_within(Duration::from_secs(1)))
+                .await?
+                .map_err(Error::system("remove the sandbox' cgroup"))?;
+        }
+        disk::remove_dir(&sandbox.paths.root)?;
+        self.sandboxes.write().remove(&sandbox.id);
+        self.announce_sandbox_removed(&sandbox);
+        Ok(())
+    }
+
+    async fn lower_sandbox(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<()> {
+        for container in self.containers_of(&sandbox.id) {
+            self.stop_container(&container.id, Duration::ZERO).await?;
+        }
+        if let Ok(shim) = sandbox.shim() {
+            let shutdown = shim.ask(Call::Shutdown);
+            match tokio::time::timeout(SHUTDOWN_DEADLINE, shutdown).await {
+                Ok(Ok(()) | Err(Error::ShimGone(_))) => {}
+                Ok(Err(error)) => return Err(error),
+                Err(_) => return Err(Error::Deadline("the shim does not end".into())),
+            }
+        }
+        let netns = sandbox.facts.pins.net.as_deref();
+        if netns.is_some() {
+            self.config.network.detach(&sandbox.id, netns).await?;
+        }
+        let pins = &sandbox.facts.pins;
+        for pin in [&pins.net, &pins.ipc, &pins.uts, &pins.pid]
+            .into_iter()
+            .flatten()
+        {
+            mounts::unmount(pin)?;
+        }
+        mounts::unmount(&sandbox.paths.state.join("shm"))?;
+        disk::remove_dir(&sandbox.paths.state)?;
+        sandbox.set_shim(None);
+        if sandbox.state().phase != Phase::Stopped {
+            sandbox.set_state(|state| state.phase = Phase::Stopped)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,57 @@
+//! CRI as other programs see it: requests in, calls of the engine, answers out.
+
+mod image;
+mod runtime;
+
+use std::sync::Arc;
+
+use cri::{
+    MAX_MESSAGE_SIZE,
+    v1::{image_service_server::ImageServiceServer, runtime_service_server::RuntimeServiceServer},
+};
+use lifecycle::Context;
+
+use crate::{
+    engine::Engine,
+    error::{Error, Result},
+};
+
+/// Both services over one engine.
+#[derive(Clone)]
+struct Cri(Arc<Engine>);
+
+/// Serves until shutdown.
+pub async fn serve(engine: Arc<Engine>, context: Context) -> Result<()> {
+    if let Some(program) = engine.config.hello_program.clone() {
+        let images = engine.clone();
+        let made = engine
+            .blocking(move || images.images.ensure_hello(&program))
+            .await?;
+        if let Err(error) = made {
+            tracing::warn!(%error, "no hello image");
+        }
+    }
+    let socket = engine.config.socket.clone();
+    let incoming = cri::listen(&socket).await.map_err(Error::file(&socket))?;
+    let cri = Cri(engine);
+    let runtime = RuntimeServiceServer::new(cri.clone())
+        .max_decoding_message_size(MAX_MESSAGE_SIZE)
+        .max_encoding_message_size(MAX_MESSAGE_SIZE);
+    let images = ImageServiceServer::new(cri)
+        .max_decoding_message_size(MAX_MESSAGE_SIZE)
+        .max_encoding_message_size(MAX_MESSAGE_SIZE);
+    let server = cri::tonic::transport::Server::builder()
+        .add_service(runtime)
+        .add_service(images);
+    context.ready();
+    tracing::info!(socket = %socket.display(), "serving CRI");
+    let stop = context.token();
+    let served = server
+        .serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
+        .await;
+    let _ = std::fs::remove_file(&socket);
+    served.map_err(|error| Error::System {
+        action: "serve CRI".to_owned(),
+        source: std::io::Error::other(error),
+    })
+}

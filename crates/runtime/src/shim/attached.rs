@@ -1,0 +1,111 @@
+//! Clients that watch a container's output and may type into it. A client that does not keep up is
+//! dropped: it must never slow the container down.
+
+use std::{
+    io::{self, Write},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+
+/// How much a client may lag behind.
+const MAX_PENDING: usize = 1 << 20;
+
+/// One attached client.
+#[derive(Default)]
+pub struct Attached {
+    /// Where its input comes from.
+    pub stdin: Option<OwnedFd>,
+    /// Where standard output goes.
+    pub stdout: Option<Sink>,
+    /// Where standard error goes.
+    pub stderr: Option<Sink>,
+}
+
+impl Attached {
+    /// Nothing is left of it.
+    pub fn is_gone(&self) -> bool {
+        self.stdin.is_none() && self.stdout.is_none() && self.stderr.is_none()
+    }
+}
+
+/// A descriptor to write to without waiting.
+pub struct Sink {
+    fd: std::fs::File,
+    pending: Vec<u8>,
+}
+
+impl Sink {
+    /// Takes the descriptor over.
+    pub fn new(fd: OwnedFd) -> io::Result<Self> {
+        set_nonblocking(fd.as_fd())?;
+        Ok(Self {
+            fd: fd.into(),
+            pending: Vec::new(),
+        })
+    }
+
+    /// For `poll`.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Whether it waits for room.
+    pub fn is_behind(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// Bytes that wait for room.
+    pub fn backlog(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Writes what fits and keeps the rest. An error means that the reader is gone or too slow.
+    pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.pending.extend_from_slice(bytes);
+        self.flush()?;
+        if self.pending.len() > MAX_PENDING {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        Ok(())
+    }
+
+    /// Writes what fits of what is kept.
+    pub fn flush(&mut self) -> io::Result<()> {
+        while !self.pending.is_empty() {
+            match self.fd.write(&self.pending) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => {
+                    self.pending.drain(..written);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Makes reads and writes on a descriptor return instead of waiting.
+pub fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let flags = OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL)?);
+    fcntl(fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reader_that_leaves_or_falls_behind_is_an_error_not_a_wait() {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let mut sink = Sink::new(writer.into()).unwrap();
+        sink.write(&vec![0; 512 * 1024]).unwrap();
+        assert!(sink.is_behind());
+        assert!(sink.write(&vec![0; 1 << 20]).is_err());
+        drop(reader);
+        assert!(sink.flush().is_err());
+    }
+}

@@ -1,0 +1,266 @@
+//! A container in the shim's hands: its first process, its streams, its log and who watches.
+
+use std::{
+    fs::File,
+    io::{self, Read, Write},
+    os::fd::{AsFd, OwnedFd},
+    time::Duration,
+};
+
+use super::{
+    attached::{Attached, Sink, set_nonblocking},
+    log::{Log, Stream},
+    protocol::{EXIT_FILE, Exit, Run},
+};
+use crate::{cgroup::Cgroup, stamp::now};
+
+/// How long processes that outlive a container's first one may take to die.
+const KILL_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How much input may wait for the container to read it.
+const MAX_INPUT: usize = 64 * 1024;
+
+/// How often the last output is looked for.
+const MAX_LAST_READS: usize = 256;
+
+/// A container.
+pub struct Container {
+    /// How it was asked for.
+    pub run: Run,
+    /// Its first process; zero until a helper has made it.
+    pub pid: i32,
+    /// When it was started.
+    pub started_at: i64,
+    /// Set when it has ended.
+    pub exit: Option<Exit>,
+    /// Its output, or its terminal.
+    pub stdout: Option<File>,
+    /// Its error output.
+    pub stderr: Option<File>,
+    /// Its input, or its terminal.
+    pub stdin: Option<Sink>,
+    /// Who watches.
+    pub attached: Vec<Attached>,
+    log: Log,
+}
+
+/// What the container gets of its streams.
+pub struct Ends {
+    /// Standard input.
+    pub stdin: OwnedFd,
+    /// Standard output.
+    pub stdout: OwnedFd,
+    /// Standard error.
+    pub stderr: OwnedFd,
+}
+
+impl Container {
+    /// Opens the log and makes the pipes, unless there will be a terminal.
+    pub fn prepare(run: Run) -> io::Result<(Self, Option<Ends>)> {
+        let log = Log::open(run.log.as_deref())?;
+        let mut container = Self {
+            run,
+            pid: 0,
+            started_at: 0,
+            exit: None,
+            stdout: None,
+            stderr: None,
+            stdin: None,
+            attached: Vec::new(),
+            log,
+        };
+        if container.run.tty {
+            return Ok((container, None));
+        }
+        let (out_read, stdout) = io::pipe()?;
+        let (err_read, stderr) = io::pipe()?;
+        container.stdout = Some(readable(out_read.into())?);
+        container.stderr = Some(readable(err_read.into())?);
+        let stdin = if container.run.stdin {
+            let (stdin, write) = io::pipe()?;
+            container.stdin = Some(Sink::new(write.into())?);
+            stdin.into()
+        } else {
+            File::open("/dev/null")?.into()
+        };
+        Ok((
+            container,
+            Some(Ends {
+                stdin,
+                stdout: stdout.into(),
+                stderr: stderr.into(),
+            }),
+        ))
+    }
+
+    /// The terminal that was made for it.
+    pub fn set_terminal(&mut self, terminal: OwnedFd) -> io::Result<()> {
+        if self.run.stdin {
+            self.stdin = Some(Sink::new(terminal.try_clone()?)?);
+        }
+        self.stdout = Some(readable(terminal)?);
+        Ok(())
+    }
+
+    /// Opens the log anew.
+    pub fn reopen_log(&mut self) -> io::Result<()> {
+        self.log.reopen()
+    }
+
+    /// Sets the size of its terminal.
+    pub fn resize(&self, width: u16, height: u16) -> io::Result<()> {
+        let Some(terminal) = self.stdout.as_ref().filter(|_| self.run.tty) else {
+            return Err(io::Error::other("the container has no terminal"));
+        };
+        crate::terminal::resize(terminal.as_fd(), width, height)
+    }
+
+    /// Copies what there is of a stream to the log and the watchers. The stream is given up at its
+    /// end. Reads a bounded amount, so that one loud container does not starve the others.
+    pub fn pump(&mut self, stream: Stream) {
+        let mut buffer = [0; 32 * 1024];
+        for _ in 0..8 {
+            let source = match stream {
+                Stream::Stdout => &mut self.stdout,
+                Stream::Stderr => &mut self.stderr,
+            };
+            let Some(file) = source else { return };
+            match file.read(&mut buffer) {
+                Ok(0) => {
+                    *source = None;
+                    return;
+                }
+                Ok(length) => self.spread(stream, &buffer[..length]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // A terminal says EIO when its last user is gone.
+                Err(_) => {
+                    *source = None;
+                    return;
+                }
+            }
+        }
+    }
+
+    fn spread(&mut self, stream: Stream, bytes: &[u8]) {
+        self.log.write(stream, bytes);
+        for client in &mut self.attached {
+            let sink = match stream {
+                Stream::Stdout => &mut client.stdout,
+                Stream::Stderr => &mut client.stderr,
+            };
+            if sink.as_mut().is_some_and(|sink| sink.write(bytes).is_err()) {
+                *sink = None;
+            }
+        }
+        self.attached.retain(|client| !client.is_gone());
+    }
+
+    /// Whether it takes more input now.
+    pub fn takes_input(&self) -> bool {
+        self.stdin
+            .as_ref()
+            .is_some_and(|stdin| stdin.backlog() < MAX_INPUT)
+    }
+
+    /// Moves a client's input on to the container. At its end the container's own input is closed
+    /// if the first client to leave is meant to close it.
+    pub fn pump_input(&mut self, client: usize) {
+        let Some(source) = self.attached.get_mut(client).and_then(|c| c.stdin.as_mut()) else {
+            return;
+        };
+        let mut buffer = [0; 16 * 1024];
+        match nix::unistd::read(source.as_fd(), &mut buffer) {
+            Ok(0) | Err(_) => {
+                self.attached[client].stdin = None;
+                if self.run.stdin_once {
+                    self.stdin = None;
+                }
+            }
+            Ok(length) => {
+                let lost = self
+                    .stdin
+                    .as_mut()
+                    .is_some_and(|s| s.write(&buffer[..length]).is_err());
+                if lost {
+                    self.stdin = None;
+                }
+            }
+        }
+    }
+
+    /// A watcher has room again, or is gone.
+    pub fn flush_client(&mut self, client: usize, stream: Stream) {
+        let Some(client) = self.attached.get_mut(client) else {
+            return;
+        };
+        let sink = match stream {
+            Stream::Stdout => &mut client.stdout,
+            Stream::Stderr => &mut client.stderr,
+        };
+        let gone = sink.as_mut().is_some_and(|sink| {
+            let left = crate::poll::is_closed(sink.fd());
+            left || sink.flush().is_err()
+        });
+        if gone {
+            *sink = None;
+        }
+        self.attached.retain(|client| !client.is_gone());
+    }
+
+    /// Its first process has ended: takes the last output, kills what is left, keeps the exit on
+    /// disk.
+    pub fn finish(&mut self, code: i32) -> Exit {
+        let cgroup = Cgroup::new(&self.run.cgroup);
+        let oom = cgroup.oom_kills() > 0;
+        if self.run.kill_cgroup {
+            cgroup.kill_all(KILL_DEADLINE);
+        }
+        for stream in [Stream::Stdout, Stream::Stderr] {
+            // A process that escaped may hold the other end and write for ever.
+            for _ in 0..MAX_LAST_READS {
+                if !self.has_output(stream) {
+                    break;
+                }
+                self.pump(stream);
+            }
+        }
+        self.log.close();
+        self.stdout = None;
+        self.stderr = None;
+        self.stdin = None;
+        self.attached.clear();
+        let exit = Exit {
+            code,
+            oom,
+            finished_at: now(),
+        };
+        let _ = self.record(exit);
+        self.exit = Some(exit);
+        exit
+    }
+
+    fn has_output(&self, stream: Stream) -> bool {
+        let source = match stream {
+            Stream::Stdout => &self.stdout,
+            Stream::Stderr => &self.stderr,
+        };
+        source
+            .as_ref()
+            .is_some_and(|file| crate::poll::is_readable(file.as_fd()))
+    }
+
+    /// Whole or not at all: written beside its place and moved there.
+    fn record(&self, exit: Exit) -> io::Result<()> {
+        let place = self.run.bundle.join(EXIT_FILE);
+        let beside = self.run.bundle.join(".exit.json");
+        let mut file = File::create(&beside)?;
+        file.write_all(&serde_json::to_vec(&exit)?)?;
+        std::fs::rename(beside, place)
+    }
+}
+
+fn readable(fd: OwnedFd) -> io::Result<File> {
+    set_nonblocking(fd.as_fd())?;
+    Ok(fd.into())
+}

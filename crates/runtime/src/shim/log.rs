@@ -1,0 +1,201 @@
+//! A container's log file in the format that kubelets read: one line per line of output, with its
+//! time, its stream and whether it is whole (`F`) or goes on in the next (`P`).
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+};
+
+use crate::stamp::now;
+
+/// Lines longer than this are cut into parts.
+const MAX_LINE: usize = 16 * 1024;
+
+/// Which stream a piece of output came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stream {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+/// The file and what is not a whole line yet.
+#[derive(Default)]
+pub struct Log {
+    path: Option<PathBuf>,
+    file: Option<File>,
+    rest: [Vec<u8>; 2],
+}
+
+impl Log {
+    /// Appends to `path`, or drops everything when there is none.
+    pub fn open(path: Option<&Path>) -> io::Result<Self> {
+        let file = path.map(append).transpose()?;
+        Ok(Self {
+            path: path.map(Path::to_path_buf),
+            file,
+            rest: Default::default(),
+        })
+    }
+
+    /// Opens the path again: the file was moved away.
+    pub fn reopen(&mut self) -> io::Result<()> {
+        if let Some(path) = &self.path {
+            self.file = Some(append(path)?);
+        }
+        Ok(())
+    }
+
+    /// Takes output; writes what is a whole line by now.
+    pub fn write(&mut self, stream: Stream, bytes: &[u8]) {
+        let Some(file) = &mut self.file else { return };
+        let rest = &mut self.rest[stream as usize];
+        rest.extend_from_slice(bytes);
+        let mut out = Vec::with_capacity(rest.len() + 128);
+        let head = format!("{} {} ", timestamp(now()), name(stream));
+        let mut start = 0;
+        while start < rest.len() {
+            let line = &rest[start..];
+            match line
+                .iter()
+                .take(MAX_LINE + 1)
+                .position(|byte| *byte == b'\n')
+            {
+                Some(end) => {
+                    entry(&mut out, &head, b'F', &line[..end]);
+                    start += end + 1;
+                }
+                None if line.len() > MAX_LINE => {
+                    entry(&mut out, &head, b'P', &line[..MAX_LINE]);
+                    start += MAX_LINE;
+                }
+                None => break,
+            }
+        }
+        rest.drain(..start);
+        // A full disk must not stop the container: what cannot be written is lost.
+        let _ = file.write_all(&out);
+    }
+
+    /// Writes what never became a whole line and lets go of the file.
+    pub fn close(&mut self) {
+        for stream in [Stream::Stdout, Stream::Stderr] {
+            let rest = std::mem::take(&mut self.rest[stream as usize]);
+            if let (Some(file), false) = (&mut self.file, rest.is_empty()) {
+                let mut out = Vec::new();
+                let head = format!("{} {} ", timestamp(now()), name(stream));
+                entry(&mut out, &head, b'F', &rest);
+                let _ = file.write_all(&out);
+            }
+        }
+        self.file = None;
+    }
+}
+
+fn append(path: &Path) -> io::Result<File> {
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o640)
+        .open(path)
+}
+
+fn name(stream: Stream) -> &'static str {
+    match stream {
+        Stream::Stdout => "stdout",
+        Stream::Stderr => "stderr",
+    }
+}
+
+fn entry(out: &mut Vec<u8>, head: &str, tag: u8, line: &[u8]) {
+    out.extend_from_slice(head.as_bytes());
+    out.extend_from_slice(&[tag, b' ']);
+    out.extend_from_slice(line);
+    out.push(b'\n');
+}
+
+/// RFC 3339 with nine digits of fraction, in UTC.
+fn timestamp(nanos: i64) -> String {
+    match jiff::Timestamp::from_nanosecond(i128::from(nanos)) {
+        Ok(time) => format!("{time:.9}"),
+        Err(_) => "1970-01-01T00:00:00.000000000Z".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn logged(write: impl FnOnce(&mut Log)) -> Vec<(String, String)> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pod/0.log");
+        let mut log = Log::open(Some(&path)).unwrap();
+        write(&mut log);
+        log.close();
+        let text = std::fs::read_to_string(path).unwrap();
+        let split = |line: &str| {
+            let (time, rest) = line.split_once(' ').unwrap();
+            assert_eq!(time.len(), "2016-10-06T00:17:09.669794202Z".len());
+            let (tags, text) = (rest.get(..8).unwrap(), rest.get(9..).unwrap());
+            (tags.to_owned(), text.to_owned())
+        };
+        text.lines().map(split).collect()
+    }
+
+    #[test]
+    fn lines_of_both_streams_are_kept_apart_until_they_are_whole() {
+        let lines = logged(|log| {
+            log.write(Stream::Stdout, b"one\ntw");
+            log.write(Stream::Stderr, b"oops\n");
+            log.write(Stream::Stdout, b"o\n\nthree");
+        });
+        let expected = [
+            ("stdout F", "one"),
+            ("stderr F", "oops"),
+            ("stdout F", "two"),
+            ("stdout F", ""),
+            ("stdout F", "three"),
+        ];
+        assert_eq!(
+            lines,
+            expected.map(|(tags, text)| (tags.to_owned(), text.to_owned()))
+        );
+    }
+
+    #[test]
+    fn a_long_line_is_cut_into_parts() {
+        let lines = logged(|log| {
+            log.write(
+                Stream::Stdout,
+                &[b"x".repeat(MAX_LINE + 5), b"\n".to_vec()].concat(),
+            )
+        });
+        assert_eq!(lines[0], ("stdout P".to_owned(), "x".repeat(MAX_LINE)));
+        assert_eq!(lines[1], ("stdout F".to_owned(), "xxxxx".to_owned()));
+    }
+
+    #[test]
+    fn a_reopened_log_goes_to_the_new_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0.log");
+        let mut log = Log::open(Some(&path)).unwrap();
+        log.write(Stream::Stdout, b"old\n");
+        std::fs::rename(&path, dir.path().join("0.log.1")).unwrap();
+        log.write(Stream::Stdout, b"still old\n");
+        log.reopen().unwrap();
+        log.write(Stream::Stdout, b"new\n");
+        assert!(
+            std::fs::read_to_string(&path)
+                .unwrap()
+                .ends_with("stdout F new\n")
+        );
+        let old = std::fs::read_to_string(dir.path().join("0.log.1")).unwrap();
+        assert!(old.ends_with("stdout F still old\n"));
+    }
+}

@@ -1,0 +1,22 @@
+//! The process that stands between the daemon and a pod's containers. It owns their standard
+//! streams, writes their logs, collects their exit codes and keeps them on disk, so that a daemon
+//! may stop, crash or be replaced at any time.
+//!
+//! It has no async runtime and one thread: everything it waits for is in one `poll`. It never parses
+//! images or network input, and does its OCI work in helpers that end when their job is done.
+
+mod attached;
+mod client;
+mod conn;
+mod held;
+mod log;
+mod main;
+mod pin;
+pub mod protocol;
+mod reap;
+mod spawn;
+
+pub(crate) use attached::set_nonblocking;
+pub use client::{Client, ExecStdio, Notice};
+pub(crate) use main::run;
+pub(crate) use spawn::start;

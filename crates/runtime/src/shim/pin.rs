@@ -1,0 +1,185 @@
+//! Namespaces that no process needs to live in: they are made by a child that ends at once, and kept
+//! by mounts on files. Only a shared PID namespace needs a first process of its own.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read, Write},
+    os::fd::{AsFd, AsRawFd},
+    path::{Path, PathBuf},
+};
+
+use nix::{
+    mount::{MsFlags, mount},
+    sched::{CloneFlags, unshare},
+    sys::wait::waitpid,
+    unistd::{ForkResult, Pid, execv, fork, sethostname},
+};
+
+use super::protocol::Start;
+use crate::reexec;
+
+/// Makes and pins what the orders name, except the PID namespace.
+pub fn pin(orders: &Start) -> io::Result<()> {
+    let pins = &orders.namespaces;
+    let wanted = [
+        (&pins.net, CloneFlags::CLONE_NEWNET, "net"),
+        (&pins.ipc, CloneFlags::CLONE_NEWIPC, "ipc"),
+        (&pins.uts, CloneFlags::CLONE_NEWUTS, "uts"),
+    ];
+    let flags = wanted
+        .iter()
+        .filter(|(file, ..)| file.is_some())
+        .map(|(_, flag, _)| *flag);
+    let flags: CloneFlags = flags.collect();
+    if flags.is_empty() {
+        return Ok(());
+    }
+    in_child(|| {
+        unshare(flags)?;
+        if pins.uts.is_some() && !orders.hostname.is_empty() {
+            sethostname(&orders.hostname)?;
+        }
+        for (name, value) in &orders.sysctls {
+            write_sysctl(name, value)?;
+        }
+        for (file, _, name) in &wanted {
+            if let Some(file) = file {
+                bind(&PathBuf::from(format!("/proc/self/ns/{name}")), file)?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Starts the first process of a shared PID namespace and pins the namespace. Returns its pid. It
+/// ends with this process.
+pub fn start_init(file: &Path) -> io::Result<i32> {
+    let (alive, keep) = io::pipe()?;
+    let (mut reader, mut writer) = io::pipe()?;
+    // SAFETY: this process has one thread, so the child may do whatever it likes.
+    match unsafe { fork() }? {
+        ForkResult::Parent { child } => {
+            drop(writer);
+            waitpid(child, None)?;
+        }
+        ForkResult::Child => {
+            let pid = fork_init(&alive).unwrap_or(0);
+            let _ = writer.write_all(&pid.to_ne_bytes());
+            // SAFETY: ends this child without running the parent's destructors.
+            unsafe { libc::_exit(0) };
+        }
+    }
+    let mut pid = [0; 4];
+    reader.read_exact(&mut pid)?;
+    let pid = i32::from_ne_bytes(pid);
+    if pid <= 0 {
+        return Err(io::Error::other("the pod's init could not be started"));
+    }
+    bind(&PathBuf::from(format!("/proc/{pid}/ns/pid")), file)?;
+    // The init's life hangs on this end staying open: it is never closed by us.
+    std::mem::forget(keep);
+    Ok(pid)
+}
+
+fn fork_init(alive: &io::PipeReader) -> nix::Result<i32> {
+    unshare(CloneFlags::CLONE_NEWPID)?;
+    // SAFETY: a child of a process with one thread.
+    match unsafe { fork() }? {
+        ForkResult::Parent { child } => Ok(child.as_raw()),
+        ForkResult::Child => {
+            let _ = nix::unistd::dup2_stdin(alive.as_fd());
+            let _ = execv(c"/proc/self/exe", &[reexec::INIT]);
+            // SAFETY: ends this child without running the parent's destructors.
+            unsafe { libc::_exit(127) }
+        }
+    }
+}
+
+/// Runs `work` in a child and returns its error, if any.
+fn in_child(work: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    let (mut reader, mut writer) = io::pipe()?;
+    // SAFETY: this process has one thread, so the child may do whatever it likes.
+    match unsafe { fork() }? {
+        ForkResult::Child => {
+            if let Err(error) = work() {
+                let _ = write!(writer, "{error}");
+            }
+            // SAFETY: ends this child without running the parent's destructors.
+            unsafe { libc::_exit(0) }
+        }
+        ForkResult::Parent { child } => {
+            drop(writer);
+            let mut message = String::new();
+            reader.read_to_string(&mut message)?;
+            wait_for(child)?;
+            if message.is_empty() {
+                Ok(())
+            } else {
+                Err(io::Error::other(message))
+            }
+        }
+    }
+}
+
+fn wait_for(child: Pid) -> io::Result<()> {
+    match waitpid(child, None)? {
+        nix::sys::wait::WaitStatus::Exited(_, 0) => Ok(()),
+        status => Err(io::Error::other(format!("a child ended with {status:?}"))),
+    }
+}
+
+/// Mounts a namespace on a file, which is made.
+fn bind(namespace: &Path, file: &Path) -> io::Result<()> {
+    let made = File::create(file)?;
+    debug_assert!(made.as_raw_fd() >= 0);
+    mount(
+        Some(namespace),
+        file,
+        None::<&str>,
+        MsFlags::MS_BIND,
+        None::<&str>,
+    )?;
+    Ok(())
+}
+
+fn write_sysctl(name: &str, value: &str) -> io::Result<()> {
+    let path = sysctl_path(name)
+        .ok_or_else(|| io::Error::other(format!("{name:?} is not the name of a sysctl")))?;
+    fs::write(&path, value).map_err(|error| io::Error::other(format!("sysctl {name}: {error}")))
+}
+
+/// Both spellings are used: `net.ipv4.ip_forward` and `net/ipv4/ip_forward`; a dot in the latter is
+/// part of a name.
+fn sysctl_path(name: &str) -> Option<PathBuf> {
+    let relative = match name.find(['.', '/']) {
+        Some(at) if name[at..].starts_with('/') => name.to_owned(),
+        _ => name.replace('/', "\0").replace('.', "/").replace('\0', "."),
+    };
+    let safe = relative
+        .split('/')
+        .all(|part| !part.is_empty() && part != ".." && part != ".");
+    safe.then(|| Path::new("/proc/sys").join(relative))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sysctls_are_named_with_dots_or_slashes() {
+        let path = |name: &str| sysctl_path(name).map(|path| path.display().to_string());
+        assert_eq!(
+            path("net.ipv4.ip_forward").unwrap(),
+            "/proc/sys/net/ipv4/ip_forward"
+        );
+        assert_eq!(
+            path("net/ipv4/conf/eth0.1/mtu").unwrap(),
+            "/proc/sys/net/ipv4/conf/eth0.1/mtu"
+        );
+        assert_eq!(
+            path("net.ipv4.conf.eth0/1.mtu").unwrap(),
+            "/proc/sys/net/ipv4/conf/eth0.1/mtu"
+        );
+        assert_eq!(path("net/../../etc/passwd"), None);
+    }
+}

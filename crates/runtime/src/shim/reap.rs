@@ -1,0 +1,48 @@
+//! Collecting ended processes. The shim is the subreaper of everything it started, so it also gets
+//! processes whose own parents have left: a helper may report a pid that was collected already,
+//! which is why unknown exits are kept while a helper is at work.
+
+use std::collections::BTreeMap;
+
+use nix::{
+    errno::Errno,
+    sys::wait::{WaitPidFlag, WaitStatus, waitpid},
+    unistd::Pid,
+};
+
+/// Every process that has ended since the last call, with its exit code.
+pub fn ended() -> Vec<(i32, i32)> {
+    let mut found = Vec::new();
+    loop {
+        match waitpid(None::<Pid>, Some(WaitPidFlag::WNOHANG)) {
+            Ok(WaitStatus::Exited(pid, code)) => found.push((pid.as_raw(), code)),
+            Ok(WaitStatus::Signaled(pid, signal, _)) => {
+                found.push((pid.as_raw(), 128 + signal as i32));
+            }
+            Ok(WaitStatus::StillAlive) | Err(Errno::ECHILD) => return found,
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(_) => return found,
+        }
+    }
+}
+
+/// Exits of processes that nobody has claimed yet.
+#[derive(Default)]
+pub struct Unclaimed(BTreeMap<i32, i32>);
+
+impl Unclaimed {
+    /// Keeps an exit until somebody asks for it.
+    pub fn keep(&mut self, pid: i32, code: i32) {
+        self.0.insert(pid, code);
+    }
+
+    /// The exit code of a process that ended before it was known.
+    pub fn claim(&mut self, pid: i32) -> Option<i32> {
+        self.0.remove(&pid)
+    }
+
+    /// No helper is at work: nobody will ask.
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+}
