@@ -18,6 +18,9 @@ use tracing::warn;
 
 use crate::{Error, PortMapping, Result};
 
+/// The file of the ranges, beside the records.
+const RANGES: &str = "ranges";
+
 /// What is known of an attached sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -60,6 +63,10 @@ impl Ipam {
             last: BTreeMap::new(),
             directory,
         };
+        ipam.cidrs = match fs::read(ipam.directory.join(RANGES)) {
+            Ok(bytes) => serde_json::from_slice(&bytes).unwrap_or_default(),
+            Err(_) => Vec::new(),
+        };
         for entry in fs::read_dir(&ipam.directory).map_err(Error::file(&ipam.directory))? {
             let path = entry.map_err(Error::file(&ipam.directory))?.path();
             if path
@@ -85,12 +92,16 @@ impl Ipam {
         Ok(())
     }
 
-    /// The ranges for new sandboxes; false when nothing changes.
-    pub fn set_cidrs(&mut self, cidrs: Vec<IpNet>) -> bool {
+    /// The ranges for new sandboxes, remembered like addresses: after a restart pods can be attached
+    /// before the API server has told them again. False when nothing changes.
+    pub fn set_cidrs(&mut self, cidrs: Vec<IpNet>) -> Result<bool> {
         let cidrs: Vec<IpNet> = cidrs.iter().map(IpNet::trunc).collect();
-        let changed = self.cidrs != cidrs;
+        if self.cidrs == cidrs {
+            return Ok(false);
+        }
+        replace(&self.directory.join(RANGES), &cidrs)?;
         self.cidrs = cidrs;
-        changed
+        Ok(true)
     }
 
     /// The ranges for new sandboxes.
@@ -168,13 +179,17 @@ impl Ipam {
     }
 
     fn write(&self, record: &Record) -> Result<()> {
-        let path = self.path(&record.sandbox_id);
-        let draft = path.with_extension("draft");
-        let bytes = serde_json::to_vec(record)
-            .map_err(|error| Error::file(&path)(std::io::Error::other(error)))?;
-        fs::write(&draft, bytes).map_err(Error::file(&draft))?;
-        fs::rename(&draft, &path).map_err(Error::file(&path))
+        replace(&self.path(&record.sandbox_id), record)
     }
+}
+
+/// Writes a file so that it is whole or as it was.
+fn replace(path: &Path, content: &impl Serialize) -> Result<()> {
+    let draft = path.with_extension("draft");
+    let bytes = serde_json::to_vec(content)
+        .map_err(|error| Error::file(path)(std::io::Error::other(error)))?;
+    fs::write(&draft, bytes).map_err(Error::file(&draft))?;
+    fs::rename(&draft, path).map_err(Error::file(path))
 }
 
 /// The first address as a number, and how many there are (a /0 of IPv6 counts one less).
@@ -230,7 +245,8 @@ mod tests {
         ipam.set_cidrs(vec![
             "10.42.0.0/24".parse().unwrap(),
             "fd00::/64".parse().unwrap(),
-        ]);
+        ])
+        .unwrap();
         assert_eq!(addresses(&mut ipam, "a"), ["10.42.0.1", "fd00::1"]);
         assert_eq!(addresses(&mut ipam, "b"), ["10.42.0.2", "fd00::2"]);
         ipam.release("a").unwrap();
@@ -241,7 +257,8 @@ mod tests {
     fn a_freed_address_rests_until_the_range_was_walked() {
         let directory = tempfile::tempdir().unwrap();
         let mut ipam = Ipam::open(directory.path()).unwrap();
-        ipam.set_cidrs(vec!["10.42.0.0/30".parse().unwrap()]);
+        ipam.set_cidrs(vec!["10.42.0.0/30".parse().unwrap()])
+            .unwrap();
         assert_eq!(addresses(&mut ipam, "a"), ["10.42.0.1"]);
         ipam.release("a").unwrap();
         assert_eq!(addresses(&mut ipam, "b"), ["10.42.0.2"]);
@@ -253,13 +270,16 @@ mod tests {
     fn records_survive_a_restart_and_a_torn_draft_is_ignored() {
         let directory = tempfile::tempdir().unwrap();
         let mut ipam = Ipam::open(directory.path()).unwrap();
-        ipam.set_cidrs(vec!["10.42.0.0/24".parse().unwrap()]);
+        ipam.set_cidrs(vec!["10.42.0.0/24".parse().unwrap()])
+            .unwrap();
         let kept = ipam.assign(record("a")).unwrap();
         fs::write(directory.path().join("b.draft"), b"{").unwrap();
         fs::write(directory.path().join("c.json"), b"{").unwrap();
         let mut ipam = Ipam::open(directory.path()).unwrap();
         assert_eq!(ipam.get("a"), Some(&kept));
-        ipam.set_cidrs(vec!["10.42.0.0/24".parse().unwrap()]);
+        assert_eq!(ipam.cidrs(), ["10.42.0.0/24".parse().unwrap()]);
+        ipam.set_cidrs(vec!["10.42.0.0/24".parse().unwrap()])
+            .unwrap();
         assert_eq!(addresses(&mut ipam, "d"), ["10.42.0.2"]);
         ipam.release("a").unwrap();
         assert!(Ipam::open(directory.path()).unwrap().get("a").is_none());

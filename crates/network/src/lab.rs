@@ -171,10 +171,10 @@ pub fn command(line: &str) -> String {
 
 /// What `ip` and `nft` see in the caller's namespace: to compare before and after.
 pub fn inventory() -> String {
-    // Counters, indexes and neighbours come and go by themselves.
-    command(
-        "ip -o link | cut -d' ' -f2; ip address | grep inet; ip route; ip -6 route; nft list ruleset",
-    )
+    // Link-local addresses and their routes come by themselves, a moment after a link.
+    let links = "ip -o link | cut -d' ' -f2; ip address | grep 'inet.* scope global'";
+    let routes = "ip route; ip -6 route | grep -v fe80";
+    command(&format!("{links}; {routes}; nft list ruleset"))
 }
 
 /// Starts answering in the caller's namespace, as [`Namespace::serve`].

@@ -153,6 +153,8 @@ impl Session {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
+            // Ctrl-C on our terminal must not end it while others still drain.
+            .process_group(0)
             .kill_on_drop(true)
             .spawn()
             .map_err(|error| Error::NftSession(format!("cannot start nft: {error}")))?;

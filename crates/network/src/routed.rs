@@ -19,7 +19,7 @@ use tokio::sync::OnceCell;
 use tracing::{info, warn};
 
 use crate::{
-    AttachRequest, Attachment, PodNetwork, Result, Status, docker,
+    AttachRequest, Attachment, PodNetwork, Protocol, Result, Status, conntrack, docker,
     ipam::{Ipam, Record},
     links::{self, POD_LINK, PodLink},
     names,
@@ -149,6 +149,19 @@ impl RoutedNetwork {
         docker::pass(&self.nft, &self.config.id, &tables).await
     }
 
+    /// Links that carry our name without a record: their state was lost, and with it their pods.
+    async fn remove_unknown_links(&self) -> Result<()> {
+        let host = self.prepare().await?;
+        let overlay = names::vxlan_link(&self.config.id);
+        for (_, name) in links::with_prefix(host, &names::link_prefix(&self.config.id)).await? {
+            if name != overlay && !self.ipam.lock().link_taken(&name) {
+                info!(link = name, "removing a link without a pod");
+                links::disconnect(host, &name).await?;
+            }
+        }
+        Ok(())
+    }
+
     fn record_for(&self, request: &AttachRequest) -> Result<Record> {
         let mut ipam = self.ipam.lock();
         if let Some(record) = ipam.get(&request.sandbox_id) {
@@ -184,6 +197,19 @@ impl RoutedNetwork {
     }
 }
 
+/// Datagrams that are still being sent to a host port must not wait for the next pod's address.
+async fn forget_datagrams(record: Record) -> Result<()> {
+    if record
+        .port_mappings
+        .iter()
+        .all(|port| port.protocol != Protocol::Udp)
+    {
+        return Ok(());
+    }
+    conntrack::forget_udp(move |flow| record.addresses.contains(&flow.answered_by.0)).await?;
+    Ok(())
+}
+
 fn attachment(record: &Record) -> Attachment {
     Attachment {
         addresses: record.addresses.clone(),
@@ -216,8 +242,9 @@ impl PodNetwork for RoutedNetwork {
         links::disconnect(host, &record.host_link).await?;
         // The record goes first: should the table be written anew, these ports are not in it.
         self.ipam.lock().release(sandbox_id)?;
-        self.change_rules(&rules::close_ports(&self.config.id, &record))
-            .await
+        let closed = rules::close_ports(&self.config.id, &record);
+        self.change_rules(&closed).await?;
+        forget_datagrams(record).await
     }
 
     async fn retain(&self, alive: &BTreeSet<String>) -> Result<()> {
@@ -233,11 +260,11 @@ impl PodNetwork for RoutedNetwork {
             info!(sandbox = sandbox_id, "detaching a sandbox that is gone");
             self.detach(&sandbox_id, None).await?;
         }
-        Ok(())
+        self.remove_unknown_links().await
     }
 
     async fn set_pod_cidrs(&self, cidrs: Vec<IpNet>) -> Result<()> {
-        if self.ipam.lock().set_cidrs(cidrs.clone()) {
+        if self.ipam.lock().set_cidrs(cidrs.clone())? {
             info!(?cidrs, "pod addresses come from here");
         }
         Ok(())

@@ -200,6 +200,7 @@ fn attachments_survive_a_restart_and_are_repaired() {
         let routed = lab::command("ip route");
         assert!(routed.contains("10.42.0.1 "), "{routed}");
         assert!(!routed.contains("10.42.0.2 "), "{routed}");
+        assert!(!lab::command("ip link").contains("m0123abcdzzzzzz"));
     });
 }
 
@@ -234,12 +235,9 @@ fn a_failed_attachment_leaves_nothing() {
         request.netns = "/nowhere".into();
         assert!(network.attach(request).await.is_err());
         assert!(network.attachment("a").await.is_none());
-        assert_eq!(
-            std::fs::read_dir(state.path().join("addresses"))
-                .unwrap()
-                .count(),
-            0
-        );
+        let records = std::fs::read_dir(state.path().join("addresses")).unwrap();
+        let names = records.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        assert_eq!(names.collect::<Vec<_>>(), ["ranges"]);
     });
 }
 
