@@ -3,6 +3,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod apply;
 pub mod decode;
 pub mod encode;
 pub mod field;

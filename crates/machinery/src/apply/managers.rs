@@ -1,0 +1,204 @@
+//! `metadata.managedFields`: who set which fields.
+
+use super::set::FieldSet;
+use crate::{Object, Value};
+
+/// More updaters than this are gathered under one name.
+const MAX_UPDATERS: usize = 10;
+/// That name.
+const ANCIENT: &str = "ancient-changes";
+
+/// Who writes, and how.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Id {
+    pub(super) manager: String,
+    pub(super) applied: bool,
+    pub(super) version: String,
+    pub(super) subresource: String,
+}
+
+impl Id {
+    /// An applier is the same whatever version it applies in.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        self.manager == other.manager
+            && self.applied == other.applied
+            && self.subresource == other.subresource
+            && (self.applied || self.version == other.version)
+    }
+
+    /// As conflicts name it.
+    pub(super) fn name(&self) -> String {
+        let mut name = crate::text::quote(&self.manager);
+        if !self.subresource.is_empty() {
+            name = format!(
+                "{name} with subresource {}",
+                crate::text::quote(&self.subresource)
+            );
+        }
+        if self.applied {
+            name
+        } else {
+            format!("{name} using {}", self.version)
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) id: Id,
+    pub(super) time: String,
+    pub(super) fields: FieldSet,
+}
+
+/// All managers of an object.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Managers(pub(super) Vec<Entry>);
+
+impl Managers {
+    pub(super) fn of(object: &Object) -> Self {
+        let list = object
+            .get("metadata")
+            .map(|m| &m["managedFields"])
+            .and_then(Value::as_array);
+        let text = |v: &Value| v.as_str().unwrap_or_default().to_owned();
+        let entries = list
+            .into_iter()
+            .flatten()
+            .filter(|e| !text(&e["operation"]).is_empty());
+        Self(
+            entries
+                .map(|e| Entry {
+                    id: Id {
+                        manager: text(&e["manager"]),
+                        applied: e["operation"] == "Apply",
+                        version: text(&e["apiVersion"]),
+                        subresource: text(&e["subresource"]),
+                    },
+                    time: text(&e["time"]),
+                    fields: FieldSet::from_json(&e["fieldsV1"]),
+                })
+                .collect(),
+        )
+    }
+
+    pub(super) fn get(&self, id: &Id) -> Option<&Entry> {
+        self.0.iter().find(|e| e.id.is(id))
+    }
+
+    /// Sets a manager's fields; a manager without any goes. Its time is now if they changed.
+    pub(super) fn set(&mut self, id: &Id, fields: FieldSet, now: &str) {
+        let at = self.0.iter().position(|e| e.id.is(id));
+        match at {
+            Some(at) if fields.is_empty() => {
+                self.0.remove(at);
+            }
+            Some(at) => {
+                let entry = &mut self.0[at];
+                if entry.fields != fields || entry.id.version != id.version {
+                    entry.time = now.to_owned();
+                }
+                entry.id = id.clone();
+                entry.fields = fields;
+            }
+            None if fields.is_empty() => {}
+            None => self.0.push(Entry {
+                id: id.clone(),
+                time: now.to_owned(),
+                fields,
+            }),
+        }
+    }
+
+    /// Every other manager loses these fields.
+    pub(super) fn take_from_others(&mut self, id: &Id, fields: &FieldSet) {
+        for entry in self.0.iter_mut().filter(|e| !e.id.is(id)) {
+            entry.fields = entry.fields.difference(fields);
+        }
+        self.0.retain(|e| !e.fields.is_empty());
+    }
+
+    /// Of too many updaters the oldest become one.
+    fn cap(&mut self) {
+        let is_updater = |e: &Entry| !e.id.applied && e.id.subresource.is_empty();
+        let mut excess = self
+            .0
+            .iter()
+            .filter(|e| is_updater(e))
+            .count()
+            .saturating_sub(MAX_UPDATERS);
+        while excess > 0 {
+            let oldest = self
+                .0
+                .iter()
+                .enumerate()
+                .filter(|(_, e)| is_updater(e) && e.id.manager != ANCIENT)
+                .min_by(|(_, a), (_, b)| a.time.cmp(&b.time))
+                .map(|(i, _)| i);
+            let Some(oldest) = oldest else { return };
+            let mut entry = self.0.remove(oldest);
+            ANCIENT.clone_into(&mut entry.id.manager);
+            match self.0.iter_mut().find(|e| e.id.is(&entry.id)) {
+                Some(gathered) => {
+                    gathered.fields.union(&entry.fields);
+                    if gathered.time < entry.time {
+                        gathered.time = entry.time;
+                    }
+                    excess -= 1;
+                }
+                // The first one only changes its name.
+                None => self.0.push(entry),
+            }
+        }
+    }
+
+    /// Writes the managers into an object.
+    pub(super) fn store(mut self, object: &mut Object) {
+        self.cap();
+        self.0.sort_by(|a, b| {
+            let key = |e: &Entry| {
+                (
+                    !e.id.applied,
+                    e.time.clone(),
+                    e.id.manager.clone(),
+                    e.id.version.clone(),
+                    e.id.subresource.clone(),
+                )
+            };
+            key(a).cmp(&key(b))
+        });
+        let metadata = object
+            .entry("metadata")
+            .or_insert_with(|| Value::Object(Object::new()));
+        let Value::Object(metadata) = metadata else {
+            return;
+        };
+        if self.0.is_empty() {
+            metadata.shift_remove("managedFields");
+            return;
+        }
+        let entries = self.0.iter().map(to_json).collect();
+        metadata.insert("managedFields".to_owned(), Value::Array(entries));
+    }
+}
+
+fn to_json(entry: &Entry) -> Value {
+    let mut map = Object::with_capacity(7);
+    let mut put = |name: &str, value: Value| {
+        map.insert(name.to_owned(), value);
+    };
+    put("manager", entry.id.manager.as_str().into());
+    put(
+        "operation",
+        if entry.id.applied { "Apply" } else { "Update" }.into(),
+    );
+    put("apiVersion", entry.id.version.as_str().into());
+    if !entry.time.is_empty() {
+        put("time", entry.time.as_str().into());
+    }
+    put("fieldsType", "FieldsV1".into());
+    put("fieldsV1", entry.fields.to_json());
+    if !entry.id.subresource.is_empty() {
+        put("subresource", entry.id.subresource.as_str().into());
+    }
+    Value::Object(map)
+}

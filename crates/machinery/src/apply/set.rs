@@ -1,0 +1,225 @@
+//! Sets of field paths, in the form that `managedFields` keeps them (FieldsV1).
+//!
+//! A step of a path is text: `f:name` a field or map entry, `k:{"name":"x"}` an element of a keyed
+//! list, `v:"x"` an element of a set.
+
+use crate::{Object, Value};
+use std::collections::BTreeMap;
+
+/// A tree of steps; a node is in the set itself or only on the way to others.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FieldSet {
+    member: bool,
+    below: BTreeMap<String, FieldSet>,
+}
+
+impl FieldSet {
+    /// From the JSON of a managedFields entry; what is no object is an empty set.
+    pub fn from_json(value: &Value) -> Self {
+        let mut set = Self::node(value);
+        // An empty set is written as an empty object, too.
+        set.member = false;
+        set
+    }
+
+    fn node(value: &Value) -> Self {
+        let Value::Object(map) = value else {
+            return Self::default();
+        };
+        let mut set = Self {
+            member: map.is_empty(),
+            below: BTreeMap::new(),
+        };
+        for (step, below) in map {
+            if step == "." {
+                set.member = true;
+            } else {
+                set.below.insert(step.clone(), Self::node(below));
+            }
+        }
+        set
+    }
+
+    /// As the JSON of a managedFields entry.
+    pub fn to_json(&self) -> Value {
+        let mut map = Object::with_capacity(self.below.len() + 1);
+        if self.member && !self.below.is_empty() {
+            map.insert(".".to_owned(), Value::Object(Object::new()));
+        }
+        for (step, below) in &self.below {
+            map.insert(step.clone(), below.to_json());
+        }
+        Value::Object(map)
+    }
+
+    /// Whether there is no path in it.
+    pub fn is_empty(&self) -> bool {
+        !self.member && self.below.values().all(Self::is_empty)
+    }
+
+    /// Whether this very node is in the set.
+    pub fn is_member(&self) -> bool {
+        self.member
+    }
+
+    /// What is in the set below a step.
+    pub fn below(&self, step: &str) -> Option<&Self> {
+        self.below.get(step)
+    }
+
+    /// Adds a path.
+    pub fn insert<'a>(&mut self, path: impl IntoIterator<Item = &'a str>) {
+        let mut node = self;
+        for step in path {
+            node = node.below.entry(step.to_owned()).or_default();
+        }
+        node.member = true;
+    }
+
+    /// Adds everything of another set.
+    pub fn union(&mut self, other: &Self) {
+        self.member |= other.member;
+        for (step, below) in &other.below {
+            self.below.entry(step.clone()).or_default().union(below);
+        }
+    }
+
+    /// What is in both.
+    #[must_use]
+    pub fn intersection(&self, other: &Self) -> Self {
+        let below = self.below.iter().filter_map(|(step, mine)| {
+            let both = mine.intersection(other.below.get(step)?);
+            (!both.is_empty()).then(|| (step.clone(), both))
+        });
+        Self {
+            member: self.member && other.member,
+            below: below.collect(),
+        }
+    }
+
+    /// What is here and not there.
+    #[must_use]
+    pub fn difference(&self, other: &Self) -> Self {
+        let below = self.below.iter().filter_map(|(step, mine)| {
+            let rest = match other.below.get(step) {
+                Some(theirs) => mine.difference(theirs),
+                None => mine.clone(),
+            };
+            (!rest.is_empty()).then(|| (step.clone(), rest))
+        });
+        Self {
+            member: self.member && !other.member,
+            below: below.collect(),
+        }
+    }
+
+    /// What is here and neither there nor below anything there.
+    #[must_use]
+    pub fn without_subtrees(&self, other: &Self) -> Self {
+        if other.member {
+            return Self::default();
+        }
+        let below = self.below.iter().filter_map(|(step, mine)| {
+            let rest = match other.below.get(step) {
+                Some(theirs) => mine.without_subtrees(theirs),
+                None => mine.clone(),
+            };
+            (!rest.is_empty()).then(|| (step.clone(), rest))
+        });
+        Self {
+            member: self.member,
+            below: below.collect(),
+        }
+    }
+
+    /// Nodes on the way that are fields of structs become members; `is_named` says which are.
+    pub(super) fn close(
+        &mut self,
+        is_named: &mut dyn FnMut(&[String]) -> bool,
+        path: &mut Vec<String>,
+    ) {
+        for (step, below) in &mut self.below {
+            path.push(step.clone());
+            if !below.below.is_empty() && !below.member && is_named(path) {
+                below.member = true;
+            }
+            below.close(is_named, path);
+            path.pop();
+        }
+    }
+
+    /// Every path as people read it: `.spec.containers[name="c"].image`.
+    pub fn paths(&self) -> Vec<String> {
+        let mut out = Vec::new();
+        self.collect(&mut String::new(), &mut out);
+        out
+    }
+
+    fn collect(&self, path: &mut String, out: &mut Vec<String>) {
+        if self.member {
+            out.push(path.clone());
+        }
+        for (step, below) in &self.below {
+            let length = path.len();
+            path.push_str(&readable(step));
+            below.collect(path, out);
+            path.truncate(length);
+        }
+    }
+}
+
+fn readable(step: &str) -> String {
+    match step.split_at_checked(2) {
+        Some(("f:", name)) => format!(".{name}"),
+        Some(("k:", key)) => match serde_json::from_str::<Object>(key) {
+            Ok(fields) => {
+                let pairs: Vec<String> = fields.iter().map(|(k, v)| format!("{k}={v}")).collect();
+                format!("[{}]", pairs.join(","))
+            }
+            Err(_) => format!("[{key}]"),
+        },
+        Some(("v:", value)) => format!("[={value}]"),
+        Some(("i:", index)) => format!("[{index}]"),
+        _ => format!("[{step}]"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn sets_read_and_write_their_json() {
+        let json = json!({"f:metadata": {"f:labels": {".": {}, "f:app": {}}},
+            "f:spec": {"f:containers": {"k:{\"name\":\"c\"}": {".": {}, "f:image": {}}}}});
+        let set = FieldSet::from_json(&json);
+        assert_eq!(set.to_json(), json);
+        assert_eq!(
+            set.paths(),
+            [
+                ".metadata.labels",
+                ".metadata.labels.app",
+                ".spec.containers[name=\"c\"]",
+                ".spec.containers[name=\"c\"].image"
+            ]
+        );
+        assert!(FieldSet::from_json(&json!({})).is_empty());
+    }
+
+    #[test]
+    fn the_algebra_of_sets_holds() {
+        let a = FieldSet::from_json(&json!({"f:a": {"f:x": {}, "f:y": {}}, "f:b": {}}));
+        let b = FieldSet::from_json(&json!({"f:a": {"f:x": {}}, "f:c": {}}));
+        assert_eq!(a.intersection(&b).to_json(), json!({"f:a": {"f:x": {}}}));
+        assert_eq!(
+            a.difference(&b).to_json(),
+            json!({"f:a": {"f:y": {}}, "f:b": {}})
+        );
+        let mut both = a.difference(&b);
+        both.union(&a.intersection(&b));
+        assert_eq!(both, a);
+        let whole = FieldSet::from_json(&json!({"f:a": {}}));
+        assert_eq!(a.without_subtrees(&whole).to_json(), json!({"f:b": {}}));
+    }
+}

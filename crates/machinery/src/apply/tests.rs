@@ -1,0 +1,250 @@
+//! Tables of applies and updates, and whose fields they leave behind.
+
+use super::*;
+use serde_json::json;
+
+fn object(value: Value) -> Object {
+    match value {
+        Value::Object(map) => map,
+        other => panic!("no object: {other}"),
+    }
+}
+
+fn deployment() -> Root<'static> {
+    typed("apps/v1.Deployment").unwrap()
+}
+
+fn writer(manager: &str) -> Writer<'_> {
+    Writer {
+        manager,
+        api_version: "apps/v1",
+        subresource: "",
+        now: "2024-01-01T00:00:00Z",
+        reset: &["status"],
+    }
+}
+
+fn applied(live: Option<&Object>, config: Value, manager: &str) -> Result<Object, Status> {
+    apply(deployment(), live, &object(config), &writer(manager), false)
+}
+
+fn fields(object: &Object, manager: &str) -> Value {
+    object["metadata"]["managedFields"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .find(|e| e["manager"] == manager)
+        .map_or(Value::Null, |e| e["fieldsV1"].clone())
+}
+
+fn config(replicas: i64, image: &str) -> Value {
+    json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d", "labels": {"a": "1"}},
+        "spec": {"replicas": replicas, "template": {"spec": {"containers": [{"name": "c", "image": image}]}}}})
+}
+
+#[test]
+fn an_applier_owns_what_it_applies() {
+    let live = applied(None, config(1, "x"), "me").unwrap();
+    assert_eq!(
+        fields(&live, "me"),
+        json!({"f:metadata": {"f:labels": {"f:a": {}}}, "f:spec": {"f:replicas": {}, "f:template": {"f:spec":
+            {"f:containers": {"k:{\"name\":\"c\"}": {".": {}, "f:image": {}, "f:name": {}}}}}}})
+    );
+    assert_eq!(live["spec"]["replicas"], 1);
+}
+
+#[test]
+fn another_value_is_a_conflict_and_the_same_is_shared() {
+    let live = applied(None, config(1, "x"), "me").unwrap();
+    let status = applied(Some(&live), config(2, "x"), "you").unwrap_err();
+    assert_eq!(
+        (status.code, status.message.as_str()),
+        (
+            409,
+            "Apply failed with 1 conflict: conflict with \"me\": .spec.replicas"
+        )
+    );
+    let status = applied(Some(&live), config(2, "y"), "you").unwrap_err();
+    assert_eq!(
+        status.message,
+        "Apply failed with 2 conflicts: conflicts with \"me\":\n- .spec.replicas\n- .spec.template.spec.containers[name=\"c\"].image"
+    );
+    let shared = applied(Some(&live), config(1, "x"), "you").unwrap();
+    assert_eq!(fields(&shared, "me"), fields(&shared, "you"));
+}
+
+#[test]
+fn force_takes_fields_over() {
+    let live = applied(None, config(1, "x"), "me").unwrap();
+    let config = object(json!({"spec": {"replicas": 5}}));
+    let forced = apply(deployment(), Some(&live), &config, &writer("you"), true).unwrap();
+    assert_eq!(forced["spec"]["replicas"], 5);
+    assert_eq!(
+        fields(&forced, "you"),
+        json!({"f:spec": {"f:replicas": {}}})
+    );
+    assert_eq!(fields(&forced, "me")["f:spec"].get("f:replicas"), None);
+}
+
+#[test]
+fn what_is_no_longer_applied_goes_unless_others_want_it() {
+    let live = applied(None, config(1, "x"), "me").unwrap();
+    let without = json!({"metadata": {"name": "d"}, "spec": {"template": {"spec": {"containers": [{"name": "c", "image": "x"}]}}}});
+    let next = applied(Some(&live), without.clone(), "me").unwrap();
+    assert_eq!(next["spec"].get("replicas"), None);
+    assert_eq!(next["metadata"].get("labels"), None);
+    let shared = applied(Some(&live), json!({"spec": {"replicas": 1}}), "you").unwrap();
+    let next = applied(Some(&shared), without, "me").unwrap();
+    assert_eq!(next["spec"]["replicas"], 1);
+}
+
+#[test]
+fn list_elements_merge_by_key_and_go_with_their_owner() {
+    let live = applied(None, config(1, "x"), "me").unwrap();
+    let sidecar =
+        json!({"spec": {"template": {"spec": {"containers": [{"name": "s", "image": "y"}]}}}});
+    let both = applied(Some(&live), sidecar, "you").unwrap();
+    let names = |o: &Object| {
+        let list = o["spec"]["template"]["spec"]["containers"]
+            .as_array()
+            .unwrap();
+        list.iter()
+            .map(|c| c["name"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(names(&both), ["c", "s"]);
+    let gone = applied(
+        Some(&both),
+        json!({"spec": {"template": {"metadata": {"labels": {"x": "y"}}}}}),
+        "you",
+    )
+    .unwrap();
+    assert_eq!(names(&gone), ["c"]);
+}
+
+#[test]
+fn applying_the_same_again_changes_nothing() {
+    let live = applied(None, config(1, "x"), "me").unwrap();
+    let mut later = writer("me");
+    later.now = "2025-01-01T00:00:00Z";
+    let again = apply(
+        deployment(),
+        Some(&live),
+        &object(config(1, "x")),
+        &later,
+        false,
+    )
+    .unwrap();
+    assert_eq!(again, live);
+}
+
+#[test]
+fn creating_and_updating_are_remembered() {
+    let mut created = object(config(1, "x"));
+    track(deployment(), None, &mut created, &writer("kubectl-create"));
+    assert_eq!(
+        fields(&created, "kubectl-create"),
+        json!({"f:metadata": {"f:labels": {".": {}, "f:a": {}}}, "f:spec": {"f:replicas": {}, "f:template": {"f:spec":
+            {"f:containers": {"k:{\"name\":\"c\"}": {".": {}, "f:image": {}, "f:name": {}}}}}}})
+    );
+    let mut updated = created.clone();
+    updated["spec"]["replicas"] = json!(3);
+    track(
+        deployment(),
+        Some(&created),
+        &mut updated,
+        &writer("kubectl-edit"),
+    );
+    assert_eq!(
+        fields(&updated, "kubectl-edit"),
+        json!({"f:spec": {"f:replicas": {}}})
+    );
+    assert_eq!(
+        fields(&updated, "kubectl-create")["f:spec"].get("f:replicas"),
+        None
+    );
+    let status = applied(Some(&updated), config(1, "x"), "me").unwrap_err();
+    assert_eq!(
+        status.message,
+        "Apply failed with 1 conflict: conflict with \"kubectl-edit\" using apps/v1: .spec.replicas"
+    );
+}
+
+#[test]
+fn status_is_not_the_main_writers() {
+    let mut created = object(json!({"spec": {"replicas": 1}, "status": {"replicas": 1}}));
+    track(deployment(), None, &mut created, &writer("m"));
+    assert_eq!(fields(&created, "m"), json!({"f:spec": {"f:replicas": {}}}));
+}
+
+#[test]
+fn atomic_and_set_lists_are_owned_as_such() {
+    let config = json!({"metadata": {"finalizers": ["a.io/x"]}, "spec": {"selector": {"matchLabels": {"a": "b"}},
+        "template": {"spec": {"containers": [{"name": "c", "command": ["x"], "ports": [{"containerPort": 80}]}]}}}});
+    let live = applied(None, config, "me").unwrap();
+    let set = fields(&live, "me");
+    assert_eq!(
+        set["f:metadata"]["f:finalizers"],
+        json!({"v:\"a.io/x\"": {}})
+    );
+    assert_eq!(set["f:spec"]["f:selector"], json!({}));
+    let container = &set["f:spec"]["f:template"]["f:spec"]["f:containers"]["k:{\"name\":\"c\"}"];
+    assert_eq!(container["f:command"], json!({}));
+    assert_eq!(
+        container["f:ports"],
+        json!({"k:{\"containerPort\":80,\"protocol\":\"TCP\"}": {".": {}, "f:containerPort": {}}})
+    );
+}
+
+#[test]
+fn custom_resources_follow_their_own_schema() {
+    let schema = json!({"type": "object", "properties": {"spec": {"type": "object", "properties": {
+        "hosts": {"type": "array", "x-kubernetes-list-type": "set", "items": {"type": "string"}},
+        "whole": {"type": "object", "x-kubernetes-map-type": "atomic"}}}}});
+    let config =
+        object(json!({"metadata": {"name": "x"}, "spec": {"hosts": ["a"], "whole": {"k": "v"}}}));
+    let live = apply(Root::Custom(&schema), None, &config, &writer("me"), false).unwrap();
+    assert_eq!(
+        fields(&live, "me"),
+        json!({"f:spec": {"f:hosts": {"v:\"a\"": {}}, "f:whole": {}}})
+    );
+}
+
+#[test]
+fn kubectl_moves_to_the_server_side_without_conflict() {
+    let last = json!({"metadata": {"labels": {"a": "1"}}, "spec": {"replicas": 1}}).to_string();
+    let mut live = object(
+        json!({"metadata": {"labels": {"a": "1"}, "annotations": {LAST_APPLIED: last}}, "spec": {"replicas": 1}}),
+    );
+    track(
+        deployment(),
+        None,
+        &mut live,
+        &writer("kubectl-client-side-apply"),
+    );
+    let config = json!({"spec": {"replicas": 2}});
+    assert!(applied(Some(&live), config.clone(), "other").is_err());
+    let moved = applied(Some(&live), config, "kubectl").unwrap();
+    assert_eq!(moved["spec"]["replicas"], 2);
+}
+
+#[test]
+fn many_updaters_become_one() {
+    let mut live = object(json!({"metadata": {}, "spec": {"replicas": 0}}));
+    track(deployment(), None, &mut live, &writer("first"));
+    for i in 0..15 {
+        let mut next = live.clone();
+        next["metadata"]["labels"][format!("l{i}")] = json!("x");
+        let name = format!("m{i}");
+        let now = format!("2024-01-01T00:00:{i:02}Z");
+        let writer = Writer {
+            now: &now,
+            ..writer(&name)
+        };
+        track(deployment(), Some(&live), &mut next, &writer);
+        live = next;
+    }
+    let managers = live["metadata"]["managedFields"].as_array().unwrap();
+    assert!(managers.len() <= 11, "{}", managers.len());
+    assert!(managers.iter().any(|m| m["manager"] == "ancient-changes"));
+}

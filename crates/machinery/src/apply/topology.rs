@@ -1,0 +1,197 @@
+//! How the values of a type hang together for apply: which maps and lists are merged by their
+//! entries, and which are taken as a whole.
+
+use crate::schema::{Shape, Topology, Type};
+use crate::{Object, Value};
+
+/// Where an object's topology comes from.
+#[derive(Debug, Clone, Copy)]
+pub enum Root<'a> {
+    /// The schema table.
+    Typed(&'static Type),
+    /// The OpenAPI schema of a custom resource.
+    Custom(&'a Value),
+    /// Nothing is known: maps by entry, lists as a whole.
+    Unknown,
+}
+
+/// A place in an object.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Node<'a> {
+    Struct(&'static Type),
+    Field(Shape, &'static Topology),
+    Custom(&'a Value),
+    /// Metadata of custom resources is that of all objects.
+    CustomRoot(&'a Value),
+    Unknown,
+    UnknownRoot,
+}
+
+/// What apply does with a value there.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Form<'a> {
+    /// As a whole.
+    Leaf,
+    /// By entry.
+    Map,
+    /// A list of distinct scalars.
+    Set,
+    /// A list of objects known by these fields.
+    Keyed(Vec<&'a str>),
+}
+
+const PLAIN: &Topology = &Topology::Default;
+
+impl<'a> Node<'a> {
+    pub(super) fn root(root: Root<'a>) -> Self {
+        match root {
+            Root::Typed(schema) => Node::Struct(schema),
+            Root::Custom(schema) => Node::CustomRoot(schema),
+            Root::Unknown => Node::UnknownRoot,
+        }
+    }
+
+    pub(super) fn form(self, value: Option<&Value>) -> Form<'a> {
+        match self {
+            Node::Struct(schema) if schema.atomic => Form::Leaf,
+            Node::Struct(_) | Node::CustomRoot(_) | Node::UnknownRoot => Form::Map,
+            Node::Field(shape, topology) => form_of_field(shape, topology, value),
+            Node::Custom(schema) => form_of_custom(schema, value),
+            Node::Unknown => form_of_unknown(value),
+        }
+    }
+
+    /// The field or entry of a name.
+    pub(super) fn child(self, name: &str) -> Node<'a> {
+        match self {
+            Node::Struct(schema) => child_of(schema, name),
+            Node::Field(Shape::Struct(id), _) => child_of(id.get(), name),
+            Node::Field(Shape::Map(element), _) => Node::Field(*element, PLAIN),
+            Node::Custom(schema) => custom_child(schema, name),
+            Node::CustomRoot(_) | Node::UnknownRoot if name == "metadata" => metadata(),
+            Node::CustomRoot(schema) => custom_child(schema, name),
+            _ => Node::Unknown,
+        }
+    }
+
+    /// The elements of a list.
+    pub(super) fn element(self) -> Node<'a> {
+        match self {
+            Node::Field(Shape::List(element), _) => Node::Field(*element, PLAIN),
+            Node::Custom(schema) => Node::Custom(&schema["items"]),
+            _ => Node::Unknown,
+        }
+    }
+
+    /// Whether a name is a declared field, as opposed to an entry that a user made up.
+    pub(super) fn declares(self, name: &str) -> bool {
+        match self {
+            Node::Struct(schema) => schema.field(name).is_some(),
+            Node::Field(Shape::Struct(id), _) => id.get().field(name).is_some(),
+            Node::Custom(schema) | Node::CustomRoot(schema) => {
+                schema["properties"].get(name).is_some() || name == "metadata"
+            }
+            _ => false,
+        }
+    }
+
+    /// The value of a key field that an element leaves out.
+    pub(super) fn default_of(self, key: &str) -> Option<Value> {
+        match self.element() {
+            Node::Field(Shape::Struct(id), _) => {
+                serde_json::from_str(id.get().field(key)?.default?).ok()
+            }
+            Node::Custom(schema) => schema["properties"][key].get("default").cloned(),
+            _ => None,
+        }
+    }
+}
+
+fn child_of<'a>(schema: &'static Type, name: &str) -> Node<'a> {
+    match schema.field(name) {
+        Some(field) => Node::Field(field.shape, &field.topology),
+        None => Node::Unknown,
+    }
+}
+
+fn metadata<'a>() -> Node<'a> {
+    match crate::schema::lookup("meta/v1.ObjectMeta") {
+        Some(schema) => Node::Struct(schema),
+        None => Node::Unknown,
+    }
+}
+
+fn form_of_field<'a>(shape: Shape, topology: &'static Topology, value: Option<&Value>) -> Form<'a> {
+    match (shape, topology) {
+        (_, Topology::Atomic) => Form::Leaf,
+        // The type may be atomic elsewhere.
+        (Shape::Struct(_), Topology::Granular) => Form::Map,
+        (Shape::Struct(id), _) if id.get().atomic => Form::Leaf,
+        (Shape::Struct(_) | Shape::Map(_), _) => Form::Map,
+        (Shape::List(_), Topology::Set) => Form::Set,
+        (Shape::List(_), Topology::Keyed(keys)) => Form::Keyed(keys.clone()),
+        (Shape::Raw | Shape::Any, _) => form_of_unknown(value),
+        _ => Form::Leaf,
+    }
+}
+
+fn form_of_unknown<'a>(value: Option<&Value>) -> Form<'a> {
+    if value.is_some_and(Value::is_object) {
+        Form::Map
+    } else {
+        Form::Leaf
+    }
+}
+
+fn form_of_custom<'a>(schema: &'a Value, value: Option<&Value>) -> Form<'a> {
+    if schema["x-kubernetes-preserve-unknown-fields"] == true
+        && schema["properties"].is_null()
+        && schema["type"].is_null()
+    {
+        return form_of_unknown(value);
+    }
+    match schema["type"].as_str() {
+        Some("object") if schema["x-kubernetes-map-type"] == "atomic" => Form::Leaf,
+        Some("object") => Form::Map,
+        Some("array") => match schema["x-kubernetes-list-type"].as_str() {
+            Some("set") => Form::Set,
+            Some("map") => {
+                let keys = schema["x-kubernetes-list-map-keys"].as_array();
+                Form::Keyed(
+                    keys.into_iter()
+                        .flatten()
+                        .filter_map(Value::as_str)
+                        .collect(),
+                )
+            }
+            _ => Form::Leaf,
+        },
+        Some(_) => Form::Leaf,
+        None => form_of_unknown(value),
+    }
+}
+
+fn custom_child<'a>(schema: &'a Value, name: &str) -> Node<'a> {
+    if let Some(property) = schema["properties"].get(name) {
+        return Node::Custom(property);
+    }
+    match schema.get("additionalProperties") {
+        Some(element @ Value::Object(_)) => Node::Custom(element),
+        _ => Node::Unknown,
+    }
+}
+
+/// The step to an element of a keyed list; `None` when a key is missing.
+pub(super) fn key_step(node: Node<'_>, keys: &[&str], element: &Value) -> Option<String> {
+    let mut fields = Object::with_capacity(keys.len());
+    let mut sorted: Vec<&&str> = keys.iter().collect();
+    sorted.sort_unstable();
+    for key in sorted {
+        let value = match element.get(*key) {
+            Some(value) if !value.is_null() => value.clone(),
+            _ => node.default_of(key)?,
+        };
+        fields.insert((*key).to_owned(), value);
+    }
+    Some(format!("k:{}", Value::Object(fields)))
+}

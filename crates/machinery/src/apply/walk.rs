@@ -1,0 +1,318 @@
+//! Walks over one or two values along a topology: which fields there are, what differs, what comes
+//! of merging, what is left when some are removed.
+
+use super::set::FieldSet;
+use super::topology::{Form, Node, key_step};
+use crate::{Object, Value};
+
+/// What differs between two values.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Comparison {
+    pub added: FieldSet,
+    pub modified: FieldSet,
+    pub removed: FieldSet,
+}
+
+/// Elements of a list with the step to each; `None` when two have the same or one has none.
+fn elements<'v>(
+    node: Node<'_>,
+    form: &Form<'_>,
+    list: &'v [Value],
+) -> Option<Vec<(String, &'v Value)>> {
+    let mut out: Vec<(String, &Value)> = Vec::with_capacity(list.len());
+    for value in list {
+        let step = match form {
+            Form::Keyed(keys) => key_step(node, keys, value)?,
+            _ => format!("v:{value}"),
+        };
+        out.push((step, value));
+    }
+    let mut seen: Vec<&str> = out.iter().map(|e| e.0.as_str()).collect();
+    seen.sort_unstable();
+    seen.windows(2).all(|w| w[0] != w[1]).then_some(out)
+}
+
+fn list_of(value: Option<&Value>) -> &[Value] {
+    value
+        .and_then(Value::as_array)
+        .map(Vec::as_slice)
+        .unwrap_or_default()
+}
+
+/// The fields of a value.
+pub(super) fn fields_of(node: Node<'_>, value: &Value) -> FieldSet {
+    let mut set = FieldSet::default();
+    collect(node, value, &mut Vec::new(), &mut set);
+    set
+}
+
+fn insert(set: &mut FieldSet, path: &[String]) {
+    set.insert(path.iter().map(String::as_str));
+}
+
+fn collect(node: Node<'_>, value: &Value, path: &mut Vec<String>, set: &mut FieldSet) {
+    match (node.form(Some(value)), value) {
+        (Form::Map, Value::Object(map)) => {
+            for (name, below) in map {
+                path.push(format!("f:{name}"));
+                collect(node.child(name), below, path, set);
+                let empty = below.is_null() || below.as_object().is_some_and(Object::is_empty);
+                if empty || !node.declares(name) {
+                    insert(set, path);
+                }
+                path.pop();
+            }
+        }
+        (form @ (Form::Set | Form::Keyed(_)), Value::Array(list)) => {
+            match elements(node, &form, list) {
+                Some(elements) => {
+                    for (step, below) in elements {
+                        path.push(step);
+                        if matches!(form, Form::Keyed(_)) {
+                            collect(node.element(), below, path, set);
+                        }
+                        insert(set, path);
+                        path.pop();
+                    }
+                }
+                None => insert(set, path),
+            }
+        }
+        (Form::Map, Value::Null) => {}
+        _ if !path.is_empty() => insert(set, path),
+        _ => {}
+    }
+}
+
+/// What differs between two values.
+pub(super) fn compare(node: Node<'_>, old: Option<&Value>, new: Option<&Value>) -> Comparison {
+    let mut out = Comparison::default();
+    differ(node, old, new, &mut Vec::new(), &mut out);
+    out
+}
+
+fn leaf(old: Option<&Value>, new: Option<&Value>, path: &[String], out: &mut Comparison) {
+    match (old, new) {
+        (None, Some(_)) => insert(&mut out.added, path),
+        (Some(_), None) => insert(&mut out.removed, path),
+        (Some(old), Some(new)) if old != new => insert(&mut out.modified, path),
+        _ => {}
+    }
+}
+
+fn differ(
+    node: Node<'_>,
+    old: Option<&Value>,
+    new: Option<&Value>,
+    path: &mut Vec<String>,
+    out: &mut Comparison,
+) {
+    if old == new {
+        return;
+    }
+    match node.form(new.or(old)) {
+        Form::Map => {
+            let has_entries =
+                |v: Option<&Value>| v.and_then(Value::as_object).is_some_and(|m| !m.is_empty());
+            if !has_entries(old) && !has_entries(new) {
+                leaf(old, new, path, out);
+                return;
+            }
+            differ_maps(node, old, new, path, out);
+        }
+        form @ (Form::Set | Form::Keyed(_)) => {
+            let (old_list, new_list) = (list_of(old), list_of(new));
+            if old_list.is_empty() && new_list.is_empty() {
+                leaf(old, new, path, out);
+                return;
+            }
+            let both = (
+                elements(node, &form, old_list),
+                elements(node, &form, new_list),
+            );
+            let (Some(before), Some(after)) = both else {
+                leaf(old, new, path, out);
+                return;
+            };
+            for (step, value) in &before {
+                let other = after.iter().find(|e| e.0 == *step).map(|e| e.1);
+                item(node.element(), step.clone(), Some(value), other, path, out);
+            }
+            for (step, value) in &after {
+                if !before.iter().any(|e| e.0 == *step) {
+                    item(node.element(), step.clone(), None, Some(value), path, out);
+                }
+            }
+        }
+        Form::Leaf => leaf(old, new, path, out),
+    }
+}
+
+fn differ_maps(
+    node: Node<'_>,
+    old: Option<&Value>,
+    new: Option<&Value>,
+    path: &mut Vec<String>,
+    out: &mut Comparison,
+) {
+    let empty = Object::new();
+    let before = old.and_then(Value::as_object).unwrap_or(&empty);
+    let after = new.and_then(Value::as_object).unwrap_or(&empty);
+    for (name, value) in before {
+        let step = format!("f:{name}");
+        item(
+            node.child(name),
+            step,
+            Some(value),
+            after.get(name),
+            path,
+            out,
+        );
+    }
+    for (name, value) in after {
+        if !before.contains_key(name) {
+            item(
+                node.child(name),
+                format!("f:{name}"),
+                None,
+                Some(value),
+                path,
+                out,
+            );
+        }
+    }
+}
+
+/// One entry or element; the whole of it counts too when it comes or goes.
+fn item(
+    node: Node<'_>,
+    step: String,
+    old: Option<&Value>,
+    new: Option<&Value>,
+    path: &mut Vec<String>,
+    out: &mut Comparison,
+) {
+    path.push(step);
+    differ(node, old, new, path, out);
+    match (old, new) {
+        (None, Some(_)) => insert(&mut out.added, path),
+        (Some(_), None) => insert(&mut out.removed, path),
+        _ => {}
+    }
+    path.pop();
+}
+
+/// The live value with a configuration merged in.
+pub(super) fn merge(node: Node<'_>, live: &Value, config: &Value) -> Value {
+    match (node.form(Some(config)), live, config) {
+        (Form::Map, Value::Object(live), Value::Object(config)) => {
+            let mut out = live.clone();
+            for (name, value) in config {
+                let merged = match live.get(name) {
+                    Some(old) => merge(node.child(name), old, value),
+                    None => value.clone(),
+                };
+                out.insert(name.clone(), merged);
+            }
+            Value::Object(out)
+        }
+        (form @ (Form::Set | Form::Keyed(_)), Value::Array(live), Value::Array(config)) => {
+            match (elements(node, &form, live), elements(node, &form, config)) {
+                (Some(live), Some(config)) => merge_lists(node, &live, &config),
+                _ => Value::Array(config.clone()),
+            }
+        }
+        _ => config.clone(),
+    }
+}
+
+/// Elements of the configuration keep its order, those of the live list alone stay between them.
+fn merge_lists(node: Node<'_>, live: &[(String, &Value)], config: &[(String, &Value)]) -> Value {
+    let find = |of: &[(String, &Value)], step: &str| of.iter().position(|e| e.0 == step);
+    let join = |step: &str, value: &Value| match find(live, step) {
+        Some(at) => merge(node.element(), live[at].1, value),
+        None => value.clone(),
+    };
+    let mut out = Vec::with_capacity(live.len() + config.len());
+    let (mut l, mut c) = (0, 0);
+    while l < live.len() || c < config.len() {
+        if l < live.len() {
+            match find(config, &live[l].0) {
+                None => {
+                    out.push(live[l].1.clone());
+                    l += 1;
+                    continue;
+                }
+                // Already taken, in the configuration's place.
+                Some(at) if at < c => {
+                    l += 1;
+                    continue;
+                }
+                Some(_) => {}
+            }
+        }
+        if c < config.len() {
+            out.push(join(&config[c].0, config[c].1));
+            c += 1;
+        }
+    }
+    Value::Array(out)
+}
+
+/// The value without the members of a set.
+pub(super) fn remove(node: Node<'_>, value: &Value, set: &FieldSet) -> Value {
+    match (node.form(Some(value)), value) {
+        (Form::Map, Value::Object(map)) => {
+            let mut out = Object::with_capacity(map.len());
+            for (name, below) in map {
+                match set.below(&format!("f:{name}")) {
+                    Some(step) if step.is_member() => {}
+                    Some(step) => {
+                        out.insert(name.clone(), remove(node.child(name), below, step));
+                    }
+                    None => {
+                        out.insert(name.clone(), below.clone());
+                    }
+                }
+            }
+            Value::Object(out)
+        }
+        (form @ (Form::Set | Form::Keyed(_)), Value::Array(list)) => {
+            let Some(elements) = elements(node, &form, list) else {
+                return value.clone();
+            };
+            let kept = elements
+                .into_iter()
+                .filter_map(|(step, below)| match set.below(&step) {
+                    Some(step) if step.is_member() => None,
+                    Some(step) => Some(remove(node.element(), below, step)),
+                    None => Some(below.clone()),
+                });
+            Value::Array(kept.collect())
+        }
+        _ => value.clone(),
+    }
+}
+
+/// A set in which the declared fields on the way to members are members, too.
+pub(super) fn with_named_fields(node: Node<'_>, set: &FieldSet) -> FieldSet {
+    let mut out = set.clone();
+    out.close(
+        &mut |path| {
+            let Some((last, above)) = path.split_last() else {
+                return false;
+            };
+            let mut at = node;
+            for step in above {
+                at = match step.strip_prefix("f:") {
+                    Some(name) => at.child(name),
+                    None => at.element(),
+                };
+            }
+            last.strip_prefix("f:")
+                .is_some_and(|name| at.declares(name))
+        },
+        &mut Vec::new(),
+    );
+    out
+}
