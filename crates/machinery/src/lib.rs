@@ -12,6 +12,7 @@ pub mod format;
 pub mod labels;
 pub mod normalise;
 pub mod patch;
+pub mod protobuf;
 pub mod quantity;
 pub mod schema;
 pub mod status;
