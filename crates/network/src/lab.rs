@@ -130,6 +130,9 @@ pub fn node<F: Future<Output = ()>>(test: impl FnOnce(Arc<Namespace>) -> F + Sen
                     .command(&format!("ip address add {OUTSIDE_IP}/24 dev wire1"))
                     .await;
                 outside.command("ip link set wire1 up").await;
+                while command("ip route").contains("linkdown") {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
                 test(outside.clone()).await;
                 drop(outside);
             });

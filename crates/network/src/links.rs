@@ -9,6 +9,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     os::fd::AsRawFd,
     path::Path,
+    time::{Duration, Instant},
 };
 
 use futures::TryStreamExt;
@@ -17,10 +18,12 @@ use rtnetlink::{
     packet_core::ErrorMessage,
     packet_route::{
         address::{AddressAttribute, AddressFlags},
-        link::{InfoData, InfoVeth, LinkAttribute, LinkMessage},
+        link::{InfoData, InfoVeth, LinkAttribute, LinkMessage, State},
         route::{RouteMessage, RouteProtocol, RouteScope},
     },
 };
+
+use tracing::warn;
 
 use crate::{
     Error, Result,
@@ -32,6 +35,7 @@ use crate::{
 
 /// The name of the link inside a pod.
 pub const POD_LINK: &str = "eth0";
+const CARRIES_WITHIN: Duration = Duration::from_secs(2);
 const GATEWAY_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
@@ -88,7 +92,34 @@ pub async fn connect(host: &Netlink, namespace: &Path, link: &PodLink<'_>) -> Re
     for address in link.addresses {
         lead_to_pod(host, index, *address, link).await?;
     }
-    Ok(())
+    carries(host, link.host_link).await
+}
+
+/// Waits until a link whose other side just came up carries packets. The kernel finishes that in
+/// the background, and drops whatever is sent before: a pod's first connection would lose a second.
+async fn carries(netlink: &Netlink, name: &str) -> Result<()> {
+    let deadline = Instant::now() + CARRIES_WITHIN;
+    loop {
+        let mut found = netlink
+            .handle
+            .link()
+            .get()
+            .match_name(name.to_owned())
+            .execute();
+        let message = found
+            .try_next()
+            .await
+            .map_err(Error::netlink(format!("look at {name}")))?;
+        let is_up = |attribute: &LinkAttribute| *attribute == LinkAttribute::OperState(State::Up);
+        if message.is_some_and(|message| message.attributes.iter().any(is_up)) {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            warn!(link = name, "the link does not say that it is up");
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_micros(500)).await;
+    }
 }
 
 /// Removes a link by name; its peer, addresses and routes go with it. Absent is fine.
