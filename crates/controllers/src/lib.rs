@@ -39,20 +39,27 @@ pub struct Entry {
     pub start: fn(&Arc<Shared>),
 }
 
+macro_rules! table {
+    ($($module:ident),* $(,)?) => {
+        &[$(Entry { name: $module::NAME, start: $module::start }),*]
+    };
+}
+
 /// Every controller there is.
-pub const ALL: &[Entry] = &[
-    Entry {
-        name: deployment::NAME,
-        start: deployment::start,
-    },
-    Entry {
-        name: replicaset::NAME,
-        start: replicaset::start,
-    },
-    Entry {
-        name: replicationcontroller::NAME,
-        start: replicationcontroller::start,
-    },
+pub const ALL: &[Entry] = table![
+    deployment,
+    replicaset,
+    replicationcontroller,
+    endpointslice,
+    endpoints,
+    namespace,
+    serviceaccount,
+    rootca,
+    gc,
+    nodelifecycle,
+    tainteviction,
+    nodeipam,
+    podgc,
 ];
 
 /// What the controllers are told about the cluster.

@@ -239,6 +239,7 @@ pub(super) async fn run<K: Object>(source: Source, informer: Informer<K>) {
             Ok((objects, version)) => {
                 informer.shared.cache.write().replace(objects);
                 informer.advance(&version);
+                debug!(path = source.path, version, "listed");
                 informer.shared.synced.send_replace(true);
                 version
             }

@@ -1,0 +1,244 @@
+//! The controllers together, on a real API server: from a Deployment to endpoints, and back to
+//! nothing.
+
+#![allow(clippy::unwrap_used)]
+
+mod world;
+
+use k8s_openapi::api::{
+    apps::v1::{Deployment, ReplicaSet},
+    core::v1::{ConfigMap, Endpoints, Namespace, Pod, Service, ServiceAccount},
+    discovery::v1::EndpointSlice,
+};
+use kube::{
+    Api,
+    api::{DeleteParams, ListParams, Patch, PatchParams},
+};
+use serde_json::{Value, json};
+use world::World;
+
+fn deployment(replicas: i32, image: &str) -> Value {
+    json!({
+        "metadata": {"name": "web"},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": {"app": "web"}},
+            "template": {
+                "metadata": {"labels": {"app": "web"}},
+                "spec": {"containers": [{"name": "c", "image": image}]},
+            },
+        },
+    })
+}
+
+async fn pods(world: &World, namespace: &str) -> Vec<Pod> {
+    world
+        .api::<Pod>(namespace)
+        .list(&ListParams::default())
+        .await
+        .unwrap()
+        .items
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deployment_becomes_pods_behind_a_service_rolls_scales_and_leaves_nothing_behind() {
+    let world = World::new().await;
+    world.pretend_node();
+    world
+        .create::<Deployment>("default", deployment(3, "one"))
+        .await;
+    world
+        .create::<Service>(
+            "default",
+            json!({
+                "metadata": {"name": "web"},
+                "spec": {"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": 8080}]},
+            }),
+        )
+        .await;
+    let deployments: Api<Deployment> = world.api("default");
+    let available = |count: i32| {
+        let deployments = deployments.clone();
+        move || {
+            let deployments = deployments.clone();
+            async move {
+                let status = deployments.get("web").await?.status.unwrap_or_default();
+                Ok::<_, kube::Error>(
+                    status.available_replicas == Some(count)
+                        && status.updated_replicas == Some(count)
+                        && status.replicas == Some(count),
+                )
+            }
+        }
+    };
+    world.until("three pods available", available(3)).await;
+    let slices: Api<EndpointSlice> = world.api("default");
+    let ready = |count: usize| {
+        let slices = slices.clone();
+        move || {
+            let slices = slices.clone();
+            async move {
+                let all = slices.list(&ListParams::default()).await?;
+                let endpoints = all
+                    .items
+                    .iter()
+                    .flat_map(|slice| slice.endpoints.iter().flatten());
+                let ready =
+                    endpoints.filter(|e| e.conditions.as_ref().unwrap().ready == Some(true));
+                Ok::<_, kube::Error>(ready.count() == count)
+            }
+        }
+    };
+    world.until("three ready endpoints", ready(3)).await;
+    let endpoints: Api<Endpoints> = world.api("default");
+    world
+        .until("Endpoints with three addresses", || async {
+            let subsets = endpoints.get("web").await?.subsets.unwrap_or_default();
+            let addresses = subsets
+                .iter()
+                .flat_map(|subset| subset.addresses.iter().flatten());
+            Ok::<_, kube::Error>(addresses.count() == 3)
+        })
+        .await;
+
+    let image =
+        json!({"spec": {"template": {"spec": {"containers": [{"name": "c", "image": "two"}]}}}});
+    deployments
+        .patch("web", &PatchParams::default(), &Patch::Merge(&image))
+        .await
+        .unwrap();
+    world
+        .until("all pods of the new image", || async {
+            let pods = pods(&world, "default").await;
+            let new = pods.iter().filter(|pod| {
+                pod.spec.as_ref().unwrap().containers[0].image.as_deref() == Some("two")
+            });
+            let status = deployments.get("web").await?.status.unwrap_or_default();
+            Ok::<_, kube::Error>(
+                new.count() == 3 && pods.len() == 3 && status.available_replicas == Some(3),
+            )
+        })
+        .await;
+    let web = deployments.get("web").await.unwrap();
+    assert_eq!(
+        web.metadata.annotations.unwrap()["deployment.kubernetes.io/revision"],
+        "2"
+    );
+
+    let scale = json!({"spec": {"replicas": 1}});
+    deployments
+        .patch("web", &PatchParams::default(), &Patch::Merge(&scale))
+        .await
+        .unwrap();
+    world.until("one pod", available(1)).await;
+    world.until("one ready endpoint", ready(1)).await;
+
+    deployments
+        .delete("web", &DeleteParams::background())
+        .await
+        .unwrap();
+    let sets: Api<ReplicaSet> = world.api("default");
+    world
+        .until("no ReplicaSet and no pod left", || async {
+            let sets = sets.list(&ListParams::default()).await?.items;
+            Ok::<_, kube::Error>(sets.is_empty() && pods(&world, "default").await.is_empty())
+        })
+        .await;
+    world.stop.cancel();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_namespace_begins_with_its_account_and_authority_and_ends_with_everything_in_it() {
+    let world = World::new().await;
+    world.pretend_node();
+    world.namespace("shop").await;
+    let accounts: Api<ServiceAccount> = world.api("shop");
+    let maps: Api<ConfigMap> = world.api("shop");
+    world
+        .until("the default account and the authority", || async {
+            let account = accounts.get_opt("default").await?;
+            let map = maps.get_opt("kube-root-ca.crt").await?;
+            let authority = map.and_then(|map| map.data?.remove("ca.crt"));
+            Ok::<_, kube::Error>(account.is_some() && authority.as_deref() == Some("CA"))
+        })
+        .await;
+    world
+        .create::<Deployment>("shop", deployment(2, "one"))
+        .await;
+    world
+        .until("two pods", || async {
+            Ok::<_, kube::Error>(pods(&world, "shop").await.len() == 2)
+        })
+        .await;
+    let namespaces: Api<Namespace> = Api::all(world.client.clone());
+    namespaces
+        .delete("shop", &DeleteParams::default())
+        .await
+        .unwrap();
+    world
+        .until("the namespace is gone", || async {
+            Ok::<_, kube::Error>(namespaces.get_opt("shop").await?.is_none())
+        })
+        .await;
+    assert!(pods(&world, "shop").await.is_empty());
+    world.stop.cancel();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_owner_deleted_in_the_foreground_goes_last_and_orphans_stay() {
+    let world = World::new().await;
+    world.pretend_node();
+    world
+        .create::<Deployment>("default", deployment(1, "one"))
+        .await;
+    let deployments: Api<Deployment> = world.api("default");
+    let sets: Api<ReplicaSet> = world.api("default");
+    let none = || async { Ok::<_, kube::Error>(pods(&world, "default").await.is_empty()) };
+    world
+        .until("a pod", || async { none().await.map(|none| !none) })
+        .await;
+    deployments
+        .delete("web", &DeleteParams::foreground())
+        .await
+        .unwrap();
+    world
+        .until("the deployment is gone", || async {
+            Ok::<_, kube::Error>(deployments.get_opt("web").await?.is_none())
+        })
+        .await;
+    assert!(
+        sets.list(&ListParams::default())
+            .await
+            .unwrap()
+            .items
+            .is_empty(),
+        "it went first"
+    );
+
+    world
+        .create::<Deployment>("default", deployment(1, "one"))
+        .await;
+    world
+        .until("a pod again", || async { none().await.map(|none| !none) })
+        .await;
+    deployments
+        .delete("web", &DeleteParams::orphan())
+        .await
+        .unwrap();
+    world
+        .until("the deployment is gone again", || async {
+            Ok::<_, kube::Error>(deployments.get_opt("web").await?.is_none())
+        })
+        .await;
+    let left = sets.list(&ListParams::default()).await.unwrap().items;
+    assert_eq!(left.len(), 1);
+    assert!(
+        left[0]
+            .metadata
+            .owner_references
+            .as_deref()
+            .unwrap_or_default()
+            .is_empty()
+    );
+    world.stop.cancel();
+}

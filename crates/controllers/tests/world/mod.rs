@@ -1,0 +1,227 @@
+//! A real API server over the embedded store, all controllers, and a node that only pretends: it
+//! binds, runs and ends pods by writing what a scheduler and a kubelet would.
+
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering},
+    },
+    time::Duration,
+};
+
+use apiserver::{ApiServer, ObjectCodec, Registry, User};
+use client::{Connector, Event, Informer};
+use k8s_openapi::{
+    NamespaceResourceScope,
+    api::core::v1::{Namespace, Pod},
+};
+use kube::{
+    Api, Resource,
+    api::{DeleteParams, Patch, PatchParams, PostParams},
+};
+use lifecycle::{Context, Health, Service};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+use stdx::SystemClock;
+use tokio_util::sync::CancellationToken;
+
+pub const DEADLINE: Duration = Duration::from_secs(30);
+
+pub struct World {
+    pub client: kube::Client,
+    pub stop: CancellationToken,
+    pub context: Context,
+    _directory: tempfile::TempDir,
+}
+
+struct InProcess(Arc<ApiServer>);
+
+impl Connector for InProcess {
+    fn client(&self, user: &str) -> kube::Client {
+        let account = user
+            .strip_prefix("system:serviceaccount:")
+            .and_then(|rest| rest.split_once(':'));
+        let user = match account {
+            Some((namespace, name)) => User::service_account(namespace, name),
+            None => User::new(user, [""; 0]),
+        };
+        client::in_process(self.0.connect(user))
+    }
+}
+
+impl World {
+    /// Everything running, with the namespace "default".
+    pub async fn new() -> Self {
+        let _ = tracing_subscriber::fmt()
+            .with_env_filter(std::env::var("RUST_LOG").unwrap_or("warn".into()))
+            .with_test_writer()
+            .try_init();
+        let directory = tempfile::tempdir().unwrap();
+        let pki = pki::Pki::ensure(&directory.path().join("pki"), &pki::Names::default()).unwrap();
+        let registry = Registry::builtin();
+        let codec = ObjectCodec::new(registry.clone());
+        let store = store::embedded::Embedded::open(directory.path().join("store"), codec).unwrap();
+        let local = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let config = apiserver::Config {
+            listen: local,
+            advertise: SocketAddr::from((Ipv4Addr::LOCALHOST, 6443)),
+            tls: Arc::new(pki).apiserver_config().unwrap(),
+            kubelet_tls: None,
+            service_cidrs: vec![(Ipv4Addr::new(10, 43, 0, 0).into(), 16)],
+            node_ports: 30000..=32767,
+            client_ca: String::new(),
+            front_proxy_ca: String::new(),
+            health: Health::default(),
+            clock: Arc::new(SystemClock),
+            limits: apiserver::Limits::default(),
+            tokens: None,
+        };
+        let server = config.build(store, registry).unwrap();
+        let admin = User::new("kubernetes-admin", ["system:masters"]);
+        let client = client::in_process(server.connect(admin));
+        let connector = Arc::new(InProcess(server.clone()));
+        let controllers = controllers::Config {
+            cluster_ca: "CA".into(),
+            ..Default::default()
+        };
+        let stop = CancellationToken::new();
+        let context = Context::standalone("test", stop.clone());
+        let controllers = Arc::new(controllers.build(connector));
+        tokio::spawn(server.clone().run(context.clone()));
+        server.address().await;
+        tokio::spawn(controllers.run(context.clone()));
+        let world = Self {
+            client,
+            stop,
+            context,
+            _directory: directory,
+        };
+        world.namespace("default").await;
+        world
+    }
+
+    pub async fn namespace(&self, name: &str) {
+        let api: Api<Namespace> = Api::all(self.client.clone());
+        let namespace = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
+        match api.create(&PostParams::default(), &namespace).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.code == 409 => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    pub fn api<K>(&self, namespace: &str) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    pub async fn create<K>(&self, namespace: &str, object: Value) -> K
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + std::fmt::Debug
+            + Serialize
+            + DeserializeOwned,
+    {
+        let object = serde_json::from_value(object).unwrap();
+        self.api(namespace)
+            .create(&PostParams::default(), &object)
+            .await
+            .unwrap()
+    }
+
+    /// Waits until what `look` sees is what is wanted.
+    pub async fn until<T, F>(&self, what: &str, look: impl Fn() -> F)
+    where
+        F: Future<Output = Result<bool, T>>,
+        T: std::fmt::Debug,
+    {
+        let reached = async {
+            loop {
+                match look().await {
+                    Ok(true) => return,
+                    Ok(false) => {}
+                    Err(error) => tracing::debug!(?error, "while waiting"),
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        if tokio::time::timeout(DEADLINE, reached).await.is_err() {
+            panic!("never happened: {what}");
+        }
+    }
+
+    /// A node that takes every pod, runs it at once, and ends it when it is asked to.
+    pub fn pretend_node(&self) {
+        let pods = Informer::<Pod>::builder(self.client.clone()).start(&self.context);
+        let client = self.client.clone();
+        let mut events = pods.subscribe();
+        let address = AtomicU8::new(1);
+        self.context.spawn("node", async move {
+            while let Some(event) = events.next().await {
+                if matches!(event, Event::Deleted(_)) {
+                    continue;
+                }
+                let number = address.fetch_add(1, Ordering::Relaxed);
+                if let Err(error) = live(&client, event.object(), number).await {
+                    tracing::debug!(%error, "the pod has changed meanwhile");
+                }
+            }
+        });
+    }
+}
+
+/// One step of a pod's life.
+async fn live(client: &kube::Client, pod: &Pod, number: u8) -> Result<(), kube::Error> {
+    let (namespace, name) = (
+        pod.metadata.namespace.clone().unwrap(),
+        pod.metadata.name.clone().unwrap(),
+    );
+    let api: Api<Pod> = Api::namespaced(client.clone(), &namespace);
+    let phase = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
+    let bound = pod
+        .spec
+        .as_ref()
+        .is_some_and(|spec| spec.node_name.is_some());
+    if pod.metadata.deletion_timestamp.is_some() {
+        api.delete(&name, &DeleteParams::default().grace_period(0))
+            .await?;
+    } else if !bound {
+        let binding = json!({
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": name, "namespace": namespace},
+            "target": {"kind": "Node", "name": "n1"},
+        });
+        let body = serde_json::to_vec(&binding).unwrap();
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/binding");
+        let request = http::Request::post(path).header("content-type", "application/json");
+        client.request::<Value>(request.body(body).unwrap()).await?;
+    } else if phase == Some("Pending") {
+        let finishes = pod
+            .metadata
+            .labels
+            .as_ref()
+            .is_some_and(|l| l.contains_key("finishes"));
+        let now = jiff::Timestamp::now().to_string();
+        let ip = format!("10.42.0.{number}");
+        let ready = if finishes { "False" } else { "True" };
+        let status = json!({"status": {
+            "phase": if finishes { "Succeeded" } else { "Running" },
+            "podIP": ip,
+            "podIPs": [{"ip": ip}],
+            "conditions": [{"type": "Ready", "status": ready, "lastTransitionTime": now}],
+        }});
+        api.patch_status(&name, &PatchParams::default(), &Patch::Merge(&status))
+            .await?;
+    }
+    Ok(())
+}
