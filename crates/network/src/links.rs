@@ -17,7 +17,7 @@ use rtnetlink::{
     LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder,
     packet_core::ErrorMessage,
     packet_route::{
-        address::{AddressAttribute, AddressFlags},
+        address::{AddressAttribute, AddressFlags, AddressMessage},
         link::{InfoData, InfoVeth, LinkAttribute, LinkMessage, State},
         route::{RouteMessage, RouteProtocol, RouteScope},
     },
@@ -171,6 +171,44 @@ pub async fn with_prefix(netlink: &Netlink, prefix: &str) -> Result<Vec<(u32, St
             })
     });
     Ok(named.filter(|(_, name)| name.starts_with(prefix)).collect())
+}
+
+/// The largest packet of the link that has one of these addresses.
+pub async fn mtu_at(netlink: &Netlink, ips: &[IpAddr]) -> Result<Option<u32>> {
+    let addresses: Vec<AddressMessage> = netlink
+        .handle
+        .address()
+        .get()
+        .execute()
+        .try_collect()
+        .await
+        .map_err(Error::netlink("list addresses"))?;
+    let has = |message: &&AddressMessage| {
+        message
+            .attributes
+            .iter()
+            .any(|attribute| matches!(attribute, AddressAttribute::Address(ip) if ips.contains(ip)))
+    };
+    let Some(index) = addresses
+        .iter()
+        .find(has)
+        .map(|message| message.header.index)
+    else {
+        return Ok(None);
+    };
+    let mut found = netlink.handle.link().get().match_index(index).execute();
+    let link = found
+        .try_next()
+        .await
+        .map_err(Error::netlink("look at the node's link"))?;
+    Ok(link.and_then(|link| {
+        link.attributes
+            .iter()
+            .find_map(|attribute| match attribute {
+                LinkAttribute::Mtu(mtu) => Some(*mtu),
+                _ => None,
+            })
+    }))
 }
 
 pub(crate) fn is(error: &ErrorMessage, errno: i32) -> bool {

@@ -44,7 +44,7 @@ pub struct Config {
     pub service_cidrs: Vec<IpNet>,
     /// This node's own addresses.
     pub node_ips: Vec<IpAddr>,
-    /// The largest packet on a pod's link.
+    /// The largest packet on a pod's link; less when the link of the node's address takes less.
     pub mtu: u32,
 }
 
@@ -68,11 +68,16 @@ pub struct RoutedNetwork {
     /// Guards the address book; never held over an await.
     ipam: Mutex<Ipam>,
     /// The connection to the kernel, there once the node is prepared.
-    prepared: OnceCell<Netlink>,
+    prepared: OnceCell<Prepared>,
+}
+
+struct Prepared {
+    netlink: Netlink,
+    mtu: u32,
 }
 
 impl RoutedNetwork {
-    async fn prepare(&self) -> Result<&Netlink> {
+    async fn prepare(&self) -> Result<&Prepared> {
         self.prepared
             .get_or_try_init(|| async {
                 sysctl::set("net/ipv4/ip_forward", "1")?;
@@ -88,7 +93,9 @@ impl RoutedNetwork {
                 self.route_services(&netlink).await?;
                 self.rewrite_rules().await?;
                 docker::pass(&self.nft, &self.config.id, &nft::tables().await?).await?;
-                Ok(netlink)
+                let wire = links::mtu_at(&netlink, &self.config.node_ips).await?;
+                let mtu = self.config.mtu.min(wire.unwrap_or(self.config.mtu));
+                Ok(Prepared { netlink, mtu })
             })
             .await
     }
@@ -151,7 +158,7 @@ impl RoutedNetwork {
 
     /// Links that carry our name without a record: their state was lost, and with it their pods.
     async fn remove_unknown_links(&self) -> Result<()> {
-        let host = self.prepare().await?;
+        let host = &self.prepare().await?.netlink;
         let overlay = names::vxlan_link(&self.config.id);
         for (_, name) in links::with_prefix(host, &names::link_prefix(&self.config.id)).await? {
             if name != overlay && !self.ipam.lock().link_taken(&name) {
@@ -184,11 +191,11 @@ impl RoutedNetwork {
     }
 
     async fn connect(&self, request: &AttachRequest, record: &Record) -> Result<()> {
-        let host = self.prepare().await?;
+        let Prepared { netlink: host, mtu } = self.prepare().await?;
         let link = PodLink {
             host_link: &record.host_link,
             addresses: &record.addresses,
-            mtu: self.config.mtu,
+            mtu: *mtu,
             node_ips: &self.config.node_ips,
         };
         links::connect(host, &request.netns, &link).await?;
@@ -238,7 +245,7 @@ impl PodNetwork for RoutedNetwork {
         let Some(record) = self.ipam.lock().get(sandbox_id).cloned() else {
             return Ok(());
         };
-        let host = self.prepare().await?;
+        let host = &self.prepare().await?.netlink;
         links::disconnect(host, &record.host_link).await?;
         // The record goes first: should the table be written anew, these ports are not in it.
         self.ipam.lock().release(sandbox_id)?;

@@ -104,7 +104,7 @@ pub struct Config {
     pub node_ips: Vec<IpAddr>,
     /// The ranges of all pods.
     pub cluster_cidrs: Vec<IpNet>,
-    /// The largest packet between nodes.
+    /// The largest packet between nodes; less when the link of this node's address takes less.
     pub mtu: u32,
 }
 
@@ -168,10 +168,12 @@ impl NodeRoutes {
     }
 
     async fn create_overlay(&self, netlink: &Netlink, name: &str) -> Result<u32> {
+        let wire = links::mtu_at(netlink, &self.config.node_ips).await?;
+        let mtu = self.config.mtu.min(wire.unwrap_or(self.config.mtu));
         let mut device = LinkVxlan::new(name, names::vni(&self.config.cluster))
             .port(VXLAN_PORT)
             .learning(false)
-            .mtu(self.config.mtu - VXLAN_OVERHEAD)
+            .mtu(mtu.saturating_sub(VXLAN_OVERHEAD))
             .address(overlay_hardware(&self.config.node_name).to_vec());
         device = match self.config.node_ips.first() {
             Some(IpAddr::V4(ip)) => device.local(*ip),

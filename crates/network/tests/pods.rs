@@ -53,9 +53,11 @@ fn at(address: &str) -> SocketAddr {
 fn pods_reach_each_other_the_node_and_the_world() {
     lab::node(|outside| async move {
         let state = tempfile::tempdir().unwrap();
+        lab::command("ip link set wire0 mtu 1400");
         let network = network(state.path()).await;
         let (a, b) = (Namespace::new(), Namespace::new());
         let first = network.attach(request("a", &a)).await.unwrap();
+        assert!(a.command("ip link show eth0").await.contains("mtu 1400"));
         let second = network.attach(request("b", &b)).await.unwrap();
         assert_eq!(
             first.addresses,
