@@ -11,6 +11,7 @@ pub mod fields;
 pub mod format;
 pub mod labels;
 pub mod normalise;
+pub mod openapi;
 pub mod patch;
 pub mod protobuf;
 pub mod quantity;

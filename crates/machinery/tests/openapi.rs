@@ -1,0 +1,112 @@
+//! Our OpenAPI definitions beside those of the reference data, which is not part of the project:
+//! without it this test says so and passes.
+#![allow(clippy::unwrap_used, clippy::print_stderr)]
+
+use machinery::openapi::{self, Dialect};
+use machinery::{Value, schema};
+use std::path::PathBuf;
+
+fn reference(path: &str) -> Option<Value> {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    // A worktree may stand one level deeper.
+    let found = [
+        "../../../shared/kubernetes/openapi",
+        "../../../../shared/kubernetes/openapi",
+    ]
+    .iter()
+    .find_map(|up| std::fs::read(root.join(up).join(path)).ok());
+    if found.is_none() {
+        eprintln!("no reference data at {path}: nothing compared");
+    }
+    found.map(|bytes| serde_json::from_slice(&bytes).unwrap())
+}
+
+/// Without what the table does not say.
+fn bare(value: &mut Value, is_definition: bool) {
+    match value {
+        Value::Object(map) => {
+            if map.get("description").is_some_and(Value::is_string) {
+                map.shift_remove("description");
+            }
+            if is_definition {
+                map.shift_remove("x-kubernetes-group-version-kind");
+                map.shift_remove("x-kubernetes-unions");
+            }
+            for (key, below) in map.iter_mut() {
+                let names = key == "properties";
+                if let (true, Value::Object(properties)) = (names, &mut *below) {
+                    properties.values_mut().for_each(|v| bare(v, false));
+                } else {
+                    bare(below, false);
+                }
+            }
+        }
+        Value::Array(list) => list.iter_mut().for_each(|v| bare(v, false)),
+        _ => {}
+    }
+}
+
+/// A reference alone may stand in `allOf` or not: that depends on whether it has a description.
+fn unwrap(value: &mut Value) {
+    match value {
+        Value::Object(map) => {
+            if let (1, Some(Value::Array(all))) = (map.len(), map.get("allOf")) {
+                *value = all[0].clone();
+                return;
+            }
+            map.values_mut().for_each(unwrap);
+        }
+        Value::Array(list) => list.iter_mut().for_each(unwrap),
+        _ => {}
+    }
+}
+
+fn compare(dialect: Dialect, definitions: &Value) -> usize {
+    let mut compared = 0;
+    for schema in schema::all() {
+        let name = openapi::name(schema);
+        let Some(theirs) = definitions.get(&name) else {
+            continue;
+        };
+        let mut theirs = theirs.clone();
+        bare(&mut theirs, true);
+        // Fields of closed gates are theirs alone.
+        for field in schema.fields.iter().filter(|f| f.off) {
+            if let Some(Value::Object(properties)) = theirs.get_mut("properties") {
+                properties.shift_remove(field.name);
+            }
+        }
+        let mut ours = openapi::definition(dialect, schema);
+        unwrap(&mut ours);
+        unwrap(&mut theirs);
+        assert_eq!(ours, theirs, "{name}");
+        compared += 1;
+    }
+    compared
+}
+
+#[test]
+fn version_2_is_that_of_the_reference() {
+    let Some(document) = reference("swagger.json") else {
+        return;
+    };
+    assert!(compare(Dialect::V2, &document["definitions"]) > 400);
+}
+
+#[test]
+fn version_3_is_that_of_the_reference() {
+    for group in [
+        "api__v1",
+        "apis__apps__v1",
+        "apis__batch__v1",
+        "apis__networking.k8s.io__v1",
+    ] {
+        let Some(document) = reference(&format!("v3/{group}_openapi.json")) else {
+            return;
+        };
+        assert!(
+            compare(Dialect::V3, &document["components"]["schemas"]) > 50,
+            "{group}"
+        );
+    }
+}
