@@ -343,10 +343,6 @@ impl Service for NodeRoutes {
         "routes"
     }
 
-    fn after(&self) -> &'static [&'static str] {
-        &["network"]
-    }
-
     fn run(self: Arc<Self>, context: Context) -> Run {
         Box::pin(async move {
             let netlink = Netlink::here()?;

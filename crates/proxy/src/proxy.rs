@@ -313,10 +313,6 @@ impl lifecycle::Service for Proxy {
         "proxy"
     }
 
-    fn after(&self) -> &'static [&'static str] {
-        &["network"]
-    }
-
     fn run(self: Arc<Self>, context: Context) -> Run {
         Box::pin(async move {
             let sources = Sources::start(&self.config.client, &context);
