@@ -76,6 +76,12 @@ fn compare(dialect: Dialect, definitions: &Value) -> usize {
                 properties.shift_remove(field.name);
             }
         }
+        if theirs["properties"]
+            .as_object()
+            .is_some_and(|p| p.is_empty())
+        {
+            theirs.as_object_mut().unwrap().shift_remove("properties");
+        }
         let mut ours = openapi::definition(dialect, schema);
         unwrap(&mut ours);
         unwrap(&mut theirs);
