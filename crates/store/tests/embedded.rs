@@ -175,3 +175,219 @@ async fn snapshots_take_the_place_of_the_log() {
     assert_eq!(value(&*store, "/0").await.as_deref(), Some("after"));
     assert_eq!(value(&*store, "/9").await.as_deref(), Some("99"));
 }
+
+#[tokio::test]
+async fn an_unclean_stop_after_relaxed_writes_jumps_and_a_clean_one_does_not() {
+    let disk = disk::MemoryDisk::new(1);
+    let config = Config {
+        high_water_step: 100,
+        ..Config::default()
+    };
+    let open = |disk: &disk::MemoryDisk| {
+        config
+            .clone()
+            .open_on(Arc::new(disk.restarted()), Plain)
+            .unwrap()
+    };
+    let store = open(&disk);
+    write(&*store, "/a", "1").await;
+    for n in 0..10 {
+        let ops = vec![put("/lease", &n.to_string())];
+        store.commit(ops, Durability::Relaxed).await.unwrap();
+    }
+    assert_eq!(store.revision().await.unwrap(), 11);
+    store.close();
+    let store = open(&disk);
+    assert_eq!(
+        store.revision().await.unwrap(),
+        11,
+        "a clean stop loses nothing"
+    );
+    drop(store.watch("/".into(), 1).await.unwrap());
+    store
+        .commit(vec![put("/lease", "x")], Durability::Relaxed)
+        .await
+        .unwrap();
+    disk.cut_power();
+    store.close();
+
+    let store = open(&disk);
+    let jumped = store.revision().await.unwrap();
+    assert_eq!(jumped, 112, "past everything that may have been shown");
+    let before = store.watch("/".into(), 11).await.map(drop);
+    assert!(
+        matches!(
+            before,
+            Err(Error::Compacted {
+                requested: 11,
+                oldest: 112
+            })
+        ),
+        "{before:?}"
+    );
+    assert_eq!(value(&*store, "/a").await.as_deref(), Some("1"));
+    assert_eq!(write(&*store, "/b", "1").await, 113);
+    store.close();
+    let store = open(&disk);
+    let before = store.watch("/".into(), 11).await.map(drop);
+    assert!(
+        matches!(before, Err(Error::Compacted { .. })),
+        "also after the next start"
+    );
+    drop(store.watch("/".into(), 112).await.unwrap());
+}
+
+#[tokio::test]
+async fn history_is_bounded_by_count_bytes_and_age() {
+    let clock = FakeClock::at("2026-01-01T00:00:00Z".parse().unwrap());
+    let limits = |revisions, bytes, seconds| Config {
+        clock: Arc::new(clock.clone()),
+        history: embedded::Limits {
+            revisions,
+            bytes,
+            age: Duration::from_secs(seconds),
+        },
+        ..Config::default()
+    };
+    let cases = [
+        limits(5, 1 << 20, 600),
+        limits(1000, 1000, 600),
+        limits(1000, 1 << 20, 10),
+    ];
+    for config in cases {
+        let store = config
+            .open_on(Arc::new(disk::MemoryDisk::new(1)), Plain)
+            .unwrap();
+        for _ in 0..20 {
+            clock.advance(Duration::from_secs(1));
+            write(&*store, "/a", &"x".repeat(100)).await;
+        }
+        let early = store.watch("/".into(), 2).await.map(drop);
+        let Err(Error::Compacted {
+            requested: 2,
+            oldest,
+        }) = early
+        else {
+            panic!("{early:?}")
+        };
+        assert!((5..20).contains(&oldest), "{oldest}");
+        drop(store.watch("/".into(), oldest).await.unwrap());
+        let exactly = store
+            .get(&"/a".into(), Freshness::Exactly(oldest - 1))
+            .await;
+        assert!(
+            matches!(exactly, Err(Error::Compacted { .. })),
+            "{exactly:?}"
+        );
+        let (_, entry) = store
+            .get(&"/a".into(), Freshness::Exactly(oldest))
+            .await
+            .unwrap();
+        assert_eq!(entry.unwrap().mod_revision, oldest);
+    }
+}
+
+#[tokio::test]
+async fn a_watcher_that_lags_catches_up_from_history_or_is_told() {
+    let config = Config {
+        watch_queue: 4,
+        history: embedded::Limits {
+            revisions: 50,
+            ..embedded::Limits::default()
+        },
+        ..Config::default()
+    };
+    let store = config
+        .open_on(Arc::new(disk::MemoryDisk::new(1)), Plain)
+        .unwrap();
+    let mut slow = store.watch("/".into(), 0).await.unwrap();
+    for n in 1..=40 {
+        write(&*store, "/a", &n.to_string()).await;
+    }
+    for n in 1..=40 {
+        assert_eq!(next_events(&mut slow).await.0, n);
+    }
+    for n in 0..200 {
+        write(&*store, "/a", &n.to_string()).await;
+    }
+    let mut last = 40;
+    let end = loop {
+        match next(&mut slow).await {
+            Ok(store::WatchItem::Events { revision, .. }) => {
+                assert_eq!(revision, last + 1, "no gap before the end");
+                last = revision;
+            }
+            Ok(store::WatchItem::Progress(_)) => {}
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(end, Error::Lagged), "{end:?}");
+}
+
+#[tokio::test]
+async fn quiet_watchers_hear_how_far_they_are() {
+    let config = Config {
+        progress: Duration::from_millis(5),
+        ..Config::default()
+    };
+    let store = config
+        .open_on(Arc::new(disk::MemoryDisk::new(1)), Plain)
+        .unwrap();
+    let mut watch = store.watch("/quiet/".into(), 0).await.unwrap();
+    let revision = write(&*store, "/loud/a", "1").await;
+    let heard = async {
+        while !matches!(next(&mut watch).await, Ok(store::WatchItem::Progress(heard)) if heard == revision)
+        {
+        }
+    };
+    tokio::time::timeout(PATIENCE, heard).await.unwrap();
+}
+
+/// A real full filesystem: needs root for a tmpfs of its own, in a mount namespace of its own.
+#[test]
+fn a_real_full_disk_refuses_writes_and_recovers() {
+    const INSIDE: &str = "STORE_FULL_DISK";
+    if let Some(directory) = std::env::var_os(INSIDE) {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        return runtime.block_on(fill_and_free(std::path::Path::new(&directory)));
+    }
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let script = r#"mount -t tmpfs -o size=16m tmpfs "$STORE_FULL_DISK" && exec "$0" --exact a_real_full_disk_refuses_writes_and_recovers"#;
+    let status = std::process::Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "sh", "-c", script])
+        .arg(std::env::current_exe().unwrap())
+        .env(INSIDE, directory.path())
+        .status()
+        .unwrap();
+    assert!(status.success());
+}
+
+async fn fill_and_free(directory: &std::path::Path) {
+    let ballast = directory.join("ballast");
+    std::fs::write(&ballast, vec![1; 4 << 20]).unwrap();
+    let store = open(&directory.join("store"));
+    let text = "x".repeat(100 << 10);
+    let mut written = 0;
+    let full = loop {
+        match commit(&*store, vec![put(&format!("/{written}"), &text)]).await {
+            Ok(_) => written += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(full, Error::Full(_)), "{full:?}");
+    assert_eq!(
+        store.list(list_request("/")).await.unwrap().entries.len(),
+        written
+    );
+    std::fs::remove_file(&ballast).unwrap();
+    write(&*store, "/more", &text).await;
+    store.close();
+    let store = open(&directory.join("store"));
+    assert_eq!(
+        store.list(list_request("/")).await.unwrap().entries.len(),
+        written + 1
+    );
+}

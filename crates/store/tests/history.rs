@@ -4,12 +4,21 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use common::{disk::MemoryDisk, etcd::Cluster, history::Arena, *};
+use parking_lot::Mutex;
 use store::{
-    Plain,
+    Committed, Durability, Entry, Error, Freshness, Key, ListRequest, Listed, Op, Plain, Revision,
+    Store, Watch,
     embedded::{Config, Embedded},
     etcd,
 };
@@ -72,4 +81,65 @@ async fn one_order_explains_what_clients_of_etcd_see() {
         }
     };
     arena.run(6, 10 * rounds(), losses).await;
+}
+
+/// A store that now and then answers a read as it did before.
+struct Stale {
+    store: Arc<Embedded<Plain>>,
+    reads: AtomicU64,
+    answers: Mutex<HashMap<Key, (Revision, Option<Entry<Bytes>>)>>,
+}
+
+#[async_trait]
+impl Store<Plain> for Stale {
+    async fn get(
+        &self,
+        key: &Key,
+        freshness: Freshness,
+    ) -> Result<(Revision, Option<Entry<Bytes>>), Error> {
+        let is_stale = self.reads.fetch_add(1, Ordering::Relaxed) % 20 == 19;
+        let old = self.answers.lock().get(key).cloned();
+        if let Some(old) = old.filter(|_| is_stale) {
+            return Ok(old);
+        }
+        let answer = self.store.get(key, freshness).await?;
+        self.answers.lock().insert(key.clone(), answer.clone());
+        Ok(answer)
+    }
+
+    async fn list(&self, request: ListRequest) -> Result<Listed<Bytes>, Error> {
+        self.store.list(request).await
+    }
+
+    async fn commit(
+        &self,
+        ops: Vec<Op<Bytes>>,
+        durability: Durability,
+    ) -> Result<Committed<Bytes>, Error> {
+        self.store.commit(ops, durability).await
+    }
+
+    async fn watch(&self, prefix: Key, after: Revision) -> Result<Watch<Bytes>, Error> {
+        self.store.watch(prefix, after).await
+    }
+
+    async fn revision(&self) -> Result<Revision, Error> {
+        self.store.revision().await
+    }
+
+    async fn compact(&self, revision: Revision) -> Result<(), Error> {
+        self.store.compact(revision).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+#[should_panic(expected = "was heard")]
+async fn a_store_that_answers_with_the_past_is_found_out() {
+    let store = open(&MemoryDisk::new(1));
+    let stale = Stale {
+        store,
+        reads: AtomicU64::new(0),
+        answers: Mutex::default(),
+    };
+    Arena::new(Arc::new(stale)).run(8, 400, async {}).await;
 }

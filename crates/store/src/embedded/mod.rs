@@ -4,11 +4,13 @@
 //! immutable [`State`] and are never in anybody's way. Nothing here knows what values mean.
 
 mod backup;
+mod checkpoint;
 pub mod disk;
 mod frame;
 mod log;
 mod record;
 mod recovery;
+mod request;
 mod snapshot;
 mod writer;
 
@@ -38,7 +40,8 @@ use crate::{
 
 use disk::{Directory, Disk};
 use log::Log;
-use writer::{Request, Writer};
+use request::Request;
+use writer::Writer;
 
 /// Commits that may wait for the writer before `commit` itself waits.
 const QUEUE: usize = 8192;

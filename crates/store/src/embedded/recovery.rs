@@ -2,11 +2,11 @@
 
 use super::{
     Config,
+    checkpoint::remove_before,
     disk::Disk,
     log::{self, segment_name},
     record::{self, Marks},
     snapshot::{self, snapshot_name},
-    writer::remove_before,
 };
 use crate::{
     Codec, Error,

@@ -2,13 +2,7 @@
 //! then publishes and answers. Whoever reads a value, hears of it in a watch, or learns that it stood
 //! in the way of a precondition, learns it after the sync.
 
-use std::{
-    collections::BTreeSet,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-    thread::JoinHandle,
-    time::Duration,
-};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -16,11 +10,12 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{
     Config,
+    checkpoint::RunningSnapshot,
     disk::Disk,
     frame,
-    log::{Fault, Log, segment_name},
+    log::{Fault, Log},
     record::{self, Marks},
-    snapshot::{self, snapshot_name},
+    request::{Answer, Reply, Request, payload_bound, refuse},
 };
 use crate::{
     Action, Codec, Committed, Durability, Error, Key, Op, Precondition, Revision,
@@ -31,61 +26,8 @@ use crate::{
 const BATCH_COMMITS: usize = 4096;
 /// A batch with this many bytes takes no further commit.
 const BATCH_BYTES: usize = 4 << 20;
-/// How long a failed snapshot waits for the next try.
-const SNAPSHOT_RETRY: Millis = 5_000;
-
-/// What the writer is asked for.
-pub enum Request<C: Codec> {
-    /// A commit, checked by [`crate::check::ops`].
-    Commit {
-        /// Its operations.
-        ops: Vec<Op<C::Draft>>,
-        /// Bytes of keys and values.
-        bytes: usize,
-        /// Whether it waits for the disk.
-        durability: Durability,
-        /// Who waits.
-        reply: oneshot::Sender<Result<Committed<C::Object>, Error>>,
-    },
-    /// Forget history.
-    Compact {
-        /// Up to here.
-        revision: Revision,
-        /// Who waits.
-        reply: oneshot::Sender<Result<(), Error>>,
-    },
-    /// Write a snapshot now.
-    Snapshot {
-        /// Hears when it is done and the old files are gone.
-        reply: oneshot::Sender<Result<(), Error>>,
-    },
-    /// The snapshot thread is done.
-    SnapshotDone(Result<(), String>),
-    /// End, cleanly.
-    Close,
-}
-
-type Reply<T> = oneshot::Sender<Result<T, Error>>;
-
-/// An answer that waits for the sync.
-enum Answer<T> {
-    Commit(Reply<Committed<T>>, Result<Committed<T>, Error>),
-    Compact(Reply<()>, Result<(), Error>),
-}
-
-impl<T> Answer<T> {
-    /// Whoever no longer waits loses only the answer.
-    fn send(self, failure: Option<&Error>) {
-        match self {
-            Self::Commit(reply, result) => {
-                let _ = reply.send(failure.map_or(result, |error| Err(error.clone())));
-            }
-            Self::Compact(reply, result) => {
-                let _ = reply.send(failure.map_or(result, |error| Err(error.clone())));
-            }
-        }
-    }
-}
+/// How long keys that could not be deleted wait for the next try.
+const EXPIRY_RETRY: Millis = 5_000;
 
 /// The writer's own data; everything shared is behind `published`, `hub` and `broken`.
 pub struct Writer<C: Codec> {
@@ -109,13 +51,6 @@ pub struct Writer<C: Codec> {
     pub snapshot: Option<RunningSnapshot>,
     pub snapshot_waiters: Vec<Reply<()>>,
     pub snapshot_not_before: Millis,
-}
-
-/// A snapshot that is being written.
-pub struct RunningSnapshot {
-    thread: JoinHandle<()>,
-    /// Bytes of the log that it will cover.
-    covers: u64,
 }
 
 impl<C: Codec> Writer<C> {
@@ -169,6 +104,9 @@ impl<C: Codec> Writer<C> {
     fn until_next_duty(&self) -> Duration {
         let now = self.now();
         let mut wait = self.config.history.age.min(Duration::from_secs(30));
+        if self.broken.lock().is_some() {
+            return wait;
+        }
         if let Some((at, _)) = self.expiring.first() {
             wait = wait.min(Duration::from_millis((at - now).max(0) as u64));
         }
@@ -349,12 +287,12 @@ impl<C: Codec> Writer<C> {
                 break;
             }
             self.expiring.pop_first();
-            // A key that was written again has another time by now.
+            // A key that was written again has another time by now, or none.
             if let Some(slot) = self
                 .state
                 .entries
                 .get(&key)
-                .filter(|slot| slot.expires == at)
+                .filter(|slot| slot.expires <= now)
             {
                 let precondition = Precondition::Revision(slot.entry.mod_revision);
                 due.push(Op {
@@ -378,9 +316,7 @@ impl<C: Codec> Writer<C> {
         }]);
         if !matches!(answer.try_recv(), Ok(Ok(_))) {
             // No space: they go when there is.
-            let retry = again
-                .into_iter()
-                .map(|(at, key)| (at + SNAPSHOT_RETRY, key));
+            let retry = again.into_iter().map(|(at, key)| (at + EXPIRY_RETRY, key));
             self.expiring.extend(retry);
         }
     }
@@ -391,7 +327,7 @@ impl<C: Codec> Writer<C> {
     }
 
     /// What a fault means for those who wait; a broken log stops the writer for good.
-    fn fail(&mut self, fault: Fault) -> Error {
+    pub fn fail(&mut self, fault: Fault) -> Error {
         match fault {
             Fault::Full(why) => Error::Full(why),
             Fault::Refused(why) => Error::Unavailable(why),
@@ -400,67 +336,6 @@ impl<C: Codec> Writer<C> {
                 *self.broken.lock() = Some(why.clone());
                 Error::Unavailable(why)
             }
-        }
-    }
-
-    fn start_snapshot_when_due(&mut self, now: Millis) {
-        let grown = self.log.bytes() > self.config.min_log_bytes.max(self.state.bytes);
-        let wanted = grown || !self.snapshot_waiters.is_empty();
-        if self.snapshot.is_some() || !wanted || now < self.snapshot_not_before {
-            return;
-        }
-        self.snapshot_not_before = now + SNAPSHOT_RETRY;
-        let (number, covers) = match self.log.end() {
-            Ok(ended) => ended,
-            Err(fault) => {
-                let error = self.fail(fault);
-                return self.finish_snapshot_waiters(Err(error));
-            }
-        };
-        let (disk, codec) = (self.disk.clone(), self.codec.clone());
-        let (state, marks) = (
-            self.state.clone(),
-            Marks {
-                time: now,
-                ..self.marks
-            },
-        );
-        let report = self.to_self.clone();
-        let work = move || {
-            let write = || write_snapshot(&*disk, &*codec, number, &state, &marks);
-            let result = catch_unwind(AssertUnwindSafe(write))
-                .unwrap_or_else(|_| Err("writing a snapshot panicked".into()));
-            if let Some(report) = report.upgrade() {
-                let _ = report.blocking_send(Request::SnapshotDone(result));
-            }
-        };
-        match std::thread::Builder::new()
-            .name("store-snapshot".into())
-            .spawn(work)
-        {
-            Ok(thread) => self.snapshot = Some(RunningSnapshot { thread, covers }),
-            Err(error) => tracing::warn!(%error, "no thread for a snapshot now"),
-        }
-    }
-
-    fn snapshot_done(&mut self, result: Result<(), String>) {
-        if let Some(running) = self.snapshot.take() {
-            // A panic in it has been reported by the runtime, and the log still has everything.
-            let _ = running.thread.join();
-            match &result {
-                Ok(()) => {
-                    self.log.forget(running.covers);
-                    self.snapshot_not_before = 0;
-                }
-                Err(why) => tracing::warn!(why, "no snapshot now"),
-            }
-        }
-        self.finish_snapshot_waiters(result.map_err(Error::Unavailable));
-    }
-
-    fn finish_snapshot_waiters(&mut self, result: Result<(), Error>) {
-        for waiter in self.snapshot_waiters.drain(..) {
-            let _ = waiter.send(result.clone());
         }
     }
 
@@ -490,66 +365,6 @@ impl<C: Codec> Writer<C> {
     }
 }
 
-fn refuse<C: Codec>(batch: Vec<Request<C>>, error: &Error) {
-    for request in batch {
-        match request {
-            Request::Commit { reply, .. } => {
-                let _ = reply.send(Err(error.clone()));
-            }
-            Request::Compact { reply, .. } | Request::Snapshot { reply } => {
-                let _ = reply.send(Err(error.clone()));
-            }
-            Request::SnapshotDone(_) | Request::Close => {}
-        }
-    }
-}
-
-fn payload_bound<C: Codec>(batch: &[Request<C>]) -> usize {
-    let commits = batch.iter().map(|request| match request {
-        Request::Commit { ops, bytes, .. } => record::commit_bound(ops.len(), *bytes),
-        _ => 0,
-    });
-    record::MARKS + commits.sum::<usize>()
-}
-
 fn expiry(now: Millis, expires_in: Option<Duration>) -> Millis {
     expires_in.map_or(0, |wait| now.saturating_add(wait.as_millis() as Millis))
-}
-
-fn write_snapshot<C: Codec>(
-    disk: &dyn Disk,
-    codec: &C,
-    number: u64,
-    state: &State<C::Object>,
-    marks: &Marks,
-) -> Result<(), String> {
-    let name = snapshot_name(number);
-    snapshot::write(
-        disk,
-        &name,
-        number,
-        state.revision,
-        marks,
-        state.saved(codec),
-    )
-    .map_err(|error| format!("cannot write {}: {error}", disk.path(&name).display()))?;
-    remove_before(disk, number).map_err(|error| {
-        format!(
-            "cannot remove files before {}: {error}",
-            disk.path(&name).display()
-        )
-    })
-}
-
-/// Removes segments and snapshots that the snapshot `number` makes superfluous.
-pub fn remove_before(disk: &dyn Disk, number: u64) -> std::io::Result<()> {
-    let (first_log, first_snapshot) = (segment_name(number), snapshot_name(number));
-    for name in disk.list()? {
-        let old_log = name.starts_with("log-") && name < first_log;
-        let old_snapshot = name.starts_with("snapshot-") && name < first_snapshot;
-        if (old_log || old_snapshot) && !name.ends_with(".tmp") {
-            disk.remove(&name)?;
-        }
-    }
-    disk.sync()
 }

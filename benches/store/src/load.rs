@@ -1,0 +1,146 @@
+//! The load, the same for every subject.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use futures::future::{BoxFuture, try_join_all};
+
+/// What is measured.
+pub trait Subject: Send + Sync {
+    fn name(&self) -> &'static str;
+    /// A durable put; `writer` may choose a connection.
+    fn put(&self, writer: usize, key: String, value: Bytes) -> BoxFuture<'_, anyhow::Result<()>>;
+    /// Keys from `from` on, at most `limit`; the number found and the last key.
+    fn list<'a>(
+        &'a self,
+        prefix: &'a str,
+        from: Option<String>,
+        limit: Option<usize>,
+    ) -> BoxFuture<'a, anyhow::Result<(usize, String)>>;
+    /// Opens watchers that add every event to `seen`, until the guard is dropped.
+    fn watch<'a>(
+        &'a self,
+        prefix: &'a str,
+        watchers: usize,
+        seen: Arc<AtomicU64>,
+    ) -> BoxFuture<'a, anyhow::Result<tokio::task::JoinSet<()>>>;
+    /// Resident bytes of whoever holds the data.
+    fn memory(&self) -> anyhow::Result<u64>;
+}
+
+/// What a put load showed.
+pub struct Puts {
+    pub per_second: f64,
+    pub p50: Duration,
+    pub p99: Duration,
+}
+
+/// 1 KiB that is not the same everywhere.
+fn value(seed: usize) -> Bytes {
+    let text = format!("{seed:016x}");
+    Bytes::from(text.repeat(64))
+}
+
+/// Makes the objects to list.
+pub async fn fill(subject: &impl Subject, objects: usize) -> anyhow::Result<()> {
+    let lanes = (0..256).map(|lane| async move {
+        for n in (lane..objects).step_by(256) {
+            let key = format!("/registry/pods/default/object-{n:08}");
+            subject.put(lane, key, value(n)).await?;
+        }
+        anyhow::Ok(())
+    });
+    try_join_all(lanes).await.map(drop)
+}
+
+/// Puts as fast as so many writers can, each to keys of its own.
+pub async fn puts(subject: &impl Subject, writers: usize, time: Duration) -> anyhow::Result<Puts> {
+    let start = Instant::now();
+    let lanes = (0..writers).map(|writer| async move {
+        let mut latencies = vec![];
+        let mut n = 0;
+        while start.elapsed() < time {
+            let key = format!("/registry/leases/writer-{writer:04}/{:02}", n % 16);
+            let begin = Instant::now();
+            subject.put(writer, key, value(n)).await?;
+            latencies.push(begin.elapsed());
+            n += 1;
+        }
+        anyhow::Ok(latencies)
+    });
+    let mut latencies: Vec<Duration> = try_join_all(lanes).await?.into_iter().flatten().collect();
+    let per_second = latencies.len() as f64 / start.elapsed().as_secs_f64();
+    latencies.sort_unstable();
+    let at = |part: usize| latencies[(latencies.len() - 1) * part / 100];
+    Ok(Puts {
+        per_second,
+        p50: at(50),
+        p99: at(99),
+    })
+}
+
+/// The time for a list of all objects; the best of three.
+pub async fn lists(
+    subject: &impl Subject,
+    objects: usize,
+    limit: Option<usize>,
+) -> anyhow::Result<Duration> {
+    let mut best = Duration::MAX;
+    for _ in 0..3 {
+        let (begin, mut count, mut from) = (Instant::now(), 0, None);
+        loop {
+            let (found, last) = subject.list("/registry/pods/", from.take(), limit).await?;
+            count += found;
+            if limit.is_none_or(|limit| found < limit) {
+                break;
+            }
+            from = Some(format!("{last}0"));
+        }
+        anyhow::ensure!(count == objects, "{count} objects instead of {objects}");
+        best = best.min(begin.elapsed());
+    }
+    Ok(best)
+}
+
+/// Events per second that all watchers together receive.
+pub async fn watches(
+    subject: &impl Subject,
+    watchers: usize,
+    writes: usize,
+) -> anyhow::Result<f64> {
+    let seen = Arc::new(AtomicU64::new(0));
+    let _guard = subject
+        .watch("/registry/watched/", watchers, seen.clone())
+        .await?;
+    let expected = (watchers * writes) as u64;
+    let begin = Instant::now();
+    for n in 0..writes {
+        subject
+            .put(0, format!("/registry/watched/{n}"), value(n))
+            .await?;
+    }
+    while seen.load(Ordering::Relaxed) < expected {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        anyhow::ensure!(
+            begin.elapsed() < Duration::from_secs(120),
+            "watchers do not keep up"
+        );
+    }
+    Ok(expected as f64 / begin.elapsed().as_secs_f64())
+}
+
+/// Resident bytes of a process.
+pub fn resident(process: &str) -> anyhow::Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line
+        .and_then(|line| line.trim().strip_suffix(" kB"))
+        .unwrap_or("0");
+    Ok(kib.trim().parse::<u64>()? * 1024)
+}

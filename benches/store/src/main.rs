@@ -1,0 +1,157 @@
+//! How fast the store is: durable puts, lists, watchers and memory, sync on, 1 KiB values. With
+//! `--etcd` the same load runs against Debian's etcd, and both are printed with their ratio.
+//!
+//! `cargo run --release -p bench-store -- --etcd`
+#![allow(clippy::print_stdout, reason = "it prints its results")]
+
+mod embedded;
+mod etcd;
+mod load;
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::Parser;
+use load::{Puts, Subject};
+
+/// What to measure.
+#[derive(Parser)]
+struct Arguments {
+    /// Also run the load against etcd.
+    #[arg(long)]
+    etcd: bool,
+    /// A directory on the disk to measure.
+    #[arg(long)]
+    directory: Option<PathBuf>,
+    /// Seconds per number of writers.
+    #[arg(long, default_value_t = 3)]
+    seconds: u64,
+    /// Concurrent writers.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 16, 256, 1024])]
+    writers: Vec<usize>,
+    /// Objects to list and to weigh.
+    #[arg(long, default_value_t = 100_000)]
+    objects: usize,
+    /// Watchers on one prefix.
+    #[arg(long, default_value_t = 10_000)]
+    watchers: usize,
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let arguments = Arguments::parse();
+    let base = arguments
+        .directory
+        .clone()
+        .unwrap_or_else(std::env::temp_dir);
+    let directory = tempfile::tempdir_in(base)?;
+    let mut table = vec![];
+    let subject = embedded::Embedded::open(&directory.path().join("embedded"))?;
+    table.push(measure(subject, &arguments).await?);
+    if arguments.etcd {
+        let subject = etcd::Etcd::start(&directory.path().join("etcd")).await?;
+        table.push(measure(subject, &arguments).await?);
+    }
+    print(&table);
+    Ok(())
+}
+
+/// One line of the result: what, how much, and whether more is better.
+struct Line {
+    what: String,
+    value: f64,
+    unit: &'static str,
+    more_is_better: bool,
+}
+
+async fn measure(subject: impl Subject, arguments: &Arguments) -> anyhow::Result<Vec<Line>> {
+    let mut lines = vec![];
+    let mut line = |what: String, value, unit, more_is_better| {
+        println!("{} {what}: {value:.1} {unit}", subject.name());
+        lines.push(Line {
+            what,
+            value,
+            unit,
+            more_is_better,
+        });
+    };
+    // First, while there is nothing else in memory.
+    let before = subject.memory()?;
+    load::fill(&subject, arguments.objects).await?;
+    let kib = (subject.memory()?.saturating_sub(before)) as f64 / arguments.objects as f64 / 1024.0;
+    line("memory per 1 KiB object".into(), kib, "KiB", false);
+    for writers in &arguments.writers {
+        let Puts {
+            per_second,
+            p50,
+            p99,
+        } = load::puts(&subject, *writers, Duration::from_secs(arguments.seconds)).await?;
+        line(
+            format!("durable puts, {writers} writers"),
+            per_second,
+            "/s",
+            true,
+        );
+        line(
+            format!("put latency p50, {writers} writers"),
+            micros(p50),
+            "µs",
+            false,
+        );
+        line(
+            format!("put latency p99, {writers} writers"),
+            micros(p99),
+            "µs",
+            false,
+        );
+    }
+    let whole = load::lists(&subject, arguments.objects, None).await?;
+    line(
+        format!("list of {}", arguments.objects),
+        micros(whole) / 1000.0,
+        "ms",
+        false,
+    );
+    let paged = load::lists(&subject, arguments.objects, Some(500)).await?;
+    line(
+        format!("list of {} by 500", arguments.objects),
+        micros(paged) / 1000.0,
+        "ms",
+        false,
+    );
+    let events = load::watches(&subject, arguments.watchers, 100).await?;
+    line(
+        format!("events to {} watchers", arguments.watchers),
+        events,
+        "/s",
+        true,
+    );
+    Ok(lines)
+}
+
+fn micros(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e6
+}
+
+fn print(table: &[Vec<Line>]) {
+    println!("\n| | embedded | etcd | ratio |\n|---|---|---|---|");
+    for (row, ours) in table[0].iter().enumerate() {
+        let other = table.get(1).map(|lines| lines[row].value);
+        let ratio = other.map(|other| {
+            if ours.more_is_better {
+                ours.value / other
+            } else {
+                other / ours.value
+            }
+        });
+        let show = |value: Option<f64>, unit: &str| {
+            value.map_or_else(String::new, |value| format!("{value:.1} {unit}"))
+        };
+        println!(
+            "| {} | {} | {} | {} |",
+            ours.what,
+            show(Some(ours.value), ours.unit),
+            show(other, ours.unit),
+            show(ratio, "×")
+        );
+    }
+}

@@ -1,0 +1,142 @@
+//! Where etcd is, how to use it, and the way to a connected store.
+
+use std::{sync::Arc, time::Duration};
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use stdx::{Clock, SystemClock};
+use tokio::sync::{mpsc, watch};
+
+use super::{
+    Etcd,
+    client::{self, Client},
+    connect::{self, Tls},
+    leases::Leases,
+    mirror::{Mirror, Position},
+    version::Version,
+};
+use crate::{
+    Codec, Error, Key, check,
+    memory::{Hub, Limits, Pages},
+};
+
+/// Where etcd is and how to use it.
+#[derive(Clone)]
+pub struct Config {
+    /// `http://address:port` or `https://address:port`, one or several members of one cluster.
+    pub endpoints: Vec<String>,
+    /// For https.
+    pub tls: Option<Tls>,
+    /// All keys start with this; what else is in etcd is left alone.
+    pub root: Key,
+    /// Where time comes from.
+    pub clock: Arc<dyn Clock>,
+    /// Largest value.
+    pub max_value: usize,
+    /// How much of the past is kept for watches.
+    pub history: Limits,
+    /// How many past moments that pages refer to are kept at hand.
+    pub pages: usize,
+    /// A watcher may be this many revisions behind before it has to catch up from history.
+    pub watch_queue: usize,
+    /// How often watchers hear how far they are.
+    pub progress: Duration,
+    /// Whether etcd's progress answers are trusted; `None` decides by its version.
+    pub trust_progress: Option<bool>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            endpoints: Vec::new(),
+            tls: None,
+            root: Key::from_static(b"/registry/"),
+            clock: Arc::new(SystemClock),
+            max_value: check::MAX_VALUE,
+            history: Limits::default(),
+            pages: 64,
+            watch_queue: 1024,
+            progress: Duration::from_secs(5),
+            trust_progress: None,
+        }
+    }
+}
+
+impl Config {
+    /// Connects, checks the version, and reads everything once. Calls are made on the runtime that
+    /// this is awaited on.
+    pub async fn connect<C: Codec>(self, codec: C) -> Result<Arc<Etcd<C>>, Error> {
+        let members = connect::members(&self.endpoints, self.tls.as_ref())?;
+        let client = Client::new(members.clone());
+        first_version(&client).await?;
+        let codec = Arc::new(codec);
+        let state = Mirror::load(&client, &self, &*codec).await?;
+        let position = Position {
+            revision: state.revision,
+            reliable: false,
+        };
+        let (position, follow) = watch::channel(position);
+        let published = Arc::new(ArcSwap::from_pointee(state));
+        let hub = Arc::new(Hub::new(published.clone(), self.watch_queue));
+        let (messages, receiver) = mpsc::channel(64);
+        let mirror = Mirror {
+            config: self.clone(),
+            codec: codec.clone(),
+            published: published.clone(),
+            hub: hub.clone(),
+            position,
+            messages: receiver,
+        };
+        let (clock, progress, served) = (self.clock.clone(), self.progress, hub.clone());
+        let run = async move {
+            let client = Client::new(members);
+            tokio::select! {
+                () = mirror.run(client) => {}
+                () = served.serve(&*clock, progress) => {}
+            }
+            served.close();
+        };
+        let thread = std::thread::Builder::new()
+            .name("store-mirror".into())
+            .spawn(move || block_on(run))
+            .map_err(|error| Error::Unavailable(format!("cannot start a thread: {error}")))?;
+        Ok(Arc::new(Etcd {
+            codec,
+            client,
+            published,
+            hub,
+            position: follow,
+            leases: Leases::default(),
+            pages: Pages::new(self.pages),
+            messages: Mutex::new(Some(messages)),
+            thread: Mutex::new(Some(thread)),
+            config: self,
+        }))
+    }
+}
+
+/// Some member must answer with a version that is supported.
+async fn first_version(client: &Client) -> Result<Version, Error> {
+    let mut last = Error::Unavailable("no etcd member answers".into());
+    for (member, channel) in client.members() {
+        match client::version(member, channel.clone()).await {
+            Ok(version) => {
+                tracing::info!(endpoint = member.endpoint, ?version, "connected to etcd");
+                return Ok(version);
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// Runs the mirror on its own thread: it outlives any runtime, and no busy runtime delays it.
+fn block_on(future: impl Future<Output = ()>) {
+    match tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime.block_on(future),
+        Err(error) => tracing::error!(%error, "cannot start a thread of the store"),
+    }
+}
