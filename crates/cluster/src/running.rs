@@ -67,6 +67,10 @@ impl Running {
             };
             services.push(Arc::new(config.build(Arc::new(connector.clone()))));
         }
+        if settings.runs(Part::Scheduler) {
+            let client = client::Connector::client(&connector, "system:kube-scheduler");
+            services.push(Arc::new(scheduler::Config::new(client).build()));
+        }
         let supervisor = Supervisor::new(services, DRAIN, health.clone())?;
         let run = async move {
             let unfinished = supervisor.run(shutdown).await;
