@@ -1,9 +1,10 @@
 //! From the views of one service to the elements and chains that it needs. Pure.
 //!
 //! A plain service needs elements only. One map says, for an address and port, which chain picks
-//! among how many endpoints; another says which endpoint has which number. The picking chains are
-//! shared by all services with as many endpoints, so a change never adds a rule. Only services with
-//! client affinity have chains and sets of their own.
+//! among how many endpoints; then there is a map per number, which says who is endpoint number 0, 1
+//! and so on. The chains are shared by all services with as many endpoints, so a change adds a rule
+//! only when a service is the first of its size. Only services with client affinity have chains and
+//! sets of their own.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,20 +22,20 @@ use crate::{endpoints::Endpoint, service::PortView};
 pub enum Map {
     /// Address, protocol, port → verdict.
     Services,
-    /// Address, protocol, port, number → endpoint.
-    Endpoints,
+    /// Address, protocol, port → the endpoint with this number.
+    Endpoints(u16),
     /// As `Services`, but only for clients outside the cluster, and asked first.
     OutsideServices,
     /// As `Endpoints`, for `OutsideServices`.
-    OutsideEndpoints,
+    OutsideEndpoints(u16),
     /// Protocol, port → verdict.
     NodePorts,
-    /// Protocol, port, number → endpoint.
-    NodePortEndpoints,
+    /// Protocol, port → the endpoint with this number.
+    NodePortEndpoints(u16),
     /// As `NodePorts`, but only for clients outside the cluster, and asked first.
     OutsideNodePorts,
     /// As `NodePortEndpoints`, for `OutsideNodePorts`.
-    OutsideNodePortEndpoints,
+    OutsideNodePortEndpoints(u16),
     /// Address, protocol, port without any endpoint.
     Unserved,
     /// Protocol, node port without any endpoint.
@@ -48,16 +49,12 @@ pub enum Map {
 }
 
 impl Map {
-    /// All of them.
-    pub const ALL: [Self; 13] = [
+    /// Those that are always there; maps of endpoints come as they are needed.
+    pub const FIXED: [Self; 9] = [
         Self::Services,
-        Self::Endpoints,
         Self::OutsideServices,
-        Self::OutsideEndpoints,
         Self::NodePorts,
-        Self::NodePortEndpoints,
         Self::OutsideNodePorts,
-        Self::OutsideNodePortEndpoints,
         Self::Unserved,
         Self::UnservedNodePorts,
         Self::Hairpin,
@@ -67,22 +64,43 @@ impl Map {
 
     /// Its name in the table.
     pub fn name(self, v4: bool) -> String {
+        let digit = digit(v4);
         let name = match self {
             Self::Services => "services",
-            Self::Endpoints => "endpoints",
+            Self::Endpoints(number) => return format!("endpoints{digit}-{number}"),
             Self::OutsideServices => "outside-services",
-            Self::OutsideEndpoints => "outside-endpoints",
+            Self::OutsideEndpoints(number) => return format!("outside-endpoints{digit}-{number}"),
             Self::NodePorts => "nodeports",
-            Self::NodePortEndpoints => "nodeport-endpoints",
+            Self::NodePortEndpoints(number) => {
+                return format!("nodeport-endpoints{digit}-{number}");
+            }
             Self::OutsideNodePorts => "outside-nodeports",
-            Self::OutsideNodePortEndpoints => "outside-nodeport-endpoints",
+            Self::OutsideNodePortEndpoints(number) => {
+                return format!("outside-nodeport-endpoints{digit}-{number}");
+            }
             Self::Unserved => "unserved",
             Self::UnservedNodePorts => "unserved-nodeports",
             Self::Hairpin => "hairpin",
             Self::Guarded => "guarded",
             Self::Admitted => "admitted",
         };
-        format!("{name}{}", digit(v4))
+        format!("{name}{digit}")
+    }
+
+    /// The chain that translates to the endpoints of this map.
+    pub fn chain(self, v4: bool) -> String {
+        format!("to-{}", self.name(v4))
+    }
+
+    /// The rule of that chain.
+    pub fn translation(self, v4: bool) -> String {
+        let (ip, protocol) = if v4 { ("ip", "ipv4") } else { ("ip6", "ipv6") };
+        let address = match self {
+            Self::NodePortEndpoints(_) | Self::OutsideNodePortEndpoints(_) => String::new(),
+            _ => format!("{ip} daddr . "),
+        };
+        let map = self.name(v4);
+        format!("meta nfproto {protocol} dnat {ip} to {address}meta l4proto . th dport map @{map}")
     }
 }
 
@@ -145,12 +163,12 @@ impl Front {
         }
     }
 
-    fn endpoints(self) -> Map {
+    fn endpoints(self, number: u16) -> Map {
         match self {
-            Self::Cluster | Self::External => Map::Endpoints,
-            Self::Outside => Map::OutsideEndpoints,
-            Self::NodePort => Map::NodePortEndpoints,
-            Self::OutsideNodePort => Map::OutsideNodePortEndpoints,
+            Self::Cluster | Self::External => Map::Endpoints(number),
+            Self::Outside => Map::OutsideEndpoints(number),
+            Self::NodePort => Map::NodePortEndpoints(number),
+            Self::OutsideNodePort => Map::OutsideNodePortEndpoints(number),
         }
     }
 
@@ -168,7 +186,7 @@ pub struct Pick {
     /// Of which family.
     pub v4: bool,
     /// Among how many.
-    pub count: usize,
+    pub count: u16,
 }
 
 impl Pick {
@@ -182,25 +200,24 @@ impl Pick {
         )
     }
 
+    /// The maps of the endpoints that it picks from.
+    pub fn maps(self) -> impl Iterator<Item = Map> {
+        (0..self.count).map(move |number| self.front.endpoints(number))
+    }
+
     /// Its rules.
     pub fn rules(self) -> Vec<String> {
-        let ip = if self.v4 { "ip" } else { "ip6" };
-        let map = self.front.endpoints().name(self.v4);
-        let address = match self.front {
-            Front::NodePort | Front::OutsideNodePort => String::new(),
-            _ => format!("{ip} daddr . "),
-        };
-        let guard = if address.is_empty() {
-            format!("meta nfproto {} ", if self.v4 { "ipv4" } else { "ipv6" })
-        } else {
-            String::new()
-        };
+        let choices: Vec<String> = self
+            .maps()
+            .enumerate()
+            .map(|(number, map)| format!("{number} : goto {}", map.chain(self.v4)))
+            .collect();
         vec![
             format!("jump {}", self.front.mark_chain()),
             format!(
-                "{guard}dnat {ip} to {address}meta l4proto . th dport . \
-                 numgen random mod {} map @{map}",
-                self.count
+                "numgen random mod {} vmap {{ {} }}",
+                self.count,
+                choices.join(", ")
             ),
         ]
     }
@@ -344,15 +361,18 @@ impl Contribution {
             self.element(front.verdicts(), view, key, format!("goto {chain}"));
             return;
         }
+        // More endpoints than numbers: the rest waits, as on every node.
+        let numbered = || (0..u16::MAX).zip(endpoints);
+        let v4 = view.cluster_ip.is_ipv4();
         let pick = Pick {
             front,
-            v4: view.cluster_ip.is_ipv4(),
-            count: endpoints.len(),
+            v4,
+            count: numbered().map(|(number, _)| number + 1).max().unwrap_or(1),
         };
         self.picks.insert(pick);
-        for (number, endpoint) in endpoints.iter().enumerate() {
+        for (number, endpoint) in numbered() {
             let value = format!("{} . {}", endpoint.ip, endpoint.port);
-            self.element(front.endpoints(), view, format!("{key} . {number}"), value);
+            self.element(front.endpoints(number), view, key.clone(), value);
         }
         self.element(
             front.verdicts(),
@@ -504,8 +524,8 @@ mod tests {
             shown(&view()),
             [
                 "services4 10.43.0.9 . tcp . 80 : goto pick-cluster4-2",
-                "endpoints4 10.43.0.9 . tcp . 80 . 0 : 10.42.0.1 . 8080",
-                "endpoints4 10.43.0.9 . tcp . 80 . 1 : 10.42.1.1 . 8080",
+                "endpoints4-0 10.43.0.9 . tcp . 80 : 10.42.0.1 . 8080",
+                "endpoints4-1 10.43.0.9 . tcp . 80 : 10.42.1.1 . 8080",
                 "hairpin4 10.42.0.1 . 10.42.0.1 : ",
             ]
         );
@@ -536,10 +556,10 @@ mod tests {
         for expected in [
             "services4 203.0.113.7 . tcp . 80 : goto pick-external4-2",
             "outside-services4 203.0.113.7 . tcp . 80 : goto pick-outside4-1",
-            "outside-endpoints4 203.0.113.7 . tcp . 80 . 0 : 10.42.0.1 . 8080",
+            "outside-endpoints4-0 203.0.113.7 . tcp . 80 : 10.42.0.1 . 8080",
             "nodeports4 tcp . 30080 : goto pick-nodeport4-2",
             "outside-nodeports4 tcp . 30080 : goto pick-outside-nodeport4-1",
-            "outside-nodeport-endpoints4 tcp . 30080 . 0 : 10.42.0.1 . 8080",
+            "outside-nodeport-endpoints4-0 tcp . 30080 : 10.42.0.1 . 8080",
         ] {
             assert!(
                 shown.iter().any(|element| element == expected),

@@ -10,7 +10,7 @@ use network::nft::Batch;
 
 use crate::{
     rules::{Contribution, Frontend, Map, Object, Pick, Slot},
-    table::Frame,
+    table::{Frame, declaration},
 };
 
 /// Namespace and name of a Service.
@@ -33,6 +33,8 @@ pub struct Ruleset {
     wanted: HashMap<Slot, Vec<(ServiceKey, String)>>,
     /// Picking chains that are in the table; they stay until it is written anew.
     picks: BTreeSet<Pick>,
+    /// Maps of endpoints that are in the table, likewise.
+    maps: BTreeSet<(Map, bool)>,
 }
 
 impl Ruleset {
@@ -43,6 +45,7 @@ impl Ruleset {
             services: BTreeMap::new(),
             wanted: HashMap::new(),
             picks: BTreeSet::new(),
+            maps: BTreeSet::new(),
         }
     }
 
@@ -64,7 +67,7 @@ impl Ruleset {
             change.prepare_objects(&old, &new);
             for pick in &new.picks {
                 if self.picks.insert(*pick) {
-                    change.chain(&pick.chain(), &pick.rules());
+                    change.pick(*pick, &mut self.maps);
                 }
             }
             let (gone, come) = self.swap_elements(key, &old, &new);
@@ -101,8 +104,9 @@ impl Ruleset {
             .values()
             .flat_map(|service| service.picks.iter().copied())
             .collect();
+        self.maps.clear();
         for pick in &self.picks {
-            change.chain(&pick.chain(), &pick.rules());
+            change.pick(*pick, &mut self.maps);
         }
         let nothing = Contribution::default();
         for service in self.services.values() {
@@ -169,6 +173,15 @@ struct Change<'a> {
 }
 
 impl Change<'_> {
+    /// A picking chain, with the maps and chains that it leads to.
+    fn pick(&mut self, pick: Pick, known: &mut BTreeSet<(Map, bool)>) {
+        for map in pick.maps().filter(|map| known.insert((*map, pick.v4))) {
+            self.batch.push(declaration(&self.table, map, pick.v4));
+            self.chain(&map.chain(pick.v4), &[map.translation(pick.v4)]);
+        }
+        self.chain(&pick.chain(), &pick.rules());
+    }
+
     fn chain(&mut self, name: &str, rules: &[String]) {
         self.batch
             .push(format!("add chain inet {} {name}", self.table));
@@ -325,19 +338,19 @@ mod tests {
         let mut ruleset = ruleset();
         let first = wants(&[
             (Map::Services, "a", "goto x"),
-            (Map::Endpoints, "a . 0", "e"),
+            (Map::Endpoints(0), "a", "e"),
         ]);
         assert_eq!(
             set(&mut ruleset, "web", first.clone()),
             [
                 "add element services4 { a : goto x }",
-                "add element endpoints4 { a . 0 : e }"
+                "add element endpoints4-0 { a : e }"
             ]
         );
         assert!(set(&mut ruleset, "web", first).is_empty());
         let second = wants(&[
             (Map::Services, "a", "goto y"),
-            (Map::Endpoints, "a . 0", "e"),
+            (Map::Endpoints(0), "a", "e"),
         ]);
         assert_eq!(
             set(&mut ruleset, "web", second),
@@ -350,7 +363,7 @@ mod tests {
             set(&mut ruleset, "web", Contribution::default()),
             [
                 "delete element services4 { a : goto y }",
-                "delete element endpoints4 { a . 0 : e }"
+                "delete element endpoints4-0 { a : e }"
             ]
         );
         assert_eq!(ruleset.services().count(), 0);
@@ -396,7 +409,18 @@ mod tests {
             count: 2,
         });
         let statements = set(&mut ruleset, "a", new.clone());
-        assert_eq!(statements[0], "add chain pick-cluster4-2");
+        let chains: Vec<&String> = statements
+            .iter()
+            .filter(|statement| statement.starts_with("add chain"))
+            .collect();
+        assert_eq!(
+            chains,
+            [
+                "add chain to-endpoints4-0",
+                "add chain to-endpoints4-1",
+                "add chain pick-cluster4-2"
+            ]
+        );
         new.elements = wants(&[(Map::Services, "w", "goto pick-cluster4-2")]).elements;
         assert_eq!(
             set(&mut ruleset, "b", new),

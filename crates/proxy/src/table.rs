@@ -46,7 +46,7 @@ impl Frame {
         let table = self.table();
         batch.replace_table("inet", &table);
         for v4 in [true, false] {
-            for map in Map::ALL {
+            for map in Map::FIXED {
                 batch.push(declaration(&table, map, v4));
             }
         }
@@ -66,35 +66,30 @@ impl Frame {
     }
 }
 
-fn declaration(table: &str, map: Map, v4: bool) -> String {
+/// The statement that makes a map or set.
+pub fn declaration(table: &str, map: Map, v4: bool) -> String {
     let address = if v4 { "ipv4_addr" } else { "ipv6_addr" };
-    let ip = if v4 { "ip" } else { "ip6" };
     let name = map.name(v4);
     let port = "inet_proto . inet_service";
-    // The number of an endpoint has no named type: it is written as the expression that yields it.
-    let numbered = |prefix: &str| {
-        format!(
-            "add map inet {table} {name} {{ typeof {prefix}meta l4proto . th dport . \
-             numgen random mod 65536 : {ip} daddr . th dport; }}"
-        )
+    let (what, key) = match map {
+        Map::Services | Map::OutsideServices => ("map", format!("{address} . {port} : verdict")),
+        Map::NodePorts | Map::OutsideNodePorts => ("map", format!("{port} : verdict")),
+        Map::Endpoints(_) | Map::OutsideEndpoints(_) => (
+            "map",
+            format!("{address} . {port} : {address} . inet_service"),
+        ),
+        Map::NodePortEndpoints(_) | Map::OutsideNodePortEndpoints(_) => {
+            ("map", format!("{port} : {address} . inet_service"))
+        }
+        Map::Unserved | Map::Guarded => ("set", format!("{address} . {port}")),
+        Map::UnservedNodePorts => ("set", port.to_owned()),
+        Map::Hairpin => ("set", format!("{address} . {address}")),
+        Map::Admitted => (
+            "set",
+            format!("{address} . {port} . {address}; flags interval"),
+        ),
     };
-    let typed = |what: &str, key: &str| format!("add {what} inet {table} {name} {{ type {key}; }}");
-    match map {
-        Map::Services | Map::OutsideServices => {
-            typed("map", &format!("{address} . {port} : verdict"))
-        }
-        Map::NodePorts | Map::OutsideNodePorts => typed("map", &format!("{port} : verdict")),
-        Map::Endpoints | Map::OutsideEndpoints => numbered(&format!("{ip} daddr . ")),
-        Map::NodePortEndpoints | Map::OutsideNodePortEndpoints => numbered(""),
-        Map::Unserved | Map::Guarded => typed("set", &format!("{address} . {port}")),
-        Map::UnservedNodePorts => typed("set", port),
-        Map::Hairpin => typed("set", &format!("{address} . {address}")),
-        Map::Admitted => {
-            format!(
-                "add set inet {table} {name} {{ type {address} . {port} . {address}; flags interval; }}"
-            )
-        }
-    }
+    format!("add {what} inet {table} {name} {{ type {key}; }}")
 }
 
 /// Adds chains and rules to one table.
