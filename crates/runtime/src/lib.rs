@@ -26,6 +26,7 @@ mod signals;
 mod spec;
 mod stamp;
 mod stats;
+mod streams;
 mod terminal;
 mod wire;
 

@@ -68,9 +68,14 @@ impl Hierarchies {
             }
         }
         match unified {
-            // Beside version 1 trees, the unified one has no controllers to offer.
             Some(root) if split.is_empty() => Self::Unified(root),
-            _ => Self::Split(split),
+            // Beside version 1 trees it has no controllers, but service managers and other OCI
+            // runtimes keep processes there, too.
+            Some(root) => {
+                split.insert("unified".to_owned(), root);
+                Self::Split(split)
+            }
+            None => Self::Split(split),
         }
     }
 

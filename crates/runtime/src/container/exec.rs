@@ -43,16 +43,15 @@ pub struct ExecOutput {
 }
 
 /// A command at work.
-pub struct Session {
+pub struct Process {
     sandbox: Arc<Sandbox>,
     exec: String,
     exit: oneshot::Receiver<Exit>,
     /// Its terminal, if it has one.
-    #[allow(dead_code)] // Read by the streaming server.
     pub terminal: Option<OwnedFd>,
 }
 
-impl Session {
+impl Process {
     /// Waits for its end.
     pub async fn exit(&mut self) -> Result<Exit> {
         (&mut self.exit)
@@ -77,7 +76,7 @@ impl Engine {
         container: &Container,
         command: &[String],
         stdio: Option<ExecStdio>,
-    ) -> Result<Session> {
+    ) -> Result<Process> {
         if command.is_empty() {
             return Err(Error::Invalid("no command".into()));
         }
@@ -108,7 +107,7 @@ impl Engine {
             .call(call, fds.as_ref().map_or(&[], |fds| fds.as_slice()))
             .await
         {
-            Ok((_, terminal)) => Ok(Session {
+            Ok((_, terminal)) => Ok(Process {
                 sandbox,
                 exec,
                 exit,

@@ -13,6 +13,7 @@ use std::{
 };
 
 use cri::v1::ContainerConfig;
+pub use exec::Process;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 

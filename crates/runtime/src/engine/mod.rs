@@ -19,6 +19,7 @@ use crate::{
     reexec::Program,
     sandbox::Sandbox,
     shim,
+    streams::Streams,
 };
 
 /// How many events a slow listener may lag behind.
@@ -32,6 +33,7 @@ pub struct Engine {
     /// The node's images.
     pub images: Images,
     context: Context,
+    pub(crate) streams: Streams,
     /// By id; guards only the map.
     pub(crate) sandboxes: RwLock<BTreeMap<String, Arc<Sandbox>>>,
     /// By id; guards only the map.
@@ -58,6 +60,7 @@ impl Engine {
             program,
             images,
             context,
+            streams: Streams::default(),
             sandboxes: RwLock::default(),
             containers: RwLock::default(),
             events: broadcast::Sender::new(EVENT_BACKLOG),
@@ -95,6 +98,15 @@ impl Engine {
             .filter(|c| c.facts.sandbox == sandbox)
             .cloned()
             .collect()
+    }
+
+    /// Runs a task that ends with the runtime.
+    pub(crate) fn spawn(
+        &self,
+        name: &'static str,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) {
+        self.context.spawn(name, task);
     }
 
     /// Runs work that blocks, away from the async threads.

@@ -1,14 +1,18 @@
 //! Taking over what an earlier daemon has left: records on disk and shims that still hold their
 //! containers. What was half-made is taken down, and what nobody holds is reported as lost.
 
-use std::{collections::BTreeSet, path::Path, sync::Arc};
+use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
 
 use super::Engine;
 use crate::{
     container::{self, Container},
     error::{Error, Result},
     sandbox::{Phase, Sandbox},
+    shim,
 };
+
+/// How long a shim may take to start.
+const START_DEADLINE: Duration = Duration::from_secs(10);
 
 impl Engine {
     pub(super) async fn reattach(self: &Arc<Self>) -> Result<()> {
@@ -22,7 +26,7 @@ impl Engine {
                 }
                 Phase::Ready | Phase::Stopped => self.bury(&sandbox).await,
                 Phase::Creating => {
-                    let _ = self.connect_shim(&sandbox).await;
+                    self.catch_up(&sandbox).await;
                     if let Err(error) = self.remove_sandbox(&sandbox.id).await {
                         tracing::warn!(sandbox = sandbox.id, %error, "half-made sandbox not removed");
                     }
@@ -31,6 +35,20 @@ impl Engine {
         }
         self.config.network.retain(&alive).await?;
         Ok(())
+    }
+
+    /// Connects to the shim of a half-made sandbox. It may still be on its way: waits until it
+    /// serves or is gone, so that it does not come up after everything was taken down.
+    async fn catch_up(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
+        let deadline = tokio::time::Instant::now() + START_DEADLINE;
+        while self.connect_shim(sandbox).await.is_err() && shim::is_held(&sandbox.paths().orders())
+        {
+            if tokio::time::Instant::now() > deadline {
+                tracing::warn!(sandbox = sandbox.id, "a shim neither serves nor ends");
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 
     async fn load_records(&self) -> Result<()> {

@@ -30,6 +30,8 @@ pub(super) type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 /// The entry point.
 pub(crate) fn run() -> ExitCode {
     complain_on_stderr();
+    // Without a shim nobody would hold what this makes.
+    let _ = nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL);
     let (socket, mut inbox) = match take_socket() {
         Ok(taken) => taken,
         Err(_) => return ExitCode::FAILURE,

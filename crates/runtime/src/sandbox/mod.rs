@@ -102,6 +102,11 @@ impl Paths {
         }
     }
 
+    /// The shim's orders, which it keeps locked.
+    pub fn orders(&self) -> PathBuf {
+        self.root.join("shim.json")
+    }
+
     /// The shim's socket.
     pub fn socket(&self) -> PathBuf {
         self.state.join("shim.sock")

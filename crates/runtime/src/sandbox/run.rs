@@ -114,7 +114,7 @@ impl Engine {
             hostname: config.hostname.clone(),
             sysctls,
         };
-        shim::start(&self.program, &orders).await?;
+        shim::start(&self.program, &orders, &paths.orders()).await?;
         self.connect_shim(sandbox).await?;
         let addresses = self.attach_network(sandbox).await?;
         sandbox.set_state(|state| {

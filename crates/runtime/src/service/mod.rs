@@ -31,6 +31,7 @@ pub async fn serve(engine: Arc<Engine>, context: Context) -> Result<()> {
             tracing::warn!(%error, "no hello image");
         }
     }
+    engine.serve_streams().await?;
     let socket = engine.config.socket.clone();
     let incoming = cri::listen(&socket).await.map_err(Error::file(&socket))?;
     let cri = Cri(engine);

@@ -251,6 +251,24 @@ impl RuntimeService for Cri {
         }))
     }
 
+    async fn exec(&self, request: Request<v1::ExecRequest>) -> Answer<v1::ExecResponse> {
+        let url = self.0.exec_url(request.into_inner())?;
+        Ok(Response::new(v1::ExecResponse { url }))
+    }
+
+    async fn attach(&self, request: Request<v1::AttachRequest>) -> Answer<v1::AttachResponse> {
+        let url = self.0.attach_url(request.into_inner())?;
+        Ok(Response::new(v1::AttachResponse { url }))
+    }
+
+    async fn port_forward(
+        &self,
+        request: Request<v1::PortForwardRequest>,
+    ) -> Answer<v1::PortForwardResponse> {
+        let url = self.0.forward_url(request.into_inner())?;
+        Ok(Response::new(v1::PortForwardResponse { url }))
+    }
+
     async fn container_stats(
         &self,
         request: Request<v1::ContainerStatsRequest>,

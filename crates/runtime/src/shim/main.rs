@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs::OpenOptions,
+    fs::{File, OpenOptions},
     io::{self, Read, Write},
     os::{
         fd::{AsFd, OwnedFd},
@@ -55,7 +55,9 @@ pub(crate) fn run() -> ExitCode {
 /// Sets everything up. `None` in the process that the daemon waits for: the shim itself goes on as
 /// its child, in a session of its own.
 fn start() -> io::Result<Option<Shim>> {
-    let orders: Start = serde_json::from_reader(io::stdin().lock())?;
+    // The file stays open, and so locked, for life: that is how the daemon knows that we are there.
+    let held = File::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let orders: Start = serde_json::from_reader(&held)?;
     setsid()?;
     let _ = nix::sys::prctl::set_name(c"mainstay-shim");
     Cgroup::new(&orders.cgroup).join(std::process::id().cast_signed())?;
@@ -90,7 +92,7 @@ fn start() -> io::Result<Option<Shim>> {
         };
     }
     drop(told);
-    match settle(orders, listener, &signals) {
+    match settle(orders, held, listener, &signals) {
         Ok(shim) => Ok(Some(shim)),
         Err(error) => {
             let _ = write!(tell, "{error}");
@@ -100,7 +102,7 @@ fn start() -> io::Result<Option<Shim>> {
 }
 
 /// The second half, in the process that stays.
-fn settle(orders: Start, listener: UnixListener, signals: &SigSet) -> io::Result<Shim> {
+fn settle(orders: Start, held: File, listener: UnixListener, signals: &SigSet) -> io::Result<Shim> {
     nix::sys::prctl::set_child_subreaper(true)?;
     let init = orders
         .namespaces
@@ -111,6 +113,7 @@ fn settle(orders: Start, listener: UnixListener, signals: &SigSet) -> io::Result
     detach_stdio(&orders)?;
     let signals = SignalFd::with_flags(signals, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
     Ok(Shim {
+        _held: held,
         listener,
         signals,
         init,
@@ -163,6 +166,8 @@ struct Down {
 }
 
 struct Shim {
+    /// Our orders, locked.
+    _held: File,
     orders: Start,
     listener: UnixListener,
     signals: SignalFd,

@@ -19,4 +19,4 @@ mod spawn;
 pub(crate) use attached::set_nonblocking;
 pub use client::{Client, ExecStdio, Notice};
 pub(crate) use main::run;
-pub(crate) use spawn::start;
+pub(crate) use spawn::{is_held, start};

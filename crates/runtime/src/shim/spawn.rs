@@ -1,9 +1,16 @@
 //! Starting a shim from the daemon. The process that the daemon starts ends as soon as the shim
 //! serves; the shim itself is nobody's child any more.
+//!
+//! A shim's orders are a file that it keeps locked as long as it lives. The lock is taken before the
+//! process exists, so that a daemon that comes after one that died in between can tell whether a
+//! shim is there, is still coming, or never was.
 
-use std::{io, process::Stdio};
-
-use tokio::io::AsyncWriteExt;
+use std::{
+    fs::{File, OpenOptions, TryLockError},
+    io::{self, Seek, Write},
+    path::Path,
+    process::Stdio,
+};
 
 use super::protocol::Start;
 use crate::{
@@ -12,18 +19,15 @@ use crate::{
 };
 
 /// Starts a shim and waits until it serves.
-pub(crate) async fn start(program: &Program, orders: &Start) -> Result<()> {
+pub(crate) async fn start(program: &Program, orders: &Start, file: &Path) -> Result<()> {
     let failed = || Error::system::<io::Error>("start the shim");
+    let orders = write_orders(orders, file).map_err(Error::file(file))?;
     let mut command = tokio::process::Command::from(program.command(reexec::SHIM));
     command
-        .stdin(Stdio::piped())
+        .stdin(Stdio::from(orders))
         .stdout(Stdio::null())
         .stderr(Stdio::piped());
-    let mut child = command.kill_on_drop(true).spawn().map_err(failed())?;
-    let text = serde_json::to_vec(orders).map_err(|error| failed()(error.into()))?;
-    if let Some(mut stdin) = child.stdin.take() {
-        stdin.write_all(&text).await.map_err(failed())?;
-    }
+    let child = command.kill_on_drop(true).spawn().map_err(failed())?;
     let output = child.wait_with_output().await.map_err(failed())?;
     if output.status.success() {
         return Ok(());
@@ -34,4 +38,25 @@ pub(crate) async fn start(program: &Program, orders: &Start) -> Result<()> {
         output.status,
         message.trim_end()
     )))
+}
+
+fn write_orders(orders: &Start, path: &Path) -> io::Result<File> {
+    let mut file = OpenOptions::new()
+        .create(true)
+        .truncate(true)
+        .read(true)
+        .write(true)
+        .open(path)?;
+    file.lock()?;
+    file.write_all(&serde_json::to_vec(orders)?)?;
+    file.rewind()?;
+    Ok(file)
+}
+
+/// Whether a shim with these orders is there, or on its way.
+pub(crate) fn is_held(file: &Path) -> bool {
+    match File::open(file) {
+        Ok(file) => matches!(file.try_lock(), Err(TryLockError::WouldBlock)),
+        Err(_) => false,
+    }
 }

@@ -31,6 +31,9 @@ use crate::{
 /// Where programs are looked for when neither image nor pod say.
 pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
+/// Nothing newer is used, and other runtimes refuse what they do not know.
+const OCI_VERSION: &str = "1.0.2";
+
 /// Everything that a container's configuration depends on.
 pub struct Inputs<'a> {
     /// What was asked for.
@@ -117,7 +120,7 @@ pub fn build(inputs: &Inputs<'_>) -> Result<Built> {
         linux["seccomp"] = profile;
     }
     let spec = json!({
-        "ociVersion": "1.2.0",
+        "ociVersion": OCI_VERSION,
         "root": { "path": inputs.rootfs, "readonly": security.readonly_rootfs },
         "mounts": mounts.list,
         "process": process,

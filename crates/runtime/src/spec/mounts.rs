@@ -47,8 +47,8 @@ pub(super) fn mounts(
     }
     kept.sort_by_key(|entry| place(entry).components().count());
     let propagation = propagation.map(|wants| match wants {
-        Wants::Slave => "rslave",
-        Wants::Shared => "rshared",
+        Wants::Slave => "slave",
+        Wants::Shared => "shared",
     });
     Ok(Mounts {
         list: kept,

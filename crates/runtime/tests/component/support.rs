@@ -372,6 +372,49 @@ impl Node {
         response.into_inner().status.unwrap()
     }
 
+    /// A container's first process.
+    pub async fn pid(&self, container: &str) -> i32 {
+        let request = v1::ContainerStatusRequest {
+            container_id: container.into(),
+            verbose: true,
+        };
+        let response = self
+            .cri
+            .clone()
+            .runtime
+            .container_status(request)
+            .await
+            .unwrap();
+        let info = &response.into_inner().info["info"];
+        let info: serde_json::Value = serde_json::from_str(info).unwrap();
+        i32::try_from(info["pid"].as_i64().unwrap()).unwrap()
+    }
+
+    /// The shim of the only pod.
+    pub fn shim_pid(&self) -> i32 {
+        let is_shim = |pid: &i32| {
+            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            name.trim_end() == "mainstay-shim"
+        };
+        self.processes().into_iter().find(is_shim).unwrap()
+    }
+
+    pub fn is_cgroup_v1(&self) -> bool {
+        Path::new("/sys/fs/cgroup/memory").is_dir()
+    }
+
+    /// A file of a container's cgroup.
+    pub fn cgroup_file(&self, pod: &str, container: &str, controller: &str, file: &str) -> String {
+        let dir = Path::new("/sys/fs/cgroup")
+            .join(controller)
+            .join(self.cgroup());
+        let path = dir.join("pods").join(pod).join(container).join(file);
+        fs::read_to_string(&path)
+            .unwrap_or_else(|error| panic!("{path:?}: {error}"))
+            .trim()
+            .to_owned()
+    }
+
     pub async fn wait_exit(&self, container: &str) -> v1::ContainerStatus {
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
@@ -447,7 +490,11 @@ impl Node {
     pub async fn wait_for(&self, what: &str, mut condition: impl FnMut() -> bool) {
         let deadline = Instant::now() + Duration::from_secs(20);
         while !condition() {
-            assert!(Instant::now() < deadline, "never happened: {what}");
+            assert!(
+                Instant::now() < deadline,
+                "never happened: {what}; left: {:#?}",
+                self.leftovers()
+            );
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }

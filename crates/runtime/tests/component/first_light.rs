@@ -1,11 +1,8 @@
 //! A pod from its first moment to its last, through the socket, with the daemon killed in between.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use cri::v1;
-use support::{Node, container_config, sandbox_config};
+
+use crate::support::{Node, container_config, sandbox_config};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_runs_logs_execs_outlives_the_daemon_and_leaves_nothing() {

@@ -1,0 +1,13 @@
+//! The runtime through its socket, with real containers, as root. Every test has a daemon of its own
+//! and leaves nothing behind.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod containers;
+mod events;
+mod first_light;
+mod handlers;
+mod images;
+mod robustness;
+mod streams;
+mod support;
