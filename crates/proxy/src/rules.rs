@@ -1,10 +1,9 @@
 //! From the views of one service to the elements and chains that it needs. Pure.
 //!
-//! A plain service needs elements only. One map says, for an address and port, which chain picks
-//! among how many endpoints; then there is a map per number, which says who is endpoint number 0, 1
-//! and so on. The chains are shared by all services with as many endpoints, so a change adds a rule
-//! only when a service is the first of its size. Only services with client affinity have chains and
-//! sets of their own.
+//! A plain service needs elements only. A set holds the addresses and ports with so many endpoints
+//! and leads to the chain that picks among as many; then there is a map per number, which says who is
+//! endpoint number 0, 1 and so on. All of that is shared, so a change adds a rule only when a service
+//! is the first of its size. Only services with client affinity have chains and sets of their own.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,12 +14,15 @@ use std::{
 use network::Protocol;
 use sha2::{Digest, Sha256};
 
-use crate::{endpoints::Endpoint, service::PortView};
+use crate::{endpoints::Endpoint, service::PortView, table::on_node};
 
 /// A map or set of the table, without the family's digit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Map {
-    /// Address, protocol, port → verdict.
+    /// Address, protocol, port (or only the last two, for node ports) with so many endpoints.
+    Served(Front, u16),
+    /// Address, protocol, port → a verdict that is not a shared chain. Verdicts are few: the kernel
+    /// follows each of them whenever one is added.
     Services,
     /// Address, protocol, port → the endpoint with this number.
     Endpoints(u16),
@@ -66,6 +68,7 @@ impl Map {
     pub fn name(self, v4: bool) -> String {
         let digit = digit(v4);
         let name = match self {
+            Self::Served(front, count) => return format!("served-{}{digit}-{count}", front.name()),
             Self::Services => "services",
             Self::Endpoints(number) => return format!("endpoints{digit}-{number}"),
             Self::OutsideServices => "outside-services",
@@ -120,7 +123,7 @@ pub struct Slot {
 }
 
 /// How clients reach a port, which decides the map of its endpoints and whose traffic is masqueraded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Front {
     /// A cluster address: masqueraded when the client is outside the cluster.
     Cluster,
@@ -197,6 +200,29 @@ impl Pick {
             self.front.name(),
             digit(self.v4),
             self.count
+        )
+    }
+
+    /// The set of those that have as many endpoints.
+    pub fn set(self) -> Map {
+        Map::Served(self.front, self.count)
+    }
+
+    /// The base chain's rule that leads here, and the chain.
+    pub fn entry(self) -> (&'static str, String) {
+        let port = "meta l4proto . th dport";
+        let key = match self.front {
+            Front::NodePort | Front::OutsideNodePort => format!("{} {port}", on_node(self.v4)),
+            _ if self.v4 => format!("ip daddr . {port}"),
+            _ => format!("ip6 daddr . {port}"),
+        };
+        let chain = match self.front {
+            Front::Outside | Front::OutsideNodePort => "outside",
+            _ => "services",
+        };
+        (
+            chain,
+            format!("{key} @{} goto {}", self.set().name(self.v4), self.chain()),
         )
     }
 
@@ -374,12 +400,7 @@ impl Contribution {
             let value = format!("{} . {}", endpoint.ip, endpoint.port);
             self.element(front.endpoints(number), view, key.clone(), value);
         }
-        self.element(
-            front.verdicts(),
-            view,
-            key,
-            format!("goto {}", pick.chain()),
-        );
+        self.element(pick.set(), view, key, "");
     }
 
     /// Chains and sets that remember each client's endpoint.
@@ -523,7 +544,7 @@ mod tests {
         assert_eq!(
             shown(&view()),
             [
-                "services4 10.43.0.9 . tcp . 80 : goto pick-cluster4-2",
+                "served-cluster4-2 10.43.0.9 . tcp . 80 : ",
                 "endpoints4-0 10.43.0.9 . tcp . 80 : 10.42.0.1 . 8080",
                 "endpoints4-1 10.43.0.9 . tcp . 80 : 10.42.1.1 . 8080",
                 "hairpin4 10.42.0.1 . 10.42.0.1 : ",
@@ -554,11 +575,11 @@ mod tests {
         view.external_local = true;
         let shown = shown(&view);
         for expected in [
-            "services4 203.0.113.7 . tcp . 80 : goto pick-external4-2",
-            "outside-services4 203.0.113.7 . tcp . 80 : goto pick-outside4-1",
+            "served-external4-2 203.0.113.7 . tcp . 80 : ",
+            "served-outside4-1 203.0.113.7 . tcp . 80 : ",
             "outside-endpoints4-0 203.0.113.7 . tcp . 80 : 10.42.0.1 . 8080",
-            "nodeports4 tcp . 30080 : goto pick-nodeport4-2",
-            "outside-nodeports4 tcp . 30080 : goto pick-outside-nodeport4-1",
+            "served-nodeport4-2 tcp . 30080 : ",
+            "served-outside-nodeport4-1 tcp . 30080 : ",
             "outside-nodeport-endpoints4-0 tcp . 30080 : 10.42.0.1 . 8080",
         ] {
             assert!(

@@ -180,6 +180,11 @@ impl Change<'_> {
             self.chain(&map.chain(pick.v4), &[map.translation(pick.v4)]);
         }
         self.chain(&pick.chain(), &pick.rules());
+        self.batch
+            .push(declaration(&self.table, pick.set(), pick.v4));
+        let (chain, rule) = pick.entry();
+        self.batch
+            .push(format!("add rule inet {} {chain} {rule}", self.table));
     }
 
     fn chain(&mut self, name: &str, rules: &[String]) {

@@ -72,6 +72,8 @@ pub fn declaration(table: &str, map: Map, v4: bool) -> String {
     let name = map.name(v4);
     let port = "inet_proto . inet_service";
     let (what, key) = match map {
+        Map::Served(Front::NodePort | Front::OutsideNodePort, _) => ("set", port.to_owned()),
+        Map::Served(..) => ("set", format!("{address} . {port}")),
         Map::Services | Map::OutsideServices => ("map", format!("{address} . {port} : verdict")),
         Map::NodePorts | Map::OutsideNodePorts => ("map", format!("{port} : verdict")),
         Map::Endpoints(_) | Map::OutsideEndpoints(_) => (
@@ -98,12 +100,18 @@ struct Writer<'a> {
     batch: &'a mut Batch,
 }
 
-/// A family's word for addresses, whether it is IPv4, and what tells an address that node ports are
-/// served at: all of the node's, except that IPv6 packets cannot leave its loopback.
-const FAMILIES: [(&str, bool, &str); 2] = [
-    ("ip", true, "meta nfproto ipv4 fib daddr type local"),
-    ("ip6", false, "ip6 daddr != ::1 fib daddr type local"),
-];
+/// A family's word for addresses, and whether it is IPv4.
+const FAMILIES: [(&str, bool); 2] = [("ip", true), ("ip6", false)];
+
+/// What tells an address that node ports are served at: all of the node's, except that IPv6 packets
+/// cannot leave its loopback.
+pub fn on_node(v4: bool) -> &'static str {
+    if v4 {
+        "meta nfproto ipv4 fib daddr type local"
+    } else {
+        "ip6 daddr != ::1 fib daddr type local"
+    }
+}
 
 impl Writer<'_> {
     fn rule(&mut self, chain: &str, rule: impl AsRef<str>) {
@@ -149,7 +157,7 @@ impl Writer<'_> {
                 Front::External | Front::NodePort => self.rule(&front.mark_chain(), &mark),
                 Front::Outside | Front::OutsideNodePort => {}
                 Front::Cluster => {
-                    for (ip, v4, _) in FAMILIES {
+                    for (ip, v4) in FAMILIES {
                         if let Some(inside) = Frame::cidrs(&frame.cluster_cidrs, v4) {
                             let foreign =
                                 format!("{ip} saddr != {{ {inside} }} fib saddr type != local");
@@ -167,11 +175,11 @@ impl Writer<'_> {
             self.rule(chain, "jump dns");
         }
         let port = "meta l4proto . th dport";
-        for (ip, v4, on_node) in FAMILIES {
+        for (ip, v4) in FAMILIES {
             let (services, outside) = (Map::Services.name(v4), Map::OutsideServices.name(v4));
             let (ports, outside_ports) = (Map::NodePorts.name(v4), Map::OutsideNodePorts.name(v4));
             let (guarded, admitted) = (Map::Guarded.name(v4), Map::Admitted.name(v4));
-            let local = format!("{on_node} {port}");
+            let local = format!("{} {port}", on_node(v4));
             self.rule(
                 "guard",
                 format!("{ip} daddr . {port} @{guarded} jump admit"),
@@ -207,7 +215,7 @@ impl Writer<'_> {
     /// reach the node, for any name in the world.
     fn dns(&mut self, frame: &Frame) {
         let Some(dns) = &frame.dns else { return };
-        for (ip, v4, _) in FAMILIES {
+        for (ip, v4) in FAMILIES {
             let foreign = Frame::cidrs(&frame.cluster_cidrs, v4)
                 .map(|inside| format!("{ip} saddr != {{ {inside} }} fib saddr type != local"));
             if let Some(foreign) = &foreign {
@@ -244,7 +252,7 @@ impl Writer<'_> {
         for chain in ["filter-input", "filter-forward", "filter-output"] {
             self.rule(chain, "ct state new jump unserved");
         }
-        for (ip, v4, on_node) in FAMILIES {
+        for (ip, v4) in FAMILIES {
             if let Some(services) = Frame::cidrs(&frame.service_cidrs, v4) {
                 self.rule("unserved", format!("{ip} daddr {{ {services} }} {refuse}"));
             }
@@ -253,7 +261,10 @@ impl Writer<'_> {
                 "unserved",
                 format!("{ip} daddr . {port} @{unserved} {refuse}"),
             );
-            self.rule("unserved", format!("{on_node} {port} @{ports} {refuse}"));
+            self.rule(
+                "unserved",
+                format!("{} {port} @{ports} {refuse}", on_node(v4)),
+            );
         }
     }
 
@@ -266,7 +277,7 @@ impl Writer<'_> {
     }
 
     fn masquerade(&mut self) {
-        for (ip, v4, _) in FAMILIES {
+        for (ip, v4) in FAMILIES {
             let itself = format!("{ip} saddr . {ip} daddr @{}", Map::Hairpin.name(v4));
             self.rule(
                 "postrouting",

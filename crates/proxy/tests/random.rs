@@ -132,7 +132,9 @@ fn parts() -> BTreeSet<String> {
         "dnat ip",
         "numgen",
     ];
-    let is_choice = |part: &str| part.contains("goto to-");
+    let is_choice = |part: &str| {
+        part.contains("goto to-") || part.contains("goto pick-") || part.starts_with("set served-")
+    };
     parts
         .filter(|part| !shared.iter().any(|start| part.starts_with(start)) && !is_choice(part))
         .collect()
