@@ -110,7 +110,11 @@ impl Writer {
             } else {
                 Level::Below
             };
-            self.value(field.shape, value, below);
+            match value {
+                // What nothing stands for here is for the field to say, not for its type.
+                Value::Null => self.plain(field.zero().unwrap_or(&Value::Null)),
+                value => self.value(field.shape, value, below),
+            }
         }
         for unset in always {
             self.zero(schema, unset);

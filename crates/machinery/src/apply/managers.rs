@@ -111,6 +111,9 @@ impl Managers {
 
     /// Every other manager loses these fields.
     pub(super) fn take_from_others(&mut self, id: &Id, fields: &FieldSet) {
+        if fields.is_blank() {
+            return;
+        }
         for entry in self.0.iter_mut().filter(|e| !e.id.is(id)) {
             entry.fields = entry.fields.difference(fields);
         }

@@ -20,15 +20,15 @@ use topology::Node;
 
 /// Fields of metadata that nobody manages.
 const UNMANAGED: &[&str] = &[
-    "name",
-    "namespace",
-    "creationTimestamp",
-    "selfLink",
-    "uid",
-    "clusterName",
-    "generation",
-    "managedFields",
-    "resourceVersion",
+    "f:name",
+    "f:namespace",
+    "f:creationTimestamp",
+    "f:selfLink",
+    "f:uid",
+    "f:clusterName",
+    "f:generation",
+    "f:managedFields",
+    "f:resourceVersion",
 ];
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
@@ -56,29 +56,20 @@ impl Writer<'_> {
             subresource: self.subresource.to_owned(),
         }
     }
-
-    fn unmanaged(&self) -> FieldSet {
-        let mut set = FieldSet::default();
-        for name in self.reset {
-            set.insert([format!("f:{name}").as_str()]);
-        }
-        set
-    }
 }
 
 /// The set without what nobody manages.
-fn managed(mut set: FieldSet, unmanaged: &FieldSet) -> FieldSet {
-    let mut plain = FieldSet::default();
-    for name in ["apiVersion", "kind"] {
-        plain.insert([format!("f:{name}").as_str()]);
-    }
+fn managed(mut set: FieldSet, writer: &Writer<'_>) -> FieldSet {
+    set.cut(&["f:apiVersion"]);
+    set.cut(&["f:kind"]);
     for name in UNMANAGED {
-        plain.insert(["f:metadata", format!("f:{name}").as_str()]);
+        set.cut(&["f:metadata", name]);
     }
-    set = set.without_subtrees(&plain).without_subtrees(unmanaged);
-    let mut whole = FieldSet::default();
-    whole.insert(["f:metadata"]);
-    set.difference(&whole)
+    set.unmark("f:metadata");
+    for name in writer.reset {
+        set.cut(&[format!("f:{name}").as_str()]);
+    }
+    set
 }
 
 /// A copy without managedFields, which are no part of the comparison.
@@ -125,24 +116,34 @@ pub fn track(root: Root<'_>, live: Option<&Object>, new: &mut Object, writer: &W
         Managers::default().store(new);
         return;
     }
-    let node = Node::root(root);
-    let before = live.map_or_else(|| nothing(root), bare);
-    let after = bare(new);
     let id = writer.id(false);
-    let comparison = walk::compare(node, Some(&before), Some(&after));
-    let mut changed = comparison.modified.clone();
-    changed.union(&comparison.added);
-    let mut lost = changed.clone();
-    lost.union(&comparison.removed);
-    managers.take_from_others(&id, &lost);
-    let mut fields = managers
+    let comparison = changes(root, live, new);
+    let changed = comparison.modified.with(comparison.added);
+    if !managers.0.is_empty() {
+        managers.take_from_others(&id, &changed);
+        managers.take_from_others(&id, &comparison.removed);
+    }
+    let owned = managers
         .get(&id)
-        .map(|e| e.fields.clone())
-        .unwrap_or_default();
-    fields = fields.difference(&comparison.removed);
-    fields.union(&changed);
-    managers.set(&id, managed(fields, &writer.unmanaged()), writer.now);
+        .map(|e| e.fields.difference(&comparison.removed));
+    let fields = owned.unwrap_or_default().with(changed);
+    managers.set(&id, managed(fields, writer), writer.now);
     managers.store(new);
+}
+
+/// What a write changed, leaving managedFields aside.
+fn changes(root: Root<'_>, live: Option<&Object>, new: &mut Object) -> walk::Comparison {
+    // The new object becomes a value for the comparison and goes back, without being copied.
+    let after = Value::Object(std::mem::take(new));
+    let node = Node::root(root);
+    let comparison = match live {
+        Some(live) => walk::compare_objects(node, live, &after),
+        None => walk::compare(node, Some(&nothing(root)), Some(&after)),
+    };
+    if let Value::Object(object) = after {
+        *new = object;
+    }
+    comparison
 }
 
 /// The object after a configuration was applied to it. When nothing changes, the live object comes
@@ -192,7 +193,7 @@ fn merge_and_own(
             applied: false,
             ..id.clone()
         };
-        let fields = managed(walk::fields_of(node, &bare(live)), &writer.unmanaged());
+        let fields = managed(walk::fields_of(node, &bare(live)), writer);
         managers.set(&first, fields, writer.now);
     }
     let merged = walk::merge(node, &before, &wanted);
@@ -200,7 +201,7 @@ fn merge_and_own(
         .get(&id)
         .map(|e| e.fields.clone())
         .unwrap_or_default();
-    let fields = managed(walk::fields_of(node, &wanted), &writer.unmanaged());
+    let fields = managed(walk::fields_of(node, &wanted), writer);
     managers.set(&id, fields, writer.now);
     let after = prune(node, &merged, &managers, &last);
     own(node, &before, &after, &mut managers, &id, force)?;

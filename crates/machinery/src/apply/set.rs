@@ -67,6 +67,48 @@ impl FieldSet {
         self.below.get(step)
     }
 
+    /// Puts this very node in the set.
+    pub(super) fn mark(&mut self) {
+        self.member = true;
+    }
+
+    /// Whether there is not even a node below; quicker than [`FieldSet::is_empty`].
+    pub(super) fn is_blank(&self) -> bool {
+        !self.member && self.below.is_empty()
+    }
+
+    /// Puts a whole set below a step; an empty one leaves no trace.
+    pub(super) fn attach(&mut self, step: String, set: Self) {
+        if !set.is_blank() {
+            self.below.insert(step, set);
+        }
+    }
+
+    /// Takes out a node and everything below it.
+    pub(super) fn cut(&mut self, path: &[&str]) {
+        let Some((first, rest)) = path.split_first() else {
+            return;
+        };
+        if rest.is_empty() {
+            self.below.remove(*first);
+        } else if let Some(below) = self.below.get_mut(*first) {
+            below.cut(rest);
+            if below.is_blank() {
+                self.below.remove(*first);
+            }
+        }
+    }
+
+    /// Takes out a node alone.
+    pub(super) fn unmark(&mut self, step: &str) {
+        if let Some(below) = self.below.get_mut(step) {
+            below.member = false;
+            if below.is_blank() {
+                self.below.remove(step);
+            }
+        }
+    }
+
     /// Adds a path.
     pub fn insert<'a>(&mut self, path: impl IntoIterator<Item = &'a str>) {
         let mut node = self;
@@ -80,8 +122,29 @@ impl FieldSet {
     pub fn union(&mut self, other: &Self) {
         self.member |= other.member;
         for (step, below) in &other.below {
-            self.below.entry(step.clone()).or_default().union(below);
+            match self.below.get_mut(step) {
+                Some(mine) => mine.union(below),
+                None => {
+                    self.below.insert(step.clone(), below.clone());
+                }
+            }
         }
+    }
+
+    /// As [`FieldSet::union`], with a set that is not needed any more.
+    #[must_use]
+    pub(super) fn with(mut self, other: Self) -> Self {
+        if self.is_blank() {
+            return other;
+        }
+        self.member |= other.member;
+        for (step, below) in other.below {
+            match self.below.remove(&step) {
+                Some(mine) => self.below.insert(step, mine.with(below)),
+                None => self.below.insert(step, below),
+            };
+        }
+        self
     }
 
     /// What is in both.

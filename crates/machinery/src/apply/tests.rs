@@ -248,3 +248,78 @@ fn many_updaters_become_one() {
     assert!(managers.len() <= 11, "{}", managers.len());
     assert!(managers.iter().any(|m| m["manager"] == "ancient-changes"));
 }
+
+/// Anything that could come for a deployment: known names, wrong places, odd values.
+fn tree() -> impl proptest::strategy::Strategy<Value = Value> {
+    use proptest::prelude::*;
+    let name = prop::sample::select(vec![
+        "spec",
+        "metadata",
+        "labels",
+        "template",
+        "containers",
+        "name",
+        "image",
+        "replicas",
+        "ports",
+        "containerPort",
+        "finalizers",
+        "selector",
+        "a",
+    ]);
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        (0..3i64).prop_map(Value::from),
+        "[ab]".prop_map(Value::from),
+    ];
+    let tree = leaf.prop_recursive(6, 48, 4, move |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::vec((name.clone(), inner), 0..4).prop_map(|pairs| {
+                Value::Object(pairs.into_iter().map(|(k, v)| (k.to_owned(), v)).collect())
+            }),
+        ]
+    });
+    tree.prop_filter("an object", Value::is_object)
+}
+
+proptest::proptest! {
+    #[test]
+    fn whatever_is_applied_is_there_and_applying_it_again_changes_nothing(
+        live in tree(), config in tree()
+    ) {
+        let (mut live, config) = (object(live), object(config));
+        for object in [&mut live] {
+            if let Some(Value::Object(metadata)) = object.get_mut("metadata") {
+                metadata.shift_remove("managedFields");
+            }
+        }
+        track(deployment(), None, &mut live, &writer("creator"));
+        let once = apply(deployment(), Some(&live), &config, &writer("me"), true).unwrap();
+        let twice = apply(deployment(), Some(&once), &config, &writer("me"), false).unwrap();
+        proptest::prop_assert_eq!(twice, once);
+    }
+
+    #[test]
+    fn tracking_never_panics(live in tree(), new in tree()) {
+        let (live, mut new) = (object(live), object(new));
+        track(deployment(), Some(&live), &mut new, &writer("m"));
+    }
+
+    #[test]
+    fn merging_strategically_never_panics(live in tree(), patch in tree()) {
+        let schema = crate::schema::lookup("apps/v1.Deployment").unwrap();
+        let _ = crate::patch::strategic::apply(schema, &object(live), &object(patch));
+    }
+
+    #[test]
+    fn normalising_and_encoding_agree_for_anything_that_decodes(value in tree()) {
+        let schema = crate::schema::lookup("apps/v1.Deployment").unwrap();
+        let mut findings = crate::decode::Findings::default();
+        if let Ok(object) = crate::normalise::object(schema, value, &mut findings) {
+            let bytes = crate::encode::object(Some(schema), &object).bytes;
+            let again: Value = serde_json::from_slice(&bytes).unwrap();
+            proptest::prop_assert_eq!(again, Value::Object(object));
+        }
+    }
+}

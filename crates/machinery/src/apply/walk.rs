@@ -42,164 +42,152 @@ fn list_of(value: Option<&Value>) -> &[Value] {
 /// The fields of a value.
 pub(super) fn fields_of(node: Node<'_>, value: &Value) -> FieldSet {
     let mut set = FieldSet::default();
-    collect(node, value, &mut Vec::new(), &mut set);
-    set
-}
-
-fn insert(set: &mut FieldSet, path: &[String]) {
-    set.insert(path.iter().map(String::as_str));
-}
-
-fn collect(node: Node<'_>, value: &Value, path: &mut Vec<String>, set: &mut FieldSet) {
     match (node.form(Some(value)), value) {
         (Form::Map, Value::Object(map)) => {
             for (name, below) in map {
-                path.push(format!("f:{name}"));
-                collect(node.child(name), below, path, set);
+                let mut child = fields_of(node.child(name), below);
                 let empty = below.is_null() || below.as_object().is_some_and(Object::is_empty);
                 if empty || !node.declares(name) {
-                    insert(set, path);
+                    child.mark();
                 }
-                path.pop();
+                set.attach(format!("f:{name}"), child);
             }
         }
         (form @ (Form::Set | Form::Keyed(_)), Value::Array(list)) => {
-            match elements(node, &form, list) {
-                Some(elements) => {
-                    for (step, below) in elements {
-                        path.push(step);
-                        if matches!(form, Form::Keyed(_)) {
-                            collect(node.element(), below, path, set);
-                        }
-                        insert(set, path);
-                        path.pop();
-                    }
-                }
-                None => insert(set, path),
+            let Some(elements) = elements(node, &form, list) else {
+                set.mark();
+                return set;
+            };
+            for (step, below) in elements {
+                let mut child = match form {
+                    Form::Keyed(_) => fields_of(node.element(), below),
+                    _ => FieldSet::default(),
+                };
+                child.mark();
+                set.attach(step, child);
             }
         }
         (Form::Map, Value::Null) => {}
-        _ if !path.is_empty() => insert(set, path),
-        _ => {}
+        _ => set.mark(),
+    }
+    set
+}
+
+/// What differs between two values, as sets below the place where they stand.
+pub(super) fn compare(node: Node<'_>, old: Option<&Value>, new: Option<&Value>) -> Comparison {
+    match node.form(new.or(old)) {
+        Form::Map => compare_maps(node, old, new),
+        form @ (Form::Set | Form::Keyed(_)) => compare_lists(node, &form, old, new),
+        Form::Leaf => leaf(old, new),
     }
 }
 
-/// What differs between two values.
-pub(super) fn compare(node: Node<'_>, old: Option<&Value>, new: Option<&Value>) -> Comparison {
+/// What differs between two whole objects.
+pub(super) fn compare_objects(node: Node<'_>, old: &Object, new: &Value) -> Comparison {
+    let empty = Object::new();
+    compare_entries(node, old, new.as_object().unwrap_or(&empty))
+}
+
+fn leaf(old: Option<&Value>, new: Option<&Value>) -> Comparison {
     let mut out = Comparison::default();
-    differ(node, old, new, &mut Vec::new(), &mut out);
+    match (old, new) {
+        (None, Some(_)) => out.added.mark(),
+        (Some(_), None) => out.removed.mark(),
+        (Some(old), Some(new)) if old != new => out.modified.mark(),
+        _ => {}
+    }
     out
 }
 
-fn leaf(old: Option<&Value>, new: Option<&Value>, path: &[String], out: &mut Comparison) {
-    match (old, new) {
-        (None, Some(_)) => insert(&mut out.added, path),
-        (Some(_), None) => insert(&mut out.removed, path),
-        (Some(old), Some(new)) if old != new => insert(&mut out.modified, path),
-        _ => {}
-    }
-}
-
-fn differ(
-    node: Node<'_>,
-    old: Option<&Value>,
-    new: Option<&Value>,
-    path: &mut Vec<String>,
-    out: &mut Comparison,
-) {
-    if old == new {
-        return;
-    }
-    match node.form(new.or(old)) {
-        Form::Map => {
-            let has_entries =
-                |v: Option<&Value>| v.and_then(Value::as_object).is_some_and(|m| !m.is_empty());
-            if !has_entries(old) && !has_entries(new) {
-                leaf(old, new, path, out);
-                return;
-            }
-            differ_maps(node, old, new, path, out);
-        }
-        form @ (Form::Set | Form::Keyed(_)) => {
-            let (old_list, new_list) = (list_of(old), list_of(new));
-            if old_list.is_empty() && new_list.is_empty() {
-                leaf(old, new, path, out);
-                return;
-            }
-            let both = (
-                elements(node, &form, old_list),
-                elements(node, &form, new_list),
-            );
-            let (Some(before), Some(after)) = both else {
-                leaf(old, new, path, out);
-                return;
-            };
-            for (step, value) in &before {
-                let other = after.iter().find(|e| e.0 == *step).map(|e| e.1);
-                item(node.element(), step.clone(), Some(value), other, path, out);
-            }
-            for (step, value) in &after {
-                if !before.iter().any(|e| e.0 == *step) {
-                    item(node.element(), step.clone(), None, Some(value), path, out);
-                }
-            }
-        }
-        Form::Leaf => leaf(old, new, path, out),
-    }
-}
-
-fn differ_maps(
-    node: Node<'_>,
-    old: Option<&Value>,
-    new: Option<&Value>,
-    path: &mut Vec<String>,
-    out: &mut Comparison,
-) {
+fn compare_maps(node: Node<'_>, old: Option<&Value>, new: Option<&Value>) -> Comparison {
     let empty = Object::new();
     let before = old.and_then(Value::as_object).unwrap_or(&empty);
     let after = new.and_then(Value::as_object).unwrap_or(&empty);
+    if before.is_empty() && after.is_empty() {
+        return leaf(old, new);
+    }
+    compare_entries(node, before, after)
+}
+
+fn compare_entries(node: Node<'_>, before: &Object, after: &Object) -> Comparison {
+    let mut out = Comparison::default();
     for (name, value) in before {
-        let step = format!("f:{name}");
-        item(
-            node.child(name),
-            step,
-            Some(value),
-            after.get(name),
-            path,
-            out,
-        );
+        let inside = item(node.child(name), Some(value), after.get(name));
+        out.attach(|| format!("f:{name}"), inside);
     }
     for (name, value) in after {
         if !before.contains_key(name) {
-            item(
-                node.child(name),
-                format!("f:{name}"),
-                None,
-                Some(value),
-                path,
-                out,
-            );
+            let inside = item(node.child(name), None, Some(value));
+            out.attach(|| format!("f:{name}"), inside);
         }
     }
+    out
+}
+
+fn compare_lists(
+    node: Node<'_>,
+    form: &Form<'_>,
+    old: Option<&Value>,
+    new: Option<&Value>,
+) -> Comparison {
+    if old == new {
+        return Comparison::default();
+    }
+    let (old_list, new_list) = (list_of(old), list_of(new));
+    if old_list.is_empty() && new_list.is_empty() {
+        return leaf(old, new);
+    }
+    let both = (
+        elements(node, form, old_list),
+        elements(node, form, new_list),
+    );
+    let (Some(before), Some(after)) = both else {
+        return leaf(old, new);
+    };
+    let mut out = Comparison::default();
+    for (step, value) in &before {
+        let other = after.iter().find(|e| e.0 == *step).map(|e| e.1);
+        out.attach(|| step.clone(), item(node.element(), Some(value), other));
+    }
+    for (step, value) in after {
+        if !before.iter().any(|e| e.0 == step) {
+            out.attach(|| step, item(node.element(), None, Some(value)));
+        }
+    }
+    out
 }
 
 /// One entry or element; the whole of it counts too when it comes or goes.
-fn item(
-    node: Node<'_>,
-    step: String,
-    old: Option<&Value>,
-    new: Option<&Value>,
-    path: &mut Vec<String>,
-    out: &mut Comparison,
-) {
-    path.push(step);
-    differ(node, old, new, path, out);
+fn item(node: Node<'_>, old: Option<&Value>, new: Option<&Value>) -> Comparison {
+    let mut out = compare(node, old, new);
     match (old, new) {
-        (None, Some(_)) => insert(&mut out.added, path),
-        (Some(_), None) => insert(&mut out.removed, path),
+        (None, Some(_)) => out.added.mark(),
+        (Some(_), None) => out.removed.mark(),
         _ => {}
     }
-    path.pop();
+    out
+}
+
+impl Comparison {
+    /// Puts what was found behind a step under it.
+    fn attach(&mut self, step: impl FnOnce() -> String, inside: Comparison) {
+        let parts = [
+            (&mut self.added, inside.added),
+            (&mut self.modified, inside.modified),
+            (&mut self.removed, inside.removed),
+        ];
+        let mut found = parts
+            .into_iter()
+            .filter(|(_, set)| !set.is_blank())
+            .peekable();
+        if found.peek().is_none() {
+            return;
+        }
+        let step = step();
+        for (target, set) in found {
+            target.attach(step.clone(), set);
+        }
+    }
 }
 
 /// The live value with a configuration merged in.
