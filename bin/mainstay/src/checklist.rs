@@ -13,9 +13,15 @@ pub async fn show(running: &Running, begun: Instant) {
         tick(colours, &line);
     }
     running.node_ready().await;
-    tick(colours, &format!("node {} is Ready", running.settings().node_name));
+    tick(
+        colours,
+        &format!("node {} is Ready", running.settings().node_name),
+    );
     let seconds = begun.elapsed().as_secs_f64();
-    println!("\nThe cluster is up, after {seconds:.1} seconds.\n\n{}", next_steps(running));
+    println!(
+        "\nThe cluster is up, after {seconds:.1} seconds.\n\n{}",
+        next_steps(running)
+    );
 }
 
 fn tick(colours: bool, line: &str) {

@@ -7,7 +7,12 @@ use cluster::Options;
 
 /// Kubernetes in one binary
 #[derive(Debug, Parser)]
-#[command(name = "mainstay", version, arg_required_else_help = true, max_term_width = 100)]
+#[command(
+    name = "mainstay",
+    version,
+    arg_required_else_help = true,
+    max_term_width = 100
+)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,

@@ -5,7 +5,8 @@ use cluster::{LogFormat, Options};
 use tracing_subscriber::EnvFilter;
 
 /// What is logged when nothing is said: our own parts' news, the libraries' complaints.
-const QUIET: &str = "info,h2=warn,hyper=warn,tower=warn,rustls=warn,kube=warn,libcontainer=warn,netlink=warn";
+const QUIET: &str =
+    "info,h2=warn,hyper=warn,tower=warn,rustls=warn,kube=warn,libcontainer=warn,netlink=warn";
 
 /// On a terminal the checklist speaks; the log then only says what is wrong.
 const QUIETER: &str = "warn,h2=error,hyper=error,tower=error,kube=error,libcontainer=error";
@@ -18,7 +19,9 @@ pub fn start(options: &Options, on_terminal: bool) -> Result<()> {
         Some(level) => level.to_owned(),
     };
     let filter = EnvFilter::try_new(&filter).with_context(|| format!("--log-level: {filter:?}"))?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
     match options.log_format.unwrap_or_default() {
         LogFormat::Text => builder.with_ansi(on_terminal).init(),
         LogFormat::Json => builder.json().init(),

@@ -21,12 +21,18 @@ fn main() -> ExitCode {
     }
     match args.get(1).and_then(|word| word.to_str()) {
         Some("kubectl") => kubectl::run(args[1..].to_vec()),
-        Some("hello") => hello::main(args[2..].to_vec()),
+        Some("hello") => {
+            let words = args[2..].iter().map(|word| word.to_string_lossy().into_owned());
+            hello::main(&words.collect::<Vec<_>>())
+        }
         _ => commands::run(cli::Cli::parse_from(args)),
     }
 }
 
 /// Whether the binary was called by this name, as a link to it may be.
 fn called_as(args: &[OsString], name: &str) -> bool {
-    args.first().map(Path::new).and_then(Path::file_name).is_some_and(|file| file == name)
+    args.first()
+        .map(Path::new)
+        .and_then(Path::file_name)
+        .is_some_and(|file| file == name)
 }

@@ -41,6 +41,10 @@ pub enum Error {
     Apiserver(#[from] apiserver::Error),
     #[error("network: {0}")]
     Network(#[from] network::Error),
+    #[error("container runtime: {0}")]
+    Runtime(#[from] runtime::Error),
+    #[error("DNS: {0}")]
+    Dns(#[from] dns::Error),
     #[error(transparent)]
     Graph(#[from] lifecycle::GraphError),
 }

@@ -6,6 +6,7 @@ mod connector;
 mod error;
 mod host;
 mod lock;
+mod node;
 pub mod options;
 pub mod preflight;
 pub mod reset;

@@ -16,7 +16,7 @@ use stdx::SystemClock;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::{Error, Part, Settings, addons::Addons, connector::InProcess, lock::DataLock};
+use crate::{Error, Part, Settings, addons::Addons, connector::InProcess, lock::DataLock, node};
 
 /// How long parts get to end their work at shutdown.
 const DRAIN: Duration = Duration::from_secs(20);
@@ -68,9 +68,10 @@ impl Running {
             services.push(Arc::new(config.build(Arc::new(connector.clone()))));
         }
         if settings.runs(Part::Scheduler) {
-            let client = client::Connector::client(&connector, "system:kube-scheduler");
+            let client = connector.as_user(User::new("system:kube-scheduler", [""; 0]));
             services.push(Arc::new(scheduler::Config::new(client).build()));
         }
+        services.extend(node::services(&settings, &pki, &connector)?);
         let supervisor = Supervisor::new(services, DRAIN, health.clone())?;
         let run = async move {
             let unfinished = supervisor.run(shutdown).await;

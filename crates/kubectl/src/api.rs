@@ -177,11 +177,9 @@ impl Api {
 
 /// A `Status` of an answer that is not a success, also when its body is none.
 pub fn status(code: StatusCode, bytes: &[u8]) -> Status {
-    serde_json::from_slice(bytes).unwrap_or_else(|_| Status {
-        code: code.as_u16(),
-        reason: code.canonical_reason().unwrap_or_default().replace(' ', ""),
-        message: String::from_utf8_lossy(bytes).trim().to_owned(),
-        details: None,
+    serde_json::from_slice(bytes).unwrap_or_else(|_| {
+        let reason = code.canonical_reason().unwrap_or_default().replace(' ', "");
+        Status::failure(code.as_u16(), &reason, String::from_utf8_lossy(bytes).trim())
     })
 }
 

@@ -109,7 +109,7 @@ fn qualified(group: &str, name: &str) -> String {
 }
 
 impl Status {
-    fn failure(code: u16, reason: &str, message: impl Into<String>) -> Self {
+    pub fn failure(code: u16, reason: &str, message: impl Into<String>) -> Self {
         Self {
             code,
             reason: reason.to_owned(),

@@ -9,12 +9,17 @@ use crate::cli::Reset;
 
 /// Asks first, when there is somebody to ask.
 pub fn run(reset: Reset) -> Result<()> {
-    let options = Options { data_dir: reset.data_dir, ..Options::default() };
+    let options = Options {
+        data_dir: reset.data_dir,
+        ..Options::default()
+    };
     let data_dir = cluster::settings::data_dir(&options)?;
     if !reset.yes && !confirmed(&data_dir)? {
         bail!("nothing was removed");
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
     let removed = runtime.block_on(cluster::reset::run(&data_dir))?;
     for line in &removed {
         println!("removed {line}");
@@ -27,9 +32,15 @@ pub fn run(reset: Reset) -> Result<()> {
 
 fn confirmed(data_dir: &std::path::Path) -> Result<bool> {
     if !std::io::stdin().is_terminal() {
-        bail!("this deletes {} and everything that runs from it; say --yes to do it", data_dir.display());
+        bail!(
+            "this deletes {} and everything that runs from it; say --yes to do it",
+            data_dir.display()
+        );
     }
-    print!("Delete {} and everything that runs from it? [y/N] ", data_dir.display());
+    print!(
+        "Delete {} and everything that runs from it? [y/N] ",
+        data_dir.display()
+    );
     std::io::stdout().flush()?;
     let mut answer = String::new();
     std::io::stdin().read_line(&mut answer)?;

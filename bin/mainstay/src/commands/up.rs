@@ -13,17 +13,24 @@ use crate::{checklist, logging};
 pub fn run(options: Options) -> Result<()> {
     let begun = Instant::now();
     let options = options.with_file()?;
-    logging::start(&options, std::io::stdout().is_terminal() && std::io::stderr().is_terminal())?;
+    logging::start(
+        &options,
+        std::io::stdout().is_terminal() && std::io::stderr().is_terminal(),
+    )?;
     let settings = Settings::resolve(options)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
     runtime.block_on(serve(settings, begun))
 }
 
 async fn serve(settings: Settings, begun: Instant) -> Result<()> {
     cluster::preflight::check(&settings)?;
     let shutdown = CancellationToken::new();
-    let (mut interrupt, mut terminate) =
-        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let (mut interrupt, mut terminate) = (
+        signal(SignalKind::interrupt())?,
+        signal(SignalKind::terminate())?,
+    );
     let running = Running::up(settings, shutdown.clone()).await?;
     tokio::select! {
         () = checklist::show(&running, begun) => {}

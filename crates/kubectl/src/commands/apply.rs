@@ -10,7 +10,7 @@ use crate::{
     api::PatchType,
     args::{DryRun, Output, Selection},
     discovery::Discovery,
-    error, manifest,
+    error, manifest, output,
     resources::{Target, target_of},
     session::Session,
     three_way,
@@ -129,16 +129,14 @@ impl Apply {
 
 /// The manifest with a note of itself, so that the next apply knows what was given up.
 fn annotated(mut object: Value) -> Result<Value> {
-    if let Some(annotations) = object["metadata"]
-        .get_mut("annotations")
-        .and_then(Value::as_object_mut)
-    {
-        annotations.remove(LAST_APPLIED);
-    }
-    let note = format!("{}\n", serde_json::to_string(&object)?);
-    if object["metadata"]["annotations"].is_null() {
+    if !object["metadata"]["annotations"].is_object() {
         object["metadata"]["annotations"] = json!({});
     }
+    if let Some(annotations) = object["metadata"]["annotations"].as_object_mut() {
+        annotations.remove(LAST_APPLIED);
+    }
+    // The same letters as every other kubectl writes, so that they can take turns.
+    let note = format!("{}\n", serde_json::to_string(&output::sorted(&object))?);
     object["metadata"]["annotations"][LAST_APPLIED] = Value::String(note);
     Ok(object)
 }

@@ -116,7 +116,8 @@ pub fn yaml(object: &Value) -> Result<String> {
     })
 }
 
-fn sorted(value: &Value) -> Value {
+/// Keys in alphabetical order, all the way down.
+pub fn sorted(value: &Value) -> Value {
     match value {
         Value::Object(map) => {
             let mut keys: Vec<_> = map.keys().collect();

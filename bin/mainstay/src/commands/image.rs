@@ -1,0 +1,4 @@
+//! tmp
+pub fn run(_: crate::cli::Image) -> anyhow::Result<()> {
+    Ok(())
+}
