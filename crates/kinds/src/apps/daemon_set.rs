@@ -28,6 +28,7 @@ pub const KIND: Builtin = Builtin {
     prepare_update,
     validate_create: validate,
     validate_update,
+    warnings: crate::pod::warn_template,
     columns: COLUMNS,
     row,
     ..Builtin::EMPTY

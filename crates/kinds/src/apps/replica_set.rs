@@ -30,6 +30,7 @@ pub const KIND: Builtin = Builtin {
             int(&get(o, "status")["replicas"]).to_string(),
         )]
     },
+    warnings: crate::pod::warn_template,
     columns: COLUMNS,
     row,
     ..Builtin::EMPTY

@@ -27,6 +27,7 @@ pub const KIND: Builtin = Builtin {
     default,
     validate_create: validate,
     validate_update,
+    warnings: crate::pod::warn_template,
     columns: COLUMNS,
     row,
     ..Builtin::EMPTY

@@ -32,6 +32,7 @@ pub const KIND: Builtin = Builtin {
             int(&get(o, "status")["succeeded"]).to_string(),
         )]
     },
+    warnings: crate::pod::warn_template,
     columns: COLUMNS,
     row,
     ..Builtin::EMPTY

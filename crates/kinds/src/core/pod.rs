@@ -3,7 +3,7 @@
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell, or_none, since, wide};
-use crate::pod::{default_pod, quality_of_service, validate_spec, validate_spec_update};
+use crate::pod::{default_pod, quality_of_service, validate_spec, validate_spec_update, warn_pod};
 use crate::tree::{child_or_new, default_empty, get, int, is_set, keep, list, text, truth};
 use crate::{Column, Context, Deletion, Subresource, SubresourceInfo};
 use machinery::field::{Errors, Path};
@@ -65,6 +65,7 @@ pub const KIND: Builtin = Builtin {
         errors
     },
     validate_update,
+    warnings: warn_pod,
     deletion,
     selectable: SELECTABLE,
     selectable_fields,

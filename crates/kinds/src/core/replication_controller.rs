@@ -37,6 +37,7 @@ pub const KIND: Builtin = Builtin {
             int(&get(o, "status")["replicas"]).to_string(),
         )]
     },
+    warnings: crate::pod::warn_template,
     columns: COLUMNS,
     row: |object, now| cells(object, now, labels(&get(object, "spec")["selector"])),
     ..Builtin::EMPTY

@@ -39,6 +39,7 @@ pub const KIND: Builtin = Builtin {
     prepare_update,
     validate_create: validate,
     validate_update,
+    warnings,
     selectable: &["spec.clusterIP", "spec.type"],
     selectable_fields: |o| {
         let spec = get(o, "spec");
@@ -299,6 +300,26 @@ fn is_headless(spec: &Value) -> bool {
     list(&spec["clusterIPs"])
         .first()
         .is_some_and(|ip| ip == "None")
+}
+
+/// Headless services have no address for these to work on.
+fn warnings(object: &Object, _: Option<&Object>) -> Vec<String> {
+    let spec = get(object, "spec");
+    if !is_headless(spec) {
+        return Vec::new();
+    }
+    let ignored = |name: &str| format!("spec.{name} is ignored for headless services");
+    let mut out = Vec::new();
+    if !text(&spec["loadBalancerIP"]).is_empty() {
+        out.push(ignored("loadBalancerIP"));
+    }
+    if !list(&spec["externalIPs"]).is_empty() {
+        out.push(ignored("externalIPs"));
+    }
+    if spec["sessionAffinity"] != "None" {
+        out.push(ignored("SessionAffinity"));
+    }
+    out
 }
 
 fn validate(object: &Object) -> Errors {

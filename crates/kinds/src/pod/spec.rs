@@ -205,10 +205,6 @@ fn check_gates(spec: &Value, path: &Path, errors: &mut Errors) {
             errors.push(Error::duplicate(&at, name));
         }
     }
-    for (i, secret) in list(&spec["imagePullSecrets"]).iter().enumerate() {
-        let at = path.child("imagePullSecrets").index(i).child("name");
-        check::required(&secret["name"], &at, errors);
-    }
 }
 
 fn check_names(spec: &Value, path: &Path, errors: &mut Errors) {
