@@ -108,11 +108,16 @@ fn every_column_has_its_cell() {
 }
 
 #[test]
-fn selectable_names_and_fields_are_the_same() {
+fn every_selectable_name_has_its_field() {
     for kind in kinds::all() {
         let fields = kind.selectable_fields(&sample(*kind));
-        let names: Vec<&str> = fields.iter().map(|f| f.0).collect();
-        assert_eq!(names, kind.selectable_names(), "{}", label(*kind));
+        for name in kind.selectable_names() {
+            assert!(
+                fields.iter().any(|f| f.0 == *name),
+                "{} {name}",
+                label(*kind)
+            );
+        }
     }
 }
 

@@ -32,6 +32,8 @@ pub const EVENTS_V1: Builtin = Builtin {
     from_stored: |object| renamed(object, "events.k8s.io/v1", |(new, old)| (old, new)),
     validate_create: validate_new,
     validate_update: |_, _, _: Subresource<'_>| Vec::new(),
+    selectable: SELECTABLE_V1,
+    row: |object, now| row(&(EVENTS_V1.to_stored)(object.clone()), now),
     ..KIND
 };
 
@@ -143,21 +145,36 @@ const SELECTABLE: &[&str] = &[
     "type",
 ];
 
+const SELECTABLE_V1: &[&str] = &[
+    "regarding.kind",
+    "regarding.namespace",
+    "regarding.name",
+    "regarding.uid",
+    "regarding.apiVersion",
+    "regarding.resourceVersion",
+    "regarding.fieldPath",
+    "reason",
+    "reportingController",
+    "type",
+];
+
+/// The fields under the names of both groups: an event is found through either, whoever wrote it.
 fn selectable_fields(object: &Object) -> Vec<(&'static str, String)> {
-    let involved = get(object, "involvedObject");
-    let mut out: Vec<(&'static str, String)> = SELECTABLE[..7]
-        .iter()
-        .map(|name| {
-            (
-                *name,
-                text(&involved[&name["involvedObject.".len()..]]).to_owned(),
-            )
-        })
-        .collect();
-    let reporting = text(get(object, "reportingComponent")).to_owned();
-    let component = text(&get(object, "source")["component"]).to_owned();
+    let either = |core: &str, new: &str| match get(object, core) {
+        Value::Null => get(object, new).clone(),
+        value => value.clone(),
+    };
+    let about = either("involvedObject", "regarding");
+    let reporting = text(&either("reportingComponent", "reportingController")).to_owned();
+    let component = text(&either("source", "deprecatedSource")["component"]).to_owned();
+    let mut out = Vec::with_capacity(SELECTABLE.len() + SELECTABLE_V1.len());
+    for name in SELECTABLE[..7].iter().chain(&SELECTABLE_V1[..7]) {
+        let field = name.split_once('.').map_or("", |(_, field)| field);
+        out.push((*name, text(&about[field]).to_owned()));
+    }
     out.push(("reason", text(get(object, "reason")).to_owned()));
     out.push(("reportingComponent", reporting.clone()));
+    out.push(("reportingController", reporting.clone()));
     out.push((
         "source",
         if component.is_empty() {
@@ -255,6 +272,7 @@ mod tests {
         assert_eq!(get(&new, "regarding")["name"], "p");
         assert_eq!(get(&new, "note"), "m");
         assert_eq!(get(&new, "apiVersion"), "events.k8s.io/v1");
+        assert_eq!(selectable_fields(&new), selectable_fields(&core));
         assert_eq!((EVENTS_V1.to_stored)(new), core);
     }
 }
