@@ -96,7 +96,13 @@ fn judge(
     decoded: decode::Decoded,
     validation: FieldValidation,
 ) -> Result<Decoded, Status> {
-    let decode::Decoded { object, findings } = decoded;
+    let decode::Decoded {
+        mut object,
+        mut findings,
+    } = decoded;
+    if let Some(definition) = &resource.definition {
+        definition.prune(&mut object, &mut findings);
+    }
     let warnings = match validation {
         FieldValidation::Ignore => Vec::new(),
         FieldValidation::Warn => findings.sentences().to_vec(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use machinery::{Object, Status, Value};
 use store::{Durability, Op};
 
-use crate::{Draft, Resource, meta, services, write::Write};
+use crate::{Draft, Resource, custom, meta, services, write::Write};
 
 const EVENT_LIFE: Duration = Duration::from_secs(3600);
 
@@ -63,6 +63,16 @@ pub(crate) fn before_remove(write: &Write, object: &Object) -> Vec<Op<Draft>> {
     } else {
         Vec::new()
     }
+}
+
+/// The finalizers that a deletion itself sets: a definition stays until its objects are gone.
+pub(crate) fn deletion_finalizer(write: &Write, object: &Object) -> Option<&'static str> {
+    let defines = is(
+        &write.resource,
+        "apiextensions.k8s.io",
+        "customresourcedefinitions",
+    );
+    (defines && !meta::is_deleting(object)).then_some(custom::CLEANUP)
 }
 
 /// What else changes when an object is marked for deletion.

@@ -15,6 +15,7 @@ mod bootstrap;
 mod codec;
 mod config;
 mod convert;
+mod custom;
 mod discovery;
 mod disruption;
 mod failure;

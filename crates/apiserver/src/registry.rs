@@ -17,7 +17,10 @@ use machinery::{
 };
 use store::Key;
 
-use crate::{Draft, Stored};
+use crate::{
+    Draft, Stored,
+    custom::{CustomKind, ScalePaths},
+};
 
 /// Where all objects live in the store.
 const ROOT: &str = "/registry/";
@@ -55,6 +58,8 @@ pub struct Resource {
     /// The resource in whose form the objects are stored, when it is another one: an older version
     /// or another group of the same objects.
     pub storage: Option<Arc<Resource>>,
+    /// What a custom resource's schema says; `None` for built-in kinds.
+    pub(crate) definition: Option<Arc<CustomKind>>,
     /// The names again, as metrics count by them.
     pub(crate) labels: Labels,
     prefix: String,
@@ -81,6 +86,7 @@ impl Resource {
                 None => format!("{ROOT}{group}/{}/", names.plural),
             },
             storage,
+            definition: None,
             labels: Labels {
                 group: names.group.as_str().into(),
                 version: names.version.as_str().into(),
@@ -94,6 +100,12 @@ impl Resource {
             custom,
             kind,
         }
+    }
+
+    fn custom(kind: Arc<CustomKind>, storage: Option<Arc<Resource>>) -> Self {
+        let mut resource = Self::new(KindRef::Shared(kind.clone()), true, storage);
+        resource.definition = Some(kind);
+        resource
     }
 
     /// Whether objects live in namespaces.
@@ -137,6 +149,11 @@ impl Resource {
             Arc::new(Stored::stamp(draft.replaced(), object.revision))
         };
         Served::Converted(object.converted(&self.api_version, convert))
+    }
+
+    /// Where a custom resource keeps the numbers of its Scale.
+    pub(crate) fn scale(&self) -> Option<ScalePaths> {
+        self.definition.as_ref()?.scale.clone()
     }
 
     /// An object of the store, parsed, as this resource serves it.
@@ -277,32 +294,39 @@ impl Registry {
         self.table().by_prefix.get(text.get(..end)?).cloned()
     }
 
-    /// Adds a kind made at run time, replacing one of the same group, version and plural.
-    pub fn insert(&self, kind: Arc<dyn Kind>) {
-        let added = Arc::new(Resource::new(KindRef::Shared(kind), true, None));
+    /// Serves the versions of a custom resource in place of those that were served before; the
+    /// first is the one that objects are stored in, and is served only if `serves_stored`.
+    pub(crate) fn define(&self, versions: Vec<Arc<CustomKind>>, serves_stored: bool) {
+        let Some((first, others)) = versions.split_first() else {
+            return;
+        };
+        let stored = Arc::new(Resource::custom(first.clone(), None));
+        let mut added: Vec<Arc<Resource>> = Vec::new();
+        added.extend(serves_stored.then(|| stored.clone()));
+        for version in others {
+            added.push(Arc::new(Resource::custom(
+                version.clone(),
+                Some(stored.clone()),
+            )));
+        }
         self.table.rcu(|table| {
-            let mut all: Vec<_> = table
-                .all
-                .iter()
-                .filter(|other| !same(other, &added))
-                .cloned()
-                .collect();
-            all.push(added.clone());
+            let other = |known: &&Arc<Resource>| {
+                !(known.custom && known.group == stored.group && known.plural == stored.plural)
+            };
+            let mut all: Vec<_> = table.all.iter().filter(other).cloned().collect();
+            all.extend(added.iter().cloned());
             Table::of(all, table.generation + 1)
         });
     }
 
-    /// Removes a kind made at run time.
-    pub fn remove(&self, group: &str, version: &str, plural: &str) {
+    /// Serves a custom resource no longer.
+    pub(crate) fn undefine(&self, group: &str, plural: &str) {
         self.table.rcu(|table| {
-            let keep = |other: &&Arc<Resource>| {
-                !(other.custom
-                    && other.group == group
-                    && other.version == version
-                    && other.plural == plural)
+            let other = |known: &&Arc<Resource>| {
+                !(known.custom && known.group == group && known.plural == plural)
             };
             Table::of(
-                table.all.iter().filter(keep).cloned().collect(),
+                table.all.iter().filter(other).cloned().collect(),
                 table.generation + 1,
             )
         });
@@ -324,8 +348,4 @@ fn builtin(kinds: &[&'static dyn Kind]) -> Vec<Arc<Resource>> {
         Arc::new(Resource::new(KindRef::Static(*kind), false, storage))
     };
     kinds.iter().map(of).collect()
-}
-
-fn same(one: &Resource, other: &Resource) -> bool {
-    (&one.group, &one.version, &one.plural) == (&other.group, &other.version, &other.plural)
 }

@@ -14,7 +14,7 @@ use tokio_rustls::TlsAcceptor;
 use tracing::{debug, info};
 
 use crate::{
-    Config, Error, LocalService, Registry, Store, User, bootstrap,
+    Config, Error, LocalService, Registry, Store, User, bootstrap, custom,
     pipeline::{Caller, Connection, Core},
 };
 
@@ -72,6 +72,11 @@ impl ApiServer {
         bootstrap::ensure(&self.core)
             .await
             .map_err(Error::Bootstrap)?;
+        let definitions = custom::load(&self.core).await.map_err(Error::Bootstrap)?;
+        context.spawn(
+            "custom-resources",
+            custom::follow(self.core.clone(), definitions),
+        );
         context.spawn("bootstrap", bootstrap::keep(self.core.clone()));
         self.address.send_replace(Some(address));
         info!(%address, "serving");

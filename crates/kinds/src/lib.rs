@@ -207,10 +207,10 @@ pub trait Kind: Send + Sync + 'static {
         Vec::new()
     }
     /// The names of those fields.
-    fn selectable_names(&self) -> &'static [&'static str] {
+    fn selectable_names(&self) -> &[&'static str] {
         &[]
     }
-    fn columns(&self) -> &'static [Column];
+    fn columns(&self) -> &[Column];
     /// One cell per column; `now` in seconds since the epoch, for ages.
     fn row(&self, object: &Object, now: i64) -> Vec<Value>;
 }

@@ -18,7 +18,9 @@ use super::{
     read,
 };
 use crate::{
-    Resource, Stored, failure, media, meta,
+    Resource,
+    custom::ScalePaths,
+    failure, media, meta,
     pipeline::Request,
     respond::{self, Answer},
     write::{self, Change},
@@ -38,7 +40,10 @@ async fn get(request: Request, resource: Arc<Resource>) -> Answer {
     let (_, entry) = read.map_err(failure::of_store)?;
     let missing = || Status::not_found(&resource.group, &resource.plural, &subject.name);
     let entry = entry.ok_or_else(missing)?;
-    Ok(respond::json(&scale_of(&entry.object.parse())))
+    Ok(respond::json(&scale_of(
+        &resource.parse(&entry.object),
+        resource.scale().as_ref(),
+    )))
 }
 
 async fn write(request: Request, resource: Arc<Resource>) -> Answer {
@@ -59,14 +64,13 @@ async fn write(request: Request, resource: Arc<Resource>) -> Answer {
     let write = objects::write(&request, &resource, &options);
     let change = Rescale {
         wanted,
-        kind: resource.kind.names().kind.clone(),
-        group: resource.group.clone(),
+        resource: resource.clone(),
     };
     let core = request.core.clone();
     let written = core
         .supervise(async move { write::update(&write, &change).await })
         .await?;
-    let scale = scale_of(&Stored::parse(&written.object));
+    let scale = scale_of(&resource.parse(&written.object), resource.scale().as_ref());
     let response = respond::bytes(StatusCode::OK, respond::JSON, scale.to_string());
     Ok(objects::with_warnings(response, &written.warnings))
 }
@@ -86,8 +90,7 @@ enum Wanted {
 
 struct Rescale {
     wanted: Wanted,
-    kind: String,
-    group: String,
+    resource: Arc<Resource>,
 }
 
 impl Change for Rescale {
@@ -95,7 +98,8 @@ impl Change for Rescale {
         let scale = match &self.wanted {
             Wanted::Whole(scale) => scale.clone(),
             Wanted::Patch(patch) => {
-                let current = scale_of(old).as_object().cloned().unwrap_or_default();
+                let current = scale_of(old, self.resource.scale().as_ref());
+                let current = current.as_object().cloned().unwrap_or_default();
                 patch.apply(&current)?
             }
         };
@@ -106,8 +110,8 @@ impl Change for Rescale {
             let why = "must be greater than or equal to 0";
             let error = Error::invalid(&path, replicas, why);
             return Err(Status::invalid(
-                &self.group,
-                &self.kind,
+                &self.resource.group,
+                &self.resource.kind.names().kind,
                 meta::text(old, "name"),
                 &[error],
             ));
@@ -122,19 +126,37 @@ impl Change for Rescale {
         if !uid.is_empty() {
             meta::set(&mut object, "uid", uid);
         }
-        let spec = object
-            .entry("spec")
-            .or_insert_with(|| Value::Object(Object::new()));
-        spec["replicas"] = replicas.into();
-        Ok(object)
+        let mut object = Value::Object(object);
+        match self.resource.scale() {
+            Some(paths) => paths.spec.set(&mut object, replicas.into()),
+            None => object["spec"]["replicas"] = replicas.into(),
+        }
+        match object {
+            Value::Object(object) => Ok(object),
+            _ => Err(Status::internal("an object stays one")),
+        }
     }
 }
 
 /// An object's Scale.
-fn scale_of(object: &Object) -> Value {
-    let number = |part: &str| {
-        let part = object.get(part).and_then(|part| part.get("replicas"));
-        part.and_then(Value::as_i64).unwrap_or(0)
+fn scale_of(object: &Object, paths: Option<&ScalePaths>) -> Value {
+    let whole = Value::Object(object.clone());
+    let number = |value: Option<&Value>| value.and_then(Value::as_i64).unwrap_or(0);
+    let (wanted, current, selector) = match paths {
+        Some(paths) => {
+            let selector = paths.selector.as_ref().and_then(|path| path.first(&whole));
+            let selector = selector.and_then(Value::as_str).map(str::to_owned);
+            (
+                number(paths.spec.first(&whole)),
+                number(paths.status.first(&whole)),
+                selector,
+            )
+        }
+        None => (
+            number(whole["spec"].get("replicas")),
+            number(whole["status"].get("replicas")),
+            selector_text(whole["spec"].get("selector")),
+        ),
     };
     let mut metadata = Object::new();
     for key in [
@@ -148,16 +170,15 @@ fn scale_of(object: &Object) -> Value {
             metadata.insert(key.to_owned(), value.clone());
         }
     }
-    let selector = object.get("spec").and_then(|spec| spec.get("selector"));
-    let mut status = json!({"replicas": number("status")});
-    if let Some(selector) = selector_text(selector) {
+    let mut status = json!({"replicas": current});
+    if let Some(selector) = selector {
         status["selector"] = selector.into();
     }
     json!({
         "kind": "Scale",
         "apiVersion": "autoscaling/v1",
         "metadata": metadata,
-        "spec": {"replicas": number("spec")},
+        "spec": {"replicas": wanted},
         "status": status,
     })
 }
@@ -183,7 +204,7 @@ mod tests {
         let object = json!({"metadata": {"name": "a", "namespace": "b", "labels": {"x": "y"}},
             "spec": {"replicas": 3, "selector": {"matchLabels": {"app": "a"}}},
             "status": {"replicas": 2}});
-        let scale = scale_of(object.as_object().unwrap());
+        let scale = scale_of(object.as_object().unwrap(), None);
         assert_eq!(scale["spec"]["replicas"], 3);
         assert_eq!(scale["status"], json!({"replicas": 2, "selector": "app=a"}));
         assert_eq!(scale["metadata"], json!({"name": "a", "namespace": "b"}));

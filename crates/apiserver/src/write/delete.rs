@@ -237,6 +237,8 @@ fn decide(write: &Write, options: &DeleteOptions, object: &mut Object) -> Step {
     if options.waits_for_dependents(&current) {
         finalizers.push(meta::FOREGROUND.to_owned());
     }
+    let own = hooks::deletion_finalizer(write, object).map(str::to_owned);
+    finalizers.extend(own.filter(|own| !current.contains(&own.as_str())));
     let pending = !finalizers.is_empty();
     meta::set_finalizers(object, finalizers);
     let grace = meta::number(object, "deletionGracePeriodSeconds").unwrap_or(0);

@@ -2,6 +2,7 @@
 //! is linked on its own.
 #![allow(clippy::unwrap_used)]
 
+mod custom;
 mod deletion;
 mod discovery;
 mod forms;

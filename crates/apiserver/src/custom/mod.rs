@@ -1,0 +1,323 @@
+//! Custom resources: definitions become kinds while the server runs, and go when their definition
+//! goes, together with their objects.
+
+mod kind;
+mod path;
+mod structural;
+mod validate;
+
+use std::{sync::Arc, time::Duration};
+
+use futures::StreamExt;
+use machinery::{Object, Status, Value};
+use serde_json::json;
+use store::{Revision, WatchItem};
+
+use crate::{
+    Resource, User,
+    admission::Effects,
+    meta,
+    pipeline::Core,
+    user,
+    write::{self, DeleteOptions, Write},
+};
+
+pub(crate) use kind::{CustomKind, ScalePaths};
+
+/// Holds a definition until its objects are gone.
+pub(crate) const CLEANUP: &str = "customresourcecleanup.apiextensions.k8s.io";
+const GROUP: &str = "apiextensions.k8s.io";
+const PLURAL: &str = "customresourcedefinitions";
+/// How soon a definition is looked at again whose objects do not go.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// Reads all definitions and serves them. Returns the moment they were read at.
+pub(crate) async fn load(core: &Arc<Core>) -> Result<Revision, Status> {
+    let (revision, definitions) = core.reader.list(GROUP, PLURAL, "").await?;
+    for definition in definitions {
+        settle(core, &definition.parse()).await;
+    }
+    Ok(revision)
+}
+
+/// Follows the definitions for as long as the server runs.
+pub(crate) async fn follow(core: Arc<Core>, mut after: Revision) {
+    loop {
+        match core.reader.watch(GROUP, PLURAL, after).await {
+            Ok(Some(mut events)) => {
+                while let Some(Ok(item)) = events.next().await {
+                    after = take(&core, item).await;
+                }
+            }
+            Ok(None) => return,
+            Err(error) => tracing::warn!(%error, "cannot watch custom resource definitions"),
+        }
+        // The watch ended early: read everything anew.
+        core.config.clock.sleep(Duration::from_secs(1)).await;
+        match load(&core).await {
+            Ok(revision) => after = revision,
+            Err(status) => tracing::warn!(%status, "cannot read custom resource definitions"),
+        }
+    }
+}
+
+async fn take(core: &Arc<Core>, item: WatchItem<crate::Stored>) -> Revision {
+    match item {
+        WatchItem::Progress(revision) => revision,
+        WatchItem::Events { revision, events } => {
+            for event in events.iter() {
+                match (&event.current, &event.previous) {
+                    (Some(entry), _) => settle(core, &entry.object.parse()).await,
+                    (None, Some(entry)) => {
+                        let spec = Value::Object(entry.object.parse())["spec"].clone();
+                        let plural = spec["names"]["plural"].as_str().unwrap_or_default();
+                        core.registry
+                            .undefine(spec["group"].as_str().unwrap_or_default(), plural);
+                    }
+                    (None, None) => {}
+                }
+            }
+            revision
+        }
+    }
+}
+
+/// Brings one definition where it should be: served, or emptied and let go.
+async fn settle(core: &Arc<Core>, definition: &Object) {
+    let name = meta::text(definition, "name").to_owned();
+    if meta::is_deleting(definition) {
+        let (core, definition) = (core.clone(), definition.clone());
+        // Objects with finalizers may stay long; other definitions do not wait for them.
+        core.clone().streams.spawn(async move {
+            let stopping = core.stopping.clone();
+            tokio::select! {
+                () = empty(&core, &definition) => {}
+                () = stopping.cancelled() => {}
+            }
+        });
+        return;
+    }
+    let whole = Value::Object(definition.clone());
+    let conflict = conflict(core, &whole);
+    if conflict.is_none() {
+        serve(core, &whole);
+    }
+    if let Err(status) = tell(core, &name, conflict).await {
+        tracing::warn!(definition = name, %status, "cannot write the status of a definition");
+    }
+}
+
+/// Registers the served versions, the stored one first.
+fn serve(core: &Core, definition: &Value) {
+    let versions = definition["spec"]["versions"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
+    let Some(stored) = versions.iter().find(|version| version["storage"] == true) else {
+        return;
+    };
+    let stored_name = stored["name"].as_str().unwrap_or_default();
+    let read = |version: &Value| Arc::new(CustomKind::read(definition, version, stored_name));
+    let mut kinds = vec![read(stored)];
+    let others = versions.iter().filter(|version| version["storage"] != true);
+    kinds.extend(others.filter(|version| version["served"] == true).map(read));
+    core.registry.define(kinds, stored["served"] == true);
+}
+
+/// Why the names cannot be accepted, if they cannot.
+fn conflict(core: &Core, definition: &Value) -> Option<String> {
+    let spec = &definition["spec"];
+    let group = spec["group"].as_str().unwrap_or_default();
+    let plural = spec["names"]["plural"].as_str().unwrap_or_default();
+    let table = core.registry.table();
+    let others = table
+        .all()
+        .iter()
+        .filter(|other| other.group == group && !(other.custom && other.plural == plural));
+    for other in others {
+        let names = other.kind.names();
+        let taken = |name: &str| {
+            *name == names.plural
+                || *name == names.singular
+                || names.short_names.iter().any(|s| s == name)
+        };
+        let wanted = &spec["names"];
+        let short = wanted["shortNames"].as_array().into_iter().flatten();
+        let mut lower = short
+            .chain([&wanted["plural"], &wanted["singular"]])
+            .filter_map(Value::as_str);
+        if let Some(name) = lower.find(|name| taken(name)) {
+            return Some(format!("{name:?} is already in use"));
+        }
+        for key in ["kind", "listKind"] {
+            let name = wanted[key].as_str().unwrap_or_default();
+            if name == names.kind || name == names.list_kind {
+                return Some(format!("{name:?} is already in use"));
+            }
+        }
+    }
+    None
+}
+
+fn write(core: &Arc<Core>, resource: Arc<Resource>, namespace: &str, name: &str) -> Write {
+    Write {
+        core: core.clone(),
+        user: Arc::new(User::new("system:apiserver", [user::MASTERS])),
+        resource,
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        subresource: "status".to_owned(),
+        dry_run: false,
+        field_manager: "kube-apiserver".to_owned(),
+        internal: true,
+        effects: Effects::default(),
+    }
+}
+
+/// Writes accepted names and conditions.
+async fn tell(core: &Arc<Core>, name: &str, conflict: Option<String>) -> Result<(), Status> {
+    let Some(resource) = core.registry.get(GROUP, "v1", PLURAL) else {
+        return Ok(());
+    };
+    let write = write(core, resource, "", name);
+    let now = meta::time(core.config.clock.now());
+    let change = move |old: &Object| {
+        let mut object = Value::Object(old.clone());
+        let (names, established) = match &conflict {
+            None => (
+                condition("NamesAccepted", true, "NoConflicts", "no conflicts found"),
+                condition(
+                    "Established",
+                    true,
+                    "InitialNamesAccepted",
+                    "the initial names have been accepted",
+                ),
+            ),
+            Some(why) => (
+                condition("NamesAccepted", false, "NamesConflict", why),
+                condition(
+                    "Established",
+                    false,
+                    "NotAccepted",
+                    "not all names are accepted",
+                ),
+            ),
+        };
+        if conflict.is_none() {
+            object["status"]["acceptedNames"] = object["spec"]["names"].clone();
+        }
+        set_condition(&mut object["status"], names, &now);
+        set_condition(&mut object["status"], established, &now);
+        let stored = object["spec"]["versions"].as_array().into_iter().flatten();
+        let stored = stored
+            .filter(|version| version["storage"] == true)
+            .map(|v| v["name"].clone())
+            .next();
+        if let Some(stored) = stored {
+            let known = &mut object["status"]["storedVersions"];
+            if !known.is_array() {
+                *known = json!([]);
+            }
+            if let Some(known) = known
+                .as_array_mut()
+                .filter(|known| !known.contains(&stored))
+            {
+                known.push(stored);
+            }
+        }
+        match object {
+            Value::Object(object) => Ok(object),
+            _ => Err(Status::internal("an object stays one")),
+        }
+    };
+    write::update(&write, &change).await.map(|_| ())
+}
+
+fn condition(kind: &str, holds: bool, reason: &str, message: &str) -> Value {
+    let status = if holds { "True" } else { "False" };
+    json!({"type": kind, "status": status, "reason": reason, "message": message})
+}
+
+/// Sets a condition; its time moves only when its status does.
+fn set_condition(status: &mut Value, mut condition: Value, now: &str) {
+    let conditions = &mut status["conditions"];
+    if !conditions.is_array() {
+        *conditions = json!([]);
+    }
+    let Some(list) = conditions.as_array_mut() else {
+        return;
+    };
+    let old = list.iter().position(|old| old["type"] == condition["type"]);
+    condition["lastTransitionTime"] = match old {
+        Some(at) if list[at]["status"] == condition["status"] => {
+            list[at]["lastTransitionTime"].clone()
+        }
+        _ => now.into(),
+    };
+    match old {
+        Some(at) => list[at] = condition,
+        None => list.push(condition),
+    }
+}
+
+/// Deletes the objects of a definition, then lets the definition go.
+async fn empty(core: &Arc<Core>, definition: &Object) {
+    if !meta::finalizers(definition).contains(&CLEANUP) {
+        return;
+    }
+    let whole = Value::Object(definition.clone());
+    let group = whole["spec"]["group"].as_str().unwrap_or_default();
+    let plural = whole["spec"]["names"]["plural"]
+        .as_str()
+        .unwrap_or_default();
+    serve(core, &whole);
+    loop {
+        match delete_all(core, group, plural).await {
+            Ok(0) => break,
+            Ok(_) => {}
+            Err(status) => tracing::warn!(plural, %status, "cannot delete custom objects"),
+        }
+        core.config.clock.sleep(AGAIN).await;
+    }
+    core.registry.undefine(group, plural);
+    let Some(resource) = core.registry.get(GROUP, "v1", PLURAL) else {
+        return;
+    };
+    let write = write(core, resource, "", meta::text(definition, "name"));
+    let change = |old: &Object| {
+        let mut object = old.clone();
+        let left = meta::finalizers(old)
+            .into_iter()
+            .filter(|name| *name != CLEANUP);
+        let left = left.map(str::to_owned).collect();
+        meta::set_finalizers(&mut object, left);
+        Ok(object)
+    };
+    match write::update(&write, &change).await {
+        Err(status) if status.code != 404 => {
+            tracing::warn!(plural, %status, "cannot let a definition go");
+        }
+        _ => {}
+    }
+}
+
+/// Deletes every object once; how many are left.
+async fn delete_all(core: &Arc<Core>, group: &str, plural: &str) -> Result<usize, Status> {
+    let (_, objects) = core.reader.list(group, plural, "").await?;
+    let found = core.registry.table().any_version(group, plural).cloned();
+    let Some(resource) = found else { return Ok(0) };
+    for object in objects {
+        let mut write = write(
+            core,
+            resource.clone(),
+            &object.header.namespace,
+            &object.header.name,
+        );
+        write.subresource = String::new();
+        match write::delete(&write, &DeleteOptions::default()).await {
+            Err(status) if status.code != 404 => return Err(status),
+            _ => {}
+        }
+    }
+    Ok(core.reader.list(group, plural, "").await?.1.len())
+}

@@ -1,0 +1,263 @@
+//! Custom resources: from their definition to their end.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::support::{Server, admin, send};
+
+const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+const WIDGETS: &str = "/apis/example.com/v1/namespaces/default/widgets";
+
+fn version(name: &str, storage: bool) -> Value {
+    json!({
+        "name": name, "served": true, "storage": storage,
+        "schema": {"openAPIV3Schema": {"type": "object", "properties": {
+            "spec": {"type": "object", "required": ["size"], "properties": {
+                "size": {"type": "integer", "minimum": 1},
+                "colour": {"type": "string", "default": "blue"},
+                "replicas": {"type": "integer"},
+            }},
+            "status": {"type": "object", "x-kubernetes-preserve-unknown-fields": true},
+        }}},
+        "subresources": {"status": {}, "scale": {
+            "specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas",
+            "labelSelectorPath": ".status.selector"}},
+        "additionalPrinterColumns": [
+            {"name": "Size", "type": "integer", "jsonPath": ".spec.size"},
+            {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}],
+        "selectableFields": [{"jsonPath": ".spec.colour"}],
+    })
+}
+
+fn definition() -> Value {
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "widgets.example.com"},
+        "spec": {"group": "example.com", "scope": "Namespaced",
+            "names": {"plural": "widgets", "kind": "Widget", "shortNames": ["wd"], "categories": ["all"]},
+            "versions": [version("v1", true), version("v2", false)]},
+    })
+}
+
+fn widget(name: &str, spec: Value) -> Value {
+    json!({"apiVersion": "example.com/v1", "kind": "Widget", "metadata": {"name": name}, "spec": spec})
+}
+
+/// Waits until a request is answered with a code.
+async fn wait(server: &Server, path: &str, code: u16) -> Value {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+    loop {
+        let answer = admin(server, "GET", path, Value::Null).await;
+        if answer.code == code {
+            return answer.json();
+        }
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "{path}: {}",
+            answer.body
+        );
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn defined() -> Server {
+    let server = Server::start().await;
+    let made = admin(&server, "POST", DEFINITIONS, definition()).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    wait(&server, WIDGETS, 200).await;
+    server
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_definition_is_established_and_found() {
+    let server = defined().await;
+    let path = format!("{DEFINITIONS}/widgets.example.com");
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+    loop {
+        let status = admin(&server, "GET", &path, Value::Null).await.json()["status"].clone();
+        let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
+        if conditions
+            .iter()
+            .any(|c| c["type"] == "Established" && c["status"] == "True")
+        {
+            assert_eq!(status["acceptedNames"]["singular"], "widget");
+            assert_eq!(status["storedVersions"], json!(["v1"]));
+            break;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "{status}");
+        tokio::task::yield_now().await;
+    }
+    let document = admin(&server, "GET", "/apis/example.com/v1", Value::Null)
+        .await
+        .json();
+    let names: Vec<_> = document["resources"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|r| r["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, ["widgets", "widgets/scale", "widgets/status"]);
+    let group = admin(&server, "GET", "/apis/example.com", Value::Null)
+        .await
+        .json();
+    assert_eq!(group["preferredVersion"]["version"], "v2");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_are_pruned_filled_in_and_checked() {
+    let server = defined().await;
+    let made = admin(
+        &server,
+        "POST",
+        WIDGETS,
+        widget("a", json!({"size": 2, "junk": 1})),
+    )
+    .await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    assert_eq!(made.json()["spec"], json!({"size": 2, "colour": "blue"}));
+    assert_eq!(
+        made.headers["warning"],
+        "299 - \"unknown field \\\"spec.junk\\\"\""
+    );
+    assert_eq!(made.json()["metadata"]["generation"], 1);
+    let bad = admin(&server, "POST", WIDGETS, widget("b", json!({"size": 0}))).await;
+    assert_eq!(bad.code, 422);
+    assert_eq!(
+        bad.json()["message"],
+        "Widget.example.com \"b\" is invalid: spec.size: Invalid value: 0: spec.size in body should be greater than or equal to 1"
+    );
+    let bad = admin(&server, "POST", WIDGETS, widget("b", json!({}))).await;
+    assert_eq!(
+        bad.json()["message"],
+        "Widget.example.com \"b\" is invalid: spec.size: Required value"
+    );
+    let list = admin(&server, "GET", WIDGETS, Value::Null).await.json();
+    assert_eq!(
+        (list["kind"].as_str(), list["items"][0]["kind"].as_str()),
+        (Some("WidgetList"), Some("Widget"))
+    );
+    let selected = admin(
+        &server,
+        "GET",
+        &format!("{WIDGETS}?fieldSelector=spec.colour%3Dred"),
+        Value::Null,
+    )
+    .await
+    .json();
+    assert_eq!(selected["items"], json!([]));
+    let user = apiserver::User::new("kubernetes-admin", ["system:masters"]);
+    let media = [("content-type", "application/strategic-merge-patch+json")];
+    let patched = send(
+        &server,
+        user,
+        "PATCH",
+        &format!("{WIDGETS}/a"),
+        &media,
+        "{}",
+    )
+    .await;
+    assert_eq!(patched.code, 415);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn other_versions_show_the_same_object() {
+    let server = defined().await;
+    admin(&server, "POST", WIDGETS, widget("a", json!({"size": 2}))).await;
+    let other = "/apis/example.com/v2/namespaces/default/widgets";
+    let read = admin(&server, "GET", &format!("{other}/a"), Value::Null)
+        .await
+        .json();
+    assert_eq!(
+        (read["apiVersion"].as_str(), &read["spec"]["size"]),
+        (Some("example.com/v2"), &json!(2))
+    );
+    let patched = admin(
+        &server,
+        "PATCH",
+        &format!("{other}/a"),
+        json!({"spec": {"size": 5}}),
+    )
+    .await;
+    assert_eq!(
+        patched.json()["apiVersion"],
+        "example.com/v2",
+        "{}",
+        patched.body
+    );
+    let read = admin(&server, "GET", &format!("{WIDGETS}/a"), Value::Null)
+        .await
+        .json();
+    assert_eq!(
+        (read["apiVersion"].as_str(), &read["spec"]["size"]),
+        (Some("example.com/v1"), &json!(5))
+    );
+    assert_eq!(read["metadata"]["generation"], 2);
+    let list = admin(&server, "GET", other, Value::Null).await.json();
+    assert_eq!(list["items"][0]["apiVersion"], "example.com/v2");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn status_and_scale_are_apart() {
+    let server = defined().await;
+    admin(
+        &server,
+        "POST",
+        WIDGETS,
+        widget("a", json!({"size": 2, "replicas": 1})),
+    )
+    .await;
+    let status = json!({"status": {"replicas": 1, "selector": "app=a"}, "spec": {"size": 9}});
+    let patched = admin(&server, "PATCH", &format!("{WIDGETS}/a/status"), status)
+        .await
+        .json();
+    assert_eq!(
+        (&patched["status"]["replicas"], &patched["spec"]["size"]),
+        (&json!(1), &json!(2))
+    );
+    let scale = admin(&server, "GET", &format!("{WIDGETS}/a/scale"), Value::Null)
+        .await
+        .json();
+    assert_eq!(scale["status"], json!({"replicas": 1, "selector": "app=a"}));
+    let scaled = admin(
+        &server,
+        "PATCH",
+        &format!("{WIDGETS}/a/scale"),
+        json!({"spec": {"replicas": 3}}),
+    )
+    .await;
+    assert_eq!(
+        (scaled.code, &scaled.json()["spec"]["replicas"]),
+        (200, &json!(3)),
+        "{}",
+        scaled.body
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kubectl_prints_the_columns_of_the_definition() {
+    let server = defined().await;
+    admin(&server, "POST", WIDGETS, widget("a", json!({"size": 2}))).await;
+    let Some(out) = server.kubectl_ok(&["get", "wd"], "").await else {
+        return;
+    };
+    assert!(
+        out.starts_with("NAME   SIZE   AGE\na      2      "),
+        "{out}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_definition_takes_its_objects_with_it() {
+    let server = defined().await;
+    admin(&server, "POST", WIDGETS, widget("a", json!({"size": 2}))).await;
+    let path = format!("{DEFINITIONS}/widgets.example.com");
+    let deleted = admin(&server, "DELETE", &path, Value::Null).await;
+    assert_eq!(deleted.code, 200, "{}", deleted.body);
+    wait(&server, &path, 404).await;
+    wait(&server, WIDGETS, 404).await;
+    let made = admin(&server, "POST", DEFINITIONS, definition()).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let list = wait(&server, WIDGETS, 200).await;
+    assert_eq!(list["items"], json!([]));
+}
