@@ -202,6 +202,7 @@ fn write(core: &Arc<Core>, resource: Arc<Resource>, object: &Value) -> Write {
         subresource: String::new(),
         dry_run: false,
         field_manager: "kube-apiserver".to_owned(),
+        tracked: false,
         internal: false,
         effects: Effects::default(),
     }

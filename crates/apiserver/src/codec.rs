@@ -7,7 +7,7 @@
 use std::sync::{Arc, OnceLock};
 
 use bytes::{BufMut, Bytes, BytesMut};
-use machinery::{Object, Value};
+use machinery::{Object, Value, protobuf, schema::Type};
 use store::{Codec, Key, Revision};
 
 use crate::{registry::Registry, scan};
@@ -104,6 +104,8 @@ pub struct Stored {
     bytes: Bytes,
     /// The form in another version, once somebody asked for it.
     converted: OnceLock<(Box<str>, Arc<Stored>)>,
+    /// The protobuf message, once somebody asked for it.
+    message: OnceLock<Bytes>,
 }
 
 impl Stored {
@@ -115,6 +117,7 @@ impl Stored {
             revision,
             bytes,
             converted: OnceLock::new(),
+            message: OnceLock::new(),
         }
     }
 
@@ -167,6 +170,12 @@ impl Stored {
                 .1
                 .clone(),
         }
+    }
+
+    /// The object's protobuf message, without the envelope; kept for the next reader.
+    pub(crate) fn message(&self, schema: &'static Type) -> &Bytes {
+        self.message
+            .get_or_init(|| protobuf::message(schema, &self.parse()).into())
     }
 
     /// A label's value.

@@ -3,7 +3,8 @@
 use machinery::{
     Object, Status, Value,
     decode::{self, Findings, Format},
-    normalise,
+    normalise, protobuf,
+    schema::{self, Type},
 };
 
 use crate::{Resource, media, write::DeleteOptions};
@@ -53,25 +54,49 @@ pub(crate) fn decode(
     bytes: &[u8],
     validation: FieldValidation,
 ) -> Result<Decoded, Status> {
-    let format = match media {
-        media::Body::Json => Format::Json,
-        media::Body::Yaml => Format::Yaml,
-        media::Body::Protobuf => {
-            return Err(Status::unsupported_media_type(&[
-                "application/json",
-                "application/yaml",
-            ]));
-        }
-    };
     if bytes.is_empty() {
         return Err(unreadable(resource, "unexpected end of JSON input"));
     }
-    let decoded = decode::object(format, bytes, resource.schema);
+    let decoded = decode_as(resource.schema, media, bytes);
     judge(
         resource,
         decoded.map_err(|why| unreadable(resource, &why))?,
         validation,
     )
+}
+
+fn decode_as(
+    schema: Option<&'static Type>,
+    media: media::Body,
+    bytes: &[u8],
+) -> Result<decode::Decoded, String> {
+    match (media, schema) {
+        (media::Body::Json, _) => decode::object(Format::Json, bytes, schema),
+        (media::Body::Yaml, _) => decode::object(Format::Yaml, bytes, schema),
+        (media::Body::Protobuf, Some(schema)) => {
+            let envelope = protobuf::decode(bytes).map_err(|error| error.to_string())?;
+            let object =
+                protobuf::decode_message(schema, &envelope).map_err(|error| error.to_string())?;
+            let mut findings = Findings::default();
+            let object = normalise::object(schema, Value::Object(object), &mut findings)?;
+            Ok(decode::Decoded {
+                object,
+                findings: Findings::default(),
+            })
+        }
+        (media::Body::Protobuf, None) => Err("this kind has no protobuf form".to_owned()),
+    }
+}
+
+/// Decodes a body that is no object of a resource, by its type, such as `core/v1.Binding`.
+pub(crate) fn decode_type(name: &str, media: media::Body, bytes: &[u8]) -> Result<Object, Status> {
+    let kind = name.rsplit('.').next().unwrap_or_default();
+    let decoded = decode_as(schema::lookup(name), media, bytes).map_err(|why| {
+        Status::bad_request(format!(
+            "{kind} in version \"v1\" cannot be handled as a {kind}: {why}"
+        ))
+    })?;
+    Ok(decoded.object)
 }
 
 /// Normalises an object that was made of an old one by a patch.
@@ -122,22 +147,18 @@ fn unreadable(resource: &Resource, why: &str) -> Status {
 
 /// The options of a deletion.
 pub(crate) fn delete_options(media: media::Body, bytes: &[u8]) -> Result<DeleteOptions, Status> {
-    let format = match media {
-        media::Body::Json => Format::Json,
-        media::Body::Yaml => Format::Yaml,
-        media::Body::Protobuf => {
-            return Err(Status::unsupported_media_type(&[
-                "application/json",
-                "application/yaml",
-            ]));
-        }
-    };
     let refuse = |why: String| {
         Status::bad_request(format!(
             "DeleteOptions in version \"v1\" cannot be handled as a DeleteOptions: {why}"
         ))
     };
-    let (value, _) = decode::tree(format, bytes).map_err(refuse)?;
+    let value = match media {
+        media::Body::Protobuf => {
+            decode_type("meta/v1.DeleteOptions", media, bytes).map(Value::Object)?
+        }
+        media::Body::Json => decode::tree(Format::Json, bytes).map_err(refuse)?.0,
+        media::Body::Yaml => decode::tree(Format::Yaml, bytes).map_err(refuse)?.0,
+    };
     if value.is_null() {
         return Ok(DeleteOptions::default());
     }

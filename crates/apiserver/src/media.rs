@@ -108,7 +108,9 @@ impl<'a> Range<'a> {
             ) => Shape::Metadata,
             _ => return None,
         };
-        Some(Wanted { shape, encoding })
+        // Tables and metadata alone are sent as text.
+        let possible = encoding != Encoding::Protobuf || shape == Shape::Object;
+        possible.then_some(Wanted { shape, encoding })
     }
 }
 

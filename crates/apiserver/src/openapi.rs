@@ -1,6 +1,9 @@
 //! `/openapi/v3`: which paths there are, which parameters they take, and of which kinds they are.
 
+use std::sync::Arc;
+
 use http::{HeaderMap, Response, StatusCode, header};
+use machinery::openapi::{self, Dialect};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
@@ -10,8 +13,13 @@ use crate::{
     respond,
 };
 
+const OBJECT_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
+
 /// The document at a path below `/openapi`; `None` when nothing is served there.
 pub(crate) fn serve(table: &Table, path: &str, headers: &HeaderMap) -> Option<Response<Body>> {
+    if path == "/openapi/v2" {
+        return Some(respond::json(&swagger(table)));
+    }
     match path.strip_prefix("/openapi/v3")?.trim_matches('/') {
         "" => Some(respond::json(&index(table))),
         place => group_version(table, place, headers),
@@ -77,9 +85,7 @@ fn group_version(table: &Table, path: &str, headers: &HeaderMap) -> Option<Respo
 
 fn document(table: &Table, group: &str, version: &str) -> Value {
     let mut paths = Map::new();
-    let of = |resource: &&std::sync::Arc<Resource>| {
-        resource.group == group && resource.version == version
-    };
+    let of = |resource: &&Arc<Resource>| resource.group == group && resource.version == version;
     for resource in table.all().iter().filter(of) {
         let collection = match resource.namespaced() {
             true => format!(
@@ -109,8 +115,89 @@ fn document(table: &Table, group: &str, version: &str) -> Value {
         "openapi": "3.0.0",
         "info": {"title": "Kubernetes", "version": crate::health::VERSION.2},
         "paths": paths,
-        "components": {"schemas": {}},
+        "components": {"schemas": schemas(table, group, version)},
     })
+}
+
+/// Everything in one document of the older form.
+fn swagger(table: &Table) -> Value {
+    let types = table.all().iter().filter_map(|resource| resource.schema);
+    let mut definitions: Map<String, Value> = Map::new();
+    definitions.extend(openapi::definitions(Dialect::V2, types));
+    let mut paths = Map::new();
+    for (group, version) in group_versions(table) {
+        if let Value::Object(document) = &mut document(table, &group, &version)
+            && let Some(Value::Object(of_version)) = document.remove("paths")
+        {
+            paths.extend(of_version);
+        }
+    }
+    for resource in table.all() {
+        let Some(schema) = resource.schema else {
+            continue;
+        };
+        let kind = &resource.kind.names().kind;
+        if let Some(definition) = definitions.get_mut(&openapi::name(schema)) {
+            definition["x-kubernetes-group-version-kind"] =
+                json!([{"group": resource.group, "kind": kind, "version": resource.version}]);
+        }
+    }
+    json!({
+        "swagger": "2.0",
+        "info": {"title": "Kubernetes", "version": crate::health::VERSION.2},
+        "paths": paths,
+        "definitions": definitions,
+    })
+}
+
+/// The definitions of a group version's kinds and of what they are made of.
+fn schemas(table: &Table, group: &str, version: &str) -> Map<String, Value> {
+    let mut all = Map::new();
+    let members =
+        |resource: &&Arc<Resource>| resource.group == group && resource.version == version;
+    let members: Vec<&Arc<Resource>> = table.all().iter().filter(members).collect();
+    let types = members.iter().filter_map(|resource| resource.schema);
+    all.extend(openapi::definitions(Dialect::V3, types));
+    for resource in members {
+        let name = match (resource.schema, &resource.definition) {
+            (Some(schema), _) => openapi::name(schema),
+            (None, Some(definition)) => {
+                let name = custom_name(resource);
+                all.insert(name.clone(), custom_schema(definition.open_api()));
+                name
+            }
+            (None, None) => continue,
+        };
+        let kind = &resource.kind.names().kind;
+        if let Some(schema) = all.get_mut(&name) {
+            schema["x-kubernetes-group-version-kind"] =
+                json!([{"group": group, "kind": kind, "version": version}]);
+        }
+    }
+    if all.keys().all(|name| name != OBJECT_META)
+        && let Some(meta) = machinery::schema::lookup("meta/v1.ObjectMeta")
+    {
+        all.extend(openapi::definitions(Dialect::V3, [meta]));
+    }
+    all
+}
+
+/// `com.example.v1.Widget`.
+fn custom_name(resource: &Resource) -> String {
+    let mut parts: Vec<&str> = resource.group.split('.').rev().collect();
+    let kind = &resource.kind.names().kind;
+    parts.extend([resource.version.as_str(), kind.as_str()]);
+    parts.join(".")
+}
+
+/// A custom resource's schema with the fields that all objects have.
+fn custom_schema(schema: &Value) -> Value {
+    let mut schema = schema.clone();
+    let reference = json!({"allOf": [{"$ref": format!("#/components/schemas/{OBJECT_META}")}]});
+    schema["properties"]["apiVersion"] = json!({"type": "string"});
+    schema["properties"]["kind"] = json!({"type": "string"});
+    schema["properties"]["metadata"] = reference;
+    schema
 }
 
 fn insert(

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{Response, StatusCode};
-use machinery::{Object, Value};
+use machinery::{Object, Value, protobuf, schema::Type};
 use serde_json::json;
 
 use crate::{
@@ -13,6 +13,8 @@ use crate::{
     query::Query,
     respond,
 };
+
+pub(crate) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
 /// How one request wants objects.
 #[derive(Clone)]
@@ -63,7 +65,47 @@ impl Output {
 
     /// The answer for one object.
     pub(crate) fn respond(&self, code: StatusCode, object: &Stored) -> Response<Body> {
+        if let Some(bytes) = self.protobuf(object) {
+            return respond::bytes(code, PROTOBUF, bytes);
+        }
         self.encoded(code, self.object(object))
+    }
+
+    /// The type to write protobuf by, if that is wanted.
+    pub(crate) fn message_type(&self) -> Option<&'static Type> {
+        self.resource
+            .schema
+            .filter(|_| self.wanted.encoding == Encoding::Protobuf)
+    }
+
+    /// One object as a protobuf body, if that is wanted.
+    pub(crate) fn protobuf(&self, object: &Stored) -> Option<Vec<u8>> {
+        let schema = self.message_type()?;
+        let served = self.resource.serve(object);
+        let kind = &self.resource.kind.names().kind;
+        Some(protobuf::envelope(
+            &self.resource.api_version,
+            kind,
+            served.message(schema),
+        ))
+    }
+
+    /// A list as a protobuf body, if that is wanted.
+    pub(crate) fn protobuf_list(
+        &self,
+        objects: &[Arc<Stored>],
+        metadata: &Value,
+    ) -> Option<Vec<u8>> {
+        let schema = self.message_type()?;
+        let served: Vec<_> = objects
+            .iter()
+            .map(|object| self.resource.serve(object))
+            .collect();
+        let messages = served.iter().map(|object| &object.message(schema)[..]);
+        let none = Object::new();
+        let list = protobuf::list(metadata.as_object().unwrap_or(&none), messages);
+        let kind = &self.resource.kind.names().list_kind;
+        Some(protobuf::envelope(&self.resource.api_version, kind, &list))
     }
 
     /// Bytes of JSON, written as the client wants.

@@ -12,7 +12,9 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use kinds::{Kind, Scope};
 use machinery::{
-    Object, Value, encode,
+    Object, Value,
+    apply::Root,
+    encode,
     schema::{self, Type},
 };
 use store::Key;
@@ -149,6 +151,15 @@ impl Resource {
             Arc::new(Stored::stamp(draft.replaced(), object.revision))
         };
         Served::Converted(object.converted(&self.api_version, convert))
+    }
+
+    /// What is known about the fields, for managedFields and apply.
+    pub(crate) fn root(&self) -> Root<'_> {
+        match (self.schema, &self.definition) {
+            (Some(schema), _) => Root::Typed(schema),
+            (None, Some(definition)) => Root::Custom(definition.open_api()),
+            (None, None) => Root::Unknown,
+        }
     }
 
     /// Where a custom resource keeps the numbers of its Scale.

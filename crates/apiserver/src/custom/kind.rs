@@ -40,6 +40,7 @@ pub(crate) struct CustomKind {
     api_version: String,
     stored_api_version: String,
     schema: Schema,
+    open_api: Value,
     has_status: bool,
     pub(crate) scale: Option<ScalePaths>,
     subresources: Vec<&'static str>,
@@ -122,6 +123,7 @@ impl CustomKind {
                 _ => Scope::Cluster,
             },
             schema: Schema::read(&version["schema"]["openAPIV3Schema"]),
+            open_api: version["schema"]["openAPIV3Schema"].clone(),
             selectable_names,
             names,
             has_status,
@@ -132,6 +134,11 @@ impl CustomKind {
             selectable,
             warning,
         }
+    }
+
+    /// The schema as it was written.
+    pub(crate) fn open_api(&self) -> &Value {
+        &self.open_api
     }
 
     /// Drops what the schema does not know.

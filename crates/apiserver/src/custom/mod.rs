@@ -169,6 +169,7 @@ fn write(core: &Arc<Core>, resource: Arc<Resource>, namespace: &str, name: &str)
         subresource: "status".to_owned(),
         dry_run: false,
         field_manager: "kube-apiserver".to_owned(),
+        tracked: false,
         internal: true,
         effects: Effects::default(),
     }

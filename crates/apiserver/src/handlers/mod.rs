@@ -1,5 +1,6 @@
 //! What is behind each path: from a request whose caller is known and allowed to its answer.
 
+mod apply;
 mod body;
 mod objects;
 mod patch;

@@ -63,6 +63,7 @@ pub(crate) fn write(request: &Request, resource: &Arc<Resource>, options: &Write
         subresource,
         dry_run: options.dry_run,
         field_manager: options.field_manager.clone(),
+        tracked: false,
         internal: false,
         effects: Effects::default(),
     }

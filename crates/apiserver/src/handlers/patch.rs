@@ -12,6 +12,7 @@ use machinery::{
 };
 
 use super::{
+    apply,
     body::{self, WriteOptions},
     objects, read,
 };
@@ -27,7 +28,8 @@ use crate::{
 const JSON: &str = "application/json-patch+json";
 const MERGE: &str = "application/merge-patch+json";
 const STRATEGIC: &str = "application/strategic-merge-patch+json";
-const TYPES: &[&str] = &[JSON, MERGE, STRATEGIC];
+const APPLY: &str = "application/apply-patch+yaml";
+const TYPES: &[&str] = &[JSON, MERGE, STRATEGIC, APPLY];
 
 /// What the body is.
 pub(crate) enum Patch {
@@ -117,6 +119,15 @@ pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     let options = WriteOptions::parse(&request)?;
     let output = read::output(&request, &resource)?;
     let media = media::content_type(&request.parts.headers);
+    if media == APPLY {
+        return apply::serve(request, resource).await;
+    }
+    if request.query.get("force").is_some() {
+        return Err(apply::refuse(
+            "force",
+            "may not be specified for non-apply patch",
+        ));
+    }
     let bytes = body::take(&request).await?;
     let parsed = Patch::parse(resource.schema, &media, &bytes)?;
     let write = objects::write(&request, &resource, &options);

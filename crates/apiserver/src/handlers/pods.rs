@@ -11,7 +11,7 @@ use super::{
     objects,
 };
 use crate::{
-    Resource, meta,
+    Resource, convert, media, meta,
     pipeline::Request,
     respond::{self, Answer},
     write::{self, DeleteOptions},
@@ -19,7 +19,7 @@ use crate::{
 
 /// Gives a pod its node.
 pub(crate) async fn bind(request: Request, resource: Arc<Resource>) -> Answer {
-    let binding = decode(&request, "Binding").await?;
+    let binding = decode(&request, "core/v1.Binding").await?;
     let name = request
         .info
         .resource
@@ -35,7 +35,7 @@ pub(crate) async fn bind_named(request: Request) -> Answer {
         .registry
         .get("", "v1", "pods")
         .ok_or_else(Status::path_not_found)?;
-    let binding = decode(&request, "Binding").await?;
+    let binding = decode(&request, "core/v1.Binding").await?;
     let name = meta::text(&binding, "name").to_owned();
     give_node(request, pods, binding, name).await
 }
@@ -155,7 +155,7 @@ fn mark_scheduled(pod: &mut Object, now: &str) {
 /// Deletes a pod unless a disruption budget forbids it.
 pub(crate) async fn evict(request: Request, resource: Arc<Resource>) -> Answer {
     let options = WriteOptions::parse(&request)?;
-    let eviction = decode(&request, "Eviction").await?;
+    let eviction = decode(&request, "policy/v1.Eviction").await?;
     let delete: DeleteOptions = match eviction.get("deleteOptions") {
         Some(value) => serde_json::from_value(value.clone())
             .map_err(|error| Status::bad_request(format!("deleteOptions: {error}")))?,
@@ -180,18 +180,10 @@ pub(crate) async fn evict(request: Request, resource: Arc<Resource>) -> Answer {
     Ok(success(StatusCode::CREATED))
 }
 
-async fn decode(request: &Request, kind: &str) -> Result<Object, Status> {
+async fn decode(request: &Request, name: &str) -> Result<Object, Status> {
+    let media = media::Body::of(&request.parts.headers)?;
     let bytes = body::take(request).await?;
-    let refuse = |why: String| {
-        Status::bad_request(format!(
-            "{kind} in version \"v1\" cannot be handled as a {kind}: {why}"
-        ))
-    };
-    let value: Value = serde_json::from_slice(&bytes).map_err(|error| refuse(error.to_string()))?;
-    match value {
-        Value::Object(object) => Ok(object),
-        _ => Err(refuse("the body is no object".to_owned())),
-    }
+    convert::decode_type(name, media, &bytes)
 }
 
 fn success(code: StatusCode) -> http::Response<crate::Body> {

@@ -11,7 +11,7 @@ use store::{Entry, Freshness, ListRequest, Listed, Revision};
 use crate::{
     Body, Resource, Stored, failure,
     media::{self, Shape},
-    output::Output,
+    output::{self, Output},
     page::Continue,
     pipeline::Request,
     query::Query,
@@ -28,7 +28,7 @@ const EXPIRED: &str = "The provided continue parameter is too old to display a c
 
 /// What the request wants objects turned into.
 pub(crate) fn output(request: &Request, resource: &Arc<Resource>) -> Result<Output, Status> {
-    let wanted = media::wanted(&request.parts.headers, false)?;
+    let wanted = media::wanted(&request.parts.headers, resource.schema.is_some())?;
     let now = request.core.config.clock.now().as_second();
     Ok(Output::new(resource.clone(), wanted, &request.query, now))
 }
@@ -328,6 +328,9 @@ pub(crate) fn send_list(
         let objects: Vec<&Stored> = page.objects.iter().map(|object| &**object).collect();
         let table = output.table(&objects, true, page.metadata);
         return output.encoded(StatusCode::OK, table);
+    }
+    if let Some(bytes) = output.protobuf_list(&page.objects, &page.metadata) {
+        return respond::bytes(StatusCode::OK, output::PROTOBUF, bytes);
     }
     if !output.streams() {
         let mut pieces = Pieces::new(output.clone(), page);

@@ -13,7 +13,7 @@ use super::{
     objects,
 };
 use crate::{
-    Resource, TokenRequest, failure, meta,
+    Resource, TokenRequest, convert, failure, media, meta,
     pipeline::Request,
     respond::{self, Answer},
 };
@@ -43,9 +43,10 @@ pub(crate) fn openid(request: &Request, path: &str) -> Answer {
 /// Makes a token for a service account.
 pub(crate) async fn request(request: Request, resource: Arc<Resource>) -> Answer {
     let options = WriteOptions::parse(&request)?;
+    let media = media::Body::of(&request.parts.headers)?;
     let bytes = body::take(&request).await?;
-    let asked: Value = serde_json::from_slice(&bytes)
-        .map_err(|error| Status::bad_request(format!("TokenRequest cannot be decoded: {error}")))?;
+    let asked = convert::decode_type("authentication/v1.TokenRequest", media, &bytes)?;
+    let asked = Value::Object(asked);
     let write = objects::write(&request, &resource, &options);
     let key = resource.key(&write.namespace, &write.name);
     let read = request.core.store.get(&key, store::Freshness::Newest).await;

@@ -6,8 +6,12 @@ use std::{pin::Pin, sync::Arc, time::Duration};
 use bytes::{BufMut, Bytes, BytesMut};
 use futures::{FutureExt, StreamExt};
 use http::StatusCode;
-use machinery::{Status, field};
+use machinery::{
+    Status, field, protobuf,
+    schema::{self, Type},
+};
 use rand::Rng;
+use serde_json::json;
 use store::{Event, Freshness, ListRequest, Revision, WatchItem};
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
@@ -27,6 +31,8 @@ use crate::{
 const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
 /// How much is sent at once when events come fast.
 const BURST: usize = 64 * 1024;
+
+const STREAM: &str = "application/vnd.kubernetes.protobuf;stream=watch";
 
 /// Where a watch starts.
 enum Start {
@@ -117,25 +123,34 @@ pub(crate) async fn watch(request: Request, resource: Arc<Resource>, namespace: 
     let output = read::output(&request, &resource)?;
     let selection = Selection::parse(&resource, &request.query)?;
     let options = Options::parse(&request.query, request.core.config.limits.watch)?;
-    let watcher = match Watcher::begin(&request, namespace, output, selection, options).await {
+    let media = if output.message_type().is_some() {
+        STREAM
+    } else {
+        respond::JSON
+    };
+    let begun = Watcher::begin(&request, namespace, output.clone(), selection, options).await;
+    let watcher = match begun {
         Ok(watcher) => watcher,
         // Once the request itself is right, what goes wrong is told as an event.
         Err(error) => {
-            return Ok(streaming(futures::stream::once(async move {
-                Ok(error_event(&failure::of_store(error)))
-            })));
+            let event = error_event(&output, &failure::of_store(error));
+            return Ok(streaming(
+                media,
+                futures::stream::once(async move { Ok(event) }),
+            ));
         }
     };
     let stream = futures::stream::unfold(watcher, |mut watcher| async move {
         watcher.next().await.map(|bytes| (Ok(bytes), watcher))
     });
-    Ok(streaming(stream))
+    Ok(streaming(media, stream))
 }
 
 fn streaming(
+    media: &str,
     stream: impl futures::Stream<Item = Result<Bytes, crate::body::BodyError>> + Send + 'static,
 ) -> http::Response<Body> {
-    let mut response = respond::bytes(StatusCode::OK, respond::JSON, Bytes::new());
+    let mut response = respond::bytes(StatusCode::OK, media, Bytes::new());
     *response.body_mut() = Body::stream(stream);
     response
 }
@@ -277,7 +292,7 @@ impl Watcher {
             Some(Ok(WatchItem::Progress(revision))) => self.reached = self.reached.max(revision),
             Some(Err(error)) => {
                 self.over = true;
-                out.put_slice(&error_event(&failure::of_store(error)));
+                out.put_slice(&error_event(&self.output, &failure::of_store(error)));
             }
             None => self.over = true,
         }
@@ -301,6 +316,9 @@ impl Watcher {
     }
 
     fn write(&mut self, kind: &str, object: &Stored, out: &mut BytesMut) {
+        if let Some(body) = self.output.protobuf(object) {
+            return frame(kind, &body, out);
+        }
         out.put_slice(br#"{"type":""#);
         out.put_slice(kind.as_bytes());
         out.put_slice(br#"","object":"#);
@@ -316,9 +334,29 @@ impl Watcher {
         out.put_slice(b"}\n");
     }
 
+    fn protobuf_bookmark(&self, schema: &'static Type, initial_end: bool) -> Bytes {
+        let resource = &self.output.resource;
+        let mut metadata = json!({"resourceVersion": self.reached.to_string()});
+        if initial_end {
+            metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
+        }
+        let object = json!({
+            "apiVersion": resource.api_version,
+            "kind": resource.kind.names().kind,
+            "metadata": metadata,
+        });
+        let object = object.as_object().cloned().unwrap_or_default();
+        let mut out = BytesMut::new();
+        frame("BOOKMARK", &protobuf::encode(schema, &object), &mut out);
+        out.freeze()
+    }
+
     /// How far the watch is.
     fn bookmark(&mut self, initial_end: bool) -> Bytes {
         self.told = self.reached;
+        if let Some(schema) = self.output.message_type() {
+            return self.protobuf_bookmark(schema, initial_end);
+        }
         let resource = &self.output.resource;
         let (kind, version) = match self.output.wanted.shape {
             Shape::Object => (
@@ -346,7 +384,23 @@ impl Watcher {
     }
 }
 
-fn error_event(status: &Status) -> Bytes {
+/// One frame of a protobuf stream: its length, and the event around an object's body.
+fn frame(kind: &str, body: &[u8], out: &mut BytesMut) {
+    let event = protobuf::watch_event(kind, body);
+    out.put_u32(event.len() as u32);
+    out.put_slice(&event);
+}
+
+fn error_event(output: &Output, status: &Status) -> Bytes {
+    if let (Some(_), Some(schema)) = (output.message_type(), schema::lookup("meta/v1.Status")) {
+        let mut out = BytesMut::new();
+        let object = serde_json::to_value(status).ok();
+        let object = object
+            .and_then(|value| value.as_object().cloned())
+            .unwrap_or_default();
+        frame("ERROR", &protobuf::encode(schema, &object), &mut out);
+        return out.freeze();
+    }
     let mut out = BytesMut::new();
     out.put_slice(br#"{"type":"ERROR","object":"#);
     out.put_slice(&status.to_bytes());

@@ -44,6 +44,7 @@ async fn attempt(
     let now = write.core.config.clock.now();
     meta::begin(&mut object, now);
     kind.default(&mut object);
+    write.track(None, &mut object);
     write
         .admit_mutating(Operation::Create, &mut object, None)
         .await?;

@@ -9,7 +9,7 @@ use std::{future::Future, panic::AssertUnwindSafe, sync::Arc};
 
 use bytes::Bytes;
 use futures::FutureExt;
-use machinery::{Object, Status, field};
+use machinery::{Object, Status, apply, field};
 use store::{Action, Durability, Entry, Op, Precondition, Revision};
 
 use crate::{
@@ -36,8 +36,9 @@ pub(crate) struct Write {
     pub(crate) name: String,
     pub(crate) subresource: String,
     pub(crate) dry_run: bool,
-    #[expect(dead_code, reason = "written to managedFields once apply is there")]
     pub(crate) field_manager: String,
+    /// Whether the new object already says whose its fields are, as after an apply.
+    pub(crate) tracked: bool,
     /// Whether the server itself changes the object, past what the kind lets clients change.
     pub(crate) internal: bool,
     pub(crate) effects: Effects,
@@ -135,6 +136,28 @@ impl Write {
             .unwrap_or_default();
         let attributes = self.attributes(operation, name, old);
         admission::validate(&self.core.admission, &attributes, object).await
+    }
+
+    /// Notes in managedFields whose fields this write sets.
+    fn track(&self, live: Option<&Object>, object: &mut Object) {
+        if self.tracked || self.internal {
+            return;
+        }
+        let now = meta::time(self.core.config.clock.now());
+        apply::track(self.resource.root(), live, object, &self.writer(&now));
+    }
+
+    /// Who writes, as managedFields remember it.
+    pub(crate) fn writer<'a>(&'a self, now: &'a str) -> apply::Writer<'a> {
+        let kind = &self.resource.kind;
+        let apart = self.subresource.is_empty() && kind.subresources().contains(&"status");
+        apply::Writer {
+            manager: &self.field_manager,
+            api_version: &self.resource.api_version,
+            subresource: &self.subresource,
+            now,
+            reset: if apart { &["status"] } else { &[] },
+        }
     }
 
     /// The object as it goes to the store.

@@ -61,6 +61,7 @@ async fn attempt(
         .admit_mutating(Operation::Update, &mut object, Some(&old))
         .await?;
     prepare(write, &mut object, &old)?;
+    write.track(Some(&old), &mut object);
     let mut ops = hooks::before_update(write, &mut object, &old).await?;
     validate(write, &object, &old)?;
     for warning in kind.warnings(&object, Some(&old)) {

@@ -69,3 +69,64 @@ async fn kubectl_creates_applies_gets_labels_and_deletes() {
         "Error from server (NotFound): configmaps \"settings\" not found\n"
     );
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kubectl_explains_fields() {
+    let server = Server::start().await;
+    let arguments = ["explain", "deployment.spec.template.spec.containers.image"];
+    let Some(out) = server.kubectl_ok(&arguments, "").await else {
+        return;
+    };
+    assert!(out.contains("FIELD: image <string>"), "{out}");
+    let all = server
+        .kubectl_ok(&["explain", "pod", "--recursive"], "")
+        .await
+        .unwrap();
+    assert!(all.contains("initContainers\t<[]Container>"), "{all}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kubectl_edits_scales_rolls_and_describes() {
+    let server = Server::start().await;
+    let arguments = [
+        "create",
+        "deployment",
+        "web",
+        "--image=hello",
+        "--replicas=2",
+    ];
+    let Some(out) = server.kubectl_ok(&arguments, "").await else {
+        return;
+    };
+    assert_eq!(out, "deployment.apps/web created\n");
+    server
+        .kubectl_ok(&["scale", "deployment", "web", "--replicas=3"], "")
+        .await
+        .unwrap();
+    server
+        .kubectl_ok(&["set", "image", "deployment/web", "hello=hello:2"], "")
+        .await
+        .unwrap();
+    server
+        .kubectl_ok(&["expose", "deployment", "web", "--port=80"], "")
+        .await
+        .unwrap();
+    let out = server.kubectl_ok(&["get", "deploy,svc"], "").await.unwrap();
+    assert!(out.contains("deployment.apps/web   0/3"), "{out}");
+    assert!(out.contains("service/web"), "{out}");
+    let out = server
+        .kubectl_ok(&["describe", "deployment", "web"], "")
+        .await
+        .unwrap();
+    assert!(out.contains("3 desired"), "{out}");
+    let out = server
+        .kubectl_ok(&["api-resources", "-o", "name"], "")
+        .await
+        .unwrap();
+    assert!(out.lines().any(|line| line == "deployments.apps"), "{out}");
+    let out = server
+        .kubectl_ok(&["delete", "svc", "web"], "")
+        .await
+        .unwrap();
+    assert!(out.contains("\"web\" deleted"), "{out}");
+}

@@ -2,6 +2,7 @@
 //! is linked on its own.
 #![allow(clippy::unwrap_used)]
 
+mod apply;
 mod custom;
 mod deletion;
 mod discovery;
@@ -15,4 +16,5 @@ mod services;
 mod streams;
 mod support;
 mod watches;
+mod wire;
 mod writes;

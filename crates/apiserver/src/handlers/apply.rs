@@ -1,0 +1,109 @@
+//! Server-side apply: the body says what its manager wants; the rest of the object is others'.
+
+use std::sync::Arc;
+
+use machinery::{
+    Object, Status, Value, apply,
+    decode::{self, Format},
+    field::{Error, Path},
+};
+
+use super::{
+    body::{self, WriteOptions},
+    objects, read,
+};
+use crate::{
+    Resource,
+    convert::{self, FieldValidation},
+    meta,
+    pipeline::Request,
+    respond::Answer,
+    write::{self, Change},
+};
+
+/// 422 about an option of the patch.
+pub(crate) fn refuse(option: &str, why: &str) -> Status {
+    let error = Error::forbidden(&Path::new(option), why);
+    Status::invalid("meta.k8s.io", "PatchOptions", "", &[error])
+}
+
+pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
+    let options = WriteOptions::parse(&request)?;
+    if request.query.filled("fieldManager").is_none() {
+        let error = Error::required(&Path::new("fieldManager"), "is required for apply patch");
+        return Err(Status::invalid("meta.k8s.io", "PatchOptions", "", &[error]));
+    }
+    let output = read::output(&request, &resource)?;
+    let bytes = body::take(&request).await?;
+    let mut write = objects::write(&request, &resource, &options);
+    write.tracked = true;
+    let (config, warnings) = configuration(&resource, &bytes, &write.name, options.validation)?;
+    let now = meta::time(request.core.config.clock.now());
+    let force = request.query.flag("force");
+    let core = request.core.clone();
+    let task = async move {
+        let writer = write.writer(&now);
+        let change = Applied {
+            resource: &resource,
+            config,
+            writer,
+            force,
+        };
+        let mut written = write::update(&write, &change).await?;
+        written.warnings.splice(0..0, warnings);
+        Ok(written)
+    };
+    Ok(objects::respond(&output, core.supervise(task).await?))
+}
+
+/// The body as it was written: what is not in it is not applied, so it is checked but not filled.
+fn configuration(
+    resource: &Resource,
+    bytes: &[u8],
+    name: &str,
+    validation: FieldValidation,
+) -> Result<(Object, Vec<String>), Status> {
+    let unreadable = |why: String| Status::bad_request(format!("error decoding YAML: {why}"));
+    let (tree, _) = decode::tree(Format::Yaml, bytes).map_err(unreadable)?;
+    let Value::Object(mut config) = tree else {
+        return Err(unreadable("the configuration is no object".to_owned()));
+    };
+    convert::settle_kind(resource, &mut config)?;
+    let checked = convert::normalise(resource, config.clone(), validation)?;
+    match meta::text(&config, "name") {
+        "" => meta::set(&mut config, "name", name),
+        given if given == name => {}
+        given => {
+            return Err(Status::bad_request(format!(
+                "the name of the object ({given}) does not match the name on the URL ({name})"
+            )));
+        }
+    }
+    Ok((config, checked.warnings))
+}
+
+struct Applied<'a> {
+    resource: &'a Resource,
+    config: Object,
+    writer: apply::Writer<'a>,
+    force: bool,
+}
+
+impl Applied<'_> {
+    fn merged(&self, live: Option<&Object>) -> Result<Object, Status> {
+        let root = self.resource.root();
+        let merged = apply::apply(root, live, &self.config, &self.writer, self.force)?;
+        let decoded = convert::normalise(self.resource, merged, FieldValidation::Ignore)?;
+        Ok(decoded.object)
+    }
+}
+
+impl Change for Applied<'_> {
+    fn apply(&self, old: &Object) -> Result<Object, Status> {
+        self.merged(Some(old))
+    }
+
+    fn create(&self) -> Option<Result<Object, Status>> {
+        (self.writer.subresource.is_empty()).then(|| self.merged(None))
+    }
+}

@@ -1,0 +1,169 @@
+//! Server-side apply and managedFields.
+
+use apiserver::User;
+use serde_json::{Value, json};
+
+use crate::support::{Raw, Server, admin, send};
+
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+const DEPLOYMENTS: &str = "/apis/apps/v1/namespaces/default/deployments";
+
+async fn apply(server: &Server, path: &str, query: &str, body: Value) -> Raw {
+    let user = User::new("kubernetes-admin", ["system:masters"]);
+    let media = [("content-type", "application/apply-patch+yaml")];
+    send(
+        server,
+        user,
+        "PATCH",
+        &format!("{path}?{query}"),
+        &media,
+        body.to_string(),
+    )
+    .await
+}
+
+fn map(data: Value) -> Value {
+    json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": data})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn managers_share_an_object_and_meet_in_conflicts() {
+    let server = Server::start().await;
+    let path = format!("{MAPS}/a");
+    let made = apply(
+        &server,
+        &path,
+        "fieldManager=one",
+        map(json!({"x": "1", "y": "1"})),
+    )
+    .await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let managers = made.json()["metadata"]["managedFields"].clone();
+    assert_eq!(managers[0]["manager"], "one");
+    assert_eq!(managers[0]["operation"], "Apply");
+    assert_eq!(
+        managers[0]["fieldsV1"],
+        json!({"f:data": {"f:x": {}, "f:y": {}}})
+    );
+    let conflict = apply(&server, &path, "fieldManager=two", map(json!({"x": "2"}))).await;
+    assert_eq!(conflict.code, 409);
+    assert_eq!(
+        conflict.json()["message"],
+        "Apply failed with 1 conflict: conflict with \"one\": .data.x"
+    );
+    let forced = apply(
+        &server,
+        &path,
+        "fieldManager=two&force=true",
+        map(json!({"x": "2", "z": "2"})),
+    )
+    .await;
+    assert_eq!(
+        (forced.code, &forced.json()["data"]),
+        (200, &json!({"x": "2", "y": "1", "z": "2"}))
+    );
+    let less = apply(&server, &path, "fieldManager=one", map(json!({}))).await;
+    assert_eq!(
+        less.json()["data"],
+        json!({"x": "2", "z": "2"}),
+        "what nobody wants goes: {}",
+        less.body
+    );
+    let again = apply(&server, &path, "fieldManager=one", map(json!({}))).await;
+    assert_eq!(
+        again.json()["metadata"]["resourceVersion"],
+        less.json()["metadata"]["resourceVersion"]
+    );
+    let nobody = apply(&server, &path, "", map(json!({}))).await;
+    assert_eq!(nobody.code, 422, "{}", nobody.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ordinary_writes_are_remembered_too() {
+    let server = Server::start().await;
+    let made = admin(
+        &server,
+        "POST",
+        &format!("{MAPS}?fieldManager=maker"),
+        map(json!({"x": "1"})),
+    )
+    .await
+    .json();
+    let managers = &made["metadata"]["managedFields"];
+    assert_eq!(
+        (
+            managers[0]["manager"].as_str(),
+            managers[0]["operation"].as_str()
+        ),
+        (Some("maker"), Some("Update"))
+    );
+    assert_eq!(
+        managers[0]["fieldsV1"],
+        json!({"f:data": {".": {}, "f:x": {}}})
+    );
+    let patched = admin(
+        &server,
+        "PATCH",
+        &format!("{MAPS}/a?fieldManager=other"),
+        json!({"data": {"y": "2"}}),
+    )
+    .await
+    .json();
+    let managers = patched["metadata"]["managedFields"]
+        .as_array()
+        .unwrap()
+        .clone();
+    let other = managers.iter().find(|m| m["manager"] == "other").unwrap();
+    assert_eq!(other["fieldsV1"], json!({"f:data": {"f:y": {}}}));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kubectl_applies_on_the_server_side() {
+    let server = Server::start().await;
+    let deployment = |image: &str| {
+        json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"},
+        "spec": {"replicas": 2, "selector": {"matchLabels": {"app": "web"}}, "template": {
+            "metadata": {"labels": {"app": "web"}},
+            "spec": {"containers": [{"name": "c", "image": image}]}}}})
+        .to_string()
+    };
+    let arguments = ["apply", "--server-side", "-f", "-"];
+    let Some(out) = server.kubectl_ok(&arguments, &deployment("one")).await else {
+        return;
+    };
+    assert_eq!(out, "deployment.apps/web serverside-applied\n");
+    let read = admin(&server, "GET", &format!("{DEPLOYMENTS}/web"), Value::Null)
+        .await
+        .json();
+    assert_eq!(
+        read["spec"]["template"]["spec"]["containers"][0]["image"],
+        "one"
+    );
+    assert_eq!(read["metadata"]["generation"], 1);
+    server
+        .kubectl_ok(&["scale", "deployment/web", "--replicas=5"], "")
+        .await
+        .unwrap();
+    let refused = server
+        .kubectl(&arguments, &deployment("two"))
+        .await
+        .unwrap();
+    let error = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        error.contains("conflict with \"kubectl\" with subresource \"scale\""),
+        "{error}"
+    );
+    let forced = ["apply", "--server-side", "--force-conflicts", "-f", "-"];
+    server
+        .kubectl_ok(&forced, &deployment("two"))
+        .await
+        .unwrap();
+    let read = admin(&server, "GET", &format!("{DEPLOYMENTS}/web"), Value::Null)
+        .await
+        .json();
+    assert_eq!(read["spec"]["replicas"], 2);
+    assert_eq!(
+        read["spec"]["template"]["spec"]["containers"][0]["image"],
+        "two"
+    );
+}
