@@ -1,6 +1,6 @@
 //! The server in one process, driven over its API: one file per promise. One binary, because each
 //! is linked on its own.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 mod apply;
 mod custom;
