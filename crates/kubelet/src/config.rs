@@ -39,7 +39,8 @@ pub struct Config {
     pub cluster_dns: Vec<IpAddr>,
     /// The cluster's domain.
     pub cluster_domain: String,
-    /// The cgroup below which all pods live, such as `/mainstay-0123abcd`.
+    /// The cgroup below which all pods live, such as `/mainstay-0123abcd`. Empty: the runtime
+    /// chooses.
     pub cgroup_root: String,
     /// The node's own resolver configuration.
     pub resolv_conf: PathBuf,
@@ -87,7 +88,7 @@ impl Config {
             authorize: Arc::new(ApiserverOnly),
             cluster_dns: Vec::new(),
             cluster_domain: "cluster.local".into(),
-            cgroup_root: "/".into(),
+            cgroup_root: String::new(),
             resolv_conf: "/etc/resolv.conf".into(),
             static_pods_dir: None,
             node_labels: BTreeMap::new(),

@@ -1,6 +1,9 @@
 //! Who works for which pod: everything that learns something about a pod tells it here.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use parking_lot::Mutex;
@@ -52,6 +55,8 @@ pub struct Registry {
     /// Guards the map only; nothing waits while it is held.
     entries: Arc<Mutex<HashMap<String, Entry>>>,
     news: watch::Sender<()>,
+    /// The uids of pods that files describe now.
+    from_files: Arc<Mutex<HashSet<String>>>,
 }
 
 impl Registry {
@@ -99,6 +104,16 @@ impl Registry {
     /// Changes whenever any pod's status was published or a worker has ended.
     pub fn news(&self) -> watch::Receiver<()> {
         self.news.subscribe()
+    }
+
+    /// Says which pods files describe now.
+    pub fn set_from_files(&self, uids: HashSet<String>) {
+        *self.from_files.lock() = uids;
+    }
+
+    /// Whether a file describes this pod.
+    pub fn is_from_file(&self, uid: &str) -> bool {
+        self.from_files.lock().contains(uid)
     }
 
     /// All pods.

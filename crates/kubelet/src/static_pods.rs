@@ -115,6 +115,7 @@ fn identity(seed: &str) -> String {
 
 /// Keeps workers for what the directory describes, for ever.
 pub async fn follow(core: Arc<Core>, mut current: Vec<Arc<Pod>>) {
+    remember(&core, &current);
     for pod in &current {
         adopt(&core, pod);
     }
@@ -127,6 +128,7 @@ pub async fn follow(core: Arc<Core>, mut current: Vec<Arc<Pod>>) {
     };
     while watch.changed().await.is_ok() {
         let fresh = read_all(&core);
+        remember(&core, &fresh);
         let is_in =
             |list: &[Arc<Pod>], pod: &Pod| list.iter().any(|p| spec::uid(p) == spec::uid(pod));
         for pod in current.iter().filter(|pod| !is_in(&fresh, pod)) {
@@ -138,6 +140,11 @@ pub async fn follow(core: Arc<Core>, mut current: Vec<Arc<Pod>>) {
         }
         current = fresh;
     }
+}
+
+fn remember(core: &Core, pods: &[Arc<Pod>]) {
+    core.registry
+        .set_from_files(pods.iter().map(|pod| spec::uid(pod).to_owned()).collect());
 }
 
 fn adopt(core: &Arc<Core>, pod: &Arc<Pod>) {
@@ -179,7 +186,7 @@ async fn keep_mirror(core: &Core, pod: &Pod) {
     let client = core.config.client.clone();
     let api: Api<Pod> = Api::namespaced(client.clone(), spec::namespace(pod));
     let nodes: Api<Node> = Api::all(client);
-    loop {
+    while core.registry.is_from_file(spec::uid(pod)) {
         let attempt = async {
             let node = nodes.get(&core.config.node_name).await?;
             match api.get_opt(spec::name(pod)).await? {
@@ -202,17 +209,12 @@ async fn keep_mirror(core: &Core, pod: &Pod) {
             Ok::<_, kube::Error>(())
         };
         match attempt.await {
-            Ok(()) => return,
+            Ok(()) if core.registry.is_from_file(spec::uid(pod)) => return,
+            // The file went away in the meantime.
+            Ok(()) => return delete_mirror(core, pod).await,
             Err(error) => warn!(pod = spec::described(pod), %error, "no mirror pod yet"),
         }
         core.config.clock.sleep(Duration::from_secs(2)).await;
-        if core
-            .registry
-            .find(spec::namespace(pod), spec::name(pod))
-            .is_none()
-        {
-            return;
-        }
     }
 }
 
@@ -229,27 +231,21 @@ pub fn mirror_changed(core: &Arc<Core>, mirror: &Arc<Pod>, exists: bool) {
     let Some(uid) = spec::annotation(mirror, MIRROR_ANNOTATION) else {
         return;
     };
-    let shown = exists.then(|| mirror.clone());
-    if !core.registry.tell(uid, Message::Mirror(shown)) {
-        // No such static pod: a mirror without one is of no use.
-        if exists {
-            let (core, mirror) = (core.clone(), mirror.clone());
-            core.clone()
-                .context
-                .spawn("mirror", async move { delete_mirror(&core, &mirror).await });
+    core.registry
+        .tell(uid, Message::Mirror(exists.then(|| mirror.clone())));
+    let wanted = core.registry.is_from_file(uid);
+    let seen = core
+        .registry
+        .find(spec::namespace(mirror), spec::name(mirror));
+    let (core, mirror) = (core.clone(), mirror.clone());
+    core.clone().context.spawn("mirror", async move {
+        match (wanted, exists, seen) {
+            // A mirror of nothing is of no use.
+            (false, true, _) => delete_mirror(&core, &mirror).await,
+            (true, false, Some(seen)) => keep_mirror(&core, &seen.pod).await,
+            _ => {}
         }
-        return;
-    }
-    if !exists
-        && let Some(seen) = core
-            .registry
-            .find(spec::namespace(mirror), spec::name(mirror))
-    {
-        let core = core.clone();
-        core.clone()
-            .context
-            .spawn("mirror", async move { keep_mirror(&core, &seen.pod).await });
-    }
+    });
 }
 
 #[cfg(test)]

@@ -57,6 +57,8 @@ pub struct Worker {
     grace: Option<i64>,
     status: Arc<PodStatus>,
     writing: bool,
+    /// The changes that the API took last.
+    settled: Option<serde_json::Value>,
     /// Not before then: the API refused the last write.
     write_after: Option<Timestamp>,
     deleting: bool,
@@ -97,6 +99,7 @@ impl Worker {
             grace: None,
             status,
             writing: false,
+            settled: None,
             write_after: None,
             deleting: false,
             volume_paths: Arc::default(),

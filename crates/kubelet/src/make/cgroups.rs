@@ -19,8 +19,11 @@ pub fn class(root: &str, class: QosClass) -> String {
     }
 }
 
-/// A pod's cgroup.
+/// A pod's cgroup; none without a root.
 pub fn pod(root: &str, pod: &Pod) -> String {
+    if root.is_empty() {
+        return String::new();
+    }
     format!(
         "{}/pod{}",
         class(root, spec::qos_class(pod)),

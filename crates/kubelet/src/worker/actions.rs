@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Pod;
 use reconcile::Kind;
 use tracing::{info, warn};
 
-use super::Worker;
+use super::{Worker, report::Answer};
 use crate::{
     Error, Result, cgroups,
     core::Core,
@@ -35,8 +35,7 @@ pub enum Done {
     /// Nothing to take in but that the runtime changed.
     Ended(Task),
     TornDown(Result<()>),
-    /// The API's answer to a status: the object as it is now.
-    Written(std::result::Result<Box<Pod>, kube::Error>),
+    Written(std::result::Result<Answer, kube::Error>),
     Deleted(std::result::Result<(), kube::Error>),
 }
 

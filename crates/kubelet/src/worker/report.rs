@@ -18,6 +18,12 @@ use crate::{
     volumes,
 };
 
+/// What the API shows after a write, and whether it took it.
+pub struct Answer {
+    pod: Box<Pod>,
+    taken: bool,
+}
+
 /// What a container was before this worker began.
 pub(super) struct Before {
     pub started: bool,
@@ -66,24 +72,29 @@ impl Worker {
         let (namespace, name) = (spec::namespace(&shown), spec::name(&shown).to_owned());
         let api: Api<Pod> = Api::namespaced(self.core.config.client.clone(), namespace);
         match patch(&shown, &self.status) {
-            Some(patch) => {
+            Some(patch) if self.settled.as_ref() != Some(&patch["status"]) => {
+                debug!(pod = self.uid, %patch, "writes status");
                 self.writing = true;
+                // What the API drops from a status that it accepted is not written again.
+                self.settled = Some(patch["status"].clone());
                 self.work.push(write(api, name, patch).boxed());
             }
-            None if stopped && self.pod.metadata.deletion_timestamp.is_some() && !self.removed => {
+            _ if stopped && self.pod.metadata.deletion_timestamp.is_some() && !self.removed => {
                 self.deleting = true;
                 let uid = spec::uid(&shown).to_owned();
                 self.work.push(delete(api, name, uid).boxed());
             }
-            None => {}
+            _ => {}
         }
     }
 
-    pub(super) fn finish_write(&mut self, outcome: Result<Box<Pod>, kube::Error>) {
+    pub(super) fn finish_write(&mut self, outcome: Result<Answer, kube::Error>) {
         self.writing = false;
+        if !matches!(outcome, Ok(Answer { taken: true, .. })) {
+            self.settled = None;
+        }
         match outcome {
-            Ok(pod) => {
-                debug!(pod = self.uid, phase = self.status.phase, "status written");
+            Ok(Answer { pod, .. }) => {
                 if is_newer(&pod, self.shown.as_deref()) {
                     self.shown = Some((*pod).into());
                 }
@@ -113,15 +124,18 @@ impl Worker {
 
 async fn write(api: Api<Pod>, name: String, patch: Value) -> Done {
     let params = PatchParams::default();
-    let outcome = match api
+    let (outcome, taken) = match api
         .patch_status(&name, &params, &Patch::Merge(&patch))
         .await
     {
         // Somebody wrote in between: the next patch is made from what is there now.
-        Err(kube::Error::Api(status)) if status.code == 409 => api.get(&name).await,
-        other => other,
+        Err(kube::Error::Api(status)) if status.code == 409 => (api.get(&name).await, false),
+        other => (other, true),
     };
-    Done::Written(outcome.map(Box::new))
+    Done::Written(outcome.map(|pod| Answer {
+        pod: Box::new(pod),
+        taken,
+    }))
 }
 
 async fn delete(api: Api<Pod>, name: String, uid: String) -> Done {

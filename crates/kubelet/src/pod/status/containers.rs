@@ -130,6 +130,8 @@ fn one(
         .as_ref()
         .and_then(|resources| resources.requests.clone());
     show_waiting(facts, container, &mut status);
+    // The API always shows it, empty or not.
+    status.last_state.get_or_insert_default();
     status
 }
 

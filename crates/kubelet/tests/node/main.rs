@@ -1,0 +1,261 @@
+//! A kubelet against the real API server and a runtime that pretends: what it asks the runtime for,
+//! what it tells the API, and what it leaves behind.
+
+// A test that cannot go on fails where it stands.
+#![allow(clippy::unwrap_used)]
+
+mod runtime;
+mod support;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{
+    Api,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+};
+use pki::Leaf;
+use serde_json::json;
+use support::TestNode;
+
+async fn config_map(node: &TestNode, name: &str, data: serde_json::Value) {
+    let api: Api<ConfigMap> = Api::namespaced(node.client.clone(), "default");
+    let map =
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data});
+    api.create(
+        &PostParams::default(),
+        &serde_json::from_value(map).unwrap(),
+    )
+    .await
+    .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_of_two_containers_runs_restarts_and_goes_without_a_trace() {
+    let node = TestNode::start().await;
+    config_map(&node, "conf", json!({"KEY": "value", "file": "one"})).await;
+    let spec = json!({
+        "terminationGracePeriodSeconds": 7,
+        "volumes": [{"name": "conf", "configMap": {"name": "conf"}}, {"name": "data", "emptyDir": {}}],
+        "containers": [
+            {"name": "web", "image": "here:1", "command": ["serve", "$(KEY)"],
+             "env": [{"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
+             "envFrom": [{"configMapRef": {"name": "conf"}}],
+             "volumeMounts": [{"name": "conf", "mountPath": "/conf"}, {"name": "data", "mountPath": "/data"}]},
+            {"name": "log", "image": "here:1"}]});
+    node.create("p", spec).await;
+    node.shows("p", "/phase", "Running").await;
+    node.shows("p", "/containerStatuses/1/ready", true).await;
+    let status = node.status("p").await;
+    for condition in status["conditions"].as_array().unwrap() {
+        assert_eq!(condition["status"], "True", "{condition}");
+    }
+
+    let web = node.runtime.container("web").unwrap();
+    assert_eq!(web.config.command, ["serve", "value"]);
+    let variable = |name: &str| {
+        let found = web.config.envs.iter().find(|env| env.key == name).unwrap();
+        String::from_utf8(found.value.clone()).unwrap()
+    };
+    assert_eq!(variable("IP"), status["podIP"]);
+    let mount = |path: &str| {
+        let found = web
+            .config
+            .mounts
+            .iter()
+            .find(|mount| mount.container_path == path)
+            .unwrap();
+        std::path::PathBuf::from(&found.host_path)
+    };
+    assert!(mount("/data").is_dir());
+    let file = mount("/conf").join("file");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "one");
+
+    let maps: Api<ConfigMap> = Api::namespaced(node.client.clone(), "default");
+    let change = json!({"data": {"file": "two"}});
+    maps.patch("conf", &PatchParams::default(), &Patch::Merge(&change))
+        .await
+        .unwrap();
+    node.wait("the new content", || async {
+        std::fs::read_to_string(&file).unwrap() == "two"
+    })
+    .await;
+
+    node.runtime.exit("web", 3);
+    node.shows("p", "/containerStatuses/1/restartCount", 1)
+        .await;
+    node.shows("p", "/containerStatuses/1/lastState/terminated/exitCode", 3)
+        .await;
+    node.shows("p", "/containerStatuses/1/ready", true).await;
+
+    node.pods()
+        .delete("p", &DeleteParams::default())
+        .await
+        .unwrap();
+    node.wait("the pod to go", || async { node.get("p").await.is_none() })
+        .await;
+    let mut stops = node.runtime.state.lock().stops.clone();
+    stops.sort();
+    assert_eq!(stops, [("log".to_owned(), 7), ("web".to_owned(), 7)]);
+    node.wait("nothing to be left", || async {
+        let empty = |dir: &str| std::fs::read_dir(node.path(dir)).unwrap().next().is_none();
+        node.runtime.state.lock().sandboxes.is_empty()
+            && empty("kubelet/pods")
+            && empty("logs/pods")
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restarted_kubelet_leaves_running_pods_alone_and_ends_forgotten_ones() {
+    let mut node = TestNode::start().await;
+    let spec = json!({"containers": [{"name": "a", "image": "here:1"}]});
+    node.create("stays", spec.clone()).await;
+    node.create(
+        "goes",
+        json!({"containers": [{"name": "b", "image": "here:1"}]}),
+    )
+    .await;
+    node.shows("stays", "/phase", "Running").await;
+    node.shows("goes", "/phase", "Running").await;
+    let (before, made) = (node.status("stays").await, node.runtime.made());
+    node.stop_kubelet();
+    node.pods()
+        .delete("goes", &DeleteParams::default().grace_period(0))
+        .await
+        .unwrap();
+    node.start_kubelet();
+    node.wait("the forgotten pod to end", || async {
+        node.runtime.container("b").is_none()
+    })
+    .await;
+    assert_eq!(node.runtime.made(), made);
+    assert_eq!(node.status("stays").await, before);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_runs_once_succeeds_and_keeps_its_logs() {
+    let node = TestNode::start().await;
+    let spec = json!({"restartPolicy": "Never",
+        "initContainers": [{"name": "first", "image": "here:1"}],
+        "containers": [{"name": "job", "image": "here:1"}]});
+    node.create("job", spec).await;
+    node.shows("job", "/initContainerStatuses/0/started", true)
+        .await;
+    assert_eq!(node.status("job").await["phase"], "Pending");
+    node.runtime.exit("first", 0);
+    node.shows("job", "/phase", "Running").await;
+    node.runtime.exit("job", 0);
+    node.shows("job", "/phase", "Succeeded").await;
+    let state = "/containerStatuses/0/state/terminated/reason";
+    node.shows("job", state, "Completed").await;
+    let (status, log) = node
+        .ask(
+            Leaf::ApiserverKubeletClient,
+            "/containerLogs/default/job/job",
+        )
+        .await;
+    assert_eq!((status, log.as_str()), (200, "hello\n"));
+    let (status, _) = node
+        .ask(Leaf::Scheduler, "/containerLogs/default/job/job")
+        .await;
+    assert_eq!(status, 403);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_keeps_a_container_from_starting_is_told() {
+    let node = TestNode::start().await;
+    let container = |image: &str, policy: &str| json!({"containers": [{"name": "a", "image": image, "imagePullPolicy": policy}]});
+    let reason = "/containerStatuses/0/state/waiting/reason";
+    node.create("missing", container("gone:1", "IfNotPresent"))
+        .await;
+    node.create("never", container("gone:1", "Never")).await;
+    let unset = json!({"containers": [{"name": "a", "image": "here:1",
+        "envFrom": [{"configMapRef": {"name": "later"}}]}]});
+    node.create("unset", unset).await;
+    node.shows("missing", reason, "ErrImagePull").await;
+    node.shows("never", reason, "ErrImageNeverPull").await;
+    node.shows("unset", reason, "CreateContainerConfigError")
+        .await;
+    config_map(&node, "later", json!({"A": "1"})).await;
+    node.shows("unset", "/phase", "Running").await;
+    node.shows("missing", reason, "ImagePullBackOff").await;
+    let events: Api<k8s_openapi::api::core::v1::Event> =
+        Api::namespaced(node.client.clone(), "default");
+    let all = events.list(&ListParams::default()).await.unwrap();
+    let reasons: Vec<_> = all
+        .iter()
+        .filter_map(|event| event.reason.clone())
+        .collect();
+    for expected in ["Pulling", "Pulled", "Created", "Started", "Failed"] {
+        assert!(
+            reasons.iter().any(|reason| reason == expected),
+            "{expected} is not in {reasons:?}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_container_that_keeps_ending_backs_off() {
+    let node = TestNode::start().await;
+    node.create(
+        "p",
+        json!({"containers": [{"name": "a", "image": "here:1"}]}),
+    )
+    .await;
+    node.shows("p", "/phase", "Running").await;
+    node.runtime.exit("a", 1);
+    node.shows("p", "/containerStatuses/0/restartCount", 1)
+        .await;
+    node.runtime.exit("a", 1);
+    node.shows(
+        "p",
+        "/containerStatuses/0/state/waiting/reason",
+        "CrashLoopBackOff",
+    )
+    .await;
+    node.shows("p", "/phase", "Running").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn probes_decide_about_readiness_and_life() {
+    let node = TestNode::start().await;
+    let file = node.path("ready");
+    let probe = |path: &std::path::Path| json!({"exec": {"command": ["exists", path.to_string_lossy()]}, "periodSeconds": 1, "failureThreshold": 1});
+    let alive = node.path("alive");
+    std::fs::write(&alive, "").unwrap();
+    node.create(
+        "p",
+        json!({"containers": [{"name": "a", "image": "here:1",
+        "readinessProbe": probe(&file), "livenessProbe": probe(&alive)}]}),
+    )
+    .await;
+    node.shows("p", "/phase", "Running").await;
+    assert_eq!(
+        node.status("p").await["containerStatuses"][0]["ready"],
+        false
+    );
+    std::fs::write(&file, "").unwrap();
+    node.shows("p", "/containerStatuses/0/ready", true).await;
+    std::fs::remove_file(&alive).unwrap();
+    node.shows("p", "/containerStatuses/0/restartCount", 1)
+        .await;
+    assert_eq!(node.runtime.state.lock().stops[0], ("a".to_owned(), 30));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_static_pod_runs_and_has_a_mirror() {
+    let node = TestNode::start().await;
+    let manifest = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"},
+        "spec": {"containers": [{"name": "a", "image": "here:1"}]}});
+    let file = node.path("manifests/web.yaml");
+    std::fs::write(&file, manifest.to_string()).unwrap();
+    node.shows("web-node", "/phase", "Running").await;
+    std::fs::remove_file(&file).unwrap();
+    node.wait("the mirror to go", || async {
+        node.get("web-node").await.is_none()
+    })
+    .await;
+    node.wait("its container to go", || async {
+        node.runtime.container("a").is_none()
+    })
+    .await;
+}

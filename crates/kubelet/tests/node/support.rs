@@ -1,0 +1,228 @@
+//! A node: the real API server and a kubelet in this process, over a runtime that pretends.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use apiserver::{ApiServer, Limits, ObjectCodec, Registry, User};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::{Api, api::PostParams};
+use kubelet::Config;
+use lifecycle::{Context, Service};
+use pki::{Leaf, Names, Pki};
+use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
+
+use crate::runtime::Fake;
+
+pub struct TestNode {
+    pub runtime: Fake,
+    pub client: kube::Client,
+    pub pki: Pki,
+    pub port: u16,
+    pub directory: TempDir,
+    server: Arc<ApiServer>,
+    stop: CancellationToken,
+    kubelet: Option<CancellationToken>,
+}
+
+impl TestNode {
+    /// Everything up, the node ready.
+    pub async fn start() -> Self {
+        let filter = tracing_subscriber::EnvFilter::from_default_env();
+        let _ = tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_test_writer()
+            .try_init();
+        let directory = tempfile::tempdir().unwrap();
+        let names = Names {
+            node_name: Some("node".into()),
+            node_ips: vec!["127.0.0.1".parse().unwrap()],
+            ..Names::default()
+        };
+        let pki = Pki::ensure(&directory.path().join("pki"), &names).unwrap();
+        let stop = CancellationToken::new();
+        let server = start_server(&directory, &pki, stop.clone()).await;
+        let client =
+            client::in_process(server.connect(User::new("kubernetes-admin", ["system:masters"])));
+        let runtime = Fake::new();
+        runtime
+            .serve(&directory.path().join("cri.sock"), stop.clone())
+            .await;
+        let port = free_port();
+        let mut node = Self {
+            runtime,
+            client,
+            pki,
+            port,
+            directory,
+            server,
+            stop,
+            kubelet: None,
+        };
+        node.start_kubelet();
+        node.wait("the node to be ready", || node.is_ready()).await;
+        node
+    }
+
+    pub fn start_kubelet(&mut self) {
+        let user = User::new("system:node:node", ["system:nodes"]);
+        let client = client::in_process(self.server.connect(user));
+        let config = Config {
+            port: self.port,
+            static_pods_dir: Some(self.path("manifests")),
+            ..Config::new(
+                "node",
+                "127.0.0.1".parse().unwrap(),
+                client,
+                self.path("cri.sock"),
+                self.directory.path(),
+                self.pki.kubelet_config().unwrap(),
+            )
+        };
+        std::fs::create_dir_all(self.path("manifests")).unwrap();
+        let stop = self.stop.child_token();
+        let context = Context::standalone("kubelet", stop.clone());
+        tokio::spawn(config.build().run(context));
+        self.kubelet = Some(stop);
+    }
+
+    pub fn stop_kubelet(&mut self) {
+        self.kubelet.take().unwrap().cancel();
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    pub fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), "default")
+    }
+
+    async fn is_ready(&self) -> bool {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let node = nodes.get_opt("node").await.unwrap();
+        let conditions = node
+            .and_then(|node| node.status)
+            .and_then(|status| status.conditions);
+        conditions
+            .into_iter()
+            .flatten()
+            .any(|c| c.type_ == "Ready" && c.status == "True")
+    }
+
+    /// Creates a pod on this node.
+    pub async fn create(&self, name: &str, mut spec: serde_json::Value) -> Pod {
+        spec["nodeName"] = "node".into();
+        spec["automountServiceAccountToken"] = false.into();
+        let pod = serde_json::json!({"apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": name}, "spec": spec});
+        let pod = serde_json::from_value(pod).unwrap();
+        self.pods()
+            .create(&PostParams::default(), &pod)
+            .await
+            .unwrap()
+    }
+
+    pub async fn get(&self, name: &str) -> Option<Pod> {
+        self.pods().get_opt(name).await.unwrap()
+    }
+
+    /// The pod's status as JSON, for asking by path.
+    pub async fn status(&self, name: &str) -> serde_json::Value {
+        let pod = self.get(name).await;
+        pod.map_or(serde_json::Value::Null, |pod| {
+            serde_json::to_value(pod.status).unwrap()
+        })
+    }
+
+    /// Waits until the pod's status has this value at this path.
+    pub async fn shows(&self, pod: &str, path: &str, expected: impl Into<serde_json::Value>) {
+        let expected = expected.into();
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+        loop {
+            let status = self.status(pod).await;
+            if status.pointer(path) == Some(&expected) {
+                return;
+            }
+            assert!(
+                tokio::time::Instant::now() < deadline,
+                "{pod} never shows {expected} at {path}: {status:#}"
+            );
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Waits for anything.
+    pub async fn wait<F: Future<Output = bool>>(&self, what: &str, condition: impl Fn() -> F) {
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+        while !condition().await {
+            assert!(
+                tokio::time::Instant::now() < deadline,
+                "waited in vain for {what}"
+            );
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// What the kubelet's server answers to one of the cluster's identities.
+    pub async fn ask(&self, leaf: Leaf, path: &str) -> (u16, String) {
+        use http_body_util::{BodyExt, Empty};
+        let config = self.pki.client_config(leaf).unwrap();
+        let tcp = tokio::net::TcpStream::connect(("127.0.0.1", self.port))
+            .await
+            .unwrap();
+        let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
+        let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+        let tls = connector.connect(name, tcp).await.unwrap();
+        let io = hyper_util::rt::TokioIo::new(tls);
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.unwrap();
+        tokio::spawn(connection);
+        let request = http::Request::get(path)
+            .header("host", "node")
+            .body(Empty::<bytes::Bytes>::new())
+            .unwrap();
+        let response = sender.send_request(request).await.unwrap();
+        let status = response.status().as_u16();
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        (status, String::from_utf8_lossy(&body).into_owned())
+    }
+}
+
+impl Drop for TestNode {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
+}
+
+async fn start_server(directory: &TempDir, pki: &Pki, stop: CancellationToken) -> Arc<ApiServer> {
+    let registry = Registry::builtin();
+    let codec = ObjectCodec::new(registry.clone());
+    let store = store::embedded::Embedded::open(directory.path().join("store"), codec).unwrap();
+    let config = apiserver::Config {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        advertise: "127.0.0.1:6443".parse().unwrap(),
+        tls: pki.apiserver_config().unwrap(),
+        kubelet_tls: Some(Arc::new(
+            pki.client_config(Leaf::ApiserverKubeletClient).unwrap(),
+        )),
+        service_cidrs: vec![("10.43.0.0".parse().unwrap(), 16)],
+        node_ports: 30000..=32767,
+        client_ca: pki.ca().pem().to_owned(),
+        front_proxy_ca: pki.front_proxy_ca().pem().to_owned(),
+        health: lifecycle::Health::default(),
+        clock: Arc::new(stdx::SystemClock),
+        limits: Limits::default(),
+        tokens: None,
+    };
+    let server = config.build(store, registry).unwrap();
+    tokio::spawn(server.clone().run(Context::standalone("apiserver", stop)));
+    server.address().await;
+    server
+}
