@@ -162,7 +162,7 @@ fn root_store(certificates: &[CertificateDer<'static>]) -> Result<RootCertStore,
     Ok(roots)
 }
 
-fn unix_time(at: Timestamp) -> UnixTime {
+pub(crate) fn unix_time(at: Timestamp) -> UnixTime {
     UnixTime::since_unix_epoch(Duration::from_secs(at.as_second().max(0) as u64))
 }
 

@@ -21,7 +21,7 @@ pub use authority::Authority;
 pub use kubeconfig::Kubeconfig;
 pub use leaf::{Issued, Leaf};
 pub use names::Names;
-pub use peer::{Peer, Signer};
+pub use peer::{Identifier, Peer, Signer};
 pub use rotation::Rotation;
 pub use tls::{bearer_client_config, client_config_from_pem, server_config_from_pem};
 

@@ -1,10 +1,20 @@
 //! Who a client certificate names.
 
+use std::sync::Arc;
+
 use jiff::Timestamp;
-use rustls::pki_types::CertificateDer;
+use rustls::{
+    RootCertStore,
+    pki_types::CertificateDer,
+    server::{WebPkiClientVerifier, danger::ClientCertVerifier},
+};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use crate::{Error, Pki};
+use crate::{
+    Error, Pki,
+    authority::{certificates_from_pem, unix_time},
+    provider,
+};
 
 /// Which authority vouches for a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,50 +39,97 @@ pub struct Peer {
     pub credential_id: String,
 }
 
-impl Pki {
+/// Those who vouch for client certificates. Only public parts: what a server needs to identify its
+/// clients.
+pub struct Identifier {
+    cluster: Verifier,
+    front_proxy: Verifier,
+}
+
+type Verifier = Arc<dyn ClientCertVerifier>;
+
+fn verifier(pem: &[u8]) -> Result<Verifier, Error> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates_from_pem(pem)? {
+        roots.add(certificate)?;
+    }
+    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
+        .build()
+        .map_err(|error| Error::Certificate(error.to_string()))
+}
+
+impl Identifier {
+    /// From the authorities' certificates as PEM.
+    pub fn new(cluster: &str, front_proxy: &str) -> Result<Self, Error> {
+        let (cluster, front_proxy) = (
+            verifier(cluster.as_bytes())?,
+            verifier(front_proxy.as_bytes())?,
+        );
+        Ok(Self {
+            cluster,
+            front_proxy,
+        })
+    }
+
     /// Verifies the chain that a client sent and says whom it names.
     pub fn identify(&self, chain: &[CertificateDer<'_>], now: Timestamp) -> Result<Peer, Error> {
-        let signer = match self.ca().vouches_for_client(chain, now) {
-            Ok(()) => Signer::Cluster,
+        let (first, rest) = chain
+            .split_first()
+            .ok_or_else(|| Error::Certificate("no certificate was sent".to_owned()))?;
+        let at = unix_time(now);
+        let signer = match self.cluster.verify_client_cert(first, rest, at) {
+            Ok(_) => Signer::Cluster,
             Err(error) => {
-                self.front_proxy_ca()
-                    .vouches_for_client(chain, now)
+                self.front_proxy
+                    .verify_client_cert(first, rest, at)
                     .map_err(|_| error)?;
                 Signer::FrontProxy
             }
         };
-        let malformed = |what: &str| Error::Certificate(format!("malformed {what}"));
-        let (_, parsed) =
-            X509Certificate::from_der(&chain[0]).map_err(|_| malformed("certificate"))?;
-        let subject = parsed.subject();
-        let user = subject
-            .iter_common_name()
-            .next()
-            .ok_or_else(|| malformed("subject"))?;
-        let user = user.as_str().map_err(|_| malformed("common name"))?;
-        if user.is_empty() {
-            return Err(malformed("common name"));
-        }
-        let groups = subject
-            .iter_organization()
-            .map(|group| group.as_str().map(str::to_owned))
-            .collect::<Result<_, _>>()
-            .map_err(|_| malformed("organization"))?;
-        let not_after = Timestamp::from_second(parsed.validity().not_after.timestamp())
-            .map_err(|_| malformed("validity"))?;
-        let digest = ring::digest::digest(&ring::digest::SHA256, &chain[0]);
-        let hex: String = digest
-            .as_ref()
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
-        let credential_id = format!("X509SHA256={hex}");
-        Ok(Peer {
-            signer,
-            user: user.to_owned(),
-            groups,
-            not_after,
-            credential_id,
-        })
+        named(first, signer)
+    }
+}
+
+/// Whom a certificate names, whoever has signed it.
+fn named(certificate: &CertificateDer<'_>, signer: Signer) -> Result<Peer, Error> {
+    let malformed = |what: &str| Error::Certificate(format!("malformed {what}"));
+    let (_, parsed) =
+        X509Certificate::from_der(certificate).map_err(|_| malformed("certificate"))?;
+    let subject = parsed.subject();
+    let user = subject
+        .iter_common_name()
+        .next()
+        .ok_or_else(|| malformed("subject"))?;
+    let user = user.as_str().map_err(|_| malformed("common name"))?;
+    if user.is_empty() {
+        return Err(malformed("common name"));
+    }
+    let groups = subject
+        .iter_organization()
+        .map(|group| group.as_str().map(str::to_owned))
+        .collect::<Result<_, _>>()
+        .map_err(|_| malformed("organization"))?;
+    let not_after = Timestamp::from_second(parsed.validity().not_after.timestamp())
+        .map_err(|_| malformed("validity"))?;
+    let digest = ring::digest::digest(&ring::digest::SHA256, certificate);
+    let hex: String = digest
+        .as_ref()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let credential_id = format!("X509SHA256={hex}");
+    Ok(Peer {
+        signer,
+        user: user.to_owned(),
+        groups,
+        not_after,
+        credential_id,
+    })
+}
+
+impl Pki {
+    /// Verifies the chain that a client sent and says whom it names.
+    pub fn identify(&self, chain: &[CertificateDer<'_>], now: Timestamp) -> Result<Peer, Error> {
+        Identifier::new(self.ca().pem(), self.front_proxy_ca().pem())?.identify(chain, now)
     }
 }
