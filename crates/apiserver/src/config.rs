@@ -9,7 +9,7 @@ use std::{
 
 use stdx::Clock;
 
-use crate::{ApiServer, Registry, Store};
+use crate::{ApiServer, Registry, Store, authn};
 
 /// A server that does not run yet.
 pub struct Config {
@@ -87,6 +87,13 @@ pub struct IssuedToken {
 /// Signs service account tokens.
 pub trait TokenIssuer: Send + Sync + 'static {
     fn issue(&self, request: &TokenRequest<'_>) -> Result<IssuedToken, String>;
+    /// What a token says, if it is one of ours: signature, times and audience are checked, the
+    /// objects it is bound to are not. Without audiences it must be for this server.
+    fn verify(
+        &self,
+        token: &str,
+        audiences: Option<&[String]>,
+    ) -> Option<Result<Arc<authn::Claims>, authn::Refused>>;
     /// The document at `/.well-known/openid-configuration`.
     fn openid_configuration(&self) -> serde_json::Value;
     /// The document at `/openid/v1/jwks`.

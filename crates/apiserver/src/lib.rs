@@ -19,6 +19,7 @@ mod custom;
 mod discovery;
 mod disruption;
 mod failure;
+mod flight;
 mod gzip;
 mod handlers;
 mod health;
@@ -42,6 +43,8 @@ mod scan;
 mod selection;
 mod server;
 mod services;
+#[cfg(test)]
+mod testing;
 mod user;
 mod write;
 mod yaml;

@@ -16,7 +16,6 @@ use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
 use machinery::Status;
 use parking_lot::Mutex;
 use rustls::pki_types::CertificateDer;
-use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::error;
 
@@ -24,13 +23,13 @@ use crate::{
     Body, Config, Reader, Registry, RequestInfo, Store, User,
     admission::{self, Plugin},
     authn::{self, Authenticator, Credentials},
-    authz::{self, Attributes, Authorizer, Decision},
+    authz::{self, Attributes, Authorizer, Decision, Rbac},
     body::BodyError,
+    flight::Flight,
     gzip, handlers, impersonation,
     metrics::{About, Metrics},
     query::Query,
     respond::{self, Answer},
-    user,
 };
 
 pub(crate) type RequestBody = UnsyncBoxBody<Bytes, BodyError>;
@@ -58,6 +57,8 @@ pub(crate) struct Core {
     pub(crate) reader: Reader,
     pub(crate) authenticators: Vec<Arc<dyn Authenticator>>,
     pub(crate) authorizers: Vec<Arc<dyn Authorizer>>,
+    /// The authorizer that can also say what somebody may do.
+    pub(crate) rbac: Rbac,
     pub(crate) admission: Vec<Arc<dyn Plugin>>,
     /// Writes under way; they end even when their client is gone, and shutdown waits for them.
     pub(crate) writes: TaskTracker,
@@ -68,7 +69,7 @@ pub(crate) struct Core {
     /// The port that the server listens on, once it does.
     pub(crate) port: OnceLock<u16>,
     pub(crate) metrics: Metrics,
-    in_flight: Semaphore,
+    flight: Flight,
 }
 
 /// One request as it came.
@@ -106,11 +107,13 @@ impl Request {
 impl Core {
     pub(crate) fn new(config: Config, store: Store, registry: Arc<Registry>) -> Self {
         let reader = Reader::new(store.clone(), registry.clone());
+        let rbac = Rbac::new(reader.clone());
         Self {
             authenticators: authn::chain(&config, &reader),
-            authorizers: authz::chain(&config, &reader),
-            admission: admission::chain(&config, &reader),
-            in_flight: Semaphore::new(config.limits.in_flight),
+            authorizers: authz::chain(&config, &reader, &rbac),
+            admission: admission::chain(&config, &reader, &rbac),
+            rbac,
+            flight: Flight::new(config.limits.in_flight),
             metrics: Metrics::new(),
             port: OnceLock::new(),
             writes: TaskTracker::new(),
@@ -238,7 +241,7 @@ impl Core {
         let _permit = if long {
             None
         } else {
-            Some(self.admit_to_flight(&user)?)
+            self.flight.admit(&user, &info).await?
         };
         self.authorize(&user, &info, &query).await?;
         let deadline = self.config.limits.deadline;
@@ -278,32 +281,23 @@ impl Core {
                 certificates: &connection.certificates,
                 remote: Some(connection.remote),
             };
+            // Another may still know the caller; but who shows something wrong is not anonymous.
+            let mut wrong = parts.headers.contains_key(http::header::AUTHORIZATION);
             for authenticator in &self.authenticators {
                 match authenticator.authenticate(&credentials).await {
                     Ok(Some(user)) => return Ok(Arc::new(user)),
                     Ok(None) => {}
                     Err(refused) => {
                         tracing::debug!(authenticator = authenticator.name(), %refused, "refused");
-                        return Err(Status::unauthorized("Unauthorized"));
+                        wrong = true;
                     }
                 }
             }
-            if parts.headers.contains_key(http::header::AUTHORIZATION) {
+            if wrong {
                 return Err(Status::unauthorized("Unauthorized"));
             }
             Ok(Arc::new(User::anonymous()))
         })
-    }
-
-    fn admit_to_flight(
-        &self,
-        user: &User,
-    ) -> Result<Option<tokio::sync::SemaphorePermit<'_>>, Status> {
-        if user.is_in(user::MASTERS) {
-            return Ok(self.in_flight.try_acquire().ok());
-        }
-        let busy = |_| Status::too_many_requests("Too many requests, please try again later.", 1);
-        self.in_flight.try_acquire().map(Some).map_err(busy)
     }
 
     async fn authorize(

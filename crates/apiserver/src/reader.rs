@@ -75,7 +75,7 @@ impl Reader {
         }
     }
 
-    fn resource(&self, group: &str, plural: &str) -> Option<Arc<Resource>> {
+    pub(crate) fn resource(&self, group: &str, plural: &str) -> Option<Arc<Resource>> {
         self.registry.table().any_version(group, plural).cloned()
     }
 }

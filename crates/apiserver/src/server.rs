@@ -14,7 +14,7 @@ use tokio_rustls::TlsAcceptor;
 use tracing::{debug, info};
 
 use crate::{
-    Config, Error, LocalService, Registry, Store, User, bootstrap, custom,
+    Config, Error, LocalService, Registry, Store, User, authz, bootstrap, custom,
     pipeline::{Caller, Connection, Core},
 };
 
@@ -114,6 +114,9 @@ impl ApiServer {
         for plugin in &self.core.admission {
             plugin.start(context);
         }
+        let writer = self.connect(User::new("system:apiserver", ["system:masters"]));
+        let defaults = authz::defaults::write(writer, self.core.rbac.clone());
+        context.spawn("rbac-defaults", defaults);
     }
 }
 

@@ -206,6 +206,10 @@ fn apiserver_config(
         health: health.clone(),
         clock: Arc::new(SystemClock),
         limits: apiserver::Limits::default(),
-        tokens: None,
+        tokens: Some(Arc::new(apiserver::authn::Tokens::new(
+            pki.clone(),
+            &settings.cluster_domain,
+            Arc::new(SystemClock),
+        ))),
     })
 }

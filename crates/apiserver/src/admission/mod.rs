@@ -1,6 +1,24 @@
 //! Admission: plugins that may change a write (mutate) and refuse it (validate), in the order of
 //! [`chain`]. Reads never come here.
 
+mod amounts;
+mod default_ingress_class;
+mod default_storage_class;
+mod default_toleration_seconds;
+mod limit_ranger;
+mod namespace_lifecycle;
+mod node_restriction;
+mod persistent_volume_claim_resize;
+mod pod_security;
+mod priority;
+mod quota_scopes;
+mod rbac_escalation;
+mod resource_quota;
+mod runtime_class;
+mod service_account;
+mod storage_object_in_use_protection;
+mod taint_nodes_by_condition;
+
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -8,7 +26,7 @@ use machinery::{Object, Status};
 use parking_lot::Mutex;
 use store::Op;
 
-use crate::{Config, Draft, Reader, User};
+use crate::{Config, Draft, Reader, User, authz::Rbac};
 
 /// What a request does to an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +58,25 @@ pub struct Attributes<'a> {
     pub old: Option<&'a Object>,
     pub reader: &'a Reader,
     pub effects: &'a Effects,
+}
+
+impl Attributes<'_> {
+    /// Whether the request is about this resource or something below it.
+    pub fn is(&self, group: &str, resource: &str) -> bool {
+        self.group == group && self.resource == resource
+    }
+
+    /// Whether the request creates or updates an object of this resource itself.
+    pub fn is_write_of(&self, group: &str, resource: &str) -> bool {
+        matches!(self.operation, Operation::Create | Operation::Update)
+            && self.is(group, resource)
+            && self.subresource.is_empty()
+    }
+
+    /// The refusal of this request.
+    pub fn forbidden(&self, why: &str) -> Status {
+        Status::forbidden(self.group, self.resource, self.name, why)
+    }
 }
 
 /// What plugins add to a request beside changes of the object.
@@ -100,8 +137,24 @@ pub trait Plugin: Send + Sync + 'static {
 }
 
 /// The plugins, in the order they are called. ResourceQuota stays last.
-pub fn chain(_config: &Config, _reader: &Reader) -> Vec<Arc<dyn Plugin>> {
-    Vec::new()
+pub fn chain(_config: &Config, _reader: &Reader, rbac: &Rbac) -> Vec<Arc<dyn Plugin>> {
+    vec![
+        Arc::new(namespace_lifecycle::NamespaceLifecycle),
+        Arc::new(limit_ranger::LimitRanger),
+        Arc::new(service_account::ServiceAccount),
+        Arc::new(node_restriction::NodeRestriction),
+        Arc::new(taint_nodes_by_condition::TaintNodesByCondition),
+        Arc::new(pod_security::PodSecurity),
+        Arc::new(priority::Priority),
+        Arc::new(default_toleration_seconds::DefaultTolerationSeconds),
+        Arc::new(default_storage_class::DefaultStorageClass),
+        Arc::new(storage_object_in_use_protection::StorageObjectInUseProtection),
+        Arc::new(persistent_volume_claim_resize::PersistentVolumeClaimResize),
+        Arc::new(runtime_class::RuntimeClass),
+        Arc::new(default_ingress_class::DefaultIngressClass),
+        Arc::new(rbac_escalation::RbacEscalation::new(rbac.clone())),
+        Arc::new(resource_quota::ResourceQuota),
+    ]
 }
 
 /// Lets every plugin change the object.

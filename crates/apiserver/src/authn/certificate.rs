@@ -1,13 +1,28 @@
-//! Client certificates: the common name is the user, each organization is a group. The chain was
-//! verified in the TLS handshake.
+//! Client certificates: the common name is the user, each organization is a group. The chain is
+//! verified again for each request, because a connection outlives a certificate and because a front
+//! proxy's certificate names nobody.
+
+use std::sync::Arc;
 
 use async_trait::async_trait;
-use x509_parser::{certificate::X509Certificate, prelude::FromDer};
+use pki::{Identifier, Signer};
+use stdx::Clock;
 
 use super::{Authenticator, Credentials, Refused};
 use crate::User;
 
-pub struct Certificate;
+const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
+
+pub struct Certificate {
+    identifier: Arc<Identifier>,
+    clock: Arc<dyn Clock>,
+}
+
+impl Certificate {
+    pub fn new(identifier: Arc<Identifier>, clock: Arc<dyn Clock>) -> Self {
+        Self { identifier, clock }
+    }
+}
 
 #[async_trait]
 impl Authenticator for Certificate {
@@ -16,25 +31,19 @@ impl Authenticator for Certificate {
     }
 
     async fn authenticate(&self, credentials: &Credentials<'_>) -> Result<Option<User>, Refused> {
-        let Some(leaf) = credentials.certificates.first() else {
+        if credentials.certificates.is_empty() {
             return Ok(None);
-        };
-        let (_, certificate) = X509Certificate::from_der(leaf)
-            .map_err(|error| Refused(format!("unreadable client certificate: {error}")))?;
-        let subject = certificate.subject();
-        let text = |attribute: &x509_parser::x509::AttributeTypeAndValue<'_>| {
-            attribute.as_str().map(str::to_owned).ok()
-        };
-        let Some(name) = subject
-            .iter_common_name()
-            .find_map(text)
-            .filter(|name| !name.is_empty())
-        else {
+        }
+        let peer = self
+            .identifier
+            .identify(credentials.certificates, self.clock.now());
+        let peer = peer.map_err(|error| Refused(error.to_string()))?;
+        if peer.signer != Signer::Cluster {
             return Ok(None);
-        };
-        Ok(Some(User::new(
-            name,
-            subject.iter_organization().filter_map(text),
-        )))
+        }
+        let mut user = User::new(peer.user, peer.groups);
+        user.extra
+            .insert(CREDENTIAL_ID.to_owned(), vec![peer.credential_id]);
+        Ok(Some(user))
     }
 }

@@ -1,17 +1,27 @@
 //! Who is it? Authenticators are asked in the order of [`chain`]; the first that recognises the
 //! caller decides, and one that finds bad credentials refuses the request.
 
+mod bearer;
+mod bootstrap;
 mod certificate;
+mod request_header;
+mod service_account;
+mod static_tokens;
 
 use std::{net::SocketAddr, sync::Arc};
 
 use async_trait::async_trait;
 use http::HeaderMap;
+use pki::Identifier;
 use rustls::pki_types::CertificateDer;
 
 use crate::{Config, Reader, User};
 
+pub use bootstrap::BootstrapTokens;
 pub use certificate::Certificate;
+pub use request_header::RequestHeader;
+pub use service_account::{Claims, Private, Reference, ServiceAccounts, Tokens};
+pub use static_tokens::StaticTokens;
 
 /// What a caller shows.
 #[derive(Debug, Clone, Copy)]
@@ -34,11 +44,59 @@ pub trait Authenticator: Send + Sync + 'static {
     fn name(&self) -> &'static str;
     /// The user, or `None` when these credentials are not of the kind this one knows.
     async fn authenticate(&self, credentials: &Credentials<'_>) -> Result<Option<User>, Refused>;
+    /// The user that a bearer token names, for one of these audiences (none: this server).
+    async fn token(
+        &self,
+        _token: &str,
+        _audiences: Option<&[String]>,
+    ) -> Result<Option<User>, Refused> {
+        Ok(None)
+    }
     /// Starts what runs beside requests (caches, key reloads).
     fn start(&self, _context: &lifecycle::Context) {}
 }
 
 /// The authenticators, in the order they are asked.
-pub fn chain(_config: &Config, _reader: &Reader) -> Vec<Arc<dyn Authenticator>> {
-    vec![Arc::new(Certificate)]
+pub fn chain(config: &Config, reader: &Reader) -> Vec<Arc<dyn Authenticator>> {
+    let mut chain: Vec<Arc<dyn Authenticator>> = Vec::new();
+    match Identifier::new(&config.client_ca, &config.front_proxy_ca) {
+        Ok(identifier) => {
+            let identifier = Arc::new(identifier);
+            chain.push(Arc::new(RequestHeader::new(
+                identifier.clone(),
+                config.clock.clone(),
+            )));
+            chain.push(Arc::new(Certificate::new(identifier, config.clock.clone())));
+        }
+        // Then nobody gets in by certificate: safe, and said loudly.
+        Err(error) => tracing::error!(%error, "client certificates cannot be verified"),
+    }
+    if let Some(tokens) = &config.tokens {
+        let (tokens, clock) = (tokens.clone(), config.clock.clone());
+        chain.push(Arc::new(ServiceAccounts::new(
+            tokens,
+            reader.clone(),
+            clock,
+        )));
+    }
+    chain.push(Arc::new(BootstrapTokens::new(
+        reader.clone(),
+        config.clock.clone(),
+    )));
+    chain
+}
+
+/// Asks about a token alone: the first that knows it, or why nobody does.
+pub async fn review(
+    chain: &[Arc<dyn Authenticator>],
+    token: &str,
+    audiences: &[String],
+) -> Result<User, Refused> {
+    let audiences = (!audiences.is_empty()).then_some(audiences);
+    for authenticator in chain {
+        if let Some(user) = authenticator.token(token, audiences).await? {
+            return Ok(user);
+        }
+    }
+    Err(Refused("nobody knows this token".to_owned()))
 }

@@ -1,7 +1,12 @@
 //! May they? Authorizers are asked in the order of [`chain`]; the first with an opinion decides, and
 //! without any opinion the answer is no.
 
-mod components;
+pub(crate) mod defaults;
+mod index;
+mod node;
+pub mod policy;
+mod rbac;
+mod rules;
 
 use std::sync::Arc;
 
@@ -9,7 +14,11 @@ use async_trait::async_trait;
 
 use crate::{Config, Reader, User, user};
 
-pub use components::Components;
+pub use index::Index;
+pub(crate) use node::uses;
+pub use node::{Node, node_name};
+pub use rbac::Rbac;
+pub use rules::{Rule, uncovered};
 
 /// What is asked for. Strings are empty where they do not apply.
 #[derive(Debug, Clone, Copy)]
@@ -68,8 +77,12 @@ impl Authorizer for Masters {
 }
 
 /// The authorizers, in the order they are asked.
-pub fn chain(_config: &Config, _reader: &Reader) -> Vec<Arc<dyn Authorizer>> {
-    vec![Arc::new(Masters), Arc::new(Components)]
+pub fn chain(_config: &Config, reader: &Reader, rbac: &Rbac) -> Vec<Arc<dyn Authorizer>> {
+    vec![
+        Arc::new(Masters),
+        Arc::new(Node::new(reader.clone())),
+        Arc::new(rbac.clone()),
+    ]
 }
 
 /// Asks each; the first opinion counts. Reasons of those without one are joined.

@@ -1,193 +1,226 @@
-//! Questions to the server: who am I, whose token is this, may somebody do that. Answered at once,
-//! never stored.
+//! Questions that are asked by creating an object and answered in its status, and never stored:
+//! whether somebody may do something, what somebody may do, who a token names, who is asking.
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use http::{HeaderMap, StatusCode, header};
-use machinery::{Object, Status, Value};
-use serde_json::{Map, json};
+use http::StatusCode;
+use kinds::tree;
+use machinery::{
+    Object, Status, Value,
+    field::{Error, Path},
+};
+use serde_json::json;
 
-use super::body::{self, WriteOptions};
+use super::{
+    body::{self, WriteOptions},
+    read,
+};
 use crate::{
-    Resource, User,
-    authn::Credentials,
-    authz::{self, Attributes, Decision},
+    Resource, User, authn,
+    authz::{self, Attributes, Decision, Rule},
     meta,
     pipeline::Request,
-    respond::{self, Answer},
+    respond::Answer,
+    user,
 };
 
 /// Answers a question.
 pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     let options = WriteOptions::parse(&request)?;
+    let output = read::output(&request, &resource)?;
     let decoded = body::object(&request, &resource, options.validation).await?;
     let mut review = decoded.object;
-    let status = match resource.kind.names().kind.as_str() {
-        "SelfSubjectReview" => json!({"userInfo": user_info(&request.user)}),
-        "TokenReview" => token(&request, &review).await,
-        "SelfSubjectAccessReview" => access(&request, &request.user, &review["spec"]).await,
-        "SubjectAccessReview" => {
-            access(&request, &subject(&review["spec"])?, &review["spec"]).await
+    let spec = tree::get(&review, "spec").clone();
+    let status = match resource.plural.as_str() {
+        "selfsubjectreviews" => json!({ "userInfo": info(&request.user) }),
+        "tokenreviews" => token(&request, &spec).await?,
+        "selfsubjectaccessreviews" => access(&request, &request.user, &spec).await?,
+        "selfsubjectrulesreviews" => rules(&request, tree::text(&spec["namespace"])),
+        "subjectaccessreviews" => access(&request, &subject(&resource, &spec)?, &spec).await?,
+        "localsubjectaccessreviews" => {
+            let here = request
+                .info
+                .resource
+                .as_ref()
+                .map_or("", |r| r.namespace.as_str());
+            local(&resource, &spec, here)?;
+            access(&request, &subject(&resource, &spec)?, &spec).await?
         }
-        "LocalSubjectAccessReview" => local(&request, &review).await?,
         _ => return Err(Status::method_not_allowed()),
     };
+    if matches!(resource.plural.as_str(), "selfsubjectreviews") {
+        let now = meta::time(request.core.config.clock.now());
+        meta::set(&mut review, "creationTimestamp", now);
+    }
     review.insert("status".to_owned(), status);
-    let now = meta::time(request.core.config.clock.now());
-    meta::set(&mut review, "creationTimestamp", now);
-    let bytes = machinery::encode::object(resource.schema, &review).bytes;
-    Ok(respond::bytes(StatusCode::CREATED, respond::JSON, bytes))
+    let body = Value::Object(review).to_string();
+    Ok(output.encoded(StatusCode::CREATED, body.into()))
 }
 
-fn user_info(user: &User) -> Value {
-    let mut info = Map::new();
+fn invalid(resource: &Resource, error: Error) -> Status {
+    Status::invalid(&resource.group, &resource.kind.names().kind, "", &[error])
+}
+
+fn info(user: &User) -> Value {
+    let mut info = Object::new();
     info.insert("username".to_owned(), user.name.clone().into());
     if !user.uid.is_empty() {
         info.insert("uid".to_owned(), user.uid.clone().into());
     }
-    info.insert("groups".to_owned(), user.groups.clone().into());
+    if !user.groups.is_empty() {
+        info.insert("groups".to_owned(), user.groups.clone().into());
+    }
     if !user.extra.is_empty() {
         info.insert("extra".to_owned(), json!(user.extra));
     }
-    Value::Object(info)
+    info.into()
 }
 
-/// Whose token it is, asked of the same authenticators that requests meet.
-async fn token(request: &Request, review: &Object) -> Value {
-    let spec = review.get("spec").cloned().unwrap_or_default();
-    let token = spec["token"].as_str().unwrap_or_default();
-    let mut headers = HeaderMap::new();
-    let Ok(value) = format!("Bearer {token}").parse() else {
-        return json!({"authenticated": false, "error": "the token is no header value"});
-    };
-    headers.insert(header::AUTHORIZATION, value);
-    let credentials = Credentials {
-        headers: &headers,
-        certificates: &[],
-        remote: None,
-    };
-    let mut failure = None;
-    for authenticator in &request.core.authenticators {
-        match authenticator.authenticate(&credentials).await {
-            Ok(Some(user)) => {
-                return json!({"authenticated": true, "user": user_info(&user)});
+fn texts(value: &Value) -> Vec<String> {
+    tree::list(value)
+        .iter()
+        .filter_map(Value::as_str)
+        .map(str::to_owned)
+        .collect()
+}
+
+async fn token(request: &Request, spec: &Value) -> Result<Value, Status> {
+    let token = tree::text(&spec["token"]);
+    if token.is_empty() {
+        return Err(Status::bad_request(
+            "token is required for TokenReview in authentication",
+        ));
+    }
+    let audiences = texts(&spec["audiences"]);
+    let reviewed = authn::review(&request.core.authenticators, token, &audiences).await;
+    Ok(match reviewed {
+        Ok(user) => {
+            let mut status = json!({"authenticated": true, "user": info(&user)});
+            if !audiences.is_empty() {
+                status["audiences"] = audiences.into();
             }
-            Ok(None) => {}
-            Err(refused) => failure = Some(refused.to_string()),
+            status
         }
-    }
-    match failure {
-        Some(why) => json!({"authenticated": false, "error": why}),
-        None => json!({"authenticated": false}),
-    }
+        Err(refused) => json!({"authenticated": false, "error": refused.to_string()}),
+    })
 }
 
-/// The user that a review asks about.
-fn subject(spec: &Value) -> Result<User, Status> {
-    let text = |key: &str| spec[key].as_str().unwrap_or_default().to_owned();
-    let list = |value: &Value| -> Vec<String> {
-        let list = value.as_array().into_iter().flatten();
-        list.filter_map(Value::as_str).map(str::to_owned).collect()
-    };
-    let extra = spec["extra"].as_object().into_iter().flatten();
-    let extra: BTreeMap<_, _> = extra
-        .map(|(key, value)| (key.to_lowercase(), list(value)))
+/// The subject that a review names.
+fn subject(resource: &Resource, spec: &Value) -> Result<User, Status> {
+    let extra: BTreeMap<String, Vec<String>> = tree::entries(&spec["extra"])
+        .map(|(key, values)| (key.clone(), texts(values)))
         .collect();
     let user = User {
-        name: text("user"),
-        uid: text("uid"),
-        groups: list(&spec["groups"]),
+        name: tree::text(&spec["user"]).to_owned(),
+        uid: tree::text(&spec["uid"]).to_owned(),
+        groups: texts(&spec["groups"]),
         extra,
     };
     if user.name.is_empty() && user.groups.is_empty() {
-        use machinery::field::{Error, Path};
         let path = Path::new("spec").child("user");
-        let error = Error::invalid(&path, "", "at least one of user or group must be specified");
-        return Err(Status::invalid(
-            "authorization.k8s.io",
-            "SubjectAccessReview",
-            "",
-            &[error],
-        ));
+        let why = "at least one of user or group must be specified";
+        return Err(invalid(resource, Error::invalid(&path, "", why)));
     }
     Ok(user)
 }
 
-async fn local(request: &Request, review: &Object) -> Result<Value, Status> {
-    let namespace = request
-        .info
-        .resource
-        .as_ref()
-        .map(|r| r.namespace.as_str())
-        .unwrap_or_default();
-    let spec = review.get("spec").cloned().unwrap_or_default();
-    if spec["resourceAttributes"]["namespace"]
-        .as_str()
-        .unwrap_or_default()
-        != namespace
-    {
-        use machinery::field::{Error, Path};
-        let path = Path::new("spec")
-            .child("resourceAttributes")
-            .child("namespace");
-        let error = Error::invalid(
-            &path,
-            spec["resourceAttributes"]["namespace"].clone(),
-            "must match metadata.namespace",
-        );
-        return Err(Status::invalid(
-            "authorization.k8s.io",
-            "LocalSubjectAccessReview",
-            "",
-            &[error],
-        ));
+fn local(resource: &Resource, spec: &Value, here: &str) -> Result<(), Status> {
+    let asked = tree::text(&spec["resourceAttributes"]["namespace"]);
+    if tree::is_set(&spec["nonResourceAttributes"]) {
+        let path = Path::new("spec").child("nonResourceAttributes");
+        let why = "disallowed on this kind of request";
+        return Err(invalid(resource, Error::invalid(&path, "", why)));
     }
-    Ok(access(request, &subject(&spec)?, &spec).await)
+    if asked != here {
+        return Err(Status::bad_request(format!(
+            "spec.resourceAttributes.namespace must match namespace: {asked}"
+        )));
+    }
+    Ok(())
 }
 
-/// May they?
-async fn access(request: &Request, user: &User, spec: &Value) -> Value {
+async fn access(request: &Request, user: &User, spec: &Value) -> Result<Value, Status> {
     let (resource, path) = (&spec["resourceAttributes"], &spec["nonResourceAttributes"]);
-    let is_resource = resource.is_object();
-    let about = if is_resource { resource } else { path };
-    let [
-        verb,
-        group,
-        version,
-        plural,
-        subresource,
-        namespace,
-        name,
-        path,
-    ] = [
-        "verb",
-        "group",
-        "version",
-        "resource",
-        "subresource",
-        "namespace",
-        "name",
-        "path",
-    ]
-    .map(|key| about[key].as_str().unwrap_or_default());
+    if tree::is_set(resource) == tree::is_set(path) {
+        let why = "exactly one of nonResourceAttributes or resourceAttributes must be specified";
+        return Err(Status::bad_request(why));
+    }
+    let text = |key: &str| tree::text(&resource[key]);
+    let is_resource = tree::is_set(resource);
     let attributes = Attributes {
         user,
-        verb,
+        verb: if is_resource {
+            text("verb")
+        } else {
+            tree::text(&path["verb"])
+        },
         is_resource,
-        group,
-        version,
-        resource: plural,
-        subresource,
-        namespace,
-        name,
-        path,
-        field_selector: "",
-        label_selector: "",
+        group: text("group"),
+        version: text("version"),
+        resource: text("resource"),
+        subresource: text("subresource"),
+        namespace: text("namespace"),
+        name: text("name"),
+        path: tree::text(&path["path"]),
+        field_selector: tree::text(&resource["fieldSelector"]["rawSelector"]),
+        label_selector: tree::text(&resource["labelSelector"]["rawSelector"]),
     };
-    match authz::decide(&request.core.authorizers, &attributes).await {
-        Decision::Allow => json!({"allowed": true}),
-        Decision::Deny(reason) => json!({"allowed": false, "denied": true, "reason": reason}),
-        Decision::NoOpinion(reason) if reason.is_empty() => json!({"allowed": false}),
-        Decision::NoOpinion(reason) => json!({"allowed": false, "reason": reason}),
+    let decision = authz::decide(&request.core.authorizers, &attributes).await;
+    let (allowed, denied, reason) = match decision {
+        Decision::Allow => {
+            let reason = request.core.rbac.index().reason(&attributes);
+            (
+                true,
+                false,
+                reason
+                    .filter(|_| !user.is_in(user::MASTERS))
+                    .unwrap_or_default(),
+            )
+        }
+        Decision::Deny(reason) => (false, true, reason),
+        Decision::NoOpinion(reason) => (false, false, reason),
+    };
+    let mut status = Object::new();
+    status.insert("allowed".to_owned(), allowed.into());
+    if denied {
+        status.insert("denied".to_owned(), true.into());
     }
+    if !reason.is_empty() {
+        status.insert("reason".to_owned(), reason.into());
+    }
+    Ok(status.into())
+}
+
+fn rules(request: &Request, namespace: &str) -> Value {
+    let user = &request.user;
+    let mut all = request.core.rbac.index().rules_for(user, namespace);
+    if user.is_in(user::MASTERS) {
+        let any = || vec!["*".to_owned()];
+        all.push(Rule {
+            verbs: any(),
+            groups: any(),
+            resources: any(),
+            ..Rule::default()
+        });
+        all.push(Rule {
+            verbs: any(),
+            paths: any(),
+            ..Rule::default()
+        });
+    }
+    let (paths, resources): (Vec<Rule>, Vec<Rule>) =
+        all.into_iter().partition(|rule| !rule.paths.is_empty());
+    let resources: Vec<Value> = resources.iter().map(Rule::to_json).collect();
+    let paths: Vec<Value> = paths.iter().map(Rule::to_json).collect();
+    let is_node = authz::node_name(user).is_some();
+    let mut status = json!({
+        "resourceRules": resources,
+        "nonResourceRules": paths,
+        "incomplete": is_node,
+    });
+    if is_node {
+        let why = "node authorizer does not support user rule resolution";
+        status["evaluationError"] = why.into();
+    }
+    status
 }

@@ -13,9 +13,12 @@ use super::{
     objects,
 };
 use crate::{
-    Resource, TokenRequest, convert, failure, media, meta,
+    Resource, TokenRequest,
+    admission::{self, Attributes, Operation},
+    convert, failure, media, meta,
     pipeline::Request,
     respond::{self, Answer},
+    write::Write,
 };
 
 const SHORTEST: i64 = 600;
@@ -55,6 +58,7 @@ pub(crate) async fn request(request: Request, resource: Arc<Resource>) -> Answer
         .ok_or_else(|| write.not_found(&write.name))?
         .object
         .parse();
+    admit(&write, &asked).await?;
     let bound = bound(&request, &write.namespace, &write.name, &asked).await?;
     let seconds = seconds(&asked)?;
     let audiences = asked["spec"]["audiences"].as_array().into_iter().flatten();
@@ -96,6 +100,28 @@ pub(crate) async fn request(request: Request, resource: Arc<Resource>) -> Answer
         respond::JSON,
         answer.to_string(),
     ))
+}
+
+/// A token is asked for, not stored: plugins may refuse it, and what they change is of no use.
+async fn admit(write: &Write, asked: &Value) -> Result<(), Status> {
+    let mut object = asked.as_object().cloned().unwrap_or_default();
+    let attributes = Attributes {
+        user: &write.user,
+        operation: Operation::Create,
+        group: "",
+        version: "v1",
+        kind: "TokenRequest",
+        resource: "serviceaccounts",
+        subresource: "token",
+        namespace: &write.namespace,
+        name: &write.name,
+        dry_run: write.dry_run,
+        old: None,
+        reader: &write.core.reader,
+        effects: &write.effects,
+    };
+    admission::mutate(&write.core.admission, &attributes, &mut object).await?;
+    admission::validate(&write.core.admission, &attributes, Some(&object)).await
 }
 
 fn seconds(asked: &Value) -> Result<i64, Status> {

@@ -63,14 +63,20 @@ impl Server {
             .await
             .unwrap();
         let url = format!("https://{address}");
-        Self {
+        let server = Self {
             server,
             pki,
             url,
             directory,
             stop,
             run: Some(run),
-        }
+        };
+        // A controller's work, without which no pod is admitted.
+        let account = serde_json::json!({"metadata": {"name": "default"}});
+        let path = "/api/v1/namespaces/default/serviceaccounts";
+        let made = admin(&server, "POST", path, account).await;
+        assert!(matches!(made.code, 201 | 409), "{}", made.body);
+        server
     }
 
     /// A client in this process.

@@ -1,0 +1,99 @@
+//! Amounts of resources by name, and what a pod as a whole asks for.
+
+use std::collections::BTreeMap;
+
+use kinds::tree;
+use machinery::{Object, Value, quantity::Quantity};
+
+/// Amounts by resource name.
+pub(crate) type Amounts = BTreeMap<String, Quantity>;
+
+/// The amounts in a JSON map; what is no quantity does not count.
+pub(crate) fn of(json: &Value) -> Amounts {
+    let amounts = tree::entries(json)
+        .filter_map(|(name, value)| Some((name.clone(), value.as_str()?.parse().ok()?)));
+    amounts.collect()
+}
+
+/// Amounts as JSON.
+pub(crate) fn to_json(amounts: &Amounts) -> Value {
+    let map = amounts
+        .iter()
+        .map(|(name, amount)| (name.clone(), amount.to_string().into()));
+    Value::Object(map.collect::<Object>())
+}
+
+pub(crate) fn add(to: &mut Amounts, more: &Amounts) {
+    for (name, amount) in more {
+        let slot = to.entry(name.clone()).or_insert(Quantity::ZERO);
+        *slot = slot.plus(*amount);
+    }
+}
+
+fn raise(to: &mut Amounts, other: &Amounts) {
+    for (name, amount) in other {
+        let slot = to.entry(name.clone()).or_insert(*amount);
+        *slot = (*slot).max(*amount);
+    }
+}
+
+/// What a pod asks for (`requests`) or may use (`limits`) at most at any moment: init containers run
+/// one after the other beside the sidecars started before them, then all containers run together.
+pub(crate) fn of_pod(spec: &Value, which: &str) -> Amounts {
+    let container = |container: &Value| of(&container["resources"][which]);
+    let mut total = Amounts::new();
+    for each in tree::list(&spec["containers"]) {
+        add(&mut total, &container(each));
+    }
+    let (mut sidecars, mut highest) = (Amounts::new(), Amounts::new());
+    for each in tree::list(&spec["initContainers"]) {
+        let mut now = sidecars.clone();
+        add(&mut now, &container(each));
+        if each["restartPolicy"] == "Always" {
+            sidecars.clone_from(&now);
+        }
+        raise(&mut highest, &now);
+    }
+    add(&mut total, &sidecars);
+    raise(&mut total, &highest);
+    // What is said for the pod as a whole counts instead.
+    total.extend(of(&spec["resources"][which]));
+    for (name, amount) in of(&spec["overhead"]) {
+        match total.get_mut(&name) {
+            Some(slot) => *slot = slot.plus(amount),
+            None if which == "requests" => drop(total.insert(name, amount)),
+            None => {}
+        }
+    }
+    total
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_pod_needs_what_its_hungriest_moment_needs() {
+        let needs = |cpu: &str| json!({"resources": {"requests": {"cpu": cpu}}});
+        let sidecar = json!({"restartPolicy": "Always", "resources": {"requests": {"cpu": "1"}}});
+        let cpu = |spec: Value| of_pod(&spec, "requests")["cpu"].to_string();
+        assert_eq!(
+            cpu(json!({"containers": [needs("1"), needs("500m")]})),
+            "1500m"
+        );
+        assert_eq!(
+            cpu(json!({"containers": [needs("1")], "initContainers": [needs("3")]})),
+            "3"
+        );
+        let both = json!({"containers": [needs("1")], "initContainers": [sidecar, needs("3")]});
+        assert_eq!(cpu(both), "4");
+        let after = json!({"containers": [needs("1")], "initContainers": [needs("3"), sidecar]});
+        assert_eq!(cpu(after), "3");
+        let over = json!({"containers": [needs("1")], "overhead": {"cpu": "100m"}});
+        assert_eq!(cpu(over), "1100m");
+        let whole = json!({"containers": [needs("1")], "resources": {"requests": {"cpu": "5"}}});
+        assert_eq!(cpu(whole), "5");
+    }
+}

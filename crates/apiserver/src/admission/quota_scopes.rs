@@ -1,0 +1,113 @@
+//! Which objects a quota counts: all, or pods of certain scopes.
+
+use kinds::tree;
+use machinery::{Object, Value};
+
+/// Whether an object counts for a quota with this spec.
+pub(crate) fn matches(spec: &Value, resource: &str, object: &Object) -> bool {
+    let scopes = tree::list(&spec["scopes"]).iter();
+    let expressions = tree::list(&spec["scopeSelector"]["matchExpressions"]).iter();
+    let mut scopes = scopes.map(|scope| (tree::text(scope), &Value::Null));
+    let mut expressions = expressions.map(|e| (tree::text(&e["scopeName"]), e));
+    scopes.all(|(scope, expression)| in_scope(scope, expression, resource, object))
+        && expressions.all(|(scope, expression)| in_scope(scope, expression, resource, object))
+}
+
+fn in_scope(scope: &str, expression: &Value, resource: &str, object: &Object) -> bool {
+    if resource != "pods" {
+        return false;
+    }
+    let spec = tree::get(object, "spec");
+    let terminating = spec["activeDeadlineSeconds"]
+        .as_i64()
+        .is_some_and(|seconds| seconds >= 0);
+    match scope {
+        "Terminating" => terminating,
+        "NotTerminating" => !terminating,
+        "BestEffort" => best_effort(spec),
+        "NotBestEffort" => !best_effort(spec),
+        "PriorityClass" => selects(expression, tree::text(&spec["priorityClassName"])),
+        "CrossNamespacePodAffinity" => crosses_namespaces(spec),
+        _ => false,
+    }
+}
+
+fn selects(expression: &Value, class: &str) -> bool {
+    let listed = tree::list(&expression["values"])
+        .iter()
+        .any(|value| value == class);
+    match tree::text(&expression["operator"]) {
+        "In" => listed,
+        "NotIn" => !listed,
+        "DoesNotExist" => class.is_empty(),
+        _ => !class.is_empty(),
+    }
+}
+
+/// No container asks for or limits cpu or memory.
+fn best_effort(spec: &Value) -> bool {
+    let states = |container: &Value| {
+        ["requests", "limits"].iter().any(|which| {
+            ["cpu", "memory"].iter().any(|name| {
+                let amount = tree::text(&container["resources"][which][name]);
+                !matches!(amount, "" | "0")
+            })
+        })
+    };
+    let all = tree::list(&spec["containers"])
+        .iter()
+        .chain(tree::list(&spec["initContainers"]));
+    !all.chain([spec]).any(states)
+}
+
+fn crosses_namespaces(spec: &Value) -> bool {
+    let crosses = |term: &Value| {
+        !tree::list(&term["namespaces"]).is_empty() || tree::is_set(&term["namespaceSelector"])
+    };
+    ["podAffinity", "podAntiAffinity"].iter().any(|kind| {
+        let affinity = &spec["affinity"][kind];
+        let required = &affinity["requiredDuringSchedulingIgnoredDuringExecution"];
+        let preferred = &affinity["preferredDuringSchedulingIgnoredDuringExecution"];
+        tree::list(required).iter().any(crosses)
+            || tree::list(preferred)
+                .iter()
+                .any(|item| crosses(&item["podAffinityTerm"]))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::testing::object;
+
+    #[test]
+    fn scopes_choose_pods() {
+        let quiet = json!({"containers": [{}]});
+        let busy = json!({"containers": [{"resources": {"limits": {"cpu": "1"}}}]});
+        let mortal = json!({"containers": [{}], "activeDeadlineSeconds": 5});
+        let high = json!({"containers": [{}], "priorityClassName": "high"});
+        let scopes = |name: &str| json!({"scopes": [name]});
+        let class = json!({"scopeSelector": {"matchExpressions": [
+            {"scopeName": "PriorityClass", "operator": "In", "values": ["high"]}]}});
+        for (quota, pod, counts) in [
+            (json!({}), &quiet, true),
+            (scopes("BestEffort"), &quiet, true),
+            (scopes("BestEffort"), &busy, false),
+            (scopes("NotBestEffort"), &busy, true),
+            (scopes("Terminating"), &mortal, true),
+            (scopes("NotTerminating"), &mortal, false),
+            (class.clone(), &high, true),
+            (class, &quiet, false),
+        ] {
+            let pod = object(json!({ "spec": pod }));
+            assert_eq!(matches(&quota, "pods", &pod), counts, "{quota} {pod:?}");
+        }
+        assert!(!matches(
+            &scopes("BestEffort"),
+            "services",
+            &object(json!({}))
+        ));
+    }
+}

@@ -1,0 +1,110 @@
+//! A pod that names a runtime class gets that class's overhead and the nodes it runs on.
+
+use async_trait::async_trait;
+use kinds::tree;
+use machinery::{Object, Status, Value};
+
+use super::{Attributes, Operation, Plugin};
+
+pub const NAME: &str = "RuntimeClass";
+
+pub struct RuntimeClass;
+
+#[async_trait]
+impl Plugin for RuntimeClass {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn handles(&self, attributes: &Attributes<'_>) -> bool {
+        attributes.operation == Operation::Create && attributes.is_write_of("", "pods")
+    }
+
+    async fn mutate(&self, attributes: &Attributes<'_>, object: &mut Object) -> Result<(), Status> {
+        let spec = tree::child_or_new(object, "spec");
+        let name = tree::text(tree::get(spec, "runtimeClassName")).to_owned();
+        if name.is_empty() {
+            return if tree::entries(tree::get(spec, "overhead")).next().is_some() {
+                let why = "pod rejected: Pod Overhead set without corresponding RuntimeClass \
+                           defined Overhead";
+                Err(attributes.forbidden(why))
+            } else {
+                Ok(())
+            };
+        }
+        let class = attributes
+            .reader
+            .get("node.k8s.io", "runtimeclasses", "", &name)
+            .await?;
+        let Some(class) = class else {
+            let why = format!("pod rejected: RuntimeClass {name:?} not found");
+            return Err(attributes.forbidden(&why));
+        };
+        apply(spec, &class.parse()).map_err(|why| attributes.forbidden(&why))
+    }
+}
+
+fn apply(spec: &mut Object, class: &Object) -> Result<(), String> {
+    let overhead = &tree::get(class, "overhead")["podFixed"];
+    let own = tree::get(spec, "overhead");
+    if !tree::is_empty(own) && !tree::same(own, overhead) {
+        return Err(
+            "pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead".to_owned(),
+        );
+    }
+    if !tree::is_empty(overhead) {
+        spec.insert("overhead".to_owned(), overhead.clone());
+    }
+    let scheduling = tree::get(class, "scheduling");
+    for (key, value) in tree::entries(&scheduling["nodeSelector"]) {
+        let selector = tree::child_or_new(spec, "nodeSelector");
+        match selector.get(key) {
+            Some(other) if other != value => {
+                return Err(format!(
+                    "conflict: cannot merge runtimeClass.Scheduling.nodeSelector with {key} of the \
+                     pod"
+                ));
+            }
+            _ => drop(selector.insert(key.clone(), value.clone())),
+        }
+    }
+    for toleration in tree::list(&scheduling["tolerations"]) {
+        let slot = spec.entry("tolerations").or_insert(Value::Null);
+        if !tree::list(slot).contains(toleration) {
+            match slot {
+                Value::Array(list) => list.push(toleration.clone()),
+                _ => *slot = Value::Array(vec![toleration.clone()]),
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::testing::object;
+
+    #[test]
+    fn overhead_selector_and_tolerations_come_from_the_class() {
+        let class = object(json!({
+            "overhead": {"podFixed": {"cpu": "10m"}},
+            "scheduling": {"nodeSelector": {"kind": "vm"}, "tolerations": [{"key": "vm"}]},
+        }));
+        let mut spec = object(json!({"nodeSelector": {"zone": "a"}}));
+        for _ in 0..2 {
+            apply(&mut spec, &class).unwrap();
+        }
+        assert_eq!(spec["overhead"], json!({"cpu": "10m"}));
+        assert_eq!(spec["nodeSelector"], json!({"zone": "a", "kind": "vm"}));
+        assert_eq!(spec["tolerations"], json!([{"key": "vm"}]));
+        apply(&mut object(json!({"overhead": {"cpu": "1"}})), &class).unwrap_err();
+        apply(
+            &mut object(json!({"nodeSelector": {"kind": "other"}})),
+            &class,
+        )
+        .unwrap_err();
+    }
+}
