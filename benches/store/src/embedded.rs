@@ -1,11 +1,12 @@
 //! The embedded engine as a subject.
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -18,14 +19,37 @@ use tokio::task::JoinSet;
 use crate::load::{self, Subject};
 
 pub struct Embedded {
+    directory: PathBuf,
     store: Arc<embedded::Embedded<Plain>>,
 }
 
 impl Embedded {
     pub fn open(directory: &Path) -> anyhow::Result<Self> {
+        let store = embedded::Embedded::open(directory, Plain)?;
         Ok(Self {
-            store: embedded::Embedded::open(directory, Plain)?,
+            directory: directory.to_owned(),
+            store,
         })
+    }
+
+    /// Closes and opens it again; also says how long the opening took.
+    pub fn reopen(self) -> anyhow::Result<(Duration, Self)> {
+        self.store.close();
+        let begin = Instant::now();
+        let opened = Self::open(&self.directory)?;
+        Ok((begin.elapsed(), opened))
+    }
+
+    pub fn live_bytes(&self) -> u64 {
+        self.store.live_bytes()
+    }
+
+    pub fn disk_bytes(&self) -> anyhow::Result<u64> {
+        let mut total = 0;
+        for entry in std::fs::read_dir(&self.directory)? {
+            total += entry?.metadata()?.len();
+        }
+        Ok(total)
     }
 }
 

@@ -85,6 +85,19 @@ pub async fn puts(subject: &impl Subject, writers: usize, time: Duration) -> any
     })
 }
 
+/// Many updates of one key.
+pub async fn updates(subject: &impl Subject, updates: usize) -> anyhow::Result<()> {
+    let lanes = (0..256).map(|lane| async move {
+        for n in (lane..updates).step_by(256) {
+            subject
+                .put(lane, "/registry/leases/one".into(), value(n))
+                .await?;
+        }
+        anyhow::Ok(())
+    });
+    try_join_all(lanes).await.map(drop)
+}
+
 /// The time for a list of all objects; the best of three.
 pub async fn lists(
     subject: &impl Subject,

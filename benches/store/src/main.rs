@@ -31,6 +31,9 @@ struct Arguments {
     /// Objects to list and to weigh.
     #[arg(long, default_value_t = 100_000)]
     objects: usize,
+    /// Updates of one key, to see what they leave on the disk.
+    #[arg(long, default_value_t = 200_000)]
+    updates: usize,
     /// Watchers on one prefix.
     #[arg(long, default_value_t = 10_000)]
     watchers: usize,
@@ -46,10 +49,11 @@ async fn main() -> anyhow::Result<()> {
     let directory = tempfile::tempdir_in(base)?;
     let mut table = vec![];
     let subject = embedded::Embedded::open(&directory.path().join("embedded"))?;
-    table.push(measure(subject, &arguments).await?);
+    table.push(measure(&subject, &arguments).await?);
+    embedded_only(subject, &arguments).await?;
     if arguments.etcd {
         let subject = etcd::Etcd::start(&directory.path().join("etcd")).await?;
-        table.push(measure(subject, &arguments).await?);
+        table.push(measure(&subject, &arguments).await?);
     }
     print(&table);
     Ok(())
@@ -63,7 +67,21 @@ struct Line {
     more_is_better: bool,
 }
 
-async fn measure(subject: impl Subject, arguments: &Arguments) -> anyhow::Result<Vec<Line>> {
+/// What only our own files can be asked.
+async fn embedded_only(subject: embedded::Embedded, arguments: &Arguments) -> anyhow::Result<()> {
+    let live = subject.live_bytes() as f64 / f64::from(1 << 20);
+    let (opened, subject) = subject.reopen()?;
+    println!("embedded start with {live:.0} MiB of live data: {opened:.1?}");
+    load::updates(&subject, arguments.updates).await?;
+    let used = subject.disk_bytes()? as f64 / f64::from(1 << 20);
+    println!(
+        "embedded disk after {} updates of one key: {used:.0} MiB for {live:.0} MiB of live data",
+        arguments.updates
+    );
+    Ok(())
+}
+
+async fn measure(subject: &impl Subject, arguments: &Arguments) -> anyhow::Result<Vec<Line>> {
     let mut lines = vec![];
     let mut line = |what: String, value, unit, more_is_better| {
         println!("{} {what}: {value:.1} {unit}", subject.name());
@@ -76,7 +94,7 @@ async fn measure(subject: impl Subject, arguments: &Arguments) -> anyhow::Result
     };
     // First, while there is nothing else in memory.
     let before = subject.memory()?;
-    load::fill(&subject, arguments.objects).await?;
+    load::fill(subject, arguments.objects).await?;
     let kib = (subject.memory()?.saturating_sub(before)) as f64 / arguments.objects as f64 / 1024.0;
     line("memory per 1 KiB object".into(), kib, "KiB", false);
     for writers in &arguments.writers {
@@ -84,7 +102,7 @@ async fn measure(subject: impl Subject, arguments: &Arguments) -> anyhow::Result
             per_second,
             p50,
             p99,
-        } = load::puts(&subject, *writers, Duration::from_secs(arguments.seconds)).await?;
+        } = load::puts(subject, *writers, Duration::from_secs(arguments.seconds)).await?;
         line(
             format!("durable puts, {writers} writers"),
             per_second,
@@ -104,21 +122,21 @@ async fn measure(subject: impl Subject, arguments: &Arguments) -> anyhow::Result
             false,
         );
     }
-    let whole = load::lists(&subject, arguments.objects, None).await?;
+    let whole = load::lists(subject, arguments.objects, None).await?;
     line(
         format!("list of {}", arguments.objects),
         micros(whole) / 1000.0,
         "ms",
         false,
     );
-    let paged = load::lists(&subject, arguments.objects, Some(500)).await?;
+    let paged = load::lists(subject, arguments.objects, Some(500)).await?;
     line(
         format!("list of {} by 500", arguments.objects),
         micros(paged) / 1000.0,
         "ms",
         false,
     );
-    let events = load::watches(&subject, arguments.watchers, 100).await?;
+    let events = load::watches(subject, arguments.watchers, 100).await?;
     line(
         format!("events to {} watchers", arguments.watchers),
         events,

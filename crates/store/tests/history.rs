@@ -83,20 +83,18 @@ async fn one_order_explains_what_clients_of_etcd_see() {
     arena.run(6, 10 * rounds(), losses).await;
 }
 
+type Answer = (Revision, Option<Entry<Bytes>>);
+
 /// A store that now and then answers a read as it did before.
 struct Stale {
     store: Arc<Embedded<Plain>>,
     reads: AtomicU64,
-    answers: Mutex<HashMap<Key, (Revision, Option<Entry<Bytes>>)>>,
+    answers: Mutex<HashMap<Key, Answer>>,
 }
 
 #[async_trait]
 impl Store<Plain> for Stale {
-    async fn get(
-        &self,
-        key: &Key,
-        freshness: Freshness,
-    ) -> Result<(Revision, Option<Entry<Bytes>>), Error> {
+    async fn get(&self, key: &Key, freshness: Freshness) -> Result<Answer, Error> {
         let is_stale = self.reads.fetch_add(1, Ordering::Relaxed) % 20 == 19;
         let old = self.answers.lock().get(key).cloned();
         if let Some(old) = old.filter(|_| is_stale) {

@@ -298,7 +298,7 @@ impl<C: Codec> Embedded<C> {
         answer.await.unwrap_or_else(|_| Err(stopped()))
     }
 
-    fn at(&self, freshness: Freshness) -> Result<Arc<State<C::Object>>, Error> {
+    async fn at(&self, freshness: Freshness) -> Result<Arc<State<C::Object>>, Error> {
         let newest = self.published.load_full();
         let (requested, exactly) = match freshness {
             Freshness::Newest => return Ok(newest),
@@ -318,7 +318,7 @@ impl<C: Codec> Embedded<C> {
         if requested < oldest {
             return Err(Error::Compacted { requested, oldest });
         }
-        Ok(self.pages.at(requested, &newest))
+        Ok(self.pages.at(requested, &newest).await)
     }
 }
 
@@ -336,16 +336,16 @@ impl<C: Codec> Store<C> for Embedded<C> {
         freshness: Freshness,
     ) -> Result<(Revision, Option<Entry<C::Object>>), Error> {
         check::key(key)?;
-        let state = self.at(freshness)?;
+        let state = self.at(freshness).await?;
         Ok((state.revision, state.get(key)))
     }
 
     async fn list(&self, request: ListRequest) -> Result<Listed<C::Object>, Error> {
         check::prefix(&request.prefix)?;
-        let state = self.at(request.freshness)?;
+        let state = self.at(request.freshness).await?;
         let listed = state.list(&request);
         if listed.remaining > 0 {
-            self.pages.keep(state);
+            self.pages.keep(&state);
         }
         Ok(listed)
     }

@@ -88,14 +88,17 @@ impl<C: Codec> Etcd<C> {
     }
 
     /// The state that answers a read without asking etcd, if there is one.
-    fn at_hand(&self, freshness: Freshness) -> Option<Arc<State<C::Object>>> {
+    async fn at_hand(&self, freshness: Freshness) -> Option<Arc<State<C::Object>>> {
         let state = self.published.load_full();
         match freshness {
             Freshness::Newest => None,
             Freshness::AtLeast(revision) => (revision <= state.revision).then_some(state),
             Freshness::Exactly(revision) => {
                 let kept = state.history.floor() <= revision && revision <= state.revision;
-                kept.then(|| self.pages.at(revision, &state))
+                if !kept {
+                    return None;
+                }
+                Some(self.pages.at(revision, &state).await)
             }
         }
     }
@@ -257,7 +260,7 @@ impl<C: Codec> Store<C> for Etcd<C> {
         freshness: Freshness,
     ) -> Result<(Revision, Option<Entry<C::Object>>), Error> {
         self.check_key(key)?;
-        if let Some(state) = self.at_hand(freshness) {
+        if let Some(state) = self.at_hand(freshness).await {
             return Ok((state.revision, state.get(key)));
         }
         let request = RangeRequest {
@@ -273,12 +276,12 @@ impl<C: Codec> Store<C> for Etcd<C> {
         self.check_root(&request.prefix)?;
         let state = match request.freshness {
             Freshness::Newest => self.newest().await,
-            other => self.at_hand(other),
+            other => self.at_hand(other).await,
         };
         if let Some(state) = state {
             let listed = state.list(&request);
             if listed.remaining > 0 {
-                self.pages.keep(state);
+                self.pages.keep(&state);
             }
             return Ok(listed);
         }

@@ -4,8 +4,11 @@ use std::{collections::VecDeque, sync::Arc};
 
 use parking_lot::Mutex;
 
-use super::State;
+use super::{History, State};
 use crate::Revision;
+
+/// So many revisions back, a state is made beside the runtime's own threads.
+const FAR: u64 = 2000;
 
 /// A bounded ring of past states.
 pub struct Pages<T> {
@@ -24,32 +27,46 @@ impl<T: Send + Sync + 'static> Pages<T> {
     }
 
     /// Somebody will come back for the rest of this.
-    pub fn keep(&self, state: Arc<State<T>>) {
+    pub fn keep(&self, state: &State<T>) {
+        let floor = state.history.floor();
+        // Without its history, which would keep old values for longer than they are wanted.
+        let page = State {
+            history: History::default(),
+            ..state.clone()
+        };
+        self.insert(Arc::new(page), floor);
+    }
+
+    fn insert(&self, page: Arc<State<T>>, floor: Revision) {
         let mut kept = self.kept.lock();
-        kept.retain(|other| other.revision != state.revision);
+        kept.retain(|other| other.revision >= floor && other.revision != page.revision);
         if kept.len() >= self.capacity {
             kept.pop_front();
         }
-        kept.push_back(state);
+        kept.push_back(page);
     }
 
     /// The state at a revision that the newest state's history covers.
-    pub fn at(&self, revision: Revision, newest: &Arc<State<T>>) -> Arc<State<T>> {
+    pub async fn at(&self, revision: Revision, newest: &Arc<State<T>>) -> Arc<State<T>> {
         if newest.revision == revision {
             return newest.clone();
         }
-        let floor = newest.history.floor();
-        let mut kept = self.kept.lock();
-        kept.retain(|state| state.revision >= floor);
-        let found = kept
-            .iter()
-            .find(|state| state.revision == revision)
-            .cloned();
-        drop(kept);
-        found.unwrap_or_else(|| {
-            let past = Arc::new(newest.back_to(revision));
-            self.keep(past.clone());
-            past
-        })
+        let known = |kept: &VecDeque<Arc<State<T>>>| {
+            let mut pages = kept.iter();
+            pages.find(|page| page.revision == revision).cloned()
+        };
+        if let Some(page) = known(&self.kept.lock()) {
+            return page;
+        }
+        let page = if newest.revision - revision > FAR {
+            let from = newest.clone();
+            let back = tokio::task::spawn_blocking(move || from.back_to(revision));
+            back.await.unwrap_or_else(|_| newest.back_to(revision))
+        } else {
+            newest.back_to(revision)
+        };
+        let page = Arc::new(page);
+        self.insert(page.clone(), newest.history.floor());
+        page
     }
 }

@@ -265,7 +265,8 @@ impl<T: Send + Sync + 'static> State<T> {
         Ok(())
     }
 
-    /// This state as it was at an earlier revision that history still covers.
+    /// This state as it was at an earlier revision that history still covers; without a history of
+    /// its own, and only for reading.
     pub fn back_to(&self, revision: Revision) -> Self {
         let mut past = self.clone();
         for (_, batch) in self.history.after(revision).rev() {
@@ -286,6 +287,7 @@ impl<T: Send + Sync + 'static> State<T> {
             }
         }
         past.revision = revision;
+        past.history = History::default();
         past
     }
 }

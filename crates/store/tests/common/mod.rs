@@ -24,10 +24,10 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// How often random suites run: few in `make test`, many in `make soak`.
 pub fn rounds() -> u64 {
-    std::env::var("STORE_ROUNDS")
-        .ok()
-        .and_then(|count| count.parse().ok())
-        .unwrap_or(20)
+    let count = std::env::var("STORE_ROUNDS").ok();
+    let count = count.and_then(|count| count.parse().ok());
+    let soak = std::env::var_os("MAINSTAY_SOAK").is_some();
+    count.unwrap_or(if soak { 200 } else { 20 })
 }
 
 pub fn put_if(key: &str, value: &str, precondition: Precondition) -> Op<Bytes> {
