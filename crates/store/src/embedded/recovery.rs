@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     Codec, Error,
-    memory::{Change, State},
+    memory::{State, Write},
 };
 
 /// What was found.
@@ -108,9 +108,9 @@ fn replay<C: Codec>(
                     value,
                 } => {
                     let draft = codec.load(&key, value)?;
-                    (key, Some(Change::Put(draft, expires)))
+                    (key, Some(Write::Put(draft, expires)))
                 }
-                record::Change::Delete { key } => (key, Some(Change::Delete)),
+                record::Change::Delete { key } => (key, Some(Write::Delete)),
             });
         }
         state.apply(codec, commit.revision, marks.time, changes);

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     Action, Codec, Committed, Durability, Error, Key, Op, Precondition, Revision,
-    memory::{Change, Hub, Millis, State},
+    memory::{Hub, Millis, State, Write},
 };
 
 /// Most commits in one batch.
@@ -257,9 +257,9 @@ impl<C: Codec> Writer<C> {
         let changes = ops.into_iter().map(|op| {
             let change = match op.action {
                 Action::Put { draft, expires_in } => {
-                    Some(Change::Put(draft, expiry(now, expires_in)))
+                    Some(Write::Put(draft, expiry(now, expires_in)))
                 }
-                Action::Delete => Some(Change::Delete),
+                Action::Delete => Some(Write::Delete),
                 Action::Check => None,
             };
             (op.key, change)

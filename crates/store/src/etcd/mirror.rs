@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     Codec, Error, Key, Revision,
-    memory::{Change, Hub, Saved, State, prefix_end},
+    memory::{Hub, Saved, State, Write, prefix_end},
 };
 
 /// Keys per page of the first list.
@@ -288,11 +288,11 @@ impl<C: Codec> Mirror<C> {
         while let Some((kind, kv)) = next {
             revision = revision.max(kv.mod_revision as Revision);
             changes.push(match kind {
-                EventType::Delete => (kv.key, Some(Change::Delete)),
+                EventType::Delete => (kv.key, Some(Write::Delete)),
                 EventType::Put => {
                     let Saved { key, value, .. } = saved(kv);
                     let draft = self.codec.load(&key, value).map_err(Error::Corrupt)?;
-                    (key, Some(Change::Put(draft, 0)))
+                    (key, Some(Write::Put(draft, 0)))
                 }
             });
             next = events.next();

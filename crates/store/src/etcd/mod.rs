@@ -230,10 +230,11 @@ impl<C: Codec> Etcd<C> {
             Action::Check => Ok(None),
             Action::Delete => previous.map(|kv| self.entry(kv)).transpose(),
             Action::Put { draft, .. } => {
-                let events = mirror.and_then(|state| state.history.at(revision));
-                let found = events.and_then(|batch| {
-                    let event = batch.events.iter().find(|event| event.key == op.key)?;
-                    event.current.clone()
+                let batch = mirror.and_then(|state| state.history.at(revision));
+                let found = batch.and_then(|batch| {
+                    let mut changes = batch.changes().iter();
+                    let change = changes.find(|change| change.key() == op.key)?;
+                    change.current.as_ref().map(|slot| slot.entry.clone())
                 });
                 Ok(Some(found.unwrap_or_else(|| Entry {
                     create_revision: previous.map_or(revision, |kv| kv.create_revision as Revision),

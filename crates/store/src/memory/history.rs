@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use imbl::{OrdMap, ordmap::RangedIter};
 
-use super::Millis;
-use crate::{Event, Revision};
+use super::{Millis, Slot};
+use crate::{Event, Key, Revision};
 
 /// How much is kept; whichever limit is met first counts.
 #[derive(Debug, Clone)]
@@ -28,14 +28,82 @@ impl Default for Limits {
     }
 }
 
-/// All events of one revision.
+/// What one revision did to one key. Slots are shared with the states that have them: history costs
+/// little more than the previous values.
+pub struct Change<T> {
+    /// What stood there before.
+    pub previous: Option<Arc<Slot<T>>>,
+    /// What stands there now.
+    pub current: Option<Arc<Slot<T>>>,
+}
+
+impl<T> Change<T> {
+    /// The key that changed.
+    pub fn key(&self) -> &[u8] {
+        let slot = self.current.as_ref().or(self.previous.as_ref());
+        slot.map_or(&[], |slot| &slot.entry.key)
+    }
+
+    fn event(&self, revision: Revision) -> Event<T> {
+        let entry = |slot: &Option<Arc<Slot<T>>>| slot.as_ref().map(|slot| slot.entry.clone());
+        let (current, previous) = (entry(&self.current), entry(&self.previous));
+        let known = current.as_ref().or(previous.as_ref());
+        let key = known.map_or_else(Key::new, |entry| entry.key.clone());
+        Event {
+            key,
+            revision,
+            current,
+            previous,
+        }
+    }
+}
+
+/// All that one revision did.
 pub struct Batch<T> {
-    /// The events.
-    pub events: Arc<[Event<T>]>,
-    /// When.
-    pub time: Millis,
-    /// What keeping it costs.
-    pub bytes: usize,
+    changes: Changes<T>,
+    time: Millis,
+    bytes: usize,
+}
+
+/// Most commits change one key.
+enum Changes<T> {
+    One(Change<T>),
+    Many(Box<[Change<T>]>),
+}
+
+impl<T> Batch<T> {
+    /// Of changes made at `time`; `None` when there are none.
+    pub fn new(mut changes: Vec<Change<T>>, time: Millis) -> Option<Self> {
+        let previous = |change: &Change<T>| change.previous.as_ref().map_or(0, |slot| slot.size);
+        let cost = |change: &Change<T>| change.key().len() + previous(change) as usize;
+        let bytes = changes.iter().map(cost).sum();
+        let changes = match changes.len() {
+            0 => return None,
+            1 => Changes::One(changes.remove(0)),
+            _ => Changes::Many(changes.into()),
+        };
+        Some(Self {
+            changes,
+            time,
+            bytes,
+        })
+    }
+
+    /// What changed, in the order of the commit.
+    pub fn changes(&self) -> &[Change<T>] {
+        match &self.changes {
+            Changes::One(change) => std::slice::from_ref(change),
+            Changes::Many(changes) => changes,
+        }
+    }
+
+    /// The events about keys with this prefix; `None` when there are none.
+    pub fn events(&self, revision: Revision, prefix: &[u8]) -> Option<Arc<[Event<T>]>> {
+        let matching = |change: &&Change<T>| change.key().starts_with(prefix);
+        let mut events = self.changes().iter().filter(matching).peekable();
+        events.peek()?;
+        Some(events.map(|change| change.event(revision)).collect())
+    }
 }
 
 /// The kept past: every event above `floor`.

@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 use stdx::Clock;
 use tokio::sync::{Notify, mpsc};
 
-use super::{History, State};
-use crate::{Error, Event, Key, Revision, Watch, WatchItem};
+use super::{Batch, History, State};
+use crate::{Error, Key, Revision, Watch, WatchItem};
 
 /// The meeting point of writer and watchers.
 pub struct Hub<T> {
@@ -179,30 +179,26 @@ impl<T: Send + Sync + 'static> Hub<T> {
             return;
         }
         for (revision, batch) in state.history.after(served) {
-            self.groups.lock().deliver(*revision, &batch.events);
+            self.groups.lock().deliver(*revision, batch);
         }
         self.groups.lock().served = state.revision;
     }
 }
 
 impl<T> Groups<T> {
-    fn deliver(&mut self, revision: Revision, events: &Arc<[Event<T>]>) {
+    fn deliver(&mut self, revision: Revision, batch: &Batch<T>) {
         self.served = revision;
         for (length, groups) in &mut self.by_length {
-            for (prefix, matching) in by_prefix(events, *length) {
+            for prefix in prefixes(batch, *length) {
                 let Some(watchers) = groups.get_mut(prefix) else {
                     continue;
                 };
-                let events = if matching.len() == events.len() {
-                    events.clone()
-                } else {
-                    matching.into_iter().cloned().collect()
+                let Some(events) = batch.events(revision, prefix) else {
+                    continue;
                 };
                 watchers.retain(|watcher| {
-                    let item = WatchItem::Events {
-                        revision,
-                        events: events.clone(),
-                    };
+                    let events = events.clone();
+                    let item = WatchItem::Events { revision, events };
                     revision <= watcher.after || watcher.queue.try_send(item).is_ok()
                 });
             }
@@ -225,16 +221,14 @@ impl<T> Groups<T> {
     }
 }
 
-/// The events by the first `length` bytes of their keys, in order. Few: a commit has few keys.
-fn by_prefix<T>(events: &[Event<T>], length: usize) -> Vec<(&[u8], Vec<&Event<T>>)> {
-    let mut found: Vec<(&[u8], Vec<&Event<T>>)> = Vec::new();
-    for event in events {
-        let Some(prefix) = event.key.get(..length) else {
-            continue;
-        };
-        match found.iter_mut().find(|(known, _)| *known == prefix) {
-            Some((_, matching)) => matching.push(event),
-            None => found.push((prefix, vec![event])),
+/// The beginnings of this length that the changed keys have, each once. Few: a commit has few keys.
+fn prefixes<T>(batch: &Batch<T>, length: usize) -> Vec<&[u8]> {
+    let mut found = Vec::new();
+    for change in batch.changes() {
+        if let Some(prefix) = change.key().get(..length)
+            && !found.contains(&prefix)
+        {
+            found.push(prefix);
         }
     }
     found
@@ -270,26 +264,10 @@ impl<T: Send + Sync + 'static> Subscription<T> {
                 break;
             }
             self.cursor = *revision;
-            let matching = || {
-                batch
-                    .events
-                    .iter()
-                    .filter(|e| e.key.starts_with(&self.prefix))
-            };
-            let count = matching().count();
-            if count == 0 {
-                continue;
+            if let Some(events) = batch.events(*revision, &self.prefix) {
+                let revision = *revision;
+                return Some(WatchItem::Events { revision, events });
             }
-            let all = count == batch.events.len();
-            let events = if all {
-                batch.events.clone()
-            } else {
-                matching().cloned().collect()
-            };
-            return Some(WatchItem::Events {
-                revision: *revision,
-                events,
-            });
         }
         self.cursor = *end;
         self.backlog = None;
@@ -304,27 +282,5 @@ impl<T: Send + Sync + 'static> Subscription<T> {
             other => other,
         })?;
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn events_find_their_prefix_and_short_keys_none() {
-        let event = |key: &'static str| Event::<()> {
-            key: key.into(),
-            revision: 1,
-            current: None,
-            previous: None,
-        };
-        let events = [event("/a/1"), event("/b/1"), event("/a/2"), event("/")];
-        let found = by_prefix(&events, 3);
-        let shown: Vec<_> = found
-            .iter()
-            .map(|(prefix, events)| (*prefix, events.len()))
-            .collect();
-        assert_eq!(shown, [(&b"/a/"[..], 2), (&b"/b/"[..], 1)]);
     }
 }

@@ -8,10 +8,10 @@ mod state;
 
 use bytes::Bytes;
 
-pub use history::{Batch, History, Limits};
+pub use history::{Batch, Change, History, Limits};
 pub use hub::Hub;
 pub use pages::Pages;
-pub use state::{Change, State, prefix_end};
+pub use state::{Slot, State, Write, prefix_end};
 
 use crate::{Key, Revision};
 

@@ -6,10 +6,9 @@ use std::{ops::Bound, sync::Arc};
 use bytes::Bytes;
 use imbl::OrdMap;
 
-use super::{Batch, History, Millis, Saved};
+use super::{Batch, Change, History, Millis, Saved};
 use crate::{
-    Action, Codec, Committed, Entry, Error, Event, Key, ListRequest, Listed, Op, Precondition,
-    Revision,
+    Action, Codec, Committed, Entry, Error, Key, ListRequest, Listed, Op, Precondition, Revision,
 };
 
 /// A live key with what the engine knows about it.
@@ -56,8 +55,8 @@ impl<T> Default for State<T> {
     }
 }
 
-/// What happens to one key.
-pub enum Change<D> {
+/// What a commit does to one key.
+pub enum Write<D> {
     /// A new value.
     Put(D, Millis),
     /// Gone.
@@ -136,45 +135,30 @@ impl<T: Send + Sync + 'static> State<T> {
         })
     }
 
-    /// Makes the changes of one commit, and its events. Deletes of absent keys do nothing.
+    /// Makes the changes of one commit, and its history. Deletes of absent keys do nothing.
     pub fn apply<C: Codec<Object = T>>(
         &mut self,
         codec: &C,
         revision: Revision,
         time: Millis,
-        changes: impl IntoIterator<Item = (Key, Option<Change<C::Draft>>)>,
+        writes: impl IntoIterator<Item = (Key, Option<Write<C::Draft>>)>,
     ) -> Committed<T> {
-        let (mut entries, mut events, mut bytes) = (Vec::new(), Vec::new(), 0);
-        for (key, change) in changes {
-            let Some(change) = change else {
+        let (mut entries, mut changes) = (Vec::new(), Vec::new());
+        for (key, write) in writes {
+            let Some(write) = write else {
                 entries.push(None);
                 continue;
             };
-            let (current, previous) = self.change(codec, &key, revision, change);
-            if current.is_none() && previous.is_none() {
-                entries.push(None);
-                continue;
+            let change = self.change(codec, key, revision, write);
+            let slot = change.current.as_ref().or(change.previous.as_ref());
+            entries.push(slot.map(|slot| slot.entry.clone()));
+            if slot.is_some() {
+                changes.push(change);
             }
-            bytes += key.len() + previous.as_ref().map_or(0, |slot| slot.size as usize);
-            let previous = previous.map(|slot| slot.entry.clone());
-            entries.push(current.clone().or_else(|| previous.clone()));
-            events.push(Event {
-                key,
-                revision,
-                current,
-                previous,
-            });
         }
-        if !events.is_empty() {
+        if let Some(batch) = Batch::new(changes, time) {
             self.revision = revision;
-            self.history.push(
-                revision,
-                Batch {
-                    events: events.into(),
-                    time,
-                    bytes,
-                },
-            );
+            self.history.push(revision, batch);
         }
         Committed {
             revision: self.revision,
@@ -185,43 +169,49 @@ impl<T: Send + Sync + 'static> State<T> {
     fn change<C: Codec<Object = T>>(
         &mut self,
         codec: &C,
-        key: &Key,
+        key: Key,
         revision: Revision,
-        change: Change<C::Draft>,
-    ) -> (Option<Entry<T>>, Option<Arc<Slot<T>>>) {
-        let Change::Put(draft, expires) = change else {
-            let previous = self.entries.remove(key);
+        write: Write<C::Draft>,
+    ) -> Change<T> {
+        let Write::Put(draft, expires) = write else {
+            let previous = self.entries.remove(&key);
             if let Some(slot) = &previous {
                 self.bytes -= key.len() as u64 + u64::from(slot.size);
             }
-            return (None, previous);
+            return Change {
+                previous,
+                current: None,
+            };
         };
         let size = codec.bytes(&draft).len() as u32;
-        let object = Arc::new(codec.publish(key, draft, revision));
-        let previous = self.entries.get(key).cloned();
+        let object = Arc::new(codec.publish(&key, draft, revision));
+        let previous = self.entries.get(&key).cloned();
         // The first key's bytes serve all later versions.
         let (key, create_revision) = match &previous {
             Some(slot) => (slot.entry.key.clone(), slot.entry.create_revision),
-            None => (key.clone(), revision),
+            None => (key, revision),
         };
+        self.bytes += u64::from(size);
+        match &previous {
+            Some(previous) => self.bytes -= u64::from(previous.size),
+            None => self.bytes += key.len() as u64,
+        }
         let entry = Entry {
             key: key.clone(),
             create_revision,
             mod_revision: revision,
             object,
         };
-        let slot = Arc::new(Slot {
-            entry: entry.clone(),
+        let current = Arc::new(Slot {
+            entry,
             expires,
             size,
         });
-        self.bytes += u64::from(size);
-        match &previous {
-            Some(previous) => self.bytes -= u64::from(previous.size),
-            None => self.bytes += key.len() as u64,
+        self.entries.insert(key, current.clone());
+        Change {
+            previous,
+            current: Some(current),
         }
-        self.entries.insert(key, slot);
-        (Some(entry), previous)
     }
 
     /// All entries as snapshots keep them.
@@ -270,20 +260,11 @@ impl<T: Send + Sync + 'static> State<T> {
     pub fn back_to(&self, revision: Revision) -> Self {
         let mut past = self.clone();
         for (_, batch) in self.history.after(revision).rev() {
-            for event in batch.events.iter() {
-                match &event.previous {
-                    Some(entry) => {
-                        let slot = Slot {
-                            entry: entry.clone(),
-                            expires: 0,
-                            size: 0,
-                        };
-                        past.entries.insert(entry.key.clone(), Arc::new(slot));
-                    }
-                    None => {
-                        past.entries.remove(&event.key);
-                    }
-                }
+            for change in batch.changes() {
+                match &change.previous {
+                    Some(slot) => past.entries.insert(slot.entry.key.clone(), slot.clone()),
+                    None => past.entries.remove(change.key()),
+                };
             }
         }
         past.revision = revision;
