@@ -1,12 +1,15 @@
 //! From bytes to objects: JSON and YAML into trees, trees into normalised objects, with findings
 //! about unknown and duplicate fields that strict clients want to hear.
 
+mod walk;
+mod yaml;
+
 use crate::normalise;
 use crate::schema::Type;
 use crate::text::quote;
 use crate::{Object, Value};
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::fmt;
 
 /// More findings than this are not told.
@@ -23,7 +26,11 @@ pub enum Format {
 
 /// Things that a lenient decoder passes over, in the words of strict decoding.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Findings(Vec<String>);
+pub struct Findings {
+    sentences: Vec<String>,
+    /// How many of them, at the beginning, are of the YAML parser.
+    yaml: usize,
+}
 
 impl Findings {
     /// Notes `unknown field "spec.foo"`.
@@ -36,26 +43,32 @@ impl Findings {
         self.push(format!("duplicate field {}", quote(path)));
     }
 
-    /// Notes something else.
+    /// Notes something else; what was noted already is not noted again.
     pub fn push(&mut self, finding: String) {
-        if self.0.len() < MAX_FINDINGS {
-            self.0.push(finding);
+        if self.sentences.len() < MAX_FINDINGS && !self.sentences.contains(&finding) {
+            self.sentences.push(finding);
         }
     }
 
     /// One sentence each; also the texts of warnings.
     pub fn sentences(&self) -> &[String] {
-        &self.0
+        &self.sentences
     }
 
     /// Whether nothing was found.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.sentences.is_empty()
     }
 
     /// All in one, as a strict decoder refuses a body.
     pub fn strict_error(&self) -> String {
-        format!("strict decoding error: {}", self.0.join(", "))
+        let (yaml, rest) = self.sentences.split_at(self.yaml);
+        let mut parts = Vec::with_capacity(rest.len() + 1);
+        if !yaml.is_empty() {
+            parts.push(format!("yaml: unmarshal errors:\n  {}", yaml.join("\n  ")));
+        }
+        parts.extend_from_slice(rest);
+        format!("strict decoding error: {}", parts.join(", "))
     }
 }
 
@@ -72,101 +85,52 @@ pub fn object(
     bytes: &[u8],
     schema: Option<&'static Type>,
 ) -> Result<Decoded, String> {
-    let (value, mut findings) = tree(format, bytes)?;
-    let object = match schema {
-        Some(schema) => normalise::object(schema, value, &mut findings)?,
-        None => normalise::unstructured(value, &mut findings)?,
+    let (value, duplicates) = tree_of(format, bytes)?;
+    let mut findings = match (format, duplicates) {
+        (Format::Json, true) => walk::walk(bytes, schema),
+        (Format::Yaml, true) => yaml::duplicates(bytes),
+        _ => Findings::default(),
     };
+    // The walk over a document with duplicates tells about unknown fields, too, in their order.
+    let mut unknown = Findings::default();
+    let object = match schema {
+        Some(schema) => normalise::object(schema, value, &mut unknown)?,
+        None => normalise::unstructured(value, &mut unknown)?,
+    };
+    unknown
+        .sentences
+        .into_iter()
+        .for_each(|finding| findings.push(finding));
     Ok(Decoded { object, findings })
 }
 
 /// Decodes a tree; of duplicate keys the last one stays.
 pub fn tree(format: Format, bytes: &[u8]) -> Result<(Value, Findings), String> {
-    match format {
-        Format::Json => json(bytes),
-        Format::Yaml => yaml(bytes),
-    }
-}
-
-fn json(bytes: &[u8]) -> Result<(Value, Findings), String> {
-    let duplicate = Cell::new(false);
-    let mut deserializer = serde_json::Deserializer::from_slice(bytes);
-    let value = Tree {
-        duplicate: &duplicate,
-        depth: 0,
-    }
-    .deserialize(&mut deserializer)
-    .and_then(|value| deserializer.end().map(|()| value))
-    .map_err(|e| e.to_string())?;
-    let mut findings = Findings::default();
-    if duplicate.get() {
-        // Rare: only now are paths worth their cost.
-        let walk = Walk {
-            path: &RefCell::default(),
-            findings: &RefCell::default(),
-        };
-        let mut deserializer = serde_json::Deserializer::from_slice(bytes);
-        walk.deserialize(&mut deserializer)
-            .map_err(|e| e.to_string())?;
-        findings = walk.findings.take();
-    }
+    let (value, duplicates) = tree_of(format, bytes)?;
+    let findings = match (format, duplicates) {
+        (Format::Json, true) => walk::walk(bytes, None),
+        (Format::Yaml, true) => yaml::duplicates(bytes),
+        _ => Findings::default(),
+    };
     Ok((value, findings))
 }
 
-fn yaml(bytes: &[u8]) -> Result<(Value, Findings), String> {
-    let text = std::str::from_utf8(bytes).map_err(|e| format!("yaml: {e}"))?;
-    let mut findings = Findings::default();
-    let strict = yaml_options(serde_saphyr::options::DuplicateKeyPolicy::Error);
-    let error = match serde_saphyr::from_str_with_options::<Yaml>(text, strict) {
-        Ok(Yaml(value)) => return Ok((value, findings)),
-        Err(error) => error.to_string(),
-    };
-    let lenient = yaml_options(serde_saphyr::options::DuplicateKeyPolicy::LastWins);
-    match serde_saphyr::from_str_with_options::<Yaml>(text, lenient) {
-        Ok(Yaml(value)) => {
-            let first = error.lines().next().unwrap_or_default();
-            findings.push(format!("yaml: unmarshal errors: {first}"));
-            Ok((value, findings))
-        }
-        Err(error) => Err(format!("error converting YAML to JSON: yaml: {error}")),
+/// The tree, and whether any key came twice.
+fn tree_of(format: Format, bytes: &[u8]) -> Result<(Value, bool), String> {
+    if format == Format::Yaml {
+        return yaml::tree(bytes);
     }
-}
-
-fn yaml_options(
-    duplicate_keys: serde_saphyr::options::DuplicateKeyPolicy,
-) -> serde_saphyr::Options {
-    // An alias bomb spends these limits instead of memory: three megabytes of text hold fewer
-    // than this many nodes, and honest documents hardly use aliases.
-    let budget = serde_saphyr::budget! {
-        max_depth: MAX_DEPTH,
-        max_nodes: 1_500_000,
-        max_aliases: 1_000,
-        max_anchors: 1_000,
-        max_documents: 1,
+    let duplicate = Cell::new(false);
+    let seed = Tree {
+        duplicate: &duplicate,
+        depth: 0,
     };
-    let mut options = serde_saphyr::options! {
-        budget: budget,
-        duplicate_keys: duplicate_keys,
-        legacy_octal_numbers: true,
-        strict_booleans: false,
-    };
-    options.alias_limits.max_total_replayed_events = 200_000;
-    options
-}
-
-/// What serde-saphyr fills.
-struct Yaml(Value);
-
-impl<'de> serde::Deserialize<'de> for Yaml {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let duplicate = Cell::new(false);
-        Tree {
-            duplicate: &duplicate,
-            depth: 0,
-        }
-        .deserialize(deserializer)
-        .map(Yaml)
-    }
+    let mut deserializer = serde_json::Deserializer::from_slice(bytes);
+    let value = seed
+        .deserialize(&mut deserializer)
+        .and_then(|value| deserializer.end().map(|()| value))
+        .map_err(|e| e.to_string())?;
+    Ok((value, duplicate.get()))
 }
 
 /// Builds a tree and tells whether any key came twice.
@@ -260,95 +224,6 @@ impl<'de> Visitor<'de> for Tree<'_> {
     }
 }
 
-/// Walks a document for the paths of its duplicate keys.
-#[derive(Clone, Copy)]
-struct Walk<'a> {
-    path: &'a RefCell<String>,
-    findings: &'a RefCell<Findings>,
-}
-
-impl Walk<'_> {
-    /// Runs `inside` with a step added to the path.
-    fn step<T>(self, step: &str, inside: impl FnOnce() -> T) -> T {
-        let length = self.path.borrow().len();
-        {
-            let mut path = self.path.borrow_mut();
-            if length > 0 && !step.starts_with('[') {
-                path.push('.');
-            }
-            path.push_str(step);
-        }
-        let out = inside();
-        self.path.borrow_mut().truncate(length);
-        out
-    }
-}
-
-impl<'de> DeserializeSeed<'de> for Walk<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Walk<'_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a JSON value")
-    }
-
-    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_str<E>(self, _: &str) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_unit<E>(self) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
-        let mut index = 0;
-        while self
-            .step(&format!("[{index}]"), || seq.next_element_seed(self))?
-            .is_some()
-        {
-            index += 1;
-        }
-        Ok(())
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        let mut seen = std::collections::HashSet::new();
-        while let Some(key) = map.next_key::<String>()? {
-            self.step(&key, || {
-                if seen.contains(&key) {
-                    self.findings.borrow_mut().duplicate(&self.path.borrow());
-                }
-                map.next_value_seed(self)
-            })?;
-            seen.insert(key);
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -379,10 +254,32 @@ mod tests {
     }
 
     #[test]
-    fn duplicate_keys_in_yaml_are_told() {
-        let (value, findings) = tree(Format::Yaml, b"a: 1\na: 2\n").unwrap();
-        assert_eq!(value, json!({"a": 2}));
-        assert_eq!(findings.sentences().len(), 1);
+    fn findings_stand_in_the_order_of_the_document() {
+        let text = br#"{"metadata": {"name": "a", "name": "b", "odd": 1},
+            "spec": {"one": 1, "two": 1, "two": 2, "paused": true, "paused": false,
+                "template": {"spec": {"containers": [{"name": "c", "odd": 1, "image": "x", "image": "y"}]}}}}"#;
+        let schema = crate::schema::lookup("apps/v1.Deployment");
+        let decoded = object(Format::Json, text, schema).unwrap();
+        assert_eq!(
+            decoded.findings.strict_error(),
+            r#"strict decoding error: duplicate field "metadata.name", unknown field "metadata.odd", unknown field "spec.one", unknown field "spec.two", duplicate field "spec.paused", unknown field "spec.template.spec.containers[0].odd", duplicate field "spec.template.spec.containers[0].image""#
+        );
+    }
+
+    #[test]
+    fn duplicate_keys_in_yaml_are_told_with_their_lines() {
+        let text = b"metadata:\n  name: a\n  name: b\nspec:\n  odd: 1\n  even: 2\n  paused: true\n  paused: false\n";
+        let schema = crate::schema::lookup("apps/v1.Deployment");
+        let decoded = object(Format::Yaml, text, schema).unwrap();
+        assert_eq!(decoded.object["metadata"]["name"], "b");
+        assert_eq!(
+            decoded.findings.strict_error(),
+            "strict decoding error: yaml: unmarshal errors:\n  line 3: key \"name\" already set in map\n  line 8: key \"paused\" already set in map, unknown field \"spec.even\", unknown field \"spec.odd\""
+        );
+        assert_eq!(
+            decoded.findings.sentences()[0],
+            "line 3: key \"name\" already set in map"
+        );
     }
 
     #[test]

@@ -1,0 +1,141 @@
+//! YAML as Kubernetes reads it: into JSON, with keys in order, bounded against bombs.
+
+use super::{Findings, MAX_DEPTH, Tree};
+use crate::text::quote;
+use crate::{Value, normalise};
+use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+use std::cell::Cell;
+use std::fmt;
+
+/// The tree, and whether any key came twice.
+pub(super) fn tree(bytes: &[u8]) -> Result<(Value, bool), String> {
+    let text = std::str::from_utf8(bytes).map_err(|e| format!("yaml: {e}"))?;
+    let Yaml {
+        mut value,
+        has_duplicates,
+    } = serde_saphyr::from_str_with_options(text, options())
+        .map_err(|e| format!("error converting YAML to JSON: yaml: {e}"))?;
+    normalise::sort(&mut value);
+    Ok((value, has_duplicates))
+}
+
+/// The keys that come twice, with their lines.
+pub(super) fn duplicates(bytes: &[u8]) -> Findings {
+    let text = String::from_utf8_lossy(bytes);
+    let lines: Result<Lines, _> = serde_saphyr::from_str_with_options(&text, options());
+    let mut findings = Findings::default();
+    for (line, key) in lines.map(|l| l.0).unwrap_or_default() {
+        findings.push(format!(
+            "line {line}: key {} already set in map",
+            quote(&key)
+        ));
+    }
+    findings.yaml = findings.sentences.len();
+    findings
+}
+
+/// Collects duplicate keys and their lines.
+#[derive(Default)]
+struct Lines(Vec<(u64, String)>);
+
+impl<'de> serde::Deserialize<'de> for Lines {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(LinesVisitor)
+    }
+}
+
+struct LinesVisitor;
+
+impl<'de> Visitor<'de> for LinesVisitor {
+    type Value = Lines;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a YAML value")
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Lines, E> {
+        Ok(Lines::default())
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Lines, E> {
+        Ok(Lines::default())
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Lines, E> {
+        Ok(Lines::default())
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Lines, E> {
+        Ok(Lines::default())
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Lines, E> {
+        Ok(Lines::default())
+    }
+
+    fn visit_unit<E>(self) -> Result<Lines, E> {
+        Ok(Lines::default())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Lines, A::Error> {
+        let mut out = Lines::default();
+        while let Some(below) = seq.next_element::<Lines>()? {
+            out.0.extend(below.0);
+        }
+        Ok(out)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Lines, A::Error> {
+        let mut out = Lines::default();
+        let mut seen = std::collections::HashSet::new();
+        while let Some(key) = map.next_key::<serde_saphyr::Spanned<String>>()? {
+            if seen.contains(&key.value) {
+                out.0.push((key.defined.line(), key.value.clone()));
+            }
+            seen.insert(key.value);
+            out.0.extend(map.next_value::<Lines>()?.0);
+        }
+        Ok(out)
+    }
+}
+
+fn options() -> serde_saphyr::Options {
+    // An alias bomb spends these limits instead of memory: three megabytes of text hold fewer
+    // than this many nodes, and honest documents hardly use aliases.
+    let budget = serde_saphyr::budget! {
+        max_depth: MAX_DEPTH,
+        max_nodes: 1_500_000,
+        max_aliases: 1_000,
+        max_anchors: 1_000,
+        max_documents: 1,
+    };
+    let mut options = serde_saphyr::options! {
+        budget: budget,
+        duplicate_keys: serde_saphyr::options::DuplicateKeyPolicy::LastWins,
+        legacy_octal_numbers: true,
+        strict_booleans: false,
+    };
+    options.alias_limits.max_total_replayed_events = 200_000;
+    options
+}
+
+/// What serde-saphyr fills.
+struct Yaml {
+    value: Value,
+    has_duplicates: bool,
+}
+
+impl<'de> serde::Deserialize<'de> for Yaml {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let duplicate = Cell::new(false);
+        let value = Tree {
+            duplicate: &duplicate,
+            depth: 0,
+        }
+        .deserialize(deserializer)?;
+        Ok(Self {
+            value,
+            has_duplicates: duplicate.get(),
+        })
+    }
+}
