@@ -3,16 +3,20 @@
 
 mod claim;
 mod discovery;
+mod history;
 mod podcontrol;
 mod pods;
 mod replicas;
 mod rounding;
 mod shared;
 
+pub mod cronjob;
+pub mod daemonset;
 pub mod deployment;
 pub mod endpoints;
 pub mod endpointslice;
 pub mod gc;
+pub mod job;
 pub mod namespace;
 pub mod nodeipam;
 pub mod nodelifecycle;
@@ -21,7 +25,9 @@ pub mod replicaset;
 pub mod replicationcontroller;
 pub mod rootca;
 pub mod serviceaccount;
+pub mod statefulset;
 pub mod tainteviction;
+pub mod ttlafterfinished;
 
 use std::sync::Arc;
 
@@ -60,6 +66,11 @@ pub const ALL: &[Entry] = table![
     tainteviction,
     nodeipam,
     podgc,
+    daemonset,
+    statefulset,
+    job,
+    cronjob,
+    ttlafterfinished,
 ];
 
 /// What the controllers are told about the cluster.

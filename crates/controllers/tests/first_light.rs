@@ -78,7 +78,8 @@ async fn a_deployment_becomes_pods_behind_a_service_rolls_scales_and_leaves_noth
         move || {
             let slices = slices.clone();
             async move {
-                let all = slices.list(&ListParams::default()).await?;
+                let own = ListParams::default().labels("kubernetes.io/service-name=web");
+                let all = slices.list(&own).await?;
                 let endpoints = all
                     .items
                     .iter()

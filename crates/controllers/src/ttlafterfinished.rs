@@ -1,0 +1,107 @@
+//! Jobs that have ended go after the time that they asked for.
+
+use std::{sync::Arc, time::Duration};
+
+use jiff::Timestamp;
+use k8s_openapi::api::batch::v1::Job;
+use kube::api::PropagationPolicy;
+use reconcile::{Action, Controller, Error, Key, Queue, Writer};
+
+use crate::shared::Shared;
+
+/// As in the table of controllers.
+pub const NAME: &str = "ttl-after-finished";
+const ACCOUNT: &str = "ttl-after-finished-controller";
+
+struct Expiry {
+    shared: Arc<Shared>,
+    jobs: Writer<Job>,
+}
+
+/// Starts it.
+pub fn start(shared: &Arc<Shared>) {
+    let controller = Arc::new(Expiry {
+        shared: shared.clone(),
+        jobs: shared.writer(ACCOUNT),
+    });
+    let shared = shared.clone();
+    shared.context.clone().spawn(NAME, async move {
+        controller.jobs.cache().synced().await;
+        let queue = Queue::default();
+        reconcile::follow(&shared.context, controller.jobs.cache(), &queue, |event| {
+            vec![Key::of(&**event.object())]
+        });
+        reconcile::run(&shared.context, controller, queue, 2);
+        std::future::pending::<()>().await;
+    });
+}
+
+/// How long the job may still stay; nothing when it has not ended or did not ask.
+fn left(job: &Job, now: Timestamp) -> Option<Duration> {
+    let seconds = job.spec.as_ref()?.ttl_seconds_after_finished?;
+    let mut conditions = job.status.as_ref()?.conditions.iter().flatten();
+    let end = conditions
+        .find(|c| (c.type_ == "Complete" || c.type_ == "Failed") && c.status == "True")?;
+    let ended = end.last_transition_time.as_ref()?.0;
+    let expires = ended + Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
+    Some(Duration::try_from(expires.duration_since(now)).unwrap_or_default())
+}
+
+impl Controller for Expiry {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn reconcile(&self, key: &Key) -> Result<Action, Error> {
+        let Some(job) = self.jobs.cache().get(&key.namespace, &key.name) else {
+            return Ok(Action::Done);
+        };
+        if job.metadata.deletion_timestamp.is_some() {
+            return Ok(Action::Done);
+        }
+        match left(&job, self.shared.now()) {
+            None => Ok(Action::Done),
+            Some(left) if !left.is_zero() => Ok(Action::After(left)),
+            Some(_) => {
+                self.jobs
+                    .delete_with(&job, PropagationPolicy::Foreground)
+                    .await?;
+                Ok(Action::Done)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::{
+        api::batch::v1::{JobCondition, JobSpec, JobStatus},
+        apimachinery::pkg::apis::meta::v1::Time,
+    };
+
+    use super::*;
+    use crate::pods::samples::at;
+
+    #[test]
+    fn only_an_ended_job_that_asked_for_it_expires() {
+        let mut job = Job::default();
+        assert_eq!(left(&job, at(0)), None);
+        job.spec = Some(JobSpec {
+            ttl_seconds_after_finished: Some(60),
+            ..Default::default()
+        });
+        assert_eq!(left(&job, at(0)), None);
+        let end = JobCondition {
+            type_: "Complete".into(),
+            status: "True".into(),
+            last_transition_time: Some(Time(at(100))),
+            ..Default::default()
+        };
+        job.status = Some(JobStatus {
+            conditions: Some(vec![end]),
+            ..Default::default()
+        });
+        assert_eq!(left(&job, at(130)), Some(Duration::from_secs(30)));
+        assert_eq!(left(&job, at(500)), Some(Duration::ZERO));
+    }
+}
