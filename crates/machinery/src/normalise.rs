@@ -214,7 +214,7 @@ impl Walk<'_> {
             }
             (Shape::Float64, Value::Number(n)) => float(n),
             (Shape::Bytes, Value::String(text)) => bytes(text)?,
-            (Shape::Quantity, value) => quantity(&value)?,
+            (Shape::Quantity, value) => quantity(&value, place)?,
             (Shape::IntOrString, value @ Value::String(_)) => value,
             (Shape::IntOrString, Value::Number(n)) => match n.as_i64() {
                 Some(i) if i32::try_from(i).is_ok() => Value::from(i),
@@ -396,13 +396,17 @@ fn bytes(mut text: String) -> Result<Value, String> {
     }
 }
 
-fn quantity(value: &Value) -> Result<Value, String> {
-    let quantity: Quantity = match value {
+fn quantity(value: &Value, place: Place<'_>) -> Result<Value, String> {
+    let mut quantity: Quantity = match value {
         Value::String(text) => text.trim().parse(),
         Value::Number(n) => n.to_string().parse(),
         other => other.to_string().parse(),
     }
     .map_err(|e: crate::quantity::Error| e.to_string())?;
+    // Nobody hands out less than a thousandth of a CPU or of a byte.
+    if place.field.type_name == "v1.ResourceList" {
+        quantity = quantity.rounded_to_millis();
+    }
     Ok(Value::from(quantity.to_string()))
 }
 
@@ -504,6 +508,13 @@ mod tests {
         assert_eq!(text, "illegal base64 data at input byte 1");
         let (text, _) = normalised("core/v1.Event", json!({"eventTime": null}));
         assert!(text.contains(r#""firstTimestamp":null"#), "{text}");
+    }
+
+    #[test]
+    fn resources_are_no_finer_than_thousandths() {
+        let pod = json!({"spec": {"overhead": {"cpu": "100u"}, "containers": []}});
+        let (text, _) = normalised("core/v1.Pod", pod);
+        assert!(text.contains(r#""overhead":{"cpu":"1m"}"#), "{text}");
     }
 
     #[test]

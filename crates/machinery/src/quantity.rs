@@ -99,6 +99,16 @@ impl Quantity {
         self.format
     }
 
+    /// Rounded up to thousandths, the finest grain of a resource.
+    #[must_use]
+    pub fn rounded_to_millis(self) -> Self {
+        let grain = NANO / 1000;
+        Self {
+            nanos: ceil_div(self.nanos, grain).saturating_mul(grain),
+            format: self.format,
+        }
+    }
+
     /// The sum, written as the first (or as the second when the first is zero).
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
