@@ -1,16 +1,17 @@
 //! The server itself: listens on HTTPS, hands every request to the pipeline, and drains at shutdown.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
 
 use http_body_util::BodyExt;
 use hyper::service::service_fn;
 use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
+    rt::{TokioIo, TokioTimer},
     server::conn::auto,
 };
 use lifecycle::{Context, Outcome, Run, Service};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
+use tokio_util::task::TaskTracker;
 use tracing::{debug, info};
 
 use crate::{
@@ -18,8 +19,11 @@ use crate::{
     pipeline::{Caller, Connection, Core},
 };
 
-/// Longest time for a TLS handshake and for the headers of a request.
+/// Longest time for a TLS handshake.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a connection may be idle: a little longer than clients keep them, so that they hang up
+/// first.
+const IDLE: Duration = Duration::from_secs(100);
 
 /// The API server.
 pub struct ApiServer {
@@ -90,7 +94,8 @@ impl ApiServer {
             match accepted {
                 Ok((stream, remote)) => {
                     let (core, acceptor) = (self.core.clone(), acceptor.clone());
-                    context.spawn("connection", connection(core, acceptor, stream, remote));
+                    context
+                        .spawn_draining("connection", connection(core, acceptor, stream, remote));
                 }
                 Err(error) => {
                     debug!(%error, "accept failed");
@@ -101,6 +106,8 @@ impl ApiServer {
         self.core.stopping.cancel();
         self.core.writes.close();
         self.core.writes.wait().await;
+        self.core.streams.close();
+        self.core.streams.wait().await;
         Ok(())
     }
 
@@ -148,26 +155,47 @@ async fn connection(core: Arc<Core>, acceptor: TlsAcceptor, stream: TcpStream, r
         remote,
         certificates: certificates.collect(),
     });
+    let (tasks, stopping) = (core.streams.clone(), core.stopping.clone());
     let service = service_fn(move |request: http::Request<hyper::body::Incoming>| {
         let (core, caller) = (core.clone(), Caller::Connection(peer.clone()));
         let request = request.map(|body| body.map_err(Into::into).boxed_unsync());
         async move { Ok::<_, std::convert::Infallible>(core.handle(request, caller).await) }
     });
-    let mut builder = auto::Builder::new(TokioExecutor::new());
+    let mut builder = auto::Builder::new(Owned(tasks));
     builder
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(PATIENCE)
+        .header_read_timeout(IDLE)
         .max_buf_size(1 << 20);
     builder
         .http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(1000)
         .max_header_list_size(1 << 20);
-    let served = builder
-        .serve_connection_with_upgrades(TokioIo::new(tls), service)
-        .await;
-    if let Err(error) = served {
+    let served = builder.serve_connection_with_upgrades(TokioIo::new(tls), service);
+    tokio::pin!(served);
+    let ended = tokio::select! {
+        ended = &mut served => ended,
+        () = stopping.cancelled() => {
+            served.as_mut().graceful_shutdown();
+            served.await
+        }
+    };
+    if let Err(error) = ended {
         debug!(%remote, %error, "connection ended");
+    }
+}
+
+/// Runs the tasks that a connection's streams need under the server's own eye.
+#[derive(Clone)]
+struct Owned(TaskTracker);
+
+impl<F> hyper::rt::Executor<F> for Owned
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    fn execute(&self, future: F) {
+        self.0.spawn(future);
     }
 }

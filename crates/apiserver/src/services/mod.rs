@@ -1,0 +1,262 @@
+//! Addresses and ports of Services. Each address is an IPAddress object and each node port a key of
+//! its own, written in the same transaction as the Service: two Services can never hold the same
+//! one, whatever races or restarts.
+
+mod addresses;
+mod ports;
+
+use bytes::Bytes;
+use machinery::{Object, Status, Value};
+use store::{Action, Freshness, Key, Op, Precondition};
+
+use crate::{Draft, failure, meta, write::Write};
+
+/// How many random picks before the allocator gives up.
+const PICKS: usize = 256;
+
+/// What a Service holds.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Held {
+    addresses: Vec<String>,
+    ports: Vec<u16>,
+}
+
+/// Gives a new Service what it asked for or what it left open.
+pub(crate) async fn on_create(
+    write: &Write,
+    object: &mut Object,
+) -> Result<Vec<Op<Draft>>, Status> {
+    allocate(write, object, &Held::default()).await
+}
+
+/// Gives and takes what an update changes.
+pub(crate) async fn on_update(
+    write: &Write,
+    object: &mut Object,
+    old: &Object,
+) -> Result<Vec<Op<Draft>>, Status> {
+    carry_over(object, old);
+    let before = held(old);
+    let mut ops = allocate(write, object, &before).await?;
+    let now = held(object);
+    let dropped = Held {
+        addresses: before
+            .addresses
+            .into_iter()
+            .filter(|a| !now.addresses.contains(a))
+            .collect(),
+        ports: before
+            .ports
+            .into_iter()
+            .filter(|p| !now.ports.contains(p))
+            .collect(),
+    };
+    ops.extend(release(&dropped));
+    Ok(ops)
+}
+
+/// Gives back what a Service held.
+pub(crate) fn on_remove(object: &Object) -> Vec<Op<Draft>> {
+    release(&held(object))
+}
+
+/// An update that leaves the addresses out keeps them, unless the type says otherwise.
+fn carry_over(object: &mut Object, old: &Object) {
+    let (Some(old_spec), Some(spec)) = (
+        old.get("spec").and_then(Value::as_object),
+        object.get_mut("spec").and_then(Value::as_object_mut),
+    ) else {
+        return;
+    };
+    if text(spec, "type") == "ExternalName" {
+        if text(old_spec, "type") != "ExternalName"
+            && text(spec, "clusterIP") == text(old_spec, "clusterIP")
+        {
+            spec.shift_remove("clusterIP");
+            spec.shift_remove("clusterIPs");
+        }
+        return;
+    }
+    if text(old_spec, "type") == "ExternalName" {
+        return;
+    }
+    for key in ["clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy"] {
+        if let (false, Some(value)) = (spec.contains_key(key), old_spec.get(key)) {
+            spec.insert(key.to_owned(), value.clone());
+        }
+    }
+    carry_over_ports(spec, old_spec);
+}
+
+/// Node ports that are left out are kept for the port they belonged to.
+fn carry_over_ports(spec: &mut Object, old_spec: &Object) {
+    if !wants_node_ports(spec) || !wants_node_ports(old_spec) {
+        return;
+    }
+    let identity = |port: &Value| (port.get("protocol").cloned(), port.get("port").cloned());
+    let old_ports = old_spec
+        .get("ports")
+        .and_then(Value::as_array)
+        .cloned()
+        .unwrap_or_default();
+    for port in spec
+        .get_mut("ports")
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
+    {
+        let old = old_ports.iter().find(|old| identity(old) == identity(port));
+        let (Some(port), Some(node_port)) = (
+            port.as_object_mut(),
+            old.and_then(|old| old.get("nodePort")),
+        ) else {
+            continue;
+        };
+        if port.get("nodePort").and_then(Value::as_u64).unwrap_or(0) == 0 {
+            port.insert("nodePort".to_owned(), node_port.clone());
+        }
+    }
+}
+
+async fn allocate(
+    write: &Write,
+    object: &mut Object,
+    before: &Held,
+) -> Result<Vec<Op<Draft>>, Status> {
+    let (namespace, name) = (
+        write.namespace.clone(),
+        meta::text(object, "name").to_owned(),
+    );
+    let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) else {
+        return Ok(Vec::new());
+    };
+    let owner = Owner {
+        write,
+        namespace,
+        name,
+    };
+    let mut ops = Vec::new();
+    owner.addresses(spec, before, &mut ops).await?;
+    owner.ports(spec, before, &mut ops).await?;
+    Ok(ops)
+}
+
+struct Owner<'a> {
+    write: &'a Write,
+    namespace: String,
+    name: String,
+}
+
+impl Owner<'_> {
+    async fn is_free(&self, key: &Key) -> Result<bool, Status> {
+        let read = self.write.core.store.get(key, Freshness::Newest).await;
+        Ok(read.map_err(failure::of_store)?.1.is_none())
+    }
+}
+
+fn put(key: Key, object: Value) -> Result<Op<Draft>, Status> {
+    let bytes = Bytes::from(object.to_string());
+    let object = object.as_object().cloned().unwrap_or_default();
+    let draft = Draft::new(&object, bytes, Vec::new()).map_err(Status::internal)?;
+    let action = Action::Put {
+        draft,
+        expires_in: None,
+    };
+    Ok(Op {
+        key,
+        precondition: Precondition::Absent,
+        action,
+    })
+}
+
+fn release(held: &Held) -> Vec<Op<Draft>> {
+    let addresses = held.addresses.iter().map(|address| address_key(address));
+    let ports = held.ports.iter().map(|port| port_key(*port));
+    let free = |key| Op {
+        key,
+        precondition: Precondition::Any,
+        action: Action::Delete,
+    };
+    addresses.chain(ports).map(free).collect()
+}
+
+fn address_key(address: &str) -> Key {
+    Bytes::from(format!("/registry/networking.k8s.io/ipaddresses/{address}"))
+}
+
+/// Node ports have no kind of their own: a key that nothing serves.
+fn port_key(number: u16) -> Key {
+    Bytes::from(format!("/registry/core/nodeports/{number}"))
+}
+
+fn held(object: &Object) -> Held {
+    let Some(spec) = object.get("spec").and_then(Value::as_object) else {
+        return Held::default();
+    };
+    let ports = spec
+        .get("ports")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten();
+    let ports = ports
+        .filter_map(|port| port.get("nodePort"))
+        .chain(spec.get("healthCheckNodePort"));
+    let mut ports: Vec<u16> = ports
+        .filter_map(|port| u16::try_from(port.as_u64()?).ok())
+        .filter(|port| *port > 0)
+        .collect();
+    ports.sort_unstable();
+    ports.dedup();
+    let addresses = list(spec, "clusterIPs")
+        .into_iter()
+        .filter(|address| address != "None");
+    Held {
+        addresses: addresses.collect(),
+        ports,
+    }
+}
+
+fn wants_node_ports(spec: &Object) -> bool {
+    match text(spec, "type") {
+        "NodePort" => true,
+        "LoadBalancer" => spec.get("allocateLoadBalancerNodePorts") != Some(&Value::Bool(false)),
+        _ => false,
+    }
+}
+
+fn text<'a>(object: &'a Object, key: &str) -> &'a str {
+    object.get(key).and_then(Value::as_str).unwrap_or_default()
+}
+
+fn list(object: &Object, key: &str) -> Vec<String> {
+    let list = object
+        .get(key)
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten();
+    list.filter_map(Value::as_str)
+        .filter(|text| !text.is_empty())
+        .map(str::to_owned)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_service_holds_its_addresses_and_ports_once() {
+        let service = json!({"spec": {"clusterIPs": ["10.43.0.7"], "ports": [
+            {"nodePort": 30001}, {"nodePort": 30001}, {"port": 1}], "healthCheckNodePort": 30002}});
+        let held = held(service.as_object().unwrap());
+        assert_eq!(
+            held,
+            Held {
+                addresses: vec!["10.43.0.7".into()],
+                ports: vec![30001, 30002]
+            }
+        );
+    }
+}
