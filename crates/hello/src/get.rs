@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{Command, Complaint, Outcome, dns};
+use crate::{Command, Complaint, Outcome};
 
 pub(crate) const COMMANDS: &[Command] = &[Command {
     name: "get",
@@ -49,7 +49,7 @@ fn parts(url: &str) -> Result<(&str, u16, &str), Complaint> {
 fn fetch(url: &str, timeout: Duration) -> Result<Answer, Complaint> {
     let (host, port, path) = parts(url)?;
     let mut trouble: Complaint = "no address".into();
-    for address in dns::resolve(host)? {
+    for address in stdx::resolve::resolve(host)? {
         match TcpStream::connect_timeout(&SocketAddr::new(address, port), timeout) {
             Ok(stream) => return exchange(stream, host, path, timeout),
             Err(error) => trouble = format!("{address}:{port}: {error}").into(),

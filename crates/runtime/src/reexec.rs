@@ -24,6 +24,7 @@ use nix::{
 pub(crate) const SHIM: &CStr = c"mainstay:shim";
 pub(crate) const OCI: &CStr = c"mainstay:oci";
 pub(crate) const INIT: &CStr = c"mainstay:init";
+pub(crate) const PROPAGATE: &CStr = c"mainstay:propagate";
 
 /// Runs a helper if this process was started as one. Must be called first in `main`, before any
 /// thread is started.
@@ -36,6 +37,8 @@ pub fn dispatch() -> Option<ExitCode> {
         crate::shim::run
     } else if is(INIT) {
         crate::helper::init::run
+    } else if is(PROPAGATE) {
+        crate::helper::propagate::run
     } else {
         return None;
     };

@@ -268,17 +268,15 @@ impl Engine {
     }
 
     /// Pulls an image, or finds the one that never comes from a registry.
-    pub async fn pull_image(&self, name: &str, _auth: Option<v1::AuthConfig>) -> Result<Image> {
+    pub async fn pull_image(&self, name: &str, auth: Option<v1::AuthConfig>) -> Result<Image> {
         let reference = crate::images::Reference::parse(name)?;
-        if reference.registry == "mainstay.local" {
-            return self
-                .images
-                .get(name)
-                .ok_or_else(|| Error::NoImage(name.to_owned()));
+        if reference.registry == crate::images::LOCAL_REGISTRY {
+            return self.images.need(name);
         }
-        Err(Error::Unsupported(
-            "pulling from registries is not there yet".into(),
-        ))
+        let credentials = auth.map(Into::into).unwrap_or_default();
+        self.images
+            .pull(&reference, &self.config.registries, &credentials)
+            .await
     }
 
     /// Cancelled when the runtime stops.

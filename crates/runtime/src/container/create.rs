@@ -44,11 +44,14 @@ impl Engine {
             return Err(Error::Invalid("a container needs a name".into()));
         }
         let wanted = config.image.clone().unwrap_or_default().image;
-        let image = self.images.get(&wanted).ok_or(Error::NoImage(wanted))?;
         let id = id::generate();
         let (engine, new) = (self.clone(), id.clone());
         let made = self
-            .blocking(move || engine.make_container(&sandbox, &new, config, &image))
+            .blocking(move || {
+                let _lease = engine.images.lease()?;
+                let image = engine.images.need(&wanted)?;
+                engine.make_container(&sandbox, &new, config, &image)
+            })
             .await?;
         match made {
             Ok(container) => {
@@ -142,8 +145,7 @@ impl Engine {
         let mut bound = Vec::new();
         for mount in &config.mounts {
             let Some(wanted) = &mount.image else { continue };
-            let name = wanted.image.clone();
-            let image = self.images.get(&name).ok_or(Error::NoImage(name))?;
+            let image = self.images.need(&wanted.image)?;
             let target = dir.join("images").join(bound.len().to_string());
             let layers = self.images.layer_dirs(&image);
             let lower: Vec<&Path> = layers.iter().map(PathBuf::as_path).collect();

@@ -31,7 +31,7 @@ pub struct Engine {
     pub config: Config,
     pub(crate) program: Program,
     /// The node's images.
-    pub images: Images,
+    pub images: Arc<Images>,
     context: Context,
     pub(crate) streams: Streams,
     /// By id; guards only the map.
@@ -51,7 +51,7 @@ impl Engine {
             std::fs::create_dir_all(&path).map_err(Error::file(&path))?;
         }
         std::fs::create_dir_all(&config.state_dir).map_err(Error::file(&config.state_dir))?;
-        let images = Images::open(config.root_dir.clone())?;
+        let images = Arc::new(Images::open(config.root_dir.clone())?);
         let program = tokio::task::spawn_blocking(Program::seal)
             .await
             .map_err(|_| Error::Shim("sealing the program panicked".into()))?

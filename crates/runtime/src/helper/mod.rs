@@ -7,6 +7,7 @@ pub(crate) mod init;
 mod oci;
 mod outside;
 mod prepare;
+pub(crate) mod propagate;
 mod seccomp;
 
 use std::{

@@ -1,4 +1,5 @@
-//! What libcontainer is given differs from the bundle in one point. It drops capabilities before our
+//! What libcontainer is given differs from the bundle in two points: propagation of single mounts
+//! (see [`propagate`]) and capabilities. It drops capabilities before our
 //! executor can install a seccomp filter, and installing one needs CAP_SYS_ADMIN unless the process
 //! gives up gaining privileges. So the process keeps that capability for the last step, in which our
 //! executor installs the filter and reduces the capabilities to what was asked for.
@@ -14,6 +15,7 @@ use oci_spec::runtime::{Capabilities, Capability, Process, Spec};
 use super::{
     executor::Finish,
     oci::Outcome,
+    propagate,
     seccomp::{self},
 };
 
@@ -32,7 +34,8 @@ pub(super) fn container(bundle: &Path) -> Outcome<Prepared> {
     let Some(mut process) = spec.process().clone() else {
         return Err("no process".into());
     };
-    if !lend_capabilities(&mut process, &mut finish) {
+    let lent = lend_capabilities(&mut process, &mut finish);
+    if !propagate::add_hook(&mut spec)? && !lent {
         return Ok(Prepared {
             bundle: bundle.to_path_buf(),
             finish,

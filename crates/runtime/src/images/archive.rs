@@ -30,7 +30,7 @@ const NAMES: &[&str] = &[
 impl Images {
     /// Imports every image of an archive and returns them. Blocks.
     pub fn import(&self, content: impl Read) -> Result<Vec<Image>> {
-        let _arriving = self.arriving.blocking_read();
+        let _lease = self.lease()?;
         let staging = self.staging();
         let imported = Archive::read(&staging, content).and_then(|archive| archive.import(self));
         disk::remove_dir(&staging)?;

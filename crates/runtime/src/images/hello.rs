@@ -21,6 +21,9 @@ use crate::{
     error::{Error, Result},
 };
 
+/// Images named so are made here and never pulled.
+pub const LOCAL_REGISTRY: &str = "mainstay.local";
+
 /// Its name.
 pub const HELLO: &str = "mainstay.local/hello:latest";
 
@@ -41,7 +44,7 @@ const GROUP: &str = "root:x:0:\nnobody:x:65534:\n";
 impl Images {
     /// Makes the image of a program unless it is there. Blocks.
     pub fn ensure_hello(&self, program: &Path) -> Result<Image> {
-        let _arriving = self.arriving.blocking_read();
+        let _lease = self.lease()?;
         let metadata = fs::metadata(program).map_err(Error::file(program))?;
         let note = self.root.join("hello.json");
         let mut origin = Origin {
@@ -54,7 +57,7 @@ impl Images {
         };
         if let Ok(known) = disk::load::<Origin>(&note) {
             origin.image.clone_from(&known.image);
-            if let (true, Some(image)) = (known == origin, self.get(&known.image)) {
+            if let (true, Some(image)) = (known == origin, self.get(&known.image)?) {
                 return Ok(image);
             }
         }

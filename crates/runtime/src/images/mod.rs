@@ -5,6 +5,7 @@
 mod archive;
 mod blobs;
 mod config;
+mod export;
 mod hello;
 mod layer;
 mod names;
@@ -14,13 +15,15 @@ mod unpack;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
+    fs::{self, File, OpenOptions},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 pub use config::ImageConfig;
-pub use hello::HELLO;
-use parking_lot::RwLock;
+pub use hello::{HELLO, LOCAL_REGISTRY};
+use parking_lot::Mutex;
 pub use reference::Reference;
 use serde::{Deserialize, Serialize};
 
@@ -32,15 +35,23 @@ use crate::{
 /// The image store.
 pub struct Images {
     root: PathBuf,
-    /// Guards the index and its file.
-    index: RwLock<Index>,
-    /// Read while an image comes in, written while what nobody names is swept away: content that
-    /// has come is not named by an image yet.
-    arriving: tokio::sync::RwLock<()>,
+    /// The index as last read, and which file that was.
+    index: Mutex<(Option<Version>, Arc<Index>)>,
 }
 
+/// Tells files that were moved to the same place apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Version {
+    inode: u64,
+    modified: (i64, i64),
+}
+
+/// Held while an image comes in or a container is made of one: content that no image names yet, or
+/// no container's record, is not swept away meanwhile. Works between processes, too.
+pub struct Lease(#[expect(dead_code, reason = "closing the file ends the lease")] File);
+
 /// Images by their ids.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct Index {
     images: BTreeMap<String, Image>,
 }
@@ -94,98 +105,166 @@ impl Images {
             let path = root.join(dir);
             fs::create_dir_all(&path).map_err(Error::file(&path))?;
         }
-        let staging = root.join("staging");
-        for entry in fs::read_dir(&staging)
-            .map_err(Error::file(&staging))?
-            .flatten()
-        {
-            let path = entry.path();
-            // A pull that was cut off goes on from its partial blobs.
-            if path.is_dir() {
-                disk::remove_dir(&path)?;
+        let images = Self {
+            root,
+            index: Mutex::default(),
+        };
+        if let Some(_alone) = images.try_alone()? {
+            let staging = images.root.join("staging");
+            for entry in fs::read_dir(&staging)
+                .map_err(Error::file(&staging))?
+                .flatten()
+            {
+                let path = entry.path();
+                // A pull that was cut off goes on from its partial blobs.
+                if path.is_dir() {
+                    disk::remove_dir(&path)?;
+                }
             }
         }
-        let file = root.join("images.json");
-        let index = if file.exists() {
-            disk::load(&file)?
-        } else {
-            Index::default()
-        };
-        Ok(Self {
-            root,
-            index: RwLock::new(index),
-            arriving: tokio::sync::RwLock::default(),
-        })
+        images.index()?;
+        Ok(images)
+    }
+
+    /// The index as it is on disk now.
+    fn index(&self) -> Result<Arc<Index>> {
+        let file = self.root.join("images.json");
+        let version = fs::metadata(&file).ok().map(|metadata| Version {
+            inode: metadata.ino(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+        });
+        let mut known = self.index.lock();
+        if known.0 != version || version.is_none() {
+            let index = if version.is_some() {
+                disk::load(&file)?
+            } else {
+                Index::default()
+            };
+            *known = (version, Arc::new(index));
+        }
+        Ok(known.1.clone())
+    }
+
+    /// Changes the index: one process and thread at a time.
+    fn change<T>(&self, change: impl FnOnce(&mut Index) -> T) -> Result<T> {
+        let lock = self.lock_file("images.lock")?;
+        lock.lock().map_err(Error::system("lock the images"))?;
+        let mut index = Index::clone(&*self.index()?);
+        let result = change(&mut index);
+        disk::save(&self.root.join("images.json"), &index)?;
+        Ok(result)
+    }
+
+    fn lock_file(&self, name: &str) -> Result<File> {
+        let path = self.root.join(name);
+        let mut options = OpenOptions::new();
+        options.create(true).truncate(false).read(true).write(true);
+        options.open(&path).map_err(Error::file(&path))
+    }
+
+    /// Keeps the sweeper away. Waits while it is at work.
+    pub fn lease(&self) -> Result<Lease> {
+        let file = self.lock_file("sweep.lock")?;
+        file.lock_shared()
+            .map_err(Error::system("lock the image store"))?;
+        Ok(Lease(file))
+    }
+
+    /// Keeps everybody else away, if nobody is there.
+    fn try_alone(&self) -> Result<Option<Lease>> {
+        let file = self.lock_file("sweep.lock")?;
+        Ok(file.try_lock().is_ok().then_some(Lease(file)))
     }
 
     /// Every image.
-    pub fn list(&self) -> Vec<Image> {
-        self.index.read().images.values().cloned().collect()
+    pub fn list(&self) -> Result<Vec<Image>> {
+        Ok(self.index()?.images.values().cloned().collect())
     }
 
     /// An image by its id, a prefix of it, a tag or a digest.
-    pub fn get(&self, name: &str) -> Option<Image> {
-        let index = self.index.read();
-        names::find(&index.images, name).cloned()
+    pub fn get(&self, name: &str) -> Result<Option<Image>> {
+        Ok(names::find(&self.index()?.images, name).cloned())
+    }
+
+    /// [`Images::get`], where there must be one.
+    pub fn need(&self, name: &str) -> Result<Image> {
+        self.get(name)?
+            .ok_or_else(|| Error::NoImage(name.to_owned()))
     }
 
     /// Adds an image, or names to one that is there. A tag belongs to one image only.
     fn put(&self, image: Image) -> Result<Image> {
-        let mut index = self.index.write();
-        for other in index
-            .images
-            .values_mut()
-            .filter(|other| other.id != image.id)
-        {
-            other.tags.retain(|tag| !image.tags.contains(tag));
-        }
-        let entry = index
-            .images
-            .entry(image.id.clone())
-            .or_insert_with(|| image.clone());
-        entry.tags.extend(image.tags);
-        entry.digests.extend(image.digests);
-        entry.pinned |= image.pinned;
-        let stored = entry.clone();
-        disk::save(&self.root.join("images.json"), &*index)?;
-        Ok(stored)
+        self.change(|index| {
+            for other in index
+                .images
+                .values_mut()
+                .filter(|other| other.id != image.id)
+            {
+                other.tags.retain(|tag| !image.tags.contains(tag));
+            }
+            let entry = index
+                .images
+                .entry(image.id.clone())
+                .or_insert_with(|| image.clone());
+            entry.tags.extend(image.tags);
+            entry.digests.extend(image.digests);
+            entry.pinned |= image.pinned;
+            entry.clone()
+        })
     }
 
     /// Removes one name, or the whole image when it is the last or the id is given. Layers that a
-    /// container still uses (`in_use`) stay until it is gone.
-    pub fn remove(&self, name: &str, in_use: &BTreeSet<String>) -> Result<()> {
-        {
-            let mut index = self.index.write();
-            let Some(image) = names::find(&index.images, name).cloned() else {
-                return Ok(());
+    /// container still uses stay until it is gone. Blocks.
+    pub fn remove(&self, name: &str) -> Result<()> {
+        self.change(|index| {
+            let Some(id) = names::find(&index.images, name).map(|image| image.id.clone()) else {
+                return;
             };
-            let entry = index.images.get_mut(&image.id);
-            let gone = entry.is_none_or(|entry| names::take(entry, name));
-            if gone {
-                index.images.remove(&image.id);
+            if index
+                .images
+                .get_mut(&id)
+                .is_none_or(|entry| names::take(entry, name))
+            {
+                index.images.remove(&id);
             }
-            disk::save(&self.root.join("images.json"), &*index)?;
-        }
-        self.sweep(in_use)
+        })?;
+        self.sweep()
     }
 
-    /// Removes blobs and layers that no image and no container names.
-    pub fn sweep(&self, in_use: &BTreeSet<String>) -> Result<()> {
-        // While something comes in, the next sweep will do.
-        let Ok(_arriving) = self.arriving.try_write() else {
+    /// Removes blobs and layers that no image and no container names. Blocks.
+    pub fn sweep(&self) -> Result<()> {
+        // While somebody is at work, the next sweep will do.
+        let Some(_alone) = self.try_alone()? else {
             return Ok(());
         };
-        let (mut layers, mut blobs) = (in_use.clone(), BTreeSet::new());
-        for image in self.index.read().images.values() {
+        let (mut layers, mut blobs) = (self.layers_in_use(), BTreeSet::new());
+        for image in self.index()?.images.values() {
             layers.extend(image.layers.iter().cloned());
             blobs.extend(image.blobs.iter().map(|blob| blob.digest.clone()));
             blobs.extend([image.id.clone(), image.manifest.clone()]);
         }
-        let known = |name: &str| layers.contains(name);
-        sweep_dir(&self.root.join("layers"), known)?;
+        sweep_dir(&self.root.join("layers"), |name| layers.contains(name))?;
         sweep_dir(&self.root.join("blobs/sha256"), |name| {
             blobs.contains(&format!("sha256:{name}"))
         })
+    }
+
+    /// Layers that containers stand on, by their records.
+    fn layers_in_use(&self) -> BTreeSet<String> {
+        #[derive(Deserialize)]
+        struct Uses {
+            layers: Vec<String>,
+        }
+        let Ok(entries) = fs::read_dir(self.root.join("containers")) else {
+            return BTreeSet::new();
+        };
+        let records = entries
+            .flatten()
+            .map(|entry| entry.path().join("facts.json"));
+        records
+            .filter_map(|path| disk::load::<Uses>(&path).ok())
+            .flat_map(|uses| uses.layers)
+            .collect()
     }
 
     /// The directories of an image's layers, the uppermost first, as overlayfs wants them.

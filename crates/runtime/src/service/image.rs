@@ -1,6 +1,6 @@
 //! ImageService.
 
-use std::{collections::BTreeSet, pin::Pin};
+use std::pin::Pin;
 
 use cri::{
     tonic::{Request, Response, Status, async_trait},
@@ -42,24 +42,15 @@ fn describe(image: &Image) -> v1::Image {
 }
 
 impl Engine {
-    fn list_images(&self, filter: Option<v1::ImageFilter>) -> Vec<v1::Image> {
+    fn list_images(&self, filter: Option<v1::ImageFilter>) -> Outcome<Vec<v1::Image>> {
         let wanted = filter
             .and_then(|filter| filter.image)
             .unwrap_or_default()
             .image;
         if wanted.is_empty() {
-            return self.images.list().iter().map(describe).collect();
+            return Ok(self.images.list()?.iter().map(describe).collect());
         }
-        self.images.get(&wanted).iter().map(describe).collect()
-    }
-
-    /// Layers that containers stand on.
-    pub(crate) fn layers_in_use(&self) -> BTreeSet<String> {
-        let containers = self.containers.read();
-        containers
-            .values()
-            .flat_map(|container| container.facts.layers.iter().cloned())
-            .collect()
+        Ok(self.images.get(&wanted)?.iter().map(describe).collect())
     }
 }
 
@@ -78,7 +69,7 @@ impl ImageService for Cri {
         &self,
         request: Request<v1::ListImagesRequest>,
     ) -> Answer<v1::ListImagesResponse> {
-        let images = self.0.list_images(request.into_inner().filter);
+        let images = self.0.list_images(request.into_inner().filter)?;
         Ok(Response::new(v1::ListImagesResponse { images }))
     }
 
@@ -86,7 +77,7 @@ impl ImageService for Cri {
         &self,
         request: Request<v1::StreamImagesRequest>,
     ) -> Answer<Streamed<v1::StreamImagesResponse>> {
-        let images = self.0.list_images(request.into_inner().filter);
+        let images = self.0.list_images(request.into_inner().filter)?;
         let message = v1::StreamImagesResponse { images };
         Ok(Response::new(Box::pin(stream::iter([Ok(message)]))))
     }
@@ -96,7 +87,7 @@ impl ImageService for Cri {
         request: Request<v1::ImageStatusRequest>,
     ) -> Answer<v1::ImageStatusResponse> {
         let request = request.into_inner();
-        let image = self.0.images.get(&named(request.image)?);
+        let image = self.0.images.get(&named(request.image)?)?;
         let mut info = std::collections::BTreeMap::new();
         if let (true, Some(image)) = (request.verbose, &image) {
             info.insert(
@@ -128,7 +119,7 @@ impl ImageService for Cri {
     ) -> Answer<v1::RemoveImageResponse> {
         let name = named(request.into_inner().image)?;
         let engine = self.0.clone();
-        let work = move || engine.images.remove(&name, &engine.layers_in_use());
+        let work = move || engine.images.remove(&name);
         self.0.blocking(work).await??;
         Ok(Response::new(Default::default()))
     }

@@ -103,10 +103,8 @@ pub fn build(inputs: &Inputs<'_>) -> Result<Built> {
         "resources": resources::resources(inputs, &security)?,
         "maskedPaths": security.masked_paths,
         "readonlyPaths": security.readonly_paths,
+        "rootfsPropagation": mounts.propagation,
     });
-    if let Some(propagation) = mounts.propagation {
-        linux["rootfsPropagation"] = json!(propagation);
-    }
     if security.privileged {
         linux["maskedPaths"] = json!([]);
         linux["readonlyPaths"] = json!([]);

@@ -23,8 +23,8 @@ pub struct BoundImage {
 
 pub(super) struct Mounts {
     pub list: Vec<Value>,
-    /// How the root's mounts relate to the node's: needed when one of ours is shared.
-    pub propagation: Option<&'static str>,
+    /// How the root's mounts relate to the node's: as the widest of them wants.
+    pub propagation: &'static str,
 }
 
 pub(super) fn mounts(
@@ -46,10 +46,11 @@ pub(super) fn mounts(
         kept.push(entry);
     }
     kept.sort_by_key(|entry| place(entry).components().count());
-    let propagation = propagation.map(|wants| match wants {
-        Wants::Slave => "slave",
-        Wants::Shared => "shared",
-    });
+    let propagation = match propagation {
+        None => "private",
+        Some(Wants::Slave) => "slave",
+        Some(Wants::Shared) => "shared",
+    };
     Ok(Mounts {
         list: kept,
         propagation,

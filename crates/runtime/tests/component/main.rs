@@ -8,6 +8,7 @@ mod events;
 mod first_light;
 mod handlers;
 mod images;
+mod registry;
 mod robustness;
 mod streams;
 mod support;

@@ -1,0 +1,170 @@
+//! Who we are to a registry: nobody, a name and password, or a token that the registry's own token
+//! service gives for them.
+
+use std::fmt;
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use cri::v1::AuthConfig;
+use serde::Deserialize;
+
+/// What a pull may be done with. Never printed.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Credentials {
+    /// The user.
+    pub username: String,
+    /// The password.
+    pub password: String,
+    /// A token that is sent as it is.
+    pub registry_token: String,
+    /// A token that the token service takes for a password.
+    pub identity_token: String,
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials")
+            .field("username", &self.username)
+            .finish_non_exhaustive()
+    }
+}
+
+impl From<AuthConfig> for Credentials {
+    fn from(auth: AuthConfig) -> Self {
+        let mut credentials = Self {
+            username: auth.username,
+            password: auth.password,
+            registry_token: auth.registry_token,
+            identity_token: auth.identity_token,
+        };
+        // The form of docker's own files: both in one.
+        if credentials.username.is_empty()
+            && let Ok(decoded) = BASE64_STANDARD.decode(auth.auth.trim())
+            && let Ok(text) = String::from_utf8(decoded)
+            && let Some((username, password)) = text.split_once(':')
+        {
+            credentials.username = username.to_owned();
+            credentials.password = password.trim_end_matches('\0').to_owned();
+        }
+        credentials
+    }
+}
+
+impl Credentials {
+    /// The header for a name and password, if there are any.
+    pub(super) fn basic(&self) -> Option<String> {
+        let pair = format!("{}:{}", self.username, self.password);
+        (!self.username.is_empty()).then(|| format!("Basic {}", BASE64_STANDARD.encode(pair)))
+    }
+
+    /// What is tried before the registry has said what it wants.
+    pub(super) fn eager(&self) -> Option<String> {
+        (!self.registry_token.is_empty()).then(|| format!("Bearer {}", self.registry_token))
+    }
+}
+
+/// What a registry wants before it answers.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Challenge {
+    Basic,
+    Bearer {
+        realm: String,
+        service: String,
+        scope: String,
+    },
+}
+
+impl Challenge {
+    /// From a `WWW-Authenticate` header.
+    pub fn parse(header: &str) -> Option<Self> {
+        let (scheme, rest) = header.trim().split_once(' ').unwrap_or((header.trim(), ""));
+        if scheme.eq_ignore_ascii_case("basic") {
+            return Some(Self::Basic);
+        }
+        if !scheme.eq_ignore_ascii_case("bearer") {
+            return None;
+        }
+        let value = |name: &str| {
+            let start = rest.find(&format!("{name}=\""))? + name.len() + 2;
+            Some(rest[start..].split('"').next()?.to_owned())
+        };
+        Some(Self::Bearer {
+            realm: value("realm")?,
+            service: value("service").unwrap_or_default(),
+            scope: value("scope").unwrap_or_default(),
+        })
+    }
+}
+
+/// The address to get a token from.
+pub(super) fn token_url(realm: &str, service: &str, scope: &str) -> String {
+    let mark = if realm.contains('?') { '&' } else { '?' };
+    let escape = |text: &str| -> String {
+        let byte = |byte: u8| match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
+                char::from(byte).to_string()
+            }
+            other => format!("%{other:02X}"),
+        };
+        text.bytes().map(byte).collect()
+    };
+    format!(
+        "{realm}{mark}service={}&scope={}",
+        escape(service),
+        escape(scope)
+    )
+}
+
+/// What a token service answers.
+#[derive(Deserialize)]
+pub(super) struct Token {
+    token: Option<String>,
+    access_token: Option<String>,
+}
+
+impl Token {
+    pub fn header(self) -> Option<String> {
+        self.token
+            .or(self.access_token)
+            .map(|token| format!("Bearer {token}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn challenges_are_understood() {
+        let bearer = r#"Bearer realm="https://a.io/token",service="reg",scope="repository:x:pull""#;
+        let expected = Challenge::Bearer {
+            realm: "https://a.io/token".into(),
+            service: "reg".into(),
+            scope: "repository:x:pull".into(),
+        };
+        assert_eq!(Challenge::parse(bearer), Some(expected));
+        assert_eq!(
+            Challenge::parse("Basic realm=\"x\""),
+            Some(Challenge::Basic)
+        );
+        assert_eq!(Challenge::parse("Digest x"), None);
+        let url = token_url("https://a.io/t?x=1", "r g", "repository:a/b:pull");
+        assert_eq!(
+            url,
+            "https://a.io/t?x=1&service=r%20g&scope=repository%3Aa%2Fb%3Apull"
+        );
+    }
+
+    #[test]
+    fn credentials_come_in_several_forms_and_are_not_printed() {
+        let auth = BASE64_STANDARD.encode("ada:love:lace");
+        let credentials = Credentials::from(AuthConfig {
+            auth,
+            ..Default::default()
+        });
+        assert_eq!(
+            (credentials.username.as_str(), credentials.password.as_str()),
+            ("ada", "love:lace")
+        );
+        assert!(!format!("{credentials:?}").contains("lace"));
+    }
+}

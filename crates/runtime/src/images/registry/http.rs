@@ -1,0 +1,236 @@
+//! Requests to registries: one connection per request, redirects followed, authentication as the
+//! registry asks for it.
+
+use std::{io, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode, Uri, header};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::{body::Incoming, client::conn::http1};
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use rustls::{ClientConfig, RootCertStore, pki_types::ServerName};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    time::timeout,
+};
+use tokio_rustls::TlsConnector;
+
+use super::auth::{Challenge, Credentials, Token, token_url};
+use crate::error::{Error, Result};
+
+const CONNECT: Duration = Duration::from_secs(15);
+/// Between asking and the first byte of the answer.
+const ANSWER: Duration = Duration::from_secs(60);
+const MAX_REDIRECTS: usize = 5;
+const MAX_TOKEN: usize = 1 << 20;
+
+/// Where the system keeps the authorities that it trusts.
+const SYSTEM_CA: &[&str] = &[
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/cert.pem",
+];
+
+trait Wire: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Wire for T {}
+
+/// A client of one registry.
+pub(super) struct Client {
+    tls: TlsConnector,
+    credentials: Credentials,
+    /// The header that worked last.
+    authorization: Mutex<Option<String>>,
+}
+
+impl Client {
+    pub fn new(credentials: &Credentials, ca: Option<&str>) -> Result<Self> {
+        let mut roots = RootCertStore::empty();
+        let system = SYSTEM_CA
+            .iter()
+            .find_map(|path| std::fs::read(path).ok())
+            .unwrap_or_default();
+        for pem in [system.as_slice(), ca.unwrap_or_default().as_bytes()] {
+            for certificate in rustls_pemfile::certs(&mut &*pem).flatten() {
+                // One that cannot be used is one that is not trusted.
+                let _ = roots.add(certificate);
+            }
+        }
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| Error::Registry(error.to_string()))?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        Ok(Self {
+            tls: Arc::new(config).into(),
+            authorization: Mutex::new(credentials.eager()),
+            credentials: credentials.clone(),
+        })
+    }
+
+    /// Gets a URL, as whoever the registry wants us to be. Answers other than 2xx are errors.
+    pub async fn get(&self, url: &str, headers: &[(&str, String)]) -> Result<Response<Incoming>> {
+        let known = self.authorization.lock().clone();
+        let first = self.follow(url, headers, known).await?;
+        if first.status() != StatusCode::UNAUTHORIZED {
+            return check(first, url);
+        }
+        let wanted = first.headers().get_all(header::WWW_AUTHENTICATE).iter();
+        let challenge = wanted
+            .filter_map(|value| Challenge::parse(value.to_str().ok()?))
+            .next();
+        let header = match challenge {
+            Some(Challenge::Basic) => self.credentials.basic(),
+            Some(Challenge::Bearer {
+                realm,
+                service,
+                scope,
+            }) => self.token(&realm, &service, &scope).await?,
+            None => None,
+        };
+        let Some(header) = header else {
+            return check(first, url);
+        };
+        *self.authorization.lock() = Some(header.clone());
+        check(self.follow(url, headers, Some(header)).await?, url)
+    }
+
+    async fn token(&self, realm: &str, service: &str, scope: &str) -> Result<Option<String>> {
+        let url = token_url(realm, service, scope);
+        let answer = check(
+            self.follow(&url, &[], self.credentials.basic()).await?,
+            &url,
+        )?;
+        let body = Limited::new(answer.into_body(), MAX_TOKEN).collect().await;
+        let body = body
+            .map_err(|error| Error::Registry(format!("{realm}: {error}")))?
+            .to_bytes();
+        let token: Token = serde_json::from_slice(&body)
+            .map_err(|error| Error::Registry(format!("{realm}: {error}")))?;
+        Ok(token.header())
+    }
+
+    async fn follow(
+        &self,
+        url: &str,
+        headers: &[(&str, String)],
+        authorization: Option<String>,
+    ) -> Result<Response<Incoming>> {
+        let mut uri: Uri = url
+            .parse()
+            .map_err(|_| Error::Registry(format!("{url:?} is not a URL")))?;
+        let origin = uri.authority().cloned();
+        for _ in 0..=MAX_REDIRECTS {
+            // Another host must not learn what is meant for this one.
+            let own = uri.authority() == origin.as_ref();
+            let answer = self
+                .send(&uri, headers, authorization.as_ref().filter(|_| own))
+                .await?;
+            if !answer.status().is_redirection() {
+                return Ok(answer);
+            }
+            let target = answer
+                .headers()
+                .get(header::LOCATION)
+                .and_then(|value| value.to_str().ok());
+            let target =
+                target.ok_or_else(|| Error::Registry(format!("{uri}: redirect to nowhere")))?;
+            uri = redirect(&uri, target)?;
+        }
+        Err(Error::Registry(format!("{url}: too many redirects")))
+    }
+
+    async fn send(
+        &self,
+        uri: &Uri,
+        headers: &[(&str, String)],
+        authorization: Option<&String>,
+    ) -> Result<Response<Incoming>> {
+        let wrong = |error: &dyn std::fmt::Display| Error::Registry(format!("{uri}: {error}"));
+        let wire = timeout(CONNECT, self.connect(uri)).await;
+        let wire = wire
+            .map_err(|_| wrong(&"no connection in time"))?
+            .map_err(|error| wrong(&error))?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(wire))
+            .await
+            .map_err(|error| wrong(&error))?;
+        // Ends with the answer's body, which the caller holds.
+        tokio::spawn(connection);
+        let host = uri.authority().map(ToString::to_string).unwrap_or_default();
+        let path = uri.path_and_query().map_or("/", |path| path.as_str());
+        let mut request = Request::get(path).header(header::HOST, host).header(
+            header::USER_AGENT,
+            concat!("mainstay/", env!("CARGO_PKG_VERSION")),
+        );
+        for (name, value) in headers {
+            request = request.header(*name, value);
+        }
+        if let Some(value) = authorization {
+            request = request.header(header::AUTHORIZATION, value);
+        }
+        let request = request
+            .body(Empty::<Bytes>::new())
+            .map_err(|error| wrong(&error))?;
+        let answer = timeout(ANSWER, sender.send_request(request)).await;
+        answer
+            .map_err(|_| wrong(&"no answer in time"))?
+            .map_err(|error| wrong(&error))
+    }
+
+    async fn connect(&self, uri: &Uri) -> io::Result<Box<dyn Wire>> {
+        let host = uri
+            .host()
+            .ok_or_else(|| io::Error::other("no host"))?
+            .to_owned();
+        let tls = uri.scheme_str() != Some("http");
+        let port = uri.port_u16().unwrap_or(if tls { 443 } else { 80 });
+        let name = host.trim_matches(['[', ']']).to_owned();
+        let lookup = name.clone();
+        let addresses = tokio::task::spawn_blocking(move || stdx::resolve::resolve(&lookup))
+            .await
+            .map_err(io::Error::other)??;
+        let mut trouble = io::Error::other("no address");
+        for address in addresses {
+            match TcpStream::connect((address, port)).await {
+                Ok(stream) if tls => {
+                    let name = ServerName::try_from(name).map_err(io::Error::other)?;
+                    return Ok(Box::new(self.tls.connect(name, stream).await?));
+                }
+                Ok(stream) => return Ok(Box::new(stream)),
+                Err(error) => trouble = error,
+            }
+        }
+        Err(trouble)
+    }
+}
+
+/// Never from TLS to none.
+fn redirect(from: &Uri, target: &str) -> Result<Uri> {
+    let wrong = || Error::Registry(format!("{from}: redirect to {target:?}"));
+    let absolute = if target.starts_with('/') {
+        let authority = from.authority().ok_or_else(wrong)?;
+        format!(
+            "{}://{authority}{target}",
+            from.scheme_str().unwrap_or("https")
+        )
+    } else {
+        target.to_owned()
+    };
+    let uri: Uri = absolute.parse().map_err(|_| wrong())?;
+    let downgrade = from.scheme_str() == Some("https") && uri.scheme_str() != Some("https");
+    if downgrade || uri.host().is_none() {
+        Err(wrong())
+    } else {
+        Ok(uri)
+    }
+}
+
+fn check(answer: Response<Incoming>, url: &str) -> Result<Response<Incoming>> {
+    match answer.status() {
+        status if status.is_success() => Ok(answer),
+        StatusCode::NOT_FOUND => Err(Error::NoImage(url.to_owned())),
+        status => Err(Error::Registry(format!("{url}: {status}"))),
+    }
+}

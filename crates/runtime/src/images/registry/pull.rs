@@ -1,0 +1,241 @@
+//! One pull: manifest, configuration, layers. Blobs come in parallel into partial files that are
+//! continued where they were cut, and get their place only when their digest is right.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use futures::{StreamExt, TryStreamExt, stream};
+use http::{StatusCode, header};
+use http_body_util::{BodyExt, Limited};
+use tokio::{fs::OpenOptions, io::AsyncWriteExt};
+
+use super::{
+    Credentials, Registries,
+    http::Client,
+    manifest::{Descriptor, Document, Manifest, pick},
+};
+use crate::{
+    error::{Error, Result},
+    images::{
+        Blob, Image, Images, Reference,
+        blobs::{MAX_DOCUMENT, digest_of},
+    },
+};
+
+/// How many layers come at once.
+const PARALLEL: usize = 4;
+/// How often a blob is continued after it was cut off.
+const ATTEMPTS: u32 = 5;
+/// A connection that is silent for so long is cut.
+const SILENCE: Duration = Duration::from_secs(30);
+
+const ACCEPT: &str = "application/vnd.oci.image.index.v1+json, \
+    application/vnd.docker.distribution.manifest.list.v2+json, \
+    application/vnd.oci.image.manifest.v1+json, \
+    application/vnd.docker.distribution.manifest.v2+json";
+
+impl Images {
+    /// Pulls an image from its registry or the first mirror that has it.
+    pub async fn pull(
+        self: &Arc<Self>,
+        reference: &Reference,
+        registries: &Registries,
+        credentials: &Credentials,
+    ) -> Result<Image> {
+        let images = self.clone();
+        let lease = tokio::task::spawn_blocking(move || images.lease()).await;
+        let _lease = lease.map_err(|_| Error::Registry("a task panicked".into()))??;
+        let client = Client::new(credentials, registries.ca(reference))?;
+        let mut trouble = Error::NoImage(reference.to_string());
+        for base in registries.bases(reference) {
+            let url = format!("{base}/v2/{}", reference.repository);
+            let pull = Pull {
+                images: self,
+                client: &client,
+                url,
+                reference,
+            };
+            match pull.run().await {
+                Ok(image) => return Ok(image),
+                Err(error) => {
+                    tracing::debug!(%reference, base, %error, "not pulled");
+                    trouble = error;
+                }
+            }
+        }
+        Err(trouble)
+    }
+}
+
+struct Pull<'a> {
+    images: &'a Arc<Images>,
+    client: &'a Client,
+    url: String,
+    reference: &'a Reference,
+}
+
+impl Pull<'_> {
+    async fn run(&self) -> Result<Image> {
+        let (manifest, digest) = self.manifest().await?;
+        let parts = std::iter::once(&manifest.config)
+            .chain(&manifest.layers)
+            .cloned();
+        let fetches: Vec<_> = parts.map(|part| self.blob(part)).collect();
+        stream::iter(fetches)
+            .buffer_unordered(PARALLEL)
+            .try_collect::<Vec<()>>()
+            .await?;
+        let blobs = manifest.layers.iter().map(|layer| Blob {
+            digest: layer.digest.clone(),
+            media_type: layer.media_type.clone(),
+            size: layer.size,
+        });
+        let (images, blobs, reference) =
+            (self.images.clone(), blobs.collect(), self.reference.clone());
+        let assembled = tokio::task::spawn_blocking(move || {
+            let config = std::fs::read(images.blob_path(&manifest.config.digest)?)
+                .map_err(Error::system("read the configuration"))?;
+            images.assemble(&config, digest, blobs, &[reference])
+        });
+        assembled
+            .await
+            .map_err(|_| Error::Registry("unpacking panicked".into()))?
+    }
+
+    /// The manifest for this machine and the digest that the name stands for.
+    async fn manifest(&self) -> Result<(Manifest, String)> {
+        let (bytes, top) = self
+            .document(self.reference.target(), self.reference.digest.as_deref())
+            .await?;
+        let manifest = match Document::parse(&bytes)? {
+            Document::Manifest(manifest) => manifest,
+            Document::Index(list) => {
+                let chosen = pick(&list).ok_or_else(|| {
+                    Error::BadImage(format!("{}: no image for this machine", self.reference))
+                })?;
+                let (bytes, _) = self.document(&chosen.digest, Some(&chosen.digest)).await?;
+                match Document::parse(&bytes)? {
+                    Document::Manifest(manifest) => manifest,
+                    Document::Index(_) => {
+                        return Err(Error::BadImage("an index in an index".into()));
+                    }
+                }
+            }
+        };
+        Ok((manifest, top))
+    }
+
+    async fn document(&self, target: &str, digest: Option<&str>) -> Result<(Vec<u8>, String)> {
+        let url = format!("{}/manifests/{target}", self.url);
+        let answer = self
+            .client
+            .get(&url, &[("accept", ACCEPT.to_owned())])
+            .await?;
+        let limit = usize::try_from(MAX_DOCUMENT).unwrap_or(usize::MAX);
+        let body = Limited::new(answer.into_body(), limit).collect().await;
+        let bytes = body
+            .map_err(|error| Error::Registry(format!("{url}: {error}")))?
+            .to_bytes();
+        let found = digest_of(&bytes);
+        if let Some(wanted) = digest.filter(|wanted| *wanted != found) {
+            return Err(Error::BadImage(format!(
+                "manifest {wanted} has the digest {found}"
+            )));
+        }
+        self.images.put_blob(&bytes)?;
+        Ok((bytes.to_vec(), found))
+    }
+
+    /// Fetches a blob unless it is there, in as many pieces as it takes.
+    async fn blob(&self, blob: Descriptor) -> Result<()> {
+        let place = self.images.blob_path(&blob.digest)?;
+        if place.exists() {
+            return Ok(());
+        }
+        let partial = self.partial(&blob.digest);
+        let mut attempt = 0;
+        loop {
+            match self.fetch(&blob, &partial).await {
+                Ok(()) => break,
+                Err(Error::System { action, source }) if attempt < ATTEMPTS => {
+                    tracing::debug!(digest = blob.digest, action, error = %source, "blob cut off");
+                    attempt += 1;
+                    tokio::time::sleep(Duration::from_millis(200) * attempt).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let (images, digest) = (self.images.clone(), blob.digest.clone());
+        let adopted = tokio::task::spawn_blocking(move || images.adopt_blob(&partial, &digest));
+        adopted
+            .await
+            .map_err(|_| Error::Registry("verifying panicked".into()))?
+    }
+
+    fn partial(&self, digest: &str) -> PathBuf {
+        self.images
+            .root()
+            .join("staging")
+            .join(format!("{}.part", digest.replace(':', "-")))
+    }
+
+    async fn fetch(&self, blob: &Descriptor, partial: &PathBuf) -> Result<()> {
+        let cut = |error: std::io::Error| Error::System {
+            action: "fetch a blob".into(),
+            source: error,
+        };
+        let mut options = OpenOptions::new();
+        let mut file = options
+            .create(true)
+            .append(true)
+            .open(partial)
+            .await
+            .map_err(Error::file(partial))?;
+        let mut have = file.metadata().await.map_err(Error::file(partial))?.len();
+        if have > blob.size {
+            file.set_len(0).await.map_err(Error::file(partial))?;
+            have = 0;
+        }
+        if have == blob.size {
+            return Ok(());
+        }
+        let url = format!("{}/blobs/{}", self.url, blob.digest);
+        let range = (have > 0).then(|| ("range", format!("bytes={have}-")));
+        let answer = self.client.get(&url, range.as_slice()).await?;
+        if have > 0 && answer.status() != StatusCode::PARTIAL_CONTENT {
+            file.set_len(0).await.map_err(Error::file(partial))?;
+            have = 0;
+        }
+        let announced = answer.headers().get(header::CONTENT_LENGTH);
+        let announced = announced.and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+        if announced.is_some_and(|length| have + length != blob.size) {
+            return Err(Error::BadImage(format!(
+                "{} is not {} bytes long",
+                blob.digest, blob.size
+            )));
+        }
+        let mut body = answer.into_body();
+        loop {
+            let frame = tokio::time::timeout(SILENCE, body.frame()).await;
+            let frame = frame.map_err(|_| cut(std::io::ErrorKind::TimedOut.into()))?;
+            let Some(frame) = frame else { break };
+            let frame = frame.map_err(|error| cut(std::io::Error::other(error)))?;
+            let Ok(data) = frame.into_data() else {
+                continue;
+            };
+            have += data.len() as u64;
+            if have > blob.size {
+                return Err(Error::BadImage(format!(
+                    "{} is longer than {} bytes",
+                    blob.digest, blob.size
+                )));
+            }
+            file.write_all(&data).await.map_err(Error::file(partial))?;
+        }
+        file.flush().await.map_err(Error::file(partial))?;
+        if have == blob.size {
+            Ok(())
+        } else {
+            Err(cut(std::io::ErrorKind::UnexpectedEof.into()))
+        }
+    }
+}
