@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 mod apply;
+mod bootstrap;
 mod custom;
 mod deletion;
 mod discovery;
@@ -15,6 +16,7 @@ mod reads;
 mod services;
 mod streams;
 mod support;
+mod versions;
 mod watches;
 mod wire;
 mod writes;

@@ -30,6 +30,10 @@ impl Server {
     }
 
     pub async fn start_with(limits: Limits) -> Self {
+        Self::start_on(limits, Arc::new(stdx::SystemClock)).await
+    }
+
+    pub async fn start_on(limits: Limits, clock: Arc<dyn stdx::Clock>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let names = Names {
             node_name: Some("n1".to_owned()),
@@ -51,7 +55,7 @@ impl Server {
             client_ca: pki.ca().pem().to_owned(),
             front_proxy_ca: pki.front_proxy_ca().pem().to_owned(),
             health: lifecycle::Health::default(),
-            clock: Arc::new(stdx::SystemClock),
+            clock,
             limits,
             tokens: None,
         };

@@ -1,0 +1,66 @@
+//! What a new cluster holds, and what is put right again.
+
+use std::{sync::Arc, time::Duration};
+
+use apiserver::Limits;
+use serde_json::{Value, json};
+use stdx::{Clock, FakeClock};
+
+use crate::support::{Server, admin};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_cluster_has_its_first_objects() {
+    let server = Server::start().await;
+    for path in [
+        "/api/v1/namespaces/default",
+        "/api/v1/namespaces/kube-system",
+        "/api/v1/namespaces/kube-public",
+        "/api/v1/namespaces/kube-node-lease",
+        "/api/v1/namespaces/default/services/kubernetes",
+        "/api/v1/namespaces/default/endpoints/kubernetes",
+        "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes",
+        "/apis/networking.k8s.io/v1/servicecidrs/kubernetes",
+        "/apis/networking.k8s.io/v1/ipaddresses/10.43.0.1",
+        "/apis/scheduling.k8s.io/v1/priorityclasses/system-node-critical",
+        "/apis/scheduling.k8s.io/v1/priorityclasses/system-cluster-critical",
+        "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication",
+    ] {
+        let answer = admin(&server, "GET", path, Value::Null).await;
+        assert_eq!(answer.code, 200, "{path}: {}", answer.body);
+    }
+    let holder = admin(
+        &server,
+        "GET",
+        "/apis/networking.k8s.io/v1/ipaddresses/10.43.0.1",
+        Value::Null,
+    )
+    .await;
+    let parent = json!({"resource": "services", "namespace": "default", "name": "kubernetes"});
+    assert_eq!(holder.json()["spec"]["parentRef"], parent);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_way_to_the_server_is_repaired() {
+    let clock = FakeClock::at(stdx::SystemClock.now());
+    let server = Server::start_on(Limits::default(), Arc::new(clock.clone())).await;
+    let slice = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes";
+    let broken = admin(&server, "PATCH", slice, json!({"endpoints": []})).await;
+    assert_eq!(broken.code, 200, "{}", broken.body);
+    let service = "/api/v1/namespaces/default/services/kubernetes";
+    assert_eq!(
+        admin(&server, "DELETE", service, Value::Null).await.code,
+        200
+    );
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+    loop {
+        clock.advance(Duration::from_secs(10));
+        let slice = admin(&server, "GET", slice, Value::Null).await.json();
+        let service = admin(&server, "GET", service, Value::Null).await;
+        if slice["endpoints"][0]["addresses"][0] == "127.0.0.1" && service.code == 200 {
+            assert_eq!(service.json()["spec"]["clusterIP"], "10.43.0.1");
+            break;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "{slice}");
+        tokio::task::yield_now().await;
+    }
+}
