@@ -7,6 +7,7 @@ mod bootstrap;
 mod custom;
 mod deletion;
 mod discovery;
+mod every_kind;
 mod forms;
 mod identity;
 mod kube_rs;
