@@ -179,12 +179,12 @@ impl Managers {
             metadata.shift_remove("managedFields");
             return;
         }
-        let entries = self.0.iter().map(to_json).collect();
+        let entries = self.0.into_iter().map(to_json).collect();
         metadata.insert("managedFields".to_owned(), Value::Array(entries));
     }
 }
 
-fn to_json(entry: &Entry) -> Value {
+fn to_json(entry: Entry) -> Value {
     let mut map = Object::with_capacity(7);
     let mut put = |name: &str, value: Value| {
         map.insert(name.to_owned(), value);
@@ -199,7 +199,7 @@ fn to_json(entry: &Entry) -> Value {
         put("time", entry.time.as_str().into());
     }
     put("fieldsType", "FieldsV1".into());
-    put("fieldsV1", entry.fields.to_json());
+    put("fieldsV1", entry.fields.into_json());
     if !entry.id.subresource.is_empty() {
         put("subresource", entry.id.subresource.as_str().into());
     }

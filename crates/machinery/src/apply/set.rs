@@ -52,6 +52,22 @@ impl FieldSet {
         Value::Object(map)
     }
 
+    /// As [`FieldSet::to_json`], of a set that is not needed any more.
+    pub(super) fn into_json(self) -> Value {
+        // A leaf stays without an allocation.
+        let mut map = match self.below.len() {
+            0 => Object::new(),
+            count => Object::with_capacity(count + usize::from(self.member)),
+        };
+        if self.member && !self.below.is_empty() {
+            map.insert(".".to_owned(), Value::Object(Object::new()));
+        }
+        for (step, below) in self.below {
+            map.insert(step, below.into_json());
+        }
+        Value::Object(map)
+    }
+
     /// Whether there is no path in it.
     pub fn is_empty(&self) -> bool {
         !self.member && self.below.values().all(Self::is_empty)

@@ -169,23 +169,24 @@ fn item(node: Node<'_>, old: Option<&Value>, new: Option<&Value>) -> Comparison 
 }
 
 impl Comparison {
-    /// Puts what was found behind a step under it.
+    /// Puts what was found behind a step under it; usually there is nothing, or one kind of it.
     fn attach(&mut self, step: impl FnOnce() -> String, inside: Comparison) {
-        let parts = [
-            (&mut self.added, inside.added),
-            (&mut self.modified, inside.modified),
-            (&mut self.removed, inside.removed),
-        ];
-        let mut found = parts
-            .into_iter()
-            .filter(|(_, set)| !set.is_blank())
-            .peekable();
-        if found.peek().is_none() {
-            return;
-        }
-        let step = step();
-        for (target, set) in found {
-            target.attach(step.clone(), set);
+        let Comparison {
+            added,
+            modified,
+            removed,
+        } = inside;
+        match (added.is_blank(), modified.is_blank(), removed.is_blank()) {
+            (true, true, true) => {}
+            (false, true, true) => self.added.attach(step(), added),
+            (true, false, true) => self.modified.attach(step(), modified),
+            (true, true, false) => self.removed.attach(step(), removed),
+            _ => {
+                let step = step();
+                self.added.attach(step.clone(), added);
+                self.modified.attach(step.clone(), modified);
+                self.removed.attach(step, removed);
+            }
         }
     }
 }
