@@ -34,6 +34,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("testkit", 8),
     ("xtask", 8),
     ("e2e", 9),
+    ("bench-machinery", 9),
     ("bench-store", 9),
     ("bench-apiserver", 9),
     ("bench-runtime", 9),
