@@ -76,6 +76,17 @@ pub fn name_age(object: &Object, now: i64) -> Vec<Value> {
     vec![name_cell(object), age(object, now)]
 }
 
+/// Name and time of creation: the columns of a kind that nobody gave any.
+pub const NAME_CREATED: &[Column] = &[NAME, column("Created At", "date", "When it was created.")];
+
+/// The cells of [`NAME_CREATED`].
+pub fn name_created(object: &Object, _: i64) -> Vec<Value> {
+    vec![
+        name_cell(object),
+        get(object, "metadata")["creationTimestamp"].clone(),
+    ]
+}
+
 /// `<none>` for an empty text.
 pub fn or_none(text: &str) -> String {
     if text.is_empty() {

@@ -3,11 +3,11 @@
 
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
-use crate::columns::{NAME, column, name_cell};
+use crate::columns::{NAME_CREATED, name_created};
 use crate::tree::{
     child, child_or_new, default_empty, default_to, get, is_set, list, name, text, truth,
 };
-use crate::{Column, Scope, Subresource};
+use crate::{Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value, format};
 use serde_json::json;
@@ -28,19 +28,10 @@ pub const KIND: Builtin = Builtin {
     prepare_create: |object, _| default_stored(object),
     validate_create: validate,
     validate_update,
-    columns: COLUMNS,
-    row,
+    columns: NAME_CREATED,
+    row: name_created,
     ..Builtin::EMPTY
 };
-
-const COLUMNS: &[Column] = &[NAME, column("Created At", "date", "When it was created.")];
-
-fn row(object: &Object, _: i64) -> Vec<Value> {
-    vec![
-        name_cell(object),
-        get(object, "metadata")["creationTimestamp"].clone(),
-    ]
-}
 
 fn default(object: &mut Object) {
     let spec = child_or_new(object, "spec");

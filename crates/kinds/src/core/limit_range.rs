@@ -1,6 +1,7 @@
 //! LimitRange: bounds and defaults for what a namespace's pods and claims may ask for.
 
 use crate::builtin::Builtin;
+use crate::columns::{NAME_CREATED, name_created};
 use crate::tree::{child_or_new, each, entries, get, list, text};
 use crate::{Subresource, check};
 use machinery::field::{Error, Errors, Path};
@@ -17,6 +18,8 @@ pub const KIND: Builtin = Builtin {
     default,
     validate_create: validate,
     validate_update: |object, _, _: Subresource<'_>| validate(object),
+    columns: NAME_CREATED,
+    row: name_created,
     ..Builtin::EMPTY
 };
 

@@ -2,12 +2,12 @@
 
 use crate::builtin::Builtin;
 use crate::check;
-use crate::columns::{NAME, column, name_cell};
+use crate::columns::{NAME_CREATED, name_created};
 use crate::metadata;
 use crate::tree::{get, is_set, list};
-use crate::{Column, Scope, Subresource};
+use crate::{Scope, Subresource};
+use machinery::Object;
 use machinery::field::{Error, Errors, Path};
-use machinery::{Object, Value};
 
 pub const ROLE: Builtin = Builtin {
     group: "rbac.authorization.k8s.io",
@@ -18,8 +18,8 @@ pub const ROLE: Builtin = Builtin {
     name_format: metadata::path_segment,
     validate_create: |object| validate(object, true),
     validate_update: |object, _, _: Subresource<'_>| validate(object, true),
-    columns: COLUMNS,
-    row,
+    columns: NAME_CREATED,
+    row: name_created,
     ..Builtin::EMPTY
 };
 
@@ -32,15 +32,6 @@ pub const CLUSTER_ROLE: Builtin = Builtin {
     validate_update: |object, _, _: Subresource<'_>| validate(object, false),
     ..ROLE
 };
-
-const COLUMNS: &[Column] = &[NAME, column("Created At", "date", "When it was created.")];
-
-fn row(object: &Object, _: i64) -> Vec<Value> {
-    vec![
-        name_cell(object),
-        get(object, "metadata")["creationTimestamp"].clone(),
-    ]
-}
 
 fn validate(object: &Object, namespaced: bool) -> Errors {
     let mut errors = Vec::new();

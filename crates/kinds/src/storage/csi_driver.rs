@@ -64,9 +64,9 @@ const COLUMNS: &[Column] = &[
 
 fn row(object: &Object, now: i64) -> Vec<Value> {
     let spec = get(object, "spec");
-    let join = |items: Vec<&str>| {
+    let join = |items: Vec<&str>, none: &str| {
         if items.is_empty() {
-            "<unset>".to_owned()
+            none.to_owned()
         } else {
             items.join(",")
         }
@@ -84,9 +84,9 @@ fn row(object: &Object, now: i64) -> Vec<Value> {
         spec["attachRequired"].as_bool().unwrap_or(true).into(),
         truth(&spec["podInfoOnMount"]).into(),
         truth(&spec["storageCapacity"]).into(),
-        Value::from(join(tokens)),
+        Value::from(join(tokens, "<unset>")),
         truth(&spec["requiresRepublish"]).into(),
-        Value::from(join(modes)),
+        Value::from(join(modes, "<none>")),
         age(object, now),
     ]
 }
