@@ -67,6 +67,43 @@ pub fn ensure_pod(root: &str, pod: &Pod) -> Result<()> {
     Ok(())
 }
 
+/// Raises a pod's bounds to what its spec allows now, and lowers none.
+pub fn grow_pod(root: &str, pod: &Pod) {
+    if root.is_empty() {
+        return;
+    }
+    let path = cgroups::pod(root, pod);
+    let read = |file: PathBuf| {
+        let text = fs::read_to_string(file).unwrap_or_default();
+        text.split_whitespace()
+            .next()
+            .and_then(|number| number.parse::<i64>().ok())
+    };
+    let (quota, memory) = if is_v2() {
+        (
+            read(below("", &path).join("cpu.max")),
+            read(below("", &path).join("memory.max")),
+        )
+    } else {
+        (
+            read(below("cpu", &path).join("cpu.cfs_quota_us")),
+            read(below("memory", &path).join("memory.limit_in_bytes")),
+        )
+    };
+    let wanted = resources::of_pod(pod);
+    let larger = |wanted: Option<i64>, current: Option<i64>| {
+        wanted.filter(|wanted| current.is_some_and(|current| current >= 0 && current < *wanted))
+    };
+    apply(
+        &path,
+        PodBounds {
+            cpu_shares: wanted.cpu_shares,
+            cpu_quota: larger(wanted.cpu_quota, quota),
+            memory: larger(wanted.memory, memory),
+        },
+    );
+}
+
 /// Removes a pod's cgroup once its containers are gone.
 pub fn remove_pod(root: &str, pod: &Pod) {
     if root.is_empty() {

@@ -89,6 +89,15 @@ pub async fn kill(core: &Core, pod: &Pod, id: &str, name: &str, pod_ips: &[Strin
         left -= i64::try_from(begun.elapsed().as_secs()).unwrap_or(0);
     }
     stop_container(core, id, left.max(MINIMUM_GRACE)).await;
+    let state = core
+        .runtime
+        .container_status(id)
+        .await
+        .map(|status| status.state());
+    if state.is_ok_and(|state| state != v1::ContainerState::ContainerExited) {
+        // It could not be stopped: the next try is not at once.
+        core.config.clock.sleep(Duration::from_secs(1)).await;
+    }
 }
 
 /// Stops a container; gone is fine.

@@ -8,6 +8,7 @@
 //! The kubelet keeps no state of its own that must last: after a restart it finds its pods in the
 //! API and their containers in the runtime by their labels, and restarts nothing that runs.
 
+mod admit;
 mod cgroups;
 mod collect;
 mod config;
@@ -24,6 +25,7 @@ mod node;
 pub mod pod;
 mod probe;
 mod registry;
+mod rotate;
 mod runtime;
 pub mod server;
 mod service;

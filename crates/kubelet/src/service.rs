@@ -20,6 +20,7 @@ use crate::{
     node::{lease, machine::Machine, register, status},
     pod::spec,
     registry::Registry,
+    rotate,
     runtime::Runtime,
     server,
     sources::Sources,
@@ -109,6 +110,7 @@ async fn start_pods(core: &Arc<Core>, context: &Context) {
     dispatch::adopt_orphans(core, &wanted).await;
     context.spawn("runtime events", dispatch::follow_runtime(core.clone()));
     context.spawn("garbage", collect::run(core.clone()));
+    context.spawn("logs", rotate::run(core.clone()));
 }
 
 fn core(config: &Arc<Config>, context: &Context) -> Core {

@@ -5,6 +5,7 @@
 //! delays neither a readiness change nor a deletion.
 
 mod actions;
+mod limits;
 mod report;
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
@@ -23,7 +24,7 @@ use crate::{
         memory::{Memory, Volumes},
         observed::{Observed, State},
         spec,
-        status::{self, Facts},
+        status::{self, Facts, Resize},
     },
     probe::{self, ProbeKind},
     registry::Message,
@@ -52,7 +53,11 @@ pub struct Worker {
     /// The runtime must be asked again.
     stale: bool,
     removed: bool,
-    failed: Option<(&'static str, String)>,
+    failed: Option<(String, String)>,
+    admitted: bool,
+    resize: Option<Resize>,
+    /// Why containers waited at the last look.
+    told: Vec<(String, String)>,
     /// The shortest grace period there was.
     grace: Option<i64>,
     status: Arc<PodStatus>,
@@ -96,6 +101,9 @@ impl Worker {
             stale: true,
             removed: found,
             failed: None,
+            admitted: false,
+            resize: None,
+            told: Vec::new(),
             grace: None,
             status,
             writing: false,
@@ -177,7 +185,7 @@ impl Worker {
                 kind,
                 ok,
             } => self.take_probe(&container_id, kind, ok),
-            Message::Fail { reason, message } => self.failed = Some((reason, message)),
+            Message::Fail { reason, message } => self.failed = Some((reason.to_owned(), message)),
         }
     }
 
@@ -240,6 +248,7 @@ impl Worker {
                 }
             }
         }
+        self.admit();
         self.check_deadline();
         let stop = self.stop();
         if stop.is_some() && self.memory.stopping_since.is_none() {
@@ -249,7 +258,10 @@ impl Worker {
         self.keep_probes(stop.is_some());
         let seen = self.seen_by_users();
         let now = self.core.now();
+        self.resize = self.resize_state(&seen);
+        let keep_size = matches!(self.resize, Some(Resize::Pending { .. }));
         let view = View {
+            keep_size,
             pod: &self.pod,
             observed: &seen,
             memory: &self.memory,
@@ -260,13 +272,21 @@ impl Worker {
         for action in decision.actions.clone() {
             self.act(action);
         }
+        self.tell_waiting(&decision);
         self.refresh_volumes(now);
         self.compute_status(&seen, &decision, now);
         self.write_status(now, decision.stopped);
-        let deadline = self.deadline().filter(|_| self.failed.is_none());
-        let wakes = [decision.wake, self.refresh_at, deadline, self.write_after];
+        let room = keep_size.then(|| now + std::time::Duration::from_secs(10));
+        let wakes = [
+            decision.wake,
+            self.refresh_at,
+            self.deadline(),
+            self.write_after,
+            room,
+        ];
         Wake {
-            at: wakes.into_iter().flatten().min(),
+            // What is past was looked at just now.
+            at: wakes.into_iter().flatten().filter(|at| *at > now).min(),
             finished: decision.stopped,
         }
     }
@@ -300,7 +320,7 @@ impl Worker {
             .is_some_and(|deadline| deadline <= self.core.now());
         if due && !ended && self.failed.is_none() {
             let message = "Pod was active on the node longer than the specified deadline";
-            self.failed = Some(("DeadlineExceeded", message.to_owned()));
+            self.failed = Some(("DeadlineExceeded".into(), message.to_owned()));
             self.core
                 .events
                 .normal(&self.pod, "DeadlineExceeded", message);
@@ -407,7 +427,7 @@ impl Worker {
         let failed = self
             .failed
             .as_ref()
-            .map(|(reason, message)| (*reason, message.as_str()));
+            .map(|(reason, message)| (reason.as_str(), message.as_str()));
         let terminal = decision.stopped && self.memory.stopping_since.is_some();
         let mut pod = self.pod.clone();
         if let Some(shown) = &self.shown {
@@ -422,6 +442,7 @@ impl Worker {
             previous: &self.status,
             terminal,
             failed,
+            resize: self.resize.as_ref(),
             host_ips: &host_ips,
             now,
         });

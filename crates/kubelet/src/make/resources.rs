@@ -58,6 +58,41 @@ pub fn of_container(pod: &Pod, container: &Container, node_memory: i64) -> Linux
     }
 }
 
+/// The part of a container's resources that can change while it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Bounds {
+    pub cpu_shares: i64,
+    pub cpu_quota: i64,
+    pub memory: i64,
+}
+
+impl From<&LinuxContainerResources> for Bounds {
+    fn from(resources: &LinuxContainerResources) -> Self {
+        Self {
+            cpu_shares: resources.cpu_shares,
+            cpu_quota: resources.cpu_quota.max(0),
+            memory: resources.memory_limit_in_bytes.max(0),
+        }
+    }
+}
+
+impl Bounds {
+    /// What the spec asks for.
+    pub fn wanted(pod: &Pod, container: &Container) -> Self {
+        Self::from(&of_container(pod, container, 1))
+    }
+
+    /// The cpu request that these shares stand for, in thousandths.
+    pub fn cpu_request(&self) -> i64 {
+        (self.cpu_shares * 1000 + 1023) / 1024
+    }
+
+    /// The cpu limit that this quota stands for, in thousandths.
+    pub fn cpu_limit(&self) -> i64 {
+        self.cpu_quota * 1000 / PERIOD
+    }
+}
+
 /// Who dies first when memory runs out: the less is requested, the earlier.
 pub fn oom_score(pod: &Pod, container: &Container, node_memory: i64) -> i64 {
     const CRITICAL: i32 = 2_000_000_000;

@@ -58,7 +58,8 @@ pub async fn run(
             }
         }
         let now = core.now();
-        let status = gather(&core, &before, now).await;
+        let mut status = gather(&core, &before, now).await;
+        keep_foreign(&node, &mut status);
         let is_ready = is_true(status.conditions.iter().flatten(), "Ready");
         let due = written.is_none_or(|at| now - core.config.status_interval >= at);
         let mut wait = if is_ready { LOOK } else { SOON };
@@ -157,6 +158,23 @@ fn differs(node: &Node, status: &NodeStatus) -> bool {
         value
     };
     plain(node.status.as_ref().unwrap_or(&NodeStatus::default())) != plain(status)
+}
+
+/// Conditions that others wrote stay.
+fn keep_foreign(node: &Node, status: &mut NodeStatus) {
+    let shown = node
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
+    let own = status.conditions.get_or_insert_with(Vec::new);
+    let foreign = shown.into_iter().flatten().filter(|condition| {
+        !matches!(
+            condition.type_.as_str(),
+            "Ready" | "MemoryPressure" | "DiskPressure" | "PIDPressure"
+        )
+    });
+    let foreign: Vec<NodeCondition> = foreign.cloned().collect();
+    own.splice(0..0, foreign);
 }
 
 fn tell_changes(core: &Core, before: &[NodeCondition], after: &[NodeCondition]) {

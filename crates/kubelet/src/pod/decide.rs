@@ -7,6 +7,8 @@
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container as Spec, Pod};
 
+use crate::make::resources::Bounds;
+
 use super::{
     memory::{Memory, Task, Volumes, Waiting},
     observed::{Container, Observed, SandboxNeed, State},
@@ -25,6 +27,8 @@ pub struct View<'a> {
     pub now: Timestamp,
     /// The pod is to end: it is being deleted, is gone, or has failed for good.
     pub stop: Option<Stop>,
+    /// The node has no room for a changed size: containers keep theirs.
+    pub keep_size: bool,
 }
 
 /// How a pod is to end.
@@ -67,6 +71,10 @@ pub enum Action {
         message: String,
         grace: i64,
     },
+    /// Running containers get what their specs say now: ids and names.
+    Resize {
+        containers: Vec<(String, String)>,
+    },
     TearDown,
 }
 
@@ -79,6 +87,7 @@ impl Action {
             Self::StopSandbox { id } => Task::StopSandbox(id.clone()),
             Self::Start { name, .. } => Task::Start(name.clone()),
             Self::Kill { id, .. } => Task::Kill(id.clone()),
+            Self::Resize { .. } => Task::Resize,
             Self::TearDown => Task::TearDown,
         }
     }
@@ -132,6 +141,7 @@ fn run_pod(view: &View, decision: &mut Decision) {
             if advance_init(view, decision) {
                 run_main(view, decision);
             }
+            resize(view, decision);
         }
     }
 }
@@ -343,6 +353,49 @@ fn keep_sidecar(
     }
 }
 
+/// Containers whose size differs from their spec and may change as they run.
+fn resize(view: &View, decision: &mut Decision) {
+    let killed = |id: &str| {
+        decision
+            .actions
+            .iter()
+            .any(|action| matches!(action, Action::Kill { id: k, .. } if k == id))
+    };
+    let containers: Vec<(String, String)> = spec::containers(view.pod)
+        .iter()
+        .filter(|(role, _)| matches!(role, Role::Main | Role::Sidecar))
+        .filter_map(|(_, container)| {
+            let seen = view.observed.active(&container.name)?;
+            let differs = size_differs(view, container, seen);
+            let fits = seen.state == State::Running && differs && !killed(&seen.id);
+            fits.then(|| (seen.id.clone(), seen.name.clone()))
+        })
+        .collect();
+    if !containers.is_empty() {
+        decision.actions.push(Action::Resize { containers });
+    }
+}
+
+fn size_differs(view: &View, container: &Spec, seen: &Container) -> bool {
+    let wanted = Bounds::wanted(view.pod, container);
+    !view.keep_size && seen.bounds.is_some_and(|bounds| bounds != wanted)
+}
+
+/// Whether a changed size of this container needs a new process.
+fn size_needs_restart(view: &View, container: &Spec, seen: &Container) -> bool {
+    let (Some(bounds), true) = (seen.bounds, size_differs(view, container, seen)) else {
+        return false;
+    };
+    let wanted = Bounds::wanted(view.pod, container);
+    let cpu = (bounds.cpu_shares, bounds.cpu_quota) != (wanted.cpu_shares, wanted.cpu_quota);
+    let memory = bounds.memory != wanted.memory;
+    container.resize_policy.iter().flatten().any(|policy| {
+        policy.restart_policy == "RestartContainer"
+            && ((cpu && policy.resource_name == "cpu")
+                || (memory && policy.resource_name == "memory"))
+    })
+}
+
 fn reason_to_kill(
     view: &View,
     container: &Spec,
@@ -359,6 +412,9 @@ fn reason_to_kill(
     }
     if probes.liveness == Some(false) {
         return Some((KillReason::Liveness, "failed liveness probe"));
+    }
+    if size_needs_restart(view, container, seen) {
+        return Some((KillReason::Changed, "resize requires restart"));
     }
     (probes.startup == Some(false)).then_some((KillReason::Startup, "failed startup probe"))
 }

@@ -73,6 +73,7 @@ fn see(pod: &Pod, containers: Vec<Container>, memory: &Memory, stop: Option<Stop
         memory,
         now: at(NOW),
         stop,
+        keep_size: false,
     })
 }
 
@@ -87,6 +88,7 @@ fn short(decision: &Decision) -> Vec<String> {
             ..
         } => format!("start {name} {restart_count}"),
         Action::Kill { name, grace, .. } => format!("kill {name} {grace}"),
+        Action::Resize { containers } => format!("resize {}", containers[0].1),
         Action::TearDown => "tear down".to_owned(),
     };
     decision.actions.iter().map(of).collect()
@@ -109,6 +111,7 @@ fn a_new_pod_gets_volumes_then_a_sandbox_then_all_its_containers() {
             memory,
             now,
             stop: None,
+            keep_size: false,
         })
     };
     assert_eq!(short(&look(&memory)), ["volumes"]);
@@ -161,6 +164,7 @@ fn a_pod_whose_containers_all_ended_for_good_is_taken_down() {
             memory,
             now,
             stop: None,
+            keep_size: false,
         })
     };
     assert_eq!(short(&look(&memory)), ["tear down"]);
@@ -346,6 +350,7 @@ fn a_dead_sandbox_is_replaced_after_everything_in_it_ended() {
         memory: &memory,
         now,
         stop: None,
+        keep_size: false,
     };
     assert_eq!(short(&decide(&view)), ["kill a 30"]);
     let observed = Observed::new(vec![down], vec![exited("a", 137)]);
@@ -355,6 +360,7 @@ fn a_dead_sandbox_is_replaced_after_everything_in_it_ended() {
         memory: &memory,
         now,
         stop: None,
+        keep_size: false,
     };
     assert_eq!(short(&decide(&view)), ["sandbox 1"]);
 }
@@ -398,5 +404,31 @@ fn a_container_with_a_post_start_hook_holds_back_the_ones_after_it() {
     assert_eq!(
         actions(&pod, vec![container("a", State::Running)]),
         ["start b 0"]
+    );
+}
+
+#[test]
+fn a_changed_size_is_given_in_place_or_by_a_restart() {
+    let resources = serde_json::json!({"requests": {"cpu": "500m"}, "limits": {"memory": "64Mi"}});
+    let with = |policy: &str| {
+        pod(
+            serde_json::json!({"containers": [{"name": "a", "resources": resources,
+            "resizePolicy": [{"resourceName": "memory", "restartPolicy": policy}]}]}),
+        )
+    };
+    let sized = |memory| Container {
+        bounds: Some(Bounds {
+            cpu_shares: 512,
+            cpu_quota: 0,
+            memory,
+        }),
+        ..container("a", State::Running)
+    };
+    let right = 64 << 20;
+    assert!(actions(&with("NotRequired"), vec![sized(right)]).is_empty());
+    assert_eq!(actions(&with("NotRequired"), vec![sized(1)]), ["resize a"]);
+    assert_eq!(
+        actions(&with("RestartContainer"), vec![sized(1)]),
+        ["kill a 30"]
     );
 }

@@ -55,6 +55,7 @@ pub enum Task {
     StopSandbox(String),
     Start(String),
     Kill(String),
+    Resize,
     TearDown,
 }
 

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::spec;
-use crate::make::labels;
+use crate::make::{labels, resources::Bounds};
 
 /// Where a container stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -43,6 +43,8 @@ pub struct Container {
     pub log_path: String,
     /// uid, gid and supplementary groups of its first process.
     pub user: Option<(i64, i64, Vec<i64>)>,
+    /// What the kernel holds it to, if the runtime tells.
+    pub bounds: Option<Bounds>,
     /// Where the termination message was mounted from, and the policy.
     pub termination_message: Option<(String, String)>,
 }
@@ -116,9 +118,11 @@ impl Observed {
             .any(|container| self.latest(&container.name).is_some())
     }
 
-    /// Containers that may have a process.
+    /// Containers that may have a process. One that was only made has none.
     pub fn alive(&self) -> impl Iterator<Item = &Container> {
-        self.containers.iter().filter(|c| c.state != State::Exited)
+        self.containers
+            .iter()
+            .filter(|c| matches!(c.state, State::Running | State::Unknown))
     }
 
     /// Whether the newest sandbox fits the pod.
@@ -231,6 +235,11 @@ impl Container {
             image: image.flatten().cloned().unwrap_or_default(),
             hash: label(&status.annotations, labels::HASH),
             termination_message: source.map(|mount| (mount.host_path.clone(), policy)),
+            bounds: status
+                .resources
+                .as_ref()
+                .and_then(|resources| resources.linux.as_ref())
+                .map(Bounds::from),
             user: linux_user.map(|user| (user.uid, user.gid, user.supplemental_groups)),
             id: status.id,
             sandbox_id,

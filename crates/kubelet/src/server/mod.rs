@@ -8,6 +8,8 @@ mod pods;
 mod stats;
 mod upgrade;
 
+pub(crate) use containers::bare_id;
+
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;

@@ -4,7 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use cri::v1;
 use futures::FutureExt;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::{core::v1::Pod, node::v1::RuntimeClass};
+use kube::Api;
 use reconcile::Kind;
 use tracing::{info, warn};
 
@@ -13,6 +14,7 @@ use crate::{
     Error, Result, cgroups,
     core::Core,
     hooks,
+    make::resources,
     pod::{
         decide::Action,
         memory::{SandboxFailure, StartFailure, Task, Volumes},
@@ -93,6 +95,15 @@ impl Worker {
                 }
                 .boxed()
             }
+            Action::Resize { containers } => async move {
+                if let Err(error) = resize(&core, &pod, &containers).await {
+                    warn!(pod = spec::described(&pod), %error, "cannot resize");
+                    core.events.warning(&pod, "ResizeError", error.to_string());
+                    core.config.clock.sleep(Duration::from_secs(5)).await;
+                }
+                Done::Ended(Task::Resize)
+            }
+            .boxed(),
             Action::TearDown => {
                 let uid = self.uid.clone();
                 async move { Done::TornDown(volumes::tear_down(&core, &uid).await) }.boxed()
@@ -279,11 +290,7 @@ async fn create_sandbox(core: &Core, pod: &Pod, attempt: u32) -> Result<String> 
             "user namespaces are not supported by this node".into(),
         ));
     }
-    if let Some(handler) = spec::spec(pod).runtime_class_name.as_deref() {
-        return Err(Error::Other(format!(
-            "RuntimeClass {handler:?} is not supported by this node"
-        )));
-    }
+    let handler = runtime_handler(core, pod).await?;
     cgroups::ensure_pod(&core.config.cgroup_root, pod)?;
     let config = sandbox_config(core, pod, attempt);
     let logs = config.log_directory.clone();
@@ -294,7 +301,7 @@ async fn create_sandbox(core: &Core, pod: &Pod, attempt: u32) -> Result<String> 
     }
     let request = v1::RunPodSandboxRequest {
         config: Some(config),
-        runtime_handler: String::new(),
+        runtime_handler: handler,
     };
     let answer = core
         .runtime
@@ -304,6 +311,48 @@ async fn create_sandbox(core: &Core, pod: &Pod, attempt: u32) -> Result<String> 
         .run_pod_sandbox(request)
         .await?;
     Ok(answer.into_inner().pod_sandbox_id)
+}
+
+/// The pod's own bounds grow before its containers do and shrink after them.
+async fn resize(core: &Core, pod: &Pod, containers: &[(String, String)]) -> Result<()> {
+    cgroups::grow_pod(&core.config.cgroup_root, pod);
+    for (id, name) in containers {
+        let Some((_, container)) = spec::find(pod, name) else {
+            continue;
+        };
+        let resources = resources::of_container(pod, &container, core.machine.memory);
+        let request = v1::UpdateContainerResourcesRequest {
+            container_id: id.clone(),
+            linux: Some(resources),
+            ..Default::default()
+        };
+        core.runtime
+            .client
+            .clone()
+            .runtime
+            .update_container_resources(request)
+            .await?;
+    }
+    cgroups::ensure_pod(&core.config.cgroup_root, pod)?;
+    let message = "Pod resize completed";
+    core.events.normal(pod, "ResizeCompleted", message);
+    Ok(())
+}
+
+/// The runtime's handler for the pod's class.
+async fn runtime_handler(core: &Core, pod: &Pod) -> Result<String> {
+    let Some(name) = spec::spec(pod)
+        .runtime_class_name
+        .as_deref()
+        .filter(|name| !name.is_empty())
+    else {
+        return Ok(String::new());
+    };
+    let classes: Api<RuntimeClass> = Api::all(core.config.client.clone());
+    let class = classes.get_opt(name).await?;
+    class
+        .map(|class| class.handler)
+        .ok_or_else(|| Error::Other(format!("RuntimeClass {name:?} not found")))
 }
 
 async fn stop_sandbox(core: &Core, id: &str) {

@@ -259,3 +259,89 @@ async fn a_static_pod_runs_and_has_a_mirror() {
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_does_not_fit_or_takes_too_long_fails() {
+    let node = TestNode::start().await;
+    let huge = json!({"requests": {"cpu": "100000"}, "limits": {"cpu": "100000"}});
+    let spec = json!({"containers": [{"name": "a", "image": "here:1", "resources": huge}]});
+    node.create("huge", spec).await;
+    node.shows("huge", "/phase", "Failed").await;
+    node.shows("huge", "/reason", "OutOfcpu").await;
+    let spec = json!({"activeDeadlineSeconds": 1, "terminationGracePeriodSeconds": 3,
+        "containers": [{"name": "slow", "image": "here:1"}]});
+    node.create("slow", spec).await;
+    node.shows("slow", "/phase", "Running").await;
+    node.shows("slow", "/reason", "DeadlineExceeded").await;
+    node.shows("slow", "/phase", "Failed").await;
+    node.wait("the container to be stopped", || async {
+        node.runtime
+            .state
+            .lock()
+            .stops
+            .contains(&("slow".to_owned(), 3))
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hooks_run_after_the_start_and_before_the_stop() {
+    let node = TestNode::start().await;
+    let spec = json!({"terminationGracePeriodSeconds": 5, "containers": [
+        {"name": "a", "image": "here:1", "lifecycle": {
+            "postStart": {"exec": {"command": ["after", "start"]}},
+            "preStop": {"exec": {"command": ["before", "stop"]}}}},
+        {"name": "b", "image": "here:1"}]});
+    node.create("p", spec).await;
+    node.shows("p", "/phase", "Running").await;
+    assert_eq!(node.runtime.state.lock().executed, [["after", "start"]]);
+    node.pods()
+        .delete("p", &DeleteParams::default())
+        .await
+        .unwrap();
+    node.wait("the pod to go", || async { node.get("p").await.is_none() })
+        .await;
+    assert_eq!(
+        node.runtime.state.lock().executed,
+        [["after", "start"], ["before", "stop"]]
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_running_container_gets_a_new_size() {
+    let node = TestNode::start().await;
+    let resources =
+        json!({"requests": {"cpu": "100m", "memory": "32Mi"}, "limits": {"memory": "64Mi"}});
+    let spec = json!({"containers": [{"name": "a", "image": "here:1", "resources": resources}]});
+    node.create("p", spec).await;
+    node.shows("p", "/phase", "Running").await;
+    let change = json!({"spec": {"containers": [{"name": "a",
+        "resources": {"requests": {"cpu": "200m"}, "limits": {"memory": "128Mi"}}}]}});
+    let params = PatchParams::default();
+    let patch = Patch::Strategic(&change);
+    node.pods()
+        .patch_subresource("resize", "p", &params, &patch)
+        .await
+        .unwrap();
+    node.shows("p", "/containerStatuses/0/resources/limits/memory", "128Mi")
+        .await;
+    node.shows("p", "/containerStatuses/0/allocatedResources/cpu", "200m")
+        .await;
+    let resources = node
+        .runtime
+        .container("a")
+        .unwrap()
+        .status
+        .resources
+        .unwrap()
+        .linux
+        .unwrap();
+    assert_eq!(
+        (resources.cpu_shares, resources.memory_limit_in_bytes),
+        (204, 128 << 20)
+    );
+    assert_eq!(
+        node.status("p").await["containerStatuses"][0]["restartCount"],
+        0
+    );
+}

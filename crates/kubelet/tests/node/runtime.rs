@@ -276,6 +276,13 @@ impl RuntimeService for Fake {
             labels: config.labels.clone(),
             annotations: config.annotations.clone(),
             mounts: config.mounts.clone(),
+            resources: Some(v1::ContainerResources {
+                linux: config
+                    .linux
+                    .as_ref()
+                    .and_then(|linux| linux.resources.clone()),
+                windows: None,
+            }),
             log_path: log_path.to_string_lossy().into_owned(),
             ..Default::default()
         };
@@ -379,6 +386,22 @@ impl RuntimeService for Fake {
             status: Some(status),
             ..Default::default()
         }))
+    }
+
+    async fn update_container_resources(
+        &self,
+        request: Request<v1::UpdateContainerResourcesRequest>,
+    ) -> Answer<v1::UpdateContainerResourcesResponse> {
+        let request = request.into_inner();
+        let mut state = self.state.lock();
+        let container = state.containers.get_mut(&request.container_id);
+        let container = container.ok_or_else(|| Status::not_found(request.container_id))?;
+        let resources = v1::ContainerResources {
+            linux: request.linux,
+            windows: None,
+        };
+        container.status.resources = Some(resources);
+        Ok(Response::new(Default::default()))
     }
 
     async fn exec_sync(

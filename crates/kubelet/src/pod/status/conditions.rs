@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{ContainerStatus, PodCondition, PodStatus};
 
-use super::{Facts, time};
+use super::{Facts, Resize, time};
 use crate::pod::{observed::SandboxNeed, spec};
 
 const OWNED: &[&str] = &[
@@ -11,6 +11,8 @@ const OWNED: &[&str] = &[
     "Ready",
     "ContainersReady",
     "PodScheduled",
+    "PodResizePending",
+    "PodResizeInProgress",
 ];
 
 struct Verdict {
@@ -60,6 +62,7 @@ pub(super) fn all(facts: &Facts, status: &PodStatus) -> Vec<PodCondition> {
         ("ContainersReady", containers_ready),
         ("PodScheduled", TRUE),
     ];
+    conditions.extend(resize(facts));
     conditions.extend(
         verdicts
             .into_iter()
@@ -96,6 +99,22 @@ fn build(facts: &Facts, type_: &str, verdict: Verdict) -> PodCondition {
         last_probe_time: None,
         observed_generation: facts.pod.metadata.generation,
     }
+}
+
+fn resize(facts: &Facts) -> Option<PodCondition> {
+    let (type_, reason, message) = match facts.resize? {
+        Resize::Pending { reason, message } => ("PodResizePending", *reason, message.clone()),
+        Resize::InProgress => ("PodResizeInProgress", "", String::new()),
+    };
+    Some(build(
+        facts,
+        type_,
+        Verdict {
+            status: "True",
+            reason,
+            message,
+        },
+    ))
 }
 
 fn statuses(status: &PodStatus) -> Vec<&ContainerStatus> {

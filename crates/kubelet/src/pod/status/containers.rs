@@ -1,11 +1,15 @@
 //! The statuses of a pod's containers.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::{
     Container as Spec, ContainerState, ContainerStateRunning, ContainerStateTerminated,
     ContainerStateWaiting, ContainerStatus, ContainerUser, LinuxContainerUser, VolumeMountStatus,
 };
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use super::{Facts, time};
+use super::{Facts, Resize, time};
+use crate::make::resources::Bounds;
 use crate::pod::{
     observed::{Container, State},
     restart, spec,
@@ -124,15 +128,61 @@ fn one(
         None => unseen(facts, container, old, is_init),
     };
     status.volume_mounts = mounts(container);
-    status.resources = container.resources.clone();
-    status.allocated_resources = container
-        .resources
-        .as_ref()
-        .and_then(|resources| resources.requests.clone());
+    set_size(facts, container, old, &mut status);
     show_waiting(facts, container, &mut status);
     // The API always shows it, empty or not.
     status.last_state.get_or_insert_default();
     status
+}
+
+/// The size that is allocated, and the one that is in effect.
+fn set_size(
+    facts: &Facts,
+    container: &Spec,
+    old: Option<&ContainerStatus>,
+    status: &mut ContainerStatus,
+) {
+    let requests = container
+        .resources
+        .as_ref()
+        .and_then(|resources| resources.requests.clone());
+    status.allocated_resources = match facts.resize {
+        Some(Resize::Pending { .. }) => old.and_then(|old| old.allocated_resources.clone()),
+        _ => requests,
+    };
+    status.resources = container.resources.clone();
+    let bounds = facts
+        .observed
+        .latest(&container.name)
+        .and_then(|seen| seen.bounds);
+    let running = status
+        .state
+        .as_ref()
+        .is_some_and(|state| state.running.is_some());
+    let wanted = Bounds::wanted(facts.pod, container);
+    if let (Some(resources), Some(bounds), true) = (&mut status.resources, bounds, running)
+        && bounds != wanted
+    {
+        let milli = |milli: i64| Quantity(format!("{milli}m"));
+        let set = |list: &mut Option<BTreeMap<String, Quantity>>, key: &str, value: Quantity| {
+            if let Some(list) = list {
+                list.insert(key.to_owned(), value);
+            }
+        };
+        if bounds.cpu_shares != wanted.cpu_shares {
+            set(&mut resources.requests, "cpu", milli(bounds.cpu_request()));
+        }
+        if bounds.cpu_quota != wanted.cpu_quota {
+            set(&mut resources.limits, "cpu", milli(bounds.cpu_limit()));
+        }
+        if bounds.memory != wanted.memory {
+            set(
+                &mut resources.limits,
+                "memory",
+                Quantity(bounds.memory.to_string()),
+            );
+        }
+    }
 }
 
 fn empty(container: &Spec) -> ContainerStatus {

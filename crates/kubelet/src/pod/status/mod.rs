@@ -29,8 +29,22 @@ pub struct Facts<'a> {
     pub terminal: bool,
     /// The pod was failed by the node: reason and message.
     pub failed: Option<(&'a str, &'a str)>,
+    /// A changed size that is not in effect.
+    pub resize: Option<&'a Resize>,
     pub host_ips: &'a [String],
     pub now: Timestamp,
+}
+
+/// Where a changed size stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Resize {
+    /// There is no room: `Deferred` for now, `Infeasible` on this node.
+    Pending {
+        reason: &'static str,
+        message: String,
+    },
+    /// Being given.
+    InProgress,
 }
 
 /// A time as the API shows it: whole seconds.

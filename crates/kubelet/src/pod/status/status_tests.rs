@@ -73,6 +73,7 @@ impl Case {
             previous: &previous,
             terminal: self.terminal,
             failed: None,
+            resize: None,
             host_ips: &["192.168.0.1".to_owned()],
             now: at(100),
         })
