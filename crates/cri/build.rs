@@ -5,6 +5,7 @@ use std::error::Error;
 const FILES: &[&str] = &[
     "proto/container.proto",
     "proto/image_service.proto",
+    "proto/mainstay.proto",
     "proto/node.proto",
     "proto/pod.proto",
     "proto/runtime_service.proto",

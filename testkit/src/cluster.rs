@@ -26,14 +26,24 @@ impl Cluster {
 
     /// The same with more flags.
     pub fn up_with(flags: &[&str]) -> Self {
-        let flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
-        let mut cluster = Self {
-            machine: Machine::new(),
-            daemon: None,
-            flags,
-        };
+        let mut cluster = Self::stopped(flags);
         cluster.start();
         cluster
+    }
+
+    /// A machine for a cluster that has not been started yet.
+    pub fn stopped(flags: &[&str]) -> Self {
+        Self {
+            machine: Machine::new(),
+            daemon: None,
+            flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
+        }
+    }
+
+    /// What tells this cluster's things on the machine from another's.
+    pub fn id(&self) -> String {
+        let id = self.machine.run("ls", &["/run/mainstay"]).success();
+        id.trim().to_owned()
     }
 
     /// The machine it runs on.

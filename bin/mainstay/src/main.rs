@@ -22,7 +22,9 @@ fn main() -> ExitCode {
     match args.get(1).and_then(|word| word.to_str()) {
         Some("kubectl") => kubectl::run(args[1..].to_vec()),
         Some("hello") => {
-            let words = args[2..].iter().map(|word| word.to_string_lossy().into_owned());
+            let words = args[2..]
+                .iter()
+                .map(|word| word.to_string_lossy().into_owned());
             hello::main(&words.collect::<Vec<_>>())
         }
         _ => commands::run(cli::Cli::parse_from(args)),

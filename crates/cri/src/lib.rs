@@ -28,6 +28,13 @@ pub mod v1 {
     }
 }
 
+/// What our runtime serves beside CRI, on the same socket.
+pub mod files {
+    #![allow(clippy::all, missing_docs)]
+
+    tonic::include_proto!("mainstay.v1");
+}
+
 /// The protocol version that clients ask for and runtimes answer with.
 pub const API_VERSION: &str = "v1";
 

@@ -179,7 +179,11 @@ impl Api {
 pub fn status(code: StatusCode, bytes: &[u8]) -> Status {
     serde_json::from_slice(bytes).unwrap_or_else(|_| {
         let reason = code.canonical_reason().unwrap_or_default().replace(' ', "");
-        Status::failure(code.as_u16(), &reason, String::from_utf8_lossy(bytes).trim())
+        Status::failure(
+            code.as_u16(),
+            &reason,
+            String::from_utf8_lossy(bytes).trim(),
+        )
     })
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use e2e::{container_ids, name, ready_pods};
-use testkit::{Cluster, Leftovers, Machine, eventually, until};
+use testkit::{Cluster, Leftovers, eventually, until};
 
 const IMAGE: &str = "mainstay.local/hello";
 
@@ -268,9 +268,9 @@ fn deletion_takes_everything_along(cluster: &Cluster) {
 
 #[test]
 fn reset_leaves_no_link_mount_cgroup_rule_or_process() {
-    // What the machine looks like before: the same machine cannot be asked, it is made by the cluster.
-    let untouched = Leftovers::on(&Machine::new(), &[]);
-    let mut cluster = Cluster::up();
+    let mut cluster = Cluster::stopped(&[]);
+    let untouched = Leftovers::on(cluster.machine(), &[]);
+    cluster.start();
     cluster
         .kubectl(&[
             "create",
@@ -282,17 +282,15 @@ fn reset_leaves_no_link_mount_cgroup_rule_or_process() {
         ])
         .success();
     ready_pods(&cluster, "app=web", 2);
-    let data = cluster.data_dir();
-    let marks = [
-        data.to_str().expect("a path in UTF-8").to_owned(),
-        "mainstay-".to_owned(),
-    ];
-    let marks: Vec<&str> = marks.iter().map(String::as_str).collect();
-    assert!(
-        !Leftovers::on(cluster.machine(), &marks)
-            .since(&untouched)
-            .is_empty()
-    );
+    let (id, data) = (cluster.id(), cluster.data_dir());
+    let marks = [id.as_str(), data.to_str().expect("a path in UTF-8")];
+    let traces = Leftovers::on(cluster.machine(), &marks).since(&untouched);
+    for kind in ["link", "route", "rule", "mount", "cgroup", "process"] {
+        assert!(
+            traces.iter().any(|trace| trace.starts_with(kind)),
+            "no {kind}: the test is blind"
+        );
+    }
     cluster.stop();
     // With pods still running in their shims: reset ends them too.
     cluster.reset().success();

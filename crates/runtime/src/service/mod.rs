@@ -1,5 +1,6 @@
 //! CRI as other programs see it: requests in, calls of the engine, answers out.
 
+mod files;
 mod image;
 mod runtime;
 
@@ -7,6 +8,7 @@ use std::sync::Arc;
 
 use cri::{
     MAX_MESSAGE_SIZE,
+    files::image_files_server::ImageFilesServer,
     v1::{image_service_server::ImageServiceServer, runtime_service_server::RuntimeServiceServer},
 };
 use lifecycle::Context;
@@ -38,12 +40,14 @@ pub async fn serve(engine: Arc<Engine>, context: Context) -> Result<()> {
     let runtime = RuntimeServiceServer::new(cri.clone())
         .max_decoding_message_size(MAX_MESSAGE_SIZE)
         .max_encoding_message_size(MAX_MESSAGE_SIZE);
+    let files = ImageFilesServer::new(cri.clone());
     let images = ImageServiceServer::new(cri)
         .max_decoding_message_size(MAX_MESSAGE_SIZE)
         .max_encoding_message_size(MAX_MESSAGE_SIZE);
     let server = cri::tonic::transport::Server::builder()
         .add_service(runtime)
-        .add_service(images);
+        .add_service(images)
+        .add_service(files);
     context.ready();
     tracing::info!(socket = %socket.display(), "serving CRI");
     let stop = context.token();
