@@ -120,7 +120,7 @@ spec:
   containers:
   - name: first
     image: mainstay.local/hello
-    args: [print, "$(GREETING) from first"]
+    args: [say, "$(GREETING) from first"]
     env: [{name: GREETING, value: good morning}]
     volumeMounts: [{name: scratch, mountPath: /scratch}, {name: settings, mountPath: /settings}]
   - name: second
