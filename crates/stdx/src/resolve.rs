@@ -38,24 +38,7 @@ pub fn resolve(host: &str) -> io::Result<Vec<IpAddr>> {
     if !found.is_empty() {
         return Ok(found);
     }
-    let settings = Settings::load();
-    let mut addresses = Vec::new();
-    for kind in [Kind::A, Kind::Aaaa] {
-        let records = settings.lookup(host, kind)?;
-        addresses.extend(
-            records
-                .iter()
-                .filter_map(|record| record.parse::<IpAddr>().ok()),
-        );
-    }
-    if addresses.is_empty() {
-        Err(io::Error::new(
-            io::ErrorKind::NotFound,
-            format!("no address of {host:?}"),
-        ))
-    } else {
-        Ok(addresses)
-    }
+    Settings::load().addresses(host)
 }
 
 fn in_hosts(text: &str, host: &str) -> Vec<IpAddr> {
@@ -111,6 +94,28 @@ impl Settings {
         } else {
             searched.chain(std::iter::once(name.to_owned())).collect()
         }
+    }
+
+    /// The addresses of the first candidate that has any, of both families: a name that has an
+    /// IPv4 address only must not be searched for elsewhere because it has no IPv6 address.
+    pub fn addresses(&self, host: &str) -> io::Result<Vec<IpAddr>> {
+        let mut trouble = None;
+        for candidate in self.candidates(host) {
+            let mut found: Vec<IpAddr> = Vec::new();
+            for kind in [Kind::A, Kind::Aaaa] {
+                match self.ask(&candidate, kind) {
+                    Ok(records) => {
+                        found.extend(records.iter().filter_map(|r| r.parse::<IpAddr>().ok()))
+                    }
+                    Err(error) => trouble = Some(error),
+                }
+            }
+            if !found.is_empty() {
+                return Ok(found);
+            }
+        }
+        let missing = || io::Error::new(io::ErrorKind::NotFound, format!("no address of {host:?}"));
+        Err(trouble.unwrap_or_else(missing))
     }
 
     /// The records of the first candidate that has any.

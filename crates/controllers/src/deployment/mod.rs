@@ -16,7 +16,6 @@ use k8s_openapi::api::{
 };
 use kube::Api;
 use reconcile::{Action, Controller, Error, Key, Kind, Queue, Recorder, Selector, Writer};
-use serde_json::json;
 
 use crate::{
     claim, podcontrol,
@@ -256,10 +255,12 @@ impl Deployments {
         let Some(revision) = revision else {
             return Ok(deployment.clone());
         };
-        let patch = json!({"metadata": {"annotations": {revision::REVISION: revision}}});
+        let mut updated = deployment.clone();
+        let annotations = updated.metadata.annotations.get_or_insert_default();
+        annotations.insert(revision::REVISION.to_owned(), revision);
         let namespace = deployment.metadata.namespace.as_deref().unwrap_or_default();
-        let name = deployment.metadata.name.as_deref().unwrap_or_default();
-        self.deployments.patch(namespace, name, &patch).await
+        // Its role may update deployments, not patch them.
+        self.deployments.update(namespace, &updated).await
     }
 
     async fn write_status(
