@@ -1,6 +1,5 @@
 //! The API server alone over the embedded store: something to put a load on. Takes a directory and
-//! an address, writes `admin.kubeconfig` into the directory, and runs until it is killed.
-#![allow(clippy::print_stdout)]
+//! an address, writes `admin.kubeconfig` into the directory once it serves, and runs until killed.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -41,6 +40,5 @@ async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let kubeconfig = directory.join("admin.kubeconfig");
     let url = format!("https://{}", server.address().await);
     std::fs::write(&kubeconfig, pki.kubeconfig(Leaf::Admin, &url)?)?;
-    println!("serving on {url}; kubeconfig in {}", kubeconfig.display());
     run.await?
 }
