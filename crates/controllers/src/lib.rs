@@ -10,9 +10,11 @@ mod replicas;
 mod rounding;
 mod shared;
 
+pub mod clusterroleaggregation;
 pub mod cronjob;
 pub mod daemonset;
 pub mod deployment;
+pub mod disruption;
 pub mod endpoints;
 pub mod endpointslice;
 pub mod gc;
@@ -21,6 +23,8 @@ pub mod namespace;
 pub mod nodeipam;
 pub mod nodelifecycle;
 pub mod podgc;
+pub mod pvcprotection;
+pub mod pvprotection;
 pub mod replicaset;
 pub mod replicationcontroller;
 pub mod rootca;
@@ -71,6 +75,10 @@ pub const ALL: &[Entry] = table![
     job,
     cronjob,
     ttlafterfinished,
+    disruption,
+    clusterroleaggregation,
+    pvcprotection,
+    pvprotection,
 ];
 
 /// What the controllers are told about the cluster.

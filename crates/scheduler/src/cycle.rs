@@ -96,4 +96,24 @@ mod tests {
             "0/2 nodes are available: 1 Insufficient cpu, 1 node(s) were unschedulable."
         );
     }
+
+    /// Not a promise but a tripwire: something quadratic would show here.
+    #[test]
+    fn two_hundred_pods_find_their_nodes_among_five_thousand_in_a_few_seconds() {
+        let mut cluster = crate::cluster::Cluster::default();
+        for number in 0..5000 {
+            cluster.put_node(samples::node(&format!("n{number}"), "32", "64Gi"));
+        }
+        let begun = std::time::Instant::now();
+        for number in 0..200 {
+            let pod = samples::pod(&format!("p{number}"), "500m", "1Gi");
+            let Choice::Node(slot) = choose(&pod, &mut cluster) else {
+                panic!("there is room");
+            };
+            let node = cluster.names[slot].clone();
+            cluster.put_pod(&node, pod);
+        }
+        let took = begun.elapsed();
+        assert!(took < std::time::Duration::from_secs(20), "{took:?}");
+    }
 }

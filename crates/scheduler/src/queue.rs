@@ -48,6 +48,8 @@ pub struct Queue {
     pods: HashMap<String, (Waiting, Place)>,
     active: BTreeSet<Rank>,
     backoff: BTreeSet<(Instant, String)>,
+    /// The uids of those that wait for a change, since when: few, and looked through often.
+    unschedulable: BTreeSet<(Instant, String)>,
 }
 
 fn rank(pod: &PodInfo) -> Rank {
@@ -134,10 +136,12 @@ impl Queue {
                     .any(|p| by.contains(&p.name()) && p.helped_by(change))
         };
         let found = self
-            .pods
+            .unschedulable
             .iter()
-            .filter_map(|(uid, (waiting, place))| match place {
-                Place::Unschedulable(_, until) if helped(waiting) => Some((uid.clone(), *until)),
+            .filter_map(|(_, uid)| match self.pods.get(uid)? {
+                (waiting, Place::Unschedulable(_, until)) if helped(waiting) => {
+                    Some((uid.clone(), *until))
+                }
                 _ => None,
             });
         for (uid, until) in found.collect::<Vec<_>>() {
@@ -147,11 +151,12 @@ impl Queue {
 
     /// When there will be something to do without any change.
     pub fn due(&self) -> Option<Instant> {
-        let leftover = self.pods.values().filter_map(|(_, place)| match place {
-            Place::Unschedulable(since, _) => Some(*since + LEFTOVER),
-            _ => None,
-        });
+        let leftover = self
+            .unschedulable
+            .first()
+            .map(|(since, _)| *since + LEFTOVER);
         leftover
+            .into_iter()
             .chain(self.backoff.first().map(|(due, _)| *due))
             .min()
     }
@@ -168,17 +173,11 @@ impl Queue {
             }
             self.move_to(&uid, Place::Active);
         }
-        let old = self
-            .pods
-            .iter()
-            .filter_map(|(uid, (_, place))| match place {
-                Place::Unschedulable(since, _) if *since + LEFTOVER <= now => Some(uid.clone()),
-                _ => None,
-            });
-        if self.active.is_empty() {
-            for uid in old.collect::<Vec<_>>() {
-                self.move_to(&uid, Place::Active);
+        while let Some((since, uid)) = self.unschedulable.first().cloned() {
+            if since + LEFTOVER > now {
+                break;
             }
+            self.move_to(&uid, Place::Active);
         }
     }
 
@@ -197,7 +196,10 @@ impl Queue {
             Place::Backoff(until) => {
                 self.backoff.remove(&(until, uid.to_owned()));
             }
-            Place::Unschedulable(..) | Place::Gated => {}
+            Place::Unschedulable(since, _) => {
+                self.unschedulable.remove(&(since, uid.to_owned()));
+            }
+            Place::Gated => {}
         }
         Some((waiting, place))
     }
@@ -211,7 +213,10 @@ impl Queue {
             Place::Backoff(until) => {
                 self.backoff.insert((until, uid.clone()));
             }
-            Place::Unschedulable(..) | Place::Gated => {}
+            Place::Unschedulable(since, _) => {
+                self.unschedulable.insert((since, uid.clone()));
+            }
+            Place::Gated => {}
         }
         self.pods.insert(uid, (waiting, place));
     }

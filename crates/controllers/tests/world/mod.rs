@@ -72,7 +72,7 @@ impl World {
             kubelet_tls: None,
             service_cidrs: vec![(Ipv4Addr::new(10, 43, 0, 0).into(), 16)],
             node_ports: 30000..=32767,
-            client_ca: String::new(),
+            client_ca: pki.ca().pem().to_owned(),
             front_proxy_ca: String::new(),
             health: Health::default(),
             clock: Arc::new(SystemClock),

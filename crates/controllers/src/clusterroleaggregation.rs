@@ -1,0 +1,141 @@
+//! Aggregated ClusterRoles: their rules are those of all roles that their selectors match.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
+use reconcile::{Action, Controller, Error, Key, Queue, Selector};
+use serde_json::json;
+
+use crate::shared::Shared;
+
+/// As in the table of controllers.
+pub const NAME: &str = "clusterrole-aggregation";
+const ACCOUNT: &str = "clusterrole-aggregation-controller";
+
+struct Aggregator {
+    client: kube::Client,
+    roles: client::Informer<ClusterRole>,
+}
+
+/// Starts it.
+pub fn start(shared: &Arc<Shared>) {
+    let controller = Arc::new(Aggregator {
+        client: shared.client(ACCOUNT),
+        roles: shared.informer(),
+    });
+    let shared = shared.clone();
+    shared.context.clone().spawn(NAME, async move {
+        controller.roles.synced().await;
+        let queue = Queue::default();
+        let lookup = controller.roles.clone();
+        // Any role may be part of any aggregate, before or after its change.
+        reconcile::follow(&shared.context, &controller.roles, &queue, move |_| {
+            let aggregates = lookup
+                .list()
+                .into_iter()
+                .filter(|role| role.aggregation_rule.is_some());
+            aggregates.map(|role| Key::of(&*role)).collect()
+        });
+        reconcile::run(&shared.context, controller, queue, 1);
+        std::future::pending::<()>().await;
+    });
+}
+
+impl Controller for Aggregator {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn reconcile(&self, key: &Key) -> Result<Action, Error> {
+        let Some(role) = self.roles.get("", &key.name) else {
+            return Ok(Action::Done);
+        };
+        let Some(rules) = decide(&role, &self.roles.list()) else {
+            return Ok(Action::Done);
+        };
+        let api: Api<ClusterRole> = Api::all(self.client.clone());
+        let patch = json!({
+            "metadata": {"resourceVersion": role.metadata.resource_version},
+            "rules": rules,
+        });
+        let written = api
+            .patch(&key.name, &PatchParams::default(), &Patch::Merge(&patch))
+            .await?;
+        self.roles
+            .reached(&written.metadata.resource_version.unwrap_or_default())
+            .await;
+        Ok(Action::Done)
+    }
+}
+
+/// The rules that the role should have, when it has others.
+fn decide(role: &ClusterRole, all: &[Arc<ClusterRole>]) -> Option<Vec<PolicyRule>> {
+    let aggregation = role.aggregation_rule.as_ref()?;
+    let mut rules: Vec<PolicyRule> = Vec::new();
+    for selector in aggregation.cluster_role_selectors.iter().flatten() {
+        let selector = Selector::of(Some(selector));
+        let parts = all.iter().filter(|part| {
+            part.metadata.name != role.metadata.name
+                && selector.matches(part.metadata.labels.as_ref())
+        });
+        for rule in parts.flat_map(|part| part.rules.iter().flatten()) {
+            if !rules.contains(rule) {
+                rules.push(rule.clone());
+            }
+        }
+    }
+    (role.rules.as_deref().unwrap_or_default() != rules).then_some(rules)
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::{
+        api::rbac::v1::AggregationRule, apimachinery::pkg::apis::meta::v1::LabelSelector,
+    };
+
+    use super::*;
+
+    fn role(name: &str, label: &str, verbs: &[&str]) -> ClusterRole {
+        let rule = |verb: &&str| PolicyRule {
+            verbs: vec![(*verb).into()],
+            ..Default::default()
+        };
+        let mut role = ClusterRole {
+            rules: Some(verbs.iter().map(rule).collect()),
+            ..Default::default()
+        };
+        role.metadata.name = Some(name.into());
+        role.metadata.labels = Some([(label.to_owned(), "true".to_owned())].into());
+        role
+    }
+
+    #[test]
+    fn an_aggregate_has_the_rules_of_its_parts_once_each() {
+        let selector = LabelSelector {
+            match_labels: Some([("to-view".to_owned(), "true".to_owned())].into()),
+            ..Default::default()
+        };
+        let mut view = role("view", "other", &[]);
+        view.aggregation_rule = Some(AggregationRule {
+            cluster_role_selectors: Some(vec![selector]),
+        });
+        let parts = [
+            role("a", "to-view", &["get", "list"]),
+            role("b", "to-view", &["get"]),
+            role("c", "to-edit", &["create"]),
+        ];
+        let rules = decide(&view, &parts.map(Arc::new)).unwrap();
+        let verbs: Vec<_> = rules.iter().flat_map(|rule| rule.verbs.clone()).collect();
+        assert_eq!(verbs, ["get", "list"]);
+        view.rules = Some(rules);
+        let parts = [
+            role("a", "to-view", &["get", "list"]),
+            role("b", "to-view", &["get"]),
+        ];
+        assert!(decide(&view, &parts.map(Arc::new)).is_none());
+    }
+}
