@@ -10,7 +10,7 @@ use std::{
 };
 
 use apiserver::{ApiServer, ObjectCodec, Registry, User};
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount};
 use kube::{
     Api,
     api::{DeleteParams, Patch, PatchParams, PostParams},
@@ -21,19 +21,20 @@ use stdx::SystemClock;
 use tokio_util::sync::CancellationToken;
 
 fn server(directory: &tempfile::TempDir) -> Arc<ApiServer> {
-    let pki = pki::Pki::ensure(&directory.path().join("pki"), &pki::Names::default()).unwrap();
+    let pki =
+        Arc::new(pki::Pki::ensure(&directory.path().join("pki"), &pki::Names::default()).unwrap());
     let registry = Registry::builtin();
     let codec = ObjectCodec::new(registry.clone());
     let store = store::embedded::Embedded::open(directory.path().join("store"), codec).unwrap();
     let config = apiserver::Config {
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         advertise: SocketAddr::from((Ipv4Addr::LOCALHOST, 6443)),
-        tls: Arc::new(pki).apiserver_config().unwrap(),
+        tls: pki.apiserver_config().unwrap(),
         kubelet_tls: None,
         service_cidrs: vec![(Ipv4Addr::new(10, 43, 0, 0).into(), 16)],
         node_ports: 30000..=32767,
-        client_ca: String::new(),
-        front_proxy_ca: String::new(),
+        client_ca: pki.ca().pem().to_owned(),
+        front_proxy_ca: pki.front_proxy_ca().pem().to_owned(),
         health: Health::default(),
         clock: Arc::new(SystemClock),
         limits: apiserver::Limits::default(),
@@ -113,6 +114,12 @@ async fn pods_get_nodes_wait_with_a_reason_and_are_woken_by_what_helps() {
     let default = serde_json::from_value(json!({"metadata": {"name": "default"}})).unwrap();
     // The server may have made it already.
     let _ = namespaces.create(&PostParams::default(), &default).await;
+    let accounts: Api<ServiceAccount> = Api::namespaced(admin.clone(), "default");
+    let account = serde_json::from_value(json!({"metadata": {"name": "default"}})).unwrap();
+    accounts
+        .create(&PostParams::default(), &account)
+        .await
+        .unwrap();
     let pods: Api<Pod> = Api::namespaced(admin.clone(), "default");
     let nodes: Api<Node> = Api::all(admin.clone());
 

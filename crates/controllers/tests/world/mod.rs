@@ -60,7 +60,9 @@ impl World {
             .with_test_writer()
             .try_init();
         let directory = tempfile::tempdir().unwrap();
-        let pki = pki::Pki::ensure(&directory.path().join("pki"), &pki::Names::default()).unwrap();
+        let pki = Arc::new(
+            pki::Pki::ensure(&directory.path().join("pki"), &pki::Names::default()).unwrap(),
+        );
         let registry = Registry::builtin();
         let codec = ObjectCodec::new(registry.clone());
         let store = store::embedded::Embedded::open(directory.path().join("store"), codec).unwrap();
@@ -68,12 +70,12 @@ impl World {
         let config = apiserver::Config {
             listen: local,
             advertise: SocketAddr::from((Ipv4Addr::LOCALHOST, 6443)),
-            tls: Arc::new(pki).apiserver_config().unwrap(),
+            tls: pki.apiserver_config().unwrap(),
             kubelet_tls: None,
             service_cidrs: vec![(Ipv4Addr::new(10, 43, 0, 0).into(), 16)],
             node_ports: 30000..=32767,
             client_ca: pki.ca().pem().to_owned(),
-            front_proxy_ca: String::new(),
+            front_proxy_ca: pki.front_proxy_ca().pem().to_owned(),
             health: Health::default(),
             clock: Arc::new(SystemClock),
             limits: apiserver::Limits::default(),
