@@ -51,7 +51,9 @@ fn value(seed: usize) -> Bytes {
 pub async fn fill(subject: &impl Subject, objects: usize) -> anyhow::Result<()> {
     let lanes = (0..256).map(|lane| async move {
         for n in (lane..objects).step_by(256) {
-            let key = format!("/registry/pods/default/object-{n:08}");
+            // In no order, as names with random endings are.
+            let name = (n as u32).wrapping_mul(2_654_435_761);
+            let key = format!("/registry/pods/default/object-{name:08x}");
             subject.put(lane, key, value(n)).await?;
         }
         anyhow::Ok(())

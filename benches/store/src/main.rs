@@ -84,7 +84,7 @@ async fn embedded_only(subject: embedded::Embedded, arguments: &Arguments) -> an
 async fn measure(subject: &impl Subject, arguments: &Arguments) -> anyhow::Result<Vec<Line>> {
     let mut lines = vec![];
     let mut line = |what: String, value, unit, more_is_better| {
-        println!("{} {what}: {value:.1} {unit}", subject.name());
+        println!("{} {what}: {value:.2} {unit}", subject.name());
         lines.push(Line {
             what,
             value,
@@ -162,7 +162,7 @@ fn print(table: &[Vec<Line>]) {
             }
         });
         let show = |value: Option<f64>, unit: &str| {
-            value.map_or_else(String::new, |value| format!("{value:.1} {unit}"))
+            value.map_or_else(String::new, |value| format!("{value:.2} {unit}"))
         };
         println!(
             "| {} | {} | {} | {} |",

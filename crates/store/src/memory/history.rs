@@ -21,7 +21,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            revisions: 1 << 16,
+            revisions: 1 << 15,
             bytes: 64 << 20,
             age: std::time::Duration::from_secs(600),
         }

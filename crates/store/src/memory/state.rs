@@ -186,10 +186,11 @@ impl<T: Send + Sync + 'static> State<T> {
         let size = codec.bytes(&draft).len() as u32;
         let object = Arc::new(codec.publish(&key, draft, revision));
         let previous = self.entries.get(&key).cloned();
-        // The first key's bytes serve all later versions.
+        // The first key's bytes serve all later versions; a copy, because the caller's may be part
+        // of something larger.
         let (key, create_revision) = match &previous {
             Some(slot) => (slot.entry.key.clone(), slot.entry.create_revision),
-            None => (key, revision),
+            None => (Key::copy_from_slice(&key), revision),
         };
         self.bytes += u64::from(size);
         match &previous {
