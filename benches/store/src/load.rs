@@ -62,21 +62,33 @@ pub async fn fill(subject: &impl Subject, objects: usize) -> anyhow::Result<()> 
 }
 
 /// Puts as fast as so many writers can, each to keys of its own.
-pub async fn puts(subject: &impl Subject, writers: usize, time: Duration) -> anyhow::Result<Puts> {
+pub async fn puts(
+    subject: &Arc<impl Subject + 'static>,
+    writers: usize,
+    time: Duration,
+) -> anyhow::Result<Puts> {
     let start = Instant::now();
-    let lanes = (0..writers).map(|writer| async move {
-        let mut latencies = vec![];
-        let mut n = 0;
-        while start.elapsed() < time {
-            let key = format!("/registry/leases/writer-{writer:04}/{:02}", n % 16);
-            let begin = Instant::now();
-            subject.put(writer, key, value(n)).await?;
-            latencies.push(begin.elapsed());
-            n += 1;
-        }
-        anyhow::Ok(latencies)
-    });
-    let mut latencies: Vec<Duration> = try_join_all(lanes).await?.into_iter().flatten().collect();
+    let mut tasks = tokio::task::JoinSet::new();
+    for writer in 0..writers {
+        let subject = subject.clone();
+        tasks.spawn(async move {
+            let value = value(writer);
+            let mut latencies = vec![];
+            let mut n = 0;
+            while start.elapsed() < time {
+                let key = format!("/registry/leases/writer-{writer:04}/{:02}", n % 16);
+                let begin = Instant::now();
+                subject.put(writer, key, value.clone()).await?;
+                latencies.push(begin.elapsed());
+                n += 1;
+            }
+            anyhow::Ok(latencies)
+        });
+    }
+    let mut latencies: Vec<Duration> = vec![];
+    while let Some(finished) = tasks.join_next().await {
+        latencies.extend(finished??);
+    }
     let per_second = latencies.len() as f64 / start.elapsed().as_secs_f64();
     latencies.sort_unstable();
     let at = |part: usize| latencies[(latencies.len() - 1) * part / 100];

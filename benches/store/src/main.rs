@@ -8,8 +8,9 @@ mod embedded;
 mod etcd;
 mod load;
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
+use anyhow::Context;
 use clap::Parser;
 use load::{Puts, Subject};
 
@@ -48,11 +49,14 @@ async fn main() -> anyhow::Result<()> {
         .unwrap_or_else(std::env::temp_dir);
     let directory = tempfile::tempdir_in(base)?;
     let mut table = vec![];
-    let subject = embedded::Embedded::open(&directory.path().join("embedded"))?;
+    let subject = Arc::new(embedded::Embedded::open(
+        &directory.path().join("embedded"),
+    )?);
     table.push(measure(&subject, &arguments).await?);
+    let subject = Arc::into_inner(subject).context("the load has ended")?;
     embedded_only(subject, &arguments).await?;
     if arguments.etcd {
-        let subject = etcd::Etcd::start(&directory.path().join("etcd")).await?;
+        let subject = Arc::new(etcd::Etcd::start(&directory.path().join("etcd")).await?);
         table.push(measure(&subject, &arguments).await?);
     }
     print(&table);
@@ -81,7 +85,10 @@ async fn embedded_only(subject: embedded::Embedded, arguments: &Arguments) -> an
     Ok(())
 }
 
-async fn measure(subject: &impl Subject, arguments: &Arguments) -> anyhow::Result<Vec<Line>> {
+async fn measure(
+    subject: &Arc<impl Subject + 'static>,
+    arguments: &Arguments,
+) -> anyhow::Result<Vec<Line>> {
     let mut lines = vec![];
     let mut line = |what: String, value, unit, more_is_better| {
         println!("{} {what}: {value:.2} {unit}", subject.name());
@@ -94,7 +101,7 @@ async fn measure(subject: &impl Subject, arguments: &Arguments) -> anyhow::Resul
     };
     // First, while there is nothing else in memory.
     let before = subject.memory()?;
-    load::fill(subject, arguments.objects).await?;
+    load::fill(&**subject, arguments.objects).await?;
     let kib = (subject.memory()?.saturating_sub(before)) as f64 / arguments.objects as f64 / 1024.0;
     line("memory per 1 KiB object".into(), kib, "KiB", false);
     for writers in &arguments.writers {
@@ -122,21 +129,21 @@ async fn measure(subject: &impl Subject, arguments: &Arguments) -> anyhow::Resul
             false,
         );
     }
-    let whole = load::lists(subject, arguments.objects, None).await?;
+    let whole = load::lists(&**subject, arguments.objects, None).await?;
     line(
         format!("list of {}", arguments.objects),
         micros(whole) / 1000.0,
         "ms",
         false,
     );
-    let paged = load::lists(subject, arguments.objects, Some(500)).await?;
+    let paged = load::lists(&**subject, arguments.objects, Some(500)).await?;
     line(
         format!("list of {} by 500", arguments.objects),
         micros(paged) / 1000.0,
         "ms",
         false,
     );
-    let events = load::watches(subject, arguments.watchers, 100).await?;
+    let events = load::watches(&**subject, arguments.watchers, 100).await?;
     line(
         format!("events to {} watchers", arguments.watchers),
         events,

@@ -85,7 +85,7 @@ impl Default for Config {
             relaxed_sync: Duration::from_secs(1),
             high_water_step: 10_000,
             segment_bytes: 16 << 20,
-            reserve_bytes: 4 << 20,
+            reserve_bytes: 2 << 20,
             min_log_bytes: 32 << 20,
         }
     }
