@@ -40,6 +40,9 @@ const OURS: &[&str] = &[
     "x-remote-uid",
 ];
 
+/// What is quoted of a refusal.
+const MAX_REFUSAL: usize = 10 * 1024;
+
 /// Serves `log`, `exec`, `attach`, `portforward` and `proxy`.
 pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     let Some(location) = locate::locate(&request, &resource).await? else {
@@ -59,7 +62,26 @@ pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     if wants_upgrade {
         return upgrade(request, location, transport).await;
     }
-    forward(request, location, transport).await
+    let is_log = request
+        .info
+        .resource
+        .as_ref()
+        .is_some_and(|subject| subject.subresource == "log");
+    let answer = forward(request, location, transport).await?;
+    if is_log && answer.status() == http::StatusCode::BAD_REQUEST {
+        return Err(Status::bad_request(refusal(answer).await));
+    }
+    Ok(answer)
+}
+
+/// Why a kubelet refused, in its own words.
+async fn refusal(answer: http::Response<crate::Body>) -> String {
+    let body = http_body_util::Limited::new(answer.into_body(), MAX_REFUSAL);
+    let body = http_body_util::BodyExt::collect(body).await;
+    let bytes = body
+        .map(http_body_util::Collected::to_bytes)
+        .unwrap_or_default();
+    String::from_utf8_lossy(&bytes).trim_end().to_owned()
 }
 
 /// Sends the request on and its answer back.
