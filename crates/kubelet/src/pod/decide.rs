@@ -4,10 +4,15 @@
 //! Nothing is started twice: work that is under way is in the view. A pod that is to stop first
 //! loses its containers (sidecars last), then its sandbox, then its volumes.
 
+mod init;
+mod size;
+mod stop;
+
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container as Spec, Pod};
 
-use crate::make::resources::Bounds;
+use init::advance_init;
+use stop::stop_pod;
 
 use super::{
     memory::{Memory, Task, Volumes, Waiting},
@@ -141,7 +146,7 @@ fn run_pod(view: &View, decision: &mut Decision) {
             if advance_init(view, decision) {
                 run_main(view, decision);
             }
-            resize(view, decision);
+            size::resize(view, decision);
         }
     }
 }
@@ -236,166 +241,6 @@ fn start_ephemeral(view: &View, decision: &mut Decision) {
     }
 }
 
-/// Brings the init containers on; true once the pod's own containers may run.
-fn advance_init(view: &View, decision: &mut Decision) -> bool {
-    let containers = spec::init_containers(view.pod);
-    let was_initialized = view.observed.is_initialized(view.pod);
-    for container in containers {
-        let active = view.observed.active(&container.name);
-        let passed = if spec::is_sidecar(container) {
-            keep_sidecar(view, container, active, decision)
-        } else if was_initialized {
-            true
-        } else {
-            run_init(view, containers, container, active, decision)
-        };
-        if !passed && !was_initialized {
-            return false;
-        }
-    }
-    true
-}
-
-/// Runs one ordinary init container to its end; true when it has succeeded.
-fn run_init(
-    view: &View,
-    all: &[Spec],
-    container: &Spec,
-    active: Option<&Container>,
-    decision: &mut Decision,
-) -> bool {
-    let Some(active) = active else {
-        // Its record may be gone while a later one is there: then it had succeeded.
-        let position = all
-            .iter()
-            .position(|c| c.name == container.name)
-            .unwrap_or(0);
-        let later = all[position + 1..]
-            .iter()
-            .any(|c| view.observed.active(&c.name).is_some());
-        if !later {
-            start(view, Role::Init, container, None, decision);
-        }
-        return later;
-    };
-    match active.state {
-        State::Running => false,
-        State::Exited if active.exit_code == 0 => true,
-        State::Exited => {
-            if restart::should_restart(container, init_policy(view), active.exit_code) {
-                start(view, Role::Init, container, Some(active), decision);
-            } else {
-                stop_pod(view, decision);
-            }
-            false
-        }
-        State::Created => {
-            start(view, Role::Init, container, Some(active), decision);
-            false
-        }
-        State::Unknown => {
-            let message = "Init container is in \"unknown\" state, try killing it before restart";
-            kill(
-                view,
-                active,
-                KillReason::Unknown,
-                message.to_owned(),
-                None,
-                decision,
-            );
-            false
-        }
-    }
-}
-
-fn init_policy<'a>(view: &View<'a>) -> &'a k8s_openapi::api::core::v1::PodSpec {
-    spec::spec(view.pod)
-}
-
-/// Keeps a sidecar running; true when it has started.
-fn keep_sidecar(
-    view: &View,
-    container: &Spec,
-    active: Option<&Container>,
-    decision: &mut Decision,
-) -> bool {
-    let Some(active) = active else {
-        start(view, Role::Sidecar, container, None, decision);
-        return false;
-    };
-    match active.state {
-        State::Running => {
-            if let Some((reason, why)) = reason_to_kill(view, container, active) {
-                let message = format!("Init container {} {why}", container.name);
-                kill(view, active, reason, message, None, decision);
-                return false;
-            }
-            let probes = view.memory.probes.get(&active.id);
-            container.startup_probe.is_none()
-                || probes.and_then(|probes| probes.startup) == Some(true)
-        }
-        State::Unknown => {
-            let message = "Container is in \"unknown\" state, try killing it before restart";
-            kill(
-                view,
-                active,
-                KillReason::Unknown,
-                message.to_owned(),
-                None,
-                decision,
-            );
-            false
-        }
-        State::Created | State::Exited => {
-            start(view, Role::Sidecar, container, Some(active), decision);
-            false
-        }
-    }
-}
-
-/// Containers whose size differs from their spec and may change as they run.
-fn resize(view: &View, decision: &mut Decision) {
-    let killed = |id: &str| {
-        decision
-            .actions
-            .iter()
-            .any(|action| matches!(action, Action::Kill { id: k, .. } if k == id))
-    };
-    let containers: Vec<(String, String)> = spec::containers(view.pod)
-        .iter()
-        .filter(|(role, _)| matches!(role, Role::Main | Role::Sidecar))
-        .filter_map(|(_, container)| {
-            let seen = view.observed.active(&container.name)?;
-            let differs = size_differs(view, container, seen);
-            let fits = seen.state == State::Running && differs && !killed(&seen.id);
-            fits.then(|| (seen.id.clone(), seen.name.clone()))
-        })
-        .collect();
-    if !containers.is_empty() {
-        decision.actions.push(Action::Resize { containers });
-    }
-}
-
-fn size_differs(view: &View, container: &Spec, seen: &Container) -> bool {
-    let wanted = Bounds::wanted(view.pod, container);
-    !view.keep_size && seen.bounds.is_some_and(|bounds| bounds != wanted)
-}
-
-/// Whether a changed size of this container needs a new process.
-fn size_needs_restart(view: &View, container: &Spec, seen: &Container) -> bool {
-    let (Some(bounds), true) = (seen.bounds, size_differs(view, container, seen)) else {
-        return false;
-    };
-    let wanted = Bounds::wanted(view.pod, container);
-    let cpu = (bounds.cpu_shares, bounds.cpu_quota) != (wanted.cpu_shares, wanted.cpu_quota);
-    let memory = bounds.memory != wanted.memory;
-    container.resize_policy.iter().flatten().any(|policy| {
-        policy.restart_policy == "RestartContainer"
-            && ((cpu && policy.resource_name == "cpu")
-                || (memory && policy.resource_name == "memory"))
-    })
-}
-
 fn reason_to_kill(
     view: &View,
     container: &Spec,
@@ -413,7 +258,7 @@ fn reason_to_kill(
     if probes.liveness == Some(false) {
         return Some((KillReason::Liveness, "failed liveness probe"));
     }
-    if size_needs_restart(view, container, seen) {
+    if size::needs_restart(view, container, seen) {
         return Some((KillReason::Changed, "resize requires restart"));
     }
     (probes.startup == Some(false)).then_some((KillReason::Startup, "failed startup probe"))
@@ -613,84 +458,6 @@ fn own_grace(pod: &Pod, name: &str, reason: KillReason) -> i64 {
     probe
         .and_then(|probe| probe.termination_grace_period_seconds)
         .unwrap_or(of_pod)
-}
-
-/// Ends a pod step by step.
-fn stop_pod(view: &View, decision: &mut Decision) {
-    let grace = view
-        .stop
-        .map_or_else(|| spec::grace_period(view.pod), |stop| stop.grace);
-    let sidecars: Vec<&str> = spec::init_containers(view.pod)
-        .iter()
-        .filter(|c| spec::is_sidecar(c))
-        .map(|c| c.name.as_str())
-        .collect();
-    let is_sidecar = |c: &Container| sidecars.contains(&c.name.as_str());
-    let (last, first): (Vec<_>, Vec<_>) = view.observed.alive().partition(|c| is_sidecar(c));
-    for container in &first {
-        kill(
-            view,
-            container,
-            KillReason::Pod,
-            String::new(),
-            Some(grace),
-            decision,
-        );
-    }
-    if !first.is_empty() || starts_run(view) {
-        return;
-    }
-    // Sidecars end in the reverse order of their start, in what is left of the pod's time.
-    let elapsed = view
-        .memory
-        .stopping_since
-        .map_or(0, |since| (view.now - since).get_seconds());
-    let left = (grace - elapsed).max(MINIMUM_GRACE);
-    if let Some(name) = sidecars
-        .iter()
-        .rev()
-        .find(|name| last.iter().any(|c| c.name == **name))
-    {
-        for container in last.iter().filter(|c| c.name == **name) {
-            kill(
-                view,
-                container,
-                KillReason::Pod,
-                String::new(),
-                Some(left),
-                decision,
-            );
-        }
-        return;
-    }
-    let ready: Vec<_> = view
-        .observed
-        .sandboxes
-        .iter()
-        .filter(|sandbox| sandbox.ready)
-        .collect();
-    for sandbox in &ready {
-        decision.actions.push(Action::StopSandbox {
-            id: sandbox.id.clone(),
-        });
-    }
-    if !ready.is_empty() {
-        return;
-    }
-    match view.memory.volumes {
-        Volumes::Gone => decision.stopped = true,
-        _ => decision.actions.push(Action::TearDown),
-    }
-}
-
-/// Whether something is being made that the pod would have to end again.
-fn starts_run(view: &View) -> bool {
-    view.memory.running.keys().any(|task| {
-        matches!(
-            task,
-            Task::Start(_) | Task::CreateSandbox | Task::SetUpVolumes | Task::Kill(_)
-        )
-    })
 }
 
 #[cfg(test)]

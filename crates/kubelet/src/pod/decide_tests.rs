@@ -1,6 +1,7 @@
 //! Tables for [`super::decide`]: a pod, what is seen of it, and what must follow.
 
 use super::*;
+use crate::make::resources::Bounds;
 use crate::pod::{
     memory::{Probes, StartFailure},
     observed::Sandbox,

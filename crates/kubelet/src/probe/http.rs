@@ -136,7 +136,13 @@ async fn ask(target: &Target) -> Result<(u16, Option<String>, String), String> {
         .map_err(|_| format!("dial tcp: lookup {}: not an IP address", target.host))?;
     let tcp = TcpStream::connect((ip, target.port))
         .await
-        .map_err(|error| format!("dial tcp {ip}:{}: connect: {error}", target.port))?;
+        .map_err(|error| {
+            format!(
+                "dial tcp {ip}:{}: connect: {}",
+                target.port,
+                super::tcp::go_words(&error)
+            )
+        })?;
     if target.tls {
         let connector = TlsConnector::from(unverified());
         let name = rustls::pki_types::ServerName::IpAddress(ip.into());

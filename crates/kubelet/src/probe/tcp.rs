@@ -6,6 +6,19 @@ use tokio::net::TcpStream;
 
 use super::Answer;
 
+/// The usual reasons in the words that users know from Kubernetes.
+pub fn go_words(error: &std::io::Error) -> String {
+    use std::io::ErrorKind;
+    match error.kind() {
+        ErrorKind::ConnectionRefused => "connection refused".into(),
+        ErrorKind::HostUnreachable => "no route to host".into(),
+        ErrorKind::NetworkUnreachable => "network is unreachable".into(),
+        ErrorKind::ConnectionReset => "connection reset by peer".into(),
+        ErrorKind::TimedOut => "connection timed out".into(),
+        _ => error.to_string(),
+    }
+}
+
 /// Connects and hangs up.
 pub async fn probe(host: &str, port: u16, timeout: Duration) -> Answer {
     let Ok(ip) = host
@@ -17,7 +30,10 @@ pub async fn probe(host: &str, port: u16, timeout: Duration) -> Answer {
     };
     match tokio::time::timeout(timeout, TcpStream::connect((ip, port))).await {
         Ok(Ok(_)) => Answer::Ok,
-        Ok(Err(error)) => Answer::Failed(format!("dial tcp {ip}:{port}: connect: {error}")),
+        Ok(Err(error)) => Answer::Failed(format!(
+            "dial tcp {ip}:{port}: connect: {}",
+            go_words(&error)
+        )),
         Err(_) => Answer::Failed(format!("dial tcp {ip}:{port}: i/o timeout")),
     }
 }

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use apiserver::{ApiServer, Limits, ObjectCodec, Registry, User};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod, ServiceAccount};
 use kube::{Api, api::PostParams};
 use kubelet::Config;
 use lifecycle::{Context, Service};
@@ -43,6 +43,15 @@ impl TestNode {
         let server = start_server(&directory, &pki, stop.clone()).await;
         let client =
             client::in_process(server.connect(User::new("kubernetes-admin", ["system:masters"])));
+        // Made by a controller in a whole cluster; pods are refused without it.
+        let account = serde_json::json!({"metadata": {"name": "default"}});
+        Api::<ServiceAccount>::namespaced(client.clone(), "default")
+            .create(
+                &PostParams::default(),
+                &serde_json::from_value(account).unwrap(),
+            )
+            .await
+            .unwrap();
         let runtime = Fake::new();
         runtime
             .serve(&directory.path().join("cri.sock"), stop.clone())

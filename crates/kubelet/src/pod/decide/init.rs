@@ -1,0 +1,123 @@
+//! Init containers run one after the other; sidecars among them only have to start.
+
+use k8s_openapi::api::core::v1::Container as Spec;
+
+use super::{Decision, KillReason, View, kill, reason_to_kill, start, stop::stop_pod};
+use crate::pod::{
+    observed::{Container, State},
+    restart,
+    spec::{self, Role},
+};
+
+/// Brings the init containers on; true once the pod's own containers may run.
+pub(super) fn advance_init(view: &View, decision: &mut Decision) -> bool {
+    let containers = spec::init_containers(view.pod);
+    let was_initialized = view.observed.is_initialized(view.pod);
+    for container in containers {
+        let active = view.observed.active(&container.name);
+        let passed = if spec::is_sidecar(container) {
+            keep_sidecar(view, container, active, decision)
+        } else if was_initialized {
+            true
+        } else {
+            run_init(view, containers, container, active, decision)
+        };
+        if !passed && !was_initialized {
+            return false;
+        }
+    }
+    true
+}
+
+/// Runs one ordinary init container to its end; true when it has succeeded.
+fn run_init(
+    view: &View,
+    all: &[Spec],
+    container: &Spec,
+    active: Option<&Container>,
+    decision: &mut Decision,
+) -> bool {
+    let Some(active) = active else {
+        // Its record may be gone while a later one is there: then it had succeeded.
+        let position = all
+            .iter()
+            .position(|c| c.name == container.name)
+            .unwrap_or(0);
+        let later = all[position + 1..]
+            .iter()
+            .any(|c| view.observed.active(&c.name).is_some());
+        if !later {
+            start(view, Role::Init, container, None, decision);
+        }
+        return later;
+    };
+    match active.state {
+        State::Running => false,
+        State::Exited if active.exit_code == 0 => true,
+        State::Exited => {
+            if restart::should_restart(container, spec::spec(view.pod), active.exit_code) {
+                start(view, Role::Init, container, Some(active), decision);
+            } else {
+                stop_pod(view, decision);
+            }
+            false
+        }
+        State::Created => {
+            start(view, Role::Init, container, Some(active), decision);
+            false
+        }
+        State::Unknown => {
+            let message = "Init container is in \"unknown\" state, try killing it before restart";
+            kill(
+                view,
+                active,
+                KillReason::Unknown,
+                message.to_owned(),
+                None,
+                decision,
+            );
+            false
+        }
+    }
+}
+
+/// Keeps a sidecar running; true when it has started.
+fn keep_sidecar(
+    view: &View,
+    container: &Spec,
+    active: Option<&Container>,
+    decision: &mut Decision,
+) -> bool {
+    let Some(active) = active else {
+        start(view, Role::Sidecar, container, None, decision);
+        return false;
+    };
+    match active.state {
+        State::Running => {
+            if let Some((reason, why)) = reason_to_kill(view, container, active) {
+                let message = format!("Init container {} {why}", container.name);
+                kill(view, active, reason, message, None, decision);
+                return false;
+            }
+            let probes = view.memory.probes.get(&active.id);
+            container.startup_probe.is_none()
+                || probes.and_then(|probes| probes.startup) == Some(true)
+        }
+        State::Unknown => {
+            let message = "Container is in \"unknown\" state, try killing it before restart";
+            kill(
+                view,
+                active,
+                KillReason::Unknown,
+                message.to_owned(),
+                None,
+                decision,
+            );
+            false
+        }
+        State::Created | State::Exited => {
+            start(view, Role::Sidecar, container, Some(active), decision);
+            false
+        }
+    }
+}

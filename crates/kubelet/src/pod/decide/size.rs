@@ -1,0 +1,56 @@
+//! A changed size of running containers: given in place, or by a restart where the container's own
+//! policy asks for one.
+
+use k8s_openapi::api::core::v1::Container as Spec;
+
+use super::{Action, Decision, View};
+use crate::{
+    make::resources::Bounds,
+    pod::{
+        observed::{Container, State},
+        spec::{self, Role},
+    },
+};
+
+/// Containers whose size differs from their spec and may change as they run.
+pub(super) fn resize(view: &View, decision: &mut Decision) {
+    let killed = |id: &str| {
+        decision
+            .actions
+            .iter()
+            .any(|action| matches!(action, Action::Kill { id: k, .. } if k == id))
+    };
+    let containers: Vec<(String, String)> = spec::containers(view.pod)
+        .iter()
+        .filter(|(role, _)| matches!(role, Role::Main | Role::Sidecar))
+        .filter_map(|(_, container)| {
+            let seen = view.observed.active(&container.name)?;
+            let fits =
+                seen.state == State::Running && differs(view, container, seen) && !killed(&seen.id);
+            fits.then(|| (seen.id.clone(), seen.name.clone()))
+        })
+        .collect();
+    if !containers.is_empty() {
+        decision.actions.push(Action::Resize { containers });
+    }
+}
+
+fn differs(view: &View, container: &Spec, seen: &Container) -> bool {
+    let wanted = Bounds::wanted(view.pod, container);
+    !view.keep_size && seen.bounds.is_some_and(|bounds| bounds != wanted)
+}
+
+/// Whether a changed size of this container needs a new process.
+pub(super) fn needs_restart(view: &View, container: &Spec, seen: &Container) -> bool {
+    let (Some(bounds), true) = (seen.bounds, differs(view, container, seen)) else {
+        return false;
+    };
+    let wanted = Bounds::wanted(view.pod, container);
+    let cpu = (bounds.cpu_shares, bounds.cpu_quota) != (wanted.cpu_shares, wanted.cpu_quota);
+    let memory = bounds.memory != wanted.memory;
+    container.resize_policy.iter().flatten().any(|policy| {
+        policy.restart_policy == "RestartContainer"
+            && ((cpu && policy.resource_name == "cpu")
+                || (memory && policy.resource_name == "memory"))
+    })
+}

@@ -1,0 +1,86 @@
+//! The end of a pod: containers, then sidecars, then the sandbox, then the volumes.
+
+use super::{Action, Decision, KillReason, MINIMUM_GRACE, View, kill};
+use crate::pod::{
+    memory::{Task, Volumes},
+    observed::Container,
+    spec,
+};
+
+/// Ends a pod step by step.
+pub(super) fn stop_pod(view: &View, decision: &mut Decision) {
+    let grace = view
+        .stop
+        .map_or_else(|| spec::grace_period(view.pod), |stop| stop.grace);
+    let sidecars: Vec<&str> = spec::init_containers(view.pod)
+        .iter()
+        .filter(|c| spec::is_sidecar(c))
+        .map(|c| c.name.as_str())
+        .collect();
+    let is_sidecar = |c: &Container| sidecars.contains(&c.name.as_str());
+    let (last, first): (Vec<_>, Vec<_>) = view.observed.alive().partition(|c| is_sidecar(c));
+    for container in &first {
+        kill(
+            view,
+            container,
+            KillReason::Pod,
+            String::new(),
+            Some(grace),
+            decision,
+        );
+    }
+    if !first.is_empty() || starts_run(view) {
+        return;
+    }
+    // Sidecars end in the reverse order of their start, in what is left of the pod's time.
+    let elapsed = view
+        .memory
+        .stopping_since
+        .map_or(0, |since| (view.now - since).get_seconds());
+    let left = (grace - elapsed).max(MINIMUM_GRACE);
+    if let Some(name) = sidecars
+        .iter()
+        .rev()
+        .find(|name| last.iter().any(|c| c.name == **name))
+    {
+        for container in last.iter().filter(|c| c.name == **name) {
+            kill(
+                view,
+                container,
+                KillReason::Pod,
+                String::new(),
+                Some(left),
+                decision,
+            );
+        }
+        return;
+    }
+    let ready: Vec<_> = view
+        .observed
+        .sandboxes
+        .iter()
+        .filter(|sandbox| sandbox.ready)
+        .collect();
+    for sandbox in &ready {
+        decision.actions.push(Action::StopSandbox {
+            id: sandbox.id.clone(),
+        });
+    }
+    if !ready.is_empty() {
+        return;
+    }
+    match view.memory.volumes {
+        Volumes::Gone => decision.stopped = true,
+        _ => decision.actions.push(Action::TearDown),
+    }
+}
+
+/// Whether something is being made that the pod would have to end again.
+fn starts_run(view: &View) -> bool {
+    view.memory.running.keys().any(|task| {
+        matches!(
+            task,
+            Task::Start(_) | Task::CreateSandbox | Task::SetUpVolumes | Task::Kill(_)
+        )
+    })
+}
