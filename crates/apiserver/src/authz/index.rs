@@ -346,6 +346,9 @@ mod tests {
         let account = User::service_account("kube-system", "replicaset-controller");
         let replicas = Ask(&index, account);
         assert!(replicas.may("create pods default") && !replicas.may("create secrets default"));
+        let account = User::service_account("kube-system", "deployment-controller");
+        let deployments = Ask(&index, account);
+        assert!(deployments.may("patch apps:deployments default"));
         let dns = Ask(&index, User::new("system:mainstay:dns", [""; 0]));
         assert!(dns.may("watch discovery.k8s.io:endpointslices") && !dns.may("watch secrets"));
         let proxy = Ask(&index, User::new("system:kube-proxy", [""; 0]));

@@ -349,3 +349,140 @@ impl Authorizer for Node {
         self.decide(node, attributes).await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::testing::World;
+
+    async fn world() -> World {
+        let world = World::new();
+        let pod = |name: &str, node: &str, uses: &str| {
+            json!({
+                "metadata": {"name": name, "namespace": "team"},
+                "spec": {
+                    "nodeName": node,
+                    "serviceAccountName": format!("{uses}-account"),
+                    "containers": [{"envFrom": [{"secretRef": {"name": format!("{uses}-env")}}]}],
+                    "volumes": [
+                        {"name": "s", "secret": {"secretName": format!("{uses}-secret")}},
+                        {"name": "c", "configMap": {"name": format!("{uses}-map")}},
+                        {"name": "d", "ephemeral": {}},
+                        {"name": "p", "persistentVolumeClaim": {"claimName": format!("{uses}-claim")}},
+                    ],
+                },
+            })
+        };
+        world.put("", "pods", pod("web", "a", "mine")).await;
+        world.put("", "pods", pod("db", "b", "theirs")).await;
+        for uses in ["mine", "theirs"] {
+            let claim = json!({"namespace": "team", "name": format!("{uses}-claim")});
+            let volume = json!({"metadata": {"name": format!("{uses}-volume")},
+                                "spec": {"claimRef": claim}});
+            world.put("", "persistentvolumes", volume).await;
+        }
+        world
+    }
+
+    /// Asks as the kubelet of node `a`: verb, group:resource/subresource, namespace, name, selector.
+    async fn may(world: &World, request: &str) -> bool {
+        let user = User::new("system:node:a", ["system:nodes"]);
+        let mut words = request.split(' ');
+        let mut next = || match words.next().unwrap_or_default() {
+            "-" => "",
+            word => word,
+        };
+        let (verb, target, namespace, name, field_selector) =
+            (next(), next(), next(), next(), next());
+        let (group, resource) = target.split_once(':').unwrap_or(("", target));
+        let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+        let attributes = Attributes {
+            user: &user,
+            verb,
+            is_resource: true,
+            group,
+            version: "v1",
+            resource,
+            subresource,
+            namespace,
+            name,
+            path: "",
+            field_selector,
+            label_selector: "",
+        };
+        let node = Node::new(world.reader.clone());
+        node.authorize(&attributes).await == Decision::Allow
+    }
+
+    #[tokio::test]
+    async fn a_kubelet_reads_what_its_pods_use_and_nothing_of_others() {
+        let world = world().await;
+        for what in [
+            "secrets team {}-secret",
+            "secrets team {}-env",
+            "configmaps team {}-map",
+            "persistentvolumeclaims team {}-claim",
+            "persistentvolumes - {}-volume",
+        ] {
+            assert!(
+                may(&world, &format!("get {}", what.replace("{}", "mine"))).await,
+                "{what}"
+            );
+            assert!(
+                !may(&world, &format!("get {}", what.replace("{}", "theirs"))).await,
+                "{what}"
+            );
+        }
+        assert!(
+            may(&world, "get persistentvolumeclaims team web-d").await,
+            "of its own volume"
+        );
+        assert!(may(&world, "create serviceaccounts/token team mine-account").await);
+        assert!(!may(&world, "create serviceaccounts/token team theirs-account").await);
+        for refused in [
+            "list secrets team",
+            "get secrets other mine-secret",
+            "update secrets team mine-secret",
+            "list secrets",
+            "delete persistentvolumes - mine-volume",
+        ] {
+            assert!(!may(&world, refused).await, "{refused}");
+        }
+        world.delete("", "pods", "team", "web").await;
+        assert!(
+            !may(&world, "get secrets team mine-secret").await,
+            "gone with its pod"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_kubelet_keeps_its_own_node_and_lease_and_watches_its_own_pods() {
+        let world = world().await;
+        for allowed in [
+            "create nodes",
+            "get nodes - a",
+            "patch nodes/status - a",
+            "update coordination.k8s.io:leases kube-node-lease a",
+            "watch pods - - spec.nodeName=a",
+            "patch pods/status team web",
+            "watch services",
+            "create events team",
+        ] {
+            assert!(may(&world, allowed).await, "{allowed}");
+        }
+        for refused in [
+            "get nodes - b",
+            "patch nodes/status - b",
+            "list nodes",
+            "update coordination.k8s.io:leases kube-node-lease b",
+            "update coordination.k8s.io:leases default a",
+            "watch pods",
+            "watch pods - - spec.nodeName=b",
+            "create apps:deployments team",
+        ] {
+            assert!(!may(&world, refused).await, "{refused}");
+        }
+    }
+}
