@@ -3,6 +3,7 @@
 use std::{
     net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
+    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
@@ -33,6 +34,8 @@ pub struct Config {
     pub health: lifecycle::Health,
     pub clock: Arc<dyn Clock>,
     pub limits: Limits,
+    /// A file of bearer tokens that an operator keeps: token, user, uid and groups in each line.
+    pub token_auth_file: Option<PathBuf>,
     /// Signs service account tokens; without it `serviceaccounts/token` is refused.
     pub tokens: Option<Arc<dyn TokenIssuer>>,
 }

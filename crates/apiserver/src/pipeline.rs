@@ -20,7 +20,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::error;
 
 use crate::{
-    Body, Config, Reader, Registry, RequestInfo, Store, User,
+    Body, Config, Error, Reader, Registry, RequestInfo, Store, User,
     admission::{self, Plugin},
     authn::{self, Authenticator, Credentials},
     authz::{self, Attributes, Authorizer, Decision, Rbac},
@@ -105,11 +105,15 @@ impl Request {
 }
 
 impl Core {
-    pub(crate) fn new(config: Config, store: Store, registry: Arc<Registry>) -> Self {
+    pub(crate) fn new(
+        config: Config,
+        store: Store,
+        registry: Arc<Registry>,
+    ) -> Result<Self, Error> {
         let reader = Reader::new(store.clone(), registry.clone());
         let rbac = Rbac::new(reader.clone());
-        Self {
-            authenticators: authn::chain(&config, &reader),
+        Ok(Self {
+            authenticators: authn::chain(&config, &reader)?,
             authorizers: authz::chain(&config, &reader, &rbac),
             admission: admission::chain(&config, &reader, &rbac),
             rbac,
@@ -123,7 +127,7 @@ impl Core {
             store,
             registry,
             reader,
-        }
+        })
     }
 
     /// Answers one request; a panic on the way is a 500.

@@ -37,7 +37,7 @@ impl ApiServer {
         store: Store,
         registry: Arc<Registry>,
     ) -> Result<Arc<Self>, Error> {
-        let core = Arc::new(Core::new(config, store, registry));
+        let core = Arc::new(Core::new(config, store, registry)?);
         Ok(Arc::new(Self {
             core,
             address: tokio::sync::watch::Sender::new(None),

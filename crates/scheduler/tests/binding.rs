@@ -38,6 +38,7 @@ fn server(directory: &tempfile::TempDir) -> Arc<ApiServer> {
         health: Health::default(),
         clock: Arc::new(SystemClock),
         limits: apiserver::Limits::default(),
+        token_auth_file: None,
         tokens: None,
     };
     config.build(store, registry).unwrap()
@@ -114,6 +115,7 @@ async fn pods_get_nodes_wait_with_a_reason_and_are_woken_by_what_helps() {
     let default = serde_json::from_value(json!({"metadata": {"name": "default"}})).unwrap();
     // The server may have made it already.
     let _ = namespaces.create(&PostParams::default(), &default).await;
+    // A controller's work, without which no pod is admitted.
     let accounts: Api<ServiceAccount> = Api::namespaced(admin.clone(), "default");
     let account = serde_json::from_value(json!({"metadata": {"name": "default"}})).unwrap();
     accounts

@@ -15,7 +15,7 @@ use http::HeaderMap;
 use pki::Identifier;
 use rustls::pki_types::CertificateDer;
 
-use crate::{Config, Reader, User};
+use crate::{Config, Error, Reader, User};
 
 pub use bootstrap::BootstrapTokens;
 pub use certificate::Certificate;
@@ -57,19 +57,24 @@ pub trait Authenticator: Send + Sync + 'static {
 }
 
 /// The authenticators, in the order they are asked.
-pub fn chain(config: &Config, reader: &Reader) -> Vec<Arc<dyn Authenticator>> {
+pub fn chain(config: &Config, reader: &Reader) -> Result<Vec<Arc<dyn Authenticator>>, Error> {
     let mut chain: Vec<Arc<dyn Authenticator>> = Vec::new();
-    match Identifier::new(&config.client_ca, &config.front_proxy_ca) {
-        Ok(identifier) => {
-            let identifier = Arc::new(identifier);
-            chain.push(Arc::new(RequestHeader::new(
-                identifier.clone(),
-                config.clock.clone(),
-            )));
-            chain.push(Arc::new(Certificate::new(identifier, config.clock.clone())));
-        }
-        // Then nobody gets in by certificate: safe, and said loudly.
-        Err(error) => tracing::error!(%error, "client certificates cannot be verified"),
+    let invalid = |what: &str, why: String| Error::Invalid(format!("{what}: {why}"));
+    // A server without a client CA knows nobody by certificate.
+    if !config.client_ca.is_empty() {
+        let identifier = Identifier::new(&config.client_ca, &config.front_proxy_ca)
+            .map_err(|error| invalid("client CA", error.to_string()))?;
+        let identifier = Arc::new(identifier);
+        chain.push(Arc::new(RequestHeader::new(
+            identifier.clone(),
+            config.clock.clone(),
+        )));
+        chain.push(Arc::new(Certificate::new(identifier, config.clock.clone())));
+    }
+    if let Some(path) = &config.token_auth_file {
+        let tokens = StaticTokens::load(path)
+            .map_err(|why| invalid(&format!("token file {}", path.display()), why))?;
+        chain.push(Arc::new(tokens));
     }
     if let Some(tokens) = &config.tokens {
         let (tokens, clock) = (tokens.clone(), config.clock.clone());
@@ -83,7 +88,7 @@ pub fn chain(config: &Config, reader: &Reader) -> Vec<Arc<dyn Authenticator>> {
         reader.clone(),
         config.clock.clone(),
     )));
-    chain
+    Ok(chain)
 }
 
 /// Asks about a token alone: the first that knows it, or why nobody does.

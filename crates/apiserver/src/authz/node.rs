@@ -127,9 +127,10 @@ impl Node {
             .iter()
             .filter(|pod| pod.field("spec.nodeName") == Some(node));
         for pod in here {
-            // Most pods do not even contain the name: no need to parse them.
-            if memchr(pod.bytes(), name) && uses_it(&pod.parse(), &pod.header.name, resource, name)
-            {
+            // Most pods do not even contain the name: no need to parse them. Only claims of a pod's
+            // own volumes have names that are put together.
+            let likely = resource == "persistentvolumeclaims" || contains(pod.bytes(), name);
+            if likely && uses_it(&pod.parse(), &pod.header.name, resource, name) {
                 return Some(true);
             }
         }
@@ -230,7 +231,7 @@ impl Node {
     }
 }
 
-fn memchr(bytes: &[u8], name: &str) -> bool {
+fn contains(bytes: &[u8], name: &str) -> bool {
     bytes
         .windows(name.len())
         .any(|window| window == name.as_bytes())
@@ -244,13 +245,13 @@ fn uses_it(pod: &machinery::Object, pod_name: &str, resource: &str, name: &str) 
         tree::is_set(&volume["ephemeral"]) && name == format!("{pod_name}-{own}")
     };
     uses(spec).contains(&Use {
-        resource: leak(resource),
+        resource: known(resource),
         name,
     }) || (resource == "persistentvolumeclaims" && tree::list(&spec["volumes"]).iter().any(generic))
 }
 
 /// The names that [`uses`] speaks in.
-fn leak(resource: &str) -> &'static str {
+fn known(resource: &str) -> &'static str {
     [
         "secrets",
         "configmaps",
@@ -258,7 +259,7 @@ fn leak(resource: &str) -> &'static str {
         "serviceaccounts",
     ]
     .into_iter()
-    .find(|known| *known == resource)
+    .find(|name| *name == resource)
     .unwrap_or("")
 }
 

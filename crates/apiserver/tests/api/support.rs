@@ -57,6 +57,7 @@ impl Server {
             health: lifecycle::Health::default(),
             clock,
             limits,
+            token_auth_file: None,
             tokens: None,
         };
         let server = config.build(store, registry).unwrap();

@@ -79,6 +79,7 @@ impl World {
             health: Health::default(),
             clock: Arc::new(SystemClock),
             limits: apiserver::Limits::default(),
+            token_auth_file: None,
             tokens: None,
         };
         let server = config.build(store, registry).unwrap();

@@ -43,6 +43,7 @@ impl TestNode {
         let server = start_server(&directory, &pki, stop.clone()).await;
         let client =
             client::in_process(server.connect(User::new("kubernetes-admin", ["system:masters"])));
+<<<<<<< HEAD
         // Made by a controller in a whole cluster; pods are refused without it.
         let account = serde_json::json!({"metadata": {"name": "default"}});
         Api::<ServiceAccount>::namespaced(client.clone(), "default")
@@ -52,6 +53,14 @@ impl TestNode {
             )
             .await
             .unwrap();
+=======
+        // A controller's work, without which no pod is admitted.
+        let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), "default");
+        let account = serde_json::json!({"metadata": {"name": "default"}});
+        let account = serde_json::from_value(account).unwrap();
+        let made = accounts.create(&PostParams::default(), &account).await;
+        made.unwrap();
+>>>>>>> 9abb2a5 (apiserver: tokens from a file; claims of a pod's own volumes are its node's to read)
         let runtime = Fake::new();
         runtime
             .serve(&directory.path().join("cri.sock"), stop.clone())
@@ -228,6 +237,7 @@ async fn start_server(directory: &TempDir, pki: &Pki, stop: CancellationToken) -
         health: lifecycle::Health::default(),
         clock: Arc::new(stdx::SystemClock),
         limits: Limits::default(),
+        token_auth_file: None,
         tokens: None,
     };
     let server = config.build(store, registry).unwrap();
