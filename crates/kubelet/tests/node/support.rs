@@ -54,13 +54,6 @@ impl TestNode {
             .await
             .unwrap();
 =======
-        // A controller's work, without which no pod is admitted.
-        let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), "default");
-        let account = serde_json::json!({"metadata": {"name": "default"}});
-        let account = serde_json::from_value(account).unwrap();
-        let made = accounts.create(&PostParams::default(), &account).await;
-        made.unwrap();
->>>>>>> 9abb2a5 (apiserver: tokens from a file; claims of a pod's own volumes are its node's to read)
         let runtime = Fake::new();
         runtime
             .serve(&directory.path().join("cri.sock"), stop.clone())
