@@ -43,7 +43,6 @@ impl TestNode {
         let server = start_server(&directory, &pki, stop.clone()).await;
         let client =
             client::in_process(server.connect(User::new("kubernetes-admin", ["system:masters"])));
-<<<<<<< HEAD
         // Made by a controller in a whole cluster; pods are refused without it.
         let account = serde_json::json!({"metadata": {"name": "default"}});
         Api::<ServiceAccount>::namespaced(client.clone(), "default")
@@ -53,7 +52,6 @@ impl TestNode {
             )
             .await
             .unwrap();
-=======
         let runtime = Fake::new();
         runtime
             .serve(&directory.path().join("cri.sock"), stop.clone())
