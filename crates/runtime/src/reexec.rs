@@ -8,7 +8,7 @@
 use std::{
     ffi::CStr,
     fs::File,
-    io::{self, Seek},
+    io::{self, Read, Seek, Write},
     os::fd::{AsFd, AsRawFd},
     process::{Command, ExitCode},
 };
@@ -56,7 +56,7 @@ impl Program {
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
         let mut copy = File::from(memfd_create(c"mainstay", flags)?);
         let mut original = File::open("/proc/self/exe")?;
-        io::copy(&mut original, &mut copy)?;
+        copy_by_pages(&mut original, &mut copy)?;
         copy.rewind()?;
         let seals = SealFlag::F_SEAL_SEAL
             | SealFlag::F_SEAL_SHRINK
@@ -71,6 +71,21 @@ impl Program {
         let mut command = Command::new(format!("/proc/self/fd/{}", self.0.as_raw_fd()));
         name(&mut command, helper);
         command
+    }
+}
+
+/// Larger writes make the kernel use larger pages, which then count as resident as a whole in every
+/// shim that needs a byte of them.
+fn copy_by_pages(from: &mut File, to: &mut File) -> io::Result<()> {
+    let mut buffer = vec![0; 256 * 1024];
+    loop {
+        let length = from.read(&mut buffer)?;
+        if length == 0 {
+            return Ok(());
+        }
+        for page in buffer[..length].chunks(4096) {
+            to.write_all(page)?;
+        }
     }
 }
 

@@ -40,6 +40,9 @@ use crate::{
 /// How long killed containers may take to be collected at shutdown.
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(5);
 
+/// How long nothing must happen before memory is given back.
+const IDLE_MILLIS: u16 = 500;
+
 /// The entry point, called before any thread exists.
 pub(crate) fn run() -> ExitCode {
     match start() {
@@ -124,6 +127,7 @@ fn settle(orders: Start, held: File, listener: UnixListener, signals: &SigSet) -
         helpers: Vec::new(),
         unclaimed: Unclaimed::default(),
         down: None,
+        fat: true,
         orders,
     })
 }
@@ -181,6 +185,8 @@ struct Shim {
     helpers: Vec<Task>,
     unclaimed: Unclaimed,
     down: Option<Down>,
+    /// Something was done since memory was given back.
+    fat: bool,
 }
 
 /// What one `poll` found ready.
@@ -199,7 +205,12 @@ impl Shim {
     fn serve(mut self) -> ExitCode {
         loop {
             match self.wait() {
+                Ok(ready) if ready.is_empty() && self.down.is_none() => {
+                    let _ = super::slim::slim();
+                    self.fat = false;
+                }
                 Ok(ready) => {
+                    self.fat = true;
                     for source in ready {
                         self.handle(source);
                     }
@@ -243,6 +254,7 @@ impl Shim {
             .collect();
         let timeout = match &self.down {
             Some(_) => PollTimeout::from(20u8),
+            None if self.fat => PollTimeout::from(IDLE_MILLIS),
             None => PollTimeout::NONE,
         };
         poll(&mut fds, timeout)?;

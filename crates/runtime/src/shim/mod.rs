@@ -14,6 +14,7 @@ mod main;
 mod pin;
 pub mod protocol;
 mod reap;
+mod slim;
 mod spawn;
 
 pub(crate) use attached::set_nonblocking;

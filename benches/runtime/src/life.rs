@@ -1,0 +1,203 @@
+//! The load: the same calls for every runtime.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Instant,
+};
+
+use anyhow::{Result, ensure};
+use cri::v1;
+
+/// A runtime to measure.
+#[derive(Clone)]
+pub struct Subject {
+    pub cri: cri::Client,
+    pub image: String,
+    pub cgroup_parent: String,
+    /// Whether pods live in the node's network: where no pod network is set up.
+    pub host_network: bool,
+    pub logs: String,
+}
+
+pub const STEPS: &[&str] = &["sandbox", "create", "start", "exec", "stop", "remove"];
+
+/// Medians in milliseconds.
+pub struct Measured {
+    pub steps: [f64; 6],
+    /// Wall time of everything over the number of lives.
+    pub total_per_life: f64,
+}
+
+pub async fn measure(subject: &Subject, lives: usize, width: usize) -> Result<Measured> {
+    live(subject, "warm").await?;
+    let next = Arc::new(AtomicUsize::new(0));
+    let begun = Instant::now();
+    let workers: Vec<_> = (0..width)
+        .map(|_| {
+            let (subject, next) = (subject.clone(), next.clone());
+            tokio::spawn(async move {
+                let mut seen = Vec::new();
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= lives.max(width) {
+                        return anyhow::Ok(seen);
+                    }
+                    seen.push(live(&subject, &format!("life-{width}-{number}")).await?);
+                }
+            })
+        })
+        .collect();
+    let mut all = Vec::new();
+    for worker in workers {
+        all.extend(worker.await??);
+    }
+    let total = begun.elapsed().as_secs_f64() * 1000.0 / all.len() as f64;
+    let mut steps = [0.0; 6];
+    for (index, step) in steps.iter_mut().enumerate() {
+        let mut times: Vec<f64> = all.iter().map(|life| life[index]).collect();
+        times.sort_by(f64::total_cmp);
+        *step = times[times.len() / 2];
+    }
+    Ok(Measured {
+        steps,
+        total_per_life: total,
+    })
+}
+
+pub fn sandbox(subject: &Subject, name: &str) -> v1::PodSandboxConfig {
+    let network = if subject.host_network {
+        v1::NamespaceMode::Node
+    } else {
+        v1::NamespaceMode::Pod
+    };
+    let options = v1::NamespaceOption {
+        network: network.into(),
+        pid: v1::NamespaceMode::Container.into(),
+        ..Default::default()
+    };
+    v1::PodSandboxConfig {
+        metadata: Some(v1::PodSandboxMetadata {
+            name: name.into(),
+            uid: name.into(),
+            namespace: "bench".into(),
+            attempt: 0,
+        }),
+        hostname: if subject.host_network {
+            String::new()
+        } else {
+            name.into()
+        },
+        log_directory: format!("{}/{name}", subject.logs),
+        linux: Some(v1::LinuxPodSandboxConfig {
+            cgroup_parent: subject.cgroup_parent.clone(),
+            security_context: Some(v1::LinuxSandboxSecurityContext {
+                namespace_options: Some(options),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
+
+pub fn container(subject: &Subject, pod: &v1::PodSandboxConfig) -> v1::ContainerConfig {
+    let options = pod
+        .linux
+        .as_ref()
+        .and_then(|l| l.security_context.clone()?.namespace_options);
+    v1::ContainerConfig {
+        metadata: Some(v1::ContainerMetadata {
+            name: "main".into(),
+            attempt: 0,
+        }),
+        image: Some(v1::ImageSpec {
+            image: subject.image.clone(),
+            ..Default::default()
+        }),
+        command: ["/mainstay", "hello", "sleep"].map(str::to_owned).into(),
+        log_path: "main.log".into(),
+        linux: Some(v1::LinuxContainerConfig {
+            security_context: Some(v1::LinuxContainerSecurityContext {
+                namespace_options: options,
+                ..Default::default()
+            }),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
+
+/// One pod's life, step by step.
+async fn live(subject: &Subject, name: &str) -> Result<[f64; 6]> {
+    let mut runtime = subject.cri.clone().runtime;
+    let config = sandbox(subject, name);
+    let mut times = [0.0; 6];
+    let mut last = Instant::now();
+    let mut lap = |step: usize| {
+        times[step] = last.elapsed().as_secs_f64() * 1000.0;
+        last = Instant::now();
+    };
+    let request = v1::RunPodSandboxRequest {
+        config: Some(config.clone()),
+        ..Default::default()
+    };
+    let pod = runtime
+        .run_pod_sandbox(request)
+        .await?
+        .into_inner()
+        .pod_sandbox_id;
+    lap(0);
+    let request = v1::CreateContainerRequest {
+        pod_sandbox_id: pod.clone(),
+        config: Some(container(subject, &config)),
+        sandbox_config: Some(config),
+    };
+    let id = runtime
+        .create_container(request)
+        .await?
+        .into_inner()
+        .container_id;
+    lap(1);
+    runtime
+        .start_container(v1::StartContainerRequest {
+            container_id: id.clone(),
+        })
+        .await?;
+    lap(2);
+    let cmd = ["/mainstay", "hello", "exit", "0"]
+        .map(str::to_owned)
+        .into();
+    let request = v1::ExecSyncRequest {
+        container_id: id.clone(),
+        cmd,
+        timeout: 30,
+    };
+    let code = runtime.exec_sync(request).await?.into_inner().exit_code;
+    ensure!(code == 0, "the command ended with {code}");
+    lap(3);
+    runtime
+        .stop_container(v1::StopContainerRequest {
+            container_id: id.clone(),
+            timeout: 10,
+        })
+        .await?;
+    runtime
+        .stop_pod_sandbox(v1::StopPodSandboxRequest {
+            pod_sandbox_id: pod.clone(),
+        })
+        .await?;
+    lap(4);
+    runtime
+        .remove_container(v1::RemoveContainerRequest { container_id: id })
+        .await?;
+    runtime
+        .remove_pod_sandbox(v1::RemovePodSandboxRequest {
+            pod_sandbox_id: pod,
+        })
+        .await?;
+    lap(5);
+    Ok(times)
+}

@@ -1,0 +1,267 @@
+//! Our own runtime as a daemon of its own.
+
+use std::{
+    fs,
+    path::PathBuf,
+    process::{Child, Command, ExitCode, Stdio},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+use cri::v1;
+use lifecycle::{Context, Service};
+use tokio_util::sync::CancellationToken;
+
+use crate::life::{Subject, container, sandbox};
+
+pub struct Ours {
+    pub subject: Subject,
+    pub dir: tempfile::TempDir,
+    state: PathBuf,
+    id: String,
+    daemon: Child,
+}
+
+/// The daemon's process.
+pub fn serve(dir: &str, state: &str) -> ExitCode {
+    let id = state.rsplit('-').next().unwrap_or("bench").to_owned();
+    let mut config = runtime::Config::new(&id, dir.into(), Arc::new(network::LoopbackNetwork));
+    config.state_dir = state.into();
+    config.socket = config.state_dir.join("cri.sock");
+    let Ok(threads) = tokio::runtime::Runtime::new() else {
+        return ExitCode::FAILURE;
+    };
+    let run = async {
+        let service = config.build().map_err(|error| error.to_string())?;
+        let context = Context::standalone("runtime", CancellationToken::new());
+        service
+            .run(context)
+            .await
+            .map_err(|error| error.to_string())
+    };
+    match threads.block_on(run) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Waits until a runtime answers.
+pub async fn answers(cri: &cri::Client) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut runtime = cri.runtime.clone();
+    while runtime
+        .version(v1::VersionRequest::default())
+        .await
+        .is_err()
+    {
+        if Instant::now() > deadline {
+            bail!("the runtime does not answer");
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    Ok(())
+}
+
+impl Ours {
+    pub async fn start() -> Result<Self> {
+        let dir = tempfile::tempdir()?;
+        let id = format!("b{:07x}", std::process::id());
+        let state = PathBuf::from(format!("/run/mainstay-{id}"));
+        let daemon = Command::new(std::env::current_exe()?)
+            .arg("daemon")
+            .arg(dir.path())
+            .arg(&state)
+            .stdin(Stdio::null())
+            .spawn()?;
+        let cri = cri::connect(state.join("cri.sock"));
+        answers(&cri).await?;
+        let subject = Subject {
+            cri,
+            image: runtime::images::HELLO.to_owned(),
+            cgroup_parent: String::new(),
+            host_network: false,
+            logs: dir.path().join("logs").display().to_string(),
+        };
+        Ok(Self {
+            subject,
+            dir,
+            state,
+            id,
+            daemon,
+        })
+    }
+
+    /// What idle pods take: every process of ours, without what they share.
+    pub async fn weigh(&self, pods: usize) -> Result<()> {
+        let mut runtime = self.subject.cri.clone().runtime;
+        let mut made = Vec::new();
+        for number in 0..pods {
+            let config = sandbox(&self.subject, &format!("idle-{number}"));
+            let request = v1::RunPodSandboxRequest {
+                config: Some(config.clone()),
+                ..Default::default()
+            };
+            let pod = runtime
+                .run_pod_sandbox(request)
+                .await?
+                .into_inner()
+                .pod_sandbox_id;
+            let request = v1::CreateContainerRequest {
+                pod_sandbox_id: pod.clone(),
+                config: Some(container(&self.subject, &config)),
+                sandbox_config: None,
+            };
+            let container_id = runtime
+                .create_container(request)
+                .await?
+                .into_inner()
+                .container_id;
+            runtime
+                .start_container(v1::StartContainerRequest { container_id })
+                .await?;
+            made.push(pod);
+        }
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let before = self.cpu()?;
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let busy = (self.cpu()? - before) / 10.0 * 100.0;
+        let daemon = proportional(self.daemon.id())?;
+        let shims: u64 = self
+            .processes("shims")
+            .into_iter()
+            .filter_map(|pid| proportional(pid).ok())
+            .sum();
+        let inside: u64 = self
+            .processes("pods")
+            .into_iter()
+            .filter_map(|pid| proportional(pid).ok())
+            .sum();
+        println!(
+            "{pods} idle pods: shim {:.0} KiB and container {:.0} KiB each, daemon {:.1} MiB, {busy:.2}% of a core",
+            shims as f64 / pods as f64,
+            inside as f64 / pods as f64,
+            daemon as f64 / 1024.0,
+        );
+        for pod_sandbox_id in made {
+            runtime
+                .stop_pod_sandbox(v1::StopPodSandboxRequest {
+                    pod_sandbox_id: pod_sandbox_id.clone(),
+                })
+                .await?;
+            runtime
+                .remove_pod_sandbox(v1::RemovePodSandboxRequest { pod_sandbox_id })
+                .await?;
+        }
+        Ok(())
+    }
+
+    fn processes(&self, part: &str) -> Vec<u32> {
+        let roots = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"].map(PathBuf::from);
+        let root = roots
+            .iter()
+            .map(|root| root.join(format!("mainstay-{}", self.id)).join(part));
+        let mut found = Vec::new();
+        let mut dirs: Vec<PathBuf> = root.filter(|dir| dir.is_dir()).take(1).collect();
+        while let Some(dir) = dirs.pop() {
+            let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+            found.extend(text.lines().filter_map(|line| line.parse::<u32>().ok()));
+            let Ok(entries) = fs::read_dir(&dir) else {
+                continue;
+            };
+            dirs.extend(
+                entries
+                    .flatten()
+                    .map(|entry| entry.path())
+                    .filter(|path| path.is_dir()),
+            );
+        }
+        found
+    }
+
+    /// Seconds of processor time that the daemon has used.
+    fn cpu(&self) -> Result<f64> {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.daemon.id()))?;
+        let fields: Vec<&str> = stat
+            .rsplit(')')
+            .next()
+            .context("stat")?
+            .split_whitespace()
+            .collect();
+        let ticks = fields.get(11).context("utime")?.parse::<f64>()?
+            + fields.get(12).context("stime")?.parse::<f64>()?;
+        Ok(ticks / 100.0)
+    }
+}
+
+/// A process' share of memory in KiB: what it has alone, and its part of what is shared.
+fn proportional(pid: u32) -> Result<u64> {
+    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
+    let line = rollup
+        .lines()
+        .find_map(|line| line.strip_prefix("Pss:"))
+        .context("Pss")?;
+    Ok(line.trim().trim_end_matches(" kB").parse()?)
+}
+
+impl Drop for Ours {
+    fn drop(&mut self) {
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+        // A run that failed may have left pods.
+        for part in ["pods", "shims"] {
+            for pid in self.processes(part) {
+                let pid = nix::unistd::Pid::from_raw(pid.cast_signed());
+                let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+            }
+        }
+        clean_mounts(&self.id);
+        clean_mounts(&self.dir.path().display().to_string());
+        clean_cgroup(&format!("mainstay-{}", self.id));
+        let _ = fs::remove_dir_all(&self.state);
+    }
+}
+
+/// Takes away every mount whose line names something of ours.
+pub fn clean_mounts(name: &str) {
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    for line in table.lines().rev().filter(|line| line.contains(name)) {
+        if let Some(place) = line.split(' ').nth(4) {
+            let _ = nix::mount::umount2(place, nix::mount::MntFlags::MNT_DETACH);
+        }
+    }
+}
+
+/// Removes a cgroup of ours from every hierarchy.
+pub fn clean_cgroup(name: &str) {
+    let Ok(entries) = fs::read_dir("/sys/fs/cgroup") else {
+        return;
+    };
+    let mut roots: Vec<PathBuf> = entries
+        .flatten()
+        .map(|entry| entry.path().join(name))
+        .collect();
+    roots.push(PathBuf::from("/sys/fs/cgroup").join(name));
+    for root in roots.into_iter().filter(|root| root.is_dir()) {
+        let mut all = vec![root];
+        let mut at = 0;
+        while let Some(dir) = all.get(at).cloned() {
+            at += 1;
+            let Ok(entries) = fs::read_dir(&dir) else {
+                continue;
+            };
+            all.extend(
+                entries
+                    .flatten()
+                    .map(|entry| entry.path())
+                    .filter(|path| path.is_dir()),
+            );
+        }
+        for dir in all.iter().rev() {
+            let _ = fs::remove_dir(dir);
+        }
+    }
+}
