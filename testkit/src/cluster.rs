@@ -189,7 +189,7 @@ impl Cluster {
     }
 
     pub fn data_dir(&self) -> PathBuf {
-        self.machine.dir().join("data")
+        self.machine.disk().join("data")
     }
 
     pub fn kubeconfig(&self) -> PathBuf {

@@ -62,10 +62,17 @@ impl Machine {
             running_as_root(),
             "these tests need root: they make namespaces and containers"
         );
+        let dir = tempfile::Builder::new()
+            .prefix("mst")
+            .tempdir()
+            .expect("a directory");
+        let disk = dir.path().join("disk");
+        std::fs::create_dir(&disk).expect("a directory");
         let setup = format!(
             "ip link set lo up && ip link add eth0 type veth peer name wire \
              && ip address add {ADDRESS}/24 dev eth0 && ip link set eth0 up && ip link set wire up \
-             && mount -t tmpfs tmpfs /run && echo made && exec sleep infinity"
+             && mount -t tmpfs tmpfs /run && mount -t tmpfs tmpfs {} && echo made && exec sleep infinity",
+            disk.display()
         );
         let mut holder = Command::new("unshare")
             .args([
@@ -87,18 +94,17 @@ impl Machine {
             .read_line(&mut line)
             .expect("the holder speaks");
         assert_eq!(line.trim(), "made", "the machine could not be made");
-        Self {
-            holder,
-            dir: tempfile::Builder::new()
-                .prefix("mst")
-                .tempdir()
-                .expect("a directory"),
-        }
+        Self { holder, dir }
     }
 
     /// A directory that goes away with the machine.
     pub fn dir(&self) -> &std::path::Path {
         self.dir.path()
+    }
+
+    /// A disk of its own, in memory and visible inside only: how full the host's is does not matter.
+    pub fn disk(&self) -> std::path::PathBuf {
+        self.dir.path().join("disk")
     }
 
     /// The address of the machine's link.

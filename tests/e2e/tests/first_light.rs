@@ -302,5 +302,10 @@ fn reset_leaves_no_link_mount_cgroup_rule_or_process() {
             Err(left.join("\n"))
         }
     });
-    assert!(!data.exists(), "the data directory is still there");
+    let left = cluster.machine().run("ls", &[marks[1]]);
+    assert!(
+        !left.ok,
+        "the data directory is still there: {}",
+        left.stdout
+    );
 }
