@@ -189,12 +189,11 @@ fn process_with_argument(argument: &str) -> String {
         let is_hello = arguments.next() == Some(b"/mainstay");
         is_hello && arguments.any(|given| given == argument.as_bytes())
     };
-    let processes = std::fs::read_dir("/proc")
+    let mut processes = std::fs::read_dir("/proc")
         .expect("/proc is there")
         .flatten();
     let found = processes
-        .filter(has_argument)
-        .next()
+        .find(has_argument)
         .expect("the container's process");
     found.file_name().to_string_lossy().into_owned()
 }
