@@ -23,7 +23,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a one-node cluster in the foreground
-    Up(Options),
+    Up(Box<Options>),
     /// Remove everything a cluster made on this machine
     Reset(Reset),
     /// Images in the node's store

@@ -1,5 +1,7 @@
 //! The one binary. Helpers that are this binary re-executed are dispatched first, before any thread
 //! starts; then the command line is parsed and one command runs.
+// Telling people what happens is the job of a command line.
+#![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod checklist;
 mod cli;

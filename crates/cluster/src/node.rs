@@ -16,9 +16,6 @@ const MTU: u32 = 1500;
 /// Where the machine's own resolvers stand.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 
-/// Where the node's DNS server listens, on the node's own address.
-const DNS_PORT: u16 = 10053;
-
 /// Builds the node's services.
 pub fn services(
     settings: &Settings,
@@ -26,7 +23,7 @@ pub fn services(
     connector: &InProcess,
 ) -> Result<Vec<Arc<dyn Service>>, Error> {
     let nft = Nft::new();
-    let dns_listener = SocketAddr::new(settings.node_ip, DNS_PORT);
+    let dns_listener = SocketAddr::new(settings.node_ip, network::names::dns_port(&settings.id));
     let network = network::Config {
         id: settings.id.clone(),
         state_dir: settings.state_dir.join("network"),

@@ -48,6 +48,9 @@ pub struct Options {
     /// Write the administrator's kubeconfig here too
     #[arg(long, value_name = "PATH")]
     pub kubeconfig_out: Option<PathBuf>,
+    /// A file of bearer tokens: token,user,uid,"group1,group2" a line
+    #[arg(long, value_name = "FILE")]
+    pub token_auth_file: Option<PathBuf>,
     /// Port of the kubelet [default: 10250]
     #[arg(long, value_name = "PORT")]
     pub kubelet_port: Option<u16>,
@@ -112,6 +115,7 @@ impl Options {
             service_cidr: self.service_cidr.or(file.service_cidr),
             cluster_domain: self.cluster_domain.or(file.cluster_domain),
             kubeconfig_out: self.kubeconfig_out.or(file.kubeconfig_out),
+            token_auth_file: self.token_auth_file.or(file.token_auth_file),
             kubelet_port: self.kubelet_port.or(file.kubelet_port),
             service_node_port_range: self
                 .service_node_port_range

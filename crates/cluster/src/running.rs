@@ -206,7 +206,7 @@ fn apiserver_config(
         health: health.clone(),
         clock: Arc::new(SystemClock),
         limits: apiserver::Limits::default(),
-        token_auth_file: None,
+        token_auth_file: settings.token_auth_file.clone(),
         tokens: Some(Arc::new(apiserver::authn::Tokens::new(
             pki.clone(),
             &settings.cluster_domain,

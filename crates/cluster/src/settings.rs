@@ -30,6 +30,7 @@ pub struct Settings {
     pub service_cidr: IpNet,
     pub cluster_domain: String,
     pub kubeconfig_out: Option<PathBuf>,
+    pub token_auth_file: Option<PathBuf>,
     pub kubelet_port: u16,
     pub node_ports: RangeInclusive<u16>,
     pub container_runtime_endpoint: Option<PathBuf>,
@@ -87,6 +88,7 @@ impl Settings {
                 .cluster_domain
                 .unwrap_or_else(|| "cluster.local".into()),
             kubeconfig_out: options.kubeconfig_out,
+            token_auth_file: options.token_auth_file,
             kubelet_port: options.kubelet_port.unwrap_or(10250),
             node_ports: port_range(options.service_node_port_range.as_deref())?,
             container_runtime_endpoint: options

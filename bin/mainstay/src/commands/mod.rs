@@ -11,7 +11,7 @@ use crate::cli::{Cli, Command};
 /// Runs a command; an error is printed with its causes.
 pub fn run(cli: Cli) -> ExitCode {
     let outcome = match cli.command {
-        Command::Up(options) => up::run(options),
+        Command::Up(options) => up::run(*options),
         Command::Reset(reset) => reset::run(reset),
         Command::Image(image) => image::run(image),
         Command::Kubectl { .. } | Command::Hello { .. } => Ok(()),

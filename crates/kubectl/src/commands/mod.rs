@@ -68,6 +68,12 @@ pub enum Command {
 
 /// Runs the command that was asked for.
 pub async fn run(cli: Cli) -> Result<ExitCode> {
+    if let Command::Version(command) = &cli.command
+        && command.is_client_only()
+    {
+        command.print(None)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let session = Session::open(&cli.global)?;
     match cli.command {
         Command::Get(command) => command.run(&session).await?,

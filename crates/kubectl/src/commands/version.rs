@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use clap::Args;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{args::Output, output::Format, session::Session};
 
@@ -20,30 +20,33 @@ pub struct Version {
 }
 
 impl Version {
+    /// Whether no server need be asked, and so no kubeconfig is needed.
+    pub fn is_client_only(&self) -> bool {
+        self.client
+    }
+
     pub async fn run(self, session: &Session) -> Result<()> {
-        let server = if self.client {
-            None
-        } else {
-            Some(session.api.get("/version").await?)
-        };
-        match Format::parse(self.output.output.as_deref())? {
-            Format::Table { .. } => {
-                println!("Client Version: {CLIENT}");
-                if let Some(server) = server {
-                    println!(
-                        "Server Version: {}",
-                        server["gitVersion"].as_str().unwrap_or_default()
-                    );
-                }
+        let server = session.api.get("/version").await?;
+        self.print(Some(server))
+    }
+
+    /// Prints the client's version, and the server's if it was asked.
+    pub fn print(&self, server: Option<Value>) -> Result<()> {
+        let format = Format::parse(self.output.output.as_deref())?;
+        if let Format::Table { .. } = format {
+            println!("Client Version: {CLIENT}");
+            if let Some(server) = server {
+                println!(
+                    "Server Version: {}",
+                    server["gitVersion"].as_str().unwrap_or_default()
+                );
             }
-            format => {
-                let mut versions = json!({"clientVersion": {"gitVersion": CLIENT}});
-                if let Some(server) = server {
-                    versions["serverVersion"] = server;
-                }
-                format.print(&versions, true)?;
-            }
+            return Ok(());
         }
-        Ok(())
+        let mut versions = json!({"clientVersion": {"gitVersion": CLIENT}});
+        if let Some(server) = server {
+            versions["serverVersion"] = server;
+        }
+        format.print(&versions, true)
     }
 }
