@@ -46,6 +46,7 @@ else
 endif
 
 soak: export MAINSTAY_SOAK = 1
+soak: export NEXTEST_PROFILE = soak
 soak: unit e2e
 
 clean:

@@ -138,6 +138,13 @@ impl Cluster {
         ran.expect("reset runs").into()
     }
 
+    /// Runs the binary with the cluster's data directory.
+    pub fn mainstay(&self, args: &[&str]) -> Ran {
+        let mut command = self.machine.command(binary());
+        command.args(args).arg("--data-dir").arg(self.data_dir());
+        command.output().expect("the binary starts").into()
+    }
+
     /// Runs kubectl, ours, as the administrator.
     pub fn kubectl(&self, args: &[&str]) -> Ran {
         let mut command = self.machine.command(binary());
