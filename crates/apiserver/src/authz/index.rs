@@ -348,7 +348,8 @@ mod tests {
         assert!(replicas.may("create pods default") && !replicas.may("create secrets default"));
         let account = User::service_account("kube-system", "deployment-controller");
         let deployments = Ask(&index, account);
-        assert!(deployments.may("patch apps:deployments default"));
+        assert!(deployments.may("update apps:deployments default"));
+        assert!(!deployments.may("patch apps:deployments default"));
         let dns = Ask(&index, User::new("system:mainstay:dns", [""; 0]));
         assert!(dns.may("watch discovery.k8s.io:endpointslices") && !dns.may("watch secrets"));
         let proxy = Ask(&index, User::new("system:kube-proxy", [""; 0]));
