@@ -19,10 +19,14 @@ fn main() -> ExitCode {
     }
     let args: Vec<OsString> = std::env::args_os().collect();
     if called_as(&args, "kubectl") {
+        end_with_the_pipe();
         return kubectl::run(args);
     }
     match args.get(1).and_then(|word| word.to_str()) {
-        Some("kubectl") => kubectl::run(args[1..].to_vec()),
+        Some("kubectl") => {
+            end_with_the_pipe();
+            kubectl::run(args[1..].to_vec())
+        }
         Some("hello") => {
             let words = args[2..]
                 .iter()
@@ -31,6 +35,13 @@ fn main() -> ExitCode {
         }
         _ => commands::run(cli::Cli::parse_from(args)),
     }
+}
+
+/// `kubectl … | head` ends quietly when head has seen enough, as other commands do.
+fn end_with_the_pipe() {
+    use nix::sys::signal::{SigHandler, Signal, signal};
+    // SAFETY: the default action is no handler of ours, and no other thread runs yet.
+    let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) };
 }
 
 /// Whether the binary was called by this name, as a link to it may be.
