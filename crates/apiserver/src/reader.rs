@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use machinery::Status;
-use store::{Freshness, ListRequest, Revision, Watch};
+use store::{Entry, Freshness, ListRequest, Revision, Watch};
 
 use crate::{Registry, Resource, Store, Stored, failure};
 
@@ -48,6 +48,18 @@ impl Reader {
         resource: &str,
         namespace: &str,
     ) -> Result<(Revision, Vec<Arc<Stored>>), Status> {
+        let (revision, entries) = self.entries(group, resource, namespace).await?;
+        let objects = entries.into_iter().map(|entry| entry.object);
+        Ok((revision, objects.collect()))
+    }
+
+    /// The same, with their keys.
+    pub(crate) async fn entries(
+        &self,
+        group: &str,
+        resource: &str,
+        namespace: &str,
+    ) -> Result<(Revision, Vec<Entry<Stored>>), Status> {
         let Some(resource) = self.resource(group, resource) else {
             return Ok((0, Vec::new()));
         };
@@ -58,8 +70,7 @@ impl Reader {
             freshness: Freshness::AtLeast(0),
         };
         let listed = self.store.list(request).await.map_err(failure::of_store)?;
-        let objects = listed.entries.into_iter().map(|entry| entry.object);
-        Ok((listed.revision, objects.collect()))
+        Ok((listed.revision, listed.entries))
     }
 
     /// Changes of a kind after a revision; `None` when the kind is not served.

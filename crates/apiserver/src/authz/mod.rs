@@ -4,6 +4,7 @@
 pub(crate) mod defaults;
 mod index;
 mod node;
+mod node_pods;
 pub mod policy;
 mod rbac;
 mod rules;
