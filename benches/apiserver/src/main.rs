@@ -1,92 +1,252 @@
-//! A load on any Kubernetes API server: give it a kubeconfig, and it prints a table of rates and
-//! latencies, and the same as JSON. It works in a namespace of its own and removes it at the end.
+//! A load on any Kubernetes API server, and our own beside it: rates, latencies, the server's CPU
+//! time and memory, as a table and as JSON. See docs/benchmarks/apiserver.md.
 #![allow(clippy::print_stdout)]
 
+mod flood;
 mod load;
 mod peer;
+mod process;
+mod report;
 mod scenario;
+mod serve;
+mod wire;
 
-use std::{path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use clap::Parser;
-use serde_json::json;
+use clap::{Args, Parser, Subcommand};
 
-use load::Figures;
 use peer::Peer;
+use report::{Figures, Run};
+use serve::Own;
 
-/// What to measure.
-#[derive(Debug, Clone, Parser)]
+#[derive(Debug, Parser)]
 struct Arguments {
-    /// Whom to ask, and as whom.
-    #[arg(long, env = "KUBECONFIG")]
-    kubeconfig: PathBuf,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Measure one server, or two beside each other.
+    Run(Box<Measure>),
+    /// Run our API server alone over a directory.
+    Serve {
+        directory: PathBuf,
+        #[arg(long, default_value = "127.0.0.1:0")]
+        listen: SocketAddr,
+    },
+}
+
+/// What to measure. Without a server, our own is started for it.
+#[derive(Debug, Clone, Args)]
+struct Measure {
+    /// The server's kubeconfig.
+    #[arg(long, conflicts_with = "server")]
+    kubeconfig: Option<PathBuf>,
+    /// The server's address, as https://127.0.0.1:6443.
+    #[arg(long, requires = "token")]
+    server: Option<String>,
+    /// A bearer token of somebody who may do everything.
+    #[arg(long)]
+    token: Option<String>,
+    /// The server's processes, to read their memory and CPU time.
+    #[arg(long, value_delimiter = ',')]
+    pid: Vec<u32>,
+    /// A second server to compare with, by kubeconfig.
+    #[arg(long, conflicts_with = "compare_server")]
+    compare_kubeconfig: Option<PathBuf>,
+    /// A second server to compare with, by address.
+    #[arg(long, requires = "compare_token")]
+    compare_server: Option<String>,
+    #[arg(long)]
+    compare_token: Option<String>,
+    /// The second server's processes.
+    #[arg(long, value_delimiter = ',')]
+    compare_pid: Vec<u32>,
+    /// Where our own server keeps its data.
+    #[arg(long, default_value_os_t = std::env::temp_dir())]
+    data: PathBuf,
     /// How long each measurement lasts, in seconds.
-    #[arg(long, default_value_t = 5)]
-    seconds: u64,
+    #[arg(long, default_value_t = 5.0)]
+    seconds: f64,
     /// How many connections ask at the same time, one measurement each.
     #[arg(long, value_delimiter = ',', default_value = "1,16,64")]
     connections: Vec<usize>,
-    /// How many pods stand there when lists are measured.
+    /// How many pods stand there when reads are measured.
     #[arg(long, default_value_t = 10_000)]
     pods: usize,
-    /// How many watchers follow the same pods.
+    /// How many watchers follow the same changes.
     #[arg(long, default_value_t = 1000)]
     watchers: usize,
-    /// The server's process, to read its memory.
-    #[arg(long)]
-    pid: Option<u32>,
+    /// How many requests one user keeps in flight while others work.
+    #[arg(long, default_value_t = 2000)]
+    flood: usize,
+    /// Only these: fill, get, list, watch, create, flood.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "get,list,watch,create,flood"
+    )]
+    only: Vec<String>,
     /// Where the figures go as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
 }
 
-#[tokio::main]
-async fn main() -> anyhow::Result<()> {
-    let arguments = Arguments::parse();
-    let peer = Peer::read(&arguments.kubeconfig)?;
-    let lasts = Duration::from_secs(arguments.seconds);
-    let mut table: Vec<Figures> = Vec::new();
-    let before = memory(arguments.pid);
-    scenario::prepare(&peer).await?;
-    for connections in &arguments.connections {
-        table.push(scenario::create_maps(&peer, *connections, lasts).await?);
-        table.push(scenario::create_pods(&peer, *connections, lasts).await?);
+fn main() -> anyhow::Result<()> {
+    tracing_subscriber::fmt()
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into()),
+        )
+        .with_writer(std::io::stderr)
+        .init();
+    match Arguments::parse().command {
+        Command::Run(measure) => measure.run(),
+        Command::Serve { directory, listen } => tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()?
+            .block_on(serve::serve(&directory, listen)),
     }
-    scenario::fill(&peer, arguments.pods).await?;
-    for connections in &arguments.connections {
-        table.push(scenario::get(&peer, *connections, lasts, "").await?);
-        table.push(scenario::get(&peer, *connections, lasts, "?resourceVersion=0").await?);
-    }
-    table.push(scenario::list(&peer, 16, lasts, "?limit=500").await?);
-    table.push(scenario::list(&peer, 2, lasts, "").await?);
-    table.push(scenario::watch(&peer, arguments.watchers, lasts).await?);
-    let after = memory(arguments.pid);
-    scenario::clean(&peer).await?;
-    println!(
-        "{:<34} {:>6} {:>11} {:>10} {:>10} {:>10}",
-        "what", "conns", "per second", "p50 ms", "p99 ms", "MB/s"
-    );
-    for figures in &table {
-        println!("{figures}");
-    }
-    if let (Some(before), Some(after)) = (before, after) {
-        println!("memory of the server: {before} MB before, {after} MB after");
-    }
-    if let Some(path) = arguments.json {
-        let all: Vec<_> = table.iter().map(Figures::json).collect();
-        let all = json!({"figures": all, "memory_mb": {"before": before, "after": after}});
-        std::fs::write(path, serde_json::to_vec_pretty(&all)?)?;
-    }
-    Ok(())
 }
 
-/// Resident memory of a process in megabytes.
-fn memory(pid: Option<u32>) -> Option<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", pid?)).ok()?;
-    let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
-    line.split_whitespace()
-        .nth(1)?
-        .parse::<u64>()
-        .ok()
-        .map(|kilobytes| kilobytes / 1024)
+impl Measure {
+    fn run(self) -> anyhow::Result<()> {
+        let (own, mut peers) = self.first()?;
+        peers.extend(self.second()?);
+        let mut runs: Vec<Run> = peers
+            .iter()
+            .map(|peer| Run {
+                name: peer.name,
+                ..Run::default()
+            })
+            .collect();
+        let mut measurement = Measurement {
+            peers: &peers,
+            runs: &mut runs,
+        };
+        self.measure(&mut measurement)?;
+        drop(own);
+        for run in &runs {
+            run.print();
+        }
+        if let [one, other] = runs.as_slice() {
+            report::compare(one, other);
+        }
+        if let Some(path) = self.json {
+            let all: Vec<_> = runs.iter().map(Run::json).collect();
+            std::fs::write(path, serde_json::to_vec_pretty(&all)?)?;
+        }
+        Ok(())
+    }
+
+    fn first(&self) -> anyhow::Result<(Option<Own>, Vec<Peer>)> {
+        let pid = self.pid.clone();
+        let peer = match (&self.kubeconfig, &self.server, &self.token) {
+            (Some(path), _, _) => Peer::read("server", path, pid)?,
+            (_, Some(server), Some(token)) => Peer::with_token("server", server, token, pid)?,
+            _ => {
+                let own = Own::start(&self.data)?;
+                let peer = own.peer.clone();
+                return Ok((Some(own), vec![peer]));
+            }
+        };
+        Ok((None, vec![peer]))
+    }
+
+    fn second(&self) -> anyhow::Result<Option<Peer>> {
+        let pid = self.compare_pid.clone();
+        let (kubeconfig, server, token) = (
+            &self.compare_kubeconfig,
+            &self.compare_server,
+            &self.compare_token,
+        );
+        Ok(match (kubeconfig, server, token) {
+            (Some(path), _, _) => Some(Peer::read("other", path, pid)?),
+            (_, Some(server), Some(token)) => Some(Peer::with_token("other", server, token, pid)?),
+            _ => None,
+        })
+    }
+
+    fn wants(&self, what: &str) -> bool {
+        self.only.iter().any(|only| only == what)
+    }
+
+    fn measure(&self, measurement: &mut Measurement<'_>) -> anyhow::Result<()> {
+        let lasts = Duration::from_secs_f64(self.seconds);
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        measurement.remember("idle");
+        for peer in measurement.peers {
+            runtime.block_on(scenario::prepare(peer))?;
+            scenario::fill(peer, self.pods)?;
+        }
+        measurement.remember("with the pods");
+        if self.wants("get") {
+            for query in ["", "?resourceVersion=0"] {
+                for count in &self.connections {
+                    measurement.take(|peer| scenario::get(peer, *count, lasts, query))?;
+                }
+            }
+        }
+        if self.wants("list") {
+            measurement.take(|peer| scenario::list(peer, 1, lasts, "?limit=500"))?;
+            measurement.take(|peer| scenario::list(peer, 16, lasts, "?limit=500"))?;
+            measurement.take(|peer| scenario::list(peer, 2, lasts, ""))?;
+        }
+        if self.wants("watch") {
+            measurement.take(|peer| scenario::watch(peer, self.watchers))?;
+        }
+        measurement.remember("after the reads");
+        if self.wants("create") {
+            for count in &self.connections {
+                measurement.take(|peer| scenario::create_maps(peer, *count, lasts))?;
+            }
+            for count in &self.connections {
+                measurement.take(|peer| scenario::create_pods(peer, *count, lasts))?;
+            }
+        }
+        if self.wants("flood") {
+            for (peer, run) in measurement.both() {
+                let flooded = flood::run(peer, self.flood, lasts)?;
+                run.table.extend(flooded.figures);
+                println!(
+                    "{}: a flood of {} in flight: {} served, {} turned away",
+                    peer.name, self.flood, flooded.served, flooded.turned_away
+                );
+            }
+        }
+        for peer in measurement.peers {
+            runtime.block_on(scenario::clean(peer))?;
+        }
+        Ok(())
+    }
+}
+
+/// The servers, and what they have shown so far.
+struct Measurement<'a> {
+    peers: &'a [Peer],
+    runs: &'a mut [Run],
+}
+
+impl Measurement<'_> {
+    fn both(&mut self) -> impl Iterator<Item = (&Peer, &mut Run)> {
+        self.peers.iter().zip(self.runs.iter_mut())
+    }
+
+    /// The same for each server, one after the other, so that both meet the machine in one mood.
+    fn take(&mut self, what: impl Fn(&Peer) -> anyhow::Result<Figures>) -> anyhow::Result<()> {
+        for (peer, run) in self.both() {
+            run.table.push(what(peer)?);
+        }
+        Ok(())
+    }
+
+    fn remember(&mut self, when: &'static str) {
+        for (peer, run) in self.both() {
+            if let Some(megabytes) = process::memory(&peer.processes) {
+                run.memory.push((when, megabytes));
+            }
+        }
+    }
 }

@@ -1,45 +1,60 @@
-//! Plain HTTP/1.1 connections to the server of a kubeconfig.
+//! A server under load: where it is, who asks, and which processes it consists of.
 
 use std::{path::Path, sync::Arc};
 
-use anyhow::{Context, ensure};
-use bytes::Bytes;
+use anyhow::Context;
 use client::Kubeconfig;
-use http::{Request, Response, header};
-use http_body_util::{BodyExt, Full};
-use hyper::{body::Incoming, client::conn::http1};
-use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
-use tokio::{net::TcpStream, task::JoinHandle};
+use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+
+use crate::wire::Connection;
 
 /// A server, and how to reach it.
 #[derive(Clone)]
 pub struct Peer {
+    /// As it stands in the table.
+    pub name: &'static str,
+    pub processes: Vec<u32>,
     address: String,
-    name: ServerName<'static>,
+    server: ServerName<'static>,
     tls: Arc<rustls::ClientConfig>,
     token: Option<String>,
 }
 
-/// One connection.
-pub struct Connection {
-    sender: http1::SendRequest<Full<Bytes>>,
-    driver: JoinHandle<()>,
-    host: String,
-    token: Option<String>,
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.driver.abort();
-    }
-}
-
 impl Peer {
     /// The current context of a kubeconfig.
-    pub fn read(path: &Path) -> anyhow::Result<Self> {
-        let config = Kubeconfig::read(path)?;
+    pub fn read(name: &'static str, path: &Path, processes: Vec<u32>) -> anyhow::Result<Self> {
+        Self::of(name, &Kubeconfig::read(path)?, processes)
+    }
+
+    /// A server by its address and a bearer token. Its certificate is not checked: this measures
+    /// servers on the same machine.
+    pub fn with_token(
+        name: &'static str,
+        url: &str,
+        token: &str,
+        processes: Vec<u32>,
+    ) -> anyhow::Result<Self> {
+        let mut config = Kubeconfig {
+            current_context: Some("bench".to_owned()),
+            clusters: vec![Default::default()],
+            users: vec![Default::default()],
+            contexts: vec![Default::default()],
+            ..Kubeconfig::default()
+        };
+        config.clusters[0].name = "bench".to_owned();
+        config.clusters[0].cluster.server = url.to_owned();
+        config.clusters[0].cluster.insecure_skip_tls_verify = Some(true);
+        config.users[0].name = "bench".to_owned();
+        config.users[0].user.token = Some(token.to_owned());
+        config.contexts[0].name = "bench".to_owned();
+        config.contexts[0].context.cluster = "bench".to_owned();
+        config.contexts[0].context.user = "bench".to_owned();
+        Self::of(name, &config, processes)
+    }
+
+    fn of(name: &'static str, config: &Kubeconfig, processes: Vec<u32>) -> anyhow::Result<Self> {
         let (_, cluster, user) = config.resolve(None)?;
         let mut tls = config.tls(cluster, user)?;
         tls.alpn_protocols = vec![b"http/1.1".to_vec()];
@@ -53,8 +68,10 @@ impl Peer {
             .trim_end_matches(']')
             .to_owned();
         Ok(Self {
+            name,
+            processes,
             address: address.to_owned(),
-            name: ServerName::try_from(host)?,
+            server: ServerName::try_from(host)?,
             tls: Arc::new(tls),
             token: user.token.clone(),
         })
@@ -65,62 +82,36 @@ impl Peer {
         let stream = TcpStream::connect(&self.address).await?;
         stream.set_nodelay(true)?;
         let tls = TlsConnector::from(self.tls.clone())
-            .connect(self.name.clone(), stream)
+            .connect(self.server.clone(), stream)
             .await?;
-        let (sender, connection) = http1::handshake(TokioIo::new(tls)).await?;
-        let driver = tokio::spawn(async move {
-            // Its end shows in the requests.
-            let _ = connection.await;
-        });
-        let (host, token) = (self.address.clone(), self.token.clone());
-        Ok(Connection {
-            sender,
-            driver,
-            host,
-            token,
-        })
-    }
-}
-
-impl Connection {
-    /// Sends a request and waits for the beginning of its answer.
-    pub async fn begin(
-        &mut self,
-        method: &str,
-        path: &str,
-        body: Bytes,
-    ) -> anyhow::Result<Response<Incoming>> {
-        let mut request = Request::builder().method(method).uri(path);
-        request = request.header(header::HOST, &self.host);
-        request = request.header(header::CONTENT_TYPE, "application/json");
-        if let Some(token) = &self.token {
-            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
-        }
-        self.sender.ready().await?;
-        Ok(self
-            .sender
-            .send_request(request.body(Full::new(body))?)
-            .await?)
+        Ok(Connection::new(tls))
     }
 
-    /// Sends a request, checks its answer's code, and counts the answer's bytes.
-    pub async fn exchange(&mut self, method: &str, path: &str, body: Bytes) -> anyhow::Result<u64> {
-        let response = self.begin(method, path, body).await?;
-        let code = response.status();
-        let mut body = response.into_body();
-        let mut count = 0;
-        let mut refusal = Vec::new();
-        while let Some(frame) = body.frame().await {
-            let Ok(data) = frame?.into_data() else {
-                continue;
-            };
-            count += data.len() as u64;
-            if !code.is_success() {
-                refusal.extend_from_slice(&data);
-            }
-        }
-        let refusal = String::from_utf8_lossy(&refusal);
-        ensure!(code.is_success(), "{method} {path}: {code} {refusal}");
-        Ok(count)
+    /// Everything of a request before its body. `more` are further header lines.
+    pub fn head(&self, method: &str, path: &str, more: &str, length: usize) -> String {
+        let token = match &self.token {
+            Some(token) => format!("authorization: Bearer {token}\r\n"),
+            None => String::new(),
+        };
+        format!(
+            "{method} {path} HTTP/1.1\r\nhost: {}\r\nuser-agent: bench\r\naccept: application/json\r\n{token}\
+             content-type: application/json\r\ncontent-length: {length}\r\n{more}\r\n",
+            self.address
+        )
+    }
+
+    /// A whole request.
+    pub fn request(&self, method: &str, path: &str, more: &str, body: &str) -> Vec<u8> {
+        [
+            self.head(method, path, more, body.len()).as_bytes(),
+            body.as_bytes(),
+        ]
+        .concat()
+    }
+
+    /// One request on a connection of its own.
+    pub async fn ask(&self, method: &str, path: &str, body: &str) -> anyhow::Result<u64> {
+        let request = self.request(method, path, "", body);
+        self.connect().await?.exchange(&request).await
     }
 }

@@ -1,75 +1,52 @@
-//! What is measured.
+//! What is measured. Every server gets the same objects and the same requests.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, Barrier, mpsc},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use anyhow::Context;
-use bytes::Bytes;
-use http_body_util::BodyExt;
 use serde_json::json;
-use tokio::sync::Barrier;
 
 use crate::{
-    load::{Figures, run},
+    load::{self, Requests},
     peer::Peer,
+    process,
+    report::Figures,
 };
 
-const NAMESPACE: &str = "bench-apiserver";
+/// Where pods stand that are read.
+pub const NAMESPACE: &str = "bench-apiserver";
 /// How many changes the watchers see.
-const CHANGES: usize = 100;
+const CHANGES: usize = 50;
+/// Stands in a template where the number comes.
+const NUMBER: &str = "0123456789abcdef";
 
-fn path(plural: &str) -> String {
+pub fn path(plural: &str) -> String {
     format!("/api/v1/namespaces/{NAMESPACE}/{plural}")
 }
 
 /// Makes the namespace, and the service account that pods want.
 pub async fn prepare(peer: &Peer) -> anyhow::Result<()> {
-    let mut connection = peer.connect().await?;
-    let body = json!({"metadata": {"name": NAMESPACE}}).to_string();
-    connection
-        .exchange("POST", "/api/v1/namespaces", body.into())
-        .await?;
-    let body = json!({"metadata": {"name": "default"}}).to_string();
+    let namespace = json!({"metadata": {"name": NAMESPACE}}).to_string();
+    peer.ask("POST", "/api/v1/namespaces", &namespace).await?;
+    let account = json!({"metadata": {"name": "default"}}).to_string();
     // A controller may have made it meanwhile.
-    let _ = connection
-        .exchange("POST", &path("serviceaccounts"), body.into())
-        .await;
+    let _ = peer.ask("POST", &path("serviceaccounts"), &account).await;
     Ok(())
 }
 
 /// Removes the namespace; objects in it go with it where a controller cares for that.
 pub async fn clean(peer: &Peer) -> anyhow::Result<()> {
-    let mut connection = peer.connect().await?;
-    for plural in ["pods", "configmaps"] {
-        let now = json!({"gracePeriodSeconds": 0}).to_string();
-        connection
-            .exchange("DELETE", &path(plural), now.into())
-            .await?;
-    }
     let namespace = format!("/api/v1/namespaces/{NAMESPACE}");
-    connection
-        .exchange("DELETE", &namespace, Bytes::new())
-        .await
-        .map(|_| ())
+    peer.ask("DELETE", &namespace, "").await.map(|_| ())
 }
 
-/// A name that no other run uses.
-fn unique(kind: &str, number: u64) -> String {
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_nanos());
-    format!("{kind}-{now:x}-{number}")
+fn map(name: &str) -> String {
+    json!({"metadata": {"name": name}, "data": {"text": "x".repeat(400)}}).to_string()
 }
 
-fn map(name: &str) -> Bytes {
-    json!({"metadata": {"name": name}, "data": {"text": "x".repeat(400)}})
-        .to_string()
-        .into()
-}
-
-fn pod(name: &str) -> Bytes {
+fn pod(name: &str) -> String {
     let container = |name: &str| {
         json!({
             "name": name, "image": "registry.example/hello:1", "command": ["/hello", "serve"],
@@ -87,160 +64,173 @@ fn pod(name: &str) -> Bytes {
         },
     })
     .to_string()
-    .into()
 }
 
-pub async fn create_maps(
-    peer: &Peer,
-    connections: usize,
-    lasts: Duration,
-) -> anyhow::Result<Figures> {
-    run(
-        peer,
-        "create ConfigMap (0.5 KiB)",
-        connections,
-        lasts,
-        |mut connection, number| async move {
-            let body = map(&unique("map", number));
-            let count = connection
-                .exchange("POST", &path("configmaps"), body)
-                .await?;
-            Ok((connection, count))
-        },
-    )
-    .await
-}
-
-pub async fn create_pods(
-    peer: &Peer,
-    connections: usize,
-    lasts: Duration,
-) -> anyhow::Result<Figures> {
-    run(
-        peer,
-        "create Pod",
-        connections,
-        lasts,
-        |mut connection, number| async move {
-            let count = connection
-                .exchange("POST", &path("pods"), pod(&unique("pod", number)))
-                .await?;
-            Ok((connection, count))
-        },
-    )
-    .await
-}
-
-/// Makes pods until there are this many more.
-pub async fn fill(peer: &Peer, pods: usize) -> anyhow::Result<()> {
-    let workers = 16;
-    let mut all = tokio::task::JoinSet::new();
-    for worker in 0..workers {
-        let mut connection = peer.connect().await?;
-        all.spawn(async move {
-            for number in (worker..pods).step_by(workers) {
-                let body = pod(&format!("filled-{number}"));
-                connection.exchange("POST", &path("pods"), body).await?;
-            }
-            anyhow::Ok(())
-        });
+/// Creates of objects whose names differ in a number.
+fn creates(peer: &Peer, plural: &str, body: &str) -> impl Requests + use<> {
+    let request = peer.request("POST", &path(plural), "", body);
+    let at = request
+        .windows(NUMBER.len())
+        .position(|window| window == NUMBER.as_bytes())
+        .unwrap_or(0);
+    let (before, after) = (
+        request[..at].to_vec(),
+        request[at + NUMBER.len()..].to_vec(),
+    );
+    move |number, out| {
+        out.extend_from_slice(&before);
+        out.extend_from_slice(format!("{number:016x}").as_bytes());
+        out.extend_from_slice(&after);
     }
-    while let Some(worker) = all.join_next().await {
-        worker??;
-    }
-    Ok(())
 }
 
-pub async fn get(
-    peer: &Peer,
-    connections: usize,
-    lasts: Duration,
-    query: &'static str,
-) -> anyhow::Result<Figures> {
-    let what = format!("GET one Pod {query}");
-    run(
+/// A name's beginning that no other measurement uses.
+fn unique() -> String {
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_nanos());
+    format!("b{now:x}-{NUMBER}")
+}
+
+pub fn create_maps(peer: &Peer, connections: usize, lasts: Duration) -> anyhow::Result<Figures> {
+    let requests = creates(peer, "configmaps", &map(&unique()));
+    load::run(
         peer,
-        &what,
+        "create ConfigMap 0.5 KiB",
         connections,
         lasts,
-        move |mut connection, _| async move {
-            let path = format!("{}/filled-0{query}", path("pods"));
-            let count = connection.exchange("GET", &path, Bytes::new()).await?;
-            Ok((connection, count))
-        },
+        &requests,
     )
-    .await
 }
 
-pub async fn list(
+pub fn create_pods(peer: &Peer, connections: usize, lasts: Duration) -> anyhow::Result<Figures> {
+    let requests = creates(peer, "pods", &pod(&unique()));
+    load::run(peer, "create Pod", connections, lasts, &requests)
+}
+
+/// Makes this many pods; the name of the first is `filled-` and zeros.
+pub fn fill(peer: &Peer, pods: usize) -> anyhow::Result<()> {
+    let requests = creates(peer, "pods", &pod(&format!("filled-{NUMBER}")));
+    load::each(peer, 16, pods, &requests)
+}
+
+pub fn get(
     peer: &Peer,
     connections: usize,
     lasts: Duration,
-    query: &'static str,
+    query: &str,
+) -> anyhow::Result<Figures> {
+    let path = format!("{}/filled-{:016x}{query}", path("pods"), 0);
+    repeat(peer, &format!("GET Pod {query}"), connections, lasts, &path)
+}
+
+pub fn list(
+    peer: &Peer,
+    connections: usize,
+    lasts: Duration,
+    query: &str,
 ) -> anyhow::Result<Figures> {
     let what = format!("LIST Pods {}", if query.is_empty() { "all" } else { query });
-    run(
+    let path = format!("{}{query}", path("pods"));
+    repeat(peer, what.trim(), connections, lasts, &path)
+}
+
+fn repeat(
+    peer: &Peer,
+    what: &str,
+    connections: usize,
+    lasts: Duration,
+    path: &str,
+) -> anyhow::Result<Figures> {
+    let request = peer.request("GET", path, "", "");
+    load::run(
         peer,
-        &what,
+        what.trim(),
         connections,
         lasts,
-        move |mut connection, _| async move {
-            let path = format!("{}{query}", path("pods"));
-            let count = connection.exchange("GET", &path, Bytes::new()).await?;
-            Ok((connection, count))
-        },
+        &move |_, out: &mut Vec<u8>| out.extend_from_slice(&request),
     )
-    .await
 }
 
 /// Lets many watchers see the same changes; a duration is from the write to the last watcher.
-pub async fn watch(peer: &Peer, watchers: usize, lasts: Duration) -> anyhow::Result<Figures> {
-    let ready = Arc::new(Barrier::new(watchers + 1));
-    let seen = Arc::new(Barrier::new(watchers + 1));
-    let mut all = tokio::task::JoinSet::new();
-    for _ in 0..watchers {
-        let mut connection = peer.connect().await?;
-        let (ready, seen) = (ready.clone(), seen.clone());
-        all.spawn(async move {
-            let query = "?watch=1&sendInitialEvents=false&resourceVersionMatch=NotOlderThan";
-            let path = format!("{}{query}", path("configmaps"));
-            let mut body = connection
-                .begin("GET", &path, Bytes::new())
-                .await?
-                .into_body();
-            ready.wait().await;
-            let mut count = 0;
-            for _ in 0..CHANGES {
-                let frame = body.frame().await.context("the watch ended")??;
-                count += frame.data_ref().map_or(0, Bytes::len) as u64;
-                seen.wait().await;
+pub fn watch(peer: &Peer, watchers: usize) -> anyhow::Result<Figures> {
+    let ready = Arc::new(Barrier::new(3));
+    let (seen, all_seen) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for thread in 0..2 {
+            let count = (watchers + thread) / 2;
+            let (ready, seen) = (ready.clone(), seen.clone());
+            threads.push(scope.spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build()?;
+                runtime.block_on(follow(peer, count, &ready, &seen))
+            }));
+        }
+        drop(seen);
+        ready.wait();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let changes = creates(peer, "configmaps", &map(&unique()));
+        let mut connection = runtime.block_on(peer.connect())?;
+        let (begun, cpu, mut durations) =
+            (Instant::now(), process::cpu(&peer.processes), Vec::new());
+        for number in 0..CHANGES {
+            let mut request = Vec::new();
+            changes(number as u64, &mut request);
+            let start = Instant::now();
+            runtime.block_on(connection.exchange(&request))?;
+            for _ in 0..watchers {
+                all_seen
+                    .recv_timeout(Duration::from_secs(30))
+                    .context("not every watcher saw the change")?;
             }
-            anyhow::Ok(count)
-        });
+            durations.push(start.elapsed());
+        }
+        let took = begun.elapsed();
+        let cpu = process::cpu(&peer.processes).saturating_sub(cpu);
+        let mut bytes = 0;
+        for thread in threads {
+            bytes += thread
+                .join()
+                .map_err(|_| anyhow::anyhow!("a thread panicked"))??;
+        }
+        let what = "change seen by all watchers";
+        Ok(Figures::of(what, watchers, durations, bytes, took, cpu))
+    })
+}
+
+async fn follow(
+    peer: &Peer,
+    count: usize,
+    ready: &Barrier,
+    seen: &mpsc::Sender<()>,
+) -> anyhow::Result<u64> {
+    let query = "?watch=1&sendInitialEvents=false&resourceVersionMatch=NotOlderThan";
+    let request = peer.request("GET", &format!("{}{query}", path("configmaps")), "", "");
+    let mut open = Vec::new();
+    for _ in 0..count {
+        let connection = match peer.connect().await {
+            Ok(connection) => connection.watch(&request).await,
+            Err(error) => Err(error),
+        };
+        open.push(connection);
     }
-    ready.wait().await;
-    let mut connection = peer.connect().await?;
-    let (begun, mut durations) = (Instant::now(), Vec::new());
-    for number in 0..CHANGES {
-        let start = Instant::now();
-        let body = map(&unique("seen", number as u64));
-        connection
-            .exchange("POST", &path("configmaps"), body)
-            .await?;
-        let wait = tokio::time::timeout(lasts.max(Duration::from_secs(30)), seen.wait());
-        wait.await.context("not every watcher saw the change")?;
-        durations.push(start.elapsed());
-    }
-    let took = begun.elapsed();
+    ready.wait();
+    let follow = open.into_iter().map(|watch| async move {
+        let (mut watch, mut bytes) = (watch?, 0);
+        for _ in 0..CHANGES {
+            bytes += watch.lines(1).await?;
+            // Nobody listens any more only when the measurement has failed.
+            let _ = seen.send(());
+        }
+        anyhow::Ok(bytes)
+    });
     let mut bytes = 0;
-    while let Some(watcher) = all.join_next().await {
-        bytes += watcher??;
+    for watcher in futures::future::join_all(follow).await {
+        bytes += watcher?;
     }
-    Ok(Figures::of(
-        "change seen by all watchers",
-        watchers,
-        durations,
-        bytes,
-        took,
-    ))
+    Ok(bytes)
 }

@@ -1,0 +1,95 @@
+//! Our own API server alone, in a process of its own: what `mainstay` runs, without the parts that
+//! are its clients.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::Arc,
+};
+
+use anyhow::Context;
+use apiserver::{ObjectCodec, Registry};
+use lifecycle::{Health, Supervisor};
+use pki::{Leaf, Names, Pki};
+use stdx::SystemClock;
+use tokio_util::sync::CancellationToken;
+
+use crate::peer::Peer;
+
+/// Serves until it is killed; prints the address when it is ready.
+pub async fn serve(directory: &Path, listen: SocketAddr) -> anyhow::Result<()> {
+    let pki = Arc::new(Pki::ensure(&directory.join("pki"), &Names::default())?);
+    let health = Health::default();
+    let registry = Registry::builtin();
+    let codec = ObjectCodec::new(registry.clone());
+    let store = store::embedded::Embedded::open(directory.join("store"), codec)?;
+    let tokens = apiserver::authn::Tokens::new(pki.clone(), "cluster.local", Arc::new(SystemClock));
+    let config = apiserver::Config {
+        listen,
+        advertise: listen,
+        tls: pki.apiserver_config()?,
+        kubelet_tls: Some(Arc::new(pki.client_config(Leaf::ApiserverKubeletClient)?)),
+        service_cidrs: vec![(IpAddr::V4(Ipv4Addr::new(10, 43, 0, 0)), 16)],
+        node_ports: 30000..=32767,
+        client_ca: pki.ca().pem().to_owned(),
+        front_proxy_ca: pki.front_proxy_ca().pem().to_owned(),
+        health: health.clone(),
+        clock: Arc::new(SystemClock),
+        limits: apiserver::Limits::default(),
+        token_auth_file: Some(directory.join("tokens.csv")),
+        tokens: Some(Arc::new(tokens)),
+    };
+    let server = config.build(store, registry)?;
+    let services: Vec<Arc<dyn lifecycle::Service>> = vec![server.clone()];
+    let supervisor = Supervisor::new(services, std::time::Duration::from_secs(5), health)?;
+    let announce = async {
+        println!("{}", server.address().await);
+        std::io::stdout().flush()
+    };
+    let (_, announced) = tokio::join!(supervisor.run(CancellationToken::new()), announce);
+    Ok(announced?)
+}
+
+/// Our server as a child, gone when this is dropped.
+pub struct Own {
+    child: Child,
+    _directory: tempfile::TempDir,
+    pub peer: Peer,
+}
+
+impl Own {
+    /// Starts it over an empty directory below `parent`, which should be on the disk to measure.
+    pub fn start(parent: &Path) -> anyhow::Result<Self> {
+        let directory = tempfile::tempdir_in(parent)?;
+        let mut seed = [0; 24];
+        std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut seed)?;
+        let token: String = seed.iter().map(|byte| format!("{byte:02x}")).collect();
+        let tokens: PathBuf = directory.path().join("tokens.csv");
+        std::fs::write(&tokens, format!("{token},bench,bench,system:masters\n"))?;
+        let mut child = Command::new(std::env::current_exe()?)
+            .arg("serve")
+            .arg(directory.path())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let output = child.stdout.take().context("no output")?;
+        let mut address = String::new();
+        BufReader::new(output).read_line(&mut address)?;
+        let url = format!("https://{}", address.trim());
+        let peer = Peer::with_token("mainstay", &url, &token, vec![child.id()])?;
+        Ok(Self {
+            child,
+            _directory: directory,
+            peer,
+        })
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
