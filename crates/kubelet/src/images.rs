@@ -6,7 +6,7 @@ use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use cri::v1;
 use k8s_openapi::{
     ByteString,
-    api::core::v1::{Container, Pod, Secret},
+    api::core::v1::{Container, ImageVolumeSource, Pod, Secret},
 };
 use reconcile::Kind;
 use volume::Need;
@@ -52,20 +52,48 @@ pub fn with_tag(image: &str) -> String {
     }
 }
 
-/// The policy, with the default that the API would have set.
-fn pull_policy(container: &Container, image: &str) -> &'static str {
-    match container.image_pull_policy.as_deref() {
-        Some("Always") => "Always",
-        Some("Never") => "Never",
-        Some("IfNotPresent") => "IfNotPresent",
-        _ if with_tag(image).ends_with(":latest") => "Always",
-        _ => "IfNotPresent",
+/// An image that a container needs: its own, or one that it mounts.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted<'a> {
+    pub container: &'a str,
+    pub image: Option<&'a str>,
+    pub policy: Option<&'a str>,
+}
+
+impl<'a> Wanted<'a> {
+    /// What the container runs.
+    pub fn by(container: &'a Container) -> Self {
+        Self {
+            container: &container.name,
+            image: container.image.as_deref(),
+            policy: container.image_pull_policy.as_deref(),
+        }
+    }
+
+    /// What the container mounts.
+    pub fn mounted_by(container: &'a Container, volume: &'a ImageVolumeSource) -> Self {
+        Self {
+            container: &container.name,
+            image: volume.reference.as_deref(),
+            policy: volume.pull_policy.as_deref(),
+        }
+    }
+
+    /// The policy, with the default that the API would have set.
+    fn policy(&self, image: &str) -> &'static str {
+        match self.policy {
+            Some("Always") => "Always",
+            Some("Never") => "Never",
+            Some("IfNotPresent") => "IfNotPresent",
+            _ if with_tag(image).ends_with(":latest") => "Always",
+            _ => "IfNotPresent",
+        }
     }
 }
 
-/// Makes sure that the container's image is here.
-pub async fn ensure(core: &Core, pod: &Pod, container: &Container) -> Result<Image, NoImage> {
-    let name = container.image.clone().unwrap_or_default();
+/// Makes sure that an image is here.
+pub async fn ensure(core: &Core, pod: &Pod, wanted: Wanted<'_>) -> Result<Image, NoImage> {
+    let name = wanted.image.unwrap_or_default().to_owned();
     if name.is_empty() {
         return Err(refused(
             "InvalidImageName",
@@ -79,14 +107,14 @@ pub async fn ensure(core: &Core, pod: &Pod, container: &Container) -> Result<Ima
     };
     let say = |kind, reason, message: String| {
         core.events
-            .container(pod, &container.name, kind, reason, message);
+            .container(pod, wanted.container, kind, reason, message);
     };
     let present = status(core, &spec).await.map_err(|error| {
         let message = format!("Failed to inspect image {name:?}: {}", error.message());
         say(Kind::Warning, "InspectFailed", message.clone());
         refused("ImageInspectError", message)
     })?;
-    match (pull_policy(container, &name), present) {
+    match (wanted.policy(&name), present) {
         ("IfNotPresent" | "Never", Some(image)) => {
             let message = format!("Container image {name:?} already present on machine");
             say(Kind::Normal, "Pulled", message);
@@ -98,7 +126,7 @@ pub async fn ensure(core: &Core, pod: &Pod, container: &Container) -> Result<Ima
             say(Kind::Warning, "ErrImageNeverPull", message.clone());
             Err(refused("ErrImageNeverPull", message))
         }
-        _ => pull(core, pod, container, &name, spec).await,
+        _ => pull(core, pod, wanted, &name, spec).await,
     }
 }
 
@@ -128,13 +156,13 @@ async fn status(core: &Core, spec: &v1::ImageSpec) -> Result<Option<v1::Image>, 
 async fn pull(
     core: &Core,
     pod: &Pod,
-    container: &Container,
+    wanted: Wanted<'_>,
     name: &str,
     spec: v1::ImageSpec,
 ) -> Result<Image, NoImage> {
     let say = |kind, reason, message: String| {
         core.events
-            .container(pod, &container.name, kind, reason, message);
+            .container(pod, wanted.container, kind, reason, message);
     };
     say(Kind::Normal, "Pulling", format!("Pulling image {name:?}"));
     let begun = Instant::now();

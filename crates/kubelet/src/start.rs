@@ -10,7 +10,8 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     Error, Result,
     core::Core,
-    hooks, images,
+    hooks,
+    images::{self, Wanted},
     make::{self, env::Problem, mounts, security},
     pod::{
         memory::Waiting,
@@ -66,16 +67,16 @@ pub async fn start(core: &Core, start: &Start<'_>) -> std::result::Result<bool, 
     let Some((role, container)) = spec::find(start.pod, start.name) else {
         return Ok(false);
     };
-    let image = tokio::select! {
-        image = images::ensure(core, start.pod, &container) => image,
+    let images = tokio::select! {
+        images = all_images(core, start.pod, &container) => images,
         () = start.cancel.cancelled() => return Ok(false),
     };
-    let image = image.map_err(|no| Failure {
+    let images = images.map_err(|no| Failure {
         waiting: no.waiting,
         then: no.then,
         is_pull: true,
     })?;
-    let outcome = create_and_start(core, start, role, &container, image).await;
+    let outcome = create_and_start(core, start, role, &container, images).await;
     if let Err(failure) = &outcome {
         let message = format!("Error: {}", failure.waiting.message);
         core.events
@@ -84,14 +85,39 @@ pub async fn start(core: &Core, start: &Start<'_>) -> std::result::Result<bool, 
     outcome
 }
 
+/// The images of a container: what it runs, and what it mounts by volume name.
+struct Images {
+    own: images::Image,
+    mounted: BTreeMap<String, v1::ImageSpec>,
+}
+
+async fn all_images(
+    core: &Core,
+    pod: &Pod,
+    container: &Container,
+) -> std::result::Result<Images, images::NoImage> {
+    let own = images::ensure(core, pod, Wanted::by(container)).await?;
+    let mut mounted = BTreeMap::new();
+    for volume in spec::spec(pod).volumes.iter().flatten() {
+        let mut mounts = container.volume_mounts.iter().flatten();
+        if let Some(source) = &volume.image
+            && mounts.any(|mount| mount.name == volume.name)
+        {
+            let image = images::ensure(core, pod, Wanted::mounted_by(container, source)).await?;
+            mounted.insert(volume.name.clone(), image.spec);
+        }
+    }
+    Ok(Images { own, mounted })
+}
+
 async fn create_and_start(
     core: &Core,
     start: &Start<'_>,
     role: Role,
     container: &Container,
-    image: images::Image,
+    images: Images,
 ) -> std::result::Result<bool, Failure> {
-    let config = container_config(core, start, role, container, image).await?;
+    let config = container_config(core, start, role, container, images).await?;
     if start.cancel.is_cancelled() {
         return Ok(false);
     }
@@ -153,7 +179,7 @@ async fn container_config(
     start: &Start<'_>,
     role: Role,
     container: &Container,
-    image: images::Image,
+    images: Images,
 ) -> std::result::Result<v1::ContainerConfig, Failure> {
     let pod = start.pod;
     let needs = make::env::needs(container);
@@ -188,14 +214,14 @@ async fn container_config(
         pod,
         role,
         container,
-        &image.user,
+        &images.own.user,
         target,
         &seccomp.to_string_lossy(),
     )?;
-    let mounts = all_mounts(core, start, container, &environment)?;
+    let mounts = all_mounts(core, start, container, &environment, &images.mounted)?;
     let inputs = make::container::Inputs {
         restart_count: start.restart_count,
-        image: image.spec,
+        image: images.own.spec,
         environment,
         mounts,
         security,
@@ -209,12 +235,14 @@ fn all_mounts(
     start: &Start<'_>,
     container: &Container,
     environment: &[(String, String)],
+    images: &BTreeMap<String, v1::ImageSpec>,
 ) -> std::result::Result<Vec<v1::Mount>, Failure> {
     let pod_dir = core.pod_dir(spec::uid(start.pod));
     let known: BTreeMap<String, String> = environment.iter().cloned().collect();
     let inputs = mounts::Inputs {
         pod_dir: &pod_dir,
         volumes: start.volumes,
+        images,
         environment: &known,
         mounter: &core.mounter,
     };

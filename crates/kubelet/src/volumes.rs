@@ -18,7 +18,7 @@ pub struct Mounted {
     pub refresh_at: Option<Timestamp>,
 }
 
-/// The volumes that a container mounts.
+/// The volumes that a container mounts and that the node makes: images are mounted by the runtime.
 fn used(pod: &Pod) -> Vec<&Volume> {
     let names: BTreeSet<String> = spec::containers(pod)
         .iter()
@@ -33,7 +33,7 @@ fn used(pod: &Pod) -> Vec<&Volume> {
         .volumes
         .iter()
         .flatten()
-        .filter(|volume| names.contains(&volume.name))
+        .filter(|volume| names.contains(&volume.name) && volume.image.is_none())
         .collect()
 }
 

@@ -126,12 +126,7 @@ fn check_sysctls(sysctls: &Value, path: &Path, errors: &mut Errors) {
     for (i, sysctl) in list(sysctls).iter().enumerate() {
         let at = path.index(i).child("name");
         let name = text(&sysctl["name"]);
-        let fits = name.len() <= 253
-            && name.split(['.', '/']).all(|p| {
-                !p.is_empty()
-                    && p.bytes()
-                        .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-_".contains(&b))
-            });
+        let fits = name.len() <= 253 && name.split(['.', '/']).all(is_sysctl_segment);
         if name.is_empty() {
             errors.push(Error::required(&at, ""));
         } else if !fits {
@@ -141,6 +136,15 @@ fn check_sysctls(sysctls: &Value, path: &Path, errors: &mut Errors) {
             errors.push(Error::duplicate(&at, name));
         }
     }
+}
+
+/// Lower-case letters and digits at both ends, dashes and underscores also between them.
+fn is_sysctl_segment(segment: &str) -> bool {
+    let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    let bytes = segment.as_bytes();
+    bytes.first().is_some_and(|b| plain(*b))
+        && bytes.last().is_some_and(|b| plain(*b))
+        && bytes.iter().all(|b| plain(*b) || b"-_".contains(b))
 }
 
 fn check_dns(spec: &Value, path: &Path, errors: &mut Errors) {

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use cri::v1::{Mount, MountPropagation};
+use cri::v1::{ImageSpec, Mount, MountPropagation};
 use k8s_openapi::api::core::v1::{Container, Pod, VolumeMount};
 use volume::{Mounter, subpath};
 
@@ -17,6 +17,8 @@ pub struct Inputs<'a> {
     pub pod_dir: &'a Path,
     /// By volume name.
     pub volumes: &'a BTreeMap<String, PathBuf>,
+    /// Those that are images, by volume name.
+    pub images: &'a BTreeMap<String, ImageSpec>,
     /// The container's variables, for subPathExpr.
     pub environment: &'a BTreeMap<String, String>,
     pub mounter: &'a dyn Mounter,
@@ -41,8 +43,6 @@ fn one(
     mount: &VolumeMount,
     inputs: &Inputs,
 ) -> Result<Mount, Problem> {
-    let missing = || Problem(format!("volume {:?} is not mounted", mount.name));
-    let volume = inputs.volumes.get(&mount.name).ok_or_else(missing)?;
     let sub = match (&mount.sub_path_expr, &mount.sub_path) {
         (Some(text), _) if !text.is_empty() => {
             let expanded = expand(text, inputs.environment);
@@ -56,6 +56,17 @@ fn one(
         (_, Some(path)) if !path.is_empty() => Some(path.clone()),
         _ => None,
     };
+    if let Some(image) = inputs.images.get(&mount.name) {
+        return Ok(Mount {
+            container_path: absolute(&mount.mount_path),
+            image: Some(image.clone()),
+            image_sub_path: sub.unwrap_or_default(),
+            readonly: true,
+            ..Default::default()
+        });
+    }
+    let missing = || Problem(format!("volume {:?} is not mounted", mount.name));
+    let volume = inputs.volumes.get(&mount.name).ok_or_else(missing)?;
     let host_path = match sub {
         Some(sub) => subpath::prepare(
             inputs.pod_dir,
@@ -152,19 +163,27 @@ mod tests {
     #[test]
     fn config_is_always_read_only_and_paths_are_absolute() {
         let pod: Pod = serde_json::from_value(serde_json::json!({"spec": {
-            "volumes": [{"name": "c", "configMap": {"name": "m"}}, {"name": "e", "emptyDir": {}}],
+            "volumes": [{"name": "c", "configMap": {"name": "m"}}, {"name": "e", "emptyDir": {}},
+                {"name": "i", "image": {"reference": "data:1"}}],
             "containers": [{"name": "a", "volumeMounts": [
                 {"name": "c", "mountPath": "etc/c"},
-                {"name": "e", "mountPath": "/data", "mountPropagation": "HostToContainer"}]}]}}))
+                {"name": "e", "mountPath": "/data", "mountPropagation": "HostToContainer"},
+                {"name": "i", "mountPath": "/image", "subPath": "etc"}]}]}}))
         .unwrap();
         let volumes = BTreeMap::from([
             ("c".to_owned(), PathBuf::from("/v/c")),
             ("e".to_owned(), PathBuf::from("/v/e")),
         ]);
+        let image = ImageSpec {
+            image: "sha256:1".into(),
+            ..Default::default()
+        };
+        let images = BTreeMap::from([("i".to_owned(), image.clone())]);
         let environment = BTreeMap::new();
         let inputs = Inputs {
             pod_dir: Path::new("/p"),
             volumes: &volumes,
+            images: &images,
             environment: &environment,
             mounter: &volume::LinuxMounter,
         };
@@ -182,5 +201,10 @@ mod tests {
             made[1].propagation(),
             MountPropagation::PropagationHostToContainer
         );
+        assert_eq!(
+            (&made[2].image, made[2].image_sub_path.as_str()),
+            (&Some(image), "etc")
+        );
+        assert!(made[2].readonly && made[2].host_path.is_empty());
     }
 }

@@ -23,7 +23,8 @@ impl Default for Limits {
         Self {
             revisions: 1 << 15,
             bytes: 64 << 20,
-            age: std::time::Duration::from_secs(600),
+            // As upstream compacts: a continue token lives five minutes and little more.
+            age: std::time::Duration::from_secs(300),
         }
     }
 }
