@@ -243,3 +243,38 @@ async fn an_owner_deleted_in_the_foreground_goes_last_and_orphans_stay() {
     );
     world.stop.cancel();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn owners_in_a_circle_do_not_wait_for_each_other_forever() {
+    let world = World::new().await;
+    let maps: Api<ConfigMap> = world.api("default");
+    let names = ["one", "two", "three"];
+    let mut uids = Vec::new();
+    for name in names {
+        let made = world
+            .create::<ConfigMap>("default", json!({"metadata": {"name": name}}))
+            .await;
+        uids.push(made.metadata.uid.unwrap());
+    }
+    for (place, name) in names.iter().enumerate() {
+        let owner = (place + 2) % 3;
+        let patch = json!({"metadata": {"ownerReferences": [{
+            "apiVersion": "v1", "kind": "ConfigMap", "name": names[owner], "uid": uids[owner],
+            "controller": true, "blockOwnerDeletion": true,
+        }]}});
+        maps.patch(name, &PatchParams::default(), &Patch::Merge(&patch))
+            .await
+            .unwrap();
+    }
+    maps.delete("one", &DeleteParams::foreground())
+        .await
+        .unwrap();
+    world
+        .until("all are gone", || async {
+            let left = maps.list(&ListParams::default()).await?.items;
+            let ours = |map: &ConfigMap| names.contains(&map.metadata.name.as_deref().unwrap());
+            Ok::<_, kube::Error>(!left.iter().any(ours))
+        })
+        .await;
+    world.stop.cancel();
+}

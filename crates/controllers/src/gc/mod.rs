@@ -7,7 +7,7 @@
 mod decide;
 mod graph;
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use kube::{
     Api,
@@ -32,6 +32,12 @@ const DISCOVERY: Duration = Duration::from_secs(15);
 const WORKERS: usize = 8;
 const FOREGROUND: &str = "foregroundDeletion";
 const ORPHAN: &str = "orphan";
+
+/// Whether an object is being deleted and lets its dependents go first.
+fn waits(meta: &ObjectMeta) -> bool {
+    let mut finalizers = meta.finalizers.iter().flatten();
+    meta.deletion_timestamp.is_some() && finalizers.any(|finalizer| finalizer == FOREGROUND)
+}
 
 struct Collector {
     client: kube::Client,
@@ -145,10 +151,7 @@ impl Collector {
         reference: &k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference,
     ) -> Result<Owner, Error> {
         if let Some(owner) = self.graph.by_uid(&reference.uid) {
-            let finalizers = owner.finalizers.unwrap_or_default();
-            let waits = owner.deletion_timestamp.is_some()
-                && finalizers.iter().any(|finalizer| finalizer == FOREGROUND);
-            return Ok(if waits {
+            return Ok(if waits(&owner) {
                 Owner::WaitsForDependents
             } else {
                 Owner::Solid
@@ -194,9 +197,51 @@ impl Collector {
             }
         }
         if blocked {
-            return Ok(());
+            return if self.waits_for_itself(uid) {
+                self.unblock_owners(item, meta).await
+            } else {
+                Ok(())
+            };
         }
         self.without_finalizer(item, meta, FOREGROUND).await
+    }
+
+    /// Whether the objects that hold this one back are held back by it: owners in a circle, each
+    /// waiting for the next.
+    fn waits_for_itself(&self, uid: &str) -> bool {
+        let mut seen = HashSet::new();
+        let mut open = vec![uid.to_owned()];
+        while let Some(owner) = open.pop() {
+            for dependent in self.graph.dependents(&owner) {
+                let Some(meta) = self.graph.get(&dependent) else {
+                    continue;
+                };
+                let mut references = meta.owner_references.iter().flatten();
+                let blocks = references
+                    .any(|own| own.uid == owner && own.block_owner_deletion == Some(true));
+                if !blocks || !waits(&meta) {
+                    continue;
+                }
+                let other = meta.uid.unwrap_or_default();
+                if other == uid {
+                    return true;
+                }
+                if seen.insert(other.clone()) {
+                    open.push(other);
+                }
+            }
+        }
+        false
+    }
+
+    /// Lets the owners go before this object.
+    async fn unblock_owners(&self, item: &Item, meta: &ObjectMeta) -> Result<(), Error> {
+        let mut references = meta.owner_references.clone().unwrap_or_default();
+        for owner in &mut references {
+            owner.block_owner_deletion = Some(false);
+        }
+        self.patch(item, meta, json!({"ownerReferences": references}))
+            .await
     }
 
     /// An owner that leaves its dependents behind.

@@ -164,8 +164,13 @@ impl Round<'_> {
             .iter()
             .rev()
             .filter(|(ordinal, _)| !self.wanted().contains(ordinal));
+        // In order, only the first of the pods that are not well may go while it is not.
+        let first_unwell = self.pods.values().find(|pod| !self.is_well(pod));
         for (_, pod) in condemned {
-            if !is_deleting(pod) {
+            let waits = self.ordered
+                && !self.is_well(pod)
+                && first_unwell.is_some_and(|first| !Arc::ptr_eq(first, pod));
+            if !is_deleting(pod) && !waits {
                 steps.push(Step::Delete(pod.clone()));
             }
             if self.ordered {
@@ -299,6 +304,13 @@ mod tests {
             pod(2, "new", true),
         ];
         assert_eq!(told(&set(1, |_| {}), &pods), ["-2"]);
+        let unwell = [
+            pod(0, "new", true),
+            pod(1, "new", false),
+            pod(2, "new", false),
+        ];
+        assert!(told(&set(0, |_| {}), &unwell).is_empty());
+        assert_eq!(told(&set(0, |_| {}), &unwell[..2]), ["-1"]);
     }
 
     #[test]
