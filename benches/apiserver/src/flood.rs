@@ -129,10 +129,8 @@ async fn flood(
 async fn others(peer: &Peer, lasts: Duration) -> anyhow::Result<Vec<Figures>> {
     let pod = format!("{}/filled-{:016x}", scenario::path("pods"), 0);
     let get = peer.request("GET", &pod, READER, "");
-    let mut renewal = lease();
-    renewal["spec"]["leaseDurationSeconds"] = 41.into();
-    let path = format!("{LEASES}/bench");
-    let renew = peer.request("PUT", &path, NODE, &renewal.to_string());
+    let renewal = json!({"spec": {"renewTime": "2026-01-01T00:00:00.000000Z"}}).to_string();
+    let renew = peer.request("PATCH", &format!("{LEASES}/bench"), NODE, &renewal);
     let (gets, renewals) = tokio::join!(
         paced(
             peer,

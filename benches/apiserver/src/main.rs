@@ -1,6 +1,6 @@
 //! A load on any Kubernetes API server, and our own beside it: rates, latencies, the server's CPU
 //! time and memory, as a table and as JSON. See docs/benchmarks/apiserver.md.
-#![allow(clippy::print_stdout)]
+#![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod flood;
 mod load;
@@ -81,11 +81,11 @@ struct Measure {
     /// How many requests one user keeps in flight while others work.
     #[arg(long, default_value_t = 2000)]
     flood: usize,
-    /// Only these: fill, get, list, watch, create, flood.
+    /// Only these: get, list, watch, maps, pods (creates of them), flood.
     #[arg(
         long,
         value_delimiter = ',',
-        default_value = "get,list,watch,create,flood"
+        default_value = "get,list,watch,maps,pods,flood"
     )]
     only: Vec<String>,
     /// Where the figures go as JSON.
@@ -198,10 +198,12 @@ impl Measure {
             measurement.take(|peer| scenario::watch(peer, self.watchers))?;
         }
         measurement.remember("after the reads");
-        if self.wants("create") {
+        if self.wants("maps") {
             for count in &self.connections {
                 measurement.take(|peer| scenario::create_maps(peer, *count, lasts))?;
             }
+        }
+        if self.wants("pods") {
             for count in &self.connections {
                 measurement.take(|peer| scenario::create_pods(peer, *count, lasts))?;
             }
@@ -237,7 +239,9 @@ impl Measurement<'_> {
     /// The same for each server, one after the other, so that both meet the machine in one mood.
     fn take(&mut self, what: impl Fn(&Peer) -> anyhow::Result<Figures>) -> anyhow::Result<()> {
         for (peer, run) in self.both() {
-            run.table.push(what(peer)?);
+            let figures = what(peer)?;
+            eprintln!("{:<9} {}", peer.name, figures.line());
+            run.table.push(figures);
         }
         Ok(())
     }

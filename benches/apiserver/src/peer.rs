@@ -93,9 +93,13 @@ impl Peer {
             Some(token) => format!("authorization: Bearer {token}\r\n"),
             None => String::new(),
         };
+        let media = match method {
+            "PATCH" => "application/merge-patch+json",
+            _ => "application/json",
+        };
         format!(
             "{method} {path} HTTP/1.1\r\nhost: {}\r\nuser-agent: bench\r\naccept: application/json\r\n{token}\
-             content-type: application/json\r\ncontent-length: {length}\r\n{more}\r\n",
+             content-type: {media}\r\ncontent-length: {length}\r\n{more}\r\n",
             self.address
         )
     }

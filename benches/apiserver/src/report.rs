@@ -58,7 +58,7 @@ impl Figures {
         })
     }
 
-    fn line(&self) -> String {
+    pub fn line(&self) -> String {
         format!(
             "{:<30} {:>5} {:>10.0} {:>9.2} {:>9.2} {:>8.1} {:>9.0}",
             self.what,
