@@ -22,7 +22,6 @@ use nix::{
 };
 
 pub(crate) const SHIM: &CStr = c"mainstay:shim";
-pub(crate) const OCI: &CStr = c"mainstay:oci";
 pub(crate) const INIT: &CStr = c"mainstay:init";
 pub(crate) const PROPAGATE: &CStr = c"mainstay:propagate";
 
@@ -31,9 +30,7 @@ pub(crate) const PROPAGATE: &CStr = c"mainstay:propagate";
 pub fn dispatch() -> Option<ExitCode> {
     let name = std::env::args_os().next()?;
     let is = |helper: &CStr| name.as_encoded_bytes() == helper.to_bytes();
-    let helper: fn() -> ExitCode = if is(OCI) {
-        crate::helper::run
-    } else if is(SHIM) {
+    let helper: fn() -> ExitCode = if is(SHIM) {
         crate::shim::run
     } else if is(INIT) {
         crate::helper::init::run
@@ -87,13 +84,6 @@ fn copy_by_pages(from: &mut File, to: &mut File) -> io::Result<()> {
             to.write_all(page)?;
         }
     }
-}
-
-/// The same program again, from inside a helper.
-pub(crate) fn again(helper: &CStr) -> Command {
-    let mut command = Command::new("/proc/self/exe");
-    name(&mut command, helper);
-    command
 }
 
 fn name(command: &mut Command, helper: &CStr) {

@@ -9,7 +9,7 @@ use crate::{
     cgroup::{Cgroup, Usage},
     container::Container,
     engine::Engine,
-    error::{Error, Result},
+    error::Result,
     images::Image,
     matching,
     sandbox::Sandbox,
@@ -250,21 +250,6 @@ impl Engine {
             response.info.insert("config".to_owned(), info.to_string());
         }
         response
-    }
-
-    /// Changes the limits of a container.
-    pub async fn update_resources(
-        &self,
-        container: &Arc<Container>,
-        resources: v1::LinuxContainerResources,
-    ) -> Result<()> {
-        if !container.is_running() {
-            return Err(Error::Precondition("the container is not running".into()));
-        }
-        let cgroup = Cgroup::new(&container.facts.cgroup);
-        self.blocking(move || cgroup.update(&resources))
-            .await?
-            .map_err(Error::system("update limits"))
     }
 
     /// Pulls an image, or finds the one that never comes from a registry.

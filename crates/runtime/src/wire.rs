@@ -110,6 +110,7 @@ impl Inbox {
     }
 
     /// Waits for a whole message on a blocking socket.
+    #[cfg(test)]
     pub fn wait<T: DeserializeOwned>(&mut self, socket: BorrowedFd<'_>) -> io::Result<T> {
         loop {
             if let Some(message) = self.take()? {

@@ -123,6 +123,7 @@ impl Engine {
             config,
             facts,
             status: watch::Sender::new(status),
+            limits: parking_lot::Mutex::default(),
             dir,
             changing: tokio::sync::Mutex::default(),
         }))

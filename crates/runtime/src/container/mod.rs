@@ -6,14 +6,16 @@ mod remove;
 mod start;
 mod status;
 mod stop;
+mod update;
 
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use cri::v1::ContainerConfig;
+use cri::v1::{ContainerConfig, LinuxContainerResources};
 pub use exec::Process;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
@@ -36,7 +38,9 @@ pub struct Container {
     /// What changes; watched by whoever waits for its end.
     status: watch::Sender<Status>,
     dir: PathBuf,
-    /// Held while it is started or removed.
+    /// Its limits as they were changed last, if they were.
+    limits: Mutex<Option<LinuxContainerResources>>,
+    /// Held while it is started, changed or removed.
     changing: tokio::sync::Mutex<()>,
 }
 
@@ -218,6 +222,7 @@ impl Container {
             config: disk::load_message(&dir.join("config.pb"))?,
             facts: disk::load(&dir.join("facts.json"))?,
             status: watch::Sender::new(status),
+            limits: Mutex::new(disk::load_message(&dir.join(update::FILE)).ok()),
             dir,
             changing: tokio::sync::Mutex::default(),
         }))

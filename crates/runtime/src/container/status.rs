@@ -41,11 +41,7 @@ impl Container {
             gid: identity.gid.into(),
             supplemental_groups: identity.groups.iter().copied().map(i64::from).collect(),
         };
-        let resources = self
-            .config
-            .linux
-            .as_ref()
-            .and_then(|linux| linux.resources.clone());
+        let resources = self.limits();
         let log = self.facts.log.clone().map(PathBuf::into_os_string);
         v1::ContainerStatus {
             id: self.id.clone(),

@@ -1,5 +1,8 @@
 //! Processes that do one dangerous thing and end: making a container or a process in one, and the
 //! init of a shared PID namespace. The shim starts them; they have one thread and no async runtime.
+//!
+//! What makes containers is a fork of the shim, which has one thread, too: that costs a tenth of
+//! starting the program again, and runs from the same sealed copy.
 
 mod complaints;
 mod executor;
@@ -11,22 +14,25 @@ pub(crate) mod propagate;
 mod seccomp;
 
 use std::{
-    fs::File,
+    fs::{File, OpenOptions},
     io::{self, Read, Seek},
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
-    process::{Child, Stdio},
 };
 
-use nix::sys::memfd::{MFdFlags, memfd_create};
-pub(crate) use oci::run;
+use nix::{
+    sys::{
+        memfd::{MFdFlags, memfd_create},
+        signal::{SigSet, Signal},
+    },
+    unistd::{ForkResult, Pid, fork, getpid, getppid},
+};
 
 use crate::{
-    reexec,
     shim::protocol::{Exec, Job, Report, Run},
-    wire::{Inbox, send_all},
+    wire::Inbox,
 };
 
 /// How much of a helper's complaints goes into an error.
@@ -34,7 +40,7 @@ const MAX_COMPLAINT: u64 = 4096;
 
 /// A helper at work, seen from the shim.
 pub(crate) struct Helper {
-    child: Child,
+    pid: i32,
     socket: UnixStream,
     inbox: Inbox,
     complaints: File,
@@ -65,7 +71,6 @@ impl Helper {
             bundle: run.bundle.clone(),
             oci_root: run.oci_root.clone(),
             oci_runtime: run.oci_runtime.clone(),
-            tty: run.tty,
         }
     }
 
@@ -76,29 +81,36 @@ impl Helper {
             oci_root: run.oci_root.clone(),
             oci_runtime: run.oci_runtime.clone(),
             process: exec.process.clone(),
-            tty: exec.tty,
         }
     }
 
     /// Starts a helper on a job, with the standard streams of the process to be.
-    pub fn start(job: &Job, stdio: Option<[OwnedFd; 3]>) -> io::Result<Self> {
+    pub fn start(job: Job, stdio: Option<[OwnedFd; 3]>) -> io::Result<Self> {
         let (socket, theirs) = UnixStream::pair()?;
         let complaints = File::from(memfd_create(c"complaints", MFdFlags::MFD_CLOEXEC)?);
-        let child = reexec::again(reexec::OCI)
-            .stdin(OwnedFd::from(theirs))
-            .stdout(Stdio::null())
-            .stderr(complaints.try_clone()?)
-            .spawn()?;
-        let fds: Vec<_> = stdio.iter().flatten().map(|fd| fd.as_raw_fd()).collect();
-        send_all(socket.as_fd(), job, &fds)?;
-        socket.set_nonblocking(true)?;
-        Ok(Self {
-            child,
-            socket,
-            inbox: Inbox::default(),
-            complaints,
-            ended: None,
-        })
+        let shim = getpid();
+        // SAFETY: the shim has one thread, so the child may do whatever it likes.
+        match unsafe { fork() }? {
+            ForkResult::Child => {
+                let ready = settle(shim, &complaints, &theirs, stdio.as_ref());
+                let code = match ready {
+                    Ok(()) => oci::run(job, stdio, theirs),
+                    Err(_) => 1,
+                };
+                // SAFETY: ends this child without running the destructors of the shim's state.
+                unsafe { libc::_exit(code) }
+            }
+            ForkResult::Parent { child } => {
+                socket.set_nonblocking(true)?;
+                Ok(Self {
+                    pid: child.as_raw(),
+                    socket,
+                    inbox: Inbox::default(),
+                    complaints,
+                    ended: None,
+                })
+            }
+        }
     }
 
     pub fn fd(&self) -> BorrowedFd<'_> {
@@ -106,7 +118,7 @@ impl Helper {
     }
 
     pub fn pid(&self) -> i32 {
-        self.child.id().cast_signed()
+        self.pid
     }
 
     /// The helper was collected.
@@ -155,4 +167,53 @@ impl Helper {
             _ => message,
         }
     }
+}
+
+/// Makes a fork of the shim a process of its own: what the shim holds is let go of, and it does not
+/// outlive the shim, since nobody would hold what it makes.
+fn settle(
+    shim: Pid,
+    complaints: &File,
+    socket: &UnixStream,
+    stdio: Option<&[OwnedFd; 3]>,
+) -> io::Result<()> {
+    nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
+    if getppid() != shim {
+        return Err(io::Error::other("the shim is gone"));
+    }
+    let _ = nix::sys::prctl::set_name(c"mainstay-oci");
+    SigSet::empty().thread_set_mask()?;
+    let null = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/null")?;
+    nix::unistd::dup2_stdin(&null)?;
+    nix::unistd::dup2_stdout(&null)?;
+    nix::unistd::dup2_stderr(complaints)?;
+    let mut kept: Vec<i32> = stdio
+        .into_iter()
+        .flatten()
+        .map(|fd| fd.as_raw_fd())
+        .collect();
+    kept.push(socket.as_raw_fd());
+    kept.sort_unstable();
+    std::mem::forget(null);
+    close_all_but(&kept);
+    Ok(())
+}
+
+/// Closes every descriptor above standard error but these, which are in order.
+fn close_all_but(kept: &[i32]) {
+    let mut first = libc::STDERR_FILENO + 1;
+    let close = |from: i32, to: u32| {
+        // SAFETY: closes descriptors that this process, a fork that never returns, does not use.
+        unsafe { libc::syscall(libc::SYS_close_range, from, to, 0) };
+    };
+    for fd in kept {
+        if *fd > first {
+            close(first, (fd - 1).cast_unsigned());
+        }
+        first = first.max(fd + 1);
+    }
+    close(first, libc::c_uint::MAX);
 }

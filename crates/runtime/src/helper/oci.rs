@@ -11,7 +11,6 @@ use std::{
         unix::net::{UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
-    process::ExitCode,
 };
 
 use libcontainer::{
@@ -27,35 +26,15 @@ use crate::{
 
 pub(super) type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
-/// The entry point.
-pub(crate) fn run() -> ExitCode {
+/// The helper's whole life; returns its exit code.
+pub(super) fn run(job: Job, stdio: Option<[OwnedFd; 3]>, socket: UnixStream) -> i32 {
     complain_on_stderr();
-    // Without a shim nobody would hold what this makes.
-    let _ = nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL);
-    let (socket, mut inbox) = match take_socket() {
-        Ok(taken) => taken,
-        Err(_) => return ExitCode::FAILURE,
-    };
     let mut shim = Shim { socket };
-    let done = inbox
-        .wait::<Job>(shim.socket.as_fd())
-        .map_err(Into::into)
-        .and_then(|job| perform(job, &mut inbox, &mut shim));
-    let report = match done {
+    let report = match perform(job, stdio, &mut shim) {
         Ok(()) => Report::Running,
         Err(error) => Report::Failed(chain(&*error)),
     };
-    match shim.tell(&report, None) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::FAILURE,
-    }
-}
-
-/// Moves the socket away from standard input, which the container must not inherit.
-fn take_socket() -> io::Result<(UnixStream, Inbox)> {
-    let socket = io::stdin().as_fd().try_clone_to_owned()?;
-    nix::unistd::dup2_stdin(File::open("/dev/null")?)?;
-    Ok((UnixStream::from(socket), Inbox::default()))
+    i32::from(shim.tell(&report, None).is_err())
 }
 
 /// The shim at the other end.
@@ -80,15 +59,7 @@ impl Shim {
     }
 }
 
-fn perform(job: Job, inbox: &mut Inbox, shim: &mut Shim) -> Outcome<()> {
-    let tty = match &job {
-        Job::Run { tty, .. } | Job::Exec { tty, .. } => *tty,
-    };
-    let stdio = if tty {
-        None
-    } else {
-        Some([inbox.fd()?, inbox.fd()?, inbox.fd()?])
-    };
+fn perform(job: Job, stdio: Option<[OwnedFd; 3]>, shim: &mut Shim) -> Outcome<()> {
     match job {
         Job::Run {
             container,

@@ -8,7 +8,7 @@ use std::{
     path::Path,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
 };
 
@@ -49,6 +49,8 @@ pub struct Client(Arc<Inner>);
 struct Inner {
     sandbox: String,
     stream: UnixStream,
+    /// What the shim speaks; the oldest until it has said so.
+    version: AtomicU32,
     next: AtomicU64,
     /// Held while a frame is written, so that frames do not mix.
     writing: tokio::sync::Mutex<()>,
@@ -66,6 +68,7 @@ impl Client {
         Ok(Self(Arc::new(Inner {
             sandbox: sandbox.to_owned(),
             stream,
+            version: AtomicU32::new(1),
             next: AtomicU64::new(1),
             writing: tokio::sync::Mutex::default(),
             waiting: Mutex::new(Some(HashMap::new())),
@@ -77,14 +80,14 @@ impl Client {
         let mut inbox = Inbox::default();
         while let Ok(true) = self.read(&mut inbox).await {
             loop {
-                match inbox.take() {
-                    Ok(Some(Message::Reply { id, result })) => self.settle(id, result, &mut inbox),
-                    Ok(Some(Message::Exited { container, exit })) => {
-                        notice(Notice::Exited { container, exit });
-                    }
-                    Ok(Some(Message::ExecExited { exec, exit })) => {
-                        notice(Notice::ExecExited { exec, exit });
-                    }
+                match inbox.take::<serde_json::Value>() {
+                    Ok(Some(message)) => match serde_json::from_value(message) {
+                        Ok(message) => self.take(message, &mut inbox, &mut notice),
+                        // A newer shim may tell more than we know.
+                        Err(error) => {
+                            tracing::debug!(sandbox = self.0.sandbox, %error, "unknown message of a shim");
+                        }
+                    },
                     Ok(None) => break,
                     Err(error) => {
                         tracing::warn!(sandbox = self.0.sandbox, %error, "unreadable message of a shim");
@@ -94,6 +97,14 @@ impl Client {
             }
         }
         self.lose();
+    }
+
+    fn take(&self, message: Message, inbox: &mut Inbox, notice: &mut impl FnMut(Notice)) {
+        match message {
+            Message::Reply { id, result } => self.settle(id, result, inbox),
+            Message::Exited { container, exit } => notice(Notice::Exited { container, exit }),
+            Message::ExecExited { exec, exit } => notice(Notice::ExecExited { exec, exit }),
+        }
     }
 
     async fn read(&self, inbox: &mut Inbox) -> io::Result<bool> {
@@ -127,6 +138,12 @@ impl Client {
     /// Makes a call, with descriptors, and waits for its answer.
     pub async fn call(&self, call: Call, fds: &[RawFd]) -> Result<(Answer, Option<OwnedFd>)> {
         let gone = || Error::ShimGone(self.0.sandbox.clone());
+        let version = self.0.version.load(Ordering::Relaxed);
+        if call.since() > version {
+            return Err(Error::Shim(format!(
+                "the pod's shim speaks version {version} and does not know this call"
+            )));
+        }
         let id = self.0.next.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = oneshot::channel();
         self.0
@@ -157,8 +174,13 @@ impl Client {
     pub async fn hello(&self) -> Result<(i32, Vec<Held>)> {
         match self.call(Call::Hello { version: VERSION }, &[]).await?.0 {
             Answer::Hello {
-                pid, containers, ..
-            } => Ok((pid, containers)),
+                version,
+                pid,
+                containers,
+            } => {
+                self.0.version.store(version, Ordering::Relaxed);
+                Ok((pid, containers))
+            }
             other => Err(Error::Shim(format!("unexpected answer {other:?}"))),
         }
     }
@@ -187,5 +209,93 @@ impl ExecStdio {
             self.stdout.as_raw_fd(),
             self.stderr.as_raw_fd(),
         ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read, Write},
+        os::unix::net::{UnixListener, UnixStream as Stream},
+    };
+
+    use super::*;
+
+    fn read(stream: &mut Stream) -> String {
+        let mut length = [0; 4];
+        stream.read_exact(&mut length).unwrap();
+        let mut text = vec![0; u32::from_be_bytes(length) as usize];
+        stream.read_exact(&mut text).unwrap();
+        String::from_utf8(text).unwrap()
+    }
+
+    fn write(stream: &mut Stream, text: &str) {
+        let length = u32::try_from(text.len()).unwrap();
+        stream.write_all(&length.to_be_bytes()).unwrap();
+        stream.write_all(text.as_bytes()).unwrap();
+    }
+
+    /// A shim as it was when the protocol had version 1: its words are written out here, so that
+    /// they cannot change with the code.
+    fn old_shim(listener: &UnixListener) {
+        let (mut daemon, _) = listener.accept().unwrap();
+        let hello = read(&mut daemon);
+        assert!(hello.starts_with(r#"{"id":1,"call":{"hello":{"version":"#));
+        let held = r#"{"id":"c","pid":5,"started_at":9,"exit":null}"#;
+        let hello = format!(r#"{{"hello":{{"version":1,"pid":77,"containers":[{held}]}}}}"#);
+        write(
+            &mut daemon,
+            &format!(r#"{{"reply":{{"id":1,"result":{{"Ok":{hello}}}}}}}"#),
+        );
+        let signal = r#"{"id":2,"call":{"signal":{"container":"c","signal":15,"all":false}}}"#;
+        assert_eq!(read(&mut daemon), signal);
+        write(&mut daemon, r#"{"reply":{"id":2,"result":{"Ok":"done"}}}"#);
+        // As some later one might: told to a daemon that does not know it.
+        write(&mut daemon, r#"{"weather":{"rain":true}}"#);
+        let exit = r#"{"code":143,"oom":false,"finished_at":12}"#;
+        write(
+            &mut daemon,
+            &format!(r#"{{"exited":{{"container":"c","exit":{exit}}}}}"#),
+        );
+    }
+
+    #[tokio::test]
+    async fn a_shim_of_the_first_version_is_still_spoken_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("shim.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let shim = std::thread::spawn(move || old_shim(&listener));
+        let client = Client::connect("pod", &socket).await.unwrap();
+        let (notices, mut noticed) = tokio::sync::mpsc::unbounded_channel();
+        let listening = client.clone();
+        let listener = tokio::spawn(async move {
+            listening
+                .listen(move |notice| notices.send(notice).unwrap())
+                .await;
+        });
+        let (pid, held) = client.hello().await.unwrap();
+        assert_eq!((pid, held[0].id.as_str(), held[0].pid), (77, "c", 5));
+        let signal = Call::Signal {
+            container: "c".into(),
+            signal: 15,
+            all: false,
+        };
+        client.ask(signal).await.unwrap();
+        let exit = Exit {
+            code: 143,
+            oom: false,
+            finished_at: 12,
+        };
+        let container = "c".to_owned();
+        assert_eq!(
+            noticed.recv().await,
+            Some(Notice::Exited { container, exit })
+        );
+        listener.await.unwrap();
+        shim.join().unwrap();
+        assert!(matches!(
+            client.ask(Call::Shutdown).await,
+            Err(Error::ShimGone(_))
+        ));
     }
 }

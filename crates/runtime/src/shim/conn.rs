@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use super::protocol::{Message, Request};
+use super::protocol::{Call, Message, Request};
 use crate::wire::{Inbox, encode, send};
 
 /// One connected daemon.
@@ -54,9 +54,13 @@ impl Conn {
         }
     }
 
-    /// The next request, if a whole one is there.
-    pub fn request(&mut self) -> io::Result<Option<Request>> {
-        self.inbox.take()
+    /// The next request, if a whole one is there: its number, and the call if this build knows it.
+    pub fn request(&mut self) -> io::Result<Option<(u64, Result<Call, String>)>> {
+        let Some(request) = self.inbox.take::<Request<serde_json::Value>>()? else {
+            return Ok(None);
+        };
+        let call = serde_json::from_value(request.call);
+        Ok(Some((request.id, call.map_err(|error| error.to_string()))))
     }
 
     /// Sends a message, now or when there is room.

@@ -28,6 +28,8 @@ pub struct Log {
     path: Option<PathBuf>,
     file: Option<File>,
     rest: [Vec<u8>; 2],
+    /// The last write failed somewhere in a line.
+    torn: bool,
 }
 
 impl Log {
@@ -38,6 +40,7 @@ impl Log {
             path: path.map(Path::to_path_buf),
             file,
             rest: Default::default(),
+            torn: false,
         })
     }
 
@@ -45,6 +48,7 @@ impl Log {
     pub fn reopen(&mut self) -> io::Result<()> {
         if let Some(path) = &self.path {
             self.file = Some(append(path)?);
+            self.torn = false;
         }
         Ok(())
     }
@@ -76,8 +80,7 @@ impl Log {
             }
         }
         rest.drain(..start);
-        // A full disk must not stop the container: what cannot be written is lost.
-        let _ = file.write_all(&out);
+        put(file, &mut self.torn, &out);
     }
 
     /// Writes what never became a whole line and lets go of the file.
@@ -88,11 +91,21 @@ impl Log {
                 let mut out = Vec::new();
                 let head = format!("{} {} ", timestamp(now()), name(stream));
                 entry(&mut out, &head, b'F', &rest);
-                let _ = file.write_all(&out);
+                put(file, &mut self.torn, &out);
             }
         }
         self.file = None;
     }
+}
+
+/// A full disk must not stop the container: what cannot be written is lost. The next lines begin a
+/// line of their own, so that only the one that was cut off is damaged.
+fn put(file: &mut File, torn: &mut bool, lines: &[u8]) {
+    if lines.is_empty() {
+        return;
+    }
+    let mended = if *torn { file.write_all(b"\n") } else { Ok(()) };
+    *torn = mended.and_then(|()| file.write_all(lines)).is_err();
 }
 
 fn append(path: &Path) -> io::Result<File> {

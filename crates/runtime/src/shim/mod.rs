@@ -6,16 +6,21 @@
 //! images or network input, and does its OCI work in helpers that end when their job is done.
 
 mod attached;
+mod calls;
 mod client;
 mod conn;
+mod down;
 mod held;
 mod log;
 mod main;
 mod pin;
 pub mod protocol;
+mod ready;
 mod reap;
+mod serve;
 mod slim;
 mod spawn;
+mod tasks;
 
 pub(crate) use attached::set_nonblocking;
 pub use client::{Client, ExecStdio, Notice};

@@ -1,13 +1,17 @@
 //! What daemon and shim say to each other. A shim may be older or newer than the daemon: fields are
-//! only ever added, unknown ones are ignored, and a call that a shim does not know is answered with
-//! an error. [`VERSION`] rises when that is not enough.
+//! only ever added, unknown ones are ignored, and so are messages that a daemon does not know.
+//! [`VERSION`] rises when that is not enough:
+//!
+//! 1. The first.
+//! 2. A call that the shim does not know is answered with an error. Before, the shim hung up, which
+//!    to a daemon looks like its death; so a call is never sent to a shim that is older than it.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 /// The protocol of this build.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// How a shim is started: one of these on its standard input.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -43,11 +47,11 @@ pub struct Pins {
 
 /// A numbered call of the daemon.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Request {
+pub struct Request<C = Call> {
     /// Repeated in the reply.
     pub id: u64,
     /// What to do.
-    pub call: Call,
+    pub call: C,
 }
 
 /// What a shim can be asked to do.
@@ -112,6 +116,24 @@ pub enum Call {
     },
     /// Kill what is left and end.
     Shutdown,
+}
+
+impl Call {
+    /// The first version that knows it.
+    pub fn since(&self) -> u32 {
+        match self {
+            Self::Hello { .. }
+            | Self::Run(_)
+            | Self::Exec(_)
+            | Self::Signal { .. }
+            | Self::SignalExec { .. }
+            | Self::ReopenLog { .. }
+            | Self::Attach { .. }
+            | Self::Resize { .. }
+            | Self::Forget { .. }
+            | Self::Shutdown => 1,
+        }
+    }
 }
 
 /// A container to run.
@@ -231,9 +253,8 @@ pub struct Exit {
 /// The file in a bundle that keeps the [`Exit`] when no daemon listens.
 pub const EXIT_FILE: &str = "exit.json";
 
-/// What the shim asks of a helper; descriptors for stdio follow unless there is a terminal.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+/// What the shim asks of a helper.
+#[derive(Debug)]
 pub enum Job {
     /// Create and start a container.
     Run {
@@ -245,8 +266,6 @@ pub enum Job {
         oci_root: PathBuf,
         /// A binary instead of the built-in runtime.
         oci_runtime: Option<PathBuf>,
-        /// It has a terminal.
-        tty: bool,
     },
     /// Start a process in a container.
     Exec {
@@ -260,8 +279,6 @@ pub enum Job {
         oci_runtime: Option<PathBuf>,
         /// The OCI process.
         process: PathBuf,
-        /// It has a terminal.
-        tty: bool,
     },
 }
 

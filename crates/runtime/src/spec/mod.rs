@@ -19,6 +19,7 @@ use cri::v1::{
     security_profile::ProfileType,
 };
 pub use mounts::BoundImage;
+pub use resources::limits;
 use serde_json::{Value, json};
 pub use user::Identity;
 

@@ -1,6 +1,6 @@
 //! The limits that a container is created with.
 
-use cri::v1::LinuxContainerSecurityContext;
+use cri::v1::{LinuxContainerResources, LinuxContainerSecurityContext};
 use serde_json::{Value, json};
 
 use super::{Inputs, devices};
@@ -18,7 +18,13 @@ pub(super) fn resources(
         .linux
         .as_ref()
         .and_then(|linux| linux.resources.clone());
-    let r = wanted.unwrap_or_default();
+    let mut resources = limits(&wanted.unwrap_or_default());
+    resources["devices"] = json!(devices::rules(inputs, security)?);
+    Ok(resources)
+}
+
+/// What CRI asks for in the OCI form; zero and empty mean "leave as it is".
+pub fn limits(r: &LinuxContainerResources) -> Value {
     let mut cpu = json!({});
     for (name, value) in [
         ("shares", r.cpu_shares),
@@ -41,8 +47,7 @@ pub(super) fn resources(
     if r.memory_swap_limit_in_bytes != 0 && accounts_swap() {
         memory["swap"] = json!(r.memory_swap_limit_in_bytes);
     }
-    let mut resources =
-        json!({ "devices": devices::rules(inputs, security)?, "cpu": cpu, "memory": memory });
+    let mut resources = json!({ "cpu": cpu, "memory": memory });
     let pages: Vec<_> = r
         .hugepage_limits
         .iter()
@@ -57,7 +62,7 @@ pub(super) fn resources(
     if !r.unified.is_empty() && Hierarchies::host().is_unified() {
         resources["unified"] = json!(r.unified);
     }
-    Ok(resources)
+    resources
 }
 
 /// Whether the kernel counts swap per cgroup at all.
@@ -73,8 +78,16 @@ fn accounts_swap() -> bool {
         .is_some_and(|dir| dir.join(file).exists())
 }
 
+/// Whether the kernel counts pages of this size per cgroup: a limit of none is then worth setting.
 fn has_pages(size: &str) -> bool {
-    let root = Cgroup::new("");
-    root.dir("hugetlb")
-        .is_some_and(|dir| dir.join(format!("hugetlb.{size}.limit_in_bytes")).exists())
+    let unified = Hierarchies::host().is_unified();
+    let Some(dir) = Cgroup::new("").dir("hugetlb") else {
+        return false;
+    };
+    if unified {
+        let controllers = std::fs::read_to_string(dir.join("cgroup.controllers"));
+        controllers.is_ok_and(|names| names.split_whitespace().any(|name| name == "hugetlb"))
+    } else {
+        dir.join(format!("hugetlb.{size}.limit_in_bytes")).exists()
+    }
 }

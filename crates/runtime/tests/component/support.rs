@@ -21,6 +21,8 @@ pub struct Node {
     pub logs: PathBuf,
     pub cri: cri::Client,
     handlers: Vec<String>,
+    /// What starts the daemon, if not we.
+    wrapper: Vec<String>,
     daemon: Option<Child>,
 }
 
@@ -30,7 +32,21 @@ impl Node {
         Self::with_handlers(&[]).await
     }
 
+    /// As on a machine that does not let us lower OOM scores.
+    pub async fn without_sys_resource() -> Self {
+        let wrapper = [
+            "setpriv",
+            "--bounding-set=-sys_resource",
+            "--inh-caps=-sys_resource",
+        ];
+        Self::with(&[], &wrapper).await
+    }
+
     pub async fn with_handlers(handlers: &[&str]) -> Self {
+        Self::with(handlers, &[]).await
+    }
+
+    async fn with(handlers: &[&str], wrapper: &[&str]) -> Self {
         assert!(
             nix::unistd::geteuid().is_root(),
             "tests of the runtime must run as root"
@@ -48,6 +64,7 @@ impl Node {
                 .iter()
                 .map(|handler| (*handler).to_owned())
                 .collect(),
+            wrapper: wrapper.iter().map(|word| (*word).to_owned()).collect(),
             daemon: None,
         };
         fs::create_dir_all(&node.root).unwrap();
@@ -63,7 +80,15 @@ impl Node {
             .append(true)
             .open(log)
             .unwrap();
-        let child = Command::new(program())
+        let mut command = match self.wrapper.split_first() {
+            Some((wrapper, options)) => {
+                let mut command = Command::new(wrapper);
+                command.args(options).arg(program());
+                command
+            }
+            None => Command::new(program()),
+        };
+        let child = command
             .arg(&self.id)
             .arg(&self.root)
             .arg(&self.state)
@@ -392,11 +417,16 @@ impl Node {
 
     /// The shim of the only pod.
     pub fn shim_pid(&self) -> i32 {
+        *self.shim_pids().first().unwrap()
+    }
+
+    /// Every shim, and what is about to become one.
+    pub fn shim_pids(&self) -> Vec<i32> {
         let is_shim = |pid: &i32| {
             let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
             name.trim_end() == "mainstay-shim"
         };
-        self.processes().into_iter().find(is_shim).unwrap()
+        self.processes().into_iter().filter(is_shim).collect()
     }
 
     pub fn is_cgroup_v1(&self) -> bool {

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use super::Cgroup;
+use crate::Cgroup;
 
 /// Counters and gauges of one cgroup; absent where the controller is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -92,7 +92,7 @@ fn number(file: &Path) -> Option<u64> {
 }
 
 /// The value behind a key in a file of `key value` lines.
-pub(super) fn keyed(file: &Path, key: &str) -> Option<u64> {
+pub(crate) fn keyed(file: &Path, key: &str) -> Option<u64> {
     let text = fs::read_to_string(file).ok()?;
     let value = text
         .lines()

@@ -1,0 +1,427 @@
+//! One path below the root of every hierarchy.
+
+use std::{
+    fs::{self, OpenOptions},
+    io::{self, Write},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use crate::{
+    Hierarchies,
+    hierarchies::BESIDE,
+    usage::{self},
+};
+
+/// A cgroup.
+#[derive(Debug, Clone)]
+pub struct Cgroup {
+    pub(crate) hierarchies: &'static Hierarchies,
+    path: PathBuf,
+}
+
+impl Cgroup {
+    /// The cgroup at `path`, which is relative to the hierarchies' roots.
+    pub fn new(path: impl AsRef<Path>) -> Self {
+        Self::of(Hierarchies::host(), path)
+    }
+
+    pub(crate) fn of(hierarchies: &'static Hierarchies, path: impl AsRef<Path>) -> Self {
+        let path = path.as_ref();
+        let path = path.strip_prefix("/").unwrap_or(path).to_path_buf();
+        Self { hierarchies, path }
+    }
+
+    /// Its directory for one controller, if that is mounted.
+    pub fn dir(&self, controller: &str) -> Option<PathBuf> {
+        match self.hierarchies {
+            Hierarchies::Unified(root) => Some(root.join(&self.path)),
+            Hierarchies::Split(roots) => roots.get(controller).map(|root| root.join(&self.path)),
+        }
+    }
+
+    fn dirs(&self) -> Vec<PathBuf> {
+        match self.hierarchies {
+            Hierarchies::Unified(root) => vec![root.join(&self.path)],
+            Hierarchies::Split(roots) => {
+                let mut dirs: Vec<_> = roots.values().map(|root| root.join(&self.path)).collect();
+                dirs.sort();
+                dirs.dedup();
+                dirs
+            }
+        }
+    }
+
+    /// Makes it where it is missing. New cpusets of version 1 get what their parents have: empty
+    /// ones admit nobody. In version 2 the controllers are handed down on the way.
+    pub fn create(&self) -> io::Result<()> {
+        match self.hierarchies {
+            Hierarchies::Unified(root) => {
+                create_dir(&root.join(&self.path))?;
+                hand_down(root, &self.path);
+                Ok(())
+            }
+            Hierarchies::Split(roots) => {
+                for dir in self.dirs() {
+                    create_dir(&dir)?;
+                }
+                match roots.get("cpuset") {
+                    Some(root) => fill_cpusets(root, &self.path),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+
+    /// Moves the calling process, which must have one thread, into it.
+    ///
+    /// Moving whole processes makes the kernel wait for a grace period (some ten milliseconds),
+    /// because it must see that nobody forks meanwhile. A thread that moves itself needs none of
+    /// that, and version 1 knows how to move a single thread.
+    pub fn enter(&self) -> io::Result<()> {
+        self.create()?;
+        match self.hierarchies {
+            Hierarchies::Unified(root) => {
+                put(&root.join(&self.path), "cgroup.procs", "0").map(|_| ())
+            }
+            Hierarchies::Split(roots) => {
+                let beside = roots.get(BESIDE).map(|root| root.join(&self.path));
+                for dir in self.dirs() {
+                    if Some(&dir) != beside.as_ref() {
+                        put(&dir, "tasks", "0")?;
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// As [`Cgroup::enter`], and also where only a whole process can be moved: in the tree of
+    /// version 2 beside those of version 1.
+    pub fn enter_everywhere(&self) -> io::Result<()> {
+        self.enter()?;
+        match self.hierarchies {
+            Hierarchies::Unified(_) => Ok(()),
+            Hierarchies::Split(roots) => match roots.get(BESIDE) {
+                Some(root) => put(&root.join(&self.path), "cgroup.procs", "0").map(|_| ()),
+                None => Ok(()),
+            },
+        }
+    }
+
+    /// Moves a process into it, which is made where it is missing.
+    pub fn adopt(&self, pid: i32) -> io::Result<()> {
+        self.create()?;
+        for dir in self.dirs() {
+            put(&dir, "cgroup.procs", &pid.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// Every process in it and below.
+    pub fn processes(&self) -> Vec<i32> {
+        // Version 1: the tree of processes is the same in all that have controllers.
+        let dir = ["pids", "memory", "freezer", "cpu"]
+            .iter()
+            .find_map(|name| self.dir(name));
+        let mut found = Vec::new();
+        if let Some(dir) = dir {
+            collect(&dir, &mut found);
+        }
+        found
+    }
+
+    /// Kills everything in it, again until nothing is left or the deadline has passed.
+    pub fn kill_all(&self, deadline: Duration) -> bool {
+        let until = Instant::now() + deadline;
+        loop {
+            let left = self.processes();
+            if left.is_empty() {
+                return true;
+            }
+            if !self.kill_at_once() {
+                for pid in left {
+                    let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+                }
+            }
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Version 2 has a file for it, which also catches those that fork meanwhile.
+    fn kill_at_once(&self) -> bool {
+        match self.hierarchies {
+            Hierarchies::Unified(root) => put(&root.join(&self.path), "cgroup.kill", "1").is_ok(),
+            Hierarchies::Split(_) => false,
+        }
+    }
+
+    /// Stops or continues everything in it.
+    pub fn freeze(&self, frozen: bool) -> io::Result<()> {
+        match self.hierarchies {
+            Hierarchies::Unified(root) => {
+                let value = if frozen { "1" } else { "0" };
+                put(&root.join(&self.path), "cgroup.freeze", value)
+            }
+            Hierarchies::Split(_) => {
+                let dir = self
+                    .dir("freezer")
+                    .ok_or_else(|| io::Error::other("the freezer is not mounted"))?;
+                put(
+                    &dir,
+                    "freezer.state",
+                    if frozen { "FROZEN" } else { "THAWED" },
+                )
+            }
+        }
+    }
+
+    /// Removes it with everything below. What still holds a process stays and is an error.
+    pub fn remove(&self) -> io::Result<()> {
+        let mut result = Ok(());
+        for dir in self.dirs() {
+            if let Err(error) = remove_tree(&dir) {
+                result = Err(io::Error::new(
+                    error.kind(),
+                    format!("{}: {error}", dir.display()),
+                ));
+            }
+        }
+        result
+    }
+
+    /// Tries [`Cgroup::remove`] until it works or the deadline has passed: the kernel lets go of
+    /// a dead process' cgroup a moment after the process has been collected.
+    pub fn remove_within(&self, deadline: Duration) -> io::Result<()> {
+        let until = Instant::now() + deadline;
+        loop {
+            match self.remove() {
+                Err(_) if Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// How often the kernel killed in it for want of memory.
+    pub fn oom_kills(&self) -> u64 {
+        let Some(dir) = self.dir("memory") else {
+            return 0;
+        };
+        let file = if self.hierarchies.is_unified() {
+            "memory.events"
+        } else {
+            "memory.oom_control"
+        };
+        usage::keyed(&dir.join(file), "oom_kill").unwrap_or(0)
+    }
+}
+
+/// Writes a value into a file that must be there; an error names both.
+pub(crate) fn put(dir: &Path, file: &str, value: &str) -> io::Result<()> {
+    let path = dir.join(file);
+    let written = OpenOptions::new()
+        .write(true)
+        .open(&path)
+        .and_then(|mut file| file.write_all(value.as_bytes()));
+    written.map_err(|error| {
+        io::Error::new(
+            error.kind(),
+            format!("write {value:?} to {}: {error}", path.display()),
+        )
+    })
+}
+
+fn create_dir(dir: &Path) -> io::Result<()> {
+    match fs::create_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => fs::create_dir_all(dir),
+        result => result,
+    }
+    .map_err(|error| io::Error::new(error.kind(), format!("make {}: {error}", dir.display())))
+}
+
+/// From the last cgroup on the way that has processors and memory of its own, downwards.
+fn fill_cpusets(root: &Path, path: &Path) -> io::Result<()> {
+    for file in ["cpuset.cpus", "cpuset.mems"] {
+        let mut empty = Vec::new();
+        let mut value = String::new();
+        for step in path.ancestors() {
+            let dir = root.join(step);
+            value = fs::read_to_string(dir.join(file))?.trim().to_owned();
+            if !value.is_empty() {
+                break;
+            }
+            empty.push(dir);
+        }
+        for dir in empty.iter().rev() {
+            put(dir, file, &value)?;
+        }
+    }
+    Ok(())
+}
+
+/// Lets every cgroup on the way to `path` hand its controllers down. One that cannot be handed down
+/// is missed when a limit of it is set, and only then.
+fn hand_down(root: &Path, path: &Path) {
+    let mut way: Vec<&Path> = path.ancestors().skip(1).collect();
+    way.reverse();
+    for step in way {
+        let dir = root.join(step);
+        let read = |file: &str| fs::read_to_string(dir.join(file)).unwrap_or_default();
+        let (available, given) = (read("cgroup.controllers"), read("cgroup.subtree_control"));
+        let given: Vec<&str> = given.split_whitespace().collect();
+        for controller in available.split_whitespace() {
+            if !given.contains(&controller) {
+                let _ = put(&dir, "cgroup.subtree_control", &format!("+{controller}"));
+            }
+        }
+    }
+}
+
+fn collect(dir: &Path, found: &mut Vec<i32>) {
+    if let Ok(text) = fs::read_to_string(dir.join("cgroup.procs")) {
+        found.extend(
+            text.lines()
+                .filter_map(|line| line.parse::<i32>().ok())
+                .filter(|pid| *pid > 0),
+        );
+    }
+    for child in children(dir) {
+        collect(&child, found);
+    }
+}
+
+fn children(dir: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(dir) else {
+        return Vec::new();
+    };
+    let directories = entries
+        .flatten()
+        .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()));
+    directories.map(|entry| entry.path()).collect()
+}
+
+fn remove_tree(dir: &Path) -> io::Result<()> {
+    match fs::remove_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => {
+            let children = children(dir);
+            if children.is_empty() {
+                return Err(error);
+            }
+            for child in children {
+                remove_tree(&child)?;
+            }
+            fs::remove_dir(dir)
+        }
+        Ok(()) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A tree of version 2 made of ordinary files: what is written can be read back.
+    fn fake(files: &[(&str, &str)]) -> (tempfile::TempDir, &'static Hierarchies) {
+        let dir = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let root = dir.path().to_path_buf();
+        (dir, Box::leak(Box::new(Hierarchies::Unified(root))))
+    }
+
+    #[test]
+    fn version_2_hands_controllers_down_and_kills_by_file() {
+        let (dir, hierarchies) = fake(&[
+            ("cgroup.controllers", "cpu memory pids"),
+            ("cgroup.subtree_control", "cpu memory pids"),
+            ("pods/cgroup.controllers", "memory"),
+            ("pods/cgroup.subtree_control", ""),
+            ("pods/a/cgroup.procs", "0"),
+            ("pods/a/cgroup.kill", ""),
+            ("pods/a/cgroup.freeze", ""),
+        ]);
+        let group = Cgroup::of(hierarchies, "/pods/a");
+        group.create().unwrap();
+        let read = |path: &str| fs::read_to_string(dir.path().join(path)).unwrap();
+        assert_eq!(read("pods/cgroup.subtree_control"), "+memory");
+        assert_eq!(read("cgroup.subtree_control"), "cpu memory pids");
+        assert!(group.kill_at_once());
+        assert_eq!(read("pods/a/cgroup.kill"), "1");
+        group.freeze(true).unwrap();
+        assert_eq!(read("pods/a/cgroup.freeze"), "1");
+        group.enter().unwrap();
+    }
+
+    #[test]
+    fn new_cpusets_get_what_their_nearest_ancestor_has() {
+        let dir = tempfile::tempdir().unwrap();
+        for (path, text) in [("", "0-3\n"), ("pods", "\n"), ("pods/a", "\n")] {
+            fs::create_dir_all(dir.path().join(path)).unwrap();
+            for file in ["cpuset.cpus", "cpuset.mems"] {
+                fs::write(dir.path().join(path).join(file), text).unwrap();
+            }
+        }
+        fill_cpusets(dir.path(), Path::new("pods/a")).unwrap();
+        let read = |path: &str| fs::read_to_string(dir.path().join(path)).unwrap();
+        assert_eq!(read("pods/cpuset.cpus").trim(), "0-3");
+        assert_eq!(read("pods/a/cpuset.mems").trim(), "0-3");
+    }
+
+    /// The machine's own tree of version 2, with or without controllers. Needs root.
+    #[test]
+    fn version_2_kills_freezes_and_removes_for_real() {
+        assert!(
+            nix::unistd::geteuid().is_root(),
+            "tests of cgroups must run as root"
+        );
+        let root = match Hierarchies::host() {
+            Hierarchies::Unified(root) => root.clone(),
+            Hierarchies::Split(roots) => match roots.get(BESIDE) {
+                Some(root) => root.clone(),
+                // A machine of version 1 alone has nothing to show.
+                None => return,
+            },
+        };
+        let hierarchies: &'static Hierarchies = Box::leak(Box::new(Hierarchies::Unified(root)));
+        let name = format!("mainstay-test-{}", std::process::id());
+        let group = Cgroup::of(hierarchies, format!("{name}/inner"));
+        let mut sleeper = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        group.adopt(sleeper.id().cast_signed()).unwrap();
+        assert_eq!(group.processes(), [sleeper.id().cast_signed()]);
+        group.freeze(true).unwrap();
+        let events = group.dir("").unwrap().join("cgroup.events");
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while usage::keyed(&events, "frozen") != Some(1) {
+            assert!(Instant::now() < deadline, "it does not freeze");
+            std::thread::yield_now();
+        }
+        group.freeze(false).unwrap();
+        assert!(group.kill_at_once());
+        let status = sleeper.wait().unwrap();
+        assert_eq!(
+            std::os::unix::process::ExitStatusExt::signal(&status),
+            Some(9)
+        );
+        let whole = Cgroup::of(hierarchies, &name);
+        whole.remove_within(Duration::from_secs(5)).unwrap();
+        assert!(!whole.dir("").unwrap().exists());
+    }
+}

@@ -1,0 +1,113 @@
+//! Which controllers are mounted where.
+
+use std::{collections::BTreeMap, fs, path::PathBuf, sync::OnceLock};
+
+/// The trees of this machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Hierarchies {
+    /// Version 2: one tree.
+    Unified(PathBuf),
+    /// Version 1: a tree per controller, by the controller's name (`name=systemd` for named ones,
+    /// `unified` for a tree of version 2 beside them).
+    Split(BTreeMap<String, PathBuf>),
+}
+
+/// The name of a tree of version 2 beside those of version 1.
+pub const BESIDE: &str = "unified";
+
+const CONTROLLERS: &[&str] = &[
+    "cpu",
+    "cpuacct",
+    "cpuset",
+    "memory",
+    "devices",
+    "freezer",
+    "blkio",
+    "pids",
+    "hugetlb",
+    "net_cls",
+    "net_prio",
+    "perf_event",
+    "rdma",
+    "misc",
+];
+
+impl Hierarchies {
+    /// What this machine has; read once.
+    pub fn host() -> &'static Self {
+        static HOST: OnceLock<Hierarchies> = OnceLock::new();
+        HOST.get_or_init(|| {
+            let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+            Self::parse(&table)
+        })
+    }
+
+    fn parse(mountinfo: &str) -> Self {
+        let mut split = BTreeMap::new();
+        let mut unified = None;
+        for line in mountinfo.lines() {
+            let Some((place, kind)) = line.split_once(" - ") else {
+                continue;
+            };
+            let Some(mountpoint) = place.split(' ').nth(4) else {
+                continue;
+            };
+            let mut kind = kind.split(' ');
+            match kind.next() {
+                Some("cgroup2") => {
+                    unified.get_or_insert_with(|| PathBuf::from(mountpoint));
+                }
+                Some("cgroup") => {
+                    for option in kind.nth(1).unwrap_or_default().split(',') {
+                        if CONTROLLERS.contains(&option) || option.starts_with("name=") {
+                            split
+                                .entry(option.to_owned())
+                                .or_insert_with(|| mountpoint.into());
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        match unified {
+            Some(root) if split.is_empty() => Self::Unified(root),
+            // Beside version 1 trees it has no controllers, but service managers and other OCI
+            // runtimes keep processes there, too.
+            Some(root) => {
+                split.insert(BESIDE.to_owned(), root);
+                Self::Split(split)
+            }
+            None => Self::Split(split),
+        }
+    }
+
+    /// Whether this is version 2.
+    pub fn is_unified(&self) -> bool {
+        matches!(self, Self::Unified(_))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mount_table_tells_which_version_is_in_use() {
+        let v1 = "30 1 0:26 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n\
+                  31 1 0:27 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n\
+                  32 1 0:28 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
+        let Hierarchies::Split(roots) = Hierarchies::parse(v1) else {
+            panic!("not version 1")
+        };
+        assert_eq!(roots["cpu"], roots["cpuacct"]);
+        assert_eq!(
+            roots["name=systemd"],
+            PathBuf::from("/sys/fs/cgroup/systemd")
+        );
+        let v2 = "30 1 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+        assert_eq!(
+            Hierarchies::parse(v2),
+            Hierarchies::Unified("/sys/fs/cgroup".into())
+        );
+    }
+}

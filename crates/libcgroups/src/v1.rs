@@ -1,0 +1,20 @@
+//! The part of libcontainer's interface that is about version 1.
+
+/// Mounts.
+pub mod util {
+    use std::{io, path::PathBuf};
+
+    use crate::{Hierarchies, hierarchies::BESIDE};
+
+    /// Where the trees are mounted.
+    pub fn list_subsystem_mount_points() -> io::Result<Vec<PathBuf>> {
+        let Hierarchies::Split(roots) = Hierarchies::host() else {
+            return Ok(Vec::new());
+        };
+        let trees = roots.iter().filter(|(name, _)| name.as_str() != BESIDE);
+        let mut places: Vec<_> = trees.map(|(_, place)| place.clone()).collect();
+        places.sort();
+        places.dedup();
+        Ok(places)
+    }
+}
