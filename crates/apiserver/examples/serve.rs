@@ -33,6 +33,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         clock: Arc::new(stdx::SystemClock),
         limits: Limits::default(),
         token_auth_file: None,
+        audit: None,
+        admission: apiserver::admission::Options::default(),
         tokens: None,
     };
     let server = config.build(store, registry)?;

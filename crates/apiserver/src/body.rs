@@ -45,6 +45,14 @@ impl Body {
         Self::of(Inner::Whole((!bytes.is_empty()).then_some(bytes)))
     }
 
+    /// The bytes, if they are known as a whole.
+    pub(crate) fn as_whole(&self) -> Option<&Bytes> {
+        match &self.inner {
+            Inner::Whole(bytes) => bytes.as_ref(),
+            Inner::Stream(_) => None,
+        }
+    }
+
     /// Piece by piece.
     pub fn stream(stream: impl Stream<Item = Result<Bytes, BodyError>> + Send + 'static) -> Self {
         Self::of(Inner::Stream(stream.boxed()))

@@ -10,7 +10,7 @@ use std::{
 
 use stdx::Clock;
 
-use crate::{ApiServer, Registry, Store, authn};
+use crate::{ApiServer, Registry, Store, admission, audit, authn};
 
 /// A server that does not run yet.
 pub struct Config {
@@ -36,6 +36,10 @@ pub struct Config {
     pub limits: Limits,
     /// A file of bearer tokens that an operator keeps: token, user, uid and groups in each line.
     pub token_auth_file: Option<PathBuf>,
+    /// Which requests are written down, and where; `None`: none.
+    pub audit: Option<audit::Config>,
+    /// Which admission plugins run beside the usual ones, and what they are told.
+    pub admission: admission::Options,
     /// Signs service account tokens; without it `serviceaccounts/token` is refused.
     pub tokens: Option<Arc<dyn TokenIssuer>>,
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use machinery::{Object, Status, Value};
 use store::{Durability, Op};
 
-use crate::{Draft, Resource, custom, meta, services, write::Write};
+use crate::{Draft, Resource, User, custom, meta, services, write::Write};
 
 const EVENT_LIFE: Duration = Duration::from_secs(3600);
 
@@ -41,7 +41,34 @@ pub(crate) async fn before_create(
     if is(&write.resource, "", "services") {
         return services::on_create(write, object).await;
     }
+    if is(
+        &write.resource,
+        "certificates.k8s.io",
+        "certificatesigningrequests",
+    ) {
+        say_who_asks(&write.user, object);
+    }
     Ok(Vec::new())
+}
+
+/// A request for a certificate carries its author's whole identity, for those who approve it.
+fn say_who_asks(user: &User, object: &mut Object) {
+    let spec = object
+        .entry("spec")
+        .or_insert_with(|| Value::Object(Object::new()));
+    let Some(spec) = spec.as_object_mut() else {
+        return;
+    };
+    spec.insert("username".to_owned(), user.name.clone().into());
+    if !user.uid.is_empty() {
+        spec.insert("uid".to_owned(), user.uid.clone().into());
+    }
+    if !user.groups.is_empty() {
+        spec.insert("groups".to_owned(), user.groups.clone().into());
+    }
+    if !user.extra.is_empty() {
+        spec.insert("extra".to_owned(), serde_json::json!(user.extra));
+    }
 }
 
 /// Operations that belong to an update.

@@ -1,6 +1,6 @@
 //! Acting as somebody else: the `Impersonate-*` headers, each allowed on its own.
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue};
 use machinery::Status;
 
 use crate::{
@@ -54,33 +54,23 @@ pub(crate) async fn apply(
 }
 
 fn read(headers: &HeaderMap) -> Result<Option<User>, Status> {
-    let text = |name: &str| {
-        headers
-            .get(name)
-            .and_then(|value| value.to_str().ok())
-            .unwrap_or_default()
-            .to_owned()
-    };
-    let groups = headers
-        .get_all("impersonate-group")
-        .iter()
-        .filter_map(|value| value.to_str().ok());
+    let one = |name: &str| headers.get(name).map_or(Ok(String::new()), text);
+    let groups = headers.get_all("impersonate-group").iter().map(text);
     let mut wanted = User {
-        name: text("impersonate-user"),
-        uid: text("impersonate-uid"),
-        groups: groups.map(str::to_owned).collect(),
+        name: one("impersonate-user")?,
+        uid: one("impersonate-uid")?,
+        groups: groups.collect::<Result<_, _>>()?,
         ..User::default()
     };
     for (name, value) in headers {
         let Some(key) = name.as_str().strip_prefix("impersonate-extra-") else {
             continue;
         };
-        let value = value.to_str().unwrap_or_default().to_owned();
         wanted
             .extra
             .entry(query::decode(key))
             .or_default()
-            .push(value);
+            .push(text(value)?);
     }
     if !wanted.name.is_empty() {
         return Ok(Some(wanted));
@@ -93,9 +83,25 @@ fn read(headers: &HeaderMap) -> Result<Option<User>, Status> {
     ))
 }
 
-/// Namespace and name of a service account's user name.
+/// A header's value. One that is no text is refused: passing over it, a proxy that names its user in
+/// such bytes would act as itself.
+fn text(value: &HeaderValue) -> Result<String, Status> {
+    let text = std::str::from_utf8(value.as_bytes());
+    let text = text.map_err(|_| Status::bad_request("impersonation headers must be UTF-8"))?;
+    Ok(text.to_owned())
+}
+
+/// Namespace and name of a service account's user name; what could be no account is none.
 fn account(name: &str) -> Option<(&str, &str)> {
-    name.strip_prefix("system:serviceaccount:")?.split_once(':')
+    let (namespace, name) = name
+        .strip_prefix("system:serviceaccount:")?
+        .split_once(':')?;
+    let plain = |text: &str, more: &str| {
+        let ends = |end: Option<char>| end.is_some_and(|c| c.is_ascii_alphanumeric());
+        let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || more.contains(c);
+        text.chars().all(fits) && ends(text.chars().next()) && ends(text.chars().last())
+    };
+    (plain(namespace, "-") && plain(name, "-.")).then_some((namespace, name))
 }
 
 fn wishes(wanted: &User) -> Vec<Wish> {
@@ -187,5 +193,19 @@ mod tests {
         );
         assert!(read(&HeaderMap::new()).unwrap().is_none());
         assert!(read(&headers(&[("impersonate-group", "g")])).is_err());
+    }
+
+    #[test]
+    fn a_name_that_is_no_ascii_is_taken_and_one_that_is_no_text_refused() {
+        let with = |bytes: &[u8]| {
+            let value = HeaderValue::from_bytes(bytes).unwrap();
+            HeaderMap::from_iter([("impersonate-user".parse().unwrap(), value)])
+        };
+        let wanted = read(&with("jürgen".as_bytes())).unwrap().unwrap();
+        assert_eq!(wanted.name, "jürgen");
+        assert_eq!(read(&with(b"j\xfcrgen")).unwrap_err().code, 400);
+        assert_eq!(account("system:serviceaccount:a:b"), Some(("a", "b")));
+        assert_eq!(account("system:serviceaccount:a:b:c"), None);
+        assert_eq!(account("system:serviceaccount:a:"), None);
     }
 }

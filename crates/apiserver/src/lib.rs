@@ -8,6 +8,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod admission;
+pub mod audit;
 pub mod authn;
 pub mod authz;
 mod body;

@@ -54,6 +54,8 @@ pub(crate) struct Metrics {
     long_running: Family<About, Gauge>,
     objects: Family<Stored, Gauge>,
     panics: Counter,
+    audit_events: Gauge,
+    audit_errors: Gauge,
 }
 
 /// Counts a gauge down when a request ends, however it ends.
@@ -77,6 +79,8 @@ impl Metrics {
             long_running: Family::default(),
             objects: Family::default(),
             panics: Counter::default(),
+            audit_events: Gauge::default(),
+            audit_errors: Gauge::default(),
         };
         let (registry, m) = (&mut metrics.registry, &metrics.requests);
         registry.register("apiserver_request", "Requests answered", m.clone());
@@ -105,6 +109,12 @@ impl Metrics {
         );
         let about = "Requests whose handler panicked";
         registry.register("apiserver_request_panics", about, metrics.panics.clone());
+        let about = "Audit events written";
+        let (events, errors) = (metrics.audit_events.clone(), metrics.audit_errors.clone());
+        let registry = &mut metrics.registry;
+        registry.register("apiserver_audit_event_total", about, events);
+        let about = "Audit events that were lost";
+        registry.register("apiserver_audit_error_total", about, errors);
         metrics
     }
 
@@ -157,6 +167,14 @@ impl Metrics {
             resource: resource.into(),
         };
         self.objects.get_or_create(&about).set(count as i64);
+    }
+
+    /// How many audit events have been written and lost.
+    pub(crate) fn audited(&self, (written, lost): (u64, u64)) {
+        self.audit_events
+            .set(i64::try_from(written).unwrap_or(i64::MAX));
+        self.audit_errors
+            .set(i64::try_from(lost).unwrap_or(i64::MAX));
     }
 
     /// All figures as text.

@@ -9,6 +9,7 @@ use serde_json::json;
 
 use crate::{
     Body, Resource, Stored,
+    audit::Ticket,
     media::{Encoding, Shape, Wanted},
     query::Query,
     respond,
@@ -25,6 +26,8 @@ pub(crate) struct Output {
     include: Include,
     /// Seconds since the epoch, for ages in Tables.
     now: i64,
+    /// What is written down of the request, when answers are.
+    audit: Option<Arc<Ticket>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -46,6 +49,20 @@ impl Output {
             wanted,
             include,
             now,
+            audit: None,
+        }
+    }
+
+    /// Keeps answers for the audit log.
+    pub(crate) fn audited(mut self, ticket: Option<&Arc<Ticket>>) -> Self {
+        self.audit = ticket.filter(|ticket| ticket.wants_response()).cloned();
+        self
+    }
+
+    /// Notes what is answered, as JSON.
+    pub(crate) fn note(&self, json: impl FnOnce() -> Bytes) {
+        if let Some(ticket) = &self.audit {
+            ticket.response(json);
         }
     }
 
@@ -65,6 +82,7 @@ impl Output {
 
     /// The answer for one object.
     pub(crate) fn respond(&self, code: StatusCode, object: &Stored) -> Response<Body> {
+        self.note(|| self.object(object));
         if let Some(bytes) = self.protobuf(object) {
             return respond::bytes(code, PROTOBUF, bytes);
         }

@@ -22,6 +22,7 @@ use tracing::error;
 use crate::{
     Body, Config, Error, Reader, Registry, RequestInfo, Store, User,
     admission::{self, Plugin},
+    audit::{self, Arrival, Audit, Ticket},
     authn::{self, Authenticator, Credentials},
     authz::{self, Attributes, Authorizer, Decision, Rbac},
     body::BodyError,
@@ -30,6 +31,7 @@ use crate::{
     metrics::{About, Metrics},
     query::Query,
     respond::{self, Answer},
+    user,
 };
 
 pub(crate) type RequestBody = UnsyncBoxBody<Bytes, BodyError>;
@@ -69,6 +71,7 @@ pub(crate) struct Core {
     /// The port that the server listens on, once it does.
     pub(crate) port: OnceLock<u16>,
     pub(crate) metrics: Metrics,
+    pub(crate) audit: Option<Audit>,
     flight: Flight,
 }
 
@@ -79,6 +82,7 @@ struct Arrived {
     query: Query,
     info: RequestInfo,
     long: bool,
+    id: HeaderValue,
 }
 
 /// One request on its way, its caller known and allowed.
@@ -88,6 +92,8 @@ pub(crate) struct Request {
     pub(crate) info: RequestInfo,
     pub(crate) query: Query,
     pub(crate) parts: Parts,
+    /// What is written down of it, if anything.
+    pub(crate) audit: Option<Arc<Ticket>>,
     /// Guards the body until a handler takes it; a body can be sent but not shared.
     body: Mutex<Option<RequestBody>>,
 }
@@ -112,10 +118,18 @@ impl Core {
     ) -> Result<Self, Error> {
         let reader = Reader::new(store.clone(), registry.clone());
         let rbac = Rbac::new(reader.clone());
+        let audit = config
+            .audit
+            .as_ref()
+            .map(|audit| Audit::open(audit, config.clock.clone()))
+            .transpose()
+            .map_err(|why| Error::Invalid(format!("audit: {why}")))?;
+        let authorizers = authz::chain(&config, &reader, &rbac);
         Ok(Self {
             authenticators: authn::chain(&config, &reader)?,
-            authorizers: authz::chain(&config, &reader, &rbac),
-            admission: admission::chain(&config, &reader, &rbac),
+            admission: admission::chain(&config.admission, &rbac, &authorizers)?,
+            authorizers,
+            audit,
             rbac,
             flight: Flight::new(config.limits.in_flight),
             metrics: Metrics::new(),
@@ -151,26 +165,36 @@ impl Core {
             self.metrics.at_work(reads)
         };
         let path = info.path.clone();
+        let id = audit::id(&parts.headers);
         let arrived = Arrived {
             parts,
             body,
             query,
             info,
             long,
+            id: id.clone(),
         };
-        let answer = AssertUnwindSafe(self.clone().answer(arrived, caller))
+        let mut ticket = None;
+        let answer = AssertUnwindSafe(self.clone().answer(arrived, caller, &mut ticket))
             .catch_unwind()
             .await;
-        let answer = answer.unwrap_or_else(|panic| self.panicked(&path, &*panic));
+        let answer =
+            answer.unwrap_or_else(|panic| self.panicked(&path, &*panic, ticket.take().as_deref()));
+        let refusal = answer.as_ref().err().cloned();
         let mut response = answer.unwrap_or_else(|status| respond::status(&status));
         let code = response.status().as_u16();
+        if let Some(ticket) = &ticket {
+            note_response(ticket, &response);
+            ticket.answered(code, refusal.as_ref());
+        }
         if long {
-            response.body_mut().hold(counted);
+            response.body_mut().hold((counted, ticket));
             self.metrics.count(about, dry_run, code);
         } else {
             self.metrics.answered(about, dry_run, code, begun.elapsed());
         }
         let headers = response.headers_mut();
+        headers.insert(audit::ID, id);
         headers
             .entry(header::CACHE_CONTROL)
             .or_insert(HeaderValue::from_static("no-cache, private"));
@@ -181,11 +205,19 @@ impl Core {
         }
     }
 
-    fn panicked(&self, path: &str, panic: &(dyn std::any::Any + Send)) -> Answer {
+    fn panicked(
+        &self,
+        path: &str,
+        panic: &(dyn std::any::Any + Send),
+        ticket: Option<&Ticket>,
+    ) -> Answer {
         let message = panic.downcast_ref::<&str>().copied();
         let message = message.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
         error!(path, panic = message.unwrap_or("?"), "a request panicked");
         self.metrics.panicked();
+        if let Some(ticket) = ticket {
+            ticket.panicked(message.unwrap_or("?"));
+        }
         Err(Status::internal(
             "the request made the server panic; its log says where",
         ))
@@ -230,16 +262,46 @@ impl Core {
         about
     }
 
-    async fn answer(self: Arc<Self>, arrived: Arrived, caller: Caller) -> Answer {
+    async fn answer(
+        self: Arc<Self>,
+        arrived: Arrived,
+        caller: Caller,
+        ticket: &mut Option<Arc<Ticket>>,
+    ) -> Answer {
         let Arrived {
             parts,
             body,
             query,
             info,
             long,
+            id,
         } = arrived;
-        let mut user = self.authenticate(&parts, caller).await?;
+        let remote = match &caller {
+            Caller::Connection(connection) => Some(connection.remote),
+            Caller::Known(_) => None,
+        };
+        let arrival = || Arrival {
+            id: id.to_str().unwrap_or_default(),
+            headers: &parts.headers,
+            uri: &parts.uri,
+            info: &info,
+            remote,
+            at: self.config.clock.now(),
+            long,
+        };
+        let known = self.authenticate(&parts, caller).await;
+        let mut user = known.inspect_err(|status| {
+            if let Some(audit) = &self.audit {
+                audit.unauthenticated(&arrival(), status);
+            }
+        })?;
+        if let Some(audit) = &self.audit {
+            *ticket = audit.begin(&user, &arrival());
+        }
         if let Some(other) = impersonation::apply(&self, &user, &parts.headers).await? {
+            if let Some(ticket) = ticket {
+                ticket.impersonates(&other);
+            }
             user = Arc::new(other);
         }
         let _permit = if long {
@@ -247,7 +309,8 @@ impl Core {
         } else {
             self.flight.admit(&user, &info).await?
         };
-        self.authorize(&user, &info, &query).await?;
+        self.authorize(&user, &info, &query, ticket.as_deref())
+            .await?;
         let deadline = self.config.limits.deadline;
         let request = Request {
             core: self.clone(),
@@ -255,6 +318,7 @@ impl Core {
             info,
             query,
             parts,
+            audit: ticket.clone(),
             body: Mutex::new(Some(body)),
         };
         if long {
@@ -309,6 +373,7 @@ impl Core {
         user: &User,
         info: &RequestInfo,
         query: &Query,
+        ticket: Option<&Ticket>,
     ) -> Result<(), Status> {
         let none = crate::ResourceRequest::default();
         let resource = info.resource.as_ref().unwrap_or(&none);
@@ -327,11 +392,37 @@ impl Core {
             label_selector: query.get("labelSelector").unwrap_or_default(),
         };
         match authz::decide(&self.authorizers, &attributes).await {
-            Decision::Allow => Ok(()),
+            Decision::Allow => {
+                if let Some(ticket) = ticket {
+                    let reason = match user.is_in(user::MASTERS) {
+                        true => None,
+                        false => self.rbac.index().reason(&attributes),
+                    };
+                    note_decision(ticket, "allow", &reason.unwrap_or_default());
+                }
+                Ok(())
+            }
             Decision::Deny(reason) | Decision::NoOpinion(reason) => {
+                if let Some(ticket) = ticket {
+                    note_decision(ticket, "forbid", &reason);
+                }
                 Err(forbidden(&attributes, &reason))
             }
         }
+    }
+}
+
+fn note_decision(ticket: &Ticket, decision: &str, reason: &str) {
+    ticket.annotate("authorization.k8s.io/decision", decision);
+    ticket.annotate("authorization.k8s.io/reason", reason);
+}
+
+/// Keeps the answer's body, where it is one piece of JSON and nobody has said better what it is.
+fn note_response(ticket: &Ticket, response: &Response<Body>) {
+    let json = response.headers().get(header::CONTENT_TYPE);
+    let json = json.is_some_and(|media| media.as_bytes() == respond::JSON.as_bytes());
+    if let (true, Some(bytes)) = (json, response.body().as_whole()) {
+        ticket.response(|| bytes.clone());
     }
 }
 

@@ -1,6 +1,7 @@
 //! What a request is about, read once from its method, path and query.
 
 use http::Method;
+use machinery::fields;
 
 use crate::query::Query;
 
@@ -62,11 +63,10 @@ impl RequestInfo {
 
 /// The name that a field selector pins down, so that rules about names hold for lists too.
 fn named_by(selector: &str) -> String {
-    let exact = |term: &str| {
-        let (key, value) = term.split_once('=')?;
-        (key == "metadata.name").then(|| value.trim_start_matches('=').to_owned())
-    };
-    selector.split(',').find_map(exact).unwrap_or_default()
+    // Read as the handlers read it: what they take for one name must be what is authorized.
+    let selector = fields::Selector::parse(selector).unwrap_or_default();
+    let name = selector.exact("metadata.name").unwrap_or_default();
+    name.to_owned()
 }
 
 fn method_verb(method: &Method) -> &'static str {
@@ -203,6 +203,18 @@ mod tests {
                 "/api/v1/pods?fieldSelector=metadata.name%3Dx",
                 "list",
                 "|v1||pods|x||",
+            ),
+            (
+                Method::GET,
+                "/api/v1/pods?fieldSelector=metadata.namespace!%3Da%5C,metadata.name%3Dx",
+                "list",
+                "|v1||pods|||",
+            ),
+            (
+                Method::GET,
+                "/api/v1/watch/namespaces/a/pods/x",
+                "watch",
+                "|v1|a|pods|x||",
             ),
             (Method::GET, "/apis/apps/v1", "get", ""),
             (Method::GET, "/healthz", "get", ""),

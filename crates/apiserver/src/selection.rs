@@ -2,7 +2,7 @@
 
 use machinery::{Status, fields, labels};
 
-use crate::{Resource, Stored, query::Query};
+use crate::{Resource, Stored, pipeline::Request, query::Query};
 
 /// The selectors of a request.
 #[derive(Debug, Clone)]
@@ -12,8 +12,18 @@ pub(crate) struct Selection {
 }
 
 impl Selection {
-    /// Reads the selectors; refuses fields that the kind does not offer.
-    pub(crate) fn parse(resource: &Resource, query: &Query) -> Result<Self, Status> {
+    /// Reads what a request selects; refuses fields that the kind does not offer.
+    pub(crate) fn of(resource: &Resource, request: &Request) -> Result<Self, Status> {
+        let mut selection = Self::parse(resource, &request.query)?;
+        // A watch's path can name one object, and only that one has been authorized.
+        let name = request.info.resource.as_ref().map(|subject| &subject.name);
+        if let Some(name) = name.filter(|name| !name.is_empty()) {
+            selection.fields.require("metadata.name", name);
+        }
+        Ok(selection)
+    }
+
+    fn parse(resource: &Resource, query: &Query) -> Result<Self, Status> {
         let labels = labels::Selector::parse(query.get("labelSelector").unwrap_or_default());
         let fields = fields::Selector::parse(query.get("fieldSelector").unwrap_or_default());
         let selection = Self {

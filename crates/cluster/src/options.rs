@@ -51,6 +51,30 @@ pub struct Options {
     /// A file of bearer tokens: token,user,uid,"group1,group2" a line
     #[arg(long, value_name = "FILE")]
     pub token_auth_file: Option<PathBuf>,
+    /// Which requests are written to the audit log (audit.k8s.io/v1 Policy)
+    #[arg(long, value_name = "FILE")]
+    pub audit_policy_file: Option<PathBuf>,
+    /// Where the audit log is written; - is the standard output
+    #[arg(long, value_name = "FILE")]
+    pub audit_log_path: Option<PathBuf>,
+    /// Megabytes after which the audit log is set aside [default: 100]
+    #[arg(long, value_name = "MEGABYTES")]
+    pub audit_log_maxsize: Option<u64>,
+    /// Audit logs set aside that are kept; 0 keeps all [default: 100]
+    #[arg(long, value_name = "COUNT")]
+    pub audit_log_maxbackup: Option<usize>,
+    /// Days that audit logs set aside are kept; 0 keeps them for ever [default: 366]
+    #[arg(long, value_name = "DAYS")]
+    pub audit_log_maxage: Option<u64>,
+    /// Admission plugins to run beside the usual ones
+    #[arg(long, value_name = "PLUGIN", value_delimiter = ',')]
+    pub enable_admission_plugins: Option<Vec<String>>,
+    /// Admission plugins not to run
+    #[arg(long, value_name = "PLUGIN", value_delimiter = ',')]
+    pub disable_admission_plugins: Option<Vec<String>>,
+    /// What admission plugins are told (apiserver.config.k8s.io/v1 AdmissionConfiguration)
+    #[arg(long, value_name = "FILE")]
+    pub admission_control_config_file: Option<PathBuf>,
     /// Port of the kubelet [default: 10250]
     #[arg(long, value_name = "PORT")]
     pub kubelet_port: Option<u16>,
@@ -116,6 +140,20 @@ impl Options {
             cluster_domain: self.cluster_domain.or(file.cluster_domain),
             kubeconfig_out: self.kubeconfig_out.or(file.kubeconfig_out),
             token_auth_file: self.token_auth_file.or(file.token_auth_file),
+            audit_policy_file: self.audit_policy_file.or(file.audit_policy_file),
+            audit_log_path: self.audit_log_path.or(file.audit_log_path),
+            audit_log_maxsize: self.audit_log_maxsize.or(file.audit_log_maxsize),
+            audit_log_maxbackup: self.audit_log_maxbackup.or(file.audit_log_maxbackup),
+            audit_log_maxage: self.audit_log_maxage.or(file.audit_log_maxage),
+            enable_admission_plugins: self
+                .enable_admission_plugins
+                .or(file.enable_admission_plugins),
+            disable_admission_plugins: self
+                .disable_admission_plugins
+                .or(file.disable_admission_plugins),
+            admission_control_config_file: self
+                .admission_control_config_file
+                .or(file.admission_control_config_file),
             kubelet_port: self.kubelet_port.or(file.kubelet_port),
             service_node_port_range: self
                 .service_node_port_range

@@ -63,6 +63,7 @@ impl Running {
             let config = controllers::Config {
                 cluster_ca: pki.ca().pem().to_owned(),
                 cluster_cidr: settings.cluster_cidr.to_string(),
+                authority: Some(controllers::Authority(pki.clone())),
                 ..controllers::Config::default()
             };
             services.push(Arc::new(config.build(Arc::new(connector.clone()))));
@@ -207,6 +208,8 @@ fn apiserver_config(
         clock: Arc::new(SystemClock),
         limits: apiserver::Limits::default(),
         token_auth_file: settings.token_auth_file.clone(),
+        audit: settings.audit.clone(),
+        admission: settings.admission.clone(),
         tokens: Some(Arc::new(apiserver::authn::Tokens::new(
             pki.clone(),
             &settings.cluster_domain,

@@ -31,6 +31,8 @@ pub struct Settings {
     pub cluster_domain: String,
     pub kubeconfig_out: Option<PathBuf>,
     pub token_auth_file: Option<PathBuf>,
+    pub audit: Option<apiserver::audit::Config>,
+    pub admission: apiserver::admission::Options,
     pub kubelet_port: u16,
     pub node_ports: RangeInclusive<u16>,
     pub container_runtime_endpoint: Option<PathBuf>,
@@ -72,6 +74,7 @@ impl Settings {
         let id = id(&data_dir);
         let state_dir = state_dir(&id);
         let node_ip = options.node_ip.map_or_else(host::address, Ok)?;
+        let (audit, admission) = (audit(&options)?, admission(&options));
         let settings = Self {
             node_name: options.node_name.map_or_else(host::name, Ok)?,
             advertise_address: options.advertise_address.unwrap_or(node_ip),
@@ -89,6 +92,8 @@ impl Settings {
                 .unwrap_or_else(|| "cluster.local".into()),
             kubeconfig_out: options.kubeconfig_out,
             token_auth_file: options.token_auth_file,
+            audit,
+            admission,
             kubelet_port: options.kubelet_port.unwrap_or(10250),
             node_ports: port_range(options.service_node_port_range.as_deref())?,
             container_runtime_endpoint: options
@@ -159,6 +164,40 @@ fn nth(net: IpNet, n: u8) -> IpAddr {
     match net.network() {
         IpAddr::V4(first) => IpAddr::V4((u32::from(first) + u32::from(n)).into()),
         IpAddr::V6(first) => IpAddr::V6((u128::from(first) + u128::from(n)).into()),
+    }
+}
+
+/// The audit log needs a policy and a place; one without the other is a mistake.
+fn audit(options: &Options) -> Result<Option<apiserver::audit::Config>, Error> {
+    let (policy, log) = match (&options.audit_policy_file, &options.audit_log_path) {
+        (None, None) => return Ok(None),
+        (Some(policy), Some(log)) => (policy.clone(), log.clone()),
+        (Some(_), None) => {
+            let why = "is needed with --audit-policy-file".to_owned();
+            return Err(Error::Option("audit-log-path", why));
+        }
+        (None, Some(_)) => {
+            let why = "is needed with --audit-log-path".to_owned();
+            return Err(Error::Option("audit-policy-file", why));
+        }
+    };
+    Ok(Some(apiserver::audit::Config {
+        policy,
+        log,
+        max_size: options.audit_log_maxsize.unwrap_or(100),
+        max_backups: options.audit_log_maxbackup.unwrap_or(100),
+        max_age: options.audit_log_maxage.unwrap_or(366),
+    }))
+}
+
+fn admission(options: &Options) -> apiserver::admission::Options {
+    apiserver::admission::Options {
+        enable: options.enable_admission_plugins.clone().unwrap_or_default(),
+        disable: options
+            .disable_admission_plugins
+            .clone()
+            .unwrap_or_default(),
+        config_file: options.admission_control_config_file.clone(),
     }
 }
 
@@ -252,6 +291,11 @@ mod tests {
             ..options()
         };
         assert!(refused(ports).starts_with("--service-node-port-range"));
+        let audit = Options {
+            audit_log_path: Some("/x".into()),
+            ..options()
+        };
+        assert!(refused(audit).starts_with("--audit-policy-file"));
         let socket = Options {
             container_runtime_endpoint: Some("tcp:x".into()),
             ..options()

@@ -12,6 +12,7 @@ mod shared;
 
 pub mod clusterroleaggregation;
 pub mod cronjob;
+pub mod csr;
 pub mod daemonset;
 pub mod deployment;
 pub mod disruption;
@@ -50,8 +51,8 @@ pub struct Entry {
 }
 
 macro_rules! table {
-    ($($module:ident),* $(,)?) => {
-        &[$(Entry { name: $module::NAME, start: $module::start }),*]
+    ($($($module:ident)::+),* $(,)?) => {
+        &[$(Entry { name: $($module)::+::NAME, start: $($module)::+::start }),*]
     };
 }
 
@@ -79,6 +80,9 @@ pub const ALL: &[Entry] = table![
     clusterroleaggregation,
     pvcprotection,
     pvprotection,
+    csr::approving,
+    csr::signing,
+    csr::cleaner,
 ];
 
 /// What the controllers are told about the cluster.
@@ -90,8 +94,20 @@ pub struct Config {
     pub cluster_cidr: String,
     /// How long the prefix of a node's part is.
     pub node_cidr_mask: u8,
+    /// Who signs certificates; without it nobody does.
+    pub authority: Option<Authority>,
     /// Names from [`ALL`] that shall not run.
     pub disabled: Vec<String>,
+}
+
+/// The cluster's keys; they are not shown.
+#[derive(Clone)]
+pub struct Authority(pub Arc<pki::Pki>);
+
+impl std::fmt::Debug for Authority {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Authority(..)")
+    }
 }
 
 impl Default for Config {
@@ -100,6 +116,7 @@ impl Default for Config {
             cluster_ca: String::new(),
             cluster_cidr: "10.42.0.0/16".to_owned(),
             node_cidr_mask: 24,
+            authority: None,
             disabled: Vec::new(),
         }
     }

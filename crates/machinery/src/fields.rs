@@ -52,6 +52,11 @@ impl Selector {
         Ok(Self { terms })
     }
 
+    /// Adds that a field must have this value.
+    pub fn require(&mut self, field: &str, value: &str) {
+        self.terms.extend(Self::one(field, value).terms);
+    }
+
     /// The conditions.
     pub fn terms(&self) -> &[Term] {
         &self.terms

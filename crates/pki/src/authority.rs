@@ -265,7 +265,7 @@ fn pkcs8(algorithm: &[u8], key: &[u8]) -> PrivatePkcs8KeyDer<'static> {
     tlv(0x30, &[&[2, 1, 0], algorithm, &tlv(4, &[key])]).into()
 }
 
-fn tlv(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
+pub(crate) fn tlv(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
     let length: usize = parts.iter().map(|part| part.len()).sum();
     let mut out = vec![tag];
     match length {

@@ -6,6 +6,7 @@
 //! and never overwritten. Nothing here prints or formats a private key.
 
 mod authority;
+pub mod csr;
 mod files;
 pub mod jwt;
 mod kubeconfig;

@@ -39,6 +39,8 @@ fn server(directory: &tempfile::TempDir) -> Arc<ApiServer> {
         clock: Arc::new(SystemClock),
         limits: apiserver::Limits::default(),
         token_auth_file: None,
+        audit: None,
+        admission: apiserver::admission::Options::default(),
         tokens: None,
     };
     config.build(store, registry).unwrap()

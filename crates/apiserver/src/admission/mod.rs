@@ -1,21 +1,33 @@
 //! Admission: plugins that may change a write (mutate) and refuse it (validate), in the order of
-//! [`chain`]. Reads never come here.
+//! [`options`]. Reads never come here.
 
+mod always_pull_images;
 mod amounts;
+mod certificate_approval;
+mod certificate_signing;
+mod certificate_subject_restriction;
+mod cluster_trust_bundle_attest;
 mod default_ingress_class;
 mod default_storage_class;
 mod default_toleration_seconds;
+mod deny_service_external_ips;
+mod extended_resource_toleration;
 mod limit_ranger;
 mod namespace_lifecycle;
 mod node_restriction;
+mod options;
 mod persistent_volume_claim_resize;
+mod pod_node_selector;
+mod pod_resize_validator;
 mod pod_security;
+mod pod_topology_labels;
 mod priority;
 mod quota_scopes;
 mod rbac_escalation;
 mod resource_quota;
 mod runtime_class;
 mod service_account;
+mod signers;
 mod storage_object_in_use_protection;
 mod taint_nodes_by_condition;
 
@@ -26,7 +38,10 @@ use machinery::{Object, Status};
 use parking_lot::Mutex;
 use store::Op;
 
-use crate::{Config, Draft, Reader, User, authz::Rbac};
+use crate::{Draft, Reader, User, audit::Ticket, authz::Rbac};
+
+pub use options::Options;
+pub(crate) use options::chain;
 
 /// What a request does to an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,9 +101,25 @@ pub struct Effects {
     warnings: Mutex<Vec<String>>,
     /// Guards the operations that join the write's transaction.
     ops: Mutex<Vec<Op<Draft>>>,
+    /// Where annotations of the request are noted, if it is written down.
+    audit: Option<Arc<Ticket>>,
 }
 
 impl Effects {
+    pub(crate) fn of(audit: Option<Arc<Ticket>>) -> Self {
+        Self {
+            audit,
+            ..Self::default()
+        }
+    }
+
+    /// Notes something in the audit log.
+    pub fn annotate(&self, key: &str, value: &str) {
+        if let Some(ticket) = &self.audit {
+            ticket.annotate(key, value);
+        }
+    }
+
     /// Sends a Warning header with the answer.
     pub fn warn(&self, text: impl Into<String>) {
         self.warnings.lock().push(text.into());
@@ -134,27 +165,6 @@ pub trait Plugin: Send + Sync + 'static {
     }
     /// Starts what runs beside requests (caches).
     fn start(&self, _context: &lifecycle::Context) {}
-}
-
-/// The plugins, in the order they are called. ResourceQuota stays last.
-pub fn chain(_config: &Config, _reader: &Reader, rbac: &Rbac) -> Vec<Arc<dyn Plugin>> {
-    vec![
-        Arc::new(namespace_lifecycle::NamespaceLifecycle),
-        Arc::new(limit_ranger::LimitRanger),
-        Arc::new(service_account::ServiceAccount),
-        Arc::new(node_restriction::NodeRestriction),
-        Arc::new(taint_nodes_by_condition::TaintNodesByCondition),
-        Arc::new(pod_security::PodSecurity),
-        Arc::new(priority::Priority),
-        Arc::new(default_toleration_seconds::DefaultTolerationSeconds),
-        Arc::new(default_storage_class::DefaultStorageClass),
-        Arc::new(storage_object_in_use_protection::StorageObjectInUseProtection),
-        Arc::new(persistent_volume_claim_resize::PersistentVolumeClaimResize),
-        Arc::new(runtime_class::RuntimeClass),
-        Arc::new(default_ingress_class::DefaultIngressClass),
-        Arc::new(rbac_escalation::RbacEscalation::new(rbac.clone())),
-        Arc::new(resource_quota::ResourceQuota),
-    ]
 }
 
 /// Lets every plugin change the object.

@@ -80,7 +80,8 @@ fn accept(object: &Object, id: &str, secret: &str, now: Timestamp) -> Option<Use
         return None;
     }
     if let Some(expiration) = value("expiration")
-        && expiration.parse::<Timestamp>().is_ok_and(|end| end <= now)
+        // A time that cannot be read is over.
+        && !expiration.parse::<Timestamp>().is_ok_and(|end| end > now)
     {
         return None;
     }
@@ -142,6 +143,7 @@ mod tests {
         );
         assert!(ask(&[("expiration", "2026-07-01T00:00:00Z")]).is_some());
         assert!(ask(&[("expiration", "2026-05-01T00:00:00Z")]).is_none());
+        assert!(ask(&[("expiration", "next year")]).is_none());
         assert!(ask(&[("usage-bootstrap-authentication", "false")]).is_none());
         assert!(ask(&[("auth-extra-groups", "system:masters")]).is_none());
         assert!(accept(&secret(&[]), "abcdef", "0123456789abcdeX", now).is_none());

@@ -57,23 +57,24 @@ fn named(headers: &HeaderMap) -> Option<User> {
         let values = headers
             .get_all(name)
             .into_iter()
-            .filter_map(|value| value.to_str().ok());
-        values.map(str::to_owned).collect::<Vec<_>>()
+            .map(|value| std::str::from_utf8(value.as_bytes()).map(str::to_owned));
+        // What is no text names nobody: half an identity is worse than none.
+        values.collect::<Result<Vec<_>, _>>().ok()
     };
-    let name = all(USER)
+    let name = all(USER)?
         .into_iter()
         .next()
         .filter(|name| !name.is_empty())?;
     let known = name != user::ANONYMOUS;
     let mut user = if known {
-        User::new(name, all(GROUP))
+        User::new(name, all(GROUP)?)
     } else {
         User::anonymous()
     };
-    user.uid = all(UID).into_iter().next().unwrap_or_default();
+    user.uid = all(UID)?.into_iter().next().unwrap_or_default();
     for header in headers.keys() {
         if let Some(key) = header.as_str().strip_prefix(EXTRA) {
-            user.extra.insert(query::decode(key), all(header.as_str()));
+            user.extra.insert(query::decode(key), all(header.as_str())?);
         }
     }
     Some(user)

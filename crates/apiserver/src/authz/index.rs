@@ -177,11 +177,30 @@ impl Index {
             let mut rules = grant.rules.iter().flat_map(|rules| rules.iter());
             rules.any(|rule| rule.allows(attributes))
         };
-        let grant = self
-            .grants(attributes.user, attributes.namespace)
-            .find(allows)?;
-        let Origin { binding, role } = &*grant.binding;
-        Some(format!("RBAC: allowed by {binding} of {role}"))
+        let namespace = attributes.namespace;
+        let granted = |grants: &'_ Grants| {
+            let here = grants
+                .by_namespace
+                .get(namespace)
+                .filter(|_| !namespace.is_empty());
+            let mut all = grants.everywhere.iter().chain(here.into_iter().flatten());
+            let Origin { binding, role } = &*all.find(allows)?.binding;
+            Some(format!("RBAC: allowed by {binding} of {role}"))
+        };
+        let user = attributes.user;
+        if let Some(why) = self.users.get(&user.name).and_then(granted) {
+            let account = user.name.strip_prefix("system:serviceaccount:");
+            return Some(match account.and_then(|name| name.split_once(':')) {
+                Some((home, name)) => {
+                    format!("{why} to ServiceAccount {:?}", format!("{name}/{home}"))
+                }
+                None => format!("{why} to User {:?}", user.name),
+            });
+        }
+        user.groups.iter().find_map(|group| {
+            let why = self.groups.get(group).and_then(granted)?;
+            Some(format!("{why} to Group {group:?}"))
+        })
     }
 
     /// Bindings of the user whose roles do not exist, in Kubernetes' words.
@@ -402,7 +421,7 @@ mod tests {
         let reason = index.reason(&eve.attributes("create pods team")).unwrap();
         assert_eq!(
             reason,
-            "RBAC: allowed by RoleBinding \"editors/team\" of ClusterRole \"edit\""
+            "RBAC: allowed by RoleBinding \"editors/team\" of ClusterRole \"edit\" to User \"eve\""
         );
         let complaint = index.complaint(&eve.1, "team");
         assert_eq!(

@@ -101,10 +101,17 @@ pub(crate) async fn object(
     let bytes = take(request).await?;
     let mut decoded = convert::decode(resource, media, &bytes, validation)?;
     convert::settle_kind(resource, &mut decoded.object)?;
+    if let Some(ticket) = &request.audit {
+        ticket.request_object(&decoded.object);
+    }
     Ok(decoded)
 }
 
 /// Reads the raw body.
 pub(crate) async fn take(request: &Request) -> Result<Bytes, Status> {
-    read(request.take_body(), request.core.config.limits.body).await
+    let bytes = read(request.take_body(), request.core.config.limits.body).await?;
+    if let Some(ticket) = &request.audit {
+        ticket.request(&bytes);
+    }
+    Ok(bytes)
 }

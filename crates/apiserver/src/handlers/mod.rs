@@ -98,6 +98,9 @@ async fn metrics(request: &Request) -> Answer {
             .metrics
             .stored(&resource.group, &resource.plural, count);
     }
+    if let Some(audit) = &request.core.audit {
+        request.core.metrics.audited(audit.figures());
+    }
     let media = "text/plain; version=0.0.4; charset=utf-8";
     Ok(crate::respond::bytes(
         http::StatusCode::OK,

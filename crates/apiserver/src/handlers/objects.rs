@@ -65,7 +65,7 @@ pub(crate) fn write(request: &Request, resource: &Arc<Resource>, options: &Write
         field_manager: options.field_manager.clone(),
         tracked: false,
         internal: false,
-        effects: Effects::default(),
+        effects: Effects::of(request.audit.clone()),
     }
 }
 

@@ -30,7 +30,7 @@ const EXPIRED: &str = "The provided continue parameter is too old to display a c
 pub(crate) fn output(request: &Request, resource: &Arc<Resource>) -> Result<Output, Status> {
     let wanted = media::wanted(&request.parts.headers, resource.schema.is_some())?;
     let now = request.core.config.clock.now().as_second();
-    Ok(Output::new(resource.clone(), wanted, &request.query, now))
+    Ok(Output::new(resource.clone(), wanted, &request.query, now).audited(request.audit.as_ref()))
 }
 
 /// A resourceVersion parameter.
@@ -173,7 +173,7 @@ struct Page {
 /// All objects of a kind, or of a namespace, or of a selection, page by page.
 pub(crate) async fn list(request: Request, resource: Arc<Resource>, namespace: &str) -> Answer {
     let output = output(&request, &resource)?;
-    let selection = Selection::parse(&resource, &request.query)?;
+    let selection = Selection::of(&resource, &request)?;
     let paging = Paging::parse(&request.query)?;
     let page = page(&request, &resource, namespace, &selection, paging).await?;
     Ok(send_list(output, page.objects, page.metadata))
@@ -185,7 +185,7 @@ pub(crate) async fn selected(
     resource: &Arc<Resource>,
     namespace: &str,
 ) -> Result<Vec<Arc<Stored>>, Status> {
-    let selection = Selection::parse(resource, &request.query)?;
+    let selection = Selection::of(resource, request)?;
     let paging = Paging::parse(&request.query)?;
     Ok(page(request, resource, namespace, &selection, paging)
         .await?
@@ -329,6 +329,11 @@ pub(crate) fn send_list(
         let table = output.table(&objects, true, page.metadata);
         return output.encoded(StatusCode::OK, table);
     }
+    output.note(|| {
+        let (objects, metadata) = (page.objects.clone(), page.metadata.clone());
+        let mut pieces = Pieces::new(output.clone(), Page { objects, metadata });
+        pieces.next(usize::MAX).unwrap_or_default()
+    });
     if let Some(bytes) = output.protobuf_list(&page.objects, &page.metadata) {
         return respond::bytes(StatusCode::OK, output::PROTOBUF, bytes);
     }

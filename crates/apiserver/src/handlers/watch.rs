@@ -121,7 +121,7 @@ fn check(query: &Query) -> Result<(), Status> {
 /// Streams changes until the client, the time or the server ends it.
 pub(crate) async fn watch(request: Request, resource: Arc<Resource>, namespace: &str) -> Answer {
     let output = read::output(&request, &resource)?;
-    let selection = Selection::parse(&resource, &request.query)?;
+    let selection = Selection::of(&resource, &request)?;
     let options = Options::parse(&request.query, request.core.config.limits.watch)?;
     let media = if output.message_type().is_some() {
         STREAM

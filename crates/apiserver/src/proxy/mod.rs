@@ -97,7 +97,10 @@ async fn forward(request: Request, location: Location, transport: backend::Trans
 /// Joins the client's connection with the backend's once the backend agrees.
 async fn upgrade(request: Request, location: Location, transport: backend::Transport) -> Answer {
     let Request {
-        core, mut parts, ..
+        core,
+        mut parts,
+        audit,
+        ..
     } = request;
     parts.uri = uri(&location)?;
     if let Ok(host) = HeaderValue::from_str(&authority(&location)) {
@@ -110,6 +113,8 @@ async fn upgrade(request: Request, location: Location, transport: backend::Trans
     if let Some(splice) = splice {
         let stopping = core.stopping.clone();
         core.streams.spawn(async move {
+            // The request lasts as long as its stream.
+            let _audit = audit;
             tokio::select! {
                 // Either side hanging up is how streams end.
                 _ = splice.run() => {}

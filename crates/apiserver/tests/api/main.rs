@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 mod apply;
+mod audit;
 mod bootstrap;
 mod custom;
 mod deletion;

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 /// A running server; everything ends with it.
 pub struct Server {
     pub server: Arc<ApiServer>,
-    pub pki: Pki,
+    pub pki: Arc<Pki>,
     pub url: String,
     directory: TempDir,
     stop: CancellationToken,
@@ -34,16 +34,27 @@ impl Server {
     }
 
     pub async fn start_on(limits: Limits, clock: Arc<dyn stdx::Clock>) -> Self {
+        Self::configured(|config, _| {
+            config.limits = limits;
+            config.clock = clock;
+        })
+        .await
+    }
+
+    /// A server whose configuration is changed before it starts; the directory is its own.
+    pub async fn configured(change: impl FnOnce(&mut Config, &std::path::Path)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let names = Names {
             node_name: Some("n1".to_owned()),
             ..Names::default()
         };
-        let pki = Pki::ensure(&directory.path().join("pki"), &names).unwrap();
+        let pki = Arc::new(Pki::ensure(&directory.path().join("pki"), &names).unwrap());
         let registry = Registry::builtin();
         let codec = ObjectCodec::new(registry.clone());
         let store = store::embedded::Embedded::open(directory.path().join("store"), codec).unwrap();
-        let config = Config {
+        let clock: Arc<dyn stdx::Clock> = Arc::new(stdx::SystemClock);
+        let tokens = apiserver::authn::Tokens::new(pki.clone(), "cluster.local", clock.clone());
+        let mut config = Config {
             listen: "127.0.0.1:0".parse().unwrap(),
             advertise: "127.0.0.1:6443".parse().unwrap(),
             tls: pki.apiserver_config().unwrap(),
@@ -56,10 +67,13 @@ impl Server {
             front_proxy_ca: pki.front_proxy_ca().pem().to_owned(),
             health: lifecycle::Health::default(),
             clock,
-            limits,
+            limits: Limits::default(),
             token_auth_file: None,
-            tokens: None,
+            audit: None,
+            admission: apiserver::admission::Options::default(),
+            tokens: Some(Arc::new(tokens)),
         };
+        change(&mut config, directory.path());
         let server = config.build(store, registry).unwrap();
         let stop = CancellationToken::new();
         let context = Context::standalone("apiserver", stop.clone());
@@ -82,6 +96,11 @@ impl Server {
         let made = admin(&server, "POST", path, account).await;
         assert!(matches!(made.code, 201 | 409), "{}", made.body);
         server
+    }
+
+    /// The server's own directory.
+    pub fn directory(&self) -> &std::path::Path {
+        self.directory.path()
     }
 
     /// A client in this process.

@@ -80,6 +80,8 @@ impl World {
             clock: Arc::new(SystemClock),
             limits: apiserver::Limits::default(),
             token_auth_file: None,
+            audit: None,
+            admission: apiserver::admission::Options::default(),
             tokens: None,
         };
         let server = config.build(store, registry).unwrap();

@@ -229,6 +229,8 @@ async fn start_server(directory: &TempDir, pki: &Pki, stop: CancellationToken) -
         clock: Arc::new(stdx::SystemClock),
         limits: Limits::default(),
         token_auth_file: None,
+        audit: None,
+        admission: apiserver::admission::Options::default(),
         tokens: None,
     };
     let server = config.build(store, registry).unwrap();

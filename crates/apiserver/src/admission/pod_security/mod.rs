@@ -7,11 +7,15 @@ use async_trait::async_trait;
 use kinds::tree;
 use machinery::{Object, Status, Value};
 
-use super::{Attributes, Operation, Plugin};
+use serde::Deserialize;
+
+use super::{Attributes, Plugin};
 
 pub const NAME: &str = "PodSecurity";
 
 const PREFIX: &str = "pod-security.kubernetes.io/";
+/// Pods of a namespace that are looked at when its standard changes.
+const MOST_PODS: usize = 3000;
 
 /// Where the pod template is in the kinds that make pods.
 const TEMPLATES: &[(&str, &str, &[&str])] = &[
@@ -29,13 +33,260 @@ const TEMPLATES: &[(&str, &str, &[&str])] = &[
     ("batch", "jobs", &["spec", "template"]),
 ];
 
-pub struct PodSecurity;
+/// The plugin with what the operator tells it.
+#[derive(Debug, Default)]
+pub struct PodSecurity {
+    defaults: Policy,
+    exempt: Exemptions,
+}
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Level {
+    #[default]
     Privileged,
     Baseline,
     Restricted,
+}
+
+/// A standard at a version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Standard {
+    level: Level,
+    version: String,
+}
+
+impl Default for Standard {
+    fn default() -> Self {
+        Self {
+            level: Level::Privileged,
+            version: "latest".to_owned(),
+        }
+    }
+}
+
+impl std::fmt::Display for Standard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name = match self.level {
+            Level::Privileged => "privileged",
+            Level::Baseline => "baseline",
+            Level::Restricted => "restricted",
+        };
+        write!(f, "{name}:{}", self.version)
+    }
+}
+
+/// What a namespace asks of its pods.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Policy {
+    enforce: Standard,
+    audit: Standard,
+    warn: Standard,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Exemptions {
+    usernames: Vec<String>,
+    namespaces: Vec<String>,
+    runtime_classes: Vec<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Configuration {
+    #[serde(rename = "apiVersion")]
+    _api_version: String,
+    #[serde(rename = "kind")]
+    _kind: String,
+    defaults: std::collections::BTreeMap<String, String>,
+    exemptions: Exemptions,
+}
+
+impl PodSecurity {
+    /// From the plugin's part of the admission configuration.
+    pub(super) fn new(config: &Value) -> Result<Self, String> {
+        if config.is_null() {
+            return Ok(Self::default());
+        }
+        let config: Configuration =
+            serde_json::from_value(config.clone()).map_err(|error| format!("{NAME}: {error}"))?;
+        let mut defaults = Policy::default();
+        for (key, value) in &config.defaults {
+            let (mode, version) = match key.strip_suffix("-version") {
+                Some(mode) => (mode, true),
+                None => (key.as_str(), false),
+            };
+            let standard = match mode {
+                "enforce" => &mut defaults.enforce,
+                "audit" => &mut defaults.audit,
+                "warn" => &mut defaults.warn,
+                _ => return Err(format!("{NAME}: unknown default {key:?}")),
+            };
+            match level(value) {
+                _ if version && version_makes_sense(value) => standard.version.clone_from(value),
+                Some(level) if !version => standard.level = level,
+                _ => return Err(format!("{NAME}: defaults.{key}: invalid value {value:?}")),
+            }
+        }
+        Ok(Self {
+            defaults,
+            exempt: config.exemptions,
+        })
+    }
+
+    /// What the labels of a namespace ask for; a wrong level is the strictest one to enforce.
+    fn policy<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> Policy {
+        let mut policy = self.defaults.clone();
+        let read = |mode: &str, standard: &mut Standard, wrong: Level| {
+            let given = label(&format!("{PREFIX}{mode}"));
+            if let Some(given) = given {
+                standard.level = level(given).unwrap_or(wrong);
+            }
+            let version = label(&format!("{PREFIX}{mode}-version"));
+            if let Some(version) = version {
+                let known = version_makes_sense(version);
+                standard.version = if known { version } else { "latest" }.to_owned();
+            }
+            (
+                given.and_then(level).is_some(),
+                given.is_some(),
+                version.is_some(),
+            )
+        };
+        let (enforced, ..) = read("enforce", &mut policy.enforce, Level::Restricted);
+        read("audit", &mut policy.audit, Level::Privileged);
+        let (_, warns, at) = read("warn", &mut policy.warn, Level::Privileged);
+        // Who enforces and says nothing of warnings is warned of what would be refused.
+        if !warns && enforced && policy.enforce.level > policy.warn.level {
+            policy.warn.level = policy.enforce.level;
+            if !at {
+                policy.warn.version.clone_from(&policy.enforce.version);
+            }
+        }
+        policy
+    }
+
+    fn evaluate(
+        &self,
+        attributes: &Attributes<'_>,
+        policy: &Policy,
+        pod: &Value,
+        enforce: bool,
+    ) -> Result<(), Status> {
+        let note = |key: &str, value: &str| {
+            attributes
+                .effects
+                .annotate(&format!("{PREFIX}{key}"), value);
+        };
+        if has(
+            &self.exempt.runtime_classes,
+            tree::text(&pod["spec"]["runtimeClassName"]),
+        ) {
+            note("exempt", "runtimeClass");
+            return Ok(());
+        }
+        if enforce {
+            note("enforce-policy", &policy.enforce.to_string());
+        }
+        if let Some(why) = judge(&policy.audit, pod) {
+            note(
+                "audit-violations",
+                &format!("would violate PodSecurity {why}"),
+            );
+        }
+        if enforce && let Some(why) = judge(&policy.enforce, pod) {
+            return Err(attributes.forbidden(&format!("violates PodSecurity {why}")));
+        }
+        if let Some(why) = judge(&policy.warn, pod) {
+            let warning = format!("would violate PodSecurity {why}");
+            attributes.effects.warn(warning);
+        }
+        Ok(())
+    }
+
+    /// Tells which pods that are there would be refused from now on.
+    async fn warn_of_existing(
+        &self,
+        attributes: &Attributes<'_>,
+        enforce: &Standard,
+    ) -> Result<(), Status> {
+        let name = attributes.name;
+        let (_, pods) = attributes.reader.list("", "pods", name).await?;
+        let mut told: std::collections::BTreeMap<String, Vec<String>> = Default::default();
+        for pod in pods.iter().take(MOST_PODS) {
+            let pod = Value::Object(pod.parse());
+            let class = tree::text(&pod["spec"]["runtimeClassName"]);
+            if has(&self.exempt.runtime_classes, class) {
+                continue;
+            }
+            let reasons = violations(enforce, &pod).map(|(reason, _)| reason);
+            let reasons: Vec<String> = reasons.collect();
+            if !reasons.is_empty() {
+                let who = tree::text(&pod["metadata"]["name"]).to_owned();
+                told.entry(reasons.join(", ")).or_default().push(who);
+            }
+        }
+        if pods.len() > MOST_PODS {
+            attributes.effects.warn(format!(
+                "new PodSecurity enforce level only checked against the first {MOST_PODS} of {} existing pods",
+                pods.len()
+            ));
+        }
+        if told.is_empty() {
+            return Ok(());
+        }
+        attributes.effects.warn(format!(
+            "existing pods in namespace {name:?} violate the new PodSecurity enforce level \"{enforce}\""
+        ));
+        let mut lines: Vec<String> = told
+            .into_iter()
+            .map(|(reason, pods)| {
+                let first = pods.iter().min().cloned().unwrap_or_default();
+                match pods.len() - 1 {
+                    0 => format!("{first}: {reason}"),
+                    1 => format!("{first} (and 1 other pod): {reason}"),
+                    others => format!("{first} (and {others} other pods): {reason}"),
+                }
+            })
+            .collect();
+        lines.sort();
+        lines
+            .into_iter()
+            .for_each(|line| attributes.effects.warn(line));
+        Ok(())
+    }
+
+    async fn validate_namespace(
+        &self,
+        attributes: &Attributes<'_>,
+        object: &Object,
+    ) -> Result<(), Status> {
+        let errors = label_errors(object);
+        let was = attributes.old.map(label_errors).unwrap_or_default();
+        if !errors.is_empty() && errors != was {
+            return Err(Status::invalid("", "Namespace", attributes.name, &errors));
+        }
+        let Some(old) = attributes.old else {
+            return Ok(());
+        };
+        let of = |namespace: &Object| {
+            let labels = &tree::get(namespace, "metadata")["labels"];
+            self.policy(|key| labels[key].as_str()).enforce
+        };
+        let (before, after) = (of(old), of(object));
+        let laxer = after.version == before.version && after.level <= before.level;
+        if after.level == Level::Privileged
+            || laxer
+            || has(&self.exempt.namespaces, attributes.name)
+        {
+            return Ok(());
+        }
+        self.warn_of_existing(attributes, &after).await
+    }
+}
+
+fn has(list: &[String], wanted: &str) -> bool {
+    !wanted.is_empty() && list.iter().any(|item| item == wanted)
 }
 
 #[async_trait]
@@ -45,9 +296,12 @@ impl Plugin for PodSecurity {
     }
 
     fn handles(&self, attributes: &Attributes<'_>) -> bool {
-        let pod = attributes.is_write_of("", "pods") && attributes.operation == Operation::Create;
-        let debug = attributes.is("", "pods") && attributes.subresource == "ephemeralcontainers";
-        pod || debug || template(attributes).is_some() || attributes.is_write_of("", "namespaces")
+        let debug = attributes.is("", "pods")
+            && matches!(attributes.subresource, "ephemeralcontainers" | "resize");
+        attributes.is_write_of("", "pods")
+            || debug
+            || template(attributes).is_some()
+            || attributes.is_write_of("", "namespaces")
     }
 
     async fn validate(
@@ -57,39 +311,51 @@ impl Plugin for PodSecurity {
     ) -> Result<(), Status> {
         let Some(object) = object else { return Ok(()) };
         if attributes.is("", "namespaces") {
-            return labels_make_sense(attributes, object);
+            return self.validate_namespace(attributes, object).await;
         }
-        let namespace = attributes
-            .reader
+        let exempt = format!("{PREFIX}exempt");
+        if has(&self.exempt.namespaces, attributes.namespace) {
+            attributes.effects.annotate(&exempt, "namespace");
+            return Ok(());
+        }
+        if has(&self.exempt.usernames, &attributes.user.name) {
+            attributes.effects.annotate(&exempt, "user");
+            return Ok(());
+        }
+        let reader = attributes.reader;
+        let namespace = reader
             .get("", "namespaces", "", attributes.namespace)
             .await?;
         let Some(namespace) = namespace else {
             return Ok(());
         };
-        let policy = |mode: &str| {
-            let label = |suffix: &str| namespace.label(&format!("{PREFIX}{mode}{suffix}"));
-            let level = label("").and_then(level).unwrap_or(Level::Privileged);
-            (level, label("-version").unwrap_or("latest").to_owned())
+        let policy = self.policy(|key| namespace.label(key));
+        let (pod, enforce) = match template(attributes) {
+            Some(path) => {
+                let whole = Value::from(object.clone());
+                (path.iter().fold(whole, |v, k| v[*k].clone()), false)
+            }
+            None => (Value::from(object.clone()), true),
         };
-        let (pod, makes_pods) = match template(attributes) {
-            Some(path) => (
-                path.iter()
-                    .fold(Value::from(object.clone()), |v, k| v[*k].clone()),
-                true,
-            ),
-            None => (Value::from(object.clone()), false),
-        };
-        let (enforced, warned) = (policy("enforce"), policy("warn"));
-        if !makes_pods && let Some(why) = judge(&enforced, &pod) {
-            return Err(attributes.forbidden(&format!("violates PodSecurity {why}")));
+        let same = attributes.old.filter(|_| enforce);
+        if same.is_some_and(|old| !has_new_images(&pod["spec"], tree::get(old, "spec"))) {
+            return Ok(());
         }
-        if let Some(why) = judge(&warned, &pod) {
-            attributes
-                .effects
-                .warn(format!("would violate PodSecurity {why}"));
-        }
-        Ok(())
+        self.evaluate(attributes, &policy, &pod, enforce)
     }
+}
+
+/// Whether an update changes what runs: everything else that counts cannot be changed.
+fn has_new_images(spec: &Value, old: &Value) -> bool {
+    let images = |spec: &Value, key: &str| -> Vec<(String, String)> {
+        let of = |c: &Value| [&c["name"], &c["image"]].map(|v| tree::text(v).to_owned());
+        let list = tree::list(&spec[key]).iter();
+        list.map(of).map(|[name, image]| (name, image)).collect()
+    };
+    let changed = |key: &&str| images(spec, key) != images(old, key);
+    ["containers", "initContainers", "ephemeralContainers"]
+        .iter()
+        .any(changed)
 }
 
 fn template(attributes: &Attributes<'_>) -> Option<&'static [&'static str]> {
@@ -108,23 +374,30 @@ fn level(text: &str) -> Option<Level> {
     }
 }
 
-/// What a pod violates, as it is told.
-fn judge((level, version): &(Level, String), pod: &Value) -> Option<String> {
-    let (name, checks) = match level {
-        Level::Privileged => return None,
-        Level::Baseline => ("baseline", checks::BASELINE),
-        Level::Restricted => ("restricted", checks::RESTRICTED),
+/// The checks that a pod does not pass: reason and detail.
+fn violations<'a>(
+    standard: &Standard,
+    pod: &'a Value,
+) -> impl Iterator<Item = (String, String)> + 'a {
+    let checks = match standard.level {
+        Level::Privileged => &[],
+        Level::Baseline => checks::BASELINE,
+        Level::Restricted => checks::RESTRICTED,
     };
-    let violations = checks
+    checks
         .iter()
-        .filter_map(|check| check(&pod["metadata"], &pod["spec"]));
-    let told: Vec<String> = violations
-        .map(|(reason, detail)| format!("{reason} ({detail})"))
-        .collect();
-    (!told.is_empty()).then(|| format!("\"{name}:{version}\": {}", told.join(", ")))
+        .filter_map(|check| check(&pod["metadata"], &pod["spec"]))
 }
 
-fn labels_make_sense(attributes: &Attributes<'_>, namespace: &Object) -> Result<(), Status> {
+/// What a pod violates, as it is told.
+fn judge(standard: &Standard, pod: &Value) -> Option<String> {
+    let told: Vec<String> = violations(standard, pod)
+        .map(|(reason, detail)| format!("{reason} ({detail})"))
+        .collect();
+    (!told.is_empty()).then(|| format!("\"{standard}\": {}", told.join(", ")))
+}
+
+fn label_errors(namespace: &Object) -> Vec<machinery::field::Error> {
     use machinery::field::{Error, Path};
     let labels = &tree::get(namespace, "metadata")["labels"];
     let mut errors = Vec::new();
@@ -144,10 +417,7 @@ fn labels_make_sense(attributes: &Attributes<'_>, namespace: &Object) -> Result<
             errors.push(Error::invalid(&path, value, why));
         }
     }
-    if errors.is_empty() {
-        return Ok(());
-    }
-    Err(Status::invalid("", "Namespace", attributes.name, &errors))
+    errors
 }
 
 fn version_makes_sense(text: &str) -> bool {
@@ -160,10 +430,14 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::testing::{Case, object};
+    use crate::{
+        admission::Operation,
+        testing::{Case, object},
+    };
 
     fn told(level: Level, spec: Value) -> Option<String> {
-        judge(&(level, "latest".to_owned()), &json!({ "spec": spec }))
+        let version = "latest".to_owned();
+        judge(&Standard { level, version }, &json!({ "spec": spec }))
     }
 
     #[test]
@@ -266,14 +540,14 @@ mod tests {
         let namespace = json!({"metadata": {"name": "team", "labels": labels}});
         pod.world.put("", "namespaces", namespace).await;
         let plain = object(json!({"spec": {"containers": [{"name": "a"}]}}));
-        PodSecurity
+        PodSecurity::default()
             .validate(&pod.attributes(), Some(&plain))
             .await
             .unwrap();
         let warnings = pod.effects.take_warnings();
         assert!(warnings[0].starts_with("would violate PodSecurity \"restricted:latest\""));
         let host = object(json!({"spec": {"hostNetwork": true, "containers": []}}));
-        let refused = PodSecurity
+        let refused = PodSecurity::default()
             .validate(&pod.attributes(), Some(&host))
             .await
             .unwrap_err();
@@ -308,10 +582,106 @@ mod tests {
             ),
         ] {
             let namespace = namespace(labels);
-            let checked = PodSecurity
+            let checked = PodSecurity::default()
                 .validate(&case.attributes(), Some(&namespace))
                 .await;
             assert_eq!(checked.is_ok(), fine);
         }
+    }
+
+    #[tokio::test]
+    async fn the_operator_sets_defaults_and_exempts() {
+        let plugin = PodSecurity::new(&json!({
+            "apiVersion": "pod-security.admission.config.k8s.io/v1", "kind": "PodSecurityConfiguration",
+            "defaults": {"enforce": "baseline", "enforce-version": "v1.30"},
+            "exemptions": {"usernames": ["ops"], "namespaces": ["free"], "runtimeClasses": ["vm"]},
+        }))
+        .unwrap();
+        let mut case = Case::new(Operation::Create, "", "pods").named("team", "web");
+        for name in ["team", "free"] {
+            let namespace = json!({"metadata": {"name": name}});
+            case.world.put("", "namespaces", namespace).await;
+        }
+        let host = |class: &str| {
+            object(
+                json!({"spec": {"hostNetwork": true, "containers": [], "runtimeClassName": class}}),
+            )
+        };
+        let refused = plugin.validate(&case.attributes(), Some(&host(""))).await;
+        assert!(refused.unwrap_err().message.contains("\"baseline:v1.30\""));
+        plugin
+            .validate(&case.attributes(), Some(&host("vm")))
+            .await
+            .unwrap();
+        case.user = crate::User::new("ops", [""; 0]);
+        plugin
+            .validate(&case.attributes(), Some(&host("")))
+            .await
+            .unwrap();
+        case.user = crate::User::new("eve", [""; 0]);
+        let case = case.named("free", "web");
+        plugin
+            .validate(&case.attributes(), Some(&host("")))
+            .await
+            .unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_new_image_is_judged_again_and_other_updates_are_not() {
+        let plugin = PodSecurity::default();
+        let mut case = Case::new(Operation::Update, "", "pods").named("team", "web");
+        let labels = json!({"pod-security.kubernetes.io/enforce": "baseline"});
+        let namespace = json!({"metadata": {"name": "team", "labels": labels}});
+        case.world.put("", "namespaces", namespace).await;
+        let pod = |image: &str| {
+            let container = json!({"name": "a", "image": image});
+            object(json!({"spec": {"hostNetwork": true, "containers": [container]}}))
+        };
+        case.old = Some(pod("a:1"));
+        plugin
+            .validate(&case.attributes(), Some(&pod("a:1")))
+            .await
+            .unwrap();
+        plugin
+            .validate(&case.attributes(), Some(&pod("a:2")))
+            .await
+            .unwrap_err();
+    }
+
+    #[tokio::test]
+    async fn a_stricter_namespace_tells_which_pods_do_not_meet_it() {
+        let plugin = PodSecurity::default();
+        let mut case = Case::new(Operation::Update, "", "namespaces").named("", "team");
+        for name in ["b", "a"] {
+            let pod = json!({"metadata": {"name": name, "namespace": "team"},
+                             "spec": {"hostNetwork": true, "containers": []}});
+            case.world.put("", "pods", pod).await;
+        }
+        let namespace =
+            |labels: Value| object(json!({"metadata": {"name": "team", "labels": labels}}));
+        case.old = Some(namespace(json!({})));
+        let strict = namespace(json!({"pod-security.kubernetes.io/enforce": "baseline"}));
+        plugin
+            .validate(&case.attributes(), Some(&strict))
+            .await
+            .unwrap();
+        assert_eq!(
+            case.effects.take_warnings(),
+            [
+                "existing pods in namespace \"team\" violate the new PodSecurity enforce level \"baseline:latest\"",
+                "a (and 1 other pod): host namespaces",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_wrong_label_enforces_the_strictest_standard_and_enforcing_warns() {
+        let plugin = PodSecurity::default();
+        let policy = |enforce: &'static str| {
+            plugin.policy(|key| (key == "pod-security.kubernetes.io/enforce").then_some(enforce))
+        };
+        assert_eq!(policy("nonsense").enforce.level, Level::Restricted);
+        assert_eq!(policy("nonsense").warn.level, Level::Privileged);
+        assert_eq!(policy("baseline").warn.level, Level::Baseline);
     }
 }

@@ -1,0 +1,46 @@
+//! Who approves or denies a request for a certificate must be allowed to do so for its signer.
+
+use async_trait::async_trait;
+use kinds::tree;
+use machinery::{Object, Status};
+
+use super::{
+    Attributes, Operation, Plugin,
+    signers::{self, Authorizers},
+};
+
+pub const NAME: &str = "CertificateApproval";
+
+pub struct CertificateApproval {
+    pub(super) authorizers: Authorizers,
+}
+
+#[async_trait]
+impl Plugin for CertificateApproval {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn handles(&self, attributes: &Attributes<'_>) -> bool {
+        attributes.is("certificates.k8s.io", "certificatesigningrequests")
+            && attributes.subresource == "approval"
+            && attributes.operation == Operation::Update
+    }
+
+    async fn validate(
+        &self,
+        attributes: &Attributes<'_>,
+        _: Option<&Object>,
+    ) -> Result<(), Status> {
+        // The old object counts: a new signer's name in the body is not believed.
+        let Some(old) = attributes.old else {
+            return Ok(());
+        };
+        let signer = tree::text(&tree::get(old, "spec")["signerName"]);
+        if signers::may(&self.authorizers, attributes.user, "approve", signer).await {
+            return Ok(());
+        }
+        let why = format!("user not permitted to approve requests with signerName {signer:?}");
+        Err(attributes.forbidden(&why))
+    }
+}

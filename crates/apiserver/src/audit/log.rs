@@ -1,0 +1,102 @@
+//! The thread that writes events, and the bounded line of those that wait for it.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        mpsc::{self, SyncSender},
+    },
+    thread::JoinHandle,
+};
+
+use stdx::Clock;
+
+use super::{Config, event::Event, file::Rotating};
+
+/// Events that may wait.
+const LINE: usize = 10_000;
+/// Bytes of bodies that may wait.
+const BYTES: usize = 64 << 20;
+
+pub(super) struct Log {
+    /// `None` once the log is being closed.
+    events: Option<SyncSender<Event>>,
+    figures: Arc<Figures>,
+    writer: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Figures {
+    waiting: AtomicUsize,
+    written: AtomicU64,
+    lost: AtomicU64,
+    /// Whether the loss has been told since the last event that got through.
+    told: AtomicBool,
+}
+
+impl Log {
+    pub(super) fn open(config: &Config, clock: Arc<dyn Clock>) -> std::io::Result<Self> {
+        let mut file = Rotating::open(config, clock)?;
+        let (events, received) = mpsc::sync_channel::<Event>(LINE);
+        let figures = Arc::new(Figures::default());
+        let mine = figures.clone();
+        let write = move || {
+            for mut event in received {
+                let size = event.size();
+                let line = event.line().map_err(std::io::Error::other);
+                match line.and_then(|line| file.write(&line)) {
+                    Ok(()) => {
+                        mine.written.fetch_add(1, Ordering::Relaxed);
+                        mine.told.store(false, Ordering::Relaxed);
+                    }
+                    Err(error) => mine.lose(&error.to_string()),
+                }
+                mine.waiting.fetch_sub(size, Ordering::Relaxed);
+            }
+        };
+        let writer = std::thread::Builder::new()
+            .name("audit".to_owned())
+            .spawn(write)?;
+        Ok(Self {
+            events: Some(events),
+            figures,
+            writer: Some(writer),
+        })
+    }
+
+    /// Hands an event over; never waits.
+    pub(super) fn write(&self, event: Event) {
+        let Some(events) = &self.events else { return };
+        let size = event.size();
+        let waiting = self.figures.waiting.fetch_add(size, Ordering::Relaxed);
+        let full = waiting > BYTES || events.try_send(event).is_err();
+        if full {
+            self.figures.waiting.fetch_sub(size, Ordering::Relaxed);
+            self.figures.lose("more events wait than fit");
+        }
+    }
+
+    pub(super) fn figures(&self) -> (u64, u64) {
+        let read = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
+        (read(&self.figures.written), read(&self.figures.lost))
+    }
+}
+
+impl Figures {
+    fn lose(&self, why: &str) {
+        let lost = self.lost.fetch_add(1, Ordering::Relaxed) + 1;
+        if !self.told.swap(true, Ordering::Relaxed) {
+            tracing::error!(lost, why, "an audit event was lost");
+        }
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        // The thread ends when nobody can send any more; what waits is written first.
+        self.events = None;
+        if let Some(writer) = self.writer.take() {
+            let _ = writer.join();
+        }
+    }
+}

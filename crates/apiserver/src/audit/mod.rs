@@ -1,0 +1,287 @@
+//! Who did what: every request that the policy asks for becomes lines of JSON in a log file. Requests
+//! only hand their events over; a thread writes them, and when it cannot keep up events are dropped
+//! and counted rather than requests held up.
+
+mod event;
+mod file;
+mod log;
+mod policy;
+
+use std::{path::PathBuf, sync::Arc};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue};
+use machinery::{Object, Status};
+use parking_lot::Mutex;
+use stdx::Clock;
+
+use crate::{RequestInfo, User, meta};
+use event::{Event, Payload};
+use log::Log;
+use policy::{Policy, Verdict};
+
+pub use policy::{Level, Stage};
+
+/// The header by which clients, answers and events are matched.
+pub(crate) const ID: &str = "audit-id";
+/// Longer ids of clients are cut.
+const ID_LENGTH: usize = 64;
+
+/// Where events go and which.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The policy, `audit.k8s.io/v1`.
+    pub policy: PathBuf,
+    /// The log; `-` is the standard output.
+    pub log: PathBuf,
+    /// Megabytes after which the log is set aside and a new one begun.
+    pub max_size: u64,
+    /// Logs set aside that are kept; 0 keeps all.
+    pub max_backups: usize,
+    /// Days that logs set aside are kept; 0 keeps them for ever.
+    pub max_age: u64,
+}
+
+/// The audit log of one server.
+pub(crate) struct Audit {
+    policy: Policy,
+    log: Arc<Log>,
+    clock: Arc<dyn Clock>,
+}
+
+/// What is known of a request when it arrives.
+pub(crate) struct Arrival<'a> {
+    pub(crate) id: &'a str,
+    pub(crate) headers: &'a HeaderMap,
+    pub(crate) uri: &'a http::Uri,
+    pub(crate) info: &'a RequestInfo,
+    pub(crate) remote: Option<std::net::SocketAddr>,
+    pub(crate) at: jiff::Timestamp,
+    pub(crate) long: bool,
+}
+
+impl Audit {
+    /// Reads the policy and opens the log.
+    pub(crate) fn open(config: &Config, clock: Arc<dyn Clock>) -> Result<Self, String> {
+        let policy = Policy::load(&config.policy)?;
+        let because = |error| format!("{}: {error}", config.log.display());
+        let log = Arc::new(Log::open(config, clock.clone()).map_err(because)?);
+        Ok(Self { policy, log, clock })
+    }
+
+    /// Events written and events lost so far.
+    pub(crate) fn figures(&self) -> (u64, u64) {
+        self.log.figures()
+    }
+
+    /// A request of a known user arrives; `None` when nothing is written of it.
+    pub(crate) fn begin(&self, user: &User, arrival: &Arrival<'_>) -> Option<Arc<Ticket>> {
+        let ticket = self.ticket(Some(user), arrival)?;
+        ticket.write(Stage::RequestReceived);
+        Some(Arc::new(ticket))
+    }
+
+    /// A request is refused because nobody knows who makes it.
+    pub(crate) fn unauthenticated(&self, arrival: &Arrival<'_>, status: &Status) {
+        let Some(ticket) = self.ticket(None, arrival) else {
+            return;
+        };
+        let tried = if arrival.headers.contains_key(http::header::AUTHORIZATION) {
+            "bearer"
+        } else {
+            "x509"
+        };
+        {
+            let mut state = ticket.state.lock();
+            state.done = true;
+            state.event.response_status = Some(serde_json::json!({
+                "metadata": {}, "code": status.code,
+                "message": format!("Authentication failed, attempted: {tried}"),
+            }));
+        }
+        ticket.write(Stage::ResponseStarted);
+    }
+
+    fn ticket(&self, user: Option<&User>, arrival: &Arrival<'_>) -> Option<Ticket> {
+        let verdict = self.policy.evaluate(user, arrival.info);
+        if verdict.level == Level::None {
+            return None;
+        }
+        let event = Event::new(verdict.level, user, arrival);
+        let state = State {
+            event,
+            done: false,
+            started: false,
+        };
+        Some(Ticket {
+            verdict,
+            log: self.log.clone(),
+            clock: self.clock.clone(),
+            long: arrival.long,
+            state: Mutex::new(state),
+        })
+    }
+}
+
+/// The id of a request: the client's, or a new one.
+pub(crate) fn id(headers: &HeaderMap) -> HeaderValue {
+    let given = headers.get(ID).and_then(|id| id.to_str().ok());
+    let given = given.filter(|id| !id.is_empty());
+    let id = given.map_or_else(
+        || uuid::Uuid::from_u128(rand::random()).to_string(),
+        |id| id.chars().take(ID_LENGTH).collect(),
+    );
+    HeaderValue::from_str(&id).unwrap_or(HeaderValue::from_static("invalid"))
+}
+
+/// One request that is being written down. Whoever lets go of it last ends it.
+pub(crate) struct Ticket {
+    verdict: Verdict,
+    log: Arc<Log>,
+    clock: Arc<dyn Clock>,
+    long: bool,
+    /// Guards what is known of the request so far.
+    state: Mutex<State>,
+}
+
+struct State {
+    event: Event,
+    /// Whether the last event has been written.
+    done: bool,
+    /// Whether the answer has begun.
+    started: bool,
+}
+
+impl Ticket {
+    /// Whether the request's body is written.
+    pub(crate) fn wants_request(&self) -> bool {
+        self.verdict.level >= Level::Request
+    }
+
+    /// Whether the answer's body is written.
+    pub(crate) fn wants_response(&self) -> bool {
+        self.verdict.level == Level::RequestResponse
+    }
+
+    /// Whom the caller acts as.
+    pub(crate) fn impersonates(&self, user: &User) {
+        self.state.lock().event.impersonated_user = Some(user.into());
+    }
+
+    /// Notes something; the first value of a key stays.
+    pub(crate) fn annotate(&self, key: &str, value: &str) {
+        let annotations = &mut self.state.lock().event.annotations;
+        annotations
+            .entry(key.to_owned())
+            .or_insert_with(|| value.to_owned());
+    }
+
+    /// The body as it came.
+    pub(crate) fn request(&self, body: &Bytes) {
+        if self.wants_request() && !body.is_empty() {
+            self.state.lock().event.request = Some(Payload::Bytes(body.clone()));
+        }
+    }
+
+    /// The object that the body is.
+    pub(crate) fn request_object(&self, object: &Object) {
+        let mut state = self.state.lock();
+        if self.wants_request() {
+            state.event.request = Some(Payload::Object(Arc::new(object.clone())));
+        }
+        if let Some(reference) = &mut state.event.object_ref {
+            let fill = |slot: &mut String, key| {
+                if slot.is_empty() {
+                    meta::text(object, key).clone_into(slot);
+                }
+            };
+            fill(&mut reference.name, "name");
+            fill(&mut reference.namespace, "namespace");
+            fill(&mut reference.uid, "uid");
+            fill(&mut reference.resource_version, "resourceVersion");
+        }
+    }
+
+    /// What is answered, as JSON; only the first call counts.
+    pub(crate) fn response(&self, body: impl FnOnce() -> Bytes) {
+        if self.wants_response() && self.state.lock().event.response.is_none() {
+            let body = Payload::Bytes(body());
+            self.state.lock().event.response = Some(body);
+        }
+    }
+
+    /// The answer is known; a short request ends with it.
+    pub(crate) fn answered(&self, code: u16, refusal: Option<&Status>) {
+        {
+            let mut state = self.state.lock();
+            let mut status = serde_json::json!({"metadata": {}, "code": code});
+            if let Some(refusal) = refusal {
+                for (key, value) in [
+                    ("status", "Failure"),
+                    ("reason", refusal.reason.as_str()),
+                    ("message", refusal.message.as_str()),
+                ] {
+                    status[key] = value.into();
+                }
+                if let Ok(details) = serde_json::to_value(&refusal.details)
+                    && !details.is_null()
+                {
+                    status["details"] = details;
+                }
+            }
+            state.event.response_status = Some(status);
+            state.started = true;
+            state.done = !self.long;
+        }
+        self.write(if self.long {
+            Stage::ResponseStarted
+        } else {
+            Stage::ResponseComplete
+        });
+    }
+
+    /// The handler panicked.
+    pub(crate) fn panicked(&self, message: &str) {
+        {
+            let mut state = self.state.lock();
+            state.done = true;
+            state.event.response_status = Some(serde_json::json!({
+                "metadata": {}, "code": 500, "status": "Failure", "reason": "InternalError",
+                "message": format!("APIServer panic'd: {message}"),
+            }));
+        }
+        self.write(Stage::Panic);
+    }
+
+    fn write(&self, stage: Stage) {
+        if self.verdict.omit_stages.contains(&stage) {
+            return;
+        }
+        let mut event = self.state.lock().event.clone();
+        event.stage = stage;
+        event.stage_timestamp = event::time(self.clock.now());
+        event.omit_managed_fields = self.verdict.omit_managed_fields;
+        self.log.write(event);
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let (done, started) = {
+            let state = self.state.get_mut();
+            (std::mem::replace(&mut state.done, true), state.started)
+        };
+        if done {
+            return;
+        }
+        if !started {
+            self.state.get_mut().event.response_status = Some(serde_json::json!({
+                "metadata": {}, "code": 200, "status": "Success", "message": "Connection closed early",
+            }));
+            if self.long {
+                self.write(Stage::ResponseStarted);
+            }
+        }
+        self.write(Stage::ResponseComplete);
+    }
+}

@@ -1,0 +1,174 @@
+//! Requests for certificates: approved when they are a node's own, signed when they are approved,
+//! removed when they are old. What the three controllers agree on is here.
+
+pub mod approving;
+pub mod cleaner;
+pub mod signing;
+
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use kube::{Api, api::PostParams};
+use pki::csr::Wish;
+use reconcile::Error;
+
+const ACCOUNT: &str = "certificate-controller";
+
+pub(crate) const CLIENT: &str = "kubernetes.io/kube-apiserver-client";
+pub(crate) const KUBELET_CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
+pub(crate) const KUBELET_SERVING: &str = "kubernetes.io/kubelet-serving";
+pub(crate) const LEGACY: &str = "kubernetes.io/legacy-unknown";
+
+const NODE_PREFIX: &str = "system:node:";
+
+/// Writes a subresource of a request, if nobody has written since it was read.
+async fn replace(
+    client: &kube::Client,
+    subresource: &str,
+    csr: &CertificateSigningRequest,
+) -> Result<(), Error> {
+    let api: Api<CertificateSigningRequest> = Api::all(client.clone());
+    let name = csr.metadata.name.clone().unwrap_or_default();
+    api.replace_subresource(subresource, &name, &PostParams::default(), csr)
+        .await?;
+    Ok(())
+}
+
+fn has(csr: &CertificateSigningRequest, condition: &str) -> bool {
+    let conditions = csr
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
+    let mut conditions = conditions.into_iter().flatten();
+    conditions.any(|known| known.type_ == condition)
+}
+
+fn is_issued(csr: &CertificateSigningRequest) -> bool {
+    let certificate = csr
+        .status
+        .as_ref()
+        .and_then(|status| status.certificate.as_ref());
+    certificate.is_some_and(|certificate| !certificate.0.is_empty())
+}
+
+fn usages(csr: &CertificateSigningRequest) -> Vec<&str> {
+    csr.spec
+        .usages
+        .iter()
+        .flatten()
+        .map(String::as_str)
+        .collect()
+}
+
+/// Whether the usages are these, with or without the encipherment that only RSA keys need.
+fn are(usages: &[&str], purpose: &str) -> bool {
+    let mut given = usages.to_vec();
+    given.sort_unstable();
+    given.dedup();
+    let mut few = vec!["digital signature", purpose];
+    few.sort_unstable();
+    let mut all = vec!["digital signature", "key encipherment", purpose];
+    all.sort_unstable();
+    given == few || given == all
+}
+
+fn is_of_a_node(request: &Wish) -> Result<(), String> {
+    if request.organizations != ["system:nodes"] {
+        return Err("subject organization is not system:nodes".to_owned());
+    }
+    if !request.common_name.starts_with(NODE_PREFIX) {
+        return Err("subject common name does not begin with system:node:".to_owned());
+    }
+    Ok(())
+}
+
+/// Whether this is what a kubelet asks for as a client.
+fn is_kubelet_client(request: &Wish, usages: &[&str]) -> Result<(), String> {
+    is_of_a_node(request)?;
+    for (none, what) in [
+        (request.dns_names.is_empty(), "DNS"),
+        (request.emails.is_empty(), "Email"),
+        (request.addresses.is_empty(), "IP"),
+        (request.uris.is_empty(), "URI"),
+    ] {
+        if !none {
+            return Err(format!("{what} subjectAltNames are not allowed"));
+        }
+    }
+    if !are(usages, "client auth") {
+        return Err(
+            "usages did not match [client auth digital signature key encipherment]".to_owned(),
+        );
+    }
+    Ok(())
+}
+
+/// Whether this is what a kubelet asks for as a server.
+fn is_kubelet_serving(request: &Wish, usages: &[&str]) -> Result<(), String> {
+    is_of_a_node(request)?;
+    if request.dns_names.is_empty() && request.addresses.is_empty() {
+        return Err("DNS or IP subjectAltName is required".to_owned());
+    }
+    if !request.emails.is_empty() {
+        return Err("Email subjectAltNames are not allowed".to_owned());
+    }
+    if !request.uris.is_empty() {
+        return Err("URI subjectAltNames are not allowed".to_owned());
+    }
+    if !are(usages, "server auth") {
+        return Err(
+            "usages did not match [digital signature key encipherment server auth]".to_owned(),
+        );
+    }
+    Ok(())
+}
+
+/// Whether the usages are a client's.
+fn is_client(usages: &[&str]) -> Result<(), String> {
+    let known = ["digital signature", "key encipherment", "client auth"];
+    if let Some(other) = usages.iter().find(|usage| !known.contains(usage)) {
+        return Err(format!("invalid usage for client certificate: {other}"));
+    }
+    if !usages.contains(&"client auth") {
+        return Err("missing required usage for client certificate: client auth".to_owned());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_kubelet_may_ask_for() {
+        let node = Wish {
+            common_name: "system:node:n1".to_owned(),
+            organizations: vec!["system:nodes".to_owned()],
+            ..Wish::default()
+        };
+        let serving = Wish {
+            dns_names: vec!["n1".to_owned()],
+            ..node.clone()
+        };
+        let client = ["client auth", "digital signature"];
+        let server = ["server auth", "key encipherment", "digital signature"];
+        is_kubelet_client(&node, &client).unwrap();
+        is_kubelet_client(&serving, &client).unwrap_err();
+        is_kubelet_client(&node, &server).unwrap_err();
+        is_kubelet_client(&node, &["client auth", "digital signature", "cert sign"]).unwrap_err();
+        is_kubelet_serving(&serving, &server).unwrap();
+        is_kubelet_serving(&node, &server).unwrap_err();
+        let greedy = Wish {
+            organizations: vec!["system:nodes".to_owned(), "system:masters".to_owned()],
+            ..node.clone()
+        };
+        let why = is_kubelet_client(&greedy, &client).unwrap_err();
+        assert_eq!(why, "subject organization is not system:nodes");
+        let person = Wish {
+            common_name: "eve".to_owned(),
+            ..node
+        };
+        is_kubelet_client(&person, &client).unwrap_err();
+        is_client(&["client auth"]).unwrap();
+        is_client(&["digital signature"]).unwrap_err();
+        is_client(&["client auth", "server auth"]).unwrap_err();
+    }
+}
