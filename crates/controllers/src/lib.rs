@@ -18,6 +18,7 @@ pub mod deployment;
 pub mod disruption;
 pub mod endpoints;
 pub mod endpointslice;
+pub mod endpointslicemirroring;
 pub mod gc;
 pub mod job;
 pub mod namespace;
@@ -62,6 +63,7 @@ pub const ALL: &[Entry] = table![
     replicaset,
     replicationcontroller,
     endpointslice,
+    endpointslicemirroring,
     endpoints,
     namespace,
     serviceaccount,

@@ -1,27 +1,28 @@
 //! EndpointSlices of a Service: the addresses of the pods that its selector matches, in slices that
 //! change as little as possible.
 
-mod pack;
+pub(crate) mod pack;
 pub(crate) mod view;
 
 use std::sync::Arc;
 
 use client::Informer;
-use futures::future::join_all;
 use k8s_openapi::api::{
     core::v1::{Node, Pod, Service},
     discovery::v1::EndpointSlice,
 };
 use reconcile::{Action, Controller, Error, Key, Queue, Selector, Writer};
 
-use crate::shared::Shared;
+use crate::shared::{Shared, controller_reference};
+use kube::api::ObjectMeta;
 use pack::{Change, pack};
 use view::{MANAGED_BY, SERVICE_NAME, desired};
 
 /// As in the table of controllers.
 pub const NAME: &str = "endpointslice";
 const ACCOUNT: &str = "endpointslice-controller";
-pub(super) const MANAGER: &str = "endpointslice-controller.k8s.io";
+const MANAGER: &str = "endpointslice-controller.k8s.io";
+const HEADLESS: &str = "service.kubernetes.io/headless";
 
 struct Slices {
     services: Informer<Service>,
@@ -47,19 +48,7 @@ pub fn start(shared: &Arc<Shared>) {
         let queue = Queue::default();
         let context = &shared.context;
         view::follow_services(context, &controller.services, &controller.pods, &queue);
-        reconcile::follow(context, controller.slices.cache(), &queue, |event| {
-            let meta = &event.object().metadata;
-            let labels = meta.labels.clone().unwrap_or_default();
-            let ours = labels
-                .get(MANAGED_BY)
-                .is_some_and(|manager| manager == MANAGER);
-            let service = labels.get(SERVICE_NAME).filter(|_| ours);
-            let namespace = meta.namespace.clone().unwrap_or_default();
-            service
-                .map(|name| Key::new(namespace, name.clone()))
-                .into_iter()
-                .collect()
-        });
+        view::follow_slices(context, controller.slices.cache(), &queue, MANAGER);
         reconcile::run(context, controller, queue, 5);
         std::future::pending::<()>().await;
     });
@@ -71,20 +60,7 @@ impl Controller for Slices {
     }
 
     async fn reconcile(&self, key: &Key) -> Result<Action, Error> {
-        let existing = self
-            .slices
-            .cache()
-            .list_in(&key.namespace)
-            .into_iter()
-            .filter(|slice| {
-                let labels = slice.metadata.labels.clone().unwrap_or_default();
-                labels.get(SERVICE_NAME) == Some(&key.name)
-                    && labels
-                        .get(MANAGED_BY)
-                        .is_some_and(|manager| manager == MANAGER)
-                    && slice.metadata.deletion_timestamp.is_none()
-            });
-        let existing: Vec<_> = existing.collect();
+        let existing = view::slices_of(self.slices.cache(), key, MANAGER);
         let service = self.services.get(&key.namespace, &key.name);
         let selector = service
             .as_ref()
@@ -111,26 +87,33 @@ impl Controller for Slices {
             (None, _) => None,
         };
         let changes = match wanted {
-            Some((service, groups)) => pack(service, groups, existing),
+            Some((service, groups)) => pack(&model(service), groups, existing),
             None => existing.into_iter().map(Change::Delete).collect(),
         };
-        let writes = changes
-            .iter()
-            .map(|change| self.write(&key.namespace, change));
-        reconcile::all(join_all(writes).await)?;
+        pack::write(&self.slices, &key.namespace, &changes).await?;
         Ok(Action::Done)
     }
 }
 
-impl Slices {
-    async fn write(&self, namespace: &str, change: &Change) -> Result<(), Error> {
-        match change {
-            Change::Create(slice) => match self.slices.create(namespace, slice).await {
-                Err(error) if error.is_namespace_terminating() => Ok(()),
-                other => other.map(|_| ()),
-            },
-            Change::Update(slice) => self.slices.update(namespace, slice).await.map(|_| ()),
-            Change::Delete(slice) => self.slices.delete(slice).await,
-        }
+/// What the slices of a Service have in common: its labels, and those that say whose they are.
+fn model(service: &Service) -> ObjectMeta {
+    let mut labels = service.metadata.labels.clone().unwrap_or_default();
+    labels.remove(HEADLESS);
+    let cluster_ip = service
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.cluster_ip.as_deref());
+    if matches!(cluster_ip, None | Some("" | "None")) {
+        labels.insert(HEADLESS.to_owned(), String::new());
+    }
+    let name = service.metadata.name.clone().unwrap_or_default();
+    labels.insert(SERVICE_NAME.to_owned(), name.clone());
+    labels.insert(MANAGED_BY.to_owned(), MANAGER.to_owned());
+    ObjectMeta {
+        generate_name: Some(format!("{name}-")),
+        namespace: service.metadata.namespace.clone(),
+        labels: Some(labels),
+        owner_references: Some(vec![controller_reference(service)]),
+        ..Default::default()
     }
 }

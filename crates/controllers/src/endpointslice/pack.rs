@@ -3,36 +3,30 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use k8s_openapi::api::{
-    core::v1::Service,
-    discovery::v1::{Endpoint, EndpointSlice},
-};
+use futures::future::join_all;
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use kube::api::ObjectMeta;
+use reconcile::{Error, Writer};
 
-use super::{
-    MANAGER,
-    view::{Group, MANAGED_BY, SERVICE_NAME},
-};
-use crate::shared::controller_reference;
+use super::view::Group;
 
 const LARGEST: usize = 100;
-const HEADLESS: &str = "service.kubernetes.io/headless";
 
 /// What to write.
 #[derive(Debug)]
-pub(super) enum Change {
+pub(crate) enum Change {
     Create(Box<EndpointSlice>),
     Update(Box<EndpointSlice>),
     Delete(Arc<EndpointSlice>),
 }
 
-/// The changes that make `existing` hold exactly `groups`.
-pub(super) fn pack(
-    service: &Service,
+/// The changes that make `existing` hold exactly `groups`. New slices begin with the metadata of
+/// `model`, and all of them have its labels and annotations.
+pub(crate) fn pack(
+    model: &ObjectMeta,
     groups: Vec<Group>,
     mut existing: Vec<Arc<EndpointSlice>>,
 ) -> Vec<Change> {
-    let labels = labels(service);
     let mut changes = Vec::new();
     for group in groups {
         let same = |slice: &Arc<EndpointSlice>| {
@@ -41,7 +35,7 @@ pub(super) fn pack(
         };
         let (mine, others) = existing.into_iter().partition(same);
         existing = others;
-        changes.extend(pack_group(service, &labels, group, mine));
+        changes.extend(pack_group(model, group, mine));
     }
     changes.extend(existing.into_iter().map(Change::Delete));
     changes
@@ -56,12 +50,7 @@ fn identity(endpoint: &Endpoint) -> String {
     uid.unwrap_or_else(|| endpoint.addresses.join(","))
 }
 
-fn pack_group(
-    service: &Service,
-    labels: &BTreeMap<String, String>,
-    group: Group,
-    slices: Vec<Arc<EndpointSlice>>,
-) -> Vec<Change> {
+fn pack_group(model: &ObjectMeta, group: Group, slices: Vec<Arc<EndpointSlice>>) -> Vec<Change> {
     let mut left: BTreeMap<String, Endpoint> = group
         .endpoints
         .iter()
@@ -96,26 +85,20 @@ fn pack_group(
         }
         let mut next = (*slice).clone();
         next.endpoints = (!stay.is_empty()).then_some(stay);
-        next.metadata.labels = Some(labels.clone());
+        next.metadata.labels = model.labels.clone();
+        if model.annotations.is_some() {
+            next.metadata.annotations = model.annotations.clone();
+        }
         if next.endpoints.as_deref().unwrap_or_default()
             != slice.endpoints.as_deref().unwrap_or_default()
-            || next.metadata.labels != slice.metadata.labels
+            || next.metadata != slice.metadata
         {
             changes.push(Change::Update(Box::new(next)));
         }
     }
     let make = |endpoints: &[Endpoint]| {
         Change::Create(Box::new(EndpointSlice {
-            metadata: ObjectMeta {
-                generate_name: Some(format!(
-                    "{}-",
-                    service.metadata.name.as_deref().unwrap_or_default()
-                )),
-                namespace: service.metadata.namespace.clone(),
-                labels: Some(labels.clone()),
-                owner_references: Some(vec![controller_reference(service)]),
-                ..Default::default()
-            },
+            metadata: model.clone(),
             address_type: group.family.clone(),
             ports: Some(group.ports.clone()),
             endpoints: Some(endpoints.to_vec()),
@@ -128,21 +111,23 @@ fn pack_group(
     changes
 }
 
-/// The Service's labels and those that say whose slice it is.
-fn labels(service: &Service) -> BTreeMap<String, String> {
-    let mut labels = service.metadata.labels.clone().unwrap_or_default();
-    labels.remove(HEADLESS);
-    let cluster_ip = service
-        .spec
-        .as_ref()
-        .and_then(|spec| spec.cluster_ip.as_deref());
-    if matches!(cluster_ip, None | Some("" | "None")) {
-        labels.insert(HEADLESS.to_owned(), String::new());
-    }
-    let name = service.metadata.name.clone().unwrap_or_default();
-    labels.insert(SERVICE_NAME.to_owned(), name);
-    labels.insert(MANAGED_BY.to_owned(), MANAGER.to_owned());
-    labels
+/// Writes the changes, all at once.
+pub(crate) async fn write(
+    slices: &Writer<EndpointSlice>,
+    namespace: &str,
+    changes: &[Change],
+) -> Result<(), Error> {
+    let writes = changes.iter().map(|change| async move {
+        match change {
+            Change::Create(slice) => match slices.create(namespace, slice).await {
+                Err(error) if error.is_namespace_terminating() => Ok(()),
+                other => other.map(|_| ()),
+            },
+            Change::Update(slice) => slices.update(namespace, slice).await.map(|_| ()),
+            Change::Delete(slice) => slices.delete(slice).await,
+        }
+    });
+    reconcile::all(join_all(writes).await)
 }
 
 #[cfg(test)]
@@ -150,7 +135,10 @@ mod tests {
     use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
     use super::*;
-    use crate::endpointslice::view::{desired, samples};
+    use crate::endpointslice::{
+        model,
+        view::{desired, samples},
+    };
 
     fn group(pods: &[usize]) -> Vec<Group> {
         let service = samples::service(IntOrString::Int(80));
@@ -168,11 +156,8 @@ mod tests {
     }
 
     fn run(pods: &[usize], existing: Vec<Arc<EndpointSlice>>) -> Vec<Change> {
-        pack(
-            &samples::service(IntOrString::Int(80)),
-            group(pods),
-            existing,
-        )
+        let service = samples::service(IntOrString::Int(80));
+        pack(&model(&service), group(pods), existing)
     }
 
     fn made(changes: Vec<Change>) -> Vec<Arc<EndpointSlice>> {

@@ -7,7 +7,7 @@ use client::{Event, Informer};
 use k8s_openapi::{
     api::{
         core::v1::{ObjectReference, Pod, Service, ServicePort},
-        discovery::v1::{Endpoint, EndpointConditions, EndpointPort},
+        discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice},
     },
     apimachinery::pkg::util::intstr::IntOrString,
 };
@@ -25,6 +25,54 @@ pub(crate) struct Group {
     pub(crate) family: String,
     pub(crate) ports: Vec<EndpointPort>,
     pub(crate) endpoints: Vec<Endpoint>,
+}
+
+/// Whether a slice belongs to a manager.
+fn is_managed_by(slice: &EndpointSlice, manager: &str) -> bool {
+    let labels = slice.metadata.labels.as_ref();
+    labels
+        .and_then(|labels| labels.get(MANAGED_BY))
+        .map(String::as_str)
+        == Some(manager)
+}
+
+/// The slices of a Service that a manager made.
+pub(crate) fn slices_of(
+    slices: &Informer<EndpointSlice>,
+    service: &Key,
+    manager: &str,
+) -> Vec<Arc<EndpointSlice>> {
+    let of_service = |slice: &EndpointSlice| {
+        let labels = slice.metadata.labels.as_ref();
+        labels.and_then(|labels| labels.get(SERVICE_NAME)) == Some(&service.name)
+    };
+    let all = slices.list_in(&service.namespace).into_iter();
+    all.filter(|slice| {
+        of_service(slice)
+            && is_managed_by(slice, manager)
+            && slice.metadata.deletion_timestamp.is_none()
+    })
+    .collect()
+}
+
+/// Adds the Services whose slices somebody changed.
+pub(crate) fn follow_slices(
+    context: &Context,
+    slices: &Informer<EndpointSlice>,
+    queue: &Queue<Key>,
+    manager: &'static str,
+) {
+    reconcile::follow(context, slices, queue, move |event| {
+        let slice = event.object();
+        let labels = slice.metadata.labels.as_ref();
+        let service = labels.and_then(|labels| labels.get(SERVICE_NAME));
+        let service = service.filter(|_| is_managed_by(slice, manager));
+        let namespace = slice.metadata.namespace.clone().unwrap_or_default();
+        service
+            .map(|name| Key::new(namespace, name.clone()))
+            .into_iter()
+            .collect()
+    });
 }
 
 /// Adds the Services that a change of a Service or of a pod concerns.
