@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-use http::StatusCode;
+use http::{Response, StatusCode};
 use machinery::{
     Object, Status, Value,
     field::{Error, Path},
-    labels, schema,
+    labels, protobuf, schema,
 };
 use serde_json::json;
 
@@ -18,13 +17,16 @@ use super::{
     read,
 };
 use crate::{
-    Resource,
+    Body, Resource, Stored, convert,
     custom::ScalePaths,
     failure, media, meta,
+    output::{self, Output},
     pipeline::Request,
     respond::{self, Answer},
     write::{self, Change},
 };
+
+const SCALE: &str = "autoscaling/v1.Scale";
 
 pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     match request.info.verb {
@@ -40,26 +42,34 @@ async fn get(request: Request, resource: Arc<Resource>) -> Answer {
     let (_, entry) = read.map_err(failure::of_store)?;
     let missing = || Status::not_found(&resource.group, &resource.plural, &subject.name);
     let entry = entry.ok_or_else(missing)?;
-    Ok(respond::json(&scale_of(
-        &resource.parse(&entry.object),
-        resource.scale().as_ref(),
-    )))
+    let output = read::output(&request, &resource)?;
+    Ok(answer(&output, &resource, &entry.object))
+}
+
+/// The Scale of a stored object, written as the client wants it.
+fn answer(output: &Output, resource: &Resource, object: &Stored) -> Response<Body> {
+    let scale = scale_of(&resource.parse(object), resource.scale().as_ref());
+    match schema::lookup(SCALE).filter(|_| output.message_type().is_some()) {
+        Some(schema) => respond::bytes(
+            StatusCode::OK,
+            output::PROTOBUF,
+            protobuf::encode(schema, &scale),
+        ),
+        None => output.encoded(StatusCode::OK, Value::Object(scale).to_string().into()),
+    }
 }
 
 async fn write(request: Request, resource: Arc<Resource>) -> Answer {
     let options = WriteOptions::parse(&request)?;
     // A client that cannot be answered must not have changed anything.
-    read::output(&request, &resource)?;
+    let output = read::output(&request, &resource)?;
     let media = media::content_type(&request.parts.headers);
     let bytes = body::take(&request).await?;
     let wanted = if request.info.verb == "patch" {
-        Wanted::Patch(Patch::parse(
-            schema::lookup("autoscaling/v1.Scale"),
-            &media,
-            &bytes,
-        )?)
+        Wanted::Patch(Patch::parse(schema::lookup(SCALE), &media, &bytes)?)
     } else {
-        Wanted::Whole(decode(&bytes)?)
+        let media = media::Body::of(&request.parts.headers)?;
+        Wanted::Whole(convert::decode_type(SCALE, media, &bytes)?)
     };
     let write = objects::write(&request, &resource, &options);
     let change = Rescale {
@@ -70,17 +80,8 @@ async fn write(request: Request, resource: Arc<Resource>) -> Answer {
     let written = core
         .supervise(async move { write::update(&write, &change).await })
         .await?;
-    let scale = scale_of(&resource.parse(&written.object), resource.scale().as_ref());
-    let response = respond::bytes(StatusCode::OK, respond::JSON, scale.to_string());
+    let response = answer(&output, &resource, &written.object);
     Ok(objects::with_warnings(response, &written.warnings))
-}
-
-fn decode(bytes: &Bytes) -> Result<Object, Status> {
-    serde_json::from_slice(bytes).map_err(|error| {
-        Status::bad_request(format!(
-            "Scale in version \"v1\" cannot be handled as a Scale: {error}"
-        ))
-    })
 }
 
 enum Wanted {
@@ -97,11 +98,7 @@ impl Change for Rescale {
     fn apply(&self, old: &Object) -> Result<Object, Status> {
         let scale = match &self.wanted {
             Wanted::Whole(scale) => scale.clone(),
-            Wanted::Patch(patch) => {
-                let current = scale_of(old, self.resource.scale().as_ref());
-                let current = current.as_object().cloned().unwrap_or_default();
-                patch.apply(&current)?
-            }
+            Wanted::Patch(patch) => patch.apply(&scale_of(old, self.resource.scale().as_ref()))?,
         };
         let replicas = scale.get("spec").and_then(|spec| spec.get("replicas"));
         let replicas = replicas.and_then(Value::as_i64).unwrap_or(0);
@@ -139,7 +136,7 @@ impl Change for Rescale {
 }
 
 /// An object's Scale.
-fn scale_of(object: &Object, paths: Option<&ScalePaths>) -> Value {
+fn scale_of(object: &Object, paths: Option<&ScalePaths>) -> Object {
     let whole = Value::Object(object.clone());
     let number = |value: Option<&Value>| value.and_then(Value::as_i64).unwrap_or(0);
     let (wanted, current, selector) = match paths {
@@ -174,13 +171,13 @@ fn scale_of(object: &Object, paths: Option<&ScalePaths>) -> Value {
     if let Some(selector) = selector {
         status["selector"] = selector.into();
     }
-    json!({
-        "kind": "Scale",
-        "apiVersion": "autoscaling/v1",
-        "metadata": metadata,
-        "spec": {"replicas": wanted},
-        "status": status,
-    })
+    Object::from_iter([
+        ("kind".to_owned(), "Scale".into()),
+        ("apiVersion".to_owned(), "autoscaling/v1".into()),
+        ("metadata".to_owned(), metadata.into()),
+        ("spec".to_owned(), json!({"replicas": wanted})),
+        ("status".to_owned(), status),
+    ])
 }
 
 /// A label selector, or the plain map of a ReplicationController, as text.

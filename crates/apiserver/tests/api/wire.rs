@@ -90,6 +90,37 @@ async fn objects_go_in_and_out_as_protobuf() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_scale_goes_in_and_out_as_protobuf() {
+    let server = Server::start().await;
+    let sets = "/apis/apps/v1/namespaces/default/replicasets";
+    let set = json!({"metadata": {"name": "web"}, "spec": {
+        "replicas": 1, "selector": {"matchLabels": {"app": "web"}},
+        "template": {"metadata": {"labels": {"app": "web"}},
+            "spec": {"containers": [{"name": "c", "image": "i"}]}}}});
+    assert_eq!(admin(&server, "POST", sets, set).await.code, 201);
+    let path = format!("{sets}/web/scale");
+    let (code, media, answer) = send(&server, "GET", &path, Vec::new()).await;
+    assert_eq!((code, media.as_str()), (200, PROTOBUF));
+    let bytes = answer.collect().await.unwrap().to_bytes();
+    let (kind, mut scale) = object(&bytes, "autoscaling/v1.Scale");
+    assert_eq!(
+        (kind.as_str(), &scale["spec"]["replicas"]),
+        ("Scale", &json!(1))
+    );
+    scale["spec"]["replicas"] = json!(4);
+    let body = protobuf::encode(schema::lookup("autoscaling/v1.Scale").unwrap(), &scale);
+    let (code, media, answer) = send(&server, "PUT", &path, body).await;
+    assert_eq!((code, media.as_str()), (200, PROTOBUF));
+    let bytes = answer.collect().await.unwrap().to_bytes();
+    let (_, scale) = object(&bytes, "autoscaling/v1.Scale");
+    assert_eq!(scale["spec"]["replicas"], 4);
+    let web = admin(&server, "GET", &format!("{sets}/web"), Value::Null)
+        .await
+        .json();
+    assert_eq!(web["spec"]["replicas"], 4);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_watch_is_a_stream_of_frames() {
     let server = Server::start().await;
     let path = format!(
