@@ -53,6 +53,27 @@ pub enum Error {
         /// What nft wrote.
         message: String,
     },
+    /// There is no network to attach pods to.
+    #[error("no network configuration in {0}")]
+    NoCniConfig(PathBuf),
+    /// A network configuration or what came of it makes no sense.
+    #[error("network {network:?}: {message}")]
+    Cni {
+        /// Its name, or its file.
+        network: String,
+        /// Why.
+        message: String,
+    },
+    /// A CNI plugin said no.
+    #[error("CNI plugin {plugin:?} failed ({command}): {message}")]
+    CniPlugin {
+        /// Which one.
+        plugin: String,
+        /// What it was asked.
+        command: &'static str,
+        /// Its own words.
+        message: String,
+    },
     /// A thread of ours went away.
     #[error("a network namespace thread ended early")]
     ThreadLost,

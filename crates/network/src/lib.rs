@@ -5,6 +5,7 @@
 //! made on a machine carries the cluster's id in its name, and [`cleanup`] removes exactly that.
 
 mod cleanup;
+mod cni;
 pub mod conntrack;
 mod docker;
 mod error;
@@ -21,13 +22,14 @@ mod rules;
 mod sysctl;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     path::{Path, PathBuf},
 };
 
 use async_trait::async_trait;
 pub use cleanup::cleanup;
+pub use cni::{CniConfig, CniNetwork};
 pub use error::{Error, Result};
 pub use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 pub use loopback::LoopbackNetwork;
@@ -56,11 +58,11 @@ pub trait PodNetwork: Send + Sync + 'static {
     async fn set_pod_cidrs(&self, cidrs: Vec<IpNet>) -> Result<()>;
 
     /// Whether pods can be attached now.
-    fn status(&self) -> Status;
+    async fn status(&self) -> Status;
 }
 
 /// A sandbox that wants to be connected.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AttachRequest {
     /// The runtime's id of the sandbox.
     pub sandbox_id: String,
@@ -74,6 +76,23 @@ pub struct AttachRequest {
     pub uid: String,
     /// Ports of the node that lead to the pod.
     pub port_mappings: Vec<PortMapping>,
+    /// The pod's annotations: some plugins take wishes from there.
+    pub annotations: BTreeMap<String, String>,
+    /// How the pod finds names.
+    pub dns: DnsSettings,
+    /// The cgroup that the pod's containers are below.
+    pub cgroup_path: String,
+}
+
+/// How a pod finds names.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DnsSettings {
+    /// Addresses of name servers.
+    pub servers: Vec<String>,
+    /// Domains to look below.
+    pub searches: Vec<String>,
+    /// Options of the resolver.
+    pub options: Vec<String>,
 }
 
 /// A port of the node that leads to a pod.

@@ -42,7 +42,7 @@ impl PodNetwork for LoopbackNetwork {
         Ok(())
     }
 
-    fn status(&self) -> Status {
+    async fn status(&self) -> Status {
         Status::Ready
     }
 }

@@ -277,7 +277,7 @@ impl PodNetwork for RoutedNetwork {
         Ok(())
     }
 
-    fn status(&self) -> Status {
+    async fn status(&self) -> Status {
         if self.ipam.lock().cidrs().is_empty() {
             return Status::NotReady("the node has no pod CIDR yet".into());
         }

@@ -42,6 +42,7 @@ fn request(sandbox: &str, pod: &Namespace) -> AttachRequest {
         name: sandbox.into(),
         uid: sandbox.into(),
         port_mappings: vec![],
+        ..AttachRequest::default()
     }
 }
 

@@ -102,6 +102,7 @@ impl Node {
                 name: name.clone(),
                 uid: name.clone(),
                 port_mappings: vec![],
+                ..AttachRequest::default()
             };
             self.network.attach(request).await.unwrap();
             pod.serve(&name, 8080).await;

@@ -207,7 +207,7 @@ impl Engine {
     }
 
     /// The conditions that a kubelet looks at.
-    pub fn node_status(&self, verbose: bool) -> v1::StatusResponse {
+    pub async fn node_status(&self, verbose: bool) -> v1::StatusResponse {
         let condition =
             |kind: &str, status: bool, reason: &str, message: String| v1::RuntimeCondition {
                 r#type: kind.to_owned(),
@@ -215,7 +215,7 @@ impl Engine {
                 reason: reason.to_owned(),
                 message,
             };
-        let network = match self.config.network.status() {
+        let network = match self.config.network.status().await {
             network::Status::Ready => condition("NetworkReady", true, "", String::new()),
             network::Status::NotReady(why) => {
                 condition("NetworkReady", false, "NetworkPluginNotReady", why)

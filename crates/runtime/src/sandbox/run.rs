@@ -4,7 +4,7 @@
 use std::{fs, sync::Arc};
 
 use cri::v1::{PodSandboxConfig, PortMapping, Protocol};
-use network::AttachRequest;
+use network::{AttachRequest, DnsSettings};
 use parking_lot::Mutex;
 
 use super::{Facts, Paths, Phase, Sandbox, State, files, namespace_options, pins};
@@ -139,8 +139,20 @@ impl Engine {
             port_mappings: mappings
                 .filter_map(Result::transpose)
                 .collect::<Result<_>>()?,
+            annotations: sandbox.config.annotations.clone(),
+            dns: dns_settings(&sandbox.config),
+            cgroup_path: sandbox.facts.cgroup_parent.clone(),
         };
         Ok(self.config.network.attach(request).await?.addresses)
+    }
+}
+
+fn dns_settings(config: &PodSandboxConfig) -> DnsSettings {
+    let dns = config.dns_config.clone().unwrap_or_default();
+    DnsSettings {
+        servers: dns.servers,
+        searches: dns.searches,
+        options: dns.options,
     }
 }
 

@@ -360,7 +360,7 @@ impl RuntimeService for Cri {
 
     async fn status(&self, request: Request<v1::StatusRequest>) -> Answer<v1::StatusResponse> {
         Ok(Response::new(
-            self.0.node_status(request.into_inner().verbose),
+            self.0.node_status(request.into_inner().verbose).await,
         ))
     }
 

@@ -1,0 +1,280 @@
+//! Pods in a network that other people's CNI plugins make: configuration from a directory, plugins
+//! as programs, results remembered so that what was added can be checked and taken away again, also
+//! by a later process and after a reboot.
+//!
+//! Which plugins run is decided at each attachment by the first configuration of the directory; an
+//! attached pod is checked and detached with the configuration that it was attached with.
+
+mod cache;
+mod config;
+mod plugin;
+mod result;
+mod runtime_config;
+mod version;
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use async_trait::async_trait;
+use serde_json::{Value, json};
+use tracing::{debug, info, warn};
+
+use self::{
+    cache::{Cache, Record},
+    config::List,
+    plugin::{Command, Plugins, Trouble},
+    result::Addresses,
+    version::Version,
+};
+use crate::{
+    AttachRequest, Attachment, Error, IpNet, PodNetwork, Result, Status, loopback::raise_loopback,
+    netns::Netlink,
+};
+
+/// The link that a pod has, as Kubernetes expects it.
+const INTERFACE: &str = "eth0";
+
+/// Where configurations, plugins and results are.
+#[derive(Debug, Clone)]
+pub struct CniConfig {
+    /// The first file here that ends in `.conf`, `.conflist` or `.json` is the pods' network.
+    pub conf_dir: PathBuf,
+    /// Where plugins are looked for, in this order.
+    pub bin_dirs: Vec<PathBuf>,
+    /// Where results are remembered; must survive a reboot, as leases of plugins do.
+    pub state_dir: PathBuf,
+}
+
+impl CniConfig {
+    /// Reads what an earlier run has left; runs nothing yet.
+    pub fn build(self) -> Result<Arc<CniNetwork>> {
+        let cache = Cache::open(self.state_dir.join("results"))?;
+        Ok(Arc::new(CniNetwork {
+            plugins: Plugins::new(self.bin_dirs),
+            conf_dir: self.conf_dir,
+            cache,
+        }))
+    }
+}
+
+/// See the module.
+pub struct CniNetwork {
+    conf_dir: PathBuf,
+    plugins: Plugins,
+    cache: Cache,
+}
+
+impl CniNetwork {
+    /// The network that new pods get, in a version that every plugin of it speaks.
+    async fn current(&self) -> Result<List> {
+        let mut list = config::load(&self.conf_dir)?;
+        let mut spoken = Vec::new();
+        for plugin in &list.plugins {
+            spoken.push(self.plugins.versions(&plugin.kind).await?);
+        }
+        list.agree(&spoken)?;
+        Ok(list)
+    }
+
+    async fn add(&self, list: &List, request: &AttachRequest) -> Result<Record> {
+        let mut record = Record::new(list, request, INTERFACE);
+        // On file before the first plugin runs: whatever a crash leaves is found and taken away.
+        self.cache.save(&record)?;
+        for plugin in &list.plugins {
+            let input = plugin.input(list, &record.runtime_config, record.result.as_ref());
+            let answer = self
+                .plugins
+                .run(Command::Add, &plugin.kind, &record.call(), &input)
+                .await?;
+            record.result = Some(result::complete(answer, &plugin.kind, list.version)?);
+        }
+        self.cache.save(&record)?;
+        Ok(record)
+    }
+
+    /// Looks whether everything is still as it was made.
+    async fn check(&self, record: &Record) -> Result<()> {
+        let list = List::parse(record.list.clone())?;
+        if list.disable_check || list.version < Version::V0_4_0 {
+            return Ok(());
+        }
+        for plugin in &list.plugins {
+            let input = plugin.input(&list, &record.runtime_config, record.result.as_ref());
+            let call = record.call();
+            self.plugins
+                .run(Command::Check, &plugin.kind, &call, &input)
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// Undoes what was added, the last plugin first.
+    async fn delete(&self, record: &Record, netns: Option<&Path>) -> Result<()> {
+        let list = List::parse(record.list.clone())?;
+        // Older plugins do not expect to be told what they said.
+        let previous = record
+            .result
+            .as_ref()
+            .filter(|_| list.version >= Version::V0_4_0);
+        let mut call = record.call();
+        call.netns = netns.filter(|path| path.exists()).map(Path::to_path_buf);
+        for plugin in list.plugins.iter().rev() {
+            let input = plugin.input(&list, &record.runtime_config, previous);
+            self.plugins
+                .run(Command::Del, &plugin.kind, &call, &input)
+                .await?;
+        }
+        self.cache.remove(&record.sandbox_id)
+    }
+
+    /// Has plugins free what belongs to no attachment that we know of.
+    async fn collect(&self) -> Result<()> {
+        let list = match self.current().await {
+            Ok(list) => list,
+            Err(error) => {
+                debug!(%error, "nothing to collect in");
+                return Ok(());
+            }
+        };
+        if list.disable_gc || list.version < Version::V1_1_0 {
+            return Ok(());
+        }
+        let known = self.cache.records()?;
+        let valid: Vec<Value> = known
+            .iter()
+            .filter(|record| record.network == list.name)
+            .map(|record| json!({ "containerID": record.sandbox_id, "ifname": record.interface }))
+            .collect();
+        for plugin in &list.plugins {
+            let mut input = plugin.input(&list, &Value::Null, None);
+            input["cni.dev/valid-attachments"] = json!(valid);
+            // One that cannot collect must not keep the node down: it is tried at the next start.
+            let nobody = plugin::Call::default();
+            let done = self
+                .plugins
+                .run(Command::Gc, &plugin.kind, &nobody, &input)
+                .await;
+            if let Err(error) = done {
+                warn!(plugin = plugin.kind, error = error.message, "not collected");
+            }
+        }
+        Ok(())
+    }
+
+    async fn troubles(&self) -> Result<()> {
+        let list = self.current().await?;
+        if list.version < Version::V1_1_0 {
+            return Ok(());
+        }
+        for plugin in &list.plugins {
+            let input = plugin.input(&list, &Value::Null, None);
+            let nobody = plugin::Call::default();
+            self.plugins
+                .run(Command::Status, &plugin.kind, &nobody, &input)
+                .await?;
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl PodNetwork for CniNetwork {
+    async fn attach(&self, request: AttachRequest) -> Result<Attachment> {
+        raise_loopback(&Netlink::at(&request.netns).await?).await?;
+        if let Some(record) = self.cache.get(&request.sandbox_id)? {
+            if let Some(known) = record.attachment()? {
+                self.check(&record).await?;
+                return Ok(known);
+            }
+            // Somebody was interrupted.
+            self.delete(&record, Some(&request.netns)).await?;
+        }
+        let list = self.current().await?;
+        let made = match self.add(&list, &request).await {
+            Ok(record) => record.attachment(),
+            Err(error) => Err(error),
+        };
+        match made {
+            Ok(Some(attachment)) => Ok(attachment),
+            failed => {
+                let netns = Some(request.netns.as_path());
+                if let Err(undo) = self.detach(&request.sandbox_id, netns).await {
+                    warn!(sandbox = request.sandbox_id, error = %undo, "half an attachment is left");
+                }
+                Err(failed.err().unwrap_or_else(|| Error::Cni {
+                    network: list.name,
+                    message: "no plugin gave an address".into(),
+                }))
+            }
+        }
+    }
+
+    async fn attachment(&self, sandbox_id: &str) -> Option<Attachment> {
+        let record = self.cache.get(sandbox_id).ok()??;
+        record.attachment().ok()?
+    }
+
+    async fn detach(&self, sandbox_id: &str, netns: Option<&Path>) -> Result<()> {
+        match self.cache.get(sandbox_id)? {
+            Some(record) => self.delete(&record, netns).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn retain(&self, alive: &BTreeSet<String>) -> Result<()> {
+        for record in self.cache.records()? {
+            if !alive.contains(&record.sandbox_id) {
+                info!(
+                    sandbox = record.sandbox_id,
+                    "detaching a sandbox that is gone"
+                );
+                if let Err(error) = self.delete(&record, None).await {
+                    warn!(sandbox = record.sandbox_id, %error, "not detached");
+                }
+            }
+        }
+        self.collect().await
+    }
+
+    async fn set_pod_cidrs(&self, _cidrs: Vec<IpNet>) -> Result<()> {
+        // Addresses are the plugins' business.
+        Ok(())
+    }
+
+    async fn status(&self) -> Status {
+        match self.troubles().await {
+            Ok(()) => Status::Ready,
+            Err(error) => Status::NotReady(error.to_string()),
+        }
+    }
+}
+
+impl Record {
+    /// The addresses of a pod whose plugins have all run.
+    fn attachment(&self) -> Result<Option<Attachment>> {
+        let Some(result) = &self.result else {
+            return Ok(None);
+        };
+        let addresses = Addresses::of(result, &self.interface).map_err(|message| Error::Cni {
+            network: self.network.clone(),
+            message,
+        })?;
+        Ok((!addresses.0.is_empty()).then(|| Attachment {
+            addresses: addresses.0,
+            interface: self.interface.clone(),
+        }))
+    }
+}
+
+impl From<Trouble> for Error {
+    fn from(trouble: Trouble) -> Self {
+        Self::CniPlugin {
+            plugin: trouble.plugin,
+            command: trouble.command,
+            message: trouble.message,
+        }
+    }
+}
