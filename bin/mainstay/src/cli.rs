@@ -50,8 +50,27 @@ pub struct Reset {
 /// What can be done with images.
 #[derive(Debug, Subcommand)]
 pub enum Image {
+    /// Pull an image from its registry
+    Pull {
+        image: String,
+        /// Whom to be to the registry
+        #[arg(long, value_name = "USER", requires = "password_stdin")]
+        username: Option<String>,
+        /// Read the password from standard input
+        #[arg(long, requires = "username")]
+        password_stdin: bool,
+        #[command(flatten)]
+        store: ImageStore,
+    },
     /// Import an OCI or docker archive; - is standard input
     Import {
+        file: String,
+        #[command(flatten)]
+        store: ImageStore,
+    },
+    /// Export an image as an OCI archive; - is standard output
+    Export {
+        image: String,
         file: String,
         #[command(flatten)]
         store: ImageStore,
@@ -62,10 +81,11 @@ pub enum Image {
         #[command(flatten)]
         store: ImageStore,
     },
-    /// Remove an image
+    /// Remove images
     #[command(alias = "rm")]
     Remove {
-        image: String,
+        #[arg(required = true)]
+        images: Vec<String>,
         #[command(flatten)]
         store: ImageStore,
     },

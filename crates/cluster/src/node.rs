@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc};
 
 use apiserver::User;
 use lifecycle::Service;
-use network::nft::Nft;
+use network::{CniConfig, PodNetwork, nft::Nft};
 use pki::Pki;
 use tokio::sync::watch;
 
@@ -24,21 +24,14 @@ pub fn services(
 ) -> Result<Vec<Arc<dyn Service>>, Error> {
     let nft = Nft::new();
     let dns_listener = SocketAddr::new(settings.node_ip, network::names::dns_port(&settings.id));
-    let network = network::Config {
-        id: settings.id.clone(),
-        state_dir: settings.state_dir.join("network"),
-        cluster_cidrs: vec![settings.cluster_cidr],
-        service_cidrs: vec![settings.service_cidr],
-        node_ips: vec![settings.node_ip],
-        mtu: MTU,
-    };
-    let network = network.build(nft.clone())?;
-    let mut services: Vec<Arc<dyn Service>> = vec![network.clone()];
+    let mut services: Vec<Arc<dyn Service>> = Vec::new();
+    let network = pod_network(settings, &nft, &mut services)?;
     let socket = match &settings.container_runtime_endpoint {
         Some(path) => path.clone(),
         None => {
             let mut config = runtime::Config::new(&settings.id, settings.data_dir.clone(), network);
             config.socket = settings.cri_socket.clone();
+            config.registries = settings.registries.clone();
             services.push(config.build()?);
             settings.cri_socket.clone()
         }
@@ -57,18 +50,13 @@ pub fn services(
             service_cidrs: vec![settings.service_cidr],
             dns,
             allow_external_ips: false,
-            peers: Some(peers),
+            // Ways between nodes are the plugins' business, too.
+            peers: settings.cni.is_none().then_some(peers),
         };
         services.push(config.build(nft.clone()));
-        let routes = network::routes::Config {
-            id: settings.id.clone(),
-            cluster: pki.ca().public_key_hash(),
-            node_name: settings.node_name.clone(),
-            node_ips: vec![settings.node_ip],
-            cluster_cidrs: vec![settings.cluster_cidr],
-            mtu: MTU,
-        };
-        services.push(routes.build(nft, nodes));
+        if settings.cni.is_none() {
+            services.push(routes(settings, pki).build(nft, nodes));
+        }
     }
     if settings.runs(Part::Dns) {
         let client = connector.as_user(User::new("system:mainstay:dns", [""; 0]));
@@ -84,6 +72,44 @@ pub fn services(
     }
     services.push(kubelet(settings, pki, connector, socket)?);
     Ok(services)
+}
+
+/// The built-in network, or that of CNI plugins.
+fn pod_network(
+    settings: &Settings,
+    nft: &Nft,
+    services: &mut Vec<Arc<dyn Service>>,
+) -> Result<Arc<dyn PodNetwork>, Error> {
+    if let Some(cni) = &settings.cni {
+        let config = CniConfig {
+            conf_dir: cni.conf_dir.clone(),
+            bin_dirs: cni.bin_dirs.clone(),
+            state_dir: settings.data_dir.join("cni"),
+        };
+        return Ok(config.build()?);
+    }
+    let config = network::Config {
+        id: settings.id.clone(),
+        state_dir: settings.state_dir.join("network"),
+        cluster_cidrs: vec![settings.cluster_cidr],
+        service_cidrs: vec![settings.service_cidr],
+        node_ips: vec![settings.node_ip],
+        mtu: MTU,
+    };
+    let network = config.build(nft.clone())?;
+    services.push(network.clone());
+    Ok(network)
+}
+
+fn routes(settings: &Settings, pki: &Pki) -> network::routes::Config {
+    network::routes::Config {
+        id: settings.id.clone(),
+        cluster: pki.ca().public_key_hash(),
+        node_name: settings.node_name.clone(),
+        node_ips: vec![settings.node_ip],
+        cluster_cidrs: vec![settings.cluster_cidr],
+        mtu: MTU,
+    }
 }
 
 fn kubelet(

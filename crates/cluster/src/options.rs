@@ -87,6 +87,15 @@ pub struct Options {
     /// Serve the container runtime inside at this socket [default: in the state directory]
     #[arg(long, value_name = "PATH")]
     pub cri_socket: Option<PathBuf>,
+    /// How image registries are reached: a YAML file of mirrors, authorities, credentials by host
+    #[arg(long, value_name = "FILE")]
+    pub registries: Option<PathBuf>,
+    /// Give pods the network that the CNI configuration in this directory describes
+    #[arg(long, value_name = "DIR")]
+    pub cni_conf_dir: Option<PathBuf>,
+    /// Where CNI plugins are [default: /opt/cni/bin,/usr/lib/cni]
+    #[arg(long, value_name = "DIR", value_delimiter = ',')]
+    pub cni_bin_dir: Option<Vec<PathBuf>>,
     /// Parts not to run: scheduler, controllers, proxy, dns
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     pub disable: Option<Vec<Part>>,
@@ -162,6 +171,9 @@ impl Options {
                 .container_runtime_endpoint
                 .or(file.container_runtime_endpoint),
             cri_socket: self.cri_socket.or(file.cri_socket),
+            registries: self.registries.or(file.registries),
+            cni_conf_dir: self.cni_conf_dir.or(file.cni_conf_dir),
+            cni_bin_dir: self.cni_bin_dir.or(file.cni_bin_dir),
             disable: self.disable.or(file.disable),
             log_level: self.log_level.or(file.log_level),
             log_format: self.log_format.or(file.log_format),

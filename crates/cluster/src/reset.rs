@@ -35,6 +35,8 @@ pub async fn run(data_dir: &Path) -> Result<Vec<String>, Error> {
     let groups = control_groups(&format!("mainstay-{id}"));
     count(&mut removed, end_processes(&groups)?, "process");
     network::cleanup(&id).await?;
+    let pods = network::cleanup_cni(&data_dir.join("cni")).await?;
+    count(&mut removed, pods, "attachment");
     count(
         &mut removed,
         unmount_below(&[data_dir, &state_dir])?,

@@ -7,6 +7,7 @@ use std::{
 };
 
 use ipnet::IpNet;
+use runtime::images::registry::Registries;
 use sha2::{Digest, Sha256};
 
 use crate::{
@@ -37,8 +38,21 @@ pub struct Settings {
     pub node_ports: RangeInclusive<u16>,
     pub container_runtime_endpoint: Option<PathBuf>,
     pub cri_socket: PathBuf,
+    pub registries: Registries,
+    /// Pods' network is made by CNI plugins.
+    pub cni: Option<Cni>,
     pub disable: Vec<Part>,
 }
+
+/// Where CNI configurations and plugins are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cni {
+    pub conf_dir: PathBuf,
+    pub bin_dirs: Vec<PathBuf>,
+}
+
+/// Where distributions and other runtimes put plugins.
+const CNI_BIN_DIRS: [&str; 2] = ["/opt/cni/bin", "/usr/lib/cni"];
 
 /// The name of a cluster's things on this machine: the same directory gives the same id.
 pub fn id(data_dir: &Path) -> String {
@@ -103,6 +117,8 @@ impl Settings {
             cri_socket: options
                 .cri_socket
                 .unwrap_or_else(|| state_dir.join("cri.sock")),
+            registries: registries(options.registries.as_deref())?,
+            cni: cni(options.cni_conf_dir, options.cni_bin_dir)?,
             disable: options.disable.unwrap_or_default(),
             id,
             data_dir,
@@ -152,6 +168,30 @@ impl Settings {
     /// Whether a part runs.
     pub fn runs(&self, part: Part) -> bool {
         !self.disable.contains(&part)
+    }
+}
+
+fn registries(file: Option<&Path>) -> Result<Registries, Error> {
+    let Some(path) = file else {
+        return Ok(Registries::default());
+    };
+    let because =
+        |reason: String| Error::Option("registries", format!("{}: {reason}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|error| because(error.to_string()))?;
+    serde_saphyr::from_str(&text).map_err(|error| because(error.to_string()))
+}
+
+fn cni(conf_dir: Option<PathBuf>, bin_dirs: Option<Vec<PathBuf>>) -> Result<Option<Cni>, Error> {
+    match (conf_dir, bin_dirs) {
+        (None, None) => Ok(None),
+        (None, Some(_)) => Err(Error::Option(
+            "cni-bin-dir",
+            "plugins are used only with --cni-conf-dir".into(),
+        )),
+        (Some(conf_dir), bin_dirs) => Ok(Some(Cni {
+            conf_dir,
+            bin_dirs: bin_dirs.unwrap_or_else(|| CNI_BIN_DIRS.map(PathBuf::from).into()),
+        })),
     }
 }
 
@@ -301,5 +341,35 @@ mod tests {
             ..options()
         };
         assert!(refused(socket).starts_with("--container-runtime-endpoint"));
+        let plugins = Options {
+            cni_bin_dir: Some(vec!["/opt".into()]),
+            ..options()
+        };
+        assert!(refused(plugins).starts_with("--cni-bin-dir"));
+    }
+
+    #[test]
+    fn registries_and_plugins_are_read_from_what_is_named() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let text = "hosts:\n  r.io:\n    mirrors: [http://127.0.0.1:5000]\n    plainHttp: true\n";
+        std::fs::write(file.path(), text).unwrap();
+        let named = Options {
+            registries: Some(file.path().to_owned()),
+            cni_conf_dir: Some("/etc/cni/net.d".into()),
+            ..options()
+        };
+        let settings = Settings::resolve(named.clone()).unwrap();
+        let host = &settings.registries.hosts["r.io"];
+        assert!(host.plain_http && host.mirrors == ["http://127.0.0.1:5000"]);
+        assert_eq!(
+            settings.cni.unwrap().bin_dirs,
+            CNI_BIN_DIRS.map(PathBuf::from)
+        );
+        std::fs::write(file.path(), "hosts:\n  r.io:\n    insecure: true\n").unwrap();
+        let refused = Settings::resolve(named).unwrap_err().to_string();
+        assert!(
+            refused.starts_with("--registries") && refused.contains("insecure"),
+            "{refused}"
+        );
     }
 }

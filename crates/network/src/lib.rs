@@ -29,7 +29,7 @@ use std::{
 
 use async_trait::async_trait;
 pub use cleanup::cleanup;
-pub use cni::{CniConfig, CniNetwork};
+pub use cni::{CniConfig, CniNetwork, cleanup_cni};
 pub use error::{Error, Result};
 pub use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 pub use loopback::LoopbackNetwork;

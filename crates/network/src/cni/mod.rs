@@ -37,6 +37,31 @@ use crate::{
 /// The link that a pod has, as Kubernetes expects it.
 const INTERFACE: &str = "eth0";
 
+/// Where it is noted which plugins were used.
+const BIN_DIRS: &str = "plugins.json";
+
+/// Takes every pod out of its network that a runtime with this state directory had put there, and
+/// returns how many. Plugins that fail are told of and left.
+pub async fn cleanup_cni(state_dir: &Path) -> Result<usize> {
+    let note = state_dir.join(BIN_DIRS);
+    let Ok(text) = std::fs::read(&note) else {
+        return Ok(0);
+    };
+    let network = CniNetwork {
+        conf_dir: PathBuf::new(),
+        plugins: Plugins::new(serde_json::from_slice(&text).unwrap_or_default()),
+        cache: Cache::open(state_dir.join("results"))?,
+    };
+    let mut detached = 0;
+    for record in network.cache.records()? {
+        match network.delete(&record, None).await {
+            Ok(()) => detached += 1,
+            Err(error) => warn!(sandbox = record.sandbox_id, %error, "not detached"),
+        }
+    }
+    Ok(detached)
+}
+
 /// Where configurations, plugins and results are.
 #[derive(Debug, Clone)]
 pub struct CniConfig {
@@ -52,6 +77,10 @@ impl CniConfig {
     /// Reads what an earlier run has left; runs nothing yet.
     pub fn build(self) -> Result<Arc<CniNetwork>> {
         let cache = Cache::open(self.state_dir.join("results"))?;
+        // For whoever cleans up without knowing how we were started.
+        let note = self.state_dir.join(BIN_DIRS);
+        let text = serde_json::to_vec(&self.bin_dirs).unwrap_or_default();
+        std::fs::write(&note, text).map_err(Error::file(&note))?;
         Ok(Arc::new(CniNetwork {
             plugins: Plugins::new(self.bin_dirs),
             conf_dir: self.conf_dir,

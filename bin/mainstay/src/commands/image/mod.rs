@@ -1,0 +1,121 @@
+//! `mainstay image`: the images of a running node.
+
+mod files;
+mod pull;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use cluster::Options;
+use cri::v1::{
+    Image as CriImage, ImageSpec, ImageStatusRequest, ListImagesRequest, RemoveImageRequest,
+};
+
+use crate::cli::{Image, ImageStore};
+
+/// Runs one of the image commands against the node's runtime.
+pub fn run(image: Image) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
+    match image {
+        Image::Pull {
+            image,
+            username,
+            store,
+            ..
+        } => runtime.block_on(pull::pull(&socket(&store)?, image, username)),
+        Image::Import { file, store } => runtime.block_on(files::import(&socket(&store)?, &file)),
+        Image::Export { image, file, store } => {
+            runtime.block_on(files::export(&socket(&store)?, image, &file))
+        }
+        Image::List { store } => runtime.block_on(list(&socket(&store)?)),
+        Image::Remove { images, store } => runtime.block_on(remove(&socket(&store)?, images)),
+    }
+}
+
+/// Where the runtime of the cluster in this data directory listens.
+fn socket(store: &ImageStore) -> Result<PathBuf> {
+    let options = Options {
+        data_dir: store.data_dir.clone(),
+        ..Options::default()
+    };
+    let data_dir = cluster::settings::data_dir(&options)?;
+    let socket = cluster::settings::state_dir(&cluster::settings::id(&data_dir)).join("cri.sock");
+    if !socket.exists() {
+        bail!(
+            "no cluster runs from {}; start one with `mainstay up`, or name another with --data-dir",
+            data_dir.display()
+        );
+    }
+    Ok(socket)
+}
+
+async fn list(socket: &Path) -> Result<()> {
+    let mut client = cri::connect(socket);
+    let answer = client
+        .images
+        .list_images(ListImagesRequest { filter: None })
+        .await
+        .map_err(said)?;
+    let mut rows: Vec<[String; 3]> = answer.into_inner().images.iter().flat_map(rows).collect();
+    rows.sort();
+    rows.insert(0, ["IMAGE", "ID", "SIZE"].map(str::to_owned));
+    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
+    let (name, id) = (width(0), width(1));
+    for row in &rows {
+        println!("{:<name$}   {:<id$}   {}", row[0], row[1], row[2]);
+    }
+    Ok(())
+}
+
+fn rows(image: &CriImage) -> Vec<[String; 3]> {
+    let id: String = image
+        .id
+        .trim_start_matches("sha256:")
+        .chars()
+        .take(12)
+        .collect();
+    let size = format!("{:.1} MB", image.size as f64 / 1e6);
+    let names = if image.repo_tags.is_empty() {
+        &image.repo_digests
+    } else {
+        &image.repo_tags
+    };
+    let names = if names.is_empty() {
+        vec!["<none>".to_owned()]
+    } else {
+        names.clone()
+    };
+    names
+        .into_iter()
+        .map(|name| [name, id.clone(), size.clone()])
+        .collect()
+}
+
+async fn remove(socket: &Path, images: Vec<String>) -> Result<()> {
+    let mut client = cri::connect(socket);
+    for image in images {
+        let spec = Some(ImageSpec {
+            image: image.clone(),
+            ..ImageSpec::default()
+        });
+        let known = ImageStatusRequest {
+            image: spec.clone(),
+            verbose: false,
+        };
+        let known = client.images.image_status(known).await.map_err(said)?;
+        if known.into_inner().image.is_none() {
+            bail!("no image {image:?} here; `mainstay image list` shows those that are");
+        }
+        let request = RemoveImageRequest { image: spec };
+        client.images.remove_image(request).await.map_err(said)?;
+        println!("removed {image}");
+    }
+    Ok(())
+}
+
+/// What the runtime says, without the words of its protocol.
+fn said(status: cri::tonic::Status) -> anyhow::Error {
+    anyhow::anyhow!("{}", status.message())
+}
