@@ -1,6 +1,6 @@
 //! What containers, pods and the image store use, and how the node's runtime is.
 
-use std::{fs, os::unix::fs::MetadataExt, path::Path, sync::Arc};
+use std::{fs, path::Path, sync::Arc};
 
 use cri::v1;
 use tokio_util::sync::CancellationToken;
@@ -10,9 +10,9 @@ use crate::{
     container::Container,
     engine::Engine,
     error::Result,
-    images::Image,
     matching,
     sandbox::Sandbox,
+    snapshot::{self, Size, size},
     stamp,
 };
 
@@ -45,35 +45,14 @@ fn memory(usage: &Usage, timestamp: i64) -> v1::MemoryUsage {
     }
 }
 
-/// Bytes and files below a directory, each counted once.
-fn size(dir: &Path) -> (u64, u64) {
-    let (mut bytes, mut files) = (0, 0);
-    let Ok(entries) = fs::read_dir(dir) else {
-        return (0, 0);
-    };
-    for entry in entries.flatten() {
-        let Ok(metadata) = entry.metadata() else {
-            continue;
-        };
-        files += 1;
-        bytes += metadata.blocks() * 512;
-        if metadata.is_dir() {
-            let (more_bytes, more_files) = size(&entry.path());
-            bytes += more_bytes;
-            files += more_files;
-        }
-    }
-    (bytes, files)
-}
-
-fn filesystem(mountpoint: &Path, (bytes, files): (u64, u64)) -> v1::FilesystemUsage {
+fn filesystem(mountpoint: &Path, size: Size) -> v1::FilesystemUsage {
     v1::FilesystemUsage {
         timestamp: stamp::now(),
         fs_id: Some(v1::FilesystemIdentifier {
             mountpoint: mountpoint.display().to_string(),
         }),
-        used_bytes: value(Some(bytes)),
-        inodes_used: value(Some(files)),
+        used_bytes: value(Some(size.bytes)),
+        inodes_used: value(Some(size.inodes)),
     }
 }
 
@@ -90,7 +69,7 @@ fn measure(container: &Container, root: &Path) -> v1::ContainerStats {
         attributes: Some(attributes),
         cpu: Some(cpu(&usage, timestamp)),
         memory: Some(memory(&usage, timestamp)),
-        writable_layer: Some(filesystem(root, size(&container.dir().join("upper")))),
+        writable_layer: Some(filesystem(root, snapshot::written(container.dir()))),
         swap: Some(v1::SwapUsage {
             timestamp,
             swap_available_bytes: None,
@@ -196,14 +175,21 @@ impl Engine {
         })
     }
 
-    /// What the store takes on disk.
-    pub(crate) fn image_filesystem(&self) -> Result<v1::FilesystemUsage> {
+    /// What images take on disk.
+    pub(crate) fn image_filesystem(&self) -> v1::FilesystemUsage {
         let root = &self.config.root_dir;
         let parts = ["blobs", "layers"].map(|part| size(&root.join(part)));
-        let sum = parts
+        filesystem(root, parts[0] + parts[1])
+    }
+
+    /// What containers take beside their images.
+    pub(crate) fn container_filesystem(&self) -> v1::FilesystemUsage {
+        let containers: Vec<_> = self.containers.read().values().cloned().collect();
+        let sizes = containers
             .iter()
-            .fold((0, 0), |sum, part| (sum.0 + part.0, sum.1 + part.1));
-        Ok(filesystem(root, sum))
+            .map(|container| snapshot::taken(container.dir()));
+        let sum = sizes.fold(Size::default(), |sum, size| sum + size);
+        filesystem(&self.config.root_dir, sum)
     }
 
     /// The conditions that a kubelet looks at.
@@ -250,18 +236,6 @@ impl Engine {
             response.info.insert("config".to_owned(), info.to_string());
         }
         response
-    }
-
-    /// Pulls an image, or finds the one that never comes from a registry.
-    pub async fn pull_image(&self, name: &str, auth: Option<v1::AuthConfig>) -> Result<Image> {
-        let reference = crate::images::Reference::parse(name)?;
-        if reference.registry == crate::images::LOCAL_REGISTRY {
-            return self.images.need(name);
-        }
-        let credentials = auth.map(Into::into).unwrap_or_default();
-        self.images
-            .pull(&reference, &self.config.registries, &credentials)
-            .await
     }
 
     /// Cancelled when the runtime stops.

@@ -16,7 +16,7 @@ use crate::{
     error::{Error, Result},
     id,
     images::Image,
-    mounts, rooted,
+    rooted,
     sandbox::Sandbox,
     signals,
     spec::{self, BoundImage, Built, Inputs},
@@ -81,8 +81,9 @@ impl Engine {
         let dir = dir(&self.config, id);
         fs::create_dir_all(&dir).map_err(Error::file(&dir))?;
         disk::save(&dir.join("status.json"), &Status::default())?;
-        let rootfs = self.mount_root(&dir, image)?;
-        let bound_images = self.bind_images(&dir, &config)?;
+        let rootfs = self.snapshots.root(&self.images.layer_dirs(image), &dir)?;
+        let mut layers = image.layers.clone();
+        let bound_images = self.bind_images(&dir, &config, &mut layers)?;
         let cgroup = format!("{}/{id}", sandbox.facts.cgroup_parent.trim_end_matches('/'));
         let built = spec::build(&Inputs {
             config: &config,
@@ -95,6 +96,7 @@ impl Engine {
             rootfs: &rootfs,
             cgroup: &cgroup,
             lowest_oom_score: self.lowest_oom_score,
+            cdi_dirs: &self.config.cdi_dirs,
         })?;
         make_working_dir(&rootfs, &built);
         disk::save(&dir.join("config.json"), &built.spec)?;
@@ -103,7 +105,7 @@ impl Engine {
             created_at: stamp::now(),
             image_id: image.id.clone(),
             image_ref: image.reference(),
-            layers: image.layers.clone(),
+            layers,
             cgroup,
             log: log_path(&sandbox.config.log_directory, &config.log_path),
             identity: built.identity,
@@ -129,28 +131,21 @@ impl Engine {
         }))
     }
 
-    fn mount_root(&self, dir: &Path, image: &Image) -> Result<PathBuf> {
-        let rootfs = dir.join("rootfs");
-        let (upper, work) = (dir.join("upper"), dir.join("work"));
-        for path in [&rootfs, &upper, &work] {
-            fs::create_dir_all(path).map_err(Error::file(path))?;
-        }
-        let layers = self.images.layer_dirs(image);
-        let lower: Vec<&Path> = layers.iter().map(PathBuf::as_path).collect();
-        mounts::overlay(&lower, Some((&upper, &work)), &rootfs)?;
-        Ok(rootfs)
-    }
-
-    /// Mounts the images that the container wants as volumes.
-    fn bind_images(&self, dir: &Path, config: &ContainerConfig) -> Result<Vec<BoundImage>> {
+    /// Mounts the images that the container wants as volumes, and tells their layers.
+    fn bind_images(
+        &self,
+        dir: &Path,
+        config: &ContainerConfig,
+        layers: &mut Vec<String>,
+    ) -> Result<Vec<BoundImage>> {
         let mut bound = Vec::new();
         for mount in &config.mounts {
             let Some(wanted) = &mount.image else { continue };
             let image = self.images.need(&wanted.image)?;
+            layers.extend(image.layers.iter().cloned());
             let target = dir.join("images").join(bound.len().to_string());
-            let layers = self.images.layer_dirs(&image);
-            let lower: Vec<&Path> = layers.iter().map(PathBuf::as_path).collect();
-            mounts::overlay(&lower, None, &target)?;
+            self.snapshots
+                .view(&self.images.layer_dirs(&image), &target)?;
             let path = inside(&target, &mount.image_sub_path)?;
             bound.push(BoundImage {
                 container_path: mount.container_path.clone(),

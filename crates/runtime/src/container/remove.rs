@@ -52,8 +52,23 @@ impl Engine {
         })
         .await??;
         self.containers.write().remove(&container.id);
+        self.sweep_images(&container);
         self.announce(&container, ContainerEventType::ContainerDeletedEvent);
         Ok(())
+    }
+
+    /// The last container of an image that is gone leaves layers that nobody needs.
+    fn sweep_images(self: &Arc<Self>, container: &Container) {
+        if !matches!(self.images.get(&container.facts.image_id), Ok(None)) {
+            return;
+        }
+        let images = self.images.clone();
+        self.spawn("sweep images", async move {
+            let swept = tokio::task::spawn_blocking(move || images.sweep()).await;
+            if let Ok(Err(error)) = swept {
+                tracing::warn!(%error, "layers not swept");
+            }
+        });
     }
 
     /// What the OCI runtime keeps about it.

@@ -19,6 +19,7 @@ use crate::{
     reexec::Program,
     sandbox::Sandbox,
     shim,
+    snapshot::Snapshots,
     streams::Streams,
 };
 
@@ -32,6 +33,8 @@ pub struct Engine {
     pub(crate) program: Program,
     /// The node's images.
     pub images: Arc<Images>,
+    /// How roots of containers are made here.
+    pub(crate) snapshots: Snapshots,
     context: Context,
     pub(crate) streams: Streams,
     /// By id; guards only the map.
@@ -51,7 +54,9 @@ impl Engine {
             std::fs::create_dir_all(&path).map_err(Error::file(&path))?;
         }
         std::fs::create_dir_all(&config.state_dir).map_err(Error::file(&config.state_dir))?;
-        let images = Arc::new(Images::open(config.root_dir.clone())?);
+        let images = Images::open(config.root_dir.clone())?;
+        let images = Arc::new(images.with_limits(config.image_limits));
+        let snapshots = config.snapshots.settle(&config.root_dir);
         let program = tokio::task::spawn_blocking(Program::seal)
             .await
             .map_err(|_| Error::Shim("sealing the program panicked".into()))?
@@ -59,6 +64,7 @@ impl Engine {
         let engine = Arc::new(Self {
             program,
             images,
+            snapshots,
             context,
             streams: Streams::default(),
             sandboxes: RwLock::default(),

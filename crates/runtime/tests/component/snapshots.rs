@@ -1,0 +1,111 @@
+//! Where overlayfs is refused, containers get copies: the same to look at, and accounted the same.
+
+use std::fs;
+
+use cri::v1;
+
+use crate::support::{Node, container_config, sandbox_config};
+
+async fn written(node: &Node, container: &str) -> (u64, u64) {
+    let request = v1::ContainerStatsRequest {
+        container_id: container.into(),
+    };
+    let answer = node.cri.clone().runtime.container_stats(request).await;
+    let layer = answer
+        .unwrap()
+        .into_inner()
+        .stats
+        .unwrap()
+        .writable_layer
+        .unwrap();
+    (
+        layer.used_bytes.unwrap().value,
+        layer.inodes_used.unwrap().value,
+    )
+}
+
+async fn filesystems(node: &Node) -> (u64, u64) {
+    let answer = node
+        .cri
+        .clone()
+        .images
+        .image_fs_info(v1::ImageFsInfoRequest {})
+        .await;
+    let answer = answer.unwrap().into_inner();
+    let bytes = |list: Vec<v1::FilesystemUsage>| list[0].used_bytes.unwrap().value;
+    (
+        bytes(answer.image_filesystems),
+        bytes(answer.container_filesystems),
+    )
+}
+
+async fn lives(node: &Node, copies: bool) {
+    let pod = node.run_sandbox(sandbox_config(node, "snap")).await;
+    let (image, before) = filesystems(node).await;
+    let one = node.run(&pod, container_config("one", &["sleep"])).await;
+    let two = node.run(&pod, container_config("two", &["sleep"])).await;
+    let hello = async |container: &str, args: &[&str]| {
+        let mut command = vec!["/mainstay", "hello"];
+        command.extend(args);
+        let output = node.exec(container, &command).await;
+        (output.exit_code, String::from_utf8(output.stdout).unwrap())
+    };
+    let start = written(node, &one).await;
+    hello(&one, &["write", "/etc/passwd", "mine"]).await;
+    hello(&one, &["write", "/tmp/new", &"x".repeat(60_000)]).await;
+    hello(&one, &["rm", "/etc/group"]).await;
+    assert_eq!(hello(&one, &["cat", "/etc/passwd"]).await.1, "mine\n");
+    assert!(
+        hello(&two, &["cat", "/etc/passwd"])
+            .await
+            .1
+            .starts_with("root:x:0:0")
+    );
+    assert_eq!(
+        hello(&two, &["cat", "/etc/group"]).await.0,
+        0,
+        "others have theirs"
+    );
+    assert_ne!(hello(&one, &["cat", "/etc/group"]).await.0, 0);
+    let end = written(node, &one).await;
+    assert!(
+        end.0 >= start.0 + 50_000 && end.0 < start.0 + 1_000_000,
+        "{start:?} {end:?}"
+    );
+    assert!(end.1 > start.1 || copies, "{start:?} {end:?}");
+    assert!(
+        start.0 < 1_000_000,
+        "the image itself is not the container's: {start:?}"
+    );
+    let (image_now, after) = filesystems(node).await;
+    // Blocks are given late.
+    assert!(image.abs_diff(image_now) < 100_000, "{image} {image_now}");
+    // Two copies take twice the image; two layers on one image next to nothing.
+    let taken = after - before;
+    if copies {
+        assert!(taken > image, "{taken} of {image}");
+    } else {
+        assert!(taken < image / 10, "{taken} of {image}");
+    }
+    let mounted = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let mounted = mounted
+        .lines()
+        .filter(|line| line.contains(&node.id) && line.contains("overlay"))
+        .count();
+    assert_eq!(mounted, if copies { 0 } else { 2 });
+    node.remove_sandbox(&pod).await;
+    node.wait_for("everything to be gone", || node.leftovers().is_empty())
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn overlays_share_what_nobody_changes() {
+    let node = Node::start().await;
+    lives(&node, false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn copies_are_as_good_as_overlays() {
+    let node = Node::with_handlers(&["--snapshots=copy"]).await;
+    lives(&node, true).await;
+}
