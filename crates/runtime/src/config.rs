@@ -4,7 +4,12 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use network::PodNetwork;
 
-use crate::{Runtime, error::Result, images::registry};
+use crate::{
+    Runtime,
+    error::Result,
+    images::{Limits, registry},
+    snapshot::Snapshots,
+};
 
 /// Everything the runtime needs to know.
 #[derive(Clone)]
@@ -27,6 +32,12 @@ pub struct Config {
     pub registries: registry::Registries,
     /// The program that the built-in hello image is made of; without it there is no such image.
     pub hello_program: Option<PathBuf>,
+    /// How roots of containers are made.
+    pub snapshots: Snapshots,
+    /// What an image may cost; a larger one is refused.
+    pub image_limits: Limits,
+    /// Where devices are described that containers ask for by name; later ones win.
+    pub cdi_dirs: Vec<PathBuf>,
 }
 
 impl Config {
@@ -43,6 +54,9 @@ impl Config {
             handlers: BTreeMap::new(),
             registries: registry::Registries::default(),
             hello_program: std::env::current_exe().ok(),
+            snapshots: Snapshots::default(),
+            image_limits: Limits::default(),
+            cdi_dirs: ["/etc/cdi", "/var/run/cdi"].map(PathBuf::from).into(),
         }
     }
 

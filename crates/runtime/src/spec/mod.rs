@@ -3,6 +3,7 @@
 //! effect here or is refused.
 
 mod capabilities;
+mod cdi;
 mod devices;
 mod mounts;
 mod namespaces;
@@ -57,6 +58,8 @@ pub struct Inputs<'a> {
     pub cgroup: &'a str,
     /// The lowest OOM score that may be set here, if that is limited.
     pub lowest_oom_score: Option<i32>,
+    /// Where devices are described that are asked for by name.
+    pub cdi_dirs: &'a [PathBuf],
 }
 
 /// Files of a pod that its containers see.
@@ -118,13 +121,16 @@ pub fn build(inputs: &Inputs<'_>) -> Result<Built> {
     if let Some(profile) = seccomp::profile(&security, &capabilities)? {
         linux["seccomp"] = profile;
     }
-    let spec = json!({
+    let mut spec = json!({
         "ociVersion": OCI_VERSION,
         "root": { "path": inputs.rootfs, "readonly": security.readonly_rootfs },
         "mounts": mounts.list,
         "process": process,
         "linux": linux,
     });
+    let named = inputs.config.cdi_devices.iter();
+    let named: Vec<String> = named.map(|device| device.name.clone()).collect();
+    cdi::apply(&mut spec, &named, inputs.cdi_dirs)?;
     Ok(Built {
         spec,
         identity,
