@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     tonic_prost_build::configure()
         .btree_map(".")
         .generate_default_stubs(true)
-        .skip_debug(["runtime.v1.AuthConfig"])
+        .skip_debug(["runtime.v1.AuthConfig", "mainstay.v1.PullRequest"])
         .compile_fds(descriptors)?;
     Ok(())
 }

@@ -33,6 +33,16 @@ pub mod files {
     #![allow(clippy::all, missing_docs)]
 
     tonic::include_proto!("mainstay.v1");
+
+    /// Without the password.
+    impl std::fmt::Debug for PullRequest {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.debug_struct("PullRequest")
+                .field("image", &self.image)
+                .field("username", &self.username)
+                .finish_non_exhaustive()
+        }
+    }
 }
 
 /// The protocol version that clients ask for and runtimes answer with.

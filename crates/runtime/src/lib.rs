@@ -17,24 +17,28 @@ pub mod images;
 mod matching;
 mod mounts;
 mod poll;
+mod pulls;
 pub mod reexec;
 mod rooted;
 mod sandbox;
 mod service;
 pub mod shim;
 mod signals;
+mod snapshot;
 mod spec;
 mod stamp;
 mod stats;
 mod streams;
 mod terminal;
 mod wire;
+mod xattrs;
 
 use std::sync::Arc;
 
 pub use config::Config;
 pub use error::{Error, Result};
 use lifecycle::{Context, Run, Service};
+pub use snapshot::Snapshots;
 
 use crate::engine::Engine;
 

@@ -10,8 +10,9 @@ use std::{
 use serde::Deserialize;
 
 use super::{
-    Blob, Image, Images, Reference,
+    Blob, Image, Images, Limits, Progress, Reference, Stage,
     blobs::{MAX_DOCUMENT, digest_of},
+    bounded::Bounded,
     config::ConfigFile,
     layer::decompress,
     registry::manifest::{Descriptor, Document, Manifest, pick},
@@ -32,7 +33,8 @@ impl Images {
     pub fn import(&self, content: impl Read) -> Result<Vec<Image>> {
         let _lease = self.lease()?;
         let staging = self.staging();
-        let imported = Archive::read(&staging, content).and_then(|archive| archive.import(self));
+        let imported =
+            Archive::read(&staging, content, self.limits).and_then(|archive| archive.import(self));
         disk::remove_dir(&staging)?;
         imported
     }
@@ -60,18 +62,29 @@ struct LayoutIndex {
 }
 
 impl Archive {
-    fn read(staging: &Path, content: impl Read) -> Result<Self> {
+    fn read(staging: &Path, content: impl Read, limits: Limits) -> Result<Self> {
         fs::create_dir_all(staging).map_err(Error::file(staging))?;
         let wrong = |error: io::Error| Error::BadImage(format!("archive: {error}"));
         let mut files = BTreeMap::new();
         let mut links = Vec::new();
-        let mut archive = tar::Archive::new(decompress(content).map_err(wrong)?);
-        for entry in archive.entries().map_err(wrong)? {
+        let (mut seen, mut bytes) = (0_u64, 0_u64);
+        let (content, bound) = Bounded::new(decompress(content).map_err(wrong)?);
+        let mut archive = tar::Archive::new(content);
+        let mut entries = archive.entries().map_err(wrong)?;
+        loop {
+            bound.headers_only();
+            let Some(entry) = entries.next() else { break };
             let mut entry = entry.map_err(wrong)?;
+            bound.lift();
+            seen += 1;
+            bytes = bytes.saturating_add(entry.size());
+            if seen > limits.entries || bytes > limits.bytes {
+                return Err(Error::BadImage("the archive is larger than allowed".into()));
+            }
             let name = plain(&entry.path().map_err(wrong)?);
             match entry.header().entry_type() {
                 tar::EntryType::Regular | tar::EntryType::Continuous => {
-                    let path = staging.join(files.len().to_string());
+                    let path = staging.join(seen.to_string());
                     let mut file = File::create(&path).map_err(Error::file(&path))?;
                     io::copy(&mut entry, &mut file).map_err(wrong)?;
                     files.insert(name, path);
@@ -84,6 +97,7 @@ impl Archive {
                 }
                 _ => {}
             }
+            io::copy(&mut entry, &mut io::sink()).map_err(wrong)?;
         }
         for (name, kind, target) in links {
             let base = Path::new(&name).parent().unwrap_or(Path::new(""));
@@ -201,7 +215,7 @@ impl Archive {
             })
         });
         let blobs = blobs.collect::<Result<Vec<_>>>()?;
-        images.assemble(config, manifest, blobs, tags)
+        images.assemble(config, manifest, blobs, tags, &Progress::default())
     }
 
     fn path(&self, name: &str) -> Result<PathBuf> {
@@ -248,6 +262,7 @@ impl Images {
         manifest: String,
         blobs: Vec<Blob>,
         names: &[Reference],
+        progress: &Progress,
     ) -> Result<Image> {
         let id = self.put_blob(config)?;
         let file: ConfigFile = serde_json::from_slice(config).map_err(bad)?;
@@ -262,7 +277,9 @@ impl Images {
         }
         let mut layers: Vec<String> = Vec::new();
         for (blob, diff_id) in blobs.iter().zip(&file.rootfs.diff_ids) {
+            progress.reached(&blob.digest, Stage::Unpacking);
             layers.push(self.apply_layer(&self.blob_path(&blob.digest)?, diff_id, &layers)?);
+            progress.reached(&blob.digest, Stage::Done);
         }
         let size = blobs.iter().map(|blob| blob.size).sum::<u64>() + config.len() as u64;
         let tags = names
@@ -279,6 +296,7 @@ impl Images {
             layers,
             size,
             pinned: false,
+            settled: false,
             config: file.image_config(),
         })
     }

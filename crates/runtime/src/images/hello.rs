@@ -105,6 +105,7 @@ impl Images {
             layers: vec![layer],
             size: fs::metadata(program).map_or(0, |metadata| metadata.len()),
             pinned: true,
+            settled: false,
             config: ImageConfig {
                 entrypoint: vec!["/mainstay".into(), "hello".into()],
                 env: vec![format!("PATH={}", crate::spec::DEFAULT_PATH)],

@@ -13,6 +13,9 @@ use super::{
 };
 use crate::error::{Error, Result};
 
+/// What may follow the end of an archive.
+const MAX_PADDING: u64 = 64 << 20;
+
 impl Images {
     /// Unpacks a layer on top of others, unless that has been done. Returns its name.
     pub(super) fn apply_layer(
@@ -32,7 +35,7 @@ impl Images {
             .rev()
             .map(|layer| self.layer_dir(layer))
             .collect();
-        let unpacked = unpack(blob, diff_id, &staging, lower);
+        let unpacked = unpack(blob, diff_id, &staging, lower, self.limits);
         let done = unpacked.and_then(|()| match fs::rename(&staging, &place) {
             // Somebody else was faster.
             Err(_) if place.exists() => Ok(()),
@@ -43,12 +46,23 @@ impl Images {
     }
 }
 
-fn unpack(blob: &Path, diff_id: &str, staging: &Path, lower: Vec<PathBuf>) -> Result<()> {
+fn unpack(
+    blob: &Path,
+    diff_id: &str,
+    staging: &Path,
+    lower: Vec<PathBuf>,
+    limits: Limits,
+) -> Result<()> {
     let file = File::open(blob).map_err(Error::file(blob))?;
     let mut content = Hashing::new(decompress(file).map_err(Error::file(blob))?);
-    Unpacker::new(staging, lower, Limits::default())?.unpack(&mut content)?;
-    // Padding after the archive's end belongs to the digest.
-    io::copy(&mut content, &mut io::sink()).map_err(Error::file(blob))?;
+    Unpacker::new(staging, lower, limits)?.unpack(&mut content)?;
+    // Padding after the archive's end belongs to the digest; there is no reason for much of it.
+    let padding = io::copy(&mut content.by_ref().take(MAX_PADDING), &mut io::sink());
+    if padding.map_err(Error::file(blob))? == MAX_PADDING {
+        return Err(Error::BadImage(format!(
+            "the layer {diff_id} goes on after its end"
+        )));
+    }
     let found = content.digest();
     if found == diff_id {
         return Ok(());

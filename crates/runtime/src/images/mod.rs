@@ -4,28 +4,34 @@
 
 mod archive;
 mod blobs;
+mod bounded;
 mod config;
 mod export;
 mod hello;
 mod layer;
 mod names;
+mod progress;
 mod reference;
 pub mod registry;
+mod settle;
 mod unpack;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fs::{self, File, OpenOptions},
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Weak},
+    time::Duration,
 };
 
 pub use config::ImageConfig;
 pub use hello::{HELLO, LOCAL_REGISTRY};
 use parking_lot::Mutex;
+pub use progress::{Part, Progress, Stage};
 pub use reference::Reference;
 use serde::{Deserialize, Serialize};
+pub use unpack::Limits;
 
 use crate::{
     disk,
@@ -37,6 +43,9 @@ pub struct Images {
     root: PathBuf,
     /// The index as last read, and which file that was.
     index: Mutex<(Option<Version>, Arc<Index>)>,
+    limits: Limits,
+    /// Blobs that are being fetched; whoever wants the same one waits for it.
+    fetching: Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>,
 }
 
 /// Tells files that were moved to the same place apart.
@@ -50,9 +59,15 @@ struct Version {
 /// no container's record, is not swept away meanwhile. Works between processes, too.
 pub struct Lease(#[expect(dead_code, reason = "closing the file ends the lease")] File);
 
+/// How long a piece of a blob waits for the rest.
+const KEEP_PARTIAL: Duration = Duration::from_secs(24 * 3600);
+
 /// Images by their ids.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct Index {
+    /// The start of the machine in which it was last opened.
+    #[serde(default)]
+    boot: String,
     images: BTreeMap<String, Image>,
 }
 
@@ -76,6 +91,9 @@ pub struct Image {
     /// It is never collected.
     #[serde(default)]
     pub pinned: bool,
+    /// All of it is on disk, should the power fail.
+    #[serde(default)]
+    settled: bool,
     /// What it says about running it.
     pub config: ImageConfig,
 }
@@ -99,31 +117,67 @@ impl Image {
 }
 
 impl Images {
-    /// Opens the store in a directory; clears away what an interrupted import left.
+    /// Opens the store in a directory; clears away what an interrupted import left and what nobody
+    /// needs any more.
     pub fn open(root: PathBuf) -> Result<Self> {
         for dir in ["blobs/sha256", "layers", "staging"] {
             let path = root.join(dir);
             fs::create_dir_all(&path).map_err(Error::file(&path))?;
         }
-        let images = Self {
+        // Images bring set-user-id programs and devices: not for everybody on the node.
+        fs::set_permissions(&root, fs::Permissions::from_mode(0o700))
+            .map_err(Error::file(&root))?;
+        let images = Self::unopened(root);
+        if let Err(error) = images.index() {
+            // Images can be had again; a node that does not start cannot get them.
+            tracing::error!(%error, "the index of images is damaged: beginning anew");
+            images.replace_index(&Index::default())?;
+        }
+        if let Some(_alone) = images.try_alone()? {
+            images.forget_unsettled()?;
+            images.clear_staging()?;
+            images.sweep_now()?;
+        }
+        Ok(images)
+    }
+
+    fn unopened(root: PathBuf) -> Self {
+        Self {
             root,
             index: Mutex::default(),
-        };
-        if let Some(_alone) = images.try_alone()? {
-            let staging = images.root.join("staging");
-            for entry in fs::read_dir(&staging)
-                .map_err(Error::file(&staging))?
-                .flatten()
-            {
-                let path = entry.path();
-                // A pull that was cut off goes on from its partial blobs.
-                if path.is_dir() {
-                    disk::remove_dir(&path)?;
-                }
+            limits: Limits::default(),
+            fetching: Mutex::default(),
+        }
+    }
+
+    /// The same store, for images that cost no more than this.
+    pub fn with_limits(self, limits: Limits) -> Self {
+        Self { limits, ..self }
+    }
+
+    /// A pull that was cut off goes on from its partial blobs, but not after a day.
+    fn clear_staging(&self) -> Result<()> {
+        let staging = self.root.join("staging");
+        for entry in fs::read_dir(&staging)
+            .map_err(Error::file(&staging))?
+            .flatten()
+        {
+            let path = entry.path();
+            let partial = path
+                .extension()
+                .is_some_and(|extension| extension == "part");
+            let age = entry.metadata().and_then(|metadata| metadata.modified());
+            let age = age
+                .ok()
+                .and_then(|time| time.elapsed().ok())
+                .unwrap_or_default();
+            if path.is_dir() {
+                disk::remove_dir(&path)?;
+            } else if !partial || age > KEEP_PARTIAL {
+                fs::remove_file(&path).map_err(Error::file(&path))?;
             }
         }
-        images.index()?;
-        Ok(images)
+        Ok(())
     }
 
     /// The index as it is on disk now.
@@ -151,8 +205,12 @@ impl Images {
         lock.lock().map_err(Error::system("lock the images"))?;
         let mut index = Index::clone(&*self.index()?);
         let result = change(&mut index);
-        disk::save(&self.root.join("images.json"), &index)?;
+        self.replace_index(&index)?;
         Ok(result)
+    }
+
+    fn replace_index(&self, index: &Index) -> Result<()> {
+        disk::save(&self.root.join("images.json"), index)
     }
 
     fn lock_file(&self, name: &str) -> Result<File> {
@@ -194,7 +252,8 @@ impl Images {
 
     /// Adds an image, or names to one that is there. A tag belongs to one image only.
     fn put(&self, image: Image) -> Result<Image> {
-        self.change(|index| {
+        let id = image.id.clone();
+        let put = self.change(|index| {
             for other in index
                 .images
                 .values_mut()
@@ -210,7 +269,11 @@ impl Images {
             entry.digests.extend(image.digests);
             entry.pinned |= image.pinned;
             entry.clone()
-        })
+        })?;
+        if !put.settled {
+            self.settle(&id);
+        }
+        Ok(put)
     }
 
     /// Removes one name, or the whole image when it is the last or the id is given. Layers that a
@@ -234,9 +297,14 @@ impl Images {
     /// Removes blobs and layers that no image and no container names. Blocks.
     pub fn sweep(&self) -> Result<()> {
         // While somebody is at work, the next sweep will do.
-        let Some(_alone) = self.try_alone()? else {
-            return Ok(());
-        };
+        match self.try_alone()? {
+            Some(_alone) => self.sweep_now(),
+            None => Ok(()),
+        }
+    }
+
+    /// Nobody else may be at work.
+    fn sweep_now(&self) -> Result<()> {
         let (mut layers, mut blobs) = (self.layers_in_use(), BTreeSet::new());
         for image in self.index()?.images.values() {
             layers.extend(image.layers.iter().cloned());

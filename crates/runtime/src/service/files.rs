@@ -1,14 +1,35 @@
-//! Images as files, for the command line: CRI has no words for it.
+//! Images as files, and pulls that can be watched, for the command line: CRI has no words for it.
+
+use std::{
+    io::{self, BufWriter, Write},
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use cri::{
-    files::{ImportResponse, Piece, image_files_server::ImageFiles},
+    files::{
+        ExportRequest, ImportResponse, Piece, PullPart, PullProgress, PullRequest, PullStage,
+        image_files_server::ImageFiles,
+    },
     tonic::{Request, Response, Status, Streaming, async_trait},
+    v1::AuthConfig,
 };
-use futures::TryStreamExt;
+use futures::{Stream, TryStreamExt};
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::io::{StreamReader, SyncIoBridge};
 
 use super::Cri;
-use crate::images::Image;
+use crate::images::{Image, Part, Progress, Stage};
+
+/// Bytes of one piece: well below what the other side accepts.
+const PIECE: usize = 1 << 20;
+
+/// Nobody sees more changes than this.
+const SHOW_EVERY: Duration = Duration::from_millis(100);
+
+type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[async_trait]
 impl ImageFiles for Cri {
@@ -18,13 +39,128 @@ impl ImageFiles for Cri {
     ) -> Result<Response<ImportResponse>, Status> {
         let pieces = request.into_inner();
         let content = pieces.map_ok(|piece| bytes::Bytes::from(piece.content));
-        let content = SyncIoBridge::new(StreamReader::new(content.map_err(std::io::Error::other)));
+        let content = SyncIoBridge::new(StreamReader::new(content.map_err(io::Error::other)));
         let engine = self.0.clone();
         let imported = self.0.blocking(move || engine.images.import(content)).await;
         let imported = imported.and_then(|imported| imported);
         let imported = imported.map_err(|error| Status::invalid_argument(error.to_string()))?;
         let images = imported.iter().map(name).collect();
         Ok(Response::new(ImportResponse { images }))
+    }
+
+    async fn export(
+        &self,
+        request: Request<ExportRequest>,
+    ) -> Result<Response<Streamed<Piece>>, Status> {
+        let image = request.into_inner().image;
+        self.0.images.need(&image)?;
+        let (sender, pieces) = mpsc::channel(4);
+        let engine = self.0.clone();
+        tokio::task::spawn_blocking(move || {
+            let mut out = BufWriter::with_capacity(PIECE, Pieces(&sender));
+            let written = engine.images.export(&image, &mut out);
+            let flushed = out.flush();
+            drop(out);
+            let failed = match (written, flushed) {
+                (Err(error), _) => Some(Status::from(error)),
+                (Ok(()), Err(error)) => Some(Status::unknown(error.to_string())),
+                (Ok(()), Ok(())) => None,
+            };
+            if let Some(failed) = failed {
+                let _ = sender.blocking_send(Err(failed));
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(pieces))))
+    }
+
+    async fn pull(
+        &self,
+        request: Request<PullRequest>,
+    ) -> Result<Response<Streamed<PullProgress>>, Status> {
+        let request = request.into_inner();
+        let auth = (!request.username.is_empty()).then(|| AuthConfig {
+            username: request.username,
+            password: request.password,
+            ..AuthConfig::default()
+        });
+        let progress = Arc::new(Progress::default());
+        let parts = progress.watch();
+        let (sender, messages) = mpsc::channel(4);
+        let engine = self.0.clone();
+        let work = async move { engine.pull_image(&request.image, auth, &progress).await };
+        let engine = self.0.clone();
+        self.0.spawn("pull", async move {
+            let pulling = engine.finish(work);
+            let last = show(pulling, parts, &sender).await;
+            let _ = sender.send(last.map_err(Status::from)).await;
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
+    }
+}
+
+/// Tells how far a pull has come until it has ended; returns what is to be said last.
+async fn show(
+    pulling: impl Future<Output = crate::Result<Image>>,
+    mut parts: watch::Receiver<Vec<Part>>,
+    messages: &mpsc::Sender<Result<PullProgress, Status>>,
+) -> crate::Result<PullProgress> {
+    tokio::pin!(pulling);
+    loop {
+        let image = tokio::select! {
+            image = &mut pulling => image?,
+            Ok(()) = parts.changed() => {
+                let now = describe(&parts.borrow_and_update());
+                // A client that is slow or gone does not hold up the pull.
+                let _ = messages.try_send(Ok(now));
+                tokio::select! {
+                    image = &mut pulling => image?,
+                    () = tokio::time::sleep(SHOW_EVERY) => continue,
+                }
+            }
+        };
+        let mut last = describe(&parts.borrow());
+        last.id = image.id;
+        return Ok(last);
+    }
+}
+
+fn describe(parts: &[Part]) -> PullProgress {
+    let stage = |stage: Stage| match stage {
+        Stage::Waiting => PullStage::Waiting,
+        Stage::Downloading => PullStage::Downloading,
+        Stage::Downloaded => PullStage::Downloaded,
+        Stage::Unpacking => PullStage::Unpacking,
+        Stage::Done => PullStage::Done,
+    };
+    let part = |part: &Part| PullPart {
+        digest: part.digest.clone(),
+        size: part.size,
+        have: part.have,
+        stage: stage(part.stage).into(),
+    };
+    PullProgress {
+        parts: parts.iter().map(part).collect(),
+        id: String::new(),
+    }
+}
+
+/// What is written goes out as messages.
+struct Pieces<'a>(&'a mpsc::Sender<Result<Piece, Status>>);
+
+impl Write for Pieces<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let bytes = &bytes[..bytes.len().min(PIECE)];
+        let piece = Piece {
+            content: bytes.to_vec(),
+        };
+        self.0
+            .blocking_send(Ok(piece))
+            .map_err(|_| io::ErrorKind::BrokenPipe)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

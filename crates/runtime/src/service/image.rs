@@ -1,6 +1,6 @@
 //! ImageService.
 
-use std::pin::Pin;
+use std::{pin::Pin, sync::Arc};
 
 use cri::{
     tonic::{Request, Response, Status, async_trait},
@@ -106,7 +106,11 @@ impl ImageService for Cri {
         let request = request.into_inner();
         let name = named(request.image)?;
         let engine = self.0.clone();
-        let work = async move { engine.pull_image(&name, request.auth).await };
+        let work = async move {
+            engine
+                .pull_image(&name, request.auth, &Arc::default())
+                .await
+        };
         let image = self.0.finish(work).await?;
         Ok(Response::new(v1::PullImageResponse {
             image_ref: image.id,
@@ -129,10 +133,10 @@ impl ImageService for Cri {
         _: Request<v1::ImageFsInfoRequest>,
     ) -> Answer<v1::ImageFsInfoResponse> {
         let engine = self.0.clone();
-        let usage = self.0.blocking(move || engine.image_filesystem()).await??;
-        Ok(Response::new(v1::ImageFsInfoResponse {
-            image_filesystems: vec![usage.clone()],
-            container_filesystems: vec![usage],
-        }))
+        let measure = move || v1::ImageFsInfoResponse {
+            image_filesystems: vec![engine.image_filesystem()],
+            container_filesystems: vec![engine.container_filesystem()],
+        };
+        Ok(Response::new(self.0.blocking(measure).await?))
     }
 }

@@ -264,4 +264,28 @@ mod tests {
         assert!(streams.redeem(&url).is_some());
         assert!(streams.redeem(&url).is_none());
     }
+
+    #[test]
+    fn a_ticket_does_not_wait_for_ever_and_there_are_not_too_many() {
+        let streams = Streams::default();
+        *streams.address.lock() = Some(([127, 0, 0, 1], 1).into());
+        let work = || Work::Forward {
+            sandbox: "x".into(),
+            ports: vec![],
+        };
+        let late = streams.issue("portforward", work()).unwrap();
+        let age = |streams: &Streams| {
+            for (given, _) in streams.tickets.lock().values_mut() {
+                *given -= VALID;
+            }
+        };
+        age(&streams);
+        assert!(streams.redeem(&late).is_none(), "too late");
+        for _ in 0..MAX_TICKETS {
+            streams.issue("portforward", work()).unwrap();
+        }
+        assert!(streams.issue("portforward", work()).is_err());
+        age(&streams);
+        assert!(streams.issue("portforward", work()).is_ok(), "old ones go");
+    }
 }

@@ -56,6 +56,14 @@ impl Credentials {
         (!self.username.is_empty()).then(|| format!("Basic {}", BASE64_STANDARD.encode(pair)))
     }
 
+    /// The fields of a form that exchanges a token for another, if there is one.
+    pub(super) fn refresh(&self) -> Option<String> {
+        (!self.identity_token.is_empty()).then(|| {
+            let token = escape(&self.identity_token);
+            format!("grant_type=refresh_token&client_id=mainstay&refresh_token={token}")
+        })
+    }
+
     /// What is tried before the registry has said what it wants.
     pub(super) fn eager(&self) -> Option<String> {
         (!self.registry_token.is_empty()).then(|| format!("Bearer {}", self.registry_token))
@@ -95,23 +103,24 @@ impl Challenge {
     }
 }
 
-/// The address to get a token from.
-pub(super) fn token_url(realm: &str, service: &str, scope: &str) -> String {
-    let mark = if realm.contains('?') { '&' } else { '?' };
-    let escape = |text: &str| -> String {
-        let byte = |byte: u8| match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
-                char::from(byte).to_string()
-            }
-            other => format!("%{other:02X}"),
-        };
-        text.bytes().map(byte).collect()
+fn escape(text: &str) -> String {
+    let byte = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
+            char::from(byte).to_string()
+        }
+        other => format!("%{other:02X}"),
     };
-    format!(
-        "{realm}{mark}service={}&scope={}",
-        escape(service),
-        escape(scope)
-    )
+    text.bytes().map(byte).collect()
+}
+
+/// What a token is asked for.
+pub(super) fn token_query(service: &str, scope: &str) -> String {
+    let mut query = format!("service={}", escape(service));
+    // A registry may want to know us before it says for what.
+    if !scope.is_empty() {
+        query += &format!("&scope={}", escape(scope));
+    }
+    query
 }
 
 /// What a token service answers.
@@ -147,11 +156,11 @@ mod tests {
             Some(Challenge::Basic)
         );
         assert_eq!(Challenge::parse("Digest x"), None);
-        let url = token_url("https://a.io/t?x=1", "r g", "repository:a/b:pull");
         assert_eq!(
-            url,
-            "https://a.io/t?x=1&service=r%20g&scope=repository%3Aa%2Fb%3Apull"
+            token_query("r g", "repository:a/b:pull"),
+            "service=r%20g&scope=repository%3Aa%2Fb%3Apull"
         );
+        assert_eq!(token_query("r", ""), "service=r");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::{io, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode, Uri, header};
-use http_body_util::{BodyExt, Empty, Limited};
+use http_body_util::{BodyExt, Full, Limited};
 use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
@@ -17,7 +17,7 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-use super::auth::{Challenge, Credentials, Token, token_url};
+use super::auth::{Challenge, Credentials, Token, token_query};
 use crate::error::{Error, Result};
 
 const CONNECT: Duration = Duration::from_secs(15);
@@ -45,13 +45,13 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub fn new(credentials: &Credentials, ca: Option<&str>) -> Result<Self> {
+    pub fn new(credentials: &Credentials, ca: &str) -> Result<Self> {
         let mut roots = RootCertStore::empty();
         let system = SYSTEM_CA
             .iter()
             .find_map(|path| std::fs::read(path).ok())
             .unwrap_or_default();
-        for pem in [system.as_slice(), ca.unwrap_or_default().as_bytes()] {
+        for pem in [system.as_slice(), ca.as_bytes()] {
             for certificate in rustls_pemfile::certs(&mut &*pem).flatten() {
                 // One that cannot be used is one that is not trusted.
                 let _ = roots.add(certificate);
@@ -73,7 +73,7 @@ impl Client {
     /// Gets a URL, as whoever the registry wants us to be. Answers other than 2xx are errors.
     pub async fn get(&self, url: &str, headers: &[(&str, String)]) -> Result<Response<Incoming>> {
         let known = self.authorization.lock().clone();
-        let first = self.follow(url, headers, known).await?;
+        let first = self.follow(url, headers, known, None).await?;
         if first.status() != StatusCode::UNAUTHORIZED {
             return check(first, url);
         }
@@ -87,22 +87,39 @@ impl Client {
                 realm,
                 service,
                 scope,
-            }) => self.token(&realm, &service, &scope).await?,
+            }) => {
+                if url.starts_with("https:") && !realm.starts_with("https:") {
+                    let message = format!("{url}: tokens would come without TLS from {realm}");
+                    return Err(Error::Registry(message));
+                }
+                self.token(&realm, &service, &scope).await?
+            }
             None => None,
         };
         let Some(header) = header else {
             return check(first, url);
         };
         *self.authorization.lock() = Some(header.clone());
-        check(self.follow(url, headers, Some(header)).await?, url)
+        check(self.follow(url, headers, Some(header), None).await?, url)
     }
 
     async fn token(&self, realm: &str, service: &str, scope: &str) -> Result<Option<String>> {
-        let url = token_url(realm, service, scope);
-        let answer = check(
-            self.follow(&url, &[], self.credentials.basic()).await?,
-            &url,
-        )?;
+        let query = token_query(service, scope);
+        let asked = match self.credentials.refresh() {
+            // A token in place of a password is exchanged, and never sent in an address.
+            Some(refresh) => {
+                let form = format!("{query}&{refresh}");
+                let kind = "application/x-www-form-urlencoded".to_owned();
+                self.follow(realm, &[("content-type", kind)], None, Some(form))
+                    .await
+            }
+            None => {
+                let mark = if realm.contains('?') { '&' } else { '?' };
+                let url = format!("{realm}{mark}{query}");
+                self.follow(&url, &[], self.credentials.basic(), None).await
+            }
+        };
+        let answer = check(asked?, realm)?;
         let body = Limited::new(answer.into_body(), MAX_TOKEN).collect().await;
         let body = body
             .map_err(|error| Error::Registry(format!("{realm}: {error}")))?
@@ -117,6 +134,7 @@ impl Client {
         url: &str,
         headers: &[(&str, String)],
         authorization: Option<String>,
+        form: Option<String>,
     ) -> Result<Response<Incoming>> {
         let mut uri: Uri = url
             .parse()
@@ -126,7 +144,12 @@ impl Client {
             // Another host must not learn what is meant for this one.
             let own = uri.authority() == origin.as_ref();
             let answer = self
-                .send(&uri, headers, authorization.as_ref().filter(|_| own))
+                .send(
+                    &uri,
+                    headers,
+                    authorization.as_ref().filter(|_| own),
+                    form.as_ref().filter(|_| own),
+                )
                 .await?;
             if !answer.status().is_redirection() {
                 return Ok(answer);
@@ -147,6 +170,7 @@ impl Client {
         uri: &Uri,
         headers: &[(&str, String)],
         authorization: Option<&String>,
+        form: Option<&String>,
     ) -> Result<Response<Incoming>> {
         let wrong = |error: &dyn std::fmt::Display| Error::Registry(format!("{uri}: {error}"));
         let wire = timeout(CONNECT, self.connect(uri)).await;
@@ -160,10 +184,13 @@ impl Client {
         tokio::spawn(connection);
         let host = uri.authority().map(ToString::to_string).unwrap_or_default();
         let path = uri.path_and_query().map_or("/", |path| path.as_str());
-        let mut request = Request::get(path).header(header::HOST, host).header(
-            header::USER_AGENT,
-            concat!("mainstay/", env!("CARGO_PKG_VERSION")),
-        );
+        let method = if form.is_some() { "POST" } else { "GET" };
+        let agent = concat!("mainstay/", env!("CARGO_PKG_VERSION"));
+        let mut request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::HOST, host)
+            .header(header::USER_AGENT, agent);
         for (name, value) in headers {
             request = request.header(*name, value);
         }
@@ -171,7 +198,7 @@ impl Client {
             request = request.header(header::AUTHORIZATION, value);
         }
         let request = request
-            .body(Empty::<Bytes>::new())
+            .body(Full::<Bytes>::from(form.cloned().unwrap_or_default()))
             .map_err(|error| wrong(&error))?;
         let answer = timeout(ANSWER, sender.send_request(request)).await;
         answer

@@ -1,7 +1,11 @@
 //! One pull: manifest, configuration, layers. Blobs come in parallel into partial files that are
 //! continued where they were cut, and get their place only when their digest is right.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::PathBuf,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use futures::{StreamExt, TryStreamExt, stream};
 use http::{StatusCode, header};
@@ -16,7 +20,7 @@ use super::{
 use crate::{
     error::{Error, Result},
     images::{
-        Blob, Image, Images, Reference,
+        Blob, Image, Images, Progress, Reference, Stage,
         blobs::{MAX_DOCUMENT, digest_of},
     },
 };
@@ -40,24 +44,26 @@ impl Images {
         reference: &Reference,
         registries: &Registries,
         credentials: &Credentials,
+        progress: &Arc<Progress>,
     ) -> Result<Image> {
         let images = self.clone();
         let lease = tokio::task::spawn_blocking(move || images.lease()).await;
         let _lease = lease.map_err(|_| Error::Registry("a task panicked".into()))??;
-        let client = Client::new(credentials, registries.ca(reference))?;
         let mut trouble = Error::NoImage(reference.to_string());
-        for base in registries.bases(reference) {
-            let url = format!("{base}/v2/{}", reference.repository);
+        for source in registries.sources(reference, credentials)? {
+            // One of their own each: what opens one registry is not shown to another.
+            let client = Client::new(&source.credentials, &source.ca)?;
             let pull = Pull {
                 images: self,
                 client: &client,
-                url,
+                url: format!("{}/v2/{}", source.base, reference.repository),
                 reference,
+                progress,
             };
             match pull.run().await {
                 Ok(image) => return Ok(image),
                 Err(error) => {
-                    tracing::debug!(%reference, base, %error, "not pulled");
+                    tracing::debug!(%reference, base = source.base, %error, "not pulled");
                     trouble = error;
                 }
             }
@@ -66,20 +72,35 @@ impl Images {
     }
 }
 
+impl Images {
+    /// Held by whoever fetches a blob.
+    fn turn(&self, digest: &str) -> Arc<tokio::sync::Mutex<()>> {
+        let mut fetching = self.fetching.lock();
+        fetching.retain(|_, turn| turn.strong_count() > 0);
+        if let Some(turn) = fetching.get(digest).and_then(Weak::upgrade) {
+            return turn;
+        }
+        let turn = Arc::default();
+        fetching.insert(digest.to_owned(), Arc::downgrade(&turn));
+        turn
+    }
+}
+
 struct Pull<'a> {
     images: &'a Arc<Images>,
     client: &'a Client,
     url: String,
     reference: &'a Reference,
+    progress: &'a Arc<Progress>,
 }
 
 impl Pull<'_> {
     async fn run(&self) -> Result<Image> {
         let (manifest, digest) = self.manifest().await?;
-        let parts = std::iter::once(&manifest.config)
-            .chain(&manifest.layers)
-            .cloned();
-        let fetches: Vec<_> = parts.map(|part| self.blob(part)).collect();
+        let mut parts = vec![manifest.config.clone()];
+        parts.extend(manifest.layers.iter().cloned());
+        self.progress.begin(&parts);
+        let fetches: Vec<_> = parts.into_iter().map(|part| self.blob(part)).collect();
         stream::iter(fetches)
             .buffer_unordered(PARALLEL)
             .try_collect::<Vec<()>>()
@@ -91,10 +112,13 @@ impl Pull<'_> {
         });
         let (images, blobs, reference) =
             (self.images.clone(), blobs.collect(), self.reference.clone());
+        let progress = self.progress.clone();
         let assembled = tokio::task::spawn_blocking(move || {
             let config = std::fs::read(images.blob_path(&manifest.config.digest)?)
                 .map_err(Error::system("read the configuration"))?;
-            images.assemble(&config, digest, blobs, &[reference])
+            let image = images.assemble(&config, digest, blobs, &[reference], &progress)?;
+            progress.reached(&manifest.config.digest, Stage::Done);
+            Ok(image)
         });
         assembled
             .await
@@ -148,7 +172,11 @@ impl Pull<'_> {
     /// Fetches a blob unless it is there, in as many pieces as it takes.
     async fn blob(&self, blob: Descriptor) -> Result<()> {
         let place = self.images.blob_path(&blob.digest)?;
+        // Two images that are pulled at once may share it.
+        let turn = self.images.turn(&blob.digest);
+        let _mine = turn.lock().await;
         if place.exists() {
+            self.progress.reached(&blob.digest, Stage::Downloaded);
             return Ok(());
         }
         let partial = self.partial(&blob.digest);
@@ -168,7 +196,9 @@ impl Pull<'_> {
         let adopted = tokio::task::spawn_blocking(move || images.adopt_blob(&partial, &digest));
         adopted
             .await
-            .map_err(|_| Error::Registry("verifying panicked".into()))?
+            .map_err(|_| Error::Registry("verifying panicked".into()))??;
+        self.progress.reached(&blob.digest, Stage::Downloaded);
+        Ok(())
     }
 
     fn partial(&self, digest: &str) -> PathBuf {
@@ -230,6 +260,7 @@ impl Pull<'_> {
                 )));
             }
             file.write_all(&data).await.map_err(Error::file(partial))?;
+            self.progress.have(&blob.digest, have);
         }
         file.flush().await.map_err(Error::file(partial))?;
         if have == blob.size {

@@ -1,0 +1,55 @@
+//! A bound on what may be read of an archive between two files. Long names and extra attributes are
+//! kept in memory by whoever reads the archive, and a small file can unpack to any number of them.
+
+use std::{
+    cell::Cell,
+    io::{self, Read},
+    rc::Rc,
+};
+
+/// No honest name and no set of attributes is larger.
+const MAX_HEADERS: u64 = 1 << 20;
+
+/// Passes an archive on.
+pub(super) struct Bounded<T> {
+    inner: T,
+    left: Rc<Cell<u64>>,
+}
+
+/// Says which part of the archive comes next.
+pub(super) struct Bound(Rc<Cell<u64>>);
+
+impl<T> Bounded<T> {
+    pub fn new(inner: T) -> (Self, Bound) {
+        let left = Rc::new(Cell::new(u64::MAX));
+        let bound = Bound(left.clone());
+        (Self { inner, left }, bound)
+    }
+}
+
+impl Bound {
+    /// Until the next call, only headers may come.
+    pub fn headers_only(&self) {
+        self.0.set(MAX_HEADERS);
+    }
+
+    /// A file's content comes; whoever reads it counts it.
+    pub fn lift(&self) {
+        self.0.set(u64::MAX);
+    }
+}
+
+impl<T: Read> Read for Bounded<T> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.left.get();
+        if left == 0 {
+            return Err(io::Error::other("a header is larger than allowed"));
+        }
+        let most = usize::try_from(left)
+            .unwrap_or(usize::MAX)
+            .min(buffer.len());
+        let length = self.inner.read(&mut buffer[..most])?;
+        self.left.set(left - length as u64);
+        Ok(length)
+    }
+}

@@ -1,0 +1,42 @@
+//! Pulls that somebody asked this node for, seen in the log.
+
+use std::{sync::Arc, time::Instant};
+
+use cri::v1;
+
+use crate::{
+    engine::Engine,
+    error::Result,
+    images::{Image, LOCAL_REGISTRY, Progress, Reference},
+};
+
+impl Engine {
+    /// Pulls an image, or finds the one that never comes from a registry.
+    pub async fn pull_image(
+        &self,
+        name: &str,
+        auth: Option<v1::AuthConfig>,
+        progress: &Arc<Progress>,
+    ) -> Result<Image> {
+        let reference = Reference::parse(name)?;
+        if reference.registry == LOCAL_REGISTRY {
+            return self.images.need(name);
+        }
+        let credentials = auth.map(Into::into).unwrap_or_default();
+        let begun = Instant::now();
+        tracing::info!(image = %reference, "pulling");
+        let pulled = self
+            .images
+            .pull(&reference, &self.config.registries, &credentials, progress)
+            .await;
+        let seconds = begun.elapsed().as_secs_f64();
+        match &pulled {
+            Ok(image) => {
+                let layers = image.layers.len();
+                tracing::info!(image = %reference, layers, bytes = image.size, seconds, "pulled");
+            }
+            Err(error) => tracing::warn!(image = %reference, %error, seconds, "not pulled"),
+        }
+        pulled
+    }
+}

@@ -1,0 +1,97 @@
+//! Extended attributes of files, and the names that overlayfs gives a meaning to.
+
+use std::{ffi::CString, io, os::unix::ffi::OsStrExt, path::Path};
+
+/// A directory that hides those of the layers below.
+pub const OPAQUE: &str = "trusted.overlay.opaque";
+
+/// Whether an attribute belongs to overlayfs and not to a file.
+pub fn is_overlay(name: &str) -> bool {
+    name.starts_with("trusted.overlay.") || name.starts_with("user.overlay.")
+}
+
+fn text(path: &Path) -> io::Result<CString> {
+    Ok(CString::new(path.as_os_str().as_bytes())?)
+}
+
+/// Sets one; links are followed.
+pub fn set(path: &Path, name: &str, value: &[u8]) -> io::Result<()> {
+    let (path, name) = (text(path)?, CString::new(name)?);
+    let (data, length) = (value.as_ptr().cast(), value.len());
+    // SAFETY: both names end with a zero, and `data` has `length` bytes; all live through the call.
+    let result = unsafe { libc::setxattr(path.as_ptr(), name.as_ptr(), data, length, 0) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// The value of one, if the file has it; links are followed.
+pub fn get(path: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
+    let (path, name) = (text(path)?, CString::new(name)?);
+    let read = |buffer: &mut [u8]| {
+        let (data, length) = (buffer.as_mut_ptr().cast(), buffer.len());
+        // SAFETY: both names end with a zero, and `data` has room for `length` bytes.
+        let length = unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), data, length) };
+        usize::try_from(length).map_err(|_| io::Error::last_os_error())
+    };
+    match whole(read) {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENODATA | libc::EOPNOTSUPP)) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The names of all; links are followed.
+pub fn list(path: &Path) -> io::Result<Vec<String>> {
+    let path = text(path)?;
+    let read = |buffer: &mut [u8]| {
+        let (data, length) = (buffer.as_mut_ptr().cast(), buffer.len());
+        // SAFETY: the path ends with a zero, and `data` has room for `length` bytes.
+        let length = unsafe { libc::listxattr(path.as_ptr(), data, length) };
+        usize::try_from(length).map_err(|_| io::Error::last_os_error())
+    };
+    let names = match whole(read) {
+        Ok(names) => names,
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Vec::new(),
+        Err(error) => return Err(error),
+    };
+    let names = names
+        .split(|byte| *byte == 0)
+        .filter(|name| !name.is_empty());
+    Ok(names
+        .filter_map(|name| String::from_utf8(name.to_vec()).ok())
+        .collect())
+}
+
+/// Gives a file those of another, but for what overlayfs has put there.
+pub fn copy(from: &Path, to: &Path) -> io::Result<()> {
+    for name in list(from)?.iter().filter(|name| !is_overlay(name)) {
+        if let Some(value) = get(from, name)? {
+            set(to, name, &value)?;
+        }
+    }
+    Ok(())
+}
+
+/// Asks for the size first; it may grow in between.
+fn whole(read: impl Fn(&mut [u8]) -> io::Result<usize>) -> io::Result<Vec<u8>> {
+    loop {
+        let size = read(&mut [])?;
+        let mut buffer = vec![0; size];
+        if size == 0 {
+            return Ok(buffer);
+        }
+        match read(&mut buffer) {
+            Ok(length) => {
+                buffer.truncate(length);
+                return Ok(buffer);
+            }
+            Err(error) if error.raw_os_error() == Some(libc::ERANGE) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}

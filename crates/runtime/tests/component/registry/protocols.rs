@@ -1,0 +1,203 @@
+//! Tokens, cut connections, redirects, many machines in one name, and two pulls at once.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, atomic::AtomicUsize},
+};
+
+use runtime::images::{Images, Progress, Reference, registry::Credentials};
+use serde_json::json;
+
+use super::{
+    MANIFEST, Sample, digest,
+    fake::{Fake, Manners},
+    files, image, layer, sample, store,
+};
+
+const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+
+async fn pull(
+    images: &Arc<Images>,
+    fake: &Fake,
+    rest: &str,
+    credentials: &Credentials,
+) -> Result<String, String> {
+    let reference = Reference::parse(&fake.name(rest)).unwrap();
+    let pulled = images
+        .pull(
+            &reference,
+            &fake.registries(),
+            credentials,
+            &Arc::<Progress>::default(),
+        )
+        .await;
+    pulled
+        .map(|image| image.id)
+        .map_err(|error| error.to_string())
+}
+
+fn ada() -> Credentials {
+    Credentials {
+        username: "ada".into(),
+        password: "lovelace".into(),
+        ..Credentials::default()
+    }
+}
+
+/// One layer of bytes that do not shrink.
+fn large() -> Sample {
+    let mut noise = String::new();
+    let mut seed = 1_u64;
+    while noise.len() < 1 << 20 {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        noise.push_str(&format!("{seed:x}"));
+    }
+    image(&[layer("noise", &noise)], json!({}))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_is_had_for_a_password_or_for_another_token() {
+    let manners = Manners {
+        token: Some("sesame"),
+        ..Manners::default()
+    };
+    let (fake, sample) = (Fake::start(manners).await, sample());
+    fake.put("v1", &sample);
+    let dir = tempfile::tempdir().unwrap();
+    let images = store(dir.path());
+    let nobody = pull(&images, &fake, "app:v1", &Credentials::default()).await;
+    assert!(nobody.unwrap_err().contains("401"));
+    let id = pull(&images, &fake, "app:v1", &ada()).await.unwrap();
+    assert_eq!(id, digest(&sample.config));
+    let asked = fake.seen();
+    let asked = asked.iter().filter(|line| line.starts_with("/token"));
+    assert_eq!(asked.count(), 2, "one token is enough for a pull");
+
+    images.remove(&id).unwrap();
+    let identity = Credentials {
+        identity_token: "old/token".into(),
+        ..Credentials::default()
+    };
+    pull(&images, &fake, "app:v1", &identity).await.unwrap();
+    images.remove(&id).unwrap();
+    let ready = Credentials {
+        registry_token: "sesame".into(),
+        ..Credentials::default()
+    };
+    let before = fake.seen().len();
+    pull(&images, &fake, "app:v1", &ready).await.unwrap();
+    let after = fake.seen().split_off(before);
+    assert!(
+        after.iter().all(|line| line.ends_with("Bearer sesame")),
+        "{after:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_blob_that_is_cut_off_goes_on_where_it_was() {
+    let manners = Manners {
+        cuts: AtomicUsize::new(2),
+        cut_after: 200_000,
+        ..Manners::default()
+    };
+    let (fake, sample) = (Fake::start(manners).await, large());
+    fake.put("v1", &sample);
+    let dir = tempfile::tempdir().unwrap();
+    let images = store(dir.path());
+    pull(&images, &fake, "app:v1", &Credentials::default())
+        .await
+        .unwrap();
+    let blob = digest(&sample.layers[0].1);
+    let seen = fake.seen();
+    let ranges: Vec<_> = seen
+        .iter()
+        .filter(|line| line.contains(&blob))
+        .map(|line| line.split_once(' ').map_or("", |(_, range)| range))
+        .collect();
+    assert_eq!(ranges, ["", "bytes=200000-", "bytes=400000-"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_host_is_followed_but_not_told_who_we_are() {
+    let elsewhere = Fake::start(Manners::default()).await;
+    let manners = Manners {
+        token: Some("sesame"),
+        redirect: Some(format!("http://{}", elsewhere.address)),
+        ..Manners::default()
+    };
+    let (fake, sample) = (Fake::start(manners).await, sample());
+    fake.put("v1", &sample);
+    elsewhere.put("v1", &sample);
+    let dir = tempfile::tempdir().unwrap();
+    let images = store(dir.path());
+    pull(&images, &fake, "app:v1", &ada()).await.unwrap();
+    let seen = elsewhere.seen();
+    assert_eq!(seen.len(), 4);
+    assert!(seen.iter().all(|line| !line.contains("Bearer")), "{seen:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_for_many_machines_is_the_image_of_this_one() {
+    let fake = Fake::start(Manners::default()).await;
+    let (ours, other) = (sample(), image(&[layer("other", "x")], json!({})));
+    fake.put("ours", &ours);
+    fake.put("other", &other);
+    let entry = |sample: &Sample, architecture: &str| {
+        json!({
+            "mediaType": MANIFEST, "digest": digest(&sample.manifest), "size": sample.manifest.len(),
+            "platform": { "architecture": architecture, "os": "linux" },
+        })
+    };
+    let index = |entries: serde_json::Value| {
+        json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": entries }).to_string()
+    };
+    let both = index(json!([
+        entry(&other, "s390x"),
+        entry(&ours, super::architecture())
+    ]));
+    fake.put_manifest("v1", INDEX, both.as_bytes());
+    let dir = tempfile::tempdir().unwrap();
+    let images = store(dir.path());
+    let nobody = Credentials::default();
+    let id = pull(&images, &fake, "app:v1", &nobody).await.unwrap();
+    assert_eq!(id, digest(&ours.config));
+    let by_digest = format!("app@{}", digest(both.as_bytes()));
+    assert_eq!(pull(&images, &fake, &by_digest, &nobody).await.unwrap(), id);
+    let known = images.need(&fake.name(&by_digest)).unwrap();
+    assert_eq!(
+        known.id, id,
+        "the digest of the list is a name of the image"
+    );
+    assert_eq!(files(&images, &id), [["top"], ["base"], ["base"]]);
+
+    let foreign = index(json!([entry(&other, "s390x")]));
+    fake.put_manifest("v2", INDEX, foreign.as_bytes());
+    let refused = pull(&images, &fake, "app:v2", &nobody).await.unwrap_err();
+    assert!(refused.contains("no image for this machine"), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_pulls_at_once_fetch_a_shared_layer_once() {
+    let fake = Fake::start(Manners::default()).await;
+    let shared = large();
+    let base = layer("noise", "shared");
+    let [one, two] = ["one", "two"]
+        .map(|name| image(&[base.clone(), layer(name, name)], json!({ "User": name })));
+    fake.put("one", &one);
+    fake.put("two", &two);
+    fake.put("large", &shared);
+    let dir = tempfile::tempdir().unwrap();
+    let images = store(dir.path());
+    let nobody = Credentials::default();
+    let names = ["app:one", "app:two", "app:one", "app:large", "app:large"];
+    let pulls = names.map(|name| pull(&images, &fake, name, &nobody));
+    for pulled in futures::future::join_all(pulls).await {
+        pulled.unwrap();
+    }
+    let mut count: HashMap<String, usize> = HashMap::new();
+    for line in fake.seen().iter().filter(|line| line.contains("/blobs/")) {
+        *count.entry(line.clone()).or_default() += 1;
+    }
+    assert!(count.values().all(|times| *times == 1), "{count:?}");
+    assert_eq!(images.list().unwrap().len(), 3);
+}
