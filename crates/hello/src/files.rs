@@ -3,7 +3,7 @@
 use std::{
     fs::{self, OpenOptions},
     io::{self, Write},
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{FileTypeExt, MetadataExt},
 };
 
 use crate::{Command, Outcome, say};
@@ -78,7 +78,10 @@ fn stat(args: &[String]) -> Outcome {
             kind if kind.is_dir() => "directory",
             kind if kind.is_symlink() => "link",
             kind if kind.is_file() => "file",
-            _ => "special",
+            kind if kind.is_char_device() => "character device",
+            kind if kind.is_block_device() => "block device",
+            kind if kind.is_fifo() => "pipe",
+            _ => "socket",
         };
         let mode = data.mode() & 0o7777;
         say(format_args!(

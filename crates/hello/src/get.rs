@@ -49,9 +49,10 @@ fn parts(url: &str) -> Result<(&str, u16, &str), Complaint> {
 fn fetch(url: &str, timeout: Duration) -> Result<Answer, Complaint> {
     let (host, port, path) = parts(url)?;
     let mut trouble: Complaint = "no address".into();
-    for address in stdx::resolve::resolve(host)? {
+    for address in stdx::resolve::resolve(host.trim_matches(['[', ']']))? {
         match TcpStream::connect_timeout(&SocketAddr::new(address, port), timeout) {
-            Ok(stream) => return exchange(stream, host, path, timeout),
+            Ok(stream) if port == 80 => return exchange(stream, host, path, timeout),
+            Ok(stream) => return exchange(stream, &format!("{host}:{port}"), path, timeout),
             Err(error) => trouble = format!("{address}:{port}: {error}").into(),
         }
     }

@@ -118,3 +118,35 @@ fn a_broken_archive_is_refused_with_a_reason() {
     assert!(!ran.ok);
     assert!(ran.stderr.contains("broken.tar"), "{}", ran.stderr);
 }
+
+#[test]
+fn images_are_exported_pulled_and_removed_from_the_command_line() {
+    let cluster = Cluster::up();
+    let archive = cluster.machine().dir().join("hello.tar");
+    let file = archive.display().to_string();
+    let hello = "mainstay.local/hello";
+    let exported = cluster.mainstay(&["image", "export", hello, &file]);
+    assert!(exported.success().contains("exported"));
+    assert!(fs::metadata(&archive).expect("an archive").len() > 1 << 20);
+    assert!(!archive.with_extension("tar.partial").exists());
+    cluster.mainstay(&["image", "remove", hello]).success();
+    let listed = cluster.mainstay(&["image", "list"]).success();
+    assert!(!listed.contains(hello), "{listed}");
+    let imported = cluster.mainstay(&["image", "import", &file]).success();
+    assert!(imported.contains(hello), "{imported}");
+    let pulled = cluster.mainstay(&["image", "pull", hello]).success();
+    assert!(pulled.contains("pulled mainstay.local/hello"), "{pulled}");
+
+    let nowhere = cluster.machine().dir().join("nowhere.tar");
+    let elsewhere = nowhere.display().to_string();
+    let refusals: [&[&str]; 3] = [
+        &["image", "export", "no/such:1", &elsewhere],
+        &["image", "remove", "no/such:1"],
+        &["image", "pull", "127.0.0.1:1/no/such:1"],
+    ];
+    for refused in refusals {
+        let ran = cluster.mainstay(refused);
+        assert!(!ran.ok && ran.stderr.contains("no/such"), "{}", ran.stderr);
+    }
+    assert!(!nowhere.exists());
+}

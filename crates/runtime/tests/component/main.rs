@@ -3,15 +3,21 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod cni;
 mod containers;
+mod effects;
 mod events;
 mod first_light;
 mod handlers;
+mod hello;
 mod images;
 mod logs;
+mod protocols;
 mod registry;
 mod robustness;
+mod routed;
 mod settings;
 mod shims;
+mod snapshots;
 mod streams;
 mod support;
