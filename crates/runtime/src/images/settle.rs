@@ -60,3 +60,63 @@ fn settle(root: PathBuf, id: &str) -> Result<()> {
         }
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::images::{Image, ImageConfig, Index};
+
+    fn image(id: &str, settled: bool) -> (String, Image) {
+        let image = Image {
+            id: id.to_owned(),
+            tags: [format!("docker.io/library/{id}:latest")].into(),
+            digests: Default::default(),
+            manifest: String::new(),
+            blobs: Vec::new(),
+            layers: vec![id.to_owned()],
+            size: 0,
+            pinned: false,
+            settled,
+            config: ImageConfig::default(),
+        };
+        (id.to_owned(), image)
+    }
+
+    #[test]
+    fn after_a_power_failure_only_what_was_on_disk_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let images = Images::open(dir.path().to_path_buf()).unwrap();
+        for layer in ["whole", "holes"] {
+            std::fs::create_dir(dir.path().join("layers").join(layer)).unwrap();
+        }
+        let mut index = Index {
+            boot: boot(),
+            images: [image("whole", true), image("holes", false)].into(),
+        };
+        let left = |index: &Index| {
+            images.replace_index(index).unwrap();
+            let images = Images::open(dir.path().to_path_buf()).unwrap();
+            let names = images.list().unwrap().into_iter().map(|image| image.id);
+            names.collect::<Vec<_>>()
+        };
+        assert_eq!(
+            left(&index),
+            ["holes", "whole"],
+            "only a daemon has restarted"
+        );
+        index.boot = "another start".to_owned();
+        assert_eq!(left(&index), ["whole"]);
+        let layers = std::fs::read_dir(dir.path().join("layers")).unwrap();
+        let layers: Vec<_> = layers.map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(layers, ["whole"]);
+    }
+
+    #[test]
+    fn a_damaged_index_does_not_keep_the_node_down() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("images.json"), "{\"images\":").unwrap();
+        let images = Images::open(dir.path().to_path_buf()).unwrap();
+        assert!(images.list().unwrap().is_empty());
+        settle(dir.path().to_path_buf(), "nothing").unwrap();
+    }
+}

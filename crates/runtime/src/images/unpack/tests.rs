@@ -173,3 +173,31 @@ fn hard_links_modes_and_files_of_layers_below_are_kept() {
     let unpacker = Unpacker::new(dir.path(), lower, Limits::default()).unwrap();
     assert!(unpacker.unpack(trap.0.as_slice()).is_err());
 }
+
+#[test]
+fn attributes_are_kept_but_for_those_of_overlayfs() {
+    let with = |name: &str, value: &[u8]| {
+        let mut archive = tar::Builder::new(Vec::new());
+        let key = format!("SCHILY.xattr.{name}");
+        archive
+            .append_pax_extensions([(key.as_str(), value)])
+            .unwrap();
+        let mut header = tar::Header::new_ustar();
+        header.set_size(0);
+        header.set_mode(0o4755);
+        archive.append_data(&mut header, "file", &b""[..]).unwrap();
+        Tar(archive.into_inner().unwrap())
+    };
+    // CAP_NET_RAW, as the kernel writes it.
+    let capability = [
+        1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+    ];
+    let (dir, result) = unpack(with("security.capability", &capability), Limits::default());
+    result.unwrap();
+    let file = dir.path().join("root/file");
+    let kept = crate::xattrs::get(&file, "security.capability").unwrap();
+    assert_eq!(kept.as_deref(), Some(&capability[..]));
+    let mode = fs::metadata(&file).unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o4755);
+    assert!(refusal(with("trusted.overlay.opaque", b"y")).contains("not allowed"));
+}
