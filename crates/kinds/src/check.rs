@@ -2,12 +2,15 @@
 
 use crate::tree::{entries, int, list, same, text};
 use machinery::field::{Error, Errors, Path};
-use machinery::{Value, format, labels};
+use machinery::{Value, format};
+use std::net::IpAddr;
 
 /// What Kubernetes says about a field that may not change.
 pub const IMMUTABLE: &str = "field is immutable";
 /// What it says about a number below zero.
 pub const NEGATIVE: &str = "must be greater than or equal to 0";
+/// What it says about a number that is not above zero.
+pub const POSITIVE: &str = "must be greater than zero";
 
 /// `Required value` when the text is empty.
 pub fn required(value: &Value, path: &Path, errors: &mut Errors) {
@@ -20,6 +23,106 @@ pub fn required(value: &Value, path: &Path, errors: &mut Errors) {
 pub fn one_of(value: &Value, supported: &[&str], path: &Path, errors: &mut Errors) {
     if !supported.contains(&text(value)) {
         errors.push(Error::not_supported(path, text(value), supported));
+    }
+}
+
+/// The value is there and one of these.
+pub fn known(value: &Value, supported: &[&str], path: &Path, errors: &mut Errors) {
+    if text(value).is_empty() {
+        errors.push(Error::required(path, ""));
+    } else {
+        one_of(value, supported, path, errors);
+    }
+}
+
+/// Above zero.
+pub fn positive(value: &Value, path: &Path, errors: &mut Errors) {
+    if int(value) <= 0 {
+        errors.push(Error::invalid(path, int(value), POSITIVE));
+    }
+}
+
+/// A name in one of the usual forms; empty is for the caller to have refused.
+pub fn optional(form_of: fn(&str) -> Vec<String>, value: &Value, path: &Path, errors: &mut Errors) {
+    let value = text(value);
+    if !value.is_empty() {
+        form(form_of(value), value, path, errors);
+    }
+}
+
+/// An address in a field that once took also loose forms.
+pub fn ip(value: &str, path: &Path, errors: &mut Errors) {
+    let detail = match value.parse::<IpAddr>() {
+        Ok(IpAddr::V6(address)) if address.to_ipv4_mapped().is_some() => {
+            "must not be an IPv4-mapped IPv6 address"
+        }
+        Ok(_) => return,
+        Err(_) if without_leading_zeros(value).parse::<IpAddr>().is_ok() => {
+            "must not have leading 0s"
+        }
+        Err(_) => "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)",
+    };
+    errors.push(Error::invalid(path, value, detail));
+}
+
+/// A network in a field that once took also loose forms.
+pub fn cidr(value: &str, path: &Path, errors: &mut Errors) {
+    let split = |value: &str| -> Option<(IpAddr, u8)> {
+        let (address, length) = value.split_once('/')?;
+        let address = address.parse::<IpAddr>().ok()?;
+        let length = length
+            .parse::<u8>()
+            .ok()
+            .filter(|_| !length.starts_with('+'))?;
+        (length <= if address.is_ipv4() { 32 } else { 128 }).then_some((address, length))
+    };
+    let zeros = |value: &str| {
+        let (_, length) = value.split_once('/').unwrap_or_default();
+        length.len() > 1 && length.starts_with('0')
+    };
+    let detail = match split(value) {
+        Some(_) if zeros(value) => "must not have leading 0s in IP or prefix length",
+        Some((IpAddr::V6(address), _)) if address.to_ipv4_mapped().is_some() => {
+            "must not have an IPv4-mapped IPv6 address"
+        }
+        Some((address, length)) if has_host_bits(address, length) => {
+            "must not have bits set beyond the prefix length"
+        }
+        Some(_) => return,
+        None if split(&without_leading_zeros(value)).is_some() => {
+            "must not have leading 0s in IP or prefix length"
+        }
+        None => "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)",
+    };
+    errors.push(Error::invalid(path, value, detail));
+}
+
+fn has_host_bits(address: IpAddr, length: u8) -> bool {
+    match address {
+        IpAddr::V4(a) => length < 32 && a.to_bits() << length != 0,
+        IpAddr::V6(a) => length < 128 && a.to_bits() << length != 0,
+    }
+}
+
+/// An IPv4 address or network as the forgiving parsers of old read it.
+fn without_leading_zeros(value: &str) -> String {
+    let trim = |part: &str| {
+        let cut = part.trim_start_matches('0');
+        let digits = part.bytes().all(|b| b.is_ascii_digit());
+        match (digits, cut) {
+            (false, _) => part.to_owned(),
+            (true, "") if part.is_empty() => String::new(),
+            (true, "") => "0".to_owned(),
+            (true, cut) => cut.to_owned(),
+        }
+    };
+    let (address, length) = value
+        .split_once('/')
+        .map_or((value, None), |(a, l)| (a, Some(l)));
+    let address: Vec<String> = address.split('.').map(trim).collect();
+    match length {
+        Some(length) => format!("{}/{}", address.join("."), trim(length)),
+        None => address.join("."),
     }
 }
 
@@ -120,37 +223,14 @@ fn requirement(value: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// The selector of a workload that must select its own template's labels.
-pub fn workload_selector(spec: &Value, kind: &str, path: &Path, errors: &mut Errors) {
-    let at = path.child("selector");
-    let selector = &spec["selector"];
-    if !selector.is_object() {
-        errors.push(Error::required(&at, ""));
-        return;
-    }
-    let before = errors.len();
-    label_selector(selector, &at, errors);
-    if list(&selector["matchExpressions"]).is_empty()
-        && entries(&selector["matchLabels"]).next().is_none()
-    {
-        errors.push(Error::invalid(
-            &at,
-            selector.clone(),
-            format!("empty selector is invalid for {kind}"),
-        ));
-    }
-    if errors.len() > before {
-        return;
-    }
-    let labels = spec["template"]["metadata"]["labels"].as_object();
-    if let Ok(parsed) = labels::Selector::from_label_selector(Some(selector))
-        && !parsed.matches_map(labels)
-    {
-        errors.push(Error::invalid(
-            &path.child("template").child("metadata").child("labels"),
-            spec["template"]["metadata"]["labels"].clone(),
-            "`selector` does not match template `labels`",
-        ));
+/// A count, or the number in front of a percent sign; zero for anything else.
+pub fn amount_of(value: &Value) -> i64 {
+    match value {
+        Value::String(s) => s
+            .strip_suffix('%')
+            .and_then(|n| n.parse().ok())
+            .unwrap_or_default(),
+        other => int(other),
     }
 }
 
@@ -175,5 +255,34 @@ pub fn at_most_whole(value: &Value, path: &Path, errors: &mut Errors) {
             value.clone(),
             "must not be greater than 100%",
         ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::lines;
+
+    fn told(check: fn(&str, &Path, &mut Errors), value: &str) -> String {
+        let mut errors = Vec::new();
+        check(value, &Path::new("p"), &mut errors);
+        lines(errors).join(" ")
+    }
+
+    #[test]
+    fn addresses_are_taken_in_their_strict_form() {
+        assert_eq!(told(ip, "10.0.0.1"), "");
+        assert_eq!(told(ip, "::1"), "");
+        assert!(told(ip, "10.0.0.01").ends_with("must not have leading 0s"));
+        assert!(told(ip, "::ffff:1.2.3.4").ends_with("must not be an IPv4-mapped IPv6 address"));
+        assert!(told(ip, "x").contains("must be a valid IP address"));
+        assert_eq!(told(cidr, "10.0.0.0/8"), "");
+        assert_eq!(told(cidr, "::/0"), "");
+        assert!(
+            told(cidr, "10.0.0.1/8").ends_with("must not have bits set beyond the prefix length")
+        );
+        assert!(told(cidr, "10.0.0.0/08").ends_with("leading 0s in IP or prefix length"));
+        assert!(told(cidr, "10.0.0.0").contains("must be a valid CIDR value"));
+        assert!(told(cidr, "10.0.0.0/33").contains("must be a valid CIDR value"));
     }
 }

@@ -33,6 +33,7 @@ pub mod storage;
 #[cfg(test)]
 mod testing;
 pub mod tree;
+mod volume_source;
 
 use machinery::{Object, Value, field};
 use std::sync::LazyLock;

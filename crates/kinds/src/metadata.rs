@@ -86,11 +86,9 @@ pub fn validate_create(kind: &dyn Kind, object: &Object) -> Errors {
         &mut errors,
     );
     check_common(metadata, &path, &mut errors);
-    check_finalizers(
-        &metadata["finalizers"],
-        &path.child("finalizers"),
-        &mut errors,
-    );
+    let at = path.child("finalizers");
+    check_finalizers(&metadata["finalizers"], &at, &mut errors);
+    check_domains(kind, &metadata["finalizers"], &at, &mut errors);
     errors
 }
 
@@ -122,40 +120,44 @@ fn check_common(metadata: &Value, path: &Path, errors: &mut Errors) {
 
 fn check_owners(owners: &Value, path: &Path, errors: &mut Errors) {
     let mut controller: Option<String> = None;
-    for (i, owner) in list(owners).iter().enumerate() {
-        let at = path.index(i);
-        let version = text(&owner["apiVersion"]);
-        if version.is_empty() {
-            errors.push(Error::required(
-                &at.child("apiVersion"),
-                "must not be empty",
-            ));
-        } else if version.split('/').count() > 2 || version.ends_with('/') {
-            let detail = "must be <group>/<version> or <version>";
-            errors.push(Error::invalid(&at.child("apiVersion"), version, detail));
-        }
-        for name in ["kind", "name", "uid"] {
-            if text(&owner[name]).is_empty() {
-                errors.push(Error::required(&at.child(name), "must not be empty"));
-            }
-        }
-        if version == "v1" && owner["kind"] == "Event" {
-            let detail = "/v1, Kind=Event is disallowed from being an owner";
-            errors.push(Error::invalid(&at, owner.clone(), detail));
-        }
+    for owner in list(owners) {
+        check_owner(owner, path, errors);
         if truth(&owner["controller"]) {
             let this = format!("{}/{}", text(&owner["kind"]), text(&owner["name"]));
             match &controller {
-                Some(first) => errors.push(Error::invalid(
-                    path,
-                    owners.clone(),
-                    format!(
+                Some(first) => {
+                    let detail = format!(
                         "Only one reference can have Controller set to true. Found \"true\" in references for {first} and {this}"
-                    ),
-                )),
+                    );
+                    errors.push(Error::invalid(path, owners.clone(), detail));
+                }
                 None => controller = Some(this),
             }
         }
+    }
+}
+
+/// One owner; the path is that of all of them.
+fn check_owner(owner: &Value, path: &Path, errors: &mut Errors) {
+    let given = text(&owner["apiVersion"]);
+    // More than one slash is no version at all.
+    let version = match given.split('/').collect::<Vec<_>>()[..] {
+        [version] | [_, version] => version,
+        _ => "",
+    };
+    if version.is_empty() {
+        let at = path.child("apiVersion");
+        errors.push(Error::invalid(&at, given, "version must not be empty"));
+    }
+    for name in ["kind", "name", "uid"] {
+        if text(&owner[name]).is_empty() {
+            let at = path.child(name);
+            errors.push(Error::invalid(&at, "", "must not be empty"));
+        }
+    }
+    if given == "v1" && owner["kind"] == "Event" {
+        let detail = "/v1, Kind=Event is disallowed from being an owner";
+        errors.push(Error::invalid(path, owner.clone(), detail));
     }
 }
 
@@ -167,6 +169,29 @@ fn check_finalizers(finalizers: &Value, path: &Path, errors: &mut Errors) {
     if names.contains(&"orphan") && names.contains(&"foregroundDeletion") {
         let detail = "finalizer orphan and foregroundDeletion cannot be both set";
         errors.push(Error::invalid(path, finalizers.clone(), detail));
+    }
+}
+
+/// Groups whose kinds take any finalizer with a good name.
+const LAX: &[&str] = &[
+    "admissionregistration.k8s.io",
+    "apiextensions.k8s.io",
+    "coordination.k8s.io",
+    "flowcontrol.apiserver.k8s.io",
+];
+
+/// Finalizers have a domain, but for the few that Kubernetes itself looks after.
+fn check_domains(kind: &dyn Kind, finalizers: &Value, path: &Path, errors: &mut Errors) {
+    if kind.schema().is_none() || LAX.contains(&kind.names().group.as_str()) {
+        return;
+    }
+    let standard = ["foregroundDeletion", "kubernetes", "orphan"];
+    for (i, finalizer) in list(finalizers).iter().enumerate() {
+        let name = text(finalizer);
+        if !name.contains('/') && !standard.contains(&name) {
+            let detail = "name is neither a standard finalizer name nor is it fully qualified";
+            errors.push(Error::invalid(&path.index(i), name, detail));
+        }
     }
 }
 
@@ -206,7 +231,7 @@ pub fn check_manager(name: &str, path: &Path, errors: &mut Errors) {
 }
 
 /// Checks the metadata of a changed object against what it was.
-pub fn validate_update(object: &Object, old: &Object) -> Errors {
+pub fn validate_update(kind: &dyn Kind, object: &Object, old: &Object) -> Errors {
     let mut errors = Vec::new();
     let path = Path::new("metadata");
     let (new, old) = (get(object, "metadata"), get(old, "metadata"));
@@ -231,6 +256,8 @@ pub fn validate_update(object: &Object, old: &Object) -> Errors {
         check::immutable(&new[name], &old[name], &path.child(name), &mut errors);
     }
     check_common(new, &path, &mut errors);
+    let at = path.child("finalizers");
+    check_domains(kind, &new["finalizers"], &at, &mut errors);
     errors
 }
 

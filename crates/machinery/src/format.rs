@@ -93,6 +93,29 @@ fn subdomain(value: &str, too_long: fn(usize) -> String) -> Vec<String> {
     out
 }
 
+/// `_sip.example.com`: the same with underscores, as in names of services.
+pub fn dns1123_subdomain_with_underscore(value: &str) -> Vec<String> {
+    let mut out = Vec::new();
+    if value.len() > SUBDOMAIN_MAX {
+        out.push(max_characters(SUBDOMAIN_MAX));
+    }
+    let fits = value.split('.').all(|part| {
+        let bytes = part.strip_prefix('_').unwrap_or(part).as_bytes();
+        let edge = |b: &u8| lower_alphanumeric(*b);
+        bytes.first().is_some_and(edge)
+            && bytes.last().is_some_and(edge)
+            && bytes.iter().all(|b| edge(b) || matches!(b, b'-' | b'_'))
+    });
+    if !fits {
+        out.push(pattern_message(
+            "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '_', '-' or '.', and must start and end with an alphanumeric character",
+            "_?[a-z0-9]([-_a-z0-9]*[a-z0-9])?(\\._?[a-z0-9]([-_a-z0-9]*[a-z0-9])?)*",
+            &["example.com"],
+        ));
+    }
+    out
+}
+
 /// `*.example.com`
 pub fn wildcard_subdomain(value: &str) -> Vec<String> {
     let mut out = Vec::new();

@@ -160,7 +160,7 @@ fn validate(write: &Write, object: &Object, old: &Object) -> Result<(), Status> 
     if write.internal {
         return Ok(());
     }
-    let mut errors = kinds::metadata::validate_update(object, old);
+    let mut errors = kinds::metadata::validate_update(&*write.resource.kind, object, old);
     errors.extend(
         write
             .resource

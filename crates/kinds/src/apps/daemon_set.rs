@@ -1,14 +1,19 @@
 //! DaemonSet: one pod on every node that fits.
 
-use super::{check_counts, check_template};
+use super::{
+    Words, check_collisions, check_endless, check_not_empty, check_same_selector, check_status,
+    mismatch,
+};
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, containers, labels, name_cell, selector, wide};
-use crate::pod::default_template;
+use crate::pod::{default_template, validate_template};
 use crate::tree::{child_or_new, default_empty, default_to, get, int, is_set, same, text};
 use crate::{Column, Context, Subresource};
 use machinery::field::{Error, Errors, Path};
+use machinery::labels::Selector;
 use machinery::{Object, Value};
+use serde_json::json;
 
 /// Where the number of the template's changes is kept.
 const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
@@ -112,18 +117,34 @@ fn prepare_update(
     set_template_generation(object, number);
 }
 
+const WORDS: Words = Words {
+    selector: "daemonset",
+    unreadable: "",
+    template: "DaemonSet",
+};
+
 fn validate(object: &Object) -> Errors {
     let mut errors = Vec::new();
     let spec = get(object, "spec");
     let path = Path::new("spec");
-    check::workload_selector(spec, "daemonset", &path, &mut errors);
-    check_template(spec, "DaemonSet", &path, &mut errors);
-    check_counts(spec, &path, &mut errors);
-    check_strategy(
-        &spec["updateStrategy"],
-        &path.child("updateStrategy"),
-        &mut errors,
-    );
+    let (chosen, at) = (&spec["selector"], path.child("selector"));
+    check::label_selector(chosen, &at, &mut errors);
+    let labels = &spec["template"]["metadata"]["labels"];
+    let parsed = Selector::from_label_selector(Some(chosen).filter(|s| is_set(s)));
+    if parsed.is_ok_and(|s| !s.matches_map(labels.as_object())) {
+        errors.push(mismatch(labels, &path));
+    }
+    if is_set(chosen) {
+        check_not_empty(chosen, &WORDS, &at, &mut errors);
+    }
+    validate_template(&spec["template"], &path.child("template"), &mut errors);
+    check_endless(&spec["template"], &WORDS, &path, &mut errors);
+    let at = path.child("minReadySeconds");
+    check::non_negative(&spec["minReadySeconds"], &at, &mut errors);
+    let at = path.child("updateStrategy");
+    check_strategy(&spec["updateStrategy"], &at, &mut errors);
+    let at = path.child("revisionHistoryLimit");
+    check::non_negative(&spec["revisionHistoryLimit"], &at, &mut errors);
     errors
 }
 
@@ -136,34 +157,52 @@ fn check_strategy(strategy: &Value, path: &Path, errors: &mut Errors) {
         "RollingUpdate" => {
             for name in ["maxUnavailable", "maxSurge"] {
                 check::count_or_percent(&rolling[name], &at.child(name), errors);
+            }
+            for name in ["maxUnavailable", "maxSurge"] {
                 check::at_most_whole(&rolling[name], &at.child(name), errors);
             }
-            let zero = |v: &Value| v == 0 || v == "0%" || v.is_null();
+            let zero = |v: &Value| check::amount_of(v) == 0;
             let (unavailable, surge) = (&rolling["maxUnavailable"], &rolling["maxSurge"]);
             if zero(unavailable) && zero(surge) {
                 let detail = "cannot be 0 when maxSurge is 0";
-                let at = at.child("maxUnavailable");
-                errors.push(Error::invalid(&at, unavailable.clone(), detail));
+                errors.push(Error::required(&at.child("maxUnavailable"), detail));
             } else if !zero(unavailable) && !zero(surge) {
                 let detail = "may not be set when maxUnavailable is non-zero";
                 errors.push(Error::invalid(&at.child("maxSurge"), surge.clone(), detail));
             }
         }
-        other => errors.push(Error::not_supported(
-            &path.child("type"),
-            other,
-            &["RollingUpdate", "OnDelete"],
-        )),
+        other => {
+            // Shown as Go prints the struct that is no part of the API.
+            let shown = json!({"Type": other, "RollingUpdate": rolling});
+            let types = ["RollingUpdate", "OnDelete"];
+            errors.push(Error::not_supported(path, shown, &types));
+        }
     }
 }
 
 fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) -> Errors {
     let mut errors = Vec::new();
-    if subresource.is_none() {
-        errors.extend(validate(object));
-        let at = Path::new("spec").child("selector");
-        let selector = |o: &Object| get(o, "spec")["selector"].clone();
-        check::immutable(&selector(object), &selector(old), &at, &mut errors);
+    match subresource {
+        None => {
+            check_same_selector(object, old, &mut errors);
+            errors.extend(validate(object));
+        }
+        Some("status") => {
+            let counts = [
+                "currentNumberScheduled",
+                "numberMisscheduled",
+                "desiredNumberScheduled",
+                "numberReady",
+                "observedGeneration",
+                "updatedNumberScheduled",
+                "numberAvailable",
+                "numberUnavailable",
+                "collisionCount",
+            ];
+            check_status(get(object, "status"), &counts, &[], "", &mut errors);
+            check_collisions(object, old, &mut errors);
+        }
+        Some(_) => {}
     }
     errors
 }

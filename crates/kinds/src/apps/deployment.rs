@@ -1,6 +1,8 @@
 //! Deployment: replicas of a pod, replaced gradually when their template changes.
 
-use super::{check_counts, check_template};
+use super::{
+    Words, check_collisions, check_endless, check_pods, check_same_selector, check_status,
+};
 use crate::builtin::{Builtin, SCALE, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, containers, name_cell, wide};
@@ -9,6 +11,7 @@ use crate::tree::{child_or_new, default_empty, default_to, get, int, is_set, tex
 use crate::{Column, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value, labels};
+use serde_json::json;
 
 pub const KIND: Builtin = Builtin {
     group: "apps",
@@ -80,19 +83,30 @@ fn default(object: &mut Object) {
     default_to(spec, "progressDeadlineSeconds", 600);
 }
 
+const WORDS: Words = Words {
+    selector: "deployment",
+    unreadable: "invalid label selector",
+    template: "ReplicaSet",
+};
+
 fn validate(object: &Object) -> Errors {
     let mut errors = Vec::new();
     let spec = get(object, "spec");
     let path = Path::new("spec");
-    check_counts(spec, &path, &mut errors);
-    check::workload_selector(spec, "deployment", &path, &mut errors);
-    check_template(spec, "ReplicaSet", &path, &mut errors);
+    let count = |name: &str, errors: &mut Errors| {
+        check::non_negative(&spec[name], &path.child(name), errors);
+    };
+    count("replicas", &mut errors);
+    check_pods(spec, &spec["template"], &WORDS, &path, &mut errors);
+    check_endless(&spec["template"], &WORDS, &path, &mut errors);
     check_strategy(&spec["strategy"], &path.child("strategy"), &mut errors);
+    count("minReadySeconds", &mut errors);
+    count("revisionHistoryLimit", &mut errors);
     let deadline = &spec["progressDeadlineSeconds"];
     if is_set(deadline) {
-        let at = path.child("progressDeadlineSeconds");
-        check::non_negative(deadline, &at, &mut errors);
+        count("progressDeadlineSeconds", &mut errors);
         if int(deadline) <= int(&spec["minReadySeconds"]) {
+            let at = path.child("progressDeadlineSeconds");
             let detail = "must be greater than minReadySeconds";
             errors.push(Error::invalid(&at, int(deadline), detail));
         }
@@ -114,7 +128,7 @@ fn check_strategy(strategy: &Value, path: &Path, errors: &mut Errors) {
             for name in ["maxUnavailable", "maxSurge"] {
                 check::count_or_percent(&rolling[name], &at.child(name), errors);
             }
-            let zero = |v: &Value| v == 0 || v == "0%" || v.is_null();
+            let zero = |v: &Value| check::amount_of(v) == 0;
             if zero(&rolling["maxUnavailable"]) && zero(&rolling["maxSurge"]) {
                 let detail = "may not be 0 when `maxSurge` is 0";
                 let at = at.child("maxUnavailable");
@@ -130,21 +144,39 @@ fn check_strategy(strategy: &Value, path: &Path, errors: &mut Errors) {
                 errors,
             );
         }
-        other => errors.push(Error::not_supported(
-            &path.child("type"),
-            other,
-            &["Recreate", "RollingUpdate"],
-        )),
+        other => {
+            // Shown as Go prints the struct that is no part of the API.
+            let shown = json!({"Type": other, "RollingUpdate": rolling});
+            let types = ["Recreate", "RollingUpdate"];
+            errors.push(Error::not_supported(path, shown, &types));
+        }
     }
 }
 
 fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) -> Errors {
     let mut errors = Vec::new();
-    if subresource.is_none() {
-        errors.extend(validate(object));
-        let at = Path::new("spec").child("selector");
-        let selector = |o: &Object| get(o, "spec")["selector"].clone();
-        check::immutable(&selector(object), &selector(old), &at, &mut errors);
+    match subresource {
+        None => {
+            errors.extend(validate(object));
+            check_same_selector(object, old, &mut errors);
+        }
+        Some("status") => {
+            let counts = [
+                "observedGeneration",
+                "replicas",
+                "updatedReplicas",
+                "readyReplicas",
+                "availableReplicas",
+                "unavailableReplicas",
+                "terminatingReplicas",
+                "collisionCount",
+            ];
+            let parts = ["updatedReplicas", "readyReplicas", "availableReplicas"];
+            let status = get(object, "status");
+            check_status(status, &counts, &parts, "readyReplicas", &mut errors);
+            check_collisions(object, old, &mut errors);
+        }
+        Some(_) => {}
     }
     errors
 }
@@ -206,6 +238,7 @@ mod tests {
             found,
             [
                 "spec.selector: Required value",
+                "spec.template.metadata.labels: Invalid value: null: `selector` does not match template `labels`",
                 "spec.template.spec.containers: Required value"
             ]
         );

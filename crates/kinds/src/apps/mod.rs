@@ -8,35 +8,117 @@ pub mod stateful_set;
 
 use crate::check;
 use crate::pod::validate_template;
-use crate::tree::{is_set, text};
-use machinery::Value;
+use crate::tree::{entries, get, int, is_set, list, text};
 use machinery::field::{Error, Errors, Path};
+use machinery::{Object, Value, labels};
 
-/// A template whose pods are always restarted, as those of long-running workloads.
-fn check_template(spec: &Value, kind: &str, path: &Path, errors: &mut Errors) {
-    let at = path.child("template");
-    let pod = &spec["template"]["spec"];
-    validate_template(&spec["template"], &at, errors);
-    if text(&pod["restartPolicy"]) != "Always" {
-        let at = at.child("spec").child("restartPolicy");
-        errors.push(Error::not_supported(
-            &at,
-            text(&pod["restartPolicy"]),
-            &["Always"],
-        ));
+/// What the workloads' words differ in.
+struct Words {
+    /// In complaints about an empty selector.
+    selector: &'static str,
+    /// In complaints about a selector that cannot be read.
+    unreadable: &'static str,
+    /// In complaints about the template.
+    template: &'static str,
+}
+
+/// A selector, and a template that it selects.
+fn check_pods(spec: &Value, template: &Value, words: &Words, path: &Path, errors: &mut Errors) {
+    let (selector, at) = (&spec["selector"], path.child("selector"));
+    if is_set(selector) {
+        check::label_selector(selector, &at, errors);
+        check_not_empty(selector, words, &at, errors);
+    } else {
+        errors.push(Error::required(&at, ""));
     }
-    if is_set(&pod["activeDeadlineSeconds"]) {
-        let detail = format!("activeDeadlineSeconds in {kind} is not Supported");
-        errors.push(Error::forbidden(
-            &at.child("spec").child("activeDeadlineSeconds"),
-            detail,
-        ));
+    match labels::Selector::from_label_selector(Some(selector).filter(|s| is_set(s))) {
+        Ok(parsed) => {
+            let labels = &template["metadata"]["labels"];
+            let empty = is_set(selector) && is_empty(selector);
+            if !empty && !parsed.matches_map(labels.as_object()) {
+                errors.push(mismatch(labels, path));
+            }
+            validate_template(template, &path.child("template"), errors);
+        }
+        Err(_) => errors.push(Error::invalid(&at, selector.clone(), words.unreadable)),
     }
 }
 
-/// Counts that no workload may have below zero.
-fn check_counts(spec: &Value, path: &Path, errors: &mut Errors) {
-    for name in ["replicas", "minReadySeconds", "revisionHistoryLimit"] {
-        check::non_negative(&spec[name], &path.child(name), errors);
+fn is_empty(selector: &Value) -> bool {
+    list(&selector["matchExpressions"]).is_empty()
+        && entries(&selector["matchLabels"]).next().is_none()
+}
+
+fn check_not_empty(selector: &Value, words: &Words, path: &Path, errors: &mut Errors) {
+    if is_empty(selector) {
+        let detail = format!("empty selector is invalid for {}", words.selector);
+        errors.push(Error::invalid(path, selector.clone(), detail));
+    }
+}
+
+fn mismatch(labels: &Value, path: &Path) -> Error {
+    let at = path.child("template").child("metadata").child("labels");
+    let detail = "`selector` does not match template `labels`";
+    Error::invalid(&at, labels.clone(), detail)
+}
+
+/// Pods of long-running workloads are always restarted.
+fn check_endless(template: &Value, words: &Words, path: &Path, errors: &mut Errors) {
+    let (pod, at) = (&template["spec"], path.child("template").child("spec"));
+    let policy = text(&pod["restartPolicy"]);
+    if policy != "Always" {
+        let at = at.child("restartPolicy");
+        errors.push(Error::not_supported(&at, policy, &["Always"]));
+    }
+    if is_set(&pod["activeDeadlineSeconds"]) {
+        let detail = format!(
+            "activeDeadlineSeconds in {} is not Supported",
+            words.template
+        );
+        errors.push(Error::forbidden(&at.child("activeDeadlineSeconds"), detail));
+    }
+}
+
+/// A selector stays what it was made as.
+fn check_same_selector(object: &Object, old: &Object, errors: &mut Errors) {
+    let at = Path::new("spec").child("selector");
+    let selector = |o: &Object| get(o, "spec")["selector"].clone();
+    check::immutable(&selector(object), &selector(old), &at, errors);
+}
+
+/// Counts in a status: none below zero, and none of `parts` above the whole.
+fn check_status(status: &Value, counts: &[&str], parts: &[&str], ready: &str, errors: &mut Errors) {
+    let path = Path::new("status");
+    for name in counts {
+        check::non_negative(&status[*name], &path.child(name), errors);
+    }
+    for name in parts {
+        if int(&status[*name]) > int(&status["replicas"]) {
+            let detail = "cannot be greater than status.replicas";
+            errors.push(Error::invalid(
+                &path.child(name),
+                int(&status[*name]),
+                detail,
+            ));
+        }
+    }
+    let available = int(&status["availableReplicas"]);
+    if !parts.is_empty() && available > int(&status["readyReplicas"]) {
+        let detail = format!("cannot be greater than {ready}");
+        let at = path.child("availableReplicas");
+        errors.push(Error::invalid(&at, available, detail));
+    }
+}
+
+/// The count of name clashes only grows.
+fn check_collisions(object: &Object, old: &Object, errors: &mut Errors) {
+    let count = |o: &Object| get(o, "status")["collisionCount"].clone();
+    if int(&count(object)) < int(&count(old)) {
+        let at = Path::new("status").child("collisionCount");
+        errors.push(Error::invalid(
+            &at,
+            int(&count(object)),
+            "cannot be decremented",
+        ));
     }
 }

@@ -1,6 +1,6 @@
 //! ReplicaSet: a number of pods made from one template.
 
-use super::{check_counts, check_template};
+use super::{Words, check_endless, check_pods, check_same_selector, check_status};
 use crate::builtin::{Builtin, SCALE, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, containers, name_cell, selector, wide};
@@ -73,13 +73,21 @@ fn default(object: &mut Object) {
     default_template(child_or_new(spec, "template"));
 }
 
+const WORDS: Words = Words {
+    selector: "deployment",
+    unreadable: "invalid label selector",
+    template: "ReplicaSet",
+};
+
 fn validate(object: &Object) -> Errors {
     let mut errors = Vec::new();
     let spec = get(object, "spec");
     let path = Path::new("spec");
-    check_counts(spec, &path, &mut errors);
-    check::workload_selector(spec, "deployment", &path, &mut errors);
-    check_template(spec, "ReplicaSet", &path, &mut errors);
+    for name in ["replicas", "minReadySeconds"] {
+        check::non_negative(&spec[name], &path.child(name), &mut errors);
+    }
+    check_pods(spec, &spec["template"], &WORDS, &path, &mut errors);
+    check_endless(&spec["template"], &WORDS, &path, &mut errors);
     errors
 }
 
@@ -88,55 +96,24 @@ fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) 
     match subresource {
         None => {
             errors.extend(validate(object));
-            let at = Path::new("spec").child("selector");
-            let selector = |o: &Object| get(o, "spec")["selector"].clone();
-            check::immutable(&selector(object), &selector(old), &at, &mut errors);
+            check_same_selector(object, old, &mut errors);
         }
-        Some("status") => check_status(get(object, "status"), &mut errors),
+        Some("status") => check_replica_status(get(object, "status"), &mut errors),
         Some(_) => {}
     }
     errors
 }
 
-pub(crate) fn check_status(status: &Value, errors: &mut Errors) {
-    let path = Path::new("status");
-    let names = [
+/// The status of a ReplicaSet, and of a ReplicationController.
+pub(crate) fn check_replica_status(status: &Value, errors: &mut Errors) {
+    let counts = [
         "replicas",
         "fullyLabeledReplicas",
         "readyReplicas",
         "availableReplicas",
         "observedGeneration",
+        "terminatingReplicas",
     ];
-    for name in names {
-        check::non_negative(&status[name], &path.child(name), errors);
-    }
-    for (name, detail) in [
-        (
-            "fullyLabeledReplicas",
-            "cannot be greater than status.replicas",
-        ),
-        ("readyReplicas", "cannot be greater than status.replicas"),
-        (
-            "availableReplicas",
-            "cannot be greater than status.replicas",
-        ),
-    ] {
-        if int(&status[name]) > int(&status["replicas"]) {
-            let at = path.child(name);
-            errors.push(machinery::field::Error::invalid(
-                &at,
-                int(&status[name]),
-                detail,
-            ));
-        }
-    }
-    if int(&status["availableReplicas"]) > int(&status["readyReplicas"]) {
-        let detail = "cannot be greater than readyReplicas";
-        let at = path.child("availableReplicas");
-        errors.push(machinery::field::Error::invalid(
-            &at,
-            int(&status["availableReplicas"]),
-            detail,
-        ));
-    }
+    let parts = ["fullyLabeledReplicas", "readyReplicas", "availableReplicas"];
+    check_status(status, &counts, &parts, "readyReplicas", errors);
 }

@@ -1,16 +1,17 @@
 //! StatefulSet: pods with names, order and volumes of their own.
 
-use super::{check_counts, check_template};
+use super::{Words, check_collisions, check_endless, check_pods, check_status};
 use crate::builtin::{Builtin, SCALE, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, containers, name_cell, wide};
+use crate::core::persistent_volume_claim::validate_spec as validate_claim;
 use crate::pod::default_template;
 use crate::tree::{
     child, child_or_new, default_empty, default_to, each, get, int, is_set, list, same, text,
 };
 use crate::{Column, Subresource};
 use machinery::field::{Error, Errors, Path};
-use machinery::{Object, Value};
+use machinery::{Object, Value, format};
 use serde_json::json;
 
 pub const KIND: Builtin = Builtin {
@@ -82,68 +83,110 @@ fn default(object: &mut Object) {
     }
 }
 
+const WORDS: Words = Words {
+    selector: "statefulset",
+    unreadable: "",
+    template: "StatefulSet",
+};
+
 fn validate(object: &Object) -> Errors {
     let mut errors = Vec::new();
-    let spec = get(object, "spec");
+    validate_spec(get(object, "spec"), true, &mut errors);
+    errors
+}
+
+/// `is_new`: what cannot change later is checked too.
+fn validate_spec(spec: &Value, is_new: bool, errors: &mut Errors) {
     let path = Path::new("spec");
-    let policies = ["OrderedReady", "Parallel"];
-    let policy = &spec["podManagementPolicy"];
-    check::one_of(
-        policy,
-        &policies,
-        &path.child("podManagementPolicy"),
-        &mut errors,
+    let at = path.child("podManagementPolicy");
+    match text(&spec["podManagementPolicy"]) {
+        "OrderedReady" | "Parallel" => {}
+        "" => errors.push(Error::required(&at, "")),
+        other => {
+            let detail = "must be 'OrderedReady' or 'Parallel'";
+            errors.push(Error::invalid(&at, other, detail));
+        }
+    }
+    check_strategy(
+        &spec["updateStrategy"],
+        &path.child("updateStrategy"),
+        errors,
     );
-    let strategy = &spec["updateStrategy"];
-    let at = path.child("updateStrategy");
+    let retention = &spec["persistentVolumeClaimRetentionPolicy"];
+    for name in ["whenDeleted", "whenScaled"] {
+        let at = path.child("persistentVolumeClaimRetentionPolicy");
+        if is_set(retention) {
+            let policies = ["Retain", "Delete"];
+            check::one_of(&retention[name], &policies, &at.child(name), errors);
+        }
+    }
+    if is_new {
+        for (i, claim) in list(&spec["volumeClaimTemplates"]).iter().enumerate() {
+            let at = path.child("volumeClaimTemplates").index(i).child("spec");
+            validate_claim(&claim["spec"], false, &at, errors);
+        }
+    }
+    for name in ["replicas", "minReadySeconds"] {
+        check::non_negative(&spec[name], &path.child(name), errors);
+    }
+    let at = path.child("ordinals.start");
+    check::non_negative(&spec["ordinals"]["start"], &at, errors);
+    if is_new {
+        let at = path.child("serviceName");
+        check::optional(format::dns1123_label, &spec["serviceName"], &at, errors);
+    }
+    check_pods(spec, &whole_template(spec), &WORDS, &path, errors);
+    check_endless(&spec["template"], &WORDS, &path, errors);
+}
+
+/// The template with a volume for every claim, under the claim's name; names of hosts are the
+/// set's own.
+fn whole_template(spec: &Value) -> Value {
+    let mut template = spec["template"].clone();
+    let claims = list(&spec["volumeClaimTemplates"]);
+    if let Some(Value::Object(pod)) = template.get_mut("spec") {
+        pod.shift_remove("subdomain");
+        pod.shift_remove("hostname");
+        let named = |name: &Value| claims.iter().any(|c| c["metadata"]["name"] == *name);
+        let own = pod.get("volumes").cloned().unwrap_or_default();
+        let mut volumes: Vec<Value> = claims
+            .iter()
+            .map(|claim| {
+                let name = &claim["metadata"]["name"];
+                json!({"name": name, "persistentVolumeClaim": {"claimName": name}})
+            })
+            .collect();
+        volumes.extend(list(&own).iter().filter(|v| !named(&v["name"])).cloned());
+        if !volumes.is_empty() {
+            pod.insert("volumes".to_owned(), Value::Array(volumes));
+        }
+    }
+    template
+}
+
+fn check_strategy(strategy: &Value, path: &Path, errors: &mut Errors) {
+    let rolling = &strategy["rollingUpdate"];
+    let at = path.child("rollingUpdate");
     match text(&strategy["type"]) {
+        "" => errors.push(Error::required(path, "")),
         "OnDelete" => {
-            if is_set(&strategy["rollingUpdate"]) {
+            if is_set(rolling) {
                 let detail = "only allowed for updateStrategy 'RollingUpdate'";
-                let at = at.child("rollingUpdate");
-                errors.push(Error::invalid(
-                    &at,
-                    strategy["rollingUpdate"].clone(),
-                    detail,
-                ));
+                let shown =
+                    json!({"Partition": int(&rolling["partition"]), "MaxUnavailable": null});
+                errors.push(Error::invalid(&at, shown, detail));
             }
         }
         "RollingUpdate" => {
-            let at = at.child("rollingUpdate").child("partition");
-            check::non_negative(&strategy["rollingUpdate"]["partition"], &at, &mut errors);
+            let at = at.child("partition");
+            check::non_negative(&rolling["partition"], &at, errors);
         }
-        other => errors.push(Error::invalid(
-            &at,
-            other,
-            "must be 'RollingUpdate' or 'OnDelete'",
-        )),
-    }
-    for name in ["whenDeleted", "whenScaled"] {
-        let retention = &spec["persistentVolumeClaimRetentionPolicy"];
-        let at = path
-            .child("persistentVolumeClaimRetentionPolicy")
-            .child(name);
-        check::one_of(&retention[name], &["Delete", "Retain"], &at, &mut errors);
-    }
-    check_counts(spec, &path, &mut errors);
-    let start = path.child("ordinals").child("start");
-    check::non_negative(&spec["ordinals"]["start"], &start, &mut errors);
-    check::workload_selector(spec, "statefulset", &path, &mut errors);
-    // Each pod gets a volume for every claim, under the claim's name.
-    let mut whole = spec.clone();
-    for claim in list(&spec["volumeClaimTemplates"]) {
-        let name = claim["metadata"]["name"].clone();
-        let volume = json!({"name": name, "persistentVolumeClaim": {"claimName": name}});
-        match &mut whole["template"]["spec"]["volumes"] {
-            Value::Array(volumes) => {
-                volumes.retain(|v| v["name"] != name);
-                volumes.push(volume);
-            }
-            other => *other = json!([volume]),
+        other => {
+            let shown = json!({"Type": other, "RollingUpdate": rolling});
+            let detail = "must be 'RollingUpdate' or 'OnDelete'";
+            errors.push(Error::invalid(path, shown, detail));
         }
     }
-    check_template(&whole, "StatefulSet", &path, &mut errors);
-    errors
 }
 
 const MUTABLE: &[&str] = &[
@@ -158,10 +201,31 @@ const MUTABLE: &[&str] = &[
 
 fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) -> Errors {
     let mut errors = Vec::new();
-    if subresource.is_some() {
-        return errors;
+    match subresource {
+        None => validate_spec(get(object, "spec"), false, &mut errors),
+        Some("status") => {
+            let counts = [
+                "replicas",
+                "readyReplicas",
+                "currentReplicas",
+                "updatedReplicas",
+                "availableReplicas",
+                "observedGeneration",
+                "collisionCount",
+            ];
+            let parts = [
+                "readyReplicas",
+                "currentReplicas",
+                "updatedReplicas",
+                "availableReplicas",
+            ];
+            let status = get(object, "status");
+            check_status(status, &counts, &parts, "status.readyReplicas", &mut errors);
+            check_collisions(object, old, &mut errors);
+            return errors;
+        }
+        Some(_) => return errors,
     }
-    errors.extend(validate(object));
     let strip = |o: &Object| {
         let mut spec = get(o, "spec").clone();
         if let Value::Object(map) = &mut spec {

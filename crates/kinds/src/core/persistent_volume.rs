@@ -4,13 +4,15 @@ use super::persistent_volume_claim::{access_modes, check_modes};
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell, wide};
-use crate::pod::{check_node_selector, check_quantity};
+use crate::pod::{check_node_selector, default_source};
 use crate::tree::{
-    child_or_new, default_empty, default_to, entries, get, is_set, list, name, text,
+    child_or_new, default_empty, default_to, entries, get, is_set, list, name, same, text,
 };
+use crate::volume_source::{check_persistent, persistent_fields};
 use crate::{Column, Context, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
-use machinery::{Object, Value};
+use machinery::quantity::Quantity;
+use machinery::{Object, Value, format};
 
 pub const KIND: Builtin = Builtin {
     kind: "PersistentVolume",
@@ -21,9 +23,12 @@ pub const KIND: Builtin = Builtin {
     subresources: &[STATUS],
     has_status: true,
     default,
-    prepare_create: |object, _: &Context<'_>| {
-        default_empty(child_or_new(object, "status"), "phase", "Pending");
+    prepare_create: |object, context: &Context<'_>| {
+        let status = child_or_new(object, "status");
+        status.insert("phase".to_owned(), Value::from("Pending"));
+        status.insert(CHANGED.to_owned(), Value::from(context.now));
     },
+    prepare_update,
     validate_create: validate,
     validate_update,
     selectable: &["name"],
@@ -32,6 +37,30 @@ pub const KIND: Builtin = Builtin {
     row,
     ..Builtin::EMPTY
 };
+
+const CHANGED: &str = "lastPhaseTransitionTime";
+
+/// A new phase gets the time it came, unless its writer says another.
+fn prepare_update(
+    object: &mut Object,
+    old: &Object,
+    subresource: Subresource<'_>,
+    context: &Context<'_>,
+) {
+    if subresource != Some("status") {
+        return;
+    }
+    let was = get(old, "status");
+    let status = child_or_new(object, "status");
+    let unsaid = !is_set(get(status, CHANGED));
+    if get(status, "phase") == &was["phase"] {
+        if unsaid && is_set(&was[CHANGED]) {
+            status.insert(CHANGED.to_owned(), was[CHANGED].clone());
+        }
+    } else if unsaid || get(status, CHANGED) == &was[CHANGED] {
+        status.insert(CHANGED.to_owned(), Value::from(context.now));
+    }
+}
 
 const COLUMNS: &[Column] = &[
     NAME,
@@ -95,92 +124,106 @@ fn default(object: &mut Object) {
     let spec = child_or_new(object, "spec");
     default_empty(spec, "persistentVolumeReclaimPolicy", "Retain");
     default_to(spec, "volumeMode", "Filesystem");
-    if let Some(host) = crate::tree::child(spec, "hostPath") {
-        default_to(host, "type", "");
-    }
-}
-
-/// The fields that are not a kind of storage.
-const PLAIN: &[&str] = &[
-    "capacity",
-    "accessModes",
-    "claimRef",
-    "persistentVolumeReclaimPolicy",
-    "storageClassName",
-    "mountOptions",
-    "volumeMode",
-    "nodeAffinity",
-    "volumeAttributesClassName",
-];
-
-fn source(spec: &Value) -> Vec<(&String, &Value)> {
-    entries(spec)
-        .filter(|(k, v)| !PLAIN.contains(&k.as_str()) && is_set(v))
-        .collect()
+    default_source(spec);
 }
 
 fn validate(object: &Object) -> Errors {
     let mut errors = Vec::new();
-    let spec = get(object, "spec");
     let path = Path::new("spec");
+    let spec = get(object, "spec");
     if list(&spec["accessModes"]).is_empty() {
         errors.push(Error::required(&path.child("accessModes"), ""));
     }
-    check_modes(
-        &spec["accessModes"],
-        &path.child("accessModes"),
-        &mut errors,
-    );
-    let capacity = path.child("capacity");
-    if entries(&spec["capacity"]).next().is_none() {
-        errors.push(Error::required(&capacity, ""));
-    } else if !is_set(&spec["capacity"]["storage"]) || entries(&spec["capacity"]).count() > 1 {
-        errors.push(Error::not_supported(
-            &capacity,
-            spec["capacity"].clone(),
-            &["storage"],
-        ));
-    }
-    for (name, value) in entries(&spec["capacity"]) {
-        check_quantity(name, value, &capacity.key(name), &mut errors);
-    }
-    let policies = ["Delete", "Recycle", "Retain"];
+    let at = path.child("accessModes");
+    check_modes(&spec["accessModes"], &at, &mut errors);
+    check_capacity(&spec["capacity"], &path.child("capacity"), &mut errors);
+    let policy = &spec["persistentVolumeReclaimPolicy"];
     let at = path.child("persistentVolumeReclaimPolicy");
-    check::one_of(
-        &spec["persistentVolumeReclaimPolicy"],
-        &policies,
-        &at,
+    if !text(policy).is_empty() {
+        check::one_of(policy, &["Delete", "Recycle", "Retain"], &at, &mut errors);
+    }
+    check_affinity(
+        &spec["nodeAffinity"],
+        &path.child("nodeAffinity"),
         &mut errors,
     );
-    if is_set(&spec["nodeAffinity"]) {
-        let at = path.child("nodeAffinity").child("required");
-        if is_set(&spec["nodeAffinity"]["required"]) {
-            check_node_selector(&spec["nodeAffinity"]["required"], &at, &mut errors);
-        } else {
-            errors.push(Error::required(
-                &at,
-                "must specify required node constraints",
+    check_persistent(spec, name(object), &path, &mut errors);
+    if is_set(&spec["local"])
+        && persistent_fields(spec)
+            .first()
+            .is_some_and(|f| f.0 == "local")
+        && !is_set(&spec["nodeAffinity"])
+    {
+        let detail = "Local volume requires node affinity";
+        errors.push(Error::required(&path.child("nodeAffinity"), detail));
+    }
+    let host = text(&spec["hostPath"]["path"]);
+    let is_root = host.starts_with('/') && host.split('/').all(|p| matches!(p, "" | "." | ".."));
+    if is_root && policy == "Recycle" {
+        let detail = "may not be 'recycle' for a hostPath mount of '/'";
+        errors.push(Error::forbidden(&at, detail));
+    }
+    check_classes(spec, &path, &mut errors);
+    errors
+}
+
+fn check_capacity(capacity: &Value, path: &Path, errors: &mut Errors) {
+    if entries(capacity).next().is_none() {
+        errors.push(Error::required(path, ""));
+    }
+    if !is_set(&capacity["storage"]) || entries(capacity).count() > 1 {
+        errors.push(Error::not_supported(path, capacity.clone(), &["storage"]));
+    }
+    for (name, value) in entries(capacity) {
+        let amount = text(value).parse::<Quantity>().unwrap_or(Quantity::ZERO);
+        if amount.is_negative() {
+            let detail = "must be a valid resource quantity";
+            errors.push(Error::invalid(&path.key(name), amount.value(), detail));
+        }
+        if amount.is_negative() || amount.is_zero() {
+            errors.push(Error::invalid(
+                &path.key(name),
+                text(value),
+                check::POSITIVE,
             ));
         }
     }
-    match source(spec).as_slice() {
-        [] => errors.push(Error::required(&path, "must specify a volume type")),
-        [_] => {}
-        [_, more @ ..] => {
-            for (kind, _) in more {
-                let detail = "may not specify more than 1 volume type";
-                errors.push(Error::forbidden(&path.child(kind), detail));
-            }
-        }
+}
+
+fn check_affinity(affinity: &Value, path: &Path, errors: &mut Errors) {
+    if !is_set(affinity) {
+        return;
     }
-    let modes = ["Block", "Filesystem"];
-    check::one_of(
-        &spec["volumeMode"],
-        &modes,
-        &path.child("volumeMode"),
-        &mut errors,
-    );
-    errors
+    let at = path.child("required");
+    if is_set(&affinity["required"]) {
+        check_node_selector(&affinity["required"], &at, errors);
+    } else {
+        let detail = "must specify required node constraints";
+        errors.push(Error::required(&at, detail));
+    }
+}
+
+fn check_classes(spec: &Value, path: &Path, errors: &mut Errors) {
+    let subdomain = format::dns1123_subdomain;
+    let at = path.child("storageClassName");
+    check::optional(subdomain, &spec["storageClassName"], &at, errors);
+    if is_set(&spec["volumeMode"]) {
+        let at = path.child("volumeMode");
+        check::one_of(&spec["volumeMode"], &["Block", "Filesystem"], &at, errors);
+    }
+    let Some(class) = spec["volumeAttributesClassName"].as_str() else {
+        return;
+    };
+    let at = path.child("volumeAttributesClassName");
+    if class.is_empty() {
+        errors.push(Error::required(&at, "an empty string is disallowed"));
+    } else {
+        check::form(subdomain(class), class, &at, errors);
+    }
+    if !is_set(&spec["csi"]) {
+        let detail = "has to be specified when using volumeAttributesClassName";
+        errors.push(Error::required(&path.child("csi"), detail));
+    }
 }
 
 fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) -> Errors {
@@ -189,14 +232,109 @@ fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) 
     }
     let mut errors = validate(object);
     let (new, was) = (get(object, "spec"), get(old, "spec"));
-    if source(new) != source(was) {
-        let detail = "spec.persistentvolumesource is immutable after creation";
-        errors.push(Error::forbidden(
-            &Path::new("spec").child("persistentvolumesource"),
-            detail,
-        ));
+    let mut munged = new.clone();
+    let secret = "controllerExpandSecretRef";
+    // The secret for growing may be added later.
+    if is_set(&was["csi"])
+        && !is_set(&was["csi"][secret])
+        && let Some(Value::Object(csi)) = munged.get_mut("csi")
+    {
+        csi.shift_remove(secret);
     }
-    let at = Path::new("spec").child("volumeMode");
+    let same_source = {
+        let (a, b) = (persistent_fields(&munged), persistent_fields(was));
+        a.len() == b.len() && a.iter().zip(&b).all(|(a, b)| a.0 == b.0 && same(a.1, b.1))
+    };
+    if !same_source {
+        let detail = "spec.persistentvolumesource is immutable after creation";
+        let at = Path::new("spec").child("persistentvolumesource");
+        errors.push(Error::forbidden(&at, detail));
+    }
+    let at = Path::new("volumeMode");
     check::immutable(&new["volumeMode"], &was["volumeMode"], &at, &mut errors);
+    if is_set(&was["nodeAffinity"]) && !same_affinity(&new["nodeAffinity"], &was["nodeAffinity"]) {
+        let detail = "field is immutable, except for updating from beta label to GA";
+        let at = Path::new("nodeAffinity");
+        errors.push(Error::invalid(&at, new["nodeAffinity"].clone(), detail));
+    }
+    let class = "volumeAttributesClassName";
+    if is_set(&was[class]) && !is_set(&new[class]) {
+        let detail = "update from non-nil value to nil is forbidden";
+        let at = Path::new("spec").child(class);
+        errors.push(Error::forbidden(&at, detail));
+    }
     errors
+}
+
+/// Labels of nodes that got another name when they were no longer beta.
+const RENAMED: &[(&str, &str)] = &[
+    (
+        "failure-domain.beta.kubernetes.io/zone",
+        "topology.kubernetes.io/zone",
+    ),
+    (
+        "failure-domain.beta.kubernetes.io/region",
+        "topology.kubernetes.io/region",
+    ),
+    ("beta.kubernetes.io/os", "kubernetes.io/os"),
+    ("beta.kubernetes.io/arch", "kubernetes.io/arch"),
+    (
+        "beta.kubernetes.io/instance-type",
+        "node.kubernetes.io/instance-type",
+    ),
+];
+
+/// The same selection of nodes, but for labels that were renamed.
+fn same_affinity(new: &Value, old: &Value) -> bool {
+    let mut old = old.clone();
+    let terms = |v: &Value| v["required"]["nodeSelectorTerms"].clone();
+    let mut old_terms = terms(&old);
+    let new_terms = terms(new);
+    for (i, term) in old_terms.as_array_mut().into_iter().flatten().enumerate() {
+        for field in ["matchExpressions", "matchFields"] {
+            let requirements = term.get_mut(field).and_then(Value::as_array_mut);
+            for (j, requirement) in requirements.into_iter().flatten().enumerate() {
+                let now = &new_terms[i][field][j]["key"];
+                let pair = (text(&requirement["key"]), text(now));
+                if RENAMED.contains(&pair) {
+                    requirement["key"] = now.clone();
+                }
+            }
+        }
+    }
+    if is_set(&old_terms) {
+        old["required"]["nodeSelectorTerms"] = old_terms;
+    }
+    same(new, &old)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{lines, object};
+
+    #[test]
+    fn a_volume_keeps_its_source_and_its_nodes() {
+        let volume = |source: &str, label: &str| {
+            object(&format!(
+                r#"{{"metadata": {{"name": "v"}}, "spec": {{"capacity": {{"storage": "1Gi"}}, "accessModes": ["ReadWriteOnce"],
+                    "volumeMode": "Filesystem", {source},
+                    "nodeAffinity": {{"required": {{"nodeSelectorTerms": [{{"matchExpressions": [
+                        {{"key": "{label}", "operator": "In", "values": ["a"]}}]}}]}}}}}}}}"#
+            ))
+        };
+        let old = volume(r#""hostPath": {"path": "/a"}"#, "beta.kubernetes.io/os");
+        let renamed = volume(r#""hostPath": {"path": "/a"}"#, "kubernetes.io/os");
+        assert_eq!(lines(validate_update(&renamed, &old, None)), [""; 0]);
+        assert!(
+            lines(validate_update(&old, &renamed, None))[0].starts_with("nodeAffinity: Invalid")
+        );
+        let moved = volume(r#""hostPath": {"path": "/b"}"#, "beta.kubernetes.io/os");
+        assert_eq!(
+            lines(validate_update(&moved, &old, None)),
+            [
+                "spec.persistentvolumesource: Forbidden: spec.persistentvolumesource is immutable after creation"
+            ]
+        );
+    }
 }

@@ -4,7 +4,10 @@ use super::persistent_volume::or_unset;
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell, wide};
-use crate::tree::{child_or_new, default_empty, default_to, get, is_set, list, name, same, text};
+use crate::pod::is_native;
+use crate::tree::{
+    child_or_new, default_empty, default_to, entries, get, is_empty, is_set, list, name, same, text,
+};
 use crate::{Column, Context, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::quantity::Quantity;
@@ -20,6 +23,13 @@ pub const KIND: Builtin = Builtin {
     default,
     prepare_create: |object, _: &Context<'_>| {
         default_empty(child_or_new(object, "status"), "phase", "Pending");
+        agree_on_source(child_or_new(object, "spec"), false);
+    },
+    prepare_update: |object, old, subresource, _| {
+        if subresource.is_none() {
+            let had = is_set(&get(old, "spec")["dataSource"]);
+            agree_on_source(child_or_new(object, "spec"), had);
+        }
     },
     validate_create: validate,
     validate_update,
@@ -29,6 +39,32 @@ pub const KIND: Builtin = Builtin {
     row,
     ..Builtin::EMPTY
 };
+
+/// The two fields for a source of data say the same. The older one takes claims and snapshots
+/// only, unless it `had` something else before.
+fn agree_on_source(spec: &mut Object, had: bool) {
+    let source = get(spec, "dataSource");
+    let known = match (text(&source["kind"]), text(&source["apiGroup"])) {
+        ("PersistentVolumeClaim", "") | ("VolumeSnapshot", "snapshot.storage.k8s.io") => true,
+        _ => had || is_set(get(spec, "dataSourceRef")),
+    };
+    if !known {
+        spec.shift_remove("dataSource");
+    }
+    for (from, to) in [
+        ("dataSource", "dataSourceRef"),
+        ("dataSourceRef", "dataSource"),
+    ] {
+        let source = get(spec, from);
+        if is_set(source) && !is_set(get(spec, to)) {
+            let mut copy = Object::new();
+            for field in ["apiGroup", "kind", "name"] {
+                copy.insert(field.to_owned(), source[field].clone());
+            }
+            spec.insert(to.to_owned(), Value::Object(copy));
+        }
+    }
+}
 
 const COLUMNS: &[Column] = &[
     NAME,
@@ -62,6 +98,7 @@ pub(super) fn access_modes(modes: &Value) -> String {
     out.join(",")
 }
 
+/// How a volume may be mounted: by one pod alone, or in several ways.
 pub(super) fn check_modes(modes: &Value, path: &Path, errors: &mut Errors) {
     let supported = [
         "ReadOnlyMany",
@@ -69,10 +106,13 @@ pub(super) fn check_modes(modes: &Value, path: &Path, errors: &mut Errors) {
         "ReadWriteOnce",
         "ReadWriteOncePod",
     ];
-    for (i, mode) in list(modes).iter().enumerate() {
-        check::one_of(mode, &supported, &path.index(i), errors);
+    for mode in list(modes) {
+        check::one_of(mode, &supported, path, errors);
     }
-    if list(modes).len() > 1 && list(modes).iter().any(|m| m == "ReadWriteOncePod") {
+    let alone = |mode: &&Value| *mode == "ReadWriteOncePod";
+    let known = |mode: &&Value| supported.contains(&text(mode));
+    let mut known = list(modes).iter().filter(known);
+    if list(modes).iter().any(|m| alone(&m)) && known.any(|m| !alone(&m)) {
         let detail = "may not use ReadWriteOncePod with other access modes";
         errors.push(Error::forbidden(path, detail));
     }
@@ -115,75 +155,294 @@ fn default(object: &mut Object) {
 
 fn validate(object: &Object) -> Errors {
     let mut errors = Vec::new();
-    let spec = get(object, "spec");
-    let path = Path::new("spec");
+    validate_spec(get(object, "spec"), false, &Path::new("spec"), &mut errors);
+    errors
+}
+
+/// A claim that is made for each pod: its metadata may say little.
+pub(crate) fn validate_template(template: &Value, path: &Path, errors: &mut Errors) {
+    let (metadata, at) = (&template["metadata"], path.child("metadata"));
+    check::annotations(&metadata["annotations"], &at.child("annotations"), errors);
+    check::labels(&metadata["labels"], &at.child("labels"), errors);
+    for field in [
+        "name",
+        "generateName",
+        "namespace",
+        "selfLink",
+        "uid",
+        "resourceVersion",
+        "generation",
+        "creationTimestamp",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "ownerReferences",
+        "finalizers",
+        "managedFields",
+    ] {
+        if !is_zero(&metadata[field]) {
+            // Go's name of the field, with a small letter in front.
+            let shown = if field == "uid" { "uID" } else { field };
+            errors.push(Error::forbidden(&at.child(shown), "cannot be set"));
+        }
+    }
+    validate_spec(&template["spec"], false, &path.child("spec"), errors);
+}
+
+fn is_zero(value: &Value) -> bool {
+    match value {
+        Value::Number(n) => n.as_i64() == Some(0),
+        Value::String(s) => s.is_empty(),
+        other => is_empty(other),
+    }
+}
+
+/// The spec of a claim; `lax` lets groups of data sources through that were there before.
+pub(crate) fn validate_spec(spec: &Value, lax: bool, path: &Path, errors: &mut Errors) {
     let at = path.child("accessModes");
     if list(&spec["accessModes"]).is_empty() {
         errors.push(Error::required(&at, "at least 1 access mode is required"));
     }
-    check_modes(&spec["accessModes"], &at, &mut errors);
-    check::label_selector(&spec["selector"], &path.child("selector"), &mut errors);
+    check::label_selector(&spec["selector"], &path.child("selector"), errors);
+    check_modes(&spec["accessModes"], &at, errors);
     let storage = &spec["resources"]["requests"]["storage"];
     let at = path.child("resources").key("storage");
     match text(storage).parse::<Quantity>() {
         Err(_) => errors.push(Error::required(&at, "")),
         Ok(q) if q.is_zero() || q.is_negative() => {
-            let at = path.child("resources").child("requests").key("storage");
-            errors.push(Error::invalid(
-                &at,
-                text(storage),
-                "must be greater than zero",
-            ));
+            errors.push(Error::invalid(&at, text(storage), check::POSITIVE));
         }
         Ok(_) => {}
     }
-    let class = text(&spec["storageClassName"]);
-    if !class.is_empty() {
-        let at = path.child("storageClassName");
-        check::form(format::dns1123_subdomain(class), class, &at, &mut errors);
+    let subdomain = format::dns1123_subdomain;
+    let at = path.child("storageClassName");
+    check::optional(subdomain, &spec["storageClassName"], &at, errors);
+    if is_set(&spec["volumeMode"]) {
+        let at = path.child("volumeMode");
+        check::one_of(&spec["volumeMode"], &["Block", "Filesystem"], &at, errors);
     }
-    let modes = ["Block", "Filesystem"];
-    check::one_of(
-        &spec["volumeMode"],
-        &modes,
-        &path.child("volumeMode"),
-        &mut errors,
-    );
-    errors
+    check_sources(spec, lax, path, errors);
+    let at = path.child("volumeAttributesClassName");
+    check::optional(subdomain, &spec["volumeAttributesClassName"], &at, errors);
 }
+
+fn check_sources(spec: &Value, lax: bool, path: &Path, errors: &mut Errors) {
+    for field in ["dataSource", "dataSourceRef"] {
+        let (source, at) = (&spec[field], path.child(field));
+        if !is_set(source) {
+            continue;
+        }
+        check::required(&source["name"], &at.child("name"), errors);
+        check::required(&source["kind"], &at.child("kind"), errors);
+        let group = text(&source["apiGroup"]);
+        if group.is_empty() && source["kind"] != "PersistentVolumeClaim" {
+            let detail = "must be 'PersistentVolumeClaim' when referencing the default apiGroup";
+            errors.push(Error::invalid(&at, text(&source["kind"]), detail));
+        }
+        if !group.is_empty() && !lax {
+            let at = at.child("apiGroup");
+            check::form(format::dns1123_subdomain(group), group, &at, errors);
+        }
+    }
+    let (source, reference) = (&spec["dataSource"], &spec["dataSourceRef"]);
+    let fields = ["apiGroup", "kind", "name"];
+    if is_set(source) && is_set(reference) && fields.iter().any(|f| source[*f] != reference[*f]) {
+        // Upstream prints the path as a struct without public fields.
+        let nothing = Value::Object(Object::new());
+        errors.push(Error::invalid(path, nothing, "must match dataSourceRef"));
+    }
+}
+
+const CLASS: &str = "volume.beta.kubernetes.io/storage-class";
 
 fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) -> Errors {
     if subresource.is_some() {
-        return Vec::new();
+        return validate_status(object);
     }
-    let mut errors = validate(object);
+    let mut errors = Vec::new();
     let (new, was) = (get(object, "spec"), get(old, "spec"));
-    // Binding may fill in the volume; a bound claim may grow and change its attributes' class.
-    let strip = |spec: &Value| {
-        let mut spec = spec.clone();
-        if let Value::Object(map) = &mut spec {
-            map.shift_remove("resources");
-            map.shift_remove("volumeAttributesClassName");
-            if text(&was["volumeName"]).is_empty() {
-                map.shift_remove("volumeName");
-            }
-        }
-        spec
-    };
-    if !same(&strip(new), &strip(was)) {
+    let lax = ["dataSource", "dataSourceRef"]
+        .iter()
+        .any(|f| is_set(&was[*f]["apiGroup"]));
+    validate_spec(new, lax, &Path::new("spec"), &mut errors);
+    check_class_annotation(object, old, &mut errors);
+    let munged = with_old_mutable_fields(object, old);
+    if !same(&munged, was) {
         let detail = "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims";
         errors.push(Error::forbidden(&Path::new("spec"), detail));
     }
-    let size = |s: &Value| text(&s["resources"]["requests"]["storage"]).parse::<Quantity>();
-    if let (Ok(new), Ok(was)) = (size(new), size(was))
-        && new < was
-    {
-        let detail = "field can not be less than status.capacity";
-        let at = Path::new("spec")
-            .child("resources")
-            .child("requests")
-            .child("storage");
-        errors.push(Error::forbidden(&at, detail));
+    check_size(object, old, &mut errors);
+    let at = Path::new("volumeMode");
+    check::immutable(&new["volumeMode"], &was["volumeMode"], &at, &mut errors);
+    let class = "volumeAttributesClassName";
+    if new[class] != was[class] && is_set(&get(old, "status")["currentVolumeAttributesClassName"]) {
+        let to = match new[class].as_str() {
+            None => "nil",
+            Some("") => "empty string",
+            Some(_) => return errors,
+        };
+        let detail = format!(
+            "update to {to} is forbidden when status.currentVolumeAttributesClassName is not nil"
+        );
+        errors.push(Error::forbidden(&Path::new("spec").child(class), detail));
     }
     errors
+}
+
+fn annotation<'a>(object: &'a Object, name: &str) -> &'a Value {
+    &get(object, "metadata")["annotations"][name]
+}
+
+/// Whether the class moves from the annotation of old into its field.
+fn class_moves(object: &Object, old: &Object) -> bool {
+    let (new, was) = (annotation(object, CLASS), annotation(old, CLASS));
+    let class = |o: &Object| get(o, "spec")["storageClassName"].clone();
+    is_set(was) && !is_set(&class(old)) && class(object) == *was && (!is_set(new) || new == was)
+}
+
+fn check_class_annotation(object: &Object, old: &Object, errors: &mut Errors) {
+    let (new, was) = (annotation(object, CLASS), annotation(old, CLASS));
+    if !class_moves(object, old) && text(new) != text(was) {
+        let at = Path::new("metadata").child("annotations").child(CLASS);
+        errors.push(Error::invalid(&at, text(new), check::IMMUTABLE));
+    }
+}
+
+/// The new spec with everything that may change put back to what it was.
+fn with_old_mutable_fields(object: &Object, old: &Object) -> Value {
+    let was = get(old, "spec");
+    let mut spec = get(object, "spec").clone();
+    let bound = get(object, "status")["phase"] == "Bound";
+    let keep = |spec: &mut Value, field: &str| {
+        if let Value::Object(map) = spec {
+            map.insert(field.to_owned(), was[field].clone());
+        }
+    };
+    if text(&was["volumeName"]).is_empty() {
+        keep(&mut spec, "volumeName");
+    }
+    let mark = annotation(old, CLASS);
+    let named = !is_set(&was["storageClassName"])
+        && is_set(&spec["storageClassName"])
+        && (!is_set(mark) || spec["storageClassName"] == *mark);
+    if named || class_moves(object, old) {
+        keep(&mut spec, "storageClassName");
+    }
+    if bound {
+        keep(&mut spec, "volumeAttributesClassName");
+        if is_set(&spec["resources"]["requests"]) {
+            spec["resources"]["requests"]["storage"] =
+                was["resources"]["requests"]["storage"].clone();
+        }
+    }
+    spec
+}
+
+fn amount(value: &Value) -> Quantity {
+    text(value).parse().unwrap_or(Quantity::ZERO)
+}
+
+/// A claim may grow; and shrink, as long as it has not grown yet.
+fn check_size(object: &Object, old: &Object, errors: &mut Errors) {
+    let size = |o: &Object| amount(&get(o, "spec")["resources"]["requests"]["storage"]);
+    let has = amount(&get(old, "status")["capacity"]["storage"]);
+    if size(object) < size(old) && size(object) <= has {
+        let detail = "field can not be less than status.capacity";
+        let at = Path::new("spec").child("resources");
+        errors.push(Error::forbidden(
+            &at.child("requests").child("storage"),
+            detail,
+        ));
+    }
+}
+
+const RESIZES: &[&str] = &[
+    "ControllerResizeInProgress",
+    "ControllerResizeInfeasible",
+    "NodeResizeInProgress",
+    "NodeResizeInfeasible",
+    "NodeResizePending",
+];
+
+fn validate_status(object: &Object) -> Errors {
+    let mut errors = Vec::new();
+    let status = get(object, "status");
+    let path = Path::new("status");
+    let check_amount = |value: &Value, at: &Path, errors: &mut Errors| {
+        let amount = amount(value);
+        if amount.is_negative() {
+            let detail = "must be a valid resource quantity";
+            errors.push(Error::invalid(at, amount.value(), detail));
+        }
+    };
+    for (name, value) in entries(&status["capacity"]) {
+        check_amount(value, &path.child("capacity").key(name), &mut errors);
+    }
+    let at = path.child("allocatedResourceStatuses");
+    for (name, state) in entries(&status["allocatedResourceStatuses"]) {
+        check_resource_key(name, &at, &mut errors);
+        if !RESIZES.contains(&text(state)) {
+            errors.push(Error::not_supported(&at, name.as_str(), RESIZES));
+        }
+    }
+    let at = path.child("allocatedResources");
+    for (name, value) in entries(&status["allocatedResources"]) {
+        let before = errors.len();
+        check_resource_key(name, &at, &mut errors);
+        if errors.len() == before {
+            check_amount(value, &at.key(name), &mut errors);
+        }
+    }
+    errors
+}
+
+fn check_resource_key(name: &str, path: &Path, errors: &mut Errors) {
+    let complaints = format::qualified_name(name);
+    if !complaints.is_empty() {
+        check::form(complaints, name, path, errors);
+    } else if is_native(name) && name != "storage" {
+        errors.push(Error::not_supported(path, name, &["storage"]));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{lines, object};
+
+    fn claim(phase: &str, size: &str) -> Object {
+        object(&format!(
+            r#"{{"spec": {{"accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem",
+                "resources": {{"requests": {{"storage": "{size}"}}}}}},
+                "status": {{"phase": "{phase}", "capacity": {{"storage": "2Gi"}}}}}}"#
+        ))
+    }
+
+    #[test]
+    fn a_bound_claim_may_grow_but_not_below_what_it_has() {
+        let old = claim("Bound", "3Gi");
+        assert_eq!(
+            lines(validate_update(&claim("Bound", "4Gi"), &old, None)),
+            [""; 0]
+        );
+        assert_eq!(
+            lines(validate_update(&claim("Bound", "1Gi"), &old, None)),
+            [
+                "spec.resources.requests.storage: Forbidden: field can not be less than status.capacity"
+            ]
+        );
+        let pending = claim("Pending", "3Gi");
+        assert!(
+            lines(validate_update(&claim("Pending", "4Gi"), &pending, None))[0]
+                .starts_with("spec: Forbidden: spec is immutable after creation")
+        );
+    }
+
+    #[test]
+    fn the_class_may_be_filled_in_later() {
+        let old = claim("Pending", "3Gi");
+        let mut new = old.clone();
+        new["spec"]["storageClassName"] = Value::from("x");
+        assert_eq!(lines(validate_update(&new, &old, None)), [""; 0]);
+        assert!(!lines(validate_update(&old, &new, None)).is_empty());
+    }
 }

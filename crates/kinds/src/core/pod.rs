@@ -1,12 +1,15 @@
 //! Pod: containers that live and die together on one node.
 
 use crate::builtin::{Builtin, STATUS};
-use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell, or_none, since, wide};
-use crate::pod::{default_pod, quality_of_service, validate_spec, validate_spec_update, warn_pod};
-use crate::tree::{child_or_new, default_empty, get, int, is_set, keep, list, text, truth};
+use crate::pod::{
+    check_annotations_update, check_profiles_agree, default_pod, keep_all_but_resources,
+    quality_of_service, validate_pod, validate_resize, validate_spec_update, validate_status,
+    warn_pod,
+};
+use crate::tree::{child_or_new, default_empty, get, int, is_set, keep, list, same, text, truth};
 use crate::{Column, Context, Deletion, Subresource, SubresourceInfo};
-use machinery::field::{Errors, Path};
+use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value};
 use serde_json::json;
 
@@ -59,11 +62,7 @@ pub const KIND: Builtin = Builtin {
     default: default_pod,
     prepare_create,
     prepare_update,
-    validate_create: |object| {
-        let mut errors = Vec::new();
-        validate_spec(get(object, "spec"), &Path::new("spec"), &mut errors);
-        errors
-    },
+    validate_create,
     validate_update,
     warnings: warn_pod,
     deletion,
@@ -118,28 +117,73 @@ fn prepare_update(
             keep(object, old, "status");
             child_or_new(object, "spec").insert("ephemeralContainers".to_owned(), added);
         }
-        Some("resize") => keep(object, old, "status"),
+        Some("resize") => {
+            keep(object, old, "status");
+            if let Some(spec) = object.get_mut("spec") {
+                keep_all_but_resources(spec, get(old, "spec"));
+            }
+        }
         Some(_) => {}
     }
 }
 
+fn validate_create(object: &Object) -> Errors {
+    let mut errors = validate_pod(object);
+    let (spec, path) = (get(object, "spec"), Path::new("spec"));
+    if !list(&spec["ephemeralContainers"]).is_empty() {
+        let at = path.child("ephemeralContainers");
+        errors.push(Error::forbidden(&at, "cannot be set on create"));
+    }
+    if !text(&spec["nodeName"]).is_empty() && !list(&spec["schedulingGates"]).is_empty() {
+        let detail = "cannot be set until all schedulingGates have been cleared";
+        errors.push(Error::forbidden(&path.child("nodeName"), detail));
+    }
+    check_profiles_agree(object, &mut errors);
+    errors
+}
+
 fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) -> Errors {
-    let mut errors = Vec::new();
-    let (new, was) = (get(object, "spec"), get(old, "spec"));
+    let annotations = Path::new("metadata").child("annotations");
+    let annotations_of = |o: &Object| get(o, "metadata")["annotations"].clone();
     match subresource {
-        None => {
-            validate_spec(new, &Path::new("spec"), &mut errors);
-            validate_spec_update(new, was, &mut errors);
+        None | Some("ephemeralcontainers") => {
+            let mut errors = validate_pod(object);
+            check_annotations_update(
+                &annotations_of(object),
+                &annotations_of(old),
+                &annotations,
+                &mut errors,
+            );
+            if subresource.is_none() {
+                validate_spec_update(get(object, "spec"), get(old, "spec"), &mut errors);
+                errors
+            } else {
+                validate_ephemeral(object, old, errors)
+            }
         }
-        Some("status") => {
-            let at = Path::new("status").child("qosClass");
-            let quality = |o: &Object| get(o, "status")["qosClass"].clone();
-            check::immutable(&quality(object), &quality(old), &at, &mut errors);
-        }
-        Some("ephemeralcontainers" | "resize") => {
-            validate_spec(new, &Path::new("spec"), &mut errors);
-        }
-        Some(_) => {}
+        Some("status") => validate_status(object, old),
+        Some("resize") => validate_resize(object, old, validate_pod(object)),
+        Some(_) => Vec::new(),
+    }
+}
+
+/// Containers for debugging may only be added.
+fn validate_ephemeral(object: &Object, old: &Object, mut errors: Errors) -> Errors {
+    if is_set(&get(old, "metadata")["annotations"]["kubernetes.io/config.mirror"]) {
+        let detail = "static pods do not support ephemeral containers";
+        return vec![Error::forbidden(&Path::default(), detail)];
+    }
+    let at = Path::new("spec").child("ephemeralContainers");
+    let new = list(&get(object, "spec")["ephemeralContainers"]);
+    for container in list(&get(old, "spec")["ephemeralContainers"]) {
+        let name = machinery::text::quote(text(&container["name"]));
+        let what = match new.iter().rfind(|c| c["name"] == container["name"]) {
+            None => "removed",
+            Some(now) if !same(now, container) => "changed",
+            Some(_) => continue,
+        };
+        let detail = format!("existing ephemeral containers {name} may not be {what}\n");
+        errors.push(Error::forbidden(&at, detail));
     }
     errors
 }

@@ -1,7 +1,7 @@
 //! ReplicationController: the older ReplicaSet, with a plain selector.
 
 use crate::Subresource;
-use crate::apps::replica_set::{COLUMNS, cells, check_status};
+use crate::apps::replica_set::{COLUMNS, cells, check_replica_status};
 use crate::builtin::{Builtin, SCALE, STATUS};
 use crate::check;
 use crate::columns::labels;
@@ -25,7 +25,7 @@ pub const KIND: Builtin = Builtin {
         None => validate(object),
         Some("status") => {
             let mut errors = Vec::new();
-            check_status(get(object, "status"), &mut errors);
+            check_replica_status(get(object, "status"), &mut errors);
             errors
         }
         Some(_) => Vec::new(),

@@ -2,11 +2,12 @@
 
 use crate::builtin::{Builtin, STATUS};
 use crate::columns::{AGE, NAME, age, column, name_cell};
-use crate::pod::check_quantity;
-use crate::tree::{entries, get, list, same, text};
+use crate::pod::{check_name, check_quantity, is_standard_quota};
+use crate::tree::{entries, get, is_set, list, text};
 use crate::{Column, Subresource, check};
 use machinery::field::{Error, Errors, Path};
-use machinery::{Object, Value, format};
+use machinery::{Object, Value};
+use std::collections::BTreeSet;
 
 pub const KIND: Builtin = Builtin {
     kind: "ResourceQuota",
@@ -64,29 +65,186 @@ fn validate(object: &Object) -> Errors {
     let mut errors = Vec::new();
     let spec = get(object, "spec");
     let path = Path::new("spec");
-    for (name, value) in entries(&spec["hard"]) {
-        let at = path.child("hard").key(name);
-        check::form(format::qualified_name(name), name, &at, &mut errors);
-        check_quantity(name, value, &at, &mut errors);
-    }
-    for (i, scope) in list(&spec["scopes"]).iter().enumerate() {
-        let at = path.child("scopes").index(i);
-        if !SCOPES.contains(&text(scope)) {
-            errors.push(Error::invalid(&at, text(scope), "unsupported scope"));
-        }
+    check_amounts(&spec["hard"], &path.child("hard"), &mut errors);
+    check_scopes(spec, &path.child("scopes"), &mut errors);
+    if is_set(&spec["scopeSelector"]) {
+        let at = path.child("scopeSelector").child("matchExpressions");
+        check_selector(spec, &at, &mut errors);
     }
     errors
 }
 
-fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) -> Errors {
-    let mut errors = Vec::new();
-    if subresource.is_none() {
-        errors.extend(validate(object));
-        let (new, was) = (&get(object, "spec")["scopes"], &get(old, "spec")["scopes"]);
-        if !same(new, was) {
-            let at = Path::new("spec").child("scopes");
-            errors.push(Error::invalid(&at, new.clone(), check::IMMUTABLE));
+fn check_amounts(amounts: &Value, path: &Path, errors: &mut Errors) {
+    for (name, value) in entries(amounts) {
+        let at = path.key(name);
+        check_name(name, &at, errors);
+        if !name.contains('/') && !is_standard_quota(name) {
+            let detail = "must be a standard resource for quota";
+            errors.push(Error::invalid(&at, name.as_str(), detail));
+        }
+        check_quantity(name, value, &at, errors);
+    }
+}
+
+/// Whether a scope says something about a resource.
+fn fits(scope: &str, resource: &str) -> bool {
+    let compute = [
+        "cpu",
+        "limits.cpu",
+        "limits.memory",
+        "memory",
+        "requests.cpu",
+        "requests.memory",
+    ];
+    match scope {
+        "BestEffort" => resource == "pods",
+        "VolumeAttributesClass" => {
+            matches!(resource, "persistentvolumeclaims" | "requests.storage")
+        }
+        _ if SCOPES.contains(&scope) => resource == "pods" || compute.contains(&resource),
+        _ => true,
+    }
+}
+
+/// How many of the limited resources a scope says nothing about.
+fn misfits(spec: &Value, scope: &str) -> usize {
+    entries(&spec["hard"])
+        .filter(|(name, _)| is_standard_quota(name) && !fits(scope, name))
+        .count()
+}
+
+fn conflicts(scopes: &[&str]) -> usize {
+    [
+        ("BestEffort", "NotBestEffort"),
+        ("Terminating", "NotTerminating"),
+    ]
+    .iter()
+    .filter(|(a, b)| scopes.contains(a) && scopes.contains(b))
+    .count()
+}
+
+fn check_scopes(spec: &Value, path: &Path, errors: &mut Errors) {
+    let scopes: Vec<&str> = list(&spec["scopes"]).iter().map(text).collect();
+    let mut wrong = |detail: &str| {
+        errors.push(Error::invalid(path, spec["scopes"].clone(), detail));
+    };
+    for scope in &scopes {
+        if !SCOPES.contains(scope) {
+            wrong("unsupported scope");
+        }
+        for _ in 0..misfits(spec, scope) {
+            wrong("unsupported scope applied to resource");
         }
     }
+    for _ in 0..conflicts(&scopes) {
+        wrong("conflicting scopes");
+    }
+}
+
+fn check_selector(spec: &Value, path: &Path, errors: &mut Errors) {
+    let selector = &spec["scopeSelector"];
+    let expressions = list(&selector["matchExpressions"]);
+    for expression in expressions {
+        let (scope, operator) = (
+            text(&expression["scopeName"]),
+            text(&expression["operator"]),
+        );
+        if !SCOPES.contains(&scope) {
+            let at = path.child("scopeName");
+            errors.push(Error::invalid(&at, scope, "unsupported scope"));
+        }
+        for _ in 0..misfits(spec, scope) {
+            let detail = "unsupported scope applied to resource";
+            errors.push(Error::invalid(path, selector.clone(), detail));
+        }
+        let at = path.child("operator");
+        let only_exists =
+            SCOPES.contains(&scope) && !matches!(scope, "PriorityClass" | "VolumeAttributesClass");
+        if only_exists && operator != "Exists" {
+            let detail = "must be 'Exists' when scope is any of ResourceQuotaScopeTerminating, ResourceQuotaScopeNotTerminating, ResourceQuotaScopeBestEffort, ResourceQuotaScopeNotBestEffort or ResourceQuotaScopeCrossNamespacePodAffinity";
+            errors.push(Error::invalid(&at, operator, detail));
+        }
+        let (values, values_at) = (&expression["values"], path.child("values"));
+        match operator {
+            "In" | "NotIn" => {
+                if list(values).is_empty() {
+                    let detail = "must be at least one value when `operator` is 'In' or 'NotIn' for scope selector";
+                    errors.push(Error::required(&values_at, detail));
+                }
+            }
+            "Exists" | "DoesNotExist" => {
+                if !list(values).is_empty() {
+                    let detail = "must be no value when `operator` is 'Exist' or 'DoesNotExist' for scope selector";
+                    errors.push(Error::invalid(&values_at, values.clone(), detail));
+                }
+            }
+            other => {
+                let detail = "not a valid selector operator";
+                errors.push(Error::invalid(&at, other, detail));
+            }
+        }
+    }
+    let scopes: Vec<&str> = expressions.iter().map(|e| text(&e["scopeName"])).collect();
+    for _ in 0..conflicts(&scopes) {
+        let all = spec["scopes"].clone();
+        errors.push(Error::invalid(path, all, "conflicting scopes"));
+    }
+}
+
+fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) -> Errors {
+    let mut errors = Vec::new();
+    match subresource {
+        None => {
+            errors.extend(validate(object));
+            let scopes = |o: &Object| -> BTreeSet<String> {
+                let all = list(&get(o, "spec")["scopes"]);
+                all.iter().map(|s| text(s).to_owned()).collect()
+            };
+            if scopes(object) != scopes(old) {
+                let at = Path::new("spec").child("scopes");
+                let new = get(object, "spec")["scopes"].clone();
+                errors.push(Error::invalid(&at, new, check::IMMUTABLE));
+            }
+        }
+        Some("status") => {
+            let status = get(object, "status");
+            for name in ["hard", "used"] {
+                let at = Path::new("status").child(name);
+                check_amounts(&status[name], &at, &mut errors);
+            }
+        }
+        Some(_) => {}
+    }
     errors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{lines, object};
+
+    #[test]
+    fn scopes_fit_each_other_and_what_is_limited() {
+        let quota = |spec: &str| lines(validate(&object(&format!(r#"{{"spec": {spec}}}"#))));
+        assert_eq!(
+            quota(r#"{"hard": {"pods": "1"}, "scopes": ["Terminating"]}"#),
+            [""; 0]
+        );
+        assert_eq!(
+            quota(r#"{"hard": {"services": "1"}, "scopes": ["BestEffort", "NotBestEffort"]}"#),
+            [
+                "spec.scopes: Invalid value: [\"BestEffort\",\"NotBestEffort\"]: unsupported scope applied to resource",
+                "spec.scopes: Invalid value: [\"BestEffort\",\"NotBestEffort\"]: unsupported scope applied to resource",
+                "spec.scopes: Invalid value: [\"BestEffort\",\"NotBestEffort\"]: conflicting scopes",
+            ]
+        );
+        assert_eq!(
+            quota(
+                r#"{"scopeSelector": {"matchExpressions": [{"scopeName": "PriorityClass", "operator": "In"}]}}"#
+            ),
+            [
+                "spec.scopeSelector.matchExpressions.values: Required value: must be at least one value when `operator` is 'In' or 'NotIn' for scope selector"
+            ]
+        );
+    }
 }

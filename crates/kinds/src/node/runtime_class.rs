@@ -3,10 +3,13 @@
 use crate::builtin::Builtin;
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
-use crate::tree::{get, text};
+use crate::pod::{check_resources, check_tolerations};
+use crate::tree::{get, is_set, list, text};
 use crate::{Column, Scope, Subresource};
-use machinery::field::{Errors, Path};
+use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value, format};
+use serde_json::json;
+use std::collections::BTreeSet;
 
 pub const KIND: Builtin = Builtin {
     group: "node.k8s.io",
@@ -49,12 +52,26 @@ fn row(object: &Object, now: i64) -> Vec<Value> {
 
 fn validate(object: &Object) -> Errors {
     let mut errors = Vec::new();
-    let handler = text(get(object, "handler"));
-    check::form(
-        format::dns1123_label(handler),
-        handler,
-        &Path::new("handler"),
-        &mut errors,
-    );
+    let at = Path::new("handler");
+    match text(get(object, "handler")) {
+        "" => errors.push(Error::required(&at, "")),
+        handler => check::form(format::dns1123_label(handler), handler, &at, &mut errors),
+    }
+    let overhead = get(object, "overhead");
+    if is_set(overhead) {
+        let limits = json!({"limits": overhead["podFixed"]});
+        let at = Path::new("overhead");
+        check_resources(&limits, &BTreeSet::new(), &at, &mut errors);
+    }
+    let (scheduling, at) = (get(object, "scheduling"), Path::new("scheduling"));
+    let selector = at.child("nodeSelector");
+    check::labels(&scheduling["nodeSelector"], &selector, &mut errors);
+    let (tolerations, at) = (&scheduling["tolerations"], at.child("tolerations"));
+    check_tolerations(tolerations, &at, &mut errors);
+    for (i, toleration) in list(tolerations).iter().enumerate() {
+        if list(tolerations)[..i].contains(toleration) {
+            errors.push(Error::duplicate(&at.index(i), toleration.clone()));
+        }
+    }
     errors
 }

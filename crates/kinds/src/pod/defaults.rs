@@ -1,6 +1,9 @@
 //! Defaults of pod specs.
 
-use crate::tree::{child, child_or_new, default_empty, default_to, each, get, is_set, text, truth};
+use super::resources::aggregate;
+use crate::tree::{
+    child, child_or_new, default_empty, default_to, each, entries, get, is_set, text, truth,
+};
 use machinery::{Object, Value};
 use serde_json::json;
 
@@ -24,6 +27,7 @@ pub fn default_pod(pod: &mut Object) {
             default_requests(container);
         }
     }
+    default_whole_requests(spec);
     default_to(spec, "enableServiceLinks", true);
     default_addresses(pod);
 }
@@ -38,6 +42,32 @@ fn default_requests(container: &mut Object) {
     let requests = child_or_new(resources, "requests");
     for (name, quantity) in limits {
         requests.entry(name).or_insert(quantity);
+    }
+}
+
+/// A pod that is limited as a whole asks for what its containers ask for, or for its limits.
+fn default_whole_requests(spec: &mut Object) {
+    let holder = Value::Object(spec.clone());
+    let limits = &holder["resources"]["limits"];
+    if entries(limits).next().is_none() {
+        return;
+    }
+    let Some(resources) = child(spec, "resources") else {
+        return;
+    };
+    let requests = child_or_new(resources, "requests");
+    for (name, amount) in aggregate(&holder, "requests") {
+        if matches!(name, "cpu" | "memory") {
+            default_to(requests, name, amount.to_string());
+        }
+    }
+    for (name, limit) in entries(limits) {
+        if matches!(name.as_str(), "cpu" | "memory") || name.starts_with("hugepages-") {
+            default_to(requests, name, limit.clone());
+        }
+    }
+    if requests.is_empty() {
+        resources.shift_remove("requests");
     }
 }
 
@@ -86,12 +116,31 @@ pub fn default_spec(spec: &mut Object) {
     }
 }
 
+/// Whether the parts of an image's name may stand in one: those in capitals cannot.
+fn is_image_name(name: &str) -> bool {
+    let (host, rest) = match name.split_once('/') {
+        Some((host, rest)) if host.contains(['.', ':']) || host == "localhost" => (host, rest),
+        _ => ("", name),
+    };
+    let path = rest.split(':').next().unwrap_or_default();
+    let lower = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    host.bytes()
+        .all(|b| b.is_ascii_alphanumeric() || b".:-[]".contains(&b))
+        && path.len() + host.len() <= 255
+        && path.split('/').all(|part| {
+            let bytes = part.as_bytes();
+            bytes.first().is_some_and(|b| lower(*b))
+                && bytes.last().is_some_and(|b| lower(*b))
+                && bytes.iter().all(|b| lower(*b) || b"._-".contains(b))
+        })
+}
+
 fn pull_policy(image: &str) -> &'static str {
     // Behind the last slash a colon starts the tag; a digest needs no pull either.
     let (name, digest) = image.split_once('@').map_or((image, ""), |(n, d)| (n, d));
     let last = name.rsplit('/').next().unwrap_or_default();
     let tag = last.split_once(':').map_or("", |(_, tag)| tag);
-    let latest = tag == "latest" || (tag.is_empty() && digest.is_empty());
+    let latest = is_image_name(name) && (tag == "latest" || (tag.is_empty() && digest.is_empty()));
     if latest { "Always" } else { "IfNotPresent" }
 }
 
@@ -168,25 +217,40 @@ pub(crate) fn default_volume(volume: &mut Object) {
             }
         }
     }
-    if let Some(host) = child(volume, "hostPath") {
-        default_to(host, "type", "");
-    }
     if let Some(image) = child(volume, "image") {
         let policy = pull_policy(text(get(image, "reference")));
         default_empty(image, "pullPolicy", policy);
     }
-    if let Some(iscsi) = child(volume, "iscsi") {
-        default_empty(iscsi, "iscsiInterface", "default");
-    }
-    if let Some(rbd) = child(volume, "rbd") {
-        default_empty(rbd, "pool", "rbd");
-        default_empty(rbd, "user", "admin");
-        default_empty(rbd, "keyring", "/etc/ceph/keyring");
-    }
+    default_source(volume);
     if let Some(claim) = child(volume, "ephemeral").and_then(|e| child(e, "volumeClaimTemplate"))
         && let Some(spec) = child(claim, "spec")
     {
         default_to(spec, "volumeMode", "Filesystem");
+    }
+}
+
+/// Defaults of storage that pods and PersistentVolumes name alike.
+pub(crate) fn default_source(holder: &mut Object) {
+    if let Some(host) = child(holder, "hostPath") {
+        default_to(host, "type", "");
+    }
+    if let Some(iscsi) = child(holder, "iscsi") {
+        default_empty(iscsi, "iscsiInterface", "default");
+    }
+    if let Some(rbd) = child(holder, "rbd") {
+        default_empty(rbd, "pool", "rbd");
+        default_empty(rbd, "user", "admin");
+        default_empty(rbd, "keyring", "/etc/ceph/keyring");
+    }
+    if let Some(disk) = child(holder, "azureDisk") {
+        default_to(disk, "cachingMode", "ReadWrite");
+        default_to(disk, "kind", "Shared");
+        default_to(disk, "fsType", "ext4");
+        default_to(disk, "readOnly", false);
+    }
+    if let Some(scale_io) = child(holder, "scaleIO") {
+        default_empty(scale_io, "storageMode", "ThinProvisioned");
+        default_empty(scale_io, "fsType", "xfs");
     }
 }
 

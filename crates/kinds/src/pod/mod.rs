@@ -2,18 +2,31 @@
 
 mod container;
 mod defaults;
+mod env;
 mod placement;
+mod probe;
+mod resize;
 mod resources;
+mod security;
 mod spec;
+mod status;
 mod update;
 mod volume;
 mod warnings;
 
 pub use defaults::{default_pod, default_spec, default_template};
 pub use resources::quality_of_service;
-pub use spec::{validate_spec, validate_template};
+pub use spec::{validate_pod, validate_template};
 pub use update::{check_binding_rules, validate_spec_update};
 pub use warnings::{warn_pod, warn_template};
 
-pub(crate) use placement::check_node_selector;
-pub(crate) use resources::{check_quantity, check_resources};
+pub(crate) use defaults::default_source;
+pub(crate) use placement::{check_node_selector, check_tolerations};
+pub(crate) use resize::{keep_all_but_resources, validate_resize};
+pub(crate) use resources::{
+    check_container_name, check_name, check_quantity, check_resources, is_native,
+    is_standard_quota, may_be_overcommitted,
+};
+pub(crate) use security::{check_annotations_update, check_profiles_agree};
+pub(crate) use status::validate_status;
+pub(crate) use volume::{check_downward, check_projected, no_backsteps};

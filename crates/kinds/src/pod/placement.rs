@@ -1,12 +1,12 @@
 //! Where a pod may run: affinity, tolerations, spreading.
 
 use crate::check;
-use crate::tree::{int, is_set, list, text};
+use crate::tree::{entries, int, is_set, list, text};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Value, format};
 use std::collections::BTreeSet;
 
-pub(super) fn check_tolerations(tolerations: &Value, path: &Path, errors: &mut Errors) {
+pub(crate) fn check_tolerations(tolerations: &Value, path: &Path, errors: &mut Errors) {
     for (i, toleration) in list(tolerations).iter().enumerate() {
         let at = path.index(i);
         let (key, operator) = (text(&toleration["key"]), text(&toleration["operator"]));
@@ -32,18 +32,20 @@ pub(super) fn check_tolerations(tolerations: &Value, path: &Path, errors: &mut E
             "Exists" => {
                 if !value.is_empty() {
                     let detail = "value must be empty when `operator` is 'Exists'";
-                    errors.push(Error::invalid(
-                        &at.child("operator"),
-                        toleration.clone(),
-                        detail,
-                    ));
+                    errors.push(Error::invalid(&at.child("operator"), value, detail));
                 }
             }
-            other => errors.push(Error::not_supported(
-                &at.child("operator"),
-                other,
-                &["Equal", "Exists"],
-            )),
+            other => {
+                // Comparisons are known, and behind a gate that is closed.
+                let all = ["Equal", "Exists", "Lt", "Gt"];
+                let known = if all.contains(&other) {
+                    &all[..]
+                } else {
+                    &all[..2]
+                };
+                let at = at.child("operator");
+                errors.push(Error::not_supported(&at, other, known));
+            }
         }
         if !effect.is_empty() {
             let effects = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
@@ -63,7 +65,7 @@ pub(super) fn check_affinity(affinity: &Value, path: &Path, errors: &mut Errors)
     for (i, term) in list(&node[preferred]).iter().enumerate() {
         let at = at.child(preferred).index(i);
         check_weight(&term["weight"], &at, errors);
-        check_node_term(&term["preference"], &at.child("preference"), errors);
+        check_node_term(&term["preference"], false, &at.child("preference"), errors);
     }
     for kind in ["podAffinity", "podAntiAffinity"] {
         let at = path.child(kind);
@@ -98,22 +100,28 @@ pub(crate) fn check_node_selector(selector: &Value, path: &Path, errors: &mut Er
     let at = path.child("nodeSelectorTerms");
     let terms = list(&selector["nodeSelectorTerms"]);
     if terms.is_empty() {
-        errors.push(Error::required(
-            &at,
-            "must have at least one node selector term",
-        ));
+        let detail = "must have at least one node selector term";
+        return errors.push(Error::required(&at, detail));
     }
     for (i, term) in terms.iter().enumerate() {
-        check_node_term(term, &at.index(i), errors);
+        check_node_term(term, true, &at.index(i), errors);
     }
 }
 
-fn check_node_term(term: &Value, path: &Path, errors: &mut Errors) {
+fn check_node_term(term: &Value, values_are_checked: bool, path: &Path, errors: &mut Errors) {
     for (i, requirement) in list(&term["matchExpressions"]).iter().enumerate() {
         let at = path.child("matchExpressions").index(i);
         check_node_requirement(requirement, &at, errors);
         let key = text(&requirement["key"]);
         check::form(format::qualified_name(key), key, &at.child("key"), errors);
+        if !values_are_checked {
+            continue;
+        }
+        for (j, value) in list(&requirement["values"]).iter().enumerate() {
+            let complaints = format::label_value(text(value));
+            let at = at.child("values").index(j);
+            check::form(complaints, text(value), &at, errors);
+        }
     }
     for (i, requirement) in list(&term["matchFields"]).iter().enumerate() {
         let at = path.child("matchFields").index(i);
@@ -135,6 +143,12 @@ fn check_node_term(term: &Value, path: &Path, errors: &mut Errors) {
                 text(&requirement["key"]),
                 detail,
             ));
+            continue;
+        }
+        for (j, value) in list(&requirement["values"]).iter().enumerate() {
+            let complaints = format::dns1123_subdomain(text(value));
+            let at = at.child("values").index(j);
+            check::form(complaints, text(value), &at, errors);
         }
     }
 }
@@ -182,73 +196,107 @@ fn check_pod_term(term: &Value, path: &Path, errors: &mut Errors) {
         let at = path.child("namespace");
         check::form(format::dns1123_label(text(name)), text(name), &at, errors);
     }
+    check_label_keys(term, path, errors);
     check_topology_key(text(&term["topologyKey"]), path, errors);
 }
 
+/// Keys that are taken from the pod's own labels into a selector.
+fn check_label_keys(term: &Value, path: &Path, errors: &mut Errors) {
+    let selector = &term["labelSelector"];
+    for field in ["matchLabelKeys", "mismatchLabelKeys"] {
+        let (keys, at) = (list(&term[field]), path.child(field));
+        if keys.is_empty() {
+            continue;
+        }
+        if !is_set(selector) {
+            let detail = "must not be specified when labelSelector is not set";
+            errors.push(Error::forbidden(&at, detail));
+            continue;
+        }
+        for (i, key) in keys.iter().enumerate() {
+            let complaints = format::qualified_name(text(key));
+            check::form(complaints, text(key), &at.index(i), errors);
+        }
+    }
+    let matching = list(&term["matchLabelKeys"]);
+    let mut selected: BTreeSet<&str> = entries(&selector["matchLabels"])
+        .map(|(key, _)| key.as_str())
+        .collect();
+    // Merging adds one expression per key: the same key before it was the client's own.
+    for expression in list(&selector["matchExpressions"]) {
+        let key = text(&expression["key"]);
+        let index = matching.iter().rposition(|k| text(k) == key);
+        if let Some(i) = index
+            && selected.contains(key)
+        {
+            let detail = "exists in both matchLabelKeys and labelSelector";
+            errors.push(Error::invalid(&path.index(i), key, detail));
+        }
+        selected.insert(key);
+    }
+    for (i, key) in matching.iter().enumerate() {
+        if list(&term["mismatchLabelKeys"]).contains(key) {
+            let detail = "exists in both matchLabelKeys and mismatchLabelKeys";
+            let at = path.child("matchLabelKeys").index(i);
+            errors.push(Error::invalid(&at, text(key), detail));
+        }
+    }
+}
+
 pub(super) fn check_spread(constraints: &Value, path: &Path, errors: &mut Errors) {
-    let mut seen = BTreeSet::new();
-    for (i, constraint) in list(constraints).iter().enumerate() {
+    let all = list(constraints);
+    for (i, constraint) in all.iter().enumerate() {
         let at = path.index(i);
-        let skew = int(&constraint["maxSkew"]);
-        if skew <= 0 {
-            errors.push(Error::invalid(
-                &at.child("maxSkew"),
-                skew,
-                "must be greater than zero",
+        let (key, action) = (
+            text(&constraint["topologyKey"]),
+            text(&constraint["whenUnsatisfiable"]),
+        );
+        check::positive(&constraint["maxSkew"], &at.child("maxSkew"), errors);
+        if key.is_empty() {
+            errors.push(Error::required(
+                &at.child("topologyKey"),
+                "can not be empty",
             ));
         }
-        let key = text(&constraint["topologyKey"]);
-        check_topology_key(key, &at, errors);
-        let unsatisfiable = &constraint["whenUnsatisfiable"];
         let actions = ["DoNotSchedule", "ScheduleAnyway"];
         check::one_of(
-            unsatisfiable,
+            &constraint["whenUnsatisfiable"],
             &actions,
             &at.child("whenUnsatisfiable"),
             errors,
         );
-        let domains = &constraint["minDomains"];
-        if is_set(domains) {
-            if int(domains) <= 0 {
-                let at = at.child("minDomains");
-                errors.push(Error::invalid(
-                    &at,
-                    int(domains),
-                    "must be greater than zero",
-                ));
-            } else if unsatisfiable != "DoNotSchedule" {
-                let detail = format!(
-                    "can only use minDomains if whenUnsatisfiable=DoNotSchedule, not {}",
-                    text(unsatisfiable)
-                );
-                errors.push(Error::invalid(
-                    &at.child("minDomains"),
-                    int(domains),
-                    detail,
-                ));
-            }
+        let same = |other: &Value| {
+            text(&other["topologyKey"]) == key && text(&other["whenUnsatisfiable"]) == action
+        };
+        if all[i + 1..].iter().any(same) {
+            let at = at.child("{topologyKey, whenUnsatisfiable}");
+            errors.push(Error::duplicate(&at, format!("{{{key}, {action}}}")));
         }
-        if !seen.insert((key, text(unsatisfiable))) {
-            let pair = format!("{{{key}, {}}}", text(unsatisfiable));
-            errors.push(Error::duplicate(
-                &at.child("{topologyKey, whenUnsatisfiable}"),
-                pair,
-            ));
-        }
+        check_min_domains(constraint, action, &at.child("minDomains"), errors);
         for policy in ["nodeAffinityPolicy", "nodeTaintsPolicy"] {
             if is_set(&constraint[policy]) {
-                check::one_of(
-                    &constraint[policy],
-                    &["Honor", "Ignore"],
-                    &at.child(policy),
-                    errors,
-                );
+                let policies = ["Honor", "Ignore"];
+                check::one_of(&constraint[policy], &policies, &at.child(policy), errors);
             }
         }
+        check_label_keys(constraint, &at, errors);
         check::label_selector(
             &constraint["labelSelector"],
             &at.child("labelSelector"),
             errors,
         );
+    }
+}
+
+fn check_min_domains(constraint: &Value, action: &str, path: &Path, errors: &mut Errors) {
+    let domains = &constraint["minDomains"];
+    if !is_set(domains) {
+        return;
+    }
+    check::positive(domains, path, errors);
+    if action != "DoNotSchedule" {
+        let detail =
+            format!("can only use minDomains if whenUnsatisfiable=DoNotSchedule, not {action}");
+        errors.push(Error::invalid(path, int(domains), detail));
     }
 }

@@ -1,51 +1,106 @@
 //! Requests and limits of containers.
 
 use crate::check;
-use crate::tree::{entries, list, text};
+use crate::tree::{entries, is_set, list, text};
 use machinery::field::{Error, Errors, Path};
 use machinery::quantity::Quantity;
 use machinery::{Value, format};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The quantity of a field; zero when absent (normalising refused what is no quantity).
 fn quantity(value: &Value) -> Quantity {
     text(value).parse().unwrap_or(Quantity::ZERO)
 }
 
-fn is_native(name: &str) -> bool {
+/// Whether a resource is Kubernetes' own.
+pub(crate) fn is_native(name: &str) -> bool {
     !name.contains('/') || name.contains("kubernetes.io/")
+}
+
+/// Whether a resource is somebody else's, in the form that such names have.
+pub(crate) fn is_extended(name: &str) -> bool {
+    !is_native(name)
+        && !name.starts_with("requests.")
+        && format::qualified_name(&format!("requests.{name}")).is_empty()
 }
 
 fn is_huge_page(name: &str) -> bool {
     name.starts_with("hugepages-")
 }
 
-fn is_standard(name: &str) -> bool {
-    matches!(name, "cpu" | "memory" | "ephemeral-storage") || is_huge_page(name)
-}
-
 /// Whether more may be promised than there is.
-fn may_be_overcommitted(name: &str) -> bool {
+pub(crate) fn may_be_overcommitted(name: &str) -> bool {
     is_native(name) && !is_huge_page(name)
 }
 
-fn check_name(name: &str, path: &Path, errors: &mut Errors) {
+/// Resources that can be counted.
+const COUNTED: &[&str] = &[
+    "configmaps",
+    "persistentvolumeclaims",
+    "pods",
+    "replicationcontrollers",
+    "resourcequotas",
+    "secrets",
+    "services",
+    "services.loadbalancers",
+    "services.nodeports",
+];
+
+/// Resources that a quota can limit, beside those that are counted.
+const MEASURED: &[&str] = &[
+    "cpu",
+    "ephemeral-storage",
+    "limits.cpu",
+    "limits.ephemeral-storage",
+    "limits.memory",
+    "memory",
+    "requests.cpu",
+    "requests.ephemeral-storage",
+    "requests.memory",
+    "requests.storage",
+];
+
+/// Whether a quota may limit a resource without a domain in its name.
+pub(crate) fn is_standard_quota(name: &str) -> bool {
+    COUNTED.contains(&name)
+        || MEASURED.contains(&name)
+        || is_huge_page(name)
+        || name.starts_with("requests.hugepages-")
+}
+
+/// A resource's name; what it is for may ask for more.
+pub(crate) fn check_name(name: &str, path: &Path, errors: &mut Errors) {
     let complaints = format::qualified_name(name);
     if !complaints.is_empty() {
         check::form(complaints, name, path, errors);
-        return;
+    } else if !name.contains('/') && !is_standard_quota(name) && name != "storage" {
+        let detail = "must be a standard resource type or fully qualified";
+        errors.push(Error::invalid(path, name, detail));
     }
+}
+
+/// A resource of containers.
+pub(crate) fn check_container_name(name: &str, path: &Path, errors: &mut Errors) {
+    check_name(name, path, errors);
     if !name.contains('/') {
-        if !is_standard(name) {
-            errors.push(Error::invalid(
-                path,
-                name,
-                "must be a standard resource for containers",
-            ));
+        let own = matches!(name, "cpu" | "memory" | "ephemeral-storage") || is_huge_page(name);
+        if !own {
+            let detail = "must be a standard resource for containers";
+            errors.push(Error::invalid(path, name, detail));
         }
-    } else if !is_native(name) && name.starts_with("requests.") {
+    } else if !is_native(name) && !is_extended(name) {
         let detail = "doesn't follow extended resource name standard";
         errors.push(Error::invalid(path, name, detail));
+    }
+}
+
+/// A resource that a pod can have as a whole.
+fn check_pod_name(name: &str, path: &Path, errors: &mut Errors) {
+    let before = errors.len();
+    check_name(name, path, errors);
+    if errors.len() == before && !matches!(name, "cpu" | "memory") && !is_huge_page(name) {
+        let supported = ["cpu", "hugepages-", "memory"];
+        errors.push(Error::not_supported(path, name, &supported));
     }
 }
 
@@ -55,80 +110,229 @@ pub(crate) fn check_quantity(name: &str, value: &Value, path: &Path, errors: &mu
     if amount.is_negative() {
         errors.push(Error::invalid(path, text(value), check::NEGATIVE));
     }
-    let whole = !is_native(name)
-        || matches!(
-            name,
-            "pods"
-                | "services"
-                | "replicationcontrollers"
-                | "resourcequotas"
-                | "secrets"
-                | "configmaps"
-                | "persistentvolumeclaims"
-                | "services.nodeports"
-                | "services.loadbalancers"
-        );
+    let whole = COUNTED.contains(&name) || is_extended(name);
     if whole && !amount.is_integer() {
         errors.push(Error::invalid(path, text(value), "must be an integer"));
     }
 }
 
-/// `resources` of a container.
-pub(crate) fn check_resources(resources: &Value, path: &Path, errors: &mut Errors) {
+/// Huge pages come whole.
+fn check_huge_page(name: &str, value: &Value, path: &Path, errors: &mut Errors) {
+    let Some(size) = name.strip_prefix("hugepages-") else {
+        return;
+    };
+    let fits = size.parse::<Quantity>().is_ok_and(|size| {
+        size.value() > 0 && size.is_integer() && quantity(value).value() % size.value() == 0
+    });
+    if !fits {
+        let detail = format!("{} is not positive integer multiple of {name}", text(value));
+        errors.push(Error::invalid(path, text(value), detail));
+    }
+}
+
+/// `resources` of a container; `claims` are the names of the pod's resource claims.
+pub(crate) fn check_resources(
+    resources: &Value,
+    claims: &BTreeSet<&str>,
+    path: &Path,
+    errors: &mut Errors,
+) {
+    check_requirements(resources, check_container_name, claims, path, errors);
+}
+
+fn check_requirements(
+    resources: &Value,
+    check_name: fn(&str, &Path, &mut Errors),
+    claims: &BTreeSet<&str>,
+    path: &Path,
+    errors: &mut Errors,
+) {
     let (limits, requests) = (&resources["limits"], &resources["requests"]);
     let (limits_path, requests_path) = (path.child("limits"), path.child("requests"));
     for (name, value) in entries(limits) {
         let at = limits_path.key(name);
         check_name(name, &at, errors);
         check_quantity(name, value, &at, errors);
+        check_huge_page(name, value, &at, errors);
     }
     for (name, value) in entries(requests) {
         let at = requests_path.key(name);
         check_name(name, &at, errors);
         check_quantity(name, value, &at, errors);
-        match limits.get(name) {
-            Some(limit) => {
-                let (request, limit_amount) = (quantity(value), quantity(limit));
-                if !may_be_overcommitted(name) && request != limit_amount {
-                    let detail = format!("must be equal to {name} limit of {}", text(limit));
-                    errors.push(Error::invalid(&requests_path, text(value), detail));
-                } else if request > limit_amount {
-                    let detail = format!(
-                        "must be less than or equal to {name} limit of {}",
-                        text(limit)
-                    );
-                    errors.push(Error::invalid(&requests_path, text(value), detail));
-                }
+        let (request, limit) = (quantity(value), limits.get(name));
+        let strict = !may_be_overcommitted(name);
+        match limit.map(|limit| (text(limit), quantity(limit))) {
+            Some((shown, limit)) if strict && request != limit => {
+                let detail = format!("must be equal to {name} limit of {shown}");
+                errors.push(Error::invalid(&requests_path, text(value), detail));
             }
-            None if !may_be_overcommitted(name) => errors.push(Error::required(
-                &limits_path,
-                "Limit must be set for non overcommitable resources",
-            )),
-            None => {}
+            Some((shown, limit)) if request > limit => {
+                let detail = format!("must be less than or equal to {name} limit of {shown}");
+                errors.push(Error::invalid(&requests_path, text(value), detail));
+            }
+            None if strict => {
+                let detail = "Limit must be set for non overcommitable resources";
+                errors.push(Error::required(&limits_path, detail));
+            }
+            _ => {}
         }
+        check_huge_page(name, value, &at, errors);
     }
-    let has = |name: &str| {
-        let set = |v: &Value| v.get(name).is_some();
-        set(limits) || set(requests)
-    };
+    let has = |name: &str| limits.get(name).or(requests.get(name)).is_some();
     let huge = entries(limits)
         .chain(entries(requests))
         .any(|(name, _)| is_huge_page(name));
     if huge && !has("cpu") && !has("memory") {
         errors.push(Error::forbidden(path, "HugePages require cpu or memory"));
     }
-    check_claims(resources, path, errors);
+    check_claims(&resources["claims"], claims, &path.child("claims"), errors);
 }
 
-fn check_claims(resources: &Value, path: &Path, errors: &mut Errors) {
-    for (i, claim) in list(&resources["claims"]).iter().enumerate() {
-        let at = path.child("claims").index(i).child("name");
-        check::required(&claim["name"], &at, errors);
+fn check_claims(used: &Value, known: &BTreeSet<&str>, path: &Path, errors: &mut Errors) {
+    let mut keys: BTreeSet<String> = BTreeSet::new();
+    for (i, claim) in list(used).iter().enumerate() {
+        let at = path.index(i);
+        let (name, request) = (text(&claim["name"]), text(&claim["request"]));
+        if name.is_empty() {
+            errors.push(Error::required(&at, ""));
+            continue;
+        }
+        if keys.contains(name) {
+            errors.push(Error::duplicate(&at, name));
+        } else {
+            let key = if request.is_empty() {
+                name.to_owned()
+            } else {
+                let complaints = format::dns1123_label(request);
+                check::form(complaints, request, &at.child("request"), errors);
+                format!("{name}/{request}")
+            };
+            let part = format!("{name}/");
+            if keys.contains(&key) {
+                errors.push(Error::duplicate(&at, key.as_str()));
+            } else if request.is_empty() {
+                for _ in keys.iter().filter(|k| k.starts_with(&part)) {
+                    errors.push(Error::duplicate(&at, name));
+                }
+            }
+            keys.insert(key);
+        }
+        if !known.contains(name) {
+            let all: Vec<&str> = known.iter().copied().collect();
+            let which = if all.is_empty() {
+                " which is empty".to_owned()
+            } else {
+                format!(": {}", all.join(", "))
+            };
+            let mut error = Error::not_found(&at, name);
+            error.detail = format!("must be one of the names in pod.spec.resourceClaims{which}");
+            errors.push(error);
+        }
     }
+}
+
+/// What a pod asks for as a whole has to hold what its containers ask for.
+pub(super) fn check_pod_resources(
+    spec: &Value,
+    claims: &BTreeSet<&str>,
+    path: &Path,
+    errors: &mut Errors,
+) {
+    let resources = &spec["resources"];
+    if !is_set(resources) {
+        return;
+    }
+    let path = path.child("resources");
+    if spec["os"]["name"] == "windows" {
+        let detail = "may not be set for a windows pod";
+        return errors.push(Error::forbidden(&path, detail));
+    }
+    if is_set(&resources["claims"]) {
+        let detail = "claims may not be set for Resources at pod-level";
+        errors.push(Error::forbidden(&path.child("claims"), detail));
+    }
+    check_requirements(resources, check_pod_name, claims, &path, errors);
+    for (kind, asked) in [
+        ("requests", aggregate(spec, "requests")),
+        ("limits", aggregate(spec, "limits")),
+    ] {
+        for (name, sum) in asked {
+            let value = &resources[kind][name];
+            let compared = kind == "requests" || is_huge_page(name);
+            if compared && is_set(value) && sum > quantity(value) {
+                let detail =
+                    format!("must be greater than or equal to aggregate container {kind} of {sum}");
+                let at = path.child(kind).key(name);
+                errors.push(Error::invalid(&at, text(value), detail));
+            }
+        }
+    }
+    for (i, container) in list(&spec["containers"]).iter().enumerate() {
+        for (name, limit) in entries(&container["resources"]["limits"]) {
+            let whole = &resources["limits"][name.as_str()];
+            if is_set(whole) && quantity(limit) > quantity(whole) {
+                let detail = format!(
+                    "must be less than or equal to pod limits of {}",
+                    text(whole)
+                );
+                let at = path.child("containers").index(i).key(name).child("limits");
+                errors.push(Error::invalid(&at, text(limit), detail));
+            }
+        }
+    }
+}
+
+/// What the containers of a pod need at most at the same time: all main containers and sidecars,
+/// or one init container beside the sidecars that started before it.
+pub(super) fn aggregate<'a>(spec: &'a Value, kind: &str) -> BTreeMap<&'a str, Quantity> {
+    let mut sum: BTreeMap<&str, Quantity> = BTreeMap::new();
+    let mut sidecars: BTreeMap<&str, Quantity> = BTreeMap::new();
+    let mut start: BTreeMap<&str, Quantity> = BTreeMap::new();
+    let add = |to: &mut BTreeMap<&'a str, Quantity>, name: &'a str, amount: Quantity| {
+        let entry = to.entry(name).or_insert(Quantity::ZERO);
+        *entry = entry.plus(amount);
+    };
+    for container in list(&spec["containers"]) {
+        for (name, value) in entries(&container["resources"][kind]) {
+            add(&mut sum, name, quantity(value));
+        }
+    }
+    for container in list(&spec["initContainers"]) {
+        let sidecar = container["restartPolicy"] == "Always";
+        let own = &container["resources"][kind];
+        if sidecar {
+            for (name, value) in entries(own) {
+                add(&mut sum, name, quantity(value));
+                add(&mut sidecars, name, quantity(value));
+            }
+        }
+        let names = entries(own).map(|(name, _)| name.as_str());
+        let names: BTreeSet<&str> = names.chain(sidecars.keys().copied()).collect();
+        for name in names {
+            let beside = sidecars.get(name).copied().unwrap_or(Quantity::ZERO);
+            let need = if sidecar {
+                beside
+            } else {
+                beside.plus(quantity(&own[name]))
+            };
+            let most = start.entry(name).or_insert(need);
+            *most = (*most).max(need);
+        }
+    }
+    for (name, need) in start {
+        let entry = sum.entry(name).or_insert(need);
+        *entry = (*entry).max(need);
+    }
+    sum
 }
 
 /// `Guaranteed`, `Burstable` or `BestEffort`, by what the containers ask for.
 pub fn quality_of_service(spec: &Value) -> &'static str {
+    // What the pod asks for as a whole counts alone.
+    if is_set(&spec["resources"]) {
+        let whole = serde_json::json!({"containers": [{"resources": spec["resources"]}]});
+        return quality_of_service(&whole);
+    }
     let mut requests: BTreeMap<&str, Quantity> = BTreeMap::new();
     let mut limits: BTreeMap<&str, Quantity> = BTreeMap::new();
     let mut guaranteed = true;
@@ -172,11 +376,12 @@ mod tests {
     fn requests_stay_within_limits() {
         let mut errors = Vec::new();
         let resources = json!({"limits": {"cpu": "1"}, "requests": {"cpu": "2", "foo": "1", "x.io/y": "1500m"}});
-        check_resources(&resources, &Path::new("r"), &mut errors);
+        check_resources(&resources, &BTreeSet::new(), &Path::new("r"), &mut errors);
         assert_eq!(
             lines(errors),
             [
                 "r.requests: Invalid value: \"2\": must be less than or equal to cpu limit of 1",
+                "r.requests[foo]: Invalid value: \"foo\": must be a standard resource type or fully qualified",
                 "r.requests[foo]: Invalid value: \"foo\": must be a standard resource for containers",
                 "r.requests[x.io/y]: Invalid value: \"1500m\": must be an integer",
                 "r.limits: Required value: Limit must be set for non overcommitable resources",

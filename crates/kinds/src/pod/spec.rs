@@ -1,195 +1,197 @@
 //! Validation of a pod spec as a whole.
 
-use super::container::{check_containers, check_id, check_profile};
+use super::container::{Surroundings, check_containers, check_image_space};
+use super::env::check_file_volumes;
 use super::placement::{check_affinity, check_spread, check_tolerations};
+use super::resources::{check_pod_resources, check_resources};
+use super::security::{
+    check_annotations, check_host_process, check_host_users, check_os, check_pod_security,
+};
 use super::volume::check_volumes;
 use crate::check;
 use crate::tree::{get, int, is_set, list, text, truth};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value, format};
+use serde_json::json;
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+
+/// A whole pod, but for what all metadata must be.
+pub fn validate_pod(pod: &Object) -> Errors {
+    let mut errors = Vec::new();
+    let (metadata, spec) = (get(pod, "metadata"), of(pod));
+    let path = Path::new("spec");
+    let containers = every_container(spec, &path);
+    let annotations = Path::new("metadata").child("annotations");
+    check_annotations(
+        &metadata["annotations"],
+        spec,
+        &containers,
+        &annotations,
+        &mut errors,
+    );
+    validate_spec(spec, Some(text(&metadata["name"])), &path, &mut errors);
+    check_tokens(spec, &path, &mut errors);
+    for list_name in ["containers", "initContainers"] {
+        for (i, container) in list(&spec[list_name]).iter().enumerate() {
+            check_image_space(container, &path.child(list_name).index(i), &mut errors);
+        }
+    }
+    errors
+}
+
+/// Tokens need an account.
+fn check_tokens(spec: &Value, path: &Path, errors: &mut Errors) {
+    if !text(&spec["serviceAccountName"]).is_empty() {
+        return;
+    }
+    for (i, volume) in list(&spec["volumes"]).iter().enumerate() {
+        for (j, source) in list(&volume["projected"]["sources"]).iter().enumerate() {
+            if is_set(&source["serviceAccountToken"]) {
+                let at = path.child("volumes").index(i).child("projected");
+                let at = at.child("sources").index(j).child("serviceAccountToken");
+                let detail = "must not be specified when serviceAccountName is not set";
+                errors.push(Error::forbidden(&at, detail));
+            }
+        }
+    }
+}
 
 /// A pod template under `path`.
 pub fn validate_template(template: &Value, path: &Path, errors: &mut Errors) {
-    let metadata = path.child("metadata");
-    check::labels(
-        &template["metadata"]["labels"],
-        &metadata.child("labels"),
-        errors,
-    );
-    check::annotations(
+    // The paths of a template's metadata leave `metadata` out.
+    let (annotations, labels) = (path.child("annotations"), path.child("labels"));
+    check::labels(&template["metadata"]["labels"], &labels, errors);
+    check::annotations(&template["metadata"]["annotations"], &annotations, errors);
+    let (spec, at) = (&template["spec"], path.child("spec"));
+    check_annotations(
         &template["metadata"]["annotations"],
-        &metadata.child("annotations"),
+        spec,
+        &every_container(spec, &at),
+        &annotations,
         errors,
     );
-    validate_spec(&template["spec"], &path.child("spec"), errors);
-    if !list(&template["spec"]["ephemeralContainers"]).is_empty() {
-        let at = path.child("spec").child("ephemeralContainers");
+    validate_spec(spec, None, &at, errors);
+    if !list(&spec["ephemeralContainers"]).is_empty() {
         errors.push(Error::forbidden(
-            &at,
+            &at.child("ephemeralContainers"),
             "ephemeral containers not allowed in pod template",
         ));
     }
 }
 
-/// A pod spec under `path`.
-pub fn validate_spec(spec: &Value, path: &Path, errors: &mut Errors) {
-    let volumes = check_volumes(&spec["volumes"], &path.child("volumes"), errors);
-    check_containers(spec, &volumes, path, errors);
-    check_host_network(spec, path, errors);
+/// All containers with their paths: those that run first, the main ones, those for debugging.
+pub(super) fn every_container<'a>(spec: &'a Value, path: &Path) -> Vec<(Path, &'a Value)> {
+    let mut out = Vec::new();
+    for name in ["initContainers", "containers", "ephemeralContainers"] {
+        for (i, container) in list(&spec[name]).iter().enumerate() {
+            out.push((path.child(name).index(i), container));
+        }
+    }
+    out
+}
+
+/// A pod spec under `path`; `pod` names the pod, unless this is a template.
+fn validate_spec(spec: &Value, pod: Option<&str>, path: &Path, errors: &mut Errors) {
+    if !is_set(&spec["terminationGracePeriodSeconds"]) {
+        let at = path.child("terminationGracePeriodSeconds");
+        errors.push(Error::required(&at, ""));
+    }
+    let volumes = check_volumes(&spec["volumes"], pod, &path.child("volumes"), errors);
+    check_claims(spec, path, errors);
+    let around = Surroundings {
+        spec,
+        volumes,
+        claims: claims(spec),
+    };
+    let containers = every_container(spec, path);
+    check_containers(&around, path, errors);
+    check_pod_resources(spec, &around.claims, path, errors);
+    check_host_network(spec, pod.is_some(), path, errors);
     let restart = ["Always", "OnFailure", "Never"];
-    check::one_of(
-        &spec["restartPolicy"],
-        &restart,
-        &path.child("restartPolicy"),
-        errors,
-    );
-    let dns = ["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"];
-    check::one_of(&spec["dnsPolicy"], &dns, &path.child("dnsPolicy"), errors);
+    let at = path.child("restartPolicy");
+    check::known(&spec["restartPolicy"], &restart, &at, errors);
+    let dns = ["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"];
+    check::known(&spec["dnsPolicy"], &dns, &path.child("dnsPolicy"), errors);
     check::labels(&spec["nodeSelector"], &path.child("nodeSelector"), errors);
-    check_security(spec, path, errors);
+    check_pod_security(spec, path, errors);
     check_affinity(&spec["affinity"], &path.child("affinity"), errors);
-    check_dns(spec, path, errors);
+    check_dns(spec, &path.child("dnsConfig"), errors);
     check_gates(spec, path, errors);
     let spread = path.child("topologySpreadConstraints");
     check_spread(&spec["topologySpreadConstraints"], &spread, errors);
+    check_host_process(spec, &containers, path, errors);
+    check_host_users(spec, &containers, path, errors);
+    check_host_name(spec, &path.child("hostnameOverride"), errors);
     check_names(spec, path, errors);
-    check_tolerations(&spec["tolerations"], &path.child("tolerations"), errors);
-    check_numbers(spec, path, errors);
-    check_hosts(spec, path, errors);
-    check_claims(spec, path, errors);
+    if is_set(&spec["overhead"]) {
+        let limits = json!({"limits": spec["overhead"]});
+        let at = path.child("overhead");
+        check_resources(&limits, &BTreeSet::new(), &at, errors);
+    }
+    check_os(spec, &containers, path, errors);
+    check_file_volumes(&containers, &spec["volumes"], errors);
 }
 
-fn check_host_network(spec: &Value, path: &Path, errors: &mut Errors) {
+fn check_host_network(spec: &Value, is_pod: bool, path: &Path, errors: &mut Errors) {
     if !truth(&spec["hostNetwork"]) {
         return;
     }
     for (i, container) in list(&spec["containers"]).iter().enumerate() {
         for (j, port) in list(&container["ports"]).iter().enumerate() {
-            if port["hostPort"] != port["containerPort"] {
+            let host = int(&port["hostPort"]);
+            if (is_pod || host != 0) && host != int(&port["containerPort"]) {
                 let at = path.child("containers").index(i).child("ports").index(j);
-                let detail = "must match `hostPort` when `hostNetwork` is true";
-                let at = at.child("containerPort");
-                errors.push(Error::invalid(&at, int(&port["containerPort"]), detail));
+                let detail = "must match `containerPort` when `hostNetwork` is true";
+                errors.push(Error::invalid(&at.child("hostPort"), host, detail));
             }
         }
     }
-}
-
-fn check_security(spec: &Value, path: &Path, errors: &mut Errors) {
-    let context = &spec["securityContext"];
-    let at = path.child("securityContext");
-    for name in ["runAsUser", "runAsGroup", "fsGroup"] {
-        check_id(&context[name], &at.child(name), errors);
-    }
-    for (i, group) in list(&context["supplementalGroups"]).iter().enumerate() {
-        check_id(group, &at.child("supplementalGroups").index(i), errors);
-    }
-    if is_set(&context["fsGroupChangePolicy"]) {
-        let policies = ["Always", "OnRootMismatch"];
-        let at = at.child("fsGroupChangePolicy");
-        check::one_of(&context["fsGroupChangePolicy"], &policies, &at, errors);
-    }
-    if is_set(&context["supplementalGroupsPolicy"]) {
-        let at = at.child("supplementalGroupsPolicy");
-        check::one_of(
-            &context["supplementalGroupsPolicy"],
-            &["Merge", "Strict"],
-            &at,
-            errors,
-        );
-    }
-    check_profile(
-        &context["seccompProfile"],
-        &at.child("seccompProfile"),
-        errors,
-    );
-    check_sysctls(&context["sysctls"], &at.child("sysctls"), errors);
-    if truth(&spec["shareProcessNamespace"]) && truth(&spec["hostPID"]) {
-        let at = path.child("shareProcessNamespace");
-        let detail = "ShareProcessNamespace and HostPID cannot both be enabled";
-        errors.push(Error::invalid(&at, true, detail));
-    }
-    if spec["hostUsers"] == false {
-        for name in ["hostNetwork", "hostPID", "hostIPC"] {
-            if truth(&spec[name]) {
-                let detail = "when `hostUsers` is false";
-                errors.push(Error::forbidden(&path.child(name), detail));
-            }
-        }
-    }
-}
-
-fn check_sysctls(sysctls: &Value, path: &Path, errors: &mut Errors) {
-    let mut names = BTreeSet::new();
-    for (i, sysctl) in list(sysctls).iter().enumerate() {
-        let at = path.index(i).child("name");
-        let name = text(&sysctl["name"]);
-        let fits = name.len() <= 253 && name.split(['.', '/']).all(is_sysctl_segment);
-        if name.is_empty() {
-            errors.push(Error::required(&at, ""));
-        } else if !fits {
-            let detail = "must have at most 253 characters and match regex ^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$";
-            errors.push(Error::invalid(&at, name, detail));
-        } else if !names.insert(name) {
-            errors.push(Error::duplicate(&at, name));
-        }
-    }
-}
-
-/// Lower-case letters and digits at both ends, dashes and underscores also between them.
-fn is_sysctl_segment(segment: &str) -> bool {
-    let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
-    let bytes = segment.as_bytes();
-    bytes.first().is_some_and(|b| plain(*b))
-        && bytes.last().is_some_and(|b| plain(*b))
-        && bytes.iter().all(|b| plain(*b) || b"-_".contains(b))
 }
 
 fn check_dns(spec: &Value, path: &Path, errors: &mut Errors) {
     let config = &spec["dnsConfig"];
-    let at = path.child("dnsConfig");
     let servers = list(&config["nameservers"]);
-    if spec["dnsPolicy"] == "None" && servers.is_empty() {
-        let detail = "must provide at least one DNS nameserver when `dnsPolicy` is None";
-        let at = if is_set(config) {
-            at.child("nameservers")
-        } else {
-            at.clone()
-        };
-        errors.push(Error::required(&at, detail));
+    if spec["dnsPolicy"] == "None" {
+        if !is_set(config) {
+            let detail = "must provide `dnsConfig` when `dnsPolicy` is None";
+            return errors.push(Error::required(path, detail));
+        }
+        if servers.is_empty() {
+            let detail = "must provide at least one DNS nameserver when `dnsPolicy` is None";
+            return errors.push(Error::required(&path.child("nameservers"), detail));
+        }
     }
+    let at = path.child("nameservers");
     if servers.len() > 3 {
         let detail = "must not have more than 3 nameservers";
-        let at = at.child("nameservers");
         errors.push(Error::invalid(&at, config["nameservers"].clone(), detail));
     }
     for (i, server) in servers.iter().enumerate() {
-        if text(server).parse::<IpAddr>().is_err() {
-            let detail = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)";
-            errors.push(Error::invalid(
-                &at.child("nameservers").index(i),
-                text(server),
-                detail,
-            ));
-        }
+        check::ip(text(server), &at.index(i), errors);
     }
-    let searches = list(&config["searches"]);
+    let (searches, at) = (list(&config["searches"]), path.child("searches"));
     if searches.len() > 32 {
         let detail = "must not have more than 32 search paths";
-        errors.push(Error::invalid(
-            &at.child("searches"),
-            config["searches"].clone(),
-            detail,
-        ));
+        errors.push(Error::invalid(&at, config["searches"].clone(), detail));
+    }
+    let length: usize = searches.iter().map(|s| text(s).len() + 1).sum();
+    if length > 2049 {
+        let detail =
+            "must not have more than 2048 characters (including spaces) in the search list";
+        errors.push(Error::invalid(&at, config["searches"].clone(), detail));
+    }
+    for (i, search) in searches.iter().enumerate() {
+        let search = text(search);
+        if search != "." {
+            let search = search.strip_suffix('.').unwrap_or(search);
+            let complaints = format::dns1123_subdomain_with_underscore(search);
+            check::form(complaints, search, &at.index(i), errors);
+        }
     }
     for (i, option) in list(&config["options"]).iter().enumerate() {
         if text(&option["name"]).is_empty() {
-            errors.push(Error::required(
-                &at.child("options").index(i),
-                "must not be empty",
-            ));
+            let at = path.child("options").index(i);
+            errors.push(Error::required(&at, "must not be empty"));
         }
     }
 }
@@ -211,50 +213,29 @@ fn check_gates(spec: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn check_names(spec: &Value, path: &Path, errors: &mut Errors) {
-    for name in [
-        "serviceAccountName",
-        "nodeName",
-        "priorityClassName",
-        "runtimeClassName",
-    ] {
-        let value = text(&spec[name]);
-        if !value.is_empty() {
-            check::form(
-                format::dns1123_subdomain(value),
-                value,
-                &path.child(name),
-                errors,
-            );
+fn check_host_name(spec: &Value, path: &Path, errors: &mut Errors) {
+    let Some(name) = spec["hostnameOverride"].as_str() else {
+        return;
+    };
+    for field in ["setHostnameAsFQDN", "hostNetwork"] {
+        if truth(&spec[field]) {
+            let detail = format!("may not be specified when {field} is true");
+            errors.push(Error::forbidden(path, detail));
         }
     }
-    for name in ["hostname", "subdomain"] {
-        let value = text(&spec[name]);
-        if !value.is_empty() {
-            check::form(
-                format::dns1123_label(value),
-                value,
-                &path.child(name),
-                errors,
-            );
-        }
+    if name.len() > 64 {
+        errors.push(Error::too_long(path, 64));
     }
-    if is_set(&spec["preemptionPolicy"]) {
-        let policies = ["Never", "PreemptLowerPriority"];
-        check::one_of(
-            &spec["preemptionPolicy"],
-            &policies,
-            &path.child("preemptionPolicy"),
-            errors,
-        );
-    }
-    if is_set(&spec["os"]) {
-        let at = path.child("os").child("name");
-        check::one_of(&spec["os"]["name"], &["linux", "windows"], &at, errors);
-    }
+    check::form(format::dns1123_subdomain(name), name, path, errors);
 }
 
-fn check_numbers(spec: &Value, path: &Path, errors: &mut Errors) {
+fn check_names(spec: &Value, path: &Path, errors: &mut Errors) {
+    let subdomain = format::dns1123_subdomain;
+    let name = |field: &str, form: fn(&str) -> Vec<String>, errors: &mut Errors| {
+        check::optional(form, &spec[field], &path.child(field), errors);
+    };
+    name("serviceAccountName", subdomain, errors);
+    name("nodeName", subdomain, errors);
     let deadline = &spec["activeDeadlineSeconds"];
     if is_set(deadline) {
         for complaint in format::in_range(int(deadline), 1, i64::from(i32::MAX)) {
@@ -262,27 +243,37 @@ fn check_numbers(spec: &Value, path: &Path, errors: &mut Errors) {
             errors.push(Error::invalid(&at, int(deadline), complaint));
         }
     }
-    for (name, quantity) in crate::tree::entries(&spec["overhead"]) {
-        let at = path.child("overhead").key(name);
-        super::check_quantity(name, quantity, &at, errors);
-    }
-    if is_set(&spec["resources"]) {
-        super::check_resources(&spec["resources"], &path.child("resources"), errors);
+    name("hostname", format::dns1123_label, errors);
+    name("subdomain", format::dns1123_label, errors);
+    check_tolerations(&spec["tolerations"], &path.child("tolerations"), errors);
+    check_hosts(spec, path, errors);
+    name("priorityClassName", subdomain, errors);
+    name("runtimeClassName", subdomain, errors);
+    let policy = &spec["preemptionPolicy"];
+    if is_set(policy) {
+        let at = path.child("preemptionPolicy");
+        check::known(policy, &["PreemptLowerPriority", "Never"], &at, errors);
     }
 }
 
 fn check_hosts(spec: &Value, path: &Path, errors: &mut Errors) {
     for (i, alias) in list(&spec["hostAliases"]).iter().enumerate() {
         let at = path.child("hostAliases").index(i);
-        if text(&alias["ip"]).parse::<IpAddr>().is_err() {
-            let detail = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)";
-            errors.push(Error::invalid(&at.child("ip"), text(&alias["ip"]), detail));
-        }
-        for name in list(&alias["hostnames"]) {
+        check::ip(text(&alias["ip"]), &at.child("ip"), errors);
+        for (j, name) in list(&alias["hostnames"]).iter().enumerate() {
             let complaints = format::dns1123_subdomain(text(name));
-            check::form(complaints, text(name), &at.child("hostnames"), errors);
+            let at = at.child("hostnames").index(j);
+            check::form(complaints, text(name), &at, errors);
         }
     }
+}
+
+fn claims(spec: &Value) -> BTreeSet<&str> {
+    list(&spec["resourceClaims"])
+        .iter()
+        .map(|c| text(&c["name"]))
+        .filter(|name| !name.is_empty())
+        .collect()
 }
 
 fn check_claims(spec: &Value, path: &Path, errors: &mut Errors) {
@@ -290,19 +281,31 @@ fn check_claims(spec: &Value, path: &Path, errors: &mut Errors) {
     for (i, claim) in list(&spec["resourceClaims"]).iter().enumerate() {
         let at = path.child("resourceClaims").index(i);
         let name = text(&claim["name"]);
-        check::form(format::dns1123_label(name), name, &at.child("name"), errors);
-        if !names.insert(name) {
+        if name.is_empty() {
+            errors.push(Error::required(&at.child("name"), ""));
+        } else if !names.insert(name) {
             errors.push(Error::duplicate(&at.child("name"), name));
+        } else {
+            check::form(format::dns1123_label(name), name, &at.child("name"), errors);
         }
-        let named = is_set(&claim["resourceClaimName"]);
-        let template = is_set(&claim["resourceClaimTemplateName"]);
-        if named == template {
-            let detail = if named {
+        let sources = ["resourceClaimName", "resourceClaimTemplateName"];
+        let detail = match sources.map(|s| is_set(&claim[s])) {
+            [true, true] => {
                 "at most one of `resourceClaimName` or `resourceClaimTemplateName` may be specified"
-            } else {
+            }
+            [false, false] => {
                 "must specify one of: `resourceClaimName`, `resourceClaimTemplateName`"
-            };
+            }
+            _ => "",
+        };
+        if !detail.is_empty() {
             errors.push(Error::invalid(&at, claim.clone(), detail));
+        }
+        for source in sources {
+            if let Some(name) = claim[source].as_str() {
+                let complaints = format::dns1123_subdomain(name);
+                check::form(complaints, name, &at.child(source), errors);
+            }
         }
     }
 }
@@ -321,9 +324,7 @@ mod tests {
     fn found(json: &str) -> Vec<String> {
         let mut pod = object(json);
         default_pod(&mut pod);
-        let mut errors = Vec::new();
-        validate_spec(of(&pod), &Path::new("spec"), &mut errors);
-        lines(errors)
+        lines(validate_pod(&pod))
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! What may change in a pod that exists.
 
-use crate::tree::{int, is_set, list, same, text};
+use super::container::check_image_space;
+use super::placement::check_tolerations;
+use crate::tree::{entries, int, is_set, list, same, text};
 use machinery::Value;
 use machinery::field::{Error, Errors, Path};
 use machinery::format;
@@ -13,22 +15,28 @@ pub fn validate_spec_update(new: &Value, old: &Value, errors: &mut Errors) {
     for name in ["containers", "initContainers"] {
         let at = path.child(name);
         if list(&new[name]).len() != list(&old[name]).len() {
-            errors.push(Error::forbidden(
-                &at,
-                "pod updates may not add or remove containers",
-            ));
-            return;
+            let detail = "pod updates may not add or remove containers";
+            return errors.push(Error::forbidden(&at, detail));
         }
         for (i, container) in list(&new[name]).iter().enumerate() {
+            let at = at.index(i);
             if text(&container["image"]).is_empty() {
-                errors.push(Error::required(&at.index(i).child("image"), ""));
+                errors.push(Error::required(&at.child("image"), ""));
             }
+            check_image_space(container, &at, errors);
         }
     }
-    check_deadline(new, old, &path, errors);
-    check_tolerations(new, old, &path, errors);
+    if check_deadline(new, old, &path, errors).is_err() {
+        return;
+    }
+    check_only_added_tolerations(new, old, &path, errors);
     check_gates(new, old, &path, errors);
-    if !same(&with_old_mutable_fields(new, old), old) {
+    let mut munged = with_old_mutable_fields(new, old);
+    // Until its gates open, a pod's choice of nodes may be narrowed.
+    if !list(&old["schedulingGates"]).is_empty() {
+        check_narrowed(&mut munged, old, &path, errors);
+    }
+    if !same(&munged, old) {
         let detail = format!("pod updates may not change fields other than {UPDATABLE}");
         errors.push(Error::forbidden(&path, detail));
     }
@@ -56,35 +64,81 @@ fn with_old_mutable_fields(new: &Value, old: &Value) -> Value {
         let name = "terminationGracePeriodSeconds";
         map.insert(name.to_owned(), old[name].clone());
     }
-    // Until its gates open, a pod's choice of nodes may be narrowed.
-    if !list(&old["schedulingGates"]).is_empty() {
-        map.insert("nodeSelector".to_owned(), old["nodeSelector"].clone());
-        map.insert("affinity".to_owned(), old["affinity"].clone());
-    }
     spec
 }
 
-fn check_deadline(new: &Value, old: &Value, path: &Path, errors: &mut Errors) {
+const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
+
+/// Checks what a gated pod may change of its placement, and puts it back to what it was.
+fn check_narrowed(spec: &mut Value, old: &Value, path: &Path, errors: &mut Errors) {
+    let narrowed = entries(&old["nodeSelector"]).all(|(k, v)| spec["nodeSelector"][k] == *v);
+    if !narrowed {
+        let detail = "only additions to spec.nodeSelector are allowed (no mutations or deletions)";
+        let at = path.child("nodeSelector");
+        let new = spec["nodeSelector"].clone();
+        errors.push(Error::invalid(&at, new, detail));
+    }
+    let affinity = path.child("affinity").child("nodeAffinity");
+    let at = affinity.child(REQUIRED).child("nodeSelectorTerms");
+    let of = |spec: &Value| spec["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"].clone();
+    let (new_terms, old_terms) = (of(spec), of(old));
+    let (new_list, old_list) = (list(&new_terms), list(&old_terms));
+    if !old_list.is_empty() && new_list.len() != old_list.len() {
+        let detail = "no additions/deletions to non-empty NodeSelectorTerms list are allowed";
+        errors.push(Error::invalid(&at, new_terms.clone(), detail));
+    } else {
+        for (i, (new, old)) in new_list.iter().zip(old_list).enumerate() {
+            if !has_only_additions(new, old) {
+                let detail = "only additions are allowed (no mutations or deletions)";
+                errors.push(Error::invalid(&at.index(i), new.clone(), detail));
+            }
+        }
+    }
+    let Value::Object(map) = spec else { return };
+    map.insert("nodeSelector".to_owned(), old["nodeSelector"].clone());
+    let kept = old["affinity"]["nodeAffinity"].clone();
+    if let Some(Value::Object(affinity)) = map.get_mut("affinity") {
+        affinity.insert("nodeAffinity".to_owned(), kept);
+    } else if is_set(&kept) {
+        let affinity = serde_json::json!({"nodeAffinity": kept});
+        map.insert("affinity".to_owned(), affinity);
+    }
+}
+
+fn has_only_additions(new: &Value, old: &Value) -> bool {
+    let fields = ["matchExpressions", "matchFields"];
+    let is_empty = |term: &Value| fields.iter().all(|f| list(&term[*f]).is_empty());
+    if is_empty(old) && !is_empty(new) {
+        return false;
+    }
+    fields.iter().all(|field| {
+        let (new, old) = (list(&new[*field]), list(&old[*field]));
+        new.len() >= old.len() && new.iter().zip(old).all(|(n, o)| same(n, o))
+    })
+}
+
+/// An error when nothing else needs to be looked at.
+fn check_deadline(new: &Value, old: &Value, path: &Path, errors: &mut Errors) -> Result<(), ()> {
     let at = path.child("activeDeadlineSeconds");
     let (new, old) = (&new["activeDeadlineSeconds"], &old["activeDeadlineSeconds"]);
     if is_set(new) {
-        let complaints = format::in_range(int(new), 0, i64::from(i32::MAX));
-        errors.extend(
-            complaints
-                .into_iter()
-                .map(|c| Error::invalid(&at, int(new), c)),
-        );
+        let mut detail = format::in_range(int(new), 0, i64::from(i32::MAX)).pop();
         if is_set(old) && int(old) < int(new) {
-            let detail = "must be less than or equal to previous value";
+            let smaller = "must be less than or equal to previous value".to_owned();
+            detail.get_or_insert(smaller);
+        }
+        if let Some(detail) = detail {
             errors.push(Error::invalid(&at, int(new), detail));
+            return Err(());
         }
     } else if is_set(old) {
         let detail = "must not update from a positive integer to nil value";
         errors.push(Error::invalid(&at, Value::Null, detail));
     }
+    Ok(())
 }
 
-fn check_tolerations(new: &Value, old: &Value, path: &Path, errors: &mut Errors) {
+fn check_only_added_tolerations(new: &Value, old: &Value, path: &Path, errors: &mut Errors) {
     let without_seconds = |t: &Value| {
         let mut t = t.clone();
         if let Value::Object(map) = &mut t {
@@ -101,8 +155,9 @@ fn check_tolerations(new: &Value, old: &Value, path: &Path, errors: &mut Errors)
         .all(|t| all.iter().any(|n| same(n, &without_seconds(t))));
     if !kept {
         let detail = "existing toleration can not be modified except its tolerationSeconds";
-        errors.push(Error::forbidden(&path.child("tolerations"), detail));
+        return errors.push(Error::forbidden(&path.child("tolerations"), detail));
     }
+    check_tolerations(&new["tolerations"], &path.child("tolerations"), errors);
 }
 
 fn check_gates(new: &Value, old: &Value, path: &Path, errors: &mut Errors) {
@@ -160,12 +215,10 @@ mod tests {
 
     #[test]
     fn only_few_fields_of_a_pod_may_change() {
-        let old =
-            json!({"containers": [{"name": "c", "image": "a"}], "tolerations": [{"key": "k"}]});
-        let image = json!({"containers": [{"name": "c", "image": "b"}], "tolerations": [{"key": "k"}, {"key": "l"}]});
+        let old = json!({"containers": [{"name": "c", "image": "a"}], "tolerations": [{"key": "k", "operator": "Exists"}]});
+        let image = json!({"containers": [{"name": "c", "image": "b"}], "tolerations": [{"key": "k", "operator": "Exists"}, {"key": "l"}]});
         assert_eq!(found(&image, &old), Vec::<String>::new());
-        let name =
-            json!({"containers": [{"name": "d", "image": "a"}], "tolerations": [{"key": "k"}]});
+        let name = json!({"containers": [{"name": "d", "image": "a"}], "tolerations": [{"key": "k", "operator": "Exists"}]});
         assert!(found(&name, &old)[0].starts_with("spec: Forbidden: pod updates may not change"));
         let more = json!({"containers": []});
         assert_eq!(
