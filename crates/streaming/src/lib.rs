@@ -2,10 +2,12 @@
 //!
 //! [`server`] is the end beside the container, [`client`] the end beside the user, and [`tunnel`]
 //! what stands between them: it forwards the request that asks for an upgrade and, only if the
-//! backend agreed, passes bytes on unread. Every stream is an ordinary `AsyncRead` or `AsyncWrite`;
+//! backend agreed, passes bytes on unread. [`translate`] does the same for backends that speak SPDY
+//! alone, and [`messages`] sends what only flows one way. Every stream is an ordinary `AsyncRead` or `AsyncWrite`;
 //! which protocol carries it is decided by what the client asked for.
 
 pub mod client;
+pub mod messages;
 mod negotiate;
 pub mod portforward;
 pub mod server;
@@ -13,9 +15,11 @@ mod session;
 pub mod spdy;
 mod status;
 mod stream;
+pub mod translate;
 pub mod tunnel;
 mod websocket;
 
+pub use negotiate::is_websocket;
 pub use session::{Options, Session, TerminalSize};
 pub use status::ExitStatus;
 pub use stream::{Stream, StreamReader, StreamWriter};

@@ -51,6 +51,11 @@ pub(crate) fn kind(headers: &HeaderMap) -> Result<Kind, Answer> {
     }
 }
 
+/// Whether the headers ask for a WebSocket.
+pub fn is_websocket(headers: &HeaderMap) -> bool {
+    requested_upgrade(headers).is_some_and(|upgrade| upgrade.eq_ignore_ascii_case("websocket"))
+}
+
 /// Plain text with a status.
 pub(crate) fn refusal(status: StatusCode, message: impl Into<String>) -> Answer {
     let mut response = Response::new(Full::from(message.into()));
@@ -111,22 +116,7 @@ pub(crate) fn websocket(
     headers: &HeaderMap,
     supported: &[&'static str],
 ) -> Result<(Answer, &'static str), Answer> {
-    let Some(key) = headers.get(header::SEC_WEBSOCKET_KEY) else {
-        return Err(refusal(
-            StatusCode::BAD_REQUEST,
-            "missing Sec-WebSocket-Key",
-        ));
-    };
-    if headers
-        .get(header::SEC_WEBSOCKET_VERSION)
-        .is_none_or(|version| version != "13")
-    {
-        return Err(refusal(
-            StatusCode::BAD_REQUEST,
-            "only WebSocket version 13 is spoken",
-        ));
-    }
-    let mut requested = items(headers, header::SEC_WEBSOCKET_PROTOCOL.as_str()).peekable();
+    let mut requested = subprotocols(headers).peekable();
     let known = |name: &str| supported.iter().copied().find(|known| *known == name);
     let chosen = if requested.peek().is_none() {
         known("")
@@ -137,19 +127,41 @@ pub(crate) fn websocket(
         let message = format!("none of the requested protocols is supported: {supported:?}");
         return Err(refusal(StatusCode::FORBIDDEN, message));
     };
+    Ok((handshake(headers, chosen)?, chosen))
+}
+
+/// The subprotocols that a client speaks, without the one that carries its token.
+pub(crate) fn subprotocols(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    items(headers, header::SEC_WEBSOCKET_PROTOCOL.as_str())
+        .filter(|name| !name.starts_with("base64url.bearer.authorization.k8s.io."))
+}
+
+/// Agrees to WebSocket with a subprotocol, or with none when it is empty.
+pub(crate) fn handshake(headers: &HeaderMap, protocol: &str) -> Result<Answer, Answer> {
+    let bad = |message: &str| refusal(StatusCode::BAD_REQUEST, message);
+    let key = headers
+        .get(header::SEC_WEBSOCKET_KEY)
+        .ok_or_else(|| bad("missing Sec-WebSocket-Key"))?;
+    if headers
+        .get(header::SEC_WEBSOCKET_VERSION)
+        .is_none_or(|version| version != "13")
+    {
+        return Err(bad("only WebSocket version 13 is spoken"));
+    }
     let mut answer = switching("websocket");
     let accept = HeaderValue::from_str(&derive_accept_key(key.as_bytes()));
-    let accept = accept.map_err(|_| refusal(StatusCode::BAD_REQUEST, "bad Sec-WebSocket-Key"))?;
+    let accept = accept.map_err(|_| bad("bad Sec-WebSocket-Key"))?;
     answer
         .headers_mut()
         .insert(header::SEC_WEBSOCKET_ACCEPT, accept);
-    if !chosen.is_empty() {
-        let protocol = HeaderValue::from_static(chosen);
+    if !protocol.is_empty() {
+        let protocol = HeaderValue::from_str(protocol);
+        let protocol = protocol.map_err(|_| bad("bad Sec-WebSocket-Protocol"))?;
         answer
             .headers_mut()
             .insert(header::SEC_WEBSOCKET_PROTOCOL, protocol);
     }
-    Ok((answer, chosen))
+    Ok(answer)
 }
 
 #[cfg(test)]

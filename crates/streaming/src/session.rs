@@ -96,24 +96,29 @@ impl Session {
     /// Tells the client how the command ended, and closes. What was written to stdout and stderr
     /// before arrives before it.
     pub async fn finish(self, status: ExitStatus) {
+        let content = if self.status_json {
+            status.to_json()
+        } else {
+            status.to_text()
+        };
+        self.finish_with(&content).await;
+    }
+
+    /// Like [`Session::finish`], with what the error channel is to carry.
+    pub(crate) async fn finish_with(self, content: &[u8]) {
         let Self {
             stdin,
             stdout,
             stderr,
             resize,
             mut error,
-            status_json,
+            status_json: _,
             idle,
             carrier,
         } = self;
         drop((stdin, stdout, stderr, resize, idle));
-        let content = if status_json {
-            status.to_json()
-        } else {
-            status.to_text()
-        };
         // A client that has gone does not hear how it ended.
-        let _ = error.write_all(&content).await;
+        let _ = error.write_all(content).await;
         drop(error);
         match carrier {
             Carrier::Spdy(connection) => connection.shutdown().await,

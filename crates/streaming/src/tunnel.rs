@@ -4,12 +4,13 @@
 //! A backend that refuses is quoted and hung up on: no byte of the client reaches it afterwards.
 //! A backend that redirects is not followed.
 
-use std::time::Duration;
+use std::{future::Future, time::Duration};
 
 use bytes::Bytes;
+use futures::future::BoxFuture;
 use http::{HeaderMap, HeaderName, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Empty, Full, Limited};
-use hyper::upgrade::{OnUpgrade, Upgraded};
+use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 
 use crate::{
@@ -27,19 +28,26 @@ const PRIVATE: &[&str] = &["authorization", "cookie", "x-remote-user", "x-remote
 const PRIVATE_PREFIXES: &[&str] = &["impersonate-", "x-remote-group", "x-remote-extra-"];
 
 /// Two connections that are to be joined once the client has read the answer.
-pub struct Splice {
-    client: OnUpgrade,
-    backend: Upgraded,
-}
+pub struct Splice(BoxFuture<'static, Result<(), Error>>);
 
 impl Splice {
+    pub(crate) fn new(join: impl Future<Output = Result<(), Error>> + Send + 'static) -> Self {
+        Self(Box::pin(join))
+    }
+
     /// Passes bytes both ways until both sides have ended.
     pub async fn run(self) -> Result<(), Error> {
-        let mut client = TokioIo::new(self.client.await?);
-        let mut backend = TokioIo::new(self.backend);
-        tokio::io::copy_bidirectional_with_sizes(&mut client, &mut backend, BUFFER, BUFFER).await?;
-        Ok(())
+        self.0.await
     }
+}
+
+/// Passes bytes between two connections until both have ended.
+pub(crate) async fn join(
+    mut client: impl Transport,
+    mut backend: impl Transport,
+) -> Result<(), Error> {
+    tokio::io::copy_bidirectional_with_sizes(&mut client, &mut backend, BUFFER, BUFFER).await?;
+    Ok(())
 }
 
 /// Forwards the client's request for an upgrade over `backend`. Gives the answer for the client
@@ -52,23 +60,42 @@ pub async fn upgrade<B>(
 ) -> Result<(Answer, Option<Splice>), Error> {
     let (parts, _) = request.into_parts();
     let mut client = Request::from_parts(parts, ());
-    let Some(wanted) = negotiate::requested_upgrade(client.headers()).map(str::to_owned) else {
-        return Ok((
-            refusal(StatusCode::BAD_REQUEST, "the request asks for no upgrade"),
-            None,
-        ));
-    };
+    if negotiate::requested_upgrade(client.headers()).is_none() {
+        let message = "the request asks for no upgrade";
+        return Ok((refusal(StatusCode::BAD_REQUEST, message), None));
+    }
     let mut forwarded = Request::new(Empty::<Bytes>::new());
     *forwarded.method_mut() = client.method().clone();
     *forwarded.uri_mut() = client.uri().clone();
     *forwarded.headers_mut() = public(client.headers());
-    let on_client = hyper::upgrade::on(&mut client);
+    let client = hyper::upgrade::on(&mut client);
+    match ask(forwarded, backend).await? {
+        Err(answer) => Ok((answer, None)),
+        Ok((headers, backend)) => {
+            let mut answer = Answer::default();
+            *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+            *answer.headers_mut() = headers;
+            let splice = async { join(TokioIo::new(client.await?), TokioIo::new(backend)).await };
+            Ok((answer, Some(Splice::new(splice))))
+        }
+    }
+}
 
+/// A backend's agreement: its headers and its connection.
+pub(crate) type Agreed = (HeaderMap, Upgraded);
+
+/// Asks a backend for the upgrade that the request names: its agreement, or what to answer instead.
+pub(crate) async fn ask(
+    request: Request<Empty<Bytes>>,
+    backend: impl Transport,
+) -> Result<Result<Agreed, Answer>, Error> {
+    let wanted = negotiate::requested_upgrade(request.headers());
+    let wanted = wanted.unwrap_or_default().to_owned();
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(backend)).await?;
     let connection = connection.with_upgrades();
     let exchange = async {
-        let response = sender.send_request(forwarded).await?;
+        let response = sender.send_request(request).await?;
         answer(response, &wanted).await
     };
     // The connection's own end is part of the exchange: it must be driven, and dropped with it.
@@ -79,52 +106,38 @@ pub async fn upgrade<B>(
             ended = &mut connection => { ended?; exchange.await }
         }
     };
-    let answered = tokio::time::timeout(ANSWER, exchange).await;
-    match answered {
-        Err(_) => Ok((
-            refusal(StatusCode::GATEWAY_TIMEOUT, "the backend did not answer"),
-            None,
-        )),
-        Ok(Err(error)) => Err(error),
-        Ok(Ok((answer, None))) => Ok((answer, None)),
-        Ok(Ok((answer, Some(backend)))) => Ok((
-            answer,
-            Some(Splice {
-                client: on_client,
-                backend,
-            }),
-        )),
+    match tokio::time::timeout(ANSWER, exchange).await {
+        Ok(answered) => answered,
+        Err(_) => {
+            let message = "the backend did not answer";
+            Ok(Err(refusal(StatusCode::GATEWAY_TIMEOUT, message)))
+        }
     }
 }
 
 async fn answer(
     mut response: Response<hyper::body::Incoming>,
     wanted: &str,
-) -> Result<(Answer, Option<Upgraded>), Error> {
+) -> Result<Result<Agreed, Answer>, Error> {
     let status = response.status();
     if status == StatusCode::SWITCHING_PROTOCOLS {
         let got = negotiate::requested_upgrade(response.headers());
         if !got.is_some_and(|got| got.eq_ignore_ascii_case(wanted)) {
             let message = "the backend switched to a protocol that was not asked for";
-            return Ok((refusal(StatusCode::BAD_GATEWAY, message), None));
+            return Ok(Err(refusal(StatusCode::BAD_GATEWAY, message)));
         }
-        let mut answer = Answer::default();
-        *answer.status_mut() = status;
-        *answer.headers_mut() = response.headers().clone();
         let backend = hyper::upgrade::on(&mut response).await?;
-        return Ok((answer, Some(backend)));
+        return Ok(Ok((response.headers().clone(), backend)));
     }
     if status.is_redirection() {
         let message = "the backend attempted to redirect this request, which is not permitted";
-        return Ok((refusal(StatusCode::BAD_GATEWAY, message), None));
+        return Ok(Err(refusal(StatusCode::BAD_GATEWAY, message)));
     }
     let (parts, body) = response.into_parts();
     let body = Limited::new(body, MAX_REFUSAL).collect().await;
     let Ok(body) = body else {
-        return Ok((
-            refusal(StatusCode::BAD_GATEWAY, "the backend's refusal was cut off"),
-            None,
-        ));
+        let message = "the backend's refusal was cut off";
+        return Ok(Err(refusal(StatusCode::BAD_GATEWAY, message)));
     };
     let mut answer = Response::new(Full::new(body.to_bytes()));
     *answer.status_mut() = parts.status;
@@ -136,13 +149,13 @@ async fn answer(
     // A success without an upgrade is no answer to a request for one.
     if parts.status.is_success() || parts.status.is_informational() {
         let message = "the backend did not upgrade the connection";
-        return Ok((refusal(StatusCode::BAD_GATEWAY, message), None));
+        return Ok(Err(refusal(StatusCode::BAD_GATEWAY, message)));
     }
-    Ok((answer, None))
+    Ok(Err(answer))
 }
 
 /// The headers that the backend may see.
-fn public(headers: &HeaderMap) -> HeaderMap {
+pub(crate) fn public(headers: &HeaderMap) -> HeaderMap {
     let hidden = |name: &HeaderName| {
         let name = name.as_str();
         PRIVATE.contains(&name)

@@ -237,11 +237,15 @@ async fn write_all<T: Transport>(
 }
 
 /// Clients take a close without a code for a failure.
-fn goodbye() -> Message {
+pub(crate) fn goodbye() -> Message {
     Message::Close(Some(CloseFrame {
         code: CloseCode::Normal,
         reason: "".into(),
     }))
+}
+
+pub(crate) fn base64(data: &[u8]) -> String {
+    BASE64_STANDARD.encode(data)
 }
 
 fn message(channel: u8, data: &[u8], encoding: Encoding) -> Message {

@@ -3,13 +3,15 @@
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
-use bytes::{BufMut, Bytes, BytesMut};
-use futures::{FutureExt, StreamExt};
+use ::streaming::messages;
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use futures::{FutureExt, StreamExt, stream::BoxStream};
 use http::StatusCode;
 use machinery::{
     Status, field, protobuf,
     schema::{self, Type},
 };
+use prometheus_client::metrics::counter::Counter;
 use rand::Rng;
 use serde_json::json;
 use store::{Event, Freshness, ListRequest, Revision, WatchItem};
@@ -19,9 +21,10 @@ use tokio_util::sync::CancellationToken;
 use super::read;
 use crate::{
     Body, Resource, Stored, failure,
-    media::Shape,
+    media::{Encoding, Shape},
     output::Output,
     pipeline::Request,
+    proxy::streams,
     query::Query,
     respond::{self, Answer},
     selection::Selection,
@@ -32,6 +35,11 @@ const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
 /// How much is sent at once when events come fast.
 const BURST: usize = 64 * 1024;
 
+/// The forms that can be sent event by event.
+const STREAMS: &[&str] = &[
+    "application/json;stream=watch",
+    "application/vnd.kubernetes.protobuf;stream=watch",
+];
 const STREAM: &str = "application/vnd.kubernetes.protobuf;stream=watch";
 
 /// Where a watch starts.
@@ -119,8 +127,15 @@ fn check(query: &Query) -> Result<(), Status> {
 }
 
 /// Streams changes until the client, the time or the server ends it.
-pub(crate) async fn watch(request: Request, resource: Arc<Resource>, namespace: &str) -> Answer {
+pub(crate) async fn watch(
+    mut request: Request,
+    resource: Arc<Resource>,
+    namespace: &str,
+) -> Answer {
     let output = read::output(&request, &resource)?;
+    if output.wanted.encoding == Encoding::Yaml {
+        return Err(Status::not_acceptable(STREAMS));
+    }
     let selection = Selection::of(&resource, &request)?;
     let options = Options::parse(&request.query, request.core.config.limits.watch)?;
     let media = if output.message_type().is_some() {
@@ -129,21 +144,57 @@ pub(crate) async fn watch(request: Request, resource: Arc<Resource>, namespace: 
         respond::JSON
     };
     let begun = Watcher::begin(&request, namespace, output.clone(), selection, options).await;
-    let watcher = match begun {
-        Ok(watcher) => watcher,
+    let stream = match begun {
+        Ok(watcher) => futures::stream::unfold(watcher, |mut watcher| async move {
+            watcher.next().await.map(|bytes| (bytes, watcher))
+        })
+        .boxed(),
         // Once the request itself is right, what goes wrong is told as an event.
         Err(error) => {
             let event = error_event(&output, &failure::of_store(error));
-            return Ok(streaming(
-                media,
-                futures::stream::once(async move { Ok(event) }),
-            ));
+            futures::stream::once(std::future::ready(event)).boxed()
         }
     };
-    let stream = futures::stream::unfold(watcher, |mut watcher| async move {
-        watcher.next().await.map(|bytes| (Ok(bytes), watcher))
-    });
-    Ok(streaming(media, stream))
+    if ::streaming::is_websocket(&request.parts.headers) {
+        return Ok(over_websocket(&mut request, &output, stream));
+    }
+    Ok(streaming(media, stream.map(Ok)))
+}
+
+/// One event per message: text for JSON, bytes for protobuf.
+fn over_websocket(
+    request: &mut Request,
+    output: &Output,
+    stream: BoxStream<'static, Bytes>,
+) -> http::Response<Body> {
+    let (form, framed) = match output.message_type() {
+        Some(_) => (messages::Form::Binary, true),
+        None => (messages::Form::Text, false),
+    };
+    let mut head = streams::upgradable(request);
+    match messages::events(&mut head, form) {
+        Err(refused) => streams::answer(refused),
+        Ok((agreed, pending)) => {
+            let events = stream.flat_map(move |burst| futures::stream::iter(split(burst, framed)));
+            streams::run(&request.core, pending.send(events));
+            streams::answer(agreed)
+        }
+    }
+}
+
+/// The events of a burst one by one; a frame's length is left out, a line's end is kept.
+fn split(mut burst: Bytes, framed: bool) -> impl Iterator<Item = Bytes> + Send {
+    std::iter::from_fn(move || {
+        if burst.is_empty() {
+            return None;
+        }
+        if framed {
+            let length = usize::try_from(burst.try_get_u32().ok()?).ok()?;
+            return Some(burst.split_to(length.min(burst.len())));
+        }
+        let line = burst.iter().position(|byte| *byte == b'\n');
+        Some(burst.split_to(line.map_or(burst.len(), |end| end + 1)))
+    })
 }
 
 fn streaming(
@@ -169,6 +220,7 @@ struct Watcher {
     next_bookmark: Pin<Box<Sleep>>,
     ends: Pin<Box<Sleep>>,
     stopping: CancellationToken,
+    sent: Counter,
     /// Whether a Table's columns have been sent.
     columns_sent: bool,
     over: bool,
@@ -216,6 +268,7 @@ impl Watcher {
             next_bookmark: Box::pin(tokio::time::sleep(BOOKMARK_EVERY)),
             ends: Box::pin(tokio::time::sleep(options.lasts)),
             stopping: request.core.stopping.clone(),
+            sent: request.core.metrics.watch_events(&resource.labels),
             columns_sent: false,
             over: false,
             output,
@@ -316,6 +369,7 @@ impl Watcher {
     }
 
     fn write(&mut self, kind: &str, object: &Stored, out: &mut BytesMut) {
+        self.sent.inc();
         if let Some(body) = self.output.protobuf(object) {
             return frame(kind, &body, out);
         }
@@ -406,4 +460,24 @@ fn error_event(output: &Output, status: &Status) -> Bytes {
     out.put_slice(&status.to_bytes());
     out.put_slice(b"}\n");
     out.freeze()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bursts_are_cut_into_events() {
+        let lines: Vec<Bytes> = split(Bytes::from_static(b"{\"a\":1}\n{}\n"), false).collect();
+        assert_eq!(lines, ["{\"a\":1}\n", "{}\n"]);
+        let mut burst = BytesMut::new();
+        frame("ADDED", b"x", &mut burst);
+        let first = burst.len();
+        frame("DELETED", b"yy", &mut burst);
+        let frames: Vec<Bytes> = split(burst.clone().freeze(), true).collect();
+        assert_eq!(
+            frames,
+            [burst[4..first].to_vec(), burst[first + 4..].to_vec()]
+        );
+    }
 }

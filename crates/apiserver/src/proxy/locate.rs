@@ -7,6 +7,8 @@ use super::Location;
 use crate::{Resource, ResourceRequest, meta, pipeline::Request};
 
 const KUBELET_PORT: u16 = 10250;
+/// What nodes declare whose kubelet needs no translation of WebSockets.
+const WEBSOCKETS: &str = "ExtendWebSocketsToKubelet";
 
 /// Where the request goes; `None` when there is nobody to ask yet and nothing to say.
 pub(crate) async fn locate(
@@ -103,6 +105,9 @@ async fn node_location(
         host,
         port: port.unwrap_or(KUBELET_PORT),
         path_and_query,
+        websockets: status["declaredFeatures"]
+            .as_array()
+            .is_some_and(|features| features.iter().any(|feature| feature == WEBSOCKETS)),
     })
 }
 
@@ -281,6 +286,7 @@ async fn pod_proxy(request: &Request, subject: &ResourceRequest) -> Result<Locat
         host,
         port,
         path_and_query: rest(request, subject),
+        websockets: true,
     })
 }
 
@@ -354,6 +360,7 @@ async fn service_proxy(request: &Request, subject: &ResourceRequest) -> Result<L
         host,
         port,
         path_and_query: rest(request, subject),
+        websockets: true,
     })
 }
 

@@ -3,6 +3,8 @@
 
 mod backend;
 mod locate;
+mod redirect;
+pub(crate) mod streams;
 
 use std::sync::Arc;
 
@@ -22,6 +24,9 @@ pub(crate) struct Location {
     pub(crate) host: String,
     pub(crate) port: u16,
     pub(crate) path_and_query: String,
+    /// Whether the backend speaks every WebSocket form itself; kubelets say so in their node's
+    /// status.
+    pub(crate) websockets: bool,
 }
 
 /// Headers that are about the connection to us, or about who the caller is.
@@ -45,32 +50,37 @@ const MAX_REFUSAL: usize = 10 * 1024;
 
 /// Serves `log`, `exec`, `attach`, `portforward` and `proxy`.
 pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
-    let Some(location) = locate::locate(&request, &resource).await? else {
-        return Ok(respond::text(http::StatusCode::OK, ""));
-    };
-    let wants_upgrade = request.parts.headers.contains_key(header::UPGRADE);
-    let streams = request.info.resource.as_ref().is_some_and(|subject| {
-        matches!(
-            subject.subresource.as_str(),
-            "exec" | "attach" | "portforward"
-        )
-    });
-    if streams && !wants_upgrade {
-        return Err(Status::bad_request("Upgrade request required"));
+    let subject = request.info.resource.clone().unwrap_or_default();
+    if subject.subresource == "proxy"
+        && let Some(answer) = redirect::to_root(&request.parts)
+    {
+        return Ok(answer);
     }
-    let transport = backend::connect(&request.core, &location).await?;
-    if wants_upgrade {
-        return upgrade(request, location, transport).await;
+    let location = locate::locate(&request, &resource).await?;
+    match (subject.subresource.as_str(), location) {
+        ("log", location) => streams::log(request, location).await,
+        (_, None) => Ok(respond::text(http::StatusCode::OK, "")),
+        ("proxy", Some(location)) => proxy(request, location).await,
+        (_, Some(location)) => {
+            if !request.parts.headers.contains_key(header::UPGRADE) {
+                return Err(Status::bad_request("Upgrade request required"));
+            }
+            streams::upgrade(request, location).await
+        }
     }
-    let is_log = request
-        .info
-        .resource
-        .as_ref()
-        .is_some_and(|subject| subject.subresource == "log");
-    let answer = forward(request, location, transport).await?;
-    if is_log && answer.status() == http::StatusCode::BAD_REQUEST {
-        return Err(Status::bad_request(refusal(answer).await));
+}
+
+/// Whatever the client sends, to a pod, a service or a node.
+async fn proxy(request: Request, location: Location) -> Answer {
+    if request.parts.headers.contains_key(header::UPGRADE) {
+        return streams::upgrade(request, location).await;
     }
+    let (base, transport) = (
+        redirect::Base::of(&request, &location),
+        backend::connect(&request.core, &location).await?,
+    );
+    let mut answer = forward(request, location, transport).await?;
+    base.rewrite(answer.headers_mut());
     Ok(answer)
 }
 
@@ -92,42 +102,6 @@ async fn forward(request: Request, location: Location, transport: backend::Trans
     *forwarded.uri_mut() = uri(&location)?;
     *forwarded.headers_mut() = headers(&parts.headers, &location);
     backend::send(forwarded, transport).await
-}
-
-/// Joins the client's connection with the backend's once the backend agrees.
-async fn upgrade(request: Request, location: Location, transport: backend::Transport) -> Answer {
-    let Request {
-        core,
-        mut parts,
-        audit,
-        ..
-    } = request;
-    parts.uri = uri(&location)?;
-    if let Ok(host) = HeaderValue::from_str(&authority(&location)) {
-        parts.headers.insert(header::HOST, host);
-    }
-    let request = http::Request::from_parts(parts, ());
-    let tunnel = streaming::tunnel::upgrade(request, transport).await;
-    let (answer, splice) =
-        tunnel.map_err(|error| Status::internal(format!("error dialing backend: {error}")))?;
-    if let Some(splice) = splice {
-        let stopping = core.stopping.clone();
-        core.streams.spawn(async move {
-            // The request lasts as long as its stream.
-            let _audit = audit;
-            tokio::select! {
-                // Either side hanging up is how streams end.
-                _ = splice.run() => {}
-                () = stopping.cancelled() => {}
-            }
-        });
-    }
-    let (parts, body) = answer.into_parts();
-    let body = http_body_util::BodyExt::collect(body).await;
-    let bytes = body
-        .map(http_body_util::Collected::to_bytes)
-        .unwrap_or_default();
-    Ok(http::Response::from_parts(parts, crate::Body::whole(bytes)))
 }
 
 fn uri(location: &Location) -> Result<Uri, Status> {

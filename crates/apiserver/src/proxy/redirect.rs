@@ -1,0 +1,87 @@
+//! Proxied redirects: the client follows them through this server, never this server itself.
+
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Uri, header, request::Parts};
+
+use super::{Location, authority};
+use crate::{Body, pipeline::Request};
+
+/// A browser at `…/proxy` would take relative links for our own: it is sent to `…/proxy/`.
+pub(super) fn to_root(parts: &Parts) -> Option<Response<Body>> {
+    let path = parts.uri.path();
+    let upgrades = parts.headers.contains_key(header::UPGRADE);
+    if !path.ends_with("/proxy") || upgrades || !matches!(parts.method, Method::GET | Method::HEAD)
+    {
+        return None;
+    }
+    let target = match parts.uri.query() {
+        Some(query) => format!("{path}/?{query}"),
+        None => format!("{path}/"),
+    };
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::MOVED_PERMANENTLY;
+    let target = HeaderValue::from_str(&target).ok()?;
+    response.headers_mut().insert(header::LOCATION, target);
+    Some(response)
+}
+
+/// Where a proxied target begins, as its clients and as we see it.
+pub(super) struct Base {
+    /// `/api/v1/namespaces/default/services/web/proxy`.
+    prefix: String,
+    /// `10.42.0.7:8080`.
+    target: String,
+}
+
+impl Base {
+    pub(super) fn of(request: &Request, location: &Location) -> Self {
+        let path = request.parts.uri.path();
+        let tail = location.path_and_query.split('?').next();
+        let prefix = path.strip_suffix(tail.unwrap_or_default()).unwrap_or(path);
+        Self {
+            prefix: prefix.to_owned(),
+            target: authority(location),
+        }
+    }
+
+    /// Leads redirects to the target itself back through the proxy.
+    pub(super) fn rewrite(&self, headers: &mut HeaderMap) {
+        let Some(rewritten) = headers
+            .get(header::LOCATION)
+            .and_then(|location| self.through(location.to_str().ok()?))
+        else {
+            return;
+        };
+        if let Ok(rewritten) = HeaderValue::from_str(&rewritten) {
+            headers.insert(header::LOCATION, rewritten);
+        }
+    }
+
+    fn through(&self, location: &str) -> Option<String> {
+        let uri: Uri = location.parse().ok()?;
+        let here = match uri.authority() {
+            Some(authority) => *authority == self.target,
+            None => location.starts_with('/'),
+        };
+        let path = uri.path_and_query().map_or("/", |path| path.as_str());
+        here.then(|| format!("{}{path}", self.prefix))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn redirects_to_the_target_lead_through_the_proxy_and_others_stay() {
+        let base = Base {
+            prefix: "/api/v1/namespaces/d/pods/p/proxy".to_owned(),
+            target: "10.42.0.7:8080".to_owned(),
+        };
+        let through = |location: &str| base.through(location);
+        let own = Some("/api/v1/namespaces/d/pods/p/proxy/x?y=1".to_owned());
+        assert_eq!(through("/x?y=1"), own);
+        assert_eq!(through("http://10.42.0.7:8080/x?y=1"), own);
+        assert_eq!(through("http://example.com/x"), None);
+        assert_eq!(through("next"), None);
+    }
+}
