@@ -34,6 +34,7 @@ mod openapi;
 mod output;
 mod page;
 mod pipeline;
+mod pretty;
 mod proxy;
 mod query;
 mod reader;

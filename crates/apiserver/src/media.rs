@@ -91,6 +91,16 @@ impl<'a> Range<'a> {
             .map(|(_, value)| value.trim_matches('"'))
     }
 
+    /// How much the client likes it.
+    fn thousandths(&self) -> u32 {
+        let weight = self.get("q").and_then(|q| q.parse::<f32>().ok());
+        (weight.unwrap_or(1.0).clamp(0.0, 1.0) * 1000.0) as u32
+    }
+
+    fn wildcards(&self) -> usize {
+        self.media.matches('*').count()
+    }
+
     fn wanted(&self, protobuf: bool) -> Option<Wanted> {
         let encoding = match self.media.as_str() {
             "application/json" | "*/*" | "application/*" => Encoding::Json,
@@ -120,23 +130,24 @@ const SERVED: &[&str] = &[
     "application/vnd.kubernetes.protobuf",
 ];
 
-/// Reads Accept: the first alternative that can be served. `protobuf` says whether the kind can.
+/// Reads Accept: the alternative that the client likes best of those that can be served.
+/// `protobuf` says whether the kind can.
 pub(crate) fn wanted(headers: &HeaderMap, protobuf: bool) -> Result<Wanted, Status> {
-    let mut given = false;
-    for header in headers.get_all(header::ACCEPT) {
-        let text = header.to_str().unwrap_or_default();
-        for range in text.split(',').filter(|range| !range.trim().is_empty()) {
-            given = true;
-            if let Some(wanted) = Range::parse(range).wanted(protobuf) {
-                return Ok(wanted);
-            }
-        }
+    let values = headers.get_all(header::ACCEPT).into_iter();
+    let mut ranges: Vec<Range<'_>> = values
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|text| text.split(','))
+        .filter(|range| !range.trim().is_empty())
+        .map(Range::parse)
+        .collect();
+    if ranges.is_empty() {
+        return Ok(Wanted::default());
     }
-    if given {
-        Err(Status::not_acceptable(SERVED))
-    } else {
-        Ok(Wanted::default())
-    }
+    // Sorting keeps the client's order among equals.
+    ranges.sort_by_key(|range| (std::cmp::Reverse(range.thousandths()), range.wildcards()));
+    let best = ranges.iter().find_map(|range| range.wanted(protobuf));
+    let served = if protobuf { SERVED } else { &SERVED[..2] };
+    best.ok_or_else(|| Status::not_acceptable(served))
 }
 
 #[cfg(test)]
@@ -165,6 +176,10 @@ mod tests {
         );
         assert_eq!(ask("*/*"), Some((Shape::Object, Encoding::Json)));
         assert_eq!(ask("text/html"), None);
+        let weighed = "application/json;q=0.5, application/yaml;q=0.8, */*;q=0.8";
+        assert_eq!(ask(weighed), Some((Shape::Object, Encoding::Yaml)));
+        let browser = "text/html,application/xml;q=0.9,*/*;q=0.8";
+        assert_eq!(ask(browser), Some((Shape::Object, Encoding::Json)));
         assert_eq!(wanted(&HeaderMap::new(), false).unwrap(), Wanted::default());
     }
 }

@@ -1,0 +1,137 @@
+//! How answers are written: indented for people, compressed for the far away, refused when nothing
+//! fits, with warnings beside them.
+
+use apiserver::User;
+use http::Request;
+use http_body_util::{BodyExt, Full};
+use serde_json::{Value, json};
+
+use crate::support::{Raw, Server, admin, over_socket, send};
+
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+
+async fn get(server: &Server, path: &str, headers: &[(&str, &str)]) -> Raw {
+    let user = User::new("kubernetes-admin", ["system:masters"]);
+    send(server, user, "GET", path, headers, "").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn people_get_indented_answers() {
+    let server = Server::start().await;
+    let one = "/api/v1/namespaces/default";
+    let plain = get(&server, one, &[]).await;
+    assert!(!plain.body.contains("\n  "), "{}", plain.body);
+    let pretty = serde_json::to_string_pretty(&plain.json()).unwrap();
+    let indented = get(&server, &format!("{one}?pretty=true"), &[]).await;
+    assert_eq!(indented.json(), plain.json());
+    assert_eq!(indented.body.lines().count(), pretty.lines().count());
+    for agent in ["curl/8.5.0", "Wget/1.21", "Mozilla/5.0 (X11; Linux)"] {
+        let shown = get(&server, one, &[("user-agent", agent)]).await;
+        assert_eq!(shown.body, indented.body, "{agent}");
+    }
+    let asked = [("accept", "application/json;pretty=1")];
+    assert_eq!(get(&server, one, &asked).await.body, indented.body);
+    let off = get(
+        &server,
+        &format!("{one}?pretty=false"),
+        &[("user-agent", "curl/8.5.0")],
+    )
+    .await;
+    assert_eq!(off.body, plain.body);
+    let list = get(&server, "/api/v1/namespaces?pretty=1", &[]).await;
+    assert!(
+        list.body.starts_with("{\n  \"kind\": \"NamespaceList\",\n"),
+        "{}",
+        list.body
+    );
+    let missing = get(&server, "/api/v1/namespaces/none?pretty=1", &[]).await;
+    assert_eq!(missing.code, 404);
+    assert!(
+        missing.body.starts_with("{\n  \"kind\": \"Status\",\n"),
+        "{}",
+        missing.body
+    );
+    let discovered = get(&server, "/api/v1?pretty=1", &[]).await;
+    assert!(
+        discovered.body.starts_with("{\n  \""),
+        "{}",
+        discovered.body
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_served_or_read_is_refused() {
+    let server = Server::start().await;
+    let refused = get(&server, MAPS, &[("accept", "text/html")]).await;
+    assert_eq!(
+        (refused.code, refused.json()["reason"].as_str()),
+        (406, Some("NotAcceptable"))
+    );
+    let served = "only the following media types are accepted: application/json, application/yaml, application/vnd.kubernetes.protobuf";
+    assert_eq!(refused.json()["message"], served);
+    let browser = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8";
+    assert_eq!(get(&server, MAPS, &[("accept", browser)]).await.code, 200);
+    let preferred = "application/json;q=0.5,application/yaml";
+    let yaml = get(&server, MAPS, &[("accept", preferred)]).await;
+    assert_eq!(yaml.headers["content-type"], "application/yaml");
+    let watch = format!("{MAPS}?watch=true&timeoutSeconds=1");
+    let refused = get(&server, &watch, &[("accept", "application/yaml")]).await;
+    assert_eq!(refused.code, 406);
+    let message = refused.json()["message"].as_str().unwrap().to_owned();
+    assert!(
+        message.contains("application/json;stream=watch"),
+        "{message}"
+    );
+    let user = User::new("kubernetes-admin", ["system:masters"]);
+    let body = json!({"metadata": {"name": "x"}}).to_string();
+    let media = [("content-type", "text/plain")];
+    let refused = send(&server, user.clone(), "POST", MAPS, &media, body.clone()).await;
+    let status = refused.json();
+    assert_eq!(
+        (refused.code, status["reason"].as_str()),
+        (415, Some("UnsupportedMediaType"))
+    );
+    let path = format!("{MAPS}/kube-root-ca.crt");
+    let refused = send(&server, user, "PATCH", &path, &media, body).await;
+    assert_eq!(refused.code, 415, "{}", refused.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unknown_fields_come_back_as_warnings() {
+    let server = Server::start().await;
+    let map = json!({"metadata": {"name": "w", "labelz": {}}, "date": {"a": "b"}});
+    let made = admin(&server, "POST", MAPS, map).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let warnings: Vec<&str> = made
+        .headers
+        .get_all("warning")
+        .iter()
+        .map(|value| value.to_str().unwrap())
+        .collect();
+    assert_eq!(
+        warnings,
+        [
+            "299 - \"unknown field \\\"metadata.labelz\\\"\"",
+            "299 - \"unknown field \\\"date\\\"\"",
+        ]
+    );
+}
+
+/// Answers to this machine itself are never compressed; the pipeline decides by the peer's address,
+/// and so this asks over loopback.
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_on_the_same_machine_are_not_compressed() {
+    let server = Server::start().await;
+    let data = "x".repeat(200_000);
+    let map = json!({"metadata": {"name": "large"}, "data": {"x": data}});
+    assert_eq!(admin(&server, "POST", MAPS, map).await.code, 201);
+    let request = Request::get(format!("{MAPS}/large"))
+        .header("accept-encoding", "gzip")
+        .body(Full::default())
+        .unwrap();
+    let answer = over_socket(&server, request).await;
+    assert!(!answer.headers().contains_key("content-encoding"));
+    let body = answer.into_body().collect().await.unwrap().to_bytes();
+    let object: Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!(object["data"]["x"].as_str().unwrap().len(), 200_000);
+}
