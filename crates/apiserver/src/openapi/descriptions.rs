@@ -1,0 +1,111 @@
+//! What types and fields are for, in the words of Kubernetes. They are packed into the program and
+//! unpacked only while somebody asks for a document.
+
+use std::{collections::HashMap, io::Read};
+
+use serde_json::{Map, Value};
+
+static PACKED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptions.gz"));
+
+/// Descriptions by type and field.
+pub(super) struct Descriptions(String);
+
+/// The fields of one type; its own description has no name.
+type Fields<'a> = HashMap<&'a str, &'a str>;
+/// The fields of every type.
+pub(super) type All<'a> = HashMap<&'a str, Fields<'a>>;
+
+impl Descriptions {
+    pub(super) fn unpack() -> Self {
+        let mut text = String::new();
+        // The build made it; were it damaged, documents would lack descriptions and nothing else.
+        if let Err(error) = flate2::read::GzDecoder::new(PACKED).read_to_string(&mut text) {
+            tracing::error!(%error, "the descriptions in the program are damaged");
+        }
+        Self(text)
+    }
+
+    /// All of them, to be looked up.
+    pub(super) fn by_type(&self) -> All<'_> {
+        let mut all = All::new();
+        for line in self.0.lines() {
+            let mut parts = line.splitn(3, '\t');
+            if let (Some(name), Some(field), Some(text)) =
+                (parts.next(), parts.next(), parts.next())
+            {
+                all.entry(name).or_default().insert(field, text);
+            }
+        }
+        all
+    }
+}
+
+/// Adds them to definitions by name.
+pub(super) fn describe(definitions: &mut Map<String, Value>, all: &All<'_>) {
+    for (name, definition) in definitions {
+        let (Some(fields), Some(definition)) = (all.get(name.as_str()), definition.as_object_mut())
+        else {
+            continue;
+        };
+        if let Some(text) = fields.get("") {
+            definition.insert("description".to_owned(), (*text).into());
+        }
+        let properties = definition.get_mut("properties");
+        for (field, property) in properties
+            .and_then(Value::as_object_mut)
+            .into_iter()
+            .flatten()
+        {
+            if let (Some(text), Some(property)) =
+                (fields.get(field.as_str()), property.as_object_mut())
+            {
+                property.insert("description".to_owned(), (*text).into());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_and_fields_are_described() {
+        let packed = Descriptions::unpack();
+        let all = packed.by_type();
+        for (name, field, part) in [
+            ("io.k8s.api.core.v1.Pod", "", "collection of containers"),
+            (
+                "io.k8s.api.core.v1.PodSpec",
+                "containers",
+                "List of containers",
+            ),
+            (
+                "io.k8s.api.core.v1.Container",
+                "image",
+                "Container image name",
+            ),
+            (
+                "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta",
+                "labels",
+                "Map of string keys",
+            ),
+            (
+                "io.k8s.apimachinery.pkg.api.resource.Quantity",
+                "",
+                "fixed-point",
+            ),
+        ] {
+            let text = all.get(name).and_then(|fields| fields.get(field));
+            assert!(
+                text.is_some_and(|text| text.contains(part)),
+                "{name} {field}: {text:?}"
+            );
+        }
+        assert!(
+            PACKED.len() < 600_000,
+            "{} bytes in the program",
+            PACKED.len()
+        );
+    }
+}
