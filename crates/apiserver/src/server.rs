@@ -17,13 +17,11 @@ use tracing::{debug, info};
 use crate::{
     Config, Error, LocalService, Registry, Store, User, authz, bootstrap, custom,
     pipeline::{Caller, Connection, Core},
+    services,
 };
 
 /// Longest time for a TLS handshake.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a connection may be idle: a little longer than clients keep them, so that they hang up
-/// first.
-const IDLE: Duration = Duration::from_secs(100);
 
 /// The API server.
 pub struct ApiServer {
@@ -82,6 +80,10 @@ impl ApiServer {
             custom::follow(self.core.clone(), definitions),
         );
         context.spawn("bootstrap", bootstrap::keep(self.core.clone()));
+        context.spawn(
+            "service-addresses",
+            services::repair::keep(self.core.clone()),
+        );
         self.address.send_replace(Some(address));
         info!(%address, "serving");
         context.ready();
@@ -156,6 +158,7 @@ async fn connection(core: Arc<Core>, acceptor: TlsAcceptor, stream: TcpStream, r
         certificates: certificates.collect(),
     });
     let (tasks, stopping) = (core.streams.clone(), core.stopping.clone());
+    let idle = core.config.limits.idle;
     let service = service_fn(move |request: http::Request<hyper::body::Incoming>| {
         let (core, caller) = (core.clone(), Caller::Connection(peer.clone()));
         let request = request.map(|body| body.map_err(Into::into).boxed_unsync());
@@ -165,7 +168,7 @@ async fn connection(core: Arc<Core>, acceptor: TlsAcceptor, stream: TcpStream, r
     builder
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(IDLE)
+        .header_read_timeout(idle)
         .max_buf_size(1 << 20);
     builder
         .http2()

@@ -31,6 +31,7 @@ pub mod replicaset;
 pub mod replicationcontroller;
 pub mod rootca;
 pub mod serviceaccount;
+pub mod servicecidrs;
 pub mod statefulset;
 pub mod tainteviction;
 pub mod ttlafterfinished;
@@ -85,6 +86,7 @@ pub const ALL: &[Entry] = table![
     csr::approving,
     csr::signing,
     csr::cleaner,
+    servicecidrs,
 ];
 
 /// What the controllers are told about the cluster.

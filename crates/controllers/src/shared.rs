@@ -21,6 +21,7 @@ use k8s_openapi::{
             ReplicationController, ResourceQuota, Service, ServiceAccount,
         },
         discovery::v1::EndpointSlice,
+        networking::v1::{IPAddress, ServiceCIDR},
         policy::v1::PodDisruptionBudget,
         rbac::v1::ClusterRole,
         storage::v1::StorageClass,
@@ -66,7 +67,7 @@ watched! {
     plain: Deployment, DaemonSet, StatefulSet, HorizontalPodAutoscaler, CronJob, Lease, ConfigMap,
     Endpoints, Namespace, Node, PersistentVolume, ReplicationController, ResourceQuota, Service,
     ServiceAccount, EndpointSlice, PodDisruptionBudget, ClusterRole, StorageClass,
-    CertificateSigningRequest,
+    CertificateSigningRequest, IPAddress, ServiceCIDR,
 }
 
 impl Watched for Pod {

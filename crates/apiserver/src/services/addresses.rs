@@ -1,22 +1,29 @@
 //! Cluster addresses: asked for, picked, and held as IPAddress objects.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{collections::HashSet, net::IpAddr};
 
 use machinery::{
     Object, Status,
     field::{Error, Path},
 };
-use rand::Rng;
 use serde_json::json;
-use store::Op;
+use store::{Freshness, ListRequest, Op};
 
-use super::{Held, Owner, PICKS, address_key, list, put, text};
-use crate::{Draft, meta};
+use super::{
+    Held, Owner, address_key, families, list,
+    networks::{self, Network},
+    put, text,
+};
+use crate::{Draft, failure, meta, pipeline::Core};
+
+/// How many random picks before all free addresses are looked at.
+const PICKS: usize = 16;
 
 impl Owner<'_> {
     pub(super) async fn addresses(
         &self,
         spec: &mut Object,
+        old: Option<&Object>,
         before: &Held,
         ops: &mut Vec<Op<Draft>>,
     ) -> Result<(), Status> {
@@ -27,211 +34,163 @@ impl Owner<'_> {
         let single = text(spec, "clusterIP").to_owned();
         if addresses.is_empty() && !single.is_empty() {
             addresses.push(single);
+            spec.insert("clusterIPs".to_owned(), addresses.into());
         }
+        let old = old.filter(|old| text(old, "type") != "ExternalName");
+        let errors = families::settle(spec, old, &self.cluster_families());
+        if !errors.is_empty() {
+            return Err(self.write.invalid(&self.name, &errors));
+        }
+        let mut addresses = list(spec, "clusterIPs");
         if addresses.first().is_some_and(|first| first == "None") {
-            spec.insert("clusterIPs".to_owned(), json!(["None"]));
             spec.insert("clusterIP".to_owned(), "None".into());
-            settle_families(spec, &self.families(spec, &[]));
             return Ok(());
         }
-        let families = self.families(spec, &addresses);
-        for family in families.iter().skip(addresses.len()) {
-            addresses.push(self.pick(family, ops).await?);
-        }
+        let networks = networks::ready(&self.write.core).await?;
         for address in &addresses {
-            let taken_here = ops.iter().any(|op| op.key == address_key(address));
-            if !before.addresses.contains(address) && !taken_here {
-                self.claim(address, ops).await?;
+            if !before.addresses.contains(address) {
+                self.claim(address, &addresses, &networks, ops).await?;
             }
+        }
+        for family in list(spec, "ipFamilies").iter().skip(addresses.len()) {
+            addresses.push(self.pick(family, &networks, ops).await?);
         }
         spec.insert(
             "clusterIP".to_owned(),
             addresses.first().cloned().unwrap_or_default().into(),
         );
         spec.insert("clusterIPs".to_owned(), addresses.into());
-        settle_families(spec, &families);
         Ok(())
     }
 
-    /// The families the Service gets: what it asks for, within what the cluster has.
-    fn families(&self, spec: &Object, addresses: &[String]) -> Vec<&'static str> {
-        let cluster: Vec<_> = self
-            .write
-            .core
-            .config
-            .service_cidrs
-            .iter()
-            .map(|(base, _)| family(base))
-            .collect();
-        let mut families: Vec<&'static str> = list(spec, "ipFamilies")
-            .iter()
-            .map(|name| if name == "IPv6" { "IPv6" } else { "IPv4" })
-            .collect();
-        for address in addresses.iter().skip(families.len()) {
-            families.extend(
-                address
-                    .parse::<IpAddr>()
-                    .ok()
-                    .map(|address| family(&address)),
-            );
-        }
-        let wanted = match text(spec, "ipFamilyPolicy") {
-            "PreferDualStack" | "RequireDualStack" => cluster.len().max(families.len()),
-            _ => families.len().max(1),
-        };
-        for family in cluster {
-            if families.len() < wanted && !families.contains(&family) {
+    /// The families that the cluster is configured for, its first one first.
+    fn cluster_families(&self) -> Vec<&'static str> {
+        let mut families = Vec::new();
+        for (base, _) in &self.write.core.config.service_cidrs {
+            let family = families::of(base);
+            if !families.contains(&family) {
                 families.push(family);
             }
         }
         families
     }
 
-    /// A free address of a family.
-    async fn pick(&self, wanted: &str, ops: &mut Vec<Op<Draft>>) -> Result<String, Status> {
-        let cidrs = &self.write.core.config.service_cidrs;
-        let cidr = cidrs.iter().find(|(base, _)| family(base) == wanted);
-        let (base, length) = *cidr.ok_or_else(|| self.refuse_family(wanted))?;
-        for _ in 0..PICKS {
-            let address = random_address(base, length).to_string();
-            let key = address_key(&address);
-            if self.is_free(&key).await? {
-                ops.push(self.put_address(&address)?);
-                return Ok(address);
+    /// A free address of a family: from the first network that has one.
+    async fn pick(
+        &self,
+        family: &str,
+        networks: &[Network],
+        ops: &mut Vec<Op<Draft>>,
+    ) -> Result<String, Status> {
+        let of_family = || networks.iter().filter(|network| network.family() == family);
+        for network in of_family() {
+            for _ in 0..PICKS {
+                let Some(address) = network.pick() else { break };
+                let key = address_key(&address.to_string());
+                if self.is_free(&key).await? {
+                    return self.take(address, ops);
+                }
+            }
+            // Nearly full: look at what is held once instead of guessing on.
+            let held = self.held_addresses().await?;
+            if let Some(address) = network.all().find(|address| !held.contains(address)) {
+                return self.take(address, ops);
             }
         }
-        let why = "failed to allocate a serviceIP: range is full";
-        Err(Status::internal(why))
+        Err(Status::internal(format!(
+            "failed to allocate a serviceIP for Service {:?}: range is full",
+            self.name
+        )))
     }
 
-    fn refuse_family(&self, family: &str) -> Status {
-        let path = Path::new("spec").child("ipFamilies").index(0);
-        let why = "not configured on this cluster";
-        self.write
-            .invalid(&self.name, &[Error::invalid(&path, family, why)])
+    fn take(&self, address: IpAddr, ops: &mut Vec<Op<Draft>>) -> Result<String, Status> {
+        let address = address.to_string();
+        ops.push(self.put_address(&address)?);
+        Ok(address)
+    }
+
+    async fn held_addresses(&self) -> Result<HashSet<IpAddr>, Status> {
+        let prefix = address_key("");
+        let ask = ListRequest {
+            prefix: prefix.clone(),
+            from: None,
+            limit: None,
+            freshness: Freshness::Newest,
+        };
+        let listed = self.write.core.store.list(ask).await;
+        let listed = listed.map_err(failure::of_store)?;
+        let name = |key: &[u8]| std::str::from_utf8(&key[prefix.len()..]).ok()?.parse().ok();
+        Ok(listed
+            .entries
+            .iter()
+            .filter_map(|entry| name(&entry.key))
+            .collect())
     }
 
     /// Takes the address that the client named.
-    async fn claim(&self, address: &str, ops: &mut Vec<Op<Draft>>) -> Result<(), Status> {
+    async fn claim(
+        &self,
+        address: &str,
+        all: &[String],
+        networks: &[Network],
+        ops: &mut Vec<Op<Draft>>,
+    ) -> Result<(), Status> {
         let refuse = |why: String| {
             let path = Path::new("spec").child("clusterIPs");
-            Err(self
-                .write
-                .invalid(&self.name, &[Error::invalid(&path, vec![address], why)]))
+            let why = format!("failed to allocate IP {address}: {why}");
+            let error = Error::invalid(&path, all.to_vec(), why);
+            Err(self.write.invalid(&self.name, &[error]))
         };
         let Ok(parsed) = address.parse::<IpAddr>() else {
             // Validation names what is wrong with it.
             return Ok(());
         };
-        let within = |(base, length): &(IpAddr, u8)| contains(*base, *length, parsed);
-        if !self.write.core.config.service_cidrs.iter().any(within) {
+        let Some(network) = networks.iter().find(|network| network.contains(parsed)) else {
+            return refuse("the provided network does not match the current range".to_owned());
+        };
+        if !network.can_hold(parsed) {
             return refuse(format!(
-                "failed to allocate IP {address}: the provided network does not match the current range"
+                "the provided IP ({address}) is not in the valid range. The range of valid IPs is {network}"
             ));
         }
         if !self.is_free(&address_key(address)).await? {
-            return refuse(format!(
-                "failed to allocate IP {address}: provided IP is already allocated"
-            ));
+            return refuse("provided IP is already allocated".to_owned());
         }
         ops.push(self.put_address(address)?);
         Ok(())
     }
 
     fn put_address(&self, address: &str) -> Result<Op<Draft>, Status> {
-        let version = if address.contains(':') {
-            "IPv6"
-        } else {
-            "IPv4"
-        };
-        let object = json!({
-            "apiVersion": "networking.k8s.io/v1",
-            "kind": "IPAddress",
-            "metadata": {
-                "name": address,
-                "uid": uuid::Uuid::new_v4().to_string(),
-                "generation": 1,
-                "creationTimestamp": meta::time(self.write.core.config.clock.now()),
-                "labels": {
-                    "ipaddress.kubernetes.io/ip-family": version,
-                    "ipaddress.kubernetes.io/managed-by": "ipallocator.k8s.io",
-                },
-            },
-            "spec": {"parentRef": {
-                "resource": "services", "namespace": self.namespace, "name": self.name}},
-        });
-        put(address_key(address), object)
+        put_address(&self.write.core, &self.namespace, &self.name, address)
     }
 }
 
-fn settle_families(spec: &mut Object, families: &[&'static str]) {
-    spec.insert("ipFamilies".to_owned(), families.into());
-    if text(spec, "ipFamilyPolicy").is_empty() {
-        spec.insert("ipFamilyPolicy".to_owned(), "SingleStack".into());
-    }
-}
-
-fn family(address: &IpAddr) -> &'static str {
-    if address.is_ipv4() { "IPv4" } else { "IPv6" }
-}
-
-fn contains(base: IpAddr, length: u8, address: IpAddr) -> bool {
-    match (base, address) {
-        (IpAddr::V4(base), IpAddr::V4(address)) => {
-            let mask = u32::MAX
-                .checked_shl(32 - u32::from(length.min(32)))
-                .unwrap_or(0);
-            base.to_bits() & mask == address.to_bits() & mask
-        }
-        (IpAddr::V6(base), IpAddr::V6(address)) => {
-            let mask = u128::MAX
-                .checked_shl(128 - u32::from(length.min(128)))
-                .unwrap_or(0);
-            base.to_bits() & mask == address.to_bits() & mask
-        }
-        _ => false,
-    }
-}
-
-/// How many addresses at the start are only given to those who name them, as Kubernetes does.
-fn reserved(size: u128) -> u128 {
-    if size < 16 {
-        1
+/// The IPAddress that says which Service holds an address.
+pub(super) fn put_address(
+    core: &Core,
+    namespace: &str,
+    name: &str,
+    address: &str,
+) -> Result<Op<Draft>, Status> {
+    let version = if address.contains(':') {
+        "IPv6"
     } else {
-        (size / 16).clamp(16, 256)
-    }
-}
-
-/// A random address of the part that is handed out by itself: neither the network's own address,
-/// nor the reserved start, nor the broadcast address.
-fn random_address(base: IpAddr, length: u8) -> IpAddr {
-    let bits = if base.is_ipv4() {
-        32 - length.min(32)
-    } else {
-        64.min(128 - length.min(128))
+        "IPv4"
     };
-    let size = 1u128.checked_shl(u32::from(bits)).unwrap_or(u128::MAX);
-    let offset = rand::rng().random_range(reserved(size).min(size - 1)..size.max(2) - 1);
-    match base {
-        IpAddr::V4(base) => Ipv4Addr::from_bits(base.to_bits() + offset as u32).into(),
-        IpAddr::V6(base) => Ipv6Addr::from_bits(base.to_bits() + offset).into(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn random_addresses_stay_inside_and_leave_the_start_free() {
-        let base: IpAddr = "10.43.0.0".parse().unwrap();
-        for _ in 0..1000 {
-            let address = random_address(base, 16);
-            assert!(contains(base, 16, address));
-            let IpAddr::V4(v4) = address else { panic!() };
-            assert!(v4.to_bits() & 0xffff >= 256 && v4.to_bits() & 0xffff != 0xffff);
-        }
-        assert!(contains(base, 16, "10.43.255.1".parse().unwrap()));
-        assert!(!contains(base, 16, "10.44.0.1".parse().unwrap()));
-    }
+    let object = json!({
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "IPAddress",
+        "metadata": {
+            "name": address,
+            "uid": uuid::Uuid::new_v4().to_string(),
+            "generation": 1,
+            "creationTimestamp": meta::time(core.config.clock.now()),
+            "labels": {
+                "ipaddress.kubernetes.io/ip-family": version,
+                super::MANAGED_BY: super::ALLOCATOR,
+            },
+        },
+        "spec": {"parentRef": {"resource": "services", "namespace": namespace, "name": name}},
+    });
+    put(address_key(address), object)
 }

@@ -3,7 +3,10 @@
 //! one, whatever races or restarts.
 
 mod addresses;
+mod families;
+mod networks;
 mod ports;
+pub(crate) mod repair;
 
 use bytes::Bytes;
 use machinery::{Object, Status, Value};
@@ -11,8 +14,11 @@ use store::{Action, Freshness, Key, Op, Precondition};
 
 use crate::{Draft, failure, meta, write::Write};
 
-/// How many random picks before the allocator gives up.
-const PICKS: usize = 256;
+/// The label and its value of IPAddresses that come from here.
+const MANAGED_BY: &str = "ipaddress.kubernetes.io/managed-by";
+const ALLOCATOR: &str = "ipallocator.k8s.io";
+/// Node ports have no kind of their own: keys that nothing serves.
+const PORTS: &str = "/registry/core/nodeports/";
 
 /// What a Service holds.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -26,7 +32,7 @@ pub(crate) async fn on_create(
     write: &Write,
     object: &mut Object,
 ) -> Result<Vec<Op<Draft>>, Status> {
-    allocate(write, object, &Held::default()).await
+    allocate(write, object, None).await
 }
 
 /// Gives and takes what an update changes.
@@ -37,7 +43,7 @@ pub(crate) async fn on_update(
 ) -> Result<Vec<Op<Draft>>, Status> {
     carry_over(object, old);
     let before = held(old);
-    let mut ops = allocate(write, object, &before).await?;
+    let mut ops = allocate(write, object, Some(old)).await?;
     let now = held(object);
     let dropped = Held {
         addresses: before
@@ -121,7 +127,7 @@ fn carry_over_ports(spec: &mut Object, old_spec: &Object) {
 async fn allocate(
     write: &Write,
     object: &mut Object,
-    before: &Held,
+    old: Option<&Object>,
 ) -> Result<Vec<Op<Draft>>, Status> {
     let (namespace, name) = (
         write.namespace.clone(),
@@ -135,9 +141,11 @@ async fn allocate(
         namespace,
         name,
     };
+    let before = old.map(held).unwrap_or_default();
+    let old_spec = old.and_then(|old| old.get("spec")?.as_object());
     let mut ops = Vec::new();
-    owner.addresses(spec, before, &mut ops).await?;
-    owner.ports(spec, before, &mut ops).await?;
+    owner.addresses(spec, old_spec, &before, &mut ops).await?;
+    owner.ports(spec, &before, &mut ops).await?;
     Ok(ops)
 }
 
@@ -184,9 +192,8 @@ fn address_key(address: &str) -> Key {
     Bytes::from(format!("/registry/networking.k8s.io/ipaddresses/{address}"))
 }
 
-/// Node ports have no kind of their own: a key that nothing serves.
 fn port_key(number: u16) -> Key {
-    Bytes::from(format!("/registry/core/nodeports/{number}"))
+    Bytes::from(format!("{PORTS}{number}"))
 }
 
 fn held(object: &Object) -> Held {

@@ -1,5 +1,7 @@
 //! Node ports, health check ports among them.
 
+use std::ops::RangeInclusive;
+
 use machinery::{
     Object, Status, Value,
     field::{Error, Path},
@@ -8,7 +10,7 @@ use rand::Rng;
 use serde_json::json;
 use store::Op;
 
-use super::{Held, Owner, PICKS, port_key, put, text, wants_node_ports};
+use super::{Held, Owner, port_key, put, text, wants_node_ports};
 use crate::Draft;
 
 impl Owner<'_> {
@@ -69,11 +71,10 @@ impl Owner<'_> {
     }
 
     async fn pick_port(&self, ops: &mut Vec<Op<Draft>>) -> Result<u16, Status> {
-        for _ in 0..PICKS {
-            let number = rand::rng().random_range(self.write.core.config.node_ports.clone());
+        for number in candidates(&self.write.core.config.node_ports) {
             let key = port_key(number);
             if ops.iter().all(|op| op.key != key) && self.is_free(&key).await? {
-                ops.push(self.put_port(number)?);
+                ops.push(put_port(&self.namespace, &self.name, number)?);
                 return Ok(number);
             }
         }
@@ -111,17 +112,63 @@ impl Owner<'_> {
         if ops.iter().any(|op| op.key == key) || !self.is_free(&key).await? {
             return refuse("provided port is already allocated".to_owned());
         }
-        ops.push(self.put_port(number)?);
+        ops.push(put_port(&self.namespace, &self.name, number)?);
         Ok(number)
     }
+}
 
-    fn put_port(&self, number: u16) -> Result<Op<Draft>, Status> {
-        let object = json!({
-            "apiVersion": "v1",
-            "kind": "NodePort",
-            "metadata": {"name": number.to_string()},
-            "service": {"namespace": self.namespace, "name": self.name},
-        });
-        put(port_key(number), object)
+/// The key that says which Service holds a port.
+pub(super) fn put_port(namespace: &str, name: &str, number: u16) -> Result<Op<Draft>, Status> {
+    let object = json!({
+        "apiVersion": "v1",
+        "kind": "NodePort",
+        "metadata": {"name": number.to_string()},
+        "service": {"namespace": namespace, "name": name},
+    });
+    put(port_key(number), object)
+}
+
+/// Every port once: from a random place on, the start last, which is kept for those who name one as
+/// long as the rest lasts.
+fn candidates(range: &RangeInclusive<u16>) -> impl Iterator<Item = u16> + Send + use<> {
+    let (first, last) = (*range.start(), *range.end());
+    let size = range.len();
+    let reserved = if size <= 16 {
+        0
+    } else {
+        (size / 32).clamp(16, 128)
+    };
+    let upper = first + reserved as u16;
+    let turned = |band: RangeInclusive<u16>| {
+        let from = if band.is_empty() {
+            *band.start()
+        } else {
+            rand::rng().random_range(band.clone())
+        };
+        (from..=*band.end()).chain(*band.start()..from)
+    };
+    let lower = first..=upper.saturating_sub(1);
+    turned(upper..=last).chain(turned(lower))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn every_port_is_a_candidate_once_and_the_start_comes_last() {
+        for range in [30000..=32767, 30000..=30009, 30000..=30000] {
+            let all: Vec<u16> = candidates(&range).collect();
+            let distinct: HashSet<u16> = all.iter().copied().collect();
+            assert_eq!((all.len(), distinct.len()), (range.len(), range.len()));
+            assert!(all.iter().all(|port| range.contains(port)));
+        }
+        let all: Vec<u16> = candidates(&(30000..=32767)).collect();
+        assert!(
+            all[2767 - 85..].iter().all(|port| *port < 30086),
+            "the start comes last"
+        );
     }
 }

@@ -1,0 +1,302 @@
+//! A ServiceCIDR is ready from its creation on and does not go while a Service has an address that
+//! no other range covers.
+
+use std::{net::IpAddr, sync::Arc, time::Duration};
+
+use client::Informer;
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::networking::v1::{IPAddress, ServiceCIDR},
+    apimachinery::pkg::apis::meta::v1::{Condition, Time},
+};
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
+use reconcile::{Action, Controller, Error, Key, Queue};
+use serde_json::{Value, json};
+
+use crate::shared::Shared;
+
+/// As in the table of controllers.
+pub const NAME: &str = "service-cidrs";
+const ACCOUNT: &str = "service-cidrs-controller";
+const FINALIZER: &str = "networking.k8s.io/service-cidr-finalizer";
+/// An address that is being handed out just now shows within this time.
+const GRACE: Duration = Duration::from_secs(10);
+
+struct Ranges {
+    client: kube::Client,
+    ranges: Informer<ServiceCIDR>,
+    addresses: Informer<IPAddress>,
+    shared: Arc<Shared>,
+}
+
+/// Starts it.
+pub fn start(shared: &Arc<Shared>) {
+    let controller = Arc::new(Ranges {
+        client: shared.client(ACCOUNT),
+        ranges: shared.informer(),
+        addresses: shared.informer(),
+        shared: shared.clone(),
+    });
+    let shared = shared.clone();
+    shared.context.clone().spawn(NAME, async move {
+        controller.ranges.synced().await;
+        controller.addresses.synced().await;
+        let queue = Queue::default();
+        let context = &shared.context;
+        // What one range may do depends on what the others cover.
+        let all = controller.clone();
+        reconcile::follow(context, &controller.ranges, &queue, move |_| all.keys());
+        let all = controller.clone();
+        reconcile::follow(context, &controller.addresses, &queue, move |_| {
+            let going = |range: &&Arc<ServiceCIDR>| range.metadata.deletion_timestamp.is_some();
+            all.ranges
+                .list()
+                .iter()
+                .filter(going)
+                .map(|range| Key::of(&**range))
+                .collect()
+        });
+        reconcile::run(context, controller, queue, 1);
+        std::future::pending::<()>().await;
+    });
+}
+
+impl Ranges {
+    fn keys(&self) -> Vec<Key> {
+        self.ranges
+            .list()
+            .iter()
+            .map(|range| Key::of(&**range))
+            .collect()
+    }
+}
+
+/// What has to change about a range.
+#[derive(Debug, PartialEq, Eq)]
+enum Step {
+    /// Hold it, so that its end is ours to decide.
+    Hold,
+    /// Say whether it is ready.
+    Tell {
+        ready: bool,
+    },
+    /// Look again when the grace is over.
+    Wait,
+    /// Let it go.
+    Release,
+    Nothing,
+}
+
+fn decide(
+    range: &ServiceCIDR,
+    others: &[Arc<ServiceCIDR>],
+    held: &[IpAddr],
+    now: Timestamp,
+) -> Step {
+    let finalizers = range.metadata.finalizers.iter().flatten();
+    let holds = finalizers
+        .into_iter()
+        .any(|finalizer| finalizer == FINALIZER);
+    let status = range.status.as_ref();
+    let ready = status
+        .and_then(|status| status.conditions.as_ref())
+        .and_then(|conditions| {
+            conditions
+                .iter()
+                .find(|condition| condition.type_ == "Ready")
+        });
+    let Some(Time(marked)) = &range.metadata.deletion_timestamp else {
+        return match (holds, ready) {
+            (false, _) => Step::Hold,
+            (true, Some(ready)) if ready.status == "True" => Step::Nothing,
+            (true, _) => Step::Tell { ready: true },
+        };
+    };
+    if !holds {
+        return Step::Nothing;
+    }
+    if !ready.is_some_and(|ready| ready.status == "False" && ready.reason == "Terminating") {
+        return Step::Tell { ready: false };
+    }
+    let others: Vec<Network> = others
+        .iter()
+        .filter(|other| other.metadata.name != range.metadata.name)
+        .flat_map(|other| networks(other))
+        .collect();
+    let orphaned = |network: &Network| {
+        let covered = others.iter().any(|other| other.covers(network));
+        !covered
+            && held.iter().any(|address| {
+                network.contains(*address) && !others.iter().any(|other| other.contains(*address))
+            })
+    };
+    if networks(range).iter().any(orphaned) {
+        Step::Nothing
+    } else if now < *marked + GRACE {
+        Step::Wait
+    } else {
+        Step::Release
+    }
+}
+
+/// One network, such as `10.43.0.0/16`.
+#[derive(Debug, Clone, Copy)]
+struct Network {
+    base: IpAddr,
+    length: u32,
+}
+
+impl Network {
+    fn parse(text: &str) -> Option<Self> {
+        let (base, length) = text.split_once('/')?;
+        let (base, length): (IpAddr, u32) = (base.parse().ok()?, length.parse().ok()?);
+        let bits = if base.is_ipv4() { 32 } else { 128 };
+        (length <= bits).then_some(Self { base, length })
+    }
+
+    fn contains(&self, address: IpAddr) -> bool {
+        let bits = |address: IpAddr| match address {
+            IpAddr::V4(address) => (u128::from(address.to_bits()), 32),
+            IpAddr::V6(address) => (address.to_bits(), 128),
+        };
+        let ((base, width), (address, other)) = (bits(self.base), bits(address));
+        let host = width - self.length;
+        width == other
+            && base.checked_shr(host).unwrap_or(0) == address.checked_shr(host).unwrap_or(0)
+    }
+
+    fn covers(&self, other: &Self) -> bool {
+        self.length <= other.length && self.contains(other.base)
+    }
+}
+
+fn networks(range: &ServiceCIDR) -> Vec<Network> {
+    let cidrs = range
+        .spec
+        .iter()
+        .flat_map(|spec| spec.cidrs.iter().flatten());
+    cidrs.filter_map(|cidr| Network::parse(cidr)).collect()
+}
+
+fn condition(ready: bool, now: Timestamp) -> Value {
+    let (status, reason, message) = if ready {
+        ("True", "", "Kubernetes Service CIDR is ready")
+    } else {
+        let why = "There are still IPAddresses referencing the ServiceCIDR, please remove them or create a new ServiceCIDR";
+        ("False", "Terminating", why)
+    };
+    let condition = Condition {
+        type_: "Ready".to_owned(),
+        status: status.to_owned(),
+        reason: reason.to_owned(),
+        message: message.to_owned(),
+        last_transition_time: Time(now),
+        observed_generation: None,
+    };
+    json!({"status": {"conditions": [condition]}})
+}
+
+impl Controller for Ranges {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn reconcile(&self, key: &Key) -> Result<Action, Error> {
+        let Some(range) = self.ranges.get("", &key.name) else {
+            return Ok(Action::Done);
+        };
+        let addresses = self.addresses.list();
+        let held = addresses
+            .iter()
+            .filter_map(|address| address.metadata.name.as_ref());
+        let held: Vec<IpAddr> = held.filter_map(|name| name.parse().ok()).collect();
+        let now = self.shared.now();
+        let api: Api<ServiceCIDR> = Api::all(self.client.clone());
+        let (params, finalizers) = (PatchParams::default(), json!([FINALIZER]));
+        match decide(&range, &self.ranges.list(), &held, now) {
+            Step::Nothing => {}
+            Step::Wait => return Ok(Action::After(GRACE)),
+            Step::Hold => {
+                let patch = json!({"metadata": {"finalizers": finalizers}});
+                api.patch(&key.name, &params, &Patch::Strategic(patch))
+                    .await?;
+            }
+            Step::Release => {
+                let patch =
+                    json!({"metadata": {"$deleteFromPrimitiveList/finalizers": finalizers}});
+                api.patch(&key.name, &params, &Patch::Strategic(patch))
+                    .await?;
+            }
+            Step::Tell { ready } => {
+                let patch = Patch::Strategic(condition(ready, now));
+                api.patch_status(&key.name, &params, &patch).await?;
+            }
+        }
+        Ok(Action::Done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::networking::v1::{ServiceCIDRSpec, ServiceCIDRStatus};
+    use kube::api::ObjectMeta;
+
+    use super::*;
+    use crate::pods::samples::at;
+
+    fn range(name: &str, cidr: &str) -> ServiceCIDR {
+        ServiceCIDR {
+            metadata: ObjectMeta {
+                name: Some(name.into()),
+                ..Default::default()
+            },
+            spec: Some(ServiceCIDRSpec {
+                cidrs: Some(vec![cidr.into()]),
+            }),
+            status: None,
+        }
+    }
+
+    fn told(range: &mut ServiceCIDR, ready: bool) {
+        let patch = condition(ready, at(0));
+        let conditions = patch["status"]["conditions"].clone();
+        range.status = Some(ServiceCIDRStatus {
+            conditions: serde_json::from_value(conditions).unwrap(),
+        });
+    }
+
+    #[test]
+    fn a_range_is_held_made_ready_and_let_go_when_nothing_needs_it() {
+        let mut new = range("new", "10.9.0.0/24");
+        assert_eq!(decide(&new, &[], &[], at(0)), Step::Hold);
+        new.metadata.finalizers = Some(vec![FINALIZER.into()]);
+        assert_eq!(decide(&new, &[], &[], at(0)), Step::Tell { ready: true });
+        told(&mut new, true);
+        assert_eq!(decide(&new, &[], &[], at(0)), Step::Nothing);
+        new.metadata.deletion_timestamp = Some(Time(at(100)));
+        assert_eq!(decide(&new, &[], &[], at(100)), Step::Tell { ready: false });
+        told(&mut new, false);
+        assert_eq!(decide(&new, &[], &[], at(105)), Step::Wait);
+        assert_eq!(decide(&new, &[], &[], at(110)), Step::Release);
+    }
+
+    #[test]
+    fn an_address_that_no_other_range_covers_holds_it() {
+        let mut going = range("going", "10.9.0.0/24");
+        going.metadata.finalizers = Some(vec![FINALIZER.into()]);
+        going.metadata.deletion_timestamp = Some(Time(at(100)));
+        told(&mut going, false);
+        let held: Vec<IpAddr> = vec!["10.9.0.7".parse().unwrap()];
+        let decided = |others: &[Arc<ServiceCIDR>]| decide(&going, others, &held, at(200));
+        assert_eq!(decided(&[Arc::new(going.clone())]), Step::Nothing);
+        let wider = Arc::new(range("wider", "10.8.0.0/15"));
+        assert_eq!(decided(&[wider]), Step::Release);
+        let part = Arc::new(range("part", "10.9.0.0/28"));
+        assert_eq!(decided(&[part]), Step::Release);
+        let elsewhere = Arc::new(range("elsewhere", "10.10.0.0/24"));
+        assert_eq!(decided(&[elsewhere]), Step::Nothing);
+    }
+}
