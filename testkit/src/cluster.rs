@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     path::{Path, PathBuf},
-    process::{Child, Stdio},
+    process::{Child, Command, Stdio},
     time::Duration,
 };
 
@@ -178,13 +178,22 @@ impl Cluster {
         child.wait_with_output().expect("kubectl ends").into()
     }
 
-    /// Runs the kubectl that is installed on the machine, if there is one.
+    /// Runs the kubectl that `MAINSTAY_KUBECTL` names or that is installed on the machine, if there
+    /// is one.
     pub fn upstream_kubectl(&self, args: &[&str]) -> Option<Ran> {
-        let path = Path::new("/usr/bin/kubectl");
+        let mut command = self.upstream_kubectl_command(args)?;
+        Some(command.output().expect("kubectl starts").into())
+    }
+
+    /// The same, to be started.
+    pub fn upstream_kubectl_command(&self, args: &[&str]) -> Option<Command> {
+        let path = upstream_kubectl()?;
         let mut command = self.machine.command(path.to_str()?);
-        command.args(args).env("KUBECONFIG", self.kubeconfig());
-        path.exists()
-            .then(|| command.output().expect("kubectl starts").into())
+        command
+            .args(args)
+            .env("KUBECONFIG", self.kubeconfig())
+            .env("HOME", self.machine.dir());
+        Some(command)
     }
 
     /// An object as JSON, once it is there.
@@ -207,6 +216,15 @@ impl Cluster {
     pub fn log(&self) -> PathBuf {
         self.machine.dir().join("mainstay.log")
     }
+}
+
+fn upstream_kubectl() -> Option<PathBuf> {
+    if let Some(named) = std::env::var_os("MAINSTAY_KUBECTL") {
+        return Some(named.into());
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut places = std::env::split_paths(&path).map(|folder| folder.join("kubectl"));
+    places.find(|path| path.exists())
 }
 
 #[allow(clippy::print_stderr)]

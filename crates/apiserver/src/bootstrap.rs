@@ -11,7 +11,7 @@ use crate::{
     Resource, User,
     admission::Effects,
     convert::{self, FieldValidation},
-    failure,
+    failure, meta,
     pipeline::Core,
     user,
     write::{self, Write},
@@ -46,7 +46,72 @@ pub(crate) async fn ensure(core: &Arc<Core>) -> Result<(), Status> {
     for wanted in fixed(core) {
         create(core, wanted).await?;
     }
+    settle(core, authentication(core), AUTHENTICATION).await?;
+    ready_range(core).await?;
     repair(core).await
+}
+
+/// What others need to know whom this server trusts; what they add is theirs.
+const AUTHENTICATION: &[&[&str]] = &[
+    &["data", "client-ca-file"],
+    &["data", "requestheader-client-ca-file"],
+    &["data", "requestheader-allowed-names"],
+    &["data", "requestheader-username-headers"],
+    &["data", "requestheader-uid-headers"],
+    &["data", "requestheader-group-headers"],
+    &["data", "requestheader-extra-headers-prefix"],
+];
+
+fn authentication(core: &Core) -> Wanted {
+    let config = &core.config;
+    let object = json!({
+        "metadata": {"name": "extension-apiserver-authentication", "namespace": "kube-system"},
+        "data": {
+            "client-ca-file": config.client_ca,
+            "requestheader-client-ca-file": config.front_proxy_ca,
+            "requestheader-allowed-names": "[\"front-proxy-client\"]",
+            "requestheader-username-headers": "[\"X-Remote-User\"]",
+            "requestheader-uid-headers": "[\"X-Remote-Uid\"]",
+            "requestheader-group-headers": "[\"X-Remote-Group\"]",
+            "requestheader-extra-headers-prefix": "[\"X-Remote-Extra-\"]",
+        },
+    });
+    Wanted {
+        group: "",
+        plural: "configmaps",
+        object,
+    }
+}
+
+/// The first range of service addresses is ready from the start.
+async fn ready_range(core: &Arc<Core>) -> Result<(), Status> {
+    let name = json!({"metadata": {"name": "kubernetes"}});
+    let table = core.registry.table();
+    let found = table
+        .any_version("networking.k8s.io", "servicecidrs")
+        .cloned();
+    drop(table);
+    let Some(resource) = found else { return Ok(()) };
+    let now = meta::time(core.config.clock.now());
+    let change = move |old: &Object| {
+        let mut object = old.clone();
+        let conditions = get(old, &["status", "conditions"]);
+        let mut conditions = conditions.as_array().into_iter().flatten();
+        if !meta::is_deleting(old) && !conditions.any(|condition| condition["type"] == "Ready") {
+            let ready = json!([{
+                "type": "Ready", "status": "True", "reason": "", "lastTransitionTime": now,
+                "message": "Kubernetes default Service CIDR is ready",
+            }]);
+            set(&mut object, &["status", "conditions"], ready);
+        }
+        Ok(object)
+    };
+    let mut write = write(core, resource, &name);
+    write.subresource = "status".to_owned();
+    match write::update(&write, &change).await {
+        Err(status) if status.reason != "NotFound" => Err(status),
+        _ => Ok(()),
+    }
 }
 
 /// Keeps the way to this server right for as long as it runs.
@@ -71,28 +136,11 @@ fn fixed(core: &Core) -> Vec<Wanted> {
         plural: "priorityclasses",
         object: json!({"metadata": {"name": name}, "value": value, "description": about}),
     };
-    let authentication = json!({
-        "metadata": {"name": "extension-apiserver-authentication", "namespace": "kube-system"},
-        "data": {
-            "client-ca-file": config.client_ca,
-            "requestheader-client-ca-file": config.front_proxy_ca,
-            "requestheader-allowed-names": "[\"front-proxy-client\"]",
-            "requestheader-username-headers": "[\"X-Remote-User\"]",
-            "requestheader-uid-headers": "[\"X-Remote-Uid\"]",
-            "requestheader-group-headers": "[\"X-Remote-Group\"]",
-            "requestheader-extra-headers-prefix": "[\"X-Remote-Extra-\"]",
-        },
-    });
     vec![
         Wanted {
             group: "networking.k8s.io",
             plural: "servicecidrs",
             object: json!({"metadata": {"name": "kubernetes"}, "spec": {"cidrs": cidrs}}),
-        },
-        Wanted {
-            group: "",
-            plural: "configmaps",
-            object: authentication,
         },
         class(
             "system-node-critical",

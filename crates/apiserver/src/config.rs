@@ -53,6 +53,9 @@ pub struct Limits {
     pub in_flight: usize,
     /// Longest time for a request that is no long one.
     pub deadline: Duration,
+    /// How long a client may take to send the head of its next request: a little longer than clients
+    /// keep idle connections, so that they hang up first.
+    pub idle: Duration,
     /// How long a watch lasts at least when the client names no time; at most twice this.
     pub watch: Duration,
 }
@@ -63,6 +66,7 @@ impl Default for Limits {
             body: 3 * 1024 * 1024,
             in_flight: 600,
             deadline: Duration::from_secs(60),
+            idle: Duration::from_secs(100),
             watch: Duration::from_secs(1800),
         }
     }

@@ -8,6 +8,8 @@ use prometheus_client::{
     registry::Registry,
 };
 
+use crate::registry::Labels;
+
 /// Upstream's buckets for the duration of requests, in seconds.
 const DURATIONS: [f64; 24] = [
     0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0,
@@ -45,6 +47,13 @@ struct Stored {
     resource: Arc<str>,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Watched {
+    group: Arc<str>,
+    version: Arc<str>,
+    resource: Arc<str>,
+}
+
 /// The figures, shared by all requests.
 pub(crate) struct Metrics {
     registry: Registry,
@@ -53,6 +62,7 @@ pub(crate) struct Metrics {
     in_flight: Family<RequestKind, Gauge>,
     long_running: Family<About, Gauge>,
     objects: Family<Stored, Gauge>,
+    watch_events: Family<Watched, Counter>,
     panics: Counter,
     audit_events: Gauge,
     audit_errors: Gauge,
@@ -78,6 +88,7 @@ impl Metrics {
             in_flight: Family::default(),
             long_running: Family::default(),
             objects: Family::default(),
+            watch_events: Family::default(),
             panics: Counter::default(),
             audit_events: Gauge::default(),
             audit_errors: Gauge::default(),
@@ -102,10 +113,15 @@ impl Metrics {
             about,
             metrics.long_running.clone(),
         );
+        // The first of the names is what upstream had before.
+        for name in ["apiserver_storage_objects", "apiserver_resource_objects"] {
+            registry.register(name, "Objects stored", metrics.objects.clone());
+        }
+        let about = "Events sent to watchers";
         registry.register(
-            "apiserver_storage_objects",
-            "Objects stored",
-            metrics.objects.clone(),
+            "apiserver_watch_events",
+            about,
+            metrics.watch_events.clone(),
         );
         let about = "Requests whose handler panicked";
         registry.register("apiserver_request_panics", about, metrics.panics.clone());
@@ -154,6 +170,16 @@ impl Metrics {
         let gauge = self.long_running.get_or_create(about).clone();
         gauge.inc();
         Counted(gauge)
+    }
+
+    /// Counts the events that watchers of a resource are sent.
+    pub(crate) fn watch_events(&self, labels: &Labels) -> Counter {
+        let about = Watched {
+            group: labels.group.clone(),
+            version: labels.version.clone(),
+            resource: labels.resource.clone(),
+        };
+        self.watch_events.get_or_create(&about).clone()
     }
 
     pub(crate) fn panicked(&self) {

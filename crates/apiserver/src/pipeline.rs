@@ -29,6 +29,7 @@ use crate::{
     flight::Flight,
     gzip, handlers, impersonation,
     metrics::{About, Metrics},
+    openapi, pretty,
     query::Query,
     respond::{self, Answer},
     user,
@@ -72,6 +73,7 @@ pub(crate) struct Core {
     pub(crate) port: OnceLock<u16>,
     pub(crate) metrics: Metrics,
     pub(crate) audit: Option<Audit>,
+    pub(crate) openapi: openapi::Hashes,
     flight: Flight,
 }
 
@@ -133,6 +135,7 @@ impl Core {
             rbac,
             flight: Flight::new(config.limits.in_flight),
             metrics: Metrics::new(),
+            openapi: openapi::Hashes::default(),
             port: OnceLock::new(),
             writes: TaskTracker::new(),
             streams: TaskTracker::new(),
@@ -157,6 +160,7 @@ impl Core {
         let long = is_long(&info, &query);
         let about = self.about(&info);
         let dry_run = query.filled("dryRun").is_some();
+        let indent = !long && pretty::wanted(&info.path, &query, &parts.headers);
         let compress = !long && gzip::wanted(&parts.headers, &caller);
         let reads = matches!(parts.method, Method::GET | Method::HEAD);
         let counted = if long {
@@ -198,6 +202,9 @@ impl Core {
         headers
             .entry(header::CACHE_CONTROL)
             .or_insert(HeaderValue::from_static("no-cache, private"));
+        if indent {
+            response = pretty::apply(response);
+        }
         if compress {
             gzip::apply(response)
         } else {

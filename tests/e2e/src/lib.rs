@@ -1,6 +1,12 @@
 //! What the end-to-end tests share: reading what kubectl printed. The tests are under `tests/`,
 //! one file a story; each drives the built binary from outside, on a machine of its own.
 
+use std::{
+    fs,
+    path::Path,
+    process::{Child, Command},
+};
+
 use serde_json::Value;
 use testkit::{Cluster, eventually};
 
@@ -53,4 +59,68 @@ fn summary(cluster: &Cluster) -> String {
     let pods = cluster.kubectl(&["get", "pods", "-A", "-o", "wide"]).stdout;
     let events = cluster.kubectl(&["get", "events", "-A"]).stdout;
     format!("\n{pods}\n{events}")
+}
+
+/// Runs a program of the host and gives what it printed.
+fn host(directory: &Path, program: &str, args: &[&str]) -> String {
+    let output = Command::new(program)
+        .args(args)
+        .current_dir(directory)
+        .output();
+    let output = output.unwrap_or_else(|error| panic!("{program}: {error}"));
+    assert!(
+        output.status.success(),
+        "{program}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// An image as `docker save` writes it: one layer with a static busybox.
+pub fn busybox_archive(directory: &Path) -> String {
+    fs::create_dir_all(directory.join("root/bin")).expect("a directory");
+    let busybox = ["/bin/busybox", "/usr/bin/busybox"]
+        .into_iter()
+        .find(|path| Path::new(path).exists());
+    let busybox = busybox.expect("busybox is installed (make test does it)");
+    fs::copy(busybox, directory.join("root/bin/busybox")).expect("busybox can be copied");
+    host(directory, "tar", &["-C", "root", "-cf", "layer.tar", "bin"]);
+    let digest = host(directory, "sha256sum", &["layer.tar"]);
+    let digest = digest.split_whitespace().next().expect("a digest");
+    let config = format!(
+        r#"{{"architecture":"{}","os":"linux","config":{{"Cmd":["/bin/busybox","echo","from busybox"]}},
+            "rootfs":{{"type":"layers","diff_ids":["sha256:{digest}"]}}}}"#,
+        if cfg!(target_arch = "aarch64") {
+            "arm64"
+        } else {
+            "amd64"
+        },
+    );
+    fs::write(directory.join("config.json"), config).expect("a file");
+    let manifest =
+        r#"[{"Config":"config.json","RepoTags":["local.test/busybox:1"],"Layers":["layer.tar"]}]"#;
+    fs::write(directory.join("manifest.json"), manifest).expect("a file");
+    host(
+        directory,
+        "tar",
+        &[
+            "-cf",
+            "image.tar",
+            "manifest.json",
+            "config.json",
+            "layer.tar",
+        ],
+    );
+    directory.join("image.tar").display().to_string()
+}
+
+/// A program that runs beside the story and ends with it, also when it fails.
+pub struct Background(pub Child);
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        // Whatever has ended already needs no end.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }

@@ -1,61 +1,9 @@
 //! Images that people bring: an archive is imported and a pod runs from it, without any registry.
 
-use std::{fs, path::Path, process::Command};
+use std::fs;
 
+use e2e::busybox_archive;
 use testkit::{Cluster, eventually};
-
-/// Runs a program of the host and gives what it printed.
-fn host(directory: &Path, program: &str, args: &[&str]) -> String {
-    let output = Command::new(program)
-        .args(args)
-        .current_dir(directory)
-        .output();
-    let output = output.unwrap_or_else(|error| panic!("{program}: {error}"));
-    assert!(
-        output.status.success(),
-        "{program}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-/// An image as `docker save` writes it: one layer with a static busybox.
-fn busybox_archive(directory: &Path) -> String {
-    fs::create_dir_all(directory.join("root/bin")).expect("a directory");
-    let busybox = ["/bin/busybox", "/usr/bin/busybox"]
-        .into_iter()
-        .find(|path| Path::new(path).exists());
-    let busybox = busybox.expect("busybox is installed (make test does it)");
-    fs::copy(busybox, directory.join("root/bin/busybox")).expect("busybox can be copied");
-    host(directory, "tar", &["-C", "root", "-cf", "layer.tar", "bin"]);
-    let digest = host(directory, "sha256sum", &["layer.tar"]);
-    let digest = digest.split_whitespace().next().expect("a digest");
-    let config = format!(
-        r#"{{"architecture":"{}","os":"linux","config":{{"Cmd":["/bin/busybox","echo","from busybox"]}},
-            "rootfs":{{"type":"layers","diff_ids":["sha256:{digest}"]}}}}"#,
-        if cfg!(target_arch = "aarch64") {
-            "arm64"
-        } else {
-            "amd64"
-        },
-    );
-    fs::write(directory.join("config.json"), config).expect("a file");
-    let manifest =
-        r#"[{"Config":"config.json","RepoTags":["local.test/busybox:1"],"Layers":["layer.tar"]}]"#;
-    fs::write(directory.join("manifest.json"), manifest).expect("a file");
-    host(
-        directory,
-        "tar",
-        &[
-            "-cf",
-            "image.tar",
-            "manifest.json",
-            "config.json",
-            "layer.tar",
-        ],
-    );
-    directory.join("image.tar").display().to_string()
-}
 
 #[test]
 fn an_imported_archive_runs_and_a_missing_image_says_so() {

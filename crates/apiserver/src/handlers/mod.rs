@@ -60,11 +60,14 @@ async fn document(request: Request) -> Answer {
                 .ok_or_else(Status::path_not_found)
         }
         "metrics" => metrics(&request).await,
-        "openapi" => openapi::serve(
-            &request.core.registry.table(),
-            &path,
-            &request.parts.headers,
-        )
+        "openapi" => openapi::Ask {
+            table: &request.core.registry.table(),
+            hashes: &request.core.openapi,
+            headers: &request.parts.headers,
+            query: &request.query,
+            now: request.core.config.clock.now().as_second(),
+        }
+        .serve(&path)
         .ok_or_else(Status::path_not_found),
         "" => Ok(crate::respond::json(
             &serde_json::json!({"paths": paths(&request)}),

@@ -14,7 +14,7 @@ use crate::{
     Resource, convert, media, meta,
     pipeline::Request,
     respond::{self, Answer},
-    write::{self, DeleteOptions},
+    write::{self, DeleteOptions, Write},
 };
 
 /// Gives a pod its node.
@@ -128,6 +128,14 @@ fn assign(old: &Object, binding: &Object, node: &str, now: &str) -> Result<Objec
 
 /// Sets the condition PodScheduled to True.
 fn mark_scheduled(pod: &mut Object, now: &str) {
+    let condition = json!({
+        "type": "PodScheduled", "status": "True", "lastProbeTime": null, "lastTransitionTime": now,
+    });
+    set_condition(pod, condition);
+}
+
+/// Puts a condition in the place of the one of its type.
+fn set_condition(pod: &mut Object, mut condition: Value) {
     let generation = meta::number(pod, "generation");
     let status = pod.entry("status").or_insert_with(|| json!({}));
     let Some(status) = status.as_object_mut() else {
@@ -137,19 +145,39 @@ fn mark_scheduled(pod: &mut Object, now: &str) {
     let Some(conditions) = conditions.as_array_mut() else {
         return;
     };
-    let mut condition = json!({
-        "type": "PodScheduled", "status": "True", "lastProbeTime": null, "lastTransitionTime": now,
-    });
     if let Some(generation) = generation {
         condition["observedGeneration"] = generation.into();
     }
     match conditions
         .iter_mut()
-        .find(|condition| condition["type"] == "PodScheduled")
+        .find(|old| old["type"] == condition["type"])
     {
         Some(old) => *old = condition,
         None => conditions.push(condition),
     }
+}
+
+/// Notes on a pod why it goes, for those who see it go.
+async fn mark_evicted(write: &mut Write) -> Result<(), Status> {
+    let now = meta::time(write.core.config.clock.now());
+    let change = move |old: &Object| {
+        let mut pod = old.clone();
+        let condition = json!({
+            "type": "DisruptionTarget", "status": "True", "lastProbeTime": null,
+            "lastTransitionTime": now, "reason": "EvictionByEvictionAPI",
+            "message": "Eviction API: evicting",
+        });
+        if !meta::is_deleting(&pod) {
+            set_condition(&mut pod, condition);
+        }
+        Ok(pod)
+    };
+    let eviction = std::mem::replace(&mut write.subresource, "status".to_owned());
+    write.internal = true;
+    let marked = write::update(write, &change).await;
+    write.internal = false;
+    write.subresource = eviction;
+    marked.map(|_| ())
 }
 
 /// Deletes a pod unless a disruption budget forbids it.
@@ -174,6 +202,9 @@ pub(crate) async fn evict(request: Request, resource: Arc<Resource>) -> Answer {
     let core = request.core.clone();
     let task = async move {
         crate::disruption::allow(&write).await?;
+        if !write.dry_run {
+            mark_evicted(&mut write).await?;
+        }
         write::delete(&write, &delete).await
     };
     core.supervise(task).await?;

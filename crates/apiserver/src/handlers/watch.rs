@@ -176,7 +176,7 @@ fn over_websocket(
         Err(refused) => streams::answer(refused),
         Ok((agreed, pending)) => {
             let events = stream.flat_map(move |burst| futures::stream::iter(split(burst, framed)));
-            streams::run(&request.core, pending.send(events));
+            streams::run(&request.core, request.audit.clone(), pending.send(events));
             streams::answer(agreed)
         }
     }

@@ -13,6 +13,7 @@ use streaming::{Options, messages, translate, tunnel};
 use super::{Location, authority, backend, forward, refusal, uri};
 use crate::{
     Body,
+    audit::Ticket,
     pipeline::{Core, Request},
     respond::{self, Answer},
 };
@@ -20,7 +21,7 @@ use crate::{
 /// A pod's log, also as a WebSocket that carries nothing else.
 pub(super) async fn log(mut request: Request, location: Option<Location>) -> Answer {
     let websocket = streaming::is_websocket(&request.parts.headers);
-    let core = request.core.clone();
+    let (core, audit) = (request.core.clone(), request.audit.clone());
     let upgrade = websocket
         .then(|| messages::bytes(&mut upgradable(&mut request)))
         .transpose();
@@ -38,7 +39,7 @@ pub(super) async fn log(mut request: Request, location: Option<Location>) -> Ans
     };
     let chunks = BodyStream::new(log.into_body());
     let chunks = chunks.filter_map(|frame| async { frame.ok()?.into_data().ok() });
-    run(&core, pending.send(chunks));
+    run(&core, audit, pending.send(chunks));
     Ok(answer(agreed))
 }
 
@@ -101,7 +102,7 @@ fn refused(code: StatusCode, name: &str, why: &str) -> Status {
 
 /// Joins the client's connection with the backend's once the backend agrees.
 pub(super) async fn upgrade(mut request: Request, location: Location) -> Answer {
-    let core = request.core.clone();
+    let (core, audit) = (request.core.clone(), request.audit.clone());
     let transport = backend::connect(&core, &location).await?;
     let subresource = request.info.resource.take().unwrap_or_default().subresource;
     let flag = |name: &str| request.query.flag(name);
@@ -130,7 +131,7 @@ pub(super) async fn upgrade(mut request: Request, location: Location) -> Answer 
     let (agreed, splice) =
         joined.map_err(|error| Status::internal(format!("error dialing backend: {error}")))?;
     if let Some(splice) = splice {
-        run(&core, splice.run());
+        run(&core, audit, splice.run());
     }
     Ok(answer(agreed))
 }
@@ -138,10 +139,13 @@ pub(super) async fn upgrade(mut request: Request, location: Location) -> Answer 
 /// Runs until its ends hang up, which is how streams end, or the server stops.
 pub(crate) fn run(
     core: &Arc<Core>,
+    audit: Option<Arc<Ticket>>,
     stream: impl Future<Output = Result<(), streaming::Error>> + Send + 'static,
 ) {
     let stopping = core.stopping.clone();
     core.streams.spawn(async move {
+        // The request lasts as long as its stream.
+        let _audit = audit;
         tokio::select! {
             ended = stream => {
                 if let Err(error) = ended {

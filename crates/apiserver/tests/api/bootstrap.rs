@@ -51,12 +51,19 @@ async fn the_way_to_the_server_is_repaired() {
         admin(&server, "DELETE", service, Value::Null).await.code,
         200
     );
+    let trust = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
+    let forged = json!({"data": {"client-ca-file": "forged", "own": "kept"}});
+    let before = admin(&server, "GET", trust, Value::Null).await.json();
+    assert_eq!(admin(&server, "PATCH", trust, forged).await.code, 200);
     let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
     loop {
         clock.advance(Duration::from_secs(10));
         let slice = admin(&server, "GET", slice, Value::Null).await.json();
         let service = admin(&server, "GET", service, Value::Null).await;
-        if slice["endpoints"][0]["addresses"][0] == "127.0.0.1" && service.code == 200 {
+        let trusts = admin(&server, "GET", trust, Value::Null).await.json();
+        let trusted = trusts["data"]["client-ca-file"] == before["data"]["client-ca-file"];
+        if slice["endpoints"][0]["addresses"][0] == "127.0.0.1" && service.code == 200 && trusted {
+            assert_eq!(trusts["data"]["own"], "kept");
             assert_eq!(service.json()["spec"]["clusterIP"], "10.43.0.1");
             break;
         }

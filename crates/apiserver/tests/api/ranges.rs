@@ -86,7 +86,7 @@ async fn the_first_range_is_ready_and_further_ones_count_once_they_are() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_range_gives_its_last_address_and_then_the_next_range_is_used() {
-    let server = Server::start_as(|config| {
+    let server = Server::configured(|config, _| {
         config.service_cidrs = vec![("10.77.0.0".parse().unwrap(), 28)];
     })
     .await;
@@ -125,7 +125,7 @@ async fn a_full_range_gives_its_last_address_and_then_the_next_range_is_used() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn services_have_one_family_or_two_as_they_ask() {
-    let server = Server::start_as(|config| {
+    let server = Server::configured(|config, _| {
         config
             .service_cidrs
             .push(("fd00:43::".parse().unwrap(), 112));

@@ -1,6 +1,7 @@
 //! A server in this process: HTTPS on loopback, the embedded store in a directory of its own.
 
 use std::{
+    future::Future,
     path::PathBuf,
     process::{Command, Output},
     sync::Arc,
@@ -17,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 /// A running server; everything ends with it.
 pub struct Server {
     pub server: Arc<ApiServer>,
+    pub store: Arc<dyn store::Store<ObjectCodec>>,
     pub pki: Arc<Pki>,
     pub url: String,
     directory: TempDir,
@@ -43,17 +45,41 @@ impl Server {
 
     /// A server whose configuration is changed before it starts; the directory is its own.
     pub async fn configured(change: impl FnOnce(&mut Config, &std::path::Path)) -> Self {
-        let directory = tempfile::tempdir().unwrap();
+        Self::open(tempfile::tempdir().unwrap(), Registry::builtin(), change).await
+    }
+
+    /// A server that serves other kinds.
+    pub async fn start_with_kinds(registry: Arc<Registry>) -> Self {
+        Self::open(tempfile::tempdir().unwrap(), registry, |_, _| {}).await
+    }
+
+    /// Stops, and starts again over the same store.
+    pub async fn restart(mut self) -> Self {
+        self.stop.cancel();
+        self.run.take().unwrap().await.unwrap().unwrap();
+        let directory = std::mem::replace(&mut self.directory, tempfile::tempdir().unwrap());
+        drop(self);
+        Self::open(directory, Registry::builtin(), |_, _| {}).await
+    }
+
+    async fn open(
+        directory: TempDir,
+        registry: Arc<Registry>,
+        change: impl FnOnce(&mut Config, &std::path::Path),
+    ) -> Self {
         let names = Names {
             node_name: Some("n1".to_owned()),
             ..Names::default()
         };
         let pki = Arc::new(Pki::ensure(&directory.path().join("pki"), &names).unwrap());
-        let registry = Registry::builtin();
-        let codec = ObjectCodec::new(registry.clone());
-        let store = store::embedded::Embedded::open(directory.path().join("store"), codec).unwrap();
         let clock: Arc<dyn stdx::Clock> = Arc::new(stdx::SystemClock);
         let tokens = apiserver::authn::Tokens::new(pki.clone(), "cluster.local", clock.clone());
+        // A server that has just stopped may hold it a moment longer.
+        let store = eventually(|| async {
+            let codec = ObjectCodec::new(registry.clone());
+            store::embedded::Embedded::open(directory.path().join("store"), codec).ok()
+        })
+        .await;
         let mut config = Config {
             listen: "127.0.0.1:0".parse().unwrap(),
             advertise: "127.0.0.1:6443".parse().unwrap(),
@@ -74,7 +100,7 @@ impl Server {
             tokens: Some(Arc::new(tokens)),
         };
         change(&mut config, directory.path());
-        let server = config.build(store, registry).unwrap();
+        let server = config.build(store.clone(), registry).unwrap();
         let stop = CancellationToken::new();
         let context = Context::standalone("apiserver", stop.clone());
         let run = tokio::spawn(server.clone().run(context));
@@ -84,6 +110,7 @@ impl Server {
         let url = format!("https://{address}");
         let server = Self {
             server,
+            store,
             pki,
             url,
             directory,
@@ -235,4 +262,45 @@ pub async fn admin(server: &Server, method: &str, path: &str, body: serde_json::
         _ => "application/json",
     };
     send(server, user, method, path, &[("content-type", media)], body).await
+}
+
+/// A connection over the socket, HTTP/1.1, with the administrator's certificate.
+pub async fn dial(server: &Server) -> tokio_rustls::client::TlsStream<tokio::net::TcpStream> {
+    let mut config = server.pki.client_config(Leaf::Admin).unwrap();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    let address = server.url.trim_start_matches("https://");
+    let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
+    tokio_rustls::TlsConnector::from(Arc::new(config))
+        .connect(name, stream)
+        .await
+        .unwrap()
+}
+
+/// Sends one request over the socket; the answer may be an upgrade.
+pub async fn over_socket(
+    server: &Server,
+    request: http::Request<http_body_util::Full<bytes::Bytes>>,
+) -> http::Response<hyper::body::Incoming> {
+    let io = hyper_util::rt::TokioIo::new(dial(server).await);
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.unwrap();
+    tokio::spawn(connection.with_upgrades());
+    let mut request = request;
+    let host = server.url.trim_start_matches("https://").parse().unwrap();
+    request.headers_mut().insert("host", host);
+    sender.send_request(request).await.unwrap()
+}
+
+/// Looks until there is something, for a while.
+pub async fn eventually<T, F: Future<Output = Option<T>>>(look: impl Fn() -> F) -> T {
+    let found = async {
+        loop {
+            if let Some(found) = look().await {
+                return found;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let found = tokio::time::timeout(Duration::from_secs(20), found);
+    found.await.expect("it happens within the time")
 }
