@@ -32,17 +32,27 @@ const YEAR: i64 = 365 * 24 * 60 * 60;
 #[derive(Default)]
 pub(crate) struct Hashes {
     /// Guards the hashes by place.
-    known: Mutex<HashMap<String, (Vec<Arc<Resource>>, String)>>,
+    known: Mutex<HashMap<String, Made>>,
+}
+
+/// A document that was made: of what, and its hash.
+struct Made {
+    of: Vec<Arc<Resource>>,
+    hash: String,
 }
 
 impl Hashes {
     /// The hash of a document, if it would be made of the same as before.
     fn get(&self, place: &str, of: &[Arc<Resource>]) -> Option<String> {
         let known = self.known.lock();
-        let (made_of, hash) = known.get(place)?;
-        let same =
-            made_of.len() == of.len() && made_of.iter().zip(of).all(|(a, b)| Arc::ptr_eq(a, b));
-        same.then(|| hash.clone())
+        let made = known.get(place)?;
+        let same = made.of.len() == of.len()
+            && made
+                .of
+                .iter()
+                .zip(of)
+                .all(|(one, other)| Arc::ptr_eq(one, other));
+        same.then(|| made.hash.clone())
     }
 
     fn put(&self, place: &str, of: Vec<Arc<Resource>>, document: &[u8]) -> String {
@@ -51,7 +61,11 @@ impl Hashes {
             .map(|byte| format!("{byte:02X}"))
             .collect();
         let mut known = self.known.lock();
-        known.insert(place.to_owned(), (of, hash.clone()));
+        let made = Made {
+            of,
+            hash: hash.clone(),
+        };
+        known.insert(place.to_owned(), made);
         hash
     }
 }
