@@ -20,6 +20,7 @@ mod negotiation;
 mod openapi;
 mod ranges;
 mod reads;
+mod rehearsals;
 mod services;
 mod streams;
 mod support;
