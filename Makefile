@@ -10,7 +10,7 @@ RELEASE  := $(TARGET)/$(HOST)/release/mainstay
 DEBUG    := $(TARGET)/$(HOST)/debug/mainstay
 NEXTEST  := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 
-.PHONY: up build test lint unit e2e soak bench clean
+.PHONY: up build test lint unit e2e soak fuzz bench clean
 
 up: build
 	$(RELEASE) up
@@ -48,6 +48,10 @@ endif
 soak: export MAINSTAY_SOAK = 1
 soak: export NEXTEST_PROFILE = soak
 soak: unit e2e
+
+# Random inputs for one reader of requests, without end: make fuzz TARGET=yaml
+fuzz:
+	cargo run --release --package fuzz -- $(TARGET)
 
 clean:
 	cargo clean

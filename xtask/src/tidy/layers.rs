@@ -35,6 +35,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("testkit", 8),
     ("xtask", 8),
     ("e2e", 9),
+    ("fuzz", 9),
     ("bench-machinery", 9),
     ("bench-store", 9),
     ("bench-apiserver", 9),

@@ -7,14 +7,34 @@ use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use std::cell::Cell;
 use std::fmt;
 
+/// The parser takes some 17 KiB of stack for each level in a debug build: more than the stack of
+/// an ordinary thread holds at the deepest nesting allowed.
+const ROOM: usize = 16 << 20;
+
+/// Reads a document on a stack of its own, which the deepest one allowed fits.
+fn read<T: serde::de::DeserializeOwned + Send>(text: &str) -> Result<T, String> {
+    let parse = || {
+        serde_saphyr::from_str_with_options(text, options())
+            .map_err(|e| format!("error converting YAML to JSON: yaml: {e}"))
+    };
+    std::thread::scope(|scope| {
+        let room = std::thread::Builder::new().stack_size(ROOM);
+        let reader = room
+            .spawn_scoped(scope, parse)
+            .map_err(|e| format!("yaml: {e}"))?;
+        reader
+            .join()
+            .unwrap_or_else(|_| Err("yaml: the document cannot be read".to_owned()))
+    })
+}
+
 /// The tree, and whether any key came twice.
 pub(super) fn tree(bytes: &[u8]) -> Result<(Value, bool), String> {
     let text = std::str::from_utf8(bytes).map_err(|e| format!("yaml: {e}"))?;
     let Yaml {
         mut value,
         has_duplicates,
-    } = serde_saphyr::from_str_with_options(text, options())
-        .map_err(|e| format!("error converting YAML to JSON: yaml: {e}"))?;
+    } = read(text)?;
     normalise::sort(&mut value);
     Ok((value, has_duplicates))
 }
@@ -22,7 +42,7 @@ pub(super) fn tree(bytes: &[u8]) -> Result<(Value, bool), String> {
 /// The keys that come twice, with their lines.
 pub(super) fn duplicates(bytes: &[u8]) -> Findings {
     let text = String::from_utf8_lossy(bytes);
-    let lines: Result<Lines, _> = serde_saphyr::from_str_with_options(&text, options());
+    let lines: Result<Lines, _> = read(&text);
     let mut findings = Findings::default();
     for (line, key) in lines.map(|l| l.0).unwrap_or_default() {
         findings.push(format!(
@@ -137,5 +157,25 @@ impl<'de> serde::Deserialize<'de> for Yaml {
             value,
             has_duplicates: duplicate.get(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_deepest_document_is_read_and_a_deeper_one_refused() {
+        let nested = |depth: usize| format!("{}1{}", "{a: ".repeat(depth), "}".repeat(depth));
+        // A thread with a stack as small as those that serve requests.
+        let small = std::thread::Builder::new().stack_size(1 << 20);
+        let ends = small.spawn(move || {
+            let depth = MAX_DEPTH - 1;
+            (
+                tree(nested(depth).as_bytes()).is_ok(),
+                tree(nested(5000).as_bytes()).is_err(),
+            )
+        });
+        assert_eq!(ends.unwrap().join().unwrap(), (true, true));
     }
 }
