@@ -31,6 +31,7 @@ pub fn services(
         None => {
             let mut config = runtime::Config::new(&settings.id, settings.data_dir.clone(), network);
             config.socket = settings.cri_socket.clone();
+            config.handlers = settings.runtime_handlers.clone();
             config.registries = settings.registries.clone();
             services.push(config.build()?);
             settings.cri_socket.clone()

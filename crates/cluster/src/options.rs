@@ -87,6 +87,9 @@ pub struct Options {
     /// Serve the container runtime inside at this socket [default: in the state directory]
     #[arg(long, value_name = "PATH")]
     pub cri_socket: Option<PathBuf>,
+    /// OCI runtimes by the RuntimeClass handler that names them: runc=/usr/sbin/runc
+    #[arg(long, value_name = "NAME=PATH", value_delimiter = ',')]
+    pub runtime_handlers: Option<Vec<String>>,
     /// How image registries are reached: a YAML file of mirrors, authorities, credentials by host
     #[arg(long, value_name = "FILE")]
     pub registries: Option<PathBuf>,
@@ -171,6 +174,7 @@ impl Options {
                 .container_runtime_endpoint
                 .or(file.container_runtime_endpoint),
             cri_socket: self.cri_socket.or(file.cri_socket),
+            runtime_handlers: self.runtime_handlers.or(file.runtime_handlers),
             registries: self.registries.or(file.registries),
             cni_conf_dir: self.cni_conf_dir.or(file.cni_conf_dir),
             cni_bin_dir: self.cni_bin_dir.or(file.cni_bin_dir),

@@ -1,6 +1,7 @@
 //! Options with every default filled in and every contradiction found, before anything starts.
 
 use std::{
+    collections::BTreeMap,
     net::{IpAddr, Ipv4Addr},
     ops::RangeInclusive,
     path::{Path, PathBuf},
@@ -38,6 +39,8 @@ pub struct Settings {
     pub node_ports: RangeInclusive<u16>,
     pub container_runtime_endpoint: Option<PathBuf>,
     pub cri_socket: PathBuf,
+    /// OCI runtimes by the RuntimeClass handler that names them.
+    pub runtime_handlers: BTreeMap<String, PathBuf>,
     pub registries: Registries,
     /// Pods' network is made by CNI plugins.
     pub cni: Option<Cni>,
@@ -117,6 +120,7 @@ impl Settings {
             cri_socket: options
                 .cri_socket
                 .unwrap_or_else(|| state_dir.join("cri.sock")),
+            runtime_handlers: runtime_handlers(options.runtime_handlers.unwrap_or_default())?,
             registries: registries(options.registries.as_deref())?,
             cni: cni(options.cni_conf_dir, options.cni_bin_dir)?,
             disable: options.disable.unwrap_or_default(),
@@ -169,6 +173,21 @@ impl Settings {
     pub fn runs(&self, part: Part) -> bool {
         !self.disable.contains(&part)
     }
+}
+
+fn runtime_handlers(pairs: Vec<String>) -> Result<BTreeMap<String, PathBuf>, Error> {
+    let parse = |pair: String| {
+        let because = |why: String| Error::Option("runtime-handlers", why);
+        let (name, path) = pair
+            .split_once('=')
+            .filter(|(name, path)| is_dns_subdomain(name) && path.starts_with('/'))
+            .ok_or_else(|| because(format!("{pair:?} is not NAME=/PATH")))?;
+        if !Path::new(path).is_file() {
+            return Err(because(format!("there is no program {path}")));
+        }
+        Ok((name.to_owned(), path.into()))
+    };
+    pairs.into_iter().map(parse).collect()
 }
 
 fn registries(file: Option<&Path>) -> Result<Registries, Error> {
@@ -346,6 +365,16 @@ mod tests {
             ..options()
         };
         assert!(refused(plugins).starts_with("--cni-bin-dir"));
+        for wrong in ["runc", "runc=runc", "Run C=/bin/sh", "runc=/no/such/runc"] {
+            let handlers = Options {
+                runtime_handlers: Some(vec![wrong.to_owned()]),
+                ..options()
+            };
+            assert!(
+                refused(handlers).starts_with("--runtime-handlers"),
+                "{wrong}"
+            );
+        }
     }
 
     #[test]

@@ -38,6 +38,7 @@ fn an_imported_archive_runs_and_a_missing_image_says_so() {
         cluster.kubectl(&["logs", "box"]).success().trim(),
         "from busybox"
     );
+    export_pull_and_remove(&cluster, "local.test/busybox:1");
 
     let missing = [
         "run",
@@ -67,21 +68,20 @@ fn a_broken_archive_is_refused_with_a_reason() {
     assert!(ran.stderr.contains("broken.tar"), "{}", ran.stderr);
 }
 
-#[test]
-fn images_are_exported_pulled_and_removed_from_the_command_line() {
-    let cluster = Cluster::up();
-    let archive = cluster.machine().dir().join("hello.tar");
+/// Out to a file and in again; what is not there is said to be not there.
+fn export_pull_and_remove(cluster: &Cluster, image: &str) {
+    let archive = cluster.machine().dir().join("exported.tar");
     let file = archive.display().to_string();
-    let hello = "mainstay.local/hello";
-    let exported = cluster.mainstay(&["image", "export", hello, &file]);
+    let exported = cluster.mainstay(&["image", "export", image, &file]);
     assert!(exported.success().contains("exported"));
-    assert!(fs::metadata(&archive).expect("an archive").len() > 1 << 20);
+    assert!(fs::metadata(&archive).expect("an archive").len() > 100_000);
     assert!(!archive.with_extension("tar.partial").exists());
-    cluster.mainstay(&["image", "remove", hello]).success();
+    cluster.mainstay(&["image", "remove", image]).success();
     let listed = cluster.mainstay(&["image", "list"]).success();
-    assert!(!listed.contains(hello), "{listed}");
+    assert!(!listed.contains(image), "{listed}");
     let imported = cluster.mainstay(&["image", "import", &file]).success();
-    assert!(imported.contains(hello), "{imported}");
+    assert!(imported.contains(image), "{imported}");
+    let hello = "mainstay.local/hello";
     let pulled = cluster.mainstay(&["image", "pull", hello]).success();
     assert!(pulled.contains("pulled mainstay.local/hello"), "{pulled}");
 
