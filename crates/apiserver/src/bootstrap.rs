@@ -274,7 +274,8 @@ async fn create(core: &Arc<Core>, wanted: Wanted) -> Result<(), Status> {
     if read.map_err(failure::of_store)?.1.is_some() {
         return Ok(());
     }
-    match write::create(&write, decoded(&resource, wanted.object)?).await {
+    let object = decoded(&resource, wanted.object)?;
+    match write::create(&write, object.clone(), || Ok(object.clone())).await {
         Err(status) if status.reason != "AlreadyExists" => Err(status),
         _ => Ok(()),
     }

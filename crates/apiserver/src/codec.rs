@@ -178,6 +178,22 @@ impl Stored {
             .get_or_init(|| protobuf::message(schema, &self.parse()).into())
     }
 
+    /// Whether the bytes contain a text: what does not need no parsing.
+    pub(crate) fn mentions(&self, text: &str) -> bool {
+        let text = text.as_bytes();
+        let Some(first) = text.first() else {
+            return true;
+        };
+        let mut rest = &self.bytes[..];
+        while let Some(at) = rest.iter().position(|byte| byte == first) {
+            if rest[at..].starts_with(text) {
+                return true;
+            }
+            rest = &rest[at + 1..];
+        }
+        false
+    }
+
     /// A label's value.
     pub fn label(&self, key: &str) -> Option<&str> {
         self.header
@@ -270,6 +286,8 @@ mod tests {
         );
         assert_eq!(stored.label("app"), Some("x"));
         assert_eq!(stored.unstamped(), json);
+        assert!(stored.mentions("\"app\":\"x\"") && stored.mentions("{}}"));
+        assert!(!stored.mentions("deletionTimestamp") && !stored.mentions("{}}}"));
         assert!(String::from_utf8_lossy(stored.at(1234).bytes()).contains(r#""1234","labels""#));
     }
 

@@ -116,7 +116,8 @@ pub(crate) fn begin(object: &mut Object, now: Timestamp) {
     for key in SYSTEM {
         of_mut(object).shift_remove(*key);
     }
-    set(object, "uid", uuid::Uuid::new_v4().to_string());
+    let uid = uuid::Builder::from_random_bytes(rand::rng().random()).into_uuid();
+    set(object, "uid", uid.to_string());
     set(object, "creationTimestamp", time(now));
 }
 

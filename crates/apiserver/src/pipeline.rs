@@ -13,6 +13,7 @@ use bytes::Bytes;
 use futures::{FutureExt, future::BoxFuture};
 use http::{HeaderValue, Method, Response, header, request::Parts};
 use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
+use jiff::{SignedDuration, Timestamp};
 use machinery::Status;
 use parking_lot::Mutex;
 use rustls::pki_types::CertificateDer;
@@ -35,6 +36,10 @@ use crate::{
     user,
 };
 
+/// How long a verified certificate is believed on its connection. A certificate may end while a
+/// connection lasts, but verifying it costs more than many a request.
+const VERIFIED_FOR: SignedDuration = SignedDuration::from_secs(10);
+
 pub(crate) type RequestBody = UnsyncBoxBody<Bytes, BodyError>;
 
 /// How the caller is known.
@@ -50,6 +55,26 @@ pub(crate) enum Caller {
 pub(crate) struct Connection {
     pub(crate) remote: SocketAddr,
     pub(crate) certificates: Vec<CertificateDer<'static>>,
+    /// Guards whom the certificate named, and when that was verified.
+    verified: Mutex<Option<(Timestamp, Arc<User>)>>,
+}
+
+impl Connection {
+    pub(crate) fn new(remote: SocketAddr, certificates: Vec<CertificateDer<'static>>) -> Self {
+        Self {
+            remote,
+            certificates,
+            verified: Mutex::default(),
+        }
+    }
+
+    /// Whom the certificate named a moment ago.
+    fn known(&self, now: Timestamp) -> Option<Arc<User>> {
+        let verified = self.verified.lock();
+        let (at, user) = verified.as_ref()?;
+        let age = now.duration_since(*at);
+        (!age.is_negative() && age < VERIFIED_FOR).then(|| user.clone())
+    }
 }
 
 /// What all requests share.
@@ -311,7 +336,7 @@ impl Core {
             }
             user = Arc::new(other);
         }
-        let _permit = if long {
+        let place = if long {
             None
         } else {
             self.flight.admit(&user, &info).await?
@@ -332,7 +357,13 @@ impl Core {
             return handlers::dispatch(request).await;
         }
         match tokio::time::timeout(deadline, handlers::dispatch(request)).await {
-            Ok(answer) => answer,
+            Ok(answer) => answer.map(|mut response| {
+                // The place is free again when the answer has been sent.
+                if let Some(place) = place {
+                    response.body_mut().hold(place);
+                }
+                response
+            }),
             Err(_) => Err(Status::timeout(
                 "request did not complete within the allotted timeout",
                 0,
@@ -356,11 +387,22 @@ impl Core {
                 certificates: &connection.certificates,
                 remote: Some(connection.remote),
             };
+            let now = self.config.clock.now();
+            let by_certificate = shows_certificate_alone(&credentials);
+            if by_certificate && let Some(user) = connection.known(now) {
+                return Ok(user);
+            }
             // Another may still know the caller; but who shows something wrong is not anonymous.
             let mut wrong = parts.headers.contains_key(http::header::AUTHORIZATION);
             for authenticator in &self.authenticators {
                 match authenticator.authenticate(&credentials).await {
-                    Ok(Some(user)) => return Ok(Arc::new(user)),
+                    Ok(Some(user)) => {
+                        let user = Arc::new(user);
+                        if by_certificate {
+                            *connection.verified.lock() = Some((now, user.clone()));
+                        }
+                        return Ok(user);
+                    }
                     Ok(None) => {}
                     Err(refused) => {
                         tracing::debug!(authenticator = authenticator.name(), %refused, "refused");
@@ -431,6 +473,19 @@ fn note_response(ticket: &Ticket, response: &Response<Body>) {
     if let (true, Some(bytes)) = (json, response.body().as_whole()) {
         ticket.response(|| bytes.clone());
     }
+}
+
+/// Whether nothing but the connection's certificate can say who the caller is.
+fn shows_certificate_alone(credentials: &Credentials<'_>) -> bool {
+    let headers = [
+        header::AUTHORIZATION.as_str(),
+        header::SEC_WEBSOCKET_PROTOCOL.as_str(),
+        "x-remote-user",
+    ];
+    !credentials.certificates.is_empty()
+        && !headers
+            .iter()
+            .any(|name| credentials.headers.contains_key(*name))
 }
 
 fn verb_label(verb: &'static str) -> &'static str {

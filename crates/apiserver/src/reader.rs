@@ -73,6 +73,11 @@ impl Reader {
         Ok((listed.revision, listed.entries))
     }
 
+    /// The newest revision.
+    pub(crate) async fn revision(&self) -> Result<Revision, Status> {
+        self.store.revision().await.map_err(failure::of_store)
+    }
+
     /// Changes of a kind after a revision; `None` when the kind is not served.
     pub async fn watch(
         &self,

@@ -153,10 +153,7 @@ async fn connection(core: Arc<Core>, acceptor: TlsAcceptor, stream: TcpStream, r
         .unwrap_or_default()
         .iter()
         .map(|der| der.clone().into_owned());
-    let peer = Arc::new(Connection {
-        remote,
-        certificates: certificates.collect(),
-    });
+    let peer = Arc::new(Connection::new(remote, certificates.collect()));
     let (tasks, stopping) = (core.streams.clone(), core.stopping.clone());
     let idle = core.config.limits.idle;
     let service = service_fn(move |request: http::Request<hyper::body::Incoming>| {

@@ -1,5 +1,5 @@
 //! Client certificates: the common name is the user, each organization is a group. The chain is
-//! verified again for each request, because a connection outlives a certificate and because a front
+//! verified again when a connection lasts, because it may outlive the certificate, and because a front
 //! proxy's certificate names nobody.
 
 use std::sync::Arc;

@@ -7,9 +7,10 @@
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
+    time::Duration,
 };
 
-use futures::{FutureExt, StreamExt};
+use futures::StreamExt;
 use machinery::Status;
 use parking_lot::RwLock;
 use stdx::Backoff;
@@ -19,6 +20,8 @@ use super::rbac::{FIRST, LONGEST};
 use crate::{Reader, Stored};
 
 const NODE: &str = "spec.nodeName";
+/// How long an event may take from the store to its watchers.
+const FAN_OUT: Duration = Duration::from_millis(10);
 
 /// Which pods are bound to which node. Cheap to clone.
 #[derive(Clone)]
@@ -94,27 +97,29 @@ impl NodePods {
 
     /// Learns everything that the store held when this was called.
     pub(crate) async fn catch_up(&self) -> Result<(), Status> {
-        let known = self.known.read().revision;
-        let Some(after) = known else {
+        let newest = self.reader.revision().await?;
+        let Some(after) = self.revision() else {
             return self.list().await;
         };
         let Ok(Some(mut events)) = self.reader.watch("", "pods", after).await else {
             return self.list().await;
         };
-        // What has happened by now is at hand; what has not is not waited for.
-        while let Some(item) = events.next().now_or_never() {
-            match item {
-                Some(Ok(WatchItem::Events { revision, events })) => {
-                    self.known.write().take(revision, &events);
-                }
-                Some(Ok(WatchItem::Progress(revision))) => {
-                    self.known.write().reached(revision);
-                    break;
-                }
-                Some(Err(_)) | None => return self.list().await,
+        while self.revision() < Some(newest) {
+            // When what is missing is about other kinds, nothing comes; then a list makes sure.
+            match tokio::time::timeout(FAN_OUT, events.next()).await {
+                Ok(Some(Ok(item))) => self.take(item),
+                _ => return self.list().await,
             }
         }
         Ok(())
+    }
+
+    fn take(&self, item: WatchItem<Stored>) {
+        let mut known = self.known.write();
+        match item {
+            WatchItem::Events { revision, events } => known.take(revision, &events),
+            WatchItem::Progress(revision) => known.reached(revision),
+        }
     }
 
     async fn list(&self) -> Result<(), Status> {
@@ -137,18 +142,13 @@ impl NodePods {
     pub(crate) async fn follow(self) {
         let mut backoff = Backoff::new(FIRST, LONGEST);
         loop {
-            if self.catch_up().await.is_ok()
+            if self.list().await.is_ok()
                 && let Some(after) = self.revision()
                 && let Ok(Some(mut events)) = self.reader.watch("", "pods", after).await
             {
                 while let Some(Ok(item)) = events.next().await {
                     backoff.reset();
-                    match item {
-                        WatchItem::Events { revision, events } => {
-                            self.known.write().take(revision, &events);
-                        }
-                        WatchItem::Progress(revision) => self.known.write().reached(revision),
-                    }
+                    self.take(item);
                 }
             }
             tokio::time::sleep(backoff.step()).await;
@@ -214,8 +214,8 @@ mod tests {
         pods.catch_up().await.unwrap();
         // The follower sees the same events later; the pod does not come back.
         for _ in 0..2 {
-            if let Some(Ok(WatchItem::Events { revision, events })) = late.next().await {
-                pods.known.write().take(revision, &events);
+            if let Some(Ok(item)) = late.next().await {
+                pods.take(item);
             }
             assert!(names(&pods, "a").is_empty());
         }

@@ -97,14 +97,37 @@ pub(crate) async fn object(
     resource: &Resource,
     validation: FieldValidation,
 ) -> Result<Decoded, Status> {
-    let media = media::Body::of(&request.parts.headers)?;
-    let bytes = take(request).await?;
-    let mut decoded = convert::decode(resource, media, &bytes, validation)?;
-    convert::settle_kind(resource, &mut decoded.object)?;
+    let decoded = Received::take(request).await?.object(resource, validation)?;
     if let Some(ticket) = &request.audit {
         ticket.request_object(&decoded.object);
     }
     Ok(decoded)
+}
+
+/// A body as it came.
+pub(crate) struct Received {
+    media: media::Body,
+    bytes: Bytes,
+}
+
+impl Received {
+    /// Reads it.
+    pub(crate) async fn take(request: &Request) -> Result<Self, Status> {
+        let media = media::Body::of(&request.parts.headers)?;
+        let bytes = take(request).await?;
+        Ok(Self { media, bytes })
+    }
+
+    /// Decodes it as an object of the resource's own kind.
+    pub(crate) fn object(
+        &self,
+        resource: &Resource,
+        validation: FieldValidation,
+    ) -> Result<Decoded, Status> {
+        let mut decoded = convert::decode(resource, self.media, &self.bytes, validation)?;
+        convert::settle_kind(resource, &mut decoded.object)?;
+        Ok(decoded)
+    }
 }
 
 /// Reads the raw body.

@@ -94,10 +94,20 @@ pub(crate) fn with_warnings(mut response: Response<Body>, warnings: &[String]) -
 pub(crate) async fn create(request: Request, resource: Arc<Resource>) -> Answer {
     let options = WriteOptions::parse(&request)?;
     let output = read::output(&request, &resource)?;
-    let decoded = body::object(&request, &resource, options.validation).await?;
+    let body = body::Received::take(&request).await?;
+    let decoded = body.object(&resource, options.validation)?;
+    if let Some(ticket) = &request.audit {
+        ticket.request_object(&decoded.object);
+    }
     let write = write(&request, &resource, &options);
     let core = request.core.clone();
-    let task = async move { write::create(&write, decoded.object).await };
+    let task = async move {
+        let again = || {
+            let decoded = body.object(&resource, options.validation)?;
+            Ok(decoded.object)
+        };
+        write::create(&write, decoded.object, again).await
+    };
     let mut written = core.supervise(task).await?;
     written.warnings.splice(0..0, decoded.warnings);
     Ok(respond(&output, written))

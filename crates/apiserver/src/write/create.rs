@@ -9,8 +9,13 @@ use store::{Freshness, Precondition};
 use super::{ATTEMPTS, Write, Written};
 use crate::{Stored, admission::Operation, failure, hooks, meta};
 
-/// Creates a decoded object.
-pub(crate) async fn create(write: &Write, mut object: Object) -> Result<Written, Status> {
+/// Creates a decoded object. `again` decodes it once more, should the first try lose a race: that is
+/// rare, and a copy of every object is not.
+pub(crate) async fn create(
+    write: &Write,
+    object: Object,
+    again: impl Fn() -> Result<Object, Status> + Send,
+) -> Result<Written, Status> {
     if !meta::text(&object, "resourceVersion").is_empty() {
         return Err(Status::bad_request(
             "resourceVersion should not be set on objects to be created",
@@ -21,9 +26,13 @@ pub(crate) async fn create(write: &Write, mut object: Object) -> Result<Written,
     } else {
         ""
     };
-    meta::settle_namespace(&mut object, namespace)?;
+    let mut first = Some(object);
     for _ in 0..ATTEMPTS {
-        let mut object = object.clone();
+        let mut object = match first.take() {
+            Some(object) => object,
+            None => again()?,
+        };
+        meta::settle_namespace(&mut object, namespace)?;
         let generated = meta::generate_name(&mut object);
         match attempt(write, object, generated).await? {
             Some(written) => return Ok(written),

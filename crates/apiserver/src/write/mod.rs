@@ -1,14 +1,14 @@
-//! Writes: from a decoded object to a committed one. Everything here runs in a task of its own, so
-//! that a client that hangs up loses only its answer.
+//! Writes: from a decoded object to a committed one. Everything here runs to its end: a client that
+//! hangs up loses only its answer.
 
 mod create;
 mod delete;
+mod supervised;
 mod update;
 
-use std::{future::Future, panic::AssertUnwindSafe, sync::Arc};
+use std::{future::Future, sync::Arc};
 
 use bytes::Bytes;
-use futures::FutureExt;
 use machinery::{Object, Status, apply, field};
 use store::{Action, Durability, Entry, Op, Precondition, Revision};
 
@@ -21,6 +21,7 @@ use crate::{
 
 pub(crate) use create::create;
 pub(crate) use delete::{DeleteOptions, Deleted, delete};
+use supervised::Supervised;
 pub(crate) use update::{Change, update};
 
 /// How often a write that lost a race is tried again.
@@ -53,16 +54,11 @@ pub(crate) struct Written {
 
 impl Core {
     /// Runs a write to its end, also when nobody waits for it any more.
-    pub(crate) async fn supervise<T: Send + 'static>(
+    pub(crate) fn supervise<T: Send + 'static>(
         &self,
         write: impl Future<Output = Result<T, Status>> + Send + 'static,
-    ) -> Result<T, Status> {
-        let guarded = AssertUnwindSafe(write).catch_unwind();
-        match self.writes.spawn(guarded).await {
-            Ok(Ok(result)) => result,
-            Ok(Err(panic)) => std::panic::resume_unwind(panic),
-            Err(error) => Err(Status::internal(error)),
-        }
+    ) -> Supervised<T> {
+        Supervised::new(self.writes.clone(), Box::pin(write))
     }
 }
 

@@ -34,7 +34,14 @@ pub(crate) async fn update(write: &Write, change: &dyn Change) -> Result<Written
         let (_, entry) = read.map_err(failure::of_store)?;
         let Some(entry) = entry else {
             return match change.create() {
-                Some(object) => create(write, object?).await,
+                Some(object) => {
+                    let again = || {
+                        change
+                            .create()
+                            .unwrap_or_else(|| Err(write.not_found(&write.name)))
+                    };
+                    create(write, object?, again).await
+                }
                 None => Err(write.not_found(&write.name)),
             };
         };

@@ -1,8 +1,8 @@
 //! How the values of a type hang together for apply: which maps and lists are merged by their
 //! entries, and which are taken as a whole.
 
+use crate::Value;
 use crate::schema::{Shape, Topology, Type};
-use crate::{Object, Value};
 
 /// Where an object's topology comes from.
 #[derive(Debug, Clone, Copy)]
@@ -183,15 +183,22 @@ fn custom_child<'a>(schema: &'a Value, name: &str) -> Node<'a> {
 
 /// The step to an element of a keyed list; `None` when a key is missing.
 pub(super) fn key_step(node: Node<'_>, keys: &[&str], element: &Value) -> Option<String> {
-    let mut fields = Object::with_capacity(keys.len());
-    let mut sorted: Vec<&&str> = keys.iter().collect();
+    let mut sorted: Vec<&str> = keys.to_vec();
     sorted.sort_unstable();
-    for key in sorted {
-        let value = match element.get(*key) {
-            Some(value) if !value.is_null() => value.clone(),
-            _ => node.default_of(key)?,
+    let mut step = Vec::with_capacity(48);
+    step.extend_from_slice(b"k:{");
+    for (at, key) in sorted.into_iter().enumerate() {
+        if at > 0 {
+            step.push(b',');
+        }
+        serde_json::to_writer(&mut step, key).ok()?;
+        step.push(b':');
+        let written = match element.get(key) {
+            Some(value) if !value.is_null() => serde_json::to_writer(&mut step, value),
+            _ => serde_json::to_writer(&mut step, &node.default_of(key)?),
         };
-        fields.insert((*key).to_owned(), value);
+        written.ok()?;
     }
-    Some(format!("k:{}", Value::Object(fields)))
+    step.push(b'}');
+    String::from_utf8(step).ok()
 }

@@ -13,6 +13,14 @@ pub struct Comparison {
     pub removed: FieldSet,
 }
 
+/// The step to a field.
+fn field_step(name: &str) -> String {
+    let mut step = String::with_capacity(name.len() + 2);
+    step.push_str("f:");
+    step.push_str(name);
+    step
+}
+
 /// Elements of a list with the step to each; `None` when two have the same or one has none.
 fn elements<'v>(
     node: Node<'_>,
@@ -50,7 +58,7 @@ pub(super) fn fields_of(node: Node<'_>, value: &Value) -> FieldSet {
                 if empty || !node.declares(name) {
                     child.mark();
                 }
-                set.attach(format!("f:{name}"), child);
+                set.attach(field_step(name), child);
             }
         }
         (form @ (Form::Set | Form::Keyed(_)), Value::Array(list)) => {
@@ -113,12 +121,12 @@ fn compare_entries(node: Node<'_>, before: &Object, after: &Object) -> Compariso
     let mut out = Comparison::default();
     for (name, value) in before {
         let inside = item(node.child(name), Some(value), after.get(name));
-        out.attach(|| format!("f:{name}"), inside);
+        out.attach(|| field_step(name), inside);
     }
     for (name, value) in after {
         if !before.contains_key(name) {
             let inside = item(node.child(name), None, Some(value));
-            out.attach(|| format!("f:{name}"), inside);
+            out.attach(|| field_step(name), inside);
         }
     }
     out
@@ -254,7 +262,7 @@ pub(super) fn remove(node: Node<'_>, value: &Value, set: &FieldSet) -> Value {
         (Form::Map, Value::Object(map)) => {
             let mut out = Object::with_capacity(map.len());
             for (name, below) in map {
-                match set.below(&format!("f:{name}")) {
+                match set.below(&field_step(name)) {
                     Some(step) if step.is_member() => {}
                     Some(step) => {
                         out.insert(name.clone(), remove(node.child(name), below, step));

@@ -83,6 +83,29 @@ struct Policy {
     warn: Standard,
 }
 
+/// What the checks look at, wherever it stands.
+#[derive(Clone, Copy)]
+struct Pod<'a> {
+    metadata: &'a Value,
+    spec: &'a Value,
+}
+
+impl<'a> Pod<'a> {
+    fn of(pod: &'a Object) -> Self {
+        Self {
+            metadata: tree::get(pod, "metadata"),
+            spec: tree::get(pod, "spec"),
+        }
+    }
+
+    fn of_value(template: &'a Value) -> Self {
+        Self {
+            metadata: &template["metadata"],
+            spec: &template["spec"],
+        }
+    }
+}
+
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct Exemptions {
@@ -170,7 +193,7 @@ impl PodSecurity {
         &self,
         attributes: &Attributes<'_>,
         policy: &Policy,
-        pod: &Value,
+        pod: Pod<'_>,
         enforce: bool,
     ) -> Result<(), Status> {
         let note = |key: &str, value: &str| {
@@ -180,7 +203,7 @@ impl PodSecurity {
         };
         if has(
             &self.exempt.runtime_classes,
-            tree::text(&pod["spec"]["runtimeClassName"]),
+            tree::text(&pod.spec["runtimeClassName"]),
         ) {
             note("exempt", "runtimeClass");
             return Ok(());
@@ -219,7 +242,7 @@ impl PodSecurity {
             if has(&self.exempt.runtime_classes, class) {
                 continue;
             }
-            let reasons = violations(enforce, &pod).map(|(reason, _)| reason);
+            let reasons = violations(enforce, Pod::of(&pod)).map(|(reason, _)| reason);
             let reasons: Vec<String> = reasons.collect();
             if !reasons.is_empty() {
                 let who = tree::text(&pod["metadata"]["name"]).to_owned();
@@ -331,17 +354,18 @@ impl Plugin for PodSecurity {
         };
         let policy = self.policy(|key| namespace.label(key));
         let (pod, enforce) = match template(attributes) {
-            Some(path) => {
-                let whole = Value::from(object.clone());
-                (path.iter().fold(whole, |v, k| v[*k].clone()), false)
+            Some([first, rest @ ..]) => {
+                let start = tree::get(object, first);
+                let template = rest.iter().fold(start, |value, key| &value[*key]);
+                (Pod::of_value(template), false)
             }
-            None => (Value::from(object.clone()), true),
+            _ => (Pod::of(object), true),
         };
         let same = attributes.old.filter(|_| enforce);
-        if same.is_some_and(|old| !has_new_images(&pod["spec"], tree::get(old, "spec"))) {
+        if same.is_some_and(|old| !has_new_images(pod.spec, tree::get(old, "spec"))) {
             return Ok(());
         }
-        self.evaluate(attributes, &policy, &pod, enforce)
+        self.evaluate(attributes, &policy, pod, enforce)
     }
 }
 
@@ -377,7 +401,7 @@ fn level(text: &str) -> Option<Level> {
 /// The checks that a pod does not pass: reason and detail.
 fn violations<'a>(
     standard: &Standard,
-    pod: &'a Value,
+    pod: Pod<'a>,
 ) -> impl Iterator<Item = (String, String)> + 'a {
     let checks = match standard.level {
         Level::Privileged => &[],
@@ -386,11 +410,11 @@ fn violations<'a>(
     };
     checks
         .iter()
-        .filter_map(|check| check(&pod["metadata"], &pod["spec"]))
+        .filter_map(|check| check(pod.metadata, pod.spec))
 }
 
 /// What a pod violates, as it is told.
-fn judge(standard: &Standard, pod: &Value) -> Option<String> {
+fn judge(standard: &Standard, pod: Pod<'_>) -> Option<String> {
     let told: Vec<String> = violations(standard, pod)
         .map(|(reason, detail)| format!("{reason} ({detail})"))
         .collect();
@@ -437,7 +461,8 @@ mod tests {
 
     fn told(level: Level, spec: Value) -> Option<String> {
         let version = "latest".to_owned();
-        judge(&Standard { level, version }, &json!({ "spec": spec }))
+        let pod = json!({ "spec": spec });
+        judge(&Standard { level, version }, Pod::of_value(&pod))
     }
 
     #[test]

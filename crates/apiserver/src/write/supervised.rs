@@ -1,0 +1,109 @@
+//! A write that nobody can stop: it runs with its request, and when the request is dropped (the client
+//! hung up, the deadline passed) it goes on in a task of its own. Most writes thus never change tasks.
+
+use std::{
+    future::Future,
+    panic::AssertUnwindSafe,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use futures::{FutureExt, future::CatchUnwind};
+use machinery::Status;
+use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
+
+type Write<T> = Pin<Box<dyn Future<Output = Result<T, Status>> + Send>>;
+
+pub(crate) struct Supervised<T: Send + 'static> {
+    /// Gone when it has ended.
+    write: Option<CatchUnwind<AssertUnwindSafe<Write<T>>>>,
+    tracker: TaskTracker,
+    /// Makes the tracker wait for it.
+    _under_way: TaskTrackerToken,
+}
+
+impl<T: Send + 'static> Supervised<T> {
+    pub(super) fn new(tracker: TaskTracker, write: Write<T>) -> Self {
+        Self {
+            write: Some(AssertUnwindSafe(write).catch_unwind()),
+            _under_way: tracker.token(),
+            tracker,
+        }
+    }
+}
+
+impl<T: Send + 'static> Future for Supervised<T> {
+    type Output = Result<T, Status>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(write) = &mut self.write else {
+            return Poll::Ready(Err(Status::internal("the write has ended before")));
+        };
+        let Poll::Ready(ended) = write.poll_unpin(context) else {
+            return Poll::Pending;
+        };
+        self.write = None;
+        match ended {
+            Ok(result) => Poll::Ready(result),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+}
+
+impl<T: Send + 'static> Drop for Supervised<T> {
+    fn drop(&mut self) {
+        // Without a runtime the whole process ends, and the store with it.
+        if let Some(write) = self.write.take()
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            self.tracker.spawn_on(
+                async move {
+                    if write.await.is_err() {
+                        tracing::error!("a write panicked after its client had gone");
+                    }
+                },
+                &runtime,
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_write_goes_on_when_its_request_is_dropped() {
+        let tracker = TaskTracker::new();
+        let (begun, has_begun) = oneshot::channel();
+        let (proceed, may_proceed) = oneshot::channel::<()>();
+        let (done, is_done) = oneshot::channel();
+        let write = Supervised::new(
+            tracker.clone(),
+            Box::pin(async move {
+                begun.send(()).unwrap();
+                may_proceed.await.unwrap();
+                done.send(()).unwrap();
+                Ok(())
+            }),
+        );
+        let request = tokio::spawn(write);
+        has_begun.await.unwrap();
+        request.abort();
+        assert!(request.await.unwrap_err().is_cancelled());
+        tracker.close();
+        assert!(!tracker.is_empty(), "shutdown waits for it");
+        proceed.send(()).unwrap();
+        is_done.await.unwrap();
+        tracker.wait().await;
+    }
+
+    #[tokio::test]
+    async fn a_panic_reaches_the_request() {
+        let write: Write<()> = Box::pin(async { panic!("on purpose") });
+        let write = Supervised::new(TaskTracker::new(), write);
+        assert!(AssertUnwindSafe(write).catch_unwind().await.is_err());
+    }
+}
