@@ -1,6 +1,9 @@
 //! How many requests are at work at once. Reading, writing and the system's own clients have places
-//! of their own, one user takes at most half of them, and who finds none waits a moment in a short
-//! line before being told to come back. A flood by one user thus costs the others nothing.
+//! of their own, one user takes only some of them, and who finds none waits a moment in a short line
+//! before being told to come back. A flood by one user thus costs the others next to nothing.
+//!
+//! A place is kept until the answer has been sent. Reads only use the processor: more of one user's at
+//! once would make nothing faster, and everybody else slower. Writes wait for the disk together.
 
 use std::{
     collections::HashMap,
@@ -21,6 +24,12 @@ use crate::{RequestInfo, User, user};
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Requests of one user that may wait at a time.
 const LINE: usize = 100;
+/// A refusal takes its time, so that who asks again at once costs little.
+const PAUSE: Duration = Duration::from_millis(200);
+/// One user's part of the places for reading.
+const READING_SHARE: usize = 16;
+/// One user's part of all other places.
+const SHARE: usize = 2;
 /// Users that are remembered before the idle ones are forgotten.
 const REMEMBERED: usize = 1024;
 
@@ -64,9 +73,9 @@ impl Flight {
     /// Two thirds of the places are for reading, one third for writing; the system has as many again.
     pub(crate) fn new(places: usize) -> Self {
         Self {
-            reading: Places::new(places * 2 / 3),
-            writing: Places::new(places / 3),
-            system: Places::new(places),
+            reading: Places::new(places * 2 / 3, READING_SHARE),
+            writing: Places::new(places / 3, SHARE),
+            system: Places::new(places, SHARE),
         }
     }
 
@@ -100,10 +109,10 @@ fn is_system(who: &User) -> bool {
 }
 
 impl Places {
-    fn new(places: usize) -> Self {
+    fn new(places: usize, share: usize) -> Self {
         Self {
             all: Arc::new(Semaphore::new(places)),
-            per_user: places.div_ceil(2),
+            per_user: places.div_ceil(share),
             users: Mutex::default(),
         }
     }
@@ -135,7 +144,10 @@ impl Places {
                 _all: all,
             });
         }
-        let _waiting = share.stand_in_line().ok_or_else(busy)?;
+        let Some(_waiting) = share.stand_in_line() else {
+            tokio::time::sleep(PAUSE).await;
+            return Err(busy());
+        };
         let place = async {
             let mine = share.places.clone().acquire_owned().await.ok()?;
             let all = self.all.clone().acquire_owned().await.ok()?;
@@ -179,6 +191,8 @@ fn busy() -> Status {
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt;
+
     use super::*;
 
     fn get() -> RequestInfo {
@@ -191,10 +205,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_flood_by_one_user_leaves_room_for_others() {
-        let flight = Arc::new(Flight::new(30));
+        let flight = Arc::new(Flight::new(600));
         let flooder = User::new("flood", [""; 0]);
         let mut held = Vec::new();
-        for _ in 0..10 {
+        for _ in 0..400 / READING_SHARE {
             held.push(flight.admit(&flooder, &get()).await.unwrap());
         }
         let mut waiting = tokio::task::JoinSet::new();
@@ -203,18 +217,12 @@ mod tests {
             waiting.spawn(async move { flight.admit(&user, &get()).await.is_ok() });
         }
         tokio::task::yield_now().await;
-        let before = tokio::time::Instant::now();
-        flight
-            .admit(&User::new("eve", [""; 0]), &get())
-            .await
-            .unwrap();
-        let waited = before.elapsed();
-        assert!(
-            waited < Duration::from_millis(50),
-            "the other user waited {waited:?}"
-        );
+        let eve = User::new("eve", [""; 0]);
         let node = User::new("system:node:a", ["system:nodes"]);
-        flight.admit(&node, &get()).await.unwrap();
+        for other in [&eve, &node] {
+            let place = flight.admit(other, &get()).now_or_never();
+            place.expect("nobody else has to wait").unwrap();
+        }
         let admitted = waiting.join_all().await;
         assert!(
             admitted.iter().all(|admitted| !admitted),

@@ -37,9 +37,8 @@ impl Plugin for NamespaceLifecycle {
         let (namespace, reader) = (attributes.namespace, attributes.reader);
         let found = reader.get("", "namespaces", "", namespace).await?;
         // Every write comes here: a namespace that does not speak of its end is not parsed.
-        let lives = |found: &Stored| {
-            !found.mentions("\"deletionTimestamp\"") && !found.mentions("\"Terminating\"")
-        };
+        let lives =
+            |found: &Stored| !found.mentions("deletionTimestamp") && !found.mentions("Terminating");
         if found.as_deref().is_some_and(lives) {
             return Ok(());
         }

@@ -118,7 +118,7 @@ async fn default_class(reader: &Reader) -> Result<Option<Class>, Status> {
     let (_, classes) = reader.list(GROUP, CLASSES, "").await?;
     let likely = classes
         .iter()
-        .filter(|class| class.mentions("\"globalDefault\":true"));
+        .filter(|class| class.mentions("globalDefault\":true"));
     let classes = likely.map(|class| class.parse());
     let defaults = classes.filter(|class| tree::truth(tree::get(class, "globalDefault")));
     Ok(defaults
