@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use anyhow::ensure;
 use serde_json::json;
 
 use crate::{peer::Peer, process, report::Figures, scenario};
@@ -31,6 +32,17 @@ async fn prepare(peer: &Peer) -> anyhow::Result<()> {
     });
     peer.ask("POST", RBAC, &binding.to_string()).await?;
     peer.ask("POST", LEASES, &lease().to_string()).await?;
+    // A binding may take a moment until it counts.
+    let mut connection = peer.connect().await?;
+    let path = format!("{}?limit=1", scenario::path("pods"));
+    let deadline = Instant::now() + Duration::from_secs(10);
+    for who in [FLOODER, READER] {
+        let request = peer.request("GET", &path, who, "");
+        while connection.code(&request).await? != 200 {
+            ensure!(Instant::now() < deadline, "the users may not read");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
     Ok(())
 }
 

@@ -2,6 +2,7 @@
 //! time and memory, as a table and as JSON. See docs/benchmarks/apiserver.md.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
+mod decide;
 mod flood;
 mod load;
 mod peer;
@@ -29,6 +30,8 @@ struct Arguments {
 enum Command {
     /// Measure one server, or two beside each other.
     Run(Box<Measure>),
+    /// Measure RBAC decisions among a thousand bindings.
+    Decide,
     /// Run our API server alone over a directory.
     Serve {
         directory: PathBuf,
@@ -102,6 +105,10 @@ fn main() -> anyhow::Result<()> {
         .init();
     match Arguments::parse().command {
         Command::Run(measure) => measure.run(),
+        Command::Decide => {
+            decide::run();
+            Ok(())
+        }
         Command::Serve { directory, listen } => tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .build()?
@@ -211,6 +218,9 @@ impl Measure {
         if self.wants("flood") {
             for (peer, run) in measurement.both() {
                 let flooded = flood::run(peer, self.flood, lasts)?;
+                for figures in &flooded.figures {
+                    eprintln!("{:<9} {}", peer.name, figures.line());
+                }
                 run.table.extend(flooded.figures);
                 println!(
                     "{}: a flood of {} in flight: {} served, {} turned away",

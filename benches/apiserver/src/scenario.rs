@@ -1,7 +1,7 @@
 //! What is measured. Every server gets the same objects and the same requests.
 
 use std::{
-    sync::{Arc, Barrier, mpsc},
+    sync::{Arc, Barrier, LazyLock, mpsc},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -15,20 +15,21 @@ use crate::{
     report::Figures,
 };
 
-/// Where pods stand that are read.
-pub const NAMESPACE: &str = "bench-apiserver";
+/// Where everything is made; another name each time, because not every server has a controller that
+/// empties namespaces.
+static NAMESPACE: LazyLock<String> = LazyLock::new(|| format!("bench-{:x}", nanoseconds()));
 /// How many changes the watchers see.
 const CHANGES: usize = 50;
 /// Stands in a template where the number comes.
 const NUMBER: &str = "0123456789abcdef";
 
 pub fn path(plural: &str) -> String {
-    format!("/api/v1/namespaces/{NAMESPACE}/{plural}")
+    format!("/api/v1/namespaces/{}/{plural}", *NAMESPACE)
 }
 
 /// Makes the namespace, and the service account that pods want.
 pub async fn prepare(peer: &Peer) -> anyhow::Result<()> {
-    let namespace = json!({"metadata": {"name": NAMESPACE}}).to_string();
+    let namespace = json!({"metadata": {"name": *NAMESPACE}}).to_string();
     peer.ask("POST", "/api/v1/namespaces", &namespace).await?;
     let account = json!({"metadata": {"name": "default"}}).to_string();
     // A controller may have made it meanwhile.
@@ -38,7 +39,7 @@ pub async fn prepare(peer: &Peer) -> anyhow::Result<()> {
 
 /// Removes the namespace; objects in it go with it where a controller cares for that.
 pub async fn clean(peer: &Peer) -> anyhow::Result<()> {
-    let namespace = format!("/api/v1/namespaces/{NAMESPACE}");
+    let namespace = format!("/api/v1/namespaces/{}", *NAMESPACE);
     peer.ask("DELETE", &namespace, "").await.map(|_| ())
 }
 
@@ -86,10 +87,12 @@ fn creates(peer: &Peer, plural: &str, body: &str) -> impl Requests + use<> {
 
 /// A name's beginning that no other measurement uses.
 fn unique() -> String {
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_nanos());
-    format!("b{now:x}-{NUMBER}")
+    format!("b{:x}-{NUMBER}", nanoseconds())
+}
+
+fn nanoseconds() -> u128 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_nanos())
 }
 
 pub fn create_maps(peer: &Peer, connections: usize, lasts: Duration) -> anyhow::Result<Figures> {

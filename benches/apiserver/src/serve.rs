@@ -39,6 +39,8 @@ pub async fn serve(directory: &Path, listen: SocketAddr) -> anyhow::Result<()> {
         clock: Arc::new(SystemClock),
         limits: apiserver::Limits::default(),
         token_auth_file: Some(directory.join("tokens.csv")),
+        audit: None,
+        admission: Default::default(),
         tokens: Some(Arc::new(tokens)),
     };
     let server = config.build(store, registry)?;

@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_decision_among_a_thousand_bindings_takes_microseconds() {
+    fn among_a_thousand_bindings_only_ones_own_count() {
         let mut objects = defaults();
         for number in 0..1000 {
             objects.role_bindings.push(object(json!({
@@ -462,12 +462,6 @@ mod tests {
         let user = Ask(&index, User::new("user7", ["team"]));
         let attributes = user.attributes("create apps:deployments n7");
         assert!(index.allows(&attributes));
-        let start = std::time::Instant::now();
-        for _ in 0..1000 {
-            std::hint::black_box(index.allows(std::hint::black_box(&attributes)));
-        }
-        let each = start.elapsed() / 1000;
-        // The goal is 5 µs in a release build; an unoptimised one on a busy machine gets room.
-        assert!(each < std::time::Duration::from_micros(500), "{each:?}");
+        assert!(!index.allows(&user.attributes("create apps:deployments n8")));
     }
 }

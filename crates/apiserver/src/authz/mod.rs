@@ -15,7 +15,7 @@ use async_trait::async_trait;
 
 use crate::{Config, Reader, User, user};
 
-pub use index::Index;
+pub use index::{Index, Objects};
 pub(crate) use node::uses;
 pub use node::{Node, node_name};
 pub use rbac::Rbac;

@@ -97,7 +97,9 @@ pub(crate) async fn object(
     resource: &Resource,
     validation: FieldValidation,
 ) -> Result<Decoded, Status> {
-    let decoded = Received::take(request).await?.object(resource, validation)?;
+    let decoded = Received::take(request)
+        .await?
+        .object(resource, validation)?;
     if let Some(ticket) = &request.audit {
         ticket.request_object(&decoded.object);
     }

@@ -242,7 +242,7 @@ impl PodSecurity {
             if has(&self.exempt.runtime_classes, class) {
                 continue;
             }
-            let reasons = violations(enforce, Pod::of(&pod)).map(|(reason, _)| reason);
+            let reasons = violations(enforce, Pod::of_value(&pod)).map(|(reason, _)| reason);
             let reasons: Vec<String> = reasons.collect();
             if !reasons.is_empty() {
                 let who = tree::text(&pod["metadata"]["name"]).to_owned();
