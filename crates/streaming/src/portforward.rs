@@ -28,6 +28,8 @@ const SPDY_VERSIONS: &[&str] = &["portforward.k8s.io"];
 const WEBSOCKET_PROTOCOLS: &[&str] = &[TUNNEL, "v4.channel.k8s.io", "v4.base64.channel.k8s.io", ""];
 /// How long the second stream of a pair may take to come.
 const PAIRING: Duration = Duration::from_secs(30);
+/// How long a client may go on sending to a port that has closed.
+const LINGER: Duration = Duration::from_secs(1);
 /// Two channels per port, and a channel's number is a byte.
 const MAX_PORTS: usize = 127;
 
@@ -104,7 +106,10 @@ async fn open(io: impl Transport, protocol: Protocol, ports: &[u16]) -> PortForw
                 })
             });
             let senders = senders.collect();
-            let channels = Channels::with_senders(frames, encoding, CloseSignal::Unknown, senders);
+            // Nobody says in this form that a connection is over but by ending all of it.
+            let all = 2 * ports.len();
+            let channels =
+                Channels::with_senders(frames, encoding, CloseSignal::Unknown, senders, all);
             let forwards = ports.iter().zip(readers).enumerate();
             let forwards = forwards
                 .map(|(index, (port, reader))| {
@@ -127,8 +132,7 @@ async fn open(io: impl Transport, protocol: Protocol, ports: &[u16]) -> PortForw
     PortForward { carrier }
 }
 
-/// One connection to forward. Copy `data` to and from the port, then drop it or call
-/// [`Forward::fail`].
+/// One connection to forward: [`Forward::carry`] it or [`Forward::fail`].
 pub struct Forward {
     pub port: u16,
     pub data: Stream,
@@ -137,6 +141,35 @@ pub struct Forward {
 }
 
 impl Forward {
+    /// Copies to and from the port until the port has said all: clients of the older form never say
+    /// that they are done.
+    pub async fn carry(self, port: impl Transport) -> Result<(), Error> {
+        let Stream {
+            mut reader,
+            mut writer,
+        } = self.data;
+        let (mut from_port, mut to_port) = tokio::io::split(port);
+        let up = async {
+            tokio::io::copy(&mut reader, &mut to_port).await?;
+            to_port.shutdown().await
+        };
+        let down = async {
+            tokio::io::copy(&mut from_port, &mut writer).await?;
+            writer.shutdown().await
+        };
+        tokio::pin!(up, down);
+        tokio::select! {
+            said = &mut down => {
+                // What the client still sends may find a reader.
+                let _ = tokio::time::timeout(LINGER, up).await;
+                said?;
+            }
+            // A client that has said all still wants its answer.
+            _ = &mut up => down.await?,
+        }
+        Ok(())
+    }
+
     /// Tells the client why this connection cannot be.
     pub async fn fail(mut self, message: &str) {
         // A client that has gone does not hear why.
@@ -253,5 +286,46 @@ async fn next_pair(
                 greet: false,
             });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::{SinkExt, StreamExt};
+    use tokio::io::AsyncReadExt;
+    use tokio_tungstenite::tungstenite::Message;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_older_form_ends_when_its_ports_have_said_all() {
+        let (client, server) = tokio::io::duplex(64 * 1024);
+        let protocol = Protocol::Channels(Encoding::Binary);
+        let mut forwards = open(server, protocol, &[80]).await;
+        let carried = tokio::spawn(async move {
+            let forward = forwards.next().await.unwrap();
+            let (port, mut pod) = tokio::io::duplex(1024);
+            let answer = async move {
+                let mut heard = [0; 5];
+                pod.read_exact(&mut heard).await.unwrap();
+                assert_eq!(&heard, b"hello");
+                pod.write_all(b"bye").await.unwrap();
+            };
+            let (carried, ()) = tokio::join!(forward.carry(port), answer);
+            carried.unwrap();
+            forwards.next().await.is_none()
+        });
+        let mut client = frames(client, Role::Client).await;
+        client.send(Message::binary(&b"\0hello"[..])).await.unwrap();
+        let mut heard = Vec::new();
+        while let Some(Ok(message)) = client.next().await {
+            if message.is_close() {
+                break;
+            }
+            heard.push(message.into_data().to_vec());
+        }
+        assert_eq!(heard, [&b"\0\x50\0"[..], b"\x01\x50\0", b"\0bye"]);
+        drop(client);
+        assert!(carried.await.unwrap());
     }
 }

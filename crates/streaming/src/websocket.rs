@@ -2,6 +2,7 @@
 //! together are one stream of bytes.
 
 use std::{
+    collections::HashSet,
     io,
     pin::Pin,
     sync::{Arc, atomic::AtomicBool},
@@ -86,17 +87,19 @@ impl Channels {
             reader
         });
         (
-            Self::with_senders(frames, encoding, close_signal, senders),
+            Self::with_senders(frames, encoding, close_signal, senders, usize::MAX),
             readers,
         )
     }
 
-    /// Like [`Channels::start`], for a number of channels known at run time.
+    /// Like [`Channels::start`], for a number of channels known at run time. The connection ends
+    /// when as many channels as `ends_after` have been closed here.
     pub(crate) fn with_senders<T: Transport>(
         frames: WebSocketStream<T>,
         encoding: Encoding,
         close_signal: CloseSignal,
         senders: Vec<Option<mpsc::Sender<Bytes>>>,
+        ends_after: usize,
     ) -> Self {
         let (queue, outgoing) = Queue::new();
         let closed = CancellationToken::new();
@@ -112,7 +115,10 @@ impl Channels {
             sink,
             encoding,
             close_signal,
-            outgoing,
+            Closing {
+                outgoing,
+                ends_after,
+            },
             queue.clone(),
             closed.clone(),
         );
@@ -205,16 +211,29 @@ async fn read_all<T: Transport>(
     Ok(())
 }
 
+/// What is to be sent, and how many closed channels are the end of it.
+struct Closing {
+    outgoing: mpsc::UnboundedReceiver<Outgoing>,
+    ends_after: usize,
+}
+
 async fn write_all<T: Transport>(
     mut sink: SplitSink<WebSocketStream<T>, Message>,
     encoding: Encoding,
     close_signal: CloseSignal,
-    mut outgoing: mpsc::UnboundedReceiver<Outgoing>,
+    mut closing: Closing,
     queue: Queue,
     closed: CancellationToken,
 ) {
     let run = async {
-        while let Some(next) = outgoing.recv().await {
+        let mut ended = HashSet::new();
+        while let Some(next) = closing.outgoing.recv().await {
+            if let Outgoing::Close(id) | Outgoing::Reset(id) = next {
+                ended.insert(id);
+                if ended.len() >= closing.ends_after {
+                    break;
+                }
+            }
             let message = match next {
                 Outgoing::Data { id, ref data, .. } => message(id as u8, data, encoding),
                 Outgoing::Close(id) if close_signal == CloseSignal::Sent => {

@@ -39,18 +39,17 @@ async function objects() {
 
 async function watching() {
   const events = [];
-  const watch = new k8s.Watch(config);
-  const done = new Promise((resolve, reject) => {
-    const path = `/api/v1/namespaces/${namespace}/configmaps`;
-    watch
-      .watch(path, { labelSelector }, (type, object) => {
-        events.push(`${type} ${object.metadata.name}`);
-        if (type === 'DELETED') resolve();
-      }, reject)
-      .catch(reject);
-  });
-  await core.deleteNamespacedConfigMap({ namespace, name: 'js-1' }).then(() => done);
+  let seen;
+  const done = new Promise((resolve) => { seen = resolve; });
+  const path = `/api/v1/namespaces/${namespace}/configmaps`;
+  const watch = await new k8s.Watch(config).watch(path, { labelSelector }, (type, object) => {
+    events.push(`${type} ${object.metadata.name}`);
+    if (type === 'DELETED') seen();
+  }, () => {});
+  await core.deleteNamespacedConfigMap({ namespace, name: 'js-1' });
+  await done;
   assert.equal(events.at(-1), 'DELETED js-1');
+  watch.abort();
   await core.deleteCollectionNamespacedConfigMap({ namespace, labelSelector });
 }
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use streaming::portforward::{Forward, Pending};
-use tokio::{io::copy_bidirectional, net::TcpStream, task::JoinSet};
+use tokio::{net::TcpStream, task::JoinSet};
 
 use crate::{
     engine::Engine,
@@ -34,10 +34,10 @@ pub(super) async fn run(engine: Arc<Engine>, sandbox: String, pending: Pending) 
     }
 }
 
-async fn carry(engine: Arc<Engine>, sandbox: String, mut forward: Forward) {
+async fn carry(engine: Arc<Engine>, sandbox: String, forward: Forward) {
     match connect(&engine, &sandbox, forward.port).await {
-        Ok(mut stream) => {
-            if let Err(error) = copy_bidirectional(&mut forward.data, &mut stream).await {
+        Ok(stream) => {
+            if let Err(error) = forward.carry(stream).await {
                 tracing::debug!(%error, "forwarded connection ended");
             }
         }
