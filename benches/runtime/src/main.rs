@@ -1,7 +1,7 @@
 //! How long a pod's life takes: sandbox and container made and running, a command run in it,
 //! everything stopped and removed; one at a time and many at once, with the image present. With
 //! `--containerd` the same load runs against Debian's containerd and runc over the same protocol, and
-//! both are printed with their ratio. With `--idle N` it also weighs that many idle pods.
+//! both are printed with their ratio. With `--weigh N` it weighs that many idle pods instead.
 //!
 //! `cargo run --release -p bench-runtime -- --containerd` (as root)
 #![allow(clippy::print_stdout, reason = "it prints its results")]
@@ -9,6 +9,7 @@
 mod containerd;
 mod life;
 mod ours;
+mod weigh;
 
 use std::process::ExitCode;
 
@@ -27,9 +28,9 @@ struct Arguments {
     /// How many at once.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 32])]
     widths: Vec<usize>,
-    /// Idle pods to weigh.
-    #[arg(long, default_value_t = 0)]
-    idle: usize,
+    /// Only weigh this many idle pods.
+    #[arg(long)]
+    weigh: Option<usize>,
 }
 
 fn main() -> ExitCode {
@@ -58,13 +59,13 @@ fn main() -> ExitCode {
 async fn run() -> Result<()> {
     let arguments = Arguments::parse();
     let ours = ours::Ours::start().await?;
+    if let Some(pods) = arguments.weigh {
+        return weigh::weigh(&ours, pods).await;
+    }
     let mut rows = Vec::new();
     for width in &arguments.widths {
         let mine = life::measure(&ours.subject, arguments.lives, *width).await?;
         rows.push((*width, mine, None));
-    }
-    if arguments.idle > 0 {
-        ours.weigh(arguments.idle).await?;
     }
     if arguments.containerd {
         let other = containerd::Containerd::start(&ours).await?;
@@ -82,6 +83,8 @@ async fn run() -> Result<()> {
             let other = theirs.as_ref().map(|theirs| theirs.steps[index]);
             println!("{width:>8} {name:24} {}", compare(own, other));
         }
+        let other = theirs.as_ref().map(|theirs| theirs.life);
+        println!("{width:>8} {:24} {}", "a life", compare(mine.life, other));
         let other = theirs.as_ref().map(|theirs| theirs.total_per_life);
         println!(
             "{width:>8} {:24} {}",

@@ -13,14 +13,14 @@ use cri::v1;
 use lifecycle::{Context, Service};
 use tokio_util::sync::CancellationToken;
 
-use crate::life::{Subject, container, sandbox};
+use crate::life::Subject;
 
 pub struct Ours {
     pub subject: Subject,
     pub dir: tempfile::TempDir,
     state: PathBuf,
     id: String,
-    daemon: Child,
+    pub daemon: Child,
 }
 
 /// The daemon's process.
@@ -95,71 +95,8 @@ impl Ours {
         })
     }
 
-    /// What idle pods take: every process of ours, without what they share.
-    pub async fn weigh(&self, pods: usize) -> Result<()> {
-        let mut runtime = self.subject.cri.clone().runtime;
-        let mut made = Vec::new();
-        for number in 0..pods {
-            let config = sandbox(&self.subject, &format!("idle-{number}"));
-            let request = v1::RunPodSandboxRequest {
-                config: Some(config.clone()),
-                ..Default::default()
-            };
-            let pod = runtime
-                .run_pod_sandbox(request)
-                .await?
-                .into_inner()
-                .pod_sandbox_id;
-            let request = v1::CreateContainerRequest {
-                pod_sandbox_id: pod.clone(),
-                config: Some(container(&self.subject, &config)),
-                sandbox_config: None,
-            };
-            let container_id = runtime
-                .create_container(request)
-                .await?
-                .into_inner()
-                .container_id;
-            runtime
-                .start_container(v1::StartContainerRequest { container_id })
-                .await?;
-            made.push(pod);
-        }
-        tokio::time::sleep(Duration::from_secs(2)).await;
-        let before = self.cpu()?;
-        tokio::time::sleep(Duration::from_secs(10)).await;
-        let busy = (self.cpu()? - before) / 10.0 * 100.0;
-        let daemon = proportional(self.daemon.id())?;
-        let shims: u64 = self
-            .processes("shims")
-            .into_iter()
-            .filter_map(|pid| proportional(pid).ok())
-            .sum();
-        let inside: u64 = self
-            .processes("pods")
-            .into_iter()
-            .filter_map(|pid| proportional(pid).ok())
-            .sum();
-        println!(
-            "{pods} idle pods: shim {:.0} KiB and container {:.0} KiB each, daemon {:.1} MiB, {busy:.2}% of a core",
-            shims as f64 / pods as f64,
-            inside as f64 / pods as f64,
-            daemon as f64 / 1024.0,
-        );
-        for pod_sandbox_id in made {
-            runtime
-                .stop_pod_sandbox(v1::StopPodSandboxRequest {
-                    pod_sandbox_id: pod_sandbox_id.clone(),
-                })
-                .await?;
-            runtime
-                .remove_pod_sandbox(v1::RemovePodSandboxRequest { pod_sandbox_id })
-                .await?;
-        }
-        Ok(())
-    }
-
-    fn processes(&self, part: &str) -> Vec<u32> {
+    /// Every process in a part of our cgroups.
+    pub fn processes(&self, part: &str) -> Vec<u32> {
         let roots = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"].map(PathBuf::from);
         let root = roots
             .iter()
@@ -182,8 +119,19 @@ impl Ours {
         found
     }
 
+    /// Bytes that the kernel counts for the pods' cgroups.
+    pub fn cgroup_usage(&self) -> u64 {
+        let name = format!("mainstay-{}/pods", self.id);
+        let files = [
+            format!("/sys/fs/cgroup/memory/{name}/memory.usage_in_bytes"),
+            format!("/sys/fs/cgroup/{name}/memory.current"),
+        ];
+        let read = |file: &String| fs::read_to_string(file).ok()?.trim().parse().ok();
+        files.iter().find_map(read).unwrap_or(0)
+    }
+
     /// Seconds of processor time that the daemon has used.
-    fn cpu(&self) -> Result<f64> {
+    pub fn cpu(&self) -> Result<f64> {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.daemon.id()))?;
         let fields: Vec<&str> = stat
             .rsplit(')')
@@ -195,16 +143,6 @@ impl Ours {
             + fields.get(12).context("stime")?.parse::<f64>()?;
         Ok(ticks / 100.0)
     }
-}
-
-/// A process' share of memory in KiB: what it has alone, and its part of what is shared.
-fn proportional(pid: u32) -> Result<u64> {
-    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
-    let line = rollup
-        .lines()
-        .find_map(|line| line.strip_prefix("Pss:"))
-        .context("Pss")?;
-    Ok(line.trim().trim_end_matches(" kB").parse()?)
 }
 
 impl Drop for Ours {

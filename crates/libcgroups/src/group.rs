@@ -1,8 +1,9 @@
 //! One path below the root of every hierarchy.
 
 use std::{
-    fs::{self, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::{self, Write},
+    os::fd::AsRawFd,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -86,9 +87,8 @@ impl Cgroup {
     pub fn enter(&self) -> io::Result<()> {
         self.create()?;
         match self.hierarchies {
-            Hierarchies::Unified(root) => {
-                put(&root.join(&self.path), "cgroup.procs", "0").map(|_| ())
-            }
+            Hierarchies::Unified(_) if self.is_ours() => Ok(()),
+            Hierarchies::Unified(root) => put(&root.join(&self.path), "cgroup.procs", "0"),
             Hierarchies::Split(roots) => {
                 let beside = roots.get(BESIDE).map(|root| root.join(&self.path));
                 for dir in self.dirs() {
@@ -101,17 +101,27 @@ impl Cgroup {
         }
     }
 
-    /// As [`Cgroup::enter`], and also where only a whole process can be moved: in the tree of
-    /// version 2 beside those of version 1.
-    pub fn enter_everywhere(&self) -> io::Result<()> {
-        self.enter()?;
-        match self.hierarchies {
-            Hierarchies::Unified(_) => Ok(()),
-            Hierarchies::Split(roots) => match roots.get(BESIDE) {
-                Some(root) => put(&root.join(&self.path), "cgroup.procs", "0").map(|_| ()),
-                None => Ok(()),
-            },
-        }
+    /// Whether the calling process is in it, in the tree of version 2.
+    fn is_ours(&self) -> bool {
+        let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let own = own.lines().find_map(|line| line.strip_prefix("0::/"));
+        own.is_some_and(|own| Path::new(own) == self.path)
+    }
+
+    /// Forks a child into it; the answer is the child's pid, or nothing in the child. The caller must
+    /// have one thread.
+    ///
+    /// Whole processes cannot be moved without a grace period (see [`Cgroup::enter`]), but they can
+    /// be born where they belong: that is how version 2's tree is entered, also beside those of
+    /// version 1, which the child must [`Cgroup::enter`] itself.
+    pub fn fork(&self) -> io::Result<Option<i32>> {
+        self.create()?;
+        let tree = match self.hierarchies {
+            Hierarchies::Unified(root) => Some(root),
+            Hierarchies::Split(roots) => roots.get(BESIDE),
+        };
+        let tree = tree.map(|root| File::open(root.join(&self.path)));
+        clone_into(tree.transpose()?.as_ref())
     }
 
     /// Moves a process into it, which is made where it is missing.
@@ -239,6 +249,33 @@ pub(crate) fn put(dir: &Path, file: &str, value: &str) -> io::Result<()> {
             format!("write {value:?} to {}: {error}", path.display()),
         )
     })
+}
+
+/// As the kernel numbers it; libc's is too narrow.
+const CLONE_INTO_CGROUP: u64 = 1 << 33;
+
+/// `fork`, with the child in a cgroup of version 2 if one is given.
+fn clone_into(cgroup: Option<&File>) -> io::Result<Option<i32>> {
+    // SAFETY: all zero is a valid value of this structure of numbers.
+    let mut wanted: libc::clone_args = unsafe { std::mem::zeroed() };
+    wanted.exit_signal = u64::from(libc::SIGCHLD.cast_unsigned());
+    if let Some(cgroup) = cgroup {
+        wanted.flags = CLONE_INTO_CGROUP;
+        wanted.cgroup = u64::from(cgroup.as_raw_fd().cast_unsigned());
+    }
+    // SAFETY: without shared memory this is a fork, and the caller has one thread.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_clone3,
+            &raw mut wanted,
+            size_of::<libc::clone_args>(),
+        )
+    };
+    match result {
+        0 => Ok(None),
+        pid if pid > 0 => i32::try_from(pid).map(Some).map_err(io::Error::other),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 fn create_dir(dir: &Path) -> io::Result<()> {
@@ -385,19 +422,10 @@ mod tests {
     /// The machine's own tree of version 2, with or without controllers. Needs root.
     #[test]
     fn version_2_kills_freezes_and_removes_for_real() {
-        assert!(
-            nix::unistd::geteuid().is_root(),
-            "tests of cgroups must run as root"
-        );
-        let root = match Hierarchies::host() {
-            Hierarchies::Unified(root) => root.clone(),
-            Hierarchies::Split(roots) => match roots.get(BESIDE) {
-                Some(root) => root.clone(),
-                // A machine of version 1 alone has nothing to show.
-                None => return,
-            },
+        let Some(tree) = crate::real::Tree::take() else {
+            return;
         };
-        let hierarchies: &'static Hierarchies = Box::leak(Box::new(Hierarchies::Unified(root)));
+        let hierarchies = tree.hierarchies();
         let name = format!("mainstay-test-{}", std::process::id());
         let group = Cgroup::of(hierarchies, format!("{name}/inner"));
         let mut sleeper = std::process::Command::new("sleep")

@@ -12,6 +12,8 @@ mod devices;
 mod group;
 mod hierarchies;
 mod limits;
+#[cfg(test)]
+mod real;
 mod stats;
 mod usage;
 pub mod v1;

@@ -1,7 +1,7 @@
 //! Small files of ours: written whole or not at all.
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, OpenOptions},
     io::{self, Write},
     path::Path,
 };
@@ -25,6 +25,28 @@ pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
 pub fn save(path: &Path, value: &impl Serialize) -> Result<()> {
     let bytes = serde_json::to_vec(value).map_err(|error| damaged(path, error))?;
     replace(path, &bytes)
+}
+
+/// Adds a record to a file of JSON lines, of which the last whole one counts. Unlike [`save`] it makes
+/// no new file, which is most of the work where many come and go.
+pub fn record(path: &Path, value: &impl Serialize) -> Result<()> {
+    // What was cut off by a crash before ends here.
+    let mut line = vec![b'\n'];
+    serde_json::to_writer(&mut line, value).map_err(|error| damaged(path, error))?;
+    line.push(b'\n');
+    let mut options = OpenOptions::new();
+    let file = options.create(true).append(true).open(path);
+    file.and_then(|mut file| file.write_all(&line))
+        .map_err(Error::file(path))
+}
+
+/// The last record of such a file.
+pub fn load_last<T: DeserializeOwned>(path: &Path) -> Result<T> {
+    let bytes = fs::read(path).map_err(Error::file(path))?;
+    let mut lines = bytes.split(|byte| *byte == b'\n').rev();
+    lines
+        .find_map(|line| serde_json::from_slice(line).ok())
+        .ok_or_else(|| damaged(path, "no whole record"))
 }
 
 /// Reads JSON.
@@ -56,5 +78,28 @@ pub fn remove_dir(path: &Path) -> Result<()> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         result => result.map_err(Error::file(path)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_whole_record_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("status.json");
+        record(&path, &1).unwrap();
+        record(&path, &2).unwrap();
+        assert_eq!(load_last::<i32>(&path).unwrap(), 2);
+        // Cut off in the middle of the next.
+        let mut torn = fs::read(&path).unwrap();
+        torn.extend_from_slice(b"\n[3");
+        fs::write(&path, torn).unwrap();
+        assert_eq!(load_last::<i32>(&path).unwrap(), 2);
+        record(&path, &4).unwrap();
+        assert_eq!(load_last::<i32>(&path).unwrap(), 4);
+        fs::write(&path, "").unwrap();
+        assert!(load_last::<i32>(&path).is_err());
     }
 }

@@ -80,7 +80,7 @@ impl Engine {
     ) -> Result<Arc<Container>> {
         let dir = dir(&self.config, id);
         fs::create_dir_all(&dir).map_err(Error::file(&dir))?;
-        disk::save(&dir.join("status.json"), &Status::default())?;
+        disk::record(&dir.join("status.json"), &Status::default())?;
         let rootfs = self.snapshots.root(&self.images.layer_dirs(image), &dir)?;
         let mut layers = image.layers.clone();
         let bound_images = self.bind_images(&dir, &config, &mut layers)?;
@@ -119,7 +119,7 @@ impl Engine {
             phase: Phase::Created,
             ..Status::default()
         };
-        disk::save(&dir.join("status.json"), &status)?;
+        disk::record(&dir.join("status.json"), &status)?;
         Ok(Arc::new(Container {
             id: id.to_owned(),
             config,

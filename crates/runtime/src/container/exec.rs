@@ -89,7 +89,9 @@ impl Engine {
         let sandbox = self.sandbox(&container.facts.sandbox)?;
         let shim = sandbox.shim()?;
         let exec = id::generate();
-        let process = container.dir.join(format!("exec-{}.json", &exec[..16]));
+        // Where the OCI runtime keeps the container's state: gone with it, and not on a disk.
+        let scratch = self.oci_root().join(&container.id);
+        let process = scratch.join(format!("exec-{}.json", &exec[..16]));
         let spec = disk::load(&container.dir.join("config.json"))?;
         disk::save(
             &process,

@@ -162,7 +162,7 @@ impl Container {
 
     /// Writes the new status down, then shows it.
     fn set_status(&self, status: Status) -> Result<()> {
-        let saved = disk::save(&self.dir.join("status.json"), &status);
+        let saved = disk::record(&self.dir.join("status.json"), &status);
         self.status.send_replace(status);
         saved
     }
@@ -216,7 +216,7 @@ impl Container {
     /// Reads a container that an earlier daemon has made.
     pub(crate) fn load(config: &Config, id: &str) -> Result<Arc<Self>> {
         let dir = dir(config, id);
-        let status = disk::load(&dir.join("status.json"))?;
+        let status = disk::load_last(&dir.join("status.json"))?;
         Ok(Arc::new(Self {
             id: id.to_owned(),
             config: disk::load_message(&dir.join("config.pb"))?,

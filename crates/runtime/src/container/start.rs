@@ -68,7 +68,7 @@ impl Engine {
             saved = Some(status.clone());
         });
         if let Some(status) = saved {
-            crate::disk::save(&container.dir.join("status.json"), &status)?;
+            crate::disk::record(&container.dir.join("status.json"), &status)?;
         }
         self.announce(container, ContainerEventType::ContainerStartedEvent);
         if ended {

@@ -27,12 +27,12 @@ pub(super) fn write(paths: &Paths, config: &PodSandboxConfig, own_hostname: bool
         host("/etc/hosts")
     };
     disk::replace(
-        &paths.root.join("hostname"),
+        &paths.state.join("hostname"),
         format!("{hostname}\n").as_bytes(),
     )?;
-    disk::replace(&paths.root.join("hosts"), hosts.as_bytes())?;
-    disk::replace(&paths.root.join("resolv.conf"), resolv_conf.as_bytes())?;
-    readable(&paths.root)
+    disk::replace(&paths.state.join("hosts"), hosts.as_bytes())?;
+    disk::replace(&paths.state.join("resolv.conf"), resolv_conf.as_bytes())?;
+    readable(&paths.state)
 }
 
 const HOSTS: &str = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n";

@@ -104,7 +104,7 @@ impl Paths {
 
     /// The shim's orders, which it keeps locked.
     pub fn orders(&self) -> PathBuf {
-        self.root.join("shim.json")
+        self.state.join("shim.json")
     }
 
     /// The shim's socket.
@@ -138,7 +138,7 @@ impl Sandbox {
             change(&mut state);
             state.clone()
         };
-        disk::save(&self.paths.root.join("state.json"), &state)
+        disk::record(&self.paths.root.join("state.json"), &state)
     }
 
     /// The connection to its shim.
@@ -165,9 +165,9 @@ impl Sandbox {
     pub fn pod_files(&self) -> PodFiles {
         let host_ipc = self.facts.pins.ipc.is_none();
         PodFiles {
-            hostname: self.paths.root.join("hostname"),
-            hosts: self.paths.root.join("hosts"),
-            resolv_conf: self.paths.root.join("resolv.conf"),
+            hostname: self.paths.state.join("hostname"),
+            hosts: self.paths.state.join("hosts"),
+            resolv_conf: self.paths.state.join("resolv.conf"),
             shm: if host_ipc {
                 "/dev/shm".into()
             } else {
@@ -193,7 +193,7 @@ impl Sandbox {
     /// Reads a sandbox that an earlier daemon has made.
     pub(crate) fn load(config: &Config, id: &str) -> Result<Arc<Self>> {
         let paths = Paths::new(config, id);
-        let state = disk::load(&paths.root.join("state.json"))?;
+        let state = disk::load_last(&paths.root.join("state.json"))?;
         Ok(Arc::new(Self {
             id: id.to_owned(),
             config: disk::load_message(&paths.root.join("config.pb"))?,

@@ -76,7 +76,7 @@ impl Engine {
         let state = State::default();
         disk::save_message(&paths.root.join("config.pb"), &config)?;
         disk::save(&paths.root.join("facts.json"), &facts)?;
-        disk::save(&paths.root.join("state.json"), &state)?;
+        disk::record(&paths.root.join("state.json"), &state)?;
         Ok(Sandbox {
             id,
             config,

@@ -13,7 +13,7 @@ use nix::{
         signal::{SigSet, Signal},
         signalfd::{SfdFlags, SignalFd},
     },
-    unistd::{ForkResult, fork, setsid},
+    unistd::setsid,
 };
 
 use super::{pin, protocol::Start, serve::Shim};
@@ -39,7 +39,6 @@ fn start() -> io::Result<Option<Shim>> {
     let orders: Start = serde_json::from_reader(&held)?;
     setsid()?;
     let _ = nix::sys::prctl::set_name(c"mainstay-shim");
-    Cgroup::new(&orders.cgroup).enter_everywhere()?;
     std::env::set_current_dir("/")?;
     let mut signals = SigSet::empty();
     for signal in [
@@ -59,8 +58,7 @@ fn start() -> io::Result<Option<Shim>> {
     let listener = UnixListener::bind(&orders.socket)?;
     listener.set_nonblocking(true)?;
     let (mut told, mut tell) = io::pipe()?;
-    // SAFETY: this process has one thread, so the child may do whatever it likes.
-    if let ForkResult::Parent { .. } = unsafe { fork() }? {
+    if Cgroup::new(&orders.cgroup).fork()?.is_some() {
         drop(tell);
         let mut message = String::new();
         told.read_to_string(&mut message)?;
@@ -82,6 +80,7 @@ fn start() -> io::Result<Option<Shim>> {
 
 /// The second half, in the process that stays.
 fn settle(orders: Start, held: File, listener: UnixListener, signals: &SigSet) -> io::Result<Shim> {
+    Cgroup::new(&orders.cgroup).enter()?;
     nix::sys::prctl::set_child_subreaper(true)?;
     let init = orders
         .namespaces

@@ -208,3 +208,42 @@ async fn shims_killed_at_any_moment_leave_nothing_that_cannot_be_removed() {
         .await;
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shim_is_out_of_reach_of_terminals_and_service_managers() {
+    let node = Node::start().await;
+    let pod = node.run_sandbox(sandbox_config(&node, "apart")).await;
+    let container = node.run(&pod, container_config("apart", &["sleep"])).await;
+    let shim = node.shim_pid();
+    let session = |pid: i32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        let fields = stat.rsplit(')').next().unwrap().split_whitespace();
+        let numbers: Vec<i32> = fields.skip(1).take(3).map(|n| n.parse().unwrap()).collect();
+        (numbers[1], numbers[2])
+    };
+    let daemon = node.daemon_pid().cast_signed();
+    let (group, of_session) = session(shim);
+    assert_ne!(group, session(daemon).0, "Ctrl-C goes to a process group");
+    assert_ne!(of_session, session(daemon).1, "SIGHUP goes to a session");
+    let cgroups = |pid: i32| fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    let apart = format!("/{}/shims", node.cgroup());
+    for line in cgroups(shim).lines() {
+        let path = line.rsplit(':').next().unwrap();
+        // A controller that is mounted nowhere has one cgroup for all.
+        assert!(path == apart || path == "/", "{line}");
+    }
+    assert!(cgroups(shim).contains(&apart));
+    for signal in [
+        Signal::SIGHUP,
+        Signal::SIGINT,
+        Signal::SIGTERM,
+        Signal::SIGQUIT,
+    ] {
+        kill(Pid::from_raw(shim), signal).unwrap();
+    }
+    let output = node
+        .exec(&container, &["/mainstay", "hello", "exit", "4"])
+        .await;
+    assert_eq!(output.exit_code, 4);
+    assert_eq!(node.shim_pid(), shim);
+}
