@@ -58,7 +58,6 @@ impl Engine {
         let id = id::generate();
         let paths = Paths::new(&self.config, &id);
         fs::create_dir_all(&paths.root).map_err(Error::file(&paths.root))?;
-        fs::create_dir_all(&paths.state).map_err(Error::file(&paths.state))?;
         let options = namespace_options(&config);
         let wanted = config
             .linux
@@ -77,6 +76,8 @@ impl Engine {
         disk::save_message(&paths.root.join("config.pb"), &config)?;
         disk::save(&paths.root.join("facts.json"), &facts)?;
         disk::record(&paths.root.join("state.json"), &state)?;
+        // Last: whoever finds no whole record looks for nothing else.
+        fs::create_dir_all(&paths.state).map_err(Error::file(&paths.state))?;
         Ok(Sandbox {
             id,
             config,
