@@ -103,7 +103,7 @@ pub struct Stored {
     pub revision: Revision,
     bytes: Bytes,
     /// The form in another version, once somebody asked for it.
-    converted: OnceLock<(Box<str>, Arc<Stored>)>,
+    converted: OnceLock<(Box<str>, Option<Arc<Stored>>)>,
     /// The protobuf message, once somebody asked for it.
     message: OnceLock<Bytes>,
 }
@@ -159,14 +159,19 @@ impl Stored {
         serde_json::from_slice(&self.bytes).unwrap_or_default()
     }
 
-    /// The form in another version; the first one that is asked for is kept.
-    pub(crate) fn converted(&self, version: &str, make: impl FnOnce() -> Arc<Self>) -> Arc<Self> {
+    /// The form that another version or a newer schema gives it, `None` if that is this one; what
+    /// was asked for first is kept.
+    pub(crate) fn converted(
+        &self,
+        form: &str,
+        make: impl FnOnce() -> Option<Arc<Self>>,
+    ) -> Option<Arc<Self>> {
         match self.converted.get() {
-            Some((known, form)) if **known == *version => form.clone(),
+            Some((known, made)) if **known == *form => made.clone(),
             Some(_) => make(),
             None => self
                 .converted
-                .get_or_init(|| (version.into(), make()))
+                .get_or_init(|| (form.into(), make()))
                 .1
                 .clone(),
         }

@@ -14,6 +14,7 @@ use kinds::{Kind, Scope};
 use machinery::{
     Object, Value,
     apply::Root,
+    decode::Findings,
     encode,
     schema::{self, Type},
 };
@@ -134,11 +135,14 @@ impl Resource {
     /// An object of the store as this resource serves it. Converted ones are kept beside the
     /// stored one, so that every reader of the same version shares them.
     pub(crate) fn serve<'a>(&self, object: &'a Stored) -> Served<'a> {
-        if self.storage.is_none() {
+        if !self.reshapes(object) {
             return Served::Stored(object);
         }
         let convert = || {
-            let mut converted = self.kind.from_stored(object.parse());
+            let mut converted = self.parse(object);
+            if self.storage.is_none() && converted == object.parse() {
+                return None;
+            }
             if let Some(metadata) = converted.get_mut("metadata").and_then(Value::as_object_mut) {
                 metadata.shift_remove("resourceVersion");
             }
@@ -148,9 +152,21 @@ impl Resource {
                 header: object.header.clone(),
             };
             // Labels and fields are those of the stored form; only the places differ.
-            Arc::new(Stored::stamp(draft.replaced(), object.revision))
+            Some(Arc::new(Stored::stamp(draft.replaced(), object.revision)))
         };
-        Served::Converted(object.converted(&self.api_version, convert))
+        let made = match &self.definition {
+            // Another schema of the same version is another form.
+            Some(kind) => object.converted(&kind.form(), convert),
+            None => object.converted(&self.api_version, convert),
+        };
+        made.map_or(Served::Stored(object), Served::Converted)
+    }
+
+    /// Whether an object may have to look different than it is stored: another version, or a
+    /// custom resource from before its definition was what it is now.
+    fn reshapes(&self, object: &Stored) -> bool {
+        let older = |kind: &Arc<CustomKind>| object.revision < kind.since;
+        self.storage.is_some() || self.definition.as_ref().is_some_and(older)
     }
 
     /// What is known about the fields, for managedFields and apply.
@@ -169,10 +185,15 @@ impl Resource {
 
     /// An object of the store, parsed, as this resource serves it.
     pub(crate) fn parse(&self, object: &Stored) -> Object {
-        match self.storage {
-            Some(_) => self.kind.from_stored(object.parse()),
-            None => object.parse(),
+        let mut parsed = object.parse();
+        if self.storage.is_some() {
+            parsed = self.kind.from_stored(parsed);
         }
+        if let Some(kind) = self.definition.as_ref().filter(|_| self.reshapes(object)) {
+            kind.prune(&mut parsed, &mut Findings::default());
+            kind.default(&mut parsed);
+        }
+        parsed
     }
 
     /// `deployments.apps`, as messages name it.

@@ -339,6 +339,11 @@ impl Status {
         Self::failure(429, "TooManyRequests", message).retry_after(retry_after)
     }
 
+    /// 500 for an error that has no kind of its own.
+    pub fn unknown(why: impl Into<String>) -> Self {
+        Self::failure(500, "", why.into())
+    }
+
     /// 500 with a cause.
     pub fn internal(why: impl fmt::Display) -> Self {
         let why = why.to_string();

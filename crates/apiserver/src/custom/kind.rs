@@ -8,6 +8,8 @@ use std::{
 use kinds::{Column, Context, Kind, Names, Scope, Subresource, SubresourceInfo};
 use machinery::{Object, Value, decode::Findings, field};
 
+use store::Revision;
+
 use super::{path::Path, structural::Schema, validate};
 
 const STATUS: SubresourceInfo = SubresourceInfo {
@@ -41,6 +43,8 @@ pub(crate) struct CustomKind {
     stored_api_version: String,
     schema: Schema,
     open_api: Value,
+    /// The definition's state: objects of earlier revisions may not have its shape.
+    pub(crate) since: Revision,
     has_status: bool,
     pub(crate) scale: Option<ScalePaths>,
     subresources: Vec<&'static str>,
@@ -67,7 +71,7 @@ fn intern(text: &str) -> &'static str {
 
 impl CustomKind {
     /// Reads one version of a definition.
-    pub(crate) fn read(definition: &Value, version: &Value, stored: &str) -> Self {
+    pub(crate) fn read(definition: &Value, version: &Value, stored: &str, since: Revision) -> Self {
         let spec = &definition["spec"];
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let list = |value: &Value| -> Vec<String> {
@@ -124,6 +128,7 @@ impl CustomKind {
             },
             schema: Schema::read(&version["schema"]["openAPIV3Schema"]),
             open_api: version["schema"]["openAPIV3Schema"].clone(),
+            since,
             selectable_names,
             names,
             has_status,
@@ -134,6 +139,11 @@ impl CustomKind {
             selectable,
             warning,
         }
+    }
+
+    /// The name of the form that this version gives to objects.
+    pub(crate) fn form(&self) -> String {
+        format!("{}@{}", self.api_version, self.since)
     }
 
     /// The schema as it was written.

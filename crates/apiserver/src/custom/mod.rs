@@ -9,6 +9,7 @@ mod validate;
 use std::{sync::Arc, time::Duration};
 
 use futures::StreamExt;
+use kinds::Kind;
 use machinery::{Object, Status, Value};
 use serde_json::json;
 use store::{Revision, WatchItem};
@@ -100,7 +101,7 @@ async fn settle(core: &Arc<Core>, definition: &Object) {
     let whole = Value::Object(definition.clone());
     let conflict = conflict(core, &whole);
     if conflict.is_none() {
-        serve(core, &whole);
+        serve(core, &whole).await;
     }
     if let Err(status) = tell(core, &name, conflict).await {
         tracing::warn!(definition = name, %status, "cannot write the status of a definition");
@@ -108,7 +109,7 @@ async fn settle(core: &Arc<Core>, definition: &Object) {
 }
 
 /// Registers the served versions, the stored one first.
-fn serve(core: &Core, definition: &Value) {
+async fn serve(core: &Core, definition: &Value) {
     let versions = definition["spec"]["versions"]
         .as_array()
         .cloned()
@@ -117,11 +118,44 @@ fn serve(core: &Core, definition: &Value) {
         return;
     };
     let stored_name = stored["name"].as_str().unwrap_or_default();
-    let read = |version: &Value| Arc::new(CustomKind::read(definition, version, stored_name));
+    let since = match known_since(core, definition) {
+        Some(since) => since,
+        // Writes up to now may have been made by the schema of before.
+        None => core
+            .store
+            .revision()
+            .await
+            .map_or(Revision::MAX, |now| now + 1),
+    };
+    let read =
+        |version: &Value| Arc::new(CustomKind::read(definition, version, stored_name, since));
     let mut kinds = vec![read(stored)];
     let others = versions.iter().filter(|version| version["storage"] != true);
     kinds.extend(others.filter(|version| version["served"] == true).map(read));
     core.registry.define(kinds, stored["served"] == true);
+}
+
+/// From which revision on objects are written as the definition says, if its schemas are those
+/// that are served already.
+fn known_since(core: &Core, definition: &Value) -> Option<Revision> {
+    let spec = &definition["spec"];
+    let (group, plural) = (&spec["group"], &spec["names"]["plural"]);
+    let table = core.registry.table();
+    let mut known = table
+        .all()
+        .iter()
+        .filter(|known| known.custom && known.group == *group && known.plural == *plural)
+        .filter_map(|known| known.definition.as_ref())
+        .peekable();
+    let since = known.peek()?.since;
+    let same = |kind: &Arc<CustomKind>| {
+        let mut versions = spec["versions"].as_array().into_iter().flatten();
+        versions.any(|version| {
+            version["name"] == kind.names().version
+                && version["schema"]["openAPIV3Schema"] == *kind.open_api()
+        })
+    };
+    known.all(same).then_some(since)
 }
 
 /// Why the names cannot be accepted, if they cannot.
@@ -271,7 +305,7 @@ async fn empty(core: &Arc<Core>, definition: &Object) {
     let plural = whole["spec"]["names"]["plural"]
         .as_str()
         .unwrap_or_default();
-    serve(core, &whole);
+    serve(core, &whole).await;
     loop {
         match delete_all(core, group, plural).await {
             Ok(0) => break,

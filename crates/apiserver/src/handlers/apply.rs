@@ -18,7 +18,7 @@ use crate::{
     meta,
     pipeline::Request,
     respond::Answer,
-    write::{self, Change},
+    write::{self, Change, Write},
 };
 
 /// 422 about an option of the patch.
@@ -37,7 +37,7 @@ pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     let bytes = body::take(&request).await?;
     let mut write = objects::write(&request, &resource, &options);
     write.tracked = true;
-    let (config, warnings) = configuration(&resource, &bytes, &write.name, options.validation)?;
+    let (config, warnings) = configuration(&resource, &bytes, &write, options.validation)?;
     let now = meta::time(request.core.config.clock.now());
     let force = request.query.flag("force");
     let core = request.core.clone();
@@ -60,16 +60,39 @@ pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
 fn configuration(
     resource: &Resource,
     bytes: &[u8],
-    name: &str,
+    write: &Write,
     validation: FieldValidation,
 ) -> Result<(Object, Vec<String>), Status> {
     let unreadable = |why: String| Status::bad_request(format!("error decoding YAML: {why}"));
-    let (tree, _) = decode::tree(Format::Yaml, bytes).map_err(unreadable)?;
-    let Value::Object(mut config) = tree else {
+    let (mut tree, twice) = decode::tree(Format::Yaml, bytes).map_err(unreadable)?;
+    let name = write.name.as_str();
+    let Value::Object(config) = &mut tree else {
         return Err(unreadable("the configuration is no object".to_owned()));
     };
-    convert::settle_kind(resource, &mut config)?;
-    let checked = convert::normalise(resource, config.clone(), validation)?;
+    convert::settle_kind(resource, config)?;
+    if let Some(why) = apply::undeclared(resource.root(), &tree) {
+        let (namespace, kind) = (&write.namespace, &resource.kind.names().kind);
+        let version = &resource.api_version;
+        return Err(Status::unknown(format!(
+            "failed to create typed patch object ({namespace}/{name}; {version}, Kind={kind}): {why}"
+        )));
+    }
+    let mut config = match tree {
+        Value::Object(config) => config,
+        _ => Object::new(),
+    };
+    let mut checked = convert::normalise(resource, config.clone(), validation)?;
+    if let Some(why) = twice.yaml_error() {
+        let why = format!("error converting YAML to JSON: {why}");
+        match validation {
+            FieldValidation::Strict => {
+                let why = format!("error strict decoding YAML: {why}");
+                return Err(Status::bad_request(why));
+            }
+            FieldValidation::Warn => checked.warnings.push(why),
+            FieldValidation::Ignore => {}
+        }
+    }
     match meta::text(&config, "name") {
         "" => meta::set(&mut config, "name", name),
         given if given == name => {}

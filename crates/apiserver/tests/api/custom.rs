@@ -261,3 +261,87 @@ async fn a_definition_takes_its_objects_with_it() {
     let list = wait(&server, WIDGETS, 200).await;
     assert_eq!(list["items"], json!([]));
 }
+
+/// A patch of a form, by the admin.
+async fn patch(server: &Server, path: &str, media: &str, body: &str) -> crate::support::Raw {
+    let user = apiserver::User::new("kubernetes-admin", ["system:masters"]);
+    send(
+        server,
+        user,
+        "PATCH",
+        path,
+        &[("content-type", media)],
+        body,
+    )
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stored_objects_get_the_defaults_of_a_newer_schema_when_they_are_read() {
+    let server = defined().await;
+    let made = admin(&server, "POST", WIDGETS, widget("old", json!({"size": 1}))).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let path = format!("{DEFINITIONS}/widgets.example.com");
+    let change = json!([
+        {"op": "add", "path": "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/shape",
+         "value": {"type": "string", "default": "round"}}]);
+    let patched = patch(
+        &server,
+        &path,
+        "application/json-patch+json",
+        &change.to_string(),
+    )
+    .await;
+    assert_eq!(patched.code, 200, "{}", patched.body);
+    let one = format!("{WIDGETS}/old");
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+    let read = loop {
+        let read = admin(&server, "GET", &one, Value::Null).await.json();
+        if read["spec"]["shape"] == "round" {
+            break read;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "{read}");
+        tokio::task::yield_now().await;
+    };
+    let version = made.json()["metadata"]["resourceVersion"].clone();
+    assert_eq!(read["metadata"]["resourceVersion"], version);
+    let list = admin(&server, "GET", WIDGETS, Value::Null).await.json();
+    assert_eq!(list["items"][0]["spec"]["shape"], "round");
+    let merge = json!({"spec": {"size": 2}}).to_string();
+    let changed = patch(&server, &one, "application/merge-patch+json", &merge).await;
+    assert_eq!(changed.json()["spec"]["shape"], "round");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn apply_refuses_fields_that_the_schema_lacks_and_keys_that_come_twice() {
+    let server = defined().await;
+    let apply = async |spec: &str, validation: &str| {
+        let path = format!("{WIDGETS}/a?fieldManager=me&fieldValidation={validation}");
+        let body =
+            format!("apiVersion: example.com/v1\nkind: Widget\nmetadata: {{name: a}}\n{spec}");
+        patch(&server, &path, "application/apply-patch+yaml", &body).await
+    };
+    for validation in ["Strict", "Ignore"] {
+        let odd = apply("odd: 1\nspec: {size: 1}", validation).await;
+        assert_eq!(odd.code, 500, "{}", odd.body);
+        assert_eq!(
+            odd.json()["message"],
+            "failed to create typed patch object (default/a; example.com/v1, Kind=Widget): .odd: field not declared in schema"
+        );
+    }
+    let twice = apply("spec:\n  size: 1\n  size: 2", "Strict").await;
+    assert_eq!(twice.code, 400, "{}", twice.body);
+    let message = twice.json()["message"].as_str().unwrap().to_owned();
+    assert!(
+        message.starts_with("error strict decoding YAML: "),
+        "{message}"
+    );
+    assert!(
+        message.contains("line 6: key \"size\" already set in map"),
+        "{message}"
+    );
+    assert_eq!(
+        apply("spec:\n  size: 1\n  size: 2", "Ignore").await.code,
+        201
+    );
+}

@@ -7,10 +7,12 @@
 mod managers;
 mod set;
 mod topology;
+mod undeclared;
 mod walk;
 
 pub use set::FieldSet;
 pub use topology::Root;
+pub use undeclared::undeclared;
 
 use crate::schema;
 use crate::status::Cause;

@@ -247,7 +247,8 @@ impl FieldSet {
     }
 }
 
-fn readable(step: &str) -> String {
+/// A step of a path as people read it.
+pub(super) fn readable(step: &str) -> String {
     match step.split_at_checked(2) {
         Some(("f:", name)) => format!(".{name}"),
         Some(("k:", key)) => match serde_json::from_str::<Object>(key) {

@@ -95,6 +95,26 @@ impl<'a> Node<'a> {
         }
     }
 
+    /// Whether there can be a field or an entry of a name.
+    pub(super) fn takes(self, name: &str) -> bool {
+        let is_root = matches!(self, Node::Struct(_) | Node::CustomRoot(_));
+        match self {
+            _ if is_root && matches!(name, "apiVersion" | "kind" | "metadata") => true,
+            Node::Struct(_) | Node::Field(Shape::Struct(_), _) => self.declares(name),
+            Node::Custom(schema) | Node::CustomRoot(schema) => {
+                let open = schema["x-kubernetes-preserve-unknown-fields"] == true
+                    || schema
+                        .get("additionalProperties")
+                        .is_some_and(|more| *more != false)
+                    || schema["type"].as_str() != Some("object");
+                let embedded = schema["x-kubernetes-embedded-resource"] == true
+                    && matches!(name, "apiVersion" | "kind" | "metadata");
+                open || embedded || schema["properties"].get(name).is_some()
+            }
+            _ => true,
+        }
+    }
+
     /// The value of a key field that an element leaves out.
     pub(super) fn default_of(self, key: &str) -> Option<Value> {
         match self.element() {

@@ -60,14 +60,16 @@ impl Findings {
         self.sentences.is_empty()
     }
 
+    /// Those of the YAML parser in one, in its words.
+    pub fn yaml_error(&self) -> Option<String> {
+        let yaml = &self.sentences[..self.yaml];
+        (!yaml.is_empty()).then(|| format!("yaml: unmarshal errors:\n  {}", yaml.join("\n  ")))
+    }
+
     /// All in one, as a strict decoder refuses a body.
     pub fn strict_error(&self) -> String {
-        let (yaml, rest) = self.sentences.split_at(self.yaml);
-        let mut parts = Vec::with_capacity(rest.len() + 1);
-        if !yaml.is_empty() {
-            parts.push(format!("yaml: unmarshal errors:\n  {}", yaml.join("\n  ")));
-        }
-        parts.extend_from_slice(rest);
+        let mut parts = Vec::from_iter(self.yaml_error());
+        parts.extend_from_slice(&self.sentences[self.yaml..]);
         format!("strict decoding error: {}", parts.join(", "))
     }
 }

@@ -83,14 +83,14 @@ impl Log {
         put(file, &mut self.torn, &out);
     }
 
-    /// Writes what never became a whole line and lets go of the file.
+    /// Writes what never became a whole line, as the part of one that it is, and lets go of the file.
     pub fn close(&mut self) {
         for stream in [Stream::Stdout, Stream::Stderr] {
             let rest = std::mem::take(&mut self.rest[stream as usize]);
             if let (Some(file), false) = (&mut self.file, rest.is_empty()) {
                 let mut out = Vec::new();
                 let head = format!("{} {} ", timestamp(now()), name(stream));
-                entry(&mut out, &head, b'F', &rest);
+                entry(&mut out, &head, b'P', &rest);
                 put(file, &mut self.torn, &out);
             }
         }
@@ -173,7 +173,7 @@ mod tests {
             ("stderr F", "oops"),
             ("stdout F", "two"),
             ("stdout F", ""),
-            ("stdout F", "three"),
+            ("stdout P", "three"),
         ];
         assert_eq!(
             lines,
