@@ -15,6 +15,7 @@ mod names;
 mod peer;
 mod rotation;
 mod tls;
+mod unverified;
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -25,6 +26,7 @@ pub use names::Names;
 pub use peer::{Identifier, Peer, Signer};
 pub use rotation::Rotation;
 pub use tls::{bearer_client_config, client_config_from_pem, server_config_from_pem};
+pub use unverified::unverified_client_config;
 
 mod cluster;
 pub use cluster::Pki;

@@ -20,7 +20,7 @@ use tokio::{
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use super::Location;
+use super::{Location, Trust};
 use crate::{
     Body,
     body::BodyError,
@@ -61,11 +61,17 @@ pub(crate) async fn connect(core: &Core, location: &Location) -> Result<Transpor
     };
     // A peer that is gone shows with the first write.
     let _ = stream.set_nodelay(true);
-    if !location.tls {
-        return Ok(Transport::Plain(stream));
-    }
-    let config = core.config.kubelet_tls.clone();
-    let config = config.ok_or_else(|| failed("no client certificate for kubelets".to_owned()))?;
+    let config = match location.tls {
+        None => return Ok(Transport::Plain(stream)),
+        Some(Trust::Kubelet) => core
+            .config
+            .kubelet_tls
+            .clone()
+            .ok_or_else(|| failed("no client certificate for kubelets".to_owned()))?,
+        Some(Trust::Anybody) => {
+            pki::unverified_client_config().map_err(|error| failed(error.to_string()))?
+        }
+    };
     let handshake =
         TlsConnector::from(config).connect(ServerName::IpAddress(address.into()), stream);
     match tokio::time::timeout(DIAL, handshake).await {

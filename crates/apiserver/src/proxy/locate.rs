@@ -3,7 +3,7 @@
 use machinery::{Object, Status, Value};
 use rand::seq::IndexedRandom;
 
-use super::Location;
+use super::{Location, Trust};
 use crate::{Resource, ResourceRequest, meta, pipeline::Request};
 
 const KUBELET_PORT: u16 = 10250;
@@ -101,7 +101,7 @@ async fn node_location(
         .and_then(|port| u16::try_from(port).ok())
         .filter(|port| *port > 0);
     Ok(Location {
-        tls: true,
+        tls: Some(Trust::Kubelet),
         host,
         port: port.unwrap_or(KUBELET_PORT),
         path_and_query,
@@ -282,7 +282,7 @@ async fn pod_proxy(request: &Request, subject: &ResourceRequest) -> Result<Locat
     };
     let port = port.unwrap_or(80);
     Ok(Location {
-        tls,
+        tls: tls.then_some(Trust::Anybody),
         host,
         port,
         path_and_query: rest(request, subject),
@@ -356,7 +356,7 @@ async fn service_proxy(request: &Request, subject: &ResourceRequest) -> Result<L
         .cloned()
         .ok_or_else(unavailable)?;
     Ok(Location {
-        tls,
+        tls: tls.then_some(Trust::Anybody),
         host,
         port,
         path_and_query: rest(request, subject),

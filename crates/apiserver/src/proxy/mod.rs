@@ -2,6 +2,7 @@
 //! requests by pods, services and nodes.
 
 mod backend;
+mod html;
 mod locate;
 mod redirect;
 pub(crate) mod streams;
@@ -20,13 +21,22 @@ use crate::{
 /// Where a request goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Location {
-    pub(crate) tls: bool,
+    pub(crate) tls: Option<Trust>,
     pub(crate) host: String,
     pub(crate) port: u16,
     pub(crate) path_and_query: String,
     /// Whether the backend speaks every WebSocket form itself; kubelets say so in their node's
     /// status.
     pub(crate) websockets: bool,
+}
+
+/// Whom a connection over TLS believes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Trust {
+    /// A kubelet of this cluster, which also learns who we are.
+    Kubelet,
+    /// Whatever answers: certificates of pods are their own business.
+    Anybody,
 }
 
 /// Headers that are about the connection to us, or about who the caller is.
@@ -79,9 +89,8 @@ async fn proxy(request: Request, location: Location) -> Answer {
         redirect::Base::of(&request, &location),
         backend::connect(&request.core, &location).await?,
     );
-    let mut answer = forward(request, location, transport).await?;
-    base.rewrite(answer.headers_mut());
-    Ok(answer)
+    let answer = forward(request, location, transport).await?;
+    base.lead_back(answer).await
 }
 
 /// Why a kubelet refused, in its own words.

@@ -1,9 +1,15 @@
-//! Proxied redirects: the client follows them through this server, never this server itself.
+//! Proxied redirects and links: the client follows them through this server, never this server
+//! itself.
 
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Uri, header, request::Parts};
+use http_body_util::BodyExt;
+use machinery::Status;
 
-use super::{Location, authority};
-use crate::{Body, pipeline::Request};
+use super::{Location, authority, html};
+use crate::{Body, pipeline::Request, respond::Answer};
+
+/// Longer pages are passed on as they are, or cut off if they did not say how long they are.
+const MAX_PAGE: usize = 8 << 20;
 
 /// A browser at `…/proxy` would take relative links for our own: it is sent to `…/proxy/`.
 pub(super) fn to_root(parts: &Parts) -> Option<Response<Body>> {
@@ -43,8 +49,29 @@ impl Base {
         }
     }
 
-    /// Leads redirects to the target itself back through the proxy.
-    pub(super) fn rewrite(&self, headers: &mut HeaderMap) {
+    /// Leads redirects and, in pages, links to the target itself back through the proxy.
+    pub(super) async fn lead_back(&self, answer: Response<Body>) -> Answer {
+        let (mut parts, body) = answer.into_parts();
+        self.rewrite(&mut parts.headers);
+        let length = parts.headers.get(header::CONTENT_LENGTH);
+        let length: Option<usize> = length.and_then(|length| length.to_str().ok()?.parse().ok());
+        if !is_page(&parts.headers) || length.is_some_and(|length| length > MAX_PAGE) {
+            return Ok(Response::from_parts(parts, body));
+        }
+        let page = http_body_util::Limited::new(body, MAX_PAGE).collect().await;
+        let page = page.map_err(|error| {
+            Status::service_unavailable(format!("error trying to reach service: {error}"))
+        })?;
+        let page = page.to_bytes();
+        let page = match std::str::from_utf8(&page) {
+            Ok(text) => html::rewrite(text, |link| self.through(link)).into(),
+            Err(_) => page,
+        };
+        parts.headers.remove(header::CONTENT_LENGTH);
+        Ok(Response::from_parts(parts, Body::whole(page)))
+    }
+
+    fn rewrite(&self, headers: &mut HeaderMap) {
         let Some(rewritten) = headers
             .get(header::LOCATION)
             .and_then(|location| self.through(location.to_str().ok()?))
@@ -63,8 +90,17 @@ impl Base {
             None => location.starts_with('/'),
         };
         let path = uri.path_and_query().map_or("/", |path| path.as_str());
-        here.then(|| format!("{}{path}", self.prefix))
+        let led = path.starts_with(&self.prefix);
+        (here && !led).then(|| format!("{}{path}", self.prefix))
     }
+}
+
+/// Whether links can be found in it: HTML that was not compressed.
+fn is_page(headers: &HeaderMap) -> bool {
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    let media = text(header::CONTENT_TYPE).and_then(|media| media.split(';').next());
+    media.is_some_and(|media| media.trim().eq_ignore_ascii_case("text/html"))
+        && text(header::CONTENT_ENCODING).is_none_or(|encoding| encoding == "identity")
 }
 
 #[cfg(test)]

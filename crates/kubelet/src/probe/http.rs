@@ -1,7 +1,7 @@
 //! HTTP probes and hooks: a GET to the pod, over TLS without verification if asked, following
 //! redirects on the same host only.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{net::IpAddr, time::Duration};
 
 use bytes::Bytes;
 use http::{Request, Uri, header};
@@ -144,7 +144,8 @@ async fn ask(target: &Target) -> Result<(u16, Option<String>, String), String> {
             )
         })?;
     if target.tls {
-        let connector = TlsConnector::from(unverified());
+        let connector =
+            TlsConnector::from(pki::unverified_client_config().map_err(|error| error.to_string())?);
         let name = rustls::pki_types::ServerName::IpAddress(ip.into());
         let tls = connector
             .connect(name, tcp)
@@ -206,60 +207,6 @@ where
             Ok(()) => answer.await,
             Err(error) => Err(error.to_string()),
         },
-    }
-}
-
-/// A pod's certificate is its own business.
-fn unverified() -> Arc<rustls::ClientConfig> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let verifier = Arc::new(AcceptAll(provider.clone()));
-    let builder = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        // The provider above supports both versions that rustls has.
-        .expect("ring supports TLS 1.2 and 1.3");
-    Arc::new(
-        builder
-            .dangerous()
-            .with_custom_certificate_verifier(verifier)
-            .with_no_client_auth(),
-    )
-}
-
-#[derive(Debug)]
-struct AcceptAll(Arc<rustls::crypto::CryptoProvider>);
-
-impl rustls::client::danger::ServerCertVerifier for AcceptAll {
-    fn verify_server_cert(
-        &self,
-        _: &rustls::pki_types::CertificateDer<'_>,
-        _: &[rustls::pki_types::CertificateDer<'_>],
-        _: &rustls::pki_types::ServerName<'_>,
-        _: &[u8],
-        _: rustls::pki_types::UnixTime,
-    ) -> Result<rustls::client::danger::ServerCertVerified, rustls::Error> {
-        Ok(rustls::client::danger::ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &rustls::pki_types::CertificateDer<'_>,
-        _: &rustls::DigitallySignedStruct,
-    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
-        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &rustls::pki_types::CertificateDer<'_>,
-        _: &rustls::DigitallySignedStruct,
-    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
-        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
     }
 }
 
