@@ -341,6 +341,11 @@ impl Core {
         } else {
             self.flight.admit(&user, &info).await?
         };
+        if place.is_some() && matches!(parts.method, Method::GET | Method::HEAD) {
+            // Reads do not wait for anything. Each lets the others find their places first: a flood
+            // then stands in its own line instead of in everybody's.
+            tokio::task::yield_now().await;
+        }
         self.authorize(&user, &info, &query, ticket.as_deref())
             .await?;
         let deadline = self.config.limits.deadline;
