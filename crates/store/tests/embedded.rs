@@ -351,9 +351,10 @@ fn a_real_full_disk_refuses_writes_and_recovers() {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         return runtime.block_on(fill_and_free(std::path::Path::new(&directory)));
     }
-    if !rustix::process::geteuid().is_root() {
-        return;
-    }
+    assert!(
+        rustix::process::geteuid().is_root(),
+        "a filesystem of its own needs root"
+    );
     let directory = tempfile::tempdir().unwrap();
     let script = r#"mount -t tmpfs -o size=16m tmpfs "$STORE_FULL_DISK" && exec "$0" --exact a_real_full_disk_refuses_writes_and_recovers"#;
     let status = std::process::Command::new("unshare")

@@ -120,7 +120,7 @@ async fn a_damaged_record_in_the_middle_is_refused_by_file_and_offset() {
     }
     store.close();
     let name = "log-0000000000000001";
-    for offset in [32, 100, 200, 300] {
+    for offset in [64, 150, 200, 330] {
         disk.flip(name, offset);
         let refused = small().open_on(Arc::new(disk.clone()), Plain).map(drop);
         let Err(Error::Corrupt(message)) = &refused else {
@@ -150,7 +150,7 @@ async fn a_damaged_record_of_an_ended_segment_is_refused_also_at_its_end() {
     }
     store.close();
     let name = "log-0000000000000002";
-    disk.flip(name, disk.length(name) - 20);
+    disk.flip(name, disk.frames_end(name) - 100);
     let refused = small().open_on(Arc::new(disk.clone()), Plain).map(drop);
     assert!(
         matches!(&refused, Err(Error::Corrupt(message)) if message.contains(name)),

@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     disk::Disk,
-    log::segment_name,
+    log::spare_name,
     record::Marks,
     request::Request,
     snapshot::{self, snapshot_name},
@@ -32,18 +32,30 @@ pub struct RunningSnapshot {
 impl<C: Codec> Writer<C> {
     /// Starts a snapshot if the log has grown or somebody wants one.
     pub fn start_snapshot_when_due(&mut self, now: Millis) {
-        let grown = self.log.bytes() > self.config.min_log_bytes.max(self.state.bytes);
+        let limit = self.config.log_limit(self.state.bytes);
+        let grown = self.log_bytes > limit;
         let wanted = grown || !self.snapshot_waiters.is_empty();
         if self.snapshot.is_some() || !wanted || now < self.snapshot_not_before {
             return;
         }
         self.snapshot_not_before = now + RETRY;
-        let (number, covers) = match self.log.end() {
+        let Some(publisher) = self.stage.here() else {
+            return;
+        };
+        let ended = publisher.log.end();
+        self.dirty_since = None;
+        let (number, covers) = match ended {
             Ok(ended) => ended,
             Err(fault) => {
-                let error = self.fail(fault);
+                let error = publisher.fail(fault);
                 return self.finish_snapshot_waiters(Err(error));
             }
+        };
+        // As many old segments are kept as it takes until the next snapshot.
+        let spares = (limit / self.config.segment_bytes) as usize;
+        let keep = Keep {
+            spares: spares.saturating_sub(publisher.log.spares()),
+            at_least: self.config.segment_bytes / 2,
         };
         let (disk, codec) = (self.disk.clone(), self.codec.clone());
         let (state, marks) = (
@@ -53,14 +65,13 @@ impl<C: Codec> Writer<C> {
                 ..self.marks
             },
         );
-        let report = self.to_self.clone();
+        let report = self.queue.clone();
         let work = move || {
-            let write = || write_snapshot(&*disk, &*codec, number, &state, &marks);
+            let write = || write_snapshot(&*disk, &*codec, number, &state, &marks, &keep);
             let result = catch_unwind(AssertUnwindSafe(write))
                 .unwrap_or_else(|_| Err("writing a snapshot panicked".into()));
-            if let Some(report) = report.upgrade() {
-                let _ = report.blocking_send(Request::SnapshotDone(result));
-            }
+            // When nobody takes it any more, the next start tidies up.
+            report.push(Request::SnapshotDone(result));
         };
         match std::thread::Builder::new()
             .name("store-snapshot".into())
@@ -72,19 +83,22 @@ impl<C: Codec> Writer<C> {
     }
 
     /// Takes the thread's report.
-    pub fn snapshot_done(&mut self, result: Result<(), String>) {
+    pub fn snapshot_done(&mut self, result: Result<Vec<String>, String>) {
         if let Some(running) = self.snapshot.take() {
             // A panic in it has been reported by the runtime, and the log still has everything.
             let _ = running.thread.join();
             match &result {
-                Ok(()) => {
-                    self.log.forget(running.covers);
+                Ok(spares) => {
+                    if let Some(publisher) = self.stage.here() {
+                        publisher.log.forget(running.covers, spares.clone());
+                        self.log_bytes = publisher.log.bytes();
+                    }
                     self.snapshot_not_before = 0;
                 }
                 Err(why) => tracing::warn!(why, "no snapshot now"),
             }
         }
-        self.finish_snapshot_waiters(result.map_err(Error::Unavailable));
+        self.finish_snapshot_waiters(result.map(drop).map_err(Error::Unavailable));
     }
 
     fn finish_snapshot_waiters(&mut self, result: Result<(), Error>) {
@@ -94,13 +108,22 @@ impl<C: Codec> Writer<C> {
     }
 }
 
+/// Which superfluous segments are kept to be written over.
+pub struct Keep {
+    /// How many.
+    pub spares: usize,
+    /// Those of at least this length.
+    pub at_least: u64,
+}
+
 fn write_snapshot<C: Codec>(
     disk: &dyn Disk,
     codec: &C,
     number: u64,
     state: &State<C::Object>,
     marks: &Marks,
-) -> Result<(), String> {
+    keep: &Keep,
+) -> Result<Vec<String>, String> {
     let name = snapshot_name(number);
     snapshot::write(
         disk,
@@ -111,7 +134,7 @@ fn write_snapshot<C: Codec>(
         state.saved(codec),
     )
     .map_err(|error| format!("cannot write {}: {error}", disk.path(&name).display()))?;
-    remove_before(disk, number).map_err(|error| {
+    remove_before(disk, number, keep).map_err(|error| {
         format!(
             "cannot remove files before {}: {error}",
             disk.path(&name).display()
@@ -119,15 +142,24 @@ fn write_snapshot<C: Codec>(
     })
 }
 
-/// Removes segments and snapshots that the snapshot `number` makes superfluous.
-pub fn remove_before(disk: &dyn Disk, number: u64) -> std::io::Result<()> {
-    let (first_log, first_snapshot) = (segment_name(number), snapshot_name(number));
+/// Removes segments and snapshots that the snapshot `number` makes superfluous. Returns the names of
+/// segments that can be written over instead.
+pub fn remove_before(disk: &dyn Disk, number: u64, keep: &Keep) -> std::io::Result<Vec<String>> {
+    let mut spares = Vec::new();
     for name in disk.list()? {
-        let old_log = name.starts_with("log-") && name < first_log;
-        let old_snapshot = name.starts_with("snapshot-") && name < first_snapshot;
-        if (old_log || old_snapshot) && !name.ends_with(".tmp") {
+        let of = |prefix: &str| u64::from_str_radix(name.strip_prefix(prefix)?, 16).ok();
+        if let Some(old) = of("log-").filter(|old| *old < number) {
+            if spares.len() < keep.spares && disk.open(&name)?.size()? >= keep.at_least {
+                let spare = spare_name(old);
+                disk.rename(&name, &spare)?;
+                spares.push(spare);
+            } else {
+                disk.remove(&name)?;
+            }
+        } else if of("snapshot-").is_some_and(|old| old < number) {
             disk.remove(&name)?;
         }
     }
-    disk.sync()
+    disk.sync()?;
+    Ok(spares)
 }

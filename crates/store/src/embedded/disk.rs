@@ -9,6 +9,8 @@ use std::{
 
 use rustix::fs::{FallocateFlags, FlockOperation};
 
+use super::direct::{self, DirectFile};
+
 /// One directory of files.
 pub trait Disk: Send + Sync + 'static {
     /// Keeps every other process out until the guard is dropped.
@@ -19,6 +21,16 @@ pub trait Disk: Send + Sync + 'static {
     fn create(&self, name: &str) -> io::Result<Box<dyn File>>;
     /// An existing file.
     fn open(&self, name: &str) -> io::Result<Box<dyn File>>;
+    /// The length of the blocks that files of the log are written in.
+    fn block(&self) -> u32;
+    /// As [`Disk::create`], for a file that is written in whole blocks at multiples of their length.
+    fn create_log(&self, name: &str) -> io::Result<Box<dyn File>> {
+        self.create(name)
+    }
+    /// As [`Disk::open`], for a file that is written in whole blocks at multiples of their length.
+    fn open_log(&self, name: &str) -> io::Result<Box<dyn File>> {
+        self.open(name)
+    }
     /// Renames, replacing the target.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
     /// Removes a file.
@@ -100,6 +112,23 @@ impl Disk for Directory {
         Ok(Box::new(open_options().open(self.path(name))?))
     }
 
+    fn block(&self) -> u32 {
+        direct::BLOCK as u32
+    }
+
+    fn create_log(&self, name: &str) -> io::Result<Box<dyn File>> {
+        let file = open_options()
+            .create(true)
+            .truncate(true)
+            .open(self.path(name))?;
+        Ok(Box::new(DirectFile::new(file)))
+    }
+
+    fn open_log(&self, name: &str) -> io::Result<Box<dyn File>> {
+        let file = open_options().open(self.path(name))?;
+        Ok(Box::new(DirectFile::new(file)))
+    }
+
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         fs::rename(self.path(from), self.path(to))
     }
@@ -137,13 +166,7 @@ impl File for fs::File {
     }
 
     fn reserve(&mut self, offset: u64, length: u64) -> io::Result<()> {
-        match rustix::fs::fallocate(&*self, FallocateFlags::empty(), offset, length) {
-            // Filesystems without fallocate: the zeros below take the space as well.
-            Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => {}
-            Err(error) => return Err(error.into()),
-        }
-        // A sync of blocks that have been written before changes no metadata: it needs neither the
-        // filesystem's journal nor its worker threads, and takes half the time.
+        allocate(self, offset, length)?;
         FileExt::write_all_at(self, &vec![0; length as usize], offset)
     }
 
@@ -154,6 +177,17 @@ impl File for fs::File {
 
     fn sync(&mut self) -> io::Result<()> {
         self.sync_data()
+    }
+}
+
+/// Takes space; what is read there before it is written is not said. The caller writes zeros, because
+/// a sync of blocks that have been written before changes no metadata: it needs neither the
+/// filesystem's journal nor its worker threads, and takes half the time.
+pub(crate) fn allocate(file: &fs::File, offset: u64, length: u64) -> io::Result<()> {
+    match rustix::fs::fallocate(file, FallocateFlags::empty(), offset, length) {
+        // Filesystems without fallocate: the zeros take the space as well.
+        Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -11,7 +11,8 @@ pub const FILE_HEADER: usize = 32;
 pub const FRAME_HEADER: usize = 24;
 
 const FRAME_MAGIC: u32 = 0x6d73_6601;
-const ALIGNMENT: usize = 8;
+/// Frames begin at multiples of this, at least.
+pub const ALIGNMENT: usize = 8;
 
 /// The two kinds of file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,8 +26,8 @@ pub enum FileKind {
 impl FileKind {
     const fn magic(self) -> &'static [u8; 8] {
         match self {
-            Self::Log => b"mnstlog1",
-            Self::Snapshot => b"mnstsnp1",
+            Self::Log => b"mnstlog2",
+            Self::Snapshot => b"mnstsnp2",
         }
     }
 }
@@ -40,16 +41,29 @@ pub struct FileHeader {
     pub number: u64,
     /// Random, part of every checksum.
     pub salt: u64,
+    /// Frames begin at multiples of this.
+    pub block: u32,
 }
 
 impl FileHeader {
     /// A header with fresh salt.
-    pub fn new(kind: FileKind, number: u64) -> Self {
+    pub fn new(kind: FileKind, number: u64, block: u32) -> Self {
         Self {
             kind,
             number,
             salt: rand::random(),
+            block,
         }
+    }
+
+    /// Where the first frame stands.
+    pub fn first(&self) -> usize {
+        FILE_HEADER.next_multiple_of(self.block as usize)
+    }
+
+    /// Where the frame behind one at `offset` stands.
+    pub fn after(&self, offset: usize, frame: FrameHeader) -> usize {
+        (offset + frame_len(frame.len())).next_multiple_of(self.block as usize)
     }
 
     /// As bytes.
@@ -58,20 +72,23 @@ impl FileHeader {
         bytes[..8].copy_from_slice(self.kind.magic());
         bytes[8..16].copy_from_slice(&self.number.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.salt.to_le_bytes());
-        let checksum = crc32fast::hash(&bytes[..24]);
-        bytes[24..28].copy_from_slice(&checksum.to_le_bytes());
+        bytes[24..28].copy_from_slice(&self.block.to_le_bytes());
+        let checksum = crc32fast::hash(&bytes[..28]);
+        bytes[28..].copy_from_slice(&checksum.to_le_bytes());
         bytes
     }
 
     /// From bytes; `None` when they are not such a header.
     pub fn decode(kind: FileKind, bytes: &[u8; FILE_HEADER]) -> Option<Self> {
         let valid =
-            &bytes[..8] == kind.magic() && crc32fast::hash(&bytes[..24]) == u32_at(bytes, 24);
-        valid.then(|| Self {
+            &bytes[..8] == kind.magic() && crc32fast::hash(&bytes[..28]) == u32_at(bytes, 28);
+        let header = valid.then(|| Self {
             kind,
             number: u64_at(bytes, 8),
             salt: u64_at(bytes, 16),
-        })
+            block: u32_at(bytes, 24),
+        });
+        header.filter(|header| header.block as usize >= ALIGNMENT)
     }
 }
 
@@ -83,6 +100,12 @@ pub fn frame_len(payload: usize) -> usize {
 /// Starts a frame: the caller appends the payload, then calls [`seal`].
 pub fn begin() -> Vec<u8> {
     vec![0; FRAME_HEADER]
+}
+
+/// Starts a frame in the memory of an earlier one.
+pub fn begin_again(frame: &mut Vec<u8>) {
+    frame.clear();
+    frame.resize(FRAME_HEADER, 0);
 }
 
 /// Ends a frame begun by [`begin`]: fills in its header and pads it.
@@ -136,12 +159,12 @@ pub fn read(file: &[u8], salt: u64, offset: usize) -> Option<(FrameHeader, &[u8]
 }
 
 /// Whether some whole frame behind `offset` says that the byte at `offset` had been synced.
-pub fn synced_past(file: &[u8], salt: u64, offset: usize) -> bool {
-    (offset.next_multiple_of(ALIGNMENT)..file.len())
-        .step_by(ALIGNMENT)
-        .any(|candidate| {
-            read(file, salt, candidate).is_some_and(|(header, _)| header.synced() > offset as u64)
-        })
+pub fn synced_past(file: &[u8], header: &FileHeader, offset: usize) -> bool {
+    let block = header.block as usize;
+    (offset.next_multiple_of(block)..file.len())
+        .step_by(block)
+        .filter_map(|candidate| read(file, header.salt, candidate))
+        .any(|(frame, _)| frame.synced() > offset as u64)
 }
 
 fn checksum(salt: u64, offset: u64, header: &[u8], payload: &[u8]) -> u32 {
@@ -206,13 +229,17 @@ mod tests {
     #[test]
     fn only_a_frame_that_was_synced_over_proves_a_damaged_middle() {
         let (file, places) = file_of(&[b"one", b"two"], 7);
-        assert!(synced_past(&file, 7, places[0]));
-        assert!(!synced_past(&file, 7, places[1]));
+        let header = FileHeader {
+            salt: 7,
+            ..FileHeader::new(FileKind::Log, 1, 8)
+        };
+        assert!(synced_past(&file, &header, places[0]));
+        assert!(!synced_past(&file, &header, places[1]));
     }
 
     #[test]
     fn a_file_header_comes_back_as_it_was() {
-        let header = FileHeader::new(FileKind::Log, 3);
+        let header = FileHeader::new(FileKind::Log, 3, 4096);
         assert_eq!(
             FileHeader::decode(FileKind::Log, &header.encode()),
             Some(header)

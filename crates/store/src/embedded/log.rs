@@ -1,14 +1,16 @@
 //! The append-only log: numbered segments, written by one owner.
 //!
 //! Space is reserved before a frame is begun, so that a full disk refuses a batch and never tears
-//! one. A segment is cut to its length and synced before its successor gets a name: only the last
-//! segment can have a torn tail.
+//! one. A segment is ended with an empty frame and synced before its successor gets a name: only the
+//! last segment can have a torn tail. Segments that a snapshot has made superfluous are written over:
+//! their blocks are there already, so that a sync has nothing but the data to write. What is left in
+//! them of an earlier life has another salt, and is not believed.
 
-use std::{io, sync::Arc};
+use std::{collections::VecDeque, io, sync::Arc};
 
 use super::{
     disk::{Disk, File, is_full},
-    frame::{self, FILE_HEADER, FileHeader, FileKind},
+    frame::{self, FileHeader, FileKind},
 };
 use crate::Error;
 
@@ -32,6 +34,8 @@ pub struct Log {
     ended: u64,
     /// The number of the segment that comes next.
     next: u64,
+    /// Files to write over.
+    spares: VecDeque<String>,
     /// The segment that is being written. There is none before the first write, so that a store can
     /// be opened and read on a full disk.
     open: Option<Segment>,
@@ -53,12 +57,18 @@ pub fn segment_name(number: u64) -> String {
     format!("log-{number:016x}")
 }
 
+/// The file name of an old segment that waits to be written over.
+pub fn spare_name(number: u64) -> String {
+    format!("spare-{number:016x}")
+}
+
 impl Log {
     /// A log that goes on with segment `next`, behind segments of `ended` bytes.
     pub fn new(
         disk: Arc<dyn Disk>,
         next: u64,
         ended: u64,
+        spares: Vec<String>,
         segment_bytes: u64,
         reserve_bytes: u64,
     ) -> Self {
@@ -68,6 +78,7 @@ impl Log {
             reserve_bytes,
             ended,
             next,
+            spares: spares.into(),
             open: None,
         }
     }
@@ -77,11 +88,9 @@ impl Log {
         self.ended + self.open.as_ref().map_or(0, |segment| segment.end)
     }
 
-    /// Whether something was appended and not synced.
-    pub fn is_dirty(&self) -> bool {
-        self.open
-            .as_ref()
-            .is_some_and(|segment| segment.synced < segment.end)
+    /// How many files wait to be written over.
+    pub fn spares(&self) -> usize {
+        self.spares.len()
     }
 
     /// Whether nothing was written since it was opened.
@@ -89,11 +98,13 @@ impl Log {
         self.open.is_none()
     }
 
-    /// Makes sure that a frame with a payload of this length has its space.
-    pub fn prepare(&mut self, payload: usize) -> Result<(), Fault> {
-        let length = frame::frame_len(payload) as u64;
+    /// Makes sure that a frame of this length, not yet sealed, has its space.
+    pub fn prepare(&mut self, length: usize) -> Result<(), Fault> {
+        // The frame, and the one that ends the segment.
+        let block = u64::from(self.disk.block());
+        let length = (length as u64).next_multiple_of(block) + block;
         let is_full = |segment: &Segment| {
-            segment.end > FILE_HEADER as u64 && segment.end + length > self.segment_bytes
+            segment.end > segment.header.first() as u64 && segment.end + length > self.segment_bytes
         };
         if self.open.as_ref().is_none_or(is_full) {
             self.rotate()?;
@@ -115,14 +126,16 @@ impl Log {
     }
 
     /// Writes a frame begun by [`frame::begin`], its space prepared; not durable before [`Log::sync`].
-    pub fn append(&mut self, mut frame: Vec<u8>) -> Result<(), Fault> {
+    pub fn append(&mut self, frame: &mut Vec<u8>) -> Result<(), Fault> {
         let Some(segment) = &mut self.open else {
             return Err(Fault::Refused("no space was prepared".into()));
         };
-        frame::seal(&mut frame, segment.header.salt, segment.end, segment.synced);
+        frame::seal(frame, segment.header.salt, segment.end, segment.synced);
+        let block = segment.header.block as usize;
+        frame.resize(frame.len().next_multiple_of(block), 0);
         segment
             .file
-            .write_all_at(&frame, segment.end)
+            .write_all_at(frame, segment.end)
             .map_err(|error| broken(&*self.disk, segment, "append to", error))?;
         segment.end += frame.len() as u64;
         Ok(())
@@ -144,83 +157,107 @@ impl Log {
 
     /// Ends the open segment and starts the next.
     fn rotate(&mut self) -> Result<(), Fault> {
-        let (file, header) = create(&*self.disk, self.next, self.reserve_bytes)?;
+        let next = self.begin_segment()?;
         self.end()?;
-        name(&*self.disk, self.next)?;
-        let end = FILE_HEADER as u64;
-        let reserved = self.reserve_bytes;
-        self.open = Some(Segment {
-            file,
-            header,
-            end,
-            synced: end,
-            reserved,
-        });
+        let name = segment_name(self.next);
+        let named = self
+            .disk
+            .rename(&next.0, &name)
+            .and_then(|()| self.disk.sync());
+        named.map_err(|error| {
+            let path = self.disk.path(&name);
+            Fault::Broken(format!("cannot name {}: {error}", path.display()))
+        })?;
+        self.open = Some(next.1);
         self.next += 1;
         Ok(())
     }
 
-    /// Ends the open segment: gives unused space back and syncs. Returns the number of the segment
-    /// that comes next, and how many bytes all segments before it have.
+    /// A segment that has no name of its own yet, so that a half-made one is never taken for part of
+    /// the log: an old file with a new header, or a new one.
+    fn begin_segment(&mut self) -> Result<(String, Segment), Fault> {
+        let header = FileHeader::new(FileKind::Log, self.next, self.disk.block());
+        while let Some(spare) = self.spares.pop_front() {
+            match write_over(&*self.disk, &spare, header) {
+                Ok(segment) => return Ok((spare, segment)),
+                Err(error) => {
+                    tracing::warn!(%error, spare, "an old segment cannot be written over");
+                    // What is left of it is also removed at the next start.
+                    let _ = self.disk.remove(&spare);
+                }
+            }
+        }
+        let temporary = format!("{}.tmp", segment_name(self.next));
+        match create(&*self.disk, &temporary, header, self.reserve_bytes) {
+            Ok(segment) => Ok((temporary, segment)),
+            Err(error) => {
+                let _ = self.disk.remove(&temporary);
+                Err(refused(&*self.disk, &temporary, "create", error))
+            }
+        }
+    }
+
+    /// Ends the open segment, durably. Returns the number of the segment that comes next, and how
+    /// many bytes all segments before it have.
     pub fn end(&mut self) -> Result<(u64, u64), Fault> {
+        if self.open.is_some() {
+            self.append(&mut frame::begin())?;
+            self.sync()?;
+            self.ended += self.open.take().map_or(0, |segment| segment.end);
+        }
+        Ok((self.next, self.ended))
+    }
+
+    /// Ends the open segment, and gives back what it did not use.
+    pub fn close(&mut self) -> Result<(), Fault> {
+        self.append(&mut frame::begin())?;
         if let Some(segment) = &mut self.open {
             segment
                 .file
                 .cut(segment.end)
                 .map_err(|error| broken(&*self.disk, segment, "cut", error))?;
-            self.ended += segment.end;
-            self.open = None;
         }
-        Ok((self.next, self.ended))
+        self.open = None;
+        Ok(())
     }
 
-    /// A snapshot covers `bytes` of the ended segments now.
-    pub fn forget(&mut self, bytes: u64) {
+    /// A snapshot covers `bytes` of the ended segments now, and has left these files.
+    pub fn forget(&mut self, bytes: u64, spares: Vec<String>) {
         self.ended = self.ended.saturating_sub(bytes);
+        self.spares.extend(spares);
     }
+}
+
+fn create(disk: &dyn Disk, name: &str, header: FileHeader, reserve: u64) -> io::Result<Segment> {
+    let mut file = disk.create_log(name)?;
+    file.reserve(0, reserve)?;
+    start(file, header, reserve)
+}
+
+fn write_over(disk: &dyn Disk, name: &str, header: FileHeader) -> io::Result<Segment> {
+    let file = disk.open_log(name)?;
+    let size = file.size()? / u64::from(header.block) * u64::from(header.block);
+    start(file, header, size)
+}
+
+fn start(mut file: Box<dyn File>, header: FileHeader, reserved: u64) -> io::Result<Segment> {
+    let mut first = header.encode().to_vec();
+    first.resize(header.first(), 0);
+    file.write_all_at(&first, 0)?;
+    file.sync()?;
+    let end = first.len() as u64;
+    Ok(Segment {
+        file,
+        header,
+        end,
+        synced: end,
+        reserved,
+    })
 }
 
 fn broken(disk: &dyn Disk, segment: &Segment, step: &str, error: io::Error) -> Fault {
     let path = disk.path(&segment_name(segment.header.number));
     Fault::Broken(format!("cannot {step} {}: {error}", path.display()))
-}
-
-/// Makes a segment under a temporary name, so that a half-made one is never taken for part of the log.
-fn create(
-    disk: &dyn Disk,
-    number: u64,
-    reserve: u64,
-) -> Result<(Box<dyn File>, FileHeader), Fault> {
-    let temporary = format!("{}.tmp", segment_name(number));
-    let header = FileHeader::new(FileKind::Log, number);
-    let make = || {
-        let mut file = disk.create(&temporary)?;
-        file.reserve(0, reserve)?;
-        file.write_all_at(&header.encode(), 0)?;
-        file.sync()?;
-        Ok(file)
-    };
-    match make() {
-        Ok(file) => Ok((file, header)),
-        Err(error) => {
-            // What is left of it is also removed at the next start.
-            let _ = disk.remove(&temporary);
-            Err(refused(disk, &temporary, "create", error))
-        }
-    }
-}
-
-fn name(disk: &dyn Disk, number: u64) -> Result<(), Fault> {
-    let name = segment_name(number);
-    let named = disk
-        .rename(&format!("{name}.tmp"), &name)
-        .and_then(|()| disk.sync());
-    named.map_err(|error| {
-        Fault::Broken(format!(
-            "cannot name {}: {error}",
-            disk.path(&name).display()
-        ))
-    })
 }
 
 fn refused(disk: &dyn Disk, name: &str, step: &str, error: io::Error) -> Fault {
@@ -254,24 +291,25 @@ pub fn replay(
     let mut file = disk.open(&name).map_err(failed)?;
     let mut bytes = vec![0; file.size().map_err(failed)? as usize];
     file.read_exact_at(&mut bytes, 0).map_err(failed)?;
-    let salt = bytes
+    let header = bytes
         .first_chunk()
         .and_then(|head| FileHeader::decode(FileKind::Log, head))
         .filter(|header| header.number == number)
-        .ok_or_else(|| corrupt(0, "the header is damaged"))?
-        .salt;
-    let mut offset = FILE_HEADER;
-    while let Some((header, payload)) = frame::read(&bytes, salt, offset) {
-        take(payload).map_err(|why| corrupt(offset, &why))?;
-        offset += frame::frame_len(header.len());
+        .ok_or_else(|| corrupt(0, "the header is damaged"))?;
+    let (mut offset, mut ended) = (header.first(), false);
+    while !ended && let Some((frame, payload)) = frame::read(&bytes, header.salt, offset) {
+        ended = payload.is_empty();
+        if !ended {
+            take(payload).map_err(|why| corrupt(offset, &why))?;
+        }
+        offset = header.after(offset, frame);
     }
-    if offset < bytes.len() {
-        if !is_last || frame::synced_past(&bytes, salt, offset) {
+    if !ended && offset < bytes.len() {
+        if !is_last || frame::synced_past(&bytes, &header, offset) {
             return Err(corrupt(offset, "a record that had been synced is damaged"));
         }
-        if bytes[offset..].iter().any(|byte| *byte != 0) {
-            tracing::warn!(file = %disk.path(&name).display(), offset, "cut a torn tail");
-        }
+        // A torn tail, or what an earlier life of the file left there.
+        tracing::info!(file = %disk.path(&name).display(), offset, "unclean stop: the log ends here");
     }
     if is_last {
         // Also syncs what the last process wrote and did not sync: from here on, others build on it.

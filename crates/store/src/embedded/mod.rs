@@ -5,9 +5,12 @@
 
 mod backup;
 mod checkpoint;
+mod direct;
 pub mod disk;
 mod frame;
 mod log;
+mod publisher;
+mod queue;
 mod record;
 mod recovery;
 mod request;
@@ -15,7 +18,7 @@ mod snapshot;
 mod writer;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, VecDeque},
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     sync::Arc,
@@ -27,7 +30,7 @@ use arc_swap::ArcSwap;
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use stdx::{Clock, SystemClock};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 pub use crate::memory::Limits;
 pub use backup::{RestoreReport, restore};
@@ -40,11 +43,10 @@ use crate::{
 
 use disk::{Directory, Disk};
 use log::Log;
+use publisher::{Publisher, Stage};
+use queue::Queue;
 use request::Request;
 use writer::Writer;
-
-/// Commits that may wait for the writer before `commit` itself waits.
-const QUEUE: usize = 8192;
 
 /// How the engine behaves. The defaults suit a cluster.
 #[derive(Clone)]
@@ -69,7 +71,7 @@ pub struct Config {
     pub segment_bytes: u64,
     /// Space is reserved in steps of this length.
     pub reserve_bytes: u64,
-    /// A snapshot is written when the log is longer than this and longer than the live data.
+    /// A snapshot is written when the log is longer than this and than twice the live data.
     pub min_log_bytes: u64,
 }
 
@@ -84,14 +86,19 @@ impl Default for Config {
             progress: Duration::from_secs(5),
             relaxed_sync: Duration::from_secs(1),
             high_water_step: 10_000,
-            segment_bytes: 16 << 20,
+            segment_bytes: 32 << 20,
             reserve_bytes: 2 << 20,
-            min_log_bytes: 32 << 20,
+            min_log_bytes: 64 << 20,
         }
     }
 }
 
 impl Config {
+    /// How long the log may get beside so many bytes of live data.
+    fn log_limit(&self, live: u64) -> u64 {
+        self.min_log_bytes.max(2 * live)
+    }
+
     /// Opens the store in a directory.
     pub fn open<C: Codec>(
         self,
@@ -122,12 +129,14 @@ impl Config {
             mut marks,
             next,
             log_bytes,
+            spares,
         } = recovery::recover(&*disk, &codec, &self)?;
         recovery::jump(&mut state, &mut marks);
         let log = Log::new(
             disk.clone(),
             next,
             log_bytes,
+            spares,
             self.segment_bytes,
             self.reserve_bytes,
         );
@@ -135,33 +144,40 @@ impl Config {
         let hub = Arc::new(Hub::new(published.clone(), self.watch_queue));
         let broken = Arc::new(Mutex::new(None));
         let codec = Arc::new(codec);
-        let (requests, receiver) = mpsc::channel(QUEUE);
-        let writer = Writer {
-            codec: codec.clone(),
-            disk,
+        let queue = Arc::new(Queue::new());
+        let publisher = Publisher {
             log,
-            marks,
-            expiring: expiring(&state),
-            state,
             published: published.clone(),
             hub: hub.clone(),
             broken: broken.clone(),
-            dirty_since: 0,
-            requests: receiver,
-            to_self: requests.downgrade(),
+            buffer: Vec::new(),
+        };
+        let writer = Writer {
+            codec: codec.clone(),
+            disk,
+            stage: Stage::start(publisher).map_err(no_thread)?,
+            marks,
+            expiring: expiring(&state),
+            state,
+            broken: broken.clone(),
+            dirty_since: None,
+            log_bytes,
+            queue: queue.clone(),
+            waiting: VecDeque::new(),
+            buffer: Vec::new(),
             snapshot: None,
             snapshot_waiters: Vec::new(),
             snapshot_not_before: 0,
             config: self.clone(),
         };
-        let threads = start(writer, &self, hub.clone(), broken.clone(), lock)?;
+        let threads = start(writer, &self, hub.clone(), lock)?;
         Ok(Arc::new(Embedded {
             codec,
             published,
             hub,
             broken,
             pages: Pages::new(self.pages),
-            requests: Mutex::new(Some(requests)),
+            queue,
             threads: Mutex::new(threads),
             max_value: self.max_value,
         }))
@@ -181,14 +197,15 @@ fn start<C: Codec>(
     writer: Writer<C>,
     config: &Config,
     hub: Arc<Hub<C::Object>>,
-    broken: Arc<Mutex<Option<String>>>,
     lock: Box<dyn Send + Sync>,
 ) -> Result<Vec<JoinHandle<()>>, Error> {
     let (clock, progress, served) = (config.clock.clone(), config.progress, hub.clone());
+    let (broken, queue) = (writer.broken.clone(), writer.queue.clone());
     let writing = move || {
         let run = catch_unwind(AssertUnwindSafe(|| block_on(writer.run())));
         if run.is_err() {
             *broken.lock() = Some("the writer panicked".into());
+            queue.close();
             hub.close();
         }
         drop(lock);
@@ -198,12 +215,16 @@ fn start<C: Codec>(
         std::thread::Builder::new()
             .name(name.into())
             .spawn(work)
-            .map_err(|error| Error::Unavailable(format!("cannot start a thread: {error}")))
+            .map_err(no_thread)
     };
     Ok(vec![
         spawn("store-watch", Box::new(watching))?,
         spawn("store-writer", Box::new(writing))?,
     ])
+}
+
+fn no_thread(error: std::io::Error) -> Error {
+    Error::Unavailable(format!("cannot start a thread: {error}"))
 }
 
 /// Runs a future on this thread, with timers of its own: the engine outlives any runtime.
@@ -225,8 +246,7 @@ pub struct Embedded<C: Codec> {
     /// Guards why the writer stopped, if it did.
     broken: Arc<Mutex<Option<String>>>,
     pages: Pages<C::Object>,
-    /// Guards the way to the writer; none when closed.
-    requests: Mutex<Option<mpsc::Sender<Request<C>>>>,
+    queue: Arc<Queue<Request<C>>>,
     /// Guards the threads until they are joined.
     threads: Mutex<Vec<JoinHandle<()>>>,
     max_value: usize,
@@ -241,11 +261,7 @@ impl<C: Codec> Embedded<C> {
     /// Ends it: what was accepted is written, watches end, the directory is free for the next.
     /// Blocks for the last sync. Also done when the last handle is dropped.
     pub fn close(&self) {
-        let requests = self.requests.lock().take();
-        if let Some(requests) = requests {
-            // A full queue: the writer ends when it finds no senders.
-            let _ = requests.try_send(Request::Close);
-        }
+        self.queue.push(Request::Close);
         for thread in self.threads.lock().drain(..).rev() {
             let _ = thread.join();
         }
@@ -291,10 +307,10 @@ impl<C: Codec> Embedded<C> {
                 .unwrap_or_else(|| "the store is closed".into());
             Error::Unavailable(why)
         };
-        let requests = self.requests.lock().clone().ok_or_else(stopped)?;
         let (reply, answer) = oneshot::channel();
-        requests.send(request(reply)).await.map_err(|_| stopped())?;
-        drop(requests);
+        if !self.queue.push(request(reply)) {
+            return Err(stopped());
+        }
         answer.await.unwrap_or_else(|_| Err(stopped()))
     }
 

@@ -2,9 +2,9 @@
 
 use super::{
     Config,
-    checkpoint::remove_before,
+    checkpoint::{Keep, remove_before},
     disk::Disk,
-    log::{self, segment_name},
+    log::{self, segment_name, spare_name},
     record::{self, Marks},
     snapshot::{self, snapshot_name},
 };
@@ -23,6 +23,8 @@ pub struct Recovered<T> {
     pub next: u64,
     /// Bytes in the segments.
     pub log_bytes: u64,
+    /// Old segments to write over.
+    pub spares: Vec<String>,
 }
 
 /// Reads everything. Changes nothing except for a torn tail and superfluous files.
@@ -58,7 +60,11 @@ pub fn recover<C: Codec>(
         }
         (state.revision, marks, next) = (revision, found, *number);
         state.history.forget(revision);
-        remove_before(disk, *number).map_err(|error| failed(disk, &name, error))?;
+        let keep = Keep {
+            spares: 0,
+            at_least: 0,
+        };
+        remove_before(disk, *number, &keep).map_err(|error| failed(disk, &name, error))?;
     }
     let segments: Vec<u64> = numbers("log-").into_iter().filter(|n| *n >= next).collect();
     let mut log_bytes = 0;
@@ -83,6 +89,7 @@ pub fn recover<C: Codec>(
         marks,
         next,
         log_bytes,
+        spares: numbers("spare-").into_iter().map(spare_name).collect(),
     })
 }
 
@@ -92,8 +99,12 @@ fn replay<C: Codec>(
     payload: &[u8],
 ) -> Result<Marks, String> {
     let (marks, commits) = record::read_batch(payload).ok_or("a batch makes no sense")?;
+    let mut news = Vec::with_capacity(commits.len());
     for commit in commits {
-        if commit.revision <= state.revision {
+        // The next one, or the first behind a jump.
+        let follows = commit.revision == state.revision + 1
+            || commit.revision > state.revision && commit.revision == marks.floor + 1;
+        if !follows {
             return Err(format!(
                 "revision {} after {}",
                 commit.revision, state.revision
@@ -113,9 +124,11 @@ fn replay<C: Codec>(
                 record::Change::Delete { key } => (key, Some(Write::Delete)),
             });
         }
-        state.apply(codec, commit.revision, marks.time, changes);
+        let changes = changes.into_iter();
+        state.apply(codec, commit.revision, marks.time, changes, &mut news);
         state.revision = commit.revision;
     }
+    state.history.push(news);
     state.history.forget(marks.floor.max(state.history.floor()));
     state.revision = state.revision.max(marks.floor);
     Ok(marks)

@@ -2,7 +2,6 @@
 
 use tokio::sync::oneshot;
 
-use super::record;
 use crate::{Codec, Committed, Durability, Error, Op, Revision};
 
 /// What the writer is asked for.
@@ -30,8 +29,8 @@ pub enum Request<C: Codec> {
         /// Hears when it is done and the old files are gone.
         reply: oneshot::Sender<Result<(), Error>>,
     },
-    /// The snapshot thread is done.
-    SnapshotDone(Result<(), String>),
+    /// The snapshot thread is done, and has left these files to write over.
+    SnapshotDone(Result<Vec<String>, String>),
     /// End, cleanly.
     Close,
 }
@@ -59,28 +58,4 @@ impl<T> Answer<T> {
             }
         }
     }
-}
-
-/// Answers all of a batch with one error.
-pub fn refuse<C: Codec>(batch: Vec<Request<C>>, error: &Error) {
-    for request in batch {
-        match request {
-            Request::Commit { reply, .. } => {
-                let _ = reply.send(Err(error.clone()));
-            }
-            Request::Compact { reply, .. } | Request::Snapshot { reply } => {
-                let _ = reply.send(Err(error.clone()));
-            }
-            Request::SnapshotDone(_) | Request::Close => {}
-        }
-    }
-}
-
-/// The length that a batch's frame will have at most.
-pub fn payload_bound<C: Codec>(batch: &[Request<C>]) -> usize {
-    let commits = batch.iter().map(|request| match request {
-        Request::Commit { ops, bytes, .. } => record::commit_bound(ops.len(), *bytes),
-        _ => 0,
-    });
-    record::MARKS + commits.sum::<usize>()
 }

@@ -11,6 +11,8 @@ use crate::{Error, Revision, memory::Saved};
 
 /// Entries are gathered to frames of about this length.
 const FRAME_BYTES: usize = 256 << 10;
+/// So much is written between syncs: what waits to be written in one heap would hold up the log.
+const SYNC_BYTES: u64 = 4 << 20;
 
 /// The file name of the snapshot that covers all segments before `number`.
 pub fn snapshot_name(number: u64) -> String {
@@ -48,14 +50,18 @@ fn write_temporary(
     marks: &Marks,
     entries: impl Iterator<Item = Saved>,
 ) -> io::Result<u64> {
-    let header = FileHeader::new(FileKind::Snapshot, number);
+    let header = FileHeader::new(FileKind::Snapshot, number, frame::ALIGNMENT as u32);
     let mut file = disk.create(temporary)?;
     file.write_all_at(&header.encode(), 0)?;
-    let mut end = FILE_HEADER as u64;
+    let (mut end, mut synced) = (FILE_HEADER as u64, 0);
     let mut put = |mut frame: Vec<u8>| {
         frame::seal(&mut frame, header.salt, end, 0);
         file.write_all_at(&frame, end)?;
         end += frame.len() as u64;
+        if end - synced >= SYNC_BYTES {
+            file.sync()?;
+            synced = end;
+        }
         io::Result::Ok(())
     };
     let mut frame = frame::begin();

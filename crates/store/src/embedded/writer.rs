@@ -1,25 +1,29 @@
-//! The one writer: takes what is waiting, gives revisions, appends one frame, syncs once, and only
-//! then publishes and answers. Whoever reads a value, hears of it in a watch, or learns that it stood
-//! in the way of a precondition, learns it after the sync.
+//! The one writer: takes what is waiting, gives revisions, makes one frame of it and has it synced
+//! once. Whoever reads a value, hears of it in a watch, or learns that it stood in the way of a
+//! precondition, learns it after the sync (see [`super::publisher`]).
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
 
-use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 use super::{
     Config,
     checkpoint::RunningSnapshot,
     disk::Disk,
     frame,
-    log::{Fault, Log},
+    publisher::{Stage, Work},
+    queue::Queue,
     record::{self, Marks},
-    request::{Answer, Reply, Request, payload_bound, refuse},
+    request::{Answer, Reply, Request},
 };
 use crate::{
     Action, Codec, Committed, Durability, Error, Key, Op, Precondition, Revision,
-    memory::{Hub, Millis, State, Write},
+    memory::{Batch, Millis, State, Write},
 };
 
 /// Most commits in one batch.
@@ -29,72 +33,91 @@ const BATCH_BYTES: usize = 4 << 20;
 /// How long keys that could not be deleted wait for the next try.
 const EXPIRY_RETRY: Millis = 5_000;
 
-/// The writer's own data; everything shared is behind `published`, `hub` and `broken`.
+/// The writer's own data; everything that others see is with the publisher.
 pub struct Writer<C: Codec> {
     pub config: Config,
     pub codec: Arc<C>,
     pub disk: Arc<dyn Disk>,
-    pub log: Log,
+    /// The log, and the way to readers and callers.
+    pub stage: Stage<C::Object>,
     pub marks: Marks,
+    /// The newest state: ahead of what is published while that is on its way to the disk.
     pub state: State<C::Object>,
-    pub published: Arc<ArcSwap<State<C::Object>>>,
-    pub hub: Arc<Hub<C::Object>>,
     /// Guards why the writer stopped, if it did.
     pub broken: Arc<Mutex<Option<String>>>,
     /// When the oldest unsynced frame was written.
-    pub dirty_since: Millis,
+    pub dirty_since: Option<Millis>,
+    /// Bytes of log that no snapshot covers.
+    pub log_bytes: u64,
     /// Keys that go by themselves, soonest first.
     pub expiring: BTreeSet<(Millis, Key)>,
-    pub requests: mpsc::Receiver<Request<C>>,
-    /// For the snapshot thread's report.
-    pub to_self: mpsc::WeakSender<Request<C>>,
+    pub queue: Arc<Queue<Request<C>>>,
+    /// Taken from the queue, not looked at yet.
+    pub waiting: VecDeque<Request<C>>,
+    /// Memory for the next frame.
+    pub buffer: Vec<u8>,
     pub snapshot: Option<RunningSnapshot>,
     pub snapshot_waiters: Vec<Reply<()>>,
     pub snapshot_not_before: Millis,
 }
 
+/// What the commits of one batch have come to so far.
+struct Draft<C: Codec> {
+    now: Millis,
+    frame: Vec<u8>,
+    answers: Vec<Answer<C::Object>>,
+    news: Vec<(Revision, Batch<C::Object>)>,
+    synced: bool,
+    relaxed: bool,
+}
+
 impl<C: Codec> Writer<C> {
-    /// Runs until it is closed or all handles are gone.
+    /// Runs until it is closed.
     pub async fn run(mut self) {
         loop {
-            let wait = self.until_next_duty();
-            let request = tokio::select! {
-                biased;
-                request = self.requests.recv() => request,
-                () = self.config.clock.sleep(wait) => {
-                    self.duties();
-                    continue;
-                }
-            };
-            let mut close = false;
-            let mut batch = Vec::new();
-            let mut bytes = 0;
-            let mut next = Some(request.unwrap_or(Request::Close));
-            while let Some(request) = next.take() {
-                match request {
-                    Request::Close => close = true,
-                    Request::SnapshotDone(result) => self.snapshot_done(result),
-                    Request::Snapshot { reply } => {
-                        self.snapshot_waiters.push(reply);
-                        self.snapshot_not_before = 0;
-                    }
-                    other => {
-                        if let Request::Commit { bytes: more, .. } = &other {
-                            bytes += more;
-                        }
-                        batch.push(other);
-                    }
-                }
-                if !close && batch.len() < BATCH_COMMITS && bytes < BATCH_BYTES {
-                    next = self.requests.try_recv().ok();
+            if self.waiting.is_empty() {
+                self.queue.take(&mut self.waiting);
+            }
+            if self.waiting.is_empty() {
+                let wait = self.until_next_duty();
+                tokio::select! {
+                    biased;
+                    () = self.queue.news() => continue,
+                    () = self.config.clock.sleep(wait) => {}
                 }
             }
-            self.process(batch);
+            let (batch, close) = self.next_batch();
+            self.process(batch, true);
             self.duties();
             if close {
                 return self.close();
             }
         }
+    }
+
+    /// The commits that share the next frame, and whether the store is to be closed behind them.
+    fn next_batch(&mut self) -> (Vec<Request<C>>, bool) {
+        let mut batch = Vec::with_capacity(self.waiting.len().min(BATCH_COMMITS));
+        let mut bytes = 0;
+        while batch.len() < BATCH_COMMITS
+            && bytes < BATCH_BYTES
+            && let Some(request) = self.waiting.pop_front()
+        {
+            match request {
+                Request::Close => return (batch, true),
+                Request::SnapshotDone(result) => self.snapshot_done(result),
+                Request::Snapshot { reply } => {
+                    self.snapshot_waiters.push(reply);
+                    self.snapshot_not_before = 0;
+                }
+                Request::Commit { bytes: more, .. } => {
+                    bytes += more;
+                    batch.push(request);
+                }
+                Request::Compact { .. } => batch.push(request),
+            }
+        }
+        (batch, false)
     }
 
     fn now(&self) -> Millis {
@@ -110,7 +133,7 @@ impl<C: Codec> Writer<C> {
         if let Some((at, _)) = self.expiring.first() {
             wait = wait.min(Duration::from_millis((at - now).max(0) as u64));
         }
-        if self.log.is_dirty() {
+        if self.dirty_since.is_some() {
             wait = wait.min(self.config.relaxed_sync);
         }
         wait
@@ -124,42 +147,94 @@ impl<C: Codec> Writer<C> {
         let now = self.now();
         self.expire(now);
         let patience = self.config.relaxed_sync.as_millis() as Millis;
-        if self.log.is_dirty()
-            && now - self.dirty_since >= patience
-            && let Err(fault) = self.log.sync()
+        if self
+            .dirty_since
+            .is_some_and(|since| now - since >= patience)
         {
-            self.fail(fault);
-            return;
+            self.dirty_since = None;
+            if let Some(publisher) = self.stage.here()
+                && let Err(fault) = publisher.log.sync()
+            {
+                publisher.fail(fault);
+                return;
+            }
         }
         let floor = self.state.history.floor();
         self.state.history.prune(&self.config.history, now);
         if self.state.history.floor() != floor {
-            self.publish();
+            let state = self.state.clone();
+            if let Some(publisher) = self.stage.here()
+                && publisher.failure().is_none()
+            {
+                publisher.publish(state);
+            }
         }
         self.start_snapshot_when_due(now);
     }
 
-    /// One batch: one frame, one sync.
-    fn process(&mut self, batch: Vec<Request<C>>) {
+    /// One batch: one frame, one sync. `beside`: the sync may go on while the next batch is made.
+    fn process(&mut self, batch: Vec<Request<C>>, beside: bool) {
         if batch.is_empty() {
             return;
         }
-        let broken = self.broken.lock().clone();
-        let room = match broken {
-            Some(why) => Err(Error::Unavailable(why)),
-            None => self
-                .log
-                .prepare(payload_bound(&batch))
-                .map_err(|fault| self.fail(fault)),
-        };
-        if let Err(error) = room {
-            return refuse(batch, &error);
-        }
-        let now = self.now();
         let before = (self.state.clone(), self.marks);
-        let (mut commits, mut answers) = (Vec::new(), Vec::with_capacity(batch.len()));
-        let (mut synced, mut relaxed) = (false, false);
-        let mut touched = Vec::new();
+        let mut draft = self.draft(batch);
+        let writes = draft.synced || draft.relaxed;
+        let frame = writes.then_some(std::mem::take(&mut draft.frame));
+        let length = frame.as_ref().map(Vec::len);
+        let state = writes.then(|| self.state.clone());
+        let mut work = Work {
+            frame,
+            sync: draft.synced,
+            state,
+            answers: draft.answers,
+        };
+        // From here on the batch before this one is durable, or the store is broken.
+        let Some(publisher) = self.stage.here() else {
+            return;
+        };
+        let refused = publisher.failure().or_else(|| {
+            let prepared = publisher.log.prepare(length?);
+            prepared.err().map(|fault| publisher.fail(fault))
+        });
+        if let Some(error) = refused {
+            (self.state, self.marks) = before;
+            self.buffer = work.frame.take().unwrap_or_default();
+            return work
+                .answers
+                .into_iter()
+                .for_each(|answer| answer.send(Some(&error)));
+        }
+        drop(before);
+        self.log_bytes = publisher.log.bytes() + length.unwrap_or(0) as u64;
+        self.buffer = std::mem::take(&mut publisher.buffer);
+        if draft.synced {
+            self.dirty_since = None;
+        } else if writes {
+            self.dirty_since.get_or_insert(draft.now);
+        }
+        if beside && !(self.waiting.is_empty() && self.queue.is_empty()) {
+            self.stage.send(work);
+        } else {
+            publisher.run(work);
+        }
+    }
+
+    /// Evaluates a batch against everything before it, whether that is durable yet or not, and makes
+    /// its frame.
+    fn draft(&mut self, batch: Vec<Request<C>>) -> Draft<C> {
+        let mut frame = std::mem::take(&mut self.buffer);
+        frame::begin_again(&mut frame);
+        let marks_at = frame.len();
+        frame.resize(marks_at + record::MARKS, 0);
+        let mut draft = Draft {
+            now: self.now(),
+            frame,
+            answers: Vec::with_capacity(batch.len()),
+            news: Vec::with_capacity(batch.len()),
+            synced: false,
+            relaxed: false,
+        };
         for request in batch {
             match request {
                 Request::Commit {
@@ -168,90 +243,59 @@ impl<C: Codec> Writer<C> {
                     reply,
                     ..
                 } => {
-                    let written = commits.len();
-                    let result = self.commit(ops, now, &mut commits, &mut touched);
-                    if commits.len() > written {
-                        synced |= durability == Durability::Synced;
-                        relaxed |= durability == Durability::Relaxed;
+                    let written = draft.news.len();
+                    let result = self.commit(ops, &mut draft);
+                    if draft.news.len() > written {
+                        draft.synced |= durability == Durability::Synced;
+                        draft.relaxed |= durability == Durability::Relaxed;
                     }
-                    answers.push(Answer::Commit(reply, result));
+                    draft.answers.push(Answer::Commit(reply, result));
                 }
                 Request::Compact { revision, reply } => {
+                    self.state.history.push(std::mem::take(&mut draft.news));
                     let result = self.compact(revision);
-                    synced |= result.is_ok();
-                    answers.push(Answer::Compact(reply, result));
+                    draft.synced |= result.is_ok();
+                    draft.answers.push(Answer::Compact(reply, result));
                 }
                 Request::Snapshot { .. } | Request::SnapshotDone(_) | Request::Close => {}
             }
         }
-        if relaxed && self.state.revision > self.marks.high_water {
+        self.state.history.push(std::mem::take(&mut draft.news));
+        self.state.history.prune(&self.config.history, draft.now);
+        if draft.relaxed && self.state.revision > self.marks.high_water {
             self.marks.high_water = self.state.revision + self.config.high_water_step;
-            synced = true;
-        }
-        let failure = self
-            .write(commits, now, synced)
-            .err()
-            .map(|fault| self.fail(fault));
-        match &failure {
-            None => {
-                self.expiring.extend(touched);
-                self.state.history.prune(&self.config.history, now);
-                self.publish();
-            }
-            Some(_) => (self.state, self.marks) = before,
-        }
-        answers
-            .into_iter()
-            .for_each(|answer| answer.send(failure.as_ref()));
-    }
-
-    /// Appends and syncs, if there is anything to write.
-    fn write(&mut self, commits: Vec<u8>, now: Millis, sync: bool) -> Result<(), Fault> {
-        if commits.is_empty() && !sync {
-            return Ok(());
-        }
-        if !self.log.is_dirty() {
-            self.dirty_since = now;
+            draft.synced = true;
         }
         let marks = Marks {
-            time: now,
+            time: draft.now,
             ..self.marks
         };
-        let mut frame = frame::begin();
-        record::put_marks(&mut frame, &marks);
-        frame.extend_from_slice(&commits);
-        self.log.append(frame)?;
-        if sync { self.log.sync() } else { Ok(()) }
+        draft.frame[marks_at..marks_at + record::MARKS].copy_from_slice(&record::marks(&marks));
+        draft
     }
 
     /// Evaluates one commit against everything before it, and encodes it.
     fn commit(
         &mut self,
         ops: Vec<Op<C::Draft>>,
-        now: Millis,
-        out: &mut Vec<u8>,
-        expiring: &mut Vec<(Millis, Key)>,
+        draft: &mut Draft<C>,
     ) -> Result<Committed<C::Object>, Error> {
         self.state.check(&ops)?;
-        let revision = self.state.revision + 1;
-        if self.state.would_change(&ops) {
-            let is_written = |op: &&Op<C::Draft>| match op.action {
-                Action::Put { .. } => true,
-                Action::Delete => self.state.entries.contains_key(&op.key),
-                Action::Check => false,
-            };
-            record::put_commit(out, revision, ops.iter().filter(is_written).count());
-            for op in ops.iter().filter(is_written) {
-                match &op.action {
-                    Action::Put { draft, expires_in } => {
-                        let expires = expiry(now, *expires_in);
-                        record::put_put(out, &op.key, expires, self.codec.bytes(draft));
-                        if expires != 0 {
-                            expiring.push((expires, op.key.clone()));
-                        }
+        let (revision, now, out) = (self.state.revision + 1, draft.now, &mut draft.frame);
+        let written = ops.iter().filter(|op| self.state.would_change(op)).count();
+        if written > 0 {
+            record::put_commit(out, revision, written);
+        }
+        for op in ops.iter().filter(|op| self.state.would_change(op)) {
+            match &op.action {
+                Action::Put { draft, expires_in } => {
+                    let expires = expiry(now, *expires_in);
+                    record::put_put(out, &op.key, expires, self.codec.bytes(draft));
+                    if expires != 0 {
+                        self.expiring.insert((expires, op.key.clone()));
                     }
-                    _ => record::put_delete(out, &op.key),
                 }
+                _ => record::put_delete(out, &op.key),
             }
         }
         let changes = ops.into_iter().map(|op| {
@@ -264,7 +308,9 @@ impl<C: Codec> Writer<C> {
             };
             (op.key, change)
         });
-        Ok(self.state.apply(&*self.codec, revision, now, changes))
+        let codec = &*self.codec;
+        let news = &mut draft.news;
+        Ok(self.state.apply(codec, revision, now, changes, news))
     }
 
     fn compact(&mut self, revision: Revision) -> Result<(), Error> {
@@ -308,12 +354,13 @@ impl<C: Codec> Writer<C> {
         let again: Vec<_> = due.iter().map(|op| (now, op.key.clone())).collect();
         let bytes = due.iter().map(|op| op.key.len()).sum();
         let (reply, mut answer) = oneshot::channel();
-        self.process(vec![Request::Commit {
+        let request = Request::Commit {
             ops: due,
             bytes,
             durability: Durability::Relaxed,
             reply,
-        }]);
+        };
+        self.process(vec![request], false);
         if !matches!(answer.try_recv(), Ok(Ok(_))) {
             // No space: they go when there is.
             let retry = again.into_iter().map(|(at, key)| (at + EXPIRY_RETRY, key));
@@ -321,47 +368,37 @@ impl<C: Codec> Writer<C> {
         }
     }
 
-    fn publish(&self) {
-        self.published.store(Arc::new(self.state.clone()));
-        self.hub.wake();
-    }
-
-    /// What a fault means for those who wait; a broken log stops the writer for good.
-    pub fn fail(&mut self, fault: Fault) -> Error {
-        match fault {
-            Fault::Full(why) => Error::Full(why),
-            Fault::Refused(why) => Error::Unavailable(why),
-            Fault::Broken(why) => {
-                tracing::error!(why, "the store takes no more writes until it is restarted");
-                *self.broken.lock() = Some(why.clone());
-                Error::Unavailable(why)
-            }
-        }
-    }
-
     /// Says that nothing unsynced was lost, and gives reserved space back.
     fn close(mut self) {
-        // Also ends the snapshot thread's wait for room in the queue.
-        self.requests.close();
+        self.queue.close();
         if let Some(running) = self.snapshot.take() {
             let _ = running.thread.join();
         }
-        let has_news = !self.log.is_untouched() || self.marks.high_water > self.state.revision;
-        if self.broken.lock().is_none() && has_news {
-            self.marks.high_water = 0;
-            let now = self.now();
-            let closed = self
+        let Some(publisher) = self.stage.here() else {
+            return;
+        };
+        let has_news = !publisher.log.is_untouched() || self.marks.high_water > self.state.revision;
+        if publisher.broken.lock().is_none() && has_news {
+            let marks = Marks {
+                high_water: 0,
+                time: self.config.clock.now().as_millisecond(),
+                ..self.marks
+            };
+            let mut frame = frame::begin();
+            frame.extend_from_slice(&record::marks(&marks));
+            let closed = publisher
                 .log
-                .prepare(record::MARKS)
-                .and_then(|()| self.write(Vec::new(), now, true))
-                .and_then(|()| self.log.end());
+                .prepare(frame.len())
+                .and_then(|()| publisher.log.append(&mut frame))
+                .and_then(|()| publisher.log.sync())
+                .and_then(|()| publisher.log.close());
             if let Err(fault) = closed {
-                let error = self.fail(fault);
+                let error = publisher.fail(fault);
                 tracing::warn!(%error, "the store could not be closed cleanly");
             }
         }
-        *self.broken.lock() = Some("the store is closed".into());
-        self.hub.close();
+        *publisher.broken.lock() = Some("the store is closed".into());
+        publisher.hub.close();
     }
 }
 

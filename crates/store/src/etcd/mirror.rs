@@ -282,7 +282,7 @@ impl<C: Codec> Mirror<C> {
         let mut events = events
             .into_iter()
             .filter_map(|event| Some((event.r#type(), event.kv?)));
-        let mut changes = Vec::new();
+        let (mut changes, mut news) = (Vec::new(), Vec::new());
         let mut revision = state.revision;
         let mut next = events.next();
         while let Some((kind, kv)) = next {
@@ -300,10 +300,12 @@ impl<C: Codec> Mirror<C> {
                 .as_ref()
                 .is_none_or(|(_, kv)| kv.mod_revision as Revision != revision)
             {
-                state.apply(&*self.codec, revision, now, std::mem::take(&mut changes));
+                let changes = std::mem::take(&mut changes).into_iter();
+                state.apply(&*self.codec, revision, now, changes, &mut news);
                 state.revision = revision;
             }
         }
+        state.history.push(news);
         state.history.prune(&self.config.history, now);
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use imbl::{OrdMap, ordmap::RangedIter};
+use imbl::OrdMap;
 
 use super::{Millis, Slot};
 use crate::{Event, Key, Revision};
@@ -38,6 +38,15 @@ pub struct Change<T> {
     pub current: Option<Arc<Slot<T>>>,
 }
 
+impl<T> Clone for Change<T> {
+    fn clone(&self) -> Self {
+        Self {
+            previous: self.previous.clone(),
+            current: self.current.clone(),
+        }
+    }
+}
+
 impl<T> Change<T> {
     /// The key that changed.
     pub fn key(&self) -> &[u8] {
@@ -59,6 +68,12 @@ impl<T> Change<T> {
     }
 }
 
+/// Bytes that history keeps alive for a change.
+fn cost<T>(change: &Change<T>) -> usize {
+    let previous = change.previous.as_ref().map_or(0, |slot| slot.size);
+    change.key().len() + previous as usize
+}
+
 /// All that one revision did.
 pub struct Batch<T> {
     changes: Changes<T>,
@@ -66,28 +81,50 @@ pub struct Batch<T> {
     bytes: usize,
 }
 
+impl<T> Clone for Batch<T> {
+    fn clone(&self) -> Self {
+        Self {
+            changes: self.changes.clone(),
+            ..*self
+        }
+    }
+}
+
 /// Most commits change one key.
 enum Changes<T> {
     One(Change<T>),
-    Many(Box<[Change<T>]>),
+    Many(Arc<Vec<Change<T>>>),
+}
+
+impl<T> Clone for Changes<T> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::One(change) => Self::One(change.clone()),
+            Self::Many(changes) => Self::Many(changes.clone()),
+        }
+    }
 }
 
 impl<T> Batch<T> {
-    /// Of changes made at `time`; `None` when there are none.
-    pub fn new(mut changes: Vec<Change<T>>, time: Millis) -> Option<Self> {
-        let previous = |change: &Change<T>| change.previous.as_ref().map_or(0, |slot| slot.size);
-        let cost = |change: &Change<T>| change.key().len() + previous(change) as usize;
-        let bytes = changes.iter().map(cost).sum();
-        let changes = match changes.len() {
-            0 => return None,
-            1 => Changes::One(changes.remove(0)),
-            _ => Changes::Many(changes.into()),
-        };
-        Some(Self {
-            changes,
+    /// Of the first change of a commit made at `time`.
+    pub fn new(first: Change<T>, time: Millis) -> Self {
+        let bytes = cost(&first);
+        Self {
+            changes: Changes::One(first),
             time,
             bytes,
-        })
+        }
+    }
+
+    /// Adds another change of the same commit.
+    pub fn push(&mut self, change: Change<T>) {
+        self.bytes += cost(&change);
+        match &mut self.changes {
+            Changes::One(first) => {
+                self.changes = Changes::Many(Arc::new(vec![first.clone(), change]));
+            }
+            Changes::Many(changes) => Arc::make_mut(changes).push(change),
+        }
     }
 
     /// What changed, in the order of the commit.
@@ -107,19 +144,24 @@ impl<T> Batch<T> {
     }
 }
 
-/// The kept past: every event above `floor`.
+/// What was published together: one group commit, one frame of the log, one message of etcd.
+type Chunk<T> = Arc<[(Revision, Batch<T>)]>;
+
+/// The kept past: every event above `floor`. It is kept and forgotten by whole chunks, so that a
+/// commit costs next to nothing here.
 pub struct History<T> {
     floor: Revision,
-    batches: OrdMap<Revision, Arc<Batch<T>>>,
+    /// By their last revision; never empty.
+    chunks: OrdMap<Revision, Chunk<T>>,
+    revisions: usize,
     bytes: usize,
 }
 
 impl<T> Clone for History<T> {
     fn clone(&self) -> Self {
         Self {
-            floor: self.floor,
-            batches: self.batches.clone(),
-            bytes: self.bytes,
+            chunks: self.chunks.clone(),
+            ..*self
         }
     }
 }
@@ -128,7 +170,8 @@ impl<T> Default for History<T> {
     fn default() -> Self {
         Self {
             floor: 0,
-            batches: OrdMap::new(),
+            chunks: OrdMap::new(),
+            revisions: 0,
             bytes: 0,
         }
     }
@@ -144,29 +187,44 @@ impl<T> History<T> {
     pub fn after(
         &self,
         revision: Revision,
-    ) -> RangedIter<'_, Revision, Arc<Batch<T>>, imbl::shared_ptr::DefaultSharedPtr> {
-        self.batches.range(revision + 1..)
+    ) -> impl DoubleEndedIterator<Item = &(Revision, Batch<T>)> {
+        let chunks = self.chunks.range(revision.saturating_add(1)..);
+        chunks.flat_map(move |(_, chunk)| {
+            let known = chunk.partition_point(|(at, _)| *at <= revision);
+            &chunk[known..]
+        })
     }
 
     /// The batch of one revision.
-    pub fn at(&self, revision: Revision) -> Option<&Arc<Batch<T>>> {
-        self.batches.get(&revision)
+    pub fn at(&self, revision: Revision) -> Option<&Batch<T>> {
+        let (_, chunk) = self.chunks.range(revision..).next()?;
+        let place = chunk.binary_search_by_key(&revision, |(at, _)| *at).ok()?;
+        Some(&chunk[place].1)
     }
 
-    /// Adds the newest.
-    pub fn push(&mut self, revision: Revision, batch: Batch<T>) {
-        self.bytes += batch.bytes;
-        self.batches.insert(revision, Arc::new(batch));
+    /// Adds the newest, in order.
+    pub fn push(&mut self, news: Vec<(Revision, Batch<T>)>) {
+        let Some((last, _)) = news.last() else { return };
+        self.revisions += news.len();
+        self.bytes += bytes(&news);
+        self.chunks.insert(*last, news.into());
     }
 
     /// Forgets everything up to a revision.
     pub fn forget(&mut self, revision: Revision) {
-        while self
-            .batches
-            .get_min()
-            .is_some_and(|(oldest, _)| *oldest <= revision)
-        {
-            self.pop();
+        while let Some((last, chunk)) = self.chunks.get_min().cloned() {
+            let known = chunk.partition_point(|(at, _)| *at <= revision);
+            if known == 0 {
+                break;
+            }
+            self.revisions -= known;
+            self.bytes -= bytes(&chunk[..known]);
+            self.chunks.remove(&last);
+            if known < chunk.len() {
+                let rest = chunk[known..].iter().cloned().collect();
+                self.chunks.insert(last, rest);
+                break;
+            }
         }
         self.floor = self.floor.max(revision);
     }
@@ -174,22 +232,20 @@ impl<T> History<T> {
     /// Forgets what is over the limits.
     pub fn prune(&mut self, limits: &Limits, now: Millis) {
         let oldest_kept = now.saturating_sub(limits.age.as_millis() as Millis);
-        while let Some((_, batch)) = self.batches.get_min() {
-            let within = self.batches.len() <= limits.revisions
+        while let Some((last, chunk)) = self.chunks.get_min() {
+            let within = self.revisions <= limits.revisions
                 && self.bytes <= limits.bytes
-                && batch.time >= oldest_kept;
+                && chunk
+                    .first()
+                    .is_none_or(|(_, batch)| batch.time >= oldest_kept);
             if within {
                 break;
             }
-            self.pop();
+            self.forget(*last);
         }
     }
+}
 
-    fn pop(&mut self) {
-        if let Some((revision, batch)) = self.batches.get_min().cloned() {
-            self.batches.remove(&revision);
-            self.bytes -= batch.bytes;
-            self.floor = revision;
-        }
-    }
+fn bytes<T>(chunk: &[(Revision, Batch<T>)]) -> usize {
+    chunk.iter().map(|(_, batch)| batch.bytes).sum()
 }

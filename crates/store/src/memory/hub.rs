@@ -4,7 +4,10 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering, fence},
+    },
 };
 
 use arc_swap::ArcSwap;
@@ -20,6 +23,9 @@ use crate::{Error, Key, Revision, Watch, WatchItem};
 pub struct Hub<T> {
     state: Arc<ArcSwap<State<T>>>,
     published: Notify,
+    /// Whether anybody may be watching: nobody is woken for nobody. Set under the lock, before the
+    /// state is looked at; read after a state is published.
+    is_watched: AtomicBool,
     queue: usize,
     /// Guards the groups and how far they have been served. Taken by the fan-out for one revision at
     /// a time, and by whoever subscribes.
@@ -64,6 +70,7 @@ impl<T: Send + Sync + 'static> Hub<T> {
         Self {
             state,
             published: Notify::new(),
+            is_watched: AtomicBool::new(false),
             queue,
             groups,
         }
@@ -71,7 +78,12 @@ impl<T: Send + Sync + 'static> Hub<T> {
 
     /// There is a new state.
     pub fn wake(&self) {
-        self.published.notify_one();
+        // Together with the one in `subscribe`: either the new watcher sees the state that was just
+        // published, or it is seen here.
+        fence(Ordering::SeqCst);
+        if self.is_watched.load(Ordering::Relaxed) {
+            self.published.notify_one();
+        }
     }
 
     /// Ends all watches.
@@ -124,7 +136,13 @@ impl<T: Send + Sync + 'static> Hub<T> {
         if groups.closed {
             return Err(Error::Unavailable("the store is closed".into()));
         }
+        self.is_watched.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
         let state = self.state.load();
+        if groups.by_length.is_empty() {
+            // There was nobody to serve until now.
+            groups.served = groups.served.max(state.revision);
+        }
         let floor = state.history.floor();
         if after < floor {
             return Err(Error::Compacted {
@@ -158,7 +176,10 @@ impl<T: Send + Sync + 'static> Hub<T> {
                 () = self.published.notified() => self.fan_out(),
                 () = &mut tick => {
                     self.fan_out();
-                    self.groups.lock().progress();
+                    let mut groups = self.groups.lock();
+                    let is_watched = groups.progress();
+                    self.is_watched.store(is_watched, Ordering::Relaxed);
+                    drop(groups);
                     tick = clock.sleep(progress);
                 }
             }
@@ -170,24 +191,28 @@ impl<T: Send + Sync + 'static> Hub<T> {
 
     fn fan_out(&self) {
         let state = self.state.load_full();
-        let served = self.groups.lock().served;
-        if state.history.floor() > served {
-            // History went faster than the fan-out: the watchers catch up or learn that they cannot.
-            let mut groups = self.groups.lock();
-            groups.by_length.clear();
-            groups.served = state.revision;
+        let groups = self.groups.lock();
+        let (served, is_watched) = (groups.served, !groups.by_length.is_empty());
+        drop(groups);
+        if !is_watched {
             return;
         }
-        for (revision, batch) in state.history.after(served) {
-            self.groups.lock().deliver(*revision, batch);
+        if state.history.floor() > served {
+            // History went faster than the fan-out: the watchers catch up or learn that they cannot.
+            self.groups.lock().by_length.clear();
+        } else {
+            for (revision, batch) in state.history.after(served) {
+                self.groups.lock().deliver(*revision, batch);
+            }
         }
-        self.groups.lock().served = state.revision;
+        let mut groups = self.groups.lock();
+        groups.served = groups.served.max(state.revision);
     }
 }
 
 impl<T> Groups<T> {
     fn deliver(&mut self, revision: Revision, batch: &Batch<T>) {
-        self.served = revision;
+        self.served = self.served.max(revision);
         for (length, groups) in &mut self.by_length {
             for prefix in prefixes(batch, *length) {
                 let Some(watchers) = groups.get_mut(prefix) else {
@@ -205,7 +230,8 @@ impl<T> Groups<T> {
         }
     }
 
-    fn progress(&mut self) {
+    /// Tells all watchers how far they are. Returns whether there are any.
+    fn progress(&mut self) -> bool {
         let served = self.served;
         for groups in self.by_length.values_mut() {
             for watchers in groups.values_mut() {
@@ -218,6 +244,7 @@ impl<T> Groups<T> {
             groups.retain(|_, watchers| !watchers.is_empty());
         }
         self.by_length.retain(|_, groups| !groups.is_empty());
+        !self.by_length.is_empty()
     }
 }
 

@@ -5,6 +5,7 @@ mod history;
 mod hub;
 mod pages;
 mod state;
+mod tree;
 
 use bytes::Bytes;
 
@@ -12,6 +13,7 @@ pub use history::{Batch, Change, History, Limits};
 pub use hub::Hub;
 pub use pages::Pages;
 pub use state::{Slot, State, Write, prefix_end};
+pub use tree::Tree;
 
 use crate::{Key, Revision};
 

@@ -1,12 +1,11 @@
 //! What the store holds at one moment: the live keys and the history that leads to them. Cloning is
 //! O(1), and a clone never changes: lists and watches read theirs while the writer goes on.
 
-use std::{ops::Bound, sync::Arc};
+use std::sync::Arc;
 
 use bytes::Bytes;
-use imbl::OrdMap;
 
-use super::{Batch, Change, History, Millis, Saved};
+use super::{Batch, Change, History, Millis, Saved, Tree, tree::Keyed};
 use crate::{
     Action, Codec, Committed, Entry, Error, Key, ListRequest, Listed, Op, Precondition, Revision,
 };
@@ -21,12 +20,18 @@ pub struct Slot<T> {
     pub size: u32,
 }
 
+impl<T> Keyed for Arc<Slot<T>> {
+    fn key(&self) -> &Key {
+        &self.entry.key
+    }
+}
+
 /// One moment.
 pub struct State<T> {
     /// The newest revision.
     pub revision: Revision,
     /// The live keys.
-    pub entries: OrdMap<Key, Arc<Slot<T>>>,
+    pub entries: Tree<Arc<Slot<T>>>,
     /// Bytes of all live keys and values.
     pub bytes: u64,
     /// The events before this moment that are still kept.
@@ -48,7 +53,7 @@ impl<T> Default for State<T> {
     fn default() -> Self {
         Self {
             revision: 0,
-            entries: OrdMap::new(),
+            entries: Tree::default(),
             bytes: 0,
             history: History::default(),
         }
@@ -75,41 +80,27 @@ impl<T: Send + Sync + 'static> State<T> {
             Some(from) if *from > request.prefix => from,
             _ => &request.prefix,
         };
+        // Counted, not walked over: what remains may be much more than what is wanted.
         let end = prefix_end(&request.prefix);
-        let upper = end.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
-        let is_empty = end.as_ref().is_some_and(|end| start[..] >= end[..]);
-        let mut rest = (!is_empty)
-            .then(|| {
-                self.entries
-                    .range::<_, [u8]>((Bound::Included(&start[..]), upper))
-            })
-            .into_iter()
-            .flatten();
-        let limit = request.limit.unwrap_or(usize::MAX);
-        let entries = rest
-            .by_ref()
-            .take(limit)
-            .map(|(_, slot)| slot.entry.clone())
-            .collect();
-        let remaining = if request.limit.is_some() {
-            rest.count()
-        } else {
-            0
-        };
+        let end = end.map_or(self.entries.len(), |end| self.entries.rank(&end));
+        let found = end.saturating_sub(self.entries.rank(start));
+        let taken = found.min(request.limit.unwrap_or(usize::MAX));
+        let slots = self.entries.from(start).take(taken);
         Listed {
             revision: self.revision,
-            entries,
-            remaining,
+            entries: slots.map(|slot| slot.entry.clone()).collect(),
+            remaining: found - taken,
         }
     }
 
     /// Whether all preconditions hold.
     pub fn check<D>(&self, ops: &[Op<D>]) -> Result<(), Error> {
         for op in ops {
-            let current = self
-                .entries
-                .get(&op.key)
-                .map(|slot| slot.entry.mod_revision);
+            if op.precondition == Precondition::Any {
+                continue;
+            }
+            let current = self.entries.get(&op.key);
+            let current = current.map(|slot| slot.entry.mod_revision);
             let holds = match op.precondition {
                 Precondition::Any => true,
                 Precondition::Absent => current.is_none(),
@@ -126,39 +117,45 @@ impl<T: Send + Sync + 'static> State<T> {
         Ok(())
     }
 
-    /// Whether any of these operations would change something.
-    pub fn would_change<D>(&self, ops: &[Op<D>]) -> bool {
-        ops.iter().any(|op| match op.action {
+    /// Whether an operation would change something.
+    pub fn would_change<D>(&self, op: &Op<D>) -> bool {
+        match op.action {
             Action::Put { .. } => true,
-            Action::Delete => self.entries.contains_key(&op.key),
+            Action::Delete => self.entries.get(&op.key).is_some(),
             Action::Check => false,
-        })
+        }
     }
 
-    /// Makes the changes of one commit, and its history. Deletes of absent keys do nothing.
+    /// Makes the changes of one commit; `news` gets what they were, for [`History::push`]. Deletes of
+    /// absent keys do nothing.
     pub fn apply<C: Codec<Object = T>>(
         &mut self,
         codec: &C,
         revision: Revision,
         time: Millis,
-        writes: impl IntoIterator<Item = (Key, Option<Write<C::Draft>>)>,
+        writes: impl ExactSizeIterator<Item = (Key, Option<Write<C::Draft>>)>,
+        news: &mut Vec<(Revision, Batch<T>)>,
     ) -> Committed<T> {
-        let (mut entries, mut changes) = (Vec::new(), Vec::new());
+        let mut entries = Vec::with_capacity(writes.len());
+        let mut batch: Option<Batch<T>> = None;
         for (key, write) in writes {
             let Some(write) = write else {
                 entries.push(None);
                 continue;
             };
-            let change = self.change(codec, key, revision, write);
+            let change = self.change(codec, &key, revision, write);
             let slot = change.current.as_ref().or(change.previous.as_ref());
             entries.push(slot.map(|slot| slot.entry.clone()));
             if slot.is_some() {
-                changes.push(change);
+                match &mut batch {
+                    None => batch = Some(Batch::new(change, time)),
+                    Some(batch) => batch.push(change),
+                }
             }
         }
-        if let Some(batch) = Batch::new(changes, time) {
+        if let Some(batch) = batch {
             self.revision = revision;
-            self.history.push(revision, batch);
+            news.push((revision, batch));
         }
         Committed {
             revision: self.revision,
@@ -169,12 +166,12 @@ impl<T: Send + Sync + 'static> State<T> {
     fn change<C: Codec<Object = T>>(
         &mut self,
         codec: &C,
-        key: Key,
+        key: &Key,
         revision: Revision,
         write: Write<C::Draft>,
     ) -> Change<T> {
         let Write::Put(draft, expires) = write else {
-            let previous = self.entries.remove(&key);
+            let previous = self.entries.remove(key);
             if let Some(slot) = &previous {
                 self.bytes -= key.len() as u64 + u64::from(slot.size);
             }
@@ -184,35 +181,35 @@ impl<T: Send + Sync + 'static> State<T> {
             };
         };
         let size = codec.bytes(&draft).len() as u32;
-        let object = Arc::new(codec.publish(&key, draft, revision));
-        let previous = self.entries.get(&key).cloned();
-        // The first key's bytes serve all later versions; a copy, because the caller's may be part
-        // of something larger.
-        let (key, create_revision) = match &previous {
-            Some(slot) => (slot.entry.key.clone(), slot.entry.create_revision),
-            None => (Key::copy_from_slice(&key), revision),
-        };
+        let object = Arc::new(codec.publish(key, draft, revision));
+        let mut current = None;
+        let previous = self.entries.upsert(key, |previous| {
+            // The first key's bytes serve all later versions; a copy, because the caller's may be
+            // part of something larger.
+            let (key, create_revision) = match previous {
+                Some(slot) => (slot.entry.key.clone(), slot.entry.create_revision),
+                None => (Key::copy_from_slice(key), revision),
+            };
+            let entry = Entry {
+                key,
+                create_revision,
+                mod_revision: revision,
+                object,
+            };
+            let slot = Arc::new(Slot {
+                entry,
+                expires,
+                size,
+            });
+            current = Some(slot.clone());
+            slot
+        });
         self.bytes += u64::from(size);
         match &previous {
             Some(previous) => self.bytes -= u64::from(previous.size),
             None => self.bytes += key.len() as u64,
         }
-        let entry = Entry {
-            key: key.clone(),
-            create_revision,
-            mod_revision: revision,
-            object,
-        };
-        let current = Arc::new(Slot {
-            entry,
-            expires,
-            size,
-        });
-        self.entries.insert(key, current.clone());
-        Change {
-            previous,
-            current: Some(current),
-        }
+        Change { previous, current }
     }
 
     /// All entries as snapshots keep them.
@@ -240,19 +237,16 @@ impl<T: Send + Sync + 'static> State<T> {
         let object = Arc::new(codec.publish(&key, draft, mod_revision));
         self.bytes += key.len() as u64 + u64::from(size);
         let entry = Entry {
-            key: key.clone(),
+            key,
             create_revision,
             mod_revision,
             object,
         };
-        self.entries.insert(
-            key,
-            Arc::new(Slot {
-                entry,
-                expires,
-                size,
-            }),
-        );
+        self.entries.insert(Arc::new(Slot {
+            entry,
+            expires,
+            size,
+        }));
         Ok(())
     }
 
@@ -263,7 +257,7 @@ impl<T: Send + Sync + 'static> State<T> {
         for (_, batch) in self.history.after(revision).rev() {
             for change in batch.changes() {
                 match &change.previous {
-                    Some(slot) => past.entries.insert(slot.entry.key.clone(), slot.clone()),
+                    Some(slot) => past.entries.insert(slot.clone()),
                     None => past.entries.remove(change.key()),
                 };
             }

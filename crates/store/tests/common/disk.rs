@@ -135,6 +135,12 @@ impl MemoryDisk {
         let inner = self.inner();
         inner.files[&inner.names[name]].now.len()
     }
+
+    /// Where the frames of a log file end.
+    pub fn frames_end(&self, name: &str) -> usize {
+        let inner = self.inner();
+        super::frames_end(&inner.files[&inner.names[name]].now)
+    }
 }
 
 impl Inner {
@@ -297,6 +303,10 @@ impl Disk for MemoryDisk {
         inner.pending_names.clear();
         inner.durable_names = inner.names.clone();
         Ok(())
+    }
+
+    fn block(&self) -> u32 {
+        64
     }
 
     fn path(&self, name: &str) -> PathBuf {

@@ -30,6 +30,21 @@ pub fn rounds() -> u64 {
     count.unwrap_or(if soak { 200 } else { 20 })
 }
 
+/// Where the frames of a log file seem to end, checksums not looked at.
+pub fn frames_end(file: &[u8]) -> usize {
+    let word = |at: usize| {
+        let bytes = file.get(at..at + 4)?;
+        Some(u32::from_le_bytes(bytes.try_into().ok()?) as usize)
+    };
+    let block = word(24).unwrap_or(8).max(8);
+    let (mut offset, mut end) = (32_usize.next_multiple_of(block), 32);
+    while let (Some(0x6d73_6601), Some(length)) = (word(offset), word(offset + 4)) {
+        end = offset + 24 + length;
+        offset = end.next_multiple_of(block);
+    }
+    end.min(file.len())
+}
+
 pub fn put_if(key: &str, value: &str, precondition: Precondition) -> Op<Bytes> {
     let draft = Bytes::copy_from_slice(value.as_bytes());
     Op {

@@ -1,0 +1,90 @@
+//! A file that is written past the page cache (`O_DIRECT`): the log is not read while it is written, so
+//! a copy of it in the page cache would only cost time. Where the filesystem does not know how, the
+//! same blocks go through the page cache.
+
+use std::{fs, io, os::unix::fs::FileExt};
+
+use rustix::fs::OFlags;
+
+use super::disk::{File, allocate};
+
+/// What addresses, lengths and offsets must be multiples of: enough for every common disk.
+pub const BLOCK: usize = 4096;
+
+/// Most bytes of one write.
+const STAGE: usize = 1 << 20;
+
+/// A file of the log.
+pub struct DirectFile {
+    file: fs::File,
+    /// Where bytes stand before they are written: some of it begins at a multiple of [`BLOCK`].
+    stage: Vec<u8>,
+}
+
+impl DirectFile {
+    /// Takes a file to be written in whole blocks at multiples of their length.
+    pub fn new(file: fs::File) -> Self {
+        set_direct(&file, true);
+        Self {
+            file,
+            stage: Vec::new(),
+        }
+    }
+
+    fn write_blocks(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        if self.stage.len() < bytes.len() + BLOCK {
+            self.stage.resize(bytes.len() + BLOCK, 0);
+        }
+        let start = self.stage.as_ptr().align_offset(BLOCK);
+        let staged = &mut self.stage[start..start + bytes.len()];
+        staged.copy_from_slice(bytes);
+        match self.file.write_all_at(staged, offset) {
+            // This filesystem, or this disk, wants something else.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                set_direct(&self.file, false);
+                self.file.write_all_at(staged, offset)
+            }
+            written => written,
+        }
+    }
+}
+
+/// Whether it is possible shows at the first write.
+fn set_direct(file: &fs::File, direct: bool) {
+    if let Ok(mut flags) = rustix::fs::fcntl_getfl(file) {
+        flags.set(OFlags::DIRECT, direct);
+        let _ = rustix::fs::fcntl_setfl(file, flags);
+    }
+}
+
+impl File for DirectFile {
+    fn size(&self) -> io::Result<u64> {
+        self.file.size()
+    }
+
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        FileExt::read_exact_at(&self.file, buffer, offset)
+    }
+
+    fn write_all_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let mut at = offset;
+        for part in bytes.chunks(STAGE) {
+            self.write_blocks(part, at)?;
+            at += part.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn reserve(&mut self, offset: u64, length: u64) -> io::Result<()> {
+        allocate(&self.file, offset, length)?;
+        self.write_all_at(&vec![0; length as usize], offset)
+    }
+
+    fn cut(&mut self, length: u64) -> io::Result<()> {
+        self.file.cut(length)
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        self.file.sync()
+    }
+}

@@ -1,0 +1,172 @@
+//! The second half of a commit: the frame goes to the log, is synced, and only then are readers,
+//! watchers and callers told. It runs on the writer's own thread, or, when more is waiting, on a
+//! thread beside it, so that the writer makes the next frame while this one is on its way.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, mpsc},
+    thread::JoinHandle,
+};
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+
+use super::{
+    log::{Fault, Log},
+    request::Answer,
+};
+use crate::{
+    Error,
+    memory::{Hub, State},
+};
+
+/// Frames of this size and more do not keep their memory for the next.
+const KEPT_FRAME: usize = 1 << 20;
+
+/// What is to be made durable, and who hears of it then.
+pub struct Work<T> {
+    /// What goes to the log, if anything does.
+    pub frame: Option<Vec<u8>>,
+    /// Whether the disk is waited for.
+    pub sync: bool,
+    /// What readers see afterwards, if it is something new.
+    pub state: Option<State<T>>,
+    /// Who waits.
+    pub answers: Vec<Answer<T>>,
+}
+
+/// Has the log and everything that others see.
+pub struct Publisher<T> {
+    pub log: Log,
+    pub published: Arc<ArcSwap<State<T>>>,
+    pub hub: Arc<Hub<T>>,
+    /// Guards why the writer stopped, if it did.
+    pub broken: Arc<Mutex<Option<String>>>,
+    /// Memory for the next frame.
+    pub buffer: Vec<u8>,
+}
+
+impl<T: Send + Sync + 'static> Publisher<T> {
+    /// Does it. The work's space has been prepared.
+    pub fn run(&mut self, mut work: Work<T>) {
+        let failure = self.write(&mut work).err().map(|fault| self.fail(fault));
+        if failure.is_none()
+            && let Some(state) = work.state
+        {
+            self.publish(state);
+        }
+        for answer in work.answers {
+            answer.send(failure.as_ref());
+        }
+        if let Some(frame) = work.frame
+            && frame.capacity() < KEPT_FRAME
+        {
+            self.buffer = frame;
+        }
+    }
+
+    fn write(&mut self, work: &mut Work<T>) -> Result<(), Fault> {
+        if let Some(frame) = &mut work.frame {
+            self.log.append(frame)?;
+        }
+        if work.sync { self.log.sync() } else { Ok(()) }
+    }
+
+    /// Why nothing is written any more, if so.
+    pub fn failure(&self) -> Option<Error> {
+        self.broken.lock().clone().map(Error::Unavailable)
+    }
+
+    /// Shows a state to readers and watchers.
+    pub fn publish(&self, state: State<T>) {
+        self.published.store(Arc::new(state));
+        self.hub.wake();
+    }
+
+    /// What a fault means for those who wait; a broken log stops the writer for good.
+    pub fn fail(&self, fault: Fault) -> Error {
+        match fault {
+            Fault::Full(why) => Error::Full(why),
+            Fault::Refused(why) => Error::Unavailable(why),
+            Fault::Broken(why) => {
+                tracing::error!(why, "the store takes no more writes until it is restarted");
+                *self.broken.lock() = Some(why.clone());
+                Error::Unavailable(why)
+            }
+        }
+    }
+}
+
+/// The publisher, here or on the thread beside.
+pub struct Stage<T> {
+    here: Option<Publisher<T>>,
+    to: Option<mpsc::Sender<(Publisher<T>, Work<T>)>>,
+    from: mpsc::Receiver<Publisher<T>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<T: Send + Sync + 'static> Stage<T> {
+    /// Starts the thread beside.
+    pub fn start(publisher: Publisher<T>) -> std::io::Result<Self> {
+        let (to, work) = mpsc::channel::<(Publisher<T>, Work<T>)>();
+        let (back, from) = mpsc::channel();
+        let broken = publisher.broken.clone();
+        let run = move || {
+            for (mut publisher, work) in work {
+                let run = catch_unwind(AssertUnwindSafe(|| publisher.run(work)));
+                if run.is_err() {
+                    *broken.lock() = Some("the writer panicked".into());
+                }
+                if back.send(publisher).is_err() {
+                    return;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name("store-sync".into())
+            .spawn(run)?;
+        Ok(Self {
+            here: Some(publisher),
+            to: Some(to),
+            from,
+            thread: Some(thread),
+        })
+    }
+
+    /// The publisher, once it is back. It is gone only with its thread, at the very end.
+    pub fn here(&mut self) -> Option<&mut Publisher<T>> {
+        if self.here.is_none() {
+            self.here = self.from.recv().ok();
+        }
+        self.here.as_mut()
+    }
+
+    /// Has work done on the thread beside. The publisher is here, because the work's space has been
+    /// prepared.
+    pub fn send(&mut self, work: Work<T>) {
+        let Some(mut publisher) = self.here.take() else {
+            return;
+        };
+        match &self.to {
+            Some(to) => {
+                if let Err(mpsc::SendError((mut publisher, work))) = to.send((publisher, work)) {
+                    publisher.run(work);
+                    self.here = Some(publisher);
+                }
+            }
+            None => {
+                publisher.run(work);
+                self.here = Some(publisher);
+            }
+        }
+    }
+}
+
+impl<T> Drop for Stage<T> {
+    fn drop(&mut self) {
+        self.to = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,441 @@
+//! An ordered map whose clones cost nothing and never change, and that can say how many keys stand
+//! before a key: lists know what remains without walking over it.
+//!
+//! A B+ tree of shared nodes: a change copies the few nodes on its way that somebody else still
+//! holds, and changes the others in place. Values carry their key, so that a leaf is nothing but
+//! pointers. Nodes that have become small are merged with a neighbour where both fit into one.
+
+use std::sync::Arc;
+
+use crate::Key;
+
+/// Most values of a leaf and most children of a branch.
+const FANOUT: usize = 32;
+
+/// A value that carries its key. Clones are cheap.
+pub trait Keyed: Clone {
+    /// The key; the same for as long as the value lives.
+    fn key(&self) -> &Key;
+}
+
+/// The map.
+pub struct Tree<V> {
+    root: Arc<Node<V>>,
+    len: usize,
+}
+
+#[derive(Clone)]
+enum Node<V> {
+    Leaf(Vec<V>),
+    Branch(Vec<Child<V>>),
+}
+
+#[derive(Clone)]
+struct Child<V> {
+    /// Not above any key in it, and above every key of the child before.
+    first: Key,
+    /// Values in it.
+    count: usize,
+    node: Arc<Node<V>>,
+}
+
+impl<V> Clone for Tree<V> {
+    fn clone(&self) -> Self {
+        Self {
+            root: self.root.clone(),
+            len: self.len,
+        }
+    }
+}
+
+impl<V> Default for Tree<V> {
+    fn default() -> Self {
+        Self {
+            root: Arc::new(Node::Leaf(Vec::new())),
+            len: 0,
+        }
+    }
+}
+
+impl<V: Keyed> Tree<V> {
+    /// How many values there are.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The value at a key.
+    pub fn get(&self, key: &[u8]) -> Option<&V> {
+        let mut node = &*self.root;
+        loop {
+            match node {
+                Node::Leaf(values) => return place(values, key).ok().map(|at| &values[at]),
+                Node::Branch(children) => node = &children[child_of(children, key)].node,
+            }
+        }
+    }
+
+    /// How many keys are below this one.
+    pub fn rank(&self, key: &[u8]) -> usize {
+        let (mut node, mut below) = (&*self.root, 0);
+        loop {
+            match node {
+                Node::Leaf(values) => {
+                    return below + place(values, key).unwrap_or_else(|before| before);
+                }
+                Node::Branch(children) => {
+                    let at = child_of(children, key);
+                    below += children[..at]
+                        .iter()
+                        .map(|child| child.count)
+                        .sum::<usize>();
+                    node = &children[at].node;
+                }
+            }
+        }
+    }
+
+    /// The values from a key on, in order.
+    pub fn from(&self, key: &[u8]) -> Iter<'_, V> {
+        let (mut node, mut above) = (&*self.root, Vec::new());
+        loop {
+            match node {
+                Node::Leaf(values) => {
+                    let at = place(values, key).unwrap_or_else(|before| before);
+                    let leaf = values[at..].iter();
+                    return Iter { above, leaf };
+                }
+                Node::Branch(children) => {
+                    let at = child_of(children, key);
+                    above.push(children[at + 1..].iter());
+                    node = &children[at].node;
+                }
+            }
+        }
+    }
+
+    /// All values, in order.
+    pub fn values(&self) -> Iter<'_, V> {
+        self.from(&[])
+    }
+
+    /// Puts what `make` makes of the value that stands at the key, and returns that one.
+    pub fn upsert(&mut self, key: &[u8], make: impl FnOnce(Option<&V>) -> V) -> Option<V> {
+        let (previous, split) = upsert(&mut self.root, key, make);
+        if previous.is_none() {
+            self.len += 1;
+        }
+        if let Some(right) = split {
+            let left = Child {
+                first: Key::new(),
+                count: self.len - right.count,
+                node: self.root.clone(),
+            };
+            self.root = Arc::new(Node::Branch(vec![left, right]));
+        }
+        previous
+    }
+
+    /// Puts a value at its key and returns what stood there.
+    pub fn insert(&mut self, value: V) -> Option<V> {
+        let key = value.key().clone();
+        self.upsert(&key, |_| value)
+    }
+
+    /// Takes the value at a key away.
+    pub fn remove(&mut self, key: &[u8]) -> Option<V> {
+        // Looks first: nothing is copied for a key that is not there.
+        self.get(key)?;
+        let removed = remove(&mut self.root, key)?;
+        self.len -= 1;
+        while let Node::Branch(children) = &*self.root
+            && let [only] = &children[..]
+        {
+            self.root = only.node.clone();
+        }
+        Some(removed)
+    }
+}
+
+/// Where a key stands in a leaf, or would.
+fn place<V: Keyed>(values: &[V], key: &[u8]) -> Result<usize, usize> {
+    values.binary_search_by(|value| value.key()[..].cmp(key))
+}
+
+/// The child that a key belongs to.
+fn child_of<V>(children: &[Child<V>], key: &[u8]) -> usize {
+    let after = children.partition_point(|child| child.first[..] <= *key);
+    after.saturating_sub(1)
+}
+
+/// Room for one more, without the doubling that would waste half of every leaf.
+fn make_room<T>(items: &mut Vec<T>) {
+    if items.len() == items.capacity() {
+        items.reserve_exact(4);
+    }
+}
+
+/// Where a node that is too long is split: in the middle, but nearly at the end when keys come in
+/// ascending order, so that nodes get full.
+fn split_at(len: usize, inserted: usize) -> usize {
+    if inserted + 1 == len {
+        len - 1
+    } else {
+        len / 2
+    }
+}
+
+fn upsert<V: Keyed>(
+    node: &mut Arc<Node<V>>,
+    key: &[u8],
+    make: impl FnOnce(Option<&V>) -> V,
+) -> (Option<V>, Option<Child<V>>) {
+    match Arc::make_mut(node) {
+        Node::Leaf(values) => match place(values, key) {
+            Ok(at) => {
+                let value = make(Some(&values[at]));
+                (Some(std::mem::replace(&mut values[at], value)), None)
+            }
+            Err(at) => {
+                make_room(values);
+                values.insert(at, make(None));
+                if values.len() <= FANOUT {
+                    return (None, None);
+                }
+                let right = values.split_off(split_at(values.len(), at));
+                let split = Child {
+                    first: right[0].key().clone(),
+                    count: right.len(),
+                    node: Arc::new(Node::Leaf(right)),
+                };
+                (None, Some(split))
+            }
+        },
+        Node::Branch(children) => {
+            let at = child_of(children, key);
+            let (previous, split) = upsert(&mut children[at].node, key, make);
+            if previous.is_none() {
+                children[at].count += 1;
+            }
+            let Some(split) = split else {
+                return (previous, None);
+            };
+            children[at].count -= split.count;
+            make_room(children);
+            children.insert(at + 1, split);
+            if children.len() <= FANOUT {
+                return (previous, None);
+            }
+            let right = children.split_off(split_at(children.len(), at + 1));
+            let split = Child {
+                first: right[0].first.clone(),
+                count: right.iter().map(|child| child.count).sum(),
+                node: Arc::new(Node::Branch(right)),
+            };
+            (previous, Some(split))
+        }
+    }
+}
+
+fn remove<V: Keyed>(node: &mut Arc<Node<V>>, key: &[u8]) -> Option<V> {
+    match Arc::make_mut(node) {
+        Node::Leaf(values) => place(values, key).ok().map(|at| values.remove(at)),
+        Node::Branch(children) => {
+            let at = child_of(children, key);
+            let removed = remove(&mut children[at].node, key)?;
+            children[at].count -= 1;
+            if children[at].node.len() < FANOUT / 4 {
+                merge(children, at);
+            }
+            Some(removed)
+        }
+    }
+}
+
+/// Merges a small child with a neighbour, if both fit into one node with room to spare.
+fn merge<V: Keyed>(children: &mut Vec<Child<V>>, at: usize) {
+    if children[at].count == 0 && children.len() > 1 {
+        children.remove(at);
+        return;
+    }
+    for left in [at, at.wrapping_sub(1)] {
+        let (Some(one), Some(two)) = (children.get(left), children.get(left.wrapping_add(1)))
+        else {
+            continue;
+        };
+        if one.node.len() + two.node.len() > FANOUT * 3 / 4 {
+            continue;
+        }
+        let right = children.remove(left + 1);
+        let one = &mut children[left];
+        one.count += right.count;
+        match (Arc::make_mut(&mut one.node), &*right.node) {
+            (Node::Leaf(values), Node::Leaf(more)) => values.extend_from_slice(more),
+            (Node::Branch(nodes), Node::Branch(more)) => nodes.extend_from_slice(more),
+            // All leaves have the same depth.
+            _ => {}
+        }
+        return;
+    }
+}
+
+impl<V> Node<V> {
+    fn len(&self) -> usize {
+        match self {
+            Self::Leaf(values) => values.len(),
+            Self::Branch(children) => children.len(),
+        }
+    }
+}
+
+/// Values in order.
+pub struct Iter<'a, V> {
+    /// What follows in the branches above the leaf, the lowest last.
+    above: Vec<std::slice::Iter<'a, Child<V>>>,
+    leaf: std::slice::Iter<'a, V>,
+}
+
+impl<'a, V> Iterator for Iter<'a, V> {
+    type Item = &'a V;
+
+    fn next(&mut self) -> Option<&'a V> {
+        loop {
+            if let Some(value) = self.leaf.next() {
+                return Some(value);
+            }
+            let mut node = loop {
+                match self.above.last_mut()?.next() {
+                    Some(child) => break &*child.node,
+                    None => self.above.pop(),
+                };
+            };
+            loop {
+                match node {
+                    Node::Leaf(values) => {
+                        self.leaf = values.iter();
+                        break;
+                    }
+                    Node::Branch(children) => {
+                        let mut rest = children.iter();
+                        let Some(first) = rest.next() else { break };
+                        self.above.push(rest);
+                        node = &first.node;
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Debug, PartialEq)]
+    struct Value(Key, u32);
+
+    impl Keyed for Value {
+        fn key(&self) -> &Key {
+            &self.0
+        }
+    }
+
+    /// Every node's counts are true, its keys ascend, and nothing is longer than it may be.
+    fn check(node: &Node<Value>, above: &[u8], depth: usize) -> (usize, usize) {
+        match node {
+            Node::Leaf(values) => {
+                assert!(values.len() <= FANOUT);
+                assert!(values.windows(2).all(|pair| pair[0].0 < pair[1].0));
+                assert!(values.first().is_none_or(|value| value.0[..] >= *above));
+                (values.len(), depth)
+            }
+            Node::Branch(children) => {
+                assert!((1..=FANOUT).contains(&children.len()));
+                let mut depths = Vec::new();
+                let mut total = 0;
+                for child in children {
+                    let (count, below) = check(&child.node, &child.first, depth + 1);
+                    assert_eq!(count, child.count);
+                    total += count;
+                    depths.push(below);
+                }
+                assert!(depths.iter().all(|one| *one == depths[0]));
+                (total, depths[0])
+            }
+        }
+    }
+
+    fn key(number: u16) -> Key {
+        // Of different lengths, so that one may be the beginning of another.
+        Key::from(format!("{number:b}"))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn it_is_an_ordered_map_and_old_clones_stay_as_they_were(
+            ops in prop::collection::vec((0_u16..900, any::<u32>(), 0..3), 0..3000),
+            ascending in any::<bool>(),
+        ) {
+            let (mut tree, mut model) = (Tree::default(), BTreeMap::new());
+            let mut kept = Vec::new();
+            for (step, (number, content, kind)) in ops.into_iter().enumerate() {
+                let number = if ascending { step as u16 } else { number };
+                let at = key(number);
+                if kind == 0 {
+                    prop_assert_eq!(tree.remove(&at), model.remove(&at));
+                } else {
+                    let value = Value(at.clone(), content);
+                    prop_assert_eq!(tree.insert(value.clone()), model.insert(at, value));
+                }
+                if step % 500 == 0 {
+                    kept.push((tree.clone(), model.clone()));
+                }
+            }
+            kept.push((tree, model));
+            for (tree, model) in kept {
+                prop_assert_eq!(check(&tree.root, &[], 0).0, model.len());
+                prop_assert_eq!(tree.len(), model.len());
+                prop_assert!(tree.values().eq(model.values()));
+                for number in (0..1000).step_by(37) {
+                    let at = key(number);
+                    prop_assert_eq!(tree.get(&at), model.get(&at));
+                    prop_assert_eq!(tree.rank(&at), model.range(..at.clone()).count());
+                    prop_assert!(tree.from(&at).eq(model.range(at.clone()..).map(|(_, value)| value)));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn ascending_keys_fill_the_leaves() {
+        let mut tree = Tree::default();
+        for number in 0..10_000 {
+            tree.insert(Value(Key::from(format!("{number:05}")), number));
+        }
+        fn leaves(node: &Node<Value>) -> usize {
+            match node {
+                Node::Leaf(_) => 1,
+                Node::Branch(children) => children.iter().map(|child| leaves(&child.node)).sum(),
+            }
+        }
+        assert!(leaves(&tree.root) <= 10_000 / FANOUT + 2);
+    }
+
+    #[test]
+    fn an_emptied_tree_is_one_leaf_again() {
+        let mut tree = Tree::default();
+        for number in 0..2000 {
+            tree.insert(Value(key(number), 0));
+        }
+        for number in 0..2000 {
+            assert!(tree.remove(&key(number)).is_some());
+        }
+        assert!(matches!(&*tree.root, Node::Leaf(values) if values.is_empty()));
+        assert_eq!(tree.remove(b"none"), None);
+    }
+}
