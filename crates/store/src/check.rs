@@ -34,8 +34,8 @@ pub fn prefix(prefix: &Key) -> Result<(), Error> {
     Ok(())
 }
 
-/// Operations that make a commit. Returns the bytes of their keys and values.
-pub fn ops<C: Codec>(codec: &C, ops: &[Op<C::Draft>], max_value: usize) -> Result<usize, Error> {
+/// Operations that make a commit.
+pub fn ops<C: Codec>(codec: &C, ops: &[Op<C::Draft>], max_value: usize) -> Result<(), Error> {
     if ops.is_empty() {
         return Err(Error::Invalid(
             "a commit needs at least one operation".into(),
@@ -44,17 +44,19 @@ pub fn ops<C: Codec>(codec: &C, ops: &[Op<C::Draft>], max_value: usize) -> Resul
     let (mut seen, mut total) = (HashSet::new(), 0);
     for op in ops {
         key(&op.key)?;
-        let shown = String::from_utf8_lossy(&op.key);
+        let shown = || String::from_utf8_lossy(&op.key);
         if ops.len() > 1 && !seen.insert(&op.key) {
             return Err(Error::Invalid(format!(
-                "the key {shown:?} stands twice in one commit"
+                "the key {:?} stands twice in one commit",
+                shown()
             )));
         }
         if let Action::Put { draft, .. } = &op.action {
             let length = codec.bytes(draft).len();
             if length > max_value {
                 return Err(Error::Invalid(format!(
-                    "the value of {shown:?} has {length} bytes, more than {max_value}"
+                    "the value of {:?} has {length} bytes, more than {max_value}",
+                    shown()
                 )));
             }
             total += length;
@@ -66,5 +68,5 @@ pub fn ops<C: Codec>(codec: &C, ops: &[Op<C::Draft>], max_value: usize) -> Resul
             "a commit of {total} bytes is larger than {MAX_COMMIT}"
         )));
     }
-    Ok(total)
+    Ok(())
 }

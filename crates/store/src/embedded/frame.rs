@@ -108,6 +108,11 @@ pub fn begin_again(frame: &mut Vec<u8>) {
     frame.resize(FRAME_HEADER, 0);
 }
 
+/// The payload of a begun frame.
+pub fn payload(frame: &mut [u8]) -> &mut [u8] {
+    &mut frame[FRAME_HEADER..]
+}
+
 /// Ends a frame begun by [`begin`]: fills in its header and pads it.
 pub fn seal(frame: &mut Vec<u8>, salt: u64, offset: u64, synced: u64) {
     let length = frame.len() - FRAME_HEADER;

@@ -155,7 +155,7 @@ impl Config {
         let writer = Writer {
             codec: codec.clone(),
             disk,
-            stage: Stage::start(publisher).map_err(no_thread)?,
+            stage: Stage::start(publisher, queue.clone()).map_err(no_thread)?,
             marks,
             expiring: expiring(&state),
             state,
@@ -164,6 +164,7 @@ impl Config {
             log_bytes,
             queue: queue.clone(),
             waiting: VecDeque::new(),
+            draft: None,
             buffer: Vec::new(),
             snapshot: None,
             snapshot_waiters: Vec::new(),
@@ -371,10 +372,9 @@ impl<C: Codec> Store<C> for Embedded<C> {
         ops: Vec<Op<C::Draft>>,
         durability: Durability,
     ) -> Result<Committed<C::Object>, Error> {
-        let bytes = check::ops(&*self.codec, &ops, self.max_value)?;
+        check::ops(&*self.codec, &ops, self.max_value)?;
         self.ask(|reply| Request::Commit {
             ops,
-            bytes,
             durability,
             reply,
         })

@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 
 use super::{
     log::{Fault, Log},
+    queue::Queue,
     request::Answer,
 };
 use crate::{
@@ -47,21 +48,19 @@ pub struct Publisher<T> {
 }
 
 impl<T: Send + Sync + 'static> Publisher<T> {
-    /// Does it. The work's space has been prepared.
-    pub fn run(&mut self, mut work: Work<T>) {
+    /// Makes it durable and shows it to readers. The work's space has been prepared.
+    pub fn run(&mut self, mut work: Work<T>) -> Told<T> {
         let failure = self.write(&mut work).err().map(|fault| self.fail(fault));
-        if failure.is_none()
-            && let Some(state) = work.state
-        {
-            self.publish(state);
-        }
-        for answer in work.answers {
-            answer.send(failure.as_ref());
-        }
         if let Some(frame) = work.frame
             && frame.capacity() < KEPT_FRAME
         {
             self.buffer = frame;
+        }
+        let state = work.state.filter(|_| failure.is_none());
+        Told {
+            failure,
+            past: state.map(|state| self.publish(state)),
+            answers: work.answers,
         }
     }
 
@@ -77,10 +76,11 @@ impl<T: Send + Sync + 'static> Publisher<T> {
         self.broken.lock().clone().map(Error::Unavailable)
     }
 
-    /// Shows a state to readers and watchers.
-    pub fn publish(&self, state: State<T>) {
-        self.published.store(Arc::new(state));
+    /// Shows a state to readers and watchers. Returns what they saw before.
+    pub fn publish(&self, state: State<T>) -> Arc<State<T>> {
+        let past = self.published.swap(Arc::new(state));
         self.hub.wake();
+        past
     }
 
     /// What a fault means for those who wait; a broken log stops the writer for good.
@@ -97,6 +97,24 @@ impl<T: Send + Sync + 'static> Publisher<T> {
     }
 }
 
+/// What is left to do when everything is durable and the next work may begin.
+pub struct Told<T> {
+    failure: Option<Error>,
+    answers: Vec<Answer<T>>,
+    /// What nobody sees any more: taking it apart takes its time.
+    past: Option<Arc<State<T>>>,
+}
+
+impl<T> Told<T> {
+    /// Answers all who wait.
+    pub fn finish(self) {
+        for answer in self.answers {
+            answer.send(self.failure.as_ref());
+        }
+        drop(self.past);
+    }
+}
+
 /// The publisher, here or on the thread beside.
 pub struct Stage<T> {
     here: Option<Publisher<T>>,
@@ -107,7 +125,10 @@ pub struct Stage<T> {
 
 impl<T: Send + Sync + 'static> Stage<T> {
     /// Starts the thread beside.
-    pub fn start(publisher: Publisher<T>) -> std::io::Result<Self> {
+    pub fn start<R: Send + 'static>(
+        publisher: Publisher<T>,
+        writer: Arc<Queue<R>>,
+    ) -> std::io::Result<Self> {
         let (to, work) = mpsc::channel::<(Publisher<T>, Work<T>)>();
         let (back, from) = mpsc::channel();
         let broken = publisher.broken.clone();
@@ -117,8 +138,11 @@ impl<T: Send + Sync + 'static> Stage<T> {
                 if run.is_err() {
                     *broken.lock() = Some("the writer panicked".into());
                 }
-                if back.send(publisher).is_err() {
-                    return;
+                // The next work may begin while this one's callers are told.
+                let _ = back.send(publisher);
+                writer.wake();
+                if let Ok(told) = run {
+                    told.finish();
                 }
             }
         };
@@ -133,6 +157,14 @@ impl<T: Send + Sync + 'static> Stage<T> {
         })
     }
 
+    /// Whether nothing is on its way.
+    pub fn is_here(&mut self) -> bool {
+        if self.here.is_none() {
+            self.here = self.from.try_recv().ok();
+        }
+        self.here.is_some()
+    }
+
     /// The publisher, once it is back. It is gone only with its thread, at the very end.
     pub fn here(&mut self) -> Option<&mut Publisher<T>> {
         if self.here.is_none() {
@@ -144,20 +176,16 @@ impl<T: Send + Sync + 'static> Stage<T> {
     /// Has work done on the thread beside. The publisher is here, because the work's space has been
     /// prepared.
     pub fn send(&mut self, work: Work<T>) {
-        let Some(mut publisher) = self.here.take() else {
+        let Some(publisher) = self.here.take() else {
             return;
         };
-        match &self.to {
-            Some(to) => {
-                if let Err(mpsc::SendError((mut publisher, work))) = to.send((publisher, work)) {
-                    publisher.run(work);
-                    self.here = Some(publisher);
-                }
-            }
-            None => {
-                publisher.run(work);
-                self.here = Some(publisher);
-            }
+        let unsent = match &self.to {
+            Some(to) => to.send((publisher, work)).err().map(|unsent| unsent.0),
+            None => Some((publisher, work)),
+        };
+        if let Some((mut publisher, work)) = unsent {
+            publisher.run(work).finish();
+            self.here = Some(publisher);
         }
     }
 }

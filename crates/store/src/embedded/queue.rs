@@ -50,7 +50,12 @@ impl<R> Queue<R> {
         self.waiting.lock().as_ref().is_none_or(VecDeque::is_empty)
     }
 
-    /// Returns when there is, or was, something to take.
+    /// Wakes the writer, which looks after everything.
+    pub fn wake(&self) {
+        self.news.notify_one();
+    }
+
+    /// Returns when there is, or was, something to look after.
     pub async fn news(&self) {
         self.news.notified().await;
     }

@@ -10,8 +10,6 @@ pub enum Request<C: Codec> {
     Commit {
         /// Its operations.
         ops: Vec<Op<C::Draft>>,
-        /// Bytes of keys and values.
-        bytes: usize,
         /// Whether it waits for the disk.
         durability: Durability,
         /// Who waits.

@@ -30,6 +30,8 @@ use crate::{
 const BATCH_COMMITS: usize = 4096;
 /// A batch with this many bytes takes no further commit.
 const BATCH_BYTES: usize = 4 << 20;
+/// Fewer commits than this are synced by the writer itself.
+const FEW: usize = 8;
 /// How long keys that could not be deleted wait for the next try.
 const EXPIRY_RETRY: Millis = 5_000;
 
@@ -54,6 +56,8 @@ pub struct Writer<C: Codec> {
     pub queue: Arc<Queue<Request<C>>>,
     /// Taken from the queue, not looked at yet.
     pub waiting: VecDeque<Request<C>>,
+    /// The batch that is being made. There is none while duties are done.
+    pub draft: Option<Draft<C>>,
     /// Memory for the next frame.
     pub buffer: Vec<u8>,
     pub snapshot: Option<RunningSnapshot>,
@@ -61,14 +65,23 @@ pub struct Writer<C: Codec> {
     pub snapshot_not_before: Millis,
 }
 
-/// What the commits of one batch have come to so far.
-struct Draft<C: Codec> {
+/// One batch: what the commits in it have come to so far. It is open for more for as long as the
+/// batch before it is on its way to the disk.
+pub struct Draft<C: Codec> {
+    /// The state and the marks before it.
+    before: (State<C::Object>, Marks),
     now: Millis,
     frame: Vec<u8>,
     answers: Vec<Answer<C::Object>>,
     news: Vec<(Revision, Batch<C::Object>)>,
     synced: bool,
     relaxed: bool,
+}
+
+impl<C: Codec> Draft<C> {
+    fn is_full(&self) -> bool {
+        self.answers.len() >= BATCH_COMMITS || self.frame.len() >= BATCH_BYTES
+    }
 }
 
 impl<C: Codec> Writer<C> {
@@ -78,46 +91,90 @@ impl<C: Codec> Writer<C> {
             if self.waiting.is_empty() {
                 self.queue.take(&mut self.waiting);
             }
-            if self.waiting.is_empty() {
-                let wait = self.until_next_duty();
-                tokio::select! {
-                    biased;
-                    () = self.queue.news() => continue,
-                    () = self.config.clock.sleep(wait) => {}
-                }
+            let close = self.take_waiting();
+            let is_full = self.draft.as_ref().is_some_and(Draft::is_full);
+            if self.draft.is_some() && !is_full && !close && !self.stage.is_here() {
+                self.queue.news().await;
+                continue;
             }
-            let (batch, close) = self.next_batch();
-            self.process(batch, true);
+            self.flush(true);
             self.duties();
             if close {
                 return self.close();
             }
+            if self.waiting.is_empty() && self.queue.is_empty() {
+                let wait = self.until_next_duty();
+                tokio::select! {
+                    biased;
+                    () = self.queue.news() => {}
+                    () = self.config.clock.sleep(wait) => {}
+                }
+            }
         }
     }
 
-    /// The commits that share the next frame, and whether the store is to be closed behind them.
-    fn next_batch(&mut self) -> (Vec<Request<C>>, bool) {
-        let mut batch = Vec::with_capacity(self.waiting.len().min(BATCH_COMMITS));
-        let mut bytes = 0;
-        while batch.len() < BATCH_COMMITS
-            && bytes < BATCH_BYTES
+    /// Takes what waits, until the batch is full. Returns whether the store is to be closed behind it.
+    fn take_waiting(&mut self) -> bool {
+        while self.draft.as_ref().is_none_or(|draft| !draft.is_full())
             && let Some(request) = self.waiting.pop_front()
         {
             match request {
-                Request::Close => return (batch, true),
+                Request::Close => return true,
                 Request::SnapshotDone(result) => self.snapshot_done(result),
                 Request::Snapshot { reply } => {
                     self.snapshot_waiters.push(reply);
                     self.snapshot_not_before = 0;
                 }
-                Request::Commit { bytes: more, .. } => {
-                    bytes += more;
-                    batch.push(request);
+                Request::Commit {
+                    ops,
+                    durability,
+                    reply,
+                } => self.add(ops, durability, reply),
+                Request::Compact { revision, reply } => {
+                    let mut draft = self.draft.take().unwrap_or_else(|| self.begin());
+                    self.state.history.push(std::mem::take(&mut draft.news));
+                    let result = self.compact(revision);
+                    draft.synced |= result.is_ok();
+                    draft.answers.push(Answer::Compact(reply, result));
+                    self.draft = Some(draft);
                 }
-                Request::Compact { .. } => batch.push(request),
             }
         }
-        (batch, false)
+        false
+    }
+
+    /// Adds a commit to the batch.
+    fn add(
+        &mut self,
+        ops: Vec<Op<C::Draft>>,
+        durability: Durability,
+        reply: Reply<Committed<C::Object>>,
+    ) {
+        let mut draft = self.draft.take().unwrap_or_else(|| self.begin());
+        let written = draft.news.len();
+        let result = self.commit(ops, &mut draft);
+        if draft.news.len() > written {
+            draft.synced |= durability == Durability::Synced;
+            draft.relaxed |= durability == Durability::Relaxed;
+        }
+        draft.answers.push(Answer::Commit(reply, result));
+        self.draft = Some(draft);
+    }
+
+    fn begin(&mut self) -> Draft<C> {
+        let mut frame = std::mem::take(&mut self.buffer);
+        frame::begin_again(&mut frame);
+        // The marks' place; what they are is known at the end.
+        frame.resize(frame.len() + record::MARKS, 0);
+        Draft {
+            before: (self.state.clone(), self.marks),
+            now: self.now(),
+            frame,
+            answers: Vec::new(),
+            news: Vec::new(),
+            synced: false,
+            relaxed: false,
+        }
     }
 
     fn now(&self) -> Millis {
@@ -172,21 +229,28 @@ impl<C: Codec> Writer<C> {
         self.start_snapshot_when_due(now);
     }
 
-    /// One batch: one frame, one sync. `beside`: the sync may go on while the next batch is made.
-    fn process(&mut self, batch: Vec<Request<C>>, beside: bool) {
-        if batch.is_empty() {
+    /// Ends the batch: one frame, one sync. `beside`: the next may be made meanwhile.
+    fn flush(&mut self, beside: bool) {
+        let Some(mut draft) = self.draft.take() else {
             return;
+        };
+        self.state.history.push(std::mem::take(&mut draft.news));
+        self.state.history.prune(&self.config.history, draft.now);
+        if draft.relaxed && self.state.revision > self.marks.high_water {
+            self.marks.high_water = self.state.revision + self.config.high_water_step;
+            draft.synced = true;
         }
-        let before = (self.state.clone(), self.marks);
-        let mut draft = self.draft(batch);
+        let marks = Marks {
+            time: draft.now,
+            ..self.marks
+        };
+        frame::payload(&mut draft.frame)[..record::MARKS].copy_from_slice(&record::marks(&marks));
         let writes = draft.synced || draft.relaxed;
-        let frame = writes.then_some(std::mem::take(&mut draft.frame));
-        let length = frame.as_ref().map(Vec::len);
-        let state = writes.then(|| self.state.clone());
+        let length = writes.then_some(draft.frame.len());
         let mut work = Work {
-            frame,
+            frame: writes.then_some(draft.frame),
             sync: draft.synced,
-            state,
+            state: writes.then(|| self.state.clone()),
             answers: draft.answers,
         };
         // From here on the batch before this one is durable, or the store is broken.
@@ -198,14 +262,11 @@ impl<C: Codec> Writer<C> {
             prepared.err().map(|fault| publisher.fail(fault))
         });
         if let Some(error) = refused {
-            (self.state, self.marks) = before;
+            (self.state, self.marks) = draft.before;
             self.buffer = work.frame.take().unwrap_or_default();
-            return work
-                .answers
-                .into_iter()
-                .for_each(|answer| answer.send(Some(&error)));
+            let answers = work.answers.into_iter();
+            return answers.for_each(|answer| answer.send(Some(&error)));
         }
-        drop(before);
         self.log_bytes = publisher.log.bytes() + length.unwrap_or(0) as u64;
         self.buffer = std::mem::take(&mut publisher.buffer);
         if draft.synced {
@@ -213,65 +274,13 @@ impl<C: Codec> Writer<C> {
         } else if writes {
             self.dirty_since.get_or_insert(draft.now);
         }
-        if beside && !(self.waiting.is_empty() && self.queue.is_empty()) {
+        // A few are done sooner than another thread is woken.
+        let is_busy = work.answers.len() >= FEW || !self.queue.is_empty();
+        if beside && is_busy {
             self.stage.send(work);
         } else {
-            publisher.run(work);
+            publisher.run(work).finish();
         }
-    }
-
-    /// Evaluates a batch against everything before it, whether that is durable yet or not, and makes
-    /// its frame.
-    fn draft(&mut self, batch: Vec<Request<C>>) -> Draft<C> {
-        let mut frame = std::mem::take(&mut self.buffer);
-        frame::begin_again(&mut frame);
-        let marks_at = frame.len();
-        frame.resize(marks_at + record::MARKS, 0);
-        let mut draft = Draft {
-            now: self.now(),
-            frame,
-            answers: Vec::with_capacity(batch.len()),
-            news: Vec::with_capacity(batch.len()),
-            synced: false,
-            relaxed: false,
-        };
-        for request in batch {
-            match request {
-                Request::Commit {
-                    ops,
-                    durability,
-                    reply,
-                    ..
-                } => {
-                    let written = draft.news.len();
-                    let result = self.commit(ops, &mut draft);
-                    if draft.news.len() > written {
-                        draft.synced |= durability == Durability::Synced;
-                        draft.relaxed |= durability == Durability::Relaxed;
-                    }
-                    draft.answers.push(Answer::Commit(reply, result));
-                }
-                Request::Compact { revision, reply } => {
-                    self.state.history.push(std::mem::take(&mut draft.news));
-                    let result = self.compact(revision);
-                    draft.synced |= result.is_ok();
-                    draft.answers.push(Answer::Compact(reply, result));
-                }
-                Request::Snapshot { .. } | Request::SnapshotDone(_) | Request::Close => {}
-            }
-        }
-        self.state.history.push(std::mem::take(&mut draft.news));
-        self.state.history.prune(&self.config.history, draft.now);
-        if draft.relaxed && self.state.revision > self.marks.high_water {
-            self.marks.high_water = self.state.revision + self.config.high_water_step;
-            draft.synced = true;
-        }
-        let marks = Marks {
-            time: draft.now,
-            ..self.marks
-        };
-        draft.frame[marks_at..marks_at + record::MARKS].copy_from_slice(&record::marks(&marks));
-        draft
     }
 
     /// Evaluates one commit against everything before it, and encodes it.
@@ -352,15 +361,9 @@ impl<C: Codec> Writer<C> {
             return;
         }
         let again: Vec<_> = due.iter().map(|op| (now, op.key.clone())).collect();
-        let bytes = due.iter().map(|op| op.key.len()).sum();
         let (reply, mut answer) = oneshot::channel();
-        let request = Request::Commit {
-            ops: due,
-            bytes,
-            durability: Durability::Relaxed,
-            reply,
-        };
-        self.process(vec![request], false);
+        self.add(due, Durability::Relaxed, reply);
+        self.flush(false);
         if !matches!(answer.try_recv(), Ok(Ok(_))) {
             // No space: they go when there is.
             let retry = again.into_iter().map(|(at, key)| (at + EXPIRY_RETRY, key));

@@ -1,6 +1,6 @@
 //! Connections to the members: TCP or TLS, one lazy channel per endpoint.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, net::Ipv6Addr, sync::Arc, time::Duration};
 
 use hyper_util::rt::TokioIo;
 use rustls::{
@@ -32,15 +32,17 @@ pub struct Tls {
 pub struct Member {
     /// As configured.
     pub endpoint: String,
-    address: SocketAddr,
+    /// A name or an address, as it stands in the endpoint.
+    host: String,
+    port: u16,
     tls: Option<(TlsConnector, ServerName<'static>)>,
 }
 
 /// No connection was made: nothing can have reached the member.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot connect to {address}: {cause}")]
+#[error("cannot connect to {endpoint}: {cause}")]
 pub struct NotConnected {
-    address: SocketAddr,
+    endpoint: String,
     cause: io::Error,
 }
 
@@ -63,18 +65,17 @@ fn member(
 ) -> Result<Member, Error> {
     let invalid = |why: &str| Error::Invalid(format!("etcd endpoint {endpoint:?}: {why}"));
     let (scheme, rest) = endpoint.split_once("://").unwrap_or(("http", endpoint));
-    let address: SocketAddr = rest
+    let (host, port) = rest
         .trim_end_matches('/')
-        .parse()
-        .map_err(|_| invalid("must be an address and a port, such as https://10.0.0.1:2379"))?;
+        .rsplit_once(':')
+        .and_then(|(host, port)| Some((host_of(host)?, port.parse().ok()?)))
+        .ok_or_else(|| invalid("must be a host and a port, such as https://10.0.0.1:2379"))?;
     let tls = match (scheme, tls, connector) {
         ("http", _, _) => None,
         ("https", Some(tls), Some(connector)) => {
-            let name = match &tls.server_name {
-                Some(name) => ServerName::try_from(name.clone())
-                    .map_err(|_| invalid("the server name is not a name"))?,
-                None => ServerName::IpAddress(address.ip().into()),
-            };
+            let name = tls.server_name.as_ref().unwrap_or(&host).clone();
+            let name =
+                ServerName::try_from(name).map_err(|_| invalid("the server name is not a name"))?;
             Some((connector.clone(), name))
         }
         ("https", ..) => return Err(invalid("https needs the certificate authority to trust")),
@@ -82,9 +83,23 @@ fn member(
     };
     Ok(Member {
         endpoint: endpoint.to_owned(),
-        address,
+        host,
+        port,
         tls,
     })
+}
+
+/// A host name, an IPv4 address, or an IPv6 address in brackets.
+fn host_of(text: &str) -> Option<String> {
+    if let Some(inside) = text.strip_prefix('[') {
+        let address = inside.strip_suffix(']')?;
+        return address.parse::<Ipv6Addr>().ok().map(|ip| ip.to_string());
+    }
+    let is_name = !text.is_empty()
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
+    is_name.then(|| text.to_owned())
 }
 
 fn client_config(tls: &Tls) -> Result<TlsConnector, Error> {
@@ -129,7 +144,7 @@ impl Member {
     pub fn channel(&self) -> Channel {
         let member = self.clone();
         // The scheme says nothing: the connector does TLS itself.
-        endpoint(self.address).connect_with_connector_lazy(tower::service_fn(move |_| {
+        endpoint().connect_with_connector_lazy(tower::service_fn(move |_| {
             let member = member.clone();
             async move { member.connect().await }
         }))
@@ -137,7 +152,7 @@ impl Member {
 
     async fn connect(&self) -> Result<TokioIo<Box<dyn Stream>>, NotConnected> {
         let connect = async {
-            let stream = TcpStream::connect(self.address).await?;
+            let stream = self.dial().await?;
             stream.set_nodelay(true)?;
             let stream: Box<dyn Stream> = match &self.tls {
                 None => Box::new(stream),
@@ -149,17 +164,31 @@ impl Member {
         timed
             .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
             .map_err(|cause| NotConnected {
-                address: self.address,
+                endpoint: self.endpoint.clone(),
                 cause,
             })
     }
+
+    /// Looks the host up anew each time: its address may have changed. The first address that
+    /// answers counts.
+    async fn dial(&self) -> io::Result<TcpStream> {
+        let host = self.host.clone();
+        let found = tokio::task::spawn_blocking(move || stdx::resolve::resolve(&host)).await;
+        let addresses = found.map_err(io::Error::other)??;
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+        for address in addresses {
+            match TcpStream::connect((address, self.port)).await {
+                Ok(stream) => return Ok(stream),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
 }
 
-fn endpoint(address: SocketAddr) -> Endpoint {
-    // Cannot fail: an address makes a valid authority. The fallback is never connected to, because
-    // the connector knows the address itself.
-    Endpoint::from_shared(format!("http://{address}"))
-        .unwrap_or_else(|_| Endpoint::from_static("http://etcd"))
+fn endpoint() -> Endpoint {
+    // Never connected to: the connector knows the host itself.
+    Endpoint::from_static("http://etcd")
         .http2_keep_alive_interval(Duration::from_secs(10))
         .keep_alive_timeout(Duration::from_secs(5))
         .keep_alive_while_idle(true)
@@ -171,3 +200,41 @@ fn endpoint(address: SocketAddr) -> Endpoint {
 pub trait Stream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin {}
 
 impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin> Stream for T {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_are_names_or_addresses_with_a_port() {
+        let parsed = |endpoint: &str| {
+            let members = members(&[endpoint.to_owned()], None)?;
+            Ok::<_, Error>((members[0].host.clone(), members[0].port))
+        };
+        let cases = [
+            ("http://10.0.0.1:2379", "10.0.0.1"),
+            ("http://etcd-1.example.com:2379/", "etcd-1.example.com"),
+            ("localhost:2379", "localhost"),
+            ("http://[::1]:2379", "::1"),
+        ];
+        for (endpoint, host) in cases {
+            assert_eq!(parsed(endpoint).ok(), Some((host.to_owned(), 2379)));
+        }
+        let refused = [
+            "http://10.0.0.1",
+            "http://:2379",
+            "http://a b:2379",
+            "http://::1:2379",
+            "http://[::1:2379",
+            "http://host:port",
+            "ftp://host:1",
+            "https://host:2379",
+        ];
+        for endpoint in refused {
+            assert!(
+                matches!(&parsed(endpoint), Err(Error::Invalid(why)) if why.contains(endpoint)),
+                "{endpoint}"
+            );
+        }
+    }
+}
