@@ -1,6 +1,8 @@
 //! The load, the same for every subject.
 
 use std::{
+    os::unix::fs::FileExt,
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -49,12 +51,29 @@ fn value(seed: usize) -> Bytes {
 
 /// Makes the objects to list.
 pub async fn fill(subject: &impl Subject, objects: usize) -> anyhow::Result<()> {
+    put_all(subject, objects, |n| {
+        // In no order, as names with random endings are.
+        let name = (n as u32).wrapping_mul(2_654_435_761);
+        format!("/registry/pods/default/object-{name:08x}")
+    })
+    .await
+}
+
+/// Many updates of one key.
+pub async fn updates(subject: &impl Subject, updates: usize) -> anyhow::Result<()> {
+    put_all(subject, updates, |_| "/registry/leases/one".to_owned()).await
+}
+
+/// So many puts, 256 at a time.
+async fn put_all(
+    subject: &impl Subject,
+    count: usize,
+    key: impl Fn(usize) -> String,
+) -> anyhow::Result<()> {
+    let key = &key;
     let lanes = (0..256).map(|lane| async move {
-        for n in (lane..objects).step_by(256) {
-            // In no order, as names with random endings are.
-            let name = (n as u32).wrapping_mul(2_654_435_761);
-            let key = format!("/registry/pods/default/object-{name:08x}");
-            subject.put(lane, key, value(n)).await?;
+        for n in (lane..count).step_by(256) {
+            subject.put(lane, key(n), value(n)).await?;
         }
         anyhow::Ok(())
     });
@@ -97,19 +116,6 @@ pub async fn puts(
         p50: at(50),
         p99: at(99),
     })
-}
-
-/// Many updates of one key.
-pub async fn updates(subject: &impl Subject, updates: usize) -> anyhow::Result<()> {
-    let lanes = (0..256).map(|lane| async move {
-        for n in (lane..updates).step_by(256) {
-            subject
-                .put(lane, "/registry/leases/one".into(), value(n))
-                .await?;
-        }
-        anyhow::Ok(())
-    });
-    try_join_all(lanes).await.map(drop)
 }
 
 /// The time for a list of all objects; the best of three.
@@ -160,6 +166,26 @@ pub async fn watches(
         );
     }
     Ok(expected as f64 / begin.elapsed().as_secs_f64())
+}
+
+/// What the disk itself takes for a durable write of one block that was written before: nobody can be
+/// faster. The median of a thousand.
+pub fn floor(directory: &Path) -> anyhow::Result<Duration> {
+    let block = [1; 4096];
+    let file = tempfile::tempfile_in(directory)?;
+    for n in 0..1000 {
+        file.write_all_at(&block, n * 4096)?;
+    }
+    file.sync_all()?;
+    let mut latencies = vec![];
+    for n in 0..1000 {
+        let begin = Instant::now();
+        file.write_all_at(&block, n * 4096)?;
+        file.sync_data()?;
+        latencies.push(begin.elapsed());
+    }
+    latencies.sort_unstable();
+    Ok(latencies[500])
 }
 
 /// Resident bytes of a process.

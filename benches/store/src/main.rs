@@ -29,6 +29,9 @@ struct Arguments {
     /// Concurrent writers.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 16, 256, 1024])]
     writers: Vec<usize>,
+    /// Only see what fills and updates leave on the disk, and how long a start takes.
+    #[arg(long, conflicts_with = "etcd")]
+    only_files: bool,
     /// Objects to list and to weigh.
     #[arg(long, default_value_t = 100_000)]
     objects: usize,
@@ -48,13 +51,23 @@ async fn main() -> anyhow::Result<()> {
         .clone()
         .unwrap_or_else(std::env::temp_dir);
     let directory = tempfile::tempdir_in(base)?;
+    let floor = load::floor(directory.path())?;
+    println!("the disk itself, one block written and synced: {floor:.0?}");
     let mut table = vec![];
     let subject = Arc::new(embedded::Embedded::open(
         &directory.path().join("embedded"),
     )?);
-    table.push(measure(&subject, &arguments).await?);
+    if !arguments.only_files {
+        table.push(measure(&subject, &arguments).await?);
+    }
     let subject = Arc::into_inner(subject).context("the load has ended")?;
+    if arguments.only_files {
+        load::fill(&subject, arguments.objects).await?;
+    }
     embedded_only(subject, &arguments).await?;
+    if arguments.only_files {
+        return Ok(());
+    }
     if arguments.etcd {
         let subject = Arc::new(etcd::Etcd::start(&directory.path().join("etcd")).await?);
         table.push(measure(&subject, &arguments).await?);

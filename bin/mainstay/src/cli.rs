@@ -26,6 +26,10 @@ pub enum Command {
     Up(Box<Options>),
     /// Remove everything a cluster made on this machine
     Reset(Reset),
+    /// Write all objects of a cluster to a file, while it runs or not
+    Backup(Backup),
+    /// Make the objects of a backup those of a cluster that does not run
+    Restore(Restore),
     /// Images in the node's store
     #[command(subcommand)]
     Image(Image),
@@ -45,6 +49,29 @@ pub struct Reset {
     /// Do not ask
     #[arg(long, short)]
     pub yes: bool,
+}
+
+/// Flags of `backup`.
+#[derive(Debug, Args)]
+pub struct Backup {
+    /// Where to write it
+    pub file: PathBuf,
+    /// The cluster's data directory [default: /var/lib/mainstay]
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+}
+
+/// Flags of `restore`.
+#[derive(Debug, Args)]
+pub struct Restore {
+    /// What `mainstay backup` wrote
+    pub file: PathBuf,
+    /// The cluster's data directory [default: /var/lib/mainstay]
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// Set objects aside that are there already
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// What can be done with images.

@@ -35,6 +35,9 @@ pub enum Error {
     Unkillable(Vec<i32>),
     #[error("certificates: {0}")]
     Pki(#[from] pki::Error),
+    /// A backup or a restore.
+    #[error("{0}")]
+    Backup(String),
     #[error("store: {0}")]
     Store(#[from] store::Error),
     #[error("API server: {0}")]

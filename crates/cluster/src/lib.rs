@@ -2,6 +2,7 @@
 //! here decides anything about Kubernetes.
 
 mod addons;
+pub mod backup;
 mod connector;
 mod error;
 mod host;
@@ -12,8 +13,9 @@ pub mod preflight;
 pub mod reset;
 mod running;
 pub mod settings;
+pub mod storage;
 
 pub use error::Error;
-pub use options::{LogFormat, Options, Part};
+pub use options::{LogFormat, Options, Part, StoreKind};
 pub use running::{Running, VERSION};
 pub use settings::Settings;

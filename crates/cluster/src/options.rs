@@ -48,6 +48,21 @@ pub struct Options {
     /// Write the administrator's kubeconfig here too
     #[arg(long, value_name = "PATH")]
     pub kubeconfig_out: Option<PathBuf>,
+    /// Where objects are kept [default: embedded]
+    #[arg(long, value_name = "KIND")]
+    pub store: Option<StoreKind>,
+    /// Members of the etcd cluster, as http://HOST:PORT or https://HOST:PORT
+    #[arg(long, value_name = "URL", value_delimiter = ',')]
+    pub etcd_endpoints: Option<Vec<String>>,
+    /// The authority that signed etcd's certificates
+    #[arg(long, value_name = "FILE")]
+    pub etcd_cafile: Option<PathBuf>,
+    /// The certificate to show to etcd
+    #[arg(long, value_name = "FILE")]
+    pub etcd_certfile: Option<PathBuf>,
+    /// The key of that certificate
+    #[arg(long, value_name = "FILE")]
+    pub etcd_keyfile: Option<PathBuf>,
     /// A file of bearer tokens: token,user,uid,"group1,group2" a line
     #[arg(long, value_name = "FILE")]
     pub token_auth_file: Option<PathBuf>,
@@ -120,6 +135,17 @@ pub enum Part {
     Dns,
 }
 
+/// Where objects are kept.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StoreKind {
+    /// In the data directory.
+    #[default]
+    Embedded,
+    /// In an etcd cluster.
+    Etcd,
+}
+
 /// How log lines look.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -151,6 +177,11 @@ impl Options {
             service_cidr: self.service_cidr.or(file.service_cidr),
             cluster_domain: self.cluster_domain.or(file.cluster_domain),
             kubeconfig_out: self.kubeconfig_out.or(file.kubeconfig_out),
+            store: self.store.or(file.store),
+            etcd_endpoints: self.etcd_endpoints.or(file.etcd_endpoints),
+            etcd_cafile: self.etcd_cafile.or(file.etcd_cafile),
+            etcd_certfile: self.etcd_certfile.or(file.etcd_certfile),
+            etcd_keyfile: self.etcd_keyfile.or(file.etcd_keyfile),
             token_auth_file: self.token_auth_file.or(file.token_auth_file),
             audit_policy_file: self.audit_policy_file.or(file.audit_policy_file),
             audit_log_path: self.audit_log_path.or(file.audit_log_path),

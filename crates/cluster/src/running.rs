@@ -16,7 +16,10 @@ use stdx::SystemClock;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::{Error, Part, Settings, addons::Addons, connector::InProcess, lock::DataLock, node};
+use crate::{
+    Error, Part, Settings, addons::Addons, backup::Backups, connector::InProcess, lock::DataLock,
+    node, storage::Storage,
+};
 
 /// How long parts get to end their work at shutdown.
 const DRAIN: Duration = Duration::from_secs(20);
@@ -45,14 +48,18 @@ impl Running {
         let health = Health::default();
         let registry = Registry::builtin();
         let codec = ObjectCodec::new(registry.clone());
-        let store = store::embedded::Embedded::open(settings.data_dir.join("store"), codec)?;
+        let storage = Storage::open(&settings, codec).await?;
         let apiserver =
-            apiserver_config(&settings, &pki, &health)?.build(store.clone(), registry)?;
+            apiserver_config(&settings, &pki, &health)?.build(storage.store(), registry)?;
         let connector = InProcess(apiserver.clone());
         let admin = connector.as_user(User::new("kubernetes-admin", ["system:masters"]));
 
         let mut services: Vec<Arc<dyn Service>> = vec![
             apiserver,
+            Arc::new(Backups {
+                storage: storage.clone(),
+                data_dir: settings.data_dir.clone(),
+            }),
             Arc::new(pki::Rotation::new(pki.clone(), Arc::new(SystemClock))),
             Arc::new(Addons {
                 client: admin.clone(),
@@ -77,7 +84,7 @@ impl Running {
         let run = async move {
             let unfinished = supervisor.run(shutdown).await;
             // The last to go: everybody who writes has stopped.
-            store.close();
+            storage.close();
             drop(lock);
             unfinished
         };

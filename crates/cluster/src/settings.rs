@@ -14,6 +14,7 @@ use sha2::{Digest, Sha256};
 use crate::{
     Error, host,
     options::{Options, Part},
+    storage,
 };
 
 /// Ready to build from.
@@ -32,6 +33,7 @@ pub struct Settings {
     pub service_cidr: IpNet,
     pub cluster_domain: String,
     pub kubeconfig_out: Option<PathBuf>,
+    pub storage: storage::Config,
     pub token_auth_file: Option<PathBuf>,
     pub audit: Option<apiserver::audit::Config>,
     pub admission: apiserver::admission::Options,
@@ -91,6 +93,7 @@ impl Settings {
         let id = id(&data_dir);
         let state_dir = state_dir(&id);
         let node_ip = options.node_ip.map_or_else(host::address, Ok)?;
+        let storage = storage::Config::resolve(&options)?;
         let (audit, admission) = (audit(&options)?, admission(&options));
         let settings = Self {
             node_name: options.node_name.map_or_else(host::name, Ok)?,
@@ -108,6 +111,7 @@ impl Settings {
                 .cluster_domain
                 .unwrap_or_else(|| "cluster.local".into()),
             kubeconfig_out: options.kubeconfig_out,
+            storage,
             token_auth_file: options.token_auth_file,
             audit,
             admission,

@@ -197,7 +197,8 @@ fn certificates() -> (TlsFiles, Tls) {
     let ca = authority.self_signed(&authority_key).unwrap().pem();
     let issuer = rcgen::Issuer::new(authority, authority_key);
     let key = rcgen::KeyPair::generate().unwrap();
-    let leaf = rcgen::CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
+    let leaf =
+        rcgen::CertificateParams::new(["127.0.0.1".to_owned(), "localhost".to_owned()]).unwrap();
     let certificate = leaf.signed_by(&key, &issuer).unwrap().pem();
     let files = TlsFiles {
         ca: ca.clone(),
@@ -216,7 +217,7 @@ fn certificates() -> (TlsFiles, Tls) {
 async fn bad_endpoints_are_refused_by_name() {
     for (endpoint, word) in [
         ("https://127.0.0.1:1", "authority"),
-        ("http://etcd.example:2379", "address"),
+        ("http://etcd.example", "a host and a port"),
         ("ftp://127.0.0.1:1", "http"),
     ] {
         let config = Config {

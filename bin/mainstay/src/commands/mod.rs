@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+mod backup;
 mod image;
 mod reset;
 mod up;
@@ -13,6 +14,8 @@ pub fn run(cli: Cli) -> ExitCode {
     let outcome = match cli.command {
         Command::Up(options) => up::run(*options),
         Command::Reset(reset) => reset::run(reset),
+        Command::Backup(backup) => backup::backup(backup),
+        Command::Restore(restore) => backup::restore(restore),
         Command::Image(image) => image::run(image),
         Command::Kubectl { .. } | Command::Hello { .. } => Ok(()),
     };

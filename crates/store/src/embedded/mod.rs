@@ -151,6 +151,7 @@ impl Config {
             hub: hub.clone(),
             broken: broken.clone(),
             buffer: Vec::new(),
+            past: None,
         };
         let writer = Writer {
             codec: codec.clone(),
@@ -164,6 +165,7 @@ impl Config {
             log_bytes,
             queue: queue.clone(),
             waiting: VecDeque::new(),
+            is_brisk: false,
             draft: None,
             buffer: Vec::new(),
             snapshot: None,
@@ -296,6 +298,11 @@ impl<C: Codec> Embedded<C> {
         tokio::task::spawn_blocking(work)
             .await
             .unwrap_or_else(|error| Err(Error::Unavailable(format!("backup: {error}"))))
+    }
+
+    /// The same for callers that may block.
+    pub fn backup_now(&self, file: &Path) -> Result<Revision, Error> {
+        backup::write(file, &*self.codec, &self.published.load())
     }
 
     async fn ask<T>(

@@ -45,6 +45,9 @@ pub struct Publisher<T> {
     pub broken: Arc<Mutex<Option<String>>>,
     /// Memory for the next frame.
     pub buffer: Vec<u8>,
+    /// What nobody sees any more. The writer's thread takes it apart, because it has made it: memory
+    /// that goes from one thread to another is what allocators are slow at.
+    pub past: Option<Arc<State<T>>>,
 }
 
 impl<T: Send + Sync + 'static> Publisher<T> {
@@ -56,10 +59,13 @@ impl<T: Send + Sync + 'static> Publisher<T> {
         {
             self.buffer = frame;
         }
-        let state = work.state.filter(|_| failure.is_none());
+        if failure.is_none()
+            && let Some(state) = work.state
+        {
+            self.publish(state);
+        }
         Told {
             failure,
-            past: state.map(|state| self.publish(state)),
             answers: work.answers,
         }
     }
@@ -76,11 +82,10 @@ impl<T: Send + Sync + 'static> Publisher<T> {
         self.broken.lock().clone().map(Error::Unavailable)
     }
 
-    /// Shows a state to readers and watchers. Returns what they saw before.
-    pub fn publish(&self, state: State<T>) -> Arc<State<T>> {
-        let past = self.published.swap(Arc::new(state));
+    /// Shows a state to readers and watchers.
+    pub fn publish(&mut self, state: State<T>) {
+        self.past = Some(self.published.swap(Arc::new(state)));
         self.hub.wake();
-        past
     }
 
     /// What a fault means for those who wait; a broken log stops the writer for good.
@@ -101,8 +106,6 @@ impl<T: Send + Sync + 'static> Publisher<T> {
 pub struct Told<T> {
     failure: Option<Error>,
     answers: Vec<Answer<T>>,
-    /// What nobody sees any more: taking it apart takes its time.
-    past: Option<Arc<State<T>>>,
 }
 
 impl<T> Told<T> {
@@ -111,7 +114,6 @@ impl<T> Told<T> {
         for answer in self.answers {
             answer.send(self.failure.as_ref());
         }
-        drop(self.past);
     }
 }
 

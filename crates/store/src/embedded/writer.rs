@@ -5,7 +5,7 @@
 use std::{
     collections::{BTreeSet, VecDeque},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
@@ -32,6 +32,8 @@ const BATCH_COMMITS: usize = 4096;
 const BATCH_BYTES: usize = 4 << 20;
 /// Fewer commits than this are synced by the writer itself.
 const FEW: usize = 8;
+/// How long the writer looks for the next request before it sleeps.
+const SPIN: Duration = Duration::from_micros(60);
 /// How long keys that could not be deleted wait for the next try.
 const EXPIRY_RETRY: Millis = 5_000;
 
@@ -56,6 +58,8 @@ pub struct Writer<C: Codec> {
     pub queue: Arc<Queue<Request<C>>>,
     /// Taken from the queue, not looked at yet.
     pub waiting: VecDeque<Request<C>>,
+    /// Whether requests follow each other closely.
+    pub is_brisk: bool,
     /// The batch that is being made. There is none while duties are done.
     pub draft: Option<Draft<C>>,
     /// Memory for the next frame.
@@ -102,15 +106,29 @@ impl<C: Codec> Writer<C> {
             if close {
                 return self.close();
             }
-            if self.waiting.is_empty() && self.queue.is_empty() {
+            if self.waiting.is_empty() && !self.spin() {
                 let wait = self.until_next_duty();
+                let asleep = Instant::now();
                 tokio::select! {
                     biased;
                     () = self.queue.news() => {}
                     () = self.config.clock.sleep(wait) => {}
                 }
+                self.is_brisk = asleep.elapsed() < SPIN;
             }
         }
+    }
+
+    /// Looks for a request for a moment before going to sleep: to be woken takes longer. Only after
+    /// the last one, too, came soon. Returns whether there is one.
+    fn spin(&mut self) -> bool {
+        let (begin, mut found) = (Instant::now(), !self.queue.is_empty());
+        while self.is_brisk && !found && begin.elapsed() < SPIN {
+            std::hint::spin_loop();
+            found = !self.queue.is_empty();
+        }
+        self.is_brisk &= found;
+        found
     }
 
     /// Takes what waits, until the batch is full. Returns whether the store is to be closed behind it.
@@ -269,6 +287,7 @@ impl<C: Codec> Writer<C> {
         }
         self.log_bytes = publisher.log.bytes() + length.unwrap_or(0) as u64;
         self.buffer = std::mem::take(&mut publisher.buffer);
+        let past = publisher.past.take();
         if draft.synced {
             self.dirty_since = None;
         } else if writes {
@@ -281,6 +300,8 @@ impl<C: Codec> Writer<C> {
         } else {
             publisher.run(work).finish();
         }
+        // Only now, when others work on: this takes its time.
+        drop((past, draft.before));
     }
 
     /// Evaluates one commit against everything before it, and encodes it.

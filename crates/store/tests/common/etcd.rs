@@ -81,7 +81,8 @@ impl Cluster {
 
     pub fn endpoints(&self) -> Vec<String> {
         let scheme = self.scheme();
-        let endpoint = |member: &Member| format!("{scheme}://127.0.0.1:{}", member.client);
+        // By name: the static binary has no resolver but our own.
+        let endpoint = |member: &Member| format!("{scheme}://localhost:{}", member.client);
         self.members.iter().map(endpoint).collect()
     }
 
@@ -94,7 +95,7 @@ impl Cluster {
             .map(|(number, member)| format!("m{number}=http://127.0.0.1:{}", member.peer))
             .collect();
         let peer = format!("http://127.0.0.1:{}", self.members[number].peer);
-        let client = self.endpoints()[number].clone();
+        let client = self.endpoints()[number].replace("localhost", "127.0.0.1");
         let mut command = Command::new("etcd");
         command
             .args(["--name", &format!("m{number}")])

@@ -1,0 +1,300 @@
+//! `mainstay backup` and `mainstay restore`. A running cluster writes the file itself: it is asked over
+//! a socket in the state directory, which only its owner can enter. A stopped one is read where it
+//! lies. A backup holds the objects, not the keys in `DATA-DIR/pki`.
+
+use std::{
+    fs, io,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use lifecycle::{Context, Run, Service};
+use store::{Plain, embedded};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{UnixListener, UnixStream},
+};
+
+use crate::{Error, lock::DataLock, settings, storage::Storage};
+
+/// A restored store goes on so many revisions later: nobody has seen those.
+const BUMP: u64 = 1_000_000_000;
+/// Longest question.
+const QUESTION: u64 = 8 << 10;
+/// How long a client may take for its question.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Where the cluster in this data directory is asked.
+fn socket(data_dir: &Path) -> PathBuf {
+    settings::state_dir(&settings::id(data_dir)).join("backup.sock")
+}
+
+/// Answers those who ask for a backup.
+pub struct Backups {
+    pub storage: Storage,
+    pub data_dir: PathBuf,
+}
+
+impl Service for Backups {
+    fn name(&self) -> &'static str {
+        "backup"
+    }
+
+    fn run(self: Arc<Self>, context: Context) -> Run {
+        Box::pin(async move {
+            let path = socket(&self.data_dir);
+            // One that a killed daemon left; the data directory's lock says that there is no other.
+            let _ = fs::remove_file(&path);
+            let listener = UnixListener::bind(&path)?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+            context.ready();
+            loop {
+                let stream = tokio::select! {
+                    () = context.shutdown() => break,
+                    accepted = listener.accept() => accepted?.0,
+                };
+                if let Err(error) = self.answer(stream).await {
+                    tracing::warn!(%error, "a backup was asked for and not answered");
+                }
+            }
+            fs::remove_file(&path)?;
+            Ok(())
+        })
+    }
+}
+
+impl Backups {
+    /// The question is a path, the answer a line.
+    async fn answer(&self, mut stream: UnixStream) -> io::Result<()> {
+        let mut question = String::new();
+        let mut limited = (&mut stream).take(QUESTION);
+        let read = limited.read_to_string(&mut question);
+        tokio::time::timeout(PATIENCE, read).await??;
+        let answer = match &self.storage {
+            Storage::Embedded(store) => match store.backup(Path::new(&question)).await {
+                Ok(revision) => format!("ok {revision}"),
+                Err(error) => format!("error {error}"),
+            },
+            Storage::Etcd(_) => {
+                "error the objects are in etcd: back it up with etcdctl snapshot save".to_owned()
+            }
+        };
+        stream.write_all(answer.as_bytes()).await
+    }
+}
+
+/// Writes all objects of a cluster, running or not, to a file. Returns their revision.
+pub async fn backup(data_dir: &Path, file: &Path) -> Result<u64, Error> {
+    let file = std::path::absolute(file).map_err(|error| failed(file, &error))?;
+    match UnixStream::connect(socket(data_dir)).await {
+        Ok(stream) => ask(stream, &file).await.map_err(|error| match error {
+            Asked::Refused(why) => Error::Backup(why),
+            Asked::Failed(error) => failed(&socket(data_dir), &error),
+        }),
+        Err(error) if is_nobody(&error) => {
+            let (data_dir, file) = (data_dir.to_owned(), file.clone());
+            let offline = tokio::task::spawn_blocking(move || backup_stopped(&data_dir, &file));
+            offline
+                .await
+                .map_err(|error| Error::Backup(error.to_string()))?
+        }
+        Err(error) => Err(failed(&socket(data_dir), &error)),
+    }
+}
+
+enum Asked {
+    Refused(String),
+    Failed(io::Error),
+}
+
+impl From<io::Error> for Asked {
+    fn from(error: io::Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+async fn ask(mut stream: UnixStream, file: &Path) -> Result<u64, Asked> {
+    let question = file
+        .to_str()
+        .ok_or_else(|| Asked::Refused(format!("{} is not UTF-8", file.display())))?;
+    stream.write_all(question.as_bytes()).await?;
+    stream.shutdown().await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    match answer.split_once(' ') {
+        Some(("ok", revision)) => revision
+            .parse()
+            .map_err(|_| Asked::Refused(format!("an answer that makes no sense: {answer}"))),
+        Some(("error", why)) => Err(Asked::Refused(why.to_owned())),
+        _ => Err(Asked::Refused("the cluster stopped meanwhile".to_owned())),
+    }
+}
+
+fn is_nobody(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+    )
+}
+
+fn failed(path: &Path, error: &io::Error) -> Error {
+    Error::Backup(format!("{}: {error}", path.display()))
+}
+
+fn backup_stopped(data_dir: &Path, file: &Path) -> Result<u64, Error> {
+    let directory = data_dir.join("store");
+    if !directory.is_dir() {
+        let why = format!("{} holds no objects of a cluster", data_dir.display());
+        return Err(Error::Backup(why));
+    }
+    let _lock = DataLock::take(data_dir)?;
+    let store = embedded::Embedded::open(directory, Plain)?;
+    Ok(store.backup_now(file)?)
+}
+
+/// What a restore did.
+#[derive(Debug)]
+pub struct Restored {
+    pub objects: u64,
+    /// The revision that the cluster goes on from.
+    pub revision: u64,
+    /// Where the objects that were there before are now.
+    pub set_aside: Option<PathBuf>,
+}
+
+/// Makes a backup's objects those of a cluster that does not run. Objects that are there already are
+/// refused, or, with `force`, set aside.
+pub fn restore(data_dir: &Path, file: &Path, force: bool) -> Result<Restored, Error> {
+    let directory = data_dir.join("store");
+    let _lock = DataLock::take(data_dir)?;
+    let is_empty = fs::read_dir(&directory).map_or(true, |mut entries| entries.next().is_none());
+    if !is_empty && !force {
+        let why = format!(
+            "{} holds a cluster's objects already; --force sets them aside",
+            directory.display()
+        );
+        return Err(Error::Backup(why));
+    }
+    // Beside first: a bad file changes nothing.
+    let fresh = data_dir.join("store.restoring");
+    if fresh.exists() {
+        fs::remove_dir_all(&fresh).map_err(|error| failed(&fresh, &error))?;
+    }
+    let restored = embedded::restore(file, &fresh, BUMP).inspect_err(|_| {
+        let _ = fs::remove_dir_all(&fresh);
+    })?;
+    let set_aside = (!is_empty).then(|| unused(data_dir));
+    if let Some(aside) = &set_aside {
+        fs::rename(&directory, aside).map_err(|error| failed(aside, &error))?;
+    }
+    fs::rename(&fresh, &directory).map_err(|error| failed(&directory, &error))?;
+    let synced = fs::File::open(data_dir).and_then(|parent| parent.sync_all());
+    synced.map_err(|error| failed(data_dir, &error))?;
+    Ok(Restored {
+        objects: restored.entries,
+        revision: restored.revision,
+        set_aside,
+    })
+}
+
+/// A name that no earlier restore has used.
+fn unused(data_dir: &Path) -> PathBuf {
+    let name = |n: u32| data_dir.join(format!("store.before-restore-{n}"));
+    let mut n = 1;
+    while name(n).exists() {
+        n += 1;
+    }
+    name(n)
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use store::{Action, Durability, Freshness, Op, Precondition, Store};
+
+    use super::*;
+
+    async fn put(store: &embedded::Embedded<Plain>, key: &'static str, value: &'static str) -> u64 {
+        let op = Op {
+            key: Bytes::from_static(key.as_bytes()),
+            precondition: Precondition::Any,
+            action: Action::Put {
+                draft: Bytes::from_static(value.as_bytes()),
+                expires_in: None,
+            },
+        };
+        let committed = store.commit(vec![op], Durability::Synced).await;
+        committed.unwrap().revision
+    }
+
+    #[tokio::test]
+    async fn a_stopped_cluster_is_backed_up_and_restored_into_an_empty_directory_only() {
+        let directory = tempfile::tempdir().unwrap();
+        let (one, two) = (directory.path().join("one"), directory.path().join("two"));
+        let file = directory.path().join("backup");
+        let none = backup(&one, &file).await.unwrap_err();
+        assert!(none.to_string().contains("holds no objects"), "{none}");
+        let store = embedded::Embedded::open(one.join("store"), Plain).unwrap();
+        let revision = put(&store, "/registry/a", "1").await;
+        store.close();
+        assert_eq!(backup(&one, &file).await.unwrap(), revision);
+
+        let restored = restore(&two, &file, false).unwrap();
+        assert_eq!((restored.objects, restored.set_aside), (1, None));
+        assert_eq!(restored.revision, revision + BUMP);
+        let again = restore(&two, &file, false).unwrap_err();
+        assert!(again.to_string().contains("--force"), "{again}");
+        let store = embedded::Embedded::open(two.join("store"), Plain).unwrap();
+        put(&store, "/registry/b", "1").await;
+        store.close();
+        let forced = restore(&two, &file, true).unwrap();
+        let aside = forced.set_aside.unwrap();
+        assert!(aside.join("lock").exists());
+        let store = embedded::Embedded::open(two.join("store"), Plain).unwrap();
+        let listed = store.list(store::ListRequest {
+            prefix: Bytes::new(),
+            from: None,
+            limit: None,
+            freshness: Freshness::Newest,
+        });
+        let keys: Vec<_> = listed
+            .await
+            .unwrap()
+            .entries
+            .into_iter()
+            .map(|entry| entry.key)
+            .collect();
+        assert_eq!(keys, ["/registry/a"]);
+    }
+
+    #[tokio::test]
+    async fn a_damaged_backup_changes_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let (one, file) = (
+            directory.path().join("one"),
+            directory.path().join("backup"),
+        );
+        let store = embedded::Embedded::open(one.join("store"), Plain).unwrap();
+        put(&store, "/registry/a", "some value").await;
+        store.close();
+        backup(&one, &file).await.unwrap();
+        let mut bytes = fs::read(&file).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        fs::write(&file, bytes).unwrap();
+        let two = directory.path().join("two");
+        let error = restore(&two, &file, true).unwrap_err().to_string();
+        assert!(error.contains("backup at offset"), "{error}");
+        assert!(!two.join("store").exists() && !two.join("store.restoring").exists());
+    }
+
+    #[tokio::test]
+    async fn a_cluster_that_runs_is_not_restored_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let _running = DataLock::take(directory.path()).unwrap();
+        let refused = restore(directory.path(), Path::new("any"), true);
+        assert!(matches!(refused, Err(Error::InUse(_))), "{refused:?}");
+    }
+}
