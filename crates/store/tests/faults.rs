@@ -242,3 +242,71 @@ async fn a_missing_segment_is_refused_by_name() {
         "{refused:?}"
     );
 }
+
+#[tokio::test]
+async fn a_segment_that_lost_its_end_is_noticed_by_the_revisions_that_are_missing() {
+    use store::embedded::disk::Disk;
+    let disk = MemoryDisk::new(1);
+    let store = open(&disk);
+    for n in 0..50 {
+        write(&*store, &format!("/{n}"), &"x".repeat(300)).await;
+    }
+    store.close();
+    // Exactly between two frames: what is left is whole.
+    let frame = disk.frames_start("log-0000000000000002", 3);
+    let mut segment = disk.open("log-0000000000000002").unwrap();
+    segment.cut(frame as u64).unwrap();
+    let refused = small().open_on(Arc::new(disk.clone()), Plain).map(drop);
+    assert!(
+        matches!(&refused, Err(Error::Corrupt(why)) if why.contains("log-0000000000000003 at offset") && why.contains("revision")),
+        "{refused:?}"
+    );
+}
+
+#[tokio::test]
+async fn old_segments_are_written_over_and_what_is_left_in_them_is_not_believed() {
+    use store::embedded::disk::Disk;
+    let disk = MemoryDisk::new(1);
+    let store = config_again(&disk);
+    let spares = |disk: &MemoryDisk| {
+        let names = disk.list().unwrap();
+        names
+            .iter()
+            .filter(|name| name.starts_with("spare-"))
+            .count()
+    };
+    for n in 0..60 {
+        write(
+            &*store,
+            &format!("/{}", n % 7),
+            &format!("{n}{}", "x".repeat(300)),
+        )
+        .await;
+    }
+    store.snapshot().await.unwrap();
+    let before = spares(&disk);
+    assert!(before > 1, "{:?}", disk.list());
+    for n in 60..80 {
+        write(
+            &*store,
+            &format!("/{}", n % 7),
+            &format!("{n}{}", "x".repeat(300)),
+        )
+        .await;
+    }
+    assert!(spares(&disk) < before, "{:?}", disk.list());
+    // The power goes: the segment that is open has frames of its earlier life behind its end.
+    disk.cut_power();
+    store.close();
+    let store = Config {
+        min_log_bytes: 16 << 10,
+        ..small()
+    }
+    .open_on(Arc::new(disk.restarted()), Plain)
+    .unwrap();
+    assert_eq!(store.revision().await.unwrap(), 80);
+    for n in 73..80 {
+        let found = value(&*store, &format!("/{}", n % 7)).await.unwrap();
+        assert_eq!(found.trim_end_matches('x'), n.to_string());
+    }
+}

@@ -22,6 +22,9 @@ use crate::{
 /// How long a failed snapshot waits for the next try.
 const RETRY: Millis = 5_000;
 
+/// How much the thread that writes a snapshot stands back (of this thread alone, on Linux).
+const NICE: i32 = 5;
+
 /// A snapshot that is being written.
 pub struct RunningSnapshot {
     pub thread: JoinHandle<()>,
@@ -67,6 +70,8 @@ impl<C: Codec> Writer<C> {
         );
         let report = self.queue.clone();
         let work = move || {
+            // Commits come first. Where this is not allowed, they share.
+            let _ = rustix::process::setpriority_process(None, NICE);
             let write = || write_snapshot(&*disk, &*codec, number, &state, &marks, &keep);
             let result = catch_unwind(AssertUnwindSafe(write))
                 .unwrap_or_else(|_| Err("writing a snapshot panicked".into()));

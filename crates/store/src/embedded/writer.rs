@@ -120,14 +120,18 @@ impl<C: Codec> Writer<C> {
     }
 
     /// Looks for a request for a moment before going to sleep: to be woken takes longer. Only after
-    /// the last one, too, came soon. Returns whether there is one.
+    /// the last one, too, came soon, and only while nothing is on its way: the processor is then
+    /// better left to those who wait. Returns whether there is one.
     fn spin(&mut self) -> bool {
-        let (begin, mut found) = (Instant::now(), !self.queue.is_empty());
-        while self.is_brisk && !found && begin.elapsed() < SPIN {
-            std::hint::spin_loop();
-            found = !self.queue.is_empty();
+        let mut found = !self.queue.is_empty();
+        if self.is_brisk && !found && self.stage.is_here() {
+            let begin = Instant::now();
+            while !found && begin.elapsed() < SPIN {
+                std::hint::spin_loop();
+                found = !self.queue.is_empty();
+            }
+            self.is_brisk = found;
         }
-        self.is_brisk &= found;
         found
     }
 

@@ -136,6 +136,12 @@ impl MemoryDisk {
         inner.files[&inner.names[name]].now.len()
     }
 
+    /// Where a frame of a log file begins.
+    pub fn frames_start(&self, name: &str, frame: usize) -> usize {
+        let inner = self.inner();
+        super::frames(&inner.files[&inner.names[name]].now)[frame].0
+    }
+
     /// Where the frames of a log file end.
     pub fn frames_end(&self, name: &str) -> usize {
         let inner = self.inner();

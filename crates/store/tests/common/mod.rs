@@ -30,19 +30,25 @@ pub fn rounds() -> u64 {
     count.unwrap_or(if soak { 200 } else { 20 })
 }
 
-/// Where the frames of a log file seem to end, checksums not looked at.
-pub fn frames_end(file: &[u8]) -> usize {
+/// Where the frames of a log file seem to begin and end, checksums not looked at.
+pub fn frames(file: &[u8]) -> Vec<(usize, usize)> {
     let word = |at: usize| {
         let bytes = file.get(at..at + 4)?;
         Some(u32::from_le_bytes(bytes.try_into().ok()?) as usize)
     };
     let block = word(24).unwrap_or(8).max(8);
-    let (mut offset, mut end) = (32_usize.next_multiple_of(block), 32);
+    let (mut offset, mut found) = (32_usize.next_multiple_of(block), Vec::new());
     while let (Some(0x6d73_6601), Some(length)) = (word(offset), word(offset + 4)) {
-        end = offset + 24 + length;
+        let end = offset + 24 + length;
+        found.push((offset, end.min(file.len())));
         offset = end.next_multiple_of(block);
     }
-    end.min(file.len())
+    found
+}
+
+/// Where the last of them ends.
+pub fn frames_end(file: &[u8]) -> usize {
+    frames(file).last().map_or(32, |(_, end)| *end)
 }
 
 pub fn put_if(key: &str, value: &str, precondition: Precondition) -> Op<Bytes> {
