@@ -68,7 +68,6 @@ impl Log {
         disk: Arc<dyn Disk>,
         next: u64,
         ended: u64,
-        spares: Vec<String>,
         segment_bytes: u64,
         reserve_bytes: u64,
     ) -> Self {
@@ -78,7 +77,7 @@ impl Log {
             reserve_bytes,
             ended,
             next,
-            spares: spares.into(),
+            spares: VecDeque::new(),
             open: None,
         }
     }

@@ -129,14 +129,12 @@ impl Config {
             mut marks,
             next,
             log_bytes,
-            spares,
         } = recovery::recover(&*disk, &codec, &self)?;
         recovery::jump(&mut state, &mut marks);
         let log = Log::new(
             disk.clone(),
             next,
             log_bytes,
-            spares,
             self.segment_bytes,
             self.reserve_bytes,
         );

@@ -4,7 +4,7 @@ use super::{
     Config,
     checkpoint::{Keep, remove_before},
     disk::Disk,
-    log::{self, segment_name, spare_name},
+    log::{self, segment_name},
     record::{self, Marks},
     snapshot::{self, snapshot_name},
 };
@@ -23,8 +23,6 @@ pub struct Recovered<T> {
     pub next: u64,
     /// Bytes in the segments.
     pub log_bytes: u64,
-    /// Old segments to write over.
-    pub spares: Vec<String>,
 }
 
 /// Reads everything. Changes nothing except for a torn tail and superfluous files.
@@ -34,7 +32,10 @@ pub fn recover<C: Codec>(
     config: &Config,
 ) -> Result<Recovered<C::Object>, Error> {
     let names = list(disk)?;
-    for name in names.iter().filter(|name| name.ends_with(".tmp")) {
+    // Old segments as well: where renaming is not one step, a spare may be another name of a segment
+    // that has taken its place.
+    let is_left = |name: &&String| name.ends_with(".tmp") || name.starts_with("spare-");
+    for name in names.iter().filter(is_left) {
         disk.remove(name)
             .map_err(|error| failed(disk, name, error))?;
     }
@@ -89,7 +90,6 @@ pub fn recover<C: Codec>(
         marks,
         next,
         log_bytes,
-        spares: numbers("spare-").into_iter().map(spare_name).collect(),
     })
 }
 
