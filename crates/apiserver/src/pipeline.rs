@@ -348,6 +348,14 @@ impl Core {
         }
         self.authorize(&user, &info, &query, ticket.as_deref())
             .await?;
+        if streams_by_reading(&info) {
+            // A WebSocket begins with GET; what it does is no reading.
+            let writing = RequestInfo {
+                verb: "create",
+                ..info.clone()
+            };
+            self.authorize(&user, &writing, &query, None).await?;
+        }
         let deadline = self.config.limits.deadline;
         let request = Request {
             core: self.clone(),
@@ -517,6 +525,15 @@ fn is_long(info: &RequestInfo, query: &Query) -> bool {
         "log" => query.flag("follow"),
         _ => info.verb == "watch",
     }
+}
+
+/// Whether a request opens a stream into a pod by a method that reads.
+fn streams_by_reading(info: &RequestInfo) -> bool {
+    info.verb == "get"
+        && info.resource.as_ref().is_some_and(|subject| {
+            let into = ["exec", "attach", "portforward"];
+            subject.resource == "pods" && into.contains(&subject.subresource.as_str())
+        })
 }
 
 /// The refusal in Kubernetes' words.

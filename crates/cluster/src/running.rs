@@ -175,7 +175,7 @@ fn names(settings: &Settings) -> pki::Names {
     }
 }
 
-/// The administrator's kubeconfig is there before the API answers.
+/// The kubeconfigs of the administrator and of the components are there before the API answers.
 fn write_kubeconfigs(settings: &Settings, pki: &Pki) -> Result<(), Error> {
     let server = format!(
         "https://{}",
@@ -189,6 +189,16 @@ fn write_kubeconfigs(settings: &Settings, pki: &Pki) -> Result<(), Error> {
         })
     };
     write(Leaf::Admin, &settings.data_dir.join("admin.kubeconfig"))?;
+    for leaf in [
+        Leaf::Scheduler,
+        Leaf::ControllerManager,
+        Leaf::KubeProxy,
+        Leaf::Dns,
+        Leaf::Kubelet,
+    ] {
+        let file = format!("{}.kubeconfig", leaf.file());
+        write(leaf, &settings.data_dir.join(file))?;
+    }
     if let Some(path) = &settings.kubeconfig_out {
         write(Leaf::Admin, path)?;
     }

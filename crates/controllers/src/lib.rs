@@ -29,11 +29,13 @@ pub mod pvcprotection;
 pub mod pvprotection;
 pub mod replicaset;
 pub mod replicationcontroller;
+pub mod resourcequota;
 pub mod rootca;
 pub mod serviceaccount;
 pub mod servicecidrs;
 pub mod statefulset;
 pub mod tainteviction;
+pub mod tokencleaner;
 pub mod ttlafterfinished;
 
 use std::sync::Arc;
@@ -83,6 +85,8 @@ pub const ALL: &[Entry] = table![
     clusterroleaggregation,
     pvcprotection,
     pvprotection,
+    resourcequota,
+    tokencleaner,
     csr::approving,
     csr::signing,
     csr::cleaner,

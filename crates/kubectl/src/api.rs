@@ -69,6 +69,11 @@ impl Api {
         .await
     }
 
+    pub async fn replace(&self, path: &str, object: &Value) -> Result<Value> {
+        let (body, media) = (serde_json::to_vec(object)?, "application/json");
+        self.json(Method::PUT, path, media, media, body).await
+    }
+
     pub async fn patch(&self, path: &str, kind: PatchType, patch: &Value) -> Result<Value> {
         let body = serde_json::to_vec(patch)?;
         self.json(

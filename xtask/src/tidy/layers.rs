@@ -15,6 +15,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("streaming", 2),
     ("hello", 2),
     ("kinds", 3),
+    ("quota", 3),
     ("store", 3),
     ("client", 3),
     ("cri", 3),

@@ -5,10 +5,9 @@ use async_trait::async_trait;
 use kinds::tree;
 use machinery::{Object, Status, Value, quantity::Quantity};
 
-use super::{
-    Attributes, Operation, Plugin,
-    amounts::{self, Amounts},
-};
+use quota::amounts::{self, Amounts};
+
+use super::{Attributes, Operation, Plugin};
 
 pub const NAME: &str = "LimitRanger";
 

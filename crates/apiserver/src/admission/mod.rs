@@ -2,7 +2,6 @@
 //! [`options`]. Reads never come here.
 
 mod always_pull_images;
-mod amounts;
 mod certificate_approval;
 mod certificate_signing;
 mod certificate_subject_restriction;
@@ -22,7 +21,6 @@ mod pod_resize_validator;
 mod pod_security;
 mod pod_topology_labels;
 mod priority;
-mod quota_scopes;
 mod rbac_escalation;
 mod resource_quota;
 mod runtime_class;

@@ -8,7 +8,9 @@ use machinery::{
     status::Cause,
 };
 
-use super::{Attributes, Operation, Plugin, amounts};
+use quota::amounts;
+
+use super::{Attributes, Operation, Plugin};
 
 pub const NAME: &str = "PodResizeValidator";
 

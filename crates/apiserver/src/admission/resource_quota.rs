@@ -9,11 +9,12 @@ use kinds::tree;
 use machinery::{Object, Status, Value, quantity::Quantity};
 use store::{Action, Op, Precondition};
 
-use super::{
-    Attributes, Operation, Plugin,
+use quota::{
     amounts::{self, Amounts},
-    quota_scopes,
+    scopes, usage,
 };
+
+use super::{Attributes, Operation, Plugin};
 use crate::{Stored, write};
 
 pub const NAME: &str = "ResourceQuota";
@@ -78,7 +79,7 @@ async fn charge(
 ) -> Result<(), Status> {
     let mut quota = stored.parse();
     let spec = tree::get(&quota, "spec").clone();
-    if !quota_scopes::matches(&spec, attributes.resource, object) {
+    if !scopes::matches(&spec, attributes.resource, object) {
         return Ok(());
     }
     let hard = amounts::of(&spec["hard"]);
@@ -160,14 +161,12 @@ async fn count(attributes: &Attributes<'_>, spec: &Value) -> Result<Amounts, Sta
         .await?;
     let mut total = Amounts::new();
     for object in objects.iter().map(|stored| stored.parse()) {
-        if quota_scopes::matches(spec, resource, &object) {
+        if scopes::matches(spec, resource, &object) {
             amounts::add(&mut total, &usage(group, resource, &object));
         }
     }
     Ok(total)
 }
-
-const COMPUTE: &[&str] = &["cpu", "memory", "ephemeral-storage"];
 
 /// A quota on requests or limits needs every container to state them.
 fn unspecified(quota: &str, hard: &Amounts, spec: &Value) -> Result<(), String> {
@@ -202,88 +201,6 @@ fn unspecified(quota: &str, hard: &Amounts, spec: &Value) -> Result<(), String> 
         "failed quota: {quota}: must specify {}",
         complaints.join("; ")
     ))
-}
-
-/// What an object uses, by the names that quotas have for it.
-fn usage(group: &str, resource: &str, object: &Object) -> Amounts {
-    let one = Quantity::from_value(1, machinery::quantity::Format::Decimal);
-    let mut usage = Amounts::new();
-    let suffix = if group.is_empty() {
-        String::new()
-    } else {
-        format!(".{group}")
-    };
-    usage.insert(format!("count/{resource}{suffix}"), one);
-    if !group.is_empty() {
-        return usage;
-    }
-    let spec = tree::get(object, "spec");
-    match resource {
-        "pods" => pod_usage(&mut usage, object),
-        "services" => {
-            usage.insert("services".to_owned(), one);
-            service_usage(&mut usage, spec);
-        }
-        "persistentvolumeclaims" => {
-            usage.insert(resource.to_owned(), one);
-            let size = amounts::of(&spec["resources"]["requests"])
-                .get("storage")
-                .copied();
-            let class = tree::text(&spec["storageClassName"]);
-            let of_class = format!("{class}.storageclass.storage.k8s.io/");
-            usage.insert(format!("{of_class}persistentvolumeclaims"), one);
-            if let Some(size) = size {
-                usage.insert("requests.storage".to_owned(), size);
-                usage.insert(format!("{of_class}requests.storage"), size);
-            }
-        }
-        "configmaps" | "secrets" | "replicationcontrollers" | "resourcequotas" => {
-            usage.insert(resource.to_owned(), one);
-        }
-        _ => {}
-    }
-    usage
-}
-
-fn pod_usage(usage: &mut Amounts, pod: &Object) {
-    let phase = tree::text(&tree::get(pod, "status")["phase"]);
-    if matches!(phase, "Succeeded" | "Failed") {
-        return;
-    }
-    let spec = tree::get(pod, "spec");
-    let one = Quantity::from_value(1, machinery::quantity::Format::Decimal);
-    usage.insert("pods".to_owned(), one);
-    for (name, amount) in amounts::of_pod(spec, "requests") {
-        if COMPUTE.contains(&name.as_str()) || name.starts_with("hugepages-") {
-            usage.insert(name.clone(), amount);
-        }
-        usage.insert(format!("requests.{name}"), amount);
-    }
-    for (name, amount) in amounts::of_pod(spec, "limits") {
-        usage.insert(format!("limits.{name}"), amount);
-    }
-}
-
-fn service_usage(usage: &mut Amounts, spec: &Value) {
-    let number =
-        |value: usize| Quantity::from_value(value as i64, machinery::quantity::Format::Decimal);
-    let kind = tree::text(&spec["type"]);
-    let balanced = kind == "LoadBalancer";
-    let ports = tree::list(&spec["ports"]);
-    let node_ports = match kind {
-        "NodePort" => ports.len(),
-        "LoadBalancer" if spec["allocateLoadBalancerNodePorts"] == false => ports
-            .iter()
-            .filter(|port| tree::int(&port["nodePort"]) != 0)
-            .count(),
-        "LoadBalancer" => ports.len(),
-        _ => 0,
-    };
-    usage.insert(
-        "services.loadbalancers".to_owned(),
-        number(usize::from(balanced)),
-    );
-    usage.insert("services.nodeports".to_owned(), number(node_ports));
 }
 
 #[cfg(test)]

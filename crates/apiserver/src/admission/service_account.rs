@@ -34,9 +34,32 @@ impl Plugin for ServiceAccount {
 
     fn handles(&self, attributes: &Attributes<'_>) -> bool {
         attributes.operation == Operation::Create && attributes.is_write_of("", "pods")
+            || attributes.is("", "pods") && attributes.subresource == "ephemeralcontainers"
+    }
+
+    async fn validate(
+        &self,
+        attributes: &Attributes<'_>,
+        object: Option<&Object>,
+    ) -> Result<(), Status> {
+        let pod = object.filter(|_| attributes.subresource == "ephemeralcontainers");
+        let Some(spec) = pod.and_then(|pod| tree::get(pod, "spec").as_object()) else {
+            return Ok(());
+        };
+        let name = tree::text(tree::get(spec, "serviceAccountName"));
+        if name.is_empty() {
+            return Ok(());
+        }
+        // A debugger in a pod is bound by the pod's account as its containers are.
+        let account = account(attributes, name).await?;
+        let debuggers = tree::list(tree::get(spec, "ephemeralContainers"));
+        enforce_environment(debuggers, name, &account).map_err(|why| attributes.forbidden(&why))
     }
 
     async fn mutate(&self, attributes: &Attributes<'_>, object: &mut Object) -> Result<(), Status> {
+        if !attributes.subresource.is_empty() {
+            return Ok(());
+        }
         if tree::is_set(&tree::get(object, "metadata")["annotations"][MIRROR]) {
             return mirror(object).map_err(|why| attributes.forbidden(why));
         }
@@ -74,10 +97,13 @@ fn mirror(pod: &Object) -> Result<(), &'static str> {
     if !tree::text(&spec["serviceAccountName"]).is_empty() {
         return Err("a mirror pod may not reference service accounts");
     }
+    if crate::authz::uses(spec)
+        .iter()
+        .any(|used| used.resource == "secrets")
+    {
+        return Err("a mirror pod may not reference secrets");
+    }
     for volume in tree::list(&spec["volumes"]) {
-        if tree::is_set(&volume["secret"]) {
-            return Err("a mirror pod may not reference secrets");
-        }
         let mut sources = tree::list(&volume["projected"]["sources"]).iter();
         if sources.any(|source| tree::is_set(&source["serviceAccountToken"])) {
             return Err("a mirror pod may not use ServiceAccountToken volume projections");
@@ -170,49 +196,59 @@ fn token_volume(name: &str) -> Value {
     })
 }
 
-/// An account may limit the secrets that its pods use to those it lists.
-fn enforce(spec: &Object, name: &str, account: &Object) -> Result<(), String> {
+/// Whether an account limits the secrets that its pods use to those it lists.
+fn enforces(account: &Object) -> bool {
     let enforced = tree::text(&tree::get(account, "metadata")["annotations"][ENFORCE]);
-    if !matches!(enforced, "1" | "t" | "T" | "true" | "TRUE" | "True") {
+    matches!(enforced, "1" | "t" | "T" | "true" | "TRUE" | "True")
+}
+
+fn lists(account: &Object, field: &str, secret: &str) -> bool {
+    let listed = tree::list(tree::get(account, field));
+    listed.iter().any(|item| item["name"] == secret)
+}
+
+fn refused(what: &str, secret: &str, name: &str) -> String {
+    format!(
+        "{what} with secret.secretName={secret:?} is not allowed because service account {name} \
+         does not reference that secret"
+    )
+}
+
+fn enforce(spec: &Object, name: &str, account: &Object) -> Result<(), String> {
+    if !enforces(account) {
         return Ok(());
     }
-    let listed = |field: &str, secret: &str| {
-        tree::list(tree::get(account, field))
-            .iter()
-            .any(|item| item["name"] == secret)
-    };
-    let refused = |what: &str, secret: &str| {
-        format!(
-            "{what} with secret.secretName={secret:?} is not allowed because service account \
-                 {name} does not reference that secret"
-        )
-    };
     for volume in tree::list(tree::get(spec, "volumes")) {
         let secret = tree::text(&volume["secret"]["secretName"]);
-        if !secret.is_empty() && !listed("secrets", secret) {
-            return Err(refused("volume", secret));
+        if !secret.is_empty() && !lists(account, "secrets", secret) {
+            return Err(refused("volume", secret, name));
         }
     }
     for containers in ["initContainers", "containers"] {
-        for container in tree::list(tree::get(spec, containers)) {
-            let env = tree::list(&container["env"]).iter();
-            let keys = env.map(|variable| &variable["valueFrom"]["secretKeyRef"]["name"]);
-            let from = tree::list(&container["envFrom"]).iter();
-            let all = keys
-                .chain(from.map(|source| &source["secretRef"]["name"]))
-                .map(tree::text);
-            if let Some(secret) = all
-                .into_iter()
-                .find(|s| !s.is_empty() && !listed("secrets", s))
-            {
-                return Err(refused("environment", secret));
-            }
-        }
+        enforce_environment(tree::list(tree::get(spec, containers)), name, account)?;
     }
     for reference in tree::list(tree::get(spec, "imagePullSecrets")) {
         let secret = tree::text(&reference["name"]);
-        if !listed("imagePullSecrets", secret) {
-            return Err(refused("imagePullSecrets", secret));
+        if !lists(account, "imagePullSecrets", secret) {
+            return Err(refused("imagePullSecrets", secret, name));
+        }
+    }
+    Ok(())
+}
+
+fn enforce_environment(containers: &[Value], name: &str, account: &Object) -> Result<(), String> {
+    if !enforces(account) {
+        return Ok(());
+    }
+    for container in containers {
+        let env = tree::list(&container["env"]).iter();
+        let keys = env.map(|variable| &variable["valueFrom"]["secretKeyRef"]["name"]);
+        let from = tree::list(&container["envFrom"]).iter();
+        let mut all = keys
+            .chain(from.map(|source| &source["secretRef"]["name"]))
+            .map(tree::text);
+        if let Some(secret) = all.find(|s| !s.is_empty() && !lists(account, "secrets", s)) {
+            return Err(refused("environment", secret, name));
         }
     }
     Ok(())

@@ -34,6 +34,7 @@ pub struct World {
     pub client: kube::Client,
     pub stop: CancellationToken,
     pub context: Context,
+    server: Arc<ApiServer>,
     _directory: tempfile::TempDir,
 }
 
@@ -53,6 +54,12 @@ impl Connector for InProcess {
 }
 
 impl World {
+    /// A client with an identity of its own.
+    #[allow(dead_code, reason = "not every test needs it")]
+    pub fn as_user(&self, user: User) -> kube::Client {
+        client::in_process(self.server.connect(user))
+    }
+
     /// Everything running, with the namespace "default".
     pub async fn new() -> Self {
         let _ = tracing_subscriber::fmt()
@@ -90,6 +97,7 @@ impl World {
         let connector = Arc::new(InProcess(server.clone()));
         let controllers = controllers::Config {
             cluster_ca: "CA".into(),
+            authority: Some(controllers::Authority(pki.clone())),
             ..Default::default()
         };
         let stop = CancellationToken::new();
@@ -102,6 +110,7 @@ impl World {
             client,
             stop,
             context,
+            server,
             _directory: directory,
         };
         world.namespace("default").await;

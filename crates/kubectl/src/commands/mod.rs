@@ -2,6 +2,7 @@
 
 mod api_resources;
 mod apply;
+mod certificate;
 mod create;
 mod delete;
 mod describe;
@@ -58,6 +59,9 @@ pub enum Command {
     Exec(exec::Exec),
     /// Attach to a running container
     Attach(exec::Attach),
+    /// Approve or deny requests for certificates
+    #[command(subcommand)]
+    Certificate(certificate::Certificate),
     /// Wait for a condition on one or many resources
     Wait(wait::Wait),
     /// Print the resource types that the server supports
@@ -95,6 +99,7 @@ pub async fn run(cli: Cli) -> Result<ExitCode> {
         Command::Logs(command) => command.run(&session).await?,
         Command::Exec(command) => command.run(&session).await?,
         Command::Attach(command) => command.run(&session).await?,
+        Command::Certificate(command) => command.run(&session).await?,
         Command::Wait(command) => command.run(&session).await?,
         Command::ApiResources(command) => command.run(&session).await?,
         Command::Version(command) => command.run(&session).await?,

@@ -15,7 +15,7 @@ use std::fmt;
 /// More findings than this are not told.
 const MAX_FINDINGS: usize = 100;
 /// Deeper trees are refused.
-const MAX_DEPTH: usize = 120;
+pub(crate) const MAX_DEPTH: usize = 120;
 
 /// Text forms of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

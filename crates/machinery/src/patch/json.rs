@@ -1,9 +1,12 @@
 //! JSON patch (RFC 6902): a list of operations, all or none.
 
-use crate::{Object, Value, text};
+use crate::{Object, Value, decode::MAX_DEPTH, text};
 
 /// More operations than this are refused.
 pub const MAX_OPERATIONS: usize = 10_000;
+
+/// Bytes that the copies of one patch may add together: copies of copies grow without end.
+const MAX_COPIED: usize = 3 << 20;
 
 /// What went wrong.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -30,8 +33,9 @@ pub fn apply(target: &Object, patch: &Value) -> Result<Object, Error> {
         )));
     }
     let mut document = Value::Object(target.clone());
+    let mut copied = 0;
     for operation in operations {
-        step(&mut document, operation)?;
+        step(&mut document, operation, &mut copied)?;
     }
     match document {
         Value::Object(map) => Ok(map),
@@ -39,7 +43,37 @@ pub fn apply(target: &Object, patch: &Value) -> Result<Object, Error> {
     }
 }
 
-fn step(document: &mut Value, operation: &Value) -> Result<(), Error> {
+/// About how many bytes a tree is written with.
+fn size(value: &Value) -> usize {
+    match value {
+        Value::Object(map) => map
+            .iter()
+            .map(|(key, item)| key.len() + 4 + size(item))
+            .sum(),
+        Value::Array(list) => list.iter().map(|item| size(item) + 1).sum(),
+        Value::String(text) => text.len() + 2,
+        _ => 4,
+    }
+}
+
+fn depth(value: &Value) -> usize {
+    match value {
+        Value::Object(map) => 1 + map.values().map(depth).max().unwrap_or(0),
+        Value::Array(list) => 1 + list.iter().map(depth).max().unwrap_or(0),
+        _ => 0,
+    }
+}
+
+/// A tree must not grow deeper by a patch than one may be that comes whole.
+fn must_fit(path: &str, value: &Value) -> Result<(), Error> {
+    if path.matches('/').count() + depth(value) > MAX_DEPTH {
+        let why = "exceeded max depth".to_owned();
+        return Err(Error::Malformed(why));
+    }
+    Ok(())
+}
+
+fn step(document: &mut Value, operation: &Value, copied: &mut usize) -> Result<(), Error> {
     let text_of = |name: &str| operation[name].as_str();
     let Some(path) = text_of("path") else {
         return Err(Error::Malformed("operation has no path".to_owned()));
@@ -54,10 +88,15 @@ fn step(document: &mut Value, operation: &Value) -> Result<(), Error> {
         text_of("from").ok_or_else(|| Error::Malformed(format!("operation at {path} has no from")))
     };
     match text_of("op") {
-        Some("add") => add(document, path, value()?),
+        Some("add") => {
+            let value = value()?;
+            must_fit(path, &value)?;
+            add(document, path, value)
+        }
         Some("remove") => remove(document, path).map(drop),
         Some("replace") => {
             let value = value()?;
+            must_fit(path, &value)?;
             let slot = get_mut(document, path).ok_or_else(|| missing("replace", path))?;
             *slot = value;
             Ok(())
@@ -70,13 +109,20 @@ fn step(document: &mut Value, operation: &Value) -> Result<(), Error> {
                 )));
             }
             let value = remove(document, from)?;
+            must_fit(path, &value)?;
             add(document, path, value)
         }
         Some("copy") => {
             let from = from()?;
-            let value = get_mut(document, from)
-                .cloned()
-                .ok_or_else(|| missing("copy", from))?;
+            let value = get_mut(document, from).ok_or_else(|| missing("copy", from))?;
+            must_fit(path, value)?;
+            *copied += size(value);
+            if *copied > MAX_COPIED {
+                return Err(Error::Malformed(format!(
+                    "Unable to complete the copy, the accumulated size increase of copy is {copied}, exceeding the limit {MAX_COPIED}"
+                )));
+            }
+            let value = value.clone();
             add(document, path, value)
         }
         Some("test") => test(document, path, operation),
@@ -279,5 +325,24 @@ mod tests {
                 Err(Error::Malformed(_))
             ));
         }
+    }
+
+    #[test]
+    fn copies_of_copies_end_before_they_are_too_deep_or_too_large() {
+        let target = json!({"data": {"k": "v"}}).as_object().cloned().unwrap();
+        let deeper = json!({"op": "copy", "from": "/data", "path": "/data/x"});
+        let error = apply(&target, &Value::from(vec![deeper; 2000])).unwrap_err();
+        assert_eq!(error, Error::Malformed("exceeded max depth".to_owned()));
+        let names: Vec<String> = (0..60).map(|n| format!("/{n}")).collect();
+        let doubling = names
+            .iter()
+            .map(|name| json!({"op": "copy", "from": "", "path": name}));
+        let error = apply(&target, &doubling.collect()).unwrap_err().to_string();
+        assert!(error.starts_with("Unable to complete the copy"), "{error}");
+        let nested = (0..100).fold(json!(1), |inner, _| json!([inner]));
+        let far = "/data/0".to_owned() + &"/0".repeat(30);
+        let add = json!([{"op": "add", "path": far, "value": nested}]);
+        let error = apply(&target, &add).unwrap_err();
+        assert_eq!(error, Error::Malformed("exceeded max depth".to_owned()));
     }
 }

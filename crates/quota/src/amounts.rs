@@ -2,28 +2,30 @@
 
 use std::collections::BTreeMap;
 
-use kinds::tree;
 use machinery::{Object, Value, quantity::Quantity};
 
+use crate::tree;
+
 /// Amounts by resource name.
-pub(crate) type Amounts = BTreeMap<String, Quantity>;
+pub type Amounts = BTreeMap<String, Quantity>;
 
 /// The amounts in a JSON map; what is no quantity does not count.
-pub(crate) fn of(json: &Value) -> Amounts {
+pub fn of(json: &Value) -> Amounts {
     let amounts = tree::entries(json)
         .filter_map(|(name, value)| Some((name.clone(), value.as_str()?.parse().ok()?)));
     amounts.collect()
 }
 
 /// Amounts as JSON.
-pub(crate) fn to_json(amounts: &Amounts) -> Value {
+pub fn to_json(amounts: &Amounts) -> Value {
     let map = amounts
         .iter()
         .map(|(name, amount)| (name.clone(), amount.to_string().into()));
     Value::Object(map.collect::<Object>())
 }
 
-pub(crate) fn add(to: &mut Amounts, more: &Amounts) {
+/// Adds amounts to others.
+pub fn add(to: &mut Amounts, more: &Amounts) {
     for (name, amount) in more {
         let slot = to.entry(name.clone()).or_insert(Quantity::ZERO);
         *slot = slot.plus(*amount);
@@ -39,7 +41,7 @@ fn raise(to: &mut Amounts, other: &Amounts) {
 
 /// What a pod asks for (`requests`) or may use (`limits`) at most at any moment: init containers run
 /// one after the other beside the sidecars started before them, then all containers run together.
-pub(crate) fn of_pod(spec: &Value, which: &str) -> Amounts {
+pub fn of_pod(spec: &Value, which: &str) -> Amounts {
     let container = |container: &Value| of(&container["resources"][which]);
     let mut total = Amounts::new();
     for each in tree::list(&spec["containers"]) {

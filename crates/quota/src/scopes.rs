@@ -1,10 +1,11 @@
 //! Which objects a quota counts: all, or pods of certain scopes.
 
-use kinds::tree;
 use machinery::{Object, Value};
 
+use crate::tree;
+
 /// Whether an object counts for a quota with this spec.
-pub(crate) fn matches(spec: &Value, resource: &str, object: &Object) -> bool {
+pub fn matches(spec: &Value, resource: &str, object: &Object) -> bool {
     let scopes = tree::list(&spec["scopes"]).iter();
     let expressions = tree::list(&spec["scopeSelector"]["matchExpressions"]).iter();
     let mut scopes = scopes.map(|scope| (tree::text(scope), &Value::Null));
@@ -62,7 +63,7 @@ fn best_effort(spec: &Value) -> bool {
 
 fn crosses_namespaces(spec: &Value) -> bool {
     let crosses = |term: &Value| {
-        !tree::list(&term["namespaces"]).is_empty() || tree::is_set(&term["namespaceSelector"])
+        !tree::list(&term["namespaces"]).is_empty() || !term["namespaceSelector"].is_null()
     };
     ["podAffinity", "podAntiAffinity"].iter().any(|kind| {
         let affinity = &spec["affinity"][kind];
@@ -80,7 +81,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::testing::object;
+
+    fn object(json: Value) -> Object {
+        json.as_object().cloned().unwrap_or_default()
+    }
 
     #[test]
     fn scopes_choose_pods() {

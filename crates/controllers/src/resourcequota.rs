@@ -1,0 +1,258 @@
+//! Counts again what a namespace uses of its quotas. Admission only ever charges; what is deleted or
+//! has ended is given back here, and everything is counted anew every five minutes.
+//!
+//! Counting starts from the quota as the cache shows it and lists objects afterwards, so that the
+//! list is never older than the quota; whoever charged in between makes the write a conflict, and it
+//! is counted once more.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+
+use client::{Event, Informer};
+use k8s_openapi::{
+    api::core::v1::{Pod, ResourceQuota, ResourceQuotaStatus},
+    apimachinery::pkg::api::resource::Quantity as Written,
+};
+use kube::{
+    Api,
+    api::{ApiResource, DynamicObject, ListParams},
+    core::PartialObjectMeta,
+};
+use machinery::{Object, Value, quantity::Quantity};
+use parking_lot::Mutex;
+use quota::{
+    amounts::{self, Amounts},
+    counted, scopes, usage,
+};
+use reconcile::{Action, Controller, Error, Key, Queue, Writer};
+
+use crate::{discovery, shared::Shared};
+
+/// As in the table of controllers.
+pub const NAME: &str = "resourcequota";
+const ACCOUNT: &str = "resourcequota-controller";
+
+/// How often everything is counted anew.
+const RESYNC: Duration = Duration::from_secs(300);
+
+type Meta = PartialObjectMeta<DynamicObject>;
+/// Group and plural.
+type Identity = (String, String);
+
+struct Counter {
+    shared: Arc<Shared>,
+    quotas: Writer<ResourceQuota>,
+    queue: Queue<Key>,
+    /// Guards the kinds whose deletions are followed, and how each is asked for.
+    kinds: Mutex<HashMap<Identity, ApiResource>>,
+}
+
+/// Starts it.
+pub fn start(shared: &Arc<Shared>) {
+    let pods: Informer<Pod> = shared.informer();
+    let controller = Arc::new(Counter {
+        shared: shared.clone(),
+        quotas: shared.writer(ACCOUNT),
+        queue: Queue::default(),
+        kinds: Mutex::default(),
+    });
+    let shared = shared.clone();
+    shared.context.clone().spawn(NAME, async move {
+        controller.quotas.cache().synced().await;
+        let (context, queue) = (&shared.context, controller.queue.clone());
+        reconcile::follow(context, controller.quotas.cache(), &queue, |event| {
+            // Charges change the status all the time; only what is asked for is news.
+            let news = match event {
+                Event::Modified { old, new } => old.spec != new.spec || is_behind(new),
+                Event::Added(_) => true,
+                Event::Deleted(_) => false,
+            };
+            if news {
+                vec![Key::of(&**event.object())]
+            } else {
+                Vec::new()
+            }
+        });
+        let quotas = controller.quotas.cache().clone();
+        reconcile::follow(context, &pods, &queue, move |event| {
+            let frees = match event {
+                Event::Modified { old, new } => has_ended(new) && !has_ended(old),
+                Event::Added(_) => false,
+                Event::Deleted(_) => true,
+            };
+            let namespace = event.object().metadata.namespace.clone();
+            match namespace.filter(|_| frees) {
+                Some(namespace) => quotas_in(&quotas, &namespace),
+                None => Vec::new(),
+            }
+        });
+        reconcile::run(context, controller, queue, 2);
+        std::future::pending::<()>().await;
+    });
+}
+
+fn quotas_in(quotas: &Informer<ResourceQuota>, namespace: &str) -> Vec<Key> {
+    let there = quotas.list_in(namespace);
+    there.iter().map(|quota| Key::of(&**quota)).collect()
+}
+
+fn has_ended(pod: &Pod) -> bool {
+    let phase = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// Whether the status does not show what the spec asks for.
+fn is_behind(quota: &ResourceQuota) -> bool {
+    let hard = quota.spec.as_ref().and_then(|spec| spec.hard.as_ref());
+    let status = quota.status.as_ref();
+    let used = status.and_then(|status| status.used.as_ref());
+    let counted = |name: &String| used.is_some_and(|used| used.contains_key(name));
+    status.and_then(|status| status.hard.as_ref()) != hard
+        || !hard.is_none_or(|hard| hard.keys().all(counted))
+}
+
+impl Counter {
+    /// How a kind is asked for; from now on its deletions are followed. `None`: nobody serves it.
+    async fn kind(self: &Counter, group: &str, plural: &str) -> Result<Option<ApiResource>, Error> {
+        let identity = (group.to_owned(), plural.to_owned());
+        if let Some(known) = self.kinds.lock().get(&identity) {
+            return Ok(Some(known.clone()));
+        }
+        let (all, _) = discovery::discover(&self.shared.reader()).await?;
+        let found = all.into_iter().find(|resource| {
+            resource.identity() == identity
+                && resource.namespaced
+                && resource.can(&["list", "watch"])
+        });
+        let Some(found) = found else { return Ok(None) };
+        let first = self
+            .kinds
+            .lock()
+            .insert(identity, found.api.clone())
+            .is_none();
+        // Pods are followed from the start: their ends count too.
+        if first && (group, plural) != ("", "pods") {
+            let informer = Informer::<Meta>::dynamic(self.shared.reader(), &found.api);
+            let informer = informer.start(&self.shared.context);
+            let quotas = self.quotas.cache().clone();
+            reconcile::follow(&self.shared.context, &informer, &self.queue, move |event| {
+                let namespace = event.object().metadata.namespace.clone();
+                match (event, namespace) {
+                    (Event::Deleted(_), Some(namespace)) => quotas_in(&quotas, &namespace),
+                    _ => Vec::new(),
+                }
+            });
+        }
+        Ok(Some(found.api))
+    }
+
+    async fn objects(&self, api: &ApiResource, namespace: &str) -> Result<Vec<Object>, Error> {
+        let api: Api<DynamicObject> = Api::namespaced_with(self.shared.reader(), namespace, api);
+        let list = api.list(&ListParams::default()).await?;
+        let objects = list
+            .items
+            .into_iter()
+            .filter_map(|item| match serde_json::to_value(item) {
+                Ok(Value::Object(object)) => Some(object),
+                _ => None,
+            });
+        Ok(objects.collect())
+    }
+
+    async fn count(&self, namespace: &str, spec: &Value) -> Result<Amounts, Error> {
+        let hard = amounts::of(&spec["hard"]);
+        let mut by_kind: BTreeMap<(&str, &str), Vec<&String>> = BTreeMap::new();
+        for name in hard.keys() {
+            if let Some(kind) = counted(name) {
+                by_kind.entry(kind).or_default().push(name);
+            }
+        }
+        let mut used: Amounts = hard
+            .keys()
+            .map(|name| (name.clone(), Quantity::ZERO))
+            .collect();
+        for ((group, plural), names) in by_kind {
+            let Some(api) = self.kind(group, plural).await? else {
+                continue;
+            };
+            for object in self.objects(&api, namespace).await? {
+                if !scopes::matches(spec, plural, &object) {
+                    continue;
+                }
+                let mut more = usage(group, plural, &object);
+                more.retain(|name, _| names.contains(&name));
+                amounts::add(&mut used, &more);
+            }
+        }
+        Ok(used)
+    }
+}
+
+/// The status that the count makes, or `None` when it says so already.
+fn decide(quota: &ResourceQuota, used: &Amounts) -> Option<ResourceQuotaStatus> {
+    let status = quota.status.clone().unwrap_or_default();
+    let hard = quota.spec.as_ref().and_then(|spec| spec.hard.clone());
+    let known = amounts::of(&serde_json::to_value(&status.used).unwrap_or_default());
+    if status.hard == hard && known == *used {
+        return None;
+    }
+    let written = used
+        .iter()
+        .map(|(name, amount)| (name.clone(), Written(amount.to_string())));
+    Some(ResourceQuotaStatus {
+        hard,
+        used: Some(written.collect()),
+    })
+}
+
+impl Controller for Counter {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn reconcile(&self, key: &Key) -> Result<Action, Error> {
+        let Some(quota) = self.quotas.cache().get(&key.namespace, &key.name) else {
+            return Ok(Action::Done);
+        };
+        let spec = serde_json::to_value(&quota.spec).unwrap_or_default();
+        let used = self.count(&key.namespace, &spec).await?;
+        if let Some(status) = decide(&quota, &used) {
+            let mut quota = (*quota).clone();
+            quota.status = Some(status);
+            self.quotas.update_status(&key.namespace, &quota).await?;
+        }
+        Ok(Action::After(RESYNC))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_count_that_says_nothing_new_is_not_written() {
+        let quota = |used: Value| -> ResourceQuota {
+            let hard = json!({"pods": "5", "cpu": "2"});
+            let status = json!({"hard": hard, "used": used});
+            serde_json::from_value(json!({"spec": {"hard": hard}, "status": status})).unwrap()
+        };
+        let used = amounts::of(&json!({"pods": "1", "cpu": "500m"}));
+        assert_eq!(
+            decide(&quota(json!({"pods": "1", "cpu": "0.5"})), &used),
+            None
+        );
+        let less = decide(&quota(json!({"pods": "3", "cpu": "1500m"})), &used).unwrap();
+        let less = serde_json::to_value(less.used).unwrap();
+        assert_eq!(less, json!({"pods": "1", "cpu": "500m"}));
+        assert!(is_behind(&quota(json!({"pods": "1"}))));
+        assert!(!is_behind(&quota(json!({"pods": "1", "cpu": "0"}))));
+    }
+}

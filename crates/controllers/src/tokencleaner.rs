@@ -1,0 +1,108 @@
+//! Bootstrap tokens go when their time is over: the Secret is deleted, so that nobody can make it
+//! count again by changing its date.
+
+use std::{sync::Arc, time::Duration};
+
+use client::Informer;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Secret;
+use reconcile::{Action, Controller, Error, Key, Queue, Writer};
+
+use crate::shared::Shared;
+
+/// As in the table of controllers.
+pub const NAME: &str = "token-cleaner";
+const ACCOUNT: &str = "token-cleaner";
+const TYPE: &str = "bootstrap.kubernetes.io/token";
+
+struct Cleaner {
+    shared: Arc<Shared>,
+    secrets: Writer<Secret>,
+}
+
+/// Starts it.
+pub fn start(shared: &Arc<Shared>) {
+    // Only tokens are watched, not everybody's secrets; and as the one who may.
+    let client = shared.client(ACCOUNT);
+    let secrets = Informer::builder(client.clone())
+        .namespace("kube-system")
+        .fields(format!("type={TYPE}"))
+        .start(&shared.context);
+    let controller = Arc::new(Cleaner {
+        shared: shared.clone(),
+        secrets: Writer::new(client, secrets),
+    });
+    let shared = shared.clone();
+    shared.context.clone().spawn(NAME, async move {
+        controller.secrets.cache().synced().await;
+        let queue = Queue::default();
+        reconcile::follow(
+            &shared.context,
+            controller.secrets.cache(),
+            &queue,
+            |event| vec![Key::of(&**event.object())],
+        );
+        reconcile::run(&shared.context, controller, queue, 1);
+        std::future::pending::<()>().await;
+    });
+}
+
+/// When the token ends; `None` when it never does. A date that nobody can read is over.
+fn end(secret: &Secret) -> Option<Timestamp> {
+    let expiration = secret.data.as_ref()?.get("expiration")?;
+    if expiration.0.is_empty() {
+        return None;
+    }
+    let text = std::str::from_utf8(&expiration.0).ok();
+    Some(
+        text.and_then(|text| text.parse().ok())
+            .unwrap_or(Timestamp::MIN),
+    )
+}
+
+impl Controller for Cleaner {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn reconcile(&self, key: &Key) -> Result<Action, Error> {
+        let secret = self.secrets.cache().get(&key.namespace, &key.name);
+        let Some(secret) = secret.filter(|secret| secret.type_.as_deref() == Some(TYPE)) else {
+            return Ok(Action::Done);
+        };
+        let Some(end) = end(&secret) else {
+            return Ok(Action::Done);
+        };
+        let left = end.duration_since(self.shared.now());
+        match Duration::try_from(left) {
+            Ok(left) if !left.is_zero() => Ok(Action::After(left)),
+            _ => {
+                self.secrets.delete(&secret).await?;
+                Ok(Action::Done)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::ByteString;
+
+    use super::*;
+
+    #[test]
+    fn a_token_ends_when_it_says_and_at_once_when_nobody_can_read_it() {
+        let with = |expiration: &str| {
+            let data = [("expiration".to_owned(), ByteString(expiration.into()))];
+            end(&Secret {
+                data: Some(data.into()),
+                ..Secret::default()
+            })
+        };
+        let at = "2026-06-01T00:00:00Z";
+        assert_eq!(with(at), at.parse().ok());
+        assert_eq!(with("tomorrow"), Some(Timestamp::MIN));
+        assert_eq!(with(""), None);
+        assert_eq!(end(&Secret::default()), None);
+    }
+}

@@ -1,0 +1,148 @@
+//! What objects use of a namespace's quotas: amounts, the scopes that quotas are limited to, and the
+//! usage of each kind of object. Shared by the admission that charges and the controller that counts
+//! again. Pure.
+
+pub mod amounts;
+pub mod scopes;
+mod tree;
+
+use amounts::Amounts;
+use machinery::{Object, Value, quantity::Quantity};
+
+const COMPUTE: &[&str] = &["cpu", "memory", "ephemeral-storage"];
+
+/// The resource that a name in a quota is about: group (empty for the core) and plural. `None` when
+/// it is about no kind of object.
+pub fn counted(name: &str) -> Option<(&str, &str)> {
+    if let Some(rest) = name.strip_prefix("count/") {
+        let (plural, group) = rest.split_once('.').unwrap_or((rest, ""));
+        return Some((group, plural));
+    }
+    let plural = match name {
+        "services" | "services.loadbalancers" | "services.nodeports" => "services",
+        "configmaps"
+        | "secrets"
+        | "replicationcontrollers"
+        | "resourcequotas"
+        | "persistentvolumeclaims" => name,
+        "requests.storage" => "persistentvolumeclaims",
+        _ if name.contains(".storageclass.storage.k8s.io/") => "persistentvolumeclaims",
+        "pods" | "cpu" | "memory" | "ephemeral-storage" => "pods",
+        _ if name.starts_with("requests.") || name.starts_with("limits.") => "pods",
+        _ if name.starts_with("hugepages-") => "pods",
+        _ => return None,
+    };
+    Some(("", plural))
+}
+
+/// What an object uses, by the names that quotas have for it.
+pub fn usage(group: &str, resource: &str, object: &Object) -> Amounts {
+    let one = Quantity::from_value(1, machinery::quantity::Format::Decimal);
+    let mut usage = Amounts::new();
+    let suffix = if group.is_empty() {
+        String::new()
+    } else {
+        format!(".{group}")
+    };
+    usage.insert(format!("count/{resource}{suffix}"), one);
+    if !group.is_empty() {
+        return usage;
+    }
+    let spec = tree::get(object, "spec");
+    match resource {
+        "pods" => pod_usage(&mut usage, object),
+        "services" => {
+            usage.insert("services".to_owned(), one);
+            service_usage(&mut usage, spec);
+        }
+        "persistentvolumeclaims" => {
+            usage.insert(resource.to_owned(), one);
+            let size = amounts::of(&spec["resources"]["requests"])
+                .get("storage")
+                .copied();
+            let class = tree::text(&spec["storageClassName"]);
+            let of_class = format!("{class}.storageclass.storage.k8s.io/");
+            usage.insert(format!("{of_class}persistentvolumeclaims"), one);
+            if let Some(size) = size {
+                usage.insert("requests.storage".to_owned(), size);
+                usage.insert(format!("{of_class}requests.storage"), size);
+            }
+        }
+        "configmaps" | "secrets" | "replicationcontrollers" | "resourcequotas" => {
+            usage.insert(resource.to_owned(), one);
+        }
+        _ => {}
+    }
+    usage
+}
+
+fn pod_usage(usage: &mut Amounts, pod: &Object) {
+    let phase = tree::text(&tree::get(pod, "status")["phase"]);
+    if matches!(phase, "Succeeded" | "Failed") {
+        return;
+    }
+    let spec = tree::get(pod, "spec");
+    let one = Quantity::from_value(1, machinery::quantity::Format::Decimal);
+    usage.insert("pods".to_owned(), one);
+    for (name, amount) in amounts::of_pod(spec, "requests") {
+        if COMPUTE.contains(&name.as_str()) || name.starts_with("hugepages-") {
+            usage.insert(name.clone(), amount);
+        }
+        usage.insert(format!("requests.{name}"), amount);
+    }
+    for (name, amount) in amounts::of_pod(spec, "limits") {
+        usage.insert(format!("limits.{name}"), amount);
+    }
+}
+
+fn service_usage(usage: &mut Amounts, spec: &Value) {
+    let number =
+        |value: usize| Quantity::from_value(value as i64, machinery::quantity::Format::Decimal);
+    let kind = tree::text(&spec["type"]);
+    let balanced = kind == "LoadBalancer";
+    let ports = tree::list(&spec["ports"]);
+    let node_ports = match kind {
+        "NodePort" => ports.len(),
+        "LoadBalancer" if spec["allocateLoadBalancerNodePorts"] == false => ports
+            .iter()
+            .filter(|port| port["nodePort"].as_i64().unwrap_or_default() != 0)
+            .count(),
+        "LoadBalancer" => ports.len(),
+        _ => 0,
+    };
+    usage.insert(
+        "services.loadbalancers".to_owned(),
+        number(usize::from(balanced)),
+    );
+    usage.insert("services.nodeports".to_owned(), number(node_ports));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_quotas_say_what_is_counted() {
+        let cases = [
+            ("pods", Some(("", "pods"))),
+            ("requests.cpu", Some(("", "pods"))),
+            ("requests.nvidia.com/gpu", Some(("", "pods"))),
+            ("count/pods", Some(("", "pods"))),
+            ("count/deployments.apps", Some(("apps", "deployments"))),
+            (
+                "count/widgets.example.com",
+                Some(("example.com", "widgets")),
+            ),
+            ("services.nodeports", Some(("", "services"))),
+            ("requests.storage", Some(("", "persistentvolumeclaims"))),
+            (
+                "gold.storageclass.storage.k8s.io/requests.storage",
+                Some(("", "persistentvolumeclaims")),
+            ),
+            ("nonsense", None),
+        ];
+        for (name, expected) in cases {
+            assert_eq!(counted(name), expected, "{name}");
+        }
+    }
+}
