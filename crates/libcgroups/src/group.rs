@@ -58,6 +58,22 @@ impl Cgroup {
         }
     }
 
+    /// Its directories in trees that have controllers. Others are service managers' own, and whoever
+    /// removes a container's parents does not look for them there.
+    fn controlled(&self) -> Vec<PathBuf> {
+        match self.hierarchies {
+            Hierarchies::Unified(_) => self.dirs(),
+            Hierarchies::Split(roots) => {
+                let has = |name: &String| name != BESIDE && !name.starts_with("name=");
+                let trees = roots.iter().filter(|(name, _)| has(name));
+                let mut dirs: Vec<_> = trees.map(|(_, root)| root.join(&self.path)).collect();
+                dirs.sort();
+                dirs.dedup();
+                dirs
+            }
+        }
+    }
+
     /// Makes it where it is missing. New cpusets of version 1 get what their parents have: empty
     /// ones admit nobody. In version 2 the controllers are handed down on the way.
     pub fn create(&self) -> io::Result<()> {
@@ -68,7 +84,7 @@ impl Cgroup {
                 Ok(())
             }
             Hierarchies::Split(roots) => {
-                for dir in self.dirs() {
+                for dir in self.controlled() {
                     create_dir(&dir)?;
                 }
                 match roots.get("cpuset") {
@@ -89,15 +105,7 @@ impl Cgroup {
         match self.hierarchies {
             Hierarchies::Unified(_) if self.is_ours() => Ok(()),
             Hierarchies::Unified(root) => put(&root.join(&self.path), "cgroup.procs", "0"),
-            Hierarchies::Split(roots) => {
-                let beside = roots.get(BESIDE).map(|root| root.join(&self.path));
-                for dir in self.dirs() {
-                    if Some(&dir) != beside.as_ref() {
-                        put(&dir, "tasks", "0")?;
-                    }
-                }
-                Ok(())
-            }
+            Hierarchies::Split(_) => each_enters(&self.controlled()),
         }
     }
 
@@ -113,9 +121,12 @@ impl Cgroup {
     ///
     /// Whole processes cannot be moved without a grace period (see [`Cgroup::enter`]), but they can
     /// be born where they belong: that is how version 2's tree is entered, also beside those of
-    /// version 1, which the child must [`Cgroup::enter`] itself.
+    /// version 1, which the child must enter itself with [`Cgroup::enter_everywhere`].
     pub fn fork(&self) -> io::Result<Option<i32>> {
         self.create()?;
+        for dir in self.dirs() {
+            create_dir(&dir)?;
+        }
         let tree = match self.hierarchies {
             Hierarchies::Unified(root) => Some(root),
             Hierarchies::Split(roots) => roots.get(BESIDE),
@@ -124,10 +135,24 @@ impl Cgroup {
         clone_into(tree.transpose()?.as_ref())
     }
 
+    /// As [`Cgroup::enter`], and also the trees of service managers, so that they do not take the
+    /// process for one of theirs; for the child of [`Cgroup::fork`].
+    pub fn enter_everywhere(&self) -> io::Result<()> {
+        match self.hierarchies {
+            Hierarchies::Unified(_) => self.enter(),
+            Hierarchies::Split(roots) => {
+                let beside = roots.get(BESIDE).map(|root| root.join(&self.path));
+                let mut dirs = self.dirs();
+                dirs.retain(|dir| Some(dir) != beside.as_ref());
+                each_enters(&dirs)
+            }
+        }
+    }
+
     /// Moves a process into it, which is made where it is missing.
     pub fn adopt(&self, pid: i32) -> io::Result<()> {
         self.create()?;
-        for dir in self.dirs() {
+        for dir in self.controlled() {
             put(&dir, "cgroup.procs", &pid.to_string())?;
         }
         Ok(())
@@ -234,6 +259,11 @@ impl Cgroup {
         };
         usage::keyed(&dir.join(file), "oom_kill").unwrap_or(0)
     }
+}
+
+/// Moves the calling thread.
+fn each_enters(dirs: &[PathBuf]) -> io::Result<()> {
+    dirs.iter().try_for_each(|dir| put(dir, "tasks", "0"))
 }
 
 /// Writes a value into a file that must be there; an error names both.

@@ -80,7 +80,7 @@ fn start() -> io::Result<Option<Shim>> {
 
 /// The second half, in the process that stays.
 fn settle(orders: Start, held: File, listener: UnixListener, signals: &SigSet) -> io::Result<Shim> {
-    Cgroup::new(&orders.cgroup).enter()?;
+    Cgroup::new(&orders.cgroup).enter_everywhere()?;
     nix::sys::prctl::set_child_subreaper(true)?;
     let init = orders
         .namespaces

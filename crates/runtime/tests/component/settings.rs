@@ -350,6 +350,11 @@ async fn processors_swap_and_the_pods_own_limits_hold() {
         Err(refused) => assert!(refused.message().contains("hugetlb"), "{refused}"),
     }
     node.remove_sandbox(&pod).await;
+    // A kubelet removes its cgroups where the controllers are, and there alone.
+    for tree in ["systemd", "unified"] {
+        let strange = Path::new("/sys/fs/cgroup").join(tree).join(&parent);
+        assert!(!strange.exists(), "{strange:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
