@@ -7,7 +7,7 @@ use cri::v1;
 use crate::{
     engine::Engine,
     error::Result,
-    images::{Image, LOCAL_REGISTRY, Progress, Reference},
+    images::{HELLO, Image, LOCAL_REGISTRY, Progress, Reference},
 };
 
 impl Engine {
@@ -20,7 +20,7 @@ impl Engine {
     ) -> Result<Image> {
         let reference = Reference::parse(name)?;
         if reference.registry == LOCAL_REGISTRY {
-            return self.images.need(name);
+            return self.find_local(name, &reference).await;
         }
         let credentials = auth.map(Into::into).unwrap_or_default();
         let begun = Instant::now();
@@ -38,5 +38,18 @@ impl Engine {
             Err(error) => tracing::warn!(image = %reference, %error, seconds, "not pulled"),
         }
         pulled
+    }
+
+    /// An image that is made here; the built-in one is made again if somebody has removed it.
+    async fn find_local(&self, name: &str, reference: &Reference) -> Result<Image> {
+        let known = self.images.get(name)?;
+        match (known, &self.config.hello_program) {
+            (Some(image), _) => Ok(image),
+            (None, Some(program)) if reference.to_string() == HELLO => {
+                let (images, program) = (self.images.clone(), program.clone());
+                self.blocking(move || images.ensure_hello(&program)).await?
+            }
+            (None, _) => self.images.need(name),
+        }
     }
 }

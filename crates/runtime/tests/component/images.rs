@@ -40,6 +40,20 @@ async fn the_hello_image_is_always_there_and_can_be_pulled_without_a_registry() 
             .image_ref,
         image.id
     );
+    let remove = v1::RemoveImageRequest { image: spec(HELLO) };
+    images.remove_image(remove).await.unwrap();
+    let again = v1::PullImageRequest {
+        image: spec(HELLO),
+        ..Default::default()
+    };
+    let again = images.pull_image(again).await.unwrap().into_inner();
+    assert_eq!(again.image_ref, image.id, "it comes back");
+    let other = v1::PullImageRequest {
+        image: spec("mainstay.local/other"),
+        ..Default::default()
+    };
+    let refused = images.pull_image(other).await.unwrap_err();
+    assert_eq!(refused.code(), cri::tonic::Code::NotFound);
     let missing = v1::ImageStatusRequest {
         image: spec("docker.io/library/none"),
         verbose: false,
