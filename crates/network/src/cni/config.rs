@@ -106,9 +106,7 @@ impl List {
             versions: versions.collect(),
             disable_check: is_set(&source["disableCheck"]),
             disable_gc: is_set(&source["disableGC"]),
-            plugins: plugins
-                .collect::<Result<_, String>>()
-                .map_err(|message| wrong(message))?,
+            plugins: plugins.collect::<Result<_, String>>().map_err(wrong)?,
             name,
             source,
         })
