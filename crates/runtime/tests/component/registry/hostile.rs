@@ -12,8 +12,11 @@ use super::{
     gzip, image, layer, sample, store,
 };
 
+/// Name, kind, target and size.
+type RawEntry<'a> = (&'a str, EntryType, &'a str, usize);
+
 /// A layer whose names and links are taken as they are, however bad.
-fn raw(entries: &[(&str, EntryType, &str, usize)]) -> Vec<u8> {
+fn raw(entries: &[RawEntry<'_>]) -> Vec<u8> {
     let mut out = Vec::new();
     for (name, kind, link, size) in entries {
         let mut header = tar::Header::new_gnu();
@@ -62,7 +65,7 @@ fn refused(layers: &[Vec<u8>], limits: Limits) -> String {
 #[test]
 fn archives_that_reach_out_are_refused_and_leave_nothing() {
     use EntryType::{Char, Link, Regular, Symlink};
-    let cases: &[(&[(&str, EntryType, &str, usize)], &str)] = &[
+    let cases: &[(&[RawEntry<'_>], &str)] = &[
         (&[("/etc/passwd", Regular, "", 1)], "absolute path"),
         (&[("../../victim", Regular, "", 1)], "climbs"),
         (&[("a/../../../victim", Regular, "", 1)], "climbs"),
