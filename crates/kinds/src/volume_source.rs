@@ -194,7 +194,7 @@ const PERSISTENT: &[Source] = &[
     PORTWORX,
     AZURE_DISK,
     SCALE_IO,
-    source("local", |s, p, e| absolute_or_local(s, p, e)),
+    source("local", absolute_or_local),
     source("storageos", |s, p, e| {
         storage_os(s, &["name", "namespace"], p, e)
     }),

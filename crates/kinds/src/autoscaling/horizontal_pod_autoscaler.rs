@@ -1,12 +1,10 @@
 //! HorizontalPodAutoscaler: as many replicas as the metrics call for. Kept as autoscaling/v2;
 //! autoscaling/v1 shows the part that it knows and keeps the rest in annotations.
 
+use super::metrics::{check_metric, check_reference, check_rules};
 use crate::builtin::{Builtin, STATUS};
-use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
-use crate::tree::{
-    child, child_or_new, default_empty, default_to, entries, get, int, is_set, list, text,
-};
+use crate::tree::{child, child_or_new, default_empty, default_to, get, int, is_set, list, text};
 use crate::{Column, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value};
@@ -22,15 +20,11 @@ pub const KIND: Builtin = Builtin {
     schema: "autoscaling/v2.HorizontalPodAutoscaler",
     subresources: &[STATUS],
     has_status: true,
-    has_generation: true,
     default,
     validate_create: validate,
-    validate_update: |object, _, subresource: Subresource<'_>| {
-        if subresource.is_none() {
-            validate(object)
-        } else {
-            Vec::new()
-        }
+    validate_update: |object, old, subresource: Subresource<'_>| match subresource {
+        None => validate_spec(get(object, "spec"), retargets(object, old)),
+        Some(_) => Vec::new(),
     },
     columns: COLUMNS,
     row,
@@ -45,12 +39,12 @@ pub const V1: Builtin = Builtin {
     from_stored: v2_to_v1,
     default: |object| default_to(child_or_new(object, "spec"), "minReplicas", 1),
     validate_create: |object| validate(&v1_to_v2(object.clone())),
-    validate_update: |object, _, subresource: Subresource<'_>| {
-        if subresource.is_none() {
-            validate(&v1_to_v2(object.clone()))
-        } else {
-            Vec::new()
+    validate_update: |object, old, subresource: Subresource<'_>| match subresource {
+        None => {
+            let new = v1_to_v2(object.clone());
+            validate_spec(get(&new, "spec"), retargets(object, old))
         }
+        Some(_) => Vec::new(),
     },
     row: |object, now| row(&v1_to_v2(object.clone()), now),
     ..KIND
@@ -275,69 +269,46 @@ fn default(object: &mut Object) {
 }
 
 fn validate(object: &Object) -> Errors {
+    validate_spec(get(object, "spec"), true)
+}
+
+/// Whether the target has another version now.
+fn retargets(object: &Object, old: &Object) -> bool {
+    let version = |o: &Object| text(&get(o, "spec")["scaleTargetRef"]["apiVersion"]).to_owned();
+    version(object) != version(old)
+}
+
+/// `strict`: the target's version has to be one; what was there before may stay.
+fn validate_spec(spec: &Value, strict: bool) -> Errors {
     let mut errors = Vec::new();
-    let spec = get(object, "spec");
     let path = Path::new("spec");
     let (least, most) = (&spec["minReplicas"], int(&spec["maxReplicas"]));
+    let at = path.child("maxReplicas");
     if is_set(least) && int(least) < 1 {
         let detail = "must be greater than or equal to 1";
-        errors.push(Error::invalid(
-            &path.child("minReplicas"),
-            int(least),
-            detail,
-        ));
+        let at = path.child("minReplicas");
+        errors.push(Error::invalid(&at, int(least), detail));
     }
-    if most < 1 {
-        errors.push(Error::invalid(
-            &path.child("maxReplicas"),
-            most,
-            "must be greater than 0",
-        ));
+    if most == 0 {
+        errors.push(Error::required(&at, "must be set and greater than 0"));
+    } else if most < 0 {
+        let detail = "must be greater than or equal to 1";
+        errors.push(Error::invalid(&at, most, detail));
     }
     if is_set(least) && most < int(least) {
         let detail = "must be greater than or equal to `minReplicas`";
-        errors.push(Error::invalid(&path.child("maxReplicas"), most, detail));
+        errors.push(Error::invalid(&at, most, detail));
     }
-    let target = path.child("scaleTargetRef");
-    for name in ["kind", "name"] {
-        check::required(
-            &spec["scaleTargetRef"][name],
-            &target.child(name),
-            &mut errors,
-        );
-    }
+    let at = path.child("scaleTargetRef");
+    check_reference(&spec["scaleTargetRef"], strict, &at, &mut errors);
     for (i, metric) in list(&spec["metrics"]).iter().enumerate() {
         check_metric(metric, &path.child("metrics").index(i), &mut errors);
     }
+    for direction in ["scaleUp", "scaleDown"] {
+        let at = path.child("behavior").child(direction);
+        check_rules(&spec["behavior"][direction], &at, &mut errors);
+    }
     errors
-}
-
-fn check_metric(metric: &Value, path: &Path, errors: &mut Errors) {
-    let kinds = [
-        "ContainerResource",
-        "External",
-        "Object",
-        "Pods",
-        "Resource",
-    ];
-    if text(&metric["type"]).is_empty() {
-        errors.push(Error::required(
-            &path.child("type"),
-            "must specify a metric source type",
-        ));
-        return;
-    }
-    check::one_of(&metric["type"], &kinds, &path.child("type"), errors);
-    let sources = entries(metric)
-        .filter(|(k, v)| *k != "type" && is_set(v))
-        .count();
-    if sources == 0 {
-        let detail = "must populate information for the given metric source";
-        errors.push(Error::required(path, detail));
-    } else if sources > 1 {
-        let detail = "must populate the given metric source only";
-        errors.push(Error::forbidden(path, detail));
-    }
 }
 
 #[cfg(test)]

@@ -1,3 +1,4 @@
 //! The kinds of the autoscaling group.
 
 pub mod horizontal_pod_autoscaler;
+mod metrics;

@@ -4,9 +4,10 @@ use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
 use crate::tree::{get, is_set, text, truth};
+use crate::volume_source::csi_driver_name;
 use crate::{Column, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
-use machinery::{Object, Value};
+use machinery::{Object, Value, format};
 
 pub const KIND: Builtin = Builtin {
     group: "storage.k8s.io",
@@ -59,16 +60,27 @@ fn validate(object: &Object) -> Errors {
     let mut errors = Vec::new();
     let spec = get(object, "spec");
     let path = Path::new("spec");
-    check::required(&spec["attacher"], &path.child("attacher"), &mut errors);
-    check::required(&spec["nodeName"], &path.child("nodeName"), &mut errors);
-    let (inline, named) = (
-        &spec["source"]["inlineVolumeSpec"],
-        &spec["source"]["persistentVolumeName"],
-    );
-    let at = path.child("source");
+    let at = path.child("attacher");
+    csi_driver_name(text(&spec["attacher"]), &at, &mut errors);
+    let (source, at) = (&spec["source"], path.child("source"));
+    let (inline, named) = (&source["inlineVolumeSpec"], &source["persistentVolumeName"]);
     if is_set(inline) == is_set(named) {
         let detail = "must specify exactly one of inlineVolumeSpec and persistentVolumeName";
-        errors.push(Error::required(&at, detail));
+        errors.push(if is_set(inline) {
+            Error::forbidden(&at, detail)
+        } else {
+            Error::required(&at, detail)
+        });
+    } else if let Some(name) = named.as_str() {
+        let at = at.child("persistentVolumeName");
+        if name.is_empty() {
+            let detail = "must specify non empty persistentVolumeName";
+            errors.push(Error::required(&at, detail));
+        } else {
+            check::form(format::dns1123_subdomain(name), name, &at, &mut errors);
+        }
     }
+    let (node, at) = (text(&spec["nodeName"]), path.child("nodeName"));
+    check::form(format::dns1123_subdomain(node), node, &at, &mut errors);
     errors
 }
