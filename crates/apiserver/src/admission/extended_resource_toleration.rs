@@ -51,13 +51,9 @@ impl Plugin for ExtendedResourceToleration {
 
 /// A resource of somebody else's domain that is not a quota's `requests.` name.
 fn is_extended(name: &str) -> bool {
-    match name.split_once('/') {
-        Some((domain, _)) => {
-            !(domain == "kubernetes.io" || domain.ends_with(".kubernetes.io"))
-                && !name.starts_with("requests.")
-        }
-        None => false,
-    }
+    let domain = name.split_once('/').map(|(domain, _)| domain);
+    let ours = |domain: &str| domain == "kubernetes.io" || domain.ends_with(".kubernetes.io");
+    domain.is_some_and(|domain| !ours(domain)) && !name.starts_with("requests.")
 }
 
 #[cfg(test)]
