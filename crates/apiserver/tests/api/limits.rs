@@ -1,9 +1,12 @@
 //! Bounds: too many at once, and the figures that show it.
 
 use apiserver::{Limits, User};
-use serde_json::Value;
+use bytes::Bytes;
+use http_body_util::Full;
+use serde_json::{Value, json};
+use tower::Service as _;
 
-use crate::support::{Server, admin, send};
+use crate::support::{Server, admin, eventually, send};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn more_requests_than_fit_are_told_to_come_back() {
@@ -23,6 +26,63 @@ async fn more_requests_than_fit_are_told_to_come_back() {
         admin.code, 200,
         "those who put things right are let through"
     );
+}
+
+/// A list whose answer nobody reads: it keeps its place in flight.
+fn list(
+    server: &Server,
+    user: &User,
+) -> impl Future<Output = http::Response<apiserver::Body>> + use<> {
+    let request = http::Request::get("/api/v1/namespaces").body(Full::new(Bytes::new()));
+    let mut service = server.server.connect(user.clone());
+    async move { service.call(request.unwrap()).await.unwrap() }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_users_flood_leaves_the_others_and_the_system_their_places() {
+    let server = Server::start().await;
+    let subject =
+        |name: &str| json!({"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": name});
+    let binding = json!({"metadata": {"name": "readers"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "view"},
+        "subjects": [subject("flood"), subject("eve")]});
+    let bindings = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
+    assert_eq!(admin(&server, "POST", bindings, binding).await.code, 201);
+    let flooder = User::new("flood", [""; 0]);
+    eventually(async || (list(&server, &flooder).await.status() == 200).then_some(())).await;
+    let mut flood = tokio::task::JoinSet::new();
+    for _ in 0..2000 {
+        flood.spawn(list(&server, &flooder));
+    }
+    let (mut served, mut refused) = (Vec::new(), 0);
+    while let Some(answer) = flood.join_next().await {
+        let answer = answer.unwrap();
+        if answer.status() == 200 {
+            served.push(answer);
+            continue;
+        }
+        assert_eq!(answer.status(), 429);
+        assert_eq!(answer.headers()["retry-after"], "1");
+        refused += 1;
+        if refused > 1 {
+            continue;
+        }
+        // The flood stands there; nobody else notices.
+        assert_eq!(
+            list(&server, &User::new("eve", [""; 0])).await.status(),
+            200
+        );
+        let node = User::new("system:node:a", ["system:nodes", "system:authenticated"]);
+        let lease = json!({"metadata": {"name": "a"}, "spec": {"holderIdentity": "a"}}).to_string();
+        let leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
+        let headers = [("content-type", "application/json")];
+        let renewed = send(&server, node, "POST", leases, &headers, lease).await;
+        assert_eq!(renewed.code, 201, "{}", renewed.body);
+    }
+    // A sixteenth of the places for reading; whoever stood in line was told to come back, too.
+    assert_eq!((served.len(), refused), (25, 1975));
+    drop(served);
+    assert_eq!(list(&server, &flooder).await.status(), 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
