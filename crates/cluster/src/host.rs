@@ -19,7 +19,7 @@ pub fn name() -> Result<String, Error> {
 pub fn address() -> Result<IpAddr, Error> {
     let routes = std::fs::read_to_string("/proc/net/route").unwrap_or_default();
     let preferred = default_interface(&routes);
-    let mut candidates = addresses();
+    let mut candidates = interfaces();
     candidates.sort_by_key(|(interface, _)| Some(interface.as_str()) != preferred);
     candidates
         .first()
@@ -30,8 +30,13 @@ pub fn address() -> Result<IpAddr, Error> {
         })
 }
 
+/// Every address of the machine that others could reach.
+pub fn addresses() -> Vec<IpAddr> {
+    interfaces().into_iter().map(|(_, ip)| ip.into()).collect()
+}
+
 /// Every IPv4 address of the machine that others could reach, with its interface.
-fn addresses() -> Vec<(String, Ipv4Addr)> {
+fn interfaces() -> Vec<(String, Ipv4Addr)> {
     let Ok(interfaces) = getifaddrs() else {
         return Vec::new();
     };

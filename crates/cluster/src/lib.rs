@@ -2,6 +2,7 @@
 //! here decides anything about Kubernetes.
 
 mod addons;
+mod addresses;
 pub mod backup;
 mod connector;
 mod error;

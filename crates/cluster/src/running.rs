@@ -17,8 +17,15 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Error, Part, Settings, addons::Addons, backup::Backups, connector::InProcess, lock::DataLock,
-    node, storage::Storage,
+    Error, Part, Settings,
+    addons::Addons,
+    addresses::{Addresses, names},
+    backup::Backups,
+    connector::InProcess,
+    host,
+    lock::DataLock,
+    node,
+    storage::Storage,
 };
 
 /// How long parts get to end their work at shutdown.
@@ -42,7 +49,7 @@ impl Running {
         make_state_directory(&settings.state_dir)?;
         let pki = Arc::new(Pki::ensure(
             &settings.data_dir.join("pki"),
-            &names(&settings),
+            &names(&settings, host::addresses()),
         )?);
         write_kubeconfigs(&settings, &pki)?;
         let health = Health::default();
@@ -61,6 +68,10 @@ impl Running {
                 data_dir: settings.data_dir.clone(),
             }),
             Arc::new(pki::Rotation::new(pki.clone(), Arc::new(SystemClock))),
+            Arc::new(Addresses {
+                pki: pki.clone(),
+                settings: settings.clone(),
+            }),
             Arc::new(Addons {
                 client: admin.clone(),
                 cluster_dns: settings.cluster_dns(),
@@ -163,16 +174,6 @@ fn make_state_directory(directory: &Path) -> Result<(), Error> {
         path: directory.to_owned(),
         source,
     })
-}
-
-fn names(settings: &Settings) -> pki::Names {
-    pki::Names {
-        node_name: Some(settings.node_name.clone()),
-        node_ips: vec![settings.node_ip, settings.advertise_address],
-        host_names: vec![settings.node_name.clone()],
-        service_ips: vec![settings.api_service()],
-        cluster_domain: settings.cluster_domain.clone(),
-    }
 }
 
 /// The kubeconfigs of the administrator and of the components are there before the API answers.
