@@ -8,42 +8,91 @@ use machinery::Value;
 /// Why a pod is refused: a short reason and the details.
 pub(super) type Violation = (String, String);
 
+/// What the rules look at.
+pub(super) struct Subject<'a> {
+    pub(super) metadata: &'a Value,
+    pub(super) spec: &'a Value,
+    /// The standard's version: 36 for v1.36.
+    pub(super) minor: u16,
+}
+
+impl Subject<'_> {
+    /// Windows has no such thing; the standards say so since v1.25.
+    fn is_windows(&self) -> bool {
+        self.minor >= 25 && self.spec["os"]["name"] == "windows"
+    }
+
+    fn allows(&self, known: &[(u16, &str)], name: &str) -> bool {
+        let mut known = known.iter();
+        known.any(|(since, known)| *since <= self.minor && *known == name)
+    }
+
+    /// Root in a user namespace is nobody outside of it.
+    fn has_own_users(&self) -> bool {
+        self.minor >= 35 && self.spec["hostUsers"] == false
+    }
+}
+
 /// A rule of a standard, over the pod's metadata and spec.
-pub(super) type Check = fn(&Value, &Value) -> Option<Violation>;
+type Check = fn(&Subject) -> Option<Violation>;
+
+/// A rule and the minor versions of the standard that have it.
+pub(super) struct Rule(std::ops::Range<u16>, Check);
+
+impl Rule {
+    /// Why the pod is refused, if the standard has the rule and it says so.
+    pub(super) fn ask(&self, subject: &Subject) -> Option<Violation> {
+        self.0
+            .contains(&subject.minor)
+            .then(|| (self.1)(subject))
+            .flatten()
+    }
+}
+
+/// Later than any version there is.
+pub(super) const LATEST: u16 = u16::MAX - 1;
+const ALWAYS: std::ops::Range<u16> = 0..u16::MAX;
+
+const fn from(minor: u16) -> std::ops::Range<u16> {
+    minor..u16::MAX
+}
 
 /// Rules of the baseline standard, in the order they are reported.
-pub(super) const BASELINE: &[Check] = &[
-    app_armor,
-    capabilities,
-    host_namespaces,
-    host_path_volumes,
-    host_ports,
-    probe_hosts,
-    privileged,
-    proc_mount,
-    se_linux,
-    seccomp,
-    sysctls,
-    windows_host_process,
+pub(super) const BASELINE: &[Rule] = &[
+    Rule(ALWAYS, app_armor),
+    Rule(ALWAYS, capabilities),
+    Rule(ALWAYS, host_namespaces),
+    Rule(ALWAYS, host_path_volumes),
+    Rule(ALWAYS, host_ports),
+    Rule(from(34), probe_hosts),
+    Rule(ALWAYS, privileged),
+    Rule(ALWAYS, proc_mount),
+    Rule(ALWAYS, se_linux),
+    Rule(0..19, seccomp_annotations),
+    Rule(from(19), seccomp),
+    Rule(ALWAYS, sysctls),
+    Rule(ALWAYS, windows_host_process),
 ];
 
 /// Rules of the restricted standard. Stricter ones stand in for those of the baseline.
-pub(super) const RESTRICTED: &[Check] = &[
-    app_armor,
-    host_namespaces,
-    host_ports,
-    probe_hosts,
-    privileged,
-    proc_mount,
-    se_linux,
-    sysctls,
-    windows_host_process,
-    allow_privilege_escalation,
-    capabilities_restricted,
-    restricted_volumes,
-    run_as_non_root,
-    run_as_user,
-    seccomp_restricted,
+pub(super) const RESTRICTED: &[Rule] = &[
+    Rule(ALWAYS, app_armor),
+    Rule(0..22, capabilities),
+    Rule(ALWAYS, host_namespaces),
+    Rule(ALWAYS, host_ports),
+    Rule(from(34), probe_hosts),
+    Rule(ALWAYS, privileged),
+    Rule(ALWAYS, proc_mount_restricted),
+    Rule(ALWAYS, se_linux),
+    Rule(0..19, seccomp_annotations),
+    Rule(ALWAYS, sysctls),
+    Rule(ALWAYS, windows_host_process),
+    Rule(from(8), allow_privilege_escalation),
+    Rule(from(22), capabilities_restricted),
+    Rule(ALWAYS, restricted_volumes),
+    Rule(ALWAYS, run_as_non_root),
+    Rule(from(23), run_as_user),
+    Rule(from(19), seccomp_restricted),
 ];
 
 const DEFAULT_CAPABILITIES: &[&str] = &[
@@ -61,26 +110,28 @@ const DEFAULT_CAPABILITIES: &[&str] = &[
     "SETUID",
     "SYS_CHROOT",
 ];
-const SAFE_SYSCTLS: &[&str] = &[
-    "kernel.shm_rmid_forced",
-    "net.ipv4.ip_local_port_range",
-    "net.ipv4.ip_local_reserved_ports",
-    "net.ipv4.ip_unprivileged_port_start",
-    "net.ipv4.ping_group_range",
-    "net.ipv4.tcp_fin_timeout",
-    "net.ipv4.tcp_keepalive_intvl",
-    "net.ipv4.tcp_keepalive_probes",
-    "net.ipv4.tcp_keepalive_time",
-    "net.ipv4.tcp_rmem",
-    "net.ipv4.tcp_syncookies",
-    "net.ipv4.tcp_wmem",
+/// With the version that allowed them first.
+const SAFE_SYSCTLS: &[(u16, &str)] = &[
+    (0, "kernel.shm_rmid_forced"),
+    (0, "net.ipv4.ip_local_port_range"),
+    (0, "net.ipv4.ip_unprivileged_port_start"),
+    (0, "net.ipv4.ping_group_range"),
+    (0, "net.ipv4.tcp_syncookies"),
+    (27, "net.ipv4.ip_local_reserved_ports"),
+    (29, "net.ipv4.tcp_fin_timeout"),
+    (29, "net.ipv4.tcp_keepalive_intvl"),
+    (29, "net.ipv4.tcp_keepalive_probes"),
+    (29, "net.ipv4.tcp_keepalive_time"),
+    (32, "net.ipv4.tcp_rmem"),
+    (32, "net.ipv4.tcp_wmem"),
 ];
-const SE_LINUX_TYPES: &[&str] = &[
-    "",
-    "container_t",
-    "container_init_t",
-    "container_kvm_t",
-    "container_engine_t",
+/// With the version that allowed them first.
+const SE_LINUX_TYPES: &[(u16, &str)] = &[
+    (0, ""),
+    (0, "container_t"),
+    (0, "container_init_t"),
+    (0, "container_kvm_t"),
+    (31, "container_engine_t"),
 ];
 const RESTRICTED_VOLUMES: &[&str] = &[
     "configMap",
@@ -98,10 +149,6 @@ fn containers(spec: &Value) -> impl Iterator<Item = &Value> {
     ["initContainers", "containers", "ephemeralContainers"]
         .into_iter()
         .flat_map(|list| tree::list(&spec[list]))
-}
-
-fn windows(spec: &Value) -> bool {
-    spec["os"]["name"] == "windows"
 }
 
 fn quoted<T: AsRef<str>>(names: impl IntoIterator<Item = T>) -> String {
@@ -149,7 +196,8 @@ fn violation(reason: &str, detail: String) -> Option<Violation> {
     Some((reason.to_owned(), detail))
 }
 
-fn host_namespaces(_: &Value, spec: &Value) -> Option<Violation> {
+fn host_namespaces(subject: &Subject) -> Option<Violation> {
+    let spec = subject.spec;
     let set = ["hostNetwork", "hostPID", "hostIPC"]
         .into_iter()
         .filter(|f| spec[f] == true);
@@ -161,7 +209,8 @@ fn host_namespaces(_: &Value, spec: &Value) -> Option<Violation> {
     }
 }
 
-fn privileged(_: &Value, spec: &Value) -> Option<Violation> {
+fn privileged(subject: &Subject) -> Option<Violation> {
+    let spec = subject.spec;
     let bad = which(spec, |c| c["securityContext"]["privileged"] == true);
     if bad.is_empty() {
         return None;
@@ -175,7 +224,8 @@ fn privileged(_: &Value, spec: &Value) -> Option<Violation> {
     )
 }
 
-fn capabilities(_: &Value, spec: &Value) -> Option<Violation> {
+fn capabilities(subject: &Subject) -> Option<Violation> {
+    let spec = subject.spec;
     added_capabilities(spec, DEFAULT_CAPABILITIES)
         .and_then(|detail| violation("non-default capabilities", detail))
 }
@@ -197,8 +247,9 @@ fn added_capabilities(spec: &Value, allowed: &[&str]) -> Option<String> {
     })
 }
 
-fn capabilities_restricted(_: &Value, spec: &Value) -> Option<Violation> {
-    if windows(spec) {
+fn capabilities_restricted(subject: &Subject) -> Option<Violation> {
+    let spec = subject.spec;
+    if subject.is_windows() {
         return None;
     }
     let mut details = Vec::new();
@@ -219,7 +270,8 @@ fn capabilities_restricted(_: &Value, spec: &Value) -> Option<Violation> {
     violation("unrestricted capabilities", details.join("; "))
 }
 
-fn host_path_volumes(_: &Value, spec: &Value) -> Option<Violation> {
+fn host_path_volumes(subject: &Subject) -> Option<Violation> {
+    let spec = subject.spec;
     let volumes = tree::list(&spec["volumes"]).iter();
     let bad = volumes.filter(|volume| tree::is_set(&volume["hostPath"]));
     let bad: Vec<&str> = bad.map(|volume| tree::text(&volume["name"])).collect();
@@ -234,7 +286,8 @@ fn host_path_volumes(_: &Value, spec: &Value) -> Option<Violation> {
     violation("hostPath volumes", detail)
 }
 
-fn restricted_volumes(_: &Value, spec: &Value) -> Option<Violation> {
+fn restricted_volumes(subject: &Subject) -> Option<Violation> {
+    let spec = subject.spec;
     let (mut names, mut kinds) = (Vec::new(), BTreeSet::new());
     for volume in tree::list(&spec["volumes"]) {
         let bad = tree::entries(volume)
@@ -259,7 +312,8 @@ fn restricted_volumes(_: &Value, spec: &Value) -> Option<Violation> {
     violation("restricted volume types", detail)
 }
 
-fn host_ports(_: &Value, spec: &Value) -> Option<Violation> {
+fn host_ports(subject: &Subject) -> Option<Violation> {
+    let spec = subject.spec;
     let ports = |container: &Value| -> Vec<i64> {
         let ports = tree::list(&container["ports"]).iter();
         ports
@@ -285,7 +339,8 @@ fn host_ports(_: &Value, spec: &Value) -> Option<Violation> {
     violation("hostPort", detail)
 }
 
-fn probe_hosts(_: &Value, spec: &Value) -> Option<Violation> {
+fn probe_hosts(subject: &Subject) -> Option<Violation> {
+    let spec = subject.spec;
     let hosts = |container: &Value| -> Vec<String> {
         let probes = ["livenessProbe", "readinessProbe", "startupProbe"];
         let handlers = probes.iter().map(|probe| &container[probe]);
@@ -316,7 +371,15 @@ fn probe_hosts(_: &Value, spec: &Value) -> Option<Violation> {
     violation("probe or lifecycle host", detail)
 }
 
-fn proc_mount(_: &Value, spec: &Value) -> Option<Violation> {
+fn proc_mount(subject: &Subject) -> Option<Violation> {
+    if subject.has_own_users() {
+        return None;
+    }
+    proc_mount_restricted(subject)
+}
+
+fn proc_mount_restricted(subject: &Subject) -> Option<Violation> {
+    let spec = subject.spec;
     let value = |container: &Value| {
         let mount = tree::text(&container["securityContext"]["procMount"]).to_owned();
         (!matches!(mount.as_str(), "" | "Default")).then_some(mount)
@@ -334,7 +397,8 @@ fn proc_mount(_: &Value, spec: &Value) -> Option<Violation> {
     violation("procMount", detail)
 }
 
-fn app_armor(metadata: &Value, spec: &Value) -> Option<Violation> {
+fn app_armor(subject: &Subject) -> Option<Violation> {
+    let (metadata, spec) = (subject.metadata, subject.spec);
     let bad_type = |context: &Value| {
         let kind = tree::text(&context["appArmorProfile"]["type"]);
         (!matches!(kind, "" | "RuntimeDefault" | "Localhost")).then(|| kind.to_owned())
@@ -373,12 +437,13 @@ fn app_armor(metadata: &Value, spec: &Value) -> Option<Violation> {
     violation(reason, detail)
 }
 
-fn se_linux(_: &Value, spec: &Value) -> Option<Violation> {
+fn se_linux(subject: &Subject) -> Option<Violation> {
+    let spec = subject.spec;
     let wrong = |context: &Value| -> Vec<String> {
         let options = &context["seLinuxOptions"];
         let mut wrong = Vec::new();
         let kind = tree::text(&options["type"]);
-        if !SE_LINUX_TYPES.contains(&kind) {
+        if !subject.allows(SE_LINUX_TYPES, kind) {
             wrong.push(format!("type {kind:?}"));
         }
         for field in ["user", "role"] {
@@ -423,12 +488,40 @@ fn bad_seccomp(spec: &Value) -> Option<Violation> {
     violation("seccompProfile", detail)
 }
 
-fn seccomp(_: &Value, spec: &Value) -> Option<Violation> {
+/// Before profiles were fields they were annotations.
+fn seccomp_annotations(subject: &Subject) -> Option<Violation> {
+    const POD: &str = "seccomp.security.alpha.kubernetes.io/pod";
+    const CONTAINER: &str = "container.seccomp.security.alpha.kubernetes.io/";
+    let annotations = &subject.metadata["annotations"];
+    let names = containers(subject.spec).map(|c| format!("{CONTAINER}{}", tree::text(&c["name"])));
+    let bad: BTreeSet<String> = names
+        .chain([POD.to_owned()])
+        .filter_map(|key| {
+            let value = annotations[&key].as_str()?;
+            let fine = matches!(value, "runtime/default" | "docker/default")
+                || value.starts_with("localhost/");
+            (!fine).then(|| format!("{key}={value:?}"))
+        })
+        .collect();
+    if bad.is_empty() {
+        return None;
+    }
+    let bad: Vec<String> = bad.into_iter().collect();
+    let what = plural(bad.len(), "annotation", "annotations");
+    violation(
+        "seccompProfile",
+        format!("forbidden {what} {}", bad.join(", ")),
+    )
+}
+
+fn seccomp(subject: &Subject) -> Option<Violation> {
+    let spec = subject.spec;
     bad_seccomp(spec)
 }
 
-fn seccomp_restricted(_: &Value, spec: &Value) -> Option<Violation> {
-    if windows(spec) {
+fn seccomp_restricted(subject: &Subject) -> Option<Violation> {
+    let spec = subject.spec;
+    if subject.is_windows() {
         return None;
     }
     if let Some(explicit) = bad_seccomp(spec) {
@@ -449,11 +542,12 @@ fn seccomp_restricted(_: &Value, spec: &Value) -> Option<Violation> {
     violation("seccompProfile", detail)
 }
 
-fn sysctls(_: &Value, spec: &Value) -> Option<Violation> {
+fn sysctls(subject: &Subject) -> Option<Violation> {
+    let spec = subject.spec;
     let set = tree::list(&spec["securityContext"]["sysctls"]).iter();
     let bad = set
         .map(|s| tree::text(&s["name"]))
-        .filter(|name| !SAFE_SYSCTLS.contains(name));
+        .filter(|name| !subject.allows(SAFE_SYSCTLS, name));
     let bad: Vec<&str> = bad.collect();
     if bad.is_empty() {
         None
@@ -462,7 +556,8 @@ fn sysctls(_: &Value, spec: &Value) -> Option<Violation> {
     }
 }
 
-fn windows_host_process(_: &Value, spec: &Value) -> Option<Violation> {
+fn windows_host_process(subject: &Subject) -> Option<Violation> {
+    let spec = subject.spec;
     let wrong = |context: &Value| context["windowsOptions"]["hostProcess"] == true;
     let bad = which(spec, |c| wrong(&c["securityContext"]));
     let who = setters(wrong(&spec["securityContext"]), &bad)?;
@@ -470,11 +565,12 @@ fn windows_host_process(_: &Value, spec: &Value) -> Option<Violation> {
     violation("hostProcess", detail)
 }
 
-fn allow_privilege_escalation(_: &Value, spec: &Value) -> Option<Violation> {
+fn allow_privilege_escalation(subject: &Subject) -> Option<Violation> {
+    let spec = subject.spec;
     let bad = which(spec, |c| {
         c["securityContext"]["allowPrivilegeEscalation"] != false
     });
-    if bad.is_empty() || windows(spec) {
+    if bad.is_empty() || subject.is_windows() {
         return None;
     }
     let detail = format!(
@@ -484,7 +580,11 @@ fn allow_privilege_escalation(_: &Value, spec: &Value) -> Option<Violation> {
     violation("allowPrivilegeEscalation != false", detail)
 }
 
-fn run_as_non_root(_: &Value, spec: &Value) -> Option<Violation> {
+fn run_as_non_root(subject: &Subject) -> Option<Violation> {
+    let spec = subject.spec;
+    if subject.has_own_users() {
+        return None;
+    }
     let reason = "runAsNonRoot != true";
     let said = |context: &Value| context["runAsNonRoot"].as_bool();
     let pod = said(&spec["securityContext"]);
@@ -506,7 +606,11 @@ fn run_as_non_root(_: &Value, spec: &Value) -> Option<Violation> {
     violation(reason, detail)
 }
 
-fn run_as_user(_: &Value, spec: &Value) -> Option<Violation> {
+fn run_as_user(subject: &Subject) -> Option<Violation> {
+    let spec = subject.spec;
+    if subject.has_own_users() {
+        return None;
+    }
     let wrong = |context: &Value| context["runAsUser"] == 0;
     let bad = which(spec, |c| wrong(&c["securityContext"]));
     let who = setters(wrong(&spec["securityContext"]), &bad)?;

@@ -408,9 +408,12 @@ fn violations<'a>(
         Level::Baseline => checks::BASELINE,
         Level::Restricted => checks::RESTRICTED,
     };
-    checks
-        .iter()
-        .filter_map(|check| check(pod.metadata, pod.spec))
+    let subject = checks::Subject {
+        metadata: pod.metadata,
+        spec: pod.spec,
+        minor: minor(&standard.version).unwrap_or(checks::LATEST),
+    };
+    checks.iter().filter_map(move |rule| rule.ask(&subject))
 }
 
 /// What a pod violates, as it is told.
@@ -444,9 +447,13 @@ fn label_errors(namespace: &Object) -> Vec<machinery::field::Error> {
     errors
 }
 
+/// 36 of `v1.36`.
+fn minor(version: &str) -> Option<u16> {
+    version.strip_prefix("v1.")?.parse().ok()
+}
+
 fn version_makes_sense(text: &str) -> bool {
-    let minor = text.strip_prefix("v1.").map(str::parse::<u16>);
-    text == "latest" || minor.is_some_and(|minor| minor.is_ok())
+    text == "latest" || minor(text).is_some()
 }
 
 #[cfg(test)]
@@ -463,6 +470,50 @@ mod tests {
         let version = "latest".to_owned();
         let pod = json!({ "spec": spec });
         judge(&Standard { level, version }, Pod::of_value(&pod))
+    }
+
+    #[test]
+    fn a_standard_is_what_it_was_at_its_version() {
+        let judged = |level, version: &str, pod: Value| {
+            let version = version.to_owned();
+            judge(&Standard { level, version }, Pod::of_value(&pod)).is_none()
+        };
+        let sysctl = |name: &str| json!({"spec": {"securityContext": {"sysctls": [{"name": name, "value": "1"}]}}});
+        let probe = json!({"spec": {"containers": [
+            {"name": "a", "livenessProbe": {"tcpSocket": {"port": 1, "host": "10.0.0.1"}}}]}});
+        let engine = json!({"spec": {"securityContext": {"seLinuxOptions": {"type": "container_engine_t"}}}});
+        let annotated = json!({"spec": {},
+            "metadata": {"annotations": {"seccomp.security.alpha.kubernetes.io/pod": "unconfined"}}});
+        let root = json!({"spec": {"hostUsers": false,
+            "securityContext": {"runAsUser": 0, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [{"name": "a", "securityContext": {
+                "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}}}]}});
+        let cases = [
+            (
+                Level::Baseline,
+                sysctl("net.ipv4.tcp_rmem"),
+                "v1.31",
+                false,
+                "v1.32",
+                true,
+            ),
+            (
+                Level::Baseline,
+                sysctl("net.ipv4.tcp_fin_timeout"),
+                "v1.28",
+                false,
+                "v1.29",
+                true,
+            ),
+            (Level::Baseline, probe, "v1.33", true, "v1.34", false),
+            (Level::Baseline, engine, "v1.30", false, "v1.31", true),
+            (Level::Baseline, annotated, "v1.18", false, "v1.19", true),
+            (Level::Restricted, root, "v1.34", false, "latest", true),
+        ];
+        for (level, pod, before, was, after, is) in cases {
+            assert_eq!(judged(level, before, pod.clone()), was, "{before} {pod}");
+            assert_eq!(judged(level, after, pod.clone()), is, "{after} {pod}");
+        }
     }
 
     #[test]
