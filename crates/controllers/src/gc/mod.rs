@@ -7,7 +7,11 @@
 mod decide;
 mod graph;
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use kube::{
     Api,
@@ -16,6 +20,7 @@ use kube::{
         PropagationPolicy,
     },
 };
+use parking_lot::Mutex;
 use reconcile::{Error, Queue};
 use serde_json::json;
 use tracing::{debug, warn};
@@ -30,6 +35,10 @@ const ACCOUNT: &str = "generic-garbage-collector";
 /// How often new kinds are looked for.
 const DISCOVERY: Duration = Duration::from_secs(15);
 const WORKERS: usize = 8;
+/// How long an owner without dependents waits for such as nobody has heard of yet.
+const HESITATION: Duration = Duration::from_millis(250);
+/// Owners that are remembered before those of long ago are forgotten.
+const REMEMBERED: usize = 1024;
 const FOREGROUND: &str = "foregroundDeletion";
 const ORPHAN: &str = "orphan";
 
@@ -43,6 +52,8 @@ struct Collector {
     client: kube::Client,
     graph: Arc<Graph>,
     queue: Queue<Item>,
+    /// Guards since when owners, by uid, have been seen without dependents.
+    alone: Mutex<HashMap<String, Instant>>,
 }
 
 /// Starts it.
@@ -54,6 +65,7 @@ pub fn start(shared: &Arc<Shared>) {
         client: client.clone(),
         graph: graph.clone(),
         queue,
+        alone: Mutex::default(),
     });
     let token = shared.context.token();
     shared.context.spawn("discovery", async move {
@@ -203,7 +215,26 @@ impl Collector {
                 Ok(())
             };
         }
+        // Caches of different kinds are not in step: a dependent may become known a moment later
+        // than its owner's end.
+        let waited = self.waited(uid);
+        if waited < HESITATION {
+            self.queue.add_after(item.clone(), HESITATION - waited);
+            return Ok(());
+        }
         self.without_finalizer(item, meta, FOREGROUND).await
+    }
+
+    /// For how long an owner has been without dependents.
+    fn waited(&self, uid: &str) -> Duration {
+        let mut alone = self.alone.lock();
+        if alone.len() > REMEMBERED {
+            alone.retain(|_, since| since.elapsed() < 2 * HESITATION);
+        }
+        alone
+            .entry(uid.to_owned())
+            .or_insert_with(Instant::now)
+            .elapsed()
     }
 
     /// Whether the objects that hold this one back are held back by it: owners in a circle, each
