@@ -150,6 +150,14 @@ pub(crate) fn wanted(headers: &HeaderMap, protobuf: bool) -> Result<Wanted, Stat
     best.ok_or_else(|| Status::not_acceptable(served))
 }
 
+/// Refuses whoever wants nothing but a Table or metadata of what has neither.
+pub(crate) fn as_object(headers: &HeaderMap, protobuf: bool) -> Result<(), Status> {
+    match wanted(headers, protobuf)?.shape {
+        Shape::Object => Ok(()),
+        Shape::Table | Shape::Metadata => Err(Status::not_acceptable(SERVED)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     Resource, User, authn,
     authz::{self, Attributes, Decision, Rule},
-    meta,
+    media, meta,
     pipeline::Request,
     respond::Answer,
     user,
@@ -27,6 +27,7 @@ use crate::{
 /// Answers a question.
 pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     let options = WriteOptions::parse(&request)?;
+    media::as_object(&request.parts.headers, resource.schema.is_some())?;
     let output = read::output(&request, &resource)?;
     let decoded = body::object(&request, &resource, options.validation).await?;
     let mut review = decoded.object;

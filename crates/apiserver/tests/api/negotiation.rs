@@ -135,3 +135,20 @@ async fn answers_on_the_same_machine_are_not_compressed() {
     let object: Value = serde_json::from_slice(&body).unwrap();
     assert_eq!(object["data"]["x"].as_str().unwrap().len(), 200_000);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_question_has_no_table() {
+    let server = Server::start().await;
+    let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+    let question = json!({"spec": {"nonResourceAttributes": {"path": "/", "verb": "get"}}});
+    let headers = [
+        ("content-type", "application/json"),
+        ("accept", "application/json;as=Table;v=v1;g=meta.k8s.io"),
+    ];
+    let user = User::new("kubernetes-admin", ["system:masters"]);
+    let answer = send(&server, user, "POST", path, &headers, question.to_string()).await;
+    assert_eq!(
+        (answer.code, answer.json()["reason"].as_str()),
+        (406, Some("NotAcceptable"))
+    );
+}
