@@ -202,7 +202,9 @@ async fn subresource(request: Request, resource: Arc<Resource>) -> Answer {
     if !resource.kind.subresources().contains(&name) {
         return Err(Status::path_not_found());
     }
-    if !discovery::subresource_verbs(&resource, name).contains(&request.info.verb) {
+    // Whatever is proxied may be asked in every way there is.
+    let verbs = discovery::subresource_verbs(&resource, name);
+    if name != "proxy" && !verbs.contains(&request.info.verb) {
         return Err(Status::method_not_allowed());
     }
     match (name, request.info.verb) {

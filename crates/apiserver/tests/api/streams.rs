@@ -214,6 +214,8 @@ async fn a_service_proxy_reaches_a_ready_endpoint() {
         (answer.code, answer.body.as_str()),
         (200, "GET /a/b%20c?q=1")
     );
-    let posted = admin(&server, "POST", path, json!({})).await;
-    assert_eq!(posted.body, "POST /a/b%20c?q=1");
+    for method in ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"] {
+        let answer = admin(&server, method, path, json!({})).await;
+        assert_eq!(answer.body, format!("{method} /a/b%20c?q=1"));
+    }
 }
