@@ -66,7 +66,8 @@ async fn give_back(core: &Arc<Core>, lost: &Object) -> Result<(), Status> {
         .any(|held| held == address)
     {
         let op = put_address(core, &namespace, &name, address)?;
-        commit(core, op, "an address that its service still holds").await?;
+        let what = "an address that its service still holds";
+        commit(core, vec![still(&service), op], what).await?;
     }
     Ok(())
 }
@@ -100,8 +101,8 @@ async fn everything(core: &Arc<Core>) -> Result<Revision, Status> {
             .map(|entry| entry.key.clone())
             .collect(),
     );
-    for service in services {
-        let service = service.object.parse();
+    for entry in services {
+        let service = entry.object.parse();
         let (namespace, name) = (
             meta::text(&service, "namespace"),
             meta::text(&service, "name"),
@@ -111,19 +112,17 @@ async fn everything(core: &Arc<Core>) -> Result<Revision, Status> {
             let key = address_key(&address);
             if !present.contains(&key) {
                 let op = put_address(core, namespace, name, &address)?;
-                commit(core, op, "an address that its service holds").await?;
+                let what = "an address that its service holds";
+                commit(core, vec![still(&entry), op], what).await?;
             }
             kept.insert(key);
         }
         for port in ports {
             let key = port_key(port);
             if !present.contains(&key) {
-                commit(
-                    core,
-                    put_port(namespace, name, port)?,
-                    "a port that its service holds",
-                )
-                .await?;
+                let op = put_port(namespace, name, port)?;
+                let what = "a port that its service holds";
+                commit(core, vec![still(&entry), op], what).await?;
             }
             kept.insert(key);
         }
@@ -136,7 +135,7 @@ async fn everything(core: &Arc<Core>) -> Result<Revision, Status> {
             precondition: Precondition::Revision(entry.object.revision),
             action: Action::Delete,
         };
-        commit(core, op, "what no service holds").await?;
+        commit(core, vec![op], "what no service holds").await?;
     }
     Ok(revision)
 }
@@ -144,10 +143,20 @@ async fn everything(core: &Arc<Core>) -> Result<Revision, Status> {
 /// Length of the prefix of all Services' keys.
 const SERVICES: usize = "/registry/core/services/".len();
 
+/// The Service is what it was when it was read: one that goes meanwhile gets nothing any more.
+fn still(service: &Entry<Stored>) -> Op<Draft> {
+    Op {
+        key: service.key.clone(),
+        precondition: Precondition::Revision(service.object.revision),
+        action: Action::Check,
+    }
+}
+
 /// Whoever was faster has put it right.
-async fn commit(core: &Core, op: Op<Draft>, what: &str) -> Result<(), Status> {
-    let key = String::from_utf8_lossy(&op.key).into_owned();
-    match core.store.commit(vec![op], Durability::Synced).await {
+async fn commit(core: &Core, ops: Vec<Op<Draft>>, what: &str) -> Result<(), Status> {
+    let key = ops.last().map(|op| op.key.clone()).unwrap_or_default();
+    let key = String::from_utf8_lossy(&key).into_owned();
+    match core.store.commit(ops, Durability::Synced).await {
         Ok(_) => {
             tracing::warn!(key, "repaired {what}");
             Ok(())
