@@ -58,21 +58,18 @@ impl Subject for Embedded {
         "embedded"
     }
 
-    fn put(&self, _: usize, key: String, value: Bytes) -> BoxFuture<'_, anyhow::Result<()>> {
+    async fn put(&self, _: usize, key: Bytes, value: Bytes) -> anyhow::Result<()> {
         let action = Action::Put {
             draft: value,
             expires_in: None,
         };
         let op = Op {
-            key: key.into(),
+            key,
             precondition: Precondition::Any,
             action,
         };
-        async move {
-            self.store.commit(vec![op], Durability::Synced).await?;
-            Ok(())
-        }
-        .boxed()
+        self.store.commit(vec![op], Durability::Synced).await?;
+        Ok(())
     }
 
     fn list<'a>(
@@ -127,5 +124,9 @@ impl Subject for Embedded {
 
     fn memory(&self) -> anyhow::Result<u64> {
         load::resident("self")
+    }
+
+    fn processor(&self) -> anyhow::Result<Duration> {
+        load::processor("self")
     }
 }

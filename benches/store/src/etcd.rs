@@ -98,17 +98,14 @@ impl Subject for Etcd {
         "etcd"
     }
 
-    fn put(&self, writer: usize, key: String, value: Bytes) -> BoxFuture<'_, anyhow::Result<()>> {
+    async fn put(&self, writer: usize, key: Bytes, value: Bytes) -> anyhow::Result<()> {
         let request = PutRequest {
-            key: key.into(),
+            key,
             value,
             ..PutRequest::default()
         };
-        async move {
-            KvClient::new(self.channel(writer)).put(request).await?;
-            Ok(())
-        }
-        .boxed()
+        KvClient::new(self.channel(writer)).put(request).await?;
+        Ok(())
     }
 
     fn list<'a>(
@@ -200,5 +197,10 @@ impl Subject for Etcd {
 
     fn memory(&self) -> anyhow::Result<u64> {
         load::resident(&self.process.id().to_string())
+    }
+
+    fn processor(&self) -> anyhow::Result<Duration> {
+        let etcd = load::processor(&self.process.id().to_string())?;
+        Ok(etcd + load::processor("self")?)
     }
 }

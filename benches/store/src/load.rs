@@ -11,13 +11,18 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures::future::{BoxFuture, try_join_all};
+use futures::future::{BoxFuture, Future, try_join_all};
 
 /// What is measured.
 pub trait Subject: Send + Sync {
     fn name(&self) -> &'static str;
     /// A durable put; `writer` may choose a connection.
-    fn put(&self, writer: usize, key: String, value: Bytes) -> BoxFuture<'_, anyhow::Result<()>>;
+    fn put(
+        &self,
+        writer: usize,
+        key: Bytes,
+        value: Bytes,
+    ) -> impl Future<Output = anyhow::Result<()>> + Send;
     /// Keys from `from` on, at most `limit`; the number found and the last key.
     fn list<'a>(
         &'a self,
@@ -34,11 +39,15 @@ pub trait Subject: Send + Sync {
     ) -> BoxFuture<'a, anyhow::Result<tokio::task::JoinSet<()>>>;
     /// Resident bytes of whoever holds the data.
     fn memory(&self) -> anyhow::Result<u64>;
+    /// Processor time so far, of clients and store together.
+    fn processor(&self) -> anyhow::Result<Duration>;
 }
 
 /// What a put load showed.
 pub struct Puts {
     pub per_second: f64,
+    /// Of clients and store together, per put.
+    pub processor: Duration,
     pub p50: Duration,
     pub p99: Duration,
 }
@@ -73,7 +82,7 @@ async fn put_all(
     let key = &key;
     let lanes = (0..256).map(|lane| async move {
         for n in (lane..count).step_by(256) {
-            subject.put(lane, key(n), value(n)).await?;
+            subject.put(lane, key(n).into(), value(n)).await?;
         }
         anyhow::Ok(())
     });
@@ -86,33 +95,43 @@ pub async fn puts(
     writers: usize,
     time: Duration,
 ) -> anyhow::Result<Puts> {
+    let before = subject.processor()?;
     let start = Instant::now();
     let mut tasks = tokio::task::JoinSet::new();
     for writer in 0..writers {
         let subject = subject.clone();
         tasks.spawn(async move {
             let value = value(writer);
-            let mut latencies = vec![];
-            let mut n = 0;
-            while start.elapsed() < time {
-                let key = format!("/registry/leases/writer-{writer:04}/{:02}", n % 16);
-                let begin = Instant::now();
-                subject.put(writer, key, value.clone()).await?;
-                latencies.push(begin.elapsed());
-                n += 1;
+            let keys: Vec<Bytes> = (0..16)
+                .map(|n| format!("/registry/leases/writer-{writer:04}/{n:02}").into())
+                .collect();
+            let (mut latencies, mut begin) = (vec![], Instant::now());
+            for key in keys.iter().cycle() {
+                subject.put(writer, key.clone(), value.clone()).await?;
+                let end = Instant::now();
+                latencies.push((end - begin).as_nanos() as u32);
+                begin = end;
+                if end - start >= time {
+                    break;
+                }
             }
             anyhow::Ok(latencies)
         });
     }
-    let mut latencies: Vec<Duration> = vec![];
+    let mut latencies: Vec<u32> = vec![];
     while let Some(finished) = tasks.join_next().await {
         latencies.extend(finished??);
     }
     let per_second = latencies.len() as f64 / start.elapsed().as_secs_f64();
+    let processor = (subject.processor()? - before) / latencies.len() as u32;
     latencies.sort_unstable();
-    let at = |part: usize| latencies[(latencies.len() - 1) * part / 100];
+    let at = |part: usize| {
+        let nanos = latencies[(latencies.len() - 1) * part / 100];
+        Duration::from_nanos(nanos.into())
+    };
     Ok(Puts {
         per_second,
+        processor,
         p50: at(50),
         p99: at(99),
     })
@@ -155,7 +174,7 @@ pub async fn watches(
     let begin = Instant::now();
     for n in 0..writes {
         subject
-            .put(0, format!("/registry/watched/{n}"), value(n))
+            .put(0, format!("/registry/watched/{n}").into(), value(n))
             .await?;
     }
     while seen.load(Ordering::Relaxed) < expected {
@@ -196,4 +215,15 @@ pub fn resident(process: &str) -> anyhow::Result<u64> {
         .and_then(|line| line.trim().strip_suffix(" kB"))
         .unwrap_or("0");
     Ok(kib.trim().parse::<u64>()? * 1024)
+}
+
+/// Processor time of a process so far, its ended threads included.
+pub fn processor(process: &str) -> anyhow::Result<Duration> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
+    // Behind the name, which may contain anything: the state is the first, these the 12th and 13th.
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+    let ticks = fields.split_whitespace().skip(11).take(2);
+    let ticks: u64 = ticks.map(str::parse::<u64>).sum::<Result<_, _>>()?;
+    // Linux counts in hundredths of a second there.
+    Ok(Duration::from_millis(ticks * 10))
 }

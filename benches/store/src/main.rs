@@ -120,6 +120,7 @@ async fn measure(
     for writers in &arguments.writers {
         let Puts {
             per_second,
+            processor,
             p50,
             p99,
         } = load::puts(subject, *writers, Duration::from_secs(arguments.seconds)).await?;
@@ -128,6 +129,12 @@ async fn measure(
             per_second,
             "/s",
             true,
+        );
+        line(
+            format!("processor time per put, {writers} writers"),
+            micros(processor),
+            "µs",
+            false,
         );
         line(
             format!("put latency p50, {writers} writers"),

@@ -3,7 +3,10 @@
 
 mod common;
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
 use common::{
@@ -12,6 +15,7 @@ use common::{
     *,
 };
 use proptest::{strategy::Strategy, strategy::ValueTree, test_runner::TestRunner};
+use stdx::{FakeClock, SystemClock};
 use store::{
     Error, Freshness, Plain, Store,
     etcd::{Config, Etcd, Tls},
@@ -20,6 +24,7 @@ use store::{
 fn everything() -> Config {
     Config {
         root: Bytes::from_static(b"/"),
+        patience: Duration::ZERO,
         ..Config::default()
     }
 }
@@ -235,5 +240,42 @@ async fn bad_endpoints_are_refused_by_name() {
         ..everything()
     };
     let refused: Result<Arc<Etcd<Plain>>, _> = nobody.connect(Plain).await;
-    assert!(matches!(refused.map(drop), Err(Error::Unavailable(_))));
+    let Err(Error::Unavailable(why)) = refused.map(drop) else {
+        panic!("nobody answers there")
+    };
+    assert!(
+        why.contains("no member of etcd at http://127.0.0.1:1 answered within 0 s"),
+        "{why}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn members_that_start_later_are_waited_for() {
+    let mut cluster = Cluster::planned(1);
+    let clock = FakeClock::at(jiff::Timestamp::UNIX_EPOCH);
+    let config = Config {
+        endpoints: cluster.endpoints(),
+        patience: Duration::from_secs(30),
+        clock: Arc::new(clock.clone()),
+        ..everything()
+    };
+    // Nobody ever: tries go on for as long as was asked, and no longer.
+    let waiting = tokio::spawn(config.clone().connect(Plain));
+    while !waiting.is_finished() {
+        clock.advance(Duration::from_secs(1));
+        tokio::task::yield_now().await;
+    }
+    let refused = waiting.await.unwrap().map(drop);
+    assert!(
+        matches!(&refused, Err(Error::Unavailable(why)) if why.contains("answered within")),
+        "{refused:?}"
+    );
+    let config = Config {
+        clock: Arc::new(SystemClock),
+        ..config
+    };
+    let waiting = tokio::spawn(config.connect(Plain));
+    cluster.spawn(0);
+    let store = waiting.await.unwrap().unwrap();
+    assert!(store.revision().await.unwrap() > 0);
 }

@@ -168,7 +168,8 @@ async fn a_damaged_snapshot_is_refused_by_file_and_offset() {
     store.snapshot().await.unwrap();
     store.close();
     let name = disk_snapshot(&disk);
-    for offset in [3, 40, 1000, disk.length(&name) - 30] {
+    // In the header, in the first frame's, in an entry, in the last frame: never in the space between.
+    for offset in [3, 70, 1000, disk.length(&name) - 38] {
         disk.flip(&name, offset);
         let refused = small().open_on(Arc::new(disk.clone()), Plain).map(drop);
         assert!(

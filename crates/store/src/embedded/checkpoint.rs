@@ -8,9 +8,9 @@ use std::{
 
 use super::{
     disk::Disk,
+    intake::Errand,
     log::spare_name,
     record::Marks,
-    request::Request,
     snapshot::{self, snapshot_name},
     writer::Writer,
 };
@@ -35,40 +35,41 @@ pub struct RunningSnapshot {
 impl<C: Codec> Writer<C> {
     /// Starts a snapshot if the log has grown or somebody wants one.
     pub fn start_snapshot_when_due(&mut self, now: Millis) {
-        let limit = self.config.log_limit(self.state.bytes);
-        let grown = self.log_bytes > limit;
+        let limit = self
+            .config
+            .log_limit(self.published.look(|state| state.bytes));
+        let grown = self.log.bytes() > limit;
         let wanted = grown || !self.snapshot_waiters.is_empty();
         if self.snapshot.is_some() || !wanted || now < self.snapshot_not_before {
             return;
         }
         self.snapshot_not_before = now + RETRY;
-        let Some(publisher) = self.stage.here() else {
-            return;
-        };
-        let ended = publisher.log.end();
+        // The state must be that of the log's end.
+        self.stage.show();
+        let ended = self.log.end();
         self.dirty_since = None;
         let (number, covers) = match ended {
             Ok(ended) => ended,
             Err(fault) => {
-                let error = publisher.fail(fault);
+                let error = self.fail(fault);
                 return self.finish_snapshot_waiters(Err(error));
             }
         };
         // As many old segments are kept as it takes until the next snapshot.
         let spares = (limit / self.config.segment_bytes) as usize;
         let keep = Keep {
-            spares: spares.saturating_sub(publisher.log.spares()),
+            spares: spares.saturating_sub(self.log.spares()),
             at_least: self.config.segment_bytes / 2,
         };
         let (disk, codec) = (self.disk.clone(), self.codec.clone());
         let (state, marks) = (
-            self.state.clone(),
+            self.published.moment(),
             Marks {
                 time: now,
                 ..self.marks
             },
         );
-        let report = self.queue.clone();
+        let report = self.intake.clone();
         let work = move || {
             // Commits come first. Where this is not allowed, they share.
             let _ = rustix::process::setpriority_process(None, NICE);
@@ -76,7 +77,7 @@ impl<C: Codec> Writer<C> {
             let result = catch_unwind(AssertUnwindSafe(write))
                 .unwrap_or_else(|_| Err("writing a snapshot panicked".into()));
             // When nobody takes it any more, the next start tidies up.
-            report.push(Request::SnapshotDone(result));
+            report.ask(Errand::SnapshotDone(result));
         };
         match std::thread::Builder::new()
             .name("store-snapshot".into())
@@ -94,10 +95,7 @@ impl<C: Codec> Writer<C> {
             let _ = running.thread.join();
             match &result {
                 Ok(spares) => {
-                    if let Some(publisher) = self.stage.here() {
-                        publisher.log.forget(running.covers, spares.clone());
-                        self.log_bytes = publisher.log.bytes();
-                    }
+                    self.log.forget(running.covers, spares.clone());
                     self.snapshot_not_before = 0;
                 }
                 Err(why) => tracing::warn!(why, "no snapshot now"),

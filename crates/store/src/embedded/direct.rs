@@ -6,10 +6,10 @@ use std::{fs, io, os::unix::fs::FileExt};
 
 use rustix::fs::OFlags;
 
-use super::disk::{File, allocate};
-
-/// What addresses, lengths and offsets must be multiples of: enough for every common disk.
-pub const BLOCK: usize = 4096;
+use super::{
+    disk::{File, allocate},
+    frame::BLOCK,
+};
 
 /// Most bytes of one write.
 const STAGE: usize = 1 << 20;
@@ -17,7 +17,7 @@ const STAGE: usize = 1 << 20;
 /// A file of the log.
 pub struct DirectFile {
     file: fs::File,
-    /// Where bytes stand before they are written: some of it begins at a multiple of [`BLOCK`].
+    /// Where bytes stand before they are written that do not begin at a multiple of [`BLOCK`].
     stage: Vec<u8>,
 }
 
@@ -32,20 +32,27 @@ impl DirectFile {
     }
 
     fn write_blocks(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        if bytes.as_ptr().align_offset(BLOCK) == 0 {
+            return write_aligned(&self.file, bytes, offset);
+        }
         if self.stage.len() < bytes.len() + BLOCK {
             self.stage.resize(bytes.len() + BLOCK, 0);
         }
         let start = self.stage.as_ptr().align_offset(BLOCK);
         let staged = &mut self.stage[start..start + bytes.len()];
         staged.copy_from_slice(bytes);
-        match self.file.write_all_at(staged, offset) {
-            // This filesystem, or this disk, wants something else.
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-                set_direct(&self.file, false);
-                self.file.write_all_at(staged, offset)
-            }
-            written => written,
+        write_aligned(&self.file, staged, offset)
+    }
+}
+
+fn write_aligned(file: &fs::File, bytes: &[u8], offset: u64) -> io::Result<()> {
+    match FileExt::write_all_at(file, bytes, offset) {
+        // This filesystem, or this disk, wants something else.
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+            set_direct(file, false);
+            FileExt::write_all_at(file, bytes, offset)
         }
+        written => written,
     }
 }
 

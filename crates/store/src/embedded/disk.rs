@@ -9,7 +9,7 @@ use std::{
 
 use rustix::fs::{FallocateFlags, FlockOperation};
 
-use super::direct::{self, DirectFile};
+use super::{direct::DirectFile, frame::BLOCK};
 
 /// One directory of files.
 pub trait Disk: Send + Sync + 'static {
@@ -113,7 +113,7 @@ impl Disk for Directory {
     }
 
     fn block(&self) -> u32 {
-        direct::BLOCK as u32
+        BLOCK as u32
     }
 
     fn create_log(&self, name: &str) -> io::Result<Box<dyn File>> {

@@ -97,31 +97,83 @@ pub fn frame_len(payload: usize) -> usize {
     (FRAME_HEADER + payload).next_multiple_of(ALIGNMENT)
 }
 
-/// Starts a frame: the caller appends the payload, then calls [`seal`].
-pub fn begin() -> Vec<u8> {
-    vec![0; FRAME_HEADER]
-}
+/// What frames begin at multiples of in memory: enough for every common disk.
+pub const BLOCK: usize = 4096;
+/// Memory beyond this is not kept for the next frame.
+const KEPT: usize = 4 << 20;
 
-/// Starts a frame in the memory of an earlier one.
-pub fn begin_again(frame: &mut Vec<u8>) {
-    frame.clear();
-    frame.resize(FRAME_HEADER, 0);
-}
-
-/// The payload of a begun frame.
-pub fn payload(frame: &mut [u8]) -> &mut [u8] {
-    &mut frame[FRAME_HEADER..]
-}
-
-/// Ends a frame begun by [`begin`]: fills in its header and pads it.
-pub fn seal(frame: &mut Vec<u8>, salt: u64, offset: u64, synced: u64) {
+fn fill_header(frame: &mut [u8], salt: u64, offset: u64, synced: u64) {
     let length = frame.len() - FRAME_HEADER;
     frame[0..4].copy_from_slice(&FRAME_MAGIC.to_le_bytes());
     frame[4..8].copy_from_slice(&(length as u32).to_le_bytes());
     frame[8..16].copy_from_slice(&synced.to_le_bytes());
     let sum = checksum(salt, offset, &frame[4..16], &frame[FRAME_HEADER..]);
     frame[16..20].copy_from_slice(&sum.to_le_bytes());
-    frame.resize(frame_len(length), 0);
+}
+
+/// A frame in memory that begins at a multiple of [`BLOCK`], so that it can be written as it stands.
+#[derive(Default)]
+pub struct Buffer {
+    bytes: Vec<u8>,
+    /// Where the frame begins.
+    start: usize,
+}
+
+impl Buffer {
+    /// An empty frame.
+    pub fn new() -> Self {
+        let mut buffer = Self::default();
+        buffer.begin();
+        buffer
+    }
+
+    /// Starts a frame in the memory of an earlier one.
+    pub fn begin(&mut self) {
+        if self.bytes.capacity() > KEPT {
+            self.bytes = Vec::new();
+        }
+        self.bytes.clear();
+        self.bytes.reserve(2 * BLOCK);
+        self.start = self.bytes.as_ptr().align_offset(BLOCK);
+        self.bytes.resize(self.start + FRAME_HEADER, 0);
+    }
+
+    /// Where to append so many bytes.
+    pub fn room(&mut self, more: usize) -> &mut Vec<u8> {
+        let needed = self.bytes.len() + more;
+        if needed > self.bytes.capacity() {
+            let mut larger: Vec<u8> = Vec::with_capacity(2 * needed + BLOCK);
+            let start = larger.as_ptr().align_offset(BLOCK);
+            larger.resize(start, 0);
+            larger.extend_from_slice(&self.bytes[self.start..]);
+            (self.bytes, self.start) = (larger, start);
+        }
+        &mut self.bytes
+    }
+
+    /// The frame's length so far.
+    pub fn len(&self) -> usize {
+        self.bytes.len() - self.start
+    }
+
+    /// Takes back what is behind this length.
+    pub fn truncate(&mut self, length: usize) {
+        self.bytes.truncate(self.start + length);
+    }
+
+    /// The payload so far.
+    pub fn payload(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start + FRAME_HEADER..]
+    }
+
+    /// Ends the frame: fills in its header and pads it to whole blocks of a file.
+    pub fn seal(&mut self, salt: u64, offset: u64, synced: u64, block: usize) -> &[u8] {
+        fill_header(&mut self.bytes[self.start..], salt, offset, synced);
+        let padding = self.len().next_multiple_of(block) - self.len();
+        let frame = self.room(padding);
+        frame.resize(frame.len() + padding, 0);
+        &self.bytes[self.start..]
+    }
 }
 
 /// A frame's header, not yet trusted.
@@ -200,11 +252,11 @@ mod tests {
     fn file_of(payloads: &[&[u8]], salt: u64) -> (Vec<u8>, Vec<usize>) {
         let (mut file, mut places) = (vec![0; FILE_HEADER], Vec::new());
         for payload in payloads {
-            let mut frame = begin();
-            frame.extend_from_slice(payload);
-            seal(&mut frame, salt, file.len() as u64, file.len() as u64);
+            let mut frame = Buffer::new();
+            frame.room(payload.len()).extend_from_slice(payload);
+            let end = file.len() as u64;
             places.push(file.len());
-            file.extend(frame);
+            file.extend(frame.seal(salt, end, end, ALIGNMENT));
         }
         (file, places)
     }
@@ -220,6 +272,27 @@ mod tests {
             assert!(read(&damaged, 7, places[0]).is_none(), "byte {byte}");
         }
         assert!(read(&file, 7, places[0]).is_some());
+    }
+
+    #[test]
+    fn a_frame_stays_whole_and_in_its_place_however_it_grows() {
+        let text: Vec<u8> = (0..50_000_u32).map(|n| n as u8).collect();
+        for step in [1, 100, 4073, 9000, 50_000] {
+            let mut frame = Buffer::new();
+            for (n, part) in text.chunks(step).enumerate() {
+                frame.room(part.len()).extend_from_slice(part);
+                let mut sealed = Buffer::new();
+                let length = frame.payload().len();
+                if n % 100 == 0 || length == text.len() {
+                    sealed.room(length).extend_from_slice(frame.payload());
+                    let bytes = sealed.seal(7, 0, 0, BLOCK);
+                    assert_eq!(bytes.as_ptr().align_offset(BLOCK), 0);
+                    assert_eq!(bytes.len() % BLOCK, 0);
+                    let (_, payload) = read(bytes, 7, 0).unwrap();
+                    assert_eq!(payload, &text[..length]);
+                }
+            }
+        }
     }
 
     #[test]

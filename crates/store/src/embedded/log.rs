@@ -10,7 +10,7 @@ use std::{collections::VecDeque, io, sync::Arc};
 
 use super::{
     disk::{Disk, File, is_full},
-    frame::{self, FileHeader, FileKind},
+    frame::{self, Buffer, FileHeader, FileKind},
 };
 use crate::Error;
 
@@ -124,14 +124,13 @@ impl Log {
         Ok(())
     }
 
-    /// Writes a frame begun by [`frame::begin`], its space prepared; not durable before [`Log::sync`].
-    pub fn append(&mut self, frame: &mut Vec<u8>) -> Result<(), Fault> {
+    /// Writes a frame, its space prepared; not durable before [`Log::sync`].
+    pub fn append(&mut self, frame: &mut Buffer) -> Result<(), Fault> {
         let Some(segment) = &mut self.open else {
             return Err(Fault::Refused("no space was prepared".into()));
         };
-        frame::seal(frame, segment.header.salt, segment.end, segment.synced);
-        let block = segment.header.block as usize;
-        frame.resize(frame.len().next_multiple_of(block), 0);
+        let FileHeader { salt, block, .. } = segment.header;
+        let frame = frame.seal(salt, segment.end, segment.synced, block as usize);
         segment
             .file
             .write_all_at(frame, segment.end)
@@ -200,7 +199,7 @@ impl Log {
     /// many bytes all segments before it have.
     pub fn end(&mut self) -> Result<(u64, u64), Fault> {
         if self.open.is_some() {
-            self.append(&mut frame::begin())?;
+            self.append(&mut Buffer::new())?;
             self.sync()?;
             self.ended += self.open.take().map_or(0, |segment| segment.end);
         }
@@ -209,7 +208,7 @@ impl Log {
 
     /// Ends the open segment, and gives back what it did not use.
     pub fn close(&mut self) -> Result<(), Fault> {
-        self.append(&mut frame::begin())?;
+        self.append(&mut Buffer::new())?;
         if let Some(segment) = &mut self.open {
             segment
                 .file

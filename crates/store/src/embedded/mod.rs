@@ -1,24 +1,24 @@
 //! The embedded engine: all live values in memory, every commit in a log of its own.
 //!
-//! One writer thread gives revisions and syncs; one thread hands events to watchers; readers take an
-//! immutable [`State`] and are never in anybody's way. Nothing here knows what values mean.
+//! Callers put their commits into the batch that is being made; one thread writes and syncs batches
+//! and shows them to readers; one hands events to watchers. Nothing here knows what values mean.
 
 mod backup;
+mod batch;
 mod checkpoint;
 mod direct;
 pub mod disk;
 mod frame;
+mod intake;
 mod log;
-mod publisher;
-mod queue;
 mod record;
 mod recovery;
-mod request;
 mod snapshot;
+mod stage;
 mod writer;
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::BTreeSet,
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     sync::Arc,
@@ -26,7 +26,6 @@ use std::{
     time::Duration,
 };
 
-use arc_swap::ArcSwap;
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use stdx::{Clock, SystemClock};
@@ -38,14 +37,14 @@ pub use backup::{RestoreReport, restore};
 use crate::{
     Codec, Committed, Durability, Entry, Error, Freshness, Key, ListRequest, Listed, Op, Revision,
     Store, Watch, check,
-    memory::{Hub, Millis, Pages, State},
+    memory::{Hub, Millis, Pages, Published, State},
 };
 
+use batch::Batch;
 use disk::{Directory, Disk};
+use intake::{Answer, Errand, Intake};
 use log::Log;
-use publisher::{Publisher, Stage};
-use queue::Queue;
-use request::Request;
+use stage::{Showing, Stage};
 use writer::Writer;
 
 /// How the engine behaves. The defaults suit a cluster.
@@ -138,34 +137,34 @@ impl Config {
             self.segment_bytes,
             self.reserve_bytes,
         );
-        let published = Arc::new(ArcSwap::from_pointee(state.clone()));
+        let expiring = expiring(&state);
+        let published = Arc::new(Published::new(state));
         let hub = Arc::new(Hub::new(published.clone(), self.watch_queue));
-        let broken = Arc::new(Mutex::new(None));
         let codec = Arc::new(codec);
-        let queue = Arc::new(Queue::new());
-        let publisher = Publisher {
-            log,
+        let intake = Intake::new(codec.clone(), self.clock.clone(), published.clone());
+        let intake = Arc::new(intake);
+        let stage = Stage {
+            intake: intake.clone(),
             published: published.clone(),
             hub: hub.clone(),
-            broken: broken.clone(),
-            buffer: Vec::new(),
-            past: None,
+            limits: self.history.clone(),
+            waiting: Mutex::default(),
+            showing: Mutex::new(Showing {
+                expiring,
+                ..Showing::default()
+            }),
         };
         let writer = Writer {
             codec: codec.clone(),
             disk,
-            stage: Stage::start(publisher, queue.clone()).map_err(no_thread)?,
+            log,
             marks,
-            expiring: expiring(&state),
-            state,
-            broken: broken.clone(),
+            intake: intake.clone(),
+            published: published.clone(),
+            stage: Arc::new(stage),
             dirty_since: None,
-            log_bytes,
-            queue: queue.clone(),
-            waiting: VecDeque::new(),
             is_brisk: false,
-            draft: None,
-            buffer: Vec::new(),
+            batch: Batch::default(),
             snapshot: None,
             snapshot_waiters: Vec::new(),
             snapshot_not_before: 0,
@@ -176,9 +175,8 @@ impl Config {
             codec,
             published,
             hub,
-            broken,
             pages: Pages::new(self.pages),
-            queue,
+            intake,
             threads: Mutex::new(threads),
             max_value: self.max_value,
         }))
@@ -201,12 +199,12 @@ fn start<C: Codec>(
     lock: Box<dyn Send + Sync>,
 ) -> Result<Vec<JoinHandle<()>>, Error> {
     let (clock, progress, served) = (config.clock.clone(), config.progress, hub.clone());
-    let (broken, queue) = (writer.broken.clone(), writer.queue.clone());
+    let intake = writer.intake.clone();
     let writing = move || {
         let run = catch_unwind(AssertUnwindSafe(|| block_on(writer.run())));
         if run.is_err() {
-            *broken.lock() = Some("the writer panicked".into());
-            queue.close();
+            intake.close("the writer panicked");
+            intake.end();
             hub.close();
         }
         drop(lock);
@@ -242,12 +240,10 @@ fn block_on(future: impl Future<Output = ()>) {
 /// An open store.
 pub struct Embedded<C: Codec> {
     codec: Arc<C>,
-    published: Arc<ArcSwap<State<C::Object>>>,
+    published: Arc<Published<C::Object>>,
     hub: Arc<Hub<C::Object>>,
-    /// Guards why the writer stopped, if it did.
-    broken: Arc<Mutex<Option<String>>>,
     pages: Pages<C::Object>,
-    queue: Arc<Queue<Request<C>>>,
+    intake: Arc<Intake<C>>,
     /// Guards the threads until they are joined.
     threads: Mutex<Vec<JoinHandle<()>>>,
     max_value: usize,
@@ -262,7 +258,7 @@ impl<C: Codec> Embedded<C> {
     /// Ends it: what was accepted is written, watches end, the directory is free for the next.
     /// Blocks for the last sync. Also done when the last handle is dropped.
     pub fn close(&self) {
-        self.queue.push(Request::Close);
+        self.intake.ask(Errand::Close);
         for thread in self.threads.lock().drain(..).rev() {
             let _ = thread.join();
         }
@@ -270,12 +266,12 @@ impl<C: Codec> Embedded<C> {
 
     /// Why the store takes no more writes, if it does not.
     pub fn failure(&self) -> Option<String> {
-        self.broken.lock().clone()
+        self.intake.failure()
     }
 
     /// Bytes of live keys and values.
     pub fn live_bytes(&self) -> u64 {
-        self.published.load().bytes
+        self.published.look(|state| state.bytes)
     }
 
     /// How many watches are open.
@@ -285,12 +281,14 @@ impl<C: Codec> Embedded<C> {
 
     /// Writes a snapshot now and removes the log before it.
     pub async fn snapshot(&self) -> Result<(), Error> {
-        self.ask(|reply| Request::Snapshot { reply }).await
+        let (reply, answer) = oneshot::channel();
+        self.intake.ask(Errand::Snapshot(reply));
+        self.hear(answer).await
     }
 
     /// Writes everything that is there now to one file, while others read and write.
     pub async fn backup(&self, file: &Path) -> Result<Revision, Error> {
-        let (state, codec) = (self.published.load_full(), self.codec.clone());
+        let (state, codec) = (self.published.moment(), self.codec.clone());
         let file = file.to_owned();
         let work = move || backup::write(&file, &*codec, &state);
         tokio::task::spawn_blocking(work)
@@ -300,28 +298,21 @@ impl<C: Codec> Embedded<C> {
 
     /// The same for callers that may block.
     pub fn backup_now(&self, file: &Path) -> Result<Revision, Error> {
-        backup::write(file, &*self.codec, &self.published.load())
+        backup::write(file, &*self.codec, &self.published.moment())
     }
 
-    async fn ask<T>(
-        &self,
-        request: impl FnOnce(oneshot::Sender<Result<T, Error>>) -> Request<C>,
-    ) -> Result<T, Error> {
-        let stopped = || {
-            let why = self
-                .failure()
-                .unwrap_or_else(|| "the store is closed".into());
-            Error::Unavailable(why)
-        };
-        let (reply, answer) = oneshot::channel();
-        if !self.queue.push(request(reply)) {
-            return Err(stopped());
-        }
-        answer.await.unwrap_or_else(|_| Err(stopped()))
+    /// Waits for the writer's answer.
+    async fn hear<T>(&self, answer: Answer<T>) -> Result<T, Error> {
+        answer.await.unwrap_or_else(|_| {
+            let why = self.failure();
+            Err(Error::Unavailable(
+                why.unwrap_or_else(|| "the store is closed".into()),
+            ))
+        })
     }
 
-    async fn at(&self, freshness: Freshness) -> Result<Arc<State<C::Object>>, Error> {
-        let newest = self.published.load_full();
+    async fn at(&self, freshness: Freshness) -> Result<State<C::Object>, Error> {
+        let newest = self.published.moment();
         let (requested, exactly) = match freshness {
             Freshness::Newest => return Ok(newest),
             Freshness::AtLeast(revision) => (revision, false),
@@ -358,6 +349,11 @@ impl<C: Codec> Store<C> for Embedded<C> {
         freshness: Freshness,
     ) -> Result<(Revision, Option<Entry<C::Object>>), Error> {
         check::key(key)?;
+        if freshness == Freshness::Newest {
+            return Ok(self
+                .published
+                .look(|state| (state.revision, state.get(key))));
+        }
         let state = self.at(freshness).await?;
         Ok((state.revision, state.get(key)))
     }
@@ -378,12 +374,8 @@ impl<C: Codec> Store<C> for Embedded<C> {
         durability: Durability,
     ) -> Result<Committed<C::Object>, Error> {
         check::ops(&*self.codec, &ops, self.max_value)?;
-        self.ask(|reply| Request::Commit {
-            ops,
-            durability,
-            reply,
-        })
-        .await
+        let answer = self.intake.commit(ops, durability)?;
+        self.hear(answer).await.map(Committed::from)
     }
 
     async fn watch(&self, prefix: Key, after: Revision) -> Result<Watch<C::Object>, Error> {
@@ -392,11 +384,11 @@ impl<C: Codec> Store<C> for Embedded<C> {
     }
 
     async fn revision(&self) -> Result<Revision, Error> {
-        Ok(self.published.load().revision)
+        Ok(self.published.revision())
     }
 
     async fn compact(&self, revision: Revision) -> Result<(), Error> {
-        self.ask(|reply| Request::Compact { revision, reply }).await
+        self.hear(self.intake.compact(revision)?).await
     }
 }
 

@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 
+use super::frame::Buffer;
 use crate::{
     Key, Revision,
     memory::{Millis, Saved},
@@ -86,13 +87,15 @@ pub fn marks(marks: &Marks) -> [u8; MARKS] {
 }
 
 /// Starts a commit of so many changes in a batch.
-pub fn put_commit(out: &mut Vec<u8>, revision: Revision, changes: usize) {
+pub fn put_commit(out: &mut Buffer, revision: Revision, changes: usize) {
+    let out = out.room(12);
     put_u64(out, revision);
     put_u32(out, changes as u32);
 }
 
 /// Adds a put to a commit.
-pub fn put_put(out: &mut Vec<u8>, key: &[u8], expires: Millis, value: &[u8]) {
+pub fn put_put(out: &mut Buffer, key: &[u8], expires: Millis, value: &[u8]) {
+    let out = out.room(17 + key.len() + value.len());
     out.push(PUT);
     put_bytes(out, key);
     put_u64(out, expires as u64);
@@ -100,7 +103,8 @@ pub fn put_put(out: &mut Vec<u8>, key: &[u8], expires: Millis, value: &[u8]) {
 }
 
 /// Adds a delete to a commit.
-pub fn put_delete(out: &mut Vec<u8>, key: &[u8]) {
+pub fn put_delete(out: &mut Buffer, key: &[u8]) {
+    let out = out.room(5 + key.len());
     out.push(DELETE);
     put_bytes(out, key);
 }
@@ -120,19 +124,21 @@ pub fn read_batch(payload: &[u8]) -> Option<(Marks, Vec<Commit>)> {
 }
 
 /// Writes a snapshot's first frame.
-pub fn put_head(out: &mut Vec<u8>, revision: Revision, marks: &Marks) {
+pub fn put_head(out: &mut Buffer, revision: Revision, marks: &Marks) {
+    let out = out.room(9 + MARKS);
     out.push(SNAPSHOT_HEAD);
     put_u64(out, revision);
     out.extend_from_slice(&self::marks(marks));
 }
 
 /// Starts a frame of entries.
-pub fn put_entries(out: &mut Vec<u8>) {
-    out.push(SNAPSHOT_ENTRIES);
+pub fn put_entries(out: &mut Buffer) {
+    out.room(1).push(SNAPSHOT_ENTRIES);
 }
 
 /// Adds an entry to such a frame.
-pub fn put_saved(out: &mut Vec<u8>, saved: &Saved) {
+pub fn put_saved(out: &mut Buffer, saved: &Saved) {
+    let out = out.room(32 + saved.key.len() + saved.value.len());
     put_u64(out, saved.create_revision);
     put_u64(out, saved.mod_revision);
     put_u64(out, saved.expires as u64);
@@ -141,7 +147,8 @@ pub fn put_saved(out: &mut Vec<u8>, saved: &Saved) {
 }
 
 /// Writes a snapshot's last frame.
-pub fn put_end(out: &mut Vec<u8>, entries: u64) {
+pub fn put_end(out: &mut Buffer, entries: u64) {
+    let out = out.room(9);
     out.push(SNAPSHOT_END);
     put_u64(out, entries);
 }
@@ -259,7 +266,8 @@ mod tests {
             floor: 2,
             time: -5,
         };
-        let mut out = super::marks(&marks).to_vec();
+        let mut out = Buffer::new();
+        out.room(MARKS).extend_from_slice(&super::marks(&marks));
         put_commit(&mut out, 7, 2);
         put_put(&mut out, b"a", 12, b"value");
         put_delete(&mut out, b"bb");
@@ -270,7 +278,7 @@ mod tests {
         };
         let changes = vec![put, Change::Delete { key: "bb".into() }];
         assert_eq!(
-            read_batch(&out),
+            read_batch(out.payload()),
             Some((
                 marks,
                 vec![Commit {
@@ -279,7 +287,8 @@ mod tests {
                 }]
             ))
         );
-        assert_eq!(read_batch(&out[..out.len() - 1]), None);
+        let length = out.payload().len();
+        assert_eq!(read_batch(&out.payload()[..length - 1]), None);
     }
 
     #[test]
@@ -291,17 +300,17 @@ mod tests {
             expires: 0,
             value: "v".into(),
         };
-        let mut out = Vec::new();
+        let mut out = Buffer::new();
         put_entries(&mut out);
         put_saved(&mut out, &saved);
         assert_eq!(
-            read_snapshot_frame(&out),
+            read_snapshot_frame(out.payload()),
             Some(SnapshotFrame::Entries(vec![saved]))
         );
-        let mut out = Vec::new();
+        let mut out = Buffer::new();
         put_end(&mut out, 3);
         assert_eq!(
-            read_snapshot_frame(&out),
+            read_snapshot_frame(out.payload()),
             Some(SnapshotFrame::End { entries: 3 })
         );
         assert_eq!(read_snapshot_frame(b"?"), None);

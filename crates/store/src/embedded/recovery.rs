@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     Codec, Error,
-    memory::{State, Write},
+    memory::{Few, Fresh, State, Write},
 };
 
 /// What was found.
@@ -119,13 +119,13 @@ fn replay<C: Codec>(
                     value,
                 } => {
                     let draft = codec.load(&key, value)?;
-                    (key, Some(Write::Put(draft, expires)))
+                    let fresh = Fresh::new(codec, &key, draft, commit.revision, expires);
+                    Some(Write::Put(key, fresh))
                 }
-                record::Change::Delete { key } => (key, Some(Write::Delete)),
+                record::Change::Delete { key } => Some(Write::Delete(key)),
             });
         }
-        let changes = changes.into_iter();
-        state.apply(codec, commit.revision, marks.time, changes, &mut news);
+        state.apply(commit.revision, marks.time, Few::from(changes), &mut news);
         state.revision = commit.revision;
     }
     state.history.push(news);

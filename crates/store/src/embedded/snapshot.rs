@@ -4,7 +4,7 @@ use std::io;
 
 use super::{
     disk::Disk,
-    frame::{self, FILE_HEADER, FRAME_HEADER, FileHeader, FileKind, FrameHeader},
+    frame::{Buffer, FILE_HEADER, FRAME_HEADER, FileHeader, FileKind, FrameHeader},
     record::{self, Marks, SnapshotFrame},
 };
 use crate::{Error, Revision, memory::Saved};
@@ -50,37 +50,40 @@ fn write_temporary(
     marks: &Marks,
     entries: impl Iterator<Item = Saved>,
 ) -> io::Result<u64> {
-    let header = FileHeader::new(FileKind::Snapshot, number, frame::ALIGNMENT as u32);
-    let mut file = disk.create(temporary)?;
-    file.write_all_at(&header.encode(), 0)?;
-    let (mut end, mut synced) = (FILE_HEADER as u64, 0);
-    let mut put = |mut frame: Vec<u8>| {
-        frame::seal(&mut frame, header.salt, end, 0);
-        file.write_all_at(&frame, end)?;
-        end += frame.len() as u64;
+    let header = FileHeader::new(FileKind::Snapshot, number, disk.block());
+    let block = header.block as usize;
+    let mut file = disk.create_log(temporary)?;
+    let mut head = header.encode().to_vec();
+    head.resize(header.first(), 0);
+    file.write_all_at(&head, 0)?;
+    let (mut end, mut synced) = (head.len() as u64, 0);
+    let mut put = |frame: &mut Buffer| {
+        let bytes = frame.seal(header.salt, end, 0, block);
+        file.write_all_at(bytes, end)?;
+        end += bytes.len() as u64;
         if end - synced >= SYNC_BYTES {
             file.sync()?;
             synced = end;
         }
+        frame.begin();
         io::Result::Ok(())
     };
-    let mut frame = frame::begin();
+    let mut frame = Buffer::new();
     record::put_head(&mut frame, revision, marks);
-    put(frame)?;
-    let (mut frame, mut count) = (frame::begin(), 0);
+    put(&mut frame)?;
+    let mut count = 0;
     record::put_entries(&mut frame);
     for saved in entries {
         record::put_saved(&mut frame, &saved);
         count += 1;
         if frame.len() >= FRAME_BYTES {
-            put(std::mem::replace(&mut frame, frame::begin()))?;
+            put(&mut frame)?;
             record::put_entries(&mut frame);
         }
     }
-    put(frame)?;
-    let mut frame = frame::begin();
+    put(&mut frame)?;
     record::put_end(&mut frame, count);
-    put(frame)?;
+    put(&mut frame)?;
     file.sync()?;
     Ok(end)
 }
@@ -109,7 +112,7 @@ pub fn read(
     }
     let header = FileHeader::decode(FileKind::Snapshot, &head)
         .ok_or_else(|| corrupt(0, "this is no snapshot, or its header is damaged"))?;
-    let (mut offset, mut count, mut moment) = (FILE_HEADER as u64, 0, None);
+    let (mut offset, mut count, mut moment) = (header.first() as u64, 0, None);
     loop {
         let damaged = || corrupt(offset, "a record is damaged or missing");
         let room = length.saturating_sub(offset) as usize;
@@ -144,6 +147,6 @@ pub fn read(
             }
             _ => return Err(damaged()),
         }
-        offset += frame::frame_len(frame.len()) as u64;
+        offset = header.after(offset as usize, frame) as u64;
     }
 }

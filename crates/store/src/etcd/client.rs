@@ -159,7 +159,7 @@ pub async fn version(member: &Member, channel: Channel) -> Result<Version, Error
     let status = status.map_err(|status| translate(&status, 0))?.into_inner();
     let version = Version::parse(&status.version).filter(|version| version.is_supported());
     version.ok_or_else(|| {
-        Error::Unavailable(format!(
+        Error::Invalid(format!(
             "etcd at {} has version {}; 3.4 or later is needed",
             member.endpoint, status.version
         ))

@@ -2,9 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use stdx::{Clock, SystemClock};
+use stdx::{Backoff, Clock, SystemClock};
 use tokio::sync::{mpsc, watch};
 
 use super::{
@@ -17,7 +16,7 @@ use super::{
 };
 use crate::{
     Codec, Error, Key, check,
-    memory::{Hub, Limits, Pages},
+    memory::{Hub, Limits, Pages, Published, State},
 };
 
 /// Where etcd is and how to use it.
@@ -29,6 +28,8 @@ pub struct Config {
     pub tls: Option<Tls>,
     /// All keys start with this; what else is in etcd is left alone.
     pub root: Key,
+    /// How long the first answer of a member is waited for.
+    pub patience: Duration,
     /// Where time comes from.
     pub clock: Arc<dyn Clock>,
     /// Largest value.
@@ -51,6 +52,7 @@ impl Default for Config {
             endpoints: Vec::new(),
             tls: None,
             root: Key::from_static(b"/registry/"),
+            patience: Duration::from_secs(60),
             clock: Arc::new(SystemClock),
             max_value: check::MAX_VALUE,
             history: Limits::default(),
@@ -63,20 +65,20 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Connects, checks the version, and reads everything once. Calls are made on the runtime that
-    /// this is awaited on.
+    /// Connects, checks the version, and reads everything once; waits for members that do not answer
+    /// yet, as when they are started at the same time. Calls are made on the runtime that this is
+    /// awaited on.
     pub async fn connect<C: Codec>(self, codec: C) -> Result<Arc<Etcd<C>>, Error> {
         let members = connect::members(&self.endpoints, self.tls.as_ref())?;
         let client = Client::new(members.clone());
-        first_version(&client).await?;
         let codec = Arc::new(codec);
-        let state = Mirror::load(&client, &self, &*codec).await?;
+        let state = self.reach(&client, &*codec).await?;
         let position = Position {
             revision: state.revision,
             reliable: false,
         };
         let (position, follow) = watch::channel(position);
-        let published = Arc::new(ArcSwap::from_pointee(state));
+        let published = Arc::new(Published::new(state));
         let hub = Arc::new(Hub::new(published.clone(), self.watch_queue));
         let (messages, receiver) = mpsc::channel(64);
         let mirror = Mirror {
@@ -112,6 +114,36 @@ impl Config {
             thread: Mutex::new(Some(thread)),
             config: self,
         }))
+    }
+
+    /// Everything that is there, as soon as a member answers.
+    async fn reach<C: Codec>(&self, client: &Client, codec: &C) -> Result<State<C::Object>, Error> {
+        let begin = self.clock.now();
+        let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
+        loop {
+            let tried = match first_version(client).await {
+                Ok(_) => Mirror::load(client, self, codec).await,
+                Err(error) => Err(error),
+            };
+            let why = match tried {
+                Err(Error::Unavailable(why)) => why,
+                other => return other,
+            };
+            let waited = self.clock.now().duration_since(begin).unsigned_abs();
+            let Some(left) = self.patience.checked_sub(waited) else {
+                let endpoints = self.endpoints.join(", ");
+                let waited = waited.as_secs();
+                return Err(Error::Unavailable(format!(
+                    "no member of etcd at {endpoints} answered within {waited} s: {why}"
+                )));
+            };
+            tracing::warn!(
+                endpoints = ?self.endpoints,
+                why,
+                "etcd does not answer yet, trying again for {} s", left.as_secs()
+            );
+            self.clock.sleep(backoff.step().min(left)).await;
+        }
     }
 }
 

@@ -6,7 +6,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use arc_swap::ArcSwap;
 use futures::StreamExt;
 use stdx::Backoff;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -26,7 +25,7 @@ use super::{
 };
 use crate::{
     Codec, Error, Key, Revision,
-    memory::{Hub, Saved, State, Write, prefix_end},
+    memory::{Few, Fresh, Hub, Published, Saved, State, Write, prefix_end},
 };
 
 /// Keys per page of the first list.
@@ -55,7 +54,7 @@ pub struct Position {
 pub struct Mirror<C: Codec> {
     pub config: Config,
     pub codec: Arc<C>,
-    pub published: Arc<ArcSwap<State<C::Object>>>,
+    pub published: Arc<Published<C::Object>>,
     pub hub: Arc<Hub<C::Object>>,
     pub position: watch::Sender<Position>,
     pub messages: mpsc::Receiver<Message>,
@@ -141,7 +140,7 @@ impl<C: Codec> Mirror<C> {
     }
 
     fn revision(&self) -> Revision {
-        self.published.load().revision
+        self.published.revision()
     }
 
     /// While there is no watch: messages are answered. Ends when all handles are gone.
@@ -153,7 +152,7 @@ impl<C: Codec> Mirror<C> {
 
     fn take(&mut self, message: Message) {
         if let Message::Forget(revision, reply) = message {
-            let mut state = State::clone(&self.published.load());
+            let mut state = self.published.moment();
             state.history.forget(revision.min(state.revision));
             self.publish(state);
             let _ = reply.send(());
@@ -169,7 +168,7 @@ impl<C: Codec> Mirror<C> {
 
     fn publish(&self, state: State<C::Object>) {
         let revision = state.revision;
-        self.published.store(Arc::new(state));
+        self.published.replace(state);
         self.hub.wake();
         self.position
             .send_modify(|position| position.revision = revision);
@@ -256,7 +255,7 @@ impl<C: Codec> Mirror<C> {
         if answer.fragment {
             return None;
         }
-        let mut state = State::clone(&self.published.load());
+        let mut state = self.published.moment();
         if pieces.is_empty() {
             let progress = answer
                 .header
@@ -288,11 +287,12 @@ impl<C: Codec> Mirror<C> {
         while let Some((kind, kv)) = next {
             revision = revision.max(kv.mod_revision as Revision);
             changes.push(match kind {
-                EventType::Delete => (kv.key, Some(Write::Delete)),
+                EventType::Delete => Some(Write::Delete(kv.key)),
                 EventType::Put => {
                     let Saved { key, value, .. } = saved(kv);
                     let draft = self.codec.load(&key, value).map_err(Error::Corrupt)?;
-                    (key, Some(Write::Put(draft, 0)))
+                    let fresh = Fresh::new(&*self.codec, &key, draft, revision, 0);
+                    Some(Write::Put(key, fresh))
                 }
             });
             next = events.next();
@@ -300,8 +300,8 @@ impl<C: Codec> Mirror<C> {
                 .as_ref()
                 .is_none_or(|(_, kv)| kv.mod_revision as Revision != revision)
             {
-                let changes = std::mem::take(&mut changes).into_iter();
-                state.apply(&*self.codec, revision, now, changes, &mut news);
+                let changes = Few::from(std::mem::take(&mut changes));
+                state.apply(revision, now, changes, &mut news);
                 state.revision = revision;
             }
         }

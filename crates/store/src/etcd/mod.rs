@@ -12,7 +12,6 @@ mod version;
 
 use std::{sync::Arc, thread::JoinHandle, time::Duration};
 
-use arc_swap::ArcSwap;
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -24,7 +23,7 @@ pub use version::Version;
 use crate::{
     Action, Codec, Committed, Durability, Entry, Error, Freshness, Key, ListRequest, Listed, Op,
     Revision, Store, Watch, check,
-    memory::{Hub, Pages, State, prefix_end},
+    memory::{Hub, Pages, Published, State, prefix_end},
 };
 use client::Client;
 use leases::Leases;
@@ -39,7 +38,7 @@ pub struct Etcd<C: Codec> {
     config: Config,
     codec: Arc<C>,
     client: Client,
-    published: Arc<ArcSwap<State<C::Object>>>,
+    published: Arc<Published<C::Object>>,
     hub: Arc<Hub<C::Object>>,
     position: watch::Receiver<Position>,
     leases: Leases,
@@ -62,11 +61,11 @@ impl<C: Codec> Etcd<C> {
     }
 
     /// The mirror once it has reached a revision; `None` when that takes too long.
-    async fn mirror_at(&self, revision: Revision) -> Option<Arc<State<C::Object>>> {
+    async fn mirror_at(&self, revision: Revision) -> Option<State<C::Object>> {
         let mut position = self.position.clone();
         let reached = position.wait_for(|position| position.revision >= revision);
         let reached = tokio::time::timeout(PATIENCE, reached).await;
-        matches!(reached, Ok(Ok(_))).then(|| self.published.load_full())
+        matches!(reached, Ok(Ok(_))).then(|| self.published.moment())
     }
 
     fn check_key(&self, key: &Key) -> Result<(), Error> {
@@ -88,8 +87,8 @@ impl<C: Codec> Etcd<C> {
     }
 
     /// The state that answers a read without asking etcd, if there is one.
-    async fn at_hand(&self, freshness: Freshness) -> Option<Arc<State<C::Object>>> {
-        let state = self.published.load_full();
+    async fn at_hand(&self, freshness: Freshness) -> Option<State<C::Object>> {
+        let state = self.published.moment();
         match freshness {
             Freshness::Newest => None,
             Freshness::AtLeast(revision) => (revision <= state.revision).then_some(state),
@@ -104,12 +103,12 @@ impl<C: Codec> Etcd<C> {
     }
 
     /// For lists that must be the newest: the mirror, when etcd can be trusted to say how far it is.
-    async fn newest(&self) -> Option<Arc<State<C::Object>>> {
+    async fn newest(&self) -> Option<State<C::Object>> {
         if !self.position.borrow().reliable {
             return None;
         }
         let revision = self.revision().await.ok()?;
-        if self.published.load().revision < revision {
+        if self.published.revision() < revision {
             let messages = self.messages.lock().clone()?;
             messages.try_send(Message::Progress).ok()?;
         }
@@ -118,7 +117,7 @@ impl<C: Codec> Etcd<C> {
 
     /// An entry of etcd's answer: the mirror's own when it has it, so that it is published once.
     fn entry(&self, kv: KeyValue) -> Result<Entry<C::Object>, Error> {
-        let known = self.published.load().get(&kv.key);
+        let known = self.published.look(|state| state.get(&kv.key));
         if let Some(known) = known.filter(|known| known.mod_revision as i64 == kv.mod_revision) {
             return Ok(known);
         }
@@ -144,7 +143,7 @@ impl<C: Codec> Etcd<C> {
     ) -> Result<Listed<C::Object>, Error> {
         let exactly = match freshness {
             Freshness::Exactly(0) => {
-                let oldest = self.published.load().history.floor();
+                let oldest = self.published.look(|state| state.history.floor());
                 return Err(Error::Compacted {
                     requested: 0,
                     oldest,
@@ -186,15 +185,14 @@ impl<C: Codec> Etcd<C> {
 
     /// Adds what etcd does not say to its errors.
     fn place(&self, error: Error) -> Error {
-        let state = self.published.load();
         match error {
             Error::Compacted { requested, .. } => Error::Compacted {
                 requested,
-                oldest: state.history.floor(),
+                oldest: self.published.look(|state| state.history.floor()),
             },
             Error::Future { requested, .. } => Error::Future {
                 requested,
-                newest: state.revision,
+                newest: self.published.revision(),
             },
             other => other,
         }
@@ -346,7 +344,7 @@ impl<C: Codec> Store<C> for Etcd<C> {
         };
         let entries = ops.into_iter().zip(previous);
         let entries = entries
-            .map(|(op, previous)| self.written(mirror.as_deref(), op, revision, previous))
+            .map(|(op, previous)| self.written(mirror.as_ref(), op, revision, previous))
             .collect::<Result<_, _>>()?;
         Ok(Committed { revision, entries })
     }
@@ -355,7 +353,7 @@ impl<C: Codec> Store<C> for Etcd<C> {
         check::prefix(&prefix)?;
         self.check_root(&prefix)?;
         // Another client's revision may be newer than the mirror.
-        if after > self.published.load().revision {
+        if after > self.published.revision() {
             let newest = self.revision().await?;
             if after > newest {
                 return Err(Error::Future {

@@ -210,8 +210,9 @@ impl<T> History<T> {
         self.chunks.insert(*last, news.into());
     }
 
-    /// Forgets everything up to a revision.
-    pub fn forget(&mut self, revision: Revision) {
+    /// Forgets everything up to a revision. Returns what is left of it: to take it apart takes its time.
+    pub fn forget(&mut self, revision: Revision) -> Forgotten<T> {
+        let mut forgotten = Vec::new();
         while let Some((last, chunk)) = self.chunks.get_min().cloned() {
             let known = chunk.partition_point(|(at, _)| *at <= revision);
             if known == 0 {
@@ -220,17 +221,21 @@ impl<T> History<T> {
             self.revisions -= known;
             self.bytes -= bytes(&chunk[..known]);
             self.chunks.remove(&last);
-            if known < chunk.len() {
-                let rest = chunk[known..].iter().cloned().collect();
+            let rest: Option<Chunk<T>> =
+                (known < chunk.len()).then(|| chunk[known..].iter().cloned().collect());
+            forgotten.push(chunk);
+            if let Some(rest) = rest {
                 self.chunks.insert(last, rest);
                 break;
             }
         }
         self.floor = self.floor.max(revision);
+        Forgotten(forgotten)
     }
 
     /// Forgets what is over the limits.
-    pub fn prune(&mut self, limits: &Limits, now: Millis) {
+    pub fn prune(&mut self, limits: &Limits, now: Millis) -> Forgotten<T> {
+        let mut forgotten = Vec::new();
         let oldest_kept = now.saturating_sub(limits.age.as_millis() as Millis);
         while let Some((last, chunk)) = self.chunks.get_min() {
             let within = self.revisions <= limits.revisions
@@ -241,8 +246,19 @@ impl<T> History<T> {
             if within {
                 break;
             }
-            self.forget(*last);
+            forgotten.append(&mut self.forget(*last).0);
         }
+        Forgotten(forgotten)
+    }
+}
+
+/// The past that is no longer kept.
+pub struct Forgotten<T>(Vec<Chunk<T>>);
+
+impl<T> Forgotten<T> {
+    /// Whether nothing was forgotten.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 }
 

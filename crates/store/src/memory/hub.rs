@@ -10,18 +10,17 @@ use std::{
     },
 };
 
-use arc_swap::ArcSwap;
 use futures::{StreamExt, stream};
 use parking_lot::Mutex;
 use stdx::Clock;
 use tokio::sync::{Notify, mpsc};
 
-use super::{Batch, History, State};
+use super::{Batch, History, Published, State};
 use crate::{Error, Key, Revision, Watch, WatchItem};
 
 /// The meeting point of writer and watchers.
 pub struct Hub<T> {
-    state: Arc<ArcSwap<State<T>>>,
+    state: Arc<Published<T>>,
     published: Notify,
     /// Whether anybody may be watching: nobody is woken for nobody. Set under the lock, before the
     /// state is looked at; read after a state is published.
@@ -60,8 +59,8 @@ struct Subscription<T> {
 
 impl<T: Send + Sync + 'static> Hub<T> {
     /// A hub over the published states.
-    pub fn new(state: Arc<ArcSwap<State<T>>>, queue: usize) -> Self {
-        let served = state.load().revision;
+    pub fn new(state: Arc<Published<T>>, queue: usize) -> Self {
+        let served = state.revision();
         let groups = Mutex::new(Groups {
             served,
             closed: false,
@@ -108,7 +107,7 @@ impl<T: Send + Sync + 'static> Hub<T> {
 
     /// Changes under `prefix` after a revision.
     pub fn watch(self: &Arc<Self>, prefix: Key, after: Revision) -> Result<Watch<T>, Error> {
-        let newest = self.state.load().revision;
+        let newest = self.state.revision();
         if after > newest {
             return Err(Error::Future {
                 requested: after,
@@ -138,12 +137,15 @@ impl<T: Send + Sync + 'static> Hub<T> {
         }
         self.is_watched.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        let state = self.state.load();
-        if groups.by_length.is_empty() {
-            // There was nobody to serve until now.
-            groups.served = groups.served.max(state.revision);
-        }
-        let floor = state.history.floor();
+        let is_first = groups.by_length.is_empty();
+        let (served, floor, backlog) = self.state.look(|state| {
+            // Before the first there was nobody to serve.
+            let newest = if is_first { state.revision } else { 0 };
+            let served = groups.served.max(newest);
+            let backlog = (after < served).then(|| (state.history.clone(), served));
+            (served, state.history.floor(), backlog)
+        });
+        groups.served = served;
         if after < floor {
             return Err(Error::Compacted {
                 requested: after,
@@ -151,13 +153,11 @@ impl<T: Send + Sync + 'static> Hub<T> {
             });
         }
         let (sender, queue) = mpsc::channel(self.queue);
-        let served = groups.served;
         let group = groups.by_length.entry(prefix.len()).or_default();
         group.entry(prefix.clone()).or_default().push(Watcher {
             queue: sender,
             after: after.max(served),
         });
-        let backlog = (after < served).then(|| (state.history.clone(), served));
         Ok(Subscription {
             hub: self.clone(),
             prefix,
@@ -190,23 +190,24 @@ impl<T: Send + Sync + 'static> Hub<T> {
     }
 
     fn fan_out(&self) {
-        let state = self.state.load_full();
         let groups = self.groups.lock();
         let (served, is_watched) = (groups.served, !groups.by_length.is_empty());
         drop(groups);
         if !is_watched {
             return;
         }
-        if state.history.floor() > served {
+        let look = |state: &State<T>| (state.revision, state.history.clone());
+        let (newest, history) = self.state.look(look);
+        if history.floor() > served {
             // History went faster than the fan-out: the watchers catch up or learn that they cannot.
             self.groups.lock().by_length.clear();
         } else {
-            for (revision, batch) in state.history.after(served) {
+            for (revision, batch) in history.after(served) {
                 self.groups.lock().deliver(*revision, batch);
             }
         }
         let mut groups = self.groups.lock();
-        groups.served = groups.served.max(state.revision);
+        groups.served = groups.served.max(newest);
     }
 }
 

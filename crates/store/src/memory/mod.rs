@@ -1,18 +1,23 @@
 //! What both backends keep in memory: live keys, the recent past, the watchers. Nothing here touches
 //! a disk or a network.
 
+mod few;
+mod heads;
 mod history;
 mod hub;
 mod pages;
+mod published;
 mod state;
 mod tree;
 
 use bytes::Bytes;
 
+pub use few::Few;
 pub use history::{Batch, Change, History, Limits};
 pub use hub::Hub;
 pub use pages::Pages;
-pub use state::{Slot, State, Write, prefix_end};
+pub use published::Published;
+pub use state::{Fresh, Slot, State, Write, prefix_end};
 pub use tree::Tree;
 
 use crate::{Key, Revision};

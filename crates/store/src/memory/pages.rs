@@ -1,6 +1,6 @@
 //! Past moments at hand: those that pages of lists refer to, bounded in number.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::collections::VecDeque;
 
 use parking_lot::Mutex;
 
@@ -14,7 +14,7 @@ const FAR: u64 = 2000;
 pub struct Pages<T> {
     capacity: usize,
     /// Guards the states, oldest use first.
-    kept: Mutex<VecDeque<Arc<State<T>>>>,
+    kept: Mutex<VecDeque<State<T>>>,
 }
 
 impl<T: Send + Sync + 'static> Pages<T> {
@@ -34,10 +34,10 @@ impl<T: Send + Sync + 'static> Pages<T> {
             history: History::default(),
             ..state.clone()
         };
-        self.insert(Arc::new(page), floor);
+        self.insert(page, floor);
     }
 
-    fn insert(&self, page: Arc<State<T>>, floor: Revision) {
+    fn insert(&self, page: State<T>, floor: Revision) {
         let mut kept = self.kept.lock();
         kept.retain(|other| other.revision >= floor && other.revision != page.revision);
         if kept.len() >= self.capacity {
@@ -47,11 +47,11 @@ impl<T: Send + Sync + 'static> Pages<T> {
     }
 
     /// The state at a revision that the newest state's history covers.
-    pub async fn at(&self, revision: Revision, newest: &Arc<State<T>>) -> Arc<State<T>> {
+    pub async fn at(&self, revision: Revision, newest: &State<T>) -> State<T> {
         if newest.revision == revision {
             return newest.clone();
         }
-        let known = |kept: &VecDeque<Arc<State<T>>>| {
+        let known = |kept: &VecDeque<State<T>>| {
             let mut pages = kept.iter();
             pages.find(|page| page.revision == revision).cloned()
         };
@@ -65,7 +65,6 @@ impl<T: Send + Sync + 'static> Pages<T> {
         } else {
             newest.back_to(revision)
         };
-        let page = Arc::new(page);
         self.insert(page.clone(), newest.history.floor());
         page
     }

@@ -1,14 +1,12 @@
 //! What the store holds at one moment: the live keys and the history that leads to them. Cloning is
-//! O(1), and a clone never changes: lists and watches read theirs while the writer goes on.
+//! O(1), and a clone never changes: lists read theirs while the writer goes on.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Batch, Change, History, Millis, Saved, Tree, tree::Keyed};
-use crate::{
-    Action, Codec, Committed, Entry, Error, Key, ListRequest, Listed, Op, Precondition, Revision,
-};
+use super::{Batch, Change, Few, History, Millis, Saved, Tree, tree::Keyed};
+use crate::{Codec, Entry, Key, ListRequest, Listed, Revision};
 
 /// A live key with what the engine knows about it.
 pub struct Slot<T> {
@@ -61,11 +59,53 @@ impl<T> Default for State<T> {
 }
 
 /// What a commit does to one key.
-pub enum Write<D> {
+pub enum Write<T> {
     /// A new value.
-    Put(D, Millis),
+    Put(Key, Fresh<T>),
     /// Gone.
-    Delete,
+    Delete(Key),
+}
+
+/// A value on its way to its key: what stood there before is not known yet.
+pub struct Fresh<T>(Arc<Slot<T>>);
+
+impl<T> Fresh<T> {
+    /// Of a draft that gets this revision.
+    pub fn new<C: Codec<Object = T>>(
+        codec: &C,
+        key: &Key,
+        draft: C::Draft,
+        revision: Revision,
+        expires: Millis,
+    ) -> Self {
+        let size = codec.bytes(&draft).len() as u32;
+        let entry = Entry {
+            key: Key::new(),
+            create_revision: revision,
+            mod_revision: revision,
+            object: Arc::new(codec.publish(key, draft, revision)),
+        };
+        Self(Arc::new(Slot {
+            entry,
+            expires,
+            size,
+        }))
+    }
+
+    /// Takes its place.
+    fn settle(self, key: &Key, previous: Option<&Arc<Slot<T>>>) -> Arc<Slot<T>> {
+        let mut slot = self.0;
+        // Nobody else has it yet.
+        if let Some(Slot { entry, .. }) = Arc::get_mut(&mut slot) {
+            // The first key's bytes serve all later versions; a copy, because the caller's may be
+            // part of something larger.
+            (entry.key, entry.create_revision) = match previous {
+                Some(slot) => (slot.entry.key.clone(), slot.entry.create_revision),
+                None => (Key::copy_from_slice(key), entry.mod_revision),
+            };
+        }
+        slot
+    }
 }
 
 impl<T: Send + Sync + 'static> State<T> {
@@ -93,114 +133,55 @@ impl<T: Send + Sync + 'static> State<T> {
         }
     }
 
-    /// Whether all preconditions hold.
-    pub fn check<D>(&self, ops: &[Op<D>]) -> Result<(), Error> {
-        for op in ops {
-            if op.precondition == Precondition::Any {
-                continue;
-            }
-            let current = self.entries.get(&op.key);
-            let current = current.map(|slot| slot.entry.mod_revision);
-            let holds = match op.precondition {
-                Precondition::Any => true,
-                Precondition::Absent => current.is_none(),
-                Precondition::Exists => current.is_some(),
-                Precondition::Revision(revision) => current == Some(revision),
-            };
-            if !holds {
-                return Err(Error::Conflict {
-                    key: op.key.clone(),
-                    current,
-                });
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether an operation would change something.
-    pub fn would_change<D>(&self, op: &Op<D>) -> bool {
-        match op.action {
-            Action::Put { .. } => true,
-            Action::Delete => self.entries.get(&op.key).is_some(),
-            Action::Check => false,
-        }
-    }
-
-    /// Makes the changes of one commit; `news` gets what they were, for [`History::push`]. Deletes of
-    /// absent keys do nothing.
-    pub fn apply<C: Codec<Object = T>>(
+    /// Makes the changes of one commit; `news` gets what they were, for [`History::push`]. Returns what
+    /// now stands at each put key and what stood at each deleted one. Deletes of absent keys do
+    /// nothing.
+    pub fn apply(
         &mut self,
-        codec: &C,
         revision: Revision,
         time: Millis,
-        writes: impl ExactSizeIterator<Item = (Key, Option<Write<C::Draft>>)>,
+        writes: Few<Option<Write<T>>>,
         news: &mut Vec<(Revision, Batch<T>)>,
-    ) -> Committed<T> {
-        let mut entries = Vec::with_capacity(writes.len());
+    ) -> Few<Option<Arc<Slot<T>>>> {
         let mut batch: Option<Batch<T>> = None;
-        for (key, write) in writes {
-            let Some(write) = write else {
-                entries.push(None);
-                continue;
-            };
-            let change = self.change(codec, &key, revision, write);
-            let slot = change.current.as_ref().or(change.previous.as_ref());
-            entries.push(slot.map(|slot| slot.entry.clone()));
-            if slot.is_some() {
-                match &mut batch {
-                    None => batch = Some(Batch::new(change, time)),
-                    Some(batch) => batch.push(change),
-                }
+        let slots = writes.map(|write| {
+            let change = self.change(write?);
+            let slot = change
+                .current
+                .as_ref()
+                .or(change.previous.as_ref())?
+                .clone();
+            match &mut batch {
+                None => batch = Some(Batch::new(change, time)),
+                Some(batch) => batch.push(change),
             }
-        }
+            Some(slot)
+        });
         if let Some(batch) = batch {
             self.revision = revision;
             news.push((revision, batch));
         }
-        Committed {
-            revision: self.revision,
-            entries,
-        }
+        slots
     }
 
-    fn change<C: Codec<Object = T>>(
-        &mut self,
-        codec: &C,
-        key: &Key,
-        revision: Revision,
-        write: Write<C::Draft>,
-    ) -> Change<T> {
-        let Write::Put(draft, expires) = write else {
-            let previous = self.entries.remove(key);
-            if let Some(slot) = &previous {
-                self.bytes -= key.len() as u64 + u64::from(slot.size);
+    fn change(&mut self, write: Write<T>) -> Change<T> {
+        let (key, fresh) = match write {
+            Write::Put(key, fresh) => (key, fresh),
+            Write::Delete(key) => {
+                let previous = self.entries.remove(&key);
+                if let Some(slot) = &previous {
+                    self.bytes -= key.len() as u64 + u64::from(slot.size);
+                }
+                return Change {
+                    previous,
+                    current: None,
+                };
             }
-            return Change {
-                previous,
-                current: None,
-            };
         };
-        let size = codec.bytes(&draft).len() as u32;
-        let object = Arc::new(codec.publish(key, draft, revision));
+        let size = fresh.0.size;
         let mut current = None;
-        let previous = self.entries.upsert(key, |previous| {
-            // The first key's bytes serve all later versions; a copy, because the caller's may be
-            // part of something larger.
-            let (key, create_revision) = match previous {
-                Some(slot) => (slot.entry.key.clone(), slot.entry.create_revision),
-                None => (Key::copy_from_slice(key), revision),
-            };
-            let entry = Entry {
-                key,
-                create_revision,
-                mod_revision: revision,
-                object,
-            };
-            let slot = Arc::new(Slot {
-                entry,
-                expires,
-                size,
-            });
+        let previous = self.entries.upsert(&key, |previous| {
+            let slot = fresh.settle(&key, previous);
             current = Some(slot.clone());
             slot
         });

@@ -3,10 +3,12 @@
 //!
 //! A B+ tree of shared nodes: a change copies the few nodes on its way that somebody else still
 //! holds, and changes the others in place. Values carry their key, so that a leaf is nothing but
-//! pointers. Nodes that have become small are merged with a neighbour where both fit into one.
+//! pointers and the heads of their keys. Nodes that have become small are merged with a neighbour
+//! where both fit into one.
 
 use std::sync::Arc;
 
+use super::heads::{Heads, make_room};
 use crate::Key;
 
 /// Most values of a leaf and most children of a branch.
@@ -26,8 +28,21 @@ pub struct Tree<V> {
 
 #[derive(Clone)]
 enum Node<V> {
-    Leaf(Vec<V>),
-    Branch(Vec<Child<V>>),
+    Leaf(Leaf<V>),
+    Branch(Branch<V>),
+}
+
+#[derive(Clone)]
+struct Leaf<V> {
+    heads: Heads,
+    values: Vec<V>,
+}
+
+#[derive(Clone)]
+struct Branch<V> {
+    /// Of all children but the first, which has everything below them.
+    heads: Heads,
+    children: Vec<Child<V>>,
 }
 
 #[derive(Clone)]
@@ -51,7 +66,10 @@ impl<V> Clone for Tree<V> {
 impl<V> Default for Tree<V> {
     fn default() -> Self {
         Self {
-            root: Arc::new(Node::Leaf(Vec::new())),
+            root: Arc::new(Node::Leaf(Leaf {
+                heads: Heads::default(),
+                values: Vec::new(),
+            })),
             len: 0,
         }
     }
@@ -68,8 +86,8 @@ impl<V: Keyed> Tree<V> {
         let mut node = &*self.root;
         loop {
             match node {
-                Node::Leaf(values) => return place(values, key).ok().map(|at| &values[at]),
-                Node::Branch(children) => node = &children[child_of(children, key)].node,
+                Node::Leaf(leaf) => return leaf.place(key).ok().map(|at| &leaf.values[at]),
+                Node::Branch(branch) => node = &branch.children[branch.child_of(key)].node,
             }
         }
     }
@@ -79,11 +97,11 @@ impl<V: Keyed> Tree<V> {
         let (mut node, mut below) = (&*self.root, 0);
         loop {
             match node {
-                Node::Leaf(values) => {
-                    return below + place(values, key).unwrap_or_else(|before| before);
+                Node::Leaf(leaf) => {
+                    return below + leaf.place(key).unwrap_or_else(|before| before);
                 }
-                Node::Branch(children) => {
-                    let at = child_of(children, key);
+                Node::Branch(branch) => {
+                    let (at, children) = (branch.child_of(key), &branch.children);
                     below += children[..at]
                         .iter()
                         .map(|child| child.count)
@@ -99,13 +117,13 @@ impl<V: Keyed> Tree<V> {
         let (mut node, mut above) = (&*self.root, Vec::new());
         loop {
             match node {
-                Node::Leaf(values) => {
-                    let at = place(values, key).unwrap_or_else(|before| before);
-                    let leaf = values[at..].iter();
+                Node::Leaf(leaf) => {
+                    let at = leaf.place(key).unwrap_or_else(|before| before);
+                    let leaf = leaf.values[at..].iter();
                     return Iter { above, leaf };
                 }
-                Node::Branch(children) => {
-                    let at = child_of(children, key);
+                Node::Branch(branch) => {
+                    let (at, children) = (branch.child_of(key), &branch.children);
                     above.push(children[at + 1..].iter());
                     node = &children[at].node;
                 }
@@ -130,7 +148,7 @@ impl<V: Keyed> Tree<V> {
                 count: self.len - right.count,
                 node: self.root.clone(),
             };
-            self.root = Arc::new(Node::Branch(vec![left, right]));
+            self.root = Arc::new(Node::branch(vec![left, right]));
         }
         previous
     }
@@ -147,8 +165,8 @@ impl<V: Keyed> Tree<V> {
         self.get(key)?;
         let removed = remove(&mut self.root, key)?;
         self.len -= 1;
-        while let Node::Branch(children) = &*self.root
-            && let [only] = &children[..]
+        while let Node::Branch(branch) = &*self.root
+            && let [only] = &branch.children[..]
         {
             self.root = only.node.clone();
         }
@@ -156,21 +174,40 @@ impl<V: Keyed> Tree<V> {
     }
 }
 
-/// Where a key stands in a leaf, or would.
-fn place<V: Keyed>(values: &[V], key: &[u8]) -> Result<usize, usize> {
-    values.binary_search_by(|value| value.key()[..].cmp(key))
+impl<V: Keyed> Leaf<V> {
+    /// Where a key stands, or would.
+    fn place(&self, key: &[u8]) -> Result<usize, usize> {
+        self.heads.find(key, |at| self.values[at].key())
+    }
 }
 
-/// The child that a key belongs to.
-fn child_of<V>(children: &[Child<V>], key: &[u8]) -> usize {
-    let after = children.partition_point(|child| child.first[..] <= *key);
-    after.saturating_sub(1)
+impl<V> Branch<V> {
+    /// The child that a key belongs to.
+    fn child_of(&self, key: &[u8]) -> usize {
+        let found = self.heads.find(key, |at| &self.children[at + 1].first);
+        found.map_or_else(|before| before, |at| at + 1)
+    }
 }
 
-/// Room for one more, without the doubling that would waste half of every leaf.
-fn make_room<T>(items: &mut Vec<T>) {
-    if items.len() == items.capacity() {
-        items.reserve_exact(4);
+impl<V: Keyed> Node<V> {
+    fn leaf(values: Vec<V>) -> Self {
+        let heads = Heads::of(values.len(), |at| values[at].key());
+        Self::Leaf(Leaf { heads, values })
+    }
+}
+
+impl<V> Node<V> {
+    fn branch(children: Vec<Child<V>>) -> Self {
+        let others = children.len().saturating_sub(1);
+        let heads = Heads::of(others, |at| &children[at + 1].first);
+        Self::Branch(Branch { heads, children })
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Leaf(leaf) => leaf.values.len(),
+            Self::Branch(branch) => branch.children.len(),
+        }
     }
 }
 
@@ -189,29 +226,35 @@ fn upsert<V: Keyed>(
     key: &[u8],
     make: impl FnOnce(Option<&V>) -> V,
 ) -> (Option<V>, Option<Child<V>>) {
-    match Arc::make_mut(node) {
-        Node::Leaf(values) => match place(values, key) {
-            Ok(at) => {
-                let value = make(Some(&values[at]));
-                (Some(std::mem::replace(&mut values[at], value)), None)
-            }
-            Err(at) => {
-                make_room(values);
-                values.insert(at, make(None));
-                if values.len() <= FANOUT {
-                    return (None, None);
+    let node = Arc::make_mut(node);
+    match node {
+        Node::Leaf(Leaf { heads, values }) => {
+            let at = match heads.find(key, |at| values[at].key()) {
+                Ok(at) => {
+                    let value = make(Some(&values[at]));
+                    return (Some(std::mem::replace(&mut values[at], value)), None);
                 }
-                let right = values.split_off(split_at(values.len(), at));
-                let split = Child {
-                    first: right[0].key().clone(),
-                    count: right.len(),
-                    node: Arc::new(Node::Leaf(right)),
-                };
-                (None, Some(split))
+                Err(at) => at,
+            };
+            make_room(values);
+            values.insert(at, make(None));
+            if values.len() <= FANOUT {
+                heads.insert(at, |at| values[at].key());
+                return (None, None);
             }
-        },
-        Node::Branch(children) => {
-            let at = child_of(children, key);
+            let mut left = std::mem::take(values);
+            let right = left.split_off(split_at(left.len(), at));
+            *node = Node::leaf(left);
+            let split = Child {
+                first: right[0].key().clone(),
+                count: right.len(),
+                node: Arc::new(Node::leaf(right)),
+            };
+            (None, Some(split))
+        }
+        Node::Branch(branch) => {
+            let at = branch.child_of(key);
+            let Branch { heads, children } = branch;
             let (previous, split) = upsert(&mut children[at].node, key, make);
             if previous.is_none() {
                 children[at].count += 1;
@@ -223,13 +266,16 @@ fn upsert<V: Keyed>(
             make_room(children);
             children.insert(at + 1, split);
             if children.len() <= FANOUT {
+                heads.insert(at, |at| &children[at + 1].first);
                 return (previous, None);
             }
-            let right = children.split_off(split_at(children.len(), at + 1));
+            let mut left = std::mem::take(children);
+            let right = left.split_off(split_at(left.len(), at + 1));
+            *node = Node::branch(left);
             let split = Child {
                 first: right[0].first.clone(),
                 count: right.iter().map(|child| child.count).sum(),
-                node: Arc::new(Node::Branch(right)),
+                node: Arc::new(Node::branch(right)),
             };
             (previous, Some(split))
         }
@@ -238,24 +284,35 @@ fn upsert<V: Keyed>(
 
 fn remove<V: Keyed>(node: &mut Arc<Node<V>>, key: &[u8]) -> Option<V> {
     match Arc::make_mut(node) {
-        Node::Leaf(values) => place(values, key).ok().map(|at| values.remove(at)),
-        Node::Branch(children) => {
-            let at = child_of(children, key);
-            let removed = remove(&mut children[at].node, key)?;
-            children[at].count -= 1;
-            if children[at].node.len() < FANOUT / 4 {
-                merge(children, at);
+        Node::Leaf(leaf) => {
+            let at = leaf.place(key).ok()?;
+            leaf.heads.remove(at);
+            Some(leaf.values.remove(at))
+        }
+        Node::Branch(branch) => {
+            let at = branch.child_of(key);
+            let child = &mut branch.children[at];
+            let removed = remove(&mut child.node, key)?;
+            child.count -= 1;
+            if child.node.len() < FANOUT / 4 && merge(&mut branch.children, at) {
+                let children = std::mem::take(&mut branch.children);
+                *Arc::make_mut(node) = Node::branch(children);
             }
             Some(removed)
         }
     }
 }
 
-/// Merges a small child with a neighbour, if both fit into one node with room to spare.
-fn merge<V: Keyed>(children: &mut Vec<Child<V>>, at: usize) {
+/// Merges a small child with a neighbour, if both fit into one node with room to spare. Returns
+/// whether a child has gone.
+fn merge<V: Keyed>(children: &mut Vec<Child<V>>, at: usize) -> bool {
     if children[at].count == 0 && children.len() > 1 {
-        children.remove(at);
-        return;
+        let gone = children.remove(at);
+        if at == 0 {
+            // Keys from there on come to this one now.
+            children[0].first = gone.first;
+        }
+        return true;
     }
     for left in [at, at.wrapping_sub(1)] {
         let (Some(one), Some(two)) = (children.get(left), children.get(left.wrapping_add(1)))
@@ -268,23 +325,20 @@ fn merge<V: Keyed>(children: &mut Vec<Child<V>>, at: usize) {
         let right = children.remove(left + 1);
         let one = &mut children[left];
         one.count += right.count;
-        match (Arc::make_mut(&mut one.node), &*right.node) {
-            (Node::Leaf(values), Node::Leaf(more)) => values.extend_from_slice(more),
-            (Node::Branch(nodes), Node::Branch(more)) => nodes.extend_from_slice(more),
+        let merged = match (&*one.node, &*right.node) {
+            (Node::Leaf(one), Node::Leaf(more)) => {
+                Node::leaf([&one.values[..], &more.values].concat())
+            }
+            (Node::Branch(one), Node::Branch(more)) => {
+                Node::branch([&one.children[..], &more.children].concat())
+            }
             // All leaves have the same depth.
-            _ => {}
-        }
-        return;
+            _ => return true,
+        };
+        one.node = Arc::new(merged);
+        return true;
     }
-}
-
-impl<V> Node<V> {
-    fn len(&self) -> usize {
-        match self {
-            Self::Leaf(values) => values.len(),
-            Self::Branch(children) => children.len(),
-        }
-    }
+    false
 }
 
 /// Values in order.
@@ -310,12 +364,12 @@ impl<'a, V> Iterator for Iter<'a, V> {
             };
             loop {
                 match node {
-                    Node::Leaf(values) => {
-                        self.leaf = values.iter();
+                    Node::Leaf(leaf) => {
+                        self.leaf = leaf.values.iter();
                         break;
                     }
-                    Node::Branch(children) => {
-                        let mut rest = children.iter();
+                    Node::Branch(branch) => {
+                        let mut rest = branch.children.iter();
                         let Some(first) = rest.next() else { break };
                         self.above.push(rest);
                         node = &first.node;
@@ -346,13 +400,13 @@ mod tests {
     /// Every node's counts are true, its keys ascend, and nothing is longer than it may be.
     fn check(node: &Node<Value>, above: &[u8], depth: usize) -> (usize, usize) {
         match node {
-            Node::Leaf(values) => {
+            Node::Leaf(Leaf { values, .. }) => {
                 assert!(values.len() <= FANOUT);
                 assert!(values.windows(2).all(|pair| pair[0].0 < pair[1].0));
                 assert!(values.first().is_none_or(|value| value.0[..] >= *above));
                 (values.len(), depth)
             }
-            Node::Branch(children) => {
+            Node::Branch(Branch { children, .. }) => {
                 assert!((1..=FANOUT).contains(&children.len()));
                 let mut depths = Vec::new();
                 let mut total = 0;
@@ -420,7 +474,10 @@ mod tests {
         fn leaves(node: &Node<Value>) -> usize {
             match node {
                 Node::Leaf(_) => 1,
-                Node::Branch(children) => children.iter().map(|child| leaves(&child.node)).sum(),
+                Node::Branch(branch) => {
+                    let children = branch.children.iter();
+                    children.map(|child| leaves(&child.node)).sum()
+                }
             }
         }
         assert!(leaves(&tree.root) <= 10_000 / FANOUT + 2);
@@ -435,7 +492,7 @@ mod tests {
         for number in 0..2000 {
             assert!(tree.remove(&key(number)).is_some());
         }
-        assert!(matches!(&*tree.root, Node::Leaf(values) if values.is_empty()));
+        assert!(matches!(&*tree.root, Node::Leaf(leaf) if leaf.values.is_empty()));
         assert_eq!(tree.remove(b"none"), None);
     }
 }

@@ -48,20 +48,8 @@ impl Cluster {
     }
 
     pub fn start_with(count: usize, tls: Option<TlsFiles>) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let member = |_| {
-            let (client, peer) = ports();
-            Member {
-                client,
-                peer,
-                process: None,
-            }
-        };
-        let mut cluster = Self {
-            members: (0..count).map(member).collect(),
-            directory,
-            tls,
-        };
+        let mut cluster = Self::planned(count);
+        cluster.tls = tls;
         if let Some(tls) = &cluster.tls {
             for (name, text) in [
                 ("ca", &tls.ca),
@@ -158,12 +146,26 @@ impl Cluster {
         let endpoints = vec![self.endpoints()[number].clone()];
         let config = store::etcd::Config {
             endpoints,
+            patience: PATIENCE,
             ..store::etcd::Config::default()
         };
-        let deadline = Instant::now() + PATIENCE;
-        while let Err(error) = config.clone().connect(store::Plain).await {
-            assert!(Instant::now() < deadline, "{error}");
-            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        config.connect(store::Plain).await.unwrap();
+    }
+
+    /// A cluster of which nobody runs yet.
+    pub fn planned(count: usize) -> Self {
+        let member = |_| {
+            let (client, peer) = ports();
+            Member {
+                client,
+                peer,
+                process: None,
+            }
+        };
+        Self {
+            members: (0..count).map(member).collect(),
+            directory: tempfile::tempdir().unwrap(),
+            tls: None,
         }
     }
 
@@ -176,6 +178,7 @@ impl Cluster {
         loop {
             let config = store::etcd::Config {
                 endpoints: self.endpoints(),
+                patience: std::time::Duration::ZERO,
                 ..config.clone()
             };
             match config.connect(store::Plain).await {

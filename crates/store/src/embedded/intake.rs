@@ -1,0 +1,416 @@
+//! Where commits come in.
+//!
+//! Callers add their commits themselves to the batch that is being made: under one lock a commit is
+//! checked against everything before it, gets its revision and is encoded. The writer takes the whole
+//! batch as soon as the disk is free. What a commit is checked against is the published state and,
+//! before it, the keys of the batches that are not published yet.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::{Mutex, MutexGuard};
+use stdx::Clock;
+use tokio::sync::{Notify, oneshot};
+
+use super::{
+    batch::{Batch, Done, Reply, Step},
+    record,
+};
+use crate::{
+    Action, Codec, Durability, Error, Key, Op, Precondition, Revision,
+    memory::{Few, Fresh, Millis, Published, Slot, Write},
+};
+
+/// The meeting point of callers and the writer.
+pub struct Intake<C: Codec> {
+    codec: Arc<C>,
+    clock: Arc<dyn Clock>,
+    published: Arc<Published<C::Object>>,
+    /// Guards what is being made. The published state may be looked at under it, not the reverse.
+    open: Mutex<Open<C>>,
+    /// Whether there is something for the writer. Changed under the lock.
+    has_news: AtomicBool,
+    news: Notify,
+}
+
+struct Open<C: Codec> {
+    /// Why nothing is taken any more, if so.
+    closed: Option<String>,
+    /// The newest revision given.
+    revision: Revision,
+    batch: Batch<C::Object>,
+    /// What the keys of `batch` will be.
+    young: Pending,
+    /// What the keys of the batches before it will be, until they are published; the oldest first.
+    old: VecDeque<Pending>,
+    /// Memory for the keys of the next batch.
+    spare: Pending,
+    /// Commits that find the batch full.
+    waiting: VecDeque<Commit<C>>,
+    errands: Vec<Errand>,
+}
+
+/// The revisions of keys that are not published yet; `None` when deleted.
+pub type Pending = HashMap<Key, Option<Revision>>;
+
+struct Commit<C: Codec> {
+    ops: Vec<Op<C::Draft>>,
+    durability: Durability,
+    reply: Reply<Done<C::Object>>,
+}
+
+/// What else the writer is asked for.
+pub enum Errand {
+    /// Write a snapshot now.
+    Snapshot(Reply<()>),
+    /// The snapshot thread is done, and has left these files to write over.
+    SnapshotDone(Result<Vec<String>, String>),
+    /// End, cleanly.
+    Close,
+}
+
+/// How a commit gets its answer.
+pub type Answer<T> = oneshot::Receiver<Result<T, Error>>;
+
+impl<C: Codec> Intake<C> {
+    /// Goes on behind the published state.
+    pub fn new(codec: Arc<C>, clock: Arc<dyn Clock>, published: Arc<Published<C::Object>>) -> Self {
+        let open = Open {
+            closed: None,
+            revision: published.revision(),
+            batch: Batch::default(),
+            young: Pending::new(),
+            old: VecDeque::new(),
+            spare: Pending::new(),
+            waiting: VecDeque::new(),
+            errands: Vec::new(),
+        };
+        Self {
+            codec,
+            clock,
+            published,
+            open: Mutex::new(open),
+            has_news: AtomicBool::new(false),
+            news: Notify::new(),
+        }
+    }
+
+    /// Adds a commit, checked by [`crate::check::ops`].
+    pub fn commit(
+        &self,
+        ops: Vec<Op<C::Draft>>,
+        durability: Durability,
+    ) -> Result<Answer<Done<C::Object>>, Error> {
+        let (reply, answer) = oneshot::channel();
+        let commit = Commit {
+            ops,
+            durability,
+            reply,
+        };
+        let mut open = self.open.lock();
+        open.check()?;
+        if open.batch.is_full() {
+            open.waiting.push_back(commit);
+        } else {
+            self.add(&mut open, commit);
+        }
+        self.tell(open);
+        Ok(answer)
+    }
+
+    /// Adds a compaction.
+    pub fn compact(&self, revision: Revision) -> Result<Answer<()>, Error> {
+        let (reply, answer) = oneshot::channel();
+        let mut open = self.open.lock();
+        open.check()?;
+        if revision > open.revision {
+            return Err(Error::Future {
+                requested: revision,
+                newest: open.revision,
+            });
+        }
+        self.begin(&mut open);
+        open.batch.floor = open.batch.floor.max(revision);
+        open.batch.synced = true;
+        open.batch.steps.push(Step::Compact(revision, reply));
+        self.tell(open);
+        Ok(answer)
+    }
+
+    /// Asks the writer for something else. When it has ended, the errand is dropped.
+    pub fn ask(&self, errand: Errand) {
+        let mut open = self.open.lock();
+        open.errands.push(errand);
+        self.tell(open);
+    }
+
+    /// Why nothing is taken any more, if so.
+    pub fn failure(&self) -> Option<String> {
+        self.open.lock().closed.clone()
+    }
+
+    /// Takes nothing any more. The first reason counts.
+    pub fn close(&self, why: &str) {
+        let mut open = self.open.lock();
+        open.closed.get_or_insert_with(|| why.to_owned());
+    }
+
+    /// For good: whoever still waits hears so. The writer has ended.
+    pub fn end(&self) {
+        let mut open = self.open.lock();
+        open.closed
+            .get_or_insert_with(|| "the store is closed".into());
+        let dropped = (
+            std::mem::take(&mut open.batch),
+            std::mem::take(&mut open.waiting),
+            std::mem::take(&mut open.errands),
+        );
+        drop(open);
+        drop(dropped);
+    }
+
+    /// Whether there is something for the writer.
+    pub fn has_news(&self) -> bool {
+        self.has_news.load(Ordering::Relaxed)
+    }
+
+    /// Returns when there is, or was, something for the writer.
+    pub async fn news(&self) {
+        self.news.notified().await;
+    }
+
+    /// What the writer is asked for beside batches.
+    pub fn errands(&self) -> Vec<Errand> {
+        std::mem::take(&mut self.open.lock().errands)
+    }
+
+    /// Takes the batch, in exchange for memory for the next. Says no when there is none.
+    pub fn take(&self, batch: &mut Batch<C::Object>) -> bool {
+        let mut open = self.open.lock();
+        let is_taken = !open.batch.steps.is_empty();
+        if is_taken {
+            let whole = open.batch.whole;
+            open.batch.frame.truncate(whole);
+            std::mem::swap(&mut open.batch, batch);
+            let spare = std::mem::take(&mut open.spare);
+            let pending = std::mem::replace(&mut open.young, spare);
+            open.old.push_back(pending);
+        }
+        self.add_waiting(&mut open);
+        self.has_news.store(!open.is_idle(), Ordering::Relaxed);
+        is_taken
+    }
+
+    /// The oldest batch that was taken is published. Also exchanges memory for keys.
+    pub fn settle(&self, spare: &mut Pending) {
+        let mut open = self.open.lock();
+        std::mem::swap(&mut open.spare, spare);
+        let settled = open.old.pop_front();
+        drop(open);
+        if let Some(mut settled) = settled {
+            settled.clear();
+            *spare = settled;
+        }
+    }
+
+    /// The batch that was taken last will never be, neither will what was built upon it. All before it
+    /// are published.
+    pub fn give_up(&self, error: &Error) {
+        let mut open = self.open.lock();
+        open.revision = self.published.revision();
+        open.young.clear();
+        open.old.clear();
+        let steps = std::mem::take(&mut open.batch.steps);
+        drop(open);
+        for step in steps {
+            step.fail(error);
+        }
+    }
+
+    /// Wakes the writer if it may be asleep.
+    fn tell(&self, open: MutexGuard<'_, Open<C>>) {
+        let is_first = !self.has_news() && !open.is_idle();
+        if is_first {
+            self.has_news.store(true, Ordering::Relaxed);
+        }
+        drop(open);
+        if is_first {
+            self.news.notify_one();
+        }
+    }
+
+    fn begin(&self, open: &mut Open<C>) {
+        if open.batch.steps.is_empty() {
+            let now = self.clock.now().as_millisecond();
+            open.batch.begin(now, open.revision);
+        }
+    }
+
+    fn add_waiting(&self, open: &mut Open<C>) {
+        while !open.batch.is_full()
+            && let Some(commit) = open.waiting.pop_front()
+        {
+            self.add(open, commit);
+        }
+    }
+
+    /// Evaluates a commit against everything before it, and adds it.
+    fn add(&self, open: &mut Open<C>, commit: Commit<C>) {
+        let Commit {
+            ops,
+            durability,
+            reply,
+        } = commit;
+        if let Err(refusal) = self.check(open, &ops) {
+            return match refusal {
+                // Nobody learns of it who waits: whoever no longer waits loses only the answer.
+                Refusal::ForGood(error) => drop(reply.send(Err(error))),
+                Refusal::Yet(error) => {
+                    self.begin(open);
+                    open.batch.steps.push(Step::Refuse(error, reply));
+                }
+            };
+        }
+        self.begin(open);
+        let written = ops.iter().filter(|op| self.changes(open, op)).count();
+        let revision = open.revision + u64::from(written > 0);
+        let writes = self.encode(open, ops, revision, written);
+        // Nothing fails from here on.
+        for write in writes.as_slice().iter().flatten() {
+            match write {
+                Write::Put(key, _) => open.young.insert(key.clone(), Some(revision)),
+                Write::Delete(key) => open.young.insert(key.clone(), None),
+            };
+        }
+        let batch = &mut open.batch;
+        batch.whole = batch.frame.len();
+        if written > 0 {
+            batch.synced |= durability == Durability::Synced;
+            batch.relaxed |= durability == Durability::Relaxed;
+        }
+        batch.revision = revision;
+        batch.steps.push(Step::Commit {
+            revision,
+            writes,
+            reply,
+        });
+        open.revision = revision;
+    }
+
+    /// Appends a commit to the batch's frame. What it appends counts only when the caller says so.
+    fn encode(
+        &self,
+        open: &mut Open<C>,
+        ops: Vec<Op<C::Draft>>,
+        revision: Revision,
+        written: usize,
+    ) -> Few<Option<Write<C::Object>>> {
+        open.batch.frame.truncate(open.batch.whole);
+        if written > 0 {
+            record::put_commit(&mut open.batch.frame, revision, written);
+        }
+        Few::from(ops).map(|op| {
+            if !self.changes(open, &op) {
+                return None;
+            }
+            let Batch { frame, time, .. } = &mut open.batch;
+            Some(match op.action {
+                Action::Put { draft, expires_in } => {
+                    let expires = expiry(*time, expires_in);
+                    record::put_put(frame, &op.key, expires, self.codec.bytes(&draft));
+                    let fresh = Fresh::new(&*self.codec, &op.key, draft, revision, expires);
+                    Write::Put(op.key, fresh)
+                }
+                Action::Delete | Action::Check => {
+                    record::put_delete(frame, &op.key);
+                    Write::Delete(op.key)
+                }
+            })
+        })
+    }
+
+    /// Whether all preconditions hold.
+    fn check(&self, open: &Open<C>, ops: &[Op<C::Draft>]) -> Result<(), Refusal> {
+        for op in ops {
+            if op.precondition == Precondition::Any {
+                continue;
+            }
+            let pending = open.pending(&op.key);
+            let current = pending.unwrap_or_else(|| self.published(&op.key));
+            let holds = match op.precondition {
+                Precondition::Any => true,
+                Precondition::Absent => current.is_none(),
+                Precondition::Exists => current.is_some(),
+                Precondition::Revision(revision) => current == Some(revision),
+            };
+            if !holds {
+                let key = op.key.clone();
+                let error = Error::Conflict { key, current };
+                return Err(match pending {
+                    None => Refusal::ForGood(error),
+                    Some(_) => Refusal::Yet(error),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether an operation would change something.
+    fn changes(&self, open: &Open<C>, op: &Op<C::Draft>) -> bool {
+        match op.action {
+            Action::Put { .. } => true,
+            Action::Delete => {
+                let pending = open.pending(&op.key);
+                pending.unwrap_or_else(|| self.published(&op.key)).is_some()
+            }
+            Action::Check => false,
+        }
+    }
+
+    /// The revision of a key in the published state.
+    fn published(&self, key: &[u8]) -> Option<Revision> {
+        let revision = |slot: &Arc<Slot<C::Object>>| slot.entry.mod_revision;
+        self.published
+            .look(|state| state.entries.get(key).map(revision))
+    }
+}
+
+impl<C: Codec> Open<C> {
+    fn check(&self) -> Result<(), Error> {
+        match &self.closed {
+            Some(why) => Err(Error::Unavailable(why.clone())),
+            None => Ok(()),
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.batch.steps.is_empty() && self.waiting.is_empty() && self.errands.is_empty()
+    }
+
+    /// What a key will be, if it is not published yet.
+    fn pending(&self, key: &[u8]) -> Option<Option<Revision>> {
+        let newest = std::iter::once(&self.young).chain(self.old.iter().rev());
+        newest
+            .filter_map(|pending| pending.get(key))
+            .next()
+            .copied()
+    }
+}
+
+/// Why a commit is not made.
+enum Refusal {
+    /// What stands in its way is published.
+    ForGood(Error),
+    /// What stands in its way is on its way to the disk: nobody may learn of it before it is there.
+    Yet(Error),
+}
+
+fn expiry(now: Millis, expires_in: Option<Duration>) -> Millis {
+    expires_in.map_or(0, |wait| now.saturating_add(wait.as_millis() as Millis))
+}

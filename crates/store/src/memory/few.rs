@@ -1,0 +1,49 @@
+//! One of something, or several: most commits have one operation, which then costs no memory of its
+//! own.
+
+/// One or several, in order.
+#[derive(Debug)]
+pub enum Few<T> {
+    /// One.
+    One(T),
+    /// Any number.
+    Many(Vec<T>),
+}
+
+impl<T> Few<T> {
+    /// Each through a function.
+    pub fn map<R>(self, mut map: impl FnMut(T) -> R) -> Few<R> {
+        match self {
+            Self::One(one) => Few::One(map(one)),
+            Self::Many(many) => Few::Many(many.into_iter().map(map).collect()),
+        }
+    }
+
+    /// As a slice.
+    pub fn as_slice(&self) -> &[T] {
+        match self {
+            Self::One(one) => std::slice::from_ref(one),
+            Self::Many(many) => many,
+        }
+    }
+
+    /// As a vector.
+    pub fn into_vec(self) -> Vec<T> {
+        match self {
+            Self::One(one) => vec![one],
+            Self::Many(many) => many,
+        }
+    }
+}
+
+impl<T> From<Vec<T>> for Few<T> {
+    fn from(mut many: Vec<T>) -> Self {
+        match many.pop() {
+            Some(one) if many.is_empty() => Self::One(one),
+            last => {
+                many.extend(last);
+                Self::Many(many)
+            }
+        }
+    }
+}
