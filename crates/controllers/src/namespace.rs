@@ -1,5 +1,6 @@
-//! Deleting a namespace: everything in it first, whatever kinds the server has, then the namespace's
-//! own finalizer. What still holds it is said in its conditions.
+//! Deleting a namespace: its pods first, so that nothing runs without what guards it (network
+//! policies, say), then everything else, whatever kinds the server has, then the namespace's own
+//! finalizer. What still holds it is said in its conditions.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -70,6 +71,26 @@ impl Leftovers {
     fn is_empty(&self) -> bool {
         self.counts.is_empty() && self.errors.is_empty() && self.undiscovered.is_empty()
     }
+
+    fn note(
+        &mut self,
+        resource: &Resource,
+        left: Result<Vec<PartialObjectMeta<DynamicObject>>, Error>,
+    ) {
+        let objects = match left {
+            Err(error) => return self.errors.push(podcontrol::message(&error)),
+            Ok(objects) if objects.is_empty() => return,
+            Ok(objects) => objects,
+        };
+        let name = format!("{}.{}", resource.api.plural, resource.api.group);
+        self.counts.insert(name, objects.len());
+        let finalizers = objects
+            .iter()
+            .flat_map(|object| object.metadata.finalizers.iter().flatten());
+        for finalizer in finalizers {
+            *self.finalizers.entry(finalizer.clone()).or_default() += 1;
+        }
+    }
 }
 
 impl Controller for Namespaces {
@@ -118,17 +139,30 @@ fn is_held(namespace: &Namespace) -> bool {
         .any(|finalizer| finalizer == FINALIZER)
 }
 
+/// Pods apart from the rest.
+fn pods_first(resources: impl Iterator<Item = Resource>) -> (Vec<Resource>, Vec<Resource>) {
+    resources.partition(|resource| resource.api.group.is_empty() && resource.api.plural == "pods")
+}
+
 impl Namespaces {
-    /// Deletes everything and says what is left.
+    /// Deletes everything and says what is left. While pods are left, nothing else is touched.
     async fn empty(&self, namespace: &str) -> Result<Leftovers, Error> {
         let (resources, undiscovered) = discover(&self.client).await?;
         let deletable =
             |resource: &Resource| resource.namespaced && resource.can(&["list", "delete"]);
-        let mut leftovers = Leftovers {
-            undiscovered,
-            ..Leftovers::default()
-        };
-        let deleted = stream::iter(resources.into_iter().filter(deletable))
+        let (pods, others) = pods_first(resources.into_iter().filter(deletable));
+        let mut leftovers = Leftovers::default();
+        self.empty_all(namespace, pods, &mut leftovers).await;
+        if leftovers.is_empty() {
+            self.empty_all(namespace, others, &mut leftovers).await;
+        }
+        leftovers.undiscovered = undiscovered;
+        Ok(leftovers)
+    }
+
+    /// Deletes all objects of several kinds at once and notes what is left.
+    async fn empty_all(&self, namespace: &str, kinds: Vec<Resource>, leftovers: &mut Leftovers) {
+        let deleted = stream::iter(kinds)
             .map(|resource| async move {
                 let left = self.empty_of(namespace, &resource).await;
                 (resource, left)
@@ -136,26 +170,9 @@ impl Namespaces {
             .buffer_unordered(AT_ONCE)
             .collect::<Vec<_>>();
         for (resource, left) in deleted.await {
-            let name = match resource.api.group.as_str() {
-                "" => format!("{}.", resource.api.plural),
-                group => format!("{}.{group}", resource.api.plural),
-            };
-            match left {
-                Err(error) => leftovers.errors.push(podcontrol::message(&error)),
-                Ok(objects) if objects.is_empty() => {}
-                Ok(objects) => {
-                    leftovers.counts.insert(name, objects.len());
-                    for finalizer in objects
-                        .iter()
-                        .flat_map(|o| o.metadata.finalizers.iter().flatten())
-                    {
-                        *leftovers.finalizers.entry(finalizer.clone()).or_default() += 1;
-                    }
-                }
-            }
+            leftovers.note(&resource, left);
         }
         leftovers.errors.sort();
-        Ok(leftovers)
     }
 
     /// Deletes all objects of one kind; returns those that are still there.

@@ -186,6 +186,62 @@ async fn a_namespace_begins_with_its_account_and_authority_and_ends_with_everyth
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_namespace_loses_its_pods_before_anything_else() {
+    let world = World::new().await;
+    world.namespace("shop").await;
+    let held = json!({"metadata": {"name": "held", "finalizers": ["example.com/hold"]},
+        "spec": {"containers": [{"name": "c", "image": "one"}]}});
+    world.create::<Pod>("shop", held).await;
+    let map = json!({"metadata": {"name": "map", "finalizers": ["example.com/map"]}});
+    world.create::<ConfigMap>("shop", map).await;
+    let namespaces: Api<Namespace> = Api::all(world.client.clone());
+    let params = DeleteParams::default();
+    namespaces.delete("shop", &params).await.unwrap();
+    let says = |part: &'static str| {
+        let namespaces = namespaces.clone();
+        move || {
+            let namespaces = namespaces.clone();
+            async move {
+                let status = namespaces.get("shop").await?.status.unwrap_or_default();
+                let mut conditions = status.conditions.into_iter().flatten();
+                let said = |text: Option<String>| text.is_some_and(|text| text.contains(part));
+                Ok::<_, kube::Error>(conditions.any(|condition| said(condition.message)))
+            }
+        }
+    };
+    world
+        .until("the pod holds it", says("pods. has 1 resource instances"))
+        .await;
+    let maps: Api<ConfigMap> = world.api("shop");
+    let deleted = |map: ConfigMap| map.metadata.deletion_timestamp.is_some();
+    assert!(!deleted(maps.get("map").await.unwrap()), "pods go first");
+    assert!(
+        pods(&world, "shop").await[0]
+            .metadata
+            .deletion_timestamp
+            .is_some()
+    );
+    let release = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+    let patch = PatchParams::default();
+    let api: Api<Pod> = world.api("shop");
+    api.patch("held", &patch, &release).await.unwrap();
+    world
+        .until(
+            "the map holds it",
+            says("configmaps. has 1 resource instances"),
+        )
+        .await;
+    assert!(deleted(maps.get("map").await.unwrap()));
+    maps.patch("map", &patch, &release).await.unwrap();
+    world
+        .until("the namespace is gone", || async {
+            Ok::<_, kube::Error>(namespaces.get_opt("shop").await?.is_none())
+        })
+        .await;
+    world.stop.cancel();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_owner_deleted_in_the_foreground_goes_last_and_orphans_stay() {
     let world = World::new().await;
     world.pretend_node();
