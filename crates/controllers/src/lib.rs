@@ -10,6 +10,7 @@ mod replicas;
 mod rounding;
 mod shared;
 
+pub mod bootstrapsigner;
 pub mod clusterroleaggregation;
 pub mod cronjob;
 pub mod csr;
@@ -87,6 +88,7 @@ pub const ALL: &[Entry] = table![
     pvprotection,
     resourcequota,
     tokencleaner,
+    bootstrapsigner,
     csr::approving,
     csr::signing,
     csr::cleaner,

@@ -13,7 +13,7 @@ use crate::shared::Shared;
 /// As in the table of controllers.
 pub const NAME: &str = "token-cleaner";
 const ACCOUNT: &str = "token-cleaner";
-const TYPE: &str = "bootstrap.kubernetes.io/token";
+pub(crate) const TYPE: &str = "bootstrap.kubernetes.io/token";
 
 struct Cleaner {
     shared: Arc<Shared>,
@@ -48,7 +48,7 @@ pub fn start(shared: &Arc<Shared>) {
 }
 
 /// When the token ends; `None` when it never does. A date that nobody can read is over.
-fn end(secret: &Secret) -> Option<Timestamp> {
+pub(crate) fn end(secret: &Secret) -> Option<Timestamp> {
     let expiration = secret.data.as_ref()?.get("expiration")?;
     if expiration.0.is_empty() {
         return None;

@@ -10,7 +10,7 @@ use k8s_openapi::{
     ByteString,
     api::{
         certificates::v1::{CertificateSigningRequest, CertificateSigningRequestSpec},
-        core::v1::{ConfigMap, Node, Pod, ResourceQuota},
+        core::v1::{ConfigMap, Node, Pod, ResourceQuota, Secret},
     },
 };
 use kube::{
@@ -346,4 +346,57 @@ async fn what_is_deleted_or_has_ended_is_given_back_to_the_quota() {
         (hard["pods"].0 == "7").then_some(())
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cluster_info_is_signed_by_the_tokens_that_may() {
+    let world = World::new().await;
+    for namespace in ["kube-public", "kube-system"] {
+        world.namespace(namespace).await;
+    }
+    let token = |id: &str, signs: &str| {
+        json!({"metadata": {"name": format!("bootstrap-token-{id}")},
+            "type": "bootstrap.kubernetes.io/token", "stringData": {
+                "token-id": id, "token-secret": "0123456789abcdef",
+                "usage-bootstrap-signing": signs}})
+    };
+    world
+        .create::<Secret>("kube-system", token("abcdef", "true"))
+        .await;
+    world
+        .create::<Secret>("kube-system", token("fedcba", "false"))
+        .await;
+    let info = json!({"metadata": {"name": "cluster-info"}, "data": {"kubeconfig": "where"}});
+    world.create::<ConfigMap>("kube-public", info).await;
+    let maps: Api<ConfigMap> = world.api("kube-public");
+    let signed = |text: &'static str| {
+        let maps = maps.clone();
+        move || {
+            let maps = maps.clone();
+            async move {
+                let data = maps.get("cluster-info").await?.data.unwrap_or_default();
+                let expected = pki::detached_signature(text, "abcdef", "0123456789abcdef");
+                let only = !data.contains_key("jws-kubeconfig-fedcba");
+                let found = data.get("jws-kubeconfig-abcdef") == Some(&expected);
+                Ok::<_, kube::Error>(only && found)
+            }
+        }
+    };
+    world.until("it is signed", signed("where")).await;
+    let patch = Patch::Merge(json!({"data": {"kubeconfig": "elsewhere"}}));
+    let params = PatchParams::default();
+    maps.patch("cluster-info", &params, &patch).await.unwrap();
+    world.until("it is signed anew", signed("elsewhere")).await;
+    let secrets: Api<Secret> = world.api("kube-system");
+    secrets
+        .delete("bootstrap-token-abcdef", &DeleteParams::default())
+        .await
+        .unwrap();
+    world
+        .until("the signature goes with the token", || async {
+            let data = maps.get("cluster-info").await?.data.unwrap_or_default();
+            Ok::<_, kube::Error>(data.len() == 1)
+        })
+        .await;
+    world.stop.cancel();
 }

@@ -8,6 +8,7 @@
 mod authority;
 pub mod csr;
 mod files;
+mod jws;
 pub mod jwt;
 mod kubeconfig;
 mod leaf;
@@ -20,6 +21,7 @@ mod unverified;
 use std::{path::PathBuf, sync::Arc};
 
 pub use authority::Authority;
+pub use jws::detached_signature;
 pub use kubeconfig::Kubeconfig;
 pub use leaf::{Issued, Leaf};
 pub use names::Names;
