@@ -279,8 +279,8 @@ impl Kind for CustomKind {
         validate::object(&self.schema, object)
     }
 
-    fn validate_update(&self, object: &Object, _: &Object, _: Subresource<'_>) -> field::Errors {
-        validate::object(&self.schema, object)
+    fn validate_update(&self, object: &Object, old: &Object, _: Subresource<'_>) -> field::Errors {
+        validate::update(&self.schema, object, old)
     }
 
     fn warnings(&self, _: &Object, _: Option<&Object>) -> Vec<String> {

@@ -3,6 +3,7 @@
 
 mod kind;
 mod path;
+mod ratchet;
 mod structural;
 mod validate;
 

@@ -5,17 +5,70 @@ use machinery::{
     field::{Error, Errors, Path},
 };
 
-use super::structural::{Others, Schema};
+use super::{
+    ratchet,
+    structural::{Others, Schema},
+};
 
 /// Everything that is wrong with an object.
 pub(crate) fn object(schema: &Schema, object: &Object) -> Errors {
     let mut errors = Errors::new();
     let value = Value::Object(object.clone());
-    check(schema, &value, &Path::new(""), true, &mut errors);
+    check(schema, &value, None, &Path::new(""), true, &mut errors);
+    list_types(schema, &value, &Path::new(""), true, &mut errors);
     errors
 }
 
-fn check(schema: &Schema, value: &Value, path: &Path, whole: bool, errors: &mut Errors) {
+/// Everything that an update makes wrong: what was wrong before and has not changed is let pass, so
+/// that a schema may become stricter while objects are in use.
+pub(crate) fn update(schema: &Schema, object: &Object, old: &Object) -> Errors {
+    let mut errors = Errors::new();
+    let value = Value::Object(object.clone());
+    let old = Value::Object(old.clone());
+    check(
+        schema,
+        &value,
+        Some(&old),
+        &Path::new(""),
+        true,
+        &mut errors,
+    );
+    let mut duplicates = Errors::new();
+    list_types(schema, &value, &Path::new(""), true, &mut duplicates);
+    if !duplicates.is_empty() {
+        let mut before = Errors::new();
+        list_types(schema, &old, &Path::new(""), true, &mut before);
+        if before.is_empty() {
+            errors.extend(duplicates);
+        }
+    }
+    errors
+}
+
+/// Checks a value that a field or an item is; `old` is what it was, if that is known.
+fn check(
+    schema: &Schema,
+    value: &Value,
+    old: Option<&Value>,
+    path: &Path,
+    whole: bool,
+    errors: &mut Errors,
+) {
+    let before = errors.len();
+    check_value(schema, value, old, path, whole, errors);
+    if errors.len() > before && old.is_some_and(|old| ratchet::same(schema, value, old)) {
+        errors.truncate(before);
+    }
+}
+
+fn check_value(
+    schema: &Schema,
+    value: &Value,
+    old: Option<&Value>,
+    path: &Path,
+    whole: bool,
+    errors: &mut Errors,
+) {
     if value.is_null() && (schema.nullable || schema.kind.is_empty()) {
         return;
     }
@@ -32,11 +85,11 @@ fn check(schema: &Schema, value: &Value, path: &Path, whole: bool, errors: &mut 
     match value {
         Value::String(text) => check_text(schema, text, path, errors),
         Value::Number(_) => check_number(schema, value, path, errors),
-        Value::Array(items) => check_items(schema, items, path, errors),
-        Value::Object(object) => check_object(schema, object, path, whole, errors),
+        Value::Array(items) => check_items(schema, items, old, path, errors),
+        Value::Object(object) => check_object(schema, object, old, path, whole, errors),
         _ => {}
     }
-    check_combinations(schema, value, path, errors);
+    check_combinations(schema, value, old, path, errors);
 }
 
 fn wanted(schema: &Schema) -> &str {
@@ -175,7 +228,13 @@ fn check_number(schema: &Schema, value: &Value, path: &Path, errors: &mut Errors
     }
 }
 
-fn check_items(schema: &Schema, items: &[Value], path: &Path, errors: &mut Errors) {
+fn check_items(
+    schema: &Schema,
+    items: &[Value],
+    old: Option<&Value>,
+    path: &Path,
+    errors: &mut Errors,
+) {
     if let Some(most) = limit(schema, "maxItems").filter(|most| items.len() as f64 > *most) {
         errors.push(Error::too_many(path, items.len(), most as usize));
     }
@@ -183,12 +242,44 @@ fn check_items(schema: &Schema, items: &[Value], path: &Path, errors: &mut Error
         let why = format!("{path} in body should have at least {least} items");
         errors.push(Error::invalid(path, items.len(), why));
     }
-    check_list_type(schema, items, path, errors);
+    let Some(below) = &schema.items else { return };
     for (index, item) in items.iter().enumerate() {
-        if let Some(schema) = &schema.items {
-            check(schema, item, &path.index(index), schema.embedded, errors);
-        }
+        let old = old.and_then(|old| ratchet::item(schema, item, old));
+        let path = path.index(index);
+        check(below, item, old, &path, below.embedded, errors);
     }
+}
+
+/// What is wrong with the sets and maps among lists.
+fn list_types(schema: &Schema, value: &Value, path: &Path, whole: bool, errors: &mut Errors) {
+    match value {
+        Value::Array(items) => {
+            check_list_type(schema, items, path, errors);
+            let Some(below) = &schema.items else { return };
+            for (index, item) in items.iter().enumerate() {
+                list_types(below, item, &path.index(index), below.embedded, errors);
+            }
+        }
+        Value::Object(object) => {
+            for (key, value) in object.iter().filter(|(key, _)| !(whole && is_own(key))) {
+                match (schema.properties.get(key), &schema.others) {
+                    (Some(below), _) => {
+                        list_types(below, value, &path.child(key), below.embedded, errors);
+                    }
+                    (None, Others::Of(below)) => {
+                        list_types(below, value, &path.key(key), below.embedded, errors);
+                    }
+                    (None, _) => {}
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+/// What every whole object has, and the schema says nothing about.
+fn is_own(field: &str) -> bool {
+    matches!(field, "apiVersion" | "kind" | "metadata")
 }
 
 /// Sets have no duplicates, maps no two items of the same keys.
@@ -227,7 +318,14 @@ fn check_list_type(schema: &Schema, items: &[Value], path: &Path, errors: &mut E
     }
 }
 
-fn check_object(schema: &Schema, object: &Object, path: &Path, whole: bool, errors: &mut Errors) {
+fn check_object(
+    schema: &Schema,
+    object: &Object,
+    old: Option<&Value>,
+    path: &Path,
+    whole: bool,
+    errors: &mut Errors,
+) {
     for name in schema
         .rules
         .get("required")
@@ -248,28 +346,32 @@ fn check_object(schema: &Schema, object: &Object, path: &Path, whole: bool, erro
         let why = format!("{path} in body should have at least {least} properties");
         errors.push(Error::invalid(path, Value::Object(object.clone()), why));
     }
-    for (key, value) in object {
-        if whole && matches!(key.as_str(), "apiVersion" | "kind" | "metadata") {
-            continue;
-        }
-        match (schema.properties.get(key), &schema.others) {
-            (Some(below), _) => check(below, value, &path.child(key), below.embedded, errors),
-            (None, Others::Of(below)) => {
-                check(below, value, &path.key(key), below.embedded, errors);
-            }
-            (None, _) => {}
-        }
+    for (key, value) in object.iter().filter(|(key, _)| !(whole && is_own(key))) {
+        let old = old.and_then(|old| old.as_object()?.get(key));
+        let below = match (schema.properties.get(key), &schema.others) {
+            (Some(below), _) => below,
+            (None, Others::Of(below)) => below,
+            (None, _) => continue,
+        };
+        let path = path.child(key);
+        check(below, value, old, &path, below.embedded, errors);
     }
 }
 
-fn check_combinations(schema: &Schema, value: &Value, path: &Path, errors: &mut Errors) {
+fn check_combinations(
+    schema: &Schema,
+    value: &Value,
+    old: Option<&Value>,
+    path: &Path,
+    errors: &mut Errors,
+) {
     let right = |schema: &Schema| {
         let mut found = Errors::new();
-        check(schema, value, path, false, &mut found);
+        check_value(schema, value, old, path, false, &mut found);
         found.is_empty()
     };
     for part in &schema.all_of {
-        check(part, value, path, false, errors);
+        check_value(part, value, old, path, false, errors);
     }
     let mut invalid = |why: &str| {
         errors.push(Error::invalid(

@@ -21,6 +21,7 @@ mod negotiation;
 mod openapi;
 mod planted;
 mod ranges;
+mod ratcheting;
 mod reads;
 mod rehearsals;
 mod services;

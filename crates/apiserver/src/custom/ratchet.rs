@@ -1,0 +1,156 @@
+//! Which old value a new one goes back to, and whether it is still the same, as far as the schema
+//! can tell.
+
+use machinery::Value;
+
+use super::structural::{Others, Schema};
+
+/// Whether nothing has changed. Fields that the schema does not know cannot be told apart, so that
+/// an object with such fields has always changed; items of a map among lists may change places.
+pub(super) fn same(schema: &Schema, new: &Value, old: &Value) -> bool {
+    match (new, old) {
+        (Value::Object(new), Value::Object(old)) => {
+            new.len() == old.len()
+                && new.iter().all(|(key, value)| {
+                    let below = match (schema.properties.get(key), &schema.others) {
+                        (Some(below), _) => below,
+                        (None, Others::Of(below)) => below,
+                        (None, _) => return false,
+                    };
+                    old.get(key).is_some_and(|old| same(below, value, old))
+                })
+        }
+        (Value::Array(new), Value::Array(all)) if keys(schema).is_some() => {
+            let Some(below) = &schema.items else {
+                return new == all;
+            };
+            new.len() == all.len()
+                && new.iter().all(|value| {
+                    item(schema, value, old).is_some_and(|old| same(below, value, old))
+                })
+        }
+        _ => new == old,
+    }
+}
+
+/// The old item with the same keys; lists that are no maps have none.
+pub(super) fn item<'a>(schema: &Schema, new: &Value, old: &'a Value) -> Option<&'a Value> {
+    let keys = keys(schema)?;
+    let defaults = schema.items.as_deref();
+    let value = |item: &Value, key: &str| {
+        let default = || defaults.and_then(|items| items.properties.get(key)?.default.clone());
+        item.get(key).cloned().or_else(default)
+    };
+    let is_it = |old: &&Value| {
+        let mut keys = keys.iter().filter_map(Value::as_str);
+        old.is_object() && keys.all(|key| value(new, key) == value(old, key))
+    };
+    old.as_array()?.iter().find(is_it)
+}
+
+/// The keys of a list that is a map.
+fn keys(schema: &Schema) -> Option<&Vec<Value>> {
+    let kind = schema.rules.get("x-kubernetes-list-type")?.as_str()?;
+    let keys = schema.rules.get("x-kubernetes-list-map-keys")?.as_array()?;
+    (kind == "map").then_some(keys)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{super::validate, *};
+
+    /// What an update of `spec` from one value to another makes wrong.
+    fn wrong(spec: Value, old: Value, new: Value) -> Vec<String> {
+        let schema = json!({"type": "object", "properties": {"spec": spec}});
+        let schema = Schema::read(&schema);
+        let object = |spec: Value| json!({"metadata": {"name": "x"}, "spec": spec});
+        let (old, new) = (object(old), object(new));
+        let errors = validate::update(&schema, new.as_object().unwrap(), old.as_object().unwrap());
+        errors.iter().map(|error| error.path.to_string()).collect()
+    }
+
+    #[test]
+    fn fields_that_were_wrong_before_may_stay_as_they_are() {
+        let spec = || {
+            json!({"type": "object", "required": ["must"], "properties": {
+            "must": {"type": "string"},
+            "small": {"type": "integer", "maximum": 3},
+            "deep": {"type": "object", "required": ["a"], "properties": {"a": {"type": "string"}, "b": {"type": "integer", "maximum": 1}}},
+            "map": {"type": "object", "additionalProperties": {"type": "string", "maxLength": 2}}}})
+        };
+        let old = json!({"small": 9, "deep": {"b": 5}, "map": {"k": "long", "l": "ok"}});
+        let mut new = old.clone();
+        assert!(
+            wrong(spec(), old.clone(), new.clone()).is_empty(),
+            "nothing changed"
+        );
+        new["map"]["l"] = json!("no");
+        assert_eq!(wrong(spec(), old.clone(), new.clone()), ["spec.must"]);
+        new["must"] = json!("x");
+        assert!(wrong(spec(), old.clone(), new.clone()).is_empty());
+        new["map"]["k"] = json!("longer");
+        assert_eq!(wrong(spec(), old.clone(), new.clone()), ["spec.map.k"]);
+        new["map"] = old["map"].clone();
+        new["deep"]["b"] = json!(6);
+        assert_eq!(
+            wrong(spec(), old.clone(), new.clone()),
+            ["spec.deep.a", "spec.deep.b"]
+        );
+        new["deep"] = old["deep"].clone();
+        new["small"] = json!(10);
+        assert_eq!(wrong(spec(), old, new), ["spec.small"]);
+    }
+
+    #[test]
+    fn items_are_found_again_by_their_keys_and_only_by_them() {
+        let items = json!({"type": "object", "properties": {
+            "n": {"type": "string"}, "v": {"type": "integer", "maximum": 1}}});
+        let plain = json!({"type": "array", "items": items});
+        let mut map = plain.clone();
+        map["x-kubernetes-list-type"] = json!("map");
+        map["x-kubernetes-list-map-keys"] = json!(["n"]);
+        let old = json!([{"n": "a", "v": 5}, {"n": "b", "v": 0}]);
+        let turned = json!([{"n": "b", "v": 1}, {"n": "a", "v": 5}]);
+        assert!(wrong(map.clone(), old.clone(), turned.clone()).is_empty());
+        assert_eq!(wrong(plain.clone(), old.clone(), turned), ["spec[1].v"]);
+        assert!(
+            wrong(plain, old.clone(), old.clone()).is_empty(),
+            "the whole is the same"
+        );
+        let other = json!([{"n": "a", "v": 6}]);
+        assert_eq!(wrong(map, old, other), ["spec[0].v"]);
+    }
+
+    #[test]
+    fn what_the_schema_does_not_know_has_always_changed() {
+        let open = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true, "required": ["a"]});
+        let old = json!({"b": 1});
+        assert_eq!(wrong(open, old.clone(), old), ["spec.a"]);
+    }
+
+    #[test]
+    fn duplicates_are_let_pass_when_there_were_some_before() {
+        let set = || json!({"type": "array", "x-kubernetes-list-type": "set", "items": {"type": "string"}});
+        let twice = json!(["a", "a"]);
+        assert!(wrong(set(), twice.clone(), json!(["b", "b"])).is_empty());
+        assert_eq!(wrong(set(), json!(["a"]), twice), ["spec[1]"]);
+    }
+
+    #[test]
+    fn parts_of_combinations_are_let_pass_field_by_field() {
+        let spec = json!({"type": "object",
+            "properties": {"a": {"type": "string"}, "b": {"type": "string"}},
+            "allOf": [{"properties": {"a": {"maxLength": 1}}, "required": ["b"]}]});
+        let old = json!({"a": "long"});
+        assert_eq!(
+            wrong(spec.clone(), old.clone(), json!({"a": "long", "b": "x"})),
+            Vec::<String>::new()
+        );
+        assert_eq!(
+            wrong(spec, old, json!({"a": "longer", "b": "x"})),
+            ["spec.a"]
+        );
+    }
+}
