@@ -15,7 +15,7 @@ const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGrou
 
 /// What is said about a subresource: group and version where they are not the resource's own, its
 /// kind, its verbs.
-fn subresource<'a>(
+pub(crate) fn subresource<'a>(
     resource: &'a Resource,
     name: &str,
 ) -> (&'static str, &'static str, &'a str, &'static [&'static str]) {
@@ -40,20 +40,28 @@ pub(crate) fn serve(
     match parts.as_slice() {
         ["api"] if wants_aggregated(headers) => Some(aggregated(table, true, headers)),
         ["apis"] if wants_aggregated(headers) => Some(aggregated(table, false, headers)),
-        ["api"] => Some(respond::json(&json!({
-            "kind": "APIVersions",
-            "versions": ["v1"],
-            "serverAddressByClientCIDRs": [{"clientCIDR": "0.0.0.0/0", "serverAddress": address}],
-        }))),
+        ["api"] => {
+            let addresses = json!([{"clientCIDR": "0.0.0.0/0", "serverAddress": address}]);
+            let document = json!({
+                "kind": "APIVersions",
+                "versions": ["v1"],
+                "serverAddressByClientCIDRs": addresses,
+            });
+            Some(respond::document(&document, "meta/v1.APIVersions", headers))
+        }
         ["apis"] => {
             let groups: Vec<Value> = groups(table)
                 .iter()
                 .map(|group| group_document(table, group))
                 .collect();
             let document = json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups});
-            Some(respond::json(&document))
+            Some(respond::document(
+                &document,
+                "meta/v1.APIGroupList",
+                headers,
+            ))
         }
-        ["api", version] => resources(table, "", version),
+        ["api", version] => resources(table, "", version, headers),
         ["apis", group] if groups(table).contains(group) => {
             let mut document = json!({"kind": "APIGroup", "apiVersion": "v1"});
             if let (Value::Object(document), Value::Object(group)) =
@@ -61,9 +69,9 @@ pub(crate) fn serve(
             {
                 document.extend(group);
             }
-            Some(respond::json(&document))
+            Some(respond::document(&document, "meta/v1.APIGroup", headers))
         }
-        ["apis", group, version] if !group.is_empty() => resources(table, group, version),
+        ["apis", group, version] if !group.is_empty() => resources(table, group, version, headers),
         _ => None,
     }
 }
@@ -128,7 +136,12 @@ fn members<'a>(table: &'a Table, group: &str, version: &str) -> Vec<&'a Resource
     members
 }
 
-fn resources(table: &Table, group: &str, version: &str) -> Option<Response<Body>> {
+fn resources(
+    table: &Table,
+    group: &str,
+    version: &str,
+    headers: &HeaderMap,
+) -> Option<Response<Body>> {
     if !table.serves(group, version) {
         return None;
     }
@@ -139,12 +152,17 @@ fn resources(table: &Table, group: &str, version: &str) -> Option<Response<Body>
             list.push(legacy_subresource(resource, name));
         }
     }
-    Some(respond::json(&json!({
+    let document = json!({
         "kind": "APIResourceList",
         "apiVersion": "v1",
         "groupVersion": api_version(group, version),
         "resources": list,
-    })))
+    });
+    Some(respond::document(
+        &document,
+        "meta/v1.APIResourceList",
+        headers,
+    ))
 }
 
 fn sorted(names: &[&'static str]) -> Vec<&'static str> {

@@ -1,7 +1,9 @@
 //! Media types: what a body is, and what the client wants back.
 
-use http::{HeaderMap, header};
+use http::{HeaderMap, HeaderValue, header};
 use machinery::Status;
+
+use crate::Resource;
 
 /// What a request body is written in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,8 +52,8 @@ pub(crate) enum Shape {
     Object,
     /// A Table of printed columns.
     Table,
-    /// Metadata alone.
-    Metadata,
+    /// Metadata alone, of an object or, when that is what was asked for, of a list.
+    Metadata { of_list: bool },
 }
 
 /// How the answer is written.
@@ -68,6 +70,19 @@ pub(crate) enum Encoding {
 pub(crate) struct Wanted {
     pub(crate) shape: Shape,
     pub(crate) encoding: Encoding,
+    /// Whether a Table or metadata is wanted in its older version.
+    pub(crate) beta: bool,
+}
+
+impl Wanted {
+    /// The version of a Table and of metadata alone.
+    pub(crate) fn meta_version(self) -> &'static str {
+        if self.beta {
+            "meta.k8s.io/v1beta1"
+        } else {
+            "meta.k8s.io/v1"
+        }
+    }
 }
 
 /// One alternative of an Accept header.
@@ -102,25 +117,33 @@ impl<'a> Range<'a> {
     }
 
     fn wanted(&self, protobuf: bool) -> Option<Wanted> {
+        let shape = match (self.get("as"), self.get("g"), self.get("v")) {
+            (None, ..) => Shape::Object,
+            (Some(kind), Some("meta.k8s.io"), Some("v1" | "v1beta1")) => match kind {
+                "Table" => Shape::Table,
+                "PartialObjectMetadata" => Shape::Metadata { of_list: false },
+                "PartialObjectMetadataList" => Shape::Metadata { of_list: true },
+                _ => return None,
+            },
+            _ => return None,
+        };
         let encoding = match self.media.as_str() {
             "application/json" | "*/*" | "application/*" => Encoding::Json,
             "application/yaml" => Encoding::Yaml,
-            "application/vnd.kubernetes.protobuf" if protobuf => Encoding::Protobuf,
+            // Every object's metadata can be a message; a Table's cells have no type.
+            "application/vnd.kubernetes.protobuf" => match shape {
+                Shape::Metadata { .. } => Encoding::Protobuf,
+                Shape::Object if protobuf => Encoding::Protobuf,
+                _ => return None,
+            },
             _ => return None,
         };
-        let shape = match (self.get("as"), self.get("g"), self.get("v")) {
-            (None, ..) => Shape::Object,
-            (Some("Table"), Some("meta.k8s.io"), Some("v1" | "v1beta1")) => Shape::Table,
-            (
-                Some("PartialObjectMetadata" | "PartialObjectMetadataList"),
-                Some("meta.k8s.io"),
-                Some("v1" | "v1beta1"),
-            ) => Shape::Metadata,
-            _ => return None,
-        };
-        // Tables and metadata alone are sent as text.
-        let possible = encoding != Encoding::Protobuf || shape == Shape::Object;
-        possible.then_some(Wanted { shape, encoding })
+        let beta = shape != Shape::Object && self.get("v") == Some("v1beta1");
+        Some(Wanted {
+            shape,
+            encoding,
+            beta,
+        })
     }
 }
 
@@ -146,15 +169,48 @@ pub(crate) fn wanted(headers: &HeaderMap, protobuf: bool) -> Result<Wanted, Stat
     // Sorting keeps the client's order among equals.
     ranges.sort_by_key(|range| (std::cmp::Reverse(range.thousandths()), range.wildcards()));
     let best = ranges.iter().find_map(|range| range.wanted(protobuf));
-    let served = if protobuf { SERVED } else { &SERVED[..2] };
-    best.ok_or_else(|| Status::not_acceptable(served))
+    best.ok_or_else(|| Status::not_acceptable(SERVED))
+}
+
+/// How a Status is written for whoever sent this Accept header.
+pub(crate) fn of_status(accept: Option<&HeaderValue>) -> Encoding {
+    let mut headers = HeaderMap::new();
+    headers.extend(accept.map(|accept| (header::ACCEPT, accept.clone())));
+    match wanted(&headers, true) {
+        Ok(wanted) if wanted.shape == Shape::Object => wanted.encoding,
+        _ => Encoding::Json,
+    }
+}
+
+/// Refuses whoever wants the metadata of a list and asks for one object's, or the other way around.
+pub(crate) fn check_list(wanted: Wanted, list: bool, resource: &Resource) -> Result<(), Status> {
+    let Shape::Metadata { of_list } = wanted.shape else {
+        return Ok(());
+    };
+    if of_list == list {
+        return Ok(());
+    }
+    let (asked, is) = if list {
+        ("PartialObjectMetadata", "a list")
+    } else {
+        ("PartialObjectMetadataList", "not a list")
+    };
+    let suffix = if list { "List" } else { "" };
+    let go_type = match resource.group.split('.').next().unwrap_or_default() {
+        _ if resource.custom => format!("unstructured.Unstructured{suffix}"),
+        "" | "events" => format!("core.{}{suffix}", resource.kind.names().kind),
+        package => format!("{package}.{}{suffix}", resource.kind.names().kind),
+    };
+    Err(Status::not_acceptable_as(format!(
+        "you requested {asked}, but the requested object is {is} (*{go_type})"
+    )))
 }
 
 /// Refuses whoever wants nothing but a Table or metadata of what has neither.
 pub(crate) fn as_object(headers: &HeaderMap, protobuf: bool) -> Result<(), Status> {
     match wanted(headers, protobuf)?.shape {
         Shape::Object => Ok(()),
-        Shape::Table | Shape::Metadata => Err(Status::not_acceptable(SERVED)),
+        Shape::Table | Shape::Metadata { .. } => Err(Status::not_acceptable(SERVED)),
     }
 }
 
@@ -177,7 +233,10 @@ mod tests {
         let typed = "application/vnd.kubernetes.protobuf,application/json";
         assert_eq!(ask(typed), Some((Shape::Object, Encoding::Json)));
         let partial = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
-        assert_eq!(ask(partial), Some((Shape::Metadata, Encoding::Json)));
+        assert_eq!(
+            ask(partial),
+            Some((Shape::Metadata { of_list: true }, Encoding::Json))
+        );
         assert_eq!(
             ask("application/json;as=Table;v=v9;g=meta.k8s.io,application/json"),
             Some((Shape::Object, Encoding::Json))
@@ -189,5 +248,11 @@ mod tests {
         let browser = "text/html,application/xml;q=0.9,*/*;q=0.8";
         assert_eq!(ask(browser), Some((Shape::Object, Encoding::Json)));
         assert_eq!(wanted(&HeaderMap::new(), false).unwrap(), Wanted::default());
+        let message = "application/vnd.kubernetes.protobuf;g=meta.k8s.io;v=v1;as=";
+        assert_eq!(
+            ask(&format!("{message}PartialObjectMetadata")),
+            Some((Shape::Metadata { of_list: false }, Encoding::Protobuf))
+        );
+        assert_eq!(ask(&format!("{message}Table")), None);
     }
 }

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{Response, StatusCode};
-use machinery::{Object, Value, protobuf, schema::Type};
+use machinery::{
+    Object, Status, Value, protobuf,
+    schema::{self, Type},
+};
 use serde_json::json;
 
 use crate::{
@@ -16,6 +19,8 @@ use crate::{
 };
 
 pub(crate) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+/// The type of an object's metadata alone.
+const PARTIAL: &str = "meta/v1.PartialObjectMetadata";
 
 /// How one request wants objects.
 #[derive(Clone)]
@@ -71,7 +76,7 @@ impl Output {
         let served = self.resource.serve(object);
         match self.wanted.shape {
             Shape::Object => served.bytes().clone(),
-            Shape::Metadata => partial(&served),
+            Shape::Metadata { .. } => self.partial(&served),
             Shape::Table => self.table(
                 std::slice::from_ref(&object),
                 true,
@@ -91,21 +96,48 @@ impl Output {
 
     /// The type to write protobuf by, if that is wanted.
     pub(crate) fn message_type(&self) -> Option<&'static Type> {
-        self.resource
-            .schema
-            .filter(|_| self.wanted.encoding == Encoding::Protobuf)
+        if self.wanted.encoding != Encoding::Protobuf {
+            return None;
+        }
+        match self.wanted.shape {
+            Shape::Metadata { .. } => schema::lookup(PARTIAL),
+            _ => self.resource.schema,
+        }
+    }
+
+    /// The kind of one object as it goes out, and its version.
+    pub(crate) fn kind(&self) -> (&str, &str) {
+        match self.wanted.shape {
+            Shape::Object => (
+                self.resource.kind.names().kind.as_str(),
+                self.resource.api_version.as_str(),
+            ),
+            Shape::Metadata { .. } => ("PartialObjectMetadata", self.wanted.meta_version()),
+            Shape::Table => ("Table", self.wanted.meta_version()),
+        }
+    }
+
+    fn list_kind(&self) -> (&str, &str) {
+        match self.wanted.shape {
+            Shape::Metadata { .. } => ("PartialObjectMetadataList", self.wanted.meta_version()),
+            _ => (
+                self.resource.kind.names().list_kind.as_str(),
+                self.resource.api_version.as_str(),
+            ),
+        }
     }
 
     /// One object as a protobuf body, if that is wanted.
     pub(crate) fn protobuf(&self, object: &Stored) -> Option<Vec<u8>> {
         let schema = self.message_type()?;
         let served = self.resource.serve(object);
-        let kind = &self.resource.kind.names().kind;
-        Some(protobuf::envelope(
-            &self.resource.api_version,
-            kind,
-            served.message(schema),
-        ))
+        let (kind, version) = self.kind();
+        Some(match self.wanted.shape {
+            Shape::Metadata { .. } => {
+                protobuf::envelope(version, kind, &metadata_message(schema, &served))
+            }
+            _ => protobuf::envelope(version, kind, served.message(schema)),
+        })
     }
 
     /// A list as a protobuf body, if that is wanted.
@@ -119,11 +151,29 @@ impl Output {
             .iter()
             .map(|object| self.resource.serve(object))
             .collect();
-        let messages = served.iter().map(|object| &object.message(schema)[..]);
         let none = Object::new();
-        let list = protobuf::list(metadata.as_object().unwrap_or(&none), messages);
-        let kind = &self.resource.kind.names().list_kind;
-        Some(protobuf::envelope(&self.resource.api_version, kind, &list))
+        let metadata = metadata.as_object().unwrap_or(&none);
+        let list = match self.wanted.shape {
+            Shape::Metadata { .. } => {
+                let each = served.iter().map(|object| metadata_message(schema, object));
+                let messages: Vec<Vec<u8>> = each.collect();
+                protobuf::list(metadata, messages.iter().map(Vec::as_slice))
+            }
+            _ => {
+                let messages = served.iter().map(|object| &object.message(schema)[..]);
+                protobuf::list(metadata, messages)
+            }
+        };
+        let (kind, version) = self.list_kind();
+        Some(protobuf::envelope(version, kind, &list))
+    }
+
+    /// A success without an object.
+    pub(crate) fn status(&self, status: &Status) -> Response<Body> {
+        match self.wanted.shape {
+            Shape::Object => respond::status_as(status, self.wanted.encoding),
+            _ => respond::status(status),
+        }
     }
 
     /// Bytes of JSON, written as the client wants.
@@ -144,13 +194,7 @@ impl Output {
 
     /// What comes before the items of a list.
     pub(crate) fn list_head(&self, metadata: &Value) -> Bytes {
-        let (kind, version) = match self.wanted.shape {
-            Shape::Metadata => ("PartialObjectMetadataList", "meta.k8s.io/v1"),
-            _ => (
-                self.resource.kind.names().list_kind.as_str(),
-                self.resource.api_version.as_str(),
-            ),
-        };
+        let (kind, version) = self.list_kind();
         format!(r#"{{"kind":"{kind}","apiVersion":"{version}","metadata":{metadata},"items":["#)
             .into()
     }
@@ -159,7 +203,7 @@ impl Output {
     pub(crate) fn item(&self, object: &Stored, out: &mut BytesMut) {
         let object = &*self.resource.serve(object);
         match self.wanted.shape {
-            Shape::Metadata => out.put_slice(&partial(object)),
+            Shape::Metadata { .. } => out.put_slice(&self.partial(object)),
             _ if self.resource.custom => out.put_slice(object.bytes()),
             _ => {
                 out.put_u8(b'{');
@@ -188,10 +232,22 @@ impl Output {
         };
         let rows: Vec<Value> = objects.iter().map(|object| self.row(object)).collect();
         let table = json!({
-            "kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": metadata,
+            "kind": "Table", "apiVersion": self.wanted.meta_version(), "metadata": metadata,
             "columnDefinitions": columns, "rows": rows,
         });
         table.to_string().into()
+    }
+
+    /// An object's metadata alone.
+    fn partial(&self, object: &Stored) -> Bytes {
+        let version = self.wanted.meta_version();
+        let mut out = BytesMut::with_capacity(object.metadata().len() + 96);
+        out.put_slice(br#"{"kind":"PartialObjectMetadata","apiVersion":""#);
+        out.put_slice(version.as_bytes());
+        out.put_slice(br#"","metadata":"#);
+        out.put_slice(object.metadata());
+        out.put_u8(b'}');
+        out.freeze()
     }
 
     fn row(&self, stored: &Stored) -> Value {
@@ -209,7 +265,8 @@ impl Output {
             Include::Metadata => {
                 let metadata = object.get("metadata").cloned().unwrap_or_default();
                 let partial = json!({
-                    "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1",
+                    "kind": "PartialObjectMetadata",
+                    "apiVersion": self.wanted.meta_version(),
                     "metadata": metadata,
                 });
                 row.insert("object".to_owned(), partial);
@@ -219,11 +276,9 @@ impl Output {
     }
 }
 
-/// An object's metadata alone.
-fn partial(object: &Stored) -> Bytes {
-    let mut out = BytesMut::with_capacity(object.metadata().len() + 96);
-    out.put_slice(br#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":"#);
-    out.put_slice(object.metadata());
-    out.put_u8(b'}');
-    out.freeze()
+/// An object's metadata alone, as a message.
+fn metadata_message(schema: &'static Type, object: &Stored) -> Vec<u8> {
+    let metadata = serde_json::from_slice(object.metadata()).unwrap_or_default();
+    let object = Object::from_iter([("metadata".to_owned(), metadata)]);
+    protobuf::message(schema, &object)
 }

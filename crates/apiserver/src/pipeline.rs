@@ -28,7 +28,7 @@ use crate::{
     authz::{self, Attributes, Authorizer, Decision, Rbac},
     body::BodyError,
     flight::Flight,
-    gzip, handlers, impersonation,
+    gzip, handlers, impersonation, media,
     metrics::{About, Metrics},
     openapi, pretty,
     query::Query,
@@ -195,6 +195,8 @@ impl Core {
         };
         let path = info.path.clone();
         let id = audit::id(&parts.headers);
+        let accept = parts.headers.get(header::ACCEPT).cloned();
+        let deprecated = deprecation(&info);
         let arrived = Arrived {
             parts,
             body,
@@ -210,7 +212,9 @@ impl Core {
         let answer =
             answer.unwrap_or_else(|panic| self.panicked(&path, &*panic, ticket.take().as_deref()));
         let refusal = answer.as_ref().err().cloned();
-        let mut response = answer.unwrap_or_else(|status| respond::status(&status));
+        let mut response = answer.unwrap_or_else(|status| {
+            respond::status_as(&status, media::of_status(accept.as_ref()))
+        });
         let code = response.status().as_u16();
         if let Some(ticket) = &ticket {
             note_response(ticket, &response);
@@ -221,6 +225,10 @@ impl Core {
             self.metrics.count(about, dry_run, code);
         } else {
             self.metrics.answered(about, dry_run, code, begun.elapsed());
+        }
+        // Who may not use it is not told that it is old.
+        if let Some(warning) = deprecated.filter(|_| !matches!(code, 401 | 403)) {
+            response = handlers::with_warnings(response, &[warning.to_owned()]);
         }
         let headers = response.headers_mut();
         headers.insert(audit::ID, id);
@@ -330,11 +338,12 @@ impl Core {
         if let Some(audit) = &self.audit {
             *ticket = audit.begin(&user, &arrival());
         }
-        if let Some(other) = impersonation::apply(&self, &user, &parts.headers).await? {
+        let asked = attributes(&user, &info, &query);
+        if let Some(assumed) = impersonation::apply(&self, &asked, &parts.headers).await? {
             if let Some(ticket) = ticket {
-                ticket.impersonates(&other);
+                ticket.impersonates(&assumed);
             }
-            user = Arc::new(other);
+            user = Arc::new(assumed.user);
         }
         let place = if long {
             None
@@ -437,22 +446,7 @@ impl Core {
         query: &Query,
         ticket: Option<&Ticket>,
     ) -> Result<(), Status> {
-        let none = crate::ResourceRequest::default();
-        let resource = info.resource.as_ref().unwrap_or(&none);
-        let attributes = Attributes {
-            user,
-            verb: info.verb,
-            is_resource: info.resource.is_some(),
-            group: &resource.group,
-            version: &resource.version,
-            resource: &resource.resource,
-            subresource: &resource.subresource,
-            namespace: &resource.namespace,
-            name: &resource.name,
-            path: &info.path,
-            field_selector: query.get("fieldSelector").unwrap_or_default(),
-            label_selector: query.get("labelSelector").unwrap_or_default(),
-        };
+        let attributes = attributes(user, info, query);
         match authz::decide(&self.authorizers, &attributes).await {
             Decision::Allow => {
                 if let Some(ticket) = ticket {
@@ -471,6 +465,38 @@ impl Core {
                 Err(forbidden(&attributes, &reason))
             }
         }
+    }
+}
+
+/// What is said to whoever uses an old kind.
+fn deprecation(info: &RequestInfo) -> Option<&'static str> {
+    let resource = info.resource.as_ref().filter(|one| one.group.is_empty())?;
+    match resource.resource.as_str() {
+        "endpoints" => {
+            Some("v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice")
+        }
+        "componentstatuses" => Some("v1 ComponentStatus is deprecated in v1.19+"),
+        _ => None,
+    }
+}
+
+/// What a user asks for with a request.
+fn attributes<'a>(user: &'a User, info: &'a RequestInfo, query: &'a Query) -> Attributes<'a> {
+    let resource = info.resource.as_ref();
+    let part = |of: fn(&'a crate::ResourceRequest) -> &'a str| resource.map_or("", of);
+    Attributes {
+        user,
+        verb: info.verb,
+        is_resource: resource.is_some(),
+        group: part(|resource| &resource.group),
+        version: part(|resource| &resource.version),
+        resource: part(|resource| &resource.resource),
+        subresource: part(|resource| &resource.subresource),
+        namespace: part(|resource| &resource.namespace),
+        name: part(|resource| &resource.name),
+        path: &info.path,
+        field_selector: query.get("fieldSelector").unwrap_or_default(),
+        label_selector: query.get("labelSelector").unwrap_or_default(),
     }
 }
 

@@ -1,10 +1,13 @@
 //! Answers.
 
-use http::{Response, StatusCode, header};
-use machinery::Status;
+use http::{HeaderMap, Response, StatusCode, header};
+use machinery::{Status, Value, protobuf, schema};
 use serde::Serialize;
 
-use crate::Body;
+use crate::{
+    Body,
+    media::{self, Encoding},
+};
 
 pub(crate) type Answer = Result<Response<Body>, Status>;
 
@@ -33,15 +36,55 @@ pub(crate) fn json(value: &impl Serialize) -> Response<Body> {
     }
 }
 
+/// A document of our own in the form that the client wants, after its type in the schema table.
+pub(crate) fn document(value: &Value, schema_name: &str, headers: &HeaderMap) -> Response<Body> {
+    let encoding = media::of_status(headers.get(header::ACCEPT));
+    let schema = schema::lookup(schema_name);
+    match (encoding, schema, value.as_object()) {
+        (Encoding::Protobuf, Some(schema), Some(object)) => {
+            let raw = protobuf::message(schema, object);
+            let message = protobuf::envelope("v1", schema.name, &raw);
+            bytes(StatusCode::OK, crate::output::PROTOBUF, message)
+        }
+        (Encoding::Yaml, ..) => match crate::yaml::from_json(value.to_string().as_bytes()) {
+            Ok(text) => bytes(StatusCode::OK, "application/yaml", text),
+            Err(error) => status(&error),
+        },
+        _ => json(value),
+    }
+}
+
 /// Plain text.
 pub(crate) fn text(code: StatusCode, body: impl Into<bytes::Bytes>) -> Response<Body> {
     bytes(code, "text/plain; charset=utf-8", body)
 }
 
+/// A Status as a protobuf body.
+pub(crate) fn status_message(status: &Status) -> Option<Vec<u8>> {
+    let schema = schema::lookup("meta/v1.Status")?;
+    let object = serde_json::from_slice(&status.to_bytes()).ok()?;
+    Some(protobuf::encode(schema, &object))
+}
+
 /// A refusal, or a success without an object.
 pub(crate) fn status(status: &Status) -> Response<Body> {
+    status_as(status, Encoding::Json)
+}
+
+/// The same, in the form that the client wants.
+pub(crate) fn status_as(status: &Status, encoding: Encoding) -> Response<Body> {
+    let (media, body): (_, bytes::Bytes) = match encoding {
+        Encoding::Json => None,
+        Encoding::Yaml => crate::yaml::from_json(&status.to_bytes())
+            .ok()
+            .map(|text| ("application/yaml", text.into())),
+        Encoding::Protobuf => {
+            status_message(status).map(|message| (crate::output::PROTOBUF, message.into()))
+        }
+    }
+    .unwrap_or_else(|| (JSON, status.to_bytes().into()));
     let code = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut response = bytes(code, JSON, status.to_bytes());
+    let mut response: Response<Body> = bytes(code, media, body);
     let retry = status
         .details
         .as_ref()

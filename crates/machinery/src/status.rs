@@ -300,6 +300,11 @@ impl Status {
                 accepted.join(", ")
             )
         };
+        Self::not_acceptable_as(message)
+    }
+
+    /// 406 for another reason.
+    pub fn not_acceptable_as(message: impl Into<String>) -> Self {
         Self::failure(406, "NotAcceptable", message)
     }
 

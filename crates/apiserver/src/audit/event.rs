@@ -76,6 +76,21 @@ impl From<&User> for UserInfo {
     }
 }
 
+/// How a request was authenticated.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct AuthenticationMetadata {
+    impersonation_constraint: String,
+}
+
+impl AuthenticationMetadata {
+    pub(super) fn new(impersonation_constraint: String) -> Self {
+        Self {
+            impersonation_constraint,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ObjectRef {
@@ -112,6 +127,8 @@ pub(super) struct Event {
     user: UserInfo,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) impersonated_user: Option<UserInfo>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) authentication_metadata: Option<AuthenticationMetadata>,
     #[serde(rename = "sourceIPs", skip_serializing_if = "Vec::is_empty")]
     source_ips: Vec<String>,
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -182,6 +199,7 @@ impl Event {
             verb: arrival.info.verb,
             user: user.unwrap_or(&nobody).into(),
             impersonated_user: None,
+            authentication_metadata: None,
             source_ips: sources(arrival),
             user_agent: text("user-agent").chars().take(1024).collect(),
             object_ref,

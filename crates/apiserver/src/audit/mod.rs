@@ -15,8 +15,8 @@ use machinery::{Object, Status};
 use parking_lot::Mutex;
 use stdx::Clock;
 
-use crate::{RequestInfo, User, meta};
-use event::{Event, Payload};
+use crate::{RequestInfo, User, impersonation::Assumed, meta};
+use event::{AuthenticationMetadata, Event, Payload};
 use log::Log;
 use policy::{Policy, Verdict};
 
@@ -164,8 +164,10 @@ impl Ticket {
     }
 
     /// Whom the caller acts as.
-    pub(crate) fn impersonates(&self, user: &User) {
-        self.state.lock().event.impersonated_user = Some(user.into());
+    pub(crate) fn impersonates(&self, assumed: &Assumed) {
+        let event = &mut self.state.lock().event;
+        event.impersonated_user = Some((&assumed.user).into());
+        event.authentication_metadata = assumed.constraint.clone().map(AuthenticationMetadata::new);
     }
 
     /// Notes something; the first value of a key stays.

@@ -4,6 +4,7 @@ use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use machinery::{Status, field};
 
+use super::owners;
 use crate::{
     Resource,
     convert::{self, Decoded, FieldValidation},
@@ -128,6 +129,8 @@ impl Received {
     ) -> Result<Decoded, Status> {
         let mut decoded = convert::decode(resource, self.media, &self.bytes, validation)?;
         convert::settle_kind(resource, &mut decoded.object)?;
+        let duplicates = owners::dedup(&mut decoded.object, "");
+        decoded.warnings.extend(duplicates);
         Ok(decoded)
     }
 }

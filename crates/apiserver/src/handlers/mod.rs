@@ -3,6 +3,7 @@
 mod apply;
 mod body;
 mod objects;
+mod owners;
 mod patch;
 mod pods;
 mod read;
@@ -17,6 +18,7 @@ use futures::future::BoxFuture;
 use http::Method;
 use machinery::Status;
 
+pub(crate) use self::objects::{returns_deleted, with_warnings};
 use crate::{Resource, discovery, health, openapi, pipeline::Request, respond::Answer};
 
 /// Hands a request to what serves its path and verb.

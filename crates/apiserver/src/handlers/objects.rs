@@ -16,7 +16,7 @@ use crate::{
     meta,
     output::Output,
     pipeline::Request,
-    respond::{self, Answer},
+    respond::Answer,
     write::{self, DeleteOptions, Deleted, Write, Written},
 };
 
@@ -40,6 +40,11 @@ const RETURN_DELETED: &[(&str, &str)] = &[
     ("storage.k8s.io", "volumeattachments"),
     ("storage.k8s.io", "volumeattributesclasses"),
 ];
+
+/// Whether a deletion answers with the object.
+pub(crate) fn returns_deleted(resource: &Resource) -> bool {
+    RETURN_DELETED.contains(&(resource.group.as_str(), resource.plural.as_str()))
+}
 
 /// The write that a request asks for.
 pub(crate) fn write(request: &Request, resource: &Arc<Resource>, options: &WriteOptions) -> Write {
@@ -235,11 +240,13 @@ pub(crate) async fn delete(request: Request, resource: Arc<Resource>) -> Answer 
     };
     let write = write(&request, &resource, &write_options);
     let accepted = options.orphan_dependents == Some(false);
+    let warning = options.warning(&resource).map(str::to_owned);
     let core = request.core.clone();
     let deleted = core
         .supervise(async move { write::delete(&write, &options).await })
         .await?;
-    Ok(answer_deleted(&output, &resource, deleted, accepted))
+    let answer = answer_deleted(&output, &resource, deleted, accepted);
+    Ok(with_warnings(answer, warning.as_slice()))
 }
 
 fn answer_deleted(
@@ -248,16 +255,11 @@ fn answer_deleted(
     deleted: Deleted,
     accepted: bool,
 ) -> Response<Body> {
-    let returns = RETURN_DELETED.contains(&(resource.group.as_str(), resource.plural.as_str()));
-    if deleted.gone && !returns {
+    if deleted.gone && !returns_deleted(resource) {
         let object = deleted.object.parse();
         let (name, uid) = (meta::text(&object, "name"), meta::text(&object, "uid"));
-        return respond::status(&Status::success(
-            &resource.group,
-            &resource.plural,
-            name,
-            uid,
-        ));
+        let (group, plural) = (&resource.group, &resource.plural);
+        return output.status(&Status::success(group, plural, name, uid));
     }
     let code = if !deleted.gone && accepted {
         StatusCode::ACCEPTED

@@ -14,7 +14,7 @@ use machinery::{
 use super::{
     apply,
     body::{self, WriteOptions},
-    objects, read,
+    objects, owners, read,
 };
 use crate::{
     Resource,
@@ -110,6 +110,8 @@ impl Change for Patched {
         let object = self.patch.apply(old)?;
         let mut decoded = convert::normalise(&self.resource, object, self.validation)?;
         convert::settle_kind(&self.resource, &mut decoded.object)?;
+        let duplicates = owners::dedup(&mut decoded.object, owners::AFTER_PATCH);
+        decoded.warnings.extend(duplicates);
         *self.warnings.lock() = decoded.warnings;
         Ok(decoded.object)
     }

@@ -58,6 +58,7 @@ pub(crate) async fn get(
     let read = request.core.store.get(&key, freshness).await;
     let (_, entry) = read.map_err(failure::of_store)?;
     let entry = entry.ok_or_else(|| Status::not_found(&resource.group, &resource.plural, name))?;
+    media::check_list(output.wanted, false, &resource)?;
     Ok(output.respond(StatusCode::OK, &entry.object))
 }
 
@@ -173,6 +174,7 @@ struct Page {
 /// All objects of a kind, or of a namespace, or of a selection, page by page.
 pub(crate) async fn list(request: Request, resource: Arc<Resource>, namespace: &str) -> Answer {
     let output = output(&request, &resource)?;
+    media::check_list(output.wanted, true, &resource)?;
     let selection = Selection::of(&resource, &request)?;
     let paging = Paging::parse(&request.query)?;
     let page = page(&request, &resource, namespace, &selection, paging).await?;

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use machinery::{
-    Status, Value,
+    Object, Status, Value,
     field::{Error, Path},
 };
 use serde_json::json;
@@ -43,6 +43,24 @@ pub(crate) fn openid(request: &Request, path: &str) -> Answer {
     }
 }
 
+/// Whoever names the account's uid means that account and not a later one of the same name.
+fn check_uid(asked: &Value, account: &Object, name: &str) -> Result<(), Status> {
+    let wanted = asked["metadata"]["uid"].as_str().unwrap_or_default();
+    let uid = meta::text(account, "uid");
+    if wanted.is_empty() || wanted == uid {
+        return Ok(());
+    }
+    let why = format!(
+        "the UID in the token request ({wanted}) does not match the UID of the service account ({uid})"
+    );
+    Err(Status::conflict(
+        "authentication.k8s.io",
+        "TokenRequest",
+        name,
+        &why,
+    ))
+}
+
 /// Makes a token for a service account.
 pub(crate) async fn request(request: Request, resource: Arc<Resource>) -> Answer {
     let options = WriteOptions::parse(&request)?;
@@ -58,6 +76,7 @@ pub(crate) async fn request(request: Request, resource: Arc<Resource>) -> Answer
         .ok_or_else(|| write.not_found(&write.name))?
         .object
         .parse();
+    check_uid(&asked, &account, &write.name)?;
     admit(&write, &asked).await?;
     let bound = bound(&request, &write.namespace, &write.name, &asked).await?;
     let seconds = seconds(&asked)?;

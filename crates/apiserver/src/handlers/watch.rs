@@ -7,10 +7,7 @@ use ::streaming::messages;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use futures::{FutureExt, StreamExt, stream::BoxStream};
 use http::StatusCode;
-use machinery::{
-    Status, field, protobuf,
-    schema::{self, Type},
-};
+use machinery::{Status, field, protobuf, schema::Type};
 use prometheus_client::metrics::counter::Counter;
 use rand::Rng;
 use serde_json::json;
@@ -378,7 +375,7 @@ impl Watcher {
         out.put_slice(br#"","object":"#);
         match self.output.wanted.shape {
             Shape::Object => out.put_slice(self.output.resource.serve(object).bytes()),
-            Shape::Metadata => out.put_slice(&self.output.object(object)),
+            Shape::Metadata { .. } => out.put_slice(&self.output.object(object)),
             Shape::Table => {
                 let columns = !std::mem::replace(&mut self.columns_sent, true);
                 let metadata = serde_json::json!({"resourceVersion": object.revision.to_string()});
@@ -389,14 +386,14 @@ impl Watcher {
     }
 
     fn protobuf_bookmark(&self, schema: &'static Type, initial_end: bool) -> Bytes {
-        let resource = &self.output.resource;
+        let (kind, version) = self.output.kind();
         let mut metadata = json!({"resourceVersion": self.reached.to_string()});
         if initial_end {
             metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
         }
         let object = json!({
-            "apiVersion": resource.api_version,
-            "kind": resource.kind.names().kind,
+            "apiVersion": version,
+            "kind": kind,
             "metadata": metadata,
         });
         let object = object.as_object().cloned().unwrap_or_default();
@@ -411,15 +408,7 @@ impl Watcher {
         if let Some(schema) = self.output.message_type() {
             return self.protobuf_bookmark(schema, initial_end);
         }
-        let resource = &self.output.resource;
-        let (kind, version) = match self.output.wanted.shape {
-            Shape::Object => (
-                resource.kind.names().kind.as_str(),
-                resource.api_version.as_str(),
-            ),
-            Shape::Metadata => ("PartialObjectMetadata", "meta.k8s.io/v1"),
-            Shape::Table => ("Table", "meta.k8s.io/v1"),
-        };
+        let (kind, version) = self.output.kind();
         let mark = if initial_end {
             r#","annotations":{"k8s.io/initial-events-end":"true"}"#
         } else {
@@ -446,13 +435,9 @@ fn frame(kind: &str, body: &[u8], out: &mut BytesMut) {
 }
 
 fn error_event(output: &Output, status: &Status) -> Bytes {
-    if let (Some(_), Some(schema)) = (output.message_type(), schema::lookup("meta/v1.Status")) {
+    if let (Some(_), Some(body)) = (output.message_type(), respond::status_message(status)) {
         let mut out = BytesMut::new();
-        let object = serde_json::to_value(status).ok();
-        let object = object
-            .and_then(|value| value.as_object().cloned())
-            .unwrap_or_default();
-        frame("ERROR", &protobuf::encode(schema, &object), &mut out);
+        frame("ERROR", &body, &mut out);
         return out.freeze();
     }
     let mut out = BytesMut::new();

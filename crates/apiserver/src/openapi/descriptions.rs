@@ -1,9 +1,12 @@
 //! What types and fields are for, in the words of Kubernetes. They are packed into the program and
 //! unpacked only while somebody asks for a document.
 
-use std::{collections::HashMap, io::Read};
+use std::{
+    collections::{BTreeMap, HashMap},
+    io::Read,
+};
 
-use serde_json::{Map, Value};
+use machinery::Value;
 
 static PACKED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptions.gz"));
 
@@ -41,7 +44,7 @@ impl Descriptions {
 }
 
 /// Adds them to definitions by name.
-pub(super) fn describe(definitions: &mut Map<String, Value>, all: &All<'_>) {
+pub(super) fn describe(definitions: &mut BTreeMap<String, Value>, all: &All<'_>) {
     for (name, definition) in definitions {
         let (Some(fields), Some(definition)) = (all.get(name.as_str()), definition.as_object_mut())
         else {

@@ -1,25 +1,45 @@
-//! The documents themselves: which paths there are, which parameters they take, and of which kinds
-//! they are.
+//! The documents themselves: the paths of resources and of what is beside them, and the definitions
+//! of everything that paths refer to.
 
-use std::sync::Arc;
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
 
-use machinery::openapi::{self, Dialect};
-use serde_json::{Map, Value, json};
+use machinery::{
+    Object, Value,
+    openapi::{self, Dialect},
+    schema::{self, Type},
+};
+use serde_json::json;
 
 use super::{
     custom,
     descriptions::{All, describe},
-    place,
+    operation::path_item,
+    paths::{self, DELETE_OPTIONS, WATCH_EVENT},
+    place, plain, shared,
 };
 use crate::{Resource, registry::Table};
 
+const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1";
 pub(super) const OBJECT_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
+pub(super) const LIST_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ListMeta";
+/// Kinds of the core group that are no resource.
+const PLAIN_KINDS: [&str; 5] = [
+    "APIGroup",
+    "APIGroupList",
+    "APIResourceList",
+    "APIVersions",
+    "Status",
+];
 /// Whose words describe the fields that all objects have.
 const ANY_KIND: &str = "io.k8s.api.core.v1.Pod";
 
-pub(super) fn group_versions(table: &Table) -> Vec<(String, String)> {
+/// Every group version, or those of built-in kinds alone.
+fn group_versions(table: &Table, builtin: bool) -> Vec<(String, String)> {
     let mut all: Vec<(String, String)> = Vec::new();
-    for resource in table.all() {
+    for resource in table.all().iter().filter(|one| !builtin || !one.custom) {
         let pair = (resource.group.clone(), resource.version.clone());
         if !all.contains(&pair) {
             all.push(pair);
@@ -28,182 +48,232 @@ pub(super) fn group_versions(table: &Table) -> Vec<(String, String)> {
     all
 }
 
-/// The document of one group version.
-pub(super) fn v3(members: &[Arc<Resource>], group: &str, version: &str, all: &All<'_>) -> Value {
-    json!({
-        "openapi": "3.0.0",
-        "info": {"title": "Kubernetes", "version": crate::health::VERSION.2},
-        "paths": paths(Dialect::V3, members, group, version),
-        "components": {"schemas": definitions(Dialect::V3, members, all)},
-    })
-}
-
-/// Everything in one document of the older form.
-pub(super) fn v2(table: &Table, all: &All<'_>) -> Value {
-    let mut paths_of_all = Map::new();
-    for (group, version) in group_versions(table) {
-        let members = super::members(table, &group, &version);
-        paths_of_all.extend(paths(Dialect::V2, &members, &group, &version));
-    }
-    json!({
-        "swagger": "2.0",
-        "info": {"title": "Kubernetes", "version": crate::health::VERSION.2},
-        "paths": paths_of_all,
-        "definitions": definitions(Dialect::V2, table.all(), all),
-    })
-}
-
-fn paths(
-    dialect: Dialect,
-    members: &[Arc<Resource>],
-    group: &str,
-    version: &str,
-) -> Map<String, Value> {
-    let mut paths = Map::new();
-    for resource in members {
-        let collection = match resource.namespaced() {
-            true => format!(
-                "/{}/namespaces/{{namespace}}/{}",
-                place(group, version),
-                resource.plural
-            ),
-            false => format!("/{}/{}", place(group, version), resource.plural),
-        };
-        let operations = [
-            ("get", "list"),
-            ("post", "create"),
-            ("delete", "deletecollection"),
-        ];
-        insert(dialect, &mut paths, &collection, resource, &operations);
-        let one = format!("{collection}/{{name}}");
-        let operations = [
-            ("get", "get"),
-            ("put", "update"),
-            ("patch", "patch"),
-            ("delete", "delete"),
-        ];
-        insert(dialect, &mut paths, &one, resource, &operations);
-    }
-    paths
-}
-
-/// The definitions of kinds and of what they are made of.
-fn definitions(dialect: Dialect, members: &[Arc<Resource>], all: &All<'_>) -> Map<String, Value> {
-    let mut definitions = Map::new();
-    let types = members.iter().filter_map(|resource| resource.schema);
-    definitions.extend(openapi::definitions(dialect, types));
-    if !definitions.contains_key(OBJECT_META)
-        && let Some(meta) = machinery::schema::lookup("meta/v1.ObjectMeta")
-    {
-        definitions.extend(openapi::definitions(dialect, [meta]));
-    }
-    describe(&mut definitions, all);
-    let about = |field: &str| {
-        let text = all.get(ANY_KIND).and_then(|fields| fields.get(field));
-        text.map_or(Value::Null, |text| (*text).into())
-    };
-    for resource in members {
-        let name = match (resource.schema, &resource.definition) {
-            (Some(schema), _) => openapi::name(schema),
-            (None, Some(definition)) => {
-                let name = custom::name(resource);
-                let schema = custom::definition(dialect, definition.open_api(), &about);
-                definitions.insert(name.clone(), schema);
-                name
-            }
-            (None, None) => continue,
-        };
-        let kind = &resource.kind.names().kind;
-        if let Some(schema) = definitions.get_mut(&name) {
-            schema["x-kubernetes-group-version-kind"] =
-                json!([{"group": resource.group, "kind": kind, "version": resource.version}]);
+/// The places of all documents.
+pub(super) fn places(table: &Table) -> BTreeSet<String> {
+    let mut all: BTreeSet<String> = plain::PLACES.iter().map(|&place| place.into()).collect();
+    for (group, _) in group_versions(table, true) {
+        if !group.is_empty() {
+            all.insert(format!("apis/{group}"));
         }
     }
-    definitions
-}
-
-fn insert(
-    dialect: Dialect,
-    paths: &mut Map<String, Value>,
-    path: &str,
-    resource: &Resource,
-    operations: &[(&str, &str)],
-) {
-    let verbs = resource.kind.verbs();
-    let mut item = Map::new();
-    for (method, verb) in operations.iter().filter(|(_, verb)| verbs.contains(verb)) {
-        item.insert((*method).to_owned(), operation(dialect, resource, verb));
-    }
-    if !item.is_empty() {
-        let named = ["name", "namespace"]
+    let versions = group_versions(table, false);
+    all.extend(
+        versions
             .iter()
-            .filter(|name| path.contains(&format!("{{{name}}}")));
-        let named: Vec<Value> = named.map(|name| parameter(dialect, name)).collect();
-        if !named.is_empty() {
-            item.insert("parameters".to_owned(), named.into());
+            .map(|(group, version)| place(group, version)),
+    );
+    all
+}
+
+/// What documents are made with.
+pub(super) struct Maker<'a> {
+    table: &'a Table,
+    all: All<'a>,
+    /// The types of the schema table by the names of their definitions.
+    types: HashMap<String, &'static Type>,
+}
+
+impl<'a> Maker<'a> {
+    pub(super) fn new(table: &'a Table, all: All<'a>) -> Self {
+        let named = |schema: &'static Type| (openapi::name(schema), schema);
+        let types = schema::all().iter().map(named).collect();
+        Self { table, all, types }
+    }
+
+    /// The document at a place below `/openapi/v3`.
+    pub(super) fn v3(&self, place: &str, members: &[Arc<Resource>]) -> Value {
+        let mut paths = self.paths(Dialect::V3, members);
+        let custom = members.iter().any(|resource| resource.custom);
+        if !custom {
+            paths.extend(plain::path(Dialect::V3, place));
         }
-        paths.insert(path.to_owned(), Value::Object(item));
+        let mut components = Object::new();
+        let schemas = self.definitions(Dialect::V3, members, &paths);
+        if !schemas.is_empty() {
+            components.insert("schemas".to_owned(), Value::Object(schemas));
+        }
+        if !custom {
+            components.insert("securitySchemes".to_owned(), security());
+        }
+        json!({
+            "openapi": "3.0.0",
+            "info": info(),
+            "paths": paths,
+            "components": components,
+        })
+    }
+
+    /// Everything in one document of the older form.
+    pub(super) fn v2(&self) -> Value {
+        let members = self.table.all();
+        let mut paths = self.paths(Dialect::V2, members);
+        for place in places(self.table) {
+            paths.extend(plain::path(Dialect::V2, &place));
+        }
+        let definitions = self.definitions(Dialect::V2, members, &paths);
+        let mut paths: Object = paths.into_iter().collect();
+        let parameters = shared::parameters(&mut paths);
+        json!({
+            "swagger": "2.0",
+            "info": info(),
+            "paths": paths,
+            "definitions": definitions,
+            "parameters": parameters,
+            "securityDefinitions": security(),
+            "security": [{"BearerToken": []}],
+        })
+    }
+
+    fn paths(&self, dialect: Dialect, members: &[Arc<Resource>]) -> BTreeMap<String, Value> {
+        let all = members.iter().flat_map(|resource| paths::of(resource));
+        all.map(|(path, operations)| (path, path_item(dialect, operations)))
+            .collect()
+    }
+
+    /// The definitions of all that paths refer to, and of what those are made of.
+    fn definitions(
+        &self,
+        dialect: Dialect,
+        members: &[Arc<Resource>],
+        paths: &BTreeMap<String, Value>,
+    ) -> Object {
+        let mut names = BTreeSet::new();
+        paths.values().for_each(|item| references(item, &mut names));
+        let customs = members.iter().filter(|resource| resource.custom);
+        if customs.clone().next().is_some() {
+            names.extend([OBJECT_META.to_owned(), LIST_META.to_owned()]);
+        }
+        if names.contains(WATCH_EVENT) {
+            names.insert(plain::RAW.to_owned());
+        }
+        let plain = names.iter().filter_map(|name| {
+            let definition = plain::definition(dialect, name)?;
+            Some((name.clone(), definition))
+        });
+        let mut definitions: BTreeMap<String, Value> = plain.collect();
+        let types = names.iter().filter_map(|name| self.types.get(name));
+        definitions.extend(openapi::definitions(dialect, types.copied()));
+        describe(&mut definitions, &self.all);
+        self.describe_lists(&mut definitions);
+        self.mark_kinds(&mut definitions);
+        for resource in customs {
+            let Some(definition) = &resource.definition else {
+                continue;
+            };
+            let about = |field: &str| self.about(field);
+            let schema = definition.open_api();
+            let whole = custom::definition(dialect, resource, schema, &about);
+            let name = custom::name(resource);
+            definitions.insert(
+                format!("{name}List"),
+                custom::list(dialect, resource, &about),
+            );
+            definitions.insert(name, whole);
+        }
+        definitions.into_iter().collect()
+    }
+
+    /// Lists are all alike, and nobody describes each of them.
+    fn describe_lists(&self, definitions: &mut BTreeMap<String, Value>) {
+        for (name, definition) in definitions {
+            let Some(kind) = name
+                .rsplit('.')
+                .next()
+                .and_then(|it| it.strip_suffix("List"))
+            else {
+                continue;
+            };
+            let words = [
+                ("apiVersion", self.about("apiVersion")),
+                ("kind", self.about("kind")),
+                ("metadata", "What is true of the list as a whole.".into()),
+                ("items", format!("The objects, each a {kind}.").into()),
+            ];
+            for (field, text) in words {
+                let property = definition.pointer_mut(&format!("/properties/{field}"));
+                let property = property.and_then(Value::as_object_mut);
+                if let Some(property) = property.filter(|it| !it.contains_key("description")) {
+                    property.insert("description".to_owned(), text);
+                }
+            }
+            if definition.get("description").is_none() {
+                definition["description"] = format!("A list of objects, each a {kind}.").into();
+            }
+        }
+    }
+
+    fn about(&self, field: &str) -> Value {
+        let text = self.all.get(ANY_KIND).and_then(|fields| fields.get(field));
+        text.map_or(Value::Null, |text| (*text).into())
+    }
+
+    /// Says of which kinds definitions are.
+    fn mark_kinds(&self, definitions: &mut BTreeMap<String, Value>) {
+        let mut mark = |name: &str, kinds: Value| {
+            if let Some(definition) = definitions.get_mut(name) {
+                definition["x-kubernetes-group-version-kind"] = kinds;
+            }
+        };
+        let one = |group: &str, version: &str, kind: &str| json!([{"group": group, "kind": kind, "version": version}]);
+        for resource in self.table.all() {
+            let Some(schema) = resource.schema else {
+                continue;
+            };
+            let name = openapi::name(schema);
+            let kind = resource.kind.names().kind.as_str();
+            let (group, version) = (resource.group.as_str(), resource.version.as_str());
+            mark(&name, one(group, version, kind));
+            mark(
+                &format!("{name}List"),
+                one(group, version, &format!("{kind}List")),
+            );
+            for (name, kind) in paths::kinds_of_subresources(resource) {
+                mark(&name, json!([kind.json()]));
+            }
+        }
+        for kind in PLAIN_KINDS {
+            mark(&format!("{META}.{kind}"), one("", "v1", kind));
+        }
+        let mut builtin = group_versions(self.table, true);
+        builtin.sort();
+        for (name, kind) in [
+            (DELETE_OPTIONS, "DeleteOptions"),
+            (WATCH_EVENT, "WatchEvent"),
+        ] {
+            let every = builtin
+                .iter()
+                .map(|(group, version)| json!({"group": group, "kind": kind, "version": version}));
+            mark(name, every.collect());
+        }
     }
 }
 
-fn operation(dialect: Dialect, resource: &Resource, verb: &str) -> Value {
-    let names: &[&str] = match verb {
-        "create" | "update" => &["dryRun", "fieldManager", "fieldValidation"],
-        "patch" => &["dryRun", "fieldManager", "fieldValidation", "force"],
-        "delete" => &[
-            "dryRun",
-            "gracePeriodSeconds",
-            "orphanDependents",
-            "propagationPolicy",
-        ],
-        "list" | "deletecollection" => &[
-            "allowWatchBookmarks",
-            "continue",
-            "fieldSelector",
-            "labelSelector",
-            "limit",
-            "resourceVersion",
-            "resourceVersionMatch",
-            "sendInitialEvents",
-            "timeoutSeconds",
-            "watch",
-        ],
-        _ => &[],
-    };
-    let parameters: Vec<Value> = names.iter().map(|name| parameter(dialect, name)).collect();
-    let action = match verb {
-        "create" => "post",
-        "update" => "put",
-        other => other,
-    };
-    json!({
-        "parameters": parameters,
-        "responses": {"200": {"description": "OK"}},
-        "x-kubernetes-action": action,
-        "x-kubernetes-group-version-kind": {
-            "group": resource.group,
-            "version": resource.version,
-            "kind": resource.kind.names().kind,
-        },
-    })
+fn info() -> Value {
+    let (major, minor, _) = crate::health::VERSION;
+    json!({"title": "Kubernetes", "version": format!("{major}.{minor}")})
 }
 
-fn parameter(dialect: Dialect, name: &str) -> Value {
-    let kind = match name {
-        "allowWatchBookmarks" | "sendInitialEvents" | "watch" | "force" | "orphanDependents" => {
-            "boolean"
+fn security() -> Value {
+    json!({"BearerToken": {
+        "description": "Bearer Token authentication",
+        "in": "header",
+        "name": "authorization",
+        "type": "apiKey",
+    }})
+}
+
+/// The names of the definitions that a value refers to.
+fn references(value: &Value, names: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(object) => {
+            if let Some(target) = object.get("$ref").and_then(Value::as_str)
+                && let Some((_, name)) = target.rsplit_once('/')
+            {
+                names.insert(name.to_owned());
+            }
+            object.values().for_each(|value| references(value, names));
         }
-        "limit" | "timeoutSeconds" | "gracePeriodSeconds" => "integer",
-        _ => "string",
-    };
-    let in_path = matches!(name, "name" | "namespace");
-    let mut parameter = match dialect {
-        Dialect::V2 => json!({"name": name, "type": kind, "uniqueItems": true}),
-        Dialect::V3 => json!({"name": name, "schema": {"type": kind, "uniqueItems": true}}),
-    };
-    parameter["in"] = if in_path { "path" } else { "query" }.into();
-    if in_path {
-        parameter["required"] = true.into();
+        Value::Array(list) => list.iter().for_each(|value| references(value, names)),
+        _ => {}
     }
-    parameter
 }

@@ -5,15 +5,21 @@ mod custom;
 mod descriptions;
 mod document;
 mod gnostic;
+mod operation;
+mod parameters;
+mod paths;
+mod plain;
+mod shared;
 
 use std::{collections::HashMap, sync::Arc};
 
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use machinery::Object;
 use parking_lot::Mutex;
-use serde_json::{Map, json};
+use serde_json::json;
 use sha2::{Digest, Sha256};
 
-use self::descriptions::Descriptions;
+use self::{descriptions::Descriptions, document::Maker};
 use crate::{
     Body, Resource,
     query::Query,
@@ -21,10 +27,14 @@ use crate::{
     respond,
 };
 
-/// Media types of the protobuf form; the first is what answers carry.
-const PROTOBUF: [&str; 2] = [
+/// Media types of the protobuf forms; the first is what answers carry.
+const V2_PROTOBUF: [&str; 2] = [
     "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
     "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
+];
+const V3_PROTOBUF: [&str; 2] = [
+    "application/com.github.proto-openapi.spec.v3.v1.0+protobuf",
+    "application/com.github.proto-openapi.spec.v3@v1.0+protobuf",
 ];
 const YEAR: i64 = 365 * 24 * 60 * 60;
 
@@ -88,64 +98,62 @@ impl Ask<'_> {
         }
         match path.strip_prefix("/openapi/v3")?.trim_matches('/') {
             "" => Some(self.index()),
-            place => self.group_version(place),
+            place => self.document(place),
         }
     }
 
-    /// Every group version with the place of its document.
+    /// Every document with its place.
     fn index(&self) -> Response<Body> {
-        let mut paths = Map::new();
-        let places = document::group_versions(self.table);
-        let hash = |group: &str, version: &str| {
-            let members = members(self.table, group, version);
-            (self.hashes.get(&place(group, version), &members), members)
-        };
-        let missing = places
-            .iter()
-            .any(|(group, version)| hash(group, version).0.is_none());
+        let mut paths = Object::new();
+        let places = document::places(self.table);
+        let known = |place: &str| self.hashes.get(place, &members(self.table, place));
+        let missing = places.iter().any(|place| known(place).is_none());
         let packed = missing.then(Descriptions::unpack);
-        let all = packed
-            .as_ref()
-            .map(Descriptions::by_type)
-            .unwrap_or_default();
-        for (group, version) in places {
-            let place = place(&group, &version);
-            let (known, members) = hash(&group, &version);
-            let hash = known.unwrap_or_else(|| {
-                let bytes = document::v3(&members, &group, &version, &all).to_string();
-                self.hashes.put(&place, members, bytes.as_bytes())
+        let maker = packed.as_ref().map(|packed| self.maker(packed));
+        for place in places {
+            let hash = known(&place).or_else(|| {
+                let members = members(self.table, &place);
+                let bytes = maker.as_ref()?.v3(&place, &members).to_string();
+                Some(self.hashes.put(&place, members, bytes.as_bytes()))
             });
-            paths.insert(
-                place.clone(),
-                json!({"serverRelativeURL": url(&place, &hash)}),
-            );
+            if let Some(hash) = hash {
+                let target = json!({"serverRelativeURL": url(&place, &hash)});
+                paths.insert(place, target);
+            }
         }
         let body = json!({"paths": paths}).to_string();
         let hash = self.hashes.put("v3", Vec::new(), body.as_bytes());
         self.answer(&hash, respond::JSON, || body.into_bytes())
     }
 
-    fn group_version(&self, path: &str) -> Option<Response<Body>> {
-        let mut all = document::group_versions(self.table).into_iter();
-        let (group, version) = all.find(|(group, version)| place(group, version) == path)?;
-        if !self.accepts(respond::JSON) {
-            return Some(respond::text(StatusCode::NOT_ACCEPTABLE, ""));
+    fn maker<'b>(&'b self, packed: &'b Descriptions) -> Maker<'b> {
+        Maker::new(self.table, packed.by_type())
+    }
+
+    /// One document of the newer form.
+    fn document(&self, place: &str) -> Option<Response<Body>> {
+        if !document::places(self.table).contains(place) {
+            return None;
         }
-        let members = members(self.table, &group, &version);
-        let make = || {
-            let packed = Descriptions::unpack();
-            document::v3(&members, &group, &version, &packed.by_type()).to_string()
+        let Some(media) = self.media(V3_PROTOBUF) else {
+            return Some(respond::text(StatusCode::NOT_ACCEPTABLE, ""));
         };
+        let members = members(self.table, place);
+        let make = || self.maker(&Descriptions::unpack()).v3(place, &members);
         let mut made = None;
-        let hash = self.hashes.get(path, &members).unwrap_or_else(|| {
-            let bytes = made.insert(make());
-            self.hashes.put(path, members.clone(), bytes.as_bytes())
+        let hash = self.hashes.get(place, &members).unwrap_or_else(|| {
+            let bytes = made.insert(make()).to_string();
+            self.hashes.put(place, members.clone(), bytes.as_bytes())
         });
         match self.query.filled("hash") {
-            Some(asked) if asked != hash => Some(moved(&url(path, &hash))),
+            Some(asked) if asked != hash => Some(moved(&url(place, &hash))),
             asked => {
-                let mut response = self.answer(&hash, respond::JSON, || {
-                    made.unwrap_or_else(make).into_bytes()
+                let mut response = self.answer(&hash, media, || {
+                    let document = made.unwrap_or_else(make);
+                    match media {
+                        respond::JSON => document.to_string().into_bytes(),
+                        _ => gnostic::v3(&document),
+                    }
                 });
                 if asked.is_some() {
                     self.keep_for_good(response.headers_mut());
@@ -157,24 +165,21 @@ impl Ask<'_> {
 
     /// Everything in one document of the older form.
     fn swagger(&self) -> Response<Body> {
-        let protobuf = PROTOBUF.iter().any(|media| self.names(media)) && !self.prefers_json();
-        if !protobuf && !self.accepts(respond::JSON) {
+        let Some(media) = self.media(V2_PROTOBUF) else {
             return respond::text(StatusCode::NOT_ACCEPTABLE, "");
-        }
+        };
         let all = self.table.all().to_vec();
-        let make = || document::v2(self.table, &Descriptions::unpack().by_type());
+        let make = || self.maker(&Descriptions::unpack()).v2();
         let mut made = None;
         let hash = self.hashes.get("v2", &all).unwrap_or_else(|| {
             let document = made.insert(make());
             self.hashes.put("v2", all, document.to_string().as_bytes())
         });
-        let media = if protobuf { PROTOBUF[0] } else { respond::JSON };
         self.answer(&hash, media, || {
             let document = made.unwrap_or_else(make);
-            if protobuf {
-                gnostic::encode(&document)
-            } else {
-                document.to_string().into_bytes()
+            match media {
+                respond::JSON => document.to_string().into_bytes(),
+                _ => gnostic::v2(&document),
             }
         })
     }
@@ -213,33 +218,19 @@ impl Ask<'_> {
         self.headers.get(name).and_then(|value| value.to_str().ok())
     }
 
-    fn alternatives(&self) -> impl Iterator<Item = &str> {
+    /// The form that the client names first of those that there are.
+    fn media(&self, protobuf: [&'static str; 2]) -> Option<&'static str> {
         let accept = self.header(header::ACCEPT).unwrap_or("*/*");
-        let media = |range: &'_ str| range.find(';').unwrap_or(range.len());
-        accept
-            .split(',')
-            .map(move |range| range[..media(range)].trim())
+        let ranges = accept.split(',').map(|range| {
+            let end = range.find(';').unwrap_or(range.len());
+            range[..end].trim()
+        });
+        ranges.into_iter().find_map(|range| match range {
+            "application/json" | "application/*" | "*/*" => Some(respond::JSON),
+            range if protobuf.contains(&range) => Some(protobuf[0]),
+            _ => None,
+        })
     }
-
-    fn names(&self, media: &str) -> bool {
-        self.alternatives()
-            .any(|range| range.eq_ignore_ascii_case(media))
-    }
-
-    /// Whether JSON comes first of what we have.
-    fn prefers_json(&self) -> bool {
-        let known = |range: &&str| json_range(range) || PROTOBUF.contains(range);
-        self.alternatives().find(known).is_some_and(json_range)
-    }
-
-    fn accepts(&self, media: &str) -> bool {
-        self.alternatives()
-            .any(|range| json_range(range) || range == media)
-    }
-}
-
-fn json_range(range: &str) -> bool {
-    matches!(range, "application/json" | "application/*" | "*/*")
 }
 
 fn moved(target: &str) -> Response<Body> {
@@ -259,7 +250,8 @@ fn place(group: &str, version: &str) -> String {
     format!("{root}/{}", api_version(group, version))
 }
 
-fn members(table: &Table, group: &str, version: &str) -> Vec<Arc<Resource>> {
-    let of = |resource: &&Arc<Resource>| resource.group == group && resource.version == version;
+/// The resources that the document at a place is made of.
+fn members(table: &Table, at: &str) -> Vec<Arc<Resource>> {
+    let of = |one: &&Arc<Resource>| place(&one.group, &one.version) == at;
     table.all().iter().filter(of).cloned().collect()
 }

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use store::{Entry, Freshness, Precondition};
 
 use super::{ATTEMPTS, Write};
-use crate::{Stored, admission::Operation, failure, hooks, meta};
+use crate::{Resource, Stored, admission::Operation, failure, hooks, meta};
 
 /// What a client may say about a deletion.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -73,12 +73,22 @@ impl DeleteOptions {
         Err(Status::invalid("meta.k8s.io", "DeleteOptions", "", &errors))
     }
 
-    fn orphans(&self, finalizers: &[&str]) -> bool {
+    fn orphans(&self, finalizers: &[&str], resource: &Resource) -> bool {
         match (self.orphan_dependents, self.propagation_policy.as_deref()) {
             (Some(orphan), _) => orphan,
             (None, Some(policy)) => policy == "Orphan",
-            (None, None) => finalizers.contains(&meta::ORPHAN),
+            (None, None) if finalizers.contains(&meta::FOREGROUND) => false,
+            (None, None) => finalizers.contains(&meta::ORPHAN) || orphans_by_default(resource),
         }
+    }
+
+    /// What is said to whoever leaves pods behind without having asked for it.
+    pub(crate) fn warning(&self, resource: &Resource) -> Option<&'static str> {
+        let silent = self.orphan_dependents.is_none() && self.propagation_policy.is_none();
+        let job = (resource.group.as_str(), resource.plural.as_str()) == ("batch", "jobs");
+        (silent && job).then_some(
+            "child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to remove them or set propagationPolicy=Orphan to suppress this warning",
+        )
     }
 
     fn waits_for_dependents(&self, finalizers: &[&str]) -> bool {
@@ -88,6 +98,14 @@ impl DeleteOptions {
             (None, None) => finalizers.contains(&meta::FOREGROUND),
         }
     }
+}
+
+/// Kinds whose dependents stay unless something else is said, as they always did.
+fn orphans_by_default(resource: &Resource) -> bool {
+    matches!(
+        (resource.group.as_str(), resource.plural.as_str()),
+        ("batch", "jobs") | ("", "replicationcontrollers")
+    )
 }
 
 /// Deletes the object that the write names.
@@ -231,7 +249,7 @@ fn decide(write: &Write, options: &DeleteOptions, object: &mut Object) -> Step {
         .filter(|name| !matches!(**name, meta::ORPHAN | meta::FOREGROUND))
         .map(|name| (*name).to_owned())
         .collect();
-    if options.orphans(&current) {
+    if options.orphans(&current, &write.resource) {
         finalizers.push(meta::ORPHAN.to_owned());
     }
     if options.waits_for_dependents(&current) {

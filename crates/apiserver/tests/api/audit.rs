@@ -1,8 +1,8 @@
 //! The audit log, as an operator reads it: what is written of requests, and what never is.
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
-use apiserver::{User, audit};
+use apiserver::{Registry, User, audit};
 use serde_json::{Value, json};
 
 use crate::support::{Server, admin, send};
@@ -23,11 +23,17 @@ rules:
   resources: [{group: "", resources: ["pods", "namespaces"]}]
   omitStages: ["RequestReceived"]
 - level: Metadata
+  resources: [{group: "test.local"}]
+- level: Metadata
   nonResourceURLs: ["/version"]
 "#;
 
 async fn audited() -> Server {
-    Server::configured(|config, directory| {
+    audited_with(Registry::builtin()).await
+}
+
+async fn audited_with(registry: Arc<Registry>) -> Server {
+    Server::with_kinds(registry, |config, directory| {
         let policy = directory.join("policy.yaml");
         std::fs::write(&policy, POLICY).unwrap();
         config.audit = Some(audit::Config {
@@ -148,6 +154,9 @@ async fn refusals_and_borrowed_identities_are_written_with_their_reasons() {
     assert_eq!(events[1]["user"]["username"], "ops");
     let other = json!({"username": "bob", "groups": ["dev", "system:authenticated"]});
     assert_eq!(events[1]["impersonatedUser"], other);
+    let how = json!({"impersonationConstraint": "impersonate:user-info"});
+    assert_eq!(events[1]["authenticationMetadata"], how);
+    assert_eq!(events[0].get("authenticationMetadata"), None);
     assert_eq!(events[2]["annotations"][decision], "allow");
     assert_eq!(
         events[2]["annotations"]["authorization.k8s.io/reason"],
@@ -192,4 +201,26 @@ async fn the_pod_security_standards_leave_their_marks() {
     );
     assert!(event["responseObject"].is_null());
     assert_eq!(event["requestObject"]["spec"]["hostNetwork"], true);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_that_panics_is_written_as_such_and_the_server_lives() {
+    let server = audited_with(crate::conduct::mined()).await;
+    let mines = "/apis/test.local/v1/landmines";
+    let stepped = admin(&server, "POST", mines, json!({"metadata": {"name": "x"}})).await;
+    assert_eq!(stepped.code, 500, "{}", stepped.body);
+    let seen = events(&server, 2, about("landmines")).await;
+    assert_eq!(seen[0]["stage"], "RequestReceived");
+    let panic = &seen[1];
+    assert_eq!(
+        (&panic["stage"], &panic["level"]),
+        (&json!("Panic"), &json!("Metadata"))
+    );
+    assert_eq!(panic["auditID"], seen[0]["auditID"]);
+    assert_eq!(panic["responseStatus"]["code"], 500);
+    assert_eq!(panic["responseStatus"]["reason"], "InternalError");
+    let listed = admin(&server, "GET", mines, Value::Null).await;
+    assert_eq!(listed.code, 200, "{}", listed.body);
+    let seen = events(&server, 4, about("landmines")).await;
+    assert_eq!(seen[3]["stage"], "ResponseComplete");
 }

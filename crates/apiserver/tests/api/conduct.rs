@@ -44,8 +44,8 @@ impl Kind for Landmine {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_panic_in_a_handler_is_a_500_and_no_more() {
+/// Every kind, and one to step on.
+pub(crate) fn mined() -> std::sync::Arc<Registry> {
     let landmine: &'static dyn Kind = Box::leak(Box::new(Landmine(Names {
         group: "test.local".to_owned(),
         version: "v1".to_owned(),
@@ -56,8 +56,12 @@ async fn a_panic_in_a_handler_is_a_500_and_no_more() {
         short_names: Vec::new(),
         categories: Vec::new(),
     })));
-    let all = kinds::all().iter().copied().chain([landmine]);
-    let server = Server::start_with_kinds(Registry::with(all)).await;
+    Registry::with(kinds::all().iter().copied().chain([landmine]))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_panic_in_a_handler_is_a_500_and_no_more() {
+    let server = Server::start_with_kinds(mined()).await;
     let path = "/apis/test.local/v1/landmines";
     let stepped = admin(&server, "POST", path, json!({"metadata": {"name": "x"}})).await;
     assert_eq!(stepped.code, 500, "{}", stepped.body);

@@ -360,6 +360,66 @@ async fn nobody_becomes_another_by_half_a_permission() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_identity_taken_over_with_constraints_is_good_for_what_was_allowed_only() {
+    let server = Server::start().await;
+    let rules = json!([
+        {"apiGroups": ["authentication.k8s.io"], "resources": ["users"], "verbs": ["impersonate:user-info"],
+         "resourceNames": ["alice"]},
+        {"apiGroups": ["authentication.k8s.io"], "resources": ["nodes"], "verbs": ["impersonate:associated-node"]},
+        {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["impersonate-on:user-info:list"]},
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["impersonate-on:associated-node:get"]},
+    ]);
+    allow(
+        &server,
+        "system:serviceaccount:default:agent",
+        "agent",
+        rules,
+    )
+    .await;
+    let view = json!([{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "list"]}]);
+    allow(&server, "alice", "alice", view).await;
+    let mut agent = User::service_account("default", "agent");
+    let node = "authentication.kubernetes.io/node-name".to_owned();
+    agent.extra.insert(node, vec!["n1".to_owned()]);
+    let ask = async |path: &str, headers: &[(&str, &str)]| {
+        let answer = send(&server, agent.clone(), "GET", path, headers, "").await;
+        (answer.code, answer.body)
+    };
+    let maps = "/api/v1/namespaces/default/configmaps";
+    let alice = ("impersonate-user", "alice");
+    crate::support::eventually(|| async { (ask(maps, &[alice]).await.0 == 200).then_some(()) })
+        .await;
+    assert_eq!(ask(maps, &[]).await.0, 403, "not by itself");
+    let one = format!("{maps}/kube-root-ca.crt");
+    let (code, body) = ask(&one, &[alice]).await;
+    assert_eq!(code, 403);
+    assert!(
+        body.contains("cannot impersonate-on:user-info:get resource"),
+        "{body}"
+    );
+    let (code, body) = ask(maps, &[("impersonate-user", "bob")]).await;
+    assert_eq!(code, 403);
+    assert!(
+        body.contains("cannot impersonate:user-info resource"),
+        "{body}"
+    );
+    assert_eq!(
+        ask(maps, &[alice, ("impersonate-group", "dev")]).await.0,
+        403
+    );
+    let own = ("impersonate-user", "system:node:n1");
+    let (code, body) = ask("/api/v1/nodes/n1", &[own]).await;
+    assert_eq!(code, 404, "allowed as the node itself: {body}");
+    let other = ("impersonate-user", "system:node:n2");
+    let (code, body) = ask("/api/v1/nodes/n2", &[other]).await;
+    assert_eq!(code, 403);
+    assert!(
+        body.contains("cannot impersonate-on:arbitrary-node:get"),
+        "{body}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_permission_for_one_name_shows_one_object() {
     let server = Server::start().await;
     let secrets = "/api/v1/namespaces/default/secrets";

@@ -75,7 +75,7 @@ async fn only_those_who_may_act_as_others() {
     .await;
     assert_eq!(
         eve.json()["message"],
-        "users \"system:kube-scheduler\" is forbidden: User \"eve\" cannot impersonate resource \"users\" in API group \"\" at the cluster scope"
+        "nodes is forbidden: User \"eve\" cannot impersonate-on:user-info:list resource \"nodes\" in API group \"\" at the cluster scope"
     );
 }
 

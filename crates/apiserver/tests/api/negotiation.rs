@@ -77,10 +77,11 @@ async fn what_cannot_be_served_or_read_is_refused() {
     let watch = format!("{MAPS}?watch=true&timeoutSeconds=1");
     let refused = get(&server, &watch, &[("accept", "application/yaml")]).await;
     assert_eq!(refused.code, 406);
-    let message = refused.json()["message"].as_str().unwrap().to_owned();
+    assert_eq!(refused.headers["content-type"], "application/yaml");
     assert!(
-        message.contains("application/json;stream=watch"),
-        "{message}"
+        refused.body.contains("application/json;stream=watch"),
+        "{}",
+        refused.body
     );
     let user = User::new("kubernetes-admin", ["system:masters"]);
     let body = json!({"metadata": {"name": "x"}}).to_string();
@@ -151,4 +152,94 @@ async fn a_question_has_no_table() {
         (answer.code, answer.json()["reason"].as_str()),
         (406, Some("NotAcceptable"))
     );
+}
+
+fn warnings(answer: &Raw) -> Vec<String> {
+    let all = answer.headers.get_all("warning").iter();
+    all.map(|value| value.to_str().unwrap().to_owned())
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn old_kinds_owners_named_twice_and_pods_left_behind_are_warned_about() {
+    let server = Server::start().await;
+    let deprecated =
+        r#"299 - "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice""#;
+    let endpoints = "/api/v1/namespaces/default/endpoints";
+    for (path, expected) in [
+        (endpoints.to_owned(), vec![deprecated.to_owned()]),
+        (format!("{endpoints}/none"), vec![deprecated.to_owned()]),
+        (MAPS.to_owned(), vec![]),
+        (
+            "/api/v1/componentstatuses".to_owned(),
+            vec![r#"299 - "v1 ComponentStatus is deprecated in v1.19+""#.to_owned()],
+        ),
+    ] {
+        let answer = get(&server, &path, &[]).await;
+        assert_eq!(warnings(&answer), expected, "{path}");
+    }
+    let stranger = User::new("eve", [""; 0]);
+    let refused = send(&server, stranger, "GET", endpoints, &[], "").await;
+    assert_eq!((refused.code, warnings(&refused).len()), (403, 0));
+
+    let owner = json!({"apiVersion": "v1", "kind": "ConfigMap", "name": "o", "uid": "u-1"});
+    let twice = json!({"metadata": {"name": "twice", "ownerReferences": [owner, owner]}});
+    let made = admin(&server, "POST", MAPS, twice).await;
+    let told = warnings(&made);
+    assert!(
+        told[0].contains("contains duplicate entries; API server dedups"),
+        "{told:?}"
+    );
+    assert!(
+        told[0].ends_with("duplicate UID(s) observed: u-1\""),
+        "{told:?}"
+    );
+    assert_eq!(made.json()["metadata"]["ownerReferences"], json!([owner]));
+    let patch = json!([{"op": "add", "path": "/metadata/ownerReferences/-", "value": owner}]);
+    let user = User::new("kubernetes-admin", ["system:masters"]);
+    let media = [("content-type", "application/json-patch+json")];
+    let path = format!("{MAPS}/twice");
+    let patched = send(&server, user, "PATCH", &path, &media, patch.to_string()).await;
+    assert!(warnings(&patched)[0].contains("after mutating admission happens"));
+
+    let jobs = "/apis/batch/v1/namespaces/default/jobs";
+    let job = |name: &str| {
+        json!({"metadata": {"name": name}, "spec": {"template": {"spec": {
+        "restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}}})
+    };
+    for (name, query, warned, finalizers) in [
+        ("silent", "", 1, json!(["orphan"])),
+        ("told", "?propagationPolicy=Background", 0, Value::Null),
+    ] {
+        let made = admin(&server, "POST", jobs, job(name)).await;
+        assert_eq!(made.code, 201, "{}", made.body);
+        let path = format!("{jobs}/{name}{query}");
+        let deleted = admin(&server, "DELETE", &path, Value::Null).await;
+        assert_eq!(warnings(&deleted).len(), warned, "{name}");
+        assert_eq!(
+            deleted.json()["metadata"]["finalizers"],
+            finalizers,
+            "{name}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_for_another_account_of_the_same_name_is_refused() {
+    let server = Server::start().await;
+    let accounts = "/api/v1/namespaces/default/serviceaccounts";
+    let made = admin(
+        &server,
+        "POST",
+        accounts,
+        json!({"metadata": {"name": "robot"}}),
+    )
+    .await;
+    let uid = made.json()["metadata"]["uid"].clone();
+    let path = format!("{accounts}/robot/token");
+    for (uid, code) in [(uid, 201), (json!("another"), 409)] {
+        let ask = json!({"metadata": {"uid": uid}, "spec": {}});
+        let answer = admin(&server, "POST", &path, ask).await;
+        assert_eq!(answer.code, code, "{}", answer.body);
+    }
 }

@@ -187,3 +187,130 @@ async fn custom_resources_are_published_in_both_and_only_their_hash_changes() {
         (301, changed.as_str())
     );
 }
+
+/// A document of the reference data, which is not part of the project: without it nothing is
+/// compared.
+fn reference(path: &str) -> Option<Value> {
+    let root = std::path::PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    // A worktree may stand one level deeper.
+    let ups = [
+        "../../../shared/kubernetes/openapi",
+        "../../../../shared/kubernetes/openapi",
+    ];
+    let bytes = ups
+        .iter()
+        .find_map(|up| std::fs::read(root.join(up).join(path)).ok())?;
+    Some(serde_json::from_slice(&bytes).unwrap())
+}
+
+/// A path as both documents say it: parameters in place of references to them, in one order,
+/// without their descriptions (which are in our own words) and without media types that are behind
+/// a gate that is off.
+fn plain(item: &Value, shared: &Value) -> Value {
+    match item {
+        Value::Object(object) => {
+            let target = object.get("$ref").and_then(Value::as_str);
+            if let Some(name) = target.and_then(|target| target.strip_prefix("#/parameters/")) {
+                return plain(&shared[name], shared);
+            }
+            let parameter = object.contains_key("in") && object.contains_key("name");
+            let kept = object
+                .iter()
+                .filter(|(key, _)| !(parameter && *key == "description") && !key.contains("cbor"));
+            kept.map(|(key, value)| (key.clone(), plain(value, shared)))
+                .collect()
+        }
+        Value::Array(list) => {
+            let cbor = |value: &Value| value.as_str().is_some_and(|text| text.contains("cbor"));
+            let mut list: Vec<Value> = list
+                .iter()
+                .filter(|value| !cbor(value))
+                .map(|value| plain(value, shared))
+                .collect();
+            let name = |value: &Value| (value["name"].to_string(), value["in"].to_string());
+            if list.iter().all(|value| value.get("in").is_some()) {
+                list.sort_by_key(name);
+            }
+            Value::Array(list)
+        }
+        other => other.clone(),
+    }
+}
+
+/// Compares the paths of a document with the reference's: every one of ours, and every one of
+/// theirs in the groups and versions that are served.
+fn compare_paths(ours: &Value, theirs: &Value, served: &dyn Fn(&str) -> bool) -> usize {
+    let (own, reference) = (
+        ours["paths"].as_object().unwrap(),
+        theirs["paths"].as_object().unwrap(),
+    );
+    for (path, item) in own {
+        let expected = reference
+            .get(path)
+            .unwrap_or_else(|| panic!("{path} is ours alone"));
+        let (item, expected) = (
+            plain(item, &ours["parameters"]),
+            plain(expected, &theirs["parameters"]),
+        );
+        for (key, value) in expected.as_object().unwrap() {
+            assert_eq!(item.get(key), Some(value), "{path} {key}");
+        }
+        assert_eq!(item, expected, "{path}");
+    }
+    let missing: Vec<&String> = reference
+        .keys()
+        .filter(|path| served(path) && !own.contains_key(*path))
+        .collect();
+    assert!(missing.is_empty(), "not there: {missing:?}");
+    own.len()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn paths_are_those_of_the_reference() {
+    let server = Server::start().await;
+    let v2 = get(&server, "/openapi/v2", &[]).await.json();
+    let index = index(&server).await;
+    let Some(theirs) = reference("swagger.json") else {
+        return;
+    };
+    let places: Vec<&String> = index.as_object().unwrap().keys().collect();
+    let served = |path: &str| {
+        let path = path.trim_matches('/');
+        let at = path.splitn(4, '/').take(3).collect::<Vec<_>>().join("/");
+        let at = if path.starts_with("api/") {
+            "api/v1"
+        } else {
+            &at
+        };
+        places.iter().any(|place| **place == at)
+    };
+    assert!(compare_paths(&v2, &theirs, &served) > 350);
+    for place in places {
+        let file = format!("v3/{}_openapi.json", place.replace('/', "__"));
+        let Some(theirs) = reference(&file) else {
+            assert!(place.starts_with('.'), "{place} has no reference");
+            continue;
+        };
+        let ours = get(&server, &url(&index, place), &[]).await.json();
+        compare_paths(&ours, &theirs, &|_| true);
+        for (name, schema) in ours["components"]["schemas"]
+            .as_object()
+            .into_iter()
+            .flatten()
+        {
+            let expected = &theirs["components"]["schemas"][name];
+            let kinds = "x-kubernetes-group-version-kind";
+            if !name.ends_with("DeleteOptions") && !name.ends_with("WatchEvent") {
+                assert_eq!(schema.get(kinds), expected.get(kinds), "{place} {name}");
+            }
+            assert!(expected.is_object(), "{place} {name} is ours alone");
+        }
+        // Kinds that only fields of closed gates have are theirs alone; what ours refer to is there.
+        let text = ours.to_string();
+        for part in text.split("\"$ref\":\"#/components/schemas/").skip(1) {
+            let name = part.split('"').next().unwrap();
+            let known = ours["components"]["schemas"].get(name).is_some();
+            assert!(known, "{place} lacks {name}");
+        }
+    }
+}

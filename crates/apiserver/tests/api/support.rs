@@ -45,12 +45,20 @@ impl Server {
 
     /// A server whose configuration is changed before it starts; the directory is its own.
     pub async fn configured(change: impl FnOnce(&mut Config, &std::path::Path)) -> Self {
-        Self::open(tempfile::tempdir().unwrap(), Registry::builtin(), change).await
+        Self::with_kinds(Registry::builtin(), change).await
+    }
+
+    /// The same, with other kinds.
+    pub async fn with_kinds(
+        registry: Arc<Registry>,
+        change: impl FnOnce(&mut Config, &std::path::Path),
+    ) -> Self {
+        Self::open(tempfile::tempdir().unwrap(), registry, change).await
     }
 
     /// A server that serves other kinds.
     pub async fn start_with_kinds(registry: Arc<Registry>) -> Self {
-        Self::open(tempfile::tempdir().unwrap(), registry, |_, _| {}).await
+        Self::with_kinds(registry, |_, _| {}).await
     }
 
     /// Stops, and starts again over the same store.

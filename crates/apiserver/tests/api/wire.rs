@@ -18,11 +18,22 @@ async fn send(
     path: &str,
     body: Vec<u8>,
 ) -> (u16, String, apiserver::Body) {
+    let accept = format!("{PROTOBUF},application/json");
+    ask(server, method, path, &accept, body).await
+}
+
+async fn ask(
+    server: &Server,
+    method: &str,
+    path: &str,
+    accept: &str,
+    body: Vec<u8>,
+) -> (u16, String, apiserver::Body) {
     let user = User::new("kubernetes-admin", ["system:masters"]);
     let request = http::Request::builder()
         .method(method)
         .uri(path)
-        .header("accept", format!("{PROTOBUF},application/json"))
+        .header("accept", accept)
         .header("content-type", PROTOBUF);
     let request = request.body(Full::new(Bytes::from(body))).unwrap();
     let response = server.server.connect(user).call(request).await.unwrap();
@@ -85,8 +96,155 @@ async fn objects_go_in_and_out_as_protobuf() {
             .as_object()
             .unwrap(),
     );
-    let (code, ..) = send(&server, "DELETE", &format!("{MAPS}/a"), options).await;
-    assert_eq!(code, 200);
+    let (code, media, answer) = send(&server, "DELETE", &format!("{MAPS}/a"), options).await;
+    assert_eq!((code, media.as_str()), (200, PROTOBUF));
+    let bytes = answer.collect().await.unwrap().to_bytes();
+    assert_eq!(object(&bytes, "meta/v1.Status").1["status"], "Success");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refusals_and_discovery_come_in_the_form_that_is_asked_for() {
+    let server = Server::start().await;
+    let missing = format!("{MAPS}/none");
+    let (code, media, answer) = send(&server, "GET", &missing, Vec::new()).await;
+    assert_eq!((code, media.as_str()), (404, PROTOBUF));
+    let bytes = answer.collect().await.unwrap().to_bytes();
+    let (kind, status) = object(&bytes, "meta/v1.Status");
+    assert_eq!(
+        (kind.as_str(), &status["reason"]),
+        ("Status", &json!("NotFound"))
+    );
+    assert_eq!(status["details"]["name"], "none");
+    let (_, media, answer) = ask(&server, "GET", &missing, "application/yaml", Vec::new()).await;
+    assert_eq!(media, "application/yaml");
+    let bytes = answer.collect().await.unwrap().to_bytes();
+    assert!(String::from_utf8_lossy(&bytes).contains("reason: NotFound"));
+    for (path, name, field) in [
+        ("/api", "APIVersions", "versions"),
+        ("/apis", "APIGroupList", "groups"),
+        ("/apis/apps", "APIGroup", "versions"),
+        ("/apis/apps/v1", "APIResourceList", "resources"),
+    ] {
+        let (_, media, answer) = ask(&server, "GET", path, PROTOBUF, Vec::new()).await;
+        assert_eq!(media, PROTOBUF, "{path}");
+        let bytes = answer.collect().await.unwrap().to_bytes();
+        let (kind, document) = object(&bytes, &format!("meta/v1.{name}"));
+        assert_eq!(kind, name);
+        let text = admin(&server, "GET", path, Value::Null).await.json();
+        assert_eq!(document[field], text[field], "{path}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metadata_alone_goes_out_as_protobuf_and_a_table_does_not() {
+    let server = Server::start().await;
+    admin(
+        &server,
+        "POST",
+        MAPS,
+        json!({"metadata": {"name": "a", "labels": {"l": "v"}}, "data": {"k": "v"}}),
+    )
+    .await;
+    let one = format!("{MAPS}/a");
+    let form =
+        |kind: &str, version: &str| format!("{PROTOBUF};as={kind};g=meta.k8s.io;v={version}");
+    let text = admin(&server, "GET", &one, Value::Null).await.json();
+    for version in ["v1", "v1beta1"] {
+        let accept = form("PartialObjectMetadata", version);
+        let (code, media, answer) = ask(&server, "GET", &one, &accept, Vec::new()).await;
+        assert_eq!((code, media.as_str()), (200, PROTOBUF));
+        let bytes = answer.collect().await.unwrap().to_bytes();
+        assert_eq!(
+            protobuf::decode(&bytes).unwrap().api_version,
+            format!("meta.k8s.io/{version}")
+        );
+        let (kind, partial) = object(&bytes, "meta/v1.PartialObjectMetadata");
+        assert_eq!(kind, "PartialObjectMetadata");
+        assert_eq!(partial["metadata"], text["metadata"]);
+        assert!(!partial.contains_key("data"));
+        let accept = format!("application/json;as=Table;g=meta.k8s.io;v={version}");
+        let (_, _, answer) = ask(&server, "GET", &one, &accept, Vec::new()).await;
+        let table: Value =
+            serde_json::from_slice(&answer.collect().await.unwrap().to_bytes()).unwrap();
+        assert_eq!(table["apiVersion"], format!("meta.k8s.io/{version}"));
+    }
+    let list = form("PartialObjectMetadataList", "v1");
+    let (code, media, answer) = ask(&server, "GET", MAPS, &list, Vec::new()).await;
+    assert_eq!((code, media.as_str()), (200, PROTOBUF));
+    let bytes = answer.collect().await.unwrap().to_bytes();
+    let (kind, list) = object(&bytes, "meta/v1.PartialObjectMetadataList");
+    assert_eq!(kind, "PartialObjectMetadataList");
+    let items = list["items"].as_array().unwrap();
+    assert!(
+        items
+            .iter()
+            .any(|item| item["metadata"] == text["metadata"])
+    );
+    for (path, kind, message) in [
+        (
+            MAPS,
+            "PartialObjectMetadata",
+            "you requested PartialObjectMetadata, but the requested object is a list (*core.ConfigMapList)",
+        ),
+        (
+            &one,
+            "PartialObjectMetadataList",
+            "you requested PartialObjectMetadataList, but the requested object is not a list (*core.ConfigMap)",
+        ),
+        (
+            &one,
+            "Table",
+            "only the following media types are accepted: application/json, application/yaml, application/vnd.kubernetes.protobuf",
+        ),
+    ] {
+        let (code, media, answer) = ask(&server, "GET", path, &form(kind, "v1"), Vec::new()).await;
+        assert_eq!((code, media.as_str()), (406, "application/json"), "{kind}");
+        let status: Value =
+            serde_json::from_slice(&answer.collect().await.unwrap().to_bytes()).unwrap();
+        assert_eq!(status["message"], message);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metadata_of_custom_resources_is_watched_as_protobuf() {
+    let server = Server::start().await;
+    let definition = json!({"metadata": {"name": "widgets.example.com"}, "spec": {
+        "group": "example.com", "scope": "Cluster",
+        "names": {"plural": "widgets", "kind": "Widget"},
+        "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {
+            "type": "object", "x-kubernetes-preserve-unknown-fields": true}}}]}});
+    let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+    assert_eq!(admin(&server, "POST", path, definition).await.code, 201);
+    let widgets = "/apis/example.com/v1/widgets";
+    let widget = json!({"apiVersion": "example.com/v1", "kind": "Widget", "metadata": {"name": "a"}, "spec": {}});
+    crate::support::eventually(|| async {
+        (admin(&server, "POST", widgets, widget.clone()).await.code == 201).then_some(())
+    })
+    .await;
+    let (code, ..) = ask(&server, "GET", widgets, PROTOBUF, Vec::new()).await;
+    assert_eq!(code, 406, "a custom resource as a whole has no messages");
+    let path = format!(
+        "{widgets}?watch=1&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
+    );
+    let accept = format!("{PROTOBUF};as=PartialObjectMetadata;g=meta.k8s.io;v=v1");
+    let (_, media, mut body) = ask(&server, "GET", &path, &accept, Vec::new()).await;
+    assert_eq!(media, "application/vnd.kubernetes.protobuf;stream=watch");
+    let mut bytes = Vec::new();
+    while !String::from_utf8_lossy(&bytes).contains("initial-events-end") {
+        bytes.extend_from_slice(&body.frame().await.unwrap().unwrap().into_data().unwrap());
+    }
+    let mut rest = &bytes[..];
+    for kind in ["ADDED", "BOOKMARK"] {
+        let (length, after) = rest.split_at(4);
+        let length = u32::from_be_bytes(length.try_into().unwrap()) as usize;
+        let (event, after) = after.split_at(length);
+        rest = after;
+        assert_eq!(&event[2..2 + kind.len()], kind.as_bytes());
+        let magic = event.windows(4).position(|part| part == protobuf::MAGIC);
+        let (name, partial) = object(&event[magic.unwrap()..], "meta/v1.PartialObjectMetadata");
+        assert_eq!(name, "PartialObjectMetadata");
+        assert!(partial["metadata"]["resourceVersion"].is_string());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
