@@ -23,6 +23,8 @@ pub struct Builtin {
     pub subresources: &'static [SubresourceInfo],
     /// Whether `status` belongs to the status subresource alone.
     pub has_status: bool,
+    /// What a write of the whole cannot set, where there is a status: nobody comes to own it.
+    pub resets: &'static [&'static str],
     /// Whether `metadata.generation` counts changes.
     pub has_generation: bool,
     /// Whether a PUT may create.
@@ -77,6 +79,7 @@ impl Builtin {
         verbs: VERBS,
         subresources: &[],
         has_status: false,
+        resets: &["status"],
         has_generation: false,
         creates_on_update: false,
         unconditional_update: true,
@@ -153,6 +156,14 @@ impl Kind for Registered {
 
     fn scope(&self) -> Scope {
         self.facts.scope
+    }
+
+    fn resets(&self) -> &[&'static str] {
+        if self.subresources.contains(&"status") {
+            self.facts.resets
+        } else {
+            &[]
+        }
     }
 
     fn schema(&self) -> Option<&'static str> {

@@ -126,6 +126,27 @@ fn without_leading_zeros(value: &str) -> String {
     }
 }
 
+/// A domain, a slash and a path, such as `acme.io/foo`.
+pub fn domain_prefixed_path(value: &str, path: &Path, errors: &mut Errors) {
+    const PATTERN: &str = r"[A-Za-z0-9/\-._~%!$&'()*+,;=:]+";
+    if value.is_empty() {
+        errors.push(Error::required(path, ""));
+        return;
+    }
+    let (host, rest) = value.split_once('/').unwrap_or_default();
+    if host.is_empty() || rest.is_empty() {
+        let detail = "must be a domain-prefixed path (such as \"acme.io/foo\")";
+        errors.push(Error::invalid(path, value, detail));
+        return;
+    }
+    form(format::dns1123_subdomain(host), host, path, errors);
+    let sound = |b: u8| b.is_ascii_alphanumeric() || b"/-._~%!$&'()*+,;=:".contains(&b);
+    if !rest.bytes().all(sound) {
+        let detail = format::pattern_message("Invalid path", PATTERN, &[]);
+        errors.push(Error::invalid(path, rest, detail));
+    }
+}
+
 /// Not below zero.
 pub fn non_negative(value: &Value, path: &Path, errors: &mut Errors) {
     if int(value) < 0 {
@@ -223,13 +244,10 @@ fn requirement(value: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// A count, or the number in front of a percent sign; zero for anything else.
+/// A count, also one in text, or the number in front of a percent sign; zero for anything else.
 pub fn amount_of(value: &Value) -> i64 {
     match value {
-        Value::String(s) => s
-            .strip_suffix('%')
-            .and_then(|n| n.parse().ok())
-            .unwrap_or_default(),
+        Value::String(s) => s.strip_suffix('%').unwrap_or(s).parse().unwrap_or_default(),
         other => int(other),
     }
 }
@@ -241,6 +259,86 @@ pub fn count_or_percent(value: &Value, path: &Path, errors: &mut Errors) {
         Value::Number(_) => non_negative(value, path, errors),
         _ => {}
     }
+}
+
+/// Conditions of the common kind: one of each type, with a reason and a time.
+pub fn conditions(value: &Value, path: &Path, errors: &mut Errors) {
+    const REASON_MAX: usize = 1024;
+    const MESSAGE_MAX: usize = 32 * 1024;
+    for (i, condition) in list(value).iter().enumerate() {
+        let at = path.index(i);
+        let kind = text(&condition["type"]);
+        if list(value)[..i].iter().any(|c| text(&c["type"]) == kind) {
+            errors.push(Error::duplicate(&at.child("type"), kind));
+        }
+        form(
+            format::qualified_name(kind),
+            kind,
+            &at.child("type"),
+            errors,
+        );
+        let states = ["False", "True", "Unknown"];
+        one_of(&condition["status"], &states, &at.child("status"), errors);
+        let generation = int(&condition["observedGeneration"]);
+        if generation < 0 {
+            let detail = "must be greater than or equal to zero";
+            errors.push(Error::invalid(
+                &at.child("observedGeneration"),
+                generation,
+                detail,
+            ));
+        }
+        if text(&condition["lastTransitionTime"]).is_empty() {
+            errors.push(Error::required(&at.child("lastTransitionTime"), ""));
+        }
+        let (reason, at_reason) = (text(&condition["reason"]), at.child("reason"));
+        if reason.is_empty() {
+            errors.push(Error::required(&at_reason, ""));
+        } else {
+            form(condition_reason(reason), reason, &at_reason, errors);
+            if reason.len() > REASON_MAX {
+                errors.push(Error::too_long(&at_reason, REASON_MAX));
+            }
+        }
+        if text(&condition["message"]).len() > MESSAGE_MAX {
+            errors.push(Error::too_long(&at.child("message"), MESSAGE_MAX));
+        }
+    }
+}
+
+fn condition_reason(value: &str) -> Vec<String> {
+    let (first, last) = (value.as_bytes().first(), value.as_bytes().last());
+    let sound = first.is_some_and(u8::is_ascii_alphabetic)
+        && last.is_some_and(|b| b.is_ascii_alphanumeric() || *b == b'_')
+        && value
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"_,:".contains(&b));
+    if sound {
+        return Vec::new();
+    }
+    vec![format::pattern_message(
+        "a condition reason must start with alphabetic character, optionally followed by a string of alphanumeric characters or '_,:', and must end with an alphanumeric character or '_'",
+        "[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?",
+        &[
+            "my_name",
+            "MY_NAME",
+            "MyName",
+            "ReasonA,ReasonB",
+            "ReasonA:ReasonB",
+        ],
+    )]
+}
+
+/// Names that are no label make hosts' names that surprise: a warning.
+pub fn warn_host_name(name: &str) -> Vec<String> {
+    let complaints = format::dns1123_label(name);
+    if complaints.is_empty() {
+        return Vec::new();
+    }
+    vec![format!(
+        "metadata.name: this is used in Pod names and hostnames, which can result in surprising behavior; a DNS label is recommended: [{}]",
+        complaints.join(" ")
+    )]
 }
 
 /// Above 100 percent is too much.
@@ -267,6 +365,26 @@ mod tests {
         let mut errors = Vec::new();
         check(value, &Path::new("p"), &mut errors);
         lines(errors).join(" ")
+    }
+
+    #[test]
+    fn conditions_say_why_and_since_when() {
+        let mut errors = Vec::new();
+        let given = serde_json::json!([
+            {"type": "Ready", "status": "True", "reason": "Fine", "lastTransitionTime": "2020-01-01T00:00:00Z"},
+            {"type": "Ready", "status": "Maybe", "reason": "1"}
+        ]);
+        conditions(&given, &Path::new("c"), &mut errors);
+        let paths: Vec<String> = errors.iter().map(|e| e.path.to_string()).collect();
+        assert_eq!(
+            paths,
+            [
+                "c[1].type",
+                "c[1].status",
+                "c[1].lastTransitionTime",
+                "c[1].reason"
+            ]
+        );
     }
 
     #[test]

@@ -23,17 +23,20 @@ pub mod flowcontrol;
 pub mod metadata;
 pub mod networking;
 pub mod node;
+mod pem;
 pub mod pod;
 pub mod policy;
 pub mod rbac;
 pub mod resource;
 pub mod reviews;
 pub mod scheduling;
+mod shown;
 pub mod storage;
 #[cfg(test)]
 mod testing;
 pub mod tree;
 mod volume_source;
+mod webhook_client;
 
 use machinery::{Object, Value, field};
 use std::sync::LazyLock;
@@ -185,6 +188,14 @@ pub trait Kind: Send + Sync + 'static {
     /// Warning headers for a write.
     fn warnings(&self, _object: &Object, _old: Option<&Object>) -> Vec<String> {
         Vec::new()
+    }
+    /// What a write of the whole cannot set: nobody comes to own it.
+    fn resets(&self) -> &[&'static str] {
+        if self.subresources().contains(&"status") {
+            &["status"]
+        } else {
+            &[]
+        }
     }
     /// Whether `metadata.generation` counts changes of everything but metadata and status.
     fn has_generation(&self) -> bool {

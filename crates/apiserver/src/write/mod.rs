@@ -145,14 +145,17 @@ impl Write {
 
     /// Who writes, as managedFields remember it.
     pub(crate) fn writer<'a>(&'a self, now: &'a str) -> apply::Writer<'a> {
-        let kind = &self.resource.kind;
-        let apart = self.subresource.is_empty() && kind.subresources().contains(&"status");
+        let reset: &[&str] = if self.subresource.is_empty() {
+            self.resource.kind.resets()
+        } else {
+            &[]
+        };
         apply::Writer {
             manager: &self.field_manager,
             api_version: &self.resource.api_version,
             subresource: &self.subresource,
             now,
-            reset: if apart { &["status"] } else { &[] },
+            reset,
         }
     }
 

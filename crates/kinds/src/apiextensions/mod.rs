@@ -1,3 +1,6 @@
 //! The kinds of apiextensions.k8s.io.
 
 pub mod custom_resource_definition;
+mod schema;
+mod structural;
+mod versions;

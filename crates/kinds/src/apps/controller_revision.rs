@@ -3,7 +3,7 @@
 use crate::builtin::Builtin;
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
-use crate::tree::{get, int, is_set, list, text, truth};
+use crate::tree::{get, int, list, text, truth};
 use crate::{Column, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value};
@@ -54,15 +54,23 @@ fn row(object: &Object, now: i64) -> Vec<Value> {
 
 fn validate(object: &Object) -> Errors {
     let mut errors = Vec::new();
-    if !is_set(get(object, "data")) {
-        errors.push(Error::required(&Path::new("data"), "data is mandatory"));
-    }
-    check::non_negative(get(object, "revision"), &Path::new("revision"), &mut errors);
+    check_revision(object, &mut errors);
+    let detail = match get(object, "data") {
+        Value::Null => "data is mandatory",
+        Value::Object(_) => return errors,
+        _ => "data must be a valid JSON object",
+    };
+    errors.push(Error::required(&Path::new("data"), detail));
     errors
 }
 
+fn check_revision(object: &Object, errors: &mut Errors) {
+    check::non_negative(get(object, "revision"), &Path::new("revision"), errors);
+}
+
 fn validate_update(object: &Object, old: &Object, _: Subresource<'_>) -> Errors {
-    let mut errors = validate(object);
+    let mut errors = Vec::new();
+    check_revision(object, &mut errors);
     check::immutable(
         get(object, "data"),
         get(old, "data"),

@@ -2,18 +2,17 @@
 
 use super::{
     Words, check_collisions, check_endless, check_not_empty, check_same_selector, check_status,
-    mismatch,
+    mismatch, shown_strategy,
 };
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, containers, labels, name_cell, selector, wide};
 use crate::pod::{default_template, validate_template};
-use crate::tree::{child_or_new, default_empty, default_to, get, int, is_set, same, text};
+use crate::tree::{child, child_or_new, default_empty, default_to, get, int, is_set, same, text};
 use crate::{Column, Context, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::labels::Selector;
 use machinery::{Object, Value};
-use serde_json::json;
 
 /// Where the number of the template's changes is kept.
 const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
@@ -29,7 +28,10 @@ pub const KIND: Builtin = Builtin {
     has_status: true,
     has_generation: true,
     default,
-    prepare_create: |object, _: &Context<'_>| set_template_generation(object, 1),
+    prepare_create: |object, _: &Context<'_>| {
+        let number = template_generation(object).max(1);
+        set_template_generation(object, number);
+    },
     prepare_update,
     validate_create: validate,
     validate_update,
@@ -86,7 +88,20 @@ fn default(object: &mut Object) {
         default_to(rolling, "maxUnavailable", 1);
         default_to(rolling, "maxSurge", 0);
     }
+    if let Some(rolling) = child(strategy, "rollingUpdate") {
+        default_to(rolling, "maxUnavailable", 0);
+        default_to(rolling, "maxSurge", 0);
+    }
     default_to(spec, "revisionHistoryLimit", 10);
+    let annotations = child_or_new(child_or_new(object, "metadata"), "annotations");
+    default_to(annotations, TEMPLATE_GENERATION, "0");
+}
+
+fn template_generation(object: &Object) -> i64 {
+    let annotations = &get(object, "metadata")["annotations"];
+    text(&annotations[TEMPLATE_GENERATION])
+        .parse()
+        .unwrap_or_default()
 }
 
 fn set_template_generation(object: &mut Object, number: i64) {
@@ -103,15 +118,13 @@ fn prepare_update(
     subresource: Subresource<'_>,
     _: &Context<'_>,
 ) {
-    if subresource.is_some() {
-        return;
-    }
-    let text = text(&get(old, "metadata")["annotations"][TEMPLATE_GENERATION]);
-    let mut number: i64 = text.parse().unwrap_or(1);
-    if !same(
-        &get(object, "spec")["template"],
-        &get(old, "spec")["template"],
-    ) {
+    let mut number = template_generation(old);
+    if subresource.is_none()
+        && !same(
+            &get(object, "spec")["template"],
+            &get(old, "spec")["template"],
+        )
+    {
         number += 1;
     }
     set_template_generation(object, number);
@@ -171,9 +184,8 @@ fn check_strategy(strategy: &Value, path: &Path, errors: &mut Errors) {
                 errors.push(Error::invalid(&at.child("maxSurge"), surge.clone(), detail));
             }
         }
-        other => {
-            // Shown as Go prints the struct that is no part of the API.
-            let shown = json!({"Type": other, "RollingUpdate": rolling});
+        _ => {
+            let shown = shown_strategy(strategy);
             let types = ["RollingUpdate", "OnDelete"];
             errors.push(Error::not_supported(path, shown, &types));
         }

@@ -2,6 +2,7 @@
 
 use super::{
     Words, check_collisions, check_endless, check_pods, check_same_selector, check_status,
+    shown_strategy,
 };
 use crate::builtin::{Builtin, SCALE, STATUS};
 use crate::check;
@@ -11,7 +12,6 @@ use crate::tree::{child_or_new, default_empty, default_to, get, int, is_set, tex
 use crate::{Column, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value, labels};
-use serde_json::json;
 
 pub const KIND: Builtin = Builtin {
     group: "apps",
@@ -26,7 +26,7 @@ pub const KIND: Builtin = Builtin {
     default,
     validate_create: validate,
     validate_update,
-    warnings: crate::pod::warn_template,
+    warnings: super::warnings,
     columns: COLUMNS,
     row,
     ..Builtin::EMPTY
@@ -144,9 +144,8 @@ fn check_strategy(strategy: &Value, path: &Path, errors: &mut Errors) {
                 errors,
             );
         }
-        other => {
-            // Shown as Go prints the struct that is no part of the API.
-            let shown = json!({"Type": other, "RollingUpdate": rolling});
+        _ => {
+            let shown = shown_strategy(strategy);
             let types = ["Recreate", "RollingUpdate"];
             errors.push(Error::not_supported(path, shown, &types));
         }

@@ -7,10 +7,11 @@ pub mod replica_set;
 pub mod stateful_set;
 
 use crate::check;
-use crate::pod::validate_template;
-use crate::tree::{entries, get, int, is_set, list, text};
+use crate::pod::{validate_template, warn_template};
+use crate::tree::{entries, get, int, is_set, list, name, text};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value, labels};
+use serde_json::json;
 
 /// What the workloads' words differ in.
 struct Words {
@@ -79,6 +80,30 @@ fn check_endless(template: &Value, words: &Words, path: &Path, errors: &mut Erro
     }
 }
 
+/// Warnings about the name, at creation, and the pods.
+fn warnings(object: &Object, old: Option<&Object>) -> Vec<String> {
+    let mut found = match old {
+        None => check::warn_host_name(name(object)),
+        Some(_) => Vec::new(),
+    };
+    found.extend(warn_template(object, old));
+    found
+}
+
+/// A way to roll out as Kubernetes prints it, `kind` and all.
+fn shown_strategy(strategy: &Value) -> Value {
+    let rolling = &strategy["rollingUpdate"];
+    let count = |name: &str| match &rolling[name] {
+        Value::Null => Value::from(0),
+        other => other.clone(),
+    };
+    let rolling = match is_set(rolling) {
+        true => json!({"MaxUnavailable": count("maxUnavailable"), "MaxSurge": count("maxSurge")}),
+        false => Value::Null,
+    };
+    json!({"Type": text(&strategy["type"]), "RollingUpdate": rolling})
+}
+
 /// A selector stays what it was made as.
 fn check_same_selector(object: &Object, old: &Object, errors: &mut Errors) {
     let at = Path::new("spec").child("selector");
@@ -113,7 +138,8 @@ fn check_status(status: &Value, counts: &[&str], parts: &[&str], ready: &str, er
 /// The count of name clashes only grows.
 fn check_collisions(object: &Object, old: &Object, errors: &mut Errors) {
     let count = |o: &Object| get(o, "status")["collisionCount"].clone();
-    if int(&count(object)) < int(&count(old)) {
+    let old = count(old);
+    if is_set(&old) && int(&count(object)) < int(&old) {
         let at = Path::new("status").child("collisionCount");
         errors.push(Error::invalid(
             &at,

@@ -30,7 +30,7 @@ pub const KIND: Builtin = Builtin {
             int(&get(o, "status")["replicas"]).to_string(),
         )]
     },
-    warnings: crate::pod::warn_template,
+    warnings: super::warnings,
     columns: COLUMNS,
     row,
     ..Builtin::EMPTY

@@ -11,6 +11,9 @@ use crate::tree::{
 };
 use crate::{Column, Subresource};
 use machinery::field::{Error, Errors, Path};
+use machinery::labels::Selector;
+use machinery::quantity::Quantity;
+use machinery::text::quote;
 use machinery::{Object, Value, format};
 use serde_json::json;
 
@@ -28,7 +31,7 @@ pub const KIND: Builtin = Builtin {
     default,
     validate_create: validate,
     validate_update,
-    warnings: crate::pod::warn_template,
+    warnings,
     columns: COLUMNS,
     row,
     ..Builtin::EMPTY
@@ -135,7 +138,14 @@ fn validate_spec(spec: &Value, is_new: bool, errors: &mut Errors) {
         let at = path.child("serviceName");
         check::optional(format::dns1123_label, &spec["serviceName"], &at, errors);
     }
-    check_pods(spec, &whole_template(spec), &WORDS, &path, errors);
+    let template = whole_template(spec);
+    check_pods(spec, &template, &WORDS, &path, errors);
+    if Selector::from_label_selector(Some(&spec["selector"]).filter(|s| is_set(s))).is_ok() {
+        let (metadata, at) = (&template["metadata"], path.child("template"));
+        check::labels(&metadata["labels"], &at.child("labels"), errors);
+        let at = at.child("annotations");
+        check::annotations(&metadata["annotations"], &at, errors);
+    }
     check_endless(&spec["template"], &WORDS, &path, errors);
 }
 
@@ -164,6 +174,46 @@ fn whole_template(spec: &Value) -> Value {
     template
 }
 
+/// As Kubernetes prints it.
+fn shown_rolling(rolling: &Value) -> Value {
+    if !is_set(rolling) {
+        return Value::Null;
+    }
+    json!({"Partition": int(&rolling["partition"]), "MaxUnavailable": rolling["maxUnavailable"]})
+}
+
+/// Storage is counted in whole bytes.
+fn warn_claim(spec: &Value, path: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    for kind in ["requests", "limits"] {
+        let value = text(&spec["resources"][kind]["storage"]);
+        if value.parse::<Quantity>().is_ok_and(|q| !q.is_integer()) {
+            let at = path.child("resources").child(kind).key("storage");
+            let value = quote(value);
+            found.push(format!(
+                "{at}: fractional byte value {value} is invalid, must be an integer"
+            ));
+        }
+    }
+    found
+}
+
+fn warnings(object: &Object, old: Option<&Object>) -> Vec<String> {
+    let mut found = crate::pod::warn_template(object, old);
+    let spec = get(object, "spec");
+    for (i, claim) in list(&spec["volumeClaimTemplates"]).iter().enumerate() {
+        let mut at = Path::new("spec").child("volumeClaimTemplates").index(i);
+        if old.is_some() {
+            at = at.child("Spec");
+        }
+        found.extend(warn_claim(&claim["spec"], &at));
+    }
+    if int(&spec["revisionHistoryLimit"]) < 0 {
+        found.push("spec.revisionHistoryLimit: a negative value retains all historical revisions; a value >= 0 is recommended".to_owned());
+    }
+    found
+}
+
 fn check_strategy(strategy: &Value, path: &Path, errors: &mut Errors) {
     let rolling = &strategy["rollingUpdate"];
     let at = path.child("rollingUpdate");
@@ -172,8 +222,7 @@ fn check_strategy(strategy: &Value, path: &Path, errors: &mut Errors) {
         "OnDelete" => {
             if is_set(rolling) {
                 let detail = "only allowed for updateStrategy 'RollingUpdate'";
-                let shown =
-                    json!({"Partition": int(&rolling["partition"]), "MaxUnavailable": null});
+                let shown = shown_rolling(rolling);
                 errors.push(Error::invalid(&at, shown, detail));
             }
         }
@@ -182,7 +231,7 @@ fn check_strategy(strategy: &Value, path: &Path, errors: &mut Errors) {
             check::non_negative(&rolling["partition"], &at, errors);
         }
         other => {
-            let shown = json!({"Type": other, "RollingUpdate": rolling});
+            let shown = json!({"Type": other, "RollingUpdate": shown_rolling(rolling)});
             let detail = "must be 'RollingUpdate' or 'OnDelete'";
             errors.push(Error::invalid(path, shown, detail));
         }

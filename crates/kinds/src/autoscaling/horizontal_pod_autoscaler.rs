@@ -3,6 +3,7 @@
 
 use super::metrics::{check_metric, check_reference, check_rules};
 use crate::builtin::{Builtin, STATUS};
+use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
 use crate::tree::{child, child_or_new, default_empty, default_to, get, int, is_set, list, text};
 use crate::{Column, Subresource};
@@ -24,7 +25,7 @@ pub const KIND: Builtin = Builtin {
     validate_create: validate,
     validate_update: |object, old, subresource: Subresource<'_>| match subresource {
         None => validate_spec(get(object, "spec"), retargets(object, old)),
-        Some(_) => Vec::new(),
+        Some(_) => check_status(get(object, "status")),
     },
     columns: COLUMNS,
     row,
@@ -44,7 +45,7 @@ pub const V1: Builtin = Builtin {
             let new = v1_to_v2(object.clone());
             validate_spec(get(&new, "spec"), retargets(object, old))
         }
-        Some(_) => Vec::new(),
+        Some(_) => check_status(get(object, "status")),
     },
     row: |object, now| row(&v1_to_v2(object.clone()), now),
     ..KIND
@@ -270,6 +271,15 @@ fn default(object: &mut Object) {
 
 fn validate(object: &Object) -> Errors {
     validate_spec(get(object, "spec"), true)
+}
+
+fn check_status(status: &Value) -> Errors {
+    let mut errors = Vec::new();
+    for name in ["currentReplicas", "desiredReplicas"] {
+        let at = Path::new("status").child(name);
+        check::non_negative(&status[name], &at, &mut errors);
+    }
+    errors
 }
 
 /// Whether the target has another version now.

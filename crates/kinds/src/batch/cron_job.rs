@@ -1,12 +1,16 @@
 //! CronJob: jobs by the clock.
 
-use super::job::{check_spec, default_pods};
+use super::job::default_pods;
+use super::job_spec::{check_spec, warn_spec};
+use super::schedule;
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{
     AGE, NAME, age, column, containers, name_cell, or_none, selector, since, wide,
 };
-use crate::tree::{child_or_new, default_empty, default_to, get, is_set, list, name, text};
+use crate::tree::{
+    child_or_new, default_empty, default_to, get, is_set, list, name, same, text, truth,
+};
 use crate::{Column, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value};
@@ -23,7 +27,7 @@ pub const KIND: Builtin = Builtin {
     has_generation: true,
     default,
     validate_create: |object| {
-        let mut errors = validate(object);
+        let mut errors = validate(object, None);
         // Eleven characters are for the time in the names of its jobs.
         if name(object).len() > 52 {
             let at = Path::new("metadata").child("name");
@@ -35,13 +39,14 @@ pub const KIND: Builtin = Builtin {
         }
         errors
     },
-    validate_update: |object, _, subresource: Subresource<'_>| {
+    validate_update: |object, old, subresource: Subresource<'_>| {
         if subresource.is_none() {
-            validate(object)
+            validate(object, Some(get(old, "spec")))
         } else {
             Vec::new()
         }
     },
+    warnings,
     columns: COLUMNS,
     row,
     ..Builtin::EMPTY
@@ -100,133 +105,143 @@ fn default(object: &mut Object) {
     default_pods(child_or_new(child_or_new(spec, "jobTemplate"), "spec"));
 }
 
-fn validate(object: &Object) -> Errors {
+/// `was`: the spec before, for an update.
+fn validate(object: &Object, was: Option<&Value>) -> Errors {
     let mut errors = Vec::new();
     let spec = get(object, "spec");
     let path = Path::new("spec");
-    check_schedule(
-        text(&spec["schedule"]),
-        &path.child("schedule"),
-        &mut errors,
-    );
-    if is_set(&spec["timeZone"]) && text(&spec["timeZone"]).is_empty() {
-        let detail = "timeZone must be nil or non-empty string";
-        errors.push(Error::invalid(&path.child("timeZone"), "", detail));
+    let counts = |names: &[&str], errors: &mut Errors| {
+        for name in names {
+            check::non_negative(&spec[*name], &path.child(name), errors);
+        }
+    };
+    check_schedule(spec, was, &path.child("schedule"), &mut errors);
+    counts(&["startingDeadlineSeconds"], &mut errors);
+    let zone = &spec["timeZone"];
+    if is_set(zone) && was.is_none_or(|was| was["timeZone"] != *zone) {
+        let at = path.child("timeZone");
+        check::form(
+            schedule::check_zone(text(zone)),
+            text(zone),
+            &at,
+            &mut errors,
+        );
     }
     let policies = ["Allow", "Forbid", "Replace"];
     let at = path.child("concurrencyPolicy");
-    check::one_of(&spec["concurrencyPolicy"], &policies, &at, &mut errors);
-    for name in [
-        "startingDeadlineSeconds",
-        "successfulJobsHistoryLimit",
-        "failedJobsHistoryLimit",
-    ] {
-        check::non_negative(&spec[name], &path.child(name), &mut errors);
+    check::known(&spec["concurrencyPolicy"], &policies, &at, &mut errors);
+    let (job, at) = (
+        &spec["jobTemplate"]["spec"],
+        path.child("jobTemplate").child("spec"),
+    );
+    check_spec(job, &at, &mut errors);
+    if is_set(&job["selector"]) {
+        let detail = "`selector` will be auto-generated";
+        errors.push(Error::invalid(
+            &at.child("selector"),
+            job["selector"].clone(),
+            detail,
+        ));
     }
-    let at = path.child("jobTemplate").child("spec");
-    check_spec(&spec["jobTemplate"]["spec"], &at, &mut errors);
+    if truth(&job["manualSelector"]) {
+        let at = at.child("manualSelector");
+        errors.push(Error::not_supported(&at, true, &["nil", "false"]));
+    }
+    counts(
+        &["successfulJobsHistoryLimit", "failedJobsHistoryLimit"],
+        &mut errors,
+    );
     errors
 }
 
-/// Five fields, or one of the names that start with `@`.
-fn check_schedule(schedule: &str, path: &Path, errors: &mut Errors) {
+/// A zone in the schedule itself stays where it was before there was a field for it.
+fn check_schedule(spec: &Value, was: Option<&Value>, path: &Path, errors: &mut Errors) {
+    let schedule = text(&spec["schedule"]);
     if schedule.is_empty() {
         errors.push(Error::required(path, ""));
-    } else if schedule.contains("TZ") {
-        let detail = "cannot use TZ or CRON_TZ in schedule, use timeZone field instead";
-        errors.push(Error::invalid(path, schedule, detail));
-    } else if let Err(detail) = parse_schedule(schedule) {
+        return;
+    }
+    if let Err(detail) = schedule::check(schedule) {
         errors.push(Error::invalid(path, schedule, detail));
     }
-}
-
-fn parse_schedule(schedule: &str) -> Result<(), String> {
-    if let Some(word) = schedule.strip_prefix('@') {
-        let known = [
-            "yearly", "annually", "monthly", "weekly", "daily", "midnight", "hourly",
-        ];
-        return if known.contains(&word) || word.starts_with("every ") {
-            Ok(())
+    let allowed = was.is_some_and(|was| text(&was["schedule"]).contains("TZ"));
+    if schedule.contains("TZ") && (!allowed || is_set(&spec["timeZone"])) {
+        let detail = if allowed {
+            "cannot use both timeZone field and TZ or CRON_TZ in schedule"
         } else {
-            Err(format!("unrecognized descriptor: {schedule}"))
+            "cannot use TZ or CRON_TZ in schedule, use timeZone field instead"
         };
+        errors.push(Error::invalid(path, schedule, detail));
     }
-    let fields: Vec<&str> = schedule.split_whitespace().collect();
-    if fields.len() != 5 {
-        let count = fields.len();
-        return Err(format!(
-            "expected exactly 5 fields, found {count}: [{}]",
-            fields.join(" ")
-        ));
-    }
-    let bounds = [(0, 59), (0, 23), (1, 31), (1, 12), (0, 7)];
-    for (field, (low, high)) in fields.iter().zip(bounds) {
-        for part in field.split(',') {
-            check_part(part, low, high)?;
-        }
-    }
-    Ok(())
 }
 
-const NAMES: &[&str] = &[
-    "sun", "mon", "tue", "wed", "thu", "fri", "sat", "jan", "feb", "mar", "apr", "may", "jun",
-    "jul", "aug", "sep", "oct", "nov", "dec",
-];
-
-fn check_part(part: &str, low: u32, high: u32) -> Result<(), String> {
-    let (range, step) = part
-        .split_once('/')
-        .map_or((part, None), |(r, s)| (r, Some(s)));
-    if step.is_some_and(|s| s.parse::<u32>().map_or(true, |n| n == 0)) {
-        return Err(format!("step of range should be a positive number: {part}"));
+fn warnings(object: &Object, old: Option<&Object>) -> Vec<String> {
+    let path = Path::new("spec").child("jobTemplate").child("spec");
+    let job = |o: &Object| get(o, "spec")["jobTemplate"]["spec"].clone();
+    let mut found = match old {
+        None => check::warn_host_name(name(object)),
+        Some(_) => Vec::new(),
+    };
+    if old.is_none_or(|old| !same(get(object, "spec"), get(old, "spec"))) {
+        found.extend(warn_spec(&job(object), old.map(job).as_ref(), &path));
     }
-    if matches!(range, "*" | "?") {
-        return Ok(());
+    if old.is_some() && text(&get(object, "spec")["schedule"]).contains("TZ") {
+        found.push("cannot use TZ or CRON_TZ in spec.spec.schedule, use timeZone instead, see https://kubernetes.io/docs/concepts/workloads/controllers/cron-jobs/ for more details".to_owned());
     }
-    for end in range.splitn(2, '-') {
-        if NAMES.contains(&end.to_lowercase().as_str()) {
-            continue;
-        }
-        match end.parse::<u32>() {
-            Ok(n) if n < low => {
-                return Err(format!(
-                    "beginning of range ({n}) below minimum ({low}): {part}"
-                ));
-            }
-            Ok(n) if n > high => {
-                return Err(format!("end of range ({n}) above maximum ({high}): {part}"));
-            }
-            Ok(_) => {}
-            Err(_) => return Err(format!("failed to parse int from {end}")),
-        }
-    }
-    Ok(())
+    found
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{lines, object};
+
+    fn nightly(extra: &str) -> Object {
+        let mut job = object(&format!(
+            r#"{{"metadata": {{"name": "n"}}, "spec": {{"schedule": "0 0 * * *", {extra} "jobTemplate": {{"spec": {{"template": {{"spec": {{
+                "restartPolicy": "Never", "containers": [{{"name": "c", "image": "i"}}]}}}}}}}}}}}}"#
+        ));
+        default(&mut job);
+        job
+    }
 
     #[test]
-    fn schedules_are_read() {
-        for good in [
-            "*/5 * * * *",
-            "0 0 1,15 * mon-fri",
-            "@hourly",
-            "@every 5m",
-            "0 12 * jan 7",
-        ] {
-            assert!(parse_schedule(good).is_ok(), "{good}");
-        }
-        for bad in [
-            "* * * *",
-            "60 * * * *",
-            "a * * * *",
-            "@never",
-            "*/0 * * * *",
-            "0 0 0 * *",
-        ] {
-            assert!(parse_schedule(bad).is_err(), "{bad}");
-        }
+    fn the_schedule_names_no_zone_unless_it_always_did() {
+        let zoned = nightly(r#""schedule": "TZ=UTC 0 0 * * *","#);
+        let refused = "spec.schedule: Invalid value: \"TZ=UTC 0 0 * * *\": cannot use TZ or CRON_TZ in schedule, use timeZone field instead";
+        assert_eq!(lines(validate(&zoned, None)), [refused]);
+        assert_eq!(
+            lines(validate(&zoned, Some(get(&zoned, "spec")))),
+            Vec::<String>::new()
+        );
+        let both = nightly(r#""schedule": "TZ=UTC 0 0 * * *", "timeZone": "UTC","#);
+        assert_eq!(
+            lines(validate(&both, Some(get(&zoned, "spec")))),
+            [
+                "spec.schedule: Invalid value: \"TZ=UTC 0 0 * * *\": cannot use both timeZone field and TZ or CRON_TZ in schedule"
+            ]
+        );
+        assert_eq!(warnings(&zoned, Some(&zoned)).len(), 1);
+    }
+
+    #[test]
+    fn selectors_are_made_for_the_jobs() {
+        let mut job = nightly("");
+        let spec = child_or_new(
+            child_or_new(child_or_new(&mut job, "spec"), "jobTemplate"),
+            "spec",
+        );
+        spec.insert(
+            "selector".to_owned(),
+            serde_json::json!({"matchLabels": {"a": "b"}}),
+        );
+        spec.insert("manualSelector".to_owned(), true.into());
+        assert_eq!(
+            lines(validate(&job, None)),
+            [
+                "spec.jobTemplate.spec.selector: Invalid value: {\"matchLabels\":{\"a\":\"b\"}}: `selector` will be auto-generated",
+                "spec.jobTemplate.spec.manualSelector: Unsupported value: true: supported values: \"nil\", \"false\"",
+            ]
+        );
     }
 }

@@ -1,16 +1,19 @@
 //! Job: pods that run until enough of them succeeded.
 
+use super::job_spec::{check_spec_update, check_whole_spec, warn_spec};
+use super::job_status::check_status;
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, containers, name_cell, selector, wide};
-use crate::pod::{default_template, validate_template};
+use crate::pod::default_template;
 use crate::tree::{
-    child_or_new, default_empty, default_to, each, get, int, is_set, list, name, same, text, truth,
+    child_or_new, default_empty, default_to, each, get, int, is_empty, is_set, list, name, same,
+    text, truth,
 };
 use crate::{Column, Context, Subresource};
 use machinery::field::{Error, Errors, Path};
-use machinery::{Object, Value, time};
-use serde_json::json;
+use machinery::labels::Selector;
+use machinery::{Object, Value, format, time};
 
 pub const KIND: Builtin = Builtin {
     group: "batch",
@@ -32,7 +35,7 @@ pub const KIND: Builtin = Builtin {
             int(&get(o, "status")["succeeded"]).to_string(),
         )]
     },
-    warnings: crate::pod::warn_template,
+    warnings,
     columns: COLUMNS,
     row,
     ..Builtin::EMPTY
@@ -113,9 +116,20 @@ fn row(object: &Object, now: i64) -> Vec<Value> {
 fn default(object: &mut Object) {
     let spec = child_or_new(object, "spec");
     default_job_spec(spec);
-    let labels = get(spec, "template")["metadata"]["labels"].clone();
-    if is_set(&labels) {
-        default_empty(child_or_new(object, "metadata"), "labels", labels);
+    let mut labels = get(spec, "template")["metadata"]["labels"].clone();
+    let manual = truth(get(spec, "manualSelector"));
+    let metadata = child_or_new(object, "metadata");
+    if let Value::Object(map) = &mut labels
+        && !map.is_empty()
+        && is_empty(get(metadata, "labels"))
+    {
+        // The job shares the labels of its pods, those too that are made when it is created.
+        if !manual {
+            for (key, _) in own_labels(&Object::new()) {
+                map.entry(key).or_insert("".into());
+            }
+        }
+        metadata.insert("labels".to_owned(), labels);
     }
 }
 
@@ -154,122 +168,140 @@ pub(super) fn default_pods(spec: &mut Object) {
     }
 }
 
+const CONTROLLER_UID: &str = "batch.kubernetes.io/controller-uid";
+
+/// Labels of this job's pods and no others, and what they stand for.
+fn own_labels(object: &Object) -> [(&'static str, String); 4] {
+    let uid = text(&get(object, "metadata")["uid"]);
+    [
+        ("job-name", name(object).to_owned()),
+        ("batch.kubernetes.io/job-name", name(object).to_owned()),
+        ("controller-uid", uid.to_owned()),
+        (CONTROLLER_UID, uid.to_owned()),
+    ]
+}
+
 /// Labels that only this job's pods have, unless the selector is the client's own.
 fn prepare_create(object: &mut Object, _: &Context<'_>) {
-    let uid = text(&get(object, "metadata")["uid"]).to_owned();
-    let own = name(object).to_owned();
-    let spec = child_or_new(object, "spec");
-    if truth(get(spec, "manualSelector")) || uid.is_empty() {
+    if truth(&get(object, "spec")["manualSelector"]) {
         return;
     }
-    let labels = child_or_new(
-        child_or_new(child_or_new(spec, "template"), "metadata"),
-        "labels",
-    );
-    for (key, value) in [
-        ("controller-uid", &uid),
-        ("job-name", &own),
-        ("batch.kubernetes.io/controller-uid", &uid),
-        ("batch.kubernetes.io/job-name", &own),
-    ] {
-        labels.insert(key.to_owned(), Value::from(value.as_str()));
+    let labels = own_labels(object);
+    let uid = labels[3].1.clone();
+    let own = child_or_new(child_or_new(object, "metadata"), "labels");
+    for (key, value) in &labels {
+        // Left open by the defaults.
+        if own.get(*key).is_some_and(|v| text(v).is_empty()) {
+            own.insert((*key).to_owned(), value.as_str().into());
+        }
     }
-    let selector = child_or_new(spec, "selector");
-    let exact = child_or_new(selector, "matchLabels");
-    exact.insert("batch.kubernetes.io/controller-uid".to_owned(), json!(uid));
+    if own.is_empty() {
+        child_or_new(object, "metadata").shift_remove("labels");
+    }
+    let spec = child_or_new(object, "spec");
+    let template = child_or_new(spec, "template");
+    let pods = child_or_new(child_or_new(template, "metadata"), "labels");
+    for (key, value) in labels {
+        pods.entry(key).or_insert(value.into());
+    }
+    let exact = child_or_new(child_or_new(spec, "selector"), "matchLabels");
+    exact.entry(CONTROLLER_UID).or_insert(uid.into());
 }
 
 fn validate(object: &Object) -> Errors {
+    validate_with(object, true)
+}
+
+/// `prefixed`: the labels with a domain are looked for too.
+fn validate_with(object: &Object, prefixed: bool) -> Errors {
     let mut errors = Vec::new();
-    let path = Path::new("spec");
+    check_generated(object, prefixed, &mut errors);
     let spec = get(object, "spec");
-    if !is_set(&spec["selector"]) {
-        errors.push(Error::required(&path.child("selector"), ""));
-    } else {
-        check::label_selector(&spec["selector"], &path.child("selector"), &mut errors);
+    check_whole_spec(spec, &Path::new("spec"), &mut errors);
+    let completions = int(&spec["completions"]);
+    if spec["completionMode"] == "Indexed" && completions > 0 {
+        let host = format!("{}-{}", name(object), completions - 1);
+        if !format::dns1123_label(&host).is_empty() {
+            let at = Path::new("metadata").child("name");
+            let detail = format!("will not able to create pod with invalid DNS label: {host}");
+            errors.push(Error::invalid(&at, name(object), detail));
+        }
     }
-    check_spec(spec, &path, &mut errors);
     errors
 }
 
-/// What holds for a job and for a CronJob's template.
-pub(super) fn check_spec(spec: &Value, path: &Path, errors: &mut Errors) {
-    for name in [
-        "parallelism",
-        "completions",
-        "activeDeadlineSeconds",
-        "backoffLimit",
-        "ttlSecondsAfterFinished",
-        "backoffLimitPerIndex",
-        "maxFailedIndexes",
+/// The labels and the selector are those that were made for this job.
+fn check_generated(object: &Object, prefixed: bool, errors: &mut Errors) {
+    let spec = get(object, "spec");
+    if truth(&spec["manualSelector"]) || !is_set(&spec["selector"]) {
+        return;
+    }
+    if text(&get(object, "metadata")["uid"]).is_empty() {
+        errors.push(Error::required(&Path::new("metadata").child("uid"), ""));
+    }
+    let labels = &spec["template"]["metadata"]["labels"];
+    let at = Path::new("spec")
+        .child("template")
+        .child("metadata")
+        .child("labels");
+    let mut expected = own_labels(object);
+    expected.reverse();
+    let mut known = Object::new();
+    for key in [
+        "controller-uid",
+        "job-name",
+        CONTROLLER_UID,
+        "batch.kubernetes.io/job-name",
     ] {
-        check::non_negative(&spec[name], &path.child(name), errors);
-    }
-    if is_set(&spec["completionMode"]) {
-        let at = path.child("completionMode");
-        check::one_of(
-            &spec["completionMode"],
-            &["Indexed", "NonIndexed"],
-            &at,
-            errors,
-        );
-        if spec["completionMode"] == "Indexed" && !is_set(&spec["completions"]) {
-            let detail = "when completion mode is Indexed";
-            errors.push(Error::required(&path.child("completions"), detail));
+        let Some((_, value)) = expected.iter().find(|(k, _)| *k == key) else {
+            continue;
+        };
+        if key.contains('/') && !prefixed {
+            continue;
         }
+        let detail = format!("must be '{value}'");
+        match labels.get(key) {
+            None => errors.push(Error::required(&at.key(key), detail)),
+            Some(label) if text(label) != value => {
+                errors.push(Error::invalid(&at.key(key), labels.clone(), detail));
+            }
+            Some(_) => {}
+        }
+        known.insert(key.to_owned(), value.as_str().into());
     }
-    if is_set(&spec["podReplacementPolicy"]) {
-        let at = path.child("podReplacementPolicy");
-        let policies = ["Failed", "TerminatingOrFailed"];
-        check::one_of(&spec["podReplacementPolicy"], &policies, &at, errors);
-    }
-    let at = path.child("template");
-    validate_template(&spec["template"], &at, errors);
-    let policy = text(&spec["template"]["spec"]["restartPolicy"]);
-    let at = at.child("spec").child("restartPolicy");
-    if policy == "Always" || policy.is_empty() {
-        let detail = "valid values: \"OnFailure\", \"Never\"";
-        errors.push(Error::required(&at, detail));
-    } else if !matches!(policy, "OnFailure" | "Never") {
-        errors.push(Error::not_supported(&at, policy, &["OnFailure", "Never"]));
-    } else if is_set(&spec["podFailurePolicy"]) && policy != "Never" {
-        let detail = "only \"Never\" is supported when podFailurePolicy is specified";
-        errors.push(Error::invalid(&at, policy, detail));
+    let selector = Selector::from_label_selector(Some(&spec["selector"]));
+    if selector.is_ok_and(|s| !s.matches_map(Some(&known))) {
+        let at = Path::new("spec").child("selector");
+        let detail = "`selector` not auto-generated";
+        errors.push(Error::invalid(&at, spec["selector"].clone(), detail));
     }
 }
 
 fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) -> Errors {
-    if subresource.is_some() {
-        return Vec::new();
+    if subresource == Some("status") {
+        return check_status(object, old);
     }
-    let mut errors = validate(object);
-    let (new, was) = (get(object, "spec"), get(old, "spec"));
-    let path = Path::new("spec");
-    let indexed = was["completionMode"] == "Indexed";
-    if !(indexed && new["completions"] == new["parallelism"]) {
-        let at = path.child("completions");
-        check::immutable(&new["completions"], &was["completions"], &at, &mut errors);
-    }
-    for name in [
-        "selector",
-        "completionMode",
-        "podFailurePolicy",
-        "backoffLimitPerIndex",
-        "managedBy",
-    ] {
-        check::immutable(&new[name], &was[name], &path.child(name), &mut errors);
-    }
-    // A suspended job that never started may still move its pods elsewhere.
-    let movable = truth(&was["suspend"]) && !is_set(&get(old, "status")["startTime"]);
-    if !movable && !same(&new["template"], &was["template"]) {
-        let at = path.child("template");
-        errors.push(Error::invalid(
-            &at,
-            new["template"].clone(),
-            check::IMMUTABLE,
-        ));
-    }
+    let labels = &get(old, "spec")["template"]["metadata"]["labels"];
+    let had = |key: &str| is_set(&labels[key]);
+    let mut errors = validate_with(
+        object,
+        had("batch.kubernetes.io/job-name") && had(CONTROLLER_UID),
+    );
+    check_spec_update(object, old, &mut errors);
     errors
+}
+
+fn warnings(object: &Object, old: Option<&Object>) -> Vec<String> {
+    let (spec, path) = (get(object, "spec"), Path::new("spec"));
+    match old {
+        None => {
+            let mut found = check::warn_host_name(name(object));
+            found.extend(warn_spec(spec, None, &path));
+            found
+        }
+        Some(old) if same(spec, get(old, "spec")) => Vec::new(),
+        Some(old) => warn_spec(spec, Some(get(old, "spec")), &path),
+    }
 }
 
 #[cfg(test)]
@@ -294,7 +326,7 @@ mod tests {
     #[test]
     fn pods_of_a_job_are_not_always_restarted() {
         let mut job = object(
-            r#"{"spec": {"selector": {}, "template": {"spec": {"containers": [{"name": "c", "image": "i"}]}}}}"#,
+            r#"{"spec": {"manualSelector": true, "selector": {}, "template": {"spec": {"containers": [{"name": "c", "image": "i"}]}}}}"#,
         );
         default(&mut job);
         assert_eq!(

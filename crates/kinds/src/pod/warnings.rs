@@ -18,15 +18,16 @@ pub fn warn_pod(pod: &Object, old: Option<&Object>) -> Vec<String> {
 /// Warnings about the template in a workload's spec.
 pub fn warn_template(workload: &Object, old: Option<&Object>) -> Vec<String> {
     let template = |object: &Object| get(object, "spec")["template"].clone();
-    let new = template(workload);
-    if old.is_some_and(|old| same(&new, &template(old))) {
+    let path = Path::new("spec").child("template");
+    warn_pods(&template(workload), old.map(template).as_ref(), &path)
+}
+
+/// Warnings about a template; only about what an update changes.
+pub fn warn_pods(template: &Value, old: Option<&Value>, path: &Path) -> Vec<String> {
+    if old.is_some_and(|old| same(template, old)) {
         return Vec::new();
     }
-    warn(
-        &new["metadata"],
-        &new["spec"],
-        &Path::new("spec").child("template"),
-    )
+    warn(&template["metadata"], &template["spec"], path)
 }
 
 fn warn(metadata: &Value, spec: &Value, path: &Path) -> Vec<String> {

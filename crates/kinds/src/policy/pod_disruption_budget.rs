@@ -3,6 +3,7 @@
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
+use crate::shown::{Field, Go, shown};
 use crate::tree::{get, int, is_set};
 use crate::{Column, Subresource};
 use machinery::field::{Error, Errors, Path};
@@ -19,12 +20,11 @@ pub const KIND: Builtin = Builtin {
     has_generation: true,
     unconditional_update: false,
     validate_create: validate,
-    validate_update: |object, _, subresource: Subresource<'_>| {
-        if subresource.is_none() {
-            validate(object)
-        } else {
-            Vec::new()
-        }
+    // Names of budgets were never looked at.
+    name_format: crate::metadata::path_segment,
+    validate_update: |object, _, subresource: Subresource<'_>| match subresource {
+        None => validate(object),
+        Some(_) => check_status(get(object, "status")),
     },
     columns: COLUMNS,
     row,
@@ -59,6 +59,36 @@ fn row(object: &Object, now: i64) -> Vec<Value> {
     ]
 }
 
+const SPEC: &[Field] = &[
+    Field("minAvailable", "MinAvailable", Go::Plain),
+    Field("selector", "Selector", Go::Plain),
+    Field("maxUnavailable", "MaxUnavailable", Go::Plain),
+    Field(
+        "unhealthyPodEvictionPolicy",
+        "UnhealthyPodEvictionPolicy",
+        Go::Plain,
+    ),
+];
+
+fn check_status(status: &Value) -> Errors {
+    let mut errors = Vec::new();
+    let path = Path::new("status");
+    check::conditions(
+        &status["conditions"],
+        &path.child("conditions"),
+        &mut errors,
+    );
+    for name in [
+        "disruptionsAllowed",
+        "currentHealthy",
+        "desiredHealthy",
+        "expectedPods",
+    ] {
+        check::non_negative(&status[name], &path.child(name), &mut errors);
+    }
+    errors
+}
+
 fn validate(object: &Object) -> Errors {
     let mut errors = Vec::new();
     let spec = get(object, "spec");
@@ -66,7 +96,7 @@ fn validate(object: &Object) -> Errors {
     let (least, most) = (&spec["minAvailable"], &spec["maxUnavailable"]);
     if is_set(least) && is_set(most) {
         let detail = "minAvailable and maxUnavailable cannot be both set";
-        errors.push(Error::invalid(&path, spec.clone(), detail));
+        errors.push(Error::invalid(&path, shown(spec, SPEC), detail));
     }
     for (name, value) in [("minAvailable", least), ("maxUnavailable", most)] {
         check::count_or_percent(value, &path.child(name), &mut errors);
@@ -84,4 +114,34 @@ fn validate(object: &Object) -> Errors {
         );
     }
     errors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{lines, object};
+
+    #[test]
+    fn a_budget_has_one_bound() {
+        let both = object(r#"{"spec": {"minAvailable": 1, "maxUnavailable": "150%"}}"#);
+        assert_eq!(
+            lines(validate(&both)),
+            [
+                "spec: Invalid value: {\"MinAvailable\":1,\"Selector\":null,\"MaxUnavailable\":\"150%\",\"UnhealthyPodEvictionPolicy\":null}: minAvailable and maxUnavailable cannot be both set",
+                "spec.maxUnavailable: Invalid value: \"150%\": must not be greater than 100%",
+            ]
+        );
+    }
+
+    #[test]
+    fn counts_in_the_status_are_counts() {
+        let status = serde_json::json!({"currentHealthy": -1, "conditions": [{"type": "X", "status": "True", "reason": "R"}]});
+        assert_eq!(
+            lines(check_status(&status)),
+            [
+                "status.conditions[0].lastTransitionTime: Required value",
+                "status.currentHealthy: Invalid value: -1: must be greater than or equal to 0",
+            ]
+        );
+    }
 }

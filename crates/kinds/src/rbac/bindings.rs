@@ -4,6 +4,7 @@ use crate::builtin::Builtin;
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell, wide};
 use crate::metadata;
+use crate::shown::{Field, Go, shown};
 use crate::tree::{child_or_new, default_empty, each, get, list, text};
 use crate::{Column, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
@@ -107,12 +108,17 @@ fn validate(object: &Object, kinds: &[&str]) -> Errors {
         );
     }
     for (i, subject) in list(get(object, "subjects")).iter().enumerate() {
-        check_subject(subject, &Path::new("subjects").index(i), &mut errors);
+        check_subject(
+            subject,
+            kinds.len() > 1,
+            &Path::new("subjects").index(i),
+            &mut errors,
+        );
     }
     errors
 }
 
-fn check_subject(subject: &Value, path: &Path, errors: &mut Errors) {
+fn check_subject(subject: &Value, namespaced: bool, path: &Path, errors: &mut Errors) {
     let (name, group) = (text(&subject["name"]), text(&subject["apiGroup"]));
     if name.is_empty() {
         errors.push(Error::required(&path.child("name"), ""));
@@ -120,16 +126,19 @@ fn check_subject(subject: &Value, path: &Path, errors: &mut Errors) {
     let at = path.child("apiGroup");
     match text(&subject["kind"]) {
         "ServiceAccount" => {
-            check::form(
-                format::dns1123_subdomain(name),
-                name,
-                &path.child("name"),
+            let at_name = path.child("name");
+            check::optional(
+                format::dns1123_subdomain,
+                &subject["name"],
+                &at_name,
                 errors,
             );
             if !group.is_empty() {
                 errors.push(Error::not_supported(&at, group, &[""]));
             }
-            check::required(&subject["namespace"], &path.child("namespace"), errors);
+            if !namespaced {
+                check::required(&subject["namespace"], &path.child("namespace"), errors);
+            }
         }
         "User" | "Group" => {
             if group != GROUP {
@@ -144,15 +153,49 @@ fn check_subject(subject: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
+const ROLE_REF: &[Field] = &[
+    Field("apiGroup", "APIGroup", Go::Text),
+    Field("kind", "Kind", Go::Text),
+    Field("name", "Name", Go::Text),
+];
+
 fn validate_update(object: &Object, old: &Object, kinds: &[&str]) -> Errors {
     let mut errors = validate(object, kinds);
     if get(object, "roleRef") != get(old, "roleRef") {
         let detail = "cannot change roleRef";
-        errors.push(Error::invalid(
-            &Path::new("roleRef"),
-            get(object, "roleRef").clone(),
-            detail,
-        ));
+        let printed = shown(get(object, "roleRef"), ROLE_REF);
+        errors.push(Error::invalid(&Path::new("roleRef"), printed, detail));
     }
     errors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{lines, object};
+
+    #[test]
+    fn a_binding_keeps_its_role() {
+        let to = |name: &str| {
+            let mut binding = object(&format!(
+                r#"{{"roleRef": {{"kind": "Role", "name": "{name}"}}, "subjects": [{{"kind": "ServiceAccount", "name": "s"}}]}}"#
+            ));
+            default(&mut binding);
+            binding
+        };
+        let kinds = ["Role", "ClusterRole"];
+        assert_eq!(
+            lines(validate_update(&to("b"), &to("a"), &kinds)),
+            [
+                "roleRef: Invalid value: {\"APIGroup\":\"rbac.authorization.k8s.io\",\"Kind\":\"Role\",\"Name\":\"b\"}: cannot change roleRef"
+            ]
+        );
+        assert_eq!(
+            lines(validate(&to("a"), &["ClusterRole"])),
+            [
+                "roleRef.kind: Unsupported value: \"Role\": supported values: \"ClusterRole\"",
+                "subjects[0].namespace: Required value",
+            ]
+        );
+    }
 }

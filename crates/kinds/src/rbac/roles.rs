@@ -6,8 +6,9 @@ use crate::columns::{NAME_CREATED, name_created};
 use crate::metadata;
 use crate::tree::{get, is_set, list};
 use crate::{Scope, Subresource};
-use machinery::Object;
 use machinery::field::{Error, Errors, Path};
+use machinery::labels::Selector;
+use machinery::{Object, Value};
 
 pub const ROLE: Builtin = Builtin {
     group: "rbac.authorization.k8s.io",
@@ -82,7 +83,11 @@ fn validate(object: &Object, namespaced: bool) -> Errors {
             errors.push(Error::required(&at, detail));
         }
         for (i, selector) in selectors.iter().enumerate() {
-            check::label_selector(selector, &at.index(i), &mut errors);
+            let at = at.index(i);
+            check::label_selector(selector, &at, &mut errors);
+            if Selector::from_label_selector(Some(selector)).is_err() {
+                errors.push(Error::invalid(&at, Value::Null, "invalid label selector."));
+            }
         }
     }
     errors

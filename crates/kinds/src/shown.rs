@@ -1,0 +1,69 @@
+//! Values as Kubernetes prints them in errors: its internal structs have Go's names and no omissions.
+
+use machinery::{Object, Value};
+
+/// A field of such a struct: its name in the API, its name in Go, and what it holds.
+pub struct Field(pub &'static str, pub &'static str, pub Go);
+
+/// What a field holds, and so what is printed when it is absent.
+pub enum Go {
+    /// A pointer, list or map whose content is printed as the API has it; null when absent.
+    Plain,
+    Text,
+    Int,
+    Bool,
+    /// A struct.
+    Struct(&'static [Field]),
+    /// A pointer to a struct.
+    Pointer(&'static [Field]),
+    /// A list of structs.
+    List(&'static [Field]),
+}
+
+/// A struct, printed.
+pub fn shown(value: &Value, fields: &[Field]) -> Value {
+    let mut out = Object::new();
+    for Field(name, go, holds) in fields {
+        let value = &value[*name];
+        let printed = match holds {
+            Go::Text if value.is_null() => Value::from(""),
+            Go::Int if value.is_null() => Value::from(0),
+            Go::Bool if value.is_null() => Value::from(false),
+            Go::Struct(fields) => shown(value, fields),
+            Go::Pointer(fields) if value.is_object() => shown(value, fields),
+            Go::List(fields) => each(value, fields),
+            _ => value.clone(),
+        };
+        out.insert((*go).to_owned(), printed);
+    }
+    Value::Object(out)
+}
+
+/// A list of structs, printed; null when absent.
+pub fn each(value: &Value, fields: &[Field]) -> Value {
+    match value {
+        Value::Array(items) => items.iter().map(|item| shown(item, fields)).collect(),
+        _ => Value::Null,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn nothing_is_left_out() {
+        const INNER: &[Field] = &[Field("name", "Name", Go::Text), Field("on", "On", Go::Bool)];
+        const OUTER: &[Field] = &[
+            Field("list", "List", Go::List(INNER)),
+            Field("at", "At", Go::Pointer(INNER)),
+            Field("in", "In", Go::Struct(INNER)),
+            Field("count", "Count", Go::Int),
+        ];
+        assert_eq!(
+            shown(&json!({"list": [{"name": "a"}]}), OUTER).to_string(),
+            r#"{"List":[{"Name":"a","On":false}],"At":null,"In":{"Name":"","On":false},"Count":0}"#
+        );
+    }
+}
