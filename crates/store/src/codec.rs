@@ -15,7 +15,9 @@ pub trait Codec: Send + Sync + 'static {
     fn bytes<'a>(&self, draft: &'a Self::Draft) -> &'a Bytes;
     /// Makes a draft of bytes read back from disk.
     fn load(&self, key: &Key, bytes: Bytes) -> Result<Self::Draft, String>;
-    /// Called exactly once per write, in revision order, before anybody can read the value.
+    /// Called exactly once per write, in revision order, before anybody can read the value; by the
+    /// caller's thread, while others wait. A write may still fail afterwards, and another get its
+    /// revision.
     fn publish(&self, key: &Key, draft: Self::Draft, revision: Revision) -> Self::Object;
     /// The bytes that [`Codec::bytes`] gave for the draft of this object: snapshots and backups are
     /// written from published objects, so that nobody has to keep both forms in memory.

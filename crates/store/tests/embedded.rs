@@ -7,6 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use common::*;
+use futures::future::join_all;
 use stdx::{Clock, FakeClock};
 use store::{
     Action, Durability, Error, Freshness, Op, Plain, Precondition, Store,
@@ -64,7 +65,58 @@ async fn a_closed_store_refuses_writes_and_ends_watches() {
     store.close();
     let refused = commit(&*store, vec![put("/a", "1")]).await;
     assert!(matches!(refused, Err(Error::Unavailable(_))), "{refused:?}");
+    let refused = store.snapshot().await;
+    assert!(matches!(refused, Err(Error::Unavailable(_))), "{refused:?}");
     assert!(matches!(next(&mut watch).await, Err(Error::Unavailable(_))));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_than_a_batch_takes_is_committed_in_order() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    let large = "x".repeat(1 << 20);
+    // The first is on its way to the disk while the others wait.
+    let commits = (0..12).map(|n| commit(&*store, vec![put(&format!("/large/{n}"), &large)]));
+    let small = (0..9000).map(|n| commit(&*store, vec![put(&format!("/small/{n}"), "x")]));
+    let committed = join_all(commits.chain(small)).await.into_iter();
+    let revisions: Vec<_> = committed
+        .map(|committed| committed.unwrap().revision)
+        .collect();
+    assert!(revisions.is_sorted(), "{revisions:?}");
+    assert_eq!(revisions.last(), Some(&9012));
+    store.close();
+    let store = open(directory.path());
+    assert_eq!(store.revision().await.unwrap(), 9012);
+    let listed = store.list(list_request("/small/")).await.unwrap();
+    assert_eq!(listed.entries.len(), 9000);
+}
+
+#[test]
+fn a_runtime_that_is_stuck_holds_nobody_up() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .build()
+        .unwrap();
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let writing = store.clone();
+    let stuck = runtime.spawn(async move {
+        let puts = (0..20).map(|n| commit(&*writing, vec![put(&format!("/{n}"), "x")]));
+        let mut commits = join_all(puts);
+        assert!(futures::poll!(&mut commits).is_pending());
+        // Blocks the only thread of the runtime that would show them.
+        released.recv().unwrap();
+        commits.await
+    });
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while futures::executor::block_on(store.revision()).unwrap() < 20 {
+        assert!(std::time::Instant::now() < deadline, "nobody shows them");
+        std::thread::yield_now();
+    }
+    release.send(()).unwrap();
+    let committed = runtime.block_on(stuck).unwrap();
+    assert!(committed.iter().all(Result::is_ok));
 }
 
 #[tokio::test]

@@ -3,14 +3,19 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use common::{
     disk::{MemoryDisk, STEPS, Step},
     *,
 };
+use futures::future::join_all;
+use stdx::FakeClock;
 use store::{
-    Error, Plain, Store,
+    Durability, Error, Plain, Precondition, Store,
     embedded::{Config, Embedded},
 };
 
@@ -74,6 +79,36 @@ async fn a_failed_disk_step_stops_the_writer_for_good_and_reads_go_on() {
 }
 
 #[tokio::test]
+async fn a_late_sync_that_fails_stops_the_writer_as_well() {
+    let disk = MemoryDisk::new(1);
+    let clock = FakeClock::at(jiff::Timestamp::UNIX_EPOCH);
+    let config = Config {
+        clock: Arc::new(clock.clone()),
+        ..small()
+    };
+    let store = config.open_on(Arc::new(disk.clone()), Plain).unwrap();
+    for n in 0..2 {
+        // The first is synced for its high-water mark.
+        let ops = vec![put(&format!("/{n}"), "1")];
+        store.commit(ops, Durability::Relaxed).await.unwrap();
+    }
+    disk.fail_at(Some(Step::BeforeSync));
+    let deadline = Instant::now() + PATIENCE;
+    while store.failure().is_none() {
+        assert!(Instant::now() < deadline, "it is never synced");
+        clock.advance(Duration::from_secs(1));
+        tokio::task::yield_now().await;
+    }
+    disk.fail_at(None);
+    let later = commit(&*store, vec![put("/b", "1")]).await;
+    assert!(
+        matches!(&later, Err(Error::Unavailable(why)) if why.contains("log-")),
+        "{later:?}"
+    );
+    assert_eq!(store.revision().await.unwrap(), 2);
+}
+
+#[tokio::test]
 async fn a_full_disk_refuses_writes_loses_nothing_and_recovers() {
     let disk = MemoryDisk::new(1);
     disk.set_capacity(20 << 10);
@@ -109,6 +144,50 @@ async fn a_full_disk_refuses_writes_loses_nothing_and_recovers() {
     assert!(matches!(still, Err(Error::Full(_))), "{still:?}");
     disk.set_capacity(usize::MAX);
     assert_eq!(write(&*store, "/more", &text).await, written as u64 + 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_built_upon_a_refused_batch_is_refused_with_it() {
+    let disk = MemoryDisk::new(1);
+    disk.set_capacity(40 << 10);
+    let store = open(&disk);
+    let text = "x".repeat(100);
+    let (mut written, mut refused) = (vec![], 0);
+    // Waves, so that batches are made while others are on their way.
+    for wave in 0..10 {
+        let key = |n| format!("/{wave}/{n}");
+        let create = |n| commit(&*store, vec![put_if(&key(n), &text, Precondition::Absent)]);
+        let answers = join_all((0..100).map(create)).await;
+        for (n, answer) in answers.into_iter().enumerate() {
+            match answer {
+                Ok(committed) => written.push((committed.revision, key(n))),
+                Err(Error::Full(_)) => refused += 1,
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+    }
+    assert!(refused > 0 && !written.is_empty());
+    written.sort();
+    let revisions = written.iter().map(|(revision, _)| *revision);
+    assert!(revisions.eq(1..=written.len() as u64), "none is left out");
+    disk.set_capacity(usize::MAX);
+    // Nothing stands in the way of what was refused.
+    let last = commit(&*store, vec![put_if("/9/99/", &text, Precondition::Absent)]).await;
+    written.push((last.unwrap().revision, "/9/99/".into()));
+    store.close();
+    let store = open(&disk);
+    let listed = store.list(list_request("/")).await.unwrap();
+    let found = listed
+        .entries
+        .iter()
+        .map(|entry| (entry.mod_revision, &entry.key[..]));
+    let mut found: Vec<_> = found.collect();
+    found.sort();
+    let written: Vec<_> = written
+        .iter()
+        .map(|(at, key)| (*at, key.as_bytes()))
+        .collect();
+    assert_eq!(found, written);
 }
 
 #[tokio::test]

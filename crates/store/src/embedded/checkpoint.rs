@@ -104,7 +104,8 @@ impl<C: Codec> Writer<C> {
         self.finish_snapshot_waiters(result.map(drop).map_err(Error::Unavailable));
     }
 
-    fn finish_snapshot_waiters(&mut self, result: Result<(), Error>) {
+    /// Answers those who asked for a snapshot.
+    pub fn finish_snapshot_waiters(&mut self, result: Result<(), Error>) {
         for waiter in self.snapshot_waiters.drain(..) {
             let _ = waiter.send(result.clone());
         }

@@ -100,7 +100,7 @@ pub fn frame_len(payload: usize) -> usize {
 /// What frames begin at multiples of in memory: enough for every common disk.
 pub const BLOCK: usize = 4096;
 /// Memory beyond this is not kept for the next frame.
-const KEPT: usize = 4 << 20;
+const KEPT: usize = 2 << 20;
 
 fn fill_header(frame: &mut [u8], salt: u64, offset: u64, synced: u64) {
     let length = frame.len() - FRAME_HEADER;

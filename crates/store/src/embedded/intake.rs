@@ -40,8 +40,10 @@ pub struct Intake<C: Codec> {
 }
 
 struct Open<C: Codec> {
-    /// Why nothing is taken any more, if so.
+    /// Why no commits are taken any more, if so.
     closed: Option<String>,
+    /// Whether the writer has ended.
+    has_ended: bool,
     /// The newest revision given.
     revision: Revision,
     batch: Batch<C::Object>,
@@ -83,6 +85,7 @@ impl<C: Codec> Intake<C> {
     pub fn new(codec: Arc<C>, clock: Arc<dyn Clock>, published: Arc<Published<C::Object>>) -> Self {
         let open = Open {
             closed: None,
+            has_ended: false,
             revision: published.revision(),
             batch: Batch::default(),
             young: Pending::new(),
@@ -146,8 +149,10 @@ impl<C: Codec> Intake<C> {
     /// Asks the writer for something else. When it has ended, the errand is dropped.
     pub fn ask(&self, errand: Errand) {
         let mut open = self.open.lock();
-        open.errands.push(errand);
-        self.tell(open);
+        if !open.has_ended {
+            open.errands.push(errand);
+            self.tell(open);
+        }
     }
 
     /// Why nothing is taken any more, if so.
@@ -161,9 +166,10 @@ impl<C: Codec> Intake<C> {
         open.closed.get_or_insert_with(|| why.to_owned());
     }
 
-    /// For good: whoever still waits hears so. The writer has ended.
+    /// The writer has ended: whoever still waits hears so.
     pub fn end(&self) {
         let mut open = self.open.lock();
+        open.has_ended = true;
         open.closed
             .get_or_insert_with(|| "the store is closed".into());
         let dropped = (

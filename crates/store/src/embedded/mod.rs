@@ -162,6 +162,7 @@ impl Config {
             intake: intake.clone(),
             published: published.clone(),
             stage: Arc::new(stage),
+            broken: None,
             dirty_since: None,
             is_brisk: false,
             batch: Batch::default(),
@@ -311,20 +312,30 @@ impl<C: Codec> Embedded<C> {
         })
     }
 
+    /// A look at the newest state, if it is new enough.
+    fn look<R>(
+        &self,
+        at_least: Revision,
+        look: impl FnOnce(&State<C::Object>) -> R,
+    ) -> Result<R, Error> {
+        self.published.look(|state| {
+            if at_least > state.revision {
+                return Err(Error::Future {
+                    requested: at_least,
+                    newest: state.revision,
+                });
+            }
+            Ok(look(state))
+        })
+    }
+
     async fn at(&self, freshness: Freshness) -> Result<State<C::Object>, Error> {
-        let newest = self.published.moment();
-        let (requested, exactly) = match freshness {
-            Freshness::Newest => return Ok(newest),
-            Freshness::AtLeast(revision) => (revision, false),
-            Freshness::Exactly(revision) => (revision, true),
+        let requested = match freshness {
+            Freshness::Newest => 0,
+            Freshness::AtLeast(revision) | Freshness::Exactly(revision) => revision,
         };
-        if requested > newest.revision {
-            return Err(Error::Future {
-                requested,
-                newest: newest.revision,
-            });
-        }
-        if !exactly {
+        let newest = self.look(requested, State::clone)?;
+        if !matches!(freshness, Freshness::Exactly(_)) {
             return Ok(newest);
         }
         let oldest = newest.history.floor();

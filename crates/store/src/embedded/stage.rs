@@ -89,7 +89,7 @@ impl<T> Answer<T> {
 
 impl<C: Codec> Stage<C> {
     /// Has a batch shown, by a task of this runtime if there is one.
-    pub fn push(self: &Arc<Self>, batch: Durable<C::Object>, runtime: Option<&Handle>) {
+    pub fn push(self: &Arc<Self>, batch: Durable<C::Object>, runtime: Option<Handle>) {
         let is_much = batch.steps.len() >= MANY;
         let mut waiting = self.waiting.lock();
         waiting.batches.push_back(batch);

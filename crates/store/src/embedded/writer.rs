@@ -39,6 +39,8 @@ pub struct Writer<C: Codec> {
     pub published: Arc<Published<C::Object>>,
     /// The way to readers and callers.
     pub stage: Arc<Stage<C>>,
+    /// Why nothing more goes to the log, if so.
+    pub broken: Option<String>,
     /// When the oldest unsynced frame was written.
     pub dirty_since: Option<Millis>,
     /// Whether batches follow each other closely.
@@ -129,8 +131,8 @@ impl<C: Codec> Writer<C> {
 
     /// What is due without being asked for: expiry, the sync of relaxed writes, pruning, snapshots.
     fn duties(&mut self) {
-        if self.intake.failure().is_some() {
-            return;
+        if let Some(why) = self.intake.failure() {
+            return self.finish_snapshot_waiters(Err(Error::Unavailable(why)));
         }
         let now = self.now();
         self.expire(now);
@@ -179,7 +181,7 @@ impl<C: Codec> Writer<C> {
         }
         let steps = std::mem::replace(&mut self.batch.steps, self.stage.spare());
         let batch = Durable { time, steps };
-        self.stage.push(batch, self.batch.runtime.as_ref());
+        self.stage.push(batch, self.batch.runtime.take());
     }
 
     fn write(&mut self) -> Result<(), Fault> {
@@ -189,6 +191,9 @@ impl<C: Codec> Writer<C> {
             synced,
             ..
         } = &mut self.batch;
+        if let Some(why) = &self.broken {
+            return Err(Fault::Refused(why.clone()));
+        }
         self.log.prepare(frame.len())?;
         self.log.append(frame)?;
         if *synced {
@@ -201,13 +206,14 @@ impl<C: Codec> Writer<C> {
     }
 
     /// What a fault means for those who wait; a broken log stops the writer for good.
-    pub fn fail(&self, fault: Fault) -> Error {
+    pub fn fail(&mut self, fault: Fault) -> Error {
         match fault {
             Fault::Full(why) => Error::Full(why),
             Fault::Refused(why) => Error::Unavailable(why),
             Fault::Broken(why) => {
                 tracing::error!(why, "the store takes no more writes until it is restarted");
                 self.intake.close(&why);
+                self.broken = Some(why.clone());
                 Error::Unavailable(why)
             }
         }
@@ -253,7 +259,6 @@ impl<C: Codec> Writer<C> {
 
     /// Says that nothing unsynced was lost, and gives reserved space back.
     fn close(mut self) {
-        let is_broken = self.intake.failure().is_some();
         self.intake.close("the store is closed");
         while self.intake.has_news() {
             // Also what was asked for in the meantime: nobody will hear of it.
@@ -265,7 +270,7 @@ impl<C: Codec> Writer<C> {
         }
         let has_news =
             !self.log.is_untouched() || self.marks.high_water > self.published.revision();
-        if !is_broken && has_news {
+        if self.broken.is_none() && has_news {
             let marks = Marks {
                 high_water: 0,
                 time: self.now(),
