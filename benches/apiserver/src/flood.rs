@@ -3,8 +3,8 @@
 
 use std::{
     sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        Barrier,
+        atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -12,7 +12,7 @@ use std::{
 use anyhow::ensure;
 use serde_json::json;
 
-use crate::{peer::Peer, process, report::Figures, scenario};
+use crate::{load, peer::Peer, process, report::Figures, scenario, wire::Many};
 
 const FLOODER: &str = "impersonate-user: bench-flooder\r\n";
 const READER: &str = "impersonate-user: bench-reader\r\n";
@@ -21,7 +21,7 @@ const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
 
 /// Lets both users read, and makes the node's lease.
-async fn prepare(peer: &Peer) -> anyhow::Result<()> {
+fn prepare(peer: &Peer) -> anyhow::Result<()> {
     let binding = json!({
         "metadata": {"name": "bench-apiserver"},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "view"},
@@ -30,26 +30,25 @@ async fn prepare(peer: &Peer) -> anyhow::Result<()> {
             {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "bench-reader"},
         ],
     });
-    peer.ask("POST", RBAC, &binding.to_string()).await?;
-    peer.ask("POST", LEASES, &lease().to_string()).await?;
+    peer.ask("POST", RBAC, &binding.to_string())?;
+    peer.ask("POST", LEASES, &lease().to_string())?;
     // A binding may take a moment until it counts.
-    let mut connection = peer.connect().await?;
+    let mut connection = peer.connect()?;
     let path = format!("{}?limit=1", scenario::path("pods"));
     let deadline = Instant::now() + Duration::from_secs(10);
     for who in [FLOODER, READER] {
         let request = peer.request("GET", &path, who, "");
-        while connection.code(&request).await? != 200 {
+        while connection.code(&request)? != 200 {
             ensure!(Instant::now() < deadline, "the users may not read");
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            std::thread::sleep(Duration::from_millis(50));
         }
     }
     Ok(())
 }
 
-async fn clean(peer: &Peer) -> anyhow::Result<()> {
-    peer.ask("DELETE", &format!("{RBAC}/bench-apiserver"), "")
-        .await?;
-    peer.ask("DELETE", &format!("{LEASES}/bench"), "").await?;
+fn clean(peer: &Peer) -> anyhow::Result<()> {
+    peer.ask("DELETE", &format!("{RBAC}/bench-apiserver"), "")?;
+    peer.ask("DELETE", &format!("{LEASES}/bench"), "")?;
     Ok(())
 }
 
@@ -70,24 +69,16 @@ pub struct Flooded {
 
 /// Measures with this many requests in flight.
 pub fn run(peer: &Peer, in_flight: usize, lasts: Duration) -> anyhow::Result<Flooded> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    runtime.block_on(prepare(peer))?;
-    let over = Arc::new(AtomicBool::new(false));
-    let ready = Arc::new(AtomicU64::new(0));
+    prepare(peer)?;
+    let (over, ready) = (AtomicBool::new(false), Barrier::new(2));
     let flooded = std::thread::scope(|scope| {
-        let (peer, stop, up) = (peer, over.clone(), ready.clone());
-        let flooder = scope.spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()?;
-            runtime.block_on(flood(peer, in_flight, &stop, &up))
+        let flooder = scope.spawn(|| {
+            let open = load::open(peer, in_flight);
+            ready.wait();
+            flood(peer, Many::new(open?)?, &over)
         });
-        while ready.load(Ordering::Acquire) < in_flight as u64 && !flooder.is_finished() {
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        let figures = runtime.block_on(others(peer, lasts));
+        ready.wait();
+        let figures = others(peer, lasts);
         over.store(true, Ordering::Release);
         let flood = flooder
             .join()
@@ -98,85 +89,67 @@ pub fn run(peer: &Peer, in_flight: usize, lasts: Duration) -> anyhow::Result<Flo
             turned_away: flood.1,
         })
     })?;
-    runtime.block_on(clean(peer))?;
+    clean(peer)?;
     Ok(flooded)
 }
 
 /// Keeps requests in flight until told to stop; counts what was served and what was turned away.
-async fn flood(
-    peer: &Peer,
-    in_flight: usize,
-    over: &AtomicBool,
-    ready: &AtomicU64,
-) -> anyhow::Result<(u64, u64)> {
+fn flood(peer: &Peer, mut many: Many, over: &AtomicBool) -> anyhow::Result<(u64, u64)> {
     let path = format!("{}?limit=500", scenario::path("pods"));
     let request = peer.request("GET", &path, FLOODER, "");
-    let mut open = Vec::new();
-    for _ in 0..in_flight {
-        open.push(peer.connect().await?);
-        ready.fetch_add(1, Ordering::Release);
+    for (_, connection) in many.each() {
+        connection.send(&request)?;
     }
-    let work = open.into_iter().map(|mut connection| {
-        let request = &request;
-        async move {
-            let (mut served, mut turned_away) = (0, 0);
-            while !over.load(Ordering::Acquire) {
-                match connection.code(request).await? {
-                    200 => served += 1,
-                    429 => turned_away += 1,
-                    other => anyhow::bail!("the flood got {other}"),
-                }
+    let (mut served, mut turned_away) = (0, 0);
+    while !over.load(Ordering::Acquire) {
+        let soon = Instant::now() + Duration::from_millis(100);
+        many.turn(soon, |_, connection, complete| {
+            if !complete {
+                return Ok(());
             }
-            anyhow::Ok((served, turned_away))
-        }
-    });
-    let mut sum = (0, 0);
-    for (served, turned_away) in futures::future::try_join_all(work).await? {
-        sum = (sum.0 + served, sum.1 + turned_away);
+            match connection.answer().code {
+                200 => served += 1,
+                429 => turned_away += 1,
+                other => anyhow::bail!("the flood got {other}"),
+            }
+            connection.send(&request)
+        })?;
     }
-    Ok(sum)
+    Ok((served, turned_away))
 }
 
 /// The other user and the node, at the pace that people and kubelets have.
-async fn others(peer: &Peer, lasts: Duration) -> anyhow::Result<Vec<Figures>> {
+fn others(peer: &Peer, lasts: Duration) -> anyhow::Result<Vec<Figures>> {
     let pod = format!("{}/filled-{:016x}", scenario::path("pods"), 0);
     let get = peer.request("GET", &pod, READER, "");
     let renewal = json!({"spec": {"renewTime": "2026-01-01T00:00:00.000000Z"}}).to_string();
     let renew = peer.request("PATCH", &format!("{LEASES}/bench"), NODE, &renewal);
-    let (gets, renewals) = tokio::join!(
-        paced(
-            peer,
-            "GET by another user",
-            &get,
-            Duration::from_millis(5),
-            lasts
-        ),
-        paced(
-            peer,
-            "lease renewed",
-            &renew,
-            Duration::from_millis(100),
-            lasts
-        ),
-    );
-    Ok(vec![gets?, renewals?])
+    let second = Duration::from_secs(1);
+    std::thread::scope(|scope| {
+        let renewals = scope.spawn(|| paced(peer, "lease renewed", &renew, second / 10, lasts));
+        let gets = paced(peer, "GET by another user", &get, second / 200, lasts)?;
+        let renewals = renewals
+            .join()
+            .map_err(|_| anyhow::anyhow!("the node panicked"))??;
+        Ok(vec![gets, renewals])
+    })
 }
 
-async fn paced(
+fn paced(
     peer: &Peer,
     what: &str,
     request: &[u8],
     pace: Duration,
     lasts: Duration,
 ) -> anyhow::Result<Figures> {
-    let mut connection = peer.connect().await?;
+    let mut connection = peer.connect()?;
     let (begun, cpu) = (Instant::now(), process::cpu(&peer.processes));
     let (mut durations, mut bytes) = (Vec::new(), 0);
     while begun.elapsed() < lasts {
         let start = Instant::now();
-        bytes += connection.exchange(request).await?;
+        bytes += connection.exchange(request)?;
         durations.push(start.elapsed());
-        tokio::time::sleep(pace).await;
+        std::thread::sleep(pace);
     }
     let cpu = process::cpu(&peer.processes).saturating_sub(cpu);
     Ok(Figures::of(what, 1, durations, bytes, begun.elapsed(), cpu))

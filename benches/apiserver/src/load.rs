@@ -6,10 +6,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{peer::Peer, process, report::Figures, wire::Connection};
+use crate::{
+    peer::Peer,
+    process,
+    report::Figures,
+    wire::{Connection, Many},
+};
 
 /// Threads that drive connections.
-const THREADS: usize = 2;
+pub const THREADS: usize = 2;
 /// How long it runs before anything counts.
 const WARM_UP: Duration = Duration::from_millis(300);
 
@@ -17,7 +22,7 @@ const WARM_UP: Duration = Duration::from_millis(300);
 pub trait Requests: Fn(u64, &mut Vec<u8>) + Send + Sync {}
 impl<F: Fn(u64, &mut Vec<u8>) + Send + Sync> Requests for F {}
 
-/// What one connection saw.
+/// What some connections saw.
 #[derive(Default)]
 struct Seen {
     durations: Vec<Duration>,
@@ -37,23 +42,14 @@ pub fn run(
     std::thread::scope(|scope| {
         let mut workers = Vec::new();
         for thread in 0..threads {
-            let mine: Vec<u64> = (thread..connections)
-                .step_by(threads)
-                .map(|connection| connection as u64)
-                .collect();
+            let mine = (thread..connections).step_by(threads).count();
             let start = start.clone();
+            let numbers = (thread as u64..).step_by(threads);
             workers.push(scope.spawn(move || {
-                let runtime = tokio::runtime::Builder::new_current_thread()
-                    .enable_all()
-                    .build()?;
-                runtime.block_on(drive(
-                    peer,
-                    &mine,
-                    connections as u64,
-                    lasts,
-                    requests,
-                    &start,
-                ))
+                let open = open(peer, mine);
+                // Whoever could not connect must not keep the others waiting.
+                start.wait();
+                drive(Many::new(open?)?, numbers, lasts, requests)
             }));
         }
         start.wait();
@@ -83,59 +79,47 @@ pub fn run(
     })
 }
 
-async fn drive(
-    peer: &Peer,
-    mine: &[u64],
-    step: u64,
-    lasts: Duration,
-    requests: &dyn Requests,
-    start: &Barrier,
-) -> anyhow::Result<Seen> {
-    let mut open = Vec::new();
-    for first in mine {
-        open.push((*first, peer.connect().await));
-    }
-    // Whoever could not connect must not keep the others waiting.
-    start.wait();
-    let from = Instant::now() + WARM_UP;
-    let until = from + lasts;
-    let work = open.into_iter().map(|(first, connection)| async move {
-        repeat(connection?, first, step, from, until, requests).await
-    });
-    let mut all = Seen::default();
-    for seen in futures::future::join_all(work).await {
-        let seen = seen?;
-        all.durations.extend(seen.durations);
-        all.bytes += seen.bytes;
-    }
-    Ok(all)
+/// This many connections.
+pub fn open(peer: &Peer, count: usize) -> anyhow::Result<Vec<Connection>> {
+    (0..count).map(|_| peer.connect()).collect()
 }
 
-async fn repeat(
-    mut connection: Connection,
-    first: u64,
-    step: u64,
-    from: Instant,
-    until: Instant,
+fn drive(
+    mut many: Many,
+    mut numbers: impl Iterator<Item = u64>,
+    lasts: Duration,
     requests: &dyn Requests,
 ) -> anyhow::Result<Seen> {
-    let mut seen = Seen::default();
-    let (mut number, mut request) = (first, Vec::new());
-    loop {
+    let from = Instant::now() + WARM_UP;
+    let until = from + lasts;
+    let mut request = Vec::new();
+    let mut send = |connection: &mut Connection| {
         request.clear();
-        requests(number, &mut request);
-        number += step;
-        let begun = Instant::now();
-        if begun >= until {
-            return Ok(seen);
-        }
-        let bytes = connection.exchange(&request).await?;
-        let ended = Instant::now();
-        if begun >= from && ended <= until {
-            seen.durations.push(ended - begun);
-            seen.bytes += bytes;
-        }
+        requests(numbers.next().unwrap_or_default(), &mut request);
+        connection.send(&request)
+    };
+    let mut begun = Vec::new();
+    for (_, connection) in many.each() {
+        begun.push(Instant::now());
+        send(connection)?;
     }
+    let mut seen = Seen::default();
+    while Instant::now() < until {
+        many.turn(until, |number, connection, complete| {
+            if !complete {
+                return Ok(());
+            }
+            let ended = Instant::now();
+            let bytes = connection.answer().success()?;
+            if begun[number] >= from && ended <= until {
+                seen.durations.push(ended - begun[number]);
+                seen.bytes += bytes;
+            }
+            begun[number] = ended;
+            send(connection)
+        })?;
+    }
+    Ok(seen)
 }
 
 /// Sends requests numbered up to `count` over some connections, as fast as they go.
@@ -145,21 +129,33 @@ pub fn each(
     count: usize,
     requests: &dyn Requests,
 ) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    let work = (0..connections).map(|first| async move {
-        let mut connection = peer.connect().await?;
-        let mut request = Vec::new();
-        for number in (first..count).step_by(connections) {
-            request.clear();
-            requests(number as u64, &mut request);
-            connection.exchange(&request).await?;
-        }
-        anyhow::Ok(())
-    });
-    runtime
-        .block_on(futures::future::join_all(work))
-        .into_iter()
-        .collect()
+    let mut many = Many::new(open(peer, connections.min(count))?)?;
+    let mut numbers = 0..count as u64;
+    let mut request = Vec::new();
+    let mut send = |connection: &mut Connection| {
+        let Some(number) = numbers.next() else {
+            return anyhow::Ok(());
+        };
+        request.clear();
+        requests(number, &mut request);
+        connection.send(&request)
+    };
+    for (_, connection) in many.each() {
+        send(connection)?;
+    }
+    let mut done = 0;
+    while done < count {
+        many.turn(
+            Instant::now() + Duration::from_secs(60),
+            |_, connection, complete| {
+                if !complete {
+                    return Ok(());
+                }
+                connection.answer().success()?;
+                done += 1;
+                send(connection)
+            },
+        )?;
+    }
+    Ok(())
 }

@@ -180,12 +180,9 @@ impl Measure {
 
     fn measure(&self, measurement: &mut Measurement<'_>) -> anyhow::Result<()> {
         let lasts = Duration::from_secs_f64(self.seconds);
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
         measurement.remember("idle");
         for peer in measurement.peers {
-            runtime.block_on(scenario::prepare(peer))?;
+            scenario::prepare(peer)?;
             scenario::fill(peer, self.pods)?;
         }
         measurement.remember("with the pods");
@@ -203,6 +200,7 @@ impl Measure {
         }
         if self.wants("watch") {
             measurement.take(|peer| scenario::watch(peer, self.watchers))?;
+            measurement.take(|peer| scenario::watch_flow(peer, self.watchers, lasts))?;
         }
         measurement.remember("after the reads");
         if self.wants("maps") {
@@ -229,7 +227,7 @@ impl Measure {
             }
         }
         for peer in measurement.peers {
-            runtime.block_on(scenario::clean(peer))?;
+            scenario::clean(peer)?;
         }
         Ok(())
     }

@@ -5,8 +5,6 @@ use std::{path::Path, sync::Arc};
 use anyhow::Context;
 use client::Kubeconfig;
 use rustls::pki_types::ServerName;
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 
 use crate::wire::Connection;
 
@@ -78,13 +76,8 @@ impl Peer {
     }
 
     /// A new connection.
-    pub async fn connect(&self) -> anyhow::Result<Connection> {
-        let stream = TcpStream::connect(&self.address).await?;
-        stream.set_nodelay(true)?;
-        let tls = TlsConnector::from(self.tls.clone())
-            .connect(self.server.clone(), stream)
-            .await?;
-        Ok(Connection::new(tls))
+    pub fn connect(&self) -> anyhow::Result<Connection> {
+        Connection::open(&self.address, self.tls.clone(), self.server.clone())
     }
 
     /// Everything of a request before its body. `more` are further header lines.
@@ -114,8 +107,8 @@ impl Peer {
     }
 
     /// One request on a connection of its own.
-    pub async fn ask(&self, method: &str, path: &str, body: &str) -> anyhow::Result<u64> {
+    pub fn ask(&self, method: &str, path: &str, body: &str) -> anyhow::Result<u64> {
         let request = self.request(method, path, "", body);
-        self.connect().await?.exchange(&request).await
+        self.connect()?.exchange(&request)
     }
 }

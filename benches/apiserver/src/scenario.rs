@@ -1,11 +1,15 @@
 //! What is measured. Every server gets the same objects and the same requests.
 
 use std::{
-    sync::{Arc, Barrier, LazyLock, mpsc},
+    sync::{
+        Barrier, LazyLock,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use anyhow::Context;
+use anyhow::ensure;
+use parking_lot::{Condvar, Mutex};
 use serde_json::json;
 
 use crate::{
@@ -13,6 +17,7 @@ use crate::{
     peer::Peer,
     process,
     report::Figures,
+    wire::Many,
 };
 
 /// Where everything is made; another name each time, because not every server has a controller that
@@ -20,6 +25,9 @@ use crate::{
 static NAMESPACE: LazyLock<String> = LazyLock::new(|| format!("bench-{:x}", nanoseconds()));
 /// How many changes the watchers see.
 const CHANGES: usize = 50;
+/// Writers, and what they write before all watchers have to have seen it, when changes flow.
+const WRITERS: usize = 16;
+const AT_ONCE: usize = 400;
 /// Stands in a template where the number comes.
 const NUMBER: &str = "0123456789abcdef";
 
@@ -28,19 +36,19 @@ pub fn path(plural: &str) -> String {
 }
 
 /// Makes the namespace, and the service account that pods want.
-pub async fn prepare(peer: &Peer) -> anyhow::Result<()> {
+pub fn prepare(peer: &Peer) -> anyhow::Result<()> {
     let namespace = json!({"metadata": {"name": *NAMESPACE}}).to_string();
-    peer.ask("POST", "/api/v1/namespaces", &namespace).await?;
+    peer.ask("POST", "/api/v1/namespaces", &namespace)?;
     let account = json!({"metadata": {"name": "default"}}).to_string();
     // A controller may have made it meanwhile.
-    let _ = peer.ask("POST", &path("serviceaccounts"), &account).await;
+    let _ = peer.ask("POST", &path("serviceaccounts"), &account);
     Ok(())
 }
 
 /// Removes the namespace; objects in it go with it where a controller cares for that.
-pub async fn clean(peer: &Peer) -> anyhow::Result<()> {
+pub fn clean(peer: &Peer) -> anyhow::Result<()> {
     let namespace = format!("/api/v1/namespaces/{}", *NAMESPACE);
-    peer.ask("DELETE", &namespace, "").await.map(|_| ())
+    peer.ask("DELETE", &namespace, "").map(|_| ())
 }
 
 fn map(name: &str) -> String {
@@ -155,85 +163,165 @@ fn repeat(
     )
 }
 
-/// Lets many watchers see the same changes; a duration is from the write to the last watcher.
+/// Lets many watchers see the same changes, one at a time; a duration is from the write to the last
+/// watcher.
 pub fn watch(peer: &Peer, watchers: usize) -> anyhow::Result<Figures> {
-    let ready = Arc::new(Barrier::new(3));
-    let (seen, all_seen) = mpsc::channel();
-    std::thread::scope(|scope| {
-        let mut threads = Vec::new();
-        for thread in 0..2 {
-            let count = (watchers + thread) / 2;
-            let (ready, seen) = (ready.clone(), seen.clone());
-            threads.push(scope.spawn(move || {
-                let runtime = tokio::runtime::Builder::new_current_thread()
-                    .enable_all()
-                    .build()?;
-                runtime.block_on(follow(peer, count, &ready, &seen))
-            }));
-        }
-        drop(seen);
-        ready.wait();
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
-        let changes = creates(peer, "configmaps", &map(&unique()));
-        let mut connection = runtime.block_on(peer.connect())?;
+    let changes = creates(peer, "configmaps", &map(&unique()));
+    let mut connection = peer.connect()?;
+    watched(peer, watchers, |seen| {
         let (begun, cpu, mut durations) =
             (Instant::now(), process::cpu(&peer.processes), Vec::new());
         for number in 0..CHANGES {
             let mut request = Vec::new();
             changes(number as u64, &mut request);
             let start = Instant::now();
-            runtime.block_on(connection.exchange(&request))?;
-            for _ in 0..watchers {
-                all_seen
-                    .recv_timeout(Duration::from_secs(30))
-                    .context("not every watcher saw the change")?;
-            }
+            connection.exchange(&request)?;
+            seen.wait_for((number + 1) * watchers)?;
             durations.push(start.elapsed());
         }
         let took = begun.elapsed();
         let cpu = process::cpu(&peer.processes).saturating_sub(cpu);
-        let mut bytes = 0;
-        for thread in threads {
-            bytes += thread
-                .join()
-                .map_err(|_| anyhow::anyhow!("a thread panicked"))??;
-        }
-        let what = "change seen by all watchers";
+        let (what, bytes) = ("change seen by all watchers", seen.bytes());
         Ok(Figures::of(what, watchers, durations, bytes, took, cpu))
     })
 }
 
-async fn follow(
+/// Lets many watchers see changes that come as fast as one writer after the other makes them; the
+/// rate is of events that reached a watcher.
+pub fn watch_flow(peer: &Peer, watchers: usize, lasts: Duration) -> anyhow::Result<Figures> {
+    let changes = creates(peer, "configmaps", &map(&unique()));
+    watched(peer, watchers, |seen| {
+        let (begun, cpu) = (Instant::now(), process::cpu(&peer.processes));
+        let mut made = 0;
+        while begun.elapsed() < lasts {
+            load::each(peer, WRITERS, AT_ONCE, &|number, out: &mut Vec<u8>| {
+                changes(made + number, out);
+            })?;
+            made += AT_ONCE as u64;
+            // No server is to be judged by how much it can be behind.
+            seen.wait_for((made as usize) * watchers)?;
+        }
+        let took = begun.elapsed();
+        let cpu = process::cpu(&peer.processes).saturating_sub(cpu);
+        let events = made as usize * watchers;
+        let mut figures = Figures::of(
+            "events to watchers",
+            watchers,
+            vec![],
+            seen.bytes(),
+            took,
+            cpu,
+        );
+        figures.rate = events as f64 / took.as_secs_f64();
+        figures.cpu = cpu / u32::try_from(events.max(1)).unwrap_or(u32::MAX);
+        Ok(figures)
+    })
+}
+
+/// What all watchers together have seen.
+#[derive(Default)]
+struct Sight {
+    events: AtomicUsize,
+    bytes: AtomicU64,
+    over: AtomicBool,
+    /// Guards how many events are waited for.
+    wanted: Mutex<usize>,
+    changed: Condvar,
+}
+
+impl Sight {
+    fn wait_for(&self, wanted: usize) -> anyhow::Result<()> {
+        let mut waits = self.wanted.lock();
+        *waits = wanted;
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while self.events.load(Ordering::Acquire) < wanted {
+            let timeout = self.changed.wait_until(&mut waits, deadline);
+            ensure!(!timeout.timed_out(), "not every watcher saw the changes");
+        }
+        Ok(())
+    }
+
+    fn add(&self, events: usize, bytes: u64) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let now = self.events.fetch_add(events, Ordering::AcqRel) + events;
+        if now >= *self.wanted.lock() {
+            self.changed.notify_one();
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+}
+
+/// Runs something while many watch.
+fn watched<T>(
     peer: &Peer,
-    count: usize,
-    ready: &Barrier,
-    seen: &mpsc::Sender<()>,
-) -> anyhow::Result<u64> {
+    watchers: usize,
+    run: impl FnOnce(&Sight) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let (ready, seen) = (Barrier::new(load::THREADS + 1), Sight::default());
+    std::thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for thread in 0..load::THREADS {
+            let count = (thread..watchers).step_by(load::THREADS).count();
+            let (ready, seen) = (&ready, &seen);
+            threads.push(scope.spawn(move || follow(peer, count, ready, seen)));
+        }
+        ready.wait();
+        let outcome = run(&seen);
+        seen.over.store(true, Ordering::Release);
+        for thread in threads {
+            thread
+                .join()
+                .map_err(|_| anyhow::anyhow!("a thread panicked"))??;
+        }
+        outcome
+    })
+}
+
+/// Some watchers, until it is over.
+fn follow(peer: &Peer, count: usize, ready: &Barrier, seen: &Sight) -> anyhow::Result<()> {
     let query = "?watch=1&sendInitialEvents=false&resourceVersionMatch=NotOlderThan";
     let request = peer.request("GET", &format!("{}{query}", path("configmaps")), "", "");
-    let mut open = Vec::new();
-    for _ in 0..count {
-        let connection = match peer.connect().await {
-            Ok(connection) => connection.watch(&request).await,
-            Err(error) => Err(error),
-        };
-        open.push(connection);
-    }
-    ready.wait();
-    let follow = open.into_iter().map(|watch| async move {
-        let (mut watch, mut bytes) = (watch?, 0);
-        for _ in 0..CHANGES {
-            bytes += watch.lines(1).await?;
-            // Nobody listens any more only when the measurement has failed.
-            let _ = seen.send(());
+    let watching = || {
+        let mut many = Many::new(load::open(peer, count)?)?;
+        for (_, connection) in many.each() {
+            connection.send_for_lines(&request)?;
         }
-        anyhow::Ok(bytes)
-    });
-    let mut bytes = 0;
-    for watcher in futures::future::join_all(follow).await {
-        bytes += watcher?;
+        let mut waits: Vec<bool> = vec![true; count];
+        while waits.contains(&true) {
+            let soon = Instant::now() + Duration::from_secs(30);
+            many.turn(soon, |number, connection, _| {
+                // The first that comes may be a ticket for the next handshake.
+                if connection.answer().code > 0 {
+                    connection.answer().success()?;
+                    waits[number] = false;
+                }
+                Ok(())
+            })?;
+        }
+        anyhow::Ok(many)
+    };
+    let many = watching();
+    // Whoever could not connect must not keep the others waiting.
+    ready.wait();
+    let (mut many, mut known) = (many?, vec![(0, 0); count]);
+    while !seen.over.load(Ordering::Acquire) {
+        let soon = Instant::now() + Duration::from_millis(100);
+        let (mut events, mut bytes) = (0, 0);
+        many.turn(soon, |number, connection, ended| {
+            ensure!(!ended, "a watch ended");
+            let answer = connection.answer();
+            let (lines_before, bytes_before) = known[number];
+            events += answer.lines - lines_before;
+            bytes += answer.bytes - bytes_before;
+            known[number] = (answer.lines, answer.bytes);
+            Ok(())
+        })?;
+        if events > 0 {
+            seen.add(events, bytes);
+        }
     }
-    Ok(bytes)
+    Ok(())
 }

@@ -7,6 +7,7 @@
 
 use std::{
     collections::HashMap,
+    ops::Range,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -24,8 +25,9 @@ use crate::{RequestInfo, User, user};
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Requests of one user that may wait at a time.
 const LINE: usize = 100;
-/// A refusal takes its time, so that who asks again at once costs little.
-const PAUSE: Duration = Duration::from_millis(200);
+/// A refusal takes its time, so that who asks again at once costs little; and not everybody's the
+/// same time, so that they do not all come back together.
+const PAUSE: Range<Duration> = Duration::from_millis(100)..Duration::from_millis(300);
 /// One user's part of the places for reading.
 const READING_SHARE: usize = 16;
 /// One user's part of all other places.
@@ -145,7 +147,7 @@ impl Places {
             });
         }
         let Some(_waiting) = share.stand_in_line() else {
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(rand::random_range(PAUSE)).await;
             return Err(busy());
         };
         let place = async {

@@ -15,6 +15,7 @@ mod body;
 mod bootstrap;
 mod codec;
 mod config;
+mod connection;
 mod convert;
 mod custom;
 mod discovery;

@@ -50,7 +50,8 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let core = self.core.clone();
         let caller = Caller::Known(self.user.clone());
-        let request = request.map(|body| body.map_err(Into::into).boxed_unsync());
+        let request = request
+            .map(|body| (!body.is_end_stream()).then(|| body.map_err(Into::into).boxed_unsync()));
         Box::pin(async move { Ok(core.handle(request, caller).await) })
     }
 }

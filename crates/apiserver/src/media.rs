@@ -156,6 +156,12 @@ const SERVED: &[&str] = &[
 /// Reads Accept: the alternative that the client likes best of those that can be served.
 /// `protobuf` says whether the kind can.
 pub(crate) fn wanted(headers: &HeaderMap, protobuf: bool) -> Result<Wanted, Status> {
+    let mut all = headers.get_all(header::ACCEPT).into_iter();
+    if let (Some(only), None) = (all.next(), all.next())
+        && only == "application/json"
+    {
+        return Ok(Wanted::default());
+    }
     let values = headers.get_all(header::ACCEPT).into_iter();
     let mut ranges: Vec<Range<'_>> = values
         .filter_map(|value| value.to_str().ok())

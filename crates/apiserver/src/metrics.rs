@@ -1,9 +1,14 @@
 //! `/metrics`: what the server does, under the names that Kubernetes' dashboards know.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    hash::{Hash, Hasher},
+    sync::Arc,
+    time::Duration,
+};
 
+use parking_lot::Mutex;
 use prometheus_client::{
-    encoding::{EncodeLabelSet, text},
+    encoding::{EncodeLabel, EncodeLabelSet, LabelSetEncoder, text},
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
@@ -17,15 +22,44 @@ const DURATIONS: [f64; 24] = [
 ];
 
 /// What a request was about.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct About {
     pub(crate) verb: &'static str,
-    pub(crate) group: Arc<str>,
-    pub(crate) version: Arc<str>,
-    pub(crate) resource: Arc<str>,
-    pub(crate) subresource: Arc<str>,
+    /// Group, version and resource; `None` for other paths.
+    pub(crate) labels: Option<Arc<Labels>>,
+    pub(crate) subresource: &'static str,
     pub(crate) scope: &'static str,
-    pub(crate) component: &'static str,
+}
+
+impl Hash for About {
+    /// Of what differs most: this runs for every request.
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.verb.hash(state);
+        if let Some(labels) = &self.labels {
+            labels.resource.hash(state);
+        }
+    }
+}
+
+impl EncodeLabelSet for About {
+    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let labels = self.labels.as_deref();
+        let [group, version, resource] = labels.map_or([""; 3], |labels| {
+            [&labels.group, &labels.version, &labels.resource].map(|name| &**name)
+        });
+        for label in [
+            ("verb", self.verb),
+            ("group", group),
+            ("version", version),
+            ("resource", resource),
+            ("subresource", self.subresource),
+            ("scope", self.scope),
+            ("component", "apiserver"),
+        ] {
+            label.encode(encoder.encode_label())?;
+        }
+        Ok(())
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -34,6 +68,35 @@ struct Answered {
     about: About,
     dry_run: &'static str,
     code: u16,
+}
+
+impl Answered {
+    fn new(about: About, dry_run: bool, code: u16) -> Self {
+        let dry_run = if dry_run { "All" } else { "" };
+        Self {
+            about,
+            dry_run,
+            code,
+        }
+    }
+}
+
+/// What a connection counted last: most ask for the same thing again and again, and then nothing
+/// has to be looked up.
+#[derive(Default)]
+pub(crate) struct Recent(Mutex<Option<Box<Figures>>>);
+
+struct Figures {
+    answered: Answered,
+    duration: Histogram,
+    count: Counter,
+}
+
+impl Figures {
+    fn are_for(&self, about: &About, dry_run: bool, code: u16) -> bool {
+        let answered = &self.answered;
+        answered.code == code && answered.dry_run.is_empty() != dry_run && answered.about == *about
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -59,7 +122,8 @@ pub(crate) struct Metrics {
     registry: Registry,
     requests: Family<Answered, Counter>,
     durations: Family<About, Histogram, fn() -> Histogram>,
-    in_flight: Family<RequestKind, Gauge>,
+    reading: Gauge,
+    writing: Gauge,
     long_running: Family<About, Gauge>,
     objects: Family<Stored, Gauge>,
     watch_events: Family<Watched, Counter>,
@@ -81,11 +145,19 @@ impl Metrics {
     pub(crate) fn new() -> Self {
         let durations =
             Family::new_with_constructor((|| Histogram::new(DURATIONS)) as fn() -> Histogram);
+        let in_flight = Family::<RequestKind, Gauge>::default();
+        let kind = |request_kind| {
+            in_flight
+                .get_or_create(&RequestKind { request_kind })
+                .clone()
+        };
+        let (reading, writing) = (kind("readOnly"), kind("mutating"));
         let mut metrics = Self {
             registry: Registry::default(),
             requests: Family::default(),
             durations,
-            in_flight: Family::default(),
+            reading,
+            writing,
             long_running: Family::default(),
             objects: Family::default(),
             watch_events: Family::default(),
@@ -102,11 +174,7 @@ impl Metrics {
             metrics.durations.clone(),
         );
         let about = "Requests at work now, without long ones";
-        registry.register(
-            "apiserver_current_inflight_requests",
-            about,
-            metrics.in_flight.clone(),
-        );
+        registry.register("apiserver_current_inflight_requests", about, in_flight);
         let about = "Watches and other long requests at work now";
         registry.register(
             "apiserver_longrunning_requests",
@@ -134,33 +202,49 @@ impl Metrics {
         metrics
     }
 
-    /// A short request is answered.
-    pub(crate) fn answered(&self, about: About, dry_run: bool, code: u16, took: Duration) {
-        self.durations
-            .get_or_create(&about)
-            .observe(took.as_secs_f64());
-        self.count(about, dry_run, code);
+    /// A short request is answered. `recent` is what its connection counted last.
+    pub(crate) fn answered(
+        &self,
+        recent: Option<&Recent>,
+        about: About,
+        dry_run: bool,
+        code: u16,
+        took: Duration,
+    ) {
+        let seconds = took.as_secs_f64();
+        let Some(recent) = recent else {
+            self.durations.get_or_create(&about).observe(seconds);
+            return self.count(about, dry_run, code);
+        };
+        let mut recent = recent.0.lock();
+        let figures = match recent.take() {
+            Some(figures) if figures.are_for(&about, dry_run, code) => figures,
+            _ => {
+                let duration = self.durations.get_or_create(&about).clone();
+                let answered = Answered::new(about, dry_run, code);
+                let count = self.requests.get_or_create(&answered).clone();
+                Box::new(Figures {
+                    answered,
+                    duration,
+                    count,
+                })
+            }
+        };
+        figures.duration.observe(seconds);
+        figures.count.inc();
+        *recent = Some(figures);
     }
 
     /// A request is answered whose duration says nothing.
     pub(crate) fn count(&self, about: About, dry_run: bool, code: u16) {
-        let dry_run = if dry_run { "All" } else { "" };
-        self.requests
-            .get_or_create(&Answered {
-                about,
-                dry_run,
-                code,
-            })
-            .inc();
+        let answered = Answered::new(about, dry_run, code);
+        self.requests.get_or_create(&answered).inc();
     }
 
     /// A short request is at work until the result is dropped.
     pub(crate) fn at_work(&self, reads: bool) -> Counted {
-        let request_kind = if reads { "readOnly" } else { "mutating" };
-        let gauge = self
-            .in_flight
-            .get_or_create(&RequestKind { request_kind })
-            .clone();
+        let gauge = if reads { &self.reading } else { &self.writing };
+        let gauge = gauge.clone();
         gauge.inc();
         Counted(gauge)
     }

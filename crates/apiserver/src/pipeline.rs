@@ -6,12 +6,13 @@ use std::{
     net::SocketAddr,
     panic::AssertUnwindSafe,
     sync::{Arc, OnceLock},
+    task::Poll,
     time::Instant,
 };
 
 use bytes::Bytes;
 use futures::{FutureExt, future::BoxFuture};
-use http::{HeaderValue, Method, Response, header, request::Parts};
+use http::{HeaderMap, HeaderValue, Method, Response, header, request::Parts};
 use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
 use jiff::{SignedDuration, Timestamp};
 use machinery::Status;
@@ -21,7 +22,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::error;
 
 use crate::{
-    Body, Config, Error, Reader, Registry, RequestInfo, Store, User,
+    Body, Config, Error, Reader, Registry, RequestInfo, Resource, Store, User,
     admission::{self, Plugin},
     audit::{self, Arrival, Audit, Ticket},
     authn::{self, Authenticator, Credentials},
@@ -29,7 +30,7 @@ use crate::{
     body::BodyError,
     flight::Flight,
     gzip, handlers, impersonation, media,
-    metrics::{About, Metrics},
+    metrics::{About, Metrics, Recent},
     openapi, pretty,
     query::Query,
     respond::{self, Answer},
@@ -51,12 +52,12 @@ pub(crate) enum Caller {
 }
 
 /// What the TLS handshake told.
-#[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) remote: SocketAddr,
     pub(crate) certificates: Vec<CertificateDer<'static>>,
     /// Guards whom the certificate named, and when that was verified.
     verified: Mutex<Option<(Timestamp, Arc<User>)>>,
+    counted: Recent,
 }
 
 impl Connection {
@@ -65,6 +66,16 @@ impl Connection {
             remote,
             certificates,
             verified: Mutex::default(),
+            counted: Recent::default(),
+        }
+    }
+
+    /// What comes with a request on this connection.
+    fn credentials<'a>(&'a self, headers: &'a HeaderMap) -> Credentials<'a> {
+        Credentials {
+            headers,
+            certificates: &self.certificates,
+            remote: Some(self.remote),
         }
     }
 
@@ -105,9 +116,10 @@ pub(crate) struct Core {
 /// One request as it came.
 struct Arrived {
     parts: Parts,
-    body: RequestBody,
+    body: Option<RequestBody>,
     query: Query,
     info: RequestInfo,
+    resource: Option<Arc<Resource>>,
     long: bool,
     id: HeaderValue,
 }
@@ -117,6 +129,8 @@ pub(crate) struct Request {
     pub(crate) core: Arc<Core>,
     pub(crate) user: Arc<User>,
     pub(crate) info: RequestInfo,
+    /// What serves its path, if anything does.
+    pub(crate) resource: Option<Arc<Resource>>,
     pub(crate) query: Query,
     pub(crate) parts: Parts,
     /// What is written down of it, if anything.
@@ -175,7 +189,7 @@ impl Core {
     /// Answers one request; a panic on the way is a 500.
     pub(crate) async fn handle(
         self: Arc<Self>,
-        request: http::Request<RequestBody>,
+        request: http::Request<Option<RequestBody>>,
         caller: Caller,
     ) -> Response<Body> {
         let begun = Instant::now();
@@ -183,7 +197,8 @@ impl Core {
         let query = Query::parse(parts.uri.query().unwrap_or_default());
         let info = RequestInfo::new(&parts.method, parts.uri.path(), &query);
         let long = is_long(&info, &query);
-        let about = self.about(&info);
+        let resource = self.resource(&info);
+        let about = about(&info, resource.as_deref());
         let dry_run = query.filled("dryRun").is_some();
         let indent = !long && pretty::wanted(&info.path, &query, &parts.headers);
         let compress = !long && gzip::wanted(&parts.headers, &caller);
@@ -193,7 +208,7 @@ impl Core {
         } else {
             self.metrics.at_work(reads)
         };
-        let path = info.path.clone();
+        let uri = parts.uri.clone();
         let id = audit::id(&parts.headers);
         let accept = parts.headers.get(header::ACCEPT).cloned();
         let deprecated = deprecation(&info);
@@ -202,15 +217,20 @@ impl Core {
             body,
             query,
             info,
+            resource,
             long,
             id: id.clone(),
+        };
+        let connection = match &caller {
+            Caller::Connection(connection) => Some(connection.clone()),
+            Caller::Known(_) => None,
         };
         let mut ticket = None;
         let answer = AssertUnwindSafe(self.clone().answer(arrived, caller, &mut ticket))
             .catch_unwind()
             .await;
-        let answer =
-            answer.unwrap_or_else(|panic| self.panicked(&path, &*panic, ticket.take().as_deref()));
+        let answer = answer
+            .unwrap_or_else(|panic| self.panicked(uri.path(), &*panic, ticket.take().as_deref()));
         let refusal = answer.as_ref().err().cloned();
         let mut response = answer.unwrap_or_else(|status| {
             respond::status_as(&status, media::of_status(accept.as_ref()))
@@ -224,7 +244,9 @@ impl Core {
             response.body_mut().hold((counted, ticket));
             self.metrics.count(about, dry_run, code);
         } else {
-            self.metrics.answered(about, dry_run, code, begun.elapsed());
+            let recent = connection.as_deref().map(|connection| &connection.counted);
+            self.metrics
+                .answered(recent, about, dry_run, code, begun.elapsed());
         }
         // Who may not use it is not told that it is old.
         if let Some(warning) = deprecated.filter(|_| !matches!(code, 401 | 403)) {
@@ -263,43 +285,11 @@ impl Core {
         ))
     }
 
-    /// What a request is counted as. Names that nothing serves are not kept.
-    fn about(&self, info: &RequestInfo) -> About {
-        let subject = info.resource.as_ref();
-        let resource = subject.and_then(|subject| {
-            self.registry
-                .get(&subject.group, &subject.version, &subject.resource)
-        });
-        let mut about = About {
-            verb: verb_label(info.verb),
-            group: Arc::default(),
-            version: Arc::default(),
-            resource: Arc::default(),
-            subresource: Arc::default(),
-            scope: "",
-            component: "apiserver",
-        };
-        let (Some(subject), Some(resource)) = (subject, resource) else {
-            return about;
-        };
-        about.scope = match (subject.name.is_empty(), subject.namespace.is_empty()) {
-            (false, _) => "resource",
-            (true, false) => "namespace",
-            (true, true) => "cluster",
-        };
-        let labels = &resource.labels;
-        about.group = labels.group.clone();
-        about.version = labels.version.clone();
-        about.resource = labels.resource.clone();
-        if let Some(known) = resource
-            .kind
-            .subresources()
-            .iter()
-            .find(|s| **s == subject.subresource)
-        {
-            about.subresource = Arc::from(*known);
-        }
-        about
+    /// What serves a request's path.
+    fn resource(&self, info: &RequestInfo) -> Option<Arc<Resource>> {
+        let subject = info.resource.as_ref()?;
+        self.registry
+            .get(&subject.group, &subject.version, &subject.resource)
     }
 
     async fn answer(
@@ -313,6 +303,7 @@ impl Core {
             body,
             query,
             info,
+            resource,
             long,
             id,
         } = arrived;
@@ -329,7 +320,10 @@ impl Core {
             at: self.config.clock.now(),
             long,
         };
-        let known = self.authenticate(&parts, caller).await;
+        let known = match self.known(&parts, &caller) {
+            Some(user) => Ok(user),
+            None => self.authenticate(&parts, caller).await,
+        };
         let mut user = known.inspect_err(|status| {
             if let Some(audit) = &self.audit {
                 audit.unauthenticated(&arrival(), status);
@@ -350,11 +344,6 @@ impl Core {
         } else {
             self.flight.admit(&user, &info).await?
         };
-        if place.is_some() && matches!(parts.method, Method::GET | Method::HEAD) {
-            // Reads do not wait for anything. Each lets the others find their places first: a flood
-            // then stands in its own line instead of in everybody's.
-            tokio::task::yield_now().await;
-        }
         self.authorize(&user, &info, &query, ticket.as_deref())
             .await?;
         if streams_by_reading(&info) {
@@ -370,15 +359,22 @@ impl Core {
             core: self.clone(),
             user,
             info,
+            resource,
             query,
             parts,
             audit: ticket.clone(),
-            body: Mutex::new(Some(body)),
+            body: Mutex::new(body),
         };
         if long {
             return handlers::dispatch(request).await;
         }
-        match tokio::time::timeout(deadline, handlers::dispatch(request)).await {
+        let mut work = handlers::dispatch(request);
+        // Most reads need no second look, and then no clock.
+        let answer = match futures::poll!(&mut work) {
+            Poll::Ready(answer) => Ok(answer),
+            Poll::Pending => tokio::time::timeout(deadline, work).await,
+        };
+        match answer {
             Ok(answer) => answer.map(|mut response| {
                 // The place is free again when the answer has been sent.
                 if let Some(place) = place {
@@ -393,6 +389,21 @@ impl Core {
         }
     }
 
+    /// The user, if that can be told at once.
+    fn known(&self, parts: &Parts, caller: &Caller) -> Option<Arc<User>> {
+        let connection = match caller {
+            Caller::Known(user) => return Some(user.clone()),
+            Caller::Connection(connection) => connection,
+        };
+        let credentials = connection.credentials(&parts.headers);
+        if !credentials.certificates.is_empty() {
+            let alone = shows_certificate_alone(&credentials);
+            return alone.then(|| connection.known(self.config.clock.now()))?;
+        }
+        let mut authenticators = self.authenticators.iter();
+        authenticators.find_map(|authenticator| authenticator.at_once(&credentials))
+    }
+
     /// Boxed, so that the compiler need not prove more about lifetimes than it can.
     fn authenticate<'a>(
         &'a self,
@@ -404,16 +415,9 @@ impl Core {
                 Caller::Known(user) => return Ok(user),
                 Caller::Connection(connection) => connection,
             };
-            let credentials = Credentials {
-                headers: &parts.headers,
-                certificates: &connection.certificates,
-                remote: Some(connection.remote),
-            };
+            let credentials = connection.credentials(&parts.headers);
             let now = self.config.clock.now();
             let by_certificate = shows_certificate_alone(&credentials);
-            if by_certificate && let Some(user) = connection.known(now) {
-                return Ok(user);
-            }
             // Another may still know the caller; but who shows something wrong is not anonymous.
             let mut wrong = parts.headers.contains_key(http::header::AUTHORIZATION);
             for authenticator in &self.authenticators {
@@ -539,6 +543,29 @@ fn verb_label(verb: &'static str) -> &'static str {
         "deletecollection" => "DELETECOLLECTION",
         _ => "other",
     }
+}
+
+/// What a request is counted as. Names that nothing serves are not kept.
+fn about(info: &RequestInfo, resource: Option<&Resource>) -> About {
+    let mut about = About {
+        verb: verb_label(info.verb),
+        labels: None,
+        subresource: "",
+        scope: "",
+    };
+    let (Some(subject), Some(resource)) = (&info.resource, resource) else {
+        return about;
+    };
+    about.scope = match (subject.name.is_empty(), subject.namespace.is_empty()) {
+        (false, _) => "resource",
+        (true, false) => "namespace",
+        (true, true) => "cluster",
+    };
+    about.labels = Some(resource.labels.clone());
+    let mut subresources = resource.kind.subresources().iter();
+    let known = subresources.find(|known| **known == subject.subresource);
+    about.subresource = known.copied().unwrap_or_default();
+    about
 }
 
 /// Whether a request may last: watches and streams have no deadline and no place in the flight.

@@ -2,11 +2,7 @@
 //! `kinds`; others can be added and removed while the server runs: readers see one table or
 //! the next, never a mixture.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    ops::Deref,
-    sync::Arc,
-};
+use std::{collections::BTreeMap, ops::Deref, sync::Arc};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
@@ -64,11 +60,12 @@ pub struct Resource {
     /// What a custom resource's schema says; `None` for built-in kinds.
     pub(crate) definition: Option<Arc<CustomKind>>,
     /// The names again, as metrics count by them.
-    pub(crate) labels: Labels,
+    pub(crate) labels: Arc<Labels>,
     prefix: String,
 }
 
 /// Names that are shared instead of copied.
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Labels {
     pub(crate) group: Arc<str>,
     pub(crate) version: Arc<str>,
@@ -90,11 +87,11 @@ impl Resource {
             },
             storage,
             definition: None,
-            labels: Labels {
+            labels: Arc::new(Labels {
                 group: names.group.as_str().into(),
                 version: names.version.as_str().into(),
                 resource: names.plural.as_str().into(),
-            },
+            }),
             schema: kind.schema().and_then(schema::lookup),
             api_version: api_version(&names.group, &names.version),
             group: names.group,
@@ -109,6 +106,11 @@ impl Resource {
         let mut resource = Self::new(KindRef::Shared(kind.clone()), true, storage);
         resource.definition = Some(kind);
         resource
+    }
+
+    /// What it is found by.
+    fn path(&self) -> (&str, &str, &str) {
+        (&self.plural, &self.version, &self.group)
     }
 
     /// Whether objects live in namespaces.
@@ -237,7 +239,8 @@ pub fn api_version(group: &str, version: &str) -> String {
 pub struct Table {
     /// In the order they were added, which is discovery's order.
     all: Vec<Arc<Resource>>,
-    by_path: HashMap<String, HashMap<String, HashMap<String, Arc<Resource>>>>,
+    /// In the order of plural, version and group: every request looks here.
+    by_path: Vec<Arc<Resource>>,
     by_prefix: BTreeMap<String, Arc<Resource>>,
     /// Grows with every change, for ETags.
     pub generation: u64,
@@ -250,15 +253,21 @@ impl Table {
             ..Self::default()
         };
         for resource in &all {
-            let versions = table.by_path.entry(resource.group.clone()).or_default();
-            let resources = versions.entry(resource.version.clone()).or_default();
-            resources.insert(resource.plural.clone(), resource.clone());
             if resource.storage.is_none() {
                 table
                     .by_prefix
                     .insert(resource.prefix.clone(), resource.clone());
             }
         }
+        table.by_path = all.clone();
+        // The last of the same path is the one that counts.
+        table.by_path.reverse();
+        table
+            .by_path
+            .sort_by(|one, other| one.path().cmp(&other.path()));
+        table
+            .by_path
+            .dedup_by(|one, before| one.path() == before.path());
         table.all = all;
         table
     }
@@ -270,22 +279,28 @@ impl Table {
 
     /// The resource at a path.
     pub fn get(&self, group: &str, version: &str, plural: &str) -> Option<&Arc<Resource>> {
-        self.by_path.get(group)?.get(version)?.get(plural)
+        let path = (plural, version, group);
+        let found = self
+            .by_path
+            .binary_search_by(|known| known.path().cmp(&path));
+        self.by_path.get(found.ok()?)
     }
 
     /// Any served version of a resource.
     pub fn any_version(&self, group: &str, plural: &str) -> Option<&Arc<Resource>> {
-        self.by_path
-            .get(group)?
-            .values()
-            .find_map(|resources| resources.get(plural))
+        let first = self
+            .by_path
+            .partition_point(|known| known.plural.as_str() < plural);
+        let mut same = self.by_path[first..]
+            .iter()
+            .take_while(|known| known.plural == plural);
+        same.find(|known| known.group == group)
     }
 
     /// Whether a group (in a version) is served at all.
     pub fn serves(&self, group: &str, version: &str) -> bool {
-        self.by_path
-            .get(group)
-            .is_some_and(|versions| versions.contains_key(version))
+        let mut all = self.all.iter();
+        all.any(|known| known.group == group && known.version == version)
     }
 }
 

@@ -59,6 +59,17 @@ impl RequestInfo {
         info.resource = Some(request);
         info
     }
+
+    /// Namespace and name of what it is about; empty where they are missing.
+    pub(crate) fn place(&self) -> (&str, &str) {
+        let subject = self.resource.as_ref();
+        subject.map_or(("", ""), |subject| (&subject.namespace, &subject.name))
+    }
+
+    /// Whether it is about one object.
+    pub(crate) fn names_one(&self) -> bool {
+        !self.place().1.is_empty()
+    }
 }
 
 /// The name that a field selector pins down, so that rules about names hold for lists too.
@@ -84,35 +95,66 @@ fn method_verb(method: &Method) -> &'static str {
 
 /// The parts of `/api/v1/…` and `/apis/group/version/…`; whether it was written as a watch.
 fn resource(path: &str) -> Option<(ResourceRequest, bool)> {
-    let mut parts = path.trim_matches('/').split('/').map(crate::query::decode);
-    let group = match parts.next()?.as_str() {
+    let decode = crate::query::decode;
+    let mut parts = path.trim_matches('/').split('/');
+    let root = parts.next()?;
+    let group = match root {
         "api" => String::new(),
-        "apis" => parts.next()?,
+        "apis" => decode(parts.next()?),
+        _ if root.contains('%') => match decode(root).as_str() {
+            "api" => String::new(),
+            "apis" => decode(parts.next()?),
+            _ => return None,
+        },
         _ => return None,
     };
-    let version = parts.next()?;
-    let mut parts: Vec<String> = parts.filter(|part| !part.is_empty()).collect();
-    let watch = parts.first().is_some_and(|part| part == "watch") && parts.len() > 1;
+    let version = decode(parts.next()?);
+    // What is behind is looked at as it was meant, and so decoded first where that changes it.
+    if path.contains('%') {
+        let decoded: Vec<String> = parts.map(decode).collect();
+        return below(group, version, decoded.iter().map(String::as_str));
+    }
+    below(group, version, parts)
+}
+
+/// The parts behind the version.
+fn below<'a>(
+    group: String,
+    version: String,
+    parts: impl Iterator<Item = &'a str>,
+) -> Option<(ResourceRequest, bool)> {
+    let mut parts = parts.filter(|part| !part.is_empty()).peekable();
+    let mut first = parts.next()?;
+    let watch = first == "watch" && parts.peek().is_some();
     if watch {
-        parts.remove(0);
+        first = parts.next()?;
     }
     let mut request = ResourceRequest {
         group,
         version,
         ..ResourceRequest::default()
     };
-    if parts.first()? == "namespaces" && parts.len() > 1 {
-        request.namespace.clone_from(&parts[1]);
-        let own = |part: &String| part == "status" || part == "finalize";
-        if parts.len() > 2 && !own(&parts[2]) {
-            parts.drain(..2);
+    if first == "namespaces"
+        && let Some(namespace) = parts.next()
+    {
+        request.namespace = namespace.to_owned();
+        let own = |part: &str| part == "status" || part == "finalize";
+        match parts.peek() {
+            Some(part) if !own(part) => first = parts.next()?,
+            _ => request.name = namespace.to_owned(),
         }
     }
-    let mut parts = parts.into_iter();
-    request.resource = parts.next()?;
-    request.name = parts.next().unwrap_or_default();
-    request.subresource = parts.next().unwrap_or_default();
-    request.rest = parts.collect::<Vec<_>>().join("/");
+    request.resource = first.to_owned();
+    if request.name.is_empty() {
+        request.name = parts.next().unwrap_or_default().to_owned();
+    }
+    request.subresource = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        if !request.rest.is_empty() {
+            request.rest.push('/');
+        }
+        request.rest.push_str(part);
+    }
     Some((request, watch))
 }
 

@@ -1,6 +1,6 @@
 //! Answers.
 
-use http::{HeaderMap, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use machinery::{Status, Value, protobuf, schema};
 use serde::Serialize;
 
@@ -22,7 +22,11 @@ pub(crate) fn bytes(
     let mut response = Response::new(Body::whole(body));
     *response.status_mut() = code;
     // Media types here are our own constants or come from a parsed header.
-    if let Ok(media) = media.parse() {
+    let media = match media {
+        JSON => Ok(HeaderValue::from_static(JSON)),
+        other => other.parse(),
+    };
+    if let Ok(media) = media {
         response.headers_mut().insert(header::CONTENT_TYPE, media);
     }
     response

@@ -1,27 +1,16 @@
 //! The server itself: listens on HTTPS, hands every request to the pipeline, and drains at shutdown.
 
-use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use http_body_util::BodyExt;
-use hyper::service::service_fn;
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    server::conn::auto,
-};
 use lifecycle::{Context, Outcome, Run, Service};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
-use tokio_util::task::TaskTracker;
 use tracing::{debug, info};
 
 use crate::{
-    Config, Error, LocalService, Registry, Store, User, authz, bootstrap, custom,
-    pipeline::{Caller, Connection, Core},
-    services,
+    Config, Error, LocalService, Registry, Store, User, authz, bootstrap, connection, custom,
+    pipeline::Core, services,
 };
-
-/// Longest time for a TLS handshake.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The API server.
 pub struct ApiServer {
@@ -96,8 +85,8 @@ impl ApiServer {
             match accepted {
                 Ok((stream, remote)) => {
                     let (core, acceptor) = (self.core.clone(), acceptor.clone());
-                    context
-                        .spawn_draining("connection", connection(core, acceptor, stream, remote));
+                    let served = connection::serve(core, acceptor, stream, remote);
+                    context.spawn_draining("connection", served);
                 }
                 Err(error) => {
                     debug!(%error, "accept failed");
@@ -136,66 +125,5 @@ impl Service for ApiServer {
 
     fn run(self: Arc<Self>, context: Context) -> Run {
         Box::pin(self.serve(context))
-    }
-}
-
-/// One connection, from its handshake to its end.
-async fn connection(core: Arc<Core>, acceptor: TlsAcceptor, stream: TcpStream, remote: SocketAddr) {
-    // A peer that is gone already shows in the handshake.
-    let _ = stream.set_nodelay(true);
-    let tls = match tokio::time::timeout(PATIENCE, acceptor.accept(stream)).await {
-        Ok(Ok(tls)) => tls,
-        Ok(Err(error)) => return debug!(%remote, %error, "TLS handshake failed"),
-        Err(_) => return debug!(%remote, "TLS handshake took too long"),
-    };
-    let certificates = tls.get_ref().1.peer_certificates();
-    let certificates = certificates
-        .unwrap_or_default()
-        .iter()
-        .map(|der| der.clone().into_owned());
-    let peer = Arc::new(Connection::new(remote, certificates.collect()));
-    let (tasks, stopping) = (core.streams.clone(), core.stopping.clone());
-    let idle = core.config.limits.idle;
-    let service = service_fn(move |request: http::Request<hyper::body::Incoming>| {
-        let (core, caller) = (core.clone(), Caller::Connection(peer.clone()));
-        let request = request.map(|body| body.map_err(Into::into).boxed_unsync());
-        async move { Ok::<_, std::convert::Infallible>(core.handle(request, caller).await) }
-    });
-    let mut builder = auto::Builder::new(Owned(tasks));
-    builder
-        .http1()
-        .timer(TokioTimer::new())
-        .header_read_timeout(idle)
-        .max_buf_size(1 << 20);
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .max_concurrent_streams(1000)
-        .max_header_list_size(1 << 20);
-    let served = builder.serve_connection_with_upgrades(TokioIo::new(tls), service);
-    tokio::pin!(served);
-    let ended = tokio::select! {
-        ended = &mut served => ended,
-        () = stopping.cancelled() => {
-            served.as_mut().graceful_shutdown();
-            served.await
-        }
-    };
-    if let Err(error) = ended {
-        debug!(%remote, %error, "connection ended");
-    }
-}
-
-/// Runs the tasks that a connection's streams need under the server's own eye.
-#[derive(Clone)]
-struct Owned(TaskTracker);
-
-impl<F> hyper::rt::Executor<F> for Owned
-where
-    F: Future + Send + 'static,
-    F::Output: Send + 'static,
-{
-    fn execute(&self, future: F) {
-        self.0.spawn(future);
     }
 }

@@ -126,12 +126,18 @@ impl Audit {
 /// The id of a request: the client's, or a new one.
 pub(crate) fn id(headers: &HeaderMap) -> HeaderValue {
     let given = headers.get(ID).and_then(|id| id.to_str().ok());
-    let given = given.filter(|id| !id.is_empty());
-    let id = given.map_or_else(
-        || uuid::Uuid::from_u128(rand::random()).to_string(),
-        |id| id.chars().take(ID_LENGTH).collect(),
-    );
-    HeaderValue::from_str(&id).unwrap_or(HeaderValue::from_static("invalid"))
+    let made: String;
+    let mut buffer = [0; uuid::fmt::Hyphenated::LENGTH];
+    let id = match given.filter(|id| !id.is_empty()) {
+        Some(given) => {
+            made = given.chars().take(ID_LENGTH).collect();
+            made.as_str()
+        }
+        None => uuid::Uuid::from_u128(rand::random())
+            .hyphenated()
+            .encode_lower(&mut buffer),
+    };
+    HeaderValue::from_str(id).unwrap_or(HeaderValue::from_static("invalid"))
 }
 
 /// One request that is being written down. Whoever lets go of it last ends it.

@@ -1,5 +1,7 @@
 //! Bearer tokens: where requests carry them, and how two are compared.
 
+use std::borrow::Cow;
+
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use http::{HeaderMap, header};
 
@@ -7,12 +9,12 @@ use http::{HeaderMap, header};
 const PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
 
 /// The token that a request carries.
-pub(crate) fn token(headers: &HeaderMap) -> Option<String> {
+pub(crate) fn token(headers: &HeaderMap) -> Option<Cow<'_, str>> {
     if let Some(value) = headers.get(header::AUTHORIZATION) {
         let (scheme, token) = value.to_str().ok()?.trim().split_once(' ')?;
         let token = token.trim();
         let usable = scheme.eq_ignore_ascii_case("bearer") && !token.is_empty();
-        return usable.then(|| token.to_owned());
+        return usable.then_some(Cow::Borrowed(token));
     }
     let protocols = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL);
     let mut names = protocols
@@ -20,7 +22,8 @@ pub(crate) fn token(headers: &HeaderMap) -> Option<String> {
         .filter_map(|v| v.to_str().ok())
         .flat_map(|v| v.split(','));
     let encoded = names.find_map(|name| name.trim().strip_prefix(PROTOCOL))?;
-    String::from_utf8(BASE64_URL_SAFE_NO_PAD.decode(encoded).ok()?).ok()
+    let token = String::from_utf8(BASE64_URL_SAFE_NO_PAD.decode(encoded).ok()?).ok()?;
+    Some(Cow::Owned(token))
 }
 
 /// Whether two secrets are equal, in a time that tells nothing about where they differ.

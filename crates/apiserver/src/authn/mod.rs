@@ -44,6 +44,11 @@ pub trait Authenticator: Send + Sync + 'static {
     fn name(&self) -> &'static str;
     /// The user, or `None` when these credentials are not of the kind this one knows.
     async fn authenticate(&self, credentials: &Credentials<'_>) -> Result<Option<User>, Refused>;
+    /// The user, if these credentials alone tell and nothing has to be read or computed; asked for
+    /// callers without a certificate. `None` says nothing.
+    fn at_once(&self, _credentials: &Credentials<'_>) -> Option<Arc<User>> {
+        None
+    }
     /// The user that a bearer token names, for one of these audiences (none: this server).
     async fn token(
         &self,

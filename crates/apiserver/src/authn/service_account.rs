@@ -5,8 +5,6 @@ use std::{collections::HashMap, sync::Arc};
 
 use async_trait::async_trait;
 use jiff::{SignedDuration, Timestamp};
-use kinds::tree;
-use machinery::Object;
 use parking_lot::Mutex;
 use pki::{Pki, jwt};
 use serde::{Deserialize, Serialize};
@@ -14,7 +12,7 @@ use serde_json::{Value, json};
 use stdx::Clock;
 
 use super::{Authenticator, Credentials, Refused, bearer};
-use crate::{IssuedToken, Reader, TokenIssuer, TokenRequest, User};
+use crate::{IssuedToken, Reader, Stored, TokenIssuer, TokenRequest, User};
 
 /// Pods and accounts that are being deleted keep their tokens this long, to end their work.
 const GRACE: SignedDuration = SignedDuration::from_secs(60);
@@ -249,20 +247,30 @@ impl ServiceAccounts {
             .get("", resource, namespace, &reference.name)
             .await;
         let found = found.map_err(|_| Refused("the store does not answer".to_owned()))?;
-        let object = found.map(|found| found.parse());
         let now = self.clock.now();
-        alive(object.as_ref(), &reference.uid, now)
+        alive(found.as_deref().map(Stored::metadata), &reference.uid, now)
             .map_err(|why| Refused(format!("{resource} {}: {why}", reference.name)))
     }
 }
 
-fn alive(object: Option<&Object>, uid: &str, now: Timestamp) -> Result<(), &'static str> {
-    let metadata = tree::get(object.ok_or("does not exist any more")?, "metadata");
-    if metadata["uid"] != uid {
+/// What of an object's metadata says whether a token still counts.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Life {
+    #[serde(default)]
+    uid: String,
+    #[serde(default)]
+    deletion_timestamp: Option<Timestamp>,
+}
+
+fn alive(metadata: Option<&[u8]>, uid: &str, now: Timestamp) -> Result<(), &'static str> {
+    let life: Life = serde_json::from_slice(metadata.ok_or("does not exist any more")?)
+        .map_err(|_| "cannot be read")?;
+    if life.uid != uid {
         return Err("has been replaced by another of its name");
     }
-    let deleted = tree::text(&metadata["deletionTimestamp"]).parse::<Timestamp>();
-    if deleted.is_ok_and(|deleted| deleted + GRACE < now) {
+    let deleted = life.deletion_timestamp;
+    if deleted.is_some_and(|deleted| deleted + GRACE < now) {
         return Err("has been deleted");
     }
     Ok(())

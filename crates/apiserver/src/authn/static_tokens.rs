@@ -1,6 +1,6 @@
 //! Tokens from a file that an operator keeps: lines of token, user, uid and, in quotes, groups.
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 use async_trait::async_trait;
 
@@ -8,7 +8,7 @@ use super::{Authenticator, Credentials, Refused, bearer};
 use crate::User;
 
 pub struct StaticTokens {
-    tokens: Vec<(String, User)>,
+    tokens: Vec<(String, Arc<User>)>,
 }
 
 impl StaticTokens {
@@ -19,7 +19,7 @@ impl StaticTokens {
     }
 
     fn parse(text: &str) -> Result<Self, String> {
-        let mut tokens: Vec<(String, User)> = Vec::new();
+        let mut tokens: Vec<(String, Arc<User>)> = Vec::new();
         for (number, line) in text.lines().enumerate() {
             if line.trim().is_empty() || line.trim_start().starts_with('#') {
                 continue;
@@ -45,9 +45,20 @@ impl StaticTokens {
                 uid: uid.clone(),
                 ..User::new(name, groups)
             };
-            tokens.push((token.clone(), user));
+            tokens.push((token.clone(), Arc::new(user)));
         }
         Ok(Self { tokens })
+    }
+
+    fn find(&self, token: &str) -> Option<&Arc<User>> {
+        // Every line is compared: the time tells nothing about which one was near.
+        self.tokens.iter().fold(None, |found, (known, user)| {
+            if bearer::equal(known, token) {
+                Some(user)
+            } else {
+                found
+            }
+        })
     }
 }
 
@@ -74,6 +85,10 @@ impl Authenticator for StaticTokens {
         "token-file"
     }
 
+    fn at_once(&self, credentials: &Credentials<'_>) -> Option<Arc<User>> {
+        self.find(&bearer::token(credentials.headers)?).cloned()
+    }
+
     async fn authenticate(&self, credentials: &Credentials<'_>) -> Result<Option<User>, Refused> {
         match bearer::token(credentials.headers) {
             Some(token) => self.token(&token, None).await,
@@ -82,15 +97,7 @@ impl Authenticator for StaticTokens {
     }
 
     async fn token(&self, token: &str, _: Option<&[String]>) -> Result<Option<User>, Refused> {
-        // Every line is compared: the time tells nothing about which one was near.
-        let found = self.tokens.iter().fold(None, |found, (known, user)| {
-            if bearer::equal(known, token) {
-                Some(user)
-            } else {
-                found
-            }
-        });
-        Ok(found.cloned())
+        Ok(self.find(token).map(|user| User::clone(user)))
     }
 }
 

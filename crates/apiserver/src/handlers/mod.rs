@@ -27,22 +27,16 @@ pub(crate) fn dispatch(request: Request) -> BoxFuture<'static, Answer> {
 }
 
 async fn route(request: Request) -> Answer {
-    match request.info.resource.clone() {
-        None => document(request).await,
-        Some(subject) => {
-            let found =
-                request
-                    .core
-                    .registry
-                    .get(&subject.group, &subject.version, &subject.resource);
-            let resource = found.ok_or_else(Status::path_not_found)?;
-            check_place(&request, &resource)?;
-            if subject.subresource.is_empty() {
-                object(request, resource).await
-            } else {
-                subresource(request, resource).await
-            }
-        }
+    let Some(subject) = &request.info.resource else {
+        return Box::pin(document(request)).await;
+    };
+    let resource = request.resource.clone();
+    let resource = resource.ok_or_else(Status::path_not_found)?;
+    check_place(&request, &resource)?;
+    if subject.subresource.is_empty() {
+        object(request, resource).await
+    } else {
+        Box::pin(subresource(request, resource)).await
     }
 }
 
@@ -172,27 +166,28 @@ async fn object(request: Request, resource: Arc<Resource>) -> Answer {
     if !resource.kind.verbs().contains(&verb) {
         return Err(Status::method_not_allowed());
     }
-    let subject = request.info.resource.clone().unwrap_or_default();
+    // Each in a box of its own size: a read is not to carry the space that a write needs.
     if resource.kind.is_virtual() {
         return match (verb, resource.plural.as_str()) {
-            ("create", "bindings") => pods::bind_named(request).await,
-            ("create", _) => reviews::serve(request, resource).await,
+            ("create", "bindings") => Box::pin(pods::bind_named(request)).await,
+            ("create", _) => Box::pin(reviews::serve(request, resource)).await,
             // Nothing is stored there, and so nothing is found.
-            ("list", _) => read::list(request, resource, &subject.namespace).await,
-            ("get", _) => read::get(request, resource, &subject.namespace, &subject.name).await,
+            ("list", _) => Box::pin(read::list(request, resource)).await,
+            ("get", _) => read::get(request, resource).await,
             _ => Err(Status::method_not_allowed()),
         };
     }
+    let is_named = request.info.names_one();
     match verb {
-        "get" => read::get(request, resource, &subject.namespace, &subject.name).await,
-        "list" => read::list(request, resource, &subject.namespace).await,
-        "watch" => watch::watch(request, resource, &subject.namespace).await,
-        "create" if !subject.name.is_empty() => Err(Status::method_not_allowed()),
-        "create" => objects::create(request, resource).await,
-        "update" => objects::update(request, resource).await,
-        "patch" => patch::serve(request, resource).await,
-        "delete" => objects::delete(request, resource).await,
-        "deletecollection" => objects::delete_collection(request, resource).await,
+        "get" => read::get(request, resource).await,
+        "list" => Box::pin(read::list(request, resource)).await,
+        "watch" => Box::pin(watch::watch(request, resource)).await,
+        "create" if is_named => Err(Status::method_not_allowed()),
+        "create" => Box::pin(objects::create(request, resource)).await,
+        "update" => Box::pin(objects::update(request, resource)).await,
+        "patch" => Box::pin(patch::serve(request, resource)).await,
+        "delete" => Box::pin(objects::delete(request, resource)).await,
+        "deletecollection" => Box::pin(objects::delete_collection(request, resource)).await,
         _ => Err(Status::method_not_allowed()),
     }
 }
@@ -218,7 +213,7 @@ async fn subresource(request: Request, resource: Arc<Resource>) -> Answer {
         ("log" | "exec" | "attach" | "portforward" | "proxy", _) => {
             crate::proxy::serve(request, resource).await
         }
-        (_, "get") => read::get(request, resource, &subject.namespace, &subject.name).await,
+        (_, "get") => read::get(request, resource).await,
         (_, "update") => objects::update(request, resource).await,
         (_, "patch") => patch::serve(request, resource).await,
         _ => Err(Status::method_not_allowed()),

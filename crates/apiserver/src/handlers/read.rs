@@ -1,15 +1,22 @@
 //! Get and list: stored bytes, selected by header.
 
-use std::sync::Arc;
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
 
 use bytes::{BufMut, Bytes, BytesMut};
+use futures::Stream;
 use http::StatusCode;
 use machinery::{Status, Value, field};
 use serde_json::json;
 use store::{Entry, Freshness, ListRequest, Listed, Revision};
 
 use crate::{
-    Body, Resource, Stored, failure,
+    Body, Resource, Stored,
+    body::BodyError,
+    failure,
     media::{self, Shape},
     output::{self, Output},
     page::Continue,
@@ -21,8 +28,9 @@ use crate::{
 
 /// Lists up to this size are sent whole, with a length.
 const WHOLE: usize = 256 * 1024;
-/// How much of a longer list is put together at a time.
-const PIECE: usize = 128 * 1024;
+/// How much of a longer list is put together at a time: with the length that is sent before it and
+/// the line's end behind it, as much as TLS takes in one go, in records that are all full.
+const PIECE: usize = 64 * 1024 - "fff8\r\n\r\n".len();
 
 const EXPIRED: &str = "The provided continue parameter is too old to display a consistent list result. You can start a new list without the continue parameter, or use the continue token in this response to retrieve the remainder of the results. Continuing with the provided token results in an inconsistent list - objects that were created, modified, or deleted between the time the first chunk was returned and now may show up in the list.";
 
@@ -43,12 +51,8 @@ pub(crate) fn revision(text: &str) -> Result<Revision, Status> {
 }
 
 /// One object.
-pub(crate) async fn get(
-    request: Request,
-    resource: Arc<Resource>,
-    namespace: &str,
-    name: &str,
-) -> Answer {
+pub(crate) async fn get(request: Request, resource: Arc<Resource>) -> Answer {
+    let (namespace, name) = request.info.place();
     let output = output(&request, &resource)?;
     let freshness = match request.query.filled("resourceVersion") {
         None => Freshness::Newest,
@@ -172,7 +176,8 @@ struct Page {
 }
 
 /// All objects of a kind, or of a namespace, or of a selection, page by page.
-pub(crate) async fn list(request: Request, resource: Arc<Resource>, namespace: &str) -> Answer {
+pub(crate) async fn list(request: Request, resource: Arc<Resource>) -> Answer {
+    let (namespace, _) = request.info.place();
     let output = output(&request, &resource)?;
     media::check_list(output.wanted, true, &resource)?;
     let selection = Selection::of(&resource, &request)?;
@@ -280,6 +285,8 @@ struct Pieces {
     head: Option<Bytes>,
     objects: std::vec::IntoIter<Arc<Stored>>,
     first: bool,
+    /// What was put together and is still to be sent.
+    rest: Bytes,
     done: bool,
 }
 
@@ -291,20 +298,29 @@ impl Pieces {
             head,
             objects: page.objects.into_iter(),
             first: true,
+            rest: Bytes::new(),
             done: false,
         }
     }
 
-    /// The next piece, of about this size.
+    fn is_over(&self) -> bool {
+        self.done && self.rest.is_empty()
+    }
+
+    /// The next piece, of this size unless it is the last.
     fn next(&mut self, size: usize) -> Option<Bytes> {
-        if self.done {
+        if self.is_over() {
             return None;
         }
-        let mut out = BytesMut::with_capacity(size.min(PIECE) + 4096);
+        if self.rest.len() >= size {
+            return Some(self.rest.split_to(size));
+        }
+        let mut out = BytesMut::with_capacity(size.min(WHOLE) + 8 * 1024);
+        out.put_slice(&std::mem::take(&mut self.rest));
         if let Some(head) = self.head.take() {
             out.put_slice(&head);
         }
-        while out.len() < size {
+        while out.len() < size && !self.done {
             let Some(object) = self.objects.next() else {
                 out.put_slice(b"]}\n");
                 self.done = true;
@@ -315,7 +331,9 @@ impl Pieces {
             }
             self.output.item(&object, &mut out);
         }
-        Some(out.freeze())
+        let mut out = out.freeze();
+        self.rest = out.split_off(size.min(out.len()));
+        Some(out)
     }
 }
 
@@ -349,12 +367,40 @@ pub(crate) fn send_list(
 
 fn send(mut pieces: Pieces) -> http::Response<Body> {
     let first = pieces.next(WHOLE).unwrap_or_default();
-    if pieces.done {
+    if pieces.is_over() {
         return respond::bytes(StatusCode::OK, respond::JSON, first);
     }
-    let rest = std::iter::from_fn(move || pieces.next(PIECE));
-    let stream = futures::stream::iter(std::iter::once(first).chain(rest).map(Ok));
     let mut response = respond::bytes(StatusCode::OK, respond::JSON, Bytes::new());
-    *response.body_mut() = Body::stream(stream);
+    *response.body_mut() = Body::stream(Turns {
+        first,
+        pieces,
+        has_sent: false,
+    });
     response
+}
+
+/// A long list on its way: behind each piece it is everybody else's turn, so that who asks for little
+/// does not wait for those who ask for much.
+struct Turns {
+    first: Bytes,
+    pieces: Pieces,
+    has_sent: bool,
+}
+
+impl Stream for Turns {
+    type Item = Result<Bytes, BodyError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if std::mem::take(&mut self.has_sent) {
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let this = &mut *self;
+        let piece = match this.first.len() {
+            0 => this.pieces.next(PIECE),
+            left => Some(this.first.split_to(left.min(PIECE))),
+        };
+        this.has_sent = piece.is_some();
+        Poll::Ready(piece.map(Ok))
+    }
 }

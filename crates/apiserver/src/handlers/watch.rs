@@ -13,11 +13,12 @@ use rand::Rng;
 use serde_json::json;
 use store::{Event, Freshness, ListRequest, Revision, WatchItem};
 use tokio::time::{Instant, Sleep};
-use tokio_util::sync::CancellationToken;
 
 use super::read;
 use crate::{
-    Body, Resource, Stored, failure,
+    Body, Resource, Stored,
+    connection::Stopped,
+    failure,
     media::{Encoding, Shape},
     output::Output,
     pipeline::Request,
@@ -124,11 +125,7 @@ fn check(query: &Query) -> Result<(), Status> {
 }
 
 /// Streams changes until the client, the time or the server ends it.
-pub(crate) async fn watch(
-    mut request: Request,
-    resource: Arc<Resource>,
-    namespace: &str,
-) -> Answer {
+pub(crate) async fn watch(mut request: Request, resource: Arc<Resource>) -> Answer {
     let output = read::output(&request, &resource)?;
     if output.wanted.encoding == Encoding::Yaml {
         return Err(Status::not_acceptable(STREAMS));
@@ -140,7 +137,7 @@ pub(crate) async fn watch(
     } else {
         respond::JSON
     };
-    let begun = Watcher::begin(&request, namespace, output.clone(), selection, options).await;
+    let begun = Watcher::begin(&request, output.clone(), selection, options).await;
     let stream = match begun {
         Ok(watcher) => futures::stream::unfold(watcher, |mut watcher| async move {
             watcher.next().await.map(|bytes| (bytes, watcher))
@@ -216,7 +213,7 @@ struct Watcher {
     told: Revision,
     next_bookmark: Pin<Box<Sleep>>,
     ends: Pin<Box<Sleep>>,
-    stopping: CancellationToken,
+    stopped: Stopped,
     sent: Counter,
     /// Whether a Table's columns have been sent.
     columns_sent: bool,
@@ -226,12 +223,12 @@ struct Watcher {
 impl Watcher {
     async fn begin(
         request: &Request,
-        namespace: &str,
         output: Output,
         selection: Selection,
         options: Options,
     ) -> Result<Self, store::Error> {
         let (store, resource) = (&request.core.store, &output.resource);
+        let (namespace, _) = request.info.place();
         let prefix = match selection.name() {
             Some(name) if !resource.namespaced() || !namespace.is_empty() => {
                 resource.key(namespace, name)
@@ -264,7 +261,7 @@ impl Watcher {
             bookmarks: options.bookmarks,
             next_bookmark: Box::pin(tokio::time::sleep(BOOKMARK_EVERY)),
             ends: Box::pin(tokio::time::sleep(options.lasts)),
-            stopping: request.core.stopping.clone(),
+            stopped: Stopped::new(request.core.stopping.clone()),
             sent: request.core.metrics.watch_events(&resource.labels),
             columns_sent: false,
             over: false,
@@ -281,7 +278,7 @@ impl Watcher {
         while !self.over {
             tokio::select! {
                 biased;
-                () = self.stopping.cancelled() => return None,
+                () = &mut self.stopped => return None,
                 item = self.events.next() => {
                     let mut out = BytesMut::new();
                     self.take(item, &mut out);

@@ -109,6 +109,10 @@ async fn allowed(core: &Core, attributes: &Attributes<'_>) -> Result<(), Status>
 }
 
 fn read(headers: &HeaderMap) -> Result<Option<User>, Status> {
+    let mut names = headers.keys();
+    if !names.any(|name| name.as_str().starts_with("impersonate-")) {
+        return Ok(None);
+    }
     let one = |name: &str| headers.get(name).map_or(Ok(String::new()), text);
     let groups = headers.get_all("impersonate-group").iter().map(text);
     let mut wanted = User {
