@@ -129,33 +129,44 @@ pub fn each(
     count: usize,
     requests: &dyn Requests,
 ) -> anyhow::Result<()> {
-    let mut many = Many::new(open(peer, connections.min(count))?)?;
-    let mut numbers = 0..count as u64;
-    let mut request = Vec::new();
-    let mut send = |connection: &mut Connection| {
-        let Some(number) = numbers.next() else {
-            return anyhow::Ok(());
-        };
-        request.clear();
-        requests(number, &mut request);
-        connection.send(&request)
-    };
-    for (_, connection) in many.each() {
-        send(connection)?;
+    Sender::new(peer, connections.min(count))?.send(count, requests)
+}
+
+/// Some connections that share what there is to send.
+pub struct Sender(Many);
+
+impl Sender {
+    pub fn new(peer: &Peer, connections: usize) -> anyhow::Result<Self> {
+        Ok(Self(Many::new(open(peer, connections)?)?))
     }
-    let mut done = 0;
-    while done < count {
-        many.turn(
-            Instant::now() + Duration::from_secs(60),
-            |_, connection, complete| {
+
+    /// Sends requests numbered up to `count`, and waits for all answers.
+    pub fn send(&mut self, count: usize, requests: &dyn Requests) -> anyhow::Result<()> {
+        let mut numbers = 0..count as u64;
+        let mut request = Vec::new();
+        let mut send = |connection: &mut Connection| {
+            let Some(number) = numbers.next() else {
+                return anyhow::Ok(());
+            };
+            request.clear();
+            requests(number, &mut request);
+            connection.send(&request)
+        };
+        for (_, connection) in self.0.each() {
+            send(connection)?;
+        }
+        let mut done = 0;
+        while done < count {
+            let soon = Instant::now() + Duration::from_secs(60);
+            self.0.turn(soon, |_, connection, complete| {
                 if !complete {
                     return Ok(());
                 }
                 connection.answer().success()?;
                 done += 1;
                 send(connection)
-            },
-        )?;
+            })?;
+        }
+        Ok(())
     }
-    Ok(())
 }

@@ -13,7 +13,7 @@ use parking_lot::{Condvar, Mutex};
 use serde_json::json;
 
 use crate::{
-    load::{self, Requests},
+    load::{self, Requests, Sender},
     peer::Peer,
     process,
     report::Figures,
@@ -25,9 +25,9 @@ use crate::{
 static NAMESPACE: LazyLock<String> = LazyLock::new(|| format!("bench-{:x}", nanoseconds()));
 /// How many changes the watchers see.
 const CHANGES: usize = 50;
-/// Writers, and what they write before all watchers have to have seen it, when changes flow.
-const WRITERS: usize = 16;
-const AT_ONCE: usize = 400;
+/// How many changes are made at once, by as many writers, when they flow: as many as upstream's
+/// watchers keep without being cut.
+const AT_ONCE: usize = 8;
 /// Stands in a template where the number comes.
 const NUMBER: &str = "0123456789abcdef";
 
@@ -186,15 +186,16 @@ pub fn watch(peer: &Peer, watchers: usize) -> anyhow::Result<Figures> {
     })
 }
 
-/// Lets many watchers see changes that come as fast as one writer after the other makes them; the
-/// rate is of events that reached a watcher.
+/// Lets many watchers see changes that come some at a time; the rate is of events that reached a
+/// watcher.
 pub fn watch_flow(peer: &Peer, watchers: usize, lasts: Duration) -> anyhow::Result<Figures> {
     let changes = creates(peer, "configmaps", &map(&unique()));
+    let mut writers = Sender::new(peer, AT_ONCE)?;
     watched(peer, watchers, |seen| {
         let (begun, cpu) = (Instant::now(), process::cpu(&peer.processes));
         let mut made = 0;
         while begun.elapsed() < lasts {
-            load::each(peer, WRITERS, AT_ONCE, &|number, out: &mut Vec<u8>| {
+            writers.send(AT_ONCE, &|number, out: &mut Vec<u8>| {
                 changes(made + number, out);
             })?;
             made += AT_ONCE as u64;

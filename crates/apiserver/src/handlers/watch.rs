@@ -1,11 +1,17 @@
 //! Watch: a stream of shared bytes, turned to the client's selection by headers. A watcher that
 //! does not keep up is cut by the store and told 410.
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use ::streaming::messages;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use futures::{FutureExt, StreamExt, stream::BoxStream};
+use futures::{Stream, StreamExt, stream::BoxStream};
 use http::StatusCode;
 use machinery::{Status, field, protobuf, schema::Type};
 use prometheus_client::metrics::counter::Counter;
@@ -139,10 +145,7 @@ pub(crate) async fn watch(mut request: Request, resource: Arc<Resource>) -> Answ
     };
     let begun = Watcher::begin(&request, output.clone(), selection, options).await;
     let stream = match begun {
-        Ok(watcher) => futures::stream::unfold(watcher, |mut watcher| async move {
-            watcher.next().await.map(|bytes| (bytes, watcher))
-        })
-        .boxed(),
+        Ok(watcher) => watcher.boxed(),
         // Once the request itself is right, what goes wrong is told as an event.
         Err(error) => {
             let event = error_event(&output, &failure::of_store(error));
@@ -217,6 +220,8 @@ struct Watcher {
     sent: Counter,
     /// Whether a Table's columns have been sent.
     columns_sent: bool,
+    /// Whether it is somebody else's turn.
+    rests: bool,
     over: bool,
 }
 
@@ -264,44 +269,11 @@ impl Watcher {
             stopped: Stopped::new(request.core.stopping.clone()),
             sent: request.core.metrics.watch_events(&resource.labels),
             columns_sent: false,
+            rests: false,
             over: false,
             output,
             selection,
         })
-    }
-
-    /// The next bytes to send; `None` ends the watch.
-    async fn next(&mut self) -> Option<Bytes> {
-        if let Some(bytes) = self.next_initial() {
-            return Some(bytes);
-        }
-        while !self.over {
-            tokio::select! {
-                biased;
-                () = &mut self.stopped => return None,
-                item = self.events.next() => {
-                    let mut out = BytesMut::new();
-                    self.take(item, &mut out);
-                    self.take_what_is_ready(&mut out);
-                    if !out.is_empty() {
-                        return Some(out.freeze());
-                    }
-                }
-                () = &mut self.next_bookmark => {
-                    self.next_bookmark.as_mut().reset(Instant::now() + BOOKMARK_EVERY);
-                    if self.bookmarks && self.reached > self.told {
-                        return Some(self.bookmark(false));
-                    }
-                }
-                () = &mut self.ends => {
-                    self.over = true;
-                    if self.bookmarks && self.reached > self.told {
-                        return Some(self.bookmark(false));
-                    }
-                }
-            }
-        }
-        None
     }
 
     /// Objects that stood at the start, then their end mark.
@@ -319,13 +291,21 @@ impl Watcher {
         (!out.is_empty()).then(|| out.freeze())
     }
 
-    fn take_what_is_ready(&mut self, out: &mut BytesMut) {
+    /// What has happened and is not sent yet.
+    fn next_events(&mut self, context: &mut Context<'_>) -> Option<Bytes> {
+        let mut out = BytesMut::new();
         while !self.over && out.len() < BURST {
-            let Some(item) = self.events.next().now_or_never() else {
-                return;
+            let Poll::Ready(item) = self.events.poll_next_unpin(context) else {
+                break;
             };
-            self.take(item, out);
+            self.take(item, &mut out);
         }
+        (!out.is_empty()).then(|| out.freeze())
+    }
+
+    /// How far the watch is, if the client wants to know and does not.
+    fn news(&mut self) -> Option<Bytes> {
+        (self.bookmarks && self.reached > self.told).then(|| self.bookmark(false))
     }
 
     fn take(&mut self, item: Option<Result<WatchItem<Stored>, store::Error>>, out: &mut BytesMut) {
@@ -367,6 +347,7 @@ impl Watcher {
         if let Some(body) = self.output.protobuf(object) {
             return frame(kind, &body, out);
         }
+        out.reserve(object.bytes().len() + 64);
         out.put_slice(br#"{"type":""#);
         out.put_slice(kind.as_bytes());
         out.put_slice(br#"","object":"#);
@@ -421,6 +402,47 @@ impl Watcher {
             "{{\"type\":\"BOOKMARK\",\"object\":{{\"kind\":\"{kind}\",\"apiVersion\":\"{version}\",\"metadata\":{{\"resourceVersion\":\"{revision}\"{mark}}}{rest}}}}}\n"
         )
         .into()
+    }
+}
+
+impl Stream for Watcher {
+    type Item = Bytes;
+
+    /// The next bytes to send; `None` ends the watch.
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        let this = &mut *self;
+        if Pin::new(&mut this.stopped).poll(context).is_ready() {
+            return Poll::Ready(None);
+        }
+        if std::mem::take(&mut this.rests) {
+            // What stands can be much; behind each part of it, it is everybody else's turn.
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        if let Some(bytes) = this.next_initial() {
+            this.rests = this.initial.len() > 0;
+            return Poll::Ready(Some(bytes));
+        }
+        if let Some(bytes) = this.next_events(context) {
+            return Poll::Ready(Some(bytes));
+        }
+        while !this.over && this.next_bookmark.as_mut().poll(context).is_ready() {
+            let next = Instant::now() + BOOKMARK_EVERY;
+            this.next_bookmark.as_mut().reset(next);
+            if let Some(bytes) = this.news() {
+                return Poll::Ready(Some(bytes));
+            }
+        }
+        if !this.over && this.ends.as_mut().poll(context).is_ready() {
+            this.over = true;
+            if let Some(bytes) = this.news() {
+                return Poll::Ready(Some(bytes));
+            }
+        }
+        if this.over {
+            return Poll::Ready(None);
+        }
+        Poll::Pending
     }
 }
 

@@ -1,5 +1,7 @@
 //! From a request to the address and path that answers it.
 
+use std::net::IpAddr;
+
 use machinery::{Object, Status, Value};
 use rand::seq::IndexedRandom;
 
@@ -271,7 +273,7 @@ async fn pod_proxy(request: &Request, subject: &ResourceRequest) -> Result<Locat
         .get("status")
         .and_then(|status| status.get("podIP"))
         .and_then(Value::as_str);
-    let host = address.filter(|address| !address.is_empty());
+    let host = address.filter(|address| may_be_proxied(address));
     let host = host
         .ok_or_else(|| Status::bad_request("address not allowed"))?
         .to_owned();
@@ -288,6 +290,30 @@ async fn pod_proxy(request: &Request, subject: &ResourceRequest) -> Result<Locat
         path_and_query: rest(request, subject),
         websockets: true,
     })
+}
+
+/// Whether an address that an object names is one in the network, and none that leads to the server's
+/// own machine or link, where services trust who reaches them.
+fn may_be_proxied(address: &str) -> bool {
+    match address
+        .parse()
+        .map(|address: IpAddr| address.to_canonical())
+    {
+        Ok(IpAddr::V4(address)) => {
+            !(address.is_unspecified()
+                || address.is_loopback()
+                || address.is_link_local()
+                || address.is_multicast()
+                || address.is_broadcast())
+        }
+        Ok(IpAddr::V6(address)) => {
+            !(address.is_unspecified()
+                || address.is_loopback()
+                || address.is_unicast_link_local()
+                || address.is_multicast())
+        }
+        Err(_) => false,
+    }
 }
 
 fn first_port(pod: &Object) -> Option<u16> {
@@ -374,5 +400,29 @@ mod tests {
         assert_eq!(split("web:80"), (false, "web", "80"));
         assert_eq!(split("https:web:443"), (true, "web", "443"));
         assert_eq!(escape("a b&c/ü"), "a%20b%26c%2F%C3%BC");
+    }
+
+    #[test]
+    fn only_addresses_in_the_network_are_proxied_to() {
+        for refused in [
+            "",
+            "host",
+            "0.0.0.0",
+            "127.0.0.1",
+            "127.8.0.1",
+            "169.254.169.254",
+            "224.0.0.1",
+            "255.255.255.255",
+            "::",
+            "::1",
+            "fe80::1",
+            "ff02::1",
+            "::ffff:127.0.0.1",
+        ] {
+            assert!(!may_be_proxied(refused), "{refused}");
+        }
+        for taken in ["10.42.0.7", "192.0.2.1", "fd00::7", "::ffff:10.42.0.7"] {
+            assert!(may_be_proxied(taken), "{taken}");
+        }
     }
 }

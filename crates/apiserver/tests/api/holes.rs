@@ -679,3 +679,24 @@ async fn reading_a_pods_exec_is_not_running_something_in_it() {
         );
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_claims_the_servers_own_address_is_not_proxied_to() {
+    let server = Server::start().await;
+    let pods = "/api/v1/namespaces/default/pods";
+    let pod =
+        json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "a", "image": "i"}]}});
+    assert_eq!(admin(&server, "POST", pods, pod).await.code, 201);
+    for address in ["127.0.0.1", "169.254.169.254", "::1"] {
+        let status = json!({"status": {"podIP": address, "podIPs": [{"ip": address}]}});
+        let path = format!("{pods}/p/status");
+        let headers = [("content-type", "application/merge-patch+json")];
+        let root = User::new("root", ["system:masters"]);
+        let body = status.to_string();
+        let set = send(&server, root, "PATCH", &path, &headers, body).await;
+        assert_eq!(set.code, 200, "{}", set.body);
+        let refused = admin(&server, "GET", &format!("{pods}/p:80/proxy/"), Value::Null).await;
+        assert_eq!(refused.code, 400, "{address}: {}", refused.body);
+        assert_eq!(refused.json()["message"], "address not allowed");
+    }
+}
