@@ -8,6 +8,7 @@ use std::{
 use bytes::Bytes;
 use futures::{Stream, StreamExt, stream::BoxStream};
 use http_body::{Frame, SizeHint};
+use prometheus_client::metrics::histogram::Histogram;
 
 /// What breaks a body that is under way.
 pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
@@ -17,6 +18,19 @@ pub struct Body {
     inner: Inner,
     /// Dropped with the body, when the answer has been sent.
     held: Option<Box<dyn std::any::Any + Send>>,
+    measured: Option<Measured>,
+}
+
+/// Counts the bytes of a body, and tells their number when the body is gone.
+struct Measured {
+    bytes: u64,
+    sizes: Histogram,
+}
+
+impl Drop for Measured {
+    fn drop(&mut self) {
+        self.sizes.observe(self.bytes as f64);
+    }
 }
 
 enum Inner {
@@ -26,12 +40,21 @@ enum Inner {
 
 impl Body {
     fn of(inner: Inner) -> Self {
-        Self { inner, held: None }
+        Self {
+            inner,
+            held: None,
+            measured: None,
+        }
     }
 
     /// Keeps something alive until the body is gone.
     pub(crate) fn hold(&mut self, guard: impl Send + 'static) {
         self.held = Some(Box::new(guard));
+    }
+
+    /// Counts how much is sent.
+    pub(crate) fn measure(&mut self, sizes: Histogram) {
+        self.measured = Some(Measured { bytes: 0, sizes });
     }
 
     /// Nothing.
@@ -67,12 +90,14 @@ impl http_body::Body for Body {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match &mut self.inner {
-            Inner::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Inner::Stream(stream) => stream
-                .poll_next_unpin(context)
-                .map(|next| next.map(|item| item.map(Frame::data))),
+        let next = match &mut self.inner {
+            Inner::Whole(bytes) => Poll::Ready(bytes.take().map(Ok)),
+            Inner::Stream(stream) => stream.poll_next_unpin(context),
+        };
+        if let (Poll::Ready(Some(Ok(data))), Some(measured)) = (&next, &mut self.measured) {
+            measured.bytes += data.len() as u64;
         }
+        next.map(|next| next.map(|item| item.map(Frame::data)))
     }
 
     fn is_end_stream(&self) -> bool {

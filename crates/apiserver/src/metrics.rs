@@ -21,6 +21,9 @@ const DURATIONS: [f64; 24] = [
     10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0,
 ];
 
+/// Upstream's buckets for the size of answers, in bytes.
+const SIZES: [f64; 7] = [1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9];
+
 /// What a request was about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct About {
@@ -89,6 +92,7 @@ pub(crate) struct Recent(Mutex<Option<Box<Figures>>>);
 struct Figures {
     answered: Answered,
     duration: Histogram,
+    size: Option<Histogram>,
     count: Counter,
 }
 
@@ -97,6 +101,15 @@ impl Figures {
         let answered = &self.answered;
         answered.code == code && answered.dry_run.is_empty() != dry_run && answered.about == *about
     }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Deprecated {
+    group: Arc<str>,
+    version: Arc<str>,
+    resource: Arc<str>,
+    subresource: &'static str,
+    removed_release: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -122,6 +135,8 @@ pub(crate) struct Metrics {
     registry: Registry,
     requests: Family<Answered, Counter>,
     durations: Family<About, Histogram, fn() -> Histogram>,
+    sizes: Family<About, Histogram, fn() -> Histogram>,
+    deprecated: Family<Deprecated, Gauge>,
     reading: Gauge,
     writing: Gauge,
     long_running: Family<About, Gauge>,
@@ -145,6 +160,7 @@ impl Metrics {
     pub(crate) fn new() -> Self {
         let durations =
             Family::new_with_constructor((|| Histogram::new(DURATIONS)) as fn() -> Histogram);
+        let sizes = Family::new_with_constructor((|| Histogram::new(SIZES)) as fn() -> Histogram);
         let in_flight = Family::<RequestKind, Gauge>::default();
         let kind = |request_kind| {
             in_flight
@@ -156,6 +172,8 @@ impl Metrics {
             registry: Registry::default(),
             requests: Family::default(),
             durations,
+            sizes,
+            deprecated: Family::default(),
             reading,
             writing,
             long_running: Family::default(),
@@ -173,6 +191,11 @@ impl Metrics {
             about,
             metrics.durations.clone(),
         );
+        let about = "Bytes of answers to reads";
+        registry.register("apiserver_response_sizes", about, metrics.sizes.clone());
+        let about = "Deprecated APIs that were asked for";
+        let deprecated = metrics.deprecated.clone();
+        registry.register("apiserver_requested_deprecated_apis", about, deprecated);
         let about = "Requests at work now, without long ones";
         registry.register("apiserver_current_inflight_requests", about, in_flight);
         let about = "Watches and other long requests at work now";
@@ -202,7 +225,8 @@ impl Metrics {
         metrics
     }
 
-    /// A short request is answered. `recent` is what its connection counted last.
+    /// A short request is answered. `recent` is what its connection counted last. Gives where the
+    /// answer's size is counted, if it is one of those that are.
     pub(crate) fn answered(
         &self,
         recent: Option<&Recent>,
@@ -210,29 +234,50 @@ impl Metrics {
         dry_run: bool,
         code: u16,
         took: Duration,
-    ) {
-        let seconds = took.as_secs_f64();
-        let Some(recent) = recent else {
-            self.durations.get_or_create(&about).observe(seconds);
-            return self.count(about, dry_run, code);
-        };
-        let mut recent = recent.0.lock();
-        let figures = match recent.take() {
+    ) -> Option<Histogram> {
+        let mut kept = recent.map(|recent| recent.0.lock());
+        let known = kept.as_mut().and_then(|kept| kept.take());
+        let figures = match known {
             Some(figures) if figures.are_for(&about, dry_run, code) => figures,
-            _ => {
-                let duration = self.durations.get_or_create(&about).clone();
-                let answered = Answered::new(about, dry_run, code);
-                let count = self.requests.get_or_create(&answered).clone();
-                Box::new(Figures {
-                    answered,
-                    duration,
-                    count,
-                })
-            }
+            _ => Box::new(self.figures(about, dry_run, code)),
         };
-        figures.duration.observe(seconds);
+        figures.duration.observe(took.as_secs_f64());
         figures.count.inc();
-        *recent = Some(figures);
+        let size = figures.size.clone();
+        if let Some(kept) = &mut kept {
+            **kept = Some(figures);
+        }
+        size
+    }
+
+    fn figures(&self, about: About, dry_run: bool, code: u16) -> Figures {
+        let reads = matches!(about.verb, "GET" | "LIST");
+        let size = reads.then(|| self.sizes.get_or_create(&about).clone());
+        let duration = self.durations.get_or_create(&about).clone();
+        let answered = Answered::new(about, dry_run, code);
+        let count = self.requests.get_or_create(&answered).clone();
+        Figures {
+            answered,
+            duration,
+            size,
+            count,
+        }
+    }
+
+    /// Somebody asked for an API that is deprecated.
+    pub(crate) fn deprecated(&self, about: &About) {
+        let labels = about.labels.as_deref();
+        let [group, version, resource] = labels.map_or(Default::default(), |labels| {
+            [&labels.group, &labels.version, &labels.resource].map(Arc::clone)
+        });
+        let deprecated = Deprecated {
+            group,
+            version,
+            resource,
+            subresource: about.subresource,
+            removed_release: "",
+        };
+        self.deprecated.get_or_create(&deprecated).set(1);
     }
 
     /// A request is answered whose duration says nothing.

@@ -211,7 +211,7 @@ impl Core {
         let uri = parts.uri.clone();
         let id = audit::id(&parts.headers);
         let accept = parts.headers.get(header::ACCEPT).cloned();
-        let deprecated = deprecation(&info);
+        let deprecated = deprecation(&info).map(|warning| (warning, about.clone()));
         let arrived = Arrived {
             parts,
             body,
@@ -245,11 +245,15 @@ impl Core {
             self.metrics.count(about, dry_run, code);
         } else {
             let recent = connection.as_deref().map(|connection| &connection.counted);
-            self.metrics
-                .answered(recent, about, dry_run, code, begun.elapsed());
+            let took = begun.elapsed();
+            let sizes = self.metrics.answered(recent, about, dry_run, code, took);
+            if let Some(sizes) = sizes {
+                response.body_mut().measure(sizes);
+            }
         }
         // Who may not use it is not told that it is old.
-        if let Some(warning) = deprecated.filter(|_| !matches!(code, 401 | 403)) {
+        if let Some((warning, about)) = deprecated.filter(|_| !matches!(code, 401 | 403)) {
+            self.metrics.deprecated(&about);
             response = handlers::with_warnings(response, &[warning.to_owned()]);
         }
         let headers = response.headers_mut();

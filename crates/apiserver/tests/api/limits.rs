@@ -106,6 +106,22 @@ async fn the_figures_count_requests_and_objects() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn sizes_of_answers_and_old_apis_are_counted() {
+    let server = Server::start().await;
+    let list = admin(&server, "GET", "/api/v1/namespaces", Value::Null).await;
+    admin(&server, "GET", "/api/v1/endpoints", Value::Null).await;
+    let figures = admin(&server, "GET", "/metrics", Value::Null).await.body;
+    let about = r#"verb="LIST",group="",version="v1",resource="namespaces",subresource="",scope="cluster",component="apiserver""#;
+    for expected in [
+        format!("apiserver_response_sizes_sum{{{about}}} {}.0", list.body.len()),
+        format!("apiserver_response_sizes_count{{{about}}} 1"),
+        r#"apiserver_requested_deprecated_apis{group="",version="v1",resource="endpoints",subresource="",removed_release=""} 1"#.to_owned(),
+    ] {
+        assert!(figures.contains(&expected), "{expected}\n{figures}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn watchers_and_their_events_are_counted() {
     let server = Server::start().await;
     let watch = "/api/v1/namespaces?watch=true&timeoutSeconds=1";
