@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use machinery::field::Errors;
 use machinery::{Object, Status, Value};
 use store::{Durability, Op};
 
@@ -31,6 +32,23 @@ pub(crate) fn durability(resource: &Resource, namespace: &str) -> Durability {
     } else {
         Durability::Synced
     }
+}
+
+/// What is wrong with an object whose kind finds nothing wrong; `old` is what it was.
+pub(crate) fn validate(write: &Write, object: &Object, old: Option<&Object>) -> Errors {
+    let defines = is(
+        &write.resource,
+        "apiextensions.k8s.io",
+        "customresourcedefinitions",
+    );
+    // Defaults that broke the rules before may go on.
+    if defines
+        && write.subresource.is_empty()
+        && old.is_none_or(|old| custom::check_defaults(old).is_empty())
+    {
+        return custom::check_defaults(object);
+    }
+    Errors::new()
 }
 
 /// Operations that belong to a creation.

@@ -12,8 +12,6 @@ pub enum Go {
     Text,
     Int,
     Bool,
-    /// A struct.
-    Struct(&'static [Field]),
     /// A pointer to a struct.
     Pointer(&'static [Field]),
     /// A list of structs.
@@ -29,7 +27,6 @@ pub fn shown(value: &Value, fields: &[Field]) -> Value {
             Go::Text if value.is_null() => Value::from(""),
             Go::Int if value.is_null() => Value::from(0),
             Go::Bool if value.is_null() => Value::from(false),
-            Go::Struct(fields) => shown(value, fields),
             Go::Pointer(fields) if value.is_object() => shown(value, fields),
             Go::List(fields) => each(value, fields),
             _ => value.clone(),
@@ -58,12 +55,11 @@ mod tests {
         const OUTER: &[Field] = &[
             Field("list", "List", Go::List(INNER)),
             Field("at", "At", Go::Pointer(INNER)),
-            Field("in", "In", Go::Struct(INNER)),
             Field("count", "Count", Go::Int),
         ];
         assert_eq!(
             shown(&json!({"list": [{"name": "a"}]}), OUTER).to_string(),
-            r#"{"List":[{"Name":"a","On":false}],"At":null,"In":{"Name":"","On":false},"Count":0}"#
+            r#"{"List":[{"Name":"a","On":false}],"At":null,"Count":0}"#
         );
     }
 }

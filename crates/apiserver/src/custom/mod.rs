@@ -1,6 +1,7 @@
 //! Custom resources: definitions become kinds while the server runs, and go when their definition
 //! goes, together with their objects.
 
+mod defaults;
 mod kind;
 mod path;
 mod ratchet;
@@ -24,6 +25,7 @@ use crate::{
     write::{self, DeleteOptions, Write},
 };
 
+pub(crate) use defaults::check as check_defaults;
 pub(crate) use kind::{CustomKind, ScalePaths};
 
 /// Holds a definition until its objects are gone.

@@ -107,7 +107,7 @@ impl Schema {
         }
     }
 
-    fn prune_value(&self, value: &mut Value, path: &str, findings: &mut Findings) {
+    pub(super) fn prune_value(&self, value: &mut Value, path: &str, findings: &mut Findings) {
         match value {
             Value::Object(object) if self.kind == "object" || !self.properties.is_empty() => {
                 self.prune_object(object, self.embedded, path, findings);

@@ -19,6 +19,15 @@ pub(crate) fn object(schema: &Schema, object: &Object) -> Errors {
     errors
 }
 
+/// Everything that is wrong with a value that stands alone.
+pub(crate) fn value(schema: &Schema, value: &Value) -> Errors {
+    let mut errors = Errors::new();
+    let path = Path::new("");
+    check(schema, value, None, &path, schema.embedded, &mut errors);
+    list_types(schema, value, &path, schema.embedded, &mut errors);
+    errors
+}
+
 /// Everything that an update makes wrong: what was wrong before and has not changed is let pass, so
 /// that a schema may become stricter while objects are in use.
 pub(crate) fn update(schema: &Schema, object: &Object, old: &Object) -> Errors {

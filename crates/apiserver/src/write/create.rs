@@ -104,6 +104,9 @@ fn validate(write: &Write, object: &Object) -> Result<(), Status> {
     let mut errors = kinds::metadata::validate_create(kind, object);
     errors.extend(kind.validate_create(object));
     if errors.is_empty() {
+        errors = hooks::validate(write, object, None);
+    }
+    if errors.is_empty() {
         return Ok(());
     }
     Err(write.invalid(meta::text(object, "name"), &errors))

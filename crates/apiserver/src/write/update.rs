@@ -175,6 +175,9 @@ fn validate(write: &Write, object: &Object, old: &Object) -> Result<(), Status> 
             .validate_update(object, old, write.subresource()),
     );
     if errors.is_empty() {
+        errors = hooks::validate(write, object, Some(old));
+    }
+    if errors.is_empty() {
         return Ok(());
     }
     Err(write.invalid(meta::text(object, "name"), &errors))

@@ -1,6 +1,7 @@
 //! The kinds of admissionregistration.k8s.io.
 
 pub mod policies;
+mod rules;
 pub mod webhooks;
 
 use crate::tree::{child, default_to, each};

@@ -1,14 +1,15 @@
 //! MutatingWebhookConfiguration and ValidatingWebhookConfiguration: who is asked before a write.
 
+use super::rules::{FAILURE_POLICIES, check_conditions, check_match_policy, check_rule, check_set};
 use super::{default_match, default_rules, default_service};
 use crate::builtin::Builtin;
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
 use crate::tree::{default_to, each, get, int, is_set, list, text};
+use crate::webhook_client::{check_service, check_url};
 use crate::{Column, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value, format};
-use std::collections::BTreeSet;
 
 pub const VALIDATING: Builtin = Builtin {
     group: "admissionregistration.k8s.io",
@@ -20,8 +21,8 @@ pub const VALIDATING: Builtin = Builtin {
     has_generation: true,
     unconditional_update: false,
     default: |object| default(object, false),
-    validate_create: validate,
-    validate_update: |object, _, _: Subresource<'_>| validate(object),
+    validate_create: |object| validate(object, false),
+    validate_update: |object, old, _: Subresource<'_>| validate_update(object, old, false),
     columns: COLUMNS,
     row,
     ..Builtin::EMPTY
@@ -32,6 +33,8 @@ pub const MUTATING: Builtin = Builtin {
     plural: "mutatingwebhookconfigurations",
     schema: "admissionregistration/v1.MutatingWebhookConfiguration",
     default: |object| default(object, true),
+    validate_create: |object| validate(object, true),
+    validate_update: |object, old, _: Subresource<'_>| validate_update(object, old, true),
     ..VALIDATING
 };
 
@@ -62,90 +65,210 @@ fn default(object: &mut Object, mutating: bool) {
     }
 }
 
-fn validate(object: &Object) -> Errors {
+/// What has to hold; what was otherwise before may stay so.
+struct Terms {
+    mutating: bool,
+    conditions: bool,
+    no_side_effects: bool,
+    known_reviews: bool,
+    unique_names: bool,
+}
+
+const NO_SIDE_EFFECTS: &[&str] = &["None", "NoneOnDryRun"];
+const SIDE_EFFECTS: &[&str] = &["None", "NoneOnDryRun", "Some", "Unknown"];
+const REVIEWS: &str = "v1, v1beta1";
+
+fn is_known_review(version: &Value) -> bool {
+    matches!(text(version), "v1" | "v1beta1")
+}
+
+fn validate(object: &Object, mutating: bool) -> Errors {
+    let terms = Terms {
+        mutating,
+        conditions: true,
+        no_side_effects: true,
+        known_reviews: true,
+        unique_names: true,
+    };
+    check_webhooks(object, &terms)
+}
+
+fn validate_update(object: &Object, old: &Object, mutating: bool) -> Errors {
+    let was = list(get(old, "webhooks"));
+    let new = list(get(object, "webhooks"));
+    let conditions = |w: &Value| w["matchConditions"].clone();
+    let reviews = |w: &Value| list(&w["admissionReviewVersions"]).to_vec();
+    let repeated = |(i, w): (usize, &Value)| was[..i].iter().any(|o| o["name"] == w["name"]);
+    let terms = Terms {
+        mutating,
+        conditions: new.len() != was.len()
+            || new
+                .iter()
+                .zip(was)
+                .any(|(n, o)| conditions(n) != conditions(o)),
+        no_side_effects: was
+            .iter()
+            .all(|w| NO_SIDE_EFFECTS.contains(&text(&w["sideEffects"]))),
+        known_reviews: was
+            .iter()
+            .all(|w| reviews(w).is_empty() || reviews(w).iter().any(is_known_review)),
+        unique_names: !was.iter().enumerate().any(repeated),
+    };
+    check_webhooks(object, &terms)
+}
+
+fn check_webhooks(object: &Object, terms: &Terms) -> Errors {
     let mut errors = Vec::new();
-    let mut names = BTreeSet::new();
-    for (i, webhook) in list(get(object, "webhooks")).iter().enumerate() {
+    let all = list(get(object, "webhooks"));
+    for (i, webhook) in all.iter().enumerate() {
         let at = Path::new("webhooks").index(i);
+        check_webhook(webhook, terms, &at, &mut errors);
+        let (versions, at_versions) = (
+            &webhook["admissionReviewVersions"],
+            at.child("admissionReviewVersions"),
+        );
+        check_reviews(versions, terms.known_reviews, &at_versions, &mut errors);
         let name = text(&webhook["name"]);
-        if name.is_empty() {
-            errors.push(Error::required(&at.child("name"), ""));
-        } else {
-            check::form(
-                format::dns1123_subdomain(name),
-                name,
-                &at.child("name"),
-                &mut errors,
-            );
-            if name.split('.').count() < 3 {
-                let detail = "should be a domain with at least three segments separated by dots";
-                errors.push(Error::invalid(&at.child("name"), name, detail));
-            }
-        }
-        if !names.insert(name) {
+        let taken = all[..i].iter().any(|w| text(&w["name"]) == name);
+        if terms.unique_names && !name.is_empty() && taken {
             errors.push(Error::duplicate(&at.child("name"), name));
         }
-        check_webhook(webhook, &at, &mut errors);
     }
     errors
 }
 
-fn check_webhook(webhook: &Value, path: &Path, errors: &mut Errors) {
-    let versions = list(&webhook["admissionReviewVersions"]);
-    let at = path.child("admissionReviewVersions");
-    if versions.is_empty() {
-        errors.push(Error::required(&at, "must specify one of v1, v1beta1"));
-    } else if !versions.iter().any(|v| v == "v1" || v == "v1beta1") {
-        let detail = "must include at least one of v1, v1beta1";
-        errors.push(Error::invalid(
-            &at,
-            webhook["admissionReviewVersions"].clone(),
-            detail,
-        ));
+fn check_reviews(versions: &Value, known: bool, path: &Path, errors: &mut Errors) {
+    let all = list(versions);
+    if all.is_empty() {
+        let detail = format!("must specify one of {REVIEWS}");
+        errors.push(Error::required(path, detail));
+        return;
     }
-    check::one_of(
-        &webhook["failurePolicy"],
-        &["Fail", "Ignore"],
-        &path.child("failurePolicy"),
-        errors,
-    );
-    check::one_of(
-        &webhook["matchPolicy"],
-        &["Equivalent", "Exact"],
-        &path.child("matchPolicy"),
-        errors,
-    );
-    let effects = &webhook["sideEffects"];
-    if is_set(effects) {
-        check::one_of(
-            effects,
-            &["None", "NoneOnDryRun"],
-            &path.child("sideEffects"),
-            errors,
-        );
+    for (i, version) in all.iter().enumerate() {
+        if all[..i].contains(version) {
+            let detail = "duplicate version";
+            errors.push(Error::invalid(&path.index(i), text(version), detail));
+            continue;
+        }
+        let complaints = format::dns1035_label(text(version));
+        check::form(complaints, text(version), &path.index(i), errors);
+    }
+    if known && !all.iter().any(is_known_review) {
+        let detail = format!("must include at least one of {REVIEWS}");
+        errors.push(Error::invalid(path, versions.clone(), detail));
+    }
+}
+
+fn check_name(name: &str, path: &Path, errors: &mut Errors) {
+    let complaints = format::dns1123_subdomain(name);
+    if name.is_empty() {
+        errors.push(Error::required(path, ""));
+    } else if !complaints.is_empty() {
+        errors.push(Error::invalid(path, name, complaints.join(",")));
+    } else if name.split('.').count() < 3 {
+        let detail = "should be a domain with at least three segments separated by dots";
+        errors.push(Error::invalid(path, name, detail));
+    }
+}
+
+fn check_webhook(webhook: &Value, terms: &Terms, path: &Path, errors: &mut Errors) {
+    check_name(text(&webhook["name"]), &path.child("name"), errors);
+    for (i, rule) in list(&webhook["rules"]).iter().enumerate() {
+        check_rule(rule, &path.child("rules").index(i), errors);
+    }
+    let at = path.child("failurePolicy");
+    check_set(&webhook["failurePolicy"], FAILURE_POLICIES, &at, errors);
+    check_match_policy(&webhook["matchPolicy"], &path.child("matchPolicy"), errors);
+    let (effects, at) = (&webhook["sideEffects"], path.child("sideEffects"));
+    let known = if terms.no_side_effects {
+        NO_SIDE_EFFECTS
     } else {
-        let detail = "must specify one of None, NoneOnDryRun";
-        errors.push(Error::required(&path.child("sideEffects"), detail));
+        SIDE_EFFECTS
+    };
+    if is_set(effects) {
+        check::one_of(effects, known, &at, errors);
+    } else {
+        let detail = format!("must specify one of {}", known.join(", "));
+        errors.push(Error::required(&at, detail));
     }
-    if !(1..=30).contains(&int(&webhook["timeoutSeconds"])) {
+    let timeout = &webhook["timeoutSeconds"];
+    if is_set(timeout) && !(1..=30).contains(&int(timeout)) {
         let detail = "the timeout value must be between 1 and 30 seconds";
         let at = path.child("timeoutSeconds");
-        errors.push(Error::invalid(&at, int(&webhook["timeoutSeconds"]), detail));
+        errors.push(Error::invalid(&at, int(timeout), detail));
     }
     for name in ["namespaceSelector", "objectSelector"] {
         check::label_selector(&webhook[name], &path.child(name), errors);
     }
-    let client = &webhook["clientConfig"];
-    if is_set(&client["url"]) == is_set(&client["service"]) {
-        let detail = "exactly one of url or service is required";
-        errors.push(Error::required(&path.child("clientConfig"), detail));
+    if terms.mutating {
+        let (policies, at) = (["IfNeeded", "Never"], path.child("reinvocationPolicy"));
+        check_set(&webhook["reinvocationPolicy"], &policies, &at, errors);
     }
-    for (i, rule) in list(&webhook["rules"]).iter().enumerate() {
-        let at = path.child("rules").index(i);
-        for name in ["operations", "apiGroups", "apiVersions", "resources"] {
-            if list(&rule[name]).is_empty() {
-                errors.push(Error::required(&at.child(name), ""));
-            }
+    let (client, at) = (&webhook["clientConfig"], path.child("clientConfig"));
+    match (is_set(&client["url"]), is_set(&client["service"])) {
+        (true, false) => check_url(text(&client["url"]), &at.child("url"), errors),
+        (false, true) => check_service(&client["service"], true, &at.child("service"), errors),
+        _ => {
+            let detail = "exactly one of url or service is required";
+            errors.push(Error::required(&at, detail));
         }
+    }
+    if terms.conditions {
+        let at = path.child("matchConditions");
+        check_conditions(&webhook["matchConditions"], &at, errors);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{lines, object};
+    use serde_json::json;
+
+    fn asked(change: Value) -> Object {
+        let mut webhook = json!({"name": "a.b.c", "sideEffects": "None", "admissionReviewVersions": ["v1"],
+            "clientConfig": {"url": "https://x/y"}});
+        if let (Value::Object(webhook), Value::Object(change)) = (&mut webhook, change) {
+            webhook.extend(change);
+        }
+        let mut configuration = object(&json!({"webhooks": [webhook]}).to_string());
+        default(&mut configuration, true);
+        configuration
+    }
+
+    #[test]
+    fn a_webhook_can_be_reached_and_has_no_side_effects() {
+        let none: [&str; 0] = [];
+        assert_eq!(lines(validate(&asked(json!({})), true)), none);
+        for (change, line) in [
+            (
+                json!({"name": "a.b"}),
+                "webhooks[0].name: Invalid value: \"a.b\": should be a domain with at least three segments separated by dots",
+            ),
+            (
+                json!({"sideEffects": "Some"}),
+                "webhooks[0].sideEffects: Unsupported value: \"Some\": supported values: \"None\", \"NoneOnDryRun\"",
+            ),
+            (
+                json!({"admissionReviewVersions": ["v2"]}),
+                "webhooks[0].admissionReviewVersions: Invalid value: [\"v2\"]: must include at least one of v1, v1beta1",
+            ),
+            (
+                json!({"clientConfig": {}}),
+                "webhooks[0].clientConfig: Required value: exactly one of url or service is required",
+            ),
+            (
+                json!({"reinvocationPolicy": "x"}),
+                "webhooks[0].reinvocationPolicy: Unsupported value: \"x\": supported values: \"IfNeeded\", \"Never\"",
+            ),
+            (
+                json!({"timeoutSeconds": 31}),
+                "webhooks[0].timeoutSeconds: Invalid value: 31: the timeout value must be between 1 and 30 seconds",
+            ),
+        ] {
+            assert_eq!(lines(validate(&asked(change), true)), [line]);
+        }
+        let old = asked(json!({"sideEffects": "Some", "admissionReviewVersions": ["v2"]}));
+        assert_eq!(lines(validate_update(&old, &old, true)), none);
     }
 }

@@ -320,7 +320,6 @@ fn check_columns(version: &Value, path: &Path, errors: &mut Errors) {
         "float",
         "int32",
         "int64",
-        "name",
         "password",
     ];
     for (i, column) in list(&version["additionalPrinterColumns"])

@@ -77,8 +77,9 @@ fn default(object: &mut Object) {
     default_to(spec, "replicas", 1);
     default_to(spec, "revisionHistoryLimit", 10);
     for claim in each(spec, "volumeClaimTemplates") {
-        default_empty(claim, "apiVersion", "v1");
-        default_empty(claim, "kind", "PersistentVolumeClaim");
+        // Whatever a client calls it, it is a claim.
+        claim.insert("apiVersion".to_owned(), "v1".into());
+        claim.insert("kind".to_owned(), "PersistentVolumeClaim".into());
         if let Some(spec) = child(claim, "spec") {
             default_to(spec, "volumeMode", "Filesystem");
         }

@@ -7,8 +7,8 @@ use crate::check;
 use crate::columns::{AGE, NAME, age, column, containers, name_cell, selector, wide};
 use crate::pod::default_template;
 use crate::tree::{
-    child_or_new, default_empty, default_to, each, get, int, is_empty, is_set, list, name, same,
-    text, truth,
+    child, child_or_new, default_empty, default_to, each, get, int, is_empty, is_set, list, name,
+    same, text, truth,
 };
 use crate::{Column, Context, Subresource};
 use machinery::field::{Error, Errors, Path};
@@ -159,7 +159,7 @@ fn default_job_spec(spec: &mut Object) {
 
 pub(super) fn default_pods(spec: &mut Object) {
     default_template(child_or_new(spec, "template"));
-    if let Some(policy) = crate::tree::child(spec, "podFailurePolicy") {
+    if let Some(policy) = child(spec, "podFailurePolicy") {
         for rule in each(policy, "rules") {
             for pattern in each(rule, "onPodConditions") {
                 default_empty(pattern, "status", "True");
@@ -188,16 +188,19 @@ fn prepare_create(object: &mut Object, _: &Context<'_>) {
     }
     let labels = own_labels(object);
     let uid = labels[3].1.clone();
+    let mut filled = Vec::new();
     let own = child_or_new(child_or_new(object, "metadata"), "labels");
     for (key, value) in &labels {
         // Left open by the defaults.
         if own.get(*key).is_some_and(|v| text(v).is_empty()) {
             own.insert((*key).to_owned(), value.as_str().into());
+            filled.push(format!("f:{key}"));
         }
     }
     if own.is_empty() {
         child_or_new(object, "metadata").shift_remove("labels");
     }
+    disown(object, &filled);
     let spec = child_or_new(object, "spec");
     let template = child_or_new(spec, "template");
     let pods = child_or_new(child_or_new(template, "metadata"), "labels");
@@ -206,6 +209,18 @@ fn prepare_create(object: &mut Object, _: &Context<'_>) {
     }
     let exact = child_or_new(child_or_new(spec, "selector"), "matchLabels");
     exact.entry(CONTROLLER_UID).or_insert(uid.into());
+}
+
+/// Nobody set these labels, so nobody manages them.
+fn disown(object: &mut Object, labels: &[String]) {
+    for manager in each(child_or_new(object, "metadata"), "managedFields") {
+        let managed = child(manager, "fieldsV1")
+            .and_then(|fields| child(fields, "f:metadata"))
+            .and_then(|metadata| child(metadata, "f:labels"));
+        if let Some(managed) = managed {
+            managed.retain(|name, _| !labels.contains(name));
+        }
+    }
 }
 
 fn validate(object: &Object) -> Errors {

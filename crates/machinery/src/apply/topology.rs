@@ -150,7 +150,7 @@ fn form_of_field<'a>(shape: Shape, topology: &'static Topology, value: Option<&V
         (Shape::Struct(_) | Shape::Map(_), _) => Form::Map,
         (Shape::List(_), Topology::Set) => Form::Set,
         (Shape::List(_), Topology::Keyed(keys)) => Form::Keyed(keys.clone()),
-        (Shape::Raw | Shape::Any, _) => form_of_unknown(value),
+        (Shape::Any, _) => form_of_unknown(value),
         _ => Form::Leaf,
     }
 }
