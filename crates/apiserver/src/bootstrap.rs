@@ -3,8 +3,8 @@
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
+use machinery::json::{Key, json};
 use machinery::{Object, Status, Value};
-use serde_json::json;
 use store::Freshness;
 
 use crate::{
@@ -319,7 +319,7 @@ fn set(object: &mut Object, path: &[&str], value: Value) {
     match path {
         [key] => drop(object.insert((*key).to_owned(), value)),
         [key, rest @ ..] => {
-            let below = object.entry(*key).or_insert_with(|| json!({}));
+            let below = object.entry(Key::new(key)).or_insert_with(|| json!({}));
             if let Some(below) = below.as_object_mut() {
                 set(below, rest, value);
             }

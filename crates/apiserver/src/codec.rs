@@ -106,6 +106,8 @@ pub struct Stored {
     converted: OnceLock<(Box<str>, Option<Arc<Stored>>)>,
     /// The protobuf message, once somebody asked for it.
     message: OnceLock<Bytes>,
+    /// The parsed object, once somebody asked for it.
+    parsed: OnceLock<Box<Object>>,
 }
 
 impl Stored {
@@ -118,6 +120,7 @@ impl Stored {
             bytes,
             converted: OnceLock::new(),
             message: OnceLock::new(),
+            parsed: OnceLock::new(),
         }
     }
 
@@ -156,7 +159,12 @@ impl Stored {
     /// The parsed object, resourceVersion included. For writes and admission, never for reads.
     pub fn parse(&self) -> Object {
         // Only bytes that were encoded from an object are ever stored.
-        serde_json::from_slice(&self.bytes).unwrap_or_default()
+        machinery::json::from_slice(&self.bytes).unwrap_or_default()
+    }
+
+    /// The parsed object, kept for the next who asks: for the few objects that every write looks at.
+    pub(crate) fn parsed(&self) -> &Object {
+        self.parsed.get_or_init(|| Box::new(self.parse()))
     }
 
     /// The form that another version or a newer schema gives it, `None` if that is this one; what
@@ -244,7 +252,8 @@ impl Codec for ObjectCodec {
     }
 
     fn load(&self, key: &Key, bytes: Bytes) -> Result<Draft, String> {
-        let object: Object = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
+        let object: Object =
+            machinery::json::from_slice(&bytes).map_err(|error| error.to_string())?;
         let fields = match self.registry.by_key(key) {
             Some(resource) => resource.kind.selectable_fields(&object),
             None => Vec::new(),
@@ -275,7 +284,7 @@ mod tests {
     use super::*;
 
     fn draft(json: &str) -> Draft {
-        let object = serde_json::from_str(json).unwrap();
+        let object = machinery::json::from_str(json).unwrap();
         Draft::new(&object, Bytes::copy_from_slice(json.as_bytes()), Vec::new()).unwrap()
     }
 

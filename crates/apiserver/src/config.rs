@@ -106,9 +106,9 @@ pub trait TokenIssuer: Send + Sync + 'static {
         audiences: Option<&[String]>,
     ) -> Option<Result<Arc<authn::Claims>, authn::Refused>>;
     /// The document at `/.well-known/openid-configuration`.
-    fn openid_configuration(&self) -> serde_json::Value;
+    fn openid_configuration(&self) -> machinery::json::Value;
     /// The document at `/openid/v1/jwks`.
-    fn jwks(&self) -> serde_json::Value;
+    fn jwks(&self) -> machinery::json::Value;
 }
 
 /// What can keep a server from being built or from running.

@@ -162,7 +162,7 @@ pub(crate) fn delete_options(media: media::Body, bytes: &[u8]) -> Result<DeleteO
     if value.is_null() {
         return Ok(DeleteOptions::default());
     }
-    serde_json::from_value(value).map_err(|error| refuse(error.to_string()))
+    machinery::json::from_value(value).map_err(|error| refuse(error.to_string()))
 }
 
 /// Refuses a body of another kind; fills in what was left out.

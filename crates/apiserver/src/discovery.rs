@@ -2,7 +2,7 @@
 //! version, and the aggregated one with its ETag.
 
 use http::{HeaderMap, Response, StatusCode, header};
-use serde_json::{Value, json};
+use machinery::json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::{

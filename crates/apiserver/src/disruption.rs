@@ -2,8 +2,8 @@
 //! disruptions left. Taking one is a write of the budget's status, so that two evictions never
 //! share the last one.
 
+use machinery::json::json;
 use machinery::{Object, Status, Value, labels};
-use serde_json::json;
 use store::{Action, Freshness, Op, Precondition};
 
 use crate::{

@@ -3,7 +3,7 @@
 use http::StatusCode;
 use lifecycle::State;
 use machinery::Status;
-use serde_json::json;
+use machinery::json::json;
 
 use crate::{
     pipeline::{Core, Request},

@@ -85,7 +85,7 @@ fn say_who_asks(user: &User, object: &mut Object) {
         spec.insert("groups".to_owned(), user.groups.clone().into());
     }
     if !user.extra.is_empty() {
-        spec.insert("extra".to_owned(), serde_json::json!(user.extra));
+        spec.insert("extra".to_owned(), machinery::json::json!(user.extra));
     }
 }
 

@@ -1,7 +1,7 @@
 //! Metadata of objects on the write path: reading it, and what the server alone may set.
 
 use jiff::{SignedDuration, Timestamp};
-use machinery::{Object, Status, Value};
+use machinery::{Object, Status, Value, json::Key};
 use rand::Rng;
 
 /// The finalizers that the garbage collector serves.
@@ -65,7 +65,7 @@ pub(crate) fn set(object: &mut Object, key: &str, value: impl Into<Value>) {
     if value.is_null() || value.as_str().is_some_and(str::is_empty) {
         metadata.shift_remove(key);
     } else {
-        metadata.insert(key.to_owned(), value);
+        metadata.insert(Key::new(key), value);
     }
 }
 
@@ -180,7 +180,7 @@ pub(crate) fn keep(object: &mut Object, old: &Object) {
 
 /// Whether two objects differ in anything that a generation counts.
 pub(crate) fn spec_differs(object: &Object, old: &Object) -> bool {
-    let counted = |(key, _): &(&String, &Value)| {
+    let counted = |(key, _): &(&Key, &Value)| {
         !matches!(key.as_str(), "apiVersion" | "kind" | "metadata" | "status")
     };
     let (new_count, old_count) = (
@@ -198,13 +198,13 @@ pub(crate) fn spec_differs(object: &Object, old: &Object) -> bool {
 mod tests {
     use super::*;
 
-    fn object(json: serde_json::Value) -> Object {
+    fn object(json: machinery::json::Value) -> Object {
         json.as_object().unwrap().clone()
     }
 
     #[test]
     fn a_generated_name_fits_and_keeps_its_prefix() {
-        let mut one = object(serde_json::json!({"metadata": {"generateName": "web-"}}));
+        let mut one = object(machinery::json::json!({"metadata": {"generateName": "web-"}}));
         assert!(generate_name(&mut one));
         assert!(text(&one, "name").starts_with("web-") && text(&one, "name").len() == 9);
         assert!(!generate_name(&mut one));
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn a_client_cannot_set_what_belongs_to_the_server() {
-        let mut new = object(serde_json::json!({"metadata": {
+        let mut new = object(machinery::json::json!({"metadata": {
             "name": "a", "uid": "mine", "deletionTimestamp": "2020-01-01T00:00:00Z",
             "resourceVersion": "4"}}));
         begin(&mut new, Timestamp::UNIX_EPOCH);
@@ -224,10 +224,12 @@ mod tests {
 
     #[test]
     fn status_and_metadata_do_not_count_for_the_generation() {
-        let old = object(serde_json::json!({"spec": {"a": 1}, "metadata": {}, "status": {}}));
-        let same = object(serde_json::json!({"metadata": {"name": "x"}, "spec": {"a": 1}}));
-        let other = object(serde_json::json!({"spec": {"a": 2}}));
+        let old = object(machinery::json::json!({"spec": {"a": 1}, "metadata": {}, "status": {}}));
+        let same = object(machinery::json::json!({"metadata": {"name": "x"}, "spec": {"a": 1}}));
+        let other = object(machinery::json::json!({"spec": {"a": 2}}));
         assert!(!spec_differs(&same, &old));
-        assert!(spec_differs(&other, &old) && spec_differs(&object(serde_json::json!({})), &old));
+        assert!(
+            spec_differs(&other, &old) && spec_differs(&object(machinery::json::json!({})), &old)
+        );
     }
 }

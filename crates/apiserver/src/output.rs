@@ -8,7 +8,7 @@ use machinery::{
     Object, Status, Value, protobuf,
     schema::{self, Type},
 };
-use serde_json::json;
+use machinery::json::json;
 
 use crate::{
     Body, Resource, Stored,
@@ -278,7 +278,7 @@ impl Output {
 
 /// An object's metadata alone, as a message.
 fn metadata_message(schema: &'static Type, object: &Stored) -> Vec<u8> {
-    let metadata = serde_json::from_slice(object.metadata()).unwrap_or_default();
+    let metadata = machinery::json::from_slice(object.metadata()).unwrap_or_default();
     let object = Object::from_iter([("metadata".to_owned(), metadata)]);
     protobuf::message(schema, &object)
 }

@@ -29,7 +29,7 @@ impl Continue {
             start: self.start.clone(),
         };
         // Two strings and a number always serialize.
-        URL_SAFE_NO_PAD.encode(serde_json::to_vec(&token).unwrap_or_default())
+        URL_SAFE_NO_PAD.encode(machinery::json::to_vec(&token).unwrap_or_default())
     }
 
     pub(crate) fn decode(text: &str) -> Result<Self, Status> {
@@ -38,7 +38,7 @@ impl Continue {
             .decode(text.trim_end_matches('='))
             .map_err(|error| refuse(&error.to_string()))?;
         let token: Token =
-            serde_json::from_slice(&bytes).map_err(|error| refuse(&error.to_string()))?;
+            machinery::json::from_slice(&bytes).map_err(|error| refuse(&error.to_string()))?;
         if token.v != "meta.k8s.io/v1" {
             return Err(refuse("server does not recognize this encoded version"));
         }

@@ -123,8 +123,8 @@ mod tests {
     #[test]
     fn documents_are_indented_wherever_they_are_cut() {
         let text = r#"{"a":{},"b":[1,{"c":"x\"{,:\\"},[]],"d":null}"#;
-        let value: serde_json::Value = serde_json::from_str(text).unwrap();
-        let expected = serde_json::to_string_pretty(&value).unwrap();
+        let value: machinery::json::Value = machinery::json::from_str(text).unwrap();
+        let expected = machinery::json::to_string_pretty(&value).unwrap();
         for size in 1..text.len() {
             let mut indenter = Indenter::default();
             let pieces = text.as_bytes().chunks(size);

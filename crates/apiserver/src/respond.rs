@@ -34,7 +34,7 @@ pub(crate) fn bytes(
 
 /// A document of our own.
 pub(crate) fn json(value: &impl Serialize) -> Response<Body> {
-    match serde_json::to_vec(value) {
+    match machinery::json::to_vec(value) {
         Ok(body) => bytes(StatusCode::OK, JSON, body),
         Err(error) => status(&Status::internal(error)),
     }
@@ -66,7 +66,7 @@ pub(crate) fn text(code: StatusCode, body: impl Into<bytes::Bytes>) -> Response<
 /// A Status as a protobuf body.
 pub(crate) fn status_message(status: &Status) -> Option<Vec<u8>> {
     let schema = schema::lookup("meta/v1.Status")?;
-    let object = serde_json::from_slice(&status.to_bytes()).ok()?;
+    let object = machinery::json::from_slice(&status.to_bytes()).ok()?;
     Some(protobuf::encode(schema, &object))
 }
 

@@ -162,7 +162,7 @@ impl World {
         full.insert("apiVersion".to_owned(), resource.api_version.clone().into());
         full.insert("kind".to_owned(), resource.kind.names().kind.clone().into());
         full.extend(object);
-        let bytes = Bytes::from(serde_json::to_vec(&full).unwrap());
+        let bytes = Bytes::from(machinery::json::to_vec(&full).unwrap());
         let fields = resource.kind.selectable_fields(&full);
         let draft = Draft::new(&full, bytes, fields).unwrap();
         let action = Action::Put {

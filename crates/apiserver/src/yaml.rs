@@ -4,6 +4,6 @@ use machinery::{Status, Value};
 
 /// Rewrites a JSON document.
 pub(crate) fn from_json(json: &[u8]) -> Result<String, Status> {
-    let value: Value = serde_json::from_slice(json).map_err(Status::internal)?;
+    let value: Value = machinery::json::from_slice(json).map_err(Status::internal)?;
     serde_saphyr::to_string(&value).map_err(Status::internal)
 }

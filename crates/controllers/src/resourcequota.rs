@@ -155,13 +155,13 @@ impl Counter {
     async fn objects(&self, api: &ApiResource, namespace: &str) -> Result<Vec<Object>, Error> {
         let api: Api<DynamicObject> = Api::namespaced_with(self.shared.reader(), namespace, api);
         let list = api.list(&ListParams::default()).await?;
-        let objects = list
-            .items
-            .into_iter()
-            .filter_map(|item| match serde_json::to_value(item) {
-                Ok(Value::Object(object)) => Some(object),
-                _ => None,
-            });
+        let objects =
+            list.items
+                .into_iter()
+                .filter_map(|item| match machinery::json::to_value(item) {
+                    Ok(Value::Object(object)) => Some(object),
+                    _ => None,
+                });
         Ok(objects.collect())
     }
 
@@ -198,7 +198,7 @@ impl Counter {
 fn decide(quota: &ResourceQuota, used: &Amounts) -> Option<ResourceQuotaStatus> {
     let status = quota.status.clone().unwrap_or_default();
     let hard = quota.spec.as_ref().and_then(|spec| spec.hard.clone());
-    let known = amounts::of(&serde_json::to_value(&status.used).unwrap_or_default());
+    let known = amounts::of(&machinery::json::to_value(&status.used).unwrap_or_default());
     if status.hard == hard && known == *used {
         return None;
     }
@@ -220,7 +220,7 @@ impl Controller for Counter {
         let Some(quota) = self.quotas.cache().get(&key.namespace, &key.name) else {
             return Ok(Action::Done);
         };
-        let spec = serde_json::to_value(&quota.spec).unwrap_or_default();
+        let spec = machinery::json::to_value(&quota.spec).unwrap_or_default();
         let used = self.count(&key.namespace, &spec).await?;
         if let Some(status) = decide(&quota, &used) {
             let mut quota = (*quota).clone();
@@ -233,7 +233,7 @@ impl Controller for Counter {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use machinery::json::json;
 
     use super::*;
 
@@ -242,7 +242,7 @@ mod tests {
         let quota = |used: Value| -> ResourceQuota {
             let hard = json!({"pods": "5", "cpu": "2"});
             let status = json!({"hard": hard, "used": used});
-            serde_json::from_value(json!({"spec": {"hard": hard}, "status": status})).unwrap()
+            machinery::json::from_value(json!({"spec": {"hard": hard}, "status": status})).unwrap()
         };
         let used = amounts::of(&json!({"pods": "1", "cpu": "500m"}));
         assert_eq!(
@@ -250,7 +250,7 @@ mod tests {
             None
         );
         let less = decide(&quota(json!({"pods": "3", "cpu": "1500m"})), &used).unwrap();
-        let less = serde_json::to_value(less.used).unwrap();
+        let less = machinery::json::to_value(less.used).unwrap();
         assert_eq!(less, json!({"pods": "1", "cpu": "500m"}));
         assert!(is_behind(&quota(json!({"pods": "1"}))));
         assert!(!is_behind(&quota(json!({"pods": "1", "cpu": "0"}))));

@@ -370,7 +370,7 @@ mod tests {
     #[test]
     fn conditions_say_why_and_since_when() {
         let mut errors = Vec::new();
-        let given = serde_json::json!([
+        let given = machinery::json::json!([
             {"type": "Ready", "status": "True", "reason": "Fine", "lastTransitionTime": "2020-01-01T00:00:00Z"},
             {"type": "Ready", "status": "Maybe", "reason": "1"}
         ]);

@@ -47,7 +47,7 @@ pub fn each(value: &Value, fields: &[Field]) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use machinery::json::json;
 
     #[test]
     fn nothing_is_left_out() {

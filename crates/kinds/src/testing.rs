@@ -4,7 +4,7 @@ use machinery::{Object, Value, field};
 
 /// An object from JSON text.
 pub(crate) fn object(json: &str) -> Object {
-    match serde_json::from_str(json).unwrap() {
+    match machinery::json::from_str(json).unwrap() {
         Value::Object(map) => map,
         other => panic!("no object: {other}"),
     }

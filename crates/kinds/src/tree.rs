@@ -1,5 +1,6 @@
 //! Reading and defaulting JSON trees without ceremony: what is absent reads as null, empty or zero.
 
+use machinery::json::Key;
 use machinery::{Object, Value};
 
 static NULL: Value = Value::Null;
@@ -30,7 +31,7 @@ pub fn list(value: &Value) -> &[Value] {
 }
 
 /// The entries of a map; none when absent.
-pub fn entries(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
+pub fn entries(value: &Value) -> impl Iterator<Item = (&Key, &Value)> {
     value.as_object().into_iter().flatten()
 }
 
@@ -52,7 +53,7 @@ pub fn namespace(object: &Object) -> &str {
 /// Sets a field that is absent.
 pub fn default_to(object: &mut Object, name: &str, value: impl Into<Value>) {
     if object.get(name).is_none_or(Value::is_null) {
-        object.insert(name.to_owned(), value.into());
+        object.insert(Key::new(name), value.into());
     }
 }
 
@@ -67,7 +68,7 @@ pub fn default_empty(object: &mut Object, name: &str, value: impl Into<Value>) {
         Some(Value::Bool(_)) => false,
     };
     if unset {
-        object.insert(name.to_owned(), value.into());
+        object.insert(Key::new(name), value.into());
     }
 }
 
@@ -78,7 +79,7 @@ pub fn child<'a>(object: &'a mut Object, name: &str) -> Option<&'a mut Object> {
 
 /// A nested object, made when absent.
 pub fn child_or_new<'a>(object: &'a mut Object, name: &str) -> &'a mut Object {
-    let slot = object.entry(name).or_insert(Value::Null);
+    let slot = object.entry(Key::new(name)).or_insert(Value::Null);
     if !slot.is_object() {
         *slot = Value::Object(Object::new());
     }
@@ -103,7 +104,7 @@ pub fn each<'a>(object: &'a mut Object, name: &str) -> impl Iterator<Item = &'a 
 pub fn keep(object: &mut Object, old: &Object, name: &str) {
     match old.get(name) {
         Some(value) => {
-            object.insert(name.to_owned(), value.clone());
+            object.insert(Key::new(name), value.clone());
         }
         None => {
             object.shift_remove(name);
@@ -138,7 +139,7 @@ pub fn is_empty(value: &Value) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use machinery::json::json;
 
     #[test]
     fn emptiness_makes_no_difference() {

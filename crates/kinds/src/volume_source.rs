@@ -626,7 +626,7 @@ fn secret_reference(reference: &Value, path: &Path, errors: &mut Errors) {
 mod tests {
     use super::*;
     use crate::testing::lines;
-    use serde_json::json;
+    use machinery::json::json;
 
     fn pod(volume: Value) -> Vec<String> {
         let mut errors = Vec::new();

@@ -152,7 +152,7 @@ fn check_path(value: &str, path: &Path, errors: &mut Errors) {
 mod tests {
     use super::*;
     use crate::testing::lines;
-    use serde_json::json;
+    use machinery::json::json;
 
     #[test]
     fn a_url_is_a_host_by_https_and_a_path() {

@@ -47,7 +47,7 @@ fn sample(kind: &dyn Kind) -> Object {
         }
         None => normalise::object(
             schema.unwrap(),
-            serde_json::json!({"metadata": {"name": "n"}}),
+            machinery::json::json!({"metadata": {"name": "n"}}),
             &mut Findings::default(),
         )
         .unwrap(),
@@ -180,7 +180,7 @@ fn discovery_is_that_of_the_reference() {
         let Some(path) = reference(&file) else {
             continue;
         };
-        let document: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        let document: Value = machinery::json::from_slice(&std::fs::read(path).unwrap()).unwrap();
         for resource in document["resources"].as_array().unwrap() {
             compare(&ours, &group, &version, resource);
             compared += 1;

@@ -4,8 +4,8 @@
 
 use kinds::Context;
 use machinery::decode::Findings;
+use machinery::json::json;
 use machinery::{Object, Value, apply, normalise, schema};
-use serde_json::json;
 
 /// An object as it is after create: normalised, defaulted, prepared and tracked.
 fn created(group: &str, version: &str, plural: &str, value: Value, manager: &str) -> Object {

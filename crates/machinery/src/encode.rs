@@ -3,7 +3,10 @@
 
 use crate::normalise::is_omitted;
 use crate::schema::{Shape, Type};
-use crate::{Object, Value, schema};
+use crate::{Object, Value, json::write, schema};
+
+/// Fields of nearly every struct.
+const FEW: usize = 32;
 
 /// Canonical bytes and the place in them where the resourceVersion belongs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,14 +79,25 @@ struct Writer {
 
 impl Writer {
     fn fields(&mut self, schema: &'static Type, map: &Object, level: Level) {
-        let mut entries: Vec<(usize, &Value)> = Vec::with_capacity(map.len());
-        for (key, value) in map {
+        // Which field stands where in the map; without an allocation for nearly every struct.
+        let (mut few, mut many) = ([(0, 0); FEW], Vec::new());
+        let order = match few.get_mut(..map.len()) {
+            Some(order) => order,
+            None => {
+                many.resize(map.len(), (0, 0));
+                &mut many[..]
+            }
+        };
+        let mut known = 0;
+        for (place, key) in map.keys().enumerate() {
             if let Some(position) = schema.position(key) {
-                entries.push((position, value));
+                order[known] = (position, place);
+                known += 1;
             }
         }
-        if !entries.is_sorted_by_key(|e| e.0) {
-            entries.sort_unstable_by_key(|e| e.0);
+        let order = &mut order[..known];
+        if !order.is_sorted() {
+            order.sort_unstable();
         }
         let version = (level == Level::Metadata)
             .then(|| schema.position("resourceVersion"))
@@ -91,7 +105,8 @@ impl Writer {
         let mut always = schema.always.iter().map(|&i| i as usize).peekable();
         self.out.push(b'{');
         let mut stamped = false;
-        for (position, value) in entries {
+        for &mut (position, place) in order {
+            let value = map.at(place);
             while let Some(unset) = always.next_if(|&a| a < position) {
                 self.zero(schema, unset);
             }
@@ -200,7 +215,7 @@ impl Writer {
     }
 
     fn map(&mut self, element: Shape, map: &Object) {
-        let write = |writer: &mut Self, (key, value): (&String, &Value)| {
+        let write = |writer: &mut Self, (key, value): (&crate::json::Key, &Value)| {
             writer.text(key);
             writer.out.push(b':');
             writer.value(element, value, Level::Below);
@@ -216,17 +231,15 @@ impl Writer {
     }
 
     fn text(&mut self, text: &str) {
-        // Writing to a Vec cannot fail, and a string always serializes.
-        let _ = serde_json::to_writer(&mut self.out, text);
+        write::text(&mut self.out, text);
     }
 
     fn plain(&mut self, value: &Value) {
-        // As above: a tree of JSON values always serializes.
-        let _ = serde_json::to_writer(&mut self.out, value);
+        write::value(&mut self.out, value);
     }
 
     fn plain_map(&mut self, map: &Object) {
-        let _ = serde_json::to_writer(&mut self.out, map);
+        write::map(&mut self.out, map);
     }
 
     fn unstructured(&mut self, object: &Object) {
@@ -263,7 +276,7 @@ impl Writer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use crate::json;
 
     fn encoded(schema: Option<&str>, value: Value) -> (String, String) {
         let Value::Object(map) = value else {

@@ -1,47 +1,122 @@
 //! Paths to fields, and what is wrong with them, in Kubernetes' words.
 
+use crate::json::Value;
 use crate::text;
-use serde_json::Value;
 use std::fmt;
 
+/// Room for the text of nearly every path.
+const INLINE: usize = 102;
+
 /// A path such as `spec.template.spec.containers[0].image` or `metadata.labels[app]`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Path(String);
+///
+/// Validation makes a path for everything it looks at and needs hardly any, so the text stands in
+/// the path itself, without an allocation, unless it is very long.
+#[derive(Clone)]
+pub struct Path(Text);
+
+#[derive(Clone)]
+enum Text {
+    Short { length: u8, bytes: [u8; INLINE] },
+    Long(String),
+}
 
 impl Path {
     /// A path that starts with a field name; empty for the object itself.
     pub fn new(name: &str) -> Self {
-        Self(name.to_owned())
+        Self::of(&[name])
+    }
+
+    fn of(parts: &[&str]) -> Self {
+        let mut bytes = [0; INLINE];
+        let mut length = 0;
+        for part in parts {
+            match bytes.get_mut(length..length + part.len()) {
+                Some(room) => room.copy_from_slice(part.as_bytes()),
+                None => return Self(Text::Long(parts.concat())),
+            }
+            length += part.len();
+        }
+        let length = length as u8;
+        Self(Text::Short { length, bytes })
     }
 
     /// A field below this one.
     pub fn child(&self, name: &str) -> Self {
-        if self.0.is_empty() {
-            Self::new(name)
-        } else {
-            Self(format!("{}.{name}", self.0))
+        match self.as_str() {
+            "" => Self::new(name),
+            parent => Self::of(&[parent, ".", name]),
         }
     }
 
     /// An element of a list.
     pub fn index(&self, index: usize) -> Self {
-        Self(format!("{}[{index}]", self.0))
+        match index {
+            0 => Self::of(&[self.as_str(), "[0]"]),
+            index => self.key(&index.to_string()),
+        }
     }
 
     /// An entry of a map.
     pub fn key(&self, key: &str) -> Self {
-        Self(format!("{}[{key}]", self.0))
+        Self::of(&[self.as_str(), "[", key, "]"])
     }
 
     /// As text.
     pub fn as_str(&self) -> &str {
-        &self.0
+        match &self.0 {
+            // Whole strings were put together: they are text.
+            Text::Short { length, bytes } => {
+                std::str::from_utf8(&bytes[..usize::from(*length)]).unwrap_or_default()
+            }
+            Text::Long(text) => text,
+        }
+    }
+}
+
+impl Default for Path {
+    fn default() -> Self {
+        Self::new("")
+    }
+}
+
+impl PartialEq for Path {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_str() == other.as_str()
+    }
+}
+
+impl Eq for Path {}
+
+impl PartialOrd for Path {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Path {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.as_str().cmp(other.as_str())
+    }
+}
+
+impl std::hash::Hash for Path {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.as_str().hash(state);
+    }
+}
+
+impl fmt::Debug for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.as_str(), f)
     }
 }
 
 impl fmt::Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.is_empty() { "<nil>" } else { &self.0 })
+        f.write_str(match self.as_str() {
+            "" => "<nil>",
+            path => path,
+        })
     }
 }
 
@@ -311,7 +386,7 @@ mod tests {
                 "spec.containers[0].name: Unsupported value: \"x\": supported values: \"Always\", \"Never\"",
             ),
             (
-                Error::duplicate(&path, serde_json::json!({"a": "<b>"})),
+                Error::duplicate(&path, crate::json::json!({"a": "<b>"})),
                 "spec.containers[0].name: Duplicate value: {\"a\":\"\\u003cb\\u003e\"}",
             ),
             (

@@ -2,7 +2,7 @@
 
 use crate::field::{self, Error, Path};
 use crate::format;
-use serde_json::Value;
+use crate::json::Value;
 use std::fmt;
 
 /// How a key and values relate.
@@ -186,9 +186,9 @@ impl Selector {
     }
 
     /// From a map of exact labels, such as a Service's or a ReplicationController's selector.
-    pub fn from_map(map: &serde_json::Map<String, Value>) -> Self {
-        let exact = |(key, value): (&String, &Value)| Requirement {
-            key: key.clone(),
+    pub fn from_map(map: &crate::Object) -> Self {
+        let exact = |(key, value): (&crate::json::Key, &Value)| Requirement {
+            key: key.to_string(),
             operator: Operator::Equals,
             values: vec![value.as_str().unwrap_or_default().to_owned()],
         };
@@ -231,7 +231,7 @@ impl Selector {
     }
 
     /// Whether the labels in a JSON map are selected.
-    pub fn matches_map(&self, labels: Option<&serde_json::Map<String, Value>>) -> bool {
+    pub fn matches_map(&self, labels: Option<&crate::Object>) -> bool {
         self.matches(|key| labels.and_then(|l| l.get(key)).and_then(Value::as_str))
     }
 
@@ -596,7 +596,7 @@ mod tests {
 
     #[test]
     fn a_label_selector_object_becomes_requirements() {
-        let object = serde_json::json!({
+        let object = crate::json::json!({
             "matchLabels": {"b": "1"},
             "matchExpressions": [{"key": "a", "operator": "In", "values": ["y", "x"]}],
         });

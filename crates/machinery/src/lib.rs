@@ -9,6 +9,7 @@ pub mod encode;
 pub mod field;
 pub mod fields;
 pub mod format;
+pub mod json;
 pub mod labels;
 pub mod normalise;
 pub mod openapi;
@@ -21,7 +22,7 @@ pub mod text;
 pub mod time;
 
 /// An API object or a part of one. Keys keep their order: `apiVersion` and `kind` come first.
-pub type Object = serde_json::Map<String, serde_json::Value>;
+pub type Object = json::Map;
 
-pub use serde_json::Value;
+pub use json::Value;
 pub use status::Status;

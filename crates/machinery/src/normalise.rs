@@ -3,6 +3,7 @@
 //! dropped, wrong types refused in Go's words.
 
 use crate::decode::Findings;
+use crate::json::{Key, Number};
 use crate::quantity::Quantity;
 use crate::schema::{self, Field, Presence, Shape, Type};
 use crate::{Object, Value, time};
@@ -47,11 +48,11 @@ pub fn unstructured(value: Value, findings: &mut Findings) -> Result<Object, Str
     let mut out = Object::with_capacity(map.len());
     for name in ["apiVersion", "kind"] {
         if let Some(value) = map.shift_remove(name) {
-            out.insert(name.to_owned(), value);
+            out.insert(name, value);
         }
     }
     let metadata = map.shift_remove("metadata").unwrap_or(Value::Null);
-    out.insert("metadata".to_owned(), metadata_of(metadata, findings)?);
+    out.insert("metadata", metadata_of(metadata, findings)?);
     map.sort_keys();
     for (key, mut value) in map {
         sort(&mut value);
@@ -90,7 +91,7 @@ pub fn sort(value: &mut Value) {
     }
 }
 
-fn sort_map(map: &mut Object) {
+pub(crate) fn sort_map(map: &mut Object) {
     if !map.keys().is_sorted() {
         map.sort_keys();
     }
@@ -112,7 +113,7 @@ fn kind_of(value: &Value) -> String {
 enum Step {
     Field(&'static str),
     Index(usize),
-    Key(String),
+    Key(Key),
 }
 
 struct Walk<'a> {
@@ -170,7 +171,7 @@ impl Walk<'_> {
     }
 
     fn fields(&mut self, schema: &'static Type, map: Object) -> Result<Object, String> {
-        let mut slots: Vec<(usize, String, Value)> = Vec::with_capacity(map.len());
+        let mut slots: Vec<(usize, Value)> = Vec::with_capacity(map.len());
         for (key, value) in map {
             let Some(position) = schema.position(&key) else {
                 let path = self.path_with(&key);
@@ -189,13 +190,10 @@ impl Walk<'_> {
             let value = self.value(field.shape, value, place)?;
             self.path.pop();
             if !is_omitted(field, &value) {
-                slots.push((position, key, value));
+                slots.push((position, value));
             }
         }
-        if !slots.is_sorted_by_key(|s| s.0) {
-            slots.sort_unstable_by_key(|s| s.0);
-        }
-        Ok(merge_with_zeros(schema, slots))
+        Ok(in_order(schema, slots))
     }
 
     fn value(&mut self, shape: Shape, value: Value, place: Place<'_>) -> Result<Value, String> {
@@ -214,7 +212,7 @@ impl Walk<'_> {
             }
             (Shape::Float64, Value::Number(n)) => float(n),
             (Shape::Bytes, Value::String(text)) => bytes(text)?,
-            (Shape::Quantity, value) => quantity(&value, place)?,
+            (Shape::Quantity, value) => quantity(&value, place.field)?,
             (Shape::IntOrString, value @ Value::String(_)) => value,
             (Shape::IntOrString, Value::Number(n)) => match n.as_i64() {
                 Some(i) if i32::try_from(i).is_ok() => Value::from(i),
@@ -224,12 +222,8 @@ impl Walk<'_> {
                     ));
                 }
             },
-            (Shape::Time, Value::String(text)) => {
-                Value::from(time::format(time::parse(&text)?.seconds))
-            }
-            (Shape::MicroTime, Value::String(text)) => {
-                Value::from(time::format_micro(time::parse_micro(&text)?))
-            }
+            (Shape::Time, Value::String(text)) => time(&text)?,
+            (Shape::MicroTime, Value::String(text)) => micro_time(&text)?,
             (Shape::Raw | Shape::FieldsV1 | Shape::Any | Shape::Json, value) => value,
             (Shape::PropsOrBool, value @ Value::Bool(_)) => value,
             (
@@ -298,7 +292,7 @@ impl Walk<'_> {
 
     fn integer(
         &self,
-        n: serde_json::Number,
+        n: Number,
         min: i64,
         max: i64,
         type_name: &str,
@@ -324,21 +318,25 @@ fn name_of(shape: Shape, place: Place<'_>) -> String {
     name.to_owned()
 }
 
-fn merge_with_zeros(schema: &'static Type, slots: Vec<(usize, String, Value)>) -> Object {
+/// The fields of a type in its order, with those that are written also when they are not set.
+pub(crate) fn in_order(schema: &'static Type, mut slots: Vec<(usize, Value)>) -> Object {
+    if !slots.is_sorted_by_key(|s| s.0) {
+        slots.sort_unstable_by_key(|s| s.0);
+    }
     let mut out = Object::with_capacity(slots.len() + schema.always.len());
     let mut always = schema.always.iter().map(|&i| i as usize).peekable();
     let put_zero = |out: &mut Object, position: usize| {
         let field = &schema.fields[position];
         if let Some(zero) = field.zero() {
-            out.insert(field.name.to_owned(), zero.clone());
+            out.push(Key::fixed(field.name), zero.clone());
         }
     };
-    for (position, key, value) in slots {
+    for (position, value) in slots {
         while let Some(unset) = always.next_if(|&a| a < position) {
             put_zero(&mut out, unset);
         }
         always.next_if_eq(&position);
-        out.insert(key, value);
+        out.push(Key::fixed(schema.fields[position].name), value);
     }
     always.for_each(|unset| put_zero(&mut out, unset));
     out
@@ -367,7 +365,7 @@ pub(crate) fn is_omitted(field: &Field, value: &Value) -> bool {
     }
 }
 
-fn float(n: serde_json::Number) -> Value {
+pub(crate) fn float(n: Number) -> Value {
     match n.as_f64() {
         // Go prints whole floats without a point.
         Some(f) if !n.is_i64() && f.fract() == 0.0 && f.abs() < 1e15 => Value::from(f as i64),
@@ -375,7 +373,7 @@ fn float(n: serde_json::Number) -> Value {
     }
 }
 
-fn bytes(mut text: String) -> Result<Value, String> {
+pub(crate) fn bytes(mut text: String) -> Result<Value, String> {
     if text.contains(['\r', '\n']) {
         text.retain(|c| c != '\r' && c != '\n');
     }
@@ -396,7 +394,15 @@ fn bytes(mut text: String) -> Result<Value, String> {
     }
 }
 
-fn quantity(value: &Value, place: Place<'_>) -> Result<Value, String> {
+pub(crate) fn time(text: &str) -> Result<Value, String> {
+    Ok(time::format(time::parse(text)?.seconds).into())
+}
+
+pub(crate) fn micro_time(text: &str) -> Result<Value, String> {
+    Ok(time::format_micro(time::parse_micro(text)?).into())
+}
+
+pub(crate) fn quantity(value: &Value, field: &Field) -> Result<Value, String> {
     let mut quantity: Quantity = match value {
         Value::String(text) => text.trim().parse(),
         Value::Number(n) => n.to_string().parse(),
@@ -404,7 +410,7 @@ fn quantity(value: &Value, place: Place<'_>) -> Result<Value, String> {
     }
     .map_err(|e: crate::quantity::Error| e.to_string())?;
     // Nobody hands out less than a thousandth of a CPU or of a byte.
-    if place.field.type_name == "v1.ResourceList" {
+    if field.type_name == "v1.ResourceList" {
         quantity = quantity.rounded_to_millis();
     }
     Ok(Value::from(quantity.to_string()))
@@ -413,7 +419,7 @@ fn quantity(value: &Value, place: Place<'_>) -> Result<Value, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use crate::json;
 
     fn normalised(schema: &str, value: Value) -> (String, Vec<String>) {
         let mut findings = Findings::default();
@@ -520,7 +526,7 @@ mod tests {
     #[test]
     fn normalising_twice_changes_nothing() {
         let once = normalised("apps/v1.Deployment", json!({"spec": {"paused": false}})).0;
-        let twice = normalised("apps/v1.Deployment", serde_json::from_str(&once).unwrap()).0;
+        let twice = normalised("apps/v1.Deployment", crate::json::from_str(&once).unwrap()).0;
         assert_eq!(once, twice);
     }
 }

@@ -1,9 +1,9 @@
 //! OpenAPI definitions of the types in the schema table, for `/openapi/v2` and `/openapi/v3`.
 //! Only facts of the table: descriptions are the server's to add.
 
+use crate::json;
 use crate::schema::{Field, Presence, Shape, Topology, Type, zero_of};
 use crate::{Object, Value, schema};
-use serde_json::json;
 use std::collections::BTreeMap;
 
 /// Which form of document a definition is for.
@@ -96,7 +96,7 @@ fn property(dialect: Dialect, field: &Field) -> Value {
         return out;
     };
     if dialect == Dialect::V3 {
-        let declared = field.default.and_then(|d| serde_json::from_str(d).ok());
+        let declared = field.default.and_then(|d| crate::json::from_str(d).ok());
         let zero = (field.presence == Presence::Always
             && matches!(
                 field.shape,

@@ -140,7 +140,7 @@ impl Status {
     /// The JSON that goes over the wire.
     pub fn to_bytes(&self) -> Vec<u8> {
         // Strings and integers only: serializing cannot fail.
-        serde_json::to_vec(self).unwrap_or_default()
+        crate::json::to_vec(self).unwrap_or_default()
     }
 
     /// Success without an object, such as of a delete; `uid` of what was deleted.

@@ -1,6 +1,6 @@
 //! Text the way Go prints it: quoted strings and JSON inside messages.
 
-use serde_json::Value;
+use crate::json::Value;
 use std::fmt::Write as _;
 
 /// A string in double quotes with Go's escapes, as `%q` prints it.

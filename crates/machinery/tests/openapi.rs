@@ -18,7 +18,7 @@ fn reference(path: &str) -> Option<Value> {
     if found.is_none() {
         eprintln!("no reference data at {path}: nothing compared");
     }
-    found.map(|bytes| serde_json::from_slice(&bytes).unwrap())
+    found.map(|bytes| machinery::json::from_slice(&bytes).unwrap())
 }
 
 /// Without what the table does not say.

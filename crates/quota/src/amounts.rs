@@ -12,7 +12,7 @@ pub type Amounts = BTreeMap<String, Quantity>;
 /// The amounts in a JSON map; what is no quantity does not count.
 pub fn of(json: &Value) -> Amounts {
     let amounts = tree::entries(json)
-        .filter_map(|(name, value)| Some((name.clone(), value.as_str()?.parse().ok()?)));
+        .filter_map(|(name, value)| Some((name.to_string(), value.as_str()?.parse().ok()?)));
     amounts.collect()
 }
 
@@ -72,7 +72,7 @@ pub fn of_pod(spec: &Value, which: &str) -> Amounts {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use machinery::json::json;
 
     use super::*;
 

@@ -78,7 +78,7 @@ fn crosses_namespaces(spec: &Value) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use machinery::json::json;
 
     use super::*;
 

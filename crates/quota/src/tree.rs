@@ -1,6 +1,6 @@
 //! Reading JSON trees without ceremony: what is absent reads as null, empty or zero.
 
-use machinery::{Object, Value};
+use machinery::{Object, Value, json::Key};
 
 static NULL: Value = Value::Null;
 
@@ -16,6 +16,6 @@ pub(crate) fn list(value: &Value) -> &[Value] {
     value.as_array().map(Vec::as_slice).unwrap_or_default()
 }
 
-pub(crate) fn entries(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
+pub(crate) fn entries(value: &Value) -> impl Iterator<Item = (&Key, &Value)> {
     value.as_object().into_iter().flatten()
 }

@@ -116,7 +116,7 @@ fn selectors(input: &[u8]) {
     if let Ok(selector) = fields::Selector::parse(text) {
         selector.matches(|_| Some("b"));
     }
-    if let Ok(value) = serde_json::from_str::<Value>(text) {
+    if let Ok(value) = machinery::json::from_str::<Value>(text) {
         let _ = labels::Selector::from_label_selector(Some(&value));
     }
 }
@@ -171,7 +171,7 @@ fn protobufs(input: &[u8]) {
 }
 
 fn patches(input: &[u8]) {
-    let Ok(value) = serde_json::from_slice::<Value>(input) else {
+    let Ok(value) = machinery::json::from_slice::<Value>(input) else {
         return;
     };
     let live = live();
@@ -191,7 +191,7 @@ fn patches(input: &[u8]) {
 }
 
 fn applies(input: &[u8]) {
-    let Ok(value) = serde_json::from_slice::<Value>(input) else {
+    let Ok(value) = machinery::json::from_slice::<Value>(input) else {
         return;
     };
     let set = apply::FieldSet::from_json(&value);
@@ -226,7 +226,7 @@ fn every_kind(input: &[u8]) {
         now: "2024-01-01T00:00:00Z",
         user: "u",
     };
-    let Ok(value) = serde_json::from_slice::<Value>(input) else {
+    let Ok(value) = machinery::json::from_slice::<Value>(input) else {
         return;
     };
     for kind in kinds::all() {

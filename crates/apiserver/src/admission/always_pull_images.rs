@@ -113,7 +113,7 @@ fn has_no_new_image(attributes: &Attributes<'_>, object: &Object) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use machinery::json::json;
 
     use super::*;
     use crate::testing::{Case, object};

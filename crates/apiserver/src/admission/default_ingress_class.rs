@@ -56,7 +56,7 @@ impl Plugin for DefaultIngressClass {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use machinery::json::json;
 
     use super::*;
     use crate::testing::{Case, object};

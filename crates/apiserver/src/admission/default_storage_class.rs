@@ -68,14 +68,14 @@ fn newest_default(classes: &[Object]) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use machinery::json::json;
 
     use super::*;
     use crate::testing::{Case, object};
 
-    fn class(name: &str, created: &str, default: &str) -> serde_json::Value {
+    fn class(name: &str, created: &str, default: &str) -> machinery::json::Value {
         json!({"metadata": {"name": name, "creationTimestamp": created,
-                            "annotations": {DEFAULT[0]: default}}})
+                            "annotations": {(DEFAULT[0]): default}}})
     }
 
     #[tokio::test]

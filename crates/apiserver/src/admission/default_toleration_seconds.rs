@@ -2,8 +2,8 @@
 
 use async_trait::async_trait;
 use kinds::tree;
+use machinery::json::json;
 use machinery::{Object, Status, Value};
-use serde_json::json;
 
 use super::{Attributes, Plugin};
 

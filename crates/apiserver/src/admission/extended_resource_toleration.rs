@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 
 use async_trait::async_trait;
 use kinds::tree;
+use machinery::json::json;
 use machinery::{Object, Status, Value};
-use serde_json::json;
 
 use super::{Attributes, Plugin};
 
@@ -33,7 +33,7 @@ impl Plugin for ExtendedResourceToleration {
         let extended: BTreeSet<String> = requests
             .flat_map(|requests| requests.keys())
             .filter(|name| is_extended(name))
-            .cloned()
+            .map(|name| name.to_string())
             .collect();
         for name in extended {
             let toleration = json!({"key": name, "operator": "Exists", "effect": "NoSchedule"});

@@ -1,13 +1,16 @@
 //! LimitRanges give containers their default requests and limits, and bound what containers, pods
 //! and claims may ask for.
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use kinds::tree;
-use machinery::{Object, Status, Value, quantity::Quantity};
+use machinery::{Object, Status, Value, json::Key, quantity::Quantity};
 
 use quota::amounts::{self, Amounts};
 
 use super::{Attributes, Operation, Plugin};
+use crate::Stored;
 
 pub const NAME: &str = "LimitRanger";
 
@@ -34,7 +37,7 @@ impl Plugin for LimitRanger {
     async fn mutate(&self, attributes: &Attributes<'_>, object: &mut Object) -> Result<(), Status> {
         if attributes.resource == "pods" && attributes.operation == Operation::Create {
             for range in ranges(attributes).await? {
-                give_defaults(object, &range);
+                give_defaults(object, range.parsed());
             }
         }
         Ok(())
@@ -47,9 +50,10 @@ impl Plugin for LimitRanger {
     ) -> Result<(), Status> {
         let Some(object) = object else { return Ok(()) };
         for range in ranges(attributes).await? {
+            let range = range.parsed();
             let errors = match attributes.resource {
-                "pods" => pod_errors(object, &range),
-                _ => claim_errors(object, &range),
+                "pods" => pod_errors(object, range),
+                _ => claim_errors(object, range),
             };
             match errors.as_slice() {
                 [] => {}
@@ -64,12 +68,9 @@ impl Plugin for LimitRanger {
     }
 }
 
-async fn ranges(attributes: &Attributes<'_>) -> Result<Vec<Object>, Status> {
-    let (_, ranges) = attributes
-        .reader
-        .list("", "limitranges", attributes.namespace)
-        .await?;
-    Ok(ranges.iter().map(|range| range.parse()).collect())
+async fn ranges(attributes: &Attributes<'_>) -> Result<Vec<Arc<Stored>>, Status> {
+    let (namespace, reader) = (attributes.namespace, attributes.reader);
+    Ok(reader.list("", "limitranges", namespace).await?.1)
 }
 
 fn limits<'a>(range: &'a Object, kind: &'a str) -> impl Iterator<Item = &'a Value> {
@@ -80,7 +81,7 @@ fn limits<'a>(range: &'a Object, kind: &'a str) -> impl Iterator<Item = &'a Valu
 fn give_defaults(pod: &mut Object, range: &Object) {
     let (mut requests, mut maxima) = (Object::new(), Object::new());
     for limit in limits(range, "Container") {
-        let copy = |(name, value): (&String, &Value)| (name.clone(), value.clone());
+        let copy = |(name, value): (&Key, &Value)| (name.clone(), value.clone());
         requests.extend(tree::entries(&limit["defaultRequest"]).map(copy));
         maxima.extend(tree::entries(&limit["default"]).map(copy));
     }
@@ -118,8 +119,8 @@ fn fill(resources: &mut Object, field: &str, defaults: &Object) -> Vec<String> {
     let missing = defaults
         .iter()
         .filter(|(name, _)| known.get(name.as_str()).is_none());
-    let missing: Vec<(String, Value)> = missing.map(|(n, v)| (n.clone(), v.clone())).collect();
-    let mut names: Vec<String> = missing.iter().map(|(name, _)| name.clone()).collect();
+    let missing: Vec<(Key, Value)> = missing.map(|(n, v)| (n.clone(), v.clone())).collect();
+    let mut names: Vec<String> = missing.iter().map(|(name, _)| name.to_string()).collect();
     if !missing.is_empty() {
         tree::child_or_new(resources, field).extend(missing);
     }
@@ -246,7 +247,7 @@ fn ratio(
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use machinery::json::json;
 
     use super::*;
     use crate::testing::object;

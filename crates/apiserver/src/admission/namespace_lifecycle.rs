@@ -85,7 +85,7 @@ fn admit(attributes: &Attributes<'_>, namespace: Option<&Object>) -> Result<(), 
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use machinery::json::json;
 
     use super::*;
     use crate::testing::{Case, object};

@@ -286,7 +286,7 @@ fn forbidden_labels(new: &machinery::Value, old: &machinery::Value) -> Vec<Strin
     };
     let changed = tree::entries(new).filter(|(key, value)| old.get(*key) != Some(value));
     let removed = tree::entries(old).filter(|(key, _)| new.get(*key).is_none());
-    let labels = changed.chain(removed).map(|(key, _)| key.clone());
+    let labels = changed.chain(removed).map(|(key, _)| key.to_string());
     let mut labels: Vec<String> = labels.filter(|label| forbidden(label)).collect();
     labels.sort();
     labels
@@ -364,7 +364,7 @@ async fn token(attributes: &Attributes<'_>, node: &str, asked: &Object) -> Resul
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use machinery::json::{Value, json};
 
     use super::*;
     use crate::{

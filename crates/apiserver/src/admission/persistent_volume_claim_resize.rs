@@ -64,7 +64,7 @@ fn grows(claim: &Object, old: &Object) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use machinery::json::json;
 
     use super::*;
     use crate::testing::{Case, object};

@@ -28,7 +28,7 @@ impl PodNodeSelector {
         let config = config.get("podNodeSelectorPluginConfig").unwrap_or(config);
         let mut selectors = BTreeMap::new();
         for (namespace, selector) in config.as_object().into_iter().flatten() {
-            selectors.insert(namespace.clone(), parse(tree::text(selector))?);
+            selectors.insert(namespace.to_string(), parse(tree::text(selector))?);
         }
         Ok(Self { selectors })
     }
@@ -65,7 +65,7 @@ fn of_pod(object: &Object) -> Labels {
     let selector = tree::get(object, "spec")["nodeSelector"].as_object();
     let pairs = selector.into_iter().flatten();
     pairs
-        .map(|(key, value)| (key.clone(), tree::text(value).to_owned()))
+        .map(|(key, value)| (key.to_string(), tree::text(value).to_owned()))
         .collect()
 }
 
@@ -127,7 +127,7 @@ impl Plugin for PodNodeSelector {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use machinery::json::json;
 
     use super::*;
     use crate::{

@@ -47,7 +47,7 @@ impl Plugin for PodTopologyLabels {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use machinery::json::json;
 
     use super::*;
     use crate::testing::{Case, object};
@@ -56,11 +56,11 @@ mod tests {
     async fn a_bound_pod_takes_over_its_nodes_zone_and_nothing_else() {
         let mut case = Case::new(Operation::Update, "", "pods").named("team", "web");
         case.subresource = "binding";
-        let labels = json!({LABELS[0]: "z1", "rack": "7"});
+        let labels = json!({(LABELS[0]): "z1", "rack": "7"});
         let node = json!({"metadata": {"name": "n1", "labels": labels}});
         case.world.put("", "nodes", node).await;
         let mut pod = object(json!({
-            "metadata": {"name": "web", "labels": {"app": "web", LABELS[0]: "lie"}},
+            "metadata": {"name": "web", "labels": {"app": "web", (LABELS[0]): "lie"}},
             "spec": {"nodeName": "n1"},
         }));
         assert!(PodTopologyLabels.handles(&case.attributes()));
@@ -68,7 +68,7 @@ mod tests {
             .mutate(&case.attributes(), &mut pod)
             .await
             .unwrap();
-        let expected = json!({"app": "web", LABELS[0]: "z1"});
+        let expected = json!({"app": "web", (LABELS[0]): "z1"});
         assert_eq!(tree::get(&pod, "metadata")["labels"], expected);
         for node in ["", "gone"] {
             let mut other = object(json!({"spec": {"nodeName": node}}));

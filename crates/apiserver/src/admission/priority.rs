@@ -103,7 +103,7 @@ impl Plugin for Priority {
 
 async fn named(reader: &Reader, name: &str) -> Result<Option<Class>, Status> {
     if let Some(found) = reader.get(GROUP, CLASSES, "", name).await? {
-        return Ok(Some(Class::of(&found.parse())));
+        return Ok(Some(Class::of(found.parsed())));
     }
     let system = SYSTEM.iter().find(|(system, _)| *system == name);
     Ok(system.map(|(name, value)| Class {
@@ -173,7 +173,7 @@ fn keep(pod: &mut Object, old: Option<&Object>) {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use machinery::json::json;
 
     use super::*;
     use crate::testing::object;

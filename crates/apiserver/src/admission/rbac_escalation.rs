@@ -177,7 +177,7 @@ fn holds(index: &Index, attributes: &Attributes<'_>, wanted: &[Rule]) -> Result<
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use machinery::json::json;
 
     use super::*;
     use crate::{

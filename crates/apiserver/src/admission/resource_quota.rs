@@ -205,7 +205,7 @@ fn unspecified(quota: &str, hard: &Amounts, spec: &Value) -> Result<(), String> 
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use machinery::json::json;
 
     use super::*;
     use crate::testing::{Case, object};
@@ -244,7 +244,7 @@ mod tests {
         let Action::Put { draft, .. } = &ops[0].action else {
             panic!()
         };
-        let written: Value = serde_json::from_slice(&draft.bytes).unwrap();
+        let written: Value = machinery::json::from_slice(&draft.bytes).unwrap();
         assert_eq!(
             written["status"]["used"],
             json!({"pods": "2", "requests.cpu": "1"})

@@ -82,7 +82,7 @@ fn apply(spec: &mut Object, class: &Object) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use machinery::json::json;
 
     use super::*;
     use crate::testing::object;

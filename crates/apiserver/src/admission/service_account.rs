@@ -1,15 +1,16 @@
 //! Every pod runs as a service account of its namespace, and unless it declines finds a token for
 //! the API server, the cluster's CA and its namespace under a well-known path.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use kinds::tree;
+use machinery::json::{Key, json};
 use machinery::{Object, Status, Value};
 use rand::Rng;
-use serde_json::json;
 
 use super::{Attributes, Operation, Plugin};
+use crate::Stored;
 
 pub const NAME: &str = "ServiceAccount";
 
@@ -53,7 +54,8 @@ impl Plugin for ServiceAccount {
         // A debugger in a pod is bound by the pod's account as its containers are.
         let account = account(attributes, name).await?;
         let debuggers = tree::list(tree::get(spec, "ephemeralContainers"));
-        enforce_environment(debuggers, name, &account).map_err(|why| attributes.forbidden(&why))
+        enforce_environment(debuggers, name, account.parsed())
+            .map_err(|why| attributes.forbidden(&why))
     }
 
     async fn mutate(&self, attributes: &Attributes<'_>, object: &mut Object) -> Result<(), Status> {
@@ -69,16 +71,17 @@ impl Plugin for ServiceAccount {
             name => name.to_owned(),
         };
         let account = account(attributes, &name).await?;
-        apply(spec, &name, &account, suffix());
-        enforce(spec, &name, &account).map_err(|why| attributes.forbidden(&why))
+        let account = account.parsed();
+        apply(spec, &name, account, suffix());
+        enforce(spec, &name, account).map_err(|why| attributes.forbidden(&why))
     }
 }
 
-async fn account(attributes: &Attributes<'_>, name: &str) -> Result<Object, Status> {
+async fn account(attributes: &Attributes<'_>, name: &str) -> Result<Arc<Stored>, Status> {
     let (namespace, reader) = (attributes.namespace, attributes.reader);
     for attempt in 0..ATTEMPTS {
         if let Some(found) = reader.get("", "serviceaccounts", namespace, name).await? {
-            return Ok(found.parse());
+            return Ok(found);
         }
         if name != DEFAULT || attempt + 1 == ATTEMPTS {
             break;
@@ -169,7 +172,7 @@ fn mount(spec: &mut Object, suffix: String) {
 }
 
 fn push(object: &mut Object, field: &str, item: Value) {
-    let slot = object.entry(field).or_insert(Value::Null);
+    let slot = object.entry(Key::new(field)).or_insert(Value::Null);
     match slot {
         Value::Array(list) => list.push(item),
         _ => *slot = Value::Array(vec![item]),

@@ -52,7 +52,7 @@ impl Plugin for StorageObjectInUseProtection {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use machinery::json::json;
 
     use super::*;
     use crate::testing::{Case, object};

@@ -32,7 +32,7 @@ impl Payload {
     fn value(&self, omit_managed_fields: bool) -> Option<Value> {
         let mut value = match self {
             Self::Object(object) => Value::Object((**object).clone()),
-            Self::Bytes(bytes) => serde_json::from_slice(bytes)
+            Self::Bytes(bytes) => machinery::json::from_slice(bytes)
                 .ok()
                 .or_else(|| serde_saphyr::from_slice(bytes).ok())?,
         };
@@ -224,7 +224,7 @@ impl Event {
     }
 
     /// The line of the log.
-    pub(super) fn line(&mut self) -> Result<Vec<u8>, serde_json::Error> {
+    pub(super) fn line(&mut self) -> Result<Vec<u8>, machinery::json::Error> {
         for body in [&mut self.request, &mut self.response] {
             *body = body
                 .take()
@@ -234,7 +234,7 @@ impl Event {
                     other => Payload::Bytes(other.to_string().into()),
                 });
         }
-        let mut line = serde_json::to_vec(self)?;
+        let mut line = machinery::json::to_vec(self)?;
         line.push(b'\n');
         Ok(line)
     }

@@ -94,7 +94,7 @@ impl Audit {
         {
             let mut state = ticket.state.lock();
             state.done = true;
-            state.event.response_status = Some(serde_json::json!({
+            state.event.response_status = Some(machinery::json::json!({
                 "metadata": {}, "code": status.code,
                 "message": format!("Authentication failed, attempted: {tried}"),
             }));
@@ -222,7 +222,7 @@ impl Ticket {
     pub(crate) fn answered(&self, code: u16, refusal: Option<&Status>) {
         {
             let mut state = self.state.lock();
-            let mut status = serde_json::json!({"metadata": {}, "code": code});
+            let mut status = machinery::json::json!({"metadata": {}, "code": code});
             if let Some(refusal) = refusal {
                 for (key, value) in [
                     ("status", "Failure"),
@@ -231,7 +231,7 @@ impl Ticket {
                 ] {
                     status[key] = value.into();
                 }
-                if let Ok(details) = serde_json::to_value(&refusal.details)
+                if let Ok(details) = machinery::json::to_value(&refusal.details)
                     && !details.is_null()
                 {
                     status["details"] = details;
@@ -253,7 +253,7 @@ impl Ticket {
         {
             let mut state = self.state.lock();
             state.done = true;
-            state.event.response_status = Some(serde_json::json!({
+            state.event.response_status = Some(machinery::json::json!({
                 "metadata": {}, "code": 500, "status": "Failure", "reason": "InternalError",
                 "message": format!("APIServer panic'd: {message}"),
             }));
@@ -283,7 +283,7 @@ impl Drop for Ticket {
             return;
         }
         if !started {
-            self.state.get_mut().event.response_status = Some(serde_json::json!({
+            self.state.get_mut().event.response_status = Some(machinery::json::json!({
                 "metadata": {}, "code": 200, "status": "Success", "message": "Connection closed early",
             }));
             if self.long {

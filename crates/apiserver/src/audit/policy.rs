@@ -32,7 +32,7 @@ pub(crate) struct Policy {
     api_version: String,
     kind: String,
     #[serde(default, rename = "metadata")]
-    _metadata: Option<serde_json::Value>,
+    _metadata: Option<machinery::json::Value>,
     #[serde(default)]
     rules: Vec<Rule>,
     #[serde(default)]

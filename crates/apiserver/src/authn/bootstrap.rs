@@ -106,7 +106,7 @@ fn accept(object: &Object, id: &str, secret: &str, now: Timestamp) -> Option<Use
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use machinery::json::{Value, json};
 
     use super::*;
     use crate::testing::object;

@@ -8,7 +8,6 @@ use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
 use pki::{Pki, jwt};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 use stdx::Clock;
 
 use super::{Authenticator, Credentials, Refused, bearer};
@@ -215,7 +214,7 @@ impl TokenIssuer for Tokens {
     }
 
     fn jwks(&self) -> Value {
-        self.pki.service_account().jwks()
+        self.pki.service_account().jwks().into()
     }
 }
 
@@ -264,7 +263,7 @@ struct Life {
 }
 
 fn alive(metadata: Option<&[u8]>, uid: &str, now: Timestamp) -> Result<(), &'static str> {
-    let life: Life = serde_json::from_slice(metadata.ok_or("does not exist any more")?)
+    let life: Life = machinery::json::from_slice(metadata.ok_or("does not exist any more")?)
         .map_err(|_| "cannot be read")?;
     if life.uid != uid {
         return Err("has been replaced by another of its name");

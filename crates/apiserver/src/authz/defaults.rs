@@ -7,7 +7,7 @@ use futures::{TryStreamExt, stream};
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use kinds::tree;
-use machinery::{Object, Value};
+use machinery::{Object, Value, json::Key};
 use stdx::Backoff;
 use tower::ServiceExt;
 
@@ -151,7 +151,7 @@ fn append(object: &mut Object, field: &str, items: impl Iterator<Item = Value>) 
     if items.is_empty() {
         return;
     }
-    let slot = object.entry(field).or_insert(Value::Null);
+    let slot = object.entry(Key::new(field)).or_insert(Value::Null);
     match slot {
         Value::Array(list) => list.extend(items),
         _ => *slot = Value::Array(items),
@@ -187,13 +187,13 @@ async fn call(
         .map_err(|error| error.to_string())?;
     Ok((
         status,
-        serde_json::from_slice(&body.to_bytes()).unwrap_or_default(),
+        machinery::json::from_slice(&body.to_bytes()).unwrap_or_default(),
     ))
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use machinery::json::json;
 
     use super::*;
     use crate::testing::object;

@@ -297,7 +297,7 @@ pub fn gathered(role: &Object, all: &[Object]) -> Vec<Rule> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use machinery::json::json;
 
     use super::*;
     use crate::{authz::policy, testing::object};

@@ -363,7 +363,7 @@ impl Authorizer for Node {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use machinery::json::json;
 
     use super::*;
     use crate::testing::World;

@@ -162,12 +162,12 @@ impl NodePods {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use machinery::json::json;
 
     use super::*;
     use crate::testing::World;
 
-    fn pod(name: &str, node: &str) -> serde_json::Value {
+    fn pod(name: &str, node: &str) -> machinery::json::Value {
         json!({"metadata": {"name": name, "namespace": "team"}, "spec": {"nodeName": node}})
     }
 

@@ -2,8 +2,8 @@
 
 use std::sync::LazyLock;
 
+use machinery::json::json;
 use machinery::{Object, Value};
-use serde_json::json;
 
 use super::rules::Rule;
 
@@ -321,7 +321,7 @@ mod tests {
             object["rules"] = json!([]);
         }
         if object["subjects"].is_null() {
-            object.as_object_mut().unwrap().remove("subjects");
+            object.as_object_mut().unwrap().shift_remove("subjects");
         }
         (key, object)
     }

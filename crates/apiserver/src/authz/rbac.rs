@@ -181,7 +181,7 @@ impl Authorizer for Rbac {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use machinery::json::json;
     use tokio_util::sync::CancellationToken;
 
     use super::*;

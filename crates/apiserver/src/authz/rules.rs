@@ -38,7 +38,7 @@ impl Rule {
 
     /// As a role's JSON.
     pub fn to_json(&self) -> Value {
-        let mut json = serde_json::Map::new();
+        let mut json = machinery::json::Map::new();
         json.insert("verbs".to_owned(), self.verbs.clone().into());
         for (field, list) in [
             ("apiGroups", &self.groups),
@@ -153,7 +153,7 @@ pub fn uncovered(owned: &[Rule], wanted: &[Rule]) -> Vec<Rule> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use machinery::json::json;
 
     use super::*;
     use crate::User;

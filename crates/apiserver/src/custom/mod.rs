@@ -12,8 +12,8 @@ use std::{sync::Arc, time::Duration};
 
 use futures::StreamExt;
 use kinds::Kind;
+use machinery::json::json;
 use machinery::{Object, Status, Value};
-use serde_json::json;
 use store::{Revision, WatchItem};
 
 use crate::{

@@ -38,7 +38,7 @@ impl Path {
         for step in &self.0 {
             let Step::Field(name) = step else { return };
             if !value.is_object() {
-                *value = serde_json::json!({});
+                *value = machinery::json::json!({});
             }
             value = &mut value[name.as_str()];
         }
@@ -96,7 +96,7 @@ fn inner(text: &str) -> Option<Step> {
         let right = right.trim();
         let value = unquoted(right)
             .map(Value::from)
-            .or_else(|| serde_json::from_str(right).ok())?;
+            .or_else(|| machinery::json::from_str(right).ok())?;
         return Some(Step::Where(path, value));
     }
     match unquoted(text) {
@@ -137,7 +137,7 @@ fn find<'a>(steps: &[Step], value: &'a Value) -> Vec<&'a Value> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use machinery::json::json;
 
     use super::*;
 

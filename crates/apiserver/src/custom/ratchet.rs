@@ -12,7 +12,7 @@ pub(super) fn same(schema: &Schema, new: &Value, old: &Value) -> bool {
         (Value::Object(new), Value::Object(old)) => {
             new.len() == old.len()
                 && new.iter().all(|(key, value)| {
-                    let below = match (schema.properties.get(key), &schema.others) {
+                    let below = match (schema.properties.get(key.as_str()), &schema.others) {
                         (Some(below), _) => below,
                         (None, Others::Of(below)) => below,
                         (None, _) => return false,
@@ -57,7 +57,7 @@ fn keys(schema: &Schema) -> Option<&Vec<Value>> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use machinery::json::json;
 
     use super::{super::validate, *};
 

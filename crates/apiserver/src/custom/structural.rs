@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use machinery::{Object, Value, decode::Findings};
+use machinery::{Object, Value, decode::Findings, json::Key};
 use regex::Regex;
 
 /// One node of a schema, read once when its definition is registered.
@@ -50,7 +50,7 @@ impl Schema {
                 .collect()
         };
         let properties = value["properties"].as_object().into_iter().flatten();
-        let properties = properties.map(|(name, schema)| (name.clone(), Self::read(schema)));
+        let properties = properties.map(|(name, schema)| (name.to_string(), Self::read(schema)));
         Self {
             kind: text("type"),
             nullable: flag("nullable"),
@@ -86,9 +86,9 @@ impl Schema {
 
     fn prune_object(&self, object: &mut Object, whole: bool, path: &str, findings: &mut Findings) {
         let own = |key: &str| whole && matches!(key, "apiVersion" | "kind" | "metadata");
-        let unknown: Vec<String> = object
+        let unknown: Vec<Key> = object
             .keys()
-            .filter(|key| !own(key) && !self.properties.contains_key(*key))
+            .filter(|key| !own(key) && !self.properties.contains_key(key.as_str()))
             .filter(|_| matches!(self.others, Others::None) && !self.keeps_unknown)
             .cloned()
             .collect();
@@ -97,7 +97,7 @@ impl Schema {
             findings.unknown(&below(path, &key));
         }
         for (key, value) in object.iter_mut().filter(|(key, _)| !own(key)) {
-            match (self.properties.get(key), &self.others) {
+            match (self.properties.get(key.as_str()), &self.others) {
                 (Some(schema), _) => schema.prune_value(value, &below(path, key), findings),
                 (None, Others::Of(schema)) => {
                     schema.prune_value(value, &below(path, key), findings)
@@ -131,11 +131,11 @@ impl Schema {
                 Some(_) => false,
             };
             if let (true, Some(default)) = (missing, &schema.default) {
-                object.insert(name.clone(), default.clone());
+                object.insert(Key::new(name), default.clone());
             }
         }
         for (key, value) in object.iter_mut() {
-            match (self.properties.get(key), &self.others) {
+            match (self.properties.get(key.as_str()), &self.others) {
                 (Some(schema), _) => schema.fill_value(value),
                 (None, Others::Of(schema)) => schema.fill_value(value),
                 (None, _) => {}
@@ -168,7 +168,7 @@ fn below(path: &str, key: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use machinery::json::json;
 
     use super::*;
 

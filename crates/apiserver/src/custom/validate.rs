@@ -271,7 +271,7 @@ fn list_types(schema: &Schema, value: &Value, path: &Path, whole: bool, errors: 
         }
         Value::Object(object) => {
             for (key, value) in object.iter().filter(|(key, _)| !(whole && is_own(key))) {
-                match (schema.properties.get(key), &schema.others) {
+                match (schema.properties.get(key.as_str()), &schema.others) {
                     (Some(below), _) => {
                         list_types(below, value, &path.child(key), below.embedded, errors);
                     }
@@ -357,7 +357,7 @@ fn check_object(
     }
     for (key, value) in object.iter().filter(|(key, _)| !(whole && is_own(key))) {
         let old = old.and_then(|old| old.as_object()?.get(key));
-        let below = match (schema.properties.get(key), &schema.others) {
+        let below = match (schema.properties.get(key.as_str()), &schema.others) {
             (Some(below), _) => below,
             (None, Others::Of(below)) => below,
             (None, _) => continue,
@@ -408,7 +408,7 @@ fn check_combinations(
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use machinery::json::json;
 
     use super::*;
 

@@ -66,7 +66,7 @@ async fn document(request: Request) -> Answer {
         .serve(&path)
         .ok_or_else(Status::path_not_found),
         "" => Ok(crate::respond::json(
-            &serde_json::json!({"paths": paths(&request)}),
+            &machinery::json::json!({"paths": paths(&request)}),
         )),
         _ => tokens::openid(&request, &path),
     }

@@ -304,6 +304,6 @@ pub(crate) async fn delete_collection(request: Request, resource: Arc<Resource>)
     Ok(read::send_list(
         output,
         objects,
-        serde_json::json!({"resourceVersion": revision.to_string()}),
+        machinery::json::json!({"resourceVersion": revision.to_string()}),
     ))
 }

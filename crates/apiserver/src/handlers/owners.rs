@@ -31,7 +31,7 @@ pub(super) const AFTER_PATCH: &str = " after mutating admission happens";
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use machinery::json::json;
 
     use super::*;
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use http::StatusCode;
+use machinery::json::json;
 use machinery::{Object, Status, Value};
-use serde_json::json;
 
 use super::{
     body::{self, WriteOptions},
@@ -185,7 +185,7 @@ pub(crate) async fn evict(request: Request, resource: Arc<Resource>) -> Answer {
     let options = WriteOptions::parse(&request)?;
     let eviction = decode(&request, "policy/v1.Eviction").await?;
     let delete: DeleteOptions = match eviction.get("deleteOptions") {
-        Some(value) => serde_json::from_value(value.clone())
+        Some(value) => machinery::json::from_value(value.clone())
             .map_err(|error| Status::bad_request(format!("deleteOptions: {error}")))?,
         None => DeleteOptions::default(),
     };

@@ -9,8 +9,8 @@ use std::{
 use bytes::{BufMut, Bytes, BytesMut};
 use futures::Stream;
 use http::StatusCode;
+use machinery::json::json;
 use machinery::{Status, Value, field};
-use serde_json::json;
 use store::{Entry, Freshness, ListRequest, Listed, Revision};
 
 use crate::{

@@ -5,11 +5,11 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use http::StatusCode;
 use kinds::tree;
+use machinery::json::json;
 use machinery::{
     Object, Status, Value,
     field::{Error, Path},
 };
-use serde_json::json;
 
 use super::{
     body::{self, WriteOptions},
@@ -109,7 +109,7 @@ async fn token(request: &Request, spec: &Value) -> Result<Value, Status> {
 /// The subject that a review names.
 fn subject(resource: &Resource, spec: &Value) -> Result<User, Status> {
     let extra: BTreeMap<String, Vec<String>> = tree::entries(&spec["extra"])
-        .map(|(key, values)| (key.clone(), texts(values)))
+        .map(|(key, values)| (key.to_string(), texts(values)))
         .collect();
     let user = User {
         name: tree::text(&spec["user"]).to_owned(),

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use http::{Response, StatusCode};
+use machinery::json::json;
 use machinery::{
     Object, Status, Value,
     field::{Error, Path},
     labels, protobuf, schema,
 };
-use serde_json::json;
 
 use super::{
     body::{self, WriteOptions},

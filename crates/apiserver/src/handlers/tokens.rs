@@ -2,11 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
+use machinery::json::json;
 use machinery::{
     Object, Status, Value,
     field::{Error, Path},
 };
-use serde_json::json;
 
 use super::{
     body::{self, WriteOptions},

@@ -13,10 +13,9 @@ use ::streaming::messages;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use futures::{Stream, StreamExt, stream::BoxStream};
 use http::StatusCode;
-use machinery::{Status, field, protobuf, schema::Type};
+use machinery::{Status, field, json::json, protobuf, schema::Type};
 use prometheus_client::metrics::counter::Counter;
 use rand::Rng;
-use serde_json::json;
 use store::{Event, Freshness, ListRequest, Revision, WatchItem};
 use tokio::time::{Instant, Sleep};
 
@@ -356,7 +355,8 @@ impl Watcher {
             Shape::Metadata { .. } => out.put_slice(&self.output.object(object)),
             Shape::Table => {
                 let columns = !std::mem::replace(&mut self.columns_sent, true);
-                let metadata = serde_json::json!({"resourceVersion": object.revision.to_string()});
+                let metadata =
+                    machinery::json::json!({"resourceVersion": object.revision.to_string()});
                 out.put_slice(&self.output.table(&[object], columns, metadata));
             }
         }

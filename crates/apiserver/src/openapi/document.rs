@@ -11,7 +11,7 @@ use machinery::{
     openapi::{self, Dialect},
     schema::{self, Type},
 };
-use serde_json::json;
+use machinery::json::json;
 
 use super::{
     custom,

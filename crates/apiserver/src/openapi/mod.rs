@@ -16,7 +16,7 @@ use std::{collections::HashMap, sync::Arc};
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use machinery::Object;
 use parking_lot::Mutex;
-use serde_json::json;
+use machinery::json::json;
 use sha2::{Digest, Sha256};
 
 use self::{descriptions::Descriptions, document::Maker};

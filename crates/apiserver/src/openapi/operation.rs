@@ -1,7 +1,7 @@
 //! One operation of a path, and how both forms of document write it down.
 
 use machinery::{Object, Value, openapi::Dialect};
-use serde_json::json;
+use machinery::json::json;
 
 use super::parameters::Parameter;
 

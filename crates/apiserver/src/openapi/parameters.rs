@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use machinery::{Value, openapi::Dialect};
-use serde_json::json;
+use machinery::json::json;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Place {

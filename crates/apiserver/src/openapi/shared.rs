@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use base64::{Engine, engine::general_purpose::URL_SAFE};
 use machinery::{Object, Value};
-use serde_json::json;
+use machinery::json::json;
 use sha2::{Digest, Sha256};
 
 const GENERIC: &str = "#/definitions/io.k8s.apimachinery";

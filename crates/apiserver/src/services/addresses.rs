@@ -2,11 +2,11 @@
 
 use std::{collections::HashSet, net::IpAddr};
 
+use machinery::json::json;
 use machinery::{
     Object, Status,
     field::{Error, Path},
 };
-use serde_json::json;
 use store::{Freshness, ListRequest, Op};
 
 use super::{
@@ -187,7 +187,7 @@ pub(super) fn put_address(
             "creationTimestamp": meta::time(core.config.clock.now()),
             "labels": {
                 "ipaddress.kubernetes.io/ip-family": version,
-                super::MANAGED_BY: super::ALLOCATOR,
+                (super::MANAGED_BY): super::ALLOCATOR,
             },
         },
         "spec": {"parentRef": {"resource": "services", "namespace": namespace, "name": name}},

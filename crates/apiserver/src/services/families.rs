@@ -120,7 +120,7 @@ fn infer(addresses: &[String], families: &mut Vec<String>, cluster: &[&str], err
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use machinery::json::json;
 
     use super::*;
 

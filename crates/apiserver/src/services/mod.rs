@@ -249,7 +249,7 @@ fn list(object: &Object, key: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use machinery::json::json;
 
     use super::*;
 

@@ -155,7 +155,7 @@ fn of(object: &Object) -> Vec<Network> {
 mod tests {
     use std::collections::HashSet;
 
-    use serde_json::json;
+    use machinery::json::json;
 
     use super::*;
 

@@ -2,12 +2,12 @@
 
 use std::ops::RangeInclusive;
 
+use machinery::json::json;
 use machinery::{
     Object, Status, Value,
     field::{Error, Path},
 };
 use rand::Rng;
-use serde_json::json;
 use store::Op;
 
 use super::{Held, Owner, port_key, put, text, wants_node_ports};

@@ -1,7 +1,7 @@
 //! Server-side apply and managedFields.
 
 use apiserver::User;
-use serde_json::{Value, json};
+use machinery::json::{Value, json};
 
 use crate::support::{Raw, Server, admin, send};
 

@@ -3,7 +3,7 @@
 use std::{path::Path, sync::Arc};
 
 use apiserver::{Registry, User, audit};
-use serde_json::{Value, json};
+use machinery::json::{Value, json};
 
 use crate::support::{Server, admin, send};
 
@@ -56,7 +56,9 @@ async fn events(server: &Server, count: usize, keep: impl Fn(&Value) -> bool) ->
     let mut seen = Vec::new();
     for _ in 0..500 {
         let all = text(server.directory());
-        let lines = all.lines().map(|line| serde_json::from_str(line).unwrap());
+        let lines = all
+            .lines()
+            .map(|line| machinery::json::from_str(line).unwrap());
         seen = lines.filter(|event| keep(event)).collect();
         if seen.len() >= count {
             assert_eq!(seen.len(), count, "{seen:#?}");

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use apiserver::Limits;
-use serde_json::{Value, json};
+use machinery::json::{Value, json};
 use stdx::{Clock, FakeClock};
 
 use crate::support::{Server, admin};

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use apiserver::{Limits, Registry, User};
 use kinds::{Column, Kind, Names, Scope};
+use machinery::json::json;
 use machinery::{Object, Value, field};
-use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tower::Service as _;
 

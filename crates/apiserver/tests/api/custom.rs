@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use machinery::json::{Value, json};
 
 use crate::support::{Server, admin, send};
 

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use apiserver::User;
-use serde_json::Value;
+use machinery::json::Value;
 
 use crate::support::{Raw, Server, admin, send};
 
@@ -48,7 +48,7 @@ async fn the_legacy_documents_list_groups_versions_and_resources() {
         (pods["kind"].as_str(), pods["namespaced"].as_bool()),
         (Some("Pod"), Some(true))
     );
-    assert_eq!(pods["shortNames"], serde_json::json!(["po"]));
+    assert_eq!(pods["shortNames"], machinery::json::json!(["po"]));
     for path in ["/apis/nothing", "/apis/apps/v9", "/api/v2"] {
         assert_eq!(
             admin(&server, "GET", path, Value::Null).await.code,
@@ -93,7 +93,7 @@ fn by_name(document: &Value) -> BTreeMap<String, Value> {
         .map(|resource| {
             let mut resource = resource.clone();
             let fields = resource.as_object_mut().unwrap();
-            fields.remove("storageVersionHash");
+            fields.shift_remove("storageVersionHash");
             (fields["name"].as_str().unwrap().to_owned(), resource)
         })
         .collect()
@@ -109,7 +109,7 @@ async fn what_is_served_is_described_as_kubernetes_describes_it() {
     let mut differences = Vec::new();
     for file in std::fs::read_dir(reference).unwrap() {
         let file = file.unwrap().path();
-        let expected: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        let expected: Value = machinery::json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
         if expected["kind"] != "APIResourceList" {
             continue;
         }

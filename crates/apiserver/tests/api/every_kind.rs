@@ -1,7 +1,7 @@
 //! One test over all kinds: what holds for any kind holds for each.
 
 use apiserver::User;
-use serde_json::Value;
+use machinery::json::Value;
 
 use crate::support::{Raw, Server, admin, send};
 
@@ -107,7 +107,7 @@ async fn every_kind_is_listed_in_every_form_and_watched() {
                     .connect(User::new("kubernetes-admin", ["system:masters"]));
                 async move { first_line(service, marked).await }
             });
-            let mark: Value = serde_json::from_str(&watch.await.unwrap()).unwrap();
+            let mark: Value = machinery::json::from_str(&watch.await.unwrap()).unwrap();
             assert_eq!(
                 (mark["type"].as_str(), mark["object"]["kind"].as_str()),
                 (Some("BOOKMARK"), Some(kind)),
@@ -115,7 +115,7 @@ async fn every_kind_is_listed_in_every_form_and_watched() {
             );
         }
         if verbs.iter().any(|verb| verb == "create") {
-            let empty = admin(&server, "POST", &path, serde_json::json!({})).await;
+            let empty = admin(&server, "POST", &path, machinery::json::json!({})).await;
             assert!(
                 (400..500).contains(&empty.code),
                 "{path}: {} {}",

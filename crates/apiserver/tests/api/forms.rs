@@ -2,7 +2,7 @@
 
 use crate::support::{Server, admin, send};
 use apiserver::User;
-use serde_json::{Value, json};
+use machinery::json::{Value, json};
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 

@@ -6,9 +6,9 @@ use apiserver::User;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
+use machinery::json::{Value, json};
 use pki::{Leaf, Names, Pki};
 use rustls::{ClientConfig, pki_types::ServerName};
-use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
 use crate::support::{Raw, Server, admin, send};
@@ -291,8 +291,8 @@ async fn forged_tokens_open_nothing() {
     let server = with_account().await;
     let good = token(&server, &[], Value::Null).await;
     let parts: Vec<&str> = good.split('.').collect();
-    let header: Value = serde_json::from_slice(&BASE64.decode(parts[0]).unwrap()).unwrap();
-    let claims: Value = serde_json::from_slice(&BASE64.decode(parts[1]).unwrap()).unwrap();
+    let header: Value = machinery::json::from_slice(&BASE64.decode(parts[0]).unwrap()).unwrap();
+    let claims: Value = machinery::json::from_slice(&BASE64.decode(parts[1]).unwrap()).unwrap();
     let encode = |value: &Value| BASE64.encode(value.to_string());
     let mut root = claims.clone();
     root["sub"] = "system:serviceaccount:kube-system:root".into();

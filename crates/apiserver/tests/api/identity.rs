@@ -82,7 +82,7 @@ async fn only_those_who_may_act_as_others() {
 #[tokio::test(flavor = "multi_thread")]
 async fn reviews_say_who_may_do_what() {
     let server = Server::start().await;
-    let ask = |user: User, kind: &'static str, spec: serde_json::Value| {
+    let ask = |user: User, kind: &'static str, spec: machinery::json::Value| {
         let server = &server;
         async move {
             let group = if kind.contains("Access") {
@@ -91,7 +91,7 @@ async fn reviews_say_who_may_do_what() {
                 "authentication"
             };
             let path = format!("/apis/{group}.k8s.io/v1/{}s", kind.to_lowercase());
-            let body = serde_json::json!({"kind": kind, "apiVersion": format!("{group}.k8s.io/v1"), "spec": spec});
+            let body = machinery::json::json!({"kind": kind, "apiVersion": format!("{group}.k8s.io/v1"), "spec": spec});
             let headers = [("content-type", "application/json")];
             let answer = send(server, user, "POST", &path, &headers, body.to_string()).await;
             assert_eq!(answer.code, 201, "{}", answer.body);
@@ -99,23 +99,23 @@ async fn reviews_say_who_may_do_what() {
         }
     };
     let admin = || User::new("kubernetes-admin", ["system:masters"]);
-    let nodes = serde_json::json!({"verb": "list", "resource": "nodes"});
+    let nodes = machinery::json::json!({"verb": "list", "resource": "nodes"});
     let own = ask(
         admin(),
         "SelfSubjectAccessReview",
-        serde_json::json!({"resourceAttributes": nodes}),
+        machinery::json::json!({"resourceAttributes": nodes}),
     )
     .await;
     assert_eq!(own["allowed"], true);
-    let spec = serde_json::json!({"user": "eve", "resourceAttributes": nodes});
+    let spec = machinery::json::json!({"user": "eve", "resourceAttributes": nodes});
     let other = ask(admin(), "SubjectAccessReview", spec).await;
     assert_eq!(other["allowed"], false);
-    let me = ask(admin(), "SelfSubjectReview", serde_json::Value::Null).await;
+    let me = ask(admin(), "SelfSubjectReview", machinery::json::Value::Null).await;
     assert_eq!(me["userInfo"]["username"], "kubernetes-admin");
     let token = ask(
         admin(),
         "TokenReview",
-        serde_json::json!({"token": "nonsense"}),
+        machinery::json::json!({"token": "nonsense"}),
     )
     .await;
     assert!(token["authenticated"] != true, "{token}");

@@ -10,7 +10,7 @@ use kube::{
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams},
     runtime::{WatchStreamExt, watcher},
 };
-use serde_json::json;
+use machinery::json::json;
 
 fn map(name: &str) -> ConfigMap {
     let data = BTreeMap::from([("k".to_owned(), "v".to_owned())]);
@@ -118,7 +118,7 @@ async fn status_is_written_apart_from_the_rest() {
     let pod = pods
         .create(
             &PostParams::default(),
-            &serde_json::from_value(pod).unwrap(),
+            &machinery::json::from_value(pod).unwrap(),
         )
         .await
         .unwrap();

@@ -8,7 +8,7 @@ use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;
-use serde_json::{Value, json};
+use machinery::json::{Value, json};
 use streaming::{ExitStatus, Options, portforward, server};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

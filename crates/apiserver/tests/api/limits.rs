@@ -3,7 +3,7 @@
 use apiserver::{Limits, User};
 use bytes::Bytes;
 use http_body_util::Full;
-use serde_json::{Value, json};
+use machinery::json::{Value, json};
 use tower::Service as _;
 
 use crate::support::{Server, admin, eventually, send};

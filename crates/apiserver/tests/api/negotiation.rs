@@ -4,7 +4,7 @@
 use apiserver::User;
 use http::Request;
 use http_body_util::{BodyExt, Full};
-use serde_json::{Value, json};
+use machinery::json::{Value, json};
 
 use crate::support::{Raw, Server, admin, over_socket, send};
 
@@ -21,7 +21,7 @@ async fn people_get_indented_answers() {
     let one = "/api/v1/namespaces/default";
     let plain = get(&server, one, &[]).await;
     assert!(!plain.body.contains("\n  "), "{}", plain.body);
-    let pretty = serde_json::to_string_pretty(&plain.json()).unwrap();
+    let pretty = machinery::json::to_string_pretty(&plain.json()).unwrap();
     let indented = get(&server, &format!("{one}?pretty=true"), &[]).await;
     assert_eq!(indented.json(), plain.json());
     assert_eq!(indented.body.lines().count(), pretty.lines().count());
@@ -133,7 +133,7 @@ async fn answers_on_the_same_machine_are_not_compressed() {
     let answer = over_socket(&server, request).await;
     assert!(!answer.headers().contains_key("content-encoding"));
     let body = answer.into_body().collect().await.unwrap().to_bytes();
-    let object: Value = serde_json::from_slice(&body).unwrap();
+    let object: Value = machinery::json::from_slice(&body).unwrap();
     assert_eq!(object["data"]["x"].as_str().unwrap().len(), 200_000);
 }
 

@@ -1,7 +1,7 @@
 //! OpenAPI: described, named by hashes, in both forms, custom resources included.
 
 use apiserver::User;
-use serde_json::{Value, json};
+use machinery::json::{Value, json};
 
 use crate::support::{Raw, Server, admin, send};
 
@@ -200,7 +200,7 @@ fn reference(path: &str) -> Option<Value> {
     let bytes = ups
         .iter()
         .find_map(|up| std::fs::read(root.join(up).join(path)).ok())?;
-    Some(serde_json::from_slice(&bytes).unwrap())
+    Some(machinery::json::from_slice(&bytes).unwrap())
 }
 
 /// A path as both documents say it: parameters in place of references to them, in one order,
@@ -257,7 +257,7 @@ fn compare_paths(ours: &Value, theirs: &Value, served: &dyn Fn(&str) -> bool) ->
         }
         assert_eq!(item, expected, "{path}");
     }
-    let missing: Vec<&String> = reference
+    let missing: Vec<_> = reference
         .keys()
         .filter(|path| served(path) && !own.contains_key(*path))
         .collect();

@@ -8,7 +8,7 @@ use std::{
 
 use apiserver::User;
 use base64::{Engine, prelude::BASE64_STANDARD};
-use serde_json::{Value, json};
+use machinery::json::{Value, json};
 use tracing_subscriber::fmt::MakeWriter;
 
 use crate::{

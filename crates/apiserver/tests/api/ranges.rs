@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::{Value, json};
+use machinery::json::{Value, json};
 
 use crate::support::{Server, admin, eventually};
 

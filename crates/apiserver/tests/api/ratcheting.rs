@@ -1,6 +1,6 @@
 //! A schema that becomes stricter while objects are in use: what was wrong before may stay.
 
-use serde_json::{Value, json};
+use machinery::json::{Value, json};
 
 use crate::support::{Raw, Server, admin, eventually};
 

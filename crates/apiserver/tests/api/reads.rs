@@ -1,7 +1,7 @@
 //! Get and list: freshness, pages, selectors.
 
 use crate::support::{Server, admin};
-use serde_json::{Value, json};
+use machinery::json::{Value, json};
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 

@@ -2,7 +2,7 @@
 //! afterwards.
 
 use apiserver::User;
-use serde_json::{Value, json};
+use machinery::json::{Value, json};
 use store::{Freshness, ListRequest};
 
 use crate::support::{Server, admin, send};

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::support::{Server, admin};
-use serde_json::{Value, json};
+use machinery::json::{Value, json};
 
 const SERVICES: &str = "/api/v1/namespaces/default/services";
 

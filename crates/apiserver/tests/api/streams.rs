@@ -7,8 +7,8 @@ use http::{Request, Response, StatusCode};
 use http_body_util::{Empty, Full};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use machinery::json::{Value, json};
 use pki::Leaf;
-use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},

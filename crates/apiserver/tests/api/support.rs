@@ -126,7 +126,7 @@ impl Server {
             run: Some(run),
         };
         // A controller's work, without which no pod is admitted.
-        let account = serde_json::json!({"metadata": {"name": "default"}});
+        let account = machinery::json::json!({"metadata": {"name": "default"}});
         let path = "/api/v1/namespaces/default/serviceaccounts";
         let made = admin(&server, "POST", path, account).await;
         assert!(matches!(made.code, 201 | 409), "{}", made.body);
@@ -224,8 +224,9 @@ pub struct Raw {
 }
 
 impl Raw {
-    pub fn json(&self) -> serde_json::Value {
-        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
+    pub fn json(&self) -> machinery::json::Value {
+        machinery::json::from_str(&self.body)
+            .unwrap_or_else(|error| panic!("{error}: {}", self.body))
     }
 }
 
@@ -258,7 +259,7 @@ pub async fn send(
 }
 
 /// Sends as the administrator, JSON in and out.
-pub async fn admin(server: &Server, method: &str, path: &str, body: serde_json::Value) -> Raw {
+pub async fn admin(server: &Server, method: &str, path: &str, body: machinery::json::Value) -> Raw {
     let user = User::new("kubernetes-admin", ["system:masters"]);
     let body = if body.is_null() {
         String::new()

@@ -1,6 +1,6 @@
 //! One object in several versions and groups.
 
-use serde_json::{Value, json};
+use machinery::json::{Value, json};
 
 use crate::support::{Server, admin};
 

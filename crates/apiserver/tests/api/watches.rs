@@ -6,7 +6,7 @@ use crate::support::{Server, admin};
 use apiserver::User;
 use bytes::Bytes;
 use http_body_util::BodyExt;
-use serde_json::{Value, json};
+use machinery::json::{Value, json};
 use tower::Service as _;
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
@@ -36,7 +36,7 @@ impl Watching {
     async fn next(&mut self) -> Option<Value> {
         loop {
             if let Some((line, rest)) = self.buffer.split_once('\n') {
-                let event = serde_json::from_str(line).unwrap();
+                let event = machinery::json::from_str(line).unwrap();
                 self.buffer = rest.to_owned();
                 return Some(event);
             }

@@ -9,7 +9,7 @@ use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
-use serde_json::{Value, json};
+use machinery::json::{Value, json};
 use streaming::{ExitStatus, TerminalSize, client::Handshake};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_tungstenite::{
@@ -264,7 +264,7 @@ async fn a_watch_sends_one_event_per_message() {
         let Message::Text(text) = next(&mut socket).await else {
             panic!("not text");
         };
-        let event: Value = serde_json::from_str(&text).unwrap();
+        let event: Value = machinery::json::from_str(&text).unwrap();
         let text = |value: &Value| value.as_str().unwrap().to_owned();
         seen.push((
             text(&event["type"]),

@@ -3,8 +3,8 @@
 use apiserver::User;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
+use machinery::json::json;
 use machinery::{Object, Value, protobuf, schema};
-use serde_json::json;
 use tower::Service as _;
 
 use crate::support::{Server, admin};
@@ -165,7 +165,7 @@ async fn metadata_alone_goes_out_as_protobuf_and_a_table_does_not() {
         let accept = format!("application/json;as=Table;g=meta.k8s.io;v={version}");
         let (_, _, answer) = ask(&server, "GET", &one, &accept, Vec::new()).await;
         let table: Value =
-            serde_json::from_slice(&answer.collect().await.unwrap().to_bytes()).unwrap();
+            machinery::json::from_slice(&answer.collect().await.unwrap().to_bytes()).unwrap();
         assert_eq!(table["apiVersion"], format!("meta.k8s.io/{version}"));
     }
     let list = form("PartialObjectMetadataList", "v1");
@@ -200,7 +200,7 @@ async fn metadata_alone_goes_out_as_protobuf_and_a_table_does_not() {
         let (code, media, answer) = ask(&server, "GET", path, &form(kind, "v1"), Vec::new()).await;
         assert_eq!((code, media.as_str()), (406, "application/json"), "{kind}");
         let status: Value =
-            serde_json::from_slice(&answer.collect().await.unwrap().to_bytes()).unwrap();
+            machinery::json::from_slice(&answer.collect().await.unwrap().to_bytes()).unwrap();
         assert_eq!(status["message"], message);
     }
 }

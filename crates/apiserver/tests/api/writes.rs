@@ -2,7 +2,7 @@
 
 use crate::support::{Server, admin, send};
 use apiserver::User;
-use serde_json::{Value, json};
+use machinery::json::{Value, json};
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
@@ -141,7 +141,7 @@ async fn patches_at_the_same_time_all_count() {
     let all = (0..8).map(|n| {
         let (server, path) = (&server, &path);
         async move {
-            let body = json!({"data": {format!("k{n}"): "v"}});
+            let body = json!({"data": {(format!("k{n}")): "v"}});
             patch(server, path, "application/merge-patch+json", body)
                 .await
                 .code

@@ -6,7 +6,7 @@ pub mod webhooks;
 
 use crate::tree::{child, default_to, each};
 use machinery::Object;
-use serde_json::json;
+use machinery::json::json;
 
 /// Where a match is left open, it is wide.
 fn default_match(object: &mut Object) {

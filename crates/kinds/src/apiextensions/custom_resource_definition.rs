@@ -17,7 +17,7 @@ use base64::engine::general_purpose::STANDARD;
 use machinery::field::{Error, Errors, Path};
 use machinery::text::quote;
 use machinery::{Object, Value, format};
-use serde_json::json;
+use machinery::json::json;
 
 pub const KIND: Builtin = Builtin {
     group: "apiextensions.k8s.io",

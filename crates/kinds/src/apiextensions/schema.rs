@@ -6,7 +6,7 @@ use crate::shown::{Field, Go, shown};
 use crate::tree::{entries, is_set, list, text, truth};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value};
-use serde_json::json;
+use machinery::json::json;
 
 pub(super) const TYPES: &[&str] = &[
     "array", "boolean", "integer", "null", "number", "object", "string",
@@ -651,7 +651,7 @@ pub(super) fn shown_schema(schema: &Value) -> Value {
     let map = |value: &Value| -> Value {
         match value {
             Value::Object(fields) => {
-                let mut named: Vec<(&String, Value)> =
+                let mut named: Vec<(&machinery::json::Key, Value)> =
                     fields.iter().map(|(k, v)| (k, shown_schema(v))).collect();
                 named.sort_by_key(|(name, _)| *name);
                 let named: Object = named.into_iter().map(|(k, v)| (k.clone(), v)).collect();

@@ -4,7 +4,7 @@
 use crate::tree::{entries, is_set, list, text, truth};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value};
-use serde_json::json;
+use machinery::json::json;
 
 /// Why a schema cannot even be read as a structural one.
 pub(super) fn unreadable(schema: &Value) -> Option<String> {

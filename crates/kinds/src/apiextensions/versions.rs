@@ -189,7 +189,7 @@ impl<'a> Versions<'a> {
                     Value::Null => Value::Null,
                     other => shown_schema(other),
                 };
-                out["Schema"] = serde_json::json!({"OpenAPIV3Schema": whole});
+                out["Schema"] = machinery::json::json!({"OpenAPIV3Schema": whole});
             }
             for (shared, go) in [
                 (self.subresources, "Subresources"),
@@ -413,7 +413,7 @@ pub(super) fn crowded<'a>(spec: &'a Value, was: &Value) -> Vec<&'a str> {
 mod tests {
     use super::*;
     use crate::testing::lines;
-    use serde_json::json;
+    use machinery::json::json;
 
     fn said(versions: Value) -> Vec<String> {
         let spec = json!({"versions": versions});

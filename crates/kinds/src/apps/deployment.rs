@@ -11,6 +11,7 @@ use crate::pod::default_template;
 use crate::tree::{child_or_new, default_empty, default_to, get, int, is_set, text};
 use crate::{Column, Subresource};
 use machinery::field::{Error, Errors, Path};
+use machinery::json::json;
 use machinery::{Object, Value, labels};
 
 pub const KIND: Builtin = Builtin {
@@ -212,7 +213,7 @@ mod tests {
         let mut other = web();
         child_or_new(&mut other, "spec").insert(
             "selector".to_owned(),
-            serde_json::json!({"matchLabels": {"x": "y"}}),
+            machinery::json::json!({"matchLabels": {"x": "y"}}),
         );
         assert_eq!(
             lines(validate(&other)),

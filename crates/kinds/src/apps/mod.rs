@@ -11,7 +11,7 @@ use crate::pod::{validate_template, warn_template};
 use crate::tree::{entries, get, int, is_set, list, name, text};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value, labels};
-use serde_json::json;
+use machinery::json::json;
 
 /// What the workloads' words differ in.
 struct Words {

@@ -11,11 +11,11 @@ use crate::tree::{
 };
 use crate::{Column, Subresource};
 use machinery::field::{Error, Errors, Path};
+use machinery::json::json;
 use machinery::labels::Selector;
 use machinery::quantity::Quantity;
 use machinery::text::quote;
 use machinery::{Object, Value, format};
-use serde_json::json;
 
 pub const KIND: Builtin = Builtin {
     group: "apps",

@@ -8,8 +8,8 @@ use crate::columns::{AGE, NAME, age, column, name_cell};
 use crate::tree::{child, child_or_new, default_empty, default_to, get, int, is_set, list, text};
 use crate::{Column, Subresource};
 use machinery::field::{Error, Errors, Path};
+use machinery::json::json;
 use machinery::{Object, Value};
-use serde_json::json;
 
 pub const KIND: Builtin = Builtin {
     group: "autoscaling",
@@ -71,7 +71,7 @@ fn is_cpu_utilization(metric: &Value) -> bool {
 /// Takes a list or object out of an annotation.
 fn take_annotation(object: &mut Object, name: &str) -> Option<Value> {
     let annotations = child(child(object, "metadata")?, "annotations")?;
-    let parsed = serde_json::from_str(annotations.get(name)?.as_str()?).ok()?;
+    let parsed = machinery::json::from_str(annotations.get(name)?.as_str()?).ok()?;
     annotations.shift_remove(name);
     Some(parsed)
 }

@@ -248,7 +248,7 @@ pub(super) fn check_rules(rules: &Value, path: &Path, errors: &mut Errors) {
 mod tests {
     use super::*;
     use crate::testing::lines;
-    use serde_json::json;
+    use machinery::json::json;
 
     #[test]
     fn a_metric_says_what_its_type_needs_and_no_more() {

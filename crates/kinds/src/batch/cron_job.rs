@@ -233,7 +233,7 @@ mod tests {
         );
         spec.insert(
             "selector".to_owned(),
-            serde_json::json!({"matchLabels": {"a": "b"}}),
+            machinery::json::json!({"matchLabels": {"a": "b"}}),
         );
         spec.insert("manualSelector".to_owned(), true.into());
         assert_eq!(

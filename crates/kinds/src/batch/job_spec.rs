@@ -450,7 +450,7 @@ fn check_template_update(new: &Value, old: &Object, path: &Path, errors: &mut Er
                 Value::Object(map) => {
                     map.insert("nodeAffinity".to_owned(), given.clone());
                 }
-                other => *other = serde_json::json!({"nodeAffinity": given}),
+                other => *other = machinery::json::json!({"nodeAffinity": given}),
             }
         }
         was.insert("affinity".to_owned(), affinity);
@@ -495,7 +495,7 @@ pub(super) fn warn_spec(spec: &Value, old: Option<&Value>, path: &Path) -> Vec<S
 mod tests {
     use super::*;
     use crate::testing::{lines, object};
-    use serde_json::json;
+    use machinery::json::json;
 
     /// What is said about a spec with these fields, beside its pods.
     fn said(fields: Value) -> Vec<String> {

@@ -171,7 +171,7 @@ fn check_nothing_left(change: &Change<'_>, path: &Path, errors: &mut Errors) {
     let uncounted = &status["uncountedTerminatedPods"];
     if (over || change.changed("uncountedTerminatedPods")) && !is_empty(uncounted) {
         let shown =
-            serde_json::json!({"Succeeded": uncounted["succeeded"], "Failed": uncounted["failed"]});
+            machinery::json::json!({"Succeeded": uncounted["succeeded"], "Failed": uncounted["failed"]});
         let at = path.child("uncountedTerminatedPods");
         errors.push(Error::invalid(&at, shown, "must be empty for finished job"));
     }
@@ -312,7 +312,7 @@ fn check_kept(change: &Change<'_>, path: &Path, errors: &mut Errors) {
 mod tests {
     use super::*;
     use crate::testing::{lines, object};
-    use serde_json::json;
+    use machinery::json::json;
 
     fn said(spec: Value, old: Value, new: Value) -> Vec<String> {
         let job = |status: Value| {

@@ -416,7 +416,7 @@ mod tests {
     use super::*;
     use crate::pem::tests::{AUTHORITY, REQUEST};
     use crate::testing::{lines, object};
-    use serde_json::json;
+    use machinery::json::json;
 
     fn asked(signer: &str, usages: &Value, status: Value) -> Object {
         let mut csr = object("{}");

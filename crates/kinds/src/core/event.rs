@@ -57,7 +57,7 @@ fn renamed(object: Object, version: &str, direction: fn(Pair) -> Pair) -> Object
             .iter()
             .map(|p| direction(*p))
             .find(|(from, _)| *from == key);
-        out.insert(pair.map_or(key, |(_, to)| to.to_owned()), value);
+        out.insert(pair.map_or(key, |(_, to)| to.into()), value);
     }
     out.insert("apiVersion".to_owned(), Value::from(version));
     out

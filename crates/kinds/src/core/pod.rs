@@ -10,8 +10,8 @@ use crate::pod::{
 use crate::tree::{child_or_new, default_empty, get, int, is_set, keep, list, same, text, truth};
 use crate::{Column, Context, Deletion, Subresource, SubresourceInfo};
 use machinery::field::{Error, Errors, Path};
+use machinery::json::json;
 use machinery::{Object, Value};
-use serde_json::json;
 
 const fn options(
     name: &'static str,

@@ -110,7 +110,7 @@ fn check_json(data: &Value, key: &str, path: &Path, errors: &mut Errors) {
         None => errors.push(Error::required(&path.key(key), "")),
         Some(value) => {
             let bytes = BASE64.decode(text(value)).unwrap_or_default();
-            if let Err(error) = serde_json::from_slice::<serde::de::IgnoredAny>(&bytes) {
+            if let Err(error) = machinery::json::from_slice::<serde::de::IgnoredAny>(&bytes) {
                 let at = path.key(key);
                 errors.push(Error::invalid(
                     &at,

@@ -10,8 +10,8 @@ use crate::tree::{
 };
 use crate::{Column, Context, Subresource, SubresourceInfo};
 use machinery::field::{Error, Errors, Path};
+use machinery::json::json;
 use machinery::{Object, Value, format};
-use serde_json::json;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 

@@ -10,8 +10,8 @@ use crate::tree::{
 };
 use crate::{Column, Subresource};
 use machinery::field::{Error, Errors, Path};
+use machinery::json::json;
 use machinery::{Object, Value};
-use serde_json::json;
 
 pub const KIND: Builtin = Builtin {
     group: "networking.k8s.io",

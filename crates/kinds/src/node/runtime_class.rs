@@ -7,8 +7,8 @@ use crate::pod::{check_resources, check_tolerations};
 use crate::tree::{get, is_set, list, text};
 use crate::{Column, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
+use machinery::json::json;
 use machinery::{Object, Value, format};
-use serde_json::json;
 use std::collections::BTreeSet;
 
 pub const KIND: Builtin = Builtin {

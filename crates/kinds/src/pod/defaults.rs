@@ -4,8 +4,8 @@ use super::resources::aggregate;
 use crate::tree::{
     child, child_or_new, default_empty, default_to, each, entries, get, is_set, text, truth,
 };
+use machinery::json::json;
 use machinery::{Object, Value};
-use serde_json::json;
 
 /// Defaults of a pod template.
 pub fn default_template(template: &mut Object) {

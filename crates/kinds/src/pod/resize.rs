@@ -231,7 +231,7 @@ fn check_only_resources(new: &Value, old: &Value, path: &Path, errors: &mut Erro
 mod tests {
     use super::*;
     use crate::testing::{lines, object};
-    use serde_json::json;
+    use machinery::json::json;
 
     fn pod(cpu: &str, image: &str) -> Object {
         object(&format!(

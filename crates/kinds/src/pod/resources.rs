@@ -330,7 +330,7 @@ pub(super) fn aggregate<'a>(spec: &'a Value, kind: &str) -> BTreeMap<&'a str, Qu
 pub fn quality_of_service(spec: &Value) -> &'static str {
     // What the pod asks for as a whole counts alone.
     if is_set(&spec["resources"]) {
-        let whole = serde_json::json!({"containers": [{"resources": spec["resources"]}]});
+        let whole = machinery::json::json!({"containers": [{"resources": spec["resources"]}]});
         return quality_of_service(&whole);
     }
     let mut requests: BTreeMap<&str, Quantity> = BTreeMap::new();
@@ -370,7 +370,7 @@ pub fn quality_of_service(spec: &Value) -> &'static str {
 mod tests {
     use super::*;
     use crate::testing::lines;
-    use serde_json::json;
+    use machinery::json::json;
 
     #[test]
     fn requests_stay_within_limits() {

@@ -11,8 +11,8 @@ use super::volume::check_volumes;
 use crate::check;
 use crate::tree::{get, int, is_set, list, text, truth};
 use machinery::field::{Error, Errors, Path};
+use machinery::json::json;
 use machinery::{Object, Value, format};
-use serde_json::json;
 use std::collections::BTreeSet;
 
 /// A whole pod, but for what all metadata must be.

@@ -100,7 +100,7 @@ fn check_narrowed(spec: &mut Value, old: &Value, path: &Path, errors: &mut Error
     if let Some(Value::Object(affinity)) = map.get_mut("affinity") {
         affinity.insert("nodeAffinity".to_owned(), kept);
     } else if is_set(&kept) {
-        let affinity = serde_json::json!({"nodeAffinity": kept});
+        let affinity = machinery::json::json!({"nodeAffinity": kept});
         map.insert("affinity".to_owned(), affinity);
     }
 }
@@ -205,7 +205,7 @@ pub fn check_binding_rules(pod: &machinery::Object) -> Option<String> {
 mod tests {
     use super::*;
     use crate::testing::lines;
-    use serde_json::json;
+    use machinery::json::json;
 
     fn found(new: &Value, old: &Value) -> Vec<String> {
         let mut errors = Vec::new();

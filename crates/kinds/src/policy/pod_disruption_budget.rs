@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn counts_in_the_status_are_counts() {
-        let status = serde_json::json!({"currentHealthy": -1, "conditions": [{"type": "X", "status": "True", "reason": "R"}]});
+        let status = machinery::json::json!({"currentHealthy": -1, "conditions": [{"type": "X", "status": "True", "reason": "R"}]});
         assert_eq!(
             lines(check_status(&status)),
             [

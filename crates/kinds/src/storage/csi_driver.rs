@@ -6,8 +6,8 @@ use crate::columns::{AGE, NAME, age, column, name_cell};
 use crate::tree::{child_or_new, default_empty, default_to, get, is_set, list, text, truth};
 use crate::{Column, Scope, Subresource};
 use machinery::field::{Errors, Path};
+use machinery::json::json;
 use machinery::{Object, Value};
-use serde_json::json;
 
 pub const KIND: Builtin = Builtin {
     group: "storage.k8s.io",

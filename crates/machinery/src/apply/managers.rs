@@ -169,39 +169,52 @@ impl Managers {
             };
             key(a).cmp(&key(b))
         });
-        let metadata = object
-            .entry("metadata")
-            .or_insert_with(|| Value::Object(Object::new()));
-        let Value::Object(metadata) = metadata else {
-            return;
-        };
-        if self.0.is_empty() {
-            metadata.shift_remove("managedFields");
-            return;
-        }
-        let entries = self.0.into_iter().map(to_json).collect();
-        metadata.insert("managedFields".to_owned(), Value::Array(entries));
+        let entries = (!self.0.is_empty()).then(|| self.0.into_iter().map(to_json).collect());
+        store(entries.map(Value::Array), object);
     }
 }
 
-fn to_json(entry: Entry) -> Value {
-    let mut map = Object::with_capacity(7);
-    let mut put = |name: &str, value: Value| {
-        map.insert(name.to_owned(), value);
+fn store(entries: Option<Value>, object: &mut Object) {
+    let metadata = object
+        .entry("metadata")
+        .or_insert_with(|| Value::Object(Object::new()));
+    let Value::Object(metadata) = metadata else {
+        return;
     };
-    put("manager", entry.id.manager.as_str().into());
+    match entries {
+        Some(entries) => drop(metadata.insert("managedFields", entries)),
+        None => drop(metadata.shift_remove("managedFields")),
+    }
+}
+
+/// Writes the creator of a new object into it, who owns all of its fields.
+pub(super) fn store_creator(id: &Id, fields: Option<Value>, now: &str, object: &mut Object) {
+    let entries = fields.map(|fields| Value::Array(vec![entry_json(id, now, fields)]));
+    store(entries, object);
+}
+
+fn to_json(entry: Entry) -> Value {
+    entry_json(&entry.id, &entry.time, entry.fields.into_json())
+}
+
+fn entry_json(id: &Id, time: &str, fields: Value) -> Value {
+    let mut map = Object::with_capacity(7);
+    let mut put = |name: &'static str, value: Value| {
+        map.push(name.into(), value);
+    };
+    put("manager", id.manager.as_str().into());
     put(
         "operation",
-        if entry.id.applied { "Apply" } else { "Update" }.into(),
+        if id.applied { "Apply" } else { "Update" }.into(),
     );
-    put("apiVersion", entry.id.version.as_str().into());
-    if !entry.time.is_empty() {
-        put("time", entry.time.as_str().into());
+    put("apiVersion", id.version.as_str().into());
+    if !time.is_empty() {
+        put("time", time.into());
     }
     put("fieldsType", "FieldsV1".into());
-    put("fieldsV1", entry.fields.into_json());
-    if !entry.id.subresource.is_empty() {
-        put("subresource", entry.id.subresource.as_str().into());
+    put("fieldsV1", fields);
+    if !id.subresource.is_empty() {
+        put("subresource", id.subresource.as_str().into());
     }
     Value::Object(map)
 }

@@ -4,6 +4,7 @@
 //! An applied field that another manager owns with another value is a conflict, unless forced; a
 //! field that its last owner stops applying is removed.
 
+mod created;
 mod managers;
 mod set;
 mod topology;
@@ -14,6 +15,7 @@ pub use set::FieldSet;
 pub use topology::Root;
 pub use undeclared::undeclared;
 
+use crate::json::Key;
 use crate::schema;
 use crate::status::Cause;
 use crate::{Object, Status, Value};
@@ -89,7 +91,7 @@ fn nothing(root: Root<'_>) -> Value {
         Root::Typed(schema) => schema
             .fields
             .iter()
-            .filter_map(|f| Some((f.name.to_owned(), f.zero()?.clone())))
+            .filter_map(|f| Some((Key::fixed(f.name), f.zero()?.clone())))
             .collect::<Object>()
             .into(),
         _ => Value::Object(Object::from_iter([(
@@ -119,6 +121,10 @@ pub fn track(root: Root<'_>, live: Option<&Object>, new: &mut Object, writer: &W
         return;
     }
     let id = writer.id(false);
+    if live.is_none() && managers.0.is_empty() {
+        managers::store_creator(&id, created::fields(root, new, writer), writer.now, new);
+        return;
+    }
     let comparison = changes(root, live, new);
     let changed = comparison.modified.with(comparison.added);
     if !managers.0.is_empty() {
@@ -289,7 +295,7 @@ fn is_upgrade(
     let annotation = live
         .and_then(|l| l.get("metadata"))
         .and_then(|m| m["annotations"][LAST_APPLIED].as_str())
-        .and_then(|text| serde_json::from_str::<Value>(text).ok());
+        .and_then(|text| crate::json::from_str::<Value>(text).ok());
     let Some(last) = annotation else { return false };
     let mut own = walk::fields_of(Node::root(root), &last);
     own.insert([

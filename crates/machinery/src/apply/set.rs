@@ -34,7 +34,7 @@ impl FieldSet {
             if step == "." {
                 set.member = true;
             } else {
-                set.below.insert(step.clone(), Self::node(below));
+                set.below.insert(step.to_string(), Self::node(below));
             }
         }
         set
@@ -44,7 +44,7 @@ impl FieldSet {
     pub fn to_json(&self) -> Value {
         let mut map = Object::with_capacity(self.below.len() + 1);
         if self.member && !self.below.is_empty() {
-            map.insert(".".to_owned(), Value::Object(Object::new()));
+            map.insert(".", Value::Object(Object::new()));
         }
         for (step, below) in &self.below {
             map.insert(step.clone(), below.to_json());
@@ -60,7 +60,7 @@ impl FieldSet {
             count => Object::with_capacity(count + usize::from(self.member)),
         };
         if self.member && !self.below.is_empty() {
-            map.insert(".".to_owned(), Value::Object(Object::new()));
+            map.insert(".", Value::Object(Object::new()));
         }
         for (step, below) in self.below {
             map.insert(step, below.into_json());
@@ -251,7 +251,7 @@ impl FieldSet {
 pub(super) fn readable(step: &str) -> String {
     match step.split_at_checked(2) {
         Some(("f:", name)) => format!(".{name}"),
-        Some(("k:", key)) => match serde_json::from_str::<Object>(key) {
+        Some(("k:", key)) => match crate::json::from_str::<Object>(key) {
             Ok(fields) => {
                 let pairs: Vec<String> = fields.iter().map(|(k, v)| format!("{k}={v}")).collect();
                 format!("[{}]", pairs.join(","))
@@ -267,7 +267,7 @@ pub(super) fn readable(step: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use crate::json;
 
     #[test]
     fn sets_read_and_write_their_json() {

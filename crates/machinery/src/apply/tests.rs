@@ -1,7 +1,7 @@
 //! Tables of applies and updates, and whose fields they leave behind.
 
 use super::*;
-use serde_json::json;
+use crate::json;
 
 fn object(value: Value) -> Object {
     match value {
@@ -318,8 +318,61 @@ proptest::proptest! {
         let mut findings = crate::decode::Findings::default();
         if let Ok(object) = crate::normalise::object(schema, value, &mut findings) {
             let bytes = crate::encode::object(Some(schema), &object).bytes;
-            let again: Value = serde_json::from_slice(&bytes).unwrap();
+            let again: Value = crate::json::from_slice(&bytes).unwrap();
             proptest::prop_assert_eq!(again, Value::Object(object));
+        }
+    }
+}
+
+#[test]
+fn a_creator_owns_what_a_comparison_with_nothing_gives() {
+    let by_comparison = |root: Root<'_>, object: &Object, writer: &Writer<'_>| {
+        let comparison = changes(root, None, &mut object.clone());
+        let set = managed(comparison.modified.with(comparison.added), writer);
+        (!set.is_empty()).then(|| set.to_json().to_string())
+    };
+    let objects = [
+        json!({}),
+        json!({"metadata": {}, "spec": {"containers": null}, "status": {}}),
+        json!({"apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "p", "uid": "u", "labels": {"b": "1", "a": "2"},
+                "finalizers": ["x/y", "a/b"], "annotations": {},
+                "ownerReferences": [{"uid": "1", "name": "n"}, {"uid": "2", "name": "m"}]},
+            "spec": {
+                "containers": [
+                    {"name": "z", "image": "i", "env": [{"name": "A", "value": "b"}, {"name": "B"}],
+                        "ports": [{"containerPort": 80, "protocol": "TCP"}, {"containerPort": 53}],
+                        "resources": {"limits": {"cpu": "1"}}, "args": ["a", "b"]},
+                    {"name": "a", "securityContext": {}}],
+                "volumes": [{"name": "v", "projected": {"sources": [{"configMap": {"name": "c"}}]}}],
+                "tolerations": [{"key": "k"}], "nodeSelector": {"a": "b"}, "securityContext": {}},
+            "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}}),
+        json!({"spec": {"containers": [{"name": "a"}, {"name": "a"}]}}),
+        json!({"spec": {"containers": [{"image": "without a name"}]}}),
+        json!({"metadata": {"finalizers": ["a", "a"]}, "spec": {"odd": {"x": [1], "y": {}}}}),
+    ];
+    let schema = json!({"type": "object", "properties": {"spec": {"type": "object", "properties": {
+        "containers": {"type": "array", "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["name"],
+            "items": {"type": "object", "properties": {"name": {"type": "string"}}}}}}}});
+    let roots = [
+        typed("core/v1.Pod").unwrap(),
+        Root::Custom(&schema),
+        Root::Unknown,
+    ];
+    for object in objects {
+        let Value::Object(object) = object else {
+            continue;
+        };
+        for root in roots {
+            for reset in [&[][..], &["status"][..]] {
+                let writer = Writer {
+                    reset,
+                    ..writer("m")
+                };
+                let ours = created::fields(root, &object, &writer).map(|set| set.to_string());
+                assert_eq!(ours, by_comparison(root, &object, &writer), "{object:?}");
+            }
         }
     }
 }

@@ -119,7 +119,7 @@ impl<'a> Node<'a> {
     pub(super) fn default_of(self, key: &str) -> Option<Value> {
         match self.element() {
             Node::Field(Shape::Struct(id), _) => {
-                serde_json::from_str(id.get().field(key)?.default?).ok()
+                crate::json::from_str(id.get().field(key)?.default?).ok()
             }
             Node::Custom(schema) => schema["properties"][key].get("default").cloned(),
             _ => None,
@@ -211,11 +211,11 @@ pub(super) fn key_step(node: Node<'_>, keys: &[&str], element: &Value) -> Option
         if at > 0 {
             step.push(b',');
         }
-        serde_json::to_writer(&mut step, key).ok()?;
+        crate::json::to_writer(&mut step, key).ok()?;
         step.push(b':');
         let written = match element.get(key) {
-            Some(value) if !value.is_null() => serde_json::to_writer(&mut step, value),
-            _ => serde_json::to_writer(&mut step, &node.default_of(key)?),
+            Some(value) if !value.is_null() => crate::json::to_writer(&mut step, value),
+            _ => crate::json::to_writer(&mut step, &node.default_of(key)?),
         };
         written.ok()?;
     }

@@ -59,7 +59,7 @@ fn walk(node: Node<'_>, value: &Value, path: &mut String, found: &mut Vec<String
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use crate::json;
 
     use super::*;
 

@@ -14,7 +14,7 @@ pub struct Comparison {
 }
 
 /// The step to a field.
-fn field_step(name: &str) -> String {
+pub(super) fn field_step(name: &str) -> String {
     let mut step = String::with_capacity(name.len() + 2);
     step.push_str("f:");
     step.push_str(name);
@@ -22,7 +22,7 @@ fn field_step(name: &str) -> String {
 }
 
 /// Elements of a list with the step to each; `None` when two have the same or one has none.
-fn elements<'v>(
+pub(super) fn elements<'v>(
     node: Node<'_>,
     form: &Form<'_>,
     list: &'v [Value],

@@ -1,9 +1,11 @@
 //! From bytes to objects: JSON and YAML into trees, trees into normalised objects, with findings
 //! about unknown and duplicate fields that strict clients want to hear.
 
+mod typed;
 mod walk;
 mod yaml;
 
+use crate::json::{self, Key};
 use crate::normalise;
 use crate::schema::Type;
 use crate::text::quote;
@@ -87,6 +89,21 @@ pub fn object(
     bytes: &[u8],
     schema: Option<&'static Type>,
 ) -> Result<Decoded, String> {
+    if let (Format::Json, Some(schema)) = (format, schema)
+        && let Some(object) = typed::object(bytes, schema)
+    {
+        let findings = Findings::default();
+        return Ok(Decoded { object, findings });
+    }
+    the_long_way(format, bytes, schema)
+}
+
+/// By a tree, which is normalised then.
+fn the_long_way(
+    format: Format,
+    bytes: &[u8],
+    schema: Option<&'static Type>,
+) -> Result<Decoded, String> {
     let (value, duplicates) = tree_of(format, bytes)?;
     let mut findings = match (format, duplicates) {
         (Format::Json, true) => walk::walk(bytes, schema),
@@ -127,7 +144,7 @@ fn tree_of(format: Format, bytes: &[u8]) -> Result<(Value, bool), String> {
         duplicate: &duplicate,
         depth: 0,
     };
-    let mut deserializer = serde_json::Deserializer::from_slice(bytes);
+    let mut deserializer = json::Deserializer::from_slice(bytes);
     let value = seed
         .deserialize(&mut deserializer)
         .and_then(|value| deserializer.end().map(|()| value))
@@ -173,7 +190,7 @@ impl<'de> Visitor<'de> for Tree<'_> {
     }
 
     fn visit_f64<E: serde::de::Error>(self, v: f64) -> Result<Value, E> {
-        serde_json::Number::from_f64(v)
+        json::Number::from_f64(v)
             .map(Value::Number)
             .ok_or_else(|| E::custom("numbers must be finite"))
     }
@@ -216,7 +233,7 @@ impl<'de> Visitor<'de> for Tree<'_> {
             ..self
         };
         let mut out = Object::new();
-        while let Some(key) = map.next_key::<String>()? {
+        while let Some(key) = map.next_key::<Key>()? {
             let value = map.next_value_seed(below)?;
             if out.insert(key, value).is_some() {
                 self.duplicate.set(true);
@@ -229,7 +246,7 @@ impl<'de> Visitor<'de> for Tree<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use crate::json::json;
 
     #[test]
     fn duplicate_keys_are_found_with_their_paths() {
@@ -282,6 +299,92 @@ mod tests {
             decoded.findings.sentences()[0],
             "line 3: key \"name\" already set in map"
         );
+    }
+
+    /// Documents with every place in turn replaced by something else.
+    fn variants(value: &Value) -> Vec<Value> {
+        fn places(value: &Value, at: &str, out: &mut Vec<String>) {
+            out.push(at.to_owned());
+            let escape = |key: &str| key.replace('~', "~0").replace('/', "~1");
+            match value {
+                Value::Object(map) => {
+                    map.iter()
+                        .for_each(|(k, v)| places(v, &format!("{at}/{}", escape(k)), out));
+                }
+                Value::Array(list) => {
+                    let items = list.iter().enumerate();
+                    items.for_each(|(i, v)| places(v, &format!("{at}/{i}"), out));
+                }
+                _ => {}
+            }
+        }
+        let mut all = Vec::new();
+        places(value, "", &mut all);
+        let with = [
+            json!(null),
+            json!(0),
+            json!(-3_000_000_000_i64),
+            json!(1.5),
+            json!(2.0),
+            json!(""),
+            json!("1.50"),
+            json!("2024-01-01T00:00:00+01:00"),
+            json!(true),
+            json!([]),
+            json!([null]),
+            json!([""]),
+            json!({}),
+            json!({"z": "1", "a": "2"}),
+            json!({"name": null}),
+        ];
+        let replaced = |at: &String, with: &Value| {
+            let mut value = value.clone();
+            *value.pointer_mut(at).unwrap() = with.clone();
+            value
+        };
+        all.iter()
+            .flat_map(|at| with.iter().map(move |with| replaced(at, with)))
+            .collect()
+    }
+
+    #[test]
+    fn the_short_way_leads_where_the_long_way_does() {
+        let pod = json!({"kind": "Pod", "apiVersion": "v1",
+            "metadata": {"name": "p", "labels": {"b": "1", "a": "2"}, "creationTimestamp": null},
+            "spec": {"containers": [{"name": "c", "resources": {"limits": {"cpu": "0.1"}},
+                "ports": [{"containerPort": 80}],
+                "livenessProbe": {"httpGet": {"port": "http", "path": "/"}}}],
+                "activeDeadlineSeconds": 1},
+            "status": {"startTime": "2024-01-01T00:00:00Z"}});
+        let secret = json!({"data": {"b": "AA==", "a": "AB=="}, "immutable": false});
+        let event = json!({"eventTime": "2024-01-01T00:00:00.5Z", "count": 2});
+        let autoscaler = json!({"spec": {"metrics": [{"resource": {"target": {"value": 5}}}]}});
+        let definition = json!({"spec": {"versions": [{"schema": {"openAPIV3Schema": {
+            "properties": {"a": {"default": {"x": null}, "maximum": 1.5}}}}}]}});
+        let cases = [
+            ("core/v1.Pod", pod),
+            ("core/v1.Secret", secret),
+            ("core/v1.Event", event),
+            ("autoscaling/v2.HorizontalPodAutoscaler", autoscaler),
+            ("apiextensions/v1.CustomResourceDefinition", definition),
+        ];
+        let (mut short, mut long) = (0, 0);
+        for (name, value) in cases {
+            let schema = crate::schema::lookup(name).unwrap();
+            for value in variants(&value) {
+                let text = value.to_string();
+                let expected = the_long_way(Format::Json, text.as_bytes(), Some(schema));
+                match typed::object(text.as_bytes(), schema) {
+                    Some(object) => {
+                        short += 1;
+                        let findings = Findings::default();
+                        assert_eq!(Ok(Decoded { object, findings }), expected, "{text}");
+                    }
+                    None => long += 1,
+                }
+            }
+        }
+        assert!(short > 100 && long > 100, "{short} {long}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ pub(super) fn walk(bytes: &[u8], schema: Option<&'static Type>) -> Findings {
         findings: &RefCell::default(),
         place: schema.map_or(Place::Anything, Place::Fields),
     };
-    let mut deserializer = serde_json::Deserializer::from_slice(bytes);
+    let mut deserializer = crate::json::Deserializer::from_slice(bytes);
     // The document was read before: it reads again.
     let _ = walk.deserialize(&mut deserializer);
     walk.findings.take()

@@ -244,7 +244,7 @@ fn remove(document: &mut Value, path: &str) -> Result<Value, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use crate::json;
 
     fn patched(target: Value, patch: Value) -> Result<Value, Error> {
         let Value::Object(target) = target else {

@@ -27,8 +27,8 @@ pub fn apply(target: &mut Object, patch: Object) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::json;
     use proptest::prelude::*;
-    use serde_json::json;
 
     fn merged(target: Value, patch: Value) -> Value {
         let (Value::Object(mut target), Value::Object(patch)) = (target, patch) else {

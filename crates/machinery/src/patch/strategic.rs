@@ -2,6 +2,7 @@
 //! by element and how elements are known. Directives: `$patch`, `$retainKeys`,
 //! `$setElementOrder/field`, `$deleteFromPrimitiveList/field`.
 
+use crate::json::Key;
 use crate::schema::{Patch, Shape, Type};
 use crate::{Object, Value};
 
@@ -83,7 +84,7 @@ fn merge_map(
 fn merge_field(
     schema: Option<&'static Type>,
     target: &mut Object,
-    name: String,
+    name: Key,
     value: Value,
 ) -> Result<(), String> {
     if value.is_null() {
@@ -149,7 +150,7 @@ fn retain_keys(target: &mut Object, patch: &mut Object) -> Result<(), String> {
 }
 
 fn take_prefixed(patch: &mut Object, prefix: &str) -> Vec<(String, Value)> {
-    let names: Vec<String> = patch
+    let names: Vec<Key> = patch
         .keys()
         .filter(|k| k.starts_with(prefix))
         .cloned()
@@ -298,8 +299,8 @@ fn clean(value: Value) -> Result<Value, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::json;
     use crate::schema;
-    use serde_json::json;
 
     fn pod(target: Value, patch: Value) -> Result<Value, String> {
         let schema = schema::lookup("core/v1.Pod").unwrap();

@@ -290,7 +290,7 @@ fn raw(bytes: &[u8], name: &str, depth: usize) -> Result<Value, Error> {
         fields(schema, inner.raw, &mut object, depth + 1)?;
         return Ok(Value::Object(object));
     }
-    serde_json::from_slice(bytes).map_err(|e| Error::Value(format!("field {name}: {e}")))
+    crate::json::from_slice(bytes).map_err(|e| Error::Value(format!("field {name}: {e}")))
 }
 
 fn props(shape: Shape, bytes: &[u8], name: &str, depth: usize) -> Result<Value, Error> {

@@ -50,9 +50,9 @@ fn is_wrapped_list(field: &Field) -> bool {
 mod tests {
     use super::*;
     use crate::decode::Findings;
+    use crate::json;
     use crate::{Object, Value, normalise, schema};
     use proptest::prelude::*;
-    use serde_json::json;
 
     fn object(value: Value) -> Object {
         match value {

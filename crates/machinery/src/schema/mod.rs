@@ -18,11 +18,11 @@
 
 mod parse;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hasher};
 use std::sync::{LazyLock, OnceLock};
 
-use serde_json::Value;
+use crate::json::{Key, Value};
 
 /// When a field is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,6 +115,8 @@ pub enum Shape {
 #[derive(Debug)]
 pub struct Field {
     pub name: &'static str,
+    /// The step to it in sets of fields: `f:` and the name.
+    pub step: &'static str,
     /// Number within the struct that declares it; 0 where protobuf has none.
     pub number: u32,
     pub shape: Shape,
@@ -154,7 +156,7 @@ pub fn zero_of(shape: Shape) -> Value {
             let fields = id.get().fields.iter();
             Value::Object(
                 fields
-                    .filter_map(|f| Some((f.name.to_owned(), f.zero()?.clone())))
+                    .filter_map(|f| Some((Key::fixed(f.name), f.zero()?.clone())))
                     .collect(),
             )
         }
@@ -264,6 +266,17 @@ struct Table {
 }
 
 static TABLE: LazyLock<Table> = LazyLock::new(parse::table);
+
+/// The names of all fields, and the steps to them.
+static NAMES: LazyLock<HashSet<&'static str, FieldHash>> = LazyLock::new(|| {
+    let fields = TABLE.types.iter().flat_map(|t| &t.fields);
+    fields.flat_map(|field| [field.name, field.step]).collect()
+});
+
+/// The table's own copy of the name of a field, or of the step to one.
+pub fn name(name: &str) -> Option<&'static str> {
+    NAMES.get(name).copied()
+}
 
 /// The type of a full name such as `apps/v1.Deployment` or `core/v1.Pod`.
 pub fn lookup(name: &str) -> Option<&'static Type> {

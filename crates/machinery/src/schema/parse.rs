@@ -1,6 +1,7 @@
 //! Reads the table's text into its form in memory, once.
 
 use super::{Field, Member, Patch, Presence, Shape, Table, Topology, Type, TypeId};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
@@ -52,6 +53,18 @@ struct Names {
     aliases: HashMap<(&'static str, &'static str), &'static str>,
     /// Inlining needs a type's own lines.
     blocks: Vec<Block>,
+    /// The steps to fields, each once.
+    steps: RefCell<HashMap<&'static str, &'static str>>,
+}
+
+impl Names {
+    /// `f:` and the name of a field, for good: there is one table in a process.
+    fn step(&self, name: &'static str) -> &'static str {
+        let mut steps = self.steps.borrow_mut();
+        steps
+            .entry(name)
+            .or_insert_with(|| Box::leak(format!("f:{name}").into_boxed_str()))
+    }
 }
 
 pub(super) fn table() -> Table {
@@ -191,8 +204,10 @@ fn field(
         Some(b'0') => (Presence::OmitZero, &type_text[1..]),
         _ => (Presence::Always, type_text),
     };
+    let step = names.step(name);
     let mut field = Field {
-        name,
+        name: &step[2..],
+        step,
         number,
         shape: shape(names, package, type_text),
         type_name: type_name(package, type_text),

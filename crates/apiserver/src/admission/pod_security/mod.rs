@@ -131,8 +131,8 @@ impl PodSecurity {
         if config.is_null() {
             return Ok(Self::default());
         }
-        let config: Configuration =
-            serde_json::from_value(config.clone()).map_err(|error| format!("{NAME}: {error}"))?;
+        let config: Configuration = machinery::json::from_value(config.clone())
+            .map_err(|error| format!("{NAME}: {error}"))?;
         let mut defaults = Policy::default();
         for (key, value) in &config.defaults {
             let (mode, version) = match key.strip_suffix("-version") {
@@ -458,7 +458,7 @@ fn version_makes_sense(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use machinery::json::json;
 
     use super::*;
     use crate::{

@@ -192,7 +192,7 @@ fn double(out: &mut Vec<u8>, number: u32, value: f64) {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use machinery::json::json;
 
     use super::*;
 

@@ -1,0 +1,366 @@
+//! Entries in the order in which they came, each name once.
+
+use super::{Key, Value};
+use std::collections::HashMap;
+use std::fmt;
+
+/// Longer maps have an index.
+const SHORT: usize = 32;
+
+/// An object of JSON.
+#[derive(Clone, Default)]
+pub struct Map {
+    entries: Vec<(Key, Value)>,
+    /// Where the names stand; for long maps only, and for those always.
+    index: Option<Box<HashMap<Key, u32>>>,
+}
+
+impl Map {
+    /// Without entries, and without an allocation.
+    pub const fn new() -> Self {
+        Self {
+            entries: Vec::new(),
+            index: None,
+        }
+    }
+
+    /// With room for entries.
+    pub fn with_capacity(capacity: usize) -> Self {
+        Self {
+            entries: Vec::with_capacity(capacity),
+            index: None,
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    pub fn clear(&mut self) {
+        self.entries.clear();
+        self.index = None;
+    }
+
+    #[inline]
+    fn position(&self, key: &str) -> Option<usize> {
+        match &self.index {
+            None => self.entries.iter().position(|(k, _)| k.as_str() == key),
+            Some(index) => index.get(key).map(|&at| at as usize),
+        }
+    }
+
+    #[inline]
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        self.position(key).map(|at| &self.entries[at].1)
+    }
+
+    /// The value of the entry at a place in the order.
+    pub(crate) fn at(&self, place: usize) -> &Value {
+        &self.entries[place].1
+    }
+
+    #[inline]
+    pub fn get_mut(&mut self, key: &str) -> Option<&mut Value> {
+        self.position(key).map(|at| &mut self.entries[at].1)
+    }
+
+    pub fn contains_key(&self, key: &str) -> bool {
+        self.position(key).is_some()
+    }
+
+    /// Sets an entry: in its place if there is one, else at the end. Returns what was there.
+    pub fn insert(&mut self, key: impl Into<Key>, value: Value) -> Option<Value> {
+        let key = key.into();
+        match self.position(&key) {
+            Some(at) => Some(std::mem::replace(&mut self.entries[at].1, value)),
+            None => {
+                self.push(key, value);
+                None
+            }
+        }
+    }
+
+    /// Adds an entry whose name is known not to be there.
+    pub fn push(&mut self, key: Key, value: Value) {
+        debug_assert!(!self.contains_key(&key), "{key} is there already");
+        if let Some(index) = &mut self.index {
+            index.insert(key.clone(), self.entries.len() as u32);
+        }
+        self.entries.push((key, value));
+        if self.entries.len() > SHORT && self.index.is_none() {
+            self.reindex();
+        }
+    }
+
+    fn reindex(&mut self) {
+        self.index = (self.entries.len() > SHORT).then(|| {
+            let places = self.entries.iter().enumerate();
+            Box::new(places.map(|(at, (k, _))| (k.clone(), at as u32)).collect())
+        });
+    }
+
+    /// Takes an entry out; those behind it move up.
+    pub fn shift_remove(&mut self, key: &str) -> Option<Value> {
+        self.shift_remove_entry(key).map(|(_, value)| value)
+    }
+
+    /// As [`Map::shift_remove`], with its name.
+    pub fn shift_remove_entry(&mut self, key: &str) -> Option<(Key, Value)> {
+        let at = self.position(key)?;
+        if let Some(index) = &mut self.index {
+            index.remove(key);
+            let behind = index.values_mut().filter(|place| **place as usize > at);
+            behind.for_each(|place| *place -= 1);
+        }
+        let entry = self.entries.remove(at);
+        if self.entries.len() <= SHORT {
+            self.index = None;
+        }
+        Some(entry)
+    }
+
+    /// The entry of a name, to be looked at or made.
+    pub fn entry(&mut self, key: impl Into<Key>) -> Entry<'_> {
+        Entry {
+            map: self,
+            key: key.into(),
+        }
+    }
+
+    pub fn iter(&self) -> Iter<'_> {
+        Iter(self.entries.iter())
+    }
+
+    pub fn iter_mut(&mut self) -> IterMut<'_> {
+        IterMut(self.entries.iter_mut())
+    }
+
+    pub fn keys(&self) -> impl DoubleEndedIterator<Item = &Key> + ExactSizeIterator + Clone {
+        self.entries.iter().map(|(key, _)| key)
+    }
+
+    pub fn values(&self) -> impl DoubleEndedIterator<Item = &Value> + ExactSizeIterator + Clone {
+        self.entries.iter().map(|(_, value)| value)
+    }
+
+    pub fn values_mut(&mut self) -> impl DoubleEndedIterator<Item = &mut Value> {
+        self.entries.iter_mut().map(|(_, value)| value)
+    }
+
+    pub fn into_values(self) -> impl DoubleEndedIterator<Item = Value> {
+        self.entries.into_iter().map(|(_, value)| value)
+    }
+
+    /// Keeps the entries that `keep` wants.
+    pub fn retain(&mut self, mut keep: impl FnMut(&Key, &mut Value) -> bool) {
+        self.entries.retain_mut(|(key, value)| keep(key, value));
+        if self.index.is_some() {
+            self.reindex();
+        }
+    }
+
+    /// Puts the entries into the order of their names.
+    pub fn sort_keys(&mut self) {
+        self.entries.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        if self.index.is_some() {
+            self.reindex();
+        }
+    }
+
+    /// Moves all entries of another map here.
+    pub fn append(&mut self, other: &mut Self) {
+        self.extend(std::mem::take(other));
+    }
+}
+
+impl PartialEq for Map {
+    /// The order does not matter.
+    fn eq(&self, other: &Self) -> bool {
+        if self.len() != other.len() {
+            return false;
+        }
+        let in_step = self.entries.iter().zip(&other.entries);
+        in_step
+            .enumerate()
+            .all(|(at, ((key, value), (theirs, _)))| {
+                let other = match key == theirs {
+                    true => Some(&other.entries[at].1),
+                    false => other.get(key),
+                };
+                other == Some(value)
+            })
+    }
+}
+
+impl Eq for Map {}
+
+impl fmt::Debug for Map {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self).finish()
+    }
+}
+
+impl<K: Into<Key>> FromIterator<(K, Value)> for Map {
+    fn from_iter<I: IntoIterator<Item = (K, Value)>>(entries: I) -> Self {
+        let mut map = Self::new();
+        map.extend(entries);
+        map
+    }
+}
+
+impl<K: Into<Key>> Extend<(K, Value)> for Map {
+    fn extend<I: IntoIterator<Item = (K, Value)>>(&mut self, entries: I) {
+        let entries = entries.into_iter();
+        self.entries.reserve(entries.size_hint().0);
+        for (key, value) in entries {
+            self.insert(key, value);
+        }
+    }
+}
+
+impl std::ops::Index<&str> for Map {
+    type Output = Value;
+
+    /// Panics when there is no such entry; [`Map::get`] does not.
+    fn index(&self, key: &str) -> &Value {
+        match self.get(key) {
+            Some(value) => value,
+            None => panic!("no entry named {key}"),
+        }
+    }
+}
+
+impl std::ops::IndexMut<&str> for Map {
+    fn index_mut(&mut self, key: &str) -> &mut Value {
+        match self.get_mut(key) {
+            Some(value) => value,
+            None => panic!("no entry named {key}"),
+        }
+    }
+}
+
+/// A place in a map, filled or not.
+pub struct Entry<'a> {
+    map: &'a mut Map,
+    key: Key,
+}
+
+impl<'a> Entry<'a> {
+    pub fn or_insert_with(self, value: impl FnOnce() -> Value) -> &'a mut Value {
+        let at = match self.map.position(&self.key) {
+            Some(at) => at,
+            None => {
+                self.map.push(self.key, value());
+                self.map.len() - 1
+            }
+        };
+        &mut self.map.entries[at].1
+    }
+
+    pub fn or_insert(self, value: Value) -> &'a mut Value {
+        self.or_insert_with(|| value)
+    }
+
+    pub fn and_modify(self, change: impl FnOnce(&mut Value)) -> Self {
+        if let Some(value) = self.map.get_mut(&self.key) {
+            change(value);
+        }
+        self
+    }
+}
+
+/// Entries, seen.
+#[derive(Clone)]
+pub struct Iter<'a>(std::slice::Iter<'a, (Key, Value)>);
+
+impl<'a> Iterator for Iter<'a> {
+    type Item = (&'a Key, &'a Value);
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        self.0.next().map(|(key, value)| (key, value))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.0.size_hint()
+    }
+}
+
+impl DoubleEndedIterator for Iter<'_> {
+    fn next_back(&mut self) -> Option<Self::Item> {
+        self.0.next_back().map(|(key, value)| (key, value))
+    }
+}
+
+impl ExactSizeIterator for Iter<'_> {}
+
+/// Entries whose values can be changed.
+pub struct IterMut<'a>(std::slice::IterMut<'a, (Key, Value)>);
+
+impl<'a> Iterator for IterMut<'a> {
+    type Item = (&'a Key, &'a mut Value);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.0.next().map(|(key, value)| (&*key, value))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.0.size_hint()
+    }
+}
+
+impl ExactSizeIterator for IterMut<'_> {}
+
+/// Entries of a map that is no more.
+pub struct IntoIter(std::vec::IntoIter<(Key, Value)>);
+
+impl Iterator for IntoIter {
+    type Item = (Key, Value);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.0.next()
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.0.size_hint()
+    }
+}
+
+impl DoubleEndedIterator for IntoIter {
+    fn next_back(&mut self) -> Option<Self::Item> {
+        self.0.next_back()
+    }
+}
+
+impl ExactSizeIterator for IntoIter {}
+
+impl<'a> IntoIterator for &'a Map {
+    type Item = (&'a Key, &'a Value);
+    type IntoIter = Iter<'a>;
+
+    fn into_iter(self) -> Iter<'a> {
+        self.iter()
+    }
+}
+
+impl<'a> IntoIterator for &'a mut Map {
+    type Item = (&'a Key, &'a mut Value);
+    type IntoIter = IterMut<'a>;
+
+    fn into_iter(self) -> IterMut<'a> {
+        self.iter_mut()
+    }
+}
+
+impl IntoIterator for Map {
+    type Item = (Key, Value);
+    type IntoIter = IntoIter;
+
+    fn into_iter(self) -> IntoIter {
+        IntoIter(self.entries.into_iter())
+    }
+}

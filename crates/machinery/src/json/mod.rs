@@ -1,0 +1,48 @@
+//! JSON values as objects are made of: small, cheap to build and to drop.
+//!
+//! A [`Map`] is a vector of entries in their order: objects have few fields, and a short vector is
+//! searched faster than it is hashed. Long maps have an index beside, so that no input makes a
+//! search quadratic. A [`Key`] that is the name of a field in the schema table is that name itself,
+//! without an allocation.
+//!
+//! The interface is serde_json's where both have one, and what is here serializes as there.
+
+mod key;
+mod macros;
+mod map;
+mod ser;
+mod serde;
+mod value;
+pub(crate) mod write;
+
+pub use key::Key;
+pub use map::{Entry, IntoIter, Iter, IterMut, Map};
+pub use serde_json::{
+    Deserializer, Error, Number, from_reader, from_slice, from_str, to_string, to_string_pretty,
+    to_vec, to_writer,
+};
+pub use value::{Index, Value};
+
+use ::serde::{Serialize, de::DeserializeOwned};
+
+pub use crate::json;
+
+/// Anything as a value.
+pub fn to_value<T: Serialize>(value: T) -> Result<Value, Error> {
+    value.serialize(ser::Serializer)
+}
+
+/// What stands in [`json!`]: null if it cannot be said in JSON, such as a map whose names are no
+/// text.
+#[doc(hidden)]
+pub fn of<T: Serialize + ?Sized>(value: &T) -> Value {
+    to_value(value).unwrap_or_default()
+}
+
+/// A value as anything.
+pub fn from_value<T: DeserializeOwned>(value: Value) -> Result<T, Error> {
+    serde_json::from_value(value.into())
+}
+
+#[cfg(test)]
+mod tests;
