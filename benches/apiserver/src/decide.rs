@@ -75,7 +75,9 @@ fn index() -> Index {
             "roleRef": {"kind": "ClusterRole", "name": "edit"},
             "subjects": [{"kind": "User", "name": format!("user{}", number % 100)}],
         });
-        objects.role_bindings.extend(binding.as_object().cloned());
+        objects
+            .role_bindings
+            .extend(binding.as_object().cloned().map(Into::into));
     }
     Index::new(&objects)
 }
