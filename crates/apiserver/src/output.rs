@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{Response, StatusCode};
+use machinery::json::json;
 use machinery::{
     Object, Status, Value, protobuf,
     schema::{self, Type},
 };
-use machinery::json::json;
 
 use crate::{
     Body, Resource, Stored,

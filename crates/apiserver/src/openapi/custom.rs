@@ -1,7 +1,7 @@
 //! Custom resources in OpenAPI documents: their own schemas with the fields that all objects have.
 
-use machinery::{Object, Value, openapi::Dialect};
 use machinery::json::json;
+use machinery::{Object, Value, openapi::Dialect};
 
 use super::{
     document::{LIST_META, OBJECT_META},

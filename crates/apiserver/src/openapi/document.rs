@@ -6,12 +6,12 @@ use std::{
     sync::Arc,
 };
 
+use machinery::json::json;
 use machinery::{
     Object, Value,
     openapi::{self, Dialect},
     schema::{self, Type},
 };
-use machinery::json::json;
 
 use super::{
     custom,

@@ -15,8 +15,8 @@ use std::{collections::HashMap, sync::Arc};
 
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use machinery::Object;
-use parking_lot::Mutex;
 use machinery::json::json;
+use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 
 use self::{descriptions::Descriptions, document::Maker};

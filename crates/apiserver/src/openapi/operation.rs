@@ -1,7 +1,7 @@
 //! One operation of a path, and how both forms of document write it down.
 
-use machinery::{Object, Value, openapi::Dialect};
 use machinery::json::json;
+use machinery::{Object, Value, openapi::Dialect};
 
 use super::parameters::Parameter;
 

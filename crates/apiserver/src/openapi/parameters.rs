@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-use machinery::{Value, openapi::Dialect};
 use machinery::json::json;
+use machinery::{Value, openapi::Dialect};
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Place {

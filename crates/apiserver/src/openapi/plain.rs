@@ -1,7 +1,7 @@
 //! Paths that are no resource's: discovery, the version, and what is said about tokens.
 
-use machinery::{Value, openapi::Dialect};
 use machinery::json::json;
+use machinery::{Value, openapi::Dialect};
 
 use super::{
     operation::{Answer, Operation, path_item},

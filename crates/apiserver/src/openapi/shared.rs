@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use base64::{Engine, engine::general_purpose::URL_SAFE};
-use machinery::{Object, Value};
 use machinery::json::json;
+use machinery::{Object, Value};
 use sha2::{Digest, Sha256};
 
 const GENERIC: &str = "#/definitions/io.k8s.apimachinery";

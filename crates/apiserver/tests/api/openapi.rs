@@ -273,7 +273,7 @@ async fn paths_are_those_of_the_reference() {
     let Some(theirs) = reference("swagger.json") else {
         return;
     };
-    let places: Vec<&String> = index.as_object().unwrap().keys().collect();
+    let places: Vec<_> = index.as_object().unwrap().keys().collect();
     let served = |path: &str| {
         let path = path.trim_matches('/');
         let at = path.splitn(4, '/').take(3).collect::<Vec<_>>().join("/");

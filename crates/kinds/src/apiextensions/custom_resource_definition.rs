@@ -15,9 +15,9 @@ use crate::{Context, Scope, Subresource};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use machinery::field::{Error, Errors, Path};
+use machinery::json::json;
 use machinery::text::quote;
 use machinery::{Object, Value, format};
-use machinery::json::json;
 
 pub const KIND: Builtin = Builtin {
     group: "apiextensions.k8s.io",

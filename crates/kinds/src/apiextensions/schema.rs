@@ -5,8 +5,8 @@ use super::structural;
 use crate::shown::{Field, Go, shown};
 use crate::tree::{entries, is_set, list, text, truth};
 use machinery::field::{Error, Errors, Path};
-use machinery::{Object, Value};
 use machinery::json::json;
+use machinery::{Object, Value};
 
 pub(super) const TYPES: &[&str] = &[
     "array", "boolean", "integer", "null", "number", "object", "string",

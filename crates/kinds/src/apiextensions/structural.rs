@@ -3,8 +3,8 @@
 
 use crate::tree::{entries, is_set, list, text, truth};
 use machinery::field::{Error, Errors, Path};
-use machinery::{Object, Value};
 use machinery::json::json;
+use machinery::{Object, Value};
 
 /// Why a schema cannot even be read as a structural one.
 pub(super) fn unreadable(schema: &Value) -> Option<String> {

@@ -11,7 +11,6 @@ use crate::pod::{default_template, validate_template};
 use crate::tree::{child, child_or_new, default_empty, default_to, get, int, is_set, same, text};
 use crate::{Column, Context, Subresource};
 use machinery::field::{Error, Errors, Path};
-use machinery::json::json;
 use machinery::labels::Selector;
 use machinery::{Object, Value};
 

@@ -11,7 +11,6 @@ use crate::pod::default_template;
 use crate::tree::{child_or_new, default_empty, default_to, get, int, is_set, text};
 use crate::{Column, Subresource};
 use machinery::field::{Error, Errors, Path};
-use machinery::json::json;
 use machinery::{Object, Value, labels};
 
 pub const KIND: Builtin = Builtin {

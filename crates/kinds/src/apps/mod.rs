@@ -10,8 +10,8 @@ use crate::check;
 use crate::pod::{validate_template, warn_template};
 use crate::tree::{entries, get, int, is_set, list, name, text};
 use machinery::field::{Error, Errors, Path};
-use machinery::{Object, Value, labels};
 use machinery::json::json;
+use machinery::{Object, Value, labels};
 
 /// What the workloads' words differ in.
 struct Words {

@@ -170,8 +170,7 @@ fn check_nothing_left(change: &Change<'_>, path: &Path, errors: &mut Errors) {
     }
     let uncounted = &status["uncountedTerminatedPods"];
     if (over || change.changed("uncountedTerminatedPods")) && !is_empty(uncounted) {
-        let shown =
-            machinery::json::json!({"Succeeded": uncounted["succeeded"], "Failed": uncounted["failed"]});
+        let shown = machinery::json::json!({"Succeeded": uncounted["succeeded"], "Failed": uncounted["failed"]});
         let at = path.child("uncountedTerminatedPods");
         errors.push(Error::invalid(&at, shown, "must be empty for finished job"));
     }
