@@ -5,6 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use async_trait::async_trait;
 use jiff::{SignedDuration, Timestamp};
+use machinery::json::{Value, json};
 use parking_lot::Mutex;
 use pki::{Pki, jwt};
 use serde::{Deserialize, Serialize};
