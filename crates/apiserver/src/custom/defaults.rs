@@ -78,7 +78,7 @@ fn check_default(schema: &Value, default: &Value, path: &Path, errors: &mut Erro
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use machinery::json::json;
 
     fn said(field: Value) -> Vec<String> {
         let definition = json!({"spec": {"versions": [{"schema": {"openAPIV3Schema": {

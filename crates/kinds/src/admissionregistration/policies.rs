@@ -480,7 +480,7 @@ fn check_actions(actions: &Value, path: &Path, errors: &mut Errors) {
 mod tests {
     use super::*;
     use crate::testing::{lines, object};
-    use serde_json::json;
+    use machinery::json::json;
 
     fn policy(change: Value) -> Object {
         let mut spec = json!({"matchConstraints": {"resourceRules": [{"operations": ["CREATE"], "apiGroups": [""],

@@ -171,7 +171,7 @@ pub(super) fn check_conditions(conditions: &Value, path: &Path, errors: &mut Err
 mod tests {
     use super::*;
     use crate::testing::lines;
-    use serde_json::json;
+    use machinery::json::json;
 
     #[test]
     fn rules_say_no_more_than_they_mean() {

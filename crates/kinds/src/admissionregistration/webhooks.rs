@@ -223,7 +223,7 @@ fn check_webhook(webhook: &Value, terms: &Terms, path: &Path, errors: &mut Error
 mod tests {
     use super::*;
     use crate::testing::{lines, object};
-    use serde_json::json;
+    use machinery::json::json;
 
     fn asked(change: Value) -> Object {
         let mut webhook = json!({"name": "a.b.c", "sideEffects": "None", "admissionReviewVersions": ["v1"],

@@ -6,8 +6,8 @@ use crate::columns::{AGE, NAME, age, column, name_cell, or_none};
 use crate::tree::{child_or_new, default_empty, get, int, is_set, list, name, text, truth};
 use crate::{Column, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
+use machinery::json::json;
 use machinery::{Object, Value, format};
-use serde_json::json;
 
 pub const KIND: Builtin = Builtin {
     group: "flowcontrol.apiserver.k8s.io",

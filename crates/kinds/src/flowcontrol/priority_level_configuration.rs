@@ -241,7 +241,7 @@ fn entropy_bits(deck: i64, hand: i64) -> u32 {
 mod tests {
     use super::*;
     use crate::testing::{lines, object};
-    use serde_json::json;
+    use machinery::json::json;
 
     #[test]
     fn queues_are_dealt_by_a_hash() {
