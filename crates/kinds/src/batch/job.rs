@@ -218,7 +218,7 @@ fn disown(object: &mut Object, labels: &[String]) {
             .and_then(|fields| child(fields, "f:metadata"))
             .and_then(|metadata| child(metadata, "f:labels"));
         if let Some(managed) = managed {
-            managed.retain(|name, _| !labels.contains(name));
+            managed.retain(|name, _| !labels.iter().any(|label| name == label));
         }
     }
 }
