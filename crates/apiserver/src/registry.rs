@@ -2,7 +2,11 @@
 //! `kinds`; others can be added and removed while the server runs: readers see one table or
 //! the next, never a mixture.
 
-use std::{collections::BTreeMap, ops::Deref, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    ops::Deref,
+    sync::Arc,
+};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
@@ -106,11 +110,6 @@ impl Resource {
         let mut resource = Self::new(KindRef::Shared(kind.clone()), true, storage);
         resource.definition = Some(kind);
         resource
-    }
-
-    /// What it is found by.
-    fn path(&self) -> (&str, &str, &str) {
-        (&self.plural, &self.version, &self.group)
     }
 
     /// Whether objects live in namespaces.
@@ -239,8 +238,8 @@ pub fn api_version(group: &str, version: &str) -> String {
 pub struct Table {
     /// In the order they were added, which is discovery's order.
     all: Vec<Arc<Resource>>,
-    /// In the order of plural, version and group: every request looks here.
-    by_path: Vec<Arc<Resource>>,
+    /// By plural, which next to none share: every request looks here.
+    by_plural: HashMap<String, Vec<Arc<Resource>>>,
     by_prefix: BTreeMap<String, Arc<Resource>>,
     /// Grows with every change, for ETags.
     pub generation: u64,
@@ -253,21 +252,18 @@ impl Table {
             ..Self::default()
         };
         for resource in &all {
+            let same = table.by_plural.entry(resource.plural.clone()).or_default();
+            // The last of the same path is the one that counts.
+            same.retain(|known| {
+                (&known.group, &known.version) != (&resource.group, &resource.version)
+            });
+            same.push(resource.clone());
             if resource.storage.is_none() {
                 table
                     .by_prefix
                     .insert(resource.prefix.clone(), resource.clone());
             }
         }
-        table.by_path = all.clone();
-        // The last of the same path is the one that counts.
-        table.by_path.reverse();
-        table
-            .by_path
-            .sort_by(|one, other| one.path().cmp(&other.path()));
-        table
-            .by_path
-            .dedup_by(|one, before| one.path() == before.path());
         table.all = all;
         table
     }
@@ -279,21 +275,13 @@ impl Table {
 
     /// The resource at a path.
     pub fn get(&self, group: &str, version: &str, plural: &str) -> Option<&Arc<Resource>> {
-        let path = (plural, version, group);
-        let found = self
-            .by_path
-            .binary_search_by(|known| known.path().cmp(&path));
-        self.by_path.get(found.ok()?)
+        let mut same = self.by_plural.get(plural)?.iter();
+        same.find(|known| known.version == version && known.group == group)
     }
 
     /// Any served version of a resource.
     pub fn any_version(&self, group: &str, plural: &str) -> Option<&Arc<Resource>> {
-        let first = self
-            .by_path
-            .partition_point(|known| known.plural.as_str() < plural);
-        let mut same = self.by_path[first..]
-            .iter()
-            .take_while(|known| known.plural == plural);
+        let mut same = self.by_plural.get(plural)?.iter();
         same.find(|known| known.group == group)
     }
 

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use machinery::{Object, Status, Value};
-use rand::seq::IndexedRandom;
+use rand::seq::SliceRandom;
 
 use super::{Location, Trust};
 use crate::{Resource, ResourceRequest, meta, pipeline::Request};
@@ -373,21 +373,38 @@ async fn service_proxy(request: &Request, subject: &ResourceRequest) -> Result<L
                 continue;
             }
             if let Some(address) = endpoint["addresses"][0].as_str() {
-                candidates.push((address.to_owned(), port));
+                candidates.push((address.to_owned(), port, endpoint["targetRef"].clone()));
             }
         }
     }
-    let (host, port) = candidates
-        .choose(&mut rand::rng())
-        .cloned()
-        .ok_or_else(unavailable)?;
-    Ok(Location {
-        tls: tls.then_some(Trust::Anybody),
-        host,
-        port,
-        path_and_query: rest(request, subject),
-        websockets: true,
-    })
+    candidates.shuffle(&mut rand::rng());
+    for (host, port, target) in candidates {
+        if is_of_pod(request, &subject.namespace, &host, &target).await {
+            return Ok(Location {
+                tls: tls.then_some(Trust::Anybody),
+                host,
+                port,
+                path_and_query: rest(request, subject),
+                websockets: true,
+            });
+        }
+    }
+    Err(unavailable())
+}
+
+/// Whether an endpoint's address is that of the pod in this namespace that it names. Who may write
+/// endpoints is not to have the server call wherever they like.
+async fn is_of_pod(request: &Request, namespace: &str, address: &str, target: &Value) -> bool {
+    let name = target["name"].as_str().unwrap_or_default();
+    if target["namespace"] != namespace || name.is_empty() {
+        return false;
+    }
+    let Ok(pod) = object(request, "pods", namespace, name).await else {
+        return false;
+    };
+    let addresses = pod.get("status").and_then(|status| status.get("podIPs"));
+    let addresses = addresses.and_then(Value::as_array);
+    addresses.is_some_and(|addresses| addresses.iter().any(|known| known["ip"] == address))
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::{convert::Infallible, sync::Arc};
 
+use apiserver::User;
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::{Empty, Full};
@@ -14,7 +15,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-use crate::support::{Server, admin};
+use crate::support::{Server, admin, send};
 
 const PODS: &str = "/api/v1/namespaces/default/pods";
 
@@ -197,10 +198,13 @@ async fn a_service_proxy_reaches_a_ready_endpoint() {
         (none.code, none.json()["message"].as_str().unwrap()),
         (503, "no endpoints available for service \"web\"")
     );
+    let target = json!({"kind": "Pod", "namespace": "default", "name": "web-1"});
     let slice = json!({"metadata": {"name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
         "addressType": "IPv4", "ports": [{"name": "http", "port": port}], "endpoints": [
-            {"addresses": ["127.0.0.1"], "conditions": {"ready": true}},
-            {"addresses": ["192.0.2.1"], "conditions": {"ready": false}}]});
+            {"addresses": ["127.0.0.1"], "conditions": {"ready": true}, "targetRef": target},
+            {"addresses": ["192.0.2.1"], "conditions": {"ready": true}, "targetRef": target},
+            {"addresses": ["192.0.2.2"], "conditions": {"ready": true}},
+            {"addresses": ["192.0.2.3"], "conditions": {"ready": false}}]});
     let made = admin(
         &server,
         "POST",
@@ -209,6 +213,18 @@ async fn a_service_proxy_reaches_a_ready_endpoint() {
     )
     .await;
     assert_eq!(made.code, 201, "{}", made.body);
+    let nobody = admin(&server, "GET", path, Value::Null).await;
+    assert_eq!(nobody.code, 503, "the addresses are no pod's yet");
+    let pod = json!({"metadata": {"name": "web-1"}, "spec": {"containers": [
+        {"name": "a", "image": "i"}]}});
+    let made = admin(&server, "POST", PODS, pod).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let status = json!({"status": {"podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}});
+    let headers = [("content-type", "application/merge-patch+json")];
+    let root = User::new("root", ["system:masters"]);
+    let at = format!("{PODS}/web-1/status");
+    let set = send(&server, root, "PATCH", &at, &headers, status.to_string()).await;
+    assert_eq!(set.code, 200, "{}", set.body);
     let answer = admin(&server, "GET", path, Value::Null).await;
     assert_eq!(
         (answer.code, answer.body.as_str()),
