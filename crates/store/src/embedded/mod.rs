@@ -275,11 +275,6 @@ impl<C: Codec> Embedded<C> {
         self.published.look(|state| state.bytes)
     }
 
-    /// How many watches are open.
-    pub fn watchers(&self) -> usize {
-        self.hub.watchers()
-    }
-
     /// Writes a snapshot now and removes the log before it.
     pub async fn snapshot(&self) -> Result<(), Error> {
         let (reply, answer) = oneshot::channel();

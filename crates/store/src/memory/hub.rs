@@ -94,17 +94,6 @@ impl<T: Send + Sync + 'static> Hub<T> {
         self.published.notify_one();
     }
 
-    /// How many watchers there are.
-    pub fn watchers(&self) -> usize {
-        let groups = self.groups.lock();
-        groups
-            .by_length
-            .values()
-            .flat_map(HashMap::values)
-            .map(Vec::len)
-            .sum()
-    }
-
     /// Changes under `prefix` after a revision.
     pub fn watch(self: &Arc<Self>, prefix: Key, after: Revision) -> Result<Watch<T>, Error> {
         let newest = self.state.revision();
