@@ -3,6 +3,7 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
+    sync::atomic::Ordering,
     thread::JoinHandle,
 };
 
@@ -35,9 +36,8 @@ pub struct RunningSnapshot {
 impl<C: Codec> Writer<C> {
     /// Starts a snapshot if the log has grown or somebody wants one.
     pub fn start_snapshot_when_due(&mut self, now: Millis) {
-        let limit = self
-            .config
-            .log_limit(self.published.look(|state| state.bytes));
+        let live = self.stage.gauges.live_bytes.load(Ordering::Relaxed);
+        let limit = self.config.log_limit(live);
         let grown = self.log.bytes() > limit;
         let wanted = grown || !self.snapshot_waiters.is_empty();
         if self.snapshot.is_some() || !wanted || now < self.snapshot_not_before {
@@ -56,7 +56,7 @@ impl<C: Codec> Writer<C> {
             }
         };
         // As many old segments are kept as it takes until the next snapshot.
-        let spares = (limit / self.config.segment_bytes) as usize;
+        let spares = limit.div_ceil(self.config.segment_bytes) as usize;
         let keep = Keep {
             spares: spares.saturating_sub(self.log.spares()),
             at_least: self.config.segment_bytes / 2,

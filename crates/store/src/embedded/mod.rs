@@ -21,7 +21,7 @@ use std::{
     collections::BTreeSet,
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     thread::JoinHandle,
     time::Duration,
 };
@@ -44,7 +44,7 @@ use batch::Batch;
 use disk::{Directory, Disk};
 use intake::{Answer, Errand, Intake};
 use log::Log;
-use stage::{Showing, Stage};
+use stage::{Gauges, Showing, Stage};
 use writer::Writer;
 
 /// How the engine behaves. The defaults suit a cluster.
@@ -137,7 +137,7 @@ impl Config {
             self.segment_bytes,
             self.reserve_bytes,
         );
-        let expiring = expiring(&state);
+        let (expiring, live_bytes) = (expiring(&state), state.bytes);
         let published = Arc::new(Published::new(state));
         let hub = Arc::new(Hub::new(published.clone(), self.watch_queue));
         let codec = Arc::new(codec);
@@ -149,11 +149,16 @@ impl Config {
             hub: hub.clone(),
             limits: self.history.clone(),
             waiting: Mutex::default(),
-            showing: Mutex::new(Showing {
-                expiring,
-                ..Showing::default()
-            }),
+            showing: Mutex::default(),
+            gauges: Gauges::default(),
         };
+        stage.gauges.live_bytes.store(live_bytes, Ordering::Relaxed);
+        let showing = Showing {
+            expiring,
+            ..Showing::default()
+        };
+        stage.note_next_expiry(&showing);
+        *stage.showing.lock() = showing;
         let writer = Writer {
             codec: codec.clone(),
             disk,

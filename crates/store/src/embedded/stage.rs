@@ -7,7 +7,10 @@
 
 use std::{
     collections::{BTreeSet, VecDeque},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, AtomicU64, Ordering},
+    },
 };
 
 use parking_lot::Mutex;
@@ -39,6 +42,17 @@ pub struct Stage<C: Codec> {
     pub waiting: Mutex<Waiting<C::Object>>,
     /// Held by whoever shows a batch, so that they are shown in order. Taken before `waiting`.
     pub showing: Mutex<Showing>,
+    /// What the writer looks at between batches, without waiting for whoever shows one.
+    pub gauges: Gauges,
+}
+
+/// As of the last batch that was shown.
+#[derive(Default)]
+pub struct Gauges {
+    /// Bytes of live keys and values.
+    pub live_bytes: AtomicU64,
+    /// When the first key goes by itself, or earlier; 0 when none does.
+    pub next_expiry: AtomicI64,
 }
 
 /// A batch that waits to be shown.
@@ -157,6 +171,7 @@ impl<C: Codec> Stage<C> {
                 }
                 state.history.push(news);
                 forgotten.push(state.history.prune(&self.limits, time));
+                self.gauges.live_bytes.store(state.bytes, Ordering::Relaxed);
                 forgotten
             });
             // Only now, without the lock: this takes its time.
@@ -165,7 +180,14 @@ impl<C: Codec> Stage<C> {
         drop(rest);
         self.waiting.lock().spare = steps;
         note_expiring(&answers, &mut showing.expiring);
+        self.note_next_expiry(showing);
         answers
+    }
+
+    /// Tells the writer when the first key goes by itself.
+    pub fn note_next_expiry(&self, showing: &Showing) {
+        let next = showing.expiring.first().map_or(0, |(at, _)| *at);
+        self.gauges.next_expiry.store(next, Ordering::Relaxed);
     }
 }
 

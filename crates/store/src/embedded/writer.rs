@@ -3,7 +3,7 @@
 //! the next batch is made.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -57,11 +57,11 @@ impl<C: Codec> Writer<C> {
     pub async fn run(mut self) {
         loop {
             let is_closing = self.errands();
-            self.flush();
+            let is_idle = !self.flush();
             if is_closing {
                 return self.close();
             }
-            self.duties();
+            self.duties(is_idle);
             if !self.intake.has_news() && !self.spin() {
                 self.stage.show();
                 let wait = self.until_next_duty();
@@ -120,8 +120,9 @@ impl<C: Codec> Writer<C> {
         if self.intake.failure().is_some() {
             return wait;
         }
-        if let Some((at, _)) = self.stage.showing.lock().expiring.first() {
-            wait = wait.min(Duration::from_millis((at - now).max(0) as u64));
+        let next_expiry = self.stage.gauges.next_expiry.load(Ordering::Relaxed);
+        if next_expiry != 0 {
+            wait = wait.min(Duration::from_millis((next_expiry - now).max(0) as u64));
         }
         if self.dirty_since.is_some() {
             wait = wait.min(self.config.relaxed_sync);
@@ -130,7 +131,8 @@ impl<C: Codec> Writer<C> {
     }
 
     /// What is due without being asked for: expiry, the sync of relaxed writes, pruning, snapshots.
-    fn duties(&mut self) {
+    /// While there are batches, nothing here waits for whoever shows one.
+    fn duties(&mut self, is_idle: bool) {
         if let Some(why) = self.intake.failure() {
             return self.finish_snapshot_waiters(Err(Error::Unavailable(why)));
         }
@@ -147,18 +149,20 @@ impl<C: Codec> Writer<C> {
                 return;
             }
         }
-        let limits = &self.config.history;
-        let prune = |state: &mut State<C::Object>| state.history.prune(limits, now);
-        if !self.published.change(prune).is_empty() {
-            self.stage.hub.wake();
+        if is_idle {
+            let limits = &self.config.history;
+            let prune = |state: &mut State<C::Object>| state.history.prune(limits, now);
+            if !self.published.change(prune).is_empty() {
+                self.stage.hub.wake();
+            }
         }
         self.start_snapshot_when_due(now);
     }
 
-    /// Makes the batch that callers have made durable, shows it and answers.
-    fn flush(&mut self) {
+    /// Makes the batch that callers have made durable and has it shown. Says no when there is none.
+    fn flush(&mut self) -> bool {
         if !self.intake.take(&mut self.batch) {
-            return;
+            return false;
         }
         let before = self.marks;
         let (time, revision) = (self.batch.time, self.batch.revision);
@@ -176,12 +180,14 @@ impl<C: Codec> Writer<C> {
                 self.stage.show();
                 self.intake.give_up(&error);
                 let steps = self.batch.steps.drain(..);
-                return steps.for_each(|step| step.fail(&error));
+                steps.for_each(|step| step.fail(&error));
+                return true;
             }
         }
         let steps = std::mem::replace(&mut self.batch.steps, self.stage.spare());
         let batch = Durable { time, steps };
         self.stage.push(batch, self.batch.runtime.take());
+        true
     }
 
     fn write(&mut self) -> Result<(), Fault> {
@@ -221,6 +227,10 @@ impl<C: Codec> Writer<C> {
 
     /// Deletes keys whose time has come, some hundred per commit.
     fn expire(&mut self, now: Millis) {
+        let next = self.stage.gauges.next_expiry.load(Ordering::Relaxed);
+        if next == 0 || next > now {
+            return;
+        }
         let mut due = Vec::new();
         let mut showing = self.stage.showing.lock();
         while let Some((at, key)) = showing.expiring.first().cloned() {
@@ -241,6 +251,7 @@ impl<C: Codec> Writer<C> {
                 });
             }
         }
+        self.stage.note_next_expiry(&showing);
         drop(showing);
         if due.is_empty() {
             return;
@@ -253,7 +264,9 @@ impl<C: Codec> Writer<C> {
         if !is_done {
             // No space, or somebody wrote one of them just now: the others go later.
             let retry = again.into_iter().map(|(at, key)| (at + EXPIRY_RETRY, key));
-            self.stage.showing.lock().expiring.extend(retry);
+            let mut showing = self.stage.showing.lock();
+            showing.expiring.extend(retry);
+            self.stage.note_next_expiry(&showing);
         }
     }
 
