@@ -254,7 +254,7 @@ impl Core {
         // Who may not use it is not told that it is old.
         if let Some((warning, about)) = deprecated.filter(|_| !matches!(code, 401 | 403)) {
             self.metrics.deprecated(&about);
-            response = handlers::with_warnings(response, &[warning.to_owned()]);
+            respond::warn_first(response.headers_mut(), warning);
         }
         let headers = response.headers_mut();
         headers.insert(audit::ID, id);

@@ -100,3 +100,14 @@ pub(crate) fn status_as(status: &Status, encoding: Encoding) -> Response<Body> {
     }
     response
 }
+
+/// Puts a warning before those that the answer carries.
+pub(crate) fn warn_first(headers: &mut HeaderMap, text: &str) {
+    let others: Vec<HeaderValue> = headers.get_all(header::WARNING).iter().cloned().collect();
+    if let Ok(first) = HeaderValue::try_from(format!("299 - \"{text}\"")) {
+        headers.insert(header::WARNING, first);
+        for other in others {
+            headers.append(header::WARNING, other);
+        }
+    }
+}

@@ -46,6 +46,8 @@ pub struct Builtin {
     pub validate_create: fn(&Object) -> field::Errors,
     pub validate_update: fn(&Object, &Object, Subresource<'_>) -> field::Errors,
     pub warnings: fn(&Object, Option<&Object>) -> Vec<String>,
+    /// Where they differ from those of a write of the whole.
+    pub status_warnings: Option<fn(&Object) -> Vec<String>>,
     pub deletion: fn(&Object, Option<i64>) -> Deletion,
     pub selectable: &'static [&'static str],
     pub selectable_fields: fn(&Object) -> Vec<(&'static str, String)>,
@@ -94,6 +96,7 @@ impl Builtin {
         validate_create: |_| Vec::new(),
         validate_update: |_, _, _| Vec::new(),
         warnings: |_, _| Vec::new(),
+        status_warnings: None,
         deletion: |_, _| Deletion::Immediate,
         selectable: &[],
         selectable_fields: |_| Vec::new(),
@@ -243,6 +246,13 @@ impl Kind for Registered {
 
     fn warnings(&self, object: &Object, old: Option<&Object>) -> Vec<String> {
         (self.facts.warnings)(object, old)
+    }
+
+    fn status_warnings(&self, object: &Object, old: &Object) -> Vec<String> {
+        match self.facts.status_warnings {
+            Some(warnings) => warnings(object),
+            None => self.warnings(object, Some(old)),
+        }
     }
 
     fn has_generation(&self) -> bool {

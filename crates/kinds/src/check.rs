@@ -57,9 +57,7 @@ pub fn ip(value: &str, path: &Path, errors: &mut Errors) {
             "must not be an IPv4-mapped IPv6 address"
         }
         Ok(_) => return,
-        Err(_) if without_leading_zeros(value).parse::<IpAddr>().is_ok() => {
-            "must not have leading 0s"
-        }
+        Err(_) if loose_ip(value).is_some() => "must not have leading 0s",
         Err(_) => "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)",
     };
     errors.push(Error::invalid(path, value, detail));
@@ -67,40 +65,65 @@ pub fn ip(value: &str, path: &Path, errors: &mut Errors) {
 
 /// A network in a field that once took also loose forms.
 pub fn cidr(value: &str, path: &Path, errors: &mut Errors) {
-    let split = |value: &str| -> Option<(IpAddr, u8)> {
-        let (address, length) = value.split_once('/')?;
-        let address = address.parse::<IpAddr>().ok()?;
-        let length = length
-            .parse::<u8>()
-            .ok()
-            .filter(|_| !length.starts_with('+'))?;
-        (length <= if address.is_ipv4() { 32 } else { 128 }).then_some((address, length))
-    };
     let zeros = |value: &str| {
         let (_, length) = value.split_once('/').unwrap_or_default();
         length.len() > 1 && length.starts_with('0')
     };
-    let detail = match split(value) {
+    let detail = match network(value) {
         Some(_) if zeros(value) => "must not have leading 0s in IP or prefix length",
         Some((IpAddr::V6(address), _)) if address.to_ipv4_mapped().is_some() => {
             "must not have an IPv4-mapped IPv6 address"
         }
-        Some((address, length)) if has_host_bits(address, length) => {
+        Some((address, length)) if masked(address, length) != address => {
             "must not have bits set beyond the prefix length"
         }
         Some(_) => return,
-        None if split(&without_leading_zeros(value)).is_some() => {
-            "must not have leading 0s in IP or prefix length"
-        }
+        None if loose_network(value).is_some() => "must not have leading 0s in IP or prefix length",
         None => "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)",
     };
     errors.push(Error::invalid(path, value, detail));
 }
 
-fn has_host_bits(address: IpAddr, length: u8) -> bool {
+/// An address and the length of its prefix, such as `10.0.0.0/8`.
+pub(crate) fn network(value: &str) -> Option<(IpAddr, u8)> {
+    let (address, length) = value.split_once('/')?;
+    let address = address.parse::<IpAddr>().ok()?;
+    let length = length
+        .parse::<u8>()
+        .ok()
+        .filter(|_| !length.starts_with('+'))?;
+    (length <= if address.is_ipv4() { 32 } else { 128 }).then_some((address, length))
+}
+
+/// The same as the forgiving parsers of old read it.
+pub(crate) fn loose_network(value: &str) -> Option<(IpAddr, u8)> {
+    network(&without_leading_zeros(value)).map(|(address, length)| (unmapped(address), length))
+}
+
+/// An address as the forgiving parsers of old read it.
+pub(crate) fn loose_ip(value: &str) -> Option<IpAddr> {
+    without_leading_zeros(value).parse().ok().map(unmapped)
+}
+
+fn unmapped(address: IpAddr) -> IpAddr {
     match address {
-        IpAddr::V4(a) => length < 32 && a.to_bits() << length != 0,
-        IpAddr::V6(a) => length < 128 && a.to_bits() << length != 0,
+        IpAddr::V6(a) => a.to_ipv4_mapped().map_or(address, IpAddr::V4),
+        IpAddr::V4(_) => address,
+    }
+}
+
+/// The address with nothing set beyond the prefix.
+pub(crate) fn masked(address: IpAddr, length: u8) -> IpAddr {
+    let length = u32::from(length);
+    match address {
+        IpAddr::V4(a) => {
+            let mask = u32::MAX.checked_shl(32u32.saturating_sub(length));
+            std::net::Ipv4Addr::from_bits(a.to_bits() & mask.unwrap_or(0)).into()
+        }
+        IpAddr::V6(a) => {
+            let mask = u128::MAX.checked_shl(128u32.saturating_sub(length));
+            std::net::Ipv6Addr::from_bits(a.to_bits() & mask.unwrap_or(0)).into()
+        }
     }
 }
 
@@ -241,6 +264,36 @@ fn requirement(value: &Value, path: &Path, errors: &mut Errors) {
             &at.index(i),
             errors,
         );
+    }
+}
+
+/// A name that is needed and stands in a URL path.
+pub fn needed_segment(value: &Value, path: &Path, errors: &mut Errors) {
+    required(value, path, errors);
+    optional(format::path_segment, value, path, errors);
+}
+
+/// `example.com/some/path`
+pub fn domain_prefixed_path(value: &str, path: &Path, errors: &mut Errors) {
+    let rest_fits = |rest: &str| {
+        let more = b"/-._~%!$&'()*+,;=:";
+        rest.bytes()
+            .all(|b| b.is_ascii_alphanumeric() || more.contains(&b))
+    };
+    match value.split_once('/') {
+        _ if value.is_empty() => errors.push(Error::required(path, "")),
+        Some((host, rest)) if !host.is_empty() && !rest.is_empty() => {
+            form(format::dns1123_subdomain(host), host, path, errors);
+            if !rest_fits(rest) {
+                let pattern = "[A-Za-z0-9/\\-._~%!$&'()*+,;=:]+";
+                let detail = format::pattern_message("Invalid path", pattern, &[]);
+                errors.push(Error::invalid(path, rest, detail));
+            }
+        }
+        _ => {
+            let detail = "must be a domain-prefixed path (such as \"acme.io/foo\")";
+            errors.push(Error::invalid(path, value, detail));
+        }
     }
 }
 

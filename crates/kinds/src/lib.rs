@@ -6,6 +6,7 @@
 // One arm per case, and what is checked in it: a guard would send its other half to the last arm.
 #![allow(clippy::collapsible_match)]
 
+pub mod address;
 pub mod admissionregistration;
 pub mod apiextensions;
 pub mod apiregistration;
@@ -189,6 +190,7 @@ pub trait Kind: Send + Sync + 'static {
     fn warnings(&self, _object: &Object, _old: Option<&Object>) -> Vec<String> {
         Vec::new()
     }
+<<<<<<< HEAD
     /// What a write of the whole cannot set: nobody comes to own it.
     fn resets(&self) -> &[&'static str] {
         if self.subresources().contains(&"status") {
@@ -196,6 +198,11 @@ pub trait Kind: Send + Sync + 'static {
         } else {
             &[]
         }
+=======
+    /// Warning headers for a write to `status`.
+    fn status_warnings(&self, object: &Object, old: &Object) -> Vec<String> {
+        self.warnings(object, Some(old))
+>>>>>>> 0307f3f (kinds: Services, endpoints, network kinds, nodes, events and secrets are validated as upstream does)
     }
     /// Whether `metadata.generation` counts changes of everything but metadata and status.
     fn has_generation(&self) -> bool {

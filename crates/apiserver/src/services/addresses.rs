@@ -30,24 +30,30 @@ impl Owner<'_> {
         if text(spec, "type") == "ExternalName" {
             return Ok(());
         }
-        let mut addresses = list(spec, "clusterIPs");
-        let single = text(spec, "clusterIP").to_owned();
-        if addresses.is_empty() && !single.is_empty() {
-            addresses.push(single);
-            spec.insert("clusterIPs".to_owned(), addresses.into());
+        if old.is_some_and(|old| families::stays(spec, old)) {
+            return Ok(());
         }
-        let old = old.filter(|old| text(old, "type") != "ExternalName");
         let errors = families::settle(spec, old, &self.cluster_families());
         if !errors.is_empty() {
             return Err(self.write.invalid(&self.name, &errors));
         }
         let mut addresses = list(spec, "clusterIPs");
         if addresses.first().is_some_and(|first| first == "None") {
-            spec.insert("clusterIP".to_owned(), "None".into());
+            return Ok(());
+        }
+        let old = old.filter(|old| text(old, "type") != "ExternalName");
+        if let Some(old) = old
+            && (list(old, "clusterIPs")
+                .first()
+                .is_some_and(|ip| ip == "None")
+                || list(old, "ipFamilies").len() >= list(spec, "ipFamilies").len())
+        {
+            // Addresses are given once; that others were named is for validation to refuse.
             return Ok(());
         }
         let networks = networks::ready(&self.write.core).await?;
-        for address in &addresses {
+        let kept = usize::from(old.is_some());
+        for address in addresses.iter().skip(kept) {
             if !before.addresses.contains(address) {
                 self.claim(address, &addresses, &networks, ops).await?;
             }

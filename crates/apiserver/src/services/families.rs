@@ -23,10 +23,20 @@ fn other(family: &str) -> &'static str {
 /// Settles `ipFamilyPolicy`, `ipFamilies` and, when a policy gives the second one up, `clusterIPs`.
 /// `cluster` are the families that the cluster is configured for, its first one first.
 pub(super) fn settle(spec: &mut Object, old: Option<&Object>, cluster: &[&'static str]) -> Errors {
-    if text(spec, "ipFamilyPolicy").is_empty() {
-        let several = list(spec, "clusterIPs").len() > 1 || list(spec, "ipFamilies").len() > 1;
-        let policy = if several { "RequireDualStack" } else { SINGLE };
+    if spec.get("ipFamilyPolicy").is_none_or(Value::is_null) {
+        let before = old.map(|old| text(old, "ipFamilyPolicy"));
+        let policy = match before {
+            Some(before) if !before.is_empty() => before,
+            // Whoever finds its addresses may use both families.
+            _ if is_free(spec) => "RequireDualStack",
+            _ => SINGLE,
+        };
         spec.insert("ipFamilyPolicy".to_owned(), policy.into());
+    }
+    let before = old.cloned().map_or(Value::Null, Value::Object);
+    let malformed = kinds::core::service::address_errors(&Value::Object(spec.clone()), &before);
+    if !malformed.is_empty() {
+        return malformed;
     }
     let mut errors = Errors::new();
     if let Some(old) = old {
@@ -50,12 +60,7 @@ pub(super) fn settle(spec: &mut Object, old: Option<&Object>, cluster: &[&'stati
     if !errors.is_empty() {
         return errors;
     }
-    let headless = text(spec, "clusterIP") == "None";
-    let selects = spec
-        .get("selector")
-        .and_then(Value::as_object)
-        .is_some_and(|selector| !selector.is_empty());
-    let free = headless && !selects;
+    let free = is_free(spec);
     if !free {
         if policy == "RequireDualStack" && cluster.len() < 2 {
             let why = "this cluster is not configured for dual-stack services";
@@ -83,6 +88,33 @@ pub(super) fn settle(spec: &mut Object, old: Option<&Object>, cluster: &[&'stati
     errors
 }
 
+/// Whether neither the server nor a selector says what is behind it.
+fn is_free(spec: &Object) -> bool {
+    let selects = spec
+        .get("selector")
+        .and_then(Value::as_object)
+        .is_some_and(|selector| !selector.is_empty());
+    text(spec, "clusterIP") == "None" && !selects
+}
+
+/// Whether an update leaves a service that prefers two families as it is. What the cluster is
+/// configured for may have changed since; that alone changes no service.
+pub(super) fn stays(spec: &Object, old: &Object) -> bool {
+    let has_address = matches!(
+        text(spec, "type"),
+        "ClusterIP" | "NodePort" | "LoadBalancer"
+    );
+    let prefers = text(spec, "ipFamilyPolicy") == "PreferDualStack";
+    has_address
+        && prefers
+        && ["type", "ipFamilyPolicy"]
+            .iter()
+            .all(|key| text(spec, key) == text(old, key))
+        && ["clusterIPs", "ipFamilies"]
+            .iter()
+            .all(|key| list(spec, key) == list(old, key))
+}
+
 /// A policy of one family gives up the second address and family, if they are as they were; other
 /// policies do not.
 fn release_second(spec: &mut Object, old: &Object, errors: &mut Errors) {
@@ -94,7 +126,7 @@ fn release_second(spec: &mut Object, old: &Object, errors: &mut Errors) {
             if now == before && now.len() > 1 {
                 spec.insert(key.to_owned(), vec![now[0].clone()].into());
             }
-        } else if now.len() == 1 && before.len() == 2 && now[0] == before[0] {
+        } else if !now.is_empty() && now.len() < before.len() {
             let why = format!("must be 'SingleStack' to release the secondary {what}");
             errors.push(Error::invalid(&at, policy.as_str(), why));
         }
@@ -104,6 +136,7 @@ fn release_second(spec: &mut Object, old: &Object, errors: &mut Errors) {
 /// Families that are not named follow from the addresses.
 fn infer(addresses: &[String], families: &mut Vec<String>, cluster: &[&str], errors: &mut Errors) {
     for (index, address) in addresses.iter().enumerate().skip(families.len()) {
+        // `None` is the first, and alone.
         let Ok(parsed) = address.parse::<IpAddr>() else {
             return;
         };
@@ -165,9 +198,9 @@ mod tests {
                 json!(["SingleStack", ["IPv6"], ["fd00::7"]]),
             ),
             (
-                json!({"ipFamilyPolicy": "RequireDualStack", "clusterIP": "None"}),
+                json!({"clusterIP": "None", "clusterIPs": ["None"]}),
                 &DUAL[..1],
-                json!(["RequireDualStack", ["IPv4", "IPv6"], null]),
+                json!(["RequireDualStack", ["IPv4", "IPv6"], ["None"]]),
             ),
         ];
         for (spec, cluster, expected) in cases {
@@ -182,7 +215,7 @@ mod tests {
     #[test]
     fn the_second_family_goes_only_with_a_policy_of_one() {
         let old = json!({"ipFamilyPolicy": "PreferDualStack", "ipFamilies": ["IPv4", "IPv6"],
-            "clusterIPs": ["10.0.0.1", "fd00::1"]});
+            "clusterIP": "10.0.0.1", "clusterIPs": ["10.0.0.1", "fd00::1"]});
         let mut new = old.clone();
         new["ipFamilyPolicy"] = "SingleStack".into();
         assert_eq!(

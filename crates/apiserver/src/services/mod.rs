@@ -41,7 +41,6 @@ pub(crate) async fn on_update(
     object: &mut Object,
     old: &Object,
 ) -> Result<Vec<Op<Draft>>, Status> {
-    carry_over(object, old);
     let before = held(old);
     let mut ops = allocate(write, object, Some(old)).await?;
     let now = held(object);
@@ -66,64 +65,6 @@ pub(crate) fn on_remove(object: &Object) -> Vec<Op<Draft>> {
     release(&held(object))
 }
 
-/// An update that leaves the addresses out keeps them, unless the type says otherwise.
-fn carry_over(object: &mut Object, old: &Object) {
-    let (Some(old_spec), Some(spec)) = (
-        old.get("spec").and_then(Value::as_object),
-        object.get_mut("spec").and_then(Value::as_object_mut),
-    ) else {
-        return;
-    };
-    if text(spec, "type") == "ExternalName" {
-        if text(old_spec, "type") != "ExternalName"
-            && text(spec, "clusterIP") == text(old_spec, "clusterIP")
-        {
-            spec.shift_remove("clusterIP");
-            spec.shift_remove("clusterIPs");
-        }
-        return;
-    }
-    if text(old_spec, "type") == "ExternalName" {
-        return;
-    }
-    for key in ["clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy"] {
-        if let (false, Some(value)) = (spec.contains_key(key), old_spec.get(key)) {
-            spec.insert(key.to_owned(), value.clone());
-        }
-    }
-    carry_over_ports(spec, old_spec);
-}
-
-/// Node ports that are left out are kept for the port they belonged to.
-fn carry_over_ports(spec: &mut Object, old_spec: &Object) {
-    if !wants_node_ports(spec) || !wants_node_ports(old_spec) {
-        return;
-    }
-    let identity = |port: &Value| (port.get("protocol").cloned(), port.get("port").cloned());
-    let old_ports = old_spec
-        .get("ports")
-        .and_then(Value::as_array)
-        .cloned()
-        .unwrap_or_default();
-    for port in spec
-        .get_mut("ports")
-        .and_then(Value::as_array_mut)
-        .into_iter()
-        .flatten()
-    {
-        let old = old_ports.iter().find(|old| identity(old) == identity(port));
-        let (Some(port), Some(node_port)) = (
-            port.as_object_mut(),
-            old.and_then(|old| old.get("nodePort")),
-        ) else {
-            continue;
-        };
-        if port.get("nodePort").and_then(Value::as_u64).unwrap_or(0) == 0 {
-            port.insert("nodePort".to_owned(), node_port.clone());
-        }
-    }
-}
-
 async fn allocate(
     write: &Write,
     object: &mut Object,
@@ -145,7 +86,7 @@ async fn allocate(
     let old_spec = old.and_then(|old| old.get("spec")?.as_object());
     let mut ops = Vec::new();
     owner.addresses(spec, old_spec, &before, &mut ops).await?;
-    owner.ports(spec, &before, &mut ops).await?;
+    owner.ports(spec, old_spec, &before, &mut ops).await?;
     Ok(ops)
 }
 
@@ -220,14 +161,6 @@ fn held(object: &Object) -> Held {
     Held {
         addresses: addresses.collect(),
         ports,
-    }
-}
-
-fn wants_node_ports(spec: &Object) -> bool {
-    match text(spec, "type") {
-        "NodePort" => true,
-        "LoadBalancer" => spec.get("allocateLoadBalancerNodePorts") != Some(&Value::Bool(false)),
-        _ => false,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Node ports, health check ports among them.
 
-use std::ops::RangeInclusive;
+use std::{collections::HashMap, ops::RangeInclusive};
 
 use machinery::json::json;
 use machinery::{
@@ -10,72 +10,104 @@ use machinery::{
 use rand::Rng;
 use store::Op;
 
-use super::{Held, Owner, port_key, put, text, wants_node_ports};
+use super::{Held, Owner, port_key, put, text};
 use crate::Draft;
 
 impl Owner<'_> {
     pub(super) async fn ports(
         &self,
         spec: &mut Object,
+        old: Option<&Object>,
         before: &Held,
         ops: &mut Vec<Op<Draft>>,
     ) -> Result<(), Status> {
-        let wanted = wants_node_ports(spec);
-        let mut taken: Vec<(u16, String)> = Vec::new();
-        let ports = spec.get_mut("ports").and_then(Value::as_array_mut);
-        for (index, port) in ports.into_iter().flatten().enumerate() {
-            let Some(port) = port.as_object_mut() else {
-                continue;
-            };
-            if !wanted {
-                port.shift_remove("nodePort");
-                continue;
+        if matches!(text(spec, "type"), "NodePort" | "LoadBalancer") {
+            match old {
+                None => self.new_ports(spec, ops).await?,
+                Some(_) => self.changed_ports(spec, before, ops).await?,
             }
-            let protocol = text(port, "protocol").to_owned();
-            let number = port.get("nodePort").and_then(Value::as_u64).unwrap_or(0) as u16;
-            let shared = |(taken, other): &(u16, String)| *taken == number && *other != protocol;
-            let number = match number {
-                0 => self.pick_port(ops).await?,
-                held if before.ports.contains(&held) || taken.iter().any(shared) => held,
-                asked => self.claim_port(index, asked, ops).await?,
-            };
-            taken.push((number, protocol));
-            port.insert("nodePort".to_owned(), number.into());
         }
-        self.health_check_port(spec, before, ops).await
+        if needs_health_check(spec) && !old.is_some_and(needs_health_check) {
+            self.health_check_port(spec, ops).await?;
+        }
+        Ok(())
     }
 
-    async fn health_check_port(
+    /// Ports of the same number, for different protocols, share a node port.
+    async fn new_ports(&self, spec: &mut Object, ops: &mut Vec<Op<Draft>>) -> Result<(), Status> {
+        let gives = gives_node_ports(spec);
+        let numbers = ports(spec);
+        let mut given: HashMap<i64, i64> = HashMap::new();
+        for (index, &(number, asked)) in numbers.iter().enumerate() {
+            if asked == 0 && !gives {
+                continue;
+            }
+            let node_port = match given.get(&number) {
+                Some(&shared) if asked == 0 || asked == shared => shared,
+                Some(_) => self.claim_port(index, asked, ops).await?,
+                None => {
+                    let wanted = numbers.iter().find(|(n, node)| *n == number && *node != 0);
+                    let node_port = match wanted {
+                        Some(&(_, wanted)) => self.claim_port(index, wanted, ops).await?,
+                        None => self.pick_port(ops).await?,
+                    };
+                    given.insert(number, node_port);
+                    node_port
+                }
+            };
+            set_node_port(spec, index, node_port);
+        }
+        Ok(())
+    }
+
+    async fn changed_ports(
         &self,
         spec: &mut Object,
         before: &Held,
         ops: &mut Vec<Op<Draft>>,
     ) -> Result<(), Status> {
-        let needed =
-            text(spec, "type") == "LoadBalancer" && text(spec, "externalTrafficPolicy") == "Local";
-        if !needed {
-            spec.shift_remove("healthCheckNodePort");
-            return Ok(());
+        let gives = gives_node_ports(spec);
+        let mut taken: Vec<i64> = Vec::new();
+        for (index, (_, asked)) in ports(spec).into_iter().enumerate() {
+            if asked == 0 && !gives {
+                continue;
+            }
+            let held = before.ports.iter().any(|port| i64::from(*port) == asked);
+            let node_port = match asked {
+                0 => self.pick_port(ops).await?,
+                asked if held || taken.contains(&asked) => asked,
+                asked => self.claim_port(index, asked, ops).await?,
+            };
+            taken.push(node_port);
+            set_node_port(spec, index, node_port);
         }
-        let number = spec
-            .get("healthCheckNodePort")
-            .and_then(Value::as_u64)
-            .unwrap_or(0) as u16;
-        let number = match number {
+        Ok(())
+    }
+
+    async fn health_check_port(
+        &self,
+        spec: &mut Object,
+        ops: &mut Vec<Op<Draft>>,
+    ) -> Result<(), Status> {
+        let asked = spec.get("healthCheckNodePort").and_then(Value::as_i64);
+        let number = match asked.unwrap_or(0) {
             0 => self.pick_port(ops).await?,
-            held if before.ports.contains(&held) => held,
-            asked => self.claim_port(usize::MAX, asked, ops).await?,
+            asked => self.take_port(asked, ops).await?.map_err(|why| {
+                Status::internal(format!(
+                    "failed to allocate requested HealthCheck NodePort {asked}: {why}"
+                ))
+            })?,
         };
         spec.insert("healthCheckNodePort".to_owned(), number.into());
         Ok(())
     }
 
-    async fn pick_port(&self, ops: &mut Vec<Op<Draft>>) -> Result<u16, Status> {
+    async fn pick_port(&self, ops: &mut Vec<Op<Draft>>) -> Result<i64, Status> {
         for number in candidates(&self.write.core.config.node_ports) {
             let key = port_key(number);
             if ops.iter().all(|op| op.key != key) && self.is_free(&key).await? {
                 ops.push(put_port(&self.namespace, &self.name, number)?);
-                return Ok(number);
+                return Ok(number.into());
             }
         }
         Err(Status::internal(
@@ -86,34 +118,68 @@ impl Owner<'_> {
     async fn claim_port(
         &self,
         index: usize,
-        number: u16,
+        number: i64,
         ops: &mut Vec<Op<Draft>>,
-    ) -> Result<u16, Status> {
-        let spec = Path::new("spec");
-        let path = if index == usize::MAX {
-            spec.child("healthCheckNodePort")
-        } else {
-            spec.child("ports").index(index).child("nodePort")
-        };
-        let refuse = |why: String| {
-            Err(self
-                .write
-                .invalid(&self.name, &[Error::invalid(&path, number, why)]))
-        };
+    ) -> Result<i64, Status> {
+        self.take_port(number, ops).await?.map_err(|why| {
+            let path = Path::new("spec").child("ports").index(index);
+            let error = Error::invalid(&path.child("nodePort"), number, why);
+            self.write.invalid(&self.name, &[error])
+        })
+    }
+
+    /// Takes the port that the client named, or says why not.
+    async fn take_port(
+        &self,
+        number: i64,
+        ops: &mut Vec<Op<Draft>>,
+    ) -> Result<Result<i64, String>, Status> {
         let range = &self.write.core.config.node_ports;
-        if !range.contains(&number) {
-            return refuse(format!(
+        let Some(port) = u16::try_from(number).ok().filter(|n| range.contains(n)) else {
+            return Ok(Err(format!(
                 "provided port is not in the valid range. The range of valid ports is {}-{}",
                 range.start(),
                 range.end()
-            ));
-        }
-        let key = port_key(number);
+            )));
+        };
+        let key = port_key(port);
         if ops.iter().any(|op| op.key == key) || !self.is_free(&key).await? {
-            return refuse("provided port is already allocated".to_owned());
+            return Ok(Err("provided port is already allocated".to_owned()));
         }
-        ops.push(put_port(&self.namespace, &self.name, number)?);
-        Ok(number)
+        ops.push(put_port(&self.namespace, &self.name, port)?);
+        Ok(Ok(number))
+    }
+}
+
+/// Whether ports that name no node port are given one.
+fn gives_node_ports(spec: &Object) -> bool {
+    match text(spec, "type") {
+        "NodePort" => true,
+        "LoadBalancer" => spec.get("allocateLoadBalancerNodePorts") != Some(&Value::Bool(false)),
+        _ => false,
+    }
+}
+
+fn needs_health_check(spec: &Object) -> bool {
+    text(spec, "type") == "LoadBalancer" && text(spec, "externalTrafficPolicy") == "Local"
+}
+
+/// Each port's number and its node port.
+fn ports(spec: &Object) -> Vec<(i64, i64)> {
+    let ports = spec.get("ports").and_then(Value::as_array);
+    let number = |port: &Value, key: &str| port.get(key).and_then(Value::as_i64).unwrap_or(0);
+    let ports = ports.into_iter().flatten();
+    ports
+        .map(|port| (number(port, "port"), number(port, "nodePort")))
+        .collect()
+}
+
+fn set_node_port(spec: &mut Object, index: usize, node_port: i64) {
+    let port = spec
+        .get_mut("ports")
+        .and_then(|ports| ports.get_mut(index)?.as_object_mut());
+    if let Some(port) = port {
+        port.insert("nodePort".to_owned(), node_port.into());
     }
 }
 

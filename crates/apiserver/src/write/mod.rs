@@ -77,12 +77,9 @@ impl Write {
     }
 
     pub(crate) fn invalid(&self, name: &str, errors: &[field::Error]) -> Status {
-        Status::invalid(
-            &self.resource.group,
-            &self.resource.kind.names().kind,
-            name,
-            errors,
-        )
+        // Objects are judged in the form that keeps them, and named by its group.
+        let kept = self.resource.storage.as_ref().unwrap_or(&self.resource);
+        Status::invalid(&kept.group, &self.resource.kind.names().kind, name, errors)
     }
 
     /// What admission sees.

@@ -71,7 +71,11 @@ async fn attempt(
     write.track(Some(&old), &mut object);
     let mut ops = hooks::before_update(write, &mut object, &old).await?;
     validate(write, &object, &old)?;
-    for warning in kind.warnings(&object, Some(&old)) {
+    let warnings = match write.subresource() {
+        Some("status") => kind.status_warnings(&object, &old),
+        _ => kind.warnings(&object, Some(&old)),
+    };
+    for warning in warnings {
         write.effects.warn(warning);
     }
     write

@@ -1,8 +1,9 @@
 //! Endpoints: the addresses behind a Service, in the form before EndpointSlice.
 
+use crate::address::{endpoint_ip, ip_warnings};
 use crate::builtin::Builtin;
 use crate::columns::{AGE, NAME, age, column, name_cell};
-use crate::tree::{default_empty, each, get, int, list, text};
+use crate::tree::{default_empty, each, get, int, list, same, text};
 use crate::{Column, Subresource, check};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value, format};
@@ -15,11 +16,21 @@ pub const KIND: Builtin = Builtin {
     creates_on_update: true,
     default,
     validate_create: validate,
-    validate_update: |object, _, _: Subresource<'_>| validate(object),
+    validate_update: |object, old, _: Subresource<'_>| {
+        // What older rules took may stay.
+        if same(get(object, "subsets"), get(old, "subsets")) {
+            Vec::new()
+        } else {
+            validate(object)
+        }
+    },
+    warnings: |object, _| warnings(object),
     columns: COLUMNS,
     row,
     ..Builtin::EMPTY
 };
+
+const ADDRESSES: [&str; 2] = ["addresses", "notReadyAddresses"];
 
 const COLUMNS: &[Column] = &[
     NAME,
@@ -82,17 +93,9 @@ fn validate(object: &Object) -> Errors {
             let detail = "must specify `addresses` or `notReadyAddresses`";
             errors.push(Error::required(&at, detail));
         }
-        for field in ["addresses", "notReadyAddresses"] {
+        for field in ADDRESSES {
             for (j, address) in list(&subset[field]).iter().enumerate() {
-                let ip = text(&address["ip"]);
-                if ip.parse::<std::net::IpAddr>().is_err() {
-                    let detail = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)";
-                    errors.push(Error::invalid(
-                        &at.child(field).index(j).child("ip"),
-                        ip,
-                        detail,
-                    ));
-                }
+                check_address(address, &at.child(field).index(j), &mut errors);
             }
         }
         let ports = list(&subset["ports"]);
@@ -106,6 +109,40 @@ fn validate(object: &Object) -> Errors {
         }
     }
     errors
+}
+
+fn check_address(address: &Value, path: &Path, errors: &mut Errors) {
+    let at = path.child("ip");
+    check::ip(text(&address["ip"]), &at, errors);
+    let hostname = path.child("hostname");
+    check::optional(
+        format::dns1123_label,
+        &address["hostname"],
+        &hostname,
+        errors,
+    );
+    if let Some(node) = address["nodeName"].as_str() {
+        let form = format::dns1123_subdomain(node);
+        check::form(form, node, &path.child("nodeName"), errors);
+    }
+    endpoint_ip(text(&address["ip"]), &at, errors);
+}
+
+fn warnings(object: &Object) -> Vec<String> {
+    let labels = &get(object, "metadata")["labels"];
+    if labels["endpoints.kubernetes.io/managed-by"] == "endpoint-controller" {
+        return Vec::new();
+    }
+    let mut out = Vec::new();
+    for (i, subset) in list(get(object, "subsets")).iter().enumerate() {
+        for field in ADDRESSES {
+            for (j, address) in list(&subset[field]).iter().enumerate() {
+                let at = Path::new("subsets").index(i).child(field).index(j);
+                out.extend(ip_warnings(text(&address["ip"]), &at.child("ip")));
+            }
+        }
+    }
+    out
 }
 
 fn check_port(port: &Value, needs_name: bool, path: &Path, errors: &mut Errors) {
@@ -124,10 +161,72 @@ fn check_port(port: &Value, needs_name: bool, path: &Path, errors: &mut Errors) 
     for complaint in format::port_number(number) {
         errors.push(Error::invalid(&path.child("port"), number, complaint));
     }
-    check::one_of(
+    let protocols = ["SCTP", "TCP", "UDP"];
+    check::known(
         &port["protocol"],
-        &["SCTP", "TCP", "UDP"],
+        &protocols,
         &path.child("protocol"),
         errors,
     );
+    if let Some(app) = port["appProtocol"].as_str() {
+        let form = format::qualified_name(app);
+        check::form(form, app, &path.child("appProtocol"), errors);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{lines, object};
+
+    fn told(subset: &str) -> Vec<String> {
+        let mut endpoints = object(&format!(r#"{{"subsets": [{subset}]}}"#));
+        default(&mut endpoints);
+        lines(validate(&endpoints))
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let cases: &[(&str, &[&str])] = &[
+            (
+                r#"{"addresses": [{"ip": "10.0.0.1", "hostname": "h", "nodeName": "n"}], "ports": [{"port": 1}]}"#,
+                &[],
+            ),
+            (
+                "{}",
+                &["subsets[0]: Required value: must specify `addresses` or `notReadyAddresses`"],
+            ),
+            (
+                r#"{"addresses": [{"ip": "x"}]}"#,
+                &[
+                    "subsets[0].addresses[0].ip: Invalid value: \"x\": must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)",
+                    "subsets[0].addresses[0].ip: Invalid value: \"x\": must be a valid IP address",
+                ],
+            ),
+            (
+                r#"{"notReadyAddresses": [{"ip": "127.0.0.1"}]}"#,
+                &[
+                    "subsets[0].notReadyAddresses[0].ip: Invalid value: \"127.0.0.1\": may not be in the loopback range (127.0.0.0/8, ::1/128)",
+                ],
+            ),
+            (
+                r#"{"addresses": [{"ip": "10.0.0.1"}], "ports": [{"port": 1, "appProtocol": "/x"}]}"#,
+                &[
+                    "subsets[0].ports[0].appProtocol: Invalid value: \"/x\": prefix part must be non-empty",
+                ],
+            ),
+        ];
+        for (subset, expected) in cases {
+            assert_eq!(told(subset), *expected, "{subset}");
+        }
+    }
+
+    #[test]
+    fn what_was_taken_once_may_stay() {
+        let old = object(r#"{"subsets": [{}]}"#);
+        assert!((KIND.validate_update)(&old, &old, None).is_empty());
+        assert!(
+            !(KIND.validate_update)(&object(r#"{"subsets": [{}, {}]}"#), &old, None).is_empty()
+        );
+    }
 }

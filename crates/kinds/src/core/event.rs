@@ -3,8 +3,8 @@
 
 use crate::builtin::Builtin;
 use crate::columns::{column, name_cell, since, wide};
-use crate::tree::{get, int, is_set, namespace, text};
-use crate::{Column, Subresource};
+use crate::tree::{get, int, is_set, namespace, same, text};
+use crate::{Column, Subresource, check};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value, format};
 
@@ -14,8 +14,8 @@ pub const KIND: Builtin = Builtin {
     short_names: &["ev"],
     schema: "core/v1.Event",
     creates_on_update: true,
-    validate_create: validate,
-    validate_update: |object, _, _: Subresource<'_>| validate(object),
+    validate_create: |object| check_both(object, "reportingComponent"),
+    validate_update: |object, _, _: Subresource<'_>| check_both(object, "reportingComponent"),
     selectable: SELECTABLE,
     selectable_fields,
     columns: COLUMNS,
@@ -31,7 +31,7 @@ pub const EVENTS_V1: Builtin = Builtin {
     to_stored: |object| renamed(object, "v1", |(new, old)| (new, old)),
     from_stored: |object| renamed(object, "events.k8s.io/v1", |(new, old)| (old, new)),
     validate_create: validate_new,
-    validate_update: |_, _, _: Subresource<'_>| Vec::new(),
+    validate_update: |object, old, _: Subresource<'_>| validate_change(object, old),
     selectable: SELECTABLE_V1,
     row: |object, now| row(&(EVENTS_V1.to_stored)(object.clone()), now),
     ..KIND
@@ -187,80 +187,214 @@ fn selectable_fields(object: &Object) -> Vec<(&'static str, String)> {
     out
 }
 
-fn validate(object: &Object) -> Errors {
+/// What both groups ask for; `object` in core's form.
+fn check_both(object: &Object, controller_field: &str) -> Errors {
+    const LIMIT: usize = 128;
+    const NOTE_LIMIT: usize = 1024;
     let mut errors = Vec::new();
     let path = Path::new("involvedObject").child("namespace");
     let about = text(&get(object, "involvedObject")["namespace"]);
     let own = namespace(object);
     // Events about objects without a namespace go to `default`.
-    let fits = if about.is_empty() {
-        own == "default" || own == "kube-system" || own.is_empty()
-    } else {
-        about == own
+    let of_cluster = matches!(own, "" | "default");
+    let dated = is_set(get(object, "eventTime"));
+    let fits = match (dated, about) {
+        (false, "") => of_cluster,
+        (false, about) => about == own,
+        (true, "") => matches!(own, "default" | "kube-system"),
+        (true, _) => true,
     };
     if !fits {
-        errors.push(Error::invalid(
-            &path,
-            about,
-            "does not match event.namespace",
-        ));
+        let detail = "does not match event.namespace";
+        errors.push(Error::invalid(&path, about, detail));
+    }
+    if dated {
+        let controller = text(get(object, "reportingComponent"));
+        let at = Path::new(controller_field);
+        if controller.is_empty() {
+            errors.push(Error::required(&at, ""));
+        }
+        check::form(
+            format::qualified_name(controller),
+            controller,
+            &at,
+            &mut errors,
+        );
+        let mut limit = |field: &str, limit: usize, needed: bool| {
+            let value = text(get(object, field));
+            let at = Path::new(field);
+            if needed && value.is_empty() {
+                errors.push(Error::required(&at, ""));
+            }
+            if value.len() > limit {
+                let detail = format!("can have at most {limit} characters");
+                errors.push(Error::invalid(&at, "", detail));
+            }
+        };
+        for field in ["reportingInstance", "action", "reason"] {
+            limit(field, LIMIT, true);
+        }
+        limit("message", NOTE_LIMIT, false);
     }
     errors
 }
 
 /// events.k8s.io is stricter with new events.
 fn validate_new(object: &Object) -> Errors {
-    let mut errors = Vec::new();
+    let object = &(EVENTS_V1.to_stored)(object.clone());
+    let mut errors = check_both(object, "reportingController");
+    check_series(object, &mut errors);
     if !is_set(get(object, "eventTime")) {
         errors.push(Error::required(&Path::new("eventTime"), ""));
     }
-    let controller = text(get(object, "reportingController"));
-    let at = Path::new("reportingController");
-    if controller.is_empty() {
-        errors.push(Error::required(&at, ""));
-    } else {
-        crate::check::form(
-            format::qualified_name(controller),
-            controller,
-            &at,
-            &mut errors,
-        );
-    }
-    for (field, limit) in [("reportingInstance", 128), ("action", 128), ("reason", 128)] {
-        let value = text(get(object, field));
-        let at = Path::new(field);
-        if value.is_empty() {
-            errors.push(Error::required(&at, ""));
-        } else if value.len() > limit {
-            errors.push(Error::invalid(
-                &at,
-                "",
-                format!("can have at most {limit} characters"),
-            ));
-        }
-    }
-    if text(get(object, "note")).len() > 1024 {
-        errors.push(Error::invalid(
-            &Path::new("message"),
-            "",
-            "can have at most 1024 characters",
-        ));
-    }
+    let mut refuse = |field: &str, detail: String| {
+        errors.push(Error::invalid(&Path::new(field), "", detail));
+    };
     let kind = text(get(object, "type"));
     if !matches!(kind, "Normal" | "Warning") {
-        errors.push(Error::invalid(
-            &Path::new("type"),
-            "",
-            "has invalid value: ".to_owned() + kind,
-        ));
+        refuse("type", format!("has invalid value: {kind}"));
+    }
+    let source = get(object, "source");
+    let unset = [
+        ("firstTimestamp", !is_set(get(object, "firstTimestamp"))),
+        ("lastTimestamp", !is_set(get(object, "lastTimestamp"))),
+        ("count", int(get(object, "count")) == 0),
+        (
+            "source",
+            text(&source["component"]).is_empty() && text(&source["host"]).is_empty(),
+        ),
+    ];
+    for (field, unset) in unset {
+        if !unset {
+            refuse(field, "needs to be unset".to_owned());
+        }
     }
     errors
+}
+
+fn check_series(object: &Object, errors: &mut Errors) {
+    let series = get(object, "series");
+    if !is_set(series) {
+        return;
+    }
+    if int(&series["count"]) < 2 {
+        let detail = "should be at least 2";
+        errors.push(Error::invalid(&Path::new("series.count"), "", detail));
+    }
+    if !is_set(&series["lastObservedTime"]) {
+        let at = Path::new("series.lastObservedTime");
+        errors.push(Error::required(&at, ""));
+    }
+}
+
+/// Through events.k8s.io only a series goes on.
+fn validate_change(object: &Object, old: &Object) -> Errors {
+    let new = &(EVENTS_V1.to_stored)(object.clone());
+    let old = &(EVENTS_V1.to_stored)(old.clone());
+    let mut errors = check_both(new, "reportingController");
+    if !same(get(new, "series"), get(old, "series")) {
+        check_series(new, &mut errors);
+    }
+    // `reason` is asked for twice.
+    let fields = [
+        ("involvedObject", "involvedObject"),
+        ("reason", "reason"),
+        ("message", "message"),
+        ("source", "source"),
+        ("firstTimestamp", "firstTimestamp"),
+        ("lastTimestamp", "lastTimestamp"),
+        ("count", "count"),
+        ("reason", "reason"),
+        ("type", "type"),
+        ("eventTime", "eventTime"),
+        ("action", "action"),
+        ("related", "related"),
+        ("reportingComponent", "reportingController"),
+        ("reportingInstance", "reportingInstance"),
+    ];
+    for (field, named) in fields {
+        let (value, before) = (get(new, field), get(old, field));
+        if !same(value, before) {
+            let value = printed(field, value);
+            errors.push(Error::invalid(&Path::new(named), value, check::IMMUTABLE));
+        }
+    }
+    errors
+}
+
+/// As the server's own types spell it.
+fn printed(field: &str, value: &Value) -> Value {
+    let of = |names: &[(&str, &str)]| {
+        let spelled = names
+            .iter()
+            .map(|(theirs, ours)| ((*theirs).to_owned(), Value::from(text(&value[*ours]))));
+        Value::Object(spelled.collect())
+    };
+    match field {
+        "related" if !is_set(value) => "null".into(),
+        "involvedObject" | "related" => of(&[
+            ("Kind", "kind"),
+            ("Namespace", "namespace"),
+            ("Name", "name"),
+            ("UID", "uid"),
+            ("APIVersion", "apiVersion"),
+            ("ResourceVersion", "resourceVersion"),
+            ("FieldPath", "fieldPath"),
+        ]),
+        "source" => of(&[("Component", "component"), ("Host", "host")]),
+        "count" => int(value).into(),
+        "firstTimestamp" | "lastTimestamp" | "eventTime" => value.clone(),
+        _ => text(value).into(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::object;
+    use crate::testing::{lines, object};
+
+    const DATED: &str = r#""metadata": {"namespace": "default"}, "eventTime": "2026-01-01T00:00:00.000000Z",
+        "reason": "r", "action": "a", "reportingInstance": "i", "type": "Normal""#;
+
+    #[test]
+    fn dated_events_say_who_reports_them() {
+        let core = object(&format!(r#"{{{DATED}}}"#));
+        let told = lines((KIND.validate_create)(&core));
+        assert_eq!(told[0], "reportingComponent: Required value");
+        assert_eq!(
+            told[1],
+            r#"reportingComponent: Invalid value: "": name part must be non-empty"#
+        );
+        let undated =
+            object(r#"{"metadata": {"namespace": "a"}, "involvedObject": {"namespace": "b"}}"#);
+        assert_eq!(
+            lines((KIND.validate_create)(&undated)),
+            [r#"involvedObject.namespace: Invalid value: "b": does not match event.namespace"#]
+        );
+    }
+
+    #[test]
+    fn the_new_group_takes_no_old_fields() {
+        let event =
+            |more: &str| object(&format!(r#"{{{DATED}, "reportingController": "c"{more}}}"#));
+        assert_eq!(lines((EVENTS_V1.validate_create)(&event(""))), [""; 0]);
+        assert_eq!(
+            lines((EVENTS_V1.validate_create)(&event(
+                r#", "deprecatedCount": 1, "deprecatedSource": {"host": "h"}, "series": {"count": 1}"#
+            ))),
+            [
+                r#"series.count: Invalid value: "": should be at least 2"#,
+                "series.lastObservedTime: Required value",
+                r#"count: Invalid value: "": needs to be unset"#,
+                r#"source: Invalid value: "": needs to be unset"#,
+            ]
+        );
+        let changed = event(r#", "note": "n""#);
+        assert_eq!(
+            lines((EVENTS_V1.validate_update)(&changed, &event(""), None)),
+            [r#"message: Invalid value: "n": field is immutable"#]
+        );
+    }
 
     #[test]
     fn both_groups_show_the_same_event() {

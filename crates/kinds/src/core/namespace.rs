@@ -34,7 +34,7 @@ pub const KIND: Builtin = Builtin {
     default,
     prepare_create,
     prepare_update,
-    validate_create: validate,
+    validate_create: |object| check_finalizers(object, false),
     validate_update,
     selectable: &["status.phase", "name"],
     selectable_fields: |o| {
@@ -98,25 +98,35 @@ fn prepare_update(
     }
 }
 
-fn validate(object: &Object) -> Errors {
+/// The field is named as a whole at creation, by its item when finalizers are set.
+fn check_finalizers(object: &Object, each_apart: bool) -> Errors {
+    const STANDARD: [&str; 3] = ["kubernetes", "foregroundDeletion", "orphan"];
     let mut errors = Vec::new();
     let path = Path::new("spec").child("finalizers");
     for (i, finalizer) in list(&get(object, "spec")["finalizers"]).iter().enumerate() {
         let finalizer = text(finalizer);
-        let at = path.index(i);
-        let complaints = format::qualified_name(finalizer);
-        if complaints.is_empty() && !finalizer.contains('/') && finalizer != "kubernetes" {
+        let at = if each_apart {
+            path.index(i)
+        } else {
+            path.clone()
+        };
+        check::form(
+            format::qualified_name(finalizer),
+            finalizer,
+            &at,
+            &mut errors,
+        );
+        if !finalizer.contains('/') && !STANDARD.contains(&finalizer) {
             let detail = "name is neither a standard finalizer name nor is it fully qualified";
             errors.push(Error::invalid(&at, finalizer, detail));
         }
-        check::form(complaints, finalizer, &at, &mut errors);
     }
     errors
 }
 
 fn validate_update(object: &Object, _: &Object, subresource: Subresource<'_>) -> Errors {
     let mut errors = if subresource == Some("finalize") {
-        validate(object)
+        check_finalizers(object, true)
     } else {
         Vec::new()
     };
@@ -138,7 +148,21 @@ fn validate_update(object: &Object, _: &Object, subresource: Subresource<'_>) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::object;
+    use crate::testing::{lines, object};
+
+    #[test]
+    fn finalizers_have_full_names() {
+        let namespace = object(r#"{"spec": {"finalizers": ["kubernetes", "a.b/c", "a"]}}"#);
+        let wrong = "Invalid value: \"a\": name is neither a standard finalizer name nor is it fully qualified";
+        assert_eq!(
+            lines(check_finalizers(&namespace, false)),
+            [format!("spec.finalizers: {wrong}")]
+        );
+        assert_eq!(
+            lines(validate_update(&namespace, &namespace, Some("finalize"))),
+            [format!("spec.finalizers[2]: {wrong}")]
+        );
+    }
 
     #[test]
     fn a_new_namespace_is_active_labelled_and_guarded() {

@@ -1,12 +1,15 @@
 //! Node: a machine that runs pods.
 
+use crate::address::cidr_warnings;
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell, or_none, wide};
-use crate::tree::{child, entries, get, is_empty, is_set, list, same, text, truth};
+use crate::pod::check_quantity;
+use crate::tree::{child, entries, get, is_set, keep, list, text, truth};
 use crate::{Column, Scope, Subresource, SubresourceInfo};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value, format};
+use machinery::json::json;
 use std::collections::BTreeSet;
 
 pub const KIND: Builtin = Builtin {
@@ -26,15 +29,18 @@ pub const KIND: Builtin = Builtin {
         STATUS,
     ],
     default,
-    prepare_create: |_, _| {},
+    prepare_create: |object, _| drop_config(object, &Object::new()),
     prepare_update: |object, old, subresource, _| {
         // A kubelet may bring its status along when it registers; later only through `status`.
         if subresource.is_none() {
-            crate::tree::keep(object, old, "status");
+            keep(object, old, "status");
         }
+        drop_config(object, old);
     },
     validate_create: validate,
     validate_update,
+    warnings: |object, _| warnings(object),
+    status_warnings: Some(|_| Vec::new()),
     selectable: &["spec.unschedulable"],
     selectable_fields: |o| {
         vec![(
@@ -148,15 +154,127 @@ fn default(object: &mut Object) {
     }
 }
 
+/// Settings from the API are a thing of the past: they may stay, not come.
+fn drop_config(object: &mut Object, old: &Object) {
+    for (part, field) in [("spec", "configSource"), ("status", "config")] {
+        if !is_set(&get(old, part)[field])
+            && let Some(part) = child(object, part)
+        {
+            part.shift_remove(field);
+        }
+    }
+}
+
+fn warnings(object: &Object) -> Vec<String> {
+    let spec = get(object, "spec");
+    let mut out = Vec::new();
+    if is_set(&spec["configSource"]) {
+        out.push("spec.configSource: the feature is removed".to_owned());
+    }
+    if !text(&spec["externalID"]).is_empty() {
+        let why = "this field is deprecated, and is unused by Kubernetes";
+        out.push(format!("spec.externalID: {why}"));
+    }
+    let path = Path::new("spec").child("podCIDRs");
+    for (i, range) in list(&spec["podCIDRs"]).iter().enumerate() {
+        out.extend(cidr_warnings(text(range), &path.index(i)));
+    }
+    out
+}
+
 fn validate(object: &Object) -> Errors {
     let mut errors = Vec::new();
-    let spec = get(object, "spec");
-    taints(
-        &spec["taints"],
-        &Path::new("spec").child("taints"),
-        &mut errors,
-    );
+    // Named as if they stood in the metadata.
+    let metadata = Path::new("metadata");
+    let (spec, status) = (get(object, "spec"), get(object, "status"));
+    taints(&spec["taints"], &metadata.child("taints"), &mut errors);
+    check_amounts(status, &mut errors);
+    let swap = &status["nodeInfo"]["swap"]["capacity"];
+    if is_set(swap) {
+        let at = metadata.child("nodeSwapStatus").child("capacity");
+        check::positive(swap, &at, &mut errors);
+    }
+    check_features(status, &mut errors);
+    check_ranges(&spec["podCIDRs"], &mut errors);
     errors
+}
+
+fn check_amounts(status: &Value, errors: &mut Errors) {
+    for field in ["capacity", "allocatable"] {
+        for (name, amount) in entries(&status[field]) {
+            let at = Path::new("status").child(field).child(name);
+            check_quantity(name, amount, &at, errors);
+        }
+    }
+}
+
+/// What the node says it can do: names in order, each once.
+fn check_features(status: &Value, errors: &mut Errors) {
+    const LONGEST: usize = 253;
+    let path = Path::new("status").child("declaredFeatures");
+    let features: Vec<&str> = list(&status["declaredFeatures"]).iter().map(text).collect();
+    for (i, feature) in features.iter().enumerate() {
+        let wrong = if feature.len() > LONGEST {
+            Some(format!("must be no more than {LONGEST} characters"))
+        } else if !is_feature(feature) {
+            Some(
+                "must start with an UpperCamelCase segment, with subsequent segments separated \
+                 by '/' (e.g., MyFeature or MyFeature/mySubFeature), and contain only \
+                 alphanumeric characters and slashes"
+                    .to_owned(),
+            )
+        } else {
+            None
+        };
+        if let Some(wrong) = wrong {
+            let detail = format!("invalid feature name {feature:?}: {wrong}");
+            errors.push(Error::invalid(&path.index(i), *feature, detail));
+        }
+        let at = path.index(i + 1);
+        match features.get(i + 1) {
+            Some(next) if feature == next => errors.push(Error::duplicate(&at, *next)),
+            Some(next) if feature > next => {
+                let detail = "list must be sorted alphabetically";
+                errors.push(Error::invalid(&at, *next, detail));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// `MyFeature` or `MyFeature/mySubFeature`
+fn is_feature(name: &str) -> bool {
+    let fits = |part: &str| {
+        part.starts_with(|c: char| c.is_ascii_alphabetic())
+            && part.bytes().all(|b| b.is_ascii_alphanumeric())
+    };
+    name.starts_with(|c: char| c.is_ascii_uppercase()) && name.split('/').all(fits)
+}
+
+fn check_ranges(ranges: &Value, errors: &mut Errors) {
+    let path = Path::new("spec").child("podCIDRs");
+    let all = list(ranges);
+    for (i, range) in all.iter().enumerate() {
+        check::cidr(text(range), &path.index(i), errors);
+    }
+    if all.len() < 2 {
+        return;
+    }
+    let family = |range: &Value| check::loose_network(text(range)).map(|(ip, _)| ip.is_ipv6());
+    let families: Vec<Option<bool>> = all.iter().map(family).collect();
+    let broken = families.iter().position(Option::is_none);
+    if let Some(i) = broken {
+        let detail = format!(
+            "invalid PodCIDRs. failed to check with dual stack with error:\
+             invalid CIDR[{i}]: <nil> (invalid CIDR address: {})",
+            text(&all[i])
+        );
+        errors.push(Error::internal(&path, detail));
+    }
+    if broken.is_some() || all.len() > 2 || families[0] == families[1] {
+        let detail = "may specify no more than one CIDR for each IP family";
+        errors.push(Error::invalid(&path, ranges.clone(), detail));
+    }
 }
 
 fn taints(value: &Value, path: &Path, errors: &mut Errors) {
@@ -168,29 +286,54 @@ fn taints(value: &Value, path: &Path, errors: &mut Errors) {
         let complaints = format::label_value(text(&taint["value"]));
         if !complaints.is_empty() {
             let detail = complaints.join(";");
-            errors.push(Error::invalid(
-                &at.child("value"),
-                text(&taint["value"]),
-                detail,
-            ));
+            let value = text(&taint["value"]);
+            errors.push(Error::invalid(&at.child("value"), value, detail));
         }
         let effects = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
-        match text(&taint["effect"]) {
-            "" => errors.push(Error::required(&at.child("effect"), "")),
-            _ => check::one_of(&taint["effect"], &effects, &at.child("effect"), errors),
-        }
+        check::known(&taint["effect"], &effects, &at.child("effect"), errors);
         if !seen.insert((key, text(&taint["effect"]))) {
-            errors.push(Error::duplicate(&at, taint.clone()));
+            let printed = json!({"Key": key, "Value": text(&taint["value"]),
+                "Effect": text(&taint["effect"]), "TimeAdded": taint["timeAdded"]});
+            let mut error = Error::duplicate(&at, printed);
+            error.detail = "taints must be unique by key and effect pair".to_owned();
+            errors.push(error);
         }
     }
 }
 
-fn validate_update(object: &Object, old: &Object, _: Subresource<'_>) -> Errors {
-    let mut errors = validate(object);
-    let (new, old) = (get(object, "spec"), get(old, "spec"));
+fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) -> Errors {
+    let mut errors = Vec::new();
+    let status = get(object, "status");
+    if subresource.is_none() {
+        // An update of the whole is held to the rules of a new node too.
+        errors = validate(object);
+    }
+    check_amounts(status, &mut errors);
+    check_features(status, &mut errors);
+    let mut seen = Vec::new();
+    for (i, address) in list(&status["addresses"]).iter().enumerate() {
+        if seen.contains(&address) {
+            let at = Path::new("status").child("addresses").index(i);
+            let field = |name: &str| text(&address[name]).to_owned();
+            let printed = json!({"Type": field("type"), "Address": field("address")});
+            errors.push(Error::duplicate(&at, printed));
+        }
+        seen.push(address);
+    }
+    check_kept(get(object, "spec"), get(old, "spec"), &mut errors);
+    errors
+}
+
+fn check_kept(new: &Value, old: &Value, errors: &mut Errors) {
     let path = Path::new("spec");
-    if !is_empty(&old["podCIDRs"]) && !same(&new["podCIDRs"], &old["podCIDRs"]) {
-        let detail = "node updates may not change podCIDR except from \"\" to valid";
+    let (ranges, were) = (list(&new["podCIDRs"]), list(&old["podCIDRs"]));
+    let detail = "node updates may not change podCIDR except from \"\" to valid";
+    let changes = match were.len() {
+        0 => 0,
+        n if n != ranges.len() => 1,
+        _ => were.iter().zip(ranges).filter(|(a, b)| a != b).count(),
+    };
+    for _ in 0..changes {
         errors.push(Error::forbidden(&path.child("podCIDRs"), detail));
     }
     let (was, is) = (text(&old["providerID"]), text(&new["providerID"]));
@@ -198,7 +341,15 @@ fn validate_update(object: &Object, old: &Object, _: Subresource<'_>) -> Errors 
         let detail = "node updates may not change providerID except from \"\" to valid";
         errors.push(Error::forbidden(&path.child("providerID"), detail));
     }
-    errors
+    taints(
+        &new["taints"],
+        &Path::new("metadata").child("taints"),
+        errors,
+    );
+    if text(&new["externalID"]) != text(&old["externalID"]) {
+        let at = path.child("externalID");
+        errors.push(Error::forbidden(&at, "may not be updated"));
+    }
 }
 
 #[cfg(test)]
@@ -228,5 +379,59 @@ mod tests {
         let old = object(r#"{"spec": {"podCIDRs": ["10.0.0.0/24"]}}"#);
         let new = object(r#"{"spec": {"podCIDRs": ["10.0.1.0/24"]}}"#);
         assert_eq!(lines(validate_update(&new, &old, None)).len(), 1);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let cases: &[(&str, &[&str])] = &[
+            (
+                r#"{"spec": {"podCIDRs": ["10.0.0.0/24", "2001:db8::/64"]}, "status": {"declaredFeatures": ["A", "B/c"]}}"#,
+                &[],
+            ),
+            (
+                r#"{"spec": {"taints": [{"key": "a", "effect": "NoExecute"}, {"key": "a", "effect": "NoExecute"}]}}"#,
+                &[
+                    r#"metadata.taints[1]: Duplicate value: {"Key":"a","Value":"","Effect":"NoExecute","TimeAdded":null}: taints must be unique by key and effect pair"#,
+                ],
+            ),
+            (
+                r#"{"spec": {"podCIDRs": ["10.0.0.0/24", "10.0.1.0/24"]}}"#,
+                &[
+                    r#"spec.podCIDRs: Invalid value: ["10.0.0.0/24","10.0.1.0/24"]: may specify no more than one CIDR for each IP family"#,
+                ],
+            ),
+            (
+                r#"{"status": {"capacity": {"cpu": "-1"}}}"#,
+                &[
+                    r#"status.capacity.cpu: Invalid value: "-1": must be greater than or equal to 0"#,
+                ],
+            ),
+            (
+                r#"{"status": {"declaredFeatures": ["B", "A", "A"]}}"#,
+                &[
+                    r#"status.declaredFeatures[1]: Invalid value: "A": list must be sorted alphabetically"#,
+                    r#"status.declaredFeatures[2]: Duplicate value: "A""#,
+                ],
+            ),
+        ];
+        for (node, expected) in cases {
+            assert_eq!(lines(validate(&object(node))), *expected, "{node}");
+        }
+    }
+
+    #[test]
+    fn settings_from_the_api_do_not_come_back() {
+        let mut node = object(
+            r#"{"spec": {"configSource": {}, "externalID": "a"}, "status": {"config": {}}}"#,
+        );
+        drop_config(&mut node, &Object::new());
+        assert_eq!(
+            node,
+            object(r#"{"spec": {"externalID": "a"}, "status": {}}"#)
+        );
+        assert_eq!(
+            warnings(&node),
+            ["spec.externalID: this field is deprecated, and is unused by Kubernetes"]
+        );
     }
 }

@@ -18,6 +18,7 @@ pub const KIND: Builtin = Builtin {
     default,
     validate_create: validate,
     validate_update,
+    warnings,
     selectable: &["type"],
     selectable_fields: |o| vec![("type", text(get(o, "type")).to_owned())],
     columns: COLUMNS,
@@ -110,16 +111,98 @@ fn check_json(data: &Value, key: &str, path: &Path, errors: &mut Errors) {
         None => errors.push(Error::required(&path.key(key), "")),
         Some(value) => {
             let bytes = BASE64.decode(text(value)).unwrap_or_default();
-            if let Err(error) = machinery::json::from_slice::<serde::de::IgnoredAny>(&bytes) {
-                let at = path.key(key);
-                errors.push(Error::invalid(
-                    &at,
-                    "<secret contents redacted>",
-                    error.to_string(),
-                ));
+            if let Some(wrong) = no_json_object(&bytes) {
+                let hidden = "<secret contents redacted>";
+                errors.push(Error::invalid(&path.key(key), hidden, wrong));
             }
         }
     }
+}
+
+/// Why bytes are no JSON object.
+fn no_json_object(bytes: &[u8]) -> Option<String> {
+    let what = match machinery::json::from_slice::<machinery::json::Value>(bytes) {
+        Ok(machinery::json::Value::Object(_) | machinery::json::Value::Null) => return None,
+        Ok(machinery::json::Value::Array(_)) => "array",
+        Ok(machinery::json::Value::String(_)) => "string",
+        Ok(machinery::json::Value::Number(_)) => "number",
+        Ok(machinery::json::Value::Bool(_)) => "bool",
+        Err(error) if error.is_eof() => return Some("unexpected end of JSON input".to_owned()),
+        Err(error) => {
+            let text = String::from_utf8_lossy(bytes);
+            let first = text.trim_start().chars().next().unwrap_or_default();
+            let begins = first.is_ascii_digit() || "{[\"-tfn".contains(first);
+            return Some(if begins {
+                error.to_string()
+            } else {
+                format!("invalid character {first:?} looking for beginning of value")
+            });
+        }
+    };
+    Some(format!(
+        "json: cannot unmarshal {what} into Go value of type map[string]interface {{}}"
+    ))
+}
+
+/// What is wrong with a certificate and its key, as far as their frames tell.
+fn warnings(object: &Object, _: Option<&Object>) -> Vec<String> {
+    if get(object, "type") != "kubernetes.io/tls" {
+        return Vec::new();
+    }
+    let data = get(object, "data");
+    let blocks = |key: &str| {
+        let bytes = BASE64.decode(text(&data[key])).unwrap_or_default();
+        pem_labels(&String::from_utf8_lossy(&bytes))
+    };
+    let certificates = blocks("tls.crt");
+    let is_key = |label: &String| label == "PRIVATE KEY" || label.ends_with(" PRIVATE KEY");
+    let wrong = match certificates.as_slice() {
+        [] => Some("failed to find any PEM data in certificate input".to_owned()),
+        all if all.iter().any(|label| label == "CERTIFICATE") => None,
+        [one] if one.ends_with("PRIVATE KEY") => Some(
+            "failed to find certificate PEM data in certificate input, but did find a private \
+             key; PEM inputs may have been switched"
+                .to_owned(),
+        ),
+        all => Some(format!(
+            "failed to find \"CERTIFICATE\" PEM block in certificate input after skipping PEM \
+             blocks of the following types: [{}]",
+            all.join(" ")
+        )),
+    };
+    let wrong = wrong.or_else(|| match blocks("tls.key").as_slice() {
+        [] => Some("failed to find any PEM data in key input".to_owned()),
+        all if all.iter().any(is_key) => None,
+        [one] if one == "CERTIFICATE" => {
+            Some("found a certificate rather than a key in the PEM for the private key".to_owned())
+        }
+        all => Some(format!(
+            "failed to find PEM block with type ending in \"PRIVATE KEY\" in key input after \
+             skipping PEM blocks of the following types: [{}]",
+            all.join(" ")
+        )),
+    });
+    wrong
+        .map(|wrong| format!("tls: {wrong}"))
+        .into_iter()
+        .collect()
+}
+
+/// What the blocks of a PEM text say they are.
+fn pem_labels(text: &str) -> Vec<String> {
+    let mut labels = Vec::new();
+    let mut rest = text;
+    while let Some(at) = rest.find("-----BEGIN ") {
+        rest = &rest[at + "-----BEGIN ".len()..];
+        let Some((label, body)) = rest.split_once("-----") else {
+            break;
+        };
+        if let Some(end) = body.find(&format!("-----END {label}-----")) {
+            labels.push(label.to_owned());
+            rest = &body[end..];
+        }
+    }
+    labels
 }
 
 fn validate_update(object: &Object, old: &Object, _: Subresource<'_>) -> Errors {
@@ -147,6 +230,46 @@ mod tests {
         assert_eq!(
             Value::Object(secret).to_string(),
             r#"{"data":{"b":"eQ==","a":"eA=="},"type":"Opaque"}"#
+        );
+    }
+
+    #[test]
+    fn a_certificate_without_its_frame_is_warned_about() {
+        let told = |certificate: &str, key: &str| {
+            let data = |text: &str| BASE64.encode(text);
+            let secret = object(&format!(
+                r#"{{"type": "kubernetes.io/tls", "data": {{"tls.crt": "{}", "tls.key": "{}"}}}}"#,
+                data(certificate),
+                data(key)
+            ));
+            warnings(&secret, None).join(" ")
+        };
+        let block = |label: &str| format!("-----BEGIN {label}-----\nAA==\n-----END {label}-----\n");
+        let (certificate, key) = (block("CERTIFICATE"), block("EC PRIVATE KEY"));
+        assert_eq!(told(&certificate, &key), "");
+        assert_eq!(
+            told("x", &key),
+            "tls: failed to find any PEM data in certificate input"
+        );
+        assert!(told(&key, &certificate).contains("PEM inputs may have been switched"));
+        assert_eq!(
+            told(&certificate, "x"),
+            "tls: failed to find any PEM data in key input"
+        );
+        assert!(told(&certificate, &certificate).contains("found a certificate rather than a key"));
+    }
+
+    #[test]
+    fn credentials_are_a_json_object() {
+        assert_eq!(no_json_object(b"{}"), None);
+        assert_eq!(no_json_object(b"").unwrap(), "unexpected end of JSON input");
+        assert_eq!(
+            no_json_object(b"x").unwrap(),
+            "invalid character 'x' looking for beginning of value"
+        );
+        assert_eq!(
+            no_json_object(b"[]").unwrap(),
+            "json: cannot unmarshal array into Go value of type map[string]interface {}"
         );
     }
 

@@ -2,6 +2,8 @@
 
 use crate::SubresourceInfo;
 use crate::builtin::Builtin;
+use crate::tree::{each, get, is_set};
+use machinery::Object;
 
 pub const KIND: Builtin = Builtin {
     kind: "ServiceAccount",
@@ -15,5 +17,50 @@ pub const KIND: Builtin = Builtin {
         kind: "TokenRequest",
         verbs: &["create"],
     }],
+    prepare_create: |object, _| name_secrets(object),
+    prepare_update: |object, _, _, _| name_secrets(object),
+    warnings,
     ..Builtin::EMPTY
 };
+
+const ENFORCE: &str = "kubernetes.io/enforce-mountable-secrets";
+
+/// Secrets are of the account's namespace: a name is all that is kept of a reference.
+fn name_secrets(object: &mut Object) {
+    for secret in each(object, "secrets") {
+        secret.retain(|field, _| field == "name");
+    }
+}
+
+fn warnings(object: &Object, old: Option<&Object>) -> Vec<String> {
+    let enforces = |object: &Object| is_set(&get(object, "metadata")["annotations"][ENFORCE]);
+    if !enforces(object) || old.is_some_and(enforces) {
+        return Vec::new();
+    }
+    vec![format!(
+        "metadata.annotations[{ENFORCE}]: deprecated in v1.32+; \
+         prefer separate namespaces to isolate access to mounted secrets"
+    )]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::object;
+
+    #[test]
+    fn of_a_secret_the_name_is_kept() {
+        let mut account = object(r#"{"secrets": [{"name": "a", "namespace": "b", "kind": "c"}]}"#);
+        name_secrets(&mut account);
+        assert_eq!(account, object(r#"{"secrets": [{"name": "a"}]}"#));
+    }
+
+    #[test]
+    fn a_new_use_of_the_old_annotation_is_warned_about() {
+        let account = object(
+            r#"{"metadata": {"annotations": {"kubernetes.io/enforce-mountable-secrets": "true"}}}"#,
+        );
+        assert_eq!(warnings(&account, None).len(), 1);
+        assert!(warnings(&account, Some(&account)).is_empty());
+    }
+}

@@ -6,7 +6,7 @@ use crate::columns::{AGE, NAME, age, column, or_none};
 use crate::tree::{child, child_or_new, default_to, get, is_set, name, text};
 use crate::{Column, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
-use machinery::{Object, Value};
+use machinery::{Object, Value, format};
 
 pub const KIND: Builtin = Builtin {
     group: "networking.k8s.io",
@@ -22,10 +22,11 @@ pub const KIND: Builtin = Builtin {
     },
     validate_create: validate,
     validate_update: |object, old, _: Subresource<'_>| {
-        let mut errors = validate(object);
+        let mut errors = Vec::new();
         let at = Path::new("spec").child("controller");
         let controller = |o: &Object| get(o, "spec")["controller"].clone();
         check::immutable(&controller(object), &controller(old), &at, &mut errors);
+        errors.extend(validate(object));
         errors
     },
     columns: COLUMNS,
@@ -64,32 +65,87 @@ fn row(object: &Object, now: i64) -> Vec<Value> {
 }
 
 fn validate(object: &Object) -> Errors {
+    const MAX_CONTROLLER: usize = 250;
     let mut errors = Vec::new();
     let spec = get(object, "spec");
     let path = Path::new("spec");
     let controller = text(&spec["controller"]);
     let at = path.child("controller");
-    if controller.is_empty() {
-        errors.push(Error::required(&at, ""));
-    } else if !controller.contains('/') {
-        let detail = "must be a domain-prefixed path (such as \"acme.io/foo\")";
-        errors.push(Error::invalid(&at, controller, detail));
+    if controller.len() > MAX_CONTROLLER {
+        errors.push(Error::too_long(&at, MAX_CONTROLLER));
     }
-    let parameters = &spec["parameters"];
-    if is_set(parameters) {
-        let at = path.child("parameters");
-        for name in ["kind", "name"] {
-            let detail = format!("{name} is required");
-            if text(&parameters[name]).is_empty() {
-                errors.push(Error::required(&at.child(name), detail));
-            }
-        }
-        check::one_of(
-            &parameters["scope"],
-            &["Cluster", "Namespace"],
-            &at.child("scope"),
-            &mut errors,
-        );
+    check::domain_prefixed_path(controller, &at, &mut errors);
+    if is_set(&spec["parameters"]) {
+        check_parameters(&spec["parameters"], &path.child("parameters"), &mut errors);
     }
     errors
+}
+
+fn check_parameters(parameters: &Value, path: &Path, errors: &mut Errors) {
+    if let Some(group) = parameters["apiGroup"].as_str() {
+        let form = format::dns1123_subdomain(group);
+        check::form(form, group, &path.child("apiGroup"), errors);
+    }
+    for field in ["kind", "name"] {
+        check::needed_segment(&parameters[field], &path.child(field), errors);
+    }
+    let at = path.child("namespace");
+    let namespace = parameters["namespace"].as_str();
+    match (text(&parameters["scope"]), namespace) {
+        ("Namespace", None) => {
+            let detail = "`parameters.scope` is set to 'Namespace'";
+            errors.push(Error::required(&at, detail));
+        }
+        ("Namespace", Some(name)) => {
+            check::form(format::dns1123_label(name), name, &at, errors);
+        }
+        ("Cluster", Some(_)) => {
+            let detail = "`parameters.scope` is set to 'Cluster'";
+            errors.push(Error::forbidden(&at, detail));
+        }
+        ("Cluster", None) => {}
+        _ => {
+            let scopes = ["Cluster", "Namespace"];
+            check::one_of(&parameters["scope"], &scopes, &path.child("scope"), errors);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{lines, object};
+
+    #[test]
+    fn mistakes_are_named() {
+        let told =
+            |spec: &str| lines(validate(&object(&format!(r#"{{"spec": {spec}}}"#)))).join(" ");
+        let cases = [
+            (r#"{"controller": "example.com/a"}"#, ""),
+            ("{}", "spec.controller: Required value"),
+            (
+                r#"{"controller": "a"}"#,
+                r#"spec.controller: Invalid value: "a": must be a domain-prefixed path (such as "acme.io/foo")"#,
+            ),
+            (
+                r#"{"controller": "a/b c"}"#,
+                r#"spec.controller: Invalid value: "b c": Invalid path (regex used for validation is '[A-Za-z0-9/\-._~%!$&'()*+,;=:]+')"#,
+            ),
+            (
+                r#"{"controller": "a/b", "parameters": {"kind": "k", "name": "n", "scope": "Namespace"}}"#,
+                "spec.parameters.namespace: Required value: `parameters.scope` is set to 'Namespace'",
+            ),
+            (
+                r#"{"controller": "a/b", "parameters": {"kind": "k", "name": "n", "scope": "Cluster", "namespace": "a"}}"#,
+                "spec.parameters.namespace: Forbidden: `parameters.scope` is set to 'Cluster'",
+            ),
+            (
+                r#"{"controller": "a/b", "parameters": {"kind": "a/b", "scope": "Cluster"}}"#,
+                "spec.parameters.kind: Invalid value: \"a/b\": may not contain '/' spec.parameters.name: Required value",
+            ),
+        ];
+        for (spec, expected) in cases {
+            assert_eq!(told(spec), expected, "{spec}");
+        }
+    }
 }

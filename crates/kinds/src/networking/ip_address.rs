@@ -1,13 +1,14 @@
 //! IPAddress: an address that is taken, and by whom. Its name is the address.
 
+use crate::address::strict_ip;
 use crate::builtin::Builtin;
 use crate::check;
 use crate::columns::{NAME, column, name_cell};
-use crate::tree::{get, is_set, text};
+use crate::tree::{get, is_set, same, text};
 use crate::{Column, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
-use machinery::{Object, Value};
-use std::net::IpAddr;
+use machinery::{Object, Value, format};
+use machinery::json::json;
 
 pub const KIND: Builtin = Builtin {
     group: "networking.k8s.io",
@@ -16,17 +17,19 @@ pub const KIND: Builtin = Builtin {
     short_names: &["ip"],
     scope: Scope::Cluster,
     schema: "networking/v1.IPAddress",
-    name_format: |name, _| match name.parse::<IpAddr>() {
-        Ok(address) if address.to_string() == name => Vec::new(),
-        Ok(_) => vec!["must be an IP address in canonical form".to_owned()],
-        Err(_) => vec!["must be a valid IP address".to_owned()],
+    name_format: |name, _| {
+        let mut errors = Vec::new();
+        strict_ip(name, &Path::new(""), &mut errors);
+        errors.into_iter().map(|error| error.detail).collect()
     },
     validate_create: validate,
     validate_update: |object, old, _: Subresource<'_>| {
-        let mut errors = Vec::new();
-        let at = Path::new("spec").child("parentRef");
-        let parent = |o: &Object| get(o, "spec")["parentRef"].clone();
-        check::immutable(&parent(object), &parent(old), &at, &mut errors);
+        let mut errors = validate(object);
+        let (new, was) = (parent(object), parent(old));
+        if !same(new, was) {
+            let at = Path::new("spec").child("parentRef");
+            errors.push(Error::invalid(&at, printed(new), check::IMMUTABLE));
+        }
         errors
     },
     columns: COLUMNS,
@@ -57,16 +60,88 @@ fn row(object: &Object, _: i64) -> Vec<Value> {
     ]
 }
 
+fn parent(object: &Object) -> &Value {
+    &get(object, "spec")["parentRef"]
+}
+
+/// As the server's own type spells it.
+fn printed(parent: &Value) -> Value {
+    if !is_set(parent) {
+        return "null".into();
+    }
+    let field = |name: &str| text(&parent[name]).to_owned();
+    json!({"Group": field("group"), "Resource": field("resource"),
+        "Namespace": field("namespace"), "Name": field("name")})
+}
+
 fn validate(object: &Object) -> Errors {
     let mut errors = Vec::new();
-    let parent = &get(object, "spec")["parentRef"];
+    let parent = parent(object);
     let at = Path::new("spec").child("parentRef");
     if !is_set(parent) {
         errors.push(Error::required(&at, ""));
         return errors;
     }
+    let group = at.child("group");
+    check::optional(
+        format::dns1123_subdomain,
+        &parent["group"],
+        &group,
+        &mut errors,
+    );
     for field in ["resource", "name"] {
-        check::required(&parent[field], &at.child(field), &mut errors);
+        check::needed_segment(&parent[field], &at.child(field), &mut errors);
     }
+    let namespace = at.child("namespace");
+    check::optional(
+        format::path_segment,
+        &parent["namespace"],
+        &namespace,
+        &mut errors,
+    );
     errors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{lines, object};
+
+    #[test]
+    fn the_name_is_a_canonical_address() {
+        let told = |name: &str| (KIND.name_format)(name, false).join(" ");
+        assert_eq!(told("10.0.0.1"), "");
+        assert_eq!(
+            told("2001:DB8::1"),
+            r#"must be in canonical form ("2001:db8::1")"#
+        );
+        assert_eq!(told("010.0.0.1"), "must not have leading 0s");
+        assert!(told("x").starts_with("must be a valid IP address"));
+    }
+
+    #[test]
+    fn the_owner_is_named_and_stays() {
+        let of = |parent: &str| object(&format!(r#"{{"spec": {{"parentRef": {parent}}}}}"#));
+        assert_eq!(
+            lines(validate(&object("{}"))),
+            ["spec.parentRef: Required value"]
+        );
+        assert_eq!(
+            lines(validate(&of(r#"{"resource": "a/b"}"#))),
+            [
+                "spec.parentRef.resource: Invalid value: \"a/b\": may not contain '/'",
+                "spec.parentRef.name: Required value",
+            ]
+        );
+        let (old, new) = (
+            of(r#"{"resource": "a", "name": "b"}"#),
+            of(r#"{"resource": "a", "name": "c"}"#),
+        );
+        assert_eq!(
+            lines((KIND.validate_update)(&new, &old, None)),
+            [
+                r#"spec.parentRef: Invalid value: {"Group":"","Resource":"a","Namespace":"","Name":"c"}: field is immutable"#
+            ]
+        );
+    }
 }

@@ -1,17 +1,16 @@
 //! NetworkPolicy: who may talk to whom.
 
-use super::{CIDR_FORM, is_cidr};
+use crate::address::{cidr_warnings, legacy_cidr};
 use crate::builtin::Builtin;
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell, selector};
-use crate::core::service::port_or_name;
 use crate::tree::{
     child_or_new, default_empty, default_to, each, entries, get, int, is_set, list, text,
 };
 use crate::{Column, Subresource};
 use machinery::field::{Error, Errors, Path};
+use machinery::{Object, Value, format};
 use machinery::json::json;
-use machinery::{Object, Value};
 
 pub const KIND: Builtin = Builtin {
     group: "networking.k8s.io",
@@ -21,8 +20,9 @@ pub const KIND: Builtin = Builtin {
     schema: "networking/v1.NetworkPolicy",
     has_generation: true,
     default,
-    validate_create: validate,
-    validate_update: |object, _, _: Subresource<'_>| validate(object),
+    validate_create: |object| validate(object, &[]),
+    validate_update: |object, old, _: Subresource<'_>| validate(object, &ranges(old)),
+    warnings: |object, _| warnings(object),
     columns: COLUMNS,
     row,
     ..Builtin::EMPTY
@@ -56,7 +56,46 @@ fn default(object: &mut Object) {
     }
 }
 
-fn validate(object: &Object) -> Errors {
+/// Every address block and where it stands.
+fn blocks(object: &Object) -> impl Iterator<Item = (Path, &Value)> {
+    let spec = get(object, "spec");
+    let directions = [("ingress", "from"), ("egress", "to")].into_iter();
+    directions
+        .flat_map(move |(direction, peers)| {
+            let rules = list(&spec[direction]).iter().enumerate();
+            rules.flat_map(move |(i, rule)| {
+                let at = Path::new("spec").child(direction).index(i).child(peers);
+                let peers = list(&rule[peers]).iter().enumerate();
+                let block = move |(j, peer): (usize, _)| (at.index(j).child("ipBlock"), peer);
+                peers.map(block)
+            })
+        })
+        .map(|(at, peer): (Path, &Value)| (at, &peer["ipBlock"]))
+        .filter(|(_, block)| is_set(block))
+}
+
+/// Ranges that stand in a policy: older rules may have taken them.
+fn ranges(object: &Object) -> Vec<&str> {
+    let mut ranges = Vec::new();
+    for (_, block) in blocks(object) {
+        ranges.push(text(&block["cidr"]));
+        ranges.extend(list(&block["except"]).iter().map(text));
+    }
+    ranges
+}
+
+fn warnings(object: &Object) -> Vec<String> {
+    let mut out = Vec::new();
+    for (at, block) in blocks(object) {
+        out.extend(cidr_warnings(text(&block["cidr"]), &at.child("cidr")));
+        for (i, except) in list(&block["except"]).iter().enumerate() {
+            out.extend(cidr_warnings(text(except), &at.child("except").index(i)));
+        }
+    }
+    out
+}
+
+fn validate(object: &Object, before: &[&str]) -> Errors {
     let mut errors = Vec::new();
     let spec = get(object, "spec");
     let path = Path::new("spec");
@@ -72,7 +111,7 @@ fn validate(object: &Object) -> Errors {
                 check_port(port, &at.child("ports").index(j), &mut errors);
             }
             for (j, peer) in list(&rule[peers]).iter().enumerate() {
-                check_peer(peer, &at.child(peers).index(j), &mut errors);
+                check_peer(peer, before, &at.child(peers).index(j), &mut errors);
             }
         }
     }
@@ -84,10 +123,11 @@ fn validate(object: &Object) -> Errors {
             spec["policyTypes"].clone(),
             detail,
         ));
+        return errors;
     }
     for (i, kind) in types.iter().enumerate() {
         let at = path.child("policyTypes").index(i);
-        check::one_of(kind, &["Egress", "Ingress"], &at, &mut errors);
+        check::one_of(kind, &["Ingress", "Egress"], &at, &mut errors);
     }
     errors
 }
@@ -95,24 +135,49 @@ fn validate(object: &Object) -> Errors {
 fn check_port(port: &Value, path: &Path, errors: &mut Errors) {
     if is_set(&port["protocol"]) {
         let at = path.child("protocol");
-        check::one_of(&port["protocol"], &["SCTP", "TCP", "UDP"], &at, errors);
+        check::one_of(&port["protocol"], &["TCP", "UDP", "SCTP"], &at, errors);
     }
-    if is_set(&port["port"]) {
-        port_or_name(&port["port"], &path.child("port"), errors);
-    }
-    if is_set(&port["endPort"]) {
-        let at = path.child("endPort");
-        if !port["port"].is_i64() {
-            let detail = "may not be specified when `port` is not specified or non-numeric";
-            errors.push(Error::invalid(&at, int(&port["endPort"]), detail));
-        } else if int(&port["endPort"]) < int(&port["port"]) {
-            let detail = "must be greater than or equal to `port`";
-            errors.push(Error::invalid(&at, int(&port["endPort"]), detail));
+    let number = |value: i64, at: &Path, errors: &mut Errors| {
+        for complaint in format::port_number(value) {
+            errors.push(Error::invalid(at, value, complaint));
+        }
+    };
+    let (at, end_at) = (path.child("port"), path.child("endPort"));
+    let end = port["endPort"].as_i64();
+    match &port["port"] {
+        Value::Null => {
+            if let Some(end) = end {
+                let detail = "may not be specified when `port` is not specified";
+                errors.push(Error::invalid(&end_at, end, detail));
+            }
+        }
+        Value::String(name) => {
+            if let Some(end) = end {
+                let detail = "may not be specified when `port` is non-numeric";
+                errors.push(Error::invalid(&end_at, end, detail));
+            }
+            check::form(format::port_name(name), name, &at, errors);
+        }
+        first => {
+            number(int(first), &at, errors);
+            if let Some(end) = end {
+                if end < int(first) {
+                    let detail = "must be greater than or equal to `port`";
+                    errors.push(Error::invalid(&end_at, int(first), detail));
+                }
+                number(end, &end_at, errors);
+            }
         }
     }
 }
 
-fn check_peer(peer: &Value, path: &Path, errors: &mut Errors) {
+fn check_peer(peer: &Value, before: &[&str], path: &Path, errors: &mut Errors) {
+    for field in ["podSelector", "namespaceSelector"] {
+        check::label_selector(&peer[field], &path.child(field), errors);
+    }
+    if is_set(&peer["ipBlock"]) {
+        check_block(&peer["ipBlock"], before, &path.child("ipBlock"), errors);
+    }
     let count = entries(peer).filter(|(_, v)| is_set(v)).count();
     if count == 0 {
         errors.push(Error::required(path, "must specify a peer"));
@@ -120,26 +185,102 @@ fn check_peer(peer: &Value, path: &Path, errors: &mut Errors) {
         let detail = "may not specify both ipBlock and another peer";
         errors.push(Error::forbidden(path, detail));
     }
-    check::label_selector(&peer["podSelector"], &path.child("podSelector"), errors);
-    check::label_selector(
-        &peer["namespaceSelector"],
-        &path.child("namespaceSelector"),
-        errors,
-    );
-    let block = &peer["ipBlock"];
-    if is_set(block) {
-        let at = path.child("ipBlock");
-        let range = text(&block["cidr"]);
-        if range.is_empty() {
-            errors.push(Error::required(&at.child("cidr"), ""));
-        } else if !is_cidr(range) {
-            errors.push(Error::invalid(&at.child("cidr"), range, CIDR_FORM));
+}
+
+fn check_block(block: &Value, before: &[&str], path: &Path, errors: &mut Errors) {
+    let at = path.child("cidr");
+    let range = text(&block["cidr"]);
+    if range.is_empty() {
+        errors.push(Error::required(&at, ""));
+        return;
+    }
+    legacy_cidr(range, before, &at, errors);
+    let Some((address, length)) = check::loose_network(range) else {
+        return;
+    };
+    for (i, except) in list(&block["except"]).iter().enumerate() {
+        let at = path.child("except").index(i);
+        legacy_cidr(text(except), before, &at, errors);
+        let Some((inner, inner_length)) = check::loose_network(text(except)) else {
+            continue;
+        };
+        let inside = inner.is_ipv4() == address.is_ipv4()
+            && check::masked(inner, length) == check::masked(address, length);
+        if !inside || length >= inner_length {
+            let detail = "must be a strict subset of `cidr`";
+            errors.push(Error::invalid(&at, text(except), detail));
         }
-        for (i, except) in list(&block["except"]).iter().enumerate() {
-            if !is_cidr(text(except)) {
-                let at = at.child("except").index(i);
-                errors.push(Error::invalid(&at, text(except), CIDR_FORM));
-            }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{lines, object};
+
+    fn told(rule: &str) -> Vec<String> {
+        let mut policy = object(&format!(r#"{{"spec": {{"ingress": [{rule}]}}}}"#));
+        default(&mut policy);
+        lines(validate(&policy, &[]))
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let cases: &[(&str, &[&str])] = &[
+            (
+                r#"{"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}}]}"#,
+                &[],
+            ),
+            (
+                r#"{"from": [{}]}"#,
+                &["spec.ingress[0].from[0]: Required value: must specify a peer"],
+            ),
+            (
+                r#"{"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.0.0.0/8", "a"]}}]}"#,
+                &[
+                    "spec.ingress[0].from[0].ipBlock.except[0]: Invalid value: \"10.0.0.0/8\": must be a strict subset of `cidr`",
+                    "spec.ingress[0].from[0].ipBlock.except[1]: Invalid value: \"a\": must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)",
+                ],
+            ),
+            (
+                r#"{"ports": [{"endPort": 1}]}"#,
+                &[
+                    "spec.ingress[0].ports[0].endPort: Invalid value: 1: may not be specified when `port` is not specified",
+                ],
+            ),
+            (
+                r#"{"ports": [{"port": "a", "endPort": 1}]}"#,
+                &[
+                    "spec.ingress[0].ports[0].endPort: Invalid value: 1: may not be specified when `port` is non-numeric",
+                ],
+            ),
+            (
+                r#"{"ports": [{"port": 9, "endPort": 1}]}"#,
+                &[
+                    "spec.ingress[0].ports[0].endPort: Invalid value: 9: must be greater than or equal to `port`",
+                ],
+            ),
+            (
+                r#"{"ports": [{"port": 1, "protocol": "a"}]}"#,
+                &[
+                    r#"spec.ingress[0].ports[0].protocol: Unsupported value: "a": supported values: "TCP", "UDP", "SCTP""#,
+                ],
+            ),
+        ];
+        for (rule, expected) in cases {
+            assert_eq!(told(rule), *expected, "{rule}");
         }
+    }
+
+    #[test]
+    fn a_range_that_stood_there_may_stay() {
+        let policy =
+            object(r#"{"spec": {"egress": [{"to": [{"ipBlock": {"cidr": "10.0.0.1/8"}}]}]}}"#);
+        assert_eq!(
+            lines(validate(&policy, &ranges(&policy))),
+            Vec::<String>::new()
+        );
+        assert_eq!(lines(validate(&policy, &[])).len(), 1);
+        assert!(warnings(&policy)[0].contains("is ambiguous in this context"));
     }
 }

@@ -1,6 +1,6 @@
 //! ServiceCIDR: the ranges that service addresses come from.
 
-use super::{CIDR_FORM, is_cidr};
+use crate::address::strict_cidr;
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
@@ -8,6 +8,7 @@ use crate::tree::{get, list, text};
 use crate::{Column, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value};
+use machinery::json::json;
 
 pub const KIND: Builtin = Builtin {
     group: "networking.k8s.io",
@@ -19,13 +20,11 @@ pub const KIND: Builtin = Builtin {
     has_status: true,
     validate_create: validate,
     validate_update: |object, old, subresource: Subresource<'_>| {
-        let mut errors = Vec::new();
         if subresource.is_none() {
-            let at = Path::new("spec").child("cidrs");
-            let ranges = |o: &Object| get(o, "spec")["cidrs"].clone();
-            check::immutable(&ranges(object), &ranges(old), &at, &mut errors);
+            validate_update(object, old)
+        } else {
+            Vec::new()
         }
-        errors
     },
     columns: COLUMNS,
     row,
@@ -45,18 +44,99 @@ fn row(object: &Object, now: i64) -> Vec<Value> {
 fn validate(object: &Object) -> Errors {
     let mut errors = Vec::new();
     let at = Path::new("spec").child("cidrs");
-    let ranges = list(&get(object, "spec")["cidrs"]);
+    let value = &get(object, "spec")["cidrs"];
+    let ranges = list(value);
     if ranges.is_empty() {
         errors.push(Error::required(&at, "at least one CIDR required"));
+        return errors;
     }
     if ranges.len() > 2 {
-        let value = get(object, "spec")["cidrs"].clone();
-        errors.push(Error::invalid(&at, value, "may only hold up to 2 values"));
+        let spec = json!({"CIDRs": value});
+        errors.push(Error::invalid(&at, spec, "may only hold up to 2 values"));
+        return errors;
     }
     for (i, range) in ranges.iter().enumerate() {
-        if !is_cidr(text(range)) {
-            errors.push(Error::invalid(&at.index(i), text(range), CIDR_FORM));
-        }
+        strict_cidr(text(range), &at.index(i), &mut errors);
+    }
+    let is_v6 = |range: &Value| check::loose_network(text(range)).map(|(ip, _)| ip.is_ipv6());
+    if let [a, b] = ranges
+        && is_v6(a).is_some()
+        && is_v6(a) == is_v6(b)
+    {
+        let detail = "may specify no more than one IP for each IP family, \
+                      i.e 192.168.0.0/24 and 2001:db8::/64";
+        errors.push(Error::invalid(&at, value.clone(), detail));
     }
     errors
+}
+
+/// A range stays; a second one, of the other family, may join the first.
+fn validate_update(object: &Object, old: &Object) -> Errors {
+    let mut errors = Vec::new();
+    let at = Path::new("spec").child("cidrs");
+    let (value, before) = (&get(object, "spec")["cidrs"], &get(old, "spec")["cidrs"]);
+    let (now, was) = (list(value), list(before));
+    if now.len() == was.len() || (was.len() == 1 && now.len() == 2) {
+        for (i, (range, _)) in now.iter().zip(was).enumerate().filter(|(_, (a, b))| a != b) {
+            errors.push(Error::invalid(&at.index(i), text(range), check::IMMUTABLE));
+        }
+        if now.len() > was.len() {
+            errors.extend(validate(object));
+        }
+    } else {
+        errors.push(Error::invalid(&at, value.clone(), check::IMMUTABLE));
+    }
+    errors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{lines, object};
+
+    fn ranges(json: &str) -> Object {
+        object(&format!(r#"{{"spec": {{"cidrs": {json}}}}}"#))
+    }
+
+    #[test]
+    fn one_range_for_each_family() {
+        let cases = [
+            (r#"["10.0.0.0/8", "2001:db8::/64"]"#, ""),
+            (
+                "[]",
+                "spec.cidrs: Required value: at least one CIDR required",
+            ),
+            (
+                r#"["a", "b", "c"]"#,
+                r#"spec.cidrs: Invalid value: {"CIDRs":["a","b","c"]}: may only hold up to 2 values"#,
+            ),
+            (
+                r#"["10.0.0.1/8"]"#,
+                r#"spec.cidrs[0]: Invalid value: "10.0.0.1/8": must not have bits set beyond the prefix length"#,
+            ),
+            (
+                r#"["10.0.0.0/8", "11.0.0.0/8"]"#,
+                r#"spec.cidrs: Invalid value: ["10.0.0.0/8","11.0.0.0/8"]: may specify no more than one IP for each IP family, i.e 192.168.0.0/24 and 2001:db8::/64"#,
+            ),
+        ];
+        for (json, expected) in cases {
+            assert_eq!(lines(validate(&ranges(json))).join(" "), expected, "{json}");
+        }
+    }
+
+    #[test]
+    fn ranges_stay_and_may_become_two() {
+        let told =
+            |old: &str, new: &str| lines(validate_update(&ranges(new), &ranges(old))).join(" ");
+        let one = r#"["10.0.0.0/8"]"#;
+        assert_eq!(told(one, r#"["10.0.0.0/8", "2001:db8::/64"]"#), "");
+        assert_eq!(
+            told(one, r#"["11.0.0.0/8"]"#),
+            r#"spec.cidrs[0]: Invalid value: "11.0.0.0/8": field is immutable"#
+        );
+        assert_eq!(
+            told(r#"["10.0.0.0/8", "2001:db8::/64"]"#, one),
+            r#"spec.cidrs: Invalid value: ["10.0.0.0/8"]: field is immutable"#
+        );
+    }
 }
