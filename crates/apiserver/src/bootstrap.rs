@@ -183,6 +183,10 @@ async fn repair(core: &Arc<Core>) -> Result<(), Status> {
         &[&["spec", "ports"]],
     )
     .await?;
+    if advertise.ip().is_loopback() {
+        // An address of this machine alone is nobody else's way to it.
+        return Ok(());
+    }
     let address = advertise.ip().to_string();
     let endpoints = json!({
         "metadata": {

@@ -90,7 +90,7 @@ impl Server {
         .await;
         let mut config = Config {
             listen: "127.0.0.1:0".parse().unwrap(),
-            advertise: "127.0.0.1:6443".parse().unwrap(),
+            advertise: "192.0.2.1:6443".parse().unwrap(),
             tls: pki.apiserver_config().unwrap(),
             kubelet_tls: Some(Arc::new(
                 pki.client_config(Leaf::ApiserverKubeletClient).unwrap(),
