@@ -142,8 +142,8 @@ fn decide(spec: &mut Object, class: Option<Class>) -> Result<(), String> {
             class.value
         ));
     }
-    let policy = tree::text(tree::get(spec, "preemptionPolicy"));
-    if !policy.is_empty() && policy != class.preemption {
+    let policy = tree::get(spec, "preemptionPolicy").as_str();
+    if let Some(policy) = policy.filter(|policy| *policy != class.preemption) {
         return Err(format!(
             "the string value of PreemptionPolicy ({policy}) must not be provided in pod spec; \
              priority admission controller computed {} from the given PriorityClass name",

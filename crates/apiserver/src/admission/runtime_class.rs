@@ -24,13 +24,7 @@ impl Plugin for RuntimeClass {
         let spec = tree::child_or_new(object, "spec");
         let name = tree::text(tree::get(spec, "runtimeClassName")).to_owned();
         if name.is_empty() {
-            return if tree::entries(tree::get(spec, "overhead")).next().is_some() {
-                let why = "pod rejected: Pod Overhead set without corresponding RuntimeClass \
-                           defined Overhead";
-                Err(attributes.forbidden(why))
-            } else {
-                Ok(())
-            };
+            return Ok(());
         }
         let class = attributes
             .reader
@@ -41,6 +35,34 @@ impl Plugin for RuntimeClass {
             return Err(attributes.forbidden(&why));
         };
         apply(spec, &class.parse()).map_err(|why| attributes.forbidden(&why))
+    }
+
+    /// Only a class brings overhead. By now what stands there is well-formed.
+    async fn validate(
+        &self,
+        attributes: &Attributes<'_>,
+        object: Option<&Object>,
+    ) -> Result<(), Status> {
+        let spec = object.map_or(&Value::Null, |object| tree::get(object, "spec"));
+        if !tree::is_set(&spec["overhead"]) {
+            return Ok(());
+        }
+        let name = tree::text(&spec["runtimeClassName"]);
+        let class = match name {
+            "" => None,
+            name => {
+                let reader = attributes.reader;
+                reader
+                    .get("node.k8s.io", "runtimeclasses", "", name)
+                    .await?
+            }
+        };
+        if class.is_some_and(|class| tree::is_set(tree::get(&class.parse(), "overhead"))) {
+            return Ok(());
+        }
+        let why = "pod rejected: Pod Overhead set without corresponding RuntimeClass defined \
+                   Overhead";
+        Err(attributes.forbidden(why))
     }
 }
 

@@ -257,7 +257,13 @@ async fn a_local_load_balancer_holds_a_port_for_health_checks() {
     let mut same = local;
     same["healthCheckNodePort"] = port.into();
     let (code, refused) = make(&server, "rival", same).await;
-    assert_eq!(code, 422, "{refused}");
+    assert_eq!(code, 500, "{refused}");
+    assert!(
+        refused["message"]
+            .as_str()
+            .unwrap()
+            .contains("provided port is already allocated")
+    );
     let cluster = json!({"spec": {"externalTrafficPolicy": "Cluster"}});
     let path = format!("{SERVICES}/lb");
     let changed = admin(&server, "PATCH", &path, cluster).await.json();

@@ -127,7 +127,7 @@ async fn the_kubernetes_service_leads_to_this_server() {
     assert_eq!(service["spec"]["clusterIP"], "10.43.0.1");
     let path = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes";
     let slice = admin(&server, "GET", path, Value::Null).await.json();
-    assert_eq!(slice["endpoints"][0]["addresses"], json!(["127.0.0.1"]));
+    assert_eq!(slice["endpoints"][0]["addresses"], json!(["192.0.2.1"]));
     let port: u64 = server.url.rsplit(':').next().unwrap().parse().unwrap();
     assert_eq!(slice["ports"][0]["port"], port);
 }

@@ -198,9 +198,10 @@ async fn a_service_proxy_reaches_a_ready_endpoint() {
         (none.code, none.json()["message"].as_str().unwrap()),
         (503, "no endpoints available for service \"web\"")
     );
+    // Loopback is nobody's address of type IPv4; as a name it is taken.
     let target = json!({"kind": "Pod", "namespace": "default", "name": "web-1"});
     let slice = json!({"metadata": {"name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
-        "addressType": "IPv4", "ports": [{"name": "http", "port": port}], "endpoints": [
+        "addressType": "FQDN", "ports": [{"name": "http", "port": port}], "endpoints": [
             {"addresses": ["127.0.0.1"], "conditions": {"ready": true}, "targetRef": target},
             {"addresses": ["192.0.2.1"], "conditions": {"ready": true}, "targetRef": target},
             {"addresses": ["192.0.2.2"], "conditions": {"ready": true}},

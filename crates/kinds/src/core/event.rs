@@ -331,7 +331,7 @@ fn printed(field: &str, value: &Value) -> Value {
         Value::Object(spelled.collect())
     };
     match field {
-        "related" if !is_set(value) => "null".into(),
+        "related" if !is_set(value) => Value::Null,
         "involvedObject" | "related" => of(&[
             ("Kind", "kind"),
             ("Namespace", "namespace"),

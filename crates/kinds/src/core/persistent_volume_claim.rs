@@ -33,6 +33,7 @@ pub const KIND: Builtin = Builtin {
     },
     validate_create: validate,
     validate_update,
+    warnings: |object, _| warnings(object),
     selectable: &["name"],
     selectable_fields: |o| vec![("name", name(o).to_owned())],
     columns: COLUMNS,
@@ -64,6 +65,23 @@ fn agree_on_source(spec: &mut Object, had: bool) {
             spec.insert(to.to_owned(), Value::Object(copy));
         }
     }
+}
+
+/// Bytes come whole.
+fn warnings(object: &Object) -> Vec<String> {
+    let resources = &get(object, "spec")["resources"];
+    let mut out = Vec::new();
+    for kind in ["requests", "limits"] {
+        let amount = &resources[kind]["storage"];
+        if !self::amount(amount).is_integer() {
+            out.push(format!(
+                "spec.resources.{kind}[storage]: fractional byte value {:?} is invalid, \
+                 must be an integer",
+                text(amount)
+            ));
+        }
+    }
+    out
 }
 
 const COLUMNS: &[Column] = &[
@@ -434,6 +452,17 @@ mod tests {
         assert!(
             lines(validate_update(&claim("Pending", "4Gi"), &pending, None))[0]
                 .starts_with("spec: Forbidden: spec is immutable after creation")
+        );
+    }
+
+    #[test]
+    fn parts_of_bytes_are_warned_about() {
+        assert!(warnings(&claim("Pending", "1Gi")).is_empty());
+        assert_eq!(
+            warnings(&claim("Pending", "100m")),
+            [
+                "spec.resources.requests[storage]: fractional byte value \"100m\" is invalid, must be an integer"
+            ]
         );
     }
 

@@ -4,8 +4,8 @@ use crate::builtin::{Builtin, STATUS};
 use crate::columns::{AGE, NAME, age, column, name_cell, or_none, since, wide};
 use crate::pod::{
     check_annotations_update, check_profiles_agree, default_pod, keep_all_but_resources,
-    quality_of_service, validate_pod, validate_resize, validate_spec_update, validate_status,
-    warn_pod,
+    label_keys, quality_of_service, validate_pod, validate_resize, validate_spec_update,
+    validate_status, warn_pod,
 };
 use crate::tree::{child_or_new, default_empty, get, int, is_set, keep, list, same, text, truth};
 use crate::{Column, Context, Deletion, Subresource, SubresourceInfo};
@@ -74,6 +74,7 @@ pub const KIND: Builtin = Builtin {
 };
 
 fn prepare_create(object: &mut Object, context: &Context<'_>) {
+    label_keys::merge(object);
     let spec = get(object, "spec");
     let quality = quality_of_service(spec);
     let gated = !list(&spec["schedulingGates"]).is_empty();

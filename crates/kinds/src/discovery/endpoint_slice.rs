@@ -18,10 +18,11 @@ pub const KIND: Builtin = Builtin {
     default,
     prepare_create: |object, _| drop_topology(object, None),
     prepare_update: |object, old, _, _| {
-        if !same(get(object, "endpoints"), get(old, "endpoints")) {
+        let changed = !same(get(object, "endpoints"), get(old, "endpoints"));
+        if changed {
             drop_topology(object, Some(old));
         }
-        count_labels(object, old);
+        count(object, old, changed);
     },
     validate_create: validate,
     validate_update,
@@ -95,10 +96,11 @@ fn drop_topology(object: &mut Object, old: Option<&Object>) {
     }
 }
 
-/// Labels say which Service a slice belongs to: the generation counts their changes too.
-fn count_labels(object: &mut Object, old: &Object) {
+/// Labels say which Service a slice belongs to: the generation counts their changes too. And it
+/// counts what a client changes although it is then dropped.
+fn count(object: &mut Object, old: &Object, changed: bool) {
     let before = get(old, "metadata");
-    if same(&get(object, "metadata")["labels"], &before["labels"]) {
+    if !changed && same(&get(object, "metadata")["labels"], &before["labels"]) {
         return;
     }
     let generation = int(&before["generation"]) + 1;
@@ -395,7 +397,7 @@ mod tests {
     fn a_change_of_labels_is_a_change() {
         let old = object(r#"{"metadata": {"generation": 3, "labels": {"a": "b"}}}"#);
         let mut new = object(r#"{"metadata": {"generation": 3, "labels": {"a": "c"}}}"#);
-        count_labels(&mut new, &old);
+        count(&mut new, &old, false);
         assert_eq!(get(&new, "metadata")["generation"], 4);
     }
 }

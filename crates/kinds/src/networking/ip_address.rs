@@ -67,7 +67,7 @@ fn parent(object: &Object) -> &Value {
 /// As the server's own type spells it.
 fn printed(parent: &Value) -> Value {
     if !is_set(parent) {
-        return "null".into();
+        return Value::Null;
     }
     let field = |name: &str| text(&parent[name]).to_owned();
     json!({"Group": field("group"), "Resource": field("resource"),

@@ -127,12 +127,19 @@ fn is_image_name(name: &str) -> bool {
     host.bytes()
         .all(|b| b.is_ascii_alphanumeric() || b".:-[]".contains(&b))
         && path.len() + host.len() <= 255
+        && !is_identifier(name)
         && path.split('/').all(|part| {
             let bytes = part.as_bytes();
             bytes.first().is_some_and(|b| lower(*b))
                 && bytes.last().is_some_and(|b| lower(*b))
                 && bytes.iter().all(|b| lower(*b) || b"._-".contains(b))
         })
+}
+
+/// What stands for an image's content is no name.
+fn is_identifier(name: &str) -> bool {
+    let hexadecimal = |b: u8| matches!(b, b'0'..=b'9' | b'a'..=b'f');
+    name.len() == 64 && name.bytes().all(hexadecimal)
 }
 
 fn pull_policy(image: &str) -> &'static str {
@@ -154,8 +161,14 @@ fn default_container(container: &mut Object) {
         default_empty(port, "protocol", "TCP");
     }
     for variable in each(container, "env") {
-        if let Some(reference) = child(variable, "valueFrom").and_then(|v| child(v, "fieldRef")) {
+        let Some(source) = child(variable, "valueFrom") else {
+            continue;
+        };
+        if let Some(reference) = child(source, "fieldRef") {
             default_empty(reference, "apiVersion", "v1");
+        }
+        if let Some(reference) = child(source, "fileKeyRef") {
+            default_to(reference, "optional", false);
         }
     }
     for name in ["livenessProbe", "readinessProbe", "startupProbe"] {
@@ -294,6 +307,7 @@ mod tests {
             ("host:5000/nginx", "Always"),
             ("nginx:1.2", "IfNotPresent"),
             ("nginx@sha256:abc", "IfNotPresent"),
+            (&"a".repeat(64), "IfNotPresent"),
         ] {
             assert_eq!(pull_policy(image), policy, "{image}");
         }

@@ -3,6 +3,7 @@
 mod container;
 mod defaults;
 mod env;
+pub(crate) mod label_keys;
 mod placement;
 mod probe;
 mod resize;

@@ -5,6 +5,7 @@ use crate::check;
 use crate::tree::{int, is_set, list, text, truth};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Value, format};
+use serde_json::json;
 use std::collections::BTreeSet;
 
 /// A user or group id.
@@ -38,7 +39,8 @@ fn check_seccomp(profile: &Value, path: &Path, errors: &mut Errors) {
         ("Localhost", Some(file)) => crate::volume_source::descending(file, &at, errors),
         (_, Some(_)) => {
             let detail = "can only be set when seccomp type is Localhost";
-            errors.push(Error::invalid(&at, profile.clone(), detail));
+            let printed = json!({"Type": kind, "LocalhostProfile": local});
+            errors.push(Error::invalid(&at, printed, detail));
         }
         (_, None) => {}
     }

@@ -299,7 +299,9 @@ fn check_claims(spec: &Value, path: &Path, errors: &mut Errors) {
             _ => "",
         };
         if !detail.is_empty() {
-            errors.push(Error::invalid(&at, claim.clone(), detail));
+            let printed = json!({"Name": name, "ResourceClaimName": claim[sources[0]],
+                "ResourceClaimTemplateName": claim[sources[1]]});
+            errors.push(Error::invalid(&at, printed, detail));
         }
         for source in sources {
             if let Some(name) = claim[source].as_str() {

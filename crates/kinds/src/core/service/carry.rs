@@ -8,11 +8,23 @@ use machinery::json::json;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A client that knows only `clusterIP` means `clusterIPs` too.
-pub(super) fn mirror_address(object: &mut Object) {
+pub(super) fn prepare_create(object: &mut Object) {
     let spec = child_or_new(object, "spec");
+    drop_internal_policy(spec);
     let single = text(get(spec, "clusterIP")).to_owned();
     if !single.is_empty() && list(get(spec, "clusterIPs")).is_empty() {
         spec.insert("clusterIPs".to_owned(), json!([single]));
+    }
+}
+
+/// A name elsewhere has no traffic to steer. What is no policy at all is for validation to refuse.
+fn drop_internal_policy(spec: &mut Object) {
+    let known = matches!(
+        text(get(spec, "internalTrafficPolicy")),
+        "Cluster" | "Local"
+    );
+    if get(spec, "type") == "ExternalName" && known {
+        spec.shift_remove("internalTrafficPolicy");
     }
 }
 
@@ -30,6 +42,7 @@ pub(super) fn prepare_update(
     keep_given(spec, before);
     mirror_changed_address(spec, before);
     drop_foreign(spec, before);
+    drop_internal_policy(spec);
     if get(spec, "type") != "LoadBalancer"
         && let Some(status) = object.get_mut("status").and_then(Value::as_object_mut)
     {
@@ -198,6 +211,14 @@ mod tests {
             spec["ports"][0]["nodePort"], 30009,
             "a new one is for validation to refuse"
         );
+    }
+
+    #[test]
+    fn a_name_elsewhere_has_no_traffic_policy() {
+        let mut service =
+            defaulted(r#"{"spec": {"type": "ExternalName", "internalTrafficPolicy": "Local"}}"#);
+        prepare_create(&mut service);
+        assert_eq!(get(&service, "spec")["internalTrafficPolicy"], Value::Null);
     }
 
     #[test]

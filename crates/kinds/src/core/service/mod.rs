@@ -41,7 +41,7 @@ pub const KIND: Builtin = Builtin {
     creates_on_update: true,
     name_format: metadata::label,
     default,
-    prepare_create: |object, _| carry::mirror_address(object),
+    prepare_create: |object, _| carry::prepare_create(object),
     prepare_update: carry::prepare_update,
     validate_create: |object| validate::all(object, None),
     validate_update: validate::update,

@@ -380,7 +380,7 @@ pub(super) fn update(object: &Object, old: &Object, subresource: Subresource<'_>
         && was["type"] == "LoadBalancer"
         && !same(&new["loadBalancerClass"], &was["loadBalancerClass"])
     {
-        let value = printed(&new["loadBalancerClass"]);
+        let value = new["loadBalancerClass"].clone();
         errors.push(Error::invalid(&class, value, ONCE));
     }
     check_class(new, &path, &mut errors);
@@ -393,15 +393,6 @@ pub(super) fn update(object: &Object, old: &Object, subresource: Subresource<'_>
     }
     errors.extend(all(object, Some(old)));
     errors
-}
-
-/// A pointer to nothing is printed as a word.
-fn printed(value: &Value) -> Value {
-    if is_set(value) {
-        value.clone()
-    } else {
-        "null".into()
-    }
 }
 
 fn check_addresses_stay(new: &Value, was: &Value, path: &Path, errors: &mut Errors) {
@@ -464,7 +455,7 @@ fn check_released(
     if before.len() > 1 && now.len() == 1 && policy != "SingleStack" {
         let detail = format!("must be set to 'SingleStack' when releasing the secondary {what}");
         let at = path.child("ipFamilyPolicy");
-        errors.push(Error::invalid(&at, printed(policy), detail));
+        errors.push(Error::invalid(&at, policy.clone(), detail));
     }
 }
 

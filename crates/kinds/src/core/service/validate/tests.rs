@@ -148,14 +148,14 @@ fn what_was_given_stays() {
             dual,
             r#""clusterIP": "10.0.0.1", "clusterIPs": ["10.0.0.1"], "ipFamilies": ["IPv4"]"#,
             &[
-                "spec.ipFamilyPolicy: Invalid value: \"null\": must be set to 'SingleStack' when releasing the secondary clusterIP",
-                "spec.ipFamilyPolicy: Invalid value: \"null\": must be set to 'SingleStack' when releasing the secondary ipFamily",
+                "spec.ipFamilyPolicy: Invalid value: null: must be set to 'SingleStack' when releasing the secondary clusterIP",
+                "spec.ipFamilyPolicy: Invalid value: null: must be set to 'SingleStack' when releasing the secondary ipFamily",
             ],
         ),
         (
             r#""type": "LoadBalancer", "loadBalancerClass": "a""#,
             r#""type": "LoadBalancer""#,
-            &["spec.loadBalancerClass: Invalid value: \"null\": may not change once set"],
+            &["spec.loadBalancerClass: Invalid value: null: may not change once set"],
         ),
         (
             r#""type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 1"#,
