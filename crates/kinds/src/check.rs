@@ -273,30 +273,6 @@ pub fn needed_segment(value: &Value, path: &Path, errors: &mut Errors) {
     optional(format::path_segment, value, path, errors);
 }
 
-/// `example.com/some/path`
-pub fn domain_prefixed_path(value: &str, path: &Path, errors: &mut Errors) {
-    let rest_fits = |rest: &str| {
-        let more = b"/-._~%!$&'()*+,;=:";
-        rest.bytes()
-            .all(|b| b.is_ascii_alphanumeric() || more.contains(&b))
-    };
-    match value.split_once('/') {
-        _ if value.is_empty() => errors.push(Error::required(path, "")),
-        Some((host, rest)) if !host.is_empty() && !rest.is_empty() => {
-            form(format::dns1123_subdomain(host), host, path, errors);
-            if !rest_fits(rest) {
-                let pattern = "[A-Za-z0-9/\\-._~%!$&'()*+,;=:]+";
-                let detail = format::pattern_message("Invalid path", pattern, &[]);
-                errors.push(Error::invalid(path, rest, detail));
-            }
-        }
-        _ => {
-            let detail = "must be a domain-prefixed path (such as \"acme.io/foo\")";
-            errors.push(Error::invalid(path, value, detail));
-        }
-    }
-}
-
 /// A count, also one in text, or the number in front of a percent sign; zero for anything else.
 pub fn amount_of(value: &Value) -> i64 {
     match value {

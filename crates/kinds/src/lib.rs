@@ -190,7 +190,6 @@ pub trait Kind: Send + Sync + 'static {
     fn warnings(&self, _object: &Object, _old: Option<&Object>) -> Vec<String> {
         Vec::new()
     }
-<<<<<<< HEAD
     /// What a write of the whole cannot set: nobody comes to own it.
     fn resets(&self) -> &[&'static str] {
         if self.subresources().contains(&"status") {
@@ -198,11 +197,10 @@ pub trait Kind: Send + Sync + 'static {
         } else {
             &[]
         }
-=======
+    }
     /// Warning headers for a write to `status`.
     fn status_warnings(&self, object: &Object, old: &Object) -> Vec<String> {
         self.warnings(object, Some(old))
->>>>>>> 0307f3f (kinds: Services, endpoints, network kinds, nodes, events and secrets are validated as upstream does)
     }
     /// Whether `metadata.generation` counts changes of everything but metadata and status.
     fn has_generation(&self) -> bool {

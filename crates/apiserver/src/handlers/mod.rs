@@ -18,7 +18,7 @@ use futures::future::BoxFuture;
 use http::Method;
 use machinery::Status;
 
-pub(crate) use self::objects::{returns_deleted, with_warnings};
+pub(crate) use self::objects::returns_deleted;
 use crate::{Resource, discovery, health, openapi, pipeline::Request, respond::Answer};
 
 /// Hands a request to what serves its path and verb.
