@@ -8,8 +8,8 @@ use crate::pod::check_quantity;
 use crate::tree::{child, entries, get, is_set, keep, list, text, truth};
 use crate::{Column, Scope, Subresource, SubresourceInfo};
 use machinery::field::{Error, Errors, Path};
-use machinery::{Object, Value, format};
 use machinery::json::json;
+use machinery::{Object, Value, format};
 use std::collections::BTreeSet;
 
 pub const KIND: Builtin = Builtin {

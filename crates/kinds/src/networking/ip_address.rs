@@ -7,8 +7,8 @@ use crate::columns::{NAME, column, name_cell};
 use crate::tree::{get, is_set, same, text};
 use crate::{Column, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
-use machinery::{Object, Value, format};
 use machinery::json::json;
+use machinery::{Object, Value, format};
 
 pub const KIND: Builtin = Builtin {
     group: "networking.k8s.io",

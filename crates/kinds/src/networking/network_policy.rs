@@ -9,8 +9,8 @@ use crate::tree::{
 };
 use crate::{Column, Subresource};
 use machinery::field::{Error, Errors, Path};
-use machinery::{Object, Value, format};
 use machinery::json::json;
+use machinery::{Object, Value, format};
 
 pub const KIND: Builtin = Builtin {
     group: "networking.k8s.io",

@@ -7,8 +7,8 @@ use crate::columns::{AGE, NAME, age, column, name_cell};
 use crate::tree::{get, list, text};
 use crate::{Column, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
-use machinery::{Object, Value};
 use machinery::json::json;
+use machinery::{Object, Value};
 
 pub const KIND: Builtin = Builtin {
     group: "networking.k8s.io",

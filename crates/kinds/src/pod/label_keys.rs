@@ -2,8 +2,8 @@
 //! their keys, so that whoever reads a selector need not know of them.
 
 use crate::tree::{child, each, get, is_set, list, text};
+use machinery::json::json;
 use machinery::{Object, Value};
-use serde_json::json;
 
 /// Puts the labels of the pod in its selectors.
 pub(crate) fn merge(pod: &mut Object) {

@@ -4,8 +4,8 @@ use super::volume::no_backsteps;
 use crate::check;
 use crate::tree::{int, is_set, list, text, truth};
 use machinery::field::{Error, Errors, Path};
+use machinery::json::json;
 use machinery::{Value, format};
-use serde_json::json;
 use std::collections::BTreeSet;
 
 /// A user or group id.

@@ -3,8 +3,8 @@
 use super::{is_reached_from_outside, needs_health_check};
 use crate::tree::{child_or_new, each, get, int, is_set, list, same, text};
 use crate::{Context, Subresource};
-use machinery::{Object, Value};
 use machinery::json::json;
+use machinery::{Object, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A client that knows only `clusterIP` means `clusterIPs` too.

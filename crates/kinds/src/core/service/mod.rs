@@ -14,8 +14,8 @@ use crate::tree::{
 };
 use crate::{Column, SubresourceInfo};
 use machinery::field::Path;
-use machinery::{Object, Value};
 use machinery::json::json;
+use machinery::{Object, Value};
 use std::collections::BTreeSet;
 
 pub use validate::address_errors;

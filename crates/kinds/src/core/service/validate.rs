@@ -6,8 +6,8 @@ use crate::address::{endpoint_ip, legacy_cidr, legacy_ip};
 use crate::check;
 use crate::tree::{get, int, is_set, list, same, text};
 use machinery::field::{Error, Errors, Path};
-use machinery::{Object, Value, format};
 use machinery::json::json;
+use machinery::{Object, Value, format};
 use std::collections::BTreeSet;
 
 pub(super) const OLD_TOPOLOGY: &str = "service.kubernetes.io/topology-aware-hints";
