@@ -40,6 +40,11 @@ impl Cluster {
         }
     }
 
+    /// One more flag for the next start.
+    pub fn add_flag(&mut self, flag: &str, value: &str) {
+        self.flags.extend([flag.to_owned(), value.to_owned()]);
+    }
+
     /// What tells this cluster's things on the machine from another's.
     pub fn id(&self) -> String {
         let id = self.machine.run("ls", &["/run/mainstay"]).success();
@@ -62,13 +67,8 @@ impl Cluster {
         let daemon = self
             .machine
             .command(binary())
-            .args([
-                "up",
-                "--node-name",
-                "one",
-                "--log-level",
-                "debug,h2=info,hyper=info,tower=info",
-            ])
+            .args(["up", "--node-name", "one"])
+            .args(self.log_level())
             .arg("--data-dir")
             .arg(self.data_dir())
             .args(&self.flags)
@@ -78,6 +78,15 @@ impl Cluster {
             .expect("the binary starts");
         self.daemon = Some(daemon);
         self.wait_ready();
+    }
+
+    /// What is logged unless a flag says otherwise.
+    fn log_level(&self) -> &'static [&'static str] {
+        if self.flags.iter().any(|flag| flag == "--log-level") {
+            &[]
+        } else {
+            &["--log-level", "debug,h2=info,hyper=info,tower=info"]
+        }
     }
 
     fn wait_ready(&mut self) {
