@@ -16,6 +16,7 @@ pub struct Cluster {
     machine: Machine,
     daemon: Option<Child>,
     flags: Vec<String>,
+    kubectl: Option<PathBuf>,
 }
 
 impl Cluster {
@@ -36,6 +37,7 @@ impl Cluster {
         Self {
             machine: Machine::new(),
             daemon: None,
+            kubectl: None,
             flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
         }
     }
@@ -187,8 +189,13 @@ impl Cluster {
         child.wait_with_output().expect("kubectl ends").into()
     }
 
-    /// Runs the kubectl that `MAINSTAY_KUBECTL` names or that is installed on the machine, if there
-    /// is one.
+    /// Which kubectl is the ordinary one, unless `MAINSTAY_KUBECTL` names another.
+    pub fn set_upstream_kubectl(&mut self, path: Option<PathBuf>) {
+        self.kubectl = path;
+    }
+
+    /// Runs the kubectl that `MAINSTAY_KUBECTL` names, that was set or that is installed on the
+    /// machine, if there is one.
     pub fn upstream_kubectl(&self, args: &[&str]) -> Option<Ran> {
         let mut command = self.upstream_kubectl_command(args)?;
         Some(command.output().expect("kubectl starts").into())
@@ -196,7 +203,7 @@ impl Cluster {
 
     /// The same, to be started.
     pub fn upstream_kubectl_command(&self, args: &[&str]) -> Option<Command> {
-        let path = upstream_kubectl()?;
+        let path = upstream_kubectl(self.kubectl.as_deref())?;
         let mut command = self.machine.command(path.to_str()?);
         command
             .args(args)
@@ -227,9 +234,12 @@ impl Cluster {
     }
 }
 
-fn upstream_kubectl() -> Option<PathBuf> {
+fn upstream_kubectl(set: Option<&Path>) -> Option<PathBuf> {
     if let Some(named) = std::env::var_os("MAINSTAY_KUBECTL") {
         return Some(named.into());
+    }
+    if let Some(set) = set {
+        return Some(set.to_owned());
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut places = std::env::split_paths(&path).map(|folder| folder.join("kubectl"));

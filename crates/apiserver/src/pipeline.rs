@@ -212,6 +212,7 @@ impl Core {
         let id = audit::id(&parts.headers);
         let accept = parts.headers.get(header::ACCEPT).cloned();
         let deprecated = deprecation(&info).map(|warning| (warning, about.clone()));
+        let ignored = authn::bearer::warning(&parts.headers);
         let arrived = Arrived {
             parts,
             body,
@@ -255,6 +256,9 @@ impl Core {
         if let Some((warning, about)) = deprecated.filter(|_| !matches!(code, 401 | 403)) {
             self.metrics.deprecated(&about);
             respond::warn_first(response.headers_mut(), warning);
+        }
+        if let Some(warning) = ignored {
+            response = handlers::with_warnings(response, &[warning.to_owned()]);
         }
         let headers = response.headers_mut();
         headers.insert(audit::ID, id);

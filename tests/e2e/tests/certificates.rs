@@ -74,7 +74,8 @@ fn decide(cluster: &Cluster, kubectl: &dyn Fn(&[&str]) -> Ran, who: &str) {
 
 #[test]
 fn requests_for_certificates_are_approved_and_denied() {
-    let cluster = Cluster::up();
+    let mut cluster = Cluster::up();
+    cluster.set_upstream_kubectl(e2e::kubectl(env!("CARGO_TARGET_TMPDIR").as_ref()));
     decide(&cluster, &|args| cluster.kubectl(args), "own");
     if cluster.upstream_kubectl(&["version", "--client"]).is_some() {
         let kubectl = |args: &[&str]| cluster.upstream_kubectl(args).expect("it is there");

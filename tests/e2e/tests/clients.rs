@@ -8,7 +8,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use e2e::Background;
+use e2e::{Background, install};
 use testkit::{Cluster, Ran, eventually};
 
 /// Where the story scripts are.
@@ -16,36 +16,14 @@ fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("clients")
 }
 
-/// Runs an installer of the host, once for this list of packages.
-fn install(name: &str, packages: &[&str], steps: impl Fn(&Path) -> Vec<Command>) -> PathBuf {
-    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    // Stories of one language may start at once.
-    let lock = fs::File::create(directory.with_extension("lock")).expect("a lock file");
-    lock.lock().expect("the lock");
-    let done = directory.join("installed");
-    let wanted = packages.join("\n");
-    if fs::read_to_string(&done).is_ok_and(|there| there == wanted) {
-        return directory;
-    }
-    let _ = fs::remove_dir_all(&directory);
-    fs::create_dir_all(&directory).expect("a directory");
-    for mut step in steps(&directory) {
-        let output = step
-            .output()
-            .unwrap_or_else(|error| panic!("{step:?}: {error}"));
-        assert!(
-            output.status.success(),
-            "cannot install {packages:?}: this story needs the registry they come from\n{step:?}\n{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-    }
-    fs::write(done, wanted).expect("a file");
-    directory
+/// What is fetched stays here.
+fn tmp() -> &'static Path {
+    Path::new(env!("CARGO_TARGET_TMPDIR"))
 }
 
 fn python() -> PathBuf {
     let packages = ["kubernetes==37.0.2", "kopf==1.45.2"];
-    let directory = install("python-clients", &packages, |directory| {
+    let directory = install(tmp(), "python-clients", &packages, |directory| {
         let mut make = Command::new("python3");
         make.args(["-m", "venv"]).arg(directory.join("venv"));
         let mut pip = Command::new(directory.join("venv/bin/pip"));
@@ -58,7 +36,7 @@ fn python() -> PathBuf {
 
 fn javascript() -> PathBuf {
     let packages = ["@kubernetes/client-node@1.4.0"];
-    install("javascript-clients", &packages, |directory| {
+    install(tmp(), "javascript-clients", &packages, |directory| {
         let mut npm = Command::new("npm");
         npm.args(["install", "--no-audit", "--no-fund", "--prefix"])
             .arg(directory)

@@ -96,7 +96,7 @@ fn with_token(cluster: &Cluster, token: &str) -> String {
             None => lines.push(line.to_owned()),
         }
     }
-    let file = cluster.machine().dir().join(format!("{token}.kubeconfig"));
+    let file = cluster.machine().dir().join("token.kubeconfig");
     fs::write(&file, lines.join("\n")).expect("a file");
     path(&file)
 }

@@ -1,5 +1,5 @@
-//! The kubectl that people have: it cannot tell the difference. `MAINSTAY_KUBECTL` names another
-//! one than the installed.
+//! The kubectl that people have: it cannot tell the difference. It is kubectl 1.33, which is
+//! fetched; `MAINSTAY_KUBECTL` names another one.
 
 use std::{
     fs,
@@ -39,9 +39,11 @@ spec:
 struct World(Cluster);
 
 impl World {
-    /// `None` where no kubectl is installed: our own has its own story.
+    /// `None` where there is none for the architecture: our own has its own story.
     fn new() -> Option<Self> {
-        let world = Self(Cluster::up());
+        let mut cluster = Cluster::up();
+        cluster.set_upstream_kubectl(e2e::kubectl(env!("CARGO_TARGET_TMPDIR").as_ref()));
+        let world = Self(cluster);
         world.0.upstream_kubectl(&["version", "--client"])?;
         Some(world)
     }

@@ -11,8 +11,8 @@ const PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
 /// The token that a request carries.
 pub(crate) fn token(headers: &HeaderMap) -> Option<Cow<'_, str>> {
     if let Some(value) = headers.get(header::AUTHORIZATION) {
-        let (scheme, token) = value.to_str().ok()?.trim().split_once(' ')?;
-        let token = token.trim();
+        let mut parts = value.to_str().ok()?.trim().splitn(3, ' ');
+        let (scheme, token) = (parts.next()?, parts.next()?);
         let usable = scheme.eq_ignore_ascii_case("bearer") && !token.is_empty();
         return usable.then_some(Cow::Borrowed(token));
     }
@@ -25,6 +25,18 @@ pub(crate) fn token(headers: &HeaderMap) -> Option<Cow<'_, str>> {
     let token = String::from_utf8(BASE64_URL_SAFE_NO_PAD.decode(encoded).ok()?).ok()?;
     Some(Cow::Owned(token))
 }
+
+/// What is said to whoever puts a token where it is not looked for.
+pub(crate) fn warning(headers: &HeaderMap) -> Option<&'static str> {
+    let value = headers.get(header::AUTHORIZATION)?.as_bytes();
+    let (scheme, rest) = value.split_at_checked(SCHEME.len())?;
+    let ignored = scheme.eq_ignore_ascii_case(SCHEME) && rest.starts_with(b"  ");
+    ignored.then_some(
+        "the provided Authorization header contains extra space before the bearer token, and is ignored",
+    )
+}
+
+const SCHEME: &[u8] = b"bearer";
 
 /// Whether two secrets are equal, in a time that tells nothing about where they differ.
 pub(crate) fn equal(one: &str, other: &str) -> bool {
@@ -49,9 +61,13 @@ mod tests {
             Some("abc")
         );
         assert_eq!(
-            token(&with("authorization", "bearer  abc")).as_deref(),
+            token(&with("authorization", "bearer abc def")).as_deref(),
             Some("abc")
         );
+        let spaced = with("authorization", "Bearer  abc");
+        assert_eq!(token(&spaced), None);
+        assert!(warning(&spaced).is_some());
+        assert_eq!(warning(&with("authorization", "Bearer abc")), None);
         assert_eq!(token(&with("authorization", "Basic abc")), None);
         let protocol = format!("v4.channel.k8s.io, {PROTOCOL}YWJj");
         assert_eq!(

