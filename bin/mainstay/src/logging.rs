@@ -2,7 +2,10 @@
 
 use anyhow::{Context, Result};
 use cluster::{LogFormat, Options};
-use tracing_subscriber::EnvFilter;
+use tracing::{Level, Metadata};
+use tracing_subscriber::{
+    EnvFilter, filter::filter_fn, layer::SubscriberExt as _, util::SubscriberInitExt as _,
+};
 
 /// What is logged when nothing is said: our own parts' news, the libraries' complaints.
 const QUIET: &str =
@@ -10,6 +13,15 @@ const QUIET: &str =
 
 /// On a terminal the checklist speaks; the log then only says what is wrong.
 const QUIETER: &str = "warn,h2=error,hyper=error,tower=error,kube=error,libcontainer=error";
+
+/// The library that would print whatever goes through a stream, a token that somebody reads in a
+/// container as well.
+const PRINTS_CONTENT: &str = "tungstenite";
+
+/// Whether a line may be logged whatever is asked for.
+fn tells_no_secret(about: &Metadata<'_>) -> bool {
+    *about.level() != Level::TRACE || !about.target().starts_with(PRINTS_CONTENT)
+}
 
 /// Starts logging for the life of the process.
 pub fn start(options: &Options, on_terminal: bool) -> Result<()> {
@@ -22,9 +34,10 @@ pub fn start(options: &Options, on_terminal: bool) -> Result<()> {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr);
+    let safe = filter_fn(tells_no_secret);
     match options.log_format.unwrap_or_default() {
-        LogFormat::Text => builder.with_ansi(on_terminal).init(),
-        LogFormat::Json => builder.json().init(),
+        LogFormat::Text => builder.with_ansi(on_terminal).finish().with(safe).init(),
+        LogFormat::Json => builder.json().finish().with(safe).init(),
     }
     Ok(())
 }
