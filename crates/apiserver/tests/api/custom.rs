@@ -282,9 +282,13 @@ async fn stored_objects_get_the_defaults_of_a_newer_schema_when_they_are_read() 
     let made = admin(&server, "POST", WIDGETS, widget("old", json!({"size": 1}))).await;
     assert_eq!(made.code, 201, "{}", made.body);
     let path = format!("{DEFINITIONS}/widgets.example.com");
-    let change = json!([
-        {"op": "add", "path": "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/shape",
-         "value": {"type": "string", "default": "round"}}]);
+    // Both versions: fields to select by need one schema for all of them, or differ as well.
+    let add = |version: u8| {
+        let at = "schema/openAPIV3Schema/properties/spec/properties/shape";
+        let shape = json!({"type": "string", "default": "round"});
+        json!({"op": "add", "path": format!("/spec/versions/{version}/{at}"), "value": shape})
+    };
+    let change = json!([add(0), add(1)]);
     let patched = patch(
         &server,
         &path,
