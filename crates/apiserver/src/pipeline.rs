@@ -258,7 +258,7 @@ impl Core {
             respond::warn_first(response.headers_mut(), warning);
         }
         if let Some(warning) = ignored {
-            response = handlers::with_warnings(response, &[warning.to_owned()]);
+            respond::warn_first(response.headers_mut(), warning);
         }
         let headers = response.headers_mut();
         headers.insert(audit::ID, id);
