@@ -23,16 +23,20 @@ enum Text {
 impl Path {
     /// A path that starts with a field name; empty for the object itself.
     pub fn new(name: &str) -> Self {
-        Self::of(&[name])
+        Self::of(&[name.as_bytes()])
     }
 
-    fn of(parts: &[&str]) -> Self {
+    fn of(parts: &[&[u8]]) -> Self {
         let mut bytes = [0; INLINE];
         let mut length = 0;
         for part in parts {
             match bytes.get_mut(length..length + part.len()) {
-                Some(room) => room.copy_from_slice(part.as_bytes()),
-                None => return Self(Text::Long(parts.concat())),
+                Some(room) => room.copy_from_slice(part),
+                // Whole strings are put together: nothing is lost.
+                None => {
+                    let text = String::from_utf8_lossy(&parts.concat()).into_owned();
+                    return Self(Text::Long(text));
+                }
             }
             length += part.len();
         }
@@ -42,32 +46,37 @@ impl Path {
 
     /// A field below this one.
     pub fn child(&self, name: &str) -> Self {
-        match self.as_str() {
-            "" => Self::new(name),
-            parent => Self::of(&[parent, ".", name]),
+        match self.bytes() {
+            b"" => Self::new(name),
+            parent => Self::of(&[parent, b".", name.as_bytes()]),
         }
     }
 
     /// An element of a list.
     pub fn index(&self, index: usize) -> Self {
         match index {
-            0 => Self::of(&[self.as_str(), "[0]"]),
+            0 => Self::of(&[self.bytes(), b"[0]"]),
             index => self.key(&index.to_string()),
         }
     }
 
     /// An entry of a map.
     pub fn key(&self, key: &str) -> Self {
-        Self::of(&[self.as_str(), "[", key, "]"])
+        Self::of(&[self.bytes(), b"[", key.as_bytes(), b"]"])
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match &self.0 {
+            Text::Short { length, bytes } => &bytes[..usize::from(*length)],
+            Text::Long(text) => text.as_bytes(),
+        }
     }
 
     /// As text.
     pub fn as_str(&self) -> &str {
         match &self.0 {
             // Whole strings were put together: they are text.
-            Text::Short { length, bytes } => {
-                std::str::from_utf8(&bytes[..usize::from(*length)]).unwrap_or_default()
-            }
+            Text::Short { .. } => std::str::from_utf8(self.bytes()).unwrap_or_default(),
             Text::Long(text) => text,
         }
     }

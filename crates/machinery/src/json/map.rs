@@ -48,7 +48,7 @@ impl Map {
     #[inline]
     fn position(&self, key: &str) -> Option<usize> {
         match &self.index {
-            None => self.entries.iter().position(|(k, _)| k.as_str() == key),
+            None => self.entries.iter().position(|(k, _)| k.is(key)),
             Some(index) => index.get(key).map(|&at| at as usize),
         }
     }
