@@ -5,6 +5,8 @@ use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
 use crate::tree::{child, child_or_new, default_to, get, int, is_set, list, name, text, truth};
 use crate::{Column, Scope, Subresource};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value, format};
 
@@ -28,7 +30,7 @@ pub const KIND: Builtin = Builtin {
         if subresource.is_none() {
             validate(object)
         } else {
-            Vec::new()
+            check_status(get(object, "status"))
         }
     },
     columns: COLUMNS,
@@ -72,7 +74,8 @@ fn validate(object: &Object) -> Errors {
     let path = Path::new("spec");
     let (group, version) = (text(&spec["group"]), text(&spec["version"]));
     let required = format!("{version}.{group}");
-    if name(object) != required {
+    let sound = !name(object).is_empty() && format::path_segment(name(object)).is_empty();
+    if sound && name(object) != required {
         let detail = format!("must be `spec.version+\".\"+spec.group`: \"{required}\"");
         errors.push(Error::invalid(
             &Path::new("metadata").child("name"),
@@ -80,12 +83,12 @@ fn validate(object: &Object) -> Errors {
             detail,
         ));
     }
-    check::form(
-        format::dns1123_subdomain(group),
-        group,
-        &path.child("group"),
-        &mut errors,
-    );
+    if group.is_empty() && version != "v1" {
+        let detail = "only v1 may have an empty group and it better be legacy kube";
+        errors.push(Error::required(&path.child("group"), detail));
+    }
+    let at = path.child("group");
+    check::optional(format::dns1123_subdomain, &spec["group"], &at, &mut errors);
     check::form(
         format::dns1035_label(version),
         version,
@@ -104,6 +107,12 @@ fn validate(object: &Object) -> Errors {
         let at = path.child("service");
         check::required(&service["namespace"], &at.child("namespace"), &mut errors);
         check::required(&service["name"], &at.child("name"), &mut errors);
+        let port = int(&service["port"]);
+        let complaints = format::port_number(port);
+        if !complaints.is_empty() {
+            let detail = format!("port is not valid: {}", complaints.join(", "));
+            errors.push(Error::invalid(&at.child("port"), port, detail));
+        }
         if truth(&spec["insecureSkipTLSVerify"]) && !text(&spec["caBundle"]).is_empty() {
             let detail = "may not be true if caBundle is present";
             errors.push(Error::invalid(
@@ -112,6 +121,58 @@ fn validate(object: &Object) -> Errors {
                 detail,
             ));
         }
+    } else {
+        let bundle = text(&spec["caBundle"]);
+        let size = STANDARD.decode(bundle).unwrap_or_default().len();
+        if size > 0 {
+            let detail = "local APIServices may not have a caBundle";
+            let printed = format!("{size} bytes");
+            errors.push(Error::invalid(&path.child("caBundle"), printed, detail));
+        }
+        if truth(&spec["insecureSkipTLSVerify"]) {
+            let detail = "local APIServices may not have insecureSkipTLSVerify";
+            let at = path.child("insecureSkipTLSVerify");
+            errors.push(Error::invalid(&at, true, detail));
+        }
     }
     errors
+}
+
+fn check_status(status: &Value) -> Errors {
+    let mut errors = Vec::new();
+    for (i, condition) in list(&status["conditions"]).iter().enumerate() {
+        let at = Path::new("status")
+            .child("conditions")
+            .index(i)
+            .child("status");
+        let states = ["True", "False", "Unknown"];
+        check::one_of(&condition["status"], &states, &at, &mut errors);
+    }
+    errors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{lines, object};
+    use machinery::json::json;
+
+    #[test]
+    fn a_local_service_needs_no_trust() {
+        let service = json!({"metadata": {"name": "v1.a.b"}, "spec": {"group": "a.b", "version": "v1",
+            "groupPriorityMinimum": 1, "versionPriority": 1, "caBundle": "YQ=="}});
+        assert_eq!(
+            lines(validate(&object(&service.to_string()))),
+            [
+                "spec.caBundle: Invalid value: \"1 bytes\": local APIServices may not have a caBundle"
+            ]
+        );
+        let status = json!({"conditions": [{"type": "Available", "status": "x"}]});
+        assert_eq!(
+            lines(check_status(&status)),
+            [
+                "status.conditions[0].status: Unsupported value: \"x\": supported values: \"True\", \"False\", \"Unknown\""
+            ]
+        );
+    }
 }

@@ -167,6 +167,51 @@ fn validate(object: &Object) -> Errors {
     errors
 }
 
+/// A volume within another object: only what tells how to mount it.
+pub(crate) fn check_inline(spec: &Value, path: &Path, errors: &mut Errors) {
+    let forbid = |name: &str, detail: &str| {
+        let detail = format!("{detail} in the context of inline volumes");
+        Error::forbidden(&path.child(name), detail)
+    };
+    let nothing = "may not be specified";
+    if is_set(&spec["claimRef"]) {
+        errors.push(forbid("claimRef", nothing));
+    }
+    if entries(&spec["capacity"]).next().is_some() {
+        errors.push(forbid("capacity", nothing));
+    }
+    if !is_set(&spec["csi"]) {
+        let detail = "has to be specified in the context of inline volumes";
+        errors.push(Error::required(&path.child("csi"), detail));
+    }
+    let at = path.child("accessModes");
+    if list(&spec["accessModes"]).is_empty() {
+        errors.push(Error::required(&at, ""));
+    }
+    check_modes(&spec["accessModes"], &at, errors);
+    let policy = text(&spec["persistentVolumeReclaimPolicy"]);
+    if !matches!(policy, "" | "Retain") {
+        errors.push(forbid(
+            "persistentVolumeReclaimPolicy",
+            "may only be Retain",
+        ));
+    }
+    if is_set(&spec["nodeAffinity"]) {
+        errors.push(forbid("nodeAffinity", nothing));
+    }
+    check_persistent(spec, "", path, errors);
+    if !text(&spec["storageClassName"]).is_empty() {
+        errors.push(forbid("storageClassName", nothing));
+    }
+    let mode = &spec["volumeMode"];
+    if is_set(mode) && mode != "Filesystem" {
+        errors.push(forbid(
+            "volumeMode",
+            "may not specify volumeMode other than Filesystem",
+        ));
+    }
+}
+
 fn check_capacity(capacity: &Value, path: &Path, errors: &mut Errors) {
     if entries(capacity).next().is_none() {
         errors.push(Error::required(path, ""));

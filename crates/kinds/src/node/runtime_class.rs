@@ -4,6 +4,7 @@ use crate::builtin::Builtin;
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
 use crate::pod::{check_resources, check_tolerations};
+use crate::shown::{Field, Go, shown};
 use crate::tree::{get, is_set, list, text};
 use crate::{Column, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
@@ -50,6 +51,14 @@ fn row(object: &Object, now: i64) -> Vec<Value> {
     ]
 }
 
+const TOLERATION: &[Field] = &[
+    Field("key", "Key", Go::Text),
+    Field("operator", "Operator", Go::Text),
+    Field("value", "Value", Go::Text),
+    Field("effect", "Effect", Go::Text),
+    Field("tolerationSeconds", "TolerationSeconds", Go::Plain),
+];
+
 fn validate(object: &Object) -> Errors {
     let mut errors = Vec::new();
     let at = Path::new("handler");
@@ -70,7 +79,10 @@ fn validate(object: &Object) -> Errors {
     check_tolerations(tolerations, &at, &mut errors);
     for (i, toleration) in list(tolerations).iter().enumerate() {
         if list(tolerations)[..i].contains(toleration) {
-            errors.push(Error::duplicate(&at.index(i), toleration.clone()));
+            errors.push(Error::duplicate(
+                &at.index(i),
+                shown(toleration, TOLERATION),
+            ));
         }
     }
     errors

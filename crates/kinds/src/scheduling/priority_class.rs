@@ -3,8 +3,8 @@
 use crate::builtin::Builtin;
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
-use crate::tree::{default_to, get, int, name, text, truth};
-use crate::{Column, Scope, Subresource};
+use crate::tree::{child_or_new, default_to, get, int, name, text, truth};
+use crate::{Column, Context, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value};
 
@@ -22,19 +22,21 @@ pub const KIND: Builtin = Builtin {
     short_names: &["pc"],
     scope: Scope::Cluster,
     schema: "scheduling/v1.PriorityClass",
-    has_generation: true,
+    // The first generation is the last.
+    prepare_create: |object, _: &Context<'_>| {
+        child_or_new(object, "metadata").insert("generation".to_owned(), 1.into());
+    },
     default: |object| default_to(object, "preemptionPolicy", "PreemptLowerPriority"),
     validate_create: validate,
     validate_update: |object, old, _: Subresource<'_>| {
         let mut errors = Vec::new();
-        for name in ["value", "preemptionPolicy"] {
-            if get(object, name) != get(old, name) {
-                errors.push(Error::forbidden(
-                    &Path::new(name),
-                    "may not be changed in an update.",
-                ));
-            }
+        if int(get(object, "value")) != int(get(old, "value")) {
+            let detail = "may not be changed in an update.";
+            errors.push(Error::forbidden(&Path::new("value"), detail));
         }
+        let policy = |o: &Object| get(o, "preemptionPolicy").clone();
+        let at = Path::new("preemptionPolicy");
+        check::immutable(&policy(object), &policy(old), &at, &mut errors);
         errors
     },
     columns: COLUMNS,

@@ -3,9 +3,11 @@
 use crate::builtin::Builtin;
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
-use crate::tree::{child_or_new, default_empty, default_to, get, is_set, list, text, truth};
-use crate::{Column, Scope, Subresource};
-use machinery::field::{Errors, Path};
+use crate::tree::{
+    child_or_new, default_empty, default_to, get, int, is_set, list, same, text, truth,
+};
+use crate::{Column, Context, Scope, Subresource};
+use machinery::field::{Error, Errors, Path};
 use machinery::json::json;
 use machinery::{Object, Value};
 
@@ -15,7 +17,13 @@ pub const KIND: Builtin = Builtin {
     plural: "csidrivers",
     scope: Scope::Cluster,
     schema: "storage/v1.CSIDriver",
-    has_generation: false,
+    // Counted from the first change on.
+    prepare_update: |object, old, _, _: &Context<'_>| {
+        if !same(get(object, "spec"), get(old, "spec")) {
+            let number = int(&get(old, "metadata")["generation"]) + 1;
+            child_or_new(object, "metadata").insert("generation".to_owned(), number.into());
+        }
+    },
     unconditional_update: false,
     default,
     validate_create: validate,
@@ -24,6 +32,9 @@ pub const KIND: Builtin = Builtin {
         let at = Path::new("spec").child("attachedRequired");
         let attach = |o: &Object| get(o, "spec")["attachRequired"].clone();
         check::immutable(&attach(object), &attach(old), &at, &mut errors);
+        let at = Path::new("spec").child("volumeLifecycleModes");
+        let modes = |o: &Object| get(o, "spec")["volumeLifecycleModes"].clone();
+        check::immutable(&modes(object), &modes(old), &at, &mut errors);
         errors
     },
     columns: COLUMNS,
@@ -108,16 +119,69 @@ fn validate(object: &Object) -> Errors {
     let path = Path::new("spec");
     if is_set(&spec["fsGroupPolicy"]) {
         let policies = ["File", "None", "ReadWriteOnceWithFSType"];
-        check::one_of(
-            &spec["fsGroupPolicy"],
-            &policies,
-            &path.child("fsGroupPolicy"),
-            &mut errors,
-        );
+        let at = path.child("fsGroupPolicy");
+        check::one_of(&spec["fsGroupPolicy"], &policies, &at, &mut errors);
     }
+    let requests = list(&spec["tokenRequests"]);
+    check_tokens(requests, &path.child("tokenRequests"), &mut errors);
     for mode in list(&spec["volumeLifecycleModes"]) {
         let at = path.child("volumeLifecycleModes");
-        check::one_of(mode, &["Ephemeral", "Persistent"], &at, &mut errors);
+        check::one_of(mode, &["Persistent", "Ephemeral"], &at, &mut errors);
+    }
+    let period = &spec["nodeAllocatableUpdatePeriodSeconds"];
+    if is_set(period) && int(period) < 10 {
+        let at = path.child("nodeAllocatableUpdatePeriodSeconds");
+        let detail = "must be greater than or equal to 10 seconds";
+        errors.push(Error::invalid(&at, int(period), detail));
+    }
+    let in_secrets = &spec["serviceAccountTokenInSecrets"];
+    if is_set(in_secrets) && requests.is_empty() {
+        let at = path.child("serviceAccountTokenInSecrets");
+        let detail = "serviceAccountTokenInSecrets is set but no tokenRequests are specified";
+        errors.push(Error::invalid(&at, in_secrets.clone(), detail));
     }
     errors
+}
+
+fn check_tokens(requests: &[Value], path: &Path, errors: &mut Errors) {
+    for (i, request) in requests.iter().enumerate() {
+        let (at, audience) = (path.index(i), text(&request["audience"]));
+        if requests[..i]
+            .iter()
+            .any(|r| text(&r["audience"]) == audience)
+        {
+            errors.push(Error::duplicate(&at.child("audience"), audience));
+            continue;
+        }
+        let (seconds, at) = (&request["expirationSeconds"], at.child("expirationSeconds"));
+        if is_set(seconds) && int(seconds) < 600 {
+            let detail = "may not specify a duration less than 10 minutes";
+            errors.push(Error::invalid(&at, int(seconds), detail));
+        }
+        if int(seconds) > 1 << 32 {
+            let detail = "may not specify a duration larger than 2^32 seconds";
+            errors.push(Error::invalid(&at, int(seconds), detail));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{lines, object};
+
+    #[test]
+    fn tokens_live_for_ten_minutes_at_least() {
+        let driver = object(
+            r#"{"spec": {"tokenRequests": [{"audience": "a", "expirationSeconds": 1}, {"audience": "a"}], "nodeAllocatableUpdatePeriodSeconds": 9}}"#,
+        );
+        assert_eq!(
+            lines(validate(&driver)),
+            [
+                "spec.tokenRequests[0].expirationSeconds: Invalid value: 1: may not specify a duration less than 10 minutes",
+                "spec.tokenRequests[1].audience: Duplicate value: \"a\"",
+                "spec.nodeAllocatableUpdatePeriodSeconds: Invalid value: 9: must be greater than or equal to 10 seconds",
+            ]
+        );
+    }
 }

@@ -3,11 +3,12 @@
 use crate::builtin::Builtin;
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
+use crate::shown::{Field, Go, shown};
 use crate::tree::{get, list, text};
+use crate::volume_source::csi_driver_name;
 use crate::{Column, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
-use machinery::{Object, Value};
-use std::collections::BTreeSet;
+use machinery::{Object, Value, format};
 
 pub const KIND: Builtin = Builtin {
     group: "storage.k8s.io",
@@ -17,7 +18,7 @@ pub const KIND: Builtin = Builtin {
     schema: "storage/v1.CSINode",
     unconditional_update: false,
     validate_create: validate,
-    validate_update: |object, _, _: Subresource<'_>| validate(object),
+    validate_update,
     columns: COLUMNS,
     row,
     ..Builtin::EMPTY
@@ -30,16 +31,91 @@ fn row(object: &Object, now: i64) -> Vec<Value> {
     vec![name_cell(object), count.into(), age(object, now)]
 }
 
+const ID_MAX: usize = 256;
+
 fn validate(object: &Object) -> Errors {
     let mut errors = Vec::new();
-    let mut names = BTreeSet::new();
-    for (i, driver) in list(&get(object, "spec")["drivers"]).iter().enumerate() {
+    let drivers = list(&get(object, "spec")["drivers"]);
+    for (i, driver) in drivers.iter().enumerate() {
         let at = Path::new("spec").child("drivers").index(i);
-        check::required(&driver["name"], &at.child("name"), &mut errors);
-        check::required(&driver["nodeID"], &at.child("nodeID"), &mut errors);
-        if !names.insert(text(&driver["name"])) {
-            errors.push(Error::duplicate(&at.child("name"), text(&driver["name"])));
+        check_driver(driver, &drivers[..i], &at, &mut errors);
+    }
+    errors
+}
+
+fn check_driver(driver: &Value, before: &[Value], path: &Path, errors: &mut Errors) {
+    let name = text(&driver["name"]);
+    csi_driver_name(name, &path.child("name"), errors);
+    let (id, at) = (text(&driver["nodeID"]), path.child("nodeID"));
+    if id.is_empty() {
+        errors.push(Error::required(&at, ""));
+    }
+    if id.len() > ID_MAX {
+        let detail = format!("must be {ID_MAX} characters or less");
+        errors.push(Error::invalid(&at, id, detail));
+    }
+    let at = path.child("allocatable").child("count");
+    check::non_negative(&driver["allocatable"]["count"], &at, errors);
+    if before.iter().any(|d| text(&d["name"]) == name) {
+        errors.push(Error::duplicate(&path.child("name"), name));
+    }
+    let keys = list(&driver["topologyKeys"]);
+    for (i, key) in keys.iter().enumerate() {
+        let given = text(key);
+        if given.is_empty() {
+            errors.push(Error::required(path, ""));
+        }
+        if keys[..i].contains(key) {
+            errors.push(Error::duplicate(path, given));
+        }
+        check::form(format::qualified_name(given), given, path, errors);
+    }
+}
+
+const DRIVER: &[Field] = &[
+    Field("name", "Name", Go::Text),
+    Field("nodeID", "NodeID", Go::Text),
+    Field("topologyKeys", "TopologyKeys", Go::Plain),
+    Field("", "Allocatable", Go::Plain),
+];
+
+/// A driver stays what it is; only how many volumes it takes may change.
+fn validate_update(object: &Object, old: &Object, _: Subresource<'_>) -> Errors {
+    let mut errors = validate(object);
+    let drivers = |o: &Object| list(&get(o, "spec")["drivers"]).to_vec();
+    for was in drivers(old) {
+        for driver in drivers(object).iter().filter(|d| d["name"] == was["name"]) {
+            if shown(driver, DRIVER) != shown(&was, DRIVER) {
+                let at = Path::new("spec").child("drivers");
+                errors.push(Error::invalid(&at, shown(driver, DRIVER), check::IMMUTABLE));
+            }
         }
     }
     errors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{lines, object};
+
+    #[test]
+    fn a_driver_stays_what_it_is() {
+        let node = |id: &str, count: i64| {
+            object(&format!(
+                r#"{{"spec": {{"drivers": [{{"name": "a.b", "nodeID": "{id}", "topologyKeys": null, "allocatable": {{"count": {count}}}}}]}}}}"#
+            ))
+        };
+        let none: [&str; 0] = [];
+        assert_eq!(
+            lines(validate_update(&node("n", 2), &node("n", 1), None)),
+            none
+        );
+        assert_eq!(
+            lines(validate_update(&node("m", 1), &node("n", 1), None)),
+            [
+                "spec.drivers: Invalid value: {\"Name\":\"a.b\",\"NodeID\":\"m\",\"TopologyKeys\":null,\"Allocatable\":null}: field is immutable"
+            ]
+        );
+    }
 }

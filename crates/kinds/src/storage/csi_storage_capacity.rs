@@ -5,7 +5,8 @@ use crate::check;
 use crate::columns::{NAME, column, name_cell};
 use crate::tree::{get, text};
 use crate::{Column, Subresource};
-use machinery::field::{Errors, Path};
+use machinery::field::{Error, Errors, Path};
+use machinery::quantity::Quantity;
 use machinery::{Object, Value, format};
 
 pub const KIND: Builtin = Builtin {
@@ -16,7 +17,7 @@ pub const KIND: Builtin = Builtin {
     unconditional_update: false,
     validate_create: validate,
     validate_update: |object, old, _: Subresource<'_>| {
-        let mut errors = validate(object);
+        let mut errors = Vec::new();
         for name in ["nodeTopology", "storageClassName"] {
             check::immutable(
                 get(object, name),
@@ -49,13 +50,16 @@ fn row(object: &Object, _: i64) -> Vec<Value> {
 
 fn validate(object: &Object) -> Errors {
     let mut errors = Vec::new();
+    let (topology, at) = (get(object, "nodeTopology"), Path::new("nodeTopology"));
+    check::label_selector(topology, &at, &mut errors);
     let class = text(get(object, "storageClassName"));
     let at = Path::new("storageClassName");
     check::form(format::dns1123_subdomain(class), class, &at, &mut errors);
-    check::label_selector(
-        get(object, "nodeTopology"),
-        &Path::new("nodeTopology"),
-        &mut errors,
-    );
+    let capacity = text(get(object, "capacity"));
+    let amount = capacity.parse::<Quantity>();
+    if amount.is_ok_and(Quantity::is_negative) {
+        let at = Path::new("capacity");
+        errors.push(Error::invalid(&at, capacity, check::NEGATIVE));
+    }
     errors
 }

@@ -1,12 +1,14 @@
 //! StorageClass: a way to make volumes.
 
+use super::{check_parameters, check_provisioner};
 use crate::builtin::Builtin;
 use crate::check;
 use crate::columns::{AGE, NAME, age, column};
-use crate::tree::{default_to, get, name, text};
+use crate::tree::{default_to, get, list, name, text};
 use crate::{Column, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value, format};
+use std::collections::{BTreeMap, BTreeSet};
 
 pub const KIND: Builtin = Builtin {
     group: "storage.k8s.io",
@@ -65,41 +67,103 @@ fn row(object: &Object, now: i64) -> Vec<Value> {
 
 fn validate(object: &Object) -> Errors {
     let mut errors = Vec::new();
-    let provisioner = text(get(object, "provisioner"));
-    let at = Path::new("provisioner");
-    if provisioner.is_empty() {
-        errors.push(Error::required(&at, ""));
-    } else {
-        let complaints = format::qualified_name(&provisioner.to_lowercase());
-        check::form(complaints, provisioner, &at, &mut errors);
+    let field = |name: &str| (get(object, name), Path::new(name));
+    let (provisioner, at) = field("provisioner");
+    check_provisioner(provisioner, &at, &mut errors);
+    let (parameters, at) = field("parameters");
+    check_parameters(parameters, &at, &mut errors);
+    let (policy, at) = field("reclaimPolicy");
+    if !text(policy).is_empty() {
+        check::one_of(policy, &["Delete", "Retain"], &at, &mut errors);
     }
-    let policies = ["Delete", "Retain"];
-    check::one_of(
-        get(object, "reclaimPolicy"),
-        &policies,
-        &Path::new("reclaimPolicy"),
-        &mut errors,
-    );
+    let (mode, at) = field("volumeBindingMode");
     let modes = ["Immediate", "WaitForFirstConsumer"];
-    let at = Path::new("volumeBindingMode");
-    check::one_of(get(object, "volumeBindingMode"), &modes, &at, &mut errors);
+    check::one_of(mode, &modes, &at, &mut errors);
+    let (topologies, at) = field("allowedTopologies");
+    check_topologies(list(topologies), &at, &mut errors);
     errors
 }
 
-fn validate_update(object: &Object, old: &Object, _: Subresource<'_>) -> Errors {
-    let mut errors = validate(object);
-    for name in ["parameters", "provisioner", "reclaimPolicy"] {
-        if !crate::tree::same(get(object, name), get(old, name)) {
-            let detail = format!("updates to {name} are forbidden.");
-            errors.push(Error::forbidden(&Path::new(name), detail));
+/// A term by key, the values in order.
+type Term = BTreeMap<String, BTreeSet<String>>;
+
+fn check_topologies(topologies: &[Value], path: &Path, errors: &mut Errors) {
+    // A term that says nothing has always been counted as there before.
+    let mut seen = vec![Term::new(); topologies.len()];
+    for (i, topology) in topologies.iter().enumerate() {
+        let at = path.index(i).child("matchLabelExpressions");
+        let mut term = Term::new();
+        for (j, expression) in list(&topology["matchLabelExpressions"]).iter().enumerate() {
+            let (at, key) = (at.index(j), text(&expression["key"]));
+            let values = check_values(list(&expression["values"]), &at.child("values"), errors);
+            check::form(format::qualified_name(key), key, &at.child("key"), errors);
+            if term.insert(key.to_owned(), values).is_some() {
+                errors.push(Error::duplicate(&at.child("key"), key));
+            }
+        }
+        for _ in seen.iter().filter(|other| **other == term) {
+            errors.push(Error::duplicate(&at, ""));
+        }
+        seen.push(term);
+    }
+}
+
+fn check_values(values: &[Value], path: &Path, errors: &mut Errors) -> BTreeSet<String> {
+    if values.is_empty() {
+        errors.push(Error::required(path, ""));
+    }
+    let mut seen = BTreeSet::new();
+    for (i, value) in values.iter().enumerate() {
+        if !seen.insert(text(value).to_owned()) {
+            errors.push(Error::duplicate(&path.index(i), text(value)));
         }
     }
-    let at = Path::new("volumeBindingMode");
-    check::immutable(
-        get(object, "volumeBindingMode"),
-        get(old, "volumeBindingMode"),
-        &at,
-        &mut errors,
-    );
+    seen
+}
+
+fn validate_update(object: &Object, old: &Object, _: Subresource<'_>) -> Errors {
+    let mut errors = Vec::new();
+    for name in [
+        "parameters",
+        "provisioner",
+        "reclaimPolicy",
+        "volumeBindingMode",
+    ] {
+        let (new, was) = (get(object, name), get(old, name));
+        check::immutable(new, was, &Path::new(name), &mut errors);
+    }
     errors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{lines, object};
+
+    #[test]
+    fn a_class_keeps_what_its_volumes_were_made_by() {
+        let class = |provisioner: &str, topologies: &str| {
+            object(&format!(
+                r#"{{"provisioner": "{provisioner}", "reclaimPolicy": "Delete", "volumeBindingMode": "Immediate", "allowedTopologies": {topologies}}}"#
+            ))
+        };
+        let none: [&str; 0] = [];
+        let zone = r#"[{"matchLabelExpressions": [{"key": "zone", "values": ["a"]}]}]"#;
+        assert_eq!(lines(validate(&class("a.b/c", zone))), none);
+        assert_eq!(
+            lines(validate_update(&class("x", "[]"), &class("y", "[]"), None)),
+            ["provisioner: Invalid value: \"x\": field is immutable"]
+        );
+        assert_eq!(
+            lines(validate(&class(
+                "x",
+                r#"[{"matchLabelExpressions": [{"key": "zone"}]}]"#
+            ))),
+            ["allowedTopologies[0].matchLabelExpressions[0].values: Required value"]
+        );
+        assert_eq!(
+            lines(validate(&class("x", "[{}]"))),
+            ["allowedTopologies[0].matchLabelExpressions: Duplicate value: \"\""]
+        );
+    }
 }

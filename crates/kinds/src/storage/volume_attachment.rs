@@ -3,7 +3,9 @@
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
-use crate::tree::{get, is_set, text, truth};
+use crate::core::persistent_volume::check_inline;
+use crate::shown::{Field, Go, shown};
+use crate::tree::{entries, get, int, is_set, same, text, truth};
 use crate::volume_source::csi_driver_name;
 use crate::{Column, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
@@ -20,10 +22,9 @@ pub const KIND: Builtin = Builtin {
     unconditional_update: false,
     validate_create: validate,
     validate_update: |object, old, subresource: Subresource<'_>| {
-        let mut errors = Vec::new();
+        let mut errors = validate(object);
         if subresource.is_none() {
-            let (new, was) = (get(object, "spec"), get(old, "spec"));
-            check::immutable(new, was, &Path::new("spec"), &mut errors);
+            check_same_spec(object, old, &mut errors);
         }
         errors
     },
@@ -71,16 +72,91 @@ fn validate(object: &Object) -> Errors {
         } else {
             Error::required(&at, detail)
         });
-    } else if let Some(name) = named.as_str() {
+    } else if named == "" {
         let at = at.child("persistentVolumeName");
-        if name.is_empty() {
-            let detail = "must specify non empty persistentVolumeName";
-            errors.push(Error::required(&at, detail));
-        } else {
-            check::form(format::dns1123_subdomain(name), name, &at, &mut errors);
-        }
+        let detail = "must specify non empty persistentVolumeName";
+        errors.push(Error::required(&at, detail));
+    } else if is_set(inline) {
+        let at = at.child("inlineVolumeSpec");
+        check_inline(inline, &at, &mut errors);
     }
     let (node, at) = (text(&spec["nodeName"]), path.child("nodeName"));
     check::form(format::dns1123_subdomain(node), node, &at, &mut errors);
+    check_status(get(object, "status"), &mut errors);
+    if let Some(name) = named.as_str() {
+        let at = path.child("source").child("persistentVolumeName");
+        check::form(format::dns1123_subdomain(name), name, &at, &mut errors);
+    }
     errors
+}
+
+fn check_status(status: &Value, errors: &mut Errors) {
+    const METADATA_MAX: usize = 256 * 1024;
+    const MESSAGE_MAX: usize = 1024;
+    let path = Path::new("status");
+    let sizes = entries(&status["attachmentMetadata"]).map(|(k, v)| k.len() + text(v).len());
+    if sizes.sum::<usize>() > METADATA_MAX {
+        errors.push(Error::too_long(
+            &path.child("attachmentMetadata"),
+            METADATA_MAX,
+        ));
+    }
+    for name in ["attachError", "detachError"] {
+        let (error, at) = (&status[name], path.child(name));
+        if text(&error["message"]).len() > MESSAGE_MAX {
+            // Told with the other limit, as it always was.
+            errors.push(Error::too_long(&at.child("message"), METADATA_MAX));
+        }
+        let code = int(&error["errorCode"]);
+        if code < 0 {
+            let detail = format::range_message(0, i64::from(i32::MAX));
+            errors.push(Error::invalid(&at.child("errorCode"), code, detail));
+        }
+    }
+}
+
+const SPEC: &[Field] = &[
+    Field("attacher", "Attacher", Go::Text),
+    Field(
+        "source",
+        "Source",
+        Go::Pointer(&[
+            Field("persistentVolumeName", "PersistentVolumeName", Go::Plain),
+            Field("inlineVolumeSpec", "InlineVolumeSpec", Go::Plain),
+        ]),
+    ),
+    Field("nodeName", "NodeName", Go::Text),
+];
+
+fn check_same_spec(object: &Object, old: &Object, errors: &mut Errors) {
+    let (new, was) = (get(object, "spec"), get(old, "spec"));
+    if !same(new, was) {
+        let at = Path::new("spec");
+        errors.push(Error::invalid(&at, shown(new, SPEC), check::IMMUTABLE));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{lines, object};
+
+    #[test]
+    fn an_attachment_is_of_one_volume_for_good() {
+        let of = |volume: &str| {
+            object(&format!(
+                r#"{{"spec": {{"attacher": "a.b", "nodeName": "n", "source": {{"persistentVolumeName": "{volume}"}}}}}}"#
+            ))
+        };
+        let none: [&str; 0] = [];
+        assert_eq!(lines(validate(&of("v"))), none);
+        let mut errors = Vec::new();
+        check_same_spec(&of("w"), &of("v"), &mut errors);
+        assert_eq!(
+            lines(errors),
+            [
+                "spec: Invalid value: {\"Attacher\":\"a.b\",\"Source\":{\"PersistentVolumeName\":\"w\",\"InlineVolumeSpec\":null},\"NodeName\":\"n\"}: field is immutable"
+            ]
+        );
+    }
 }

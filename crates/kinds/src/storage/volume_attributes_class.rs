@@ -1,11 +1,11 @@
 //! VolumeAttributesClass: attributes of volumes that may change while they are in use.
 
+use super::{check_parameters, check_provisioner};
 use crate::builtin::Builtin;
-use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
-use crate::tree::{get, text};
+use crate::tree::{get, is_empty, same, text};
 use crate::{Column, Scope, Subresource};
-use machinery::field::{Errors, Path};
+use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value};
 
 pub const KIND: Builtin = Builtin {
@@ -17,15 +17,14 @@ pub const KIND: Builtin = Builtin {
     schema: "storage/v1.VolumeAttributesClass",
     validate_create: validate,
     validate_update: |object, old, _: Subresource<'_>| {
-        let mut errors = validate(object);
+        let mut errors = Vec::new();
         for name in ["driverName", "parameters"] {
-            check::immutable(
-                get(object, name),
-                get(old, name),
-                &Path::new(name),
-                &mut errors,
-            );
+            if !same(get(object, name), get(old, name)) {
+                let detail = format!("updates to {name} are forbidden.");
+                errors.push(Error::forbidden(&Path::new(name), detail));
+            }
         }
+        errors.extend(validate(object));
         errors
     },
     columns: COLUMNS,
@@ -49,10 +48,16 @@ fn row(object: &Object, now: i64) -> Vec<Value> {
 
 fn validate(object: &Object) -> Errors {
     let mut errors = Vec::new();
-    check::required(
+    check_provisioner(
         get(object, "driverName"),
         &Path::new("driverName"),
         &mut errors,
     );
+    let (parameters, at) = (get(object, "parameters"), Path::new("parameters"));
+    check_parameters(parameters, &at, &mut errors);
+    if is_empty(parameters) {
+        let detail = "must contain at least one key/value pair";
+        errors.push(Error::required(&at, detail));
+    }
     errors
 }
