@@ -10,8 +10,7 @@ use store::Freshness;
 use crate::{
     Resource, User,
     admission::Effects,
-    convert::{self, FieldValidation},
-    failure, meta,
+    convert, failure, meta,
     pipeline::Core,
     user,
     write::{self, Write},
@@ -262,8 +261,8 @@ fn write(core: &Arc<Core>, resource: Arc<Resource>, object: &Value) -> Write {
 
 fn decoded(resource: &Resource, object: Value) -> Result<Object, Status> {
     let object = object.as_object().cloned().unwrap_or_default();
-    let mut decoded = convert::normalise(resource, object, FieldValidation::Ignore)?;
-    convert::settle_kind(resource, &mut decoded.object)?;
+    let mut decoded = convert::normalise(resource, object).map_err(Status::internal)?;
+    convert::name_kind(resource, &mut decoded.object);
     Ok(decoded.object)
 }
 

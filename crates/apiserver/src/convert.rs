@@ -1,9 +1,11 @@
 //! From bytes on the wire to objects, by the schema.
 
+mod unrecognized;
+
 use machinery::{
     Object, Status, Value,
     decode::{self, Findings, Format},
-    normalise, protobuf,
+    field, normalise, protobuf,
     schema::{self, Type},
 };
 
@@ -20,22 +22,17 @@ pub(crate) enum FieldValidation {
 
 impl FieldValidation {
     /// Reads the query parameter.
-    pub(crate) fn parse(text: Option<&str>) -> Result<Self, Status> {
-        match text {
-            None | Some("") => Ok(Self::default()),
-            Some("Ignore") => Ok(Self::Ignore),
-            Some("Warn") => Ok(Self::Warn),
-            Some("Strict") => Ok(Self::Strict),
-            Some(other) => {
-                let path = machinery::field::Path::new("fieldValidation");
-                let known = ["Ignore", "Warn", "Strict"];
-                let error = machinery::field::Error::not_supported(&path, other, &known);
-                Err(Status::invalid(
-                    "meta.k8s.io",
-                    "CreateOptions",
-                    "",
-                    &[error],
-                ))
+    pub(crate) fn parse(text: Option<&str>, errors: &mut field::Errors) -> Self {
+        match text.unwrap_or_default() {
+            "" => Self::default(),
+            "Ignore" => Self::Ignore,
+            "Warn" => Self::Warn,
+            "Strict" => Self::Strict,
+            other => {
+                let path = field::Path::new("fieldValidation");
+                let known = ["", "Ignore", "Strict", "Warn"];
+                errors.push(field::Error::not_supported(&path, other, &known));
+                Self::default()
             }
         }
     }
@@ -47,25 +44,25 @@ pub(crate) struct Decoded {
     pub(crate) warnings: Vec<String>,
 }
 
-/// Decodes a body of the resource's kind.
+/// Decodes a body of the resource's kind; apiVersion and kind may be left out.
 pub(crate) fn decode(
     resource: &Resource,
     media: media::Body,
     bytes: &[u8],
     validation: FieldValidation,
 ) -> Result<Decoded, Status> {
-    if bytes.is_empty() {
-        return Err(unreadable(resource, "unexpected end of JSON input"));
-    }
-    let decoded = decode_as(resource.schema, media, bytes);
-    judge(
-        resource,
-        decoded.map_err(|why| unreadable(resource, &why))?,
-        validation,
-    )
+    let decoded = decode_as(resource.schema, media, bytes)
+        .ok()
+        .filter(|decoded| unrecognized::is_own(resource, &decoded.object));
+    let Some(decoded) = decoded else {
+        return Err(unrecognized::explain(resource, media, bytes));
+    };
+    let mut decoded = judge(resource, decoded, validation)?;
+    name_kind(resource, &mut decoded.object);
+    Ok(decoded)
 }
 
-fn decode_as(
+pub(crate) fn decode_as(
     schema: Option<&'static Type>,
     media: media::Body,
     bytes: &[u8],
@@ -92,27 +89,59 @@ fn decode_as(
 pub(crate) fn decode_type(name: &str, media: media::Body, bytes: &[u8]) -> Result<Object, Status> {
     let kind = name.rsplit('.').next().unwrap_or_default();
     let decoded = decode_as(schema::lookup(name), media, bytes).map_err(|why| {
-        Status::bad_request(format!(
-            "{kind} in version \"v1\" cannot be handled as a {kind}: {why}"
-        ))
+        match unrecognized::version_and_kind(media, bytes) {
+            Err(why) => unrecognized::unrecognized(kind, &why, bytes),
+            Ok(_) => Status::bad_request(format!(
+                "{kind} in version \"v1\" cannot be handled as a {kind}: {why}"
+            )),
+        }
     })?;
     Ok(decoded.object)
 }
 
-/// Normalises an object that was made of an old one by a patch.
-pub(crate) fn normalise(
-    resource: &Resource,
-    object: Object,
+/// Decodes a Scale, and what to warn about.
+pub(crate) fn decode_scale(
+    media: media::Body,
+    bytes: &[u8],
     validation: FieldValidation,
 ) -> Result<Decoded, Status> {
+    let given = unrecognized::version_and_kind(media, bytes)
+        .map_err(|why| unrecognized::unrecognized("Scale", &why, bytes))?;
+    let refuse = |why: &str| {
+        Status::bad_request(format!(
+            "Scale in version \"v1\" cannot be handled as a Scale: {why}"
+        ))
+    };
+    if !matches!(given.kind.as_str(), "" | "Scale") {
+        let (kind, version) = (&given.kind, given.version());
+        return Err(Status::bad_request(format!(
+            "{kind} in version {version:?} cannot be handled as a Scale: converting ({version}.{kind}) to (autoscaling.Scale): unknown conversion"
+        )));
+    }
+    let decoded = decode_as(schema::lookup("autoscaling/v1.Scale"), media, bytes);
+    let decode::Decoded { object, findings } = decoded.map_err(|why| refuse(&why))?;
+    let warnings = match validation {
+        FieldValidation::Ignore => Vec::new(),
+        FieldValidation::Strict if !findings.is_empty() => {
+            return Err(refuse(&findings.strict_error()));
+        }
+        _ => findings.sentences().to_vec(),
+    };
+    Ok(Decoded { object, warnings })
+}
+
+/// Normalises an object that was put together, and not read from a body.
+pub(crate) fn normalise(resource: &Resource, object: Object) -> Result<decode::Decoded, String> {
     let mut findings = Findings::default();
     let value = Value::Object(object);
-    let object = match resource.schema {
+    let mut object = match resource.schema {
         Some(schema) => normalise::object(schema, value, &mut findings),
         None => normalise::unstructured(value, &mut findings),
-    };
-    let object = object.map_err(|why| unreadable(resource, &why))?;
-    judge(resource, decode::Decoded { object, findings }, validation)
+    }?;
+    if let Some(definition) = &resource.definition {
+        definition.prune(&mut object, &mut findings);
+    }
+    Ok(decode::Decoded { object, findings })
 }
 
 /// Turns findings into warnings or a refusal.
@@ -137,6 +166,7 @@ fn judge(
     Ok(Decoded { object, warnings })
 }
 
+/// 400: the body is of the right kind, but cannot be read.
 fn unreadable(resource: &Resource, why: &str) -> Status {
     let kind = &resource.kind.names().kind;
     Status::bad_request(format!(
@@ -147,44 +177,33 @@ fn unreadable(resource: &Resource, why: &str) -> Status {
 
 /// The options of a deletion.
 pub(crate) fn delete_options(media: media::Body, bytes: &[u8]) -> Result<DeleteOptions, Status> {
-    let refuse = |why: String| {
-        Status::bad_request(format!(
-            "DeleteOptions in version \"v1\" cannot be handled as a DeleteOptions: {why}"
-        ))
-    };
-    let value = match media {
-        media::Body::Protobuf => {
-            decode_type("meta/v1.DeleteOptions", media, bytes).map(Value::Object)?
-        }
-        media::Body::Json => decode::tree(Format::Json, bytes).map_err(refuse)?.0,
-        media::Body::Yaml => decode::tree(Format::Yaml, bytes).map_err(refuse)?.0,
-    };
-    if value.is_null() {
-        return Ok(DeleteOptions::default());
-    }
-    machinery::json::from_value(value).map_err(|error| refuse(error.to_string()))
+    const SCHEME: &str = "k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme/register.go:27";
+    unrecognized::version_and_kind(media, bytes)
+        .map_err(Status::bad_request)
+        .and_then(|given| match given.kind.as_str() {
+            "" | "DeleteOptions" => Ok(()),
+            other => Err(Status::bad_request(format!(
+                "no kind {other:?} is registered for version {:?} in scheme {SCHEME:?}",
+                given.api_version
+            ))),
+        })?;
+    let schema = schema::lookup("meta/v1.DeleteOptions");
+    let decoded = decode_as(schema, media, bytes).map_err(Status::bad_request)?;
+    machinery::json::from_value(Value::Object(decoded.object))
+        .map_err(|error| Status::bad_request(error.to_string()))
 }
 
-/// Refuses a body of another kind; fills in what was left out.
-pub(crate) fn settle_kind(resource: &Resource, object: &mut Object) -> Result<(), Status> {
-    let kind = &resource.kind.names().kind;
-    let text = |object: &Object, key: &str| {
-        object
-            .get(key)
-            .and_then(Value::as_str)
-            .unwrap_or_default()
-            .to_owned()
-    };
-    let (given_version, given_kind) = (text(object, "apiVersion"), text(object, "kind"));
-    let version_fits = given_version.is_empty() || given_version == resource.api_version;
-    let kind_fits = given_kind.is_empty() || given_kind == *kind;
-    if !version_fits || !kind_fits {
-        return Err(Status::bad_request(format!(
-            "{given_kind} in version {given_version:?} cannot be handled as a {kind}: the body must be of apiVersion {:?} and kind {kind:?}",
-            resource.api_version
-        )));
+/// Why an object that says it is of another kind is none of the resource's; `None` if it is one.
+pub(crate) fn another_kind(resource: &Resource, object: &Object) -> Option<String> {
+    if unrecognized::is_own(resource, object) {
+        return None;
     }
+    unrecognized::does_not_convert(resource, object)
+}
+
+/// Says what an object is.
+pub(crate) fn name_kind(resource: &Resource, object: &mut Object) {
+    let kind = &resource.kind.names().kind;
     object.insert("apiVersion".to_owned(), resource.api_version.clone().into());
     object.insert("kind".to_owned(), kind.clone().into());
-    Ok(())
 }

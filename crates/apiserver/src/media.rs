@@ -153,9 +153,14 @@ const SERVED: &[&str] = &[
     "application/vnd.kubernetes.protobuf",
 ];
 
+const STREAMED: &str =
+    ", application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch";
+
 /// Reads Accept: the alternative that the client likes best of those that can be served.
 /// `protobuf` says whether the kind can.
-pub(crate) fn wanted(headers: &HeaderMap, protobuf: bool) -> Result<Wanted, Status> {
+/// Built-in kinds have a router in front of them, which knows media types by their names alone;
+/// `many` says whether lists are asked for, which are sent as streams, too.
+pub(crate) fn wanted(headers: &HeaderMap, protobuf: bool, many: bool) -> Result<Wanted, Status> {
     let mut all = headers.get_all(header::ACCEPT).into_iter();
     if let (Some(only), None) = (all.next(), all.next())
         && only == "application/json"
@@ -171,6 +176,13 @@ pub(crate) fn wanted(headers: &HeaderMap, protobuf: bool) -> Result<Wanted, Stat
         .collect();
     if ranges.is_empty() {
         return Ok(Wanted::default());
+    }
+    let routed = |range: &Range<'_>| range.media == "*/*" || SERVED.contains(&&*range.media);
+    if protobuf && !ranges.iter().any(routed) {
+        let streams = if many { STREAMED } else { "" };
+        let served = SERVED.join(", ");
+        let more = format!("\n\nAvailable representations: {served}{streams}");
+        return Err(Status::refused_by_router(406, &more));
     }
     // Sorting keeps the client's order among equals.
     ranges.sort_by_key(|range| (std::cmp::Reverse(range.thousandths()), range.wildcards()));
@@ -214,7 +226,7 @@ pub(crate) fn check_list(wanted: Wanted, list: bool, resource: &Resource) -> Res
 
 /// Refuses whoever wants nothing but a Table or metadata of what has neither.
 pub(crate) fn as_object(headers: &HeaderMap, protobuf: bool) -> Result<(), Status> {
-    match wanted(headers, protobuf)?.shape {
+    match wanted(headers, protobuf, false)?.shape {
         Shape::Object => Ok(()),
         Shape::Table | Shape::Metadata { .. } => Err(Status::not_acceptable(SERVED)),
     }
@@ -227,7 +239,7 @@ mod tests {
     fn ask(accept: &str) -> Option<(Shape, Encoding)> {
         let mut headers = HeaderMap::new();
         headers.insert(header::ACCEPT, accept.parse().unwrap());
-        wanted(&headers, false)
+        wanted(&headers, false, false)
             .ok()
             .map(|wanted| (wanted.shape, wanted.encoding))
     }
@@ -253,7 +265,10 @@ mod tests {
         assert_eq!(ask(weighed), Some((Shape::Object, Encoding::Yaml)));
         let browser = "text/html,application/xml;q=0.9,*/*;q=0.8";
         assert_eq!(ask(browser), Some((Shape::Object, Encoding::Json)));
-        assert_eq!(wanted(&HeaderMap::new(), false).unwrap(), Wanted::default());
+        assert_eq!(
+            wanted(&HeaderMap::new(), false, false).unwrap(),
+            Wanted::default()
+        );
         let message = "application/vnd.kubernetes.protobuf;g=meta.k8s.io;v=v1;as=";
         assert_eq!(
             ask(&format!("{message}PartialObjectMetadata")),

@@ -69,6 +69,15 @@ pub(crate) fn set(object: &mut Object, key: &str, value: impl Into<Value>) {
     }
 }
 
+/// The resourceVersion as a number; 0 when there is none.
+pub(crate) fn revision(object: &Object) -> Result<u64, Status> {
+    let given = text(object, "resourceVersion");
+    if given.is_empty() {
+        return Ok(0);
+    }
+    machinery::text::parse_uint(given).map_err(Status::unknown)
+}
+
 /// Whether somebody asked to delete it.
 pub(crate) fn is_deleting(object: &Object) -> bool {
     !text(object, "deletionTimestamp").is_empty()
@@ -165,7 +174,6 @@ pub(crate) fn keep(object: &mut Object, old: &Object) {
         set(object, "uid", text(old, "uid"));
     }
     set(object, "creationTimestamp", text(old, "creationTimestamp"));
-    of_mut(object).shift_remove("selfLink");
     if is_deleting(old) {
         set(object, "deletionTimestamp", text(old, "deletionTimestamp"));
     }

@@ -33,17 +33,29 @@ impl Continue {
     }
 
     pub(crate) fn decode(text: &str) -> Result<Self, Status> {
-        let refuse = |why: &str| Status::bad_request(format!("continue key is not valid: {why}"));
+        let refuse = |why: &str| {
+            Status::bad_request(format!(
+                "invalid continue token: continue key is not valid: {why}"
+            ))
+        };
         let bytes = URL_SAFE_NO_PAD
             .decode(text.trim_end_matches('='))
-            .map_err(|error| refuse(&error.to_string()))?;
+            .map_err(|error| {
+                let at = match error {
+                    base64::DecodeError::InvalidByte(at, _) => at,
+                    _ => text.len() / 4 * 4,
+                };
+                refuse(&format!("illegal base64 data at input byte {at}"))
+            })?;
         let token: Token =
             machinery::json::from_slice(&bytes).map_err(|error| refuse(&error.to_string()))?;
         if token.v != "meta.k8s.io/v1" {
-            return Err(refuse("server does not recognize this encoded version"));
+            let why = format!("server does not recognize this encoded version {}", token.v);
+            return Err(refuse(&why));
         }
         if token.start.is_empty() || token.rv == 0 {
-            return Err(refuse("incorrect encoded start resourceVersion"));
+            let why = "incorrect encoded start resourceVersion (version meta.k8s.io/v1)";
+            return Err(refuse(why));
         }
         if token.start.starts_with('/') || token.start.split('/').any(|part| part == "..") {
             return Err(refuse("the key is not below the list's own"));

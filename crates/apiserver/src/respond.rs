@@ -98,6 +98,18 @@ pub(crate) fn status_as(status: &Status, encoding: Encoding) -> Response<Body> {
             .headers_mut()
             .insert(header::RETRY_AFTER, retry.into());
     }
+    warn(response, &status.warnings)
+}
+
+/// Adds Warning headers.
+pub(crate) fn warn(mut response: Response<Body>, warnings: &[String]) -> Response<Body> {
+    for warning in warnings {
+        let text: String = warning.chars().filter(|c| !c.is_control()).collect();
+        let text = text.replace('\\', "\\\\").replace('"', "\\\"");
+        if let Ok(value) = HeaderValue::from_bytes(format!("299 - \"{text}\"").as_bytes()) {
+            response.headers_mut().append(header::WARNING, value);
+        }
+    }
     response
 }
 

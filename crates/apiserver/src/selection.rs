@@ -11,6 +11,18 @@ pub(crate) struct Selection {
     fields: fields::Selector,
 }
 
+/// The sentence about a field that cannot be selected by.
+fn unknown(resource: &Resource, field: &str) -> String {
+    let field_text = machinery::text::quote(field);
+    match resource.kind.names().kind.as_str() {
+        "Job" => format!("field label {field_text} not supported for Job"),
+        _ if resource.kind.selectable_names().is_empty() => format!(
+            "{field_text} is not a known field selector: only \"metadata.name\", \"metadata.namespace\""
+        ),
+        _ => format!("field label not supported: {field}"),
+    }
+}
+
 impl Selection {
     /// Reads what a request selects; refuses fields that the kind does not offer.
     pub(crate) fn of(resource: &Resource, request: &Request) -> Result<Self, Status> {
@@ -40,10 +52,7 @@ impl Selection {
             .iter()
             .find(|term| !known(&term.field))
         {
-            Some(term) => Err(Status::bad_request(format!(
-                "field label not supported: {}",
-                term.field
-            ))),
+            Some(term) => Err(Status::bad_request(unknown(resource, &term.field))),
             None => Ok(selection),
         }
     }

@@ -1,11 +1,12 @@
 //! A built-in kind as data: names, scope and the functions behind it. One constant of this type per
 //! file, one line in [`crate::ALL`].
 
-use crate::metadata::{self, NameFormat};
+use crate::metadata::{self, Check, NameFormat};
 use crate::tree::{get, keep};
 use crate::{Column, Context, Deletion, Kind, Names, Scope, Subresource, SubresourceInfo, columns};
 use machinery::{Object, Value, field};
 
+type Resets = &'static [&'static [&'static str]];
 type Prepare = fn(&mut Object, &Object, Subresource<'_>, &Context<'_>);
 
 /// The facts of a kind. [`Builtin::EMPTY`] has the usual ones.
@@ -24,7 +25,13 @@ pub struct Builtin {
     /// Whether `status` belongs to the status subresource alone.
     pub has_status: bool,
     /// What a write of the whole cannot set, where there is a status: nobody comes to own it.
-    pub resets: &'static [&'static str],
+    pub resets: Resets,
+    /// Paths that an update of `status` leaves as they are; `metadata` means what people write
+    /// there.
+    pub status_resets: Resets,
+    /// How the kind looks at changed metadata itself, and how when `status` is updated.
+    pub metadata_checks: &'static [Check],
+    pub status_metadata_checks: &'static [Check],
     /// Whether `metadata.generation` counts changes.
     pub has_generation: bool,
     /// Whether a PUT may create.
@@ -81,7 +88,10 @@ impl Builtin {
         verbs: VERBS,
         subresources: &[],
         has_status: false,
-        resets: &["status"],
+        resets: &[&["status"]],
+        status_resets: &[&["spec"]],
+        metadata_checks: &[Check::Change],
+        status_metadata_checks: &[Check::Change],
         has_generation: false,
         creates_on_update: false,
         unconditional_update: true,
@@ -161,14 +171,6 @@ impl Kind for Registered {
         self.facts.scope
     }
 
-    fn resets(&self) -> &[&'static str] {
-        if self.subresources.contains(&"status") {
-            self.facts.resets
-        } else {
-            &[]
-        }
-    }
-
     fn schema(&self) -> Option<&'static str> {
         Some(self.facts.schema)
     }
@@ -225,7 +227,7 @@ impl Kind for Registered {
     ) {
         match subresource {
             None if self.facts.has_status => keep(object, old, "status"),
-            Some("status") => keep_all_but_status(object, old),
+            Some("status") => keep_all_but_status(object, old, self.facts.status_resets),
             _ => {}
         }
         (self.facts.prepare_update)(object, old, subresource, context);
@@ -242,6 +244,21 @@ impl Kind for Registered {
         subresource: Subresource<'_>,
     ) -> field::Errors {
         (self.facts.validate_update)(object, old, subresource)
+    }
+
+    fn metadata_checks(&self, subresource: Subresource<'_>) -> &'static [Check] {
+        match subresource {
+            Some("status") => self.facts.status_metadata_checks,
+            _ => self.facts.metadata_checks,
+        }
+    }
+
+    fn resets(&self, subresource: Subresource<'_>) -> Resets {
+        match subresource {
+            Some("status") => self.facts.status_resets,
+            None if self.facts.has_status => self.facts.resets,
+            _ => &[],
+        }
     }
 
     fn warnings(&self, object: &Object, old: Option<&Object>) -> Vec<String> {
@@ -288,8 +305,8 @@ impl Kind for Registered {
     }
 }
 
-/// Through `status`, only status and metadata may change, and of metadata not the owners.
-fn keep_all_but_status(object: &mut Object, old: &Object) {
+/// Through `status`, only status and metadata may change, and of metadata what the kind lets.
+fn keep_all_but_status(object: &mut Object, old: &Object, resets: Resets) {
     let is_kept = |key: &str| !matches!(key, "apiVersion" | "kind" | "metadata" | "status");
     object.retain(|key, _| !is_kept(key) || old.contains_key(key));
     for (key, value) in old {
@@ -297,12 +314,31 @@ fn keep_all_but_status(object: &mut Object, old: &Object) {
             object.insert(key.clone(), value.clone());
         }
     }
-    let owners = get(old, "metadata")["ownerReferences"].clone();
+    let kept: Vec<&str> = match resets.iter().find(|path| path[0] == "metadata") {
+        None => return,
+        Some([_]) => WRITTEN_METADATA.to_vec(),
+        Some(_) => resets
+            .iter()
+            .filter_map(|path| path.get(1).copied())
+            .collect(),
+    };
+    let before = get(old, "metadata");
     if let Some(Value::Object(metadata)) = object.get_mut("metadata") {
-        if owners.is_null() {
-            metadata.shift_remove("ownerReferences");
-        } else {
-            metadata.insert("ownerReferences".to_owned(), owners);
+        for name in kept {
+            match &before[name] {
+                Value::Null => drop(metadata.shift_remove(name)),
+                value => drop(metadata.insert(name.to_owned(), value.clone())),
+            }
         }
     }
 }
+
+/// What people write in metadata.
+const WRITTEN_METADATA: &[&str] = &[
+    "deletionTimestamp",
+    "selfLink",
+    "labels",
+    "annotations",
+    "finalizers",
+    "ownerReferences",
+];

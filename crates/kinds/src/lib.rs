@@ -186,17 +186,17 @@ pub trait Kind: Send + Sync + 'static {
     ) -> field::Errors {
         Vec::new()
     }
+    /// How the kind itself looks at the metadata of a changed object, beside what holds for all.
+    fn metadata_checks(&self, _subresource: Subresource<'_>) -> &'static [metadata::Check] {
+        &[metadata::Check::Change]
+    }
+    /// Paths that this way of writing leaves as they are, whatever the client sends.
+    fn resets(&self, _subresource: Subresource<'_>) -> &'static [&'static [&'static str]] {
+        &[]
+    }
     /// Warning headers for a write.
     fn warnings(&self, _object: &Object, _old: Option<&Object>) -> Vec<String> {
         Vec::new()
-    }
-    /// What a write of the whole cannot set: nobody comes to own it.
-    fn resets(&self) -> &[&'static str] {
-        if self.subresources().contains(&"status") {
-            &["status"]
-        } else {
-            &[]
-        }
     }
     /// Warning headers for a write to `status`.
     fn status_warnings(&self, object: &Object, old: &Object) -> Vec<String> {

@@ -27,7 +27,7 @@ fn created(group: &str, version: &str, plural: &str, value: Value, manager: &str
         api_version: if group.is_empty() { "v1" } else { "apps/v1" },
         subresource: "",
         now: "2024-01-01T00:00:00Z",
-        reset: &["status"],
+        reset: &[&["status"]],
     };
     apply::track(apply::Root::Typed(schema), None, &mut object, &writer);
     object

@@ -22,12 +22,33 @@ pub fn object(
     value: Value,
     findings: &mut Findings,
 ) -> Result<Object, String> {
+    whole(schema, value, Words::Json, findings)
+}
+
+/// As [`object`], of a tree that was put together and not read: what does not fit is told in other
+/// words, and numbers fit where their value does.
+pub fn converted(
+    schema: &'static Type,
+    value: Value,
+    findings: &mut Findings,
+) -> Result<Object, String> {
+    whole(schema, value, Words::Conversion, findings)
+}
+
+fn whole(
+    schema: &'static Type,
+    value: Value,
+    words: Words,
+    findings: &mut Findings,
+) -> Result<Object, String> {
     let mut walk = Walk {
         path: Vec::new(),
+        words,
         findings,
     };
     match value {
         Value::Object(map) => walk.fields(schema, map),
+        Value::Null => walk.fields(schema, Object::new()),
         other => Err(format!(
             "json: cannot unmarshal {} into Go value of type {}.{}",
             kind_of(&other),
@@ -67,6 +88,7 @@ fn metadata_of(metadata: Value, findings: &mut Findings) -> Result<Value, String
     };
     let mut walk = Walk {
         path: vec![Step::Field("metadata")],
+        words: Words::Json,
         findings,
     };
     match metadata {
@@ -116,8 +138,18 @@ enum Step {
     Key(Key),
 }
 
+/// Whose words a complaint is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Words {
+    /// Go's JSON decoder.
+    Json,
+    /// Kubernetes' conversion of trees.
+    Conversion,
+}
+
 struct Walk<'a> {
     path: Vec<Step>,
+    words: Words,
     findings: &'a mut Findings,
 }
 
@@ -198,7 +230,10 @@ impl Walk<'_> {
 
     fn value(&mut self, shape: Shape, value: Value, place: Place<'_>) -> Result<Value, String> {
         let wrong = |walk: &Self, value: &Value| {
-            Err(walk.mismatch(&kind_of(value), place, &name_of(shape, place)))
+            Err(match walk.words {
+                Words::Json => walk.mismatch(&kind_of(value), place, &type_read(shape, place)),
+                Words::Conversion => unconverted(shape, value, place),
+            })
         };
         Ok(match (shape, value) {
             (_, Value::Null) => schema::zero_of(shape),
@@ -211,7 +246,12 @@ impl Walk<'_> {
                 self.integer(n, i64::MIN, i64::MAX, "int64", place)?
             }
             (Shape::Float64, Value::Number(n)) => float(n),
-            (Shape::Bytes, Value::String(text)) => bytes(text)?,
+            (Shape::Bytes, Value::String(text)) => match (bytes(text), self.words) {
+                (Err(why), Words::Conversion) => {
+                    return Err(format!("error decoding from json: {why}"));
+                }
+                (bytes, _) => bytes?,
+            },
             (Shape::Quantity, value) => quantity(&value, place.field)?,
             (Shape::IntOrString, value @ Value::String(_)) => value,
             (Shape::IntOrString, Value::Number(n)) => match n.as_i64() {
@@ -274,7 +314,11 @@ impl Walk<'_> {
         let mut out = Object::with_capacity(map.len());
         for (key, value) in map {
             self.path.push(Step::Key(key));
-            let value = self.value(element, value, place)?;
+            let value = match (element, value) {
+                // No bytes are empty bytes.
+                (Shape::Bytes, Value::Null) => Value::from(""),
+                (_, value) => self.value(element, value, place)?,
+            };
             if let Some(Step::Key(key)) = self.path.pop() {
                 out.insert(key, value);
             }
@@ -298,8 +342,17 @@ impl Walk<'_> {
         type_name: &str,
         place: Place<'_>,
     ) -> Result<Value, String> {
-        match n.as_i64() {
-            Some(i) if (min..=max).contains(&i) => Ok(Value::Number(n)),
+        let whole = n.as_f64().filter(|f| f.fract() == 0.0 && f.abs() < 9e15);
+        match (n.as_i64(), self.words, whole) {
+            (Some(i), ..) if (min..=max).contains(&i) => Ok(Value::Number(n)),
+            // What does not fit is cut off, as Go's conversion of integers does.
+            (Some(i), Words::Conversion, _) if min == i64::from(i32::MIN) => {
+                Ok(Value::from(i as i32))
+            }
+            (None, Words::Conversion, Some(f)) => Ok(Value::from(f as i64)),
+            (None, Words::Conversion, None) => {
+                Err(format!("cannot convert float64 to {type_name}"))
+            }
             _ => Err(self.mismatch(&format!("number {n}"), place, type_name)),
         }
     }
@@ -316,6 +369,14 @@ fn name_of(shape: Shape, place: Place<'_>) -> String {
         .or_else(|| name.strip_prefix("map[string]"))
         .unwrap_or(name);
     name.to_owned()
+}
+
+/// The type that the decoder was reading: times are read as text.
+fn type_read(shape: Shape, place: Place<'_>) -> String {
+    match shape {
+        Shape::Time | Shape::MicroTime => "string".to_owned(),
+        _ => name_of(shape, place),
+    }
 }
 
 /// The fields of a type in its order, with those that are written also when they are not set.
@@ -359,7 +420,8 @@ pub(crate) fn is_omitted(field: &Field, value: &Value) -> bool {
             (_, Value::Bool(b)) => !b,
             (_, Value::Number(n)) => n.as_f64() == Some(0.0),
             (_, Value::String(s)) => s.is_empty(),
-            (_, Value::Array(list)) => list.is_empty(),
+            // An empty list of managers asks to forget them.
+            (_, Value::Array(list)) => list.is_empty() && field.name != "managedFields",
             (_, Value::Object(map)) => map.is_empty(),
         },
     }
@@ -374,7 +436,8 @@ pub(crate) fn float(n: Number) -> Value {
 }
 
 pub(crate) fn bytes(mut text: String) -> Result<Value, String> {
-    if text.contains(['\r', '\n']) {
+    let given = text.contains(['\r', '\n']).then(|| text.clone());
+    if given.is_some() {
         text.retain(|c| c != '\r' && c != '\n');
     }
     match BASE64.decode(&text) {
@@ -384,13 +447,74 @@ pub(crate) fn bytes(mut text: String) -> Result<Value, String> {
             let decoded = LENIENT_BASE64.decode(&text).map_err(|e| e.to_string())?;
             Ok(Value::String(BASE64.encode(decoded)))
         }
-        Err(error) => {
-            let at = match error {
-                base64::DecodeError::InvalidByte(at, _) => at,
-                _ => text.len(),
-            };
+        Err(_) => {
+            let at = corrupt_at(given.as_deref().unwrap_or(&text));
             Err(format!("illegal base64 data at input byte {at}"))
         }
+    }
+}
+
+/// Where Go stops reading base64 that it cannot read.
+fn corrupt_at(text: &str) -> usize {
+    let alphabet = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'/');
+    let letters: Vec<(usize, u8)> = text
+        .bytes()
+        .enumerate()
+        .filter(|(_, b)| !matches!(b, b'\r' | b'\n'))
+        .collect();
+    for quantum in letters.chunks(4) {
+        for (j, (at, byte)) in quantum.iter().enumerate() {
+            match byte {
+                b'=' if j < 2 => return *at,
+                b'=' => {
+                    // Two signs where two are missing, and nothing behind them.
+                    let second = quantum.get(j + 1);
+                    return match (j, second) {
+                        (2, None) => text.len(),
+                        (2, Some((_, b'='))) | (3, _) => {
+                            let behind = letters.iter().find(|(next, _)| next > &quantum[3].0);
+                            behind.map_or(text.len(), |(next, _)| *next)
+                        }
+                        _ => *at,
+                    };
+                }
+                b if alphabet(*b) => {}
+                _ => return *at,
+            }
+        }
+        if quantum.len() < 4 {
+            return text.len() - quantum.len();
+        }
+    }
+    text.len()
+}
+
+/// A value that a tree has in a place where another is expected.
+fn unconverted(shape: Shape, value: &Value, place: Place<'_>) -> String {
+    let (kind, integer) = match value {
+        Value::Null => ("invalid", false),
+        Value::Bool(_) => ("bool", false),
+        Value::Number(n) if n.is_i64() => ("int64", true),
+        Value::Number(_) => ("float64", false),
+        Value::String(_) => ("string", false),
+        Value::Array(_) => ("slice", false),
+        Value::Object(_) => ("map", false),
+    };
+    match shape {
+        Shape::Struct(_) => format!("cannot restore struct from: {kind}"),
+        Shape::Map(_) => format!("cannot restore map from {kind}"),
+        Shape::List(_) | Shape::Bytes => format!("cannot restore slice from {kind}"),
+        Shape::String if integer => format!("cannot convert int64 to {}", name_of(shape, place)),
+        Shape::String => "unrecognized type: string".to_owned(),
+        Shape::Bool => "unrecognized type: bool".to_owned(),
+        Shape::Int32 => "unrecognized type: int32".to_owned(),
+        Shape::Int64 => "unrecognized type: int64".to_owned(),
+        Shape::Float64 => "unrecognized type: float64".to_owned(),
+        _ => format!(
+            "json: cannot unmarshal {} into Go value of type {}",
+            kind_of(value),
+            type_read(shape, place)
+        ),
     }
 }
 

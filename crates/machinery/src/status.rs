@@ -26,6 +26,9 @@ pub struct Status {
     /// Where a list may go on all the same, when its continue token was too old; often empty.
     #[serde(skip)]
     pub continue_token: String,
+    /// What the client is told beside the refusal.
+    #[serde(skip)]
+    pub warnings: Vec<String>,
 }
 
 /// Which object, and which of its fields.
@@ -92,7 +95,8 @@ impl Serialize for Status {
         if let Some(details) = &self.details {
             map.serialize_entry("details", details)?;
         }
-        if self.code != 0 {
+        // That something is gone is told without a code.
+        if self.code != 0 && self.code != 200 {
             map.serialize_entry("code", &self.code)?;
         }
         map.end()
@@ -116,6 +120,7 @@ impl Status {
             message: message.into(),
             details: None,
             continue_token: String::new(),
+            warnings: Vec::new(),
         }
     }
 
@@ -129,6 +134,13 @@ impl Status {
 
     fn retry_after(mut self, seconds: u32) -> Self {
         self.details.get_or_insert_default().retry_after_seconds = seconds;
+        self
+    }
+
+    /// The same with warnings, before those that it has.
+    #[must_use]
+    pub fn warned(mut self, warnings: impl IntoIterator<Item = String>) -> Self {
+        self.warnings.splice(0..0, warnings);
         self
     }
 
@@ -318,6 +330,17 @@ impl Status {
                 accepted.join(", ")
             ),
         )
+    }
+
+    /// 406 and 415 as the router says them, before anybody looks at the resource.
+    pub fn refused_by_router(code: u16, more: &str) -> Self {
+        let (reason, words) = match code {
+            406 => ("NotAcceptable", "Not Acceptable"),
+            _ => ("UnsupportedMediaType", "Unsupported Media Type"),
+        };
+        let mut status = Self::failure(code, reason, format!("{code}: {words}{more}"));
+        status.details = Some(Details::default());
+        status
     }
 
     /// 410: what was asked for is gone.

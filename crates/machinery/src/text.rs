@@ -62,9 +62,93 @@ pub fn json(value: &Value) -> String {
     out
 }
 
+/// A tree as Go's `%v` prints it: `map[a:1 b:[x y]]`.
+pub fn plain(value: &Value) -> String {
+    match value {
+        Value::Null => "<nil>".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Array(list) => {
+            let parts: Vec<String> = list.iter().map(plain).collect();
+            format!("[{}]", parts.join(" "))
+        }
+        Value::Object(map) => {
+            let mut parts: Vec<(&str, &Value)> = map.iter().map(|(k, v)| (k.as_str(), v)).collect();
+            parts.sort_by_key(|(key, _)| *key);
+            let pairs = parts.into_iter().map(|(k, v)| format!("{k}:{}", plain(v)));
+            format!("map[{}]", pairs.collect::<Vec<_>>().join(" "))
+        }
+        Value::Bool(_) | Value::Number(_) => value.to_string(),
+    }
+}
+
+/// A tree as Go's `%#v` prints it.
+pub fn literal(value: &Value) -> String {
+    match value {
+        Value::Null => "interface {}(nil)".to_owned(),
+        Value::String(text) => quote(text),
+        Value::Array(list) => {
+            let parts: Vec<String> = list.iter().map(literal).collect();
+            format!("[]interface {{}}{{{}}}", parts.join(", "))
+        }
+        Value::Object(map) => {
+            let mut parts: Vec<(&str, &Value)> = map.iter().map(|(k, v)| (k.as_str(), v)).collect();
+            parts.sort_by_key(|(key, _)| *key);
+            let pairs = parts
+                .into_iter()
+                .map(|(k, v)| format!("{}:{}", quote(k), literal(v)));
+            let pairs: Vec<String> = pairs.collect();
+            format!("map[string]interface {{}}{{{}}}", pairs.join(", "))
+        }
+        Value::Bool(_) | Value::Number(_) => value.to_string(),
+    }
+}
+
+/// A number as Go's `strconv.ParseUint` reads it, with its words when it is none.
+pub fn parse_uint(text: &str) -> Result<u64, String> {
+    let why = |what: &str| format!("strconv.ParseUint: parsing {}: {what}", quote(text));
+    if text.is_empty() || !text.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(why("invalid syntax"));
+    }
+    text.parse().map_err(|_| why("value out of range"))
+}
+
+/// A number as Go's `strconv.ParseInt` reads it, with its words when it is none.
+pub fn parse_int(text: &str) -> Result<i64, String> {
+    let why = |what: &str| format!("strconv.ParseInt: parsing {}: {what}", quote(text));
+    let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
+    if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(why("invalid syntax"));
+    }
+    text.parse().map_err(|_| why("value out of range"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn trees_print_as_gos_do() {
+        let tree = crate::json::json!({"b": [1, "x", null], "a": {"c": true}});
+        assert_eq!(plain(&tree), "map[a:map[c:true] b:[1 x <nil>]]");
+        assert_eq!(
+            literal(&tree),
+            r#"map[string]interface {}{"a":map[string]interface {}{"c":true}, "b":[]interface {}{1, "x", interface {}(nil)}}"#
+        );
+    }
+
+    #[test]
+    fn numbers_are_read_in_gos_words() {
+        assert_eq!(parse_uint("12"), Ok(12));
+        assert_eq!(
+            parse_uint("-1").unwrap_err(),
+            r#"strconv.ParseUint: parsing "-1": invalid syntax"#
+        );
+        assert_eq!(parse_int("-1"), Ok(-1));
+        assert_eq!(
+            parse_int("99999999999999999999").unwrap_err(),
+            r#"strconv.ParseInt: parsing "99999999999999999999": value out of range"#
+        );
+    }
 
     #[test]
     fn quoting_escapes_as_go_does() {

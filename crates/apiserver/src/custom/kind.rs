@@ -11,6 +11,7 @@ use machinery::{Object, Value, decode::Findings, field};
 use store::Revision;
 
 use super::{path::Path, structural::Schema, validate};
+use crate::meta;
 
 const STATUS: SubresourceInfo = SubresourceInfo {
     name: "status",
@@ -263,8 +264,10 @@ impl Kind for CustomKind {
     ) {
         if subresource == Some("status") {
             let status = object.shift_remove("status");
+            let managers = meta::of_mut(object).shift_remove("managedFields");
             *object = old.clone();
             object.shift_remove("status");
+            meta::set(object, "managedFields", managers.unwrap_or_default());
             object.extend(status.map(|status| ("status".to_owned(), status)));
         } else if self.has_status {
             object.shift_remove("status");
@@ -272,6 +275,14 @@ impl Kind for CustomKind {
                 old.get("status")
                     .map(|status| ("status".to_owned(), status.clone())),
             );
+        }
+    }
+
+    fn resets(&self, subresource: Subresource<'_>) -> &'static [&'static [&'static str]] {
+        match subresource {
+            Some("status") => &[&["metadata"], &["spec"]],
+            _ if self.has_status => &[&["status"]],
+            _ => &[],
         }
     }
 

@@ -10,60 +10,94 @@ use crate::{
     convert::{self, Decoded, FieldValidation},
     media,
     pipeline::{Request, RequestBody},
-    query::Query,
 };
 
 /// What the query says about a write.
+#[derive(Default)]
 pub(crate) struct WriteOptions {
     pub(crate) dry_run: bool,
     pub(crate) field_manager: String,
     pub(crate) validation: FieldValidation,
 }
 
+/// Whose options they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verb {
+    Create,
+    Update,
+    Patch,
+    /// A patch that is a configuration to apply.
+    Apply,
+}
+
+impl Verb {
+    /// The kind of the options, as refusals name it.
+    fn options(self) -> &'static str {
+        match self {
+            Self::Create => "CreateOptions",
+            Self::Update => "UpdateOptions",
+            Self::Patch | Self::Apply => "PatchOptions",
+        }
+    }
+}
+
 impl WriteOptions {
-    pub(crate) fn parse(request: &Request) -> Result<Self, Status> {
+    pub(crate) fn parse(request: &Request, verb: Verb) -> Result<Self, Status> {
         let query = &request.query;
-        let agent = request.parts.headers.get(http::header::USER_AGENT);
-        let agent = agent
-            .and_then(|agent| agent.to_str().ok())
-            .unwrap_or_default();
-        let manager = query.filled("fieldManager");
-        let manager = manager.unwrap_or_else(|| agent.split('/').next().unwrap_or_default());
-        Ok(Self {
-            dry_run: dry_run(query)?,
-            field_manager: if manager.is_empty() {
-                "unknown"
-            } else {
-                manager
+        let mut errors = field::Errors::new();
+        let given = query.get("fieldManager").unwrap_or_default();
+        let path = field::Path::new("fieldManager");
+        match verb {
+            Verb::Apply if given.is_empty() => {
+                errors.push(field::Error::required(&path, "is required for apply patch"));
             }
-            .to_owned(),
-            validation: FieldValidation::parse(query.get("fieldValidation"))?,
+            Verb::Patch if query.get("force").is_some() => errors.push(field::Error::forbidden(
+                &field::Path::new("force"),
+                "may not be specified for non-apply patch",
+            )),
+            _ => {}
+        }
+        kinds::metadata::check_manager(given, &path, &mut errors);
+        let dry_run: Vec<&str> = query.all("dryRun").collect();
+        check_dry_run(&dry_run, &mut errors);
+        let validation = FieldValidation::parse(query.get("fieldValidation"), &mut errors);
+        if !errors.is_empty() {
+            let kind = verb.options();
+            return Err(Status::invalid("meta.k8s.io", kind, "", &errors));
+        }
+        Ok(Self {
+            dry_run: !dry_run.is_empty(),
+            field_manager: manager(request, given),
+            validation,
         })
     }
 }
 
-/// `dryRun=All` or nothing.
-pub(crate) fn dry_run(query: &Query) -> Result<bool, Status> {
-    check_dry_run(query.all("dryRun"))
+/// The field manager that was named, or the beginning of the client's own name.
+fn manager(request: &Request, given: &str) -> String {
+    if !given.is_empty() {
+        return given.to_owned();
+    }
+    let agent = request.parts.headers.get(http::header::USER_AGENT);
+    let agent = agent
+        .and_then(|agent| agent.to_str().ok())
+        .unwrap_or_default();
+    match agent.split('/').next().unwrap_or_default() {
+        "" => "unknown".to_owned(),
+        name => name.to_owned(),
+    }
 }
 
-/// The values of a dryRun option.
-pub(crate) fn check_dry_run<'a>(values: impl Iterator<Item = &'a str>) -> Result<bool, Status> {
-    let mut dry = false;
-    for value in values.filter(|value| !value.is_empty()) {
-        if value != "All" {
-            let path = field::Path::new("dryRun");
-            let error = field::Error::not_supported(&path, vec![value], &["All"]);
-            return Err(Status::invalid(
-                "meta.k8s.io",
-                "CreateOptions",
-                "",
-                &[error],
-            ));
-        }
-        dry = true;
+/// `All` is the only rehearsal there is.
+pub(crate) fn check_dry_run(values: &[&str], errors: &mut field::Errors) {
+    if values.iter().any(|value| *value != "All") {
+        let path = field::Path::new("dryRun");
+        errors.push(field::Error::not_supported(
+            &path,
+            values.to_vec(),
+            &["All"],
+        ));
     }
-    Ok(dry)
 }
 
 /// Reads a body up to the limit. Frame by frame: the combinators' error type is more general than
@@ -92,21 +126,6 @@ pub(crate) async fn read(mut body: RequestBody, limit: usize) -> Result<Bytes, S
     Ok(if all.is_empty() { first } else { all.freeze() })
 }
 
-/// Reads and decodes a body of the resource's own kind.
-pub(crate) async fn object(
-    request: &Request,
-    resource: &Resource,
-    validation: FieldValidation,
-) -> Result<Decoded, Status> {
-    let decoded = Received::take(request)
-        .await?
-        .object(resource, validation)?;
-    if let Some(ticket) = &request.audit {
-        ticket.request_object(&decoded.object);
-    }
-    Ok(decoded)
-}
-
 /// A body as it came.
 pub(crate) struct Received {
     media: media::Body,
@@ -121,17 +140,27 @@ impl Received {
         Ok(Self { media, bytes })
     }
 
+    /// As [`Received::object`], and notes it for the audit log.
+    pub(crate) fn audited_object(
+        &self,
+        request: &Request,
+        resource: &Resource,
+        validation: FieldValidation,
+    ) -> Result<Decoded, Status> {
+        let decoded = self.object(resource, validation)?;
+        if let Some(ticket) = &request.audit {
+            ticket.request_object(&decoded.object);
+        }
+        Ok(decoded)
+    }
+
     /// Decodes it as an object of the resource's own kind.
     pub(crate) fn object(
         &self,
         resource: &Resource,
         validation: FieldValidation,
     ) -> Result<Decoded, Status> {
-        let mut decoded = convert::decode(resource, self.media, &self.bytes, validation)?;
-        convert::settle_kind(resource, &mut decoded.object)?;
-        let duplicates = owners::dedup(&mut decoded.object, "");
-        decoded.warnings.extend(duplicates);
-        Ok(decoded)
+        convert::decode(resource, self.media, &self.bytes, validation)
     }
 }
 

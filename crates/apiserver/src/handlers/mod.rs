@@ -3,7 +3,6 @@
 mod apply;
 mod body;
 mod objects;
-mod owners;
 mod patch;
 mod pods;
 mod read;
@@ -14,6 +13,7 @@ mod watch;
 
 use std::sync::Arc;
 
+pub(crate) use body::check_dry_run;
 use futures::future::BoxFuture;
 use http::Method;
 use machinery::Status;

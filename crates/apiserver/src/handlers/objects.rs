@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use http::{HeaderValue, Response, StatusCode};
-use machinery::{Object, Status, Value};
+use http::{Response, StatusCode};
+use machinery::{Object, Status, Value, text};
 
 use super::{
-    body::{self, WriteOptions},
+    body::{self, Verb, WriteOptions},
     read,
 };
 use crate::{
@@ -16,8 +16,8 @@ use crate::{
     meta,
     output::Output,
     pipeline::Request,
-    respond::Answer,
-    write::{self, DeleteOptions, Deleted, Write, Written},
+    respond::{self, Answer},
+    write::{self, DeleteOptions, Deleted, Preconditions, Write, Written, owners},
 };
 
 /// Kinds whose deletion answers with the object instead of a Status, as upstream's do.
@@ -81,25 +81,13 @@ pub(crate) fn respond(output: &Output, written: Written) -> Response<Body> {
     } else {
         StatusCode::OK
     };
-    with_warnings(output.respond(code, &written.object), &written.warnings)
-}
-
-/// Adds Warning headers.
-pub(crate) fn with_warnings(mut response: Response<Body>, warnings: &[String]) -> Response<Body> {
-    for warning in warnings {
-        let text: String = warning.chars().filter(|c| !c.is_control()).collect();
-        let text = text.replace('\\', "\\\\").replace('"', "\\\"");
-        if let Ok(value) = HeaderValue::from_bytes(format!("299 - \"{text}\"").as_bytes()) {
-            response.headers_mut().append(http::header::WARNING, value);
-        }
-    }
-    response
+    respond::warn(output.respond(code, &written.object), &written.warnings)
 }
 
 pub(crate) async fn create(request: Request, resource: Arc<Resource>) -> Answer {
-    let options = WriteOptions::parse(&request)?;
     let output = read::output(&request, &resource)?;
     let body = body::Received::take(&request).await?;
+    let options = WriteOptions::parse(&request, Verb::Create)?;
     let decoded = body.object(&resource, options.validation)?;
     if let Some(ticket) = &request.audit {
         ticket.request_object(&decoded.object);
@@ -111,37 +99,46 @@ pub(crate) async fn create(request: Request, resource: Arc<Resource>) -> Answer 
             let decoded = body.object(&resource, options.validation)?;
             Ok(decoded.object)
         };
-        write::create(&write, decoded.object, again).await
+        let created = write::create(&write, decoded.object, again).await;
+        created.map_err(|status| status.warned(write.effects.take_warnings()))
     };
-    let mut written = core.supervise(task).await?;
-    written.warnings.splice(0..0, decoded.warnings);
-    Ok(respond(&output, written))
+    match core.supervise(task).await {
+        Ok(mut written) => {
+            written.warnings.splice(0..0, decoded.warnings);
+            Ok(respond(&output, written))
+        }
+        Err(status) => Err(status.warned(decoded.warnings)),
+    }
 }
 
 /// Replaces an object or the part of it that a subresource names.
 pub(crate) async fn update(request: Request, resource: Arc<Resource>) -> Answer {
-    let options = WriteOptions::parse(&request)?;
     let output = read::output(&request, &resource)?;
-    let decoded = body::object(&request, &resource, options.validation).await?;
+    let body = body::Received::take(&request).await?;
+    let options = WriteOptions::parse(&request, Verb::Update)?;
+    let decoded = body.audited_object(&request, &resource, options.validation)?;
+    let warnings = decoded.warnings;
     let write = write(&request, &resource, &options);
-    let name = meta::text(&decoded.object, "name");
-    if name != write.name {
-        return Err(Status::bad_request(format!(
-            "the name of the object ({name}) does not match the name on the URL ({})",
-            write.name
-        )));
+    let mut object = decoded.object;
+    let placed = write.settle_place(&mut object);
+    if let Err(status) = placed.and_then(|()| write.check_name(&object)) {
+        return Err(status.warned(warnings));
     }
+    owners::without_duplicates(&mut object, owners::Stage::Request, &write.effects);
     let creates = resource.kind.allows_create_on_update() && write.subresource.is_empty();
-    let change = Replace {
-        object: decoded.object,
-        creates,
-    };
+    let change = Replace { object, creates };
     let core = request.core.clone();
-    let mut written = core
-        .supervise(async move { write::update(&write, &change).await })
-        .await?;
-    written.warnings.splice(0..0, decoded.warnings);
-    Ok(respond(&output, written))
+    let task = async move {
+        let updated = write::update(&write, &change).await;
+        updated.map_err(|status| status.warned(write.effects.take_warnings()))
+    };
+    match core.supervise(task).await {
+        Ok(mut written) => {
+            written.warnings.splice(0..0, warnings);
+            Ok(respond(&output, written))
+        }
+        Err(status) => Err(status.warned(warnings)),
+    }
 }
 
 struct Replace {
@@ -154,6 +151,10 @@ impl write::Change for Replace {
         Ok(self.object.clone())
     }
 
+    fn uid(&self) -> Option<&str> {
+        Some(meta::text(&self.object, "uid"))
+    }
+
     fn create(&self) -> Option<Result<Object, Status>> {
         self.creates.then(|| Ok(self.object.clone()))
     }
@@ -161,24 +162,32 @@ impl write::Change for Replace {
 
 /// Takes over the finalizers in the spec of a namespace, and nothing else.
 pub(crate) async fn finalize(request: Request, resource: Arc<Resource>) -> Answer {
-    let options = WriteOptions::parse(&request)?;
     let output = read::output(&request, &resource)?;
-    let decoded = body::object(&request, &resource, options.validation).await?;
+    let body = body::Received::take(&request).await?;
+    let options = WriteOptions::parse(&request, Verb::Update)?;
+    let decoded = body.audited_object(&request, &resource, options.validation)?;
     let mut write = write(&request, &resource, &options);
     write.internal = true;
-    let new = decoded.object;
-    let change = move |old: &Object| {
+    let mut new = decoded.object;
+    write.settle_place(&mut new)?;
+    write.check_name(&new)?;
+    let change = Finalized(new);
+    let core = request.core.clone();
+    let written = core
+        .supervise(async move { write::update(&write, &change).await })
+        .await?;
+    Ok(respond(&output, written))
+}
+
+/// A namespace with the finalizers that a client wants.
+struct Finalized(Object);
+
+impl write::Change for Finalized {
+    fn apply(&self, old: &Object) -> Result<Object, Status> {
         let mut object = old.clone();
-        let uid = meta::text(&new, "uid");
-        meta::set(
-            &mut object,
-            "resourceVersion",
-            meta::text(&new, "resourceVersion"),
-        );
-        if !uid.is_empty() {
-            meta::set(&mut object, "uid", uid);
-        }
-        let finalizers = new.get("spec").and_then(|spec| spec.get("finalizers"));
+        let revision = meta::text(&self.0, "resourceVersion");
+        meta::set(&mut object, "resourceVersion", revision);
+        let finalizers = self.0.get("spec").and_then(|spec| spec.get("finalizers"));
         let finalizers = finalizers.filter(|list| list.as_array().is_some_and(|l| !l.is_empty()));
         let spec = object
             .entry("spec")
@@ -190,54 +199,48 @@ pub(crate) async fn finalize(request: Request, resource: Arc<Resource>) -> Answe
             }
         }
         Ok(object)
-    };
-    let core = request.core.clone();
-    let written = core
-        .supervise(async move { write::update(&write, &change).await })
-        .await?;
-    Ok(respond(&output, written))
+    }
+
+    fn uid(&self) -> Option<&str> {
+        Some(meta::text(&self.0, "uid"))
+    }
 }
 
 /// Options of a deletion: the body, or the query when there is none.
 async fn delete_options(request: &Request) -> Result<DeleteOptions, Status> {
     let bytes = body::take(request).await?;
-    let mut options: DeleteOptions = if bytes.is_empty() {
+    let options = if bytes.is_empty() {
         let query = &request.query;
-        let number = |text: &str| {
-            text.parse().map_err(|_| {
-                Status::bad_request(format!(
-                    "strconv.ParseInt: parsing {text:?}: invalid syntax"
-                ))
-            })
-        };
+        let grace = query.get("gracePeriodSeconds").map(text::parse_int);
         DeleteOptions {
-            grace_period_seconds: query.filled("gracePeriodSeconds").map(number).transpose()?,
+            grace_period_seconds: grace.transpose().map_err(Status::bad_request)?,
             orphan_dependents: query
                 .get("orphanDependents")
                 .map(|_| query.flag("orphanDependents")),
-            propagation_policy: query.filled("propagationPolicy").map(str::to_owned),
-            ..DeleteOptions::default()
+            propagation_policy: query.get("propagationPolicy").map(str::to_owned),
+            dry_run: query.all("dryRun").map(str::to_owned).collect(),
+            preconditions: Preconditions::of(query),
         }
     } else {
         let media = crate::media::Body::of(&request.parts.headers)?;
         crate::convert::delete_options(media, &bytes)?
     };
-    if request.query.get("dryRun").is_some() {
-        options
-            .dry_run
-            .extend(request.query.all("dryRun").map(str::to_owned));
-    }
     options.check()?;
     Ok(options)
 }
 
+/// What a deletion says about the write that it is.
+fn delete_write_options(options: &DeleteOptions) -> WriteOptions {
+    WriteOptions {
+        dry_run: !options.dry_run.is_empty(),
+        ..WriteOptions::default()
+    }
+}
+
 pub(crate) async fn delete(request: Request, resource: Arc<Resource>) -> Answer {
-    let options = delete_options(&request).await?;
     let output = read::output(&request, &resource)?;
-    let write_options = WriteOptions {
-        dry_run: body::check_dry_run(options.dry_run.iter().map(String::as_str))?,
-        ..WriteOptions::parse(&request)?
-    };
+    let options = delete_options(&request).await?;
+    let write_options = delete_write_options(&options);
     let write = write(&request, &resource, &write_options);
     let accepted = options.orphan_dependents == Some(false);
     let warning = options.warning(&resource).map(str::to_owned);
@@ -271,12 +274,10 @@ fn answer_deleted(
 
 /// Deletes what is selected, one by one.
 pub(crate) async fn delete_collection(request: Request, resource: Arc<Resource>) -> Answer {
-    let options = delete_options(&request).await?;
     let output = read::output(&request, &resource)?;
-    let write_options = WriteOptions {
-        dry_run: body::check_dry_run(options.dry_run.iter().map(String::as_str))?,
-        ..WriteOptions::parse(&request)?
-    };
+    read::check(&request, &resource)?;
+    let options = delete_options(&request).await?;
+    let write_options = delete_write_options(&options);
     let namespace = request
         .info
         .resource

@@ -6,15 +6,16 @@ use std::sync::Arc;
 use bytes::Bytes;
 use machinery::{
     Object, Status, Value,
-    decode::{self, Format},
-    patch,
+    decode::{self, Findings, Format},
+    field, normalise, patch,
     schema::Type,
+    text,
 };
 
 use super::{
     apply,
-    body::{self, WriteOptions},
-    objects, owners, read,
+    body::{self, Verb, WriteOptions},
+    objects, read,
 };
 use crate::{
     Resource,
@@ -22,57 +23,160 @@ use crate::{
     media,
     pipeline::Request,
     respond::Answer,
-    write::{self, Change},
+    write,
 };
 
 const JSON: &str = "application/json-patch+json";
 const MERGE: &str = "application/merge-patch+json";
 const STRATEGIC: &str = "application/strategic-merge-patch+json";
 const APPLY: &str = "application/apply-patch+yaml";
-const TYPES: &[&str] = &[JSON, MERGE, STRATEGIC, APPLY];
 
-/// What the body is.
-pub(crate) enum Patch {
-    Json(Value),
-    Merge(Object),
-    Strategic(&'static Type, Object),
+/// A patch as it came, and how it is to be read.
+pub(crate) struct Received {
+    media: String,
+    bytes: Bytes,
+    validation: FieldValidation,
 }
 
-impl Patch {
-    /// Reads a patch; `schema` is the type it will be applied to.
-    pub(crate) fn parse(
-        schema: Option<&'static Type>,
-        media: &str,
-        bytes: &Bytes,
-    ) -> Result<Self, Status> {
-        let unreadable = |why: String| Status::bad_request(format!("error decoding patch: {why}"));
-        let tree = || {
-            decode::tree(Format::Json, bytes)
-                .map(|(tree, _)| tree)
-                .map_err(unreadable)
-        };
-        let object = || match tree()? {
-            Value::Object(object) => Ok(object),
-            _ => Err(unreadable("the patch is no object".to_owned())),
-        };
-        match (media, schema) {
-            (JSON, _) => tree().map(Self::Json),
-            (MERGE, _) => object().map(Self::Merge),
-            (STRATEGIC, Some(schema)) => Ok(Self::Strategic(schema, object()?)),
-            _ => {
-                let without = |media: &&&str| schema.is_some() || **media != STRATEGIC;
-                let known: Vec<&str> = TYPES.iter().filter(without).copied().collect();
-                Err(Status::unsupported_media_type(&known))
-            }
+/// What the body is.
+enum Patch {
+    Json(Value),
+    Merge(Object),
+    Strategic(Object),
+}
+
+/// An object after a patch.
+pub(crate) struct Patched {
+    pub(crate) object: Object,
+    pub(crate) warnings: Vec<String>,
+}
+
+/// What a patch changes: objects of a type in the schema table, or of a definition.
+pub(crate) enum Target<'a> {
+    Resource(&'a Resource),
+    Type(&'static Type),
+}
+
+impl Target<'_> {
+    fn schema(&self) -> Option<&'static Type> {
+        match self {
+            Self::Resource(resource) => resource.schema,
+            Self::Type(schema) => Some(schema),
         }
+    }
+}
+
+impl Received {
+    /// Reads a patch that is no configuration to apply.
+    pub(crate) async fn take(
+        request: &Request,
+        has_schema: bool,
+        validation: FieldValidation,
+    ) -> Result<Self, Status> {
+        let media = media::content_type(&request.parts.headers);
+        check_type(&media, has_schema)?;
+        Ok(Self {
+            media,
+            bytes: body::take(request).await?,
+            validation,
+        })
+    }
+
+    /// The patch, and what a strict client wants to hear of it.
+    fn parse(&self) -> Result<(Patch, Vec<String>), Status> {
+        let strict = self.validation != FieldValidation::Ignore;
+        let prefix = match self.media.as_str() {
+            STRATEGIC => "",
+            _ if strict => "error decoding patch: ",
+            _ => "",
+        };
+        let unreadable = |why: String| Status::bad_request(format!("{prefix}{why}"));
+        let (tree, findings) = decode::tree(Format::Json, &self.bytes).map_err(|why| {
+            let merges = self.media == MERGE && !strict;
+            unreadable(if merges {
+                "Invalid JSON Patch".to_owned()
+            } else {
+                why
+            })
+        })?;
+        let mut told = findings.sentences().to_vec();
+        let object = |tree: Value| match tree {
+            Value::Object(object) => Ok(object),
+            Value::Null => Ok(Object::new()),
+            other => Err(unreadable(format!(
+                "json: cannot unmarshal {} into Go value of type map[string]interface {{}}",
+                patch::json::go_kind(&other)
+            ))),
+        };
+        let patch = match self.media.as_str() {
+            MERGE => Patch::Merge(object(tree)?),
+            STRATEGIC => Patch::Strategic(object(tree)?),
+            _ => {
+                let unknown = patch::json::check(&tree, strict).map_err(unreadable)?;
+                told = told.into_iter().chain(unknown).collect();
+                told.iter_mut()
+                    .for_each(|sentence| sentence.insert_str(0, "json patch "));
+                Patch::Json(tree)
+            }
+        };
+        Ok((patch, if strict { told } else { Vec::new() }))
     }
 
     /// The object that comes of it.
-    pub(crate) fn apply(&self, old: &Object) -> Result<Object, Status> {
+    pub(crate) fn apply(&self, target: &Target<'_>, old: &Object) -> Result<Patched, Status> {
+        let (patch, mut told) = self.parse()?;
+        let patched = patch.apply(target.schema(), old)?;
+        let invalid = |why: String| invalid(&patch, &patched, why);
+        let decoded = match (&patch, target) {
+            (Patch::Strategic(_), _) => match target.schema() {
+                Some(schema) => {
+                    let mut findings = Findings::default();
+                    let tree = Value::Object(patched.clone());
+                    normalise::converted(schema, tree, &mut findings)
+                        .map(|object| decode::Decoded { object, findings })
+                }
+                None => Err("this kind has no strategic merge patch".to_owned()),
+            },
+            (_, Target::Resource(resource)) => match convert::another_kind(resource, &patched) {
+                Some(why) => Err(why),
+                None => convert::normalise(resource, patched.clone()),
+            },
+            (_, Target::Type(schema)) => {
+                let mut findings = Findings::default();
+                normalise::object(schema, Value::Object(patched.clone()), &mut findings)
+                    .map(|object| decode::Decoded { object, findings })
+            }
+        };
+        let decode::Decoded {
+            mut object,
+            findings,
+        } = decoded.map_err(invalid)?;
+        if let Target::Resource(resource) = target {
+            convert::name_kind(resource, &mut object);
+        }
+        told.extend_from_slice(findings.sentences());
+        let warnings = match self.validation {
+            FieldValidation::Ignore => Vec::new(),
+            FieldValidation::Warn => told,
+            FieldValidation::Strict if told.is_empty() => told,
+            FieldValidation::Strict => {
+                return Err(invalid(format!(
+                    "strict decoding error: {}",
+                    told.join(", ")
+                )));
+            }
+        };
+        Ok(Patched { object, warnings })
+    }
+}
+
+impl Patch {
+    fn apply(&self, schema: Option<&'static Type>, old: &Object) -> Result<Object, Status> {
         match self {
             Self::Json(operations) => {
                 patch::json::apply(old, operations).map_err(|error| match error {
-                    patch::json::Error::DoesNotApply(why) => rejected(&why),
+                    patch::json::Error::DoesNotApply(_) => rejected(),
+                    patch::json::Error::TooMany(why) => Status::request_entity_too_large(&why),
                     other => Status::bad_request(other.to_string()),
                 })
             }
@@ -81,69 +185,110 @@ impl Patch {
                 patch::merge::apply(&mut object, patch.clone());
                 Ok(object)
             }
-            Self::Strategic(schema, patch) => {
-                patch::strategic::apply(schema, old, patch).map_err(Status::bad_request)
-            }
+            Self::Strategic(patch) => match schema {
+                Some(schema) => {
+                    patch::strategic::apply(schema, old, patch).map_err(|error| match error {
+                        patch::strategic::Error::Malformed(why) => Status::bad_request(why),
+                        patch::strategic::Error::Unfit(why) => Status::unknown(why),
+                    })
+                }
+                None => Err(Status::unsupported_media_type(&[JSON, MERGE, APPLY])),
+            },
         }
     }
 }
 
-/// 422: the patch does not fit the object.
-fn rejected(why: &str) -> Status {
-    let mut status = Status::bad_request(format!(
-        "the server rejected our request due to an error in our request: {why}"
-    ));
-    status.code = 422;
-    status.reason = "Invalid".to_owned();
+/// 422: what the patch leaves is no object of the kind. Shown is what came of it, or the patch
+/// itself when it is merged strategically.
+fn invalid(patch: &Patch, patched: &Object, why: String) -> Status {
+    let mut shown = patched.clone();
+    let shown = match patch {
+        Patch::Strategic(patch) => text::plain(&Value::Object(patch.clone())),
+        Patch::Merge(patch) => {
+            sort_where_merged(&mut shown, patch);
+            text::json(&Value::Object(shown))
+        }
+        Patch::Json(_) => {
+            shown.sort_keys();
+            text::json(&Value::Object(shown))
+        }
+    };
+    let error = field::Error::invalid(&field::Path::new("patch"), shown, why);
+    Status::invalid("", "", "", &[error])
+}
+
+/// Objects that a merge went into are written with their keys in order.
+fn sort_where_merged(object: &mut Object, patch: &Object) {
+    for (key, below) in patch {
+        if let (Some(Value::Object(object)), Value::Object(patch)) = (object.get_mut(key), below) {
+            sort_where_merged(object, patch);
+        }
+    }
+    object.sort_keys();
+}
+
+/// 422: the patch does not fit the object. Upstream does not say why.
+fn rejected() -> Status {
+    let why = "the server rejected our request due to an error in our request";
+    let mut status = Status::failure(422, "Invalid", why);
+    status.details = Some(machinery::status::Details::default());
     status
 }
 
-struct Patched {
+/// 415 for a body that is no patch.
+fn check_type(media: &str, has_schema: bool) -> Result<(), Status> {
+    match media {
+        JSON | MERGE | APPLY => Ok(()),
+        STRATEGIC if has_schema => Ok(()),
+        _ if has_schema => Err(Status::refused_by_router(415, "")),
+        _ => Err(Status::unsupported_media_type(&[JSON, MERGE, APPLY])),
+    }
+}
+
+struct Change {
     resource: Arc<Resource>,
-    patch: Patch,
-    validation: FieldValidation,
+    patch: Received,
     warnings: parking_lot::Mutex<Vec<String>>,
 }
 
-impl Change for Patched {
+impl write::Change for Change {
     fn apply(&self, old: &Object) -> Result<Object, Status> {
-        let object = self.patch.apply(old)?;
-        let mut decoded = convert::normalise(&self.resource, object, self.validation)?;
-        convert::settle_kind(&self.resource, &mut decoded.object)?;
-        let duplicates = owners::dedup(&mut decoded.object, owners::AFTER_PATCH);
-        decoded.warnings.extend(duplicates);
-        *self.warnings.lock() = decoded.warnings;
-        Ok(decoded.object)
+        let patched = self.patch.apply(&Target::Resource(&self.resource), old)?;
+        *self.warnings.lock() = patched.warnings;
+        Ok(patched.object)
     }
 }
 
 pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
-    let options = WriteOptions::parse(&request)?;
-    let output = read::output(&request, &resource)?;
     let media = media::content_type(&request.parts.headers);
+    check_type(&media, resource.schema.is_some())?;
+    let output = read::output(&request, &resource)?;
     if media == APPLY {
-        return apply::serve(request, resource).await;
+        return apply::serve(request, resource, output).await;
     }
-    if request.query.get("force").is_some() {
-        return Err(apply::refuse(
-            "force",
-            "may not be specified for non-apply patch",
-        ));
-    }
-    let bytes = body::take(&request).await?;
-    let parsed = Patch::parse(resource.schema, &media, &bytes)?;
+    let has_schema = resource.schema.is_some();
+    let mut patch = Received::take(&request, has_schema, FieldValidation::default()).await?;
+    let options = WriteOptions::parse(&request, Verb::Patch)?;
+    patch.validation = options.validation;
     let write = objects::write(&request, &resource, &options);
-    let change = Patched {
+    let change = Change {
         resource,
-        patch: parsed,
-        validation: options.validation,
+        patch,
         warnings: parking_lot::Mutex::default(),
     };
     let core = request.core.clone();
     let task = async move {
-        let mut written = write::update(&write, &change).await?;
-        written.warnings.splice(0..0, change.warnings.into_inner());
-        Ok(written)
+        let updated = write::update(&write, &change).await;
+        let warnings = change.warnings.into_inner();
+        match updated {
+            Ok(mut written) => {
+                written.warnings.splice(0..0, warnings);
+                Ok(written)
+            }
+            Err(status) => Err(status
+                .warned(write.effects.take_warnings())
+                .warned(warnings)),
+        }
     };
     Ok(objects::respond(&output, core.supervise(task).await?))
 }

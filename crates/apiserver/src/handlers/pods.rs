@@ -7,7 +7,7 @@ use machinery::json::json;
 use machinery::{Object, Status, Value};
 
 use super::{
-    body::{self, WriteOptions},
+    body::{self, Verb, WriteOptions},
     objects,
 };
 use crate::{
@@ -46,7 +46,7 @@ async fn give_node(
     binding: Object,
     name: String,
 ) -> Answer {
-    let options = WriteOptions::parse(&request)?;
+    let options = WriteOptions::parse(&request, Verb::Create)?;
     let [kind, node] = ["kind", "name"].map(|key| {
         let target = binding.get("target").and_then(|target| target.get(key));
         target
@@ -182,7 +182,7 @@ async fn mark_evicted(write: &mut Write) -> Result<(), Status> {
 
 /// Deletes a pod unless a disruption budget forbids it.
 pub(crate) async fn evict(request: Request, resource: Arc<Resource>) -> Answer {
-    let options = WriteOptions::parse(&request)?;
+    let options = WriteOptions::parse(&request, Verb::Create)?;
     let eviction = decode(&request, "policy/v1.Eviction").await?;
     let delete: DeleteOptions = match eviction.get("deleteOptions") {
         Some(value) => machinery::json::from_value(value.clone())
@@ -190,7 +190,6 @@ pub(crate) async fn evict(request: Request, resource: Arc<Resource>) -> Answer {
         None => DeleteOptions::default(),
     };
     delete.check()?;
-    let dry = body::check_dry_run(delete.dry_run.iter().map(String::as_str))?;
     let mut write = objects::write(&request, &resource, &options);
     let name = meta::text(&eviction, "name");
     if !name.is_empty() && name != write.name {
@@ -198,7 +197,7 @@ pub(crate) async fn evict(request: Request, resource: Arc<Resource>) -> Answer {
             "name in URL does not match name in Eviction object",
         ));
     }
-    write.dry_run |= dry;
+    write.dry_run |= !delete.dry_run.is_empty();
     let core = request.core.clone();
     let task = async move {
         crate::disruption::allow(&write).await?;

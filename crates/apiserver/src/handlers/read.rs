@@ -10,7 +10,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use futures::Stream;
 use http::StatusCode;
 use machinery::json::json;
-use machinery::{Status, Value, field};
+use machinery::{Status, Value, field, text};
 use store::{Entry, Freshness, ListRequest, Listed, Revision};
 
 use crate::{
@@ -36,18 +36,29 @@ const EXPIRED: &str = "The provided continue parameter is too old to display a c
 
 /// What the request wants objects turned into.
 pub(crate) fn output(request: &Request, resource: &Arc<Resource>) -> Result<Output, Status> {
-    let wanted = media::wanted(&request.parts.headers, resource.schema.is_some())?;
+    let many = matches!(request.info.verb, "list" | "watch");
+    let wanted = media::wanted(&request.parts.headers, resource.schema.is_some(), many)?;
     let now = request.core.config.clock.now().as_second();
     Ok(Output::new(resource.clone(), wanted, &request.query, now).audited(request.audit.as_ref()))
 }
 
 /// A resourceVersion parameter.
-pub(crate) fn revision(text: &str) -> Result<Revision, Status> {
-    text.parse().map_err(|_| {
+pub(crate) fn revision(given: &str) -> Result<Revision, String> {
+    text::parse_uint(given).map_err(|why| {
         let path = field::Path::new("resourceVersion");
-        let why = format!("strconv.ParseUint: parsing {text:?}: invalid syntax");
-        Status::bad_request(field::Error::invalid(&path, text, why).to_string())
+        field::Error::invalid(&path, given, why).to_string()
     })
+}
+
+/// A resourceVersion parameter of a list.
+fn list_revision(given: &str) -> Result<Revision, Status> {
+    revision(given).map_err(|why| Status::bad_request(format!("invalid resource version: {why}")))
+}
+
+/// Refuses what a list would refuse.
+pub(crate) fn check(request: &Request, resource: &Arc<Resource>) -> Result<(), Status> {
+    Paging::parse(&request.query)?;
+    Selection::of(resource, request).map(drop)
 }
 
 /// One object.
@@ -56,7 +67,7 @@ pub(crate) async fn get(request: Request, resource: Arc<Resource>) -> Answer {
     let output = output(&request, &resource)?;
     let freshness = match request.query.filled("resourceVersion") {
         None => Freshness::Newest,
-        Some(text) => Freshness::AtLeast(revision(text)?),
+        Some(text) => Freshness::AtLeast(revision(text).map_err(Status::unknown)?),
     };
     let key = resource.key(namespace, name);
     let read = request.core.store.get(&key, freshness).await;
@@ -77,25 +88,20 @@ struct Paging {
 
 impl Paging {
     fn parse(query: &Query) -> Result<Self, Status> {
+        let number = |key: &str| query.get(key).map(text::parse_int).transpose();
+        let limit = number("limit").map_err(Status::bad_request)?;
+        number("timeoutSeconds").map_err(Status::bad_request)?;
         check_options(query)?;
-        let limit = match query.filled("limit") {
-            None => None,
-            Some(text) => {
-                let limit: i64 = text.parse().map_err(|_| {
-                    Status::bad_request(format!(
-                        "strconv.ParseInt: parsing {text:?}: invalid syntax"
-                    ))
-                })?;
-                usize::try_from(limit).ok().filter(|limit| *limit > 0)
-            }
-        };
+        let limit = limit
+            .and_then(|limit| usize::try_from(limit).ok())
+            .filter(|limit| *limit > 0);
         let version = query.filled("resourceVersion");
         if let Some(token) = query.filled("continue") {
+            let token = Continue::decode(token)?;
             if version.is_some_and(|version| version != "0") {
                 let why = "specifying resource version is not allowed when using continue";
                 return Err(Status::bad_request(why));
             }
-            let token = Continue::decode(token)?;
             let freshness = token.revision.map_or(Freshness::Newest, Freshness::Exactly);
             let fallback = Some(Continue {
                 revision: None,
@@ -110,9 +116,9 @@ impl Paging {
         }
         let freshness = match (version, query.filled("resourceVersionMatch")) {
             (None, _) => Freshness::Newest,
-            (Some(text), Some("Exact")) => Freshness::Exactly(revision(text)?),
-            (Some(text), Some(_)) => Freshness::AtLeast(revision(text)?),
-            (Some(text), None) => match revision(text)? {
+            (Some(text), Some("Exact")) => Freshness::Exactly(list_revision(text)?),
+            (Some(text), Some(_)) => Freshness::AtLeast(list_revision(text)?),
+            (Some(text), None) => match list_revision(text)? {
                 exact if exact > 0 && limit.is_some() => Freshness::Exactly(exact),
                 least => Freshness::AtLeast(least),
             },

@@ -12,7 +12,7 @@ use machinery::{
 };
 
 use super::{
-    body::{self, WriteOptions},
+    body::{self, Verb, WriteOptions},
     read,
 };
 use crate::{
@@ -26,10 +26,11 @@ use crate::{
 
 /// Answers a question.
 pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
-    let options = WriteOptions::parse(&request)?;
+    let options = WriteOptions::parse(&request, Verb::Create)?;
     media::as_object(&request.parts.headers, resource.schema.is_some())?;
     let output = read::output(&request, &resource)?;
-    let decoded = body::object(&request, &resource, options.validation).await?;
+    let body = body::Received::take(&request).await?;
+    let decoded = body.audited_object(&request, &resource, options.validation)?;
     let mut review = decoded.object;
     let spec = tree::get(&review, "spec").clone();
     let status = match resource.plural.as_str() {

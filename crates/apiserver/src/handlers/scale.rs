@@ -6,15 +6,13 @@ use http::{Response, StatusCode};
 use machinery::json::json;
 use machinery::{
     Object, Status, Value,
-    field::{Error, Path},
+    field::{Error, Errors, Path},
     labels, protobuf, schema,
 };
 
 use super::{
-    body::{self, WriteOptions},
-    objects,
-    patch::Patch,
-    read,
+    body::{self, Verb, WriteOptions},
+    objects, patch, read,
 };
 use crate::{
     Body, Resource, Stored, convert,
@@ -27,6 +25,12 @@ use crate::{
 };
 
 const SCALE: &str = "autoscaling/v1.Scale";
+const APPLY: &str = "application/apply-patch+yaml";
+const PATCHES: &[&str] = &[
+    "application/json-patch+json",
+    "application/merge-patch+json",
+    "application/strategic-merge-patch+json",
+];
 
 pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     match request.info.verb {
@@ -60,69 +64,109 @@ fn answer(output: &Output, resource: &Resource, object: &Stored) -> Response<Bod
 }
 
 async fn write(request: Request, resource: Arc<Resource>) -> Answer {
-    let options = WriteOptions::parse(&request)?;
     // A client that cannot be answered must not have changed anything.
     let output = read::output(&request, &resource)?;
     let media = media::content_type(&request.parts.headers);
-    let bytes = body::take(&request).await?;
-    let wanted = if request.info.verb == "patch" {
-        Wanted::Patch(Patch::parse(schema::lookup(SCALE), &media, &bytes)?)
+    let is_patch = request.info.verb == "patch";
+    let (wanted, options) = if is_patch {
+        if media == APPLY {
+            return Err(Status::unsupported_media_type(PATCHES));
+        }
+        let options = WriteOptions::parse(&request, Verb::Patch)?;
+        let patch = patch::Received::take(&request, true, options.validation).await?;
+        (Wanted::Patch(patch), options)
     } else {
         let media = media::Body::of(&request.parts.headers)?;
-        Wanted::Whole(convert::decode_type(SCALE, media, &bytes)?)
+        let bytes = body::take(&request).await?;
+        let options = WriteOptions::parse(&request, Verb::Update)?;
+        let scale = convert::decode_scale(media, &bytes, options.validation)?;
+        (Wanted::Whole(scale.object, scale.warnings), options)
     };
     let write = objects::write(&request, &resource, &options);
+    if let Wanted::Whole(scale, warnings) = &wanted {
+        let mut scale = scale.clone();
+        let placed = write.settle_place(&mut scale);
+        placed
+            .and_then(|()| write.check_name(&scale))
+            .map_err(|status| status.warned(warnings.clone()))?;
+    }
     let change = Rescale {
         wanted,
         resource: resource.clone(),
+        warnings: parking_lot::Mutex::default(),
     };
     let core = request.core.clone();
-    let written = core
-        .supervise(async move { write::update(&write, &change).await })
-        .await?;
+    let task = async move {
+        let updated = write::update(&write, &change).await;
+        let warnings = change.warnings.into_inner();
+        match updated {
+            Ok(mut written) => {
+                written.warnings.splice(0..0, warnings);
+                Ok(written)
+            }
+            Err(status) => Err(status.warned(warnings)),
+        }
+    };
+    let written = core.supervise(task).await?;
     let response = answer(&output, &resource, &written.object);
-    Ok(objects::with_warnings(response, &written.warnings))
+    Ok(respond::warn(response, &written.warnings))
 }
 
 enum Wanted {
-    Whole(Object),
-    Patch(Patch),
+    /// The Scale as it was sent, and what to warn about.
+    Whole(Object, Vec<String>),
+    Patch(patch::Received),
 }
 
 struct Rescale {
     wanted: Wanted,
     resource: Arc<Resource>,
+    warnings: parking_lot::Mutex<Vec<String>>,
+}
+
+impl Rescale {
+    /// The Scale that the client wants.
+    fn scale(&self, old: &Object) -> Result<Object, Status> {
+        match &self.wanted {
+            Wanted::Whole(scale, warnings) => {
+                self.warnings.lock().clone_from(warnings);
+                Ok(scale.clone())
+            }
+            Wanted::Patch(patch) => {
+                let schema = schema::lookup(SCALE)
+                    .ok_or_else(|| Status::internal("the schema table has no Scale"))?;
+                let current = scale_of(old, self.resource.scale().as_ref());
+                let patched = patch.apply(&patch::Target::Type(schema), &current)?;
+                *self.warnings.lock() = patched.warnings;
+                Ok(patched.object)
+            }
+        }
+    }
 }
 
 impl Change for Rescale {
+    fn uid(&self) -> Option<&str> {
+        match &self.wanted {
+            Wanted::Whole(scale, _) => Some(meta::text(scale, "uid")),
+            Wanted::Patch(_) => None,
+        }
+    }
+
     fn apply(&self, old: &Object) -> Result<Object, Status> {
-        let scale = match &self.wanted {
-            Wanted::Whole(scale) => scale.clone(),
-            Wanted::Patch(patch) => patch.apply(&scale_of(old, self.resource.scale().as_ref()))?,
-        };
+        let scale = self.scale(old)?;
+        let errors = check(&scale);
+        if !errors.is_empty() {
+            let name = meta::text(&scale, "name");
+            return Err(Status::invalid("autoscaling", "Scale", name, &errors));
+        }
         let replicas = scale.get("spec").and_then(|spec| spec.get("replicas"));
         let replicas = replicas.and_then(Value::as_i64).unwrap_or(0);
-        if replicas < 0 {
-            let path = Path::new("spec").child("replicas");
-            let why = "must be greater than or equal to 0";
-            let error = Error::invalid(&path, replicas, why);
-            return Err(Status::invalid(
-                &self.resource.group,
-                &self.resource.kind.names().kind,
-                meta::text(old, "name"),
-                &[error],
-            ));
-        }
         let mut object = old.clone();
         meta::set(
             &mut object,
             "resourceVersion",
             meta::text(&scale, "resourceVersion"),
         );
-        let uid = meta::text(&scale, "uid");
-        if !uid.is_empty() {
-            meta::set(&mut object, "uid", uid);
-        }
         let mut object = Value::Object(object);
         match self.resource.scale() {
             Some(paths) => paths.spec.set(&mut object, replicas.into()),
@@ -133,6 +177,24 @@ impl Change for Rescale {
             _ => Err(Status::internal("an object stays one")),
         }
     }
+}
+
+/// What is wrong with a Scale.
+fn check(scale: &Object) -> Errors {
+    let mut errors = Errors::new();
+    let metadata = scale.get("metadata").unwrap_or(&Value::Null);
+    let path = Path::new("metadata");
+    kinds::check::labels(&metadata["labels"], &path.child("labels"), &mut errors);
+    let annotations = path.child("annotations");
+    kinds::check::annotations(&metadata["annotations"], &annotations, &mut errors);
+    let replicas = scale.get("spec").and_then(|spec| spec.get("replicas"));
+    let replicas = replicas.and_then(Value::as_i64).unwrap_or(0);
+    if replicas < 0 {
+        let path = Path::new("spec").child("replicas");
+        let why = "must be greater than or equal to 0";
+        errors.push(Error::invalid(&path, replicas, why));
+    }
+    errors
 }
 
 /// An object's Scale.
@@ -167,6 +229,10 @@ fn scale_of(object: &Object, paths: Option<&ScalePaths>) -> Object {
             metadata.insert(key.to_owned(), value.clone());
         }
     }
+    let spec = match wanted {
+        0 => json!({}),
+        wanted => json!({"replicas": wanted}),
+    };
     let mut status = json!({"replicas": current});
     if let Some(selector) = selector {
         status["selector"] = selector.into();
@@ -175,7 +241,7 @@ fn scale_of(object: &Object, paths: Option<&ScalePaths>) -> Object {
         ("kind".to_owned(), "Scale".into()),
         ("apiVersion".to_owned(), "autoscaling/v1".into()),
         ("metadata".to_owned(), metadata.into()),
-        ("spec".to_owned(), json!({"replicas": wanted})),
+        ("spec".to_owned(), spec),
         ("status".to_owned(), status),
     ])
 }

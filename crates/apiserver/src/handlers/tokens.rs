@@ -9,7 +9,7 @@ use machinery::{
 };
 
 use super::{
-    body::{self, WriteOptions},
+    body::{self, Verb, WriteOptions},
     objects,
 };
 use crate::{
@@ -63,7 +63,7 @@ fn check_uid(asked: &Value, account: &Object, name: &str) -> Result<(), Status> 
 
 /// Makes a token for a service account.
 pub(crate) async fn request(request: Request, resource: Arc<Resource>) -> Answer {
-    let options = WriteOptions::parse(&request)?;
+    let options = WriteOptions::parse(&request, Verb::Create)?;
     let media = media::Body::of(&request.parts.headers)?;
     let bytes = body::take(&request).await?;
     let asked = convert::decode_type("authentication/v1.TokenRequest", media, &bytes)?;

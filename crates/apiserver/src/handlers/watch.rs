@@ -13,7 +13,7 @@ use ::streaming::messages;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use futures::{Stream, StreamExt, stream::BoxStream};
 use http::StatusCode;
-use machinery::{Status, field, json::json, protobuf, schema::Type};
+use machinery::{Status, field, json::json, protobuf, schema::Type, text};
 use prometheus_client::metrics::counter::Counter;
 use rand::Rng;
 use store::{Event, Freshness, ListRequest, Revision, WatchItem};
@@ -69,7 +69,8 @@ impl Options {
         let version = query
             .filled("resourceVersion")
             .map(read::revision)
-            .transpose()?;
+            .transpose()
+            .map_err(Status::unknown)?;
         let initial = query
             .get("sendInitialEvents")
             .map(|_| query.flag("sendInitialEvents"));
@@ -80,7 +81,9 @@ impl Options {
             (Some(false), None | Some(0)) => Start::Now,
             (_, Some(after)) => Start::After(after),
         };
-        let lasts = match query.filled("timeoutSeconds").map(str::parse::<u64>) {
+        let timeout = query.get("timeoutSeconds").map(text::parse_int);
+        let timeout = timeout.transpose().map_err(Status::bad_request)?;
+        let lasts = match timeout.map(u64::try_from) {
             Some(Ok(seconds)) if seconds > 0 => Duration::from_secs(seconds),
             // Spread, so that watches that began together do not all come back together.
             _ => at_least.mul_f64(rand::rng().random_range(1.0..2.0)),
@@ -118,10 +121,12 @@ fn check(query: &Query) -> Result<(), Status> {
                 &["NotOlderThan"],
             ));
         }
-        if query.filled("continue").is_some() {
-            let why = "resourceVersionMatch is forbidden when continue is provided";
-            errors.push(field::Error::forbidden(&path, why));
-        }
+    }
+    // A watch from nowhere is one from the state as it is, which says how it matches.
+    let from_state = matches!(query.get("resourceVersion"), None | Some("" | "0"));
+    if query.filled("continue").is_some() && (matching.is_some() || (!initial && from_state)) {
+        let why = "resourceVersionMatch is forbidden when continue is provided";
+        errors.push(field::Error::forbidden(&path, why));
     }
     if errors.is_empty() {
         return Ok(());

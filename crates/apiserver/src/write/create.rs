@@ -6,7 +6,7 @@ use kinds::Context;
 use machinery::{Object, Status};
 use store::{Freshness, Precondition};
 
-use super::{ATTEMPTS, Write, Written};
+use super::{ATTEMPTS, Write, Written, owners};
 use crate::{Stored, admission::Operation, failure, hooks, meta};
 
 /// Creates a decoded object. `again` decodes it once more, should the first try lose a race: that is
@@ -16,25 +16,17 @@ pub(crate) async fn create(
     object: Object,
     again: impl Fn() -> Result<Object, Status> + Send,
 ) -> Result<Written, Status> {
-    if !meta::text(&object, "resourceVersion").is_empty() {
-        return Err(Status::bad_request(
-            "resourceVersion should not be set on objects to be created",
-        ));
-    }
-    let namespace = if write.resource.namespaced() {
-        write.namespace.as_str()
-    } else {
-        ""
-    };
+    // A rehearsal does not come as far as to see it.
+    let has_revision = meta::revision(&object).is_ok_and(|revision| revision != 0);
     let mut first = Some(object);
     for _ in 0..ATTEMPTS {
         let mut object = match first.take() {
             Some(object) => object,
             None => again()?,
         };
-        meta::settle_namespace(&mut object, namespace)?;
+        write.settle_place(&mut object)?;
         let generated = meta::generate_name(&mut object);
-        match attempt(write, object, generated).await? {
+        match attempt(write, object, generated, has_revision).await? {
             Some(written) => return Ok(written),
             None => continue,
         }
@@ -48,15 +40,20 @@ async fn attempt(
     write: &Write,
     mut object: Object,
     generated: bool,
+    has_revision: bool,
 ) -> Result<Option<Written>, Status> {
     let kind = &write.resource.kind;
     let now = write.core.config.clock.now();
     meta::begin(&mut object, now);
     kind.default(&mut object);
+    let stage = owners::Stage::Request;
+    owners::without_duplicates(&mut object, stage, &write.effects);
     write.track(None, &mut object);
     write
         .admit_mutating(Operation::Create, &mut object, None)
         .await?;
+    let stage = owners::Stage::AfterAdmission;
+    owners::without_duplicates(&mut object, stage, &write.effects);
     let now = meta::time(now);
     let context = Context {
         now: &now,
@@ -64,8 +61,6 @@ async fn attempt(
     };
     if kind.has_generation() {
         meta::set(&mut object, "generation", 1);
-    } else {
-        meta::of_mut(&mut object).shift_remove("generation");
     }
     kind.prepare_create(&mut object, &context);
     let mut ops = hooks::before_create(write, &mut object).await?;
@@ -87,6 +82,10 @@ async fn attempt(
             created: true,
             warnings,
         }));
+    }
+    if has_revision {
+        let why = "resourceVersion should not be set on objects to be created";
+        return Err(Status::unknown(why));
     }
     match write.put(&name, draft, Precondition::Absent, ops).await? {
         Some(entry) => Ok(Some(Written {

@@ -9,7 +9,10 @@ use serde::Deserialize;
 use store::{Entry, Freshness, Precondition};
 
 use super::{ATTEMPTS, Write};
-use crate::{Resource, Stored, admission::Operation, failure, hooks, meta};
+use crate::{
+    Resource, Stored, admission::Operation, failure, handlers::check_dry_run, hooks, meta,
+    query::Query,
+};
 
 /// What a client may say about a deletion.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -27,6 +30,18 @@ pub(crate) struct DeleteOptions {
 pub(crate) struct Preconditions {
     pub(crate) uid: Option<String>,
     pub(crate) resource_version: Option<String>,
+}
+
+impl Preconditions {
+    /// Those that stand in a query.
+    pub(crate) fn of(query: &Query) -> Option<Self> {
+        let text = |key: &str| query.get(key).map(str::to_owned);
+        let (uid, resource_version) = (text("uid"), text("resourceVersion"));
+        (uid.is_some() || resource_version.is_some()).then_some(Self {
+            uid,
+            resource_version,
+        })
+    }
 }
 
 /// A deletion's result.
@@ -67,6 +82,8 @@ impl DeleteOptions {
                 errors.push(field::Error::not_supported(&policy, other, &known));
             }
         }
+        let dry_run: Vec<&str> = self.dry_run.iter().map(String::as_str).collect();
+        check_dry_run(&dry_run, &mut errors);
         if errors.is_empty() {
             return Ok(());
         }

@@ -3,6 +3,7 @@
 
 mod create;
 mod delete;
+pub(crate) mod owners;
 mod supervised;
 mod update;
 
@@ -20,7 +21,7 @@ use crate::{
 };
 
 pub(crate) use create::create;
-pub(crate) use delete::{DeleteOptions, Deleted, delete};
+pub(crate) use delete::{DeleteOptions, Deleted, Preconditions, delete};
 use supervised::Supervised;
 pub(crate) use update::{Change, update};
 
@@ -80,6 +81,27 @@ impl Write {
         // Objects are judged in the form that keeps them, and named by its group.
         let kept = self.resource.storage.as_ref().unwrap_or(&self.resource);
         Status::invalid(&kept.group, &self.resource.kind.names().kind, name, errors)
+    }
+
+    /// The namespace of the request holds; an object that names another is refused.
+    pub(crate) fn settle_place(&self, object: &mut Object) -> Result<(), Status> {
+        let namespaced = self.resource.namespaced();
+        let namespace = if namespaced { &self.namespace } else { "" };
+        meta::settle_namespace(object, namespace)
+    }
+
+    /// The name of the request holds, too.
+    pub(crate) fn check_name(&self, object: &Object) -> Result<(), Status> {
+        let name = &self.name;
+        Err(Status::bad_request(match meta::text(object, "name") {
+            "" => format!(
+                "the name of the object ({name} based on URL) was undeterminable: name must be provided"
+            ),
+            given if given == name => return Ok(()),
+            given => format!(
+                "the name of the object ({given}) does not match the name on the URL ({name})"
+            ),
+        }))
     }
 
     /// What admission sees.
@@ -142,17 +164,12 @@ impl Write {
 
     /// Who writes, as managedFields remember it.
     pub(crate) fn writer<'a>(&'a self, now: &'a str) -> apply::Writer<'a> {
-        let reset: &[&str] = if self.subresource.is_empty() {
-            self.resource.kind.resets()
-        } else {
-            &[]
-        };
         apply::Writer {
             manager: &self.field_manager,
             api_version: &self.resource.api_version,
             subresource: &self.subresource,
             now,
-            reset,
+            reset: self.resource.kind.resets(self.subresource()),
         }
     }
 

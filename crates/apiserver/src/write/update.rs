@@ -3,16 +3,21 @@
 use std::sync::Arc;
 
 use kinds::Context;
-use machinery::{Object, Status, Value, field};
+use machinery::{Object, Status, Value, apply, field};
 use store::{Entry, Freshness, Precondition};
 
-use super::{ATTEMPTS, Write, Written, create};
+use super::{ATTEMPTS, Write, Written, create, owners};
 use crate::{Stored, admission::Operation, failure, hooks, meta};
 
 /// How an update comes by the new object, given the one that stands (with its resourceVersion).
 /// Called again when a race was lost.
 pub(crate) trait Change: Send + Sync {
     fn apply(&self, old: &Object) -> Result<Object, Status>;
+
+    /// The uid that the object that stands must have, when the client sent one as a condition.
+    fn uid(&self) -> Option<&str> {
+        None
+    }
 
     /// The object to create when none stands there; `None` refuses with 404.
     fn create(&self) -> Option<Result<Object, Status>> {
@@ -33,25 +38,41 @@ pub(crate) async fn update(write: &Write, change: &dyn Change) -> Result<Written
         let read = write.core.store.get(&key, Freshness::Newest).await;
         let (_, entry) = read.map_err(failure::of_store)?;
         let Some(entry) = entry else {
-            return match change.create() {
-                Some(object) => {
-                    let again = || {
-                        change
-                            .create()
-                            .unwrap_or_else(|| Err(write.not_found(&write.name)))
-                    };
-                    create(write, object?, again).await
-                }
-                None => Err(write.not_found(&write.name)),
-            };
+            let again = || created(write, change);
+            return create(write, again()?, again).await;
         };
         let old = write.resource.parse(&entry.object);
-        let new = change.apply(&old)?;
+        check_uid(write, change.uid(), &old)?;
+        let mut new = change.apply(&old)?;
+        write.settle_place(&mut new)?;
+        write.check_name(&new)?;
         if let Some(written) = attempt(write, new, old, entry).await? {
             return Ok(written);
         }
     }
     Err(write.modified(&write.name))
+}
+
+/// The object to create where none stands.
+fn created(write: &Write, change: &dyn Change) -> Result<Object, Status> {
+    let Some(object) = change.create() else {
+        return Err(write.not_found(&write.name));
+    };
+    let mut object = object?;
+    let uid = meta::text(&object, "uid");
+    if !uid.is_empty() && change.uid().is_none() {
+        let why = format!(
+            "uid mismatch: the provided object specified uid {uid}, and no existing object was found"
+        );
+        let (group, plural) = (&write.resource.group, &write.resource.plural);
+        return Err(Status::conflict(group, plural, &write.name, &why));
+    }
+    write.settle_place(&mut object)?;
+    write.check_name(&object)?;
+    // Whatever was named there is no condition for an object that does not exist.
+    meta::revision(&object)?;
+    meta::of_mut(&mut object).shift_remove("resourceVersion");
+    Ok(object)
 }
 
 /// One try. `None` when the object changed meanwhile.
@@ -61,14 +82,15 @@ async fn attempt(
     old: Object,
     entry: Entry<Stored>,
 ) -> Result<Option<Written>, Status> {
-    check_preconditions(write, &object, &old)?;
     let kind = &write.resource.kind;
     kind.default(&mut object);
+    write.track(Some(&old), &mut object);
     write
         .admit_mutating(Operation::Update, &mut object, Some(&old))
         .await?;
+    owners::without_duplicates(&mut object, owners::Stage::AfterAdmission, &write.effects);
+    check_revision(write, &object, &old)?;
     prepare(write, &mut object, &old)?;
-    write.track(Some(&old), &mut object);
     let mut ops = hooks::before_update(write, &mut object, &old).await?;
     validate(write, &object, &old)?;
     let warnings = match write.subresource() {
@@ -90,6 +112,7 @@ async fn attempt(
             warnings,
         })
     };
+    apply::keep_times(&mut object, &old);
     let gone = hooks::ends_with(write, &object, &old);
     let draft = write.draft(&mut object)?;
     if draft.bytes == entry.object.unstamped() && ops.is_empty() && !gone {
@@ -110,18 +133,50 @@ async fn attempt(
     Ok(put.and_then(|entry| written(entry.object)))
 }
 
-/// The uid and the resourceVersion that the client named must be those that stand.
-fn check_preconditions(write: &Write, object: &Object, old: &Object) -> Result<(), Status> {
+/// The uid that the client named must be that of the object that stands.
+fn check_uid(write: &Write, wanted: Option<&str>, old: &Object) -> Result<(), Status> {
     let (group, plural) = (&write.resource.group, &write.resource.plural);
-    let (uid, old_uid) = (meta::text(object, "uid"), meta::text(old, "uid"));
-    if !uid.is_empty() && uid != old_uid {
-        let why = format!(
-            "Precondition failed: UID in precondition: {uid}, UID in object meta: {old_uid}"
-        );
-        return Err(Status::conflict(group, plural, &write.name, &why));
+    let uid = meta::text(old, "uid");
+    match wanted.filter(|wanted| !wanted.is_empty() && *wanted != uid) {
+        None => Ok(()),
+        Some(wanted) => {
+            let why = format!(
+                "StorageError: invalid object, Code: 4, Key: {}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {wanted}, UID in object meta: {uid}",
+                upstream_key(write)
+            );
+            Err(Status::conflict(group, plural, &write.name, &why))
+        }
     }
-    let revision = meta::text(object, "resourceVersion");
-    if revision.is_empty() || revision == "0" {
+}
+
+/// Where upstream keeps the object, as its messages name the place.
+fn upstream_key(write: &Write) -> String {
+    let (group, plural) = (
+        write.resource.group.as_str(),
+        write.resource.plural.as_str(),
+    );
+    let place = match (group, plural) {
+        ("", "services") => "services/specs".to_owned(),
+        ("", "endpoints") => "services/endpoints".to_owned(),
+        ("", "nodes") => "minions".to_owned(),
+        ("", "replicationcontrollers") => "controllers".to_owned(),
+        ("networking.k8s.io", "ingresses") => "ingress".to_owned(),
+        ("apiextensions.k8s.io" | "apiregistration.k8s.io", _) => format!("{group}/{plural}"),
+        _ if write.resource.custom => format!("{group}/{plural}"),
+        _ => plural.to_owned(),
+    };
+    let namespace = match write.namespace.as_str() {
+        "" => String::new(),
+        namespace => format!("{namespace}/"),
+    };
+    format!("/{place}/{namespace}{}", write.name)
+}
+
+/// The resourceVersion that the client named must be the one that stands.
+fn check_revision(write: &Write, object: &Object, old: &Object) -> Result<(), Status> {
+    let (group, plural) = (&write.resource.group, &write.resource.plural);
+    let revision = meta::revision(object)?;
+    if revision == 0 {
         if write.resource.kind.allows_unconditional_update() {
             return Ok(());
         }
@@ -129,19 +184,14 @@ fn check_preconditions(write: &Write, object: &Object, old: &Object) -> Result<(
         let error = field::Error::invalid(&path, 0, "must be specified for an update");
         return Err(Status::invalid(group, plural, &write.name, &[error]));
     }
-    if revision != meta::text(old, "resourceVersion") {
+    if revision != meta::revision(old)? {
         return Err(write.modified(&write.name));
     }
     Ok(())
 }
 
 fn prepare(write: &Write, object: &mut Object, old: &Object) -> Result<(), Status> {
-    let namespace = if write.resource.namespaced() {
-        write.namespace.as_str()
-    } else {
-        ""
-    };
-    meta::settle_namespace(object, namespace)?;
+    write.settle_place(object)?;
     let kind = &write.resource.kind;
     let generation = meta::of(old)
         .and_then(|metadata| metadata.get("generation"))
@@ -171,13 +221,9 @@ fn validate(write: &Write, object: &Object, old: &Object) -> Result<(), Status> 
     if write.internal {
         return Ok(());
     }
-    let mut errors = kinds::metadata::validate_update(&*write.resource.kind, object, old);
-    errors.extend(
-        write
-            .resource
-            .kind
-            .validate_update(object, old, write.subresource()),
-    );
+    let kind = &*write.resource.kind;
+    let mut errors = kinds::metadata::validate_update(kind, object, old, write.subresource());
+    errors.extend(kind.validate_update(object, old, write.subresource()));
     if errors.is_empty() {
         errors = hooks::validate(write, object, Some(old));
     }

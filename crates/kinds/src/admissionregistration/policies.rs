@@ -5,6 +5,7 @@ use super::{default_match, default_rules};
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
+use crate::metadata::Check;
 use crate::shown::{Field, Go, each};
 use crate::tree::{child, child_or_new, default_to, get, is_set, list, name, same, text};
 use crate::{Column, Scope, Subresource};
@@ -30,6 +31,9 @@ pub const VALIDATING: Builtin = Builtin {
     },
     columns: COLUMNS,
     row: |object, now| row(object, now, "validations"),
+    metadata_checks: &[Check::Whole],
+    status_metadata_checks: &[],
+    status_resets: &[&["spec"], &["metadata"]],
     ..Builtin::EMPTY
 };
 

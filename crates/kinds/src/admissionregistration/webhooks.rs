@@ -5,6 +5,7 @@ use super::{default_match, default_rules, default_service};
 use crate::builtin::Builtin;
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
+use crate::metadata::Check;
 use crate::tree::{default_to, each, get, int, is_set, list, text};
 use crate::webhook_client::{check_service, check_url};
 use crate::{Column, Scope, Subresource};
@@ -25,6 +26,7 @@ pub const VALIDATING: Builtin = Builtin {
     validate_update: |object, old, _: Subresource<'_>| validate_update(object, old, false),
     columns: COLUMNS,
     row,
+    metadata_checks: &[Check::Whole],
     ..Builtin::EMPTY
 };
 

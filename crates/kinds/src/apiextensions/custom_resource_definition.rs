@@ -39,6 +39,7 @@ pub const KIND: Builtin = Builtin {
     warnings,
     columns: NAME_CREATED,
     row: name_created,
+    status_resets: &[&["metadata"], &["spec"]],
     ..Builtin::EMPTY
 };
 

@@ -3,6 +3,7 @@
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
+use crate::metadata::Check;
 use crate::tree::{child, child_or_new, default_to, get, int, is_set, list, name, text, truth};
 use crate::{Column, Scope, Subresource};
 use base64::Engine;
@@ -35,6 +36,8 @@ pub const KIND: Builtin = Builtin {
     },
     columns: COLUMNS,
     row,
+    metadata_checks: &[Check::Change, Check::Whole],
+    status_resets: &[&["spec"], &["metadata"]],
     ..Builtin::EMPTY
 };
 

@@ -3,6 +3,7 @@
 use crate::builtin::Builtin;
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
+use crate::metadata::Check;
 use crate::tree::{get, int, list, text, truth};
 use crate::{Column, Subresource};
 use machinery::field::{Error, Errors, Path};
@@ -17,6 +18,7 @@ pub const KIND: Builtin = Builtin {
     validate_update,
     columns: COLUMNS,
     row,
+    metadata_checks: &[Check::Change, Check::Whole],
     ..Builtin::EMPTY
 };
 

@@ -29,6 +29,7 @@ pub const KIND: Builtin = Builtin {
     warnings: super::warnings,
     columns: COLUMNS,
     row,
+    status_resets: &[&["spec"], &["metadata", "labels"]],
     ..Builtin::EMPTY
 };
 

@@ -49,6 +49,7 @@ pub const KIND: Builtin = Builtin {
     warnings,
     columns: COLUMNS,
     row,
+    status_metadata_checks: &[],
     ..Builtin::EMPTY
 };
 

@@ -5,6 +5,7 @@ use super::job_status::check_status;
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, containers, name_cell, selector, wide};
+use crate::metadata::Check;
 use crate::pod::default_template;
 use crate::tree::{
     child, child_or_new, default_empty, default_to, each, get, int, is_empty, is_set, list, name,
@@ -38,6 +39,7 @@ pub const KIND: Builtin = Builtin {
     warnings,
     columns: COLUMNS,
     row,
+    metadata_checks: &[Check::Whole, Check::Change],
     ..Builtin::EMPTY
 };
 

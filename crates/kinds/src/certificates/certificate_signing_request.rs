@@ -3,6 +3,7 @@
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell, or_none};
+use crate::metadata::Check;
 use crate::pem;
 use crate::tree::{child_or_new, default_empty, each, get, int, is_set, keep, list, text};
 use crate::{Column, Context, Scope, Subresource, SubresourceInfo};
@@ -36,7 +37,7 @@ pub const KIND: Builtin = Builtin {
             spec.shift_remove(name);
         }
     },
-    resets: &["spec", "status"],
+    resets: &[&["spec"], &["status"]],
     // Anything that fits in a path.
     name_format: crate::metadata::path_segment,
     prepare_update,
@@ -51,6 +52,8 @@ pub const KIND: Builtin = Builtin {
     },
     columns: COLUMNS,
     row,
+    metadata_checks: &[Check::Whole, Check::Change],
+    status_metadata_checks: &[Check::Whole, Check::Change],
     ..Builtin::EMPTY
 };
 

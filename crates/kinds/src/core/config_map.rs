@@ -3,6 +3,7 @@
 use crate::builtin::Builtin;
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
+use crate::metadata::Check;
 use crate::tree::{entries, get, same, text, truth};
 use crate::{Column, Subresource};
 use machinery::field::{Error, Errors, Path};
@@ -20,6 +21,7 @@ pub const KIND: Builtin = Builtin {
     validate_update,
     columns: COLUMNS,
     row,
+    metadata_checks: &[Check::Change, Check::Whole],
     ..Builtin::EMPTY
 };
 

@@ -3,6 +3,7 @@
 use crate::address::{endpoint_ip, ip_warnings};
 use crate::builtin::Builtin;
 use crate::columns::{AGE, NAME, age, column, name_cell};
+use crate::metadata::Check;
 use crate::tree::{default_empty, each, get, int, list, same, text};
 use crate::{Column, Subresource, check};
 use machinery::field::{Error, Errors, Path};
@@ -27,6 +28,7 @@ pub const KIND: Builtin = Builtin {
     warnings: |object, _| warnings(object),
     columns: COLUMNS,
     row,
+    metadata_checks: &[Check::Change, Check::Whole],
     ..Builtin::EMPTY
 };
 

@@ -2,6 +2,7 @@
 
 use crate::builtin::Builtin;
 use crate::columns::{NAME_CREATED, name_created};
+use crate::metadata::Check;
 use crate::pod::{check_container_name, check_name, may_be_overcommitted};
 use crate::tree::{child_or_new, each, entries, get, list, text};
 use crate::{Subresource, check};
@@ -21,6 +22,7 @@ pub const KIND: Builtin = Builtin {
     validate_update: |object, _, _: Subresource<'_>| validate(object),
     columns: NAME_CREATED,
     row: name_created,
+    metadata_checks: &[Check::Whole],
     ..Builtin::EMPTY
 };
 

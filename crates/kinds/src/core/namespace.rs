@@ -5,6 +5,7 @@ use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
 use crate::metadata;
+use crate::metadata::Check;
 use crate::tree::{child_or_new, default_empty, get, keep, list, name, text};
 use crate::{Column, Context, Scope, Subresource, SubresourceInfo};
 use machinery::field::{Error, Errors, Path};
@@ -45,6 +46,7 @@ pub const KIND: Builtin = Builtin {
     },
     columns: COLUMNS,
     row,
+    metadata_checks: &[Check::Whole, Check::Change],
     ..Builtin::EMPTY
 };
 

@@ -4,6 +4,7 @@ use crate::address::cidr_warnings;
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell, or_none, wide};
+use crate::metadata::Check;
 use crate::pod::check_quantity;
 use crate::tree::{child, entries, get, is_set, keep, list, text, truth};
 use crate::{Column, Scope, Subresource, SubresourceInfo};
@@ -50,6 +51,7 @@ pub const KIND: Builtin = Builtin {
     },
     columns: COLUMNS,
     row,
+    metadata_checks: &[Check::Whole, Check::Change],
     ..Builtin::EMPTY
 };
 

@@ -4,6 +4,7 @@ use super::persistent_volume_claim::{access_modes, check_modes};
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell, wide};
+use crate::metadata::Check;
 use crate::pod::{check_node_selector, default_source};
 use crate::tree::{
     child_or_new, default_empty, default_to, entries, get, is_set, list, name, same, text,
@@ -35,6 +36,7 @@ pub const KIND: Builtin = Builtin {
     selectable_fields: |o| vec![("name", name(o).to_owned())],
     columns: COLUMNS,
     row,
+    metadata_checks: &[Check::Whole, Check::Whole],
     ..Builtin::EMPTY
 };
 

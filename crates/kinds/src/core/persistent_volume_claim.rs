@@ -4,6 +4,7 @@ use super::persistent_volume::or_unset;
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell, wide};
+use crate::metadata::Check;
 use crate::pod::is_native;
 use crate::tree::{
     child_or_new, default_empty, default_to, entries, get, is_empty, is_set, list, name, same, text,
@@ -38,6 +39,7 @@ pub const KIND: Builtin = Builtin {
     selectable_fields: |o| vec![("name", name(o).to_owned())],
     columns: COLUMNS,
     row,
+    metadata_checks: &[Check::Change, Check::Whole],
     ..Builtin::EMPTY
 };
 

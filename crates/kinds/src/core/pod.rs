@@ -2,6 +2,7 @@
 
 use crate::builtin::{Builtin, STATUS};
 use crate::columns::{AGE, NAME, age, column, name_cell, or_none, since, wide};
+use crate::metadata::Check;
 use crate::pod::{
     check_annotations_update, check_profiles_agree, default_pod, keep_all_but_resources,
     label_keys, quality_of_service, validate_pod, validate_resize, validate_spec_update,
@@ -70,6 +71,12 @@ pub const KIND: Builtin = Builtin {
     selectable_fields,
     columns: COLUMNS,
     row,
+    metadata_checks: &[Check::Change, Check::Whole],
+    status_resets: &[
+        &["spec"],
+        &["metadata", "deletionTimestamp"],
+        &["metadata", "ownerReferences"],
+    ],
     ..Builtin::EMPTY
 };
 

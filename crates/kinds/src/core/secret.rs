@@ -4,6 +4,7 @@ use super::config_map::{MAX_SIZE, check_frozen, decoded_size};
 use crate::builtin::Builtin;
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
+use crate::metadata::Check;
 use crate::tree::{child_or_new, default_empty, entries, get, text};
 use crate::{Column, Subresource};
 use base64::Engine as _;
@@ -23,6 +24,7 @@ pub const KIND: Builtin = Builtin {
     selectable_fields: |o| vec![("type", text(get(o, "type")).to_owned())],
     columns: COLUMNS,
     row,
+    metadata_checks: &[Check::Change, Check::Whole],
     ..Builtin::EMPTY
 };
 

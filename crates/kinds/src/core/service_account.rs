@@ -2,6 +2,7 @@
 
 use crate::SubresourceInfo;
 use crate::builtin::Builtin;
+use crate::metadata::Check;
 use crate::tree::{each, get, is_set};
 use machinery::Object;
 
@@ -17,6 +18,7 @@ pub const KIND: Builtin = Builtin {
         kind: "TokenRequest",
         verbs: &["create"],
     }],
+    metadata_checks: &[Check::Change, Check::Whole],
     prepare_create: |object, _| name_secrets(object),
     prepare_update: |object, _, _, _| name_secrets(object),
     warnings,

@@ -3,6 +3,7 @@
 use crate::address::{endpoint_ip, ip_warnings, strict_ip};
 use crate::builtin::Builtin;
 use crate::columns::{AGE, NAME, age, column, first_of, name_cell};
+use crate::metadata::Check;
 use crate::tree::{child_or_new, default_to, each, entries, get, int, list, same, text};
 use crate::{Column, Subresource, check};
 use machinery::field::{Error, Errors, Path};
@@ -29,6 +30,7 @@ pub const KIND: Builtin = Builtin {
     warnings,
     columns: COLUMNS,
     row,
+    metadata_checks: &[Check::Whole],
     ..Builtin::EMPTY
 };
 

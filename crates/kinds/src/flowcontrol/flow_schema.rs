@@ -3,6 +3,7 @@
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell, or_none};
+use crate::metadata::Check;
 use crate::tree::{child_or_new, default_empty, get, int, is_set, list, name, text, truth};
 use crate::{Column, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
@@ -31,6 +32,9 @@ pub const KIND: Builtin = Builtin {
     },
     columns: COLUMNS,
     row,
+    metadata_checks: &[Check::Whole],
+    status_metadata_checks: &[],
+    status_resets: &[&["metadata"], &["spec"]],
     ..Builtin::EMPTY
 };
 

@@ -5,6 +5,7 @@ use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell, or_none};
 use crate::core::service::balancer_hostname;
+use crate::metadata::Check;
 use crate::tree::{get, int, is_set, list, text};
 use crate::{Column, Subresource};
 use machinery::field::{Error, Errors, Path};
@@ -50,6 +51,7 @@ pub const KIND: Builtin = Builtin {
     }),
     columns: COLUMNS,
     row,
+    metadata_checks: &[Check::Change, Check::Whole],
     ..Builtin::EMPTY
 };
 

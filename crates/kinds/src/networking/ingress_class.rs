@@ -3,6 +3,7 @@
 use crate::builtin::Builtin;
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, or_none};
+use crate::metadata::Check;
 use crate::tree::{child, child_or_new, default_to, get, is_set, name, text};
 use crate::{Column, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
@@ -31,6 +32,7 @@ pub const KIND: Builtin = Builtin {
     },
     columns: COLUMNS,
     row,
+    metadata_checks: &[Check::Change, Check::Whole],
     ..Builtin::EMPTY
 };
 

@@ -4,6 +4,7 @@ use crate::address::strict_ip;
 use crate::builtin::Builtin;
 use crate::check;
 use crate::columns::{NAME, column, name_cell};
+use crate::metadata::Check;
 use crate::tree::{get, is_set, same, text};
 use crate::{Column, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
@@ -34,6 +35,7 @@ pub const KIND: Builtin = Builtin {
     },
     columns: COLUMNS,
     row,
+    metadata_checks: &[Check::Whole, Check::Change],
     ..Builtin::EMPTY
 };
 

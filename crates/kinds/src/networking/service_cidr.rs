@@ -28,6 +28,7 @@ pub const KIND: Builtin = Builtin {
     },
     columns: COLUMNS,
     row,
+    status_resets: &[&["metadata"], &["spec"]],
     ..Builtin::EMPTY
 };
 

@@ -3,6 +3,7 @@
 use crate::builtin::Builtin;
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
+use crate::metadata::Check;
 use crate::pod::{check_resources, check_tolerations};
 use crate::shown::{Field, Go, shown};
 use crate::tree::{get, is_set, list, text};
@@ -34,6 +35,7 @@ pub const KIND: Builtin = Builtin {
     },
     columns: COLUMNS,
     row,
+    metadata_checks: &[Check::Whole, Check::Change],
     ..Builtin::EMPTY
 };
 

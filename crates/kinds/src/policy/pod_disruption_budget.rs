@@ -28,6 +28,8 @@ pub const KIND: Builtin = Builtin {
     },
     columns: COLUMNS,
     row,
+    metadata_checks: &[],
+    status_metadata_checks: &[],
     ..Builtin::EMPTY
 };
 

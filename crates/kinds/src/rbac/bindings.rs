@@ -4,6 +4,7 @@ use crate::builtin::Builtin;
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell, wide};
 use crate::metadata;
+use crate::metadata::Check;
 use crate::shown::{Field, Go, shown};
 use crate::tree::{child_or_new, default_empty, each, get, list, text};
 use crate::{Column, Scope, Subresource};
@@ -26,6 +27,7 @@ pub const ROLE_BINDING: Builtin = Builtin {
     },
     columns: COLUMNS,
     row,
+    metadata_checks: &[Check::Whole, Check::Change],
     ..Builtin::EMPTY
 };
 

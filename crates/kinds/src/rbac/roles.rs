@@ -4,6 +4,7 @@ use crate::builtin::Builtin;
 use crate::check;
 use crate::columns::{NAME_CREATED, name_created};
 use crate::metadata;
+use crate::metadata::Check;
 use crate::tree::{get, is_set, list};
 use crate::{Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
@@ -21,6 +22,7 @@ pub const ROLE: Builtin = Builtin {
     validate_update: |object, _, _: Subresource<'_>| validate(object, true),
     columns: NAME_CREATED,
     row: name_created,
+    metadata_checks: &[Check::Whole, Check::Change],
     ..Builtin::EMPTY
 };
 

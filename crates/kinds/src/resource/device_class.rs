@@ -2,6 +2,7 @@
 
 use crate::Scope;
 use crate::builtin::Builtin;
+use crate::metadata::Check;
 
 pub const KIND: Builtin = Builtin {
     group: "resource.k8s.io",
@@ -10,5 +11,6 @@ pub const KIND: Builtin = Builtin {
     scope: Scope::Cluster,
     schema: "resource/v1.DeviceClass",
     has_generation: true,
+    metadata_checks: &[Check::Whole, Check::Change],
     ..Builtin::EMPTY
 };

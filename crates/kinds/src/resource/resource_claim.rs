@@ -4,6 +4,7 @@ use super::{check_claim_spec, default_claim_spec};
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, NAME_AGE, age, column, name_age, name_cell};
+use crate::metadata::Check;
 use crate::tree::{child_or_new, get, is_set, list};
 use crate::{Column, Subresource};
 use machinery::field::{Errors, Path};
@@ -32,6 +33,8 @@ pub const CLAIM: Builtin = Builtin {
     },
     columns: COLUMNS,
     row,
+    metadata_checks: &[Check::Whole, Check::Change],
+    status_resets: &[&["metadata"], &["spec"]],
     ..Builtin::EMPTY
 };
 

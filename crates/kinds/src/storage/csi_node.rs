@@ -3,6 +3,7 @@
 use crate::builtin::Builtin;
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
+use crate::metadata::Check;
 use crate::shown::{Field, Go, shown};
 use crate::tree::{get, list, text};
 use crate::volume_source::csi_driver_name;
@@ -21,6 +22,7 @@ pub const KIND: Builtin = Builtin {
     validate_update,
     columns: COLUMNS,
     row,
+    metadata_checks: &[Check::Whole],
     ..Builtin::EMPTY
 };
 

@@ -3,6 +3,7 @@
 use crate::builtin::Builtin;
 use crate::check;
 use crate::columns::{NAME, column, name_cell};
+use crate::metadata::Check;
 use crate::tree::{get, text};
 use crate::{Column, Subresource};
 use machinery::field::{Error, Errors, Path};
@@ -30,6 +31,7 @@ pub const KIND: Builtin = Builtin {
     },
     columns: COLUMNS,
     row,
+    metadata_checks: &[Check::Whole, Check::Change],
     ..Builtin::EMPTY
 };
 

@@ -4,6 +4,7 @@ use super::{check_parameters, check_provisioner};
 use crate::builtin::Builtin;
 use crate::check;
 use crate::columns::{AGE, NAME, age, column};
+use crate::metadata::Check;
 use crate::tree::{default_to, get, list, name, text};
 use crate::{Column, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
@@ -25,6 +26,7 @@ pub const KIND: Builtin = Builtin {
     validate_update,
     columns: COLUMNS,
     row,
+    metadata_checks: &[Check::Whole, Check::Change],
     ..Builtin::EMPTY
 };
 

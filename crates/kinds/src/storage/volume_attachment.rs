@@ -4,6 +4,7 @@ use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
 use crate::core::persistent_volume::check_inline;
+use crate::metadata::Check;
 use crate::shown::{Field, Go, shown};
 use crate::tree::{entries, get, int, is_set, same, text, truth};
 use crate::volume_source::csi_driver_name;
@@ -30,6 +31,9 @@ pub const KIND: Builtin = Builtin {
     },
     columns: COLUMNS,
     row,
+    metadata_checks: &[Check::Whole],
+    status_metadata_checks: &[Check::Whole],
+    status_resets: &[&["metadata"], &["spec"]],
     ..Builtin::EMPTY
 };
 

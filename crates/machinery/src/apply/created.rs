@@ -14,7 +14,7 @@ pub(super) fn fields(root: Root<'_>, object: &Object, writer: &Writer<'_>) -> Op
     let nothing = Value::Object(Object::new());
     let mut out = Object::with_capacity(object.len());
     for (name, value) in object {
-        let is_named = |reset: &&str| *reset == name.as_str();
+        let is_named = |reset: &&[&str]| **reset == [name.as_str()];
         if matches!(name.as_str(), "apiVersion" | "kind") || writer.reset.iter().any(is_named) {
             continue;
         }

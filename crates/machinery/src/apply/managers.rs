@@ -50,70 +50,97 @@ pub(super) struct Entry {
     pub(super) fields: FieldSet,
 }
 
+/// The managedFields of an object, as they stand there.
+pub(super) fn list_of(object: &Object) -> Option<&[Value]> {
+    let metadata = object.get("metadata")?;
+    metadata.get("managedFields")?.as_array().map(Vec::as_slice)
+}
+
 /// All managers of an object.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Managers(pub(super) Vec<Entry>);
 
 impl Managers {
+    /// Those of a live object; what cannot be read is nobody's.
     pub(super) fn of(object: &Object) -> Self {
-        let list = object
-            .get("metadata")
-            .map(|m| &m["managedFields"])
-            .and_then(Value::as_array);
+        Self::read(list_of(object)).unwrap_or_default()
+    }
+
+    /// From managedFields; `None` when an entry says nothing that can be relied on.
+    pub(super) fn read(list: Option<&[Value]>) -> Option<Self> {
         let text = |v: &Value| v.as_str().unwrap_or_default().to_owned();
-        let entries = list
-            .into_iter()
-            .flatten()
-            .filter(|e| !text(&e["operation"]).is_empty());
-        Self(
-            entries
-                .map(|e| Entry {
-                    id: Id {
-                        manager: text(&e["manager"]),
-                        applied: e["operation"] == "Apply",
-                        version: text(&e["apiVersion"]),
-                        subresource: text(&e["subresource"]),
-                    },
-                    time: text(&e["time"]),
-                    fields: FieldSet::from_json(&e["fieldsV1"]),
-                })
-                .collect(),
-        )
+        let entries = list.into_iter().flatten().map(|e| {
+            let id = Id {
+                manager: text(&e["manager"]),
+                applied: match e["operation"].as_str()? {
+                    "Apply" => true,
+                    "Update" => false,
+                    _ => return None,
+                },
+                version: text(&e["apiVersion"]),
+                subresource: text(&e["subresource"]),
+            };
+            let readable = !id.version.is_empty()
+                && e["fieldsType"] == "FieldsV1"
+                && FieldSet::is_readable(&e["fieldsV1"]);
+            readable.then(|| Entry {
+                id,
+                time: text(&e["time"]),
+                fields: FieldSet::from_json(&e["fieldsV1"]),
+            })
+        });
+        entries.collect::<Option<Vec<_>>>().map(Self)
     }
 
     pub(super) fn get(&self, id: &Id) -> Option<&Entry> {
         self.0.iter().find(|e| e.id.is(id))
     }
 
-    /// Sets a manager's fields; a manager without any goes. Its time is now if they changed.
-    pub(super) fn set(&mut self, id: &Id, fields: FieldSet, now: &str) {
-        let at = self.0.iter().position(|e| e.id.is(id));
-        match at {
-            Some(at) if fields.is_empty() => {
-                self.0.remove(at);
-            }
-            Some(at) => {
-                let entry = &mut self.0[at];
-                if entry.fields != fields || entry.id.version != id.version {
-                    entry.time = now.to_owned();
-                }
+    /// Sets a manager's fields.
+    pub(super) fn put(&mut self, id: &Id, fields: FieldSet) {
+        match self.0.iter_mut().find(|e| e.id.is(id)) {
+            Some(entry) => {
                 entry.id = id.clone();
                 entry.fields = fields;
             }
-            None if fields.is_empty() => {}
             None => self.0.push(Entry {
                 id: id.clone(),
-                time: now.to_owned(),
+                time: String::new(),
                 fields,
             }),
         }
     }
 
-    /// Every other manager loses these fields.
-    pub(super) fn take_from_others(&mut self, id: &Id, fields: &FieldSet) {
-        if fields.is_blank() {
+    /// Adds fields to a manager's, as of now.
+    pub(super) fn gain(&mut self, id: &Id, fields: FieldSet, now: &str) {
+        if fields.is_empty() {
             return;
         }
+        let before = self.get(id).map(|e| e.fields.clone()).unwrap_or_default();
+        self.put(id, before.with(fields));
+        self.touch(id, now);
+    }
+
+    /// A manager's last write was now.
+    pub(super) fn touch(&mut self, id: &Id, now: &str) {
+        if let Some(entry) = self.0.iter_mut().find(|e| e.id.is(id)) {
+            now.clone_into(&mut entry.time);
+        }
+    }
+
+    /// Every manager loses these fields.
+    pub(super) fn lose(&mut self, fields: &FieldSet) {
+        if fields.is_blank() || self.0.is_empty() {
+            return;
+        }
+        for entry in &mut self.0 {
+            entry.fields = entry.fields.difference(fields);
+        }
+        self.0.retain(|e| !e.fields.is_empty());
+    }
+
+    /// Every other manager loses these fields.
+    pub(super) fn take_from_others(&mut self, id: &Id, fields: &FieldSet) {
         for entry in self.0.iter_mut().filter(|e| !e.id.is(id)) {
             entry.fields = entry.fields.difference(fields);
         }

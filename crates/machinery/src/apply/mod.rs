@@ -6,14 +6,14 @@
 
 mod created;
 mod managers;
+mod misfits;
 mod set;
 mod topology;
-mod undeclared;
 mod walk;
 
+pub use misfits::misfits;
 pub use set::FieldSet;
 pub use topology::Root;
-pub use undeclared::undeclared;
 
 use crate::json::Key;
 use crate::schema;
@@ -34,6 +34,10 @@ const UNMANAGED: &[&str] = &[
     "f:managedFields",
     "f:resourceVersion",
 ];
+/// The one manager that is known to have applied on the client side.
+const KUBECTL: &str = "kubectl";
+/// All annotations together are no longer than this.
+const MAX_ANNOTATIONS: usize = 256 * 1024;
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Who writes, and what it may not change.
@@ -47,8 +51,8 @@ pub struct Writer<'a> {
     pub subresource: &'a str,
     /// RFC 3339, seconds.
     pub now: &'a str,
-    /// Top-level fields that this way of writing leaves alone, such as `status`.
-    pub reset: &'a [&'a str],
+    /// Paths that this way of writing leaves alone, such as `status`.
+    pub reset: &'a [&'a [&'a str]],
 }
 
 impl Writer<'_> {
@@ -63,17 +67,35 @@ impl Writer<'_> {
 }
 
 /// The set without what nobody manages.
-fn managed(mut set: FieldSet, writer: &Writer<'_>) -> FieldSet {
+fn managed(mut set: FieldSet) -> FieldSet {
     set.cut(&["f:apiVersion"]);
     set.cut(&["f:kind"]);
     for name in UNMANAGED {
         set.cut(&["f:metadata", name]);
     }
     set.unmark("f:metadata");
-    for name in writer.reset {
-        set.cut(&[format!("f:{name}").as_str()]);
+    set
+}
+
+/// The set without what this way of writing leaves alone.
+fn changeable(mut set: FieldSet, writer: &Writer<'_>) -> FieldSet {
+    for path in writer.reset {
+        let steps: Vec<String> = path.iter().map(|name| format!("f:{name}")).collect();
+        set.cut(&steps.iter().map(String::as_str).collect::<Vec<_>>());
     }
     set
+}
+
+/// The comparison without what this way of writing leaves alone.
+fn changeable_part(comparison: walk::Comparison, writer: &Writer<'_>) -> walk::Comparison {
+    if writer.reset.is_empty() {
+        return comparison;
+    }
+    walk::Comparison {
+        added: changeable(comparison.added, writer),
+        modified: changeable(comparison.modified, writer),
+        removed: changeable(comparison.removed, writer),
+    }
 }
 
 /// A copy without managedFields, which are no part of the comparison.
@@ -102,22 +124,13 @@ fn nothing(root: Root<'_>) -> Value {
 }
 
 /// Remembers an ordinary write (create when there is no live object) in the new object's
-/// managedFields.
+/// managedFields. Whoever set what this write changes loses it; the time of an entry is that of
+/// the last write that set something.
 pub fn track(root: Root<'_>, live: Option<&Object>, new: &mut Object, writer: &Writer<'_>) {
-    let sent = new
-        .get("metadata")
-        .map(|m| &m["managedFields"])
-        .and_then(Value::as_array);
-    // A list with one empty entry asks to forget all.
-    let reset =
-        sent.is_some_and(|l| l.len() == 1 && l[0].as_object().is_some_and(Object::is_empty));
-    let mut managers = Managers::of(new);
-    if managers.0.is_empty() && !reset {
-        managers = live.map(Managers::of).unwrap_or_default();
-    }
+    let mut managers = standing(root, live, new, writer);
     // An object that nobody tracks is not tracked from the middle of its life on.
-    if reset || (managers.0.is_empty() && live.is_some()) {
-        Managers::default().store(new);
+    if managers.0.is_empty() && live.is_some() {
+        managers.store(new);
         return;
     }
     let id = writer.id(false);
@@ -125,18 +138,41 @@ pub fn track(root: Root<'_>, live: Option<&Object>, new: &mut Object, writer: &W
         managers::store_creator(&id, created::fields(root, new, writer), writer.now, new);
         return;
     }
-    let comparison = changes(root, live, new);
+    let comparison = changeable_part(changes(root, live, new), writer);
     let changed = comparison.modified.with(comparison.added);
-    if !managers.0.is_empty() {
-        managers.take_from_others(&id, &changed);
-        managers.take_from_others(&id, &comparison.removed);
-    }
-    let owned = managers
-        .get(&id)
-        .map(|e| e.fields.difference(&comparison.removed));
-    let fields = owned.unwrap_or_default().with(changed);
-    managers.set(&id, managed(fields, writer), writer.now);
+    managers.lose(&changed);
+    managers.lose(&comparison.removed);
+    managers.gain(&writer.id(false), managed(changed), writer.now);
     managers.store(new);
+}
+
+/// The managers before a write: those that the client sent, if they can be read and it may send
+/// any, else those of the live object.
+fn standing(root: Root<'_>, live: Option<&Object>, new: &Object, writer: &Writer<'_>) -> Managers {
+    let of_live = || {
+        live.and_then(|live| Managers::read(managers::list_of(live)))
+            .unwrap_or_default()
+    };
+    if !writer.subresource.is_empty() {
+        return of_live();
+    }
+    let sent = managers::list_of(new);
+    let custom = !matches!(root, Root::Typed(_));
+    if sent.is_some_and(|list| asks_to_forget(list, custom)) {
+        return Managers::default();
+    }
+    Managers::read(sent)
+        .filter(|managers| !managers.0.is_empty())
+        .unwrap_or_else(of_live)
+}
+
+/// An empty list, which custom resources cannot have, or one with one empty entry.
+fn asks_to_forget(list: &[Value], custom: bool) -> bool {
+    match list {
+        [] => !custom,
+        [one] => one.as_object().is_some_and(Object::is_empty),
+        _ => false,
+    }
 }
 
 /// What a write changed, leaving managedFields aside.
@@ -154,8 +190,15 @@ fn changes(root: Root<'_>, live: Option<&Object>, new: &mut Object) -> walk::Com
     comparison
 }
 
-/// The object after a configuration was applied to it. When nothing changes, the live object comes
-/// back as it is.
+/// Refuses a configuration that says whose its fields are.
+pub fn check(config: &Object) -> Result<(), Status> {
+    match managers::list_of(config) {
+        Some(_) => Err(Status::bad_request("metadata.managedFields must be nil")),
+        None => Ok(()),
+    }
+}
+
+/// The object after a configuration was applied to it.
 pub fn apply(
     root: Root<'_>,
     live: Option<&Object>,
@@ -163,21 +206,23 @@ pub fn apply(
     writer: &Writer<'_>,
     force: bool,
 ) -> Result<Object, Status> {
-    let has_managers = config
-        .get("metadata")
-        .map(|m| &m["managedFields"])
-        .and_then(Value::as_array)
-        .is_some_and(|l| !l.is_empty());
-    if has_managers {
-        return Err(Status::bad_request("metadata.managedFields must be nil"));
-    }
     match merge_and_own(root, live, config, writer, force) {
         Ok(object) => Ok(object),
-        Err(conflicts) if is_upgrade(root, live, writer, &conflicts) => {
-            merge_and_own(root, live, config, writer, true).map_err(|c| conflict_status(&c))
+        Err(conflicts) => {
+            let left = beyond_last_applied(root, live, writer, conflicts);
+            if left.is_empty() {
+                return merge_and_own(root, live, config, writer, true)
+                    .map_err(|c| conflict_status(&c));
+            }
+            Err(conflict_status(&left))
         }
-        Err(conflicts) => Err(conflict_status(&conflicts)),
     }
+    .map(|mut object| {
+        if writer.manager == KUBECTL {
+            renew_last_applied(&mut object, config);
+        }
+        object
+    })
 }
 
 type Conflicts = Vec<(Id, FieldSet)>;
@@ -194,30 +239,38 @@ fn merge_and_own(
     let wanted = bare(config);
     let mut managers = live.map(Managers::of).unwrap_or_default();
     let id = writer.id(true);
-    if let (Some(live), true) = (live, managers.0.is_empty()) {
+    if live.is_some() && managers.0.is_empty() {
         // Whoever wrote it before is remembered under one name.
         let first = Id {
             manager: "before-first-apply".to_owned(),
             applied: false,
             ..id.clone()
         };
-        let fields = managed(walk::fields_of(node, &bare(live)), writer);
-        managers.set(&first, fields, writer.now);
+        let all = walk::compare(node, Some(&nothing(root)), Some(&before));
+        let all = changeable_part(all, writer);
+        managers.gain(&first, managed(all.modified.with(all.added)), writer.now);
     }
     let merged = walk::merge(node, &before, &wanted);
     let last = managers
         .get(&id)
-        .map(|e| e.fields.clone())
+        .map(|e| changeable(e.fields.clone(), writer))
         .unwrap_or_default();
-    let fields = managed(walk::fields_of(node, &wanted), writer);
-    managers.set(&id, fields, writer.now);
+    // What nobody manages counts as wanted until it is decided what goes.
+    let fields = changeable(walk::fields_of(node, &wanted), writer);
+    managers.put(&id, fields.clone());
     let after = prune(node, &merged, &managers, &last);
-    own(node, &before, &after, &mut managers, &id, force)?;
+    own(node, &before, &after, &mut managers, writer, force)?;
+    managers.put(&id, managed(fields));
+    managers.0.retain(|entry| !entry.fields.is_empty());
+    // An apply that changes no value does not count as a moment.
+    if after != before {
+        managers.touch(&id, writer.now);
+    }
     let Value::Object(mut object) = after else {
         return Ok(Object::new());
     };
     managers.store(&mut object);
-    Ok(keep_if_same(object, live))
+    Ok(object)
 }
 
 /// What the manager applied last and nobody wants any more goes.
@@ -240,17 +293,18 @@ fn own(
     before: &Value,
     after: &Value,
     managers: &mut Managers,
-    id: &Id,
+    writer: &Writer<'_>,
     force: bool,
 ) -> Result<(), Conflicts> {
-    let comparison = walk::compare(node, Some(before), Some(after));
+    let id = writer.id(true);
+    let comparison = changeable_part(walk::compare(node, Some(before), Some(after)), writer);
     let mut changed = comparison.modified;
     changed.union(&comparison.added);
     if !force {
         let conflicts: Conflicts = managers
             .0
             .iter()
-            .filter(|e| !e.id.is(id))
+            .filter(|e| !e.id.is(&id))
             .map(|e| (e.id.clone(), e.fields.intersection(&changed)))
             .filter(|(_, fields)| !fields.is_empty())
             .collect();
@@ -259,53 +313,117 @@ fn own(
         }
     }
     changed.union(&comparison.removed);
-    managers.take_from_others(id, &changed);
+    managers.take_from_others(&id, &changed);
     Ok(())
 }
 
-/// An apply that changes nothing keeps the times in managedFields, too.
-fn keep_if_same(object: Object, live: Option<&Object>) -> Object {
-    let timeless = |object: &Object| {
-        let mut managers = Managers::of(object);
-        managers.0.iter_mut().for_each(|e| e.time.clear());
-        managers
-            .0
-            .sort_by(|a, b| (&a.id.manager, a.id.applied).cmp(&(&b.id.manager, b.id.applied)));
-        managers
-    };
-    match live {
-        Some(live) if bare(live) == bare(&object) && timeless(live) == timeless(&object) => {
-            live.clone()
-        }
-        _ => object,
+/// A write that changes nothing but times in managedFields changes nothing: the times stay.
+pub fn keep_times(object: &mut Object, old: &Object) {
+    if !only_times_differ(object, old) {
+        return;
+    }
+    let kept = old.get("metadata").and_then(|m| m.get("managedFields"));
+    let metadata = object.get_mut("metadata").and_then(Value::as_object_mut);
+    if let (Some(kept), Some(metadata)) = (kept, metadata) {
+        metadata.insert("managedFields".to_owned(), kept.clone());
     }
 }
 
+fn only_times_differ(object: &Object, old: &Object) -> bool {
+    let (Some(new_list), Some(old_list)) = (managers::list_of(object), managers::list_of(old))
+    else {
+        return false;
+    };
+    let pairs = || new_list.iter().zip(old_list);
+    let same_but = |a: &Value, b: &Value, ignored: &[&str]| match (a, b) {
+        (Value::Object(a), Value::Object(b)) => {
+            let counted = |o: &Object| o.keys().filter(|k| !ignored.contains(&k.as_str())).count();
+            let same =
+                |(k, v): (&Key, &Value)| ignored.contains(&k.as_str()) || b.get(k) == Some(v);
+            counted(a) == counted(b) && a.iter().all(same)
+        }
+        _ => a == b,
+    };
+    new_list.len() == old_list.len()
+        && pairs().any(|(a, b)| a["time"] != b["time"])
+        && pairs().all(|(a, b)| same_but(a, b, &["time"]))
+        && object.len() == old.len()
+        && object.iter().all(|(key, value)| match old.get(key) {
+            Some(before) if key == "metadata" => {
+                same_but(value, before, &["managedFields", "resourceVersion"])
+            }
+            before => before == Some(value),
+        })
+}
+
 /// `kubectl apply` that moves to the server side meets only itself: fields of its last
-/// client-side configuration are no conflicts.
-fn is_upgrade(
+/// client-side configuration that still stand as they were applied are no conflicts.
+fn beyond_last_applied(
     root: Root<'_>,
     live: Option<&Object>,
     writer: &Writer<'_>,
-    conflicts: &Conflicts,
-) -> bool {
-    if writer.manager != "kubectl" {
-        return false;
-    }
+    conflicts: Conflicts,
+) -> Conflicts {
     let annotation = live
-        .and_then(|l| l.get("metadata"))
-        .and_then(|m| m["annotations"][LAST_APPLIED].as_str())
-        .and_then(|text| crate::json::from_str::<Value>(text).ok());
-    let Some(last) = annotation else { return false };
-    let mut own = walk::fields_of(Node::root(root), &last);
-    own.insert([
-        "f:metadata",
-        "f:annotations",
-        format!("f:{LAST_APPLIED}").as_str(),
-    ]);
-    conflicts
-        .iter()
-        .all(|(_, fields)| fields.difference(&own).is_empty())
+        .and_then(last_applied)
+        .filter(|_| writer.manager == KUBECTL)
+        .and_then(|text| crate::json::from_str::<Value>(text).ok())
+        .filter(|last| last["apiVersion"] == writer.api_version);
+    let (Some(last), Some(live)) = (annotation, live) else {
+        return conflicts;
+    };
+    let node = Node::root(root);
+    let differing = walk::compare(node, Some(&last), Some(&bare(live)));
+    let own = walk::fields_of(node, &last)
+        .difference(&differing.modified)
+        .difference(&differing.added)
+        .difference(&differing.removed);
+    let left = conflicts
+        .into_iter()
+        .map(|(id, fields)| (id, fields.difference(&own)));
+    left.filter(|(_, fields)| !fields.is_empty()).collect()
+}
+
+/// What `kubectl apply` on the client side left in an object.
+fn last_applied(object: &Object) -> Option<&str> {
+    let metadata = object.get("metadata")?;
+    metadata["annotations"][LAST_APPLIED]
+        .as_str()
+        .filter(|text| !text.is_empty())
+}
+
+/// A server-side `kubectl apply` of an object that was applied by the client before leaves the
+/// note that the client would have left.
+fn renew_last_applied(object: &mut Object, config: &Object) {
+    if last_applied(object).is_none() {
+        return;
+    }
+    let mut config = config.clone();
+    if let Some(annotations) = config
+        .get_mut("metadata")
+        .and_then(|m| m.get_mut("annotations"))
+        .and_then(Value::as_object_mut)
+    {
+        annotations.shift_remove(LAST_APPLIED);
+    }
+    let mut config = Value::Object(config);
+    crate::normalise::sort(&mut config);
+    let annotations = object
+        .get_mut("metadata")
+        .and_then(|m| m.get_mut("annotations"))
+        .and_then(Value::as_object_mut);
+    let Some(annotations) = annotations else {
+        return;
+    };
+    annotations.insert(
+        LAST_APPLIED.to_owned(),
+        Value::from(format!("{}\n", crate::text::json(&config))),
+    );
+    let length = |text: &Value| text.as_str().map_or(0, str::len);
+    let size: usize = annotations.iter().map(|(k, v)| k.len() + length(v)).sum();
+    if size > MAX_ANNOTATIONS {
+        annotations.shift_remove(LAST_APPLIED);
+    }
 }
 
 fn conflict_status(conflicts: &Conflicts) -> Status {

@@ -22,6 +22,19 @@ impl FieldSet {
         set
     }
 
+    /// Whether every step is one.
+    pub(super) fn is_readable(value: &Value) -> bool {
+        match value {
+            Value::Null => true,
+            Value::Object(map) => map.iter().all(|(step, below)| {
+                let known =
+                    step == "." || ["f:", "k:", "v:", "i:"].iter().any(|p| step.starts_with(p));
+                known && below.is_object() && Self::is_readable(below)
+            }),
+            _ => false,
+        }
+    }
+
     fn node(value: &Value) -> Self {
         let Value::Object(map) = value else {
             return Self::default();
@@ -234,12 +247,13 @@ impl FieldSet {
         out
     }
 
+    /// The members of a level come before what is below them.
     fn collect(&self, path: &mut String, out: &mut Vec<String>) {
-        if self.member {
-            out.push(path.clone());
+        let length = path.len();
+        for (step, _) in self.below.iter().filter(|(_, below)| below.member) {
+            out.push(format!("{path}{}", readable(step)));
         }
         for (step, below) in &self.below {
-            let length = path.len();
             path.push_str(&readable(step));
             below.collect(path, out);
             path.truncate(length);

@@ -20,7 +20,7 @@ fn writer(manager: &str) -> Writer<'_> {
         api_version: "apps/v1",
         subresource: "",
         now: "2024-01-01T00:00:00Z",
-        reset: &["status"],
+        reset: &[&["status"]],
     }
 }
 
@@ -212,7 +212,9 @@ fn custom_resources_follow_their_own_schema() {
 
 #[test]
 fn kubectl_moves_to_the_server_side_without_conflict() {
-    let last = json!({"metadata": {"labels": {"a": "1"}}, "spec": {"replicas": 1}}).to_string();
+    let last = json!({"apiVersion": "apps/v1", "kind": "Deployment",
+        "metadata": {"labels": {"a": "1"}}, "spec": {"replicas": 1, "paused": true}});
+    let last = last.to_string();
     let mut live = object(
         json!({"metadata": {"labels": {"a": "1"}, "annotations": {LAST_APPLIED: last}}, "spec": {"replicas": 1}}),
     );
@@ -226,6 +228,101 @@ fn kubectl_moves_to_the_server_side_without_conflict() {
     assert!(applied(Some(&live), config.clone(), "other").is_err());
     let moved = applied(Some(&live), config, "kubectl").unwrap();
     assert_eq!(moved["spec"]["replicas"], 2);
+    // The note follows what was applied.
+    assert_eq!(
+        moved["metadata"]["annotations"][LAST_APPLIED],
+        "{\"spec\":{\"replicas\":2}}\n"
+    );
+}
+
+#[test]
+fn what_changed_since_the_client_applied_it_is_a_conflict_for_kubectl_too() {
+    let last = json!({"apiVersion": "apps/v1", "kind": "Deployment", "spec": {"replicas": 5}});
+    let mut live = object(
+        json!({"metadata": {"annotations": {LAST_APPLIED: last.to_string()}}, "spec": {"replicas": 1}}),
+    );
+    track(deployment(), None, &mut live, &writer("someone"));
+    assert!(applied(Some(&live), json!({"spec": {"replicas": 2}}), "kubectl").is_err());
+}
+
+#[test]
+fn the_time_of_an_entry_is_that_of_the_last_write_that_set_something() {
+    let mut live = object(json!({"metadata": {}, "spec": {"replicas": 1, "paused": true}}));
+    let at = |now: &'static str| Writer {
+        now,
+        ..writer("one")
+    };
+    track(deployment(), None, &mut live, &at("2024-01-01T00:00:00Z"));
+    let time = |object: &Object| object["metadata"]["managedFields"][0]["time"].clone();
+    // A field that goes is no write of a field.
+    let mut less = live.clone();
+    less["spec"].as_object_mut().unwrap().shift_remove("paused");
+    track(
+        deployment(),
+        Some(&live),
+        &mut less,
+        &at("2024-01-01T00:00:01Z"),
+    );
+    assert_eq!(time(&less), "2024-01-01T00:00:00Z");
+    let mut more = less.clone();
+    more["spec"]["replicas"] = json!(2);
+    track(
+        deployment(),
+        Some(&less),
+        &mut more,
+        &at("2024-01-01T00:00:02Z"),
+    );
+    assert_eq!(time(&more), "2024-01-01T00:00:02Z");
+    // An apply that changes no value has no time.
+    let both = applied(Some(&more), json!({"spec": {"replicas": 2}}), "two").unwrap();
+    assert_eq!(both["metadata"]["managedFields"][0]["time"], Value::Null);
+}
+
+#[test]
+fn a_write_neither_takes_nor_loses_what_it_may_not_set() {
+    let mut live = object(json!({"metadata": {}, "spec": {"replicas": 1}}));
+    track(deployment(), None, &mut live, &writer("one"));
+    let status = Writer {
+        subresource: "status",
+        reset: &[&["spec"]],
+        ..writer("two")
+    };
+    let mut seen = live.clone();
+    seen["status"] = json!({"replicas": 1});
+    seen["spec"]["replicas"] = json!(9);
+    track(deployment(), Some(&live), &mut seen, &status);
+    let managers = seen["metadata"]["managedFields"].as_array().unwrap();
+    assert_eq!(
+        managers[0]["fieldsV1"],
+        json!({"f:spec": {"f:replicas": {}}})
+    );
+    assert_eq!(
+        managers[1]["fieldsV1"],
+        json!({"f:status": {"f:replicas": {}}})
+    );
+    // Through the object itself, the status stays whose it is.
+    let config = json!({"spec": {"paused": true}, "status": {"replicas": 3}});
+    let both = applied(Some(&seen), config, "three").unwrap();
+    let managers = both["metadata"]["managedFields"].as_array().unwrap();
+    assert_eq!(managers[0]["fieldsV1"], json!({"f:spec": {"f:paused": {}}}));
+    assert_eq!(managers.len(), 3);
+}
+
+#[test]
+fn an_empty_list_of_managers_asks_to_forget_them_and_an_unreadable_one_does_not() {
+    let mut live = object(json!({"metadata": {}, "spec": {"replicas": 1}}));
+    track(deployment(), None, &mut live, &writer("one"));
+    for (sent, kept) in [
+        (json!([]), 0),
+        (json!([{}]), 0),
+        (json!([{"manager": "x", "operation": "Else"}]), 1),
+    ] {
+        let mut next = live.clone();
+        next["metadata"]["managedFields"] = sent;
+        track(deployment(), Some(&live), &mut next, &writer("two"));
+        let managers = next["metadata"]["managedFields"].as_array();
+        assert_eq!(managers.map_or(0, Vec::len), kept);
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! entries, and which are taken as a whole.
 
 use crate::Value;
-use crate::schema::{Shape, Topology, Type};
+use crate::schema::{Presence, Shape, Topology, Type};
 
 /// Where an object's topology comes from.
 #[derive(Debug, Clone, Copy)]
@@ -40,6 +40,20 @@ pub(super) enum Form<'a> {
     Keyed(Vec<&'a str>),
 }
 
+/// What kind of value a place holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scalar {
+    Map,
+    List,
+    Text,
+    Number,
+    Truth,
+    /// Text, a number or a truth value.
+    Any,
+    /// Whatever there is.
+    Anything,
+}
+
 const PLAIN: &Topology = &Topology::Default;
 
 impl<'a> Node<'a> {
@@ -58,6 +72,34 @@ impl<'a> Node<'a> {
             Node::Field(shape, topology) => form_of_field(shape, topology, value),
             Node::Custom(schema) => form_of_custom(schema, value),
             Node::Unknown => form_of_unknown(value),
+        }
+    }
+
+    /// What kind of value belongs there.
+    pub(super) fn expects(self) -> Scalar {
+        match self {
+            Node::Struct(_) | Node::CustomRoot(_) | Node::UnknownRoot => Scalar::Map,
+            Node::Field(shape, _) => match shape {
+                Shape::Struct(_) | Shape::Map(_) => Scalar::Map,
+                Shape::List(_) => Scalar::List,
+                Shape::String | Shape::Bytes => Scalar::Text,
+                Shape::Bool => Scalar::Truth,
+                Shape::Int32 | Shape::Int64 | Shape::Float64 => Scalar::Number,
+                Shape::Quantity | Shape::IntOrString | Shape::Time | Shape::MicroTime => {
+                    Scalar::Any
+                }
+                _ => Scalar::Anything,
+            },
+            Node::Custom(schema) if schema["x-kubernetes-int-or-string"] == true => Scalar::Any,
+            Node::Custom(schema) => match schema["type"].as_str() {
+                Some("object") => Scalar::Map,
+                Some("array") => Scalar::List,
+                Some("string") => Scalar::Text,
+                Some("boolean") => Scalar::Truth,
+                Some("integer" | "number") => Scalar::Number,
+                _ => Scalar::Anything,
+            },
+            Node::Unknown => Scalar::Anything,
         }
     }
 
@@ -119,7 +161,13 @@ impl<'a> Node<'a> {
     pub(super) fn default_of(self, key: &str) -> Option<Value> {
         match self.element() {
             Node::Field(Shape::Struct(id), _) => {
-                crate::json::from_str(id.get().field(key)?.default?).ok()
+                let field = id.get().field(key)?;
+                match field.default {
+                    Some(default) => crate::json::from_str(default).ok(),
+                    // What is always written has its zero.
+                    None if field.presence == Presence::Always => field.zero().cloned(),
+                    None => None,
+                }
             }
             Node::Custom(schema) => schema["properties"][key].get("default").cloned(),
             _ => None,
@@ -201,23 +249,34 @@ fn custom_child<'a>(schema: &'a Value, name: &str) -> Node<'a> {
     }
 }
 
-/// The step to an element of a keyed list; `None` when a key is missing.
+/// The step to an element of a keyed list: the keys that it has, or that have a default. `None`
+/// when there is none of them.
 pub(super) fn key_step(node: Node<'_>, keys: &[&str], element: &Value) -> Option<String> {
     let mut sorted: Vec<&str> = keys.to_vec();
     sorted.sort_unstable();
     let mut step = Vec::with_capacity(48);
     step.extend_from_slice(b"k:{");
-    for (at, key) in sorted.into_iter().enumerate() {
-        if at > 0 {
+    for key in sorted {
+        let default;
+        let value = match element.get(key) {
+            Some(value) if !value.is_null() => value,
+            _ => {
+                default = node.default_of(key);
+                match &default {
+                    Some(value) => value,
+                    None => continue,
+                }
+            }
+        };
+        if step.len() > 3 {
             step.push(b',');
         }
         crate::json::to_writer(&mut step, key).ok()?;
         step.push(b':');
-        let written = match element.get(key) {
-            Some(value) if !value.is_null() => crate::json::to_writer(&mut step, value),
-            _ => crate::json::to_writer(&mut step, &node.default_of(key)?),
-        };
-        written.ok()?;
+        crate::json::to_writer(&mut step, value).ok()?;
+    }
+    if step.len() == 3 {
+        return None;
     }
     step.push(b'}');
     String::from_utf8(step).ok()

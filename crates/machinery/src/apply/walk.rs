@@ -21,23 +21,39 @@ pub(super) fn field_step(name: &str) -> String {
     step
 }
 
+/// Elements of a list with the step to each, and those that share a step together, in the order in
+/// which they come first. `None` when one has no step.
+fn groups<'v>(
+    node: Node<'_>,
+    form: &Form<'_>,
+    list: &'v [Value],
+) -> Option<Vec<(String, Vec<&'v Value>)>> {
+    let mut out: Vec<(String, Vec<&Value>)> = Vec::with_capacity(list.len());
+    for value in list {
+        let step = match form {
+            Form::Keyed(keys) => key_step(node, keys, value)?,
+            _ => format!("v:{value}"),
+        };
+        match out.iter_mut().find(|(known, _)| *known == step) {
+            Some((_, values)) => values.push(value),
+            None => out.push((step, vec![value])),
+        }
+    }
+    Some(out)
+}
+
 /// Elements of a list with the step to each; `None` when two have the same or one has none.
 pub(super) fn elements<'v>(
     node: Node<'_>,
     form: &Form<'_>,
     list: &'v [Value],
 ) -> Option<Vec<(String, &'v Value)>> {
-    let mut out: Vec<(String, &Value)> = Vec::with_capacity(list.len());
-    for value in list {
-        let step = match form {
-            Form::Keyed(keys) => key_step(node, keys, value)?,
-            _ => format!("v:{value}"),
-        };
-        out.push((step, value));
-    }
-    let mut seen: Vec<&str> = out.iter().map(|e| e.0.as_str()).collect();
-    seen.sort_unstable();
-    seen.windows(2).all(|w| w[0] != w[1]).then_some(out)
+    let groups = groups(node, form, list)?;
+    let alone = groups.into_iter().map(|(step, values)| match values[..] {
+        [one] => Some((step, one)),
+        _ => None,
+    });
+    alone.collect()
 }
 
 fn list_of(value: Option<&Value>) -> &[Value] {
@@ -62,13 +78,14 @@ pub(super) fn fields_of(node: Node<'_>, value: &Value) -> FieldSet {
             }
         }
         (form @ (Form::Set | Form::Keyed(_)), Value::Array(list)) => {
-            let Some(elements) = elements(node, &form, list) else {
+            let Some(groups) = groups(node, &form, list) else {
                 set.mark();
                 return set;
             };
-            for (step, below) in elements {
-                let mut child = match form {
-                    Form::Keyed(_) => fields_of(node.element(), below),
+            for (step, values) in groups {
+                let mut child = match (&form, &values[..]) {
+                    (Form::Keyed(_), [one]) => fields_of(node.element(), one),
+                    // Those that share a step are owned together.
                     _ => FieldSet::default(),
                 };
                 child.mark();
@@ -83,11 +100,27 @@ pub(super) fn fields_of(node: Node<'_>, value: &Value) -> FieldSet {
 
 /// What differs between two values, as sets below the place where they stand.
 pub(super) fn compare(node: Node<'_>, old: Option<&Value>, new: Option<&Value>) -> Comparison {
-    match node.form(new.or(old)) {
+    let form = node.form(new.or(old));
+    let mut out = match &form {
         Form::Map => compare_maps(node, old, new),
-        form @ (Form::Set | Form::Keyed(_)) => compare_lists(node, &form, old, new),
+        Form::Set | Form::Keyed(_) => compare_lists(node, &form, old, new),
         Form::Leaf => leaf(old, new),
+    };
+    // Where anything may stand, a map that became something else loses its entries, and what
+    // became a map is another value.
+    if let (Form::Map, Some(before), Some(Value::Object(_))) = (&form, old, new)
+        && !before.is_null()
+        && node.form(old) == Form::Leaf
+    {
+        out.modified.mark();
     }
+    if let (Form::Leaf, Some(Value::Object(gone)), Some(_)) = (&form, old, new)
+        && node.form(old) == Form::Map
+    {
+        let entries = compare_entries(node, gone, &Object::new());
+        out.removed = out.removed.with(entries.removed);
+    }
+    out
 }
 
 /// What differs between two whole objects.
@@ -145,24 +178,53 @@ fn compare_lists(
     if old_list.is_empty() && new_list.is_empty() {
         return leaf(old, new);
     }
-    let both = (
-        elements(node, form, old_list),
-        elements(node, form, new_list),
-    );
+    let both = (groups(node, form, old_list), groups(node, form, new_list));
     let (Some(before), Some(after)) = both else {
         return leaf(old, new);
     };
     let mut out = Comparison::default();
-    for (step, value) in &before {
-        let other = after.iter().find(|e| e.0 == *step).map(|e| e.1);
-        out.attach(|| step.clone(), item(node.element(), Some(value), other));
+    for (step, values) in &before {
+        let others = after.iter().find(|e| e.0 == *step).map(|e| &e.1[..]);
+        let inside = elements_of_one_step(node.element(), values, others.unwrap_or_default());
+        out.attach(|| step.clone(), inside);
     }
-    for (step, value) in after {
+    for (step, values) in after {
         if !before.iter().any(|e| e.0 == step) {
-            out.attach(|| step, item(node.element(), None, Some(value)));
+            out.attach(|| step, elements_of_one_step(node.element(), &[], &values));
         }
     }
     out
+}
+
+/// Elements that share a step: one against one is compared inside, several are taken as a whole.
+fn elements_of_one_step(node: Node<'_>, old: &[&Value], new: &[&Value]) -> Comparison {
+    let (before, after) = (old.first().copied(), new.first().copied());
+    match (old.len(), new.len()) {
+        (0 | 1, 0 | 1) => item(node, before, after),
+        (0 | 1, _) => {
+            let mut out = match before {
+                Some(_) => item(node, before, None),
+                None => Comparison::default(),
+            };
+            out.added.mark();
+            out
+        }
+        (_, 0 | 1) => {
+            let mut out = match after {
+                Some(_) => item(node, None, after),
+                None => Comparison::default(),
+            };
+            out.removed.mark();
+            out
+        }
+        _ => {
+            let mut out = Comparison::default();
+            if old != new {
+                out.modified.mark();
+            }
+            out
+        }
+    }
 }
 
 /// One entry or element; the whole of it counts too when it comes or goes.

@@ -1,6 +1,7 @@
 //! From bytes to objects: JSON and YAML into trees, trees into normalised objects, with findings
 //! about unknown and duplicate fields that strict clients want to hear.
 
+mod syntax;
 mod typed;
 mod walk;
 mod yaml;
@@ -147,9 +148,15 @@ fn tree_of(format: Format, bytes: &[u8]) -> Result<(Value, bool), String> {
     let mut deserializer = json::Deserializer::from_slice(bytes);
     let value = seed
         .deserialize(&mut deserializer)
-        .and_then(|value| deserializer.end().map(|()| value))
-        .map_err(|e| e.to_string())?;
-    Ok((value, duplicate.get()))
+        .and_then(|value| deserializer.end().map(|()| value));
+    match value {
+        Ok(value) => Ok((value, duplicate.get())),
+        // Go takes text that is no UTF-8, and puts a sign in the place of what it cannot read.
+        Err(_) if std::str::from_utf8(bytes).is_err() => {
+            tree_of(format, String::from_utf8_lossy(bytes).as_bytes())
+        }
+        Err(error) => Err(syntax::complaint(bytes).unwrap_or_else(|| error.to_string())),
+    }
 }
 
 /// Builds a tree and tells whether any key came twice.

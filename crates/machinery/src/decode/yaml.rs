@@ -14,8 +14,7 @@ const ROOM: usize = 16 << 20;
 /// Reads a document on a stack of its own, which the deepest one allowed fits.
 fn read<T: serde::de::DeserializeOwned + Send>(text: &str) -> Result<T, String> {
     let parse = || {
-        serde_saphyr::from_str_with_options(text, options())
-            .map_err(|e| format!("error converting YAML to JSON: yaml: {e}"))
+        serde_saphyr::from_str_with_options(text, options()).map_err(|e| complaint(&e.to_string()))
     };
     std::thread::scope(|scope| {
         let room = std::thread::Builder::new().stack_size(ROOM);
@@ -26,6 +25,30 @@ fn read<T: serde::de::DeserializeOwned + Send>(text: &str) -> Result<T, String> 
             .join()
             .unwrap_or_else(|_| Err("yaml: the document cannot be read".to_owned()))
     })
+}
+
+/// The first line of the parser's complaint, with the line that it is about as Kubernetes tells it.
+fn complaint(text: &str) -> String {
+    let first = text.lines().next().unwrap_or_default();
+    let first = first.strip_prefix("error: ").unwrap_or(first);
+    let placed = first
+        .strip_prefix("line ")
+        .and_then(|rest| rest.split_once(" column "))
+        .and_then(|(line, rest)| Some((line, rest.split_once(": ")?.1)));
+    match placed {
+        Some((line, why)) => format!("yaml: line {line}: {}", in_libyamls_words(why)),
+        None => format!("yaml: {first}"),
+    }
+}
+
+/// The words of the parser that upstream uses, for what people get wrong most.
+fn in_libyamls_words(why: &str) -> &str {
+    match why {
+        _ if why.starts_with("tabs disallowed") => "found character that cannot start any token",
+        _ if why.starts_with("unclosed bracket '['") => "did not find expected ',' or ']'",
+        _ if why.starts_with("unclosed bracket '{'") => "did not find expected node content",
+        _ => why,
+    }
 }
 
 /// The tree, and whether any key came twice.

@@ -14,20 +14,79 @@ pub enum Error {
     /// The patch itself makes no sense: a bad request.
     #[error("{0}")]
     Malformed(String),
+    /// It has more operations than allowed.
+    #[error("{0}")]
+    TooMany(String),
     /// It does not fit the object: unprocessable.
     #[error("{0}")]
     DoesNotApply(String),
 }
 
+/// What Go calls a JSON value.
+pub fn go_kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
+/// Refuses what is no list of operations; returns sentences about fields that operations do not
+/// have. A lenient reader does not look into the operations.
+pub fn check(patch: &Value, strict: bool) -> Result<Vec<String>, String> {
+    let [list, operation] = if strict {
+        ["[]handlers.jsonPatchOp", "handlers.jsonPatchOp"]
+    } else {
+        ["jsonpatch.Patch", "jsonpatch.Operation"]
+    };
+    let into = |value: &Value, what: &str| {
+        format!(
+            "json: cannot unmarshal {} into Go value of type {what}",
+            go_kind(value)
+        )
+    };
+    let operations = match patch {
+        Value::Null => return Ok(Vec::new()),
+        Value::Array(operations) => operations,
+        other => return Err(into(other, list)),
+    };
+    let mut unknown = Vec::new();
+    for (index, one) in operations.iter().enumerate() {
+        let fields = match one {
+            Value::Object(fields) => fields,
+            Value::Null => continue,
+            other => return Err(into(other, operation)),
+        };
+        for (name, value) in fields.iter().filter(|_| strict) {
+            match (name.as_str(), value) {
+                ("op" | "path" | "from", Value::String(_) | Value::Null) | ("value", _) => {}
+                ("op" | "path" | "from", other) => {
+                    return Err(format!(
+                        "json: cannot unmarshal {} into Go struct field jsonPatchOp.{name} of type string",
+                        go_kind(other)
+                    ));
+                }
+                _ => {
+                    let path = text::quote(&format!("[{index}].{name}"));
+                    unknown.push(format!("unknown field {path}"));
+                }
+            }
+        }
+    }
+    Ok(unknown)
+}
+
 /// The object after all operations.
 pub fn apply(target: &Object, patch: &Value) -> Result<Object, Error> {
-    let Value::Array(operations) = patch else {
-        return Err(Error::Malformed(
-            "a JSON patch is a list of operations".to_owned(),
-        ));
+    let operations = match patch {
+        Value::Array(operations) => operations.as_slice(),
+        _ => &[],
     };
     if operations.len() > MAX_OPERATIONS {
-        return Err(Error::Malformed(format!(
+        return Err(Error::TooMany(format!(
             "The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {}",
             operations.len()
         )));
@@ -74,171 +133,163 @@ fn must_fit(path: &str, value: &Value) -> Result<(), Error> {
 }
 
 fn step(document: &mut Value, operation: &Value, copied: &mut usize) -> Result<(), Error> {
-    let text_of = |name: &str| operation[name].as_str();
-    let Some(path) = text_of("path") else {
-        return Err(Error::Malformed("operation has no path".to_owned()));
+    let text_of = |name: &str| {
+        let missing = || Error::DoesNotApply(format!("the operation has no {name}"));
+        operation[name].as_str().ok_or_else(missing)
     };
-    let value = || {
-        operation
-            .get("value")
-            .cloned()
-            .ok_or_else(|| Error::Malformed(format!("operation at {path} has no value")))
-    };
-    let from = || {
-        text_of("from").ok_or_else(|| Error::Malformed(format!("operation at {path} has no from")))
-    };
-    match text_of("op") {
-        Some("add") => {
-            let value = value()?;
+    // What is left out is null.
+    let value = || operation.get("value").cloned().unwrap_or_default();
+    match operation["op"].as_str().unwrap_or_default() {
+        "add" => {
+            let (path, value) = (text_of("path")?, value());
             must_fit(path, &value)?;
             add(document, path, value)
         }
-        Some("remove") => remove(document, path).map(drop),
-        Some("replace") => {
-            let value = value()?;
+        "remove" => remove(document, text_of("path")?).map(drop),
+        "replace" => {
+            let (path, value) = (text_of("path")?, value());
             must_fit(path, &value)?;
-            let slot = get_mut(document, path).ok_or_else(|| missing("replace", path))?;
-            *slot = value;
-            Ok(())
+            replace(document, path, value)
         }
-        Some("move") => {
-            let from = from()?;
-            if path.starts_with(&format!("{from}/")) {
-                return Err(Error::DoesNotApply(format!(
-                    "cannot move {from} into itself"
-                )));
-            }
-            let value = remove(document, from)?;
+        "move" => {
+            let from = text_of("from")?;
+            let value = read(document, from)?;
+            remove(document, from)?;
+            let path = text_of("path")?;
             must_fit(path, &value)?;
             add(document, path, value)
         }
-        Some("copy") => {
-            let from = from()?;
-            let value = get_mut(document, from).ok_or_else(|| missing("copy", from))?;
-            must_fit(path, value)?;
-            *copied += size(value);
+        "copy" => {
+            let value = read(document, text_of("from")?)?;
+            let path = text_of("path")?;
+            must_fit(path, &value)?;
+            *copied += size(&value);
             if *copied > MAX_COPIED {
-                return Err(Error::Malformed(format!(
-                    "Unable to complete the copy, the accumulated size increase of copy is {copied}, exceeding the limit {MAX_COPIED}"
+                return Err(Error::DoesNotApply(format!(
+                    "the accumulated size increase of copy is {copied}, exceeding the limit {MAX_COPIED}"
                 )));
             }
-            let value = value.clone();
             add(document, path, value)
         }
-        Some("test") => test(document, path, operation),
-        other => Err(Error::Malformed(format!(
+        "test" => test(document, text_of("path")?, operation),
+        other => Err(Error::DoesNotApply(format!(
             "unexpected kind of operation: {}",
-            text::quote(other.unwrap_or_default())
+            text::quote(other)
         ))),
     }
 }
 
-fn missing(operation: &str, path: &str) -> Error {
-    Error::DoesNotApply(format!(
-        "{operation} operation does not apply: doc is missing key: {path}: missing value"
-    ))
+fn missing(path: &str) -> Error {
+    Error::DoesNotApply(format!("the object has no {path}"))
+}
+
+fn unescaped(step: &str) -> String {
+    step.replace("~1", "/").replace("~0", "~")
+}
+
+/// The place of an element; negative numbers count from the end.
+fn position(step: &str, length: usize) -> Option<usize> {
+    match step.parse::<i64>().ok()? {
+        back if back < 0 => length.checked_sub(usize::try_from(back.unsigned_abs()).ok()?),
+        ahead => usize::try_from(ahead).ok(),
+    }
+    .filter(|at| *at < length)
+}
+
+/// The map or list that holds what a path names, and its name there. What stands before the first
+/// slash does not count.
+fn container<'a>(document: &'a mut Value, path: &str) -> Result<(&'a mut Value, String), Error> {
+    let mut steps: Vec<&str> = path.split('/').skip(1).collect();
+    let last = steps.pop().ok_or_else(|| missing(path))?;
+    let mut at = document;
+    for step in steps {
+        let step = unescaped(step);
+        let below = match at {
+            Value::Object(map) => map.get_mut(&step),
+            Value::Array(list) => match position(&step, list.len()) {
+                Some(i) => list.get_mut(i),
+                None => None,
+            },
+            _ => None,
+        };
+        at = below
+            .filter(|below| below.is_object() || below.is_array())
+            .ok_or_else(|| missing(path))?;
+    }
+    Ok((at, unescaped(last)))
+}
+
+/// What a path names; a name that a map does not have is null.
+fn read(document: &mut Value, path: &str) -> Result<Value, Error> {
+    let (container, last) = container(document, path)?;
+    match container {
+        Value::Object(map) => Ok(map.get(&last).cloned().unwrap_or_default()),
+        Value::Array(list) => position(&last, list.len())
+            .map(|i| list[i].clone())
+            .ok_or_else(|| missing(path)),
+        _ => Err(missing(path)),
+    }
 }
 
 fn test(document: &mut Value, path: &str, operation: &Value) -> Result<(), Error> {
     let expected = operation.get("value").unwrap_or(&Value::Null);
-    // An absent value equals null.
-    let actual = get_mut(document, path).map_or(&Value::Null, |v| &*v);
-    if actual == expected {
+    let same = if path.is_empty() {
+        document == expected
+    } else {
+        read(document, path)? == *expected
+    };
+    if same {
         return Ok(());
     }
-    Err(Error::DoesNotApply(format!(
-        "testing value {path} failed: test failed"
-    )))
+    Err(Error::DoesNotApply(format!("{path} is something else")))
 }
 
-fn steps(path: &str) -> Option<impl Iterator<Item = String> + '_> {
-    if !path.is_empty() && !path.starts_with('/') {
-        return None;
-    }
-    Some(
-        path.split('/')
-            .skip(1)
-            .map(|s| s.replace("~1", "/").replace("~0", "~")),
-    )
-}
-
-fn position(step: &str, length: usize) -> Option<usize> {
-    // Negative numbers count from the end.
-    if let Some(back) = step.strip_prefix('-').and_then(|n| n.parse::<usize>().ok()) {
-        return length.checked_sub(back);
-    }
-    let leading_zero = step.len() > 1 && step.starts_with('0');
-    step.parse()
-        .ok()
-        .filter(|_| !leading_zero && !step.starts_with('+'))
-}
-
-fn get_mut<'a>(document: &'a mut Value, path: &str) -> Option<&'a mut Value> {
-    let mut at = document;
-    for step in steps(path)? {
-        at = match at {
-            Value::Object(map) => map.get_mut(&step)?,
-            Value::Array(list) => {
-                let i = position(&step, list.len())?;
-                list.get_mut(i)?
-            }
-            _ => return None,
-        };
-    }
-    Some(at)
-}
-
-fn parent<'a>(
-    document: &'a mut Value,
-    path: &str,
-    operation: &str,
-) -> Result<(&'a mut Value, String), Error> {
-    let (above, last) = path
-        .rsplit_once('/')
-        .ok_or_else(|| missing(operation, path))?;
-    let container = get_mut(document, above).ok_or_else(|| missing(operation, path))?;
-    Ok((container, last.replace("~1", "/").replace("~0", "~")))
-}
-
-fn add(document: &mut Value, path: &str, value: Value) -> Result<(), Error> {
+fn replace(document: &mut Value, path: &str, value: Value) -> Result<(), Error> {
     if path.is_empty() {
         *document = value;
         return Ok(());
     }
-    let (container, last) = parent(document, path, "add")?;
+    let (container, last) = container(document, path)?;
+    match container {
+        Value::Object(map) => {
+            map.insert(last, value);
+            Ok(())
+        }
+        Value::Array(list) => match position(&last, list.len()) {
+            Some(i) => {
+                list[i] = value;
+                Ok(())
+            }
+            None => Err(missing(path)),
+        },
+        _ => Err(missing(path)),
+    }
+}
+
+fn add(document: &mut Value, path: &str, value: Value) -> Result<(), Error> {
+    let (container, last) = container(document, path)?;
     match container {
         Value::Object(map) => {
             map.insert(last, value);
         }
         Value::Array(list) if last == "-" => list.push(value),
-        Value::Array(list) => match position(&last, list.len()) {
-            Some(i) if i <= list.len() => list.insert(i, value),
-            _ => {
-                let why = format!(
-                    "add operation does not apply: Unable to access invalid index: {last}: invalid index referenced"
-                );
-                return Err(Error::DoesNotApply(why));
-            }
-        },
-        _ => return Err(missing("add", path)),
+        Value::Array(list) => {
+            let i = position(&last, list.len() + 1).ok_or_else(|| missing(path))?;
+            list.insert(i, value);
+        }
+        _ => return Err(missing(path)),
     }
     Ok(())
 }
 
 fn remove(document: &mut Value, path: &str) -> Result<Value, Error> {
-    let (container, last) = parent(document, path, "remove")?;
+    let (container, last) = container(document, path)?;
     let removed = match container {
         Value::Object(map) => map.shift_remove(&last),
-        Value::Array(list) => position(&last, list.len())
-            .filter(|i| *i < list.len())
-            .map(|i| list.remove(i)),
+        Value::Array(list) => position(&last, list.len()).map(|i| list.remove(i)),
         _ => None,
     };
-    removed.ok_or_else(|| {
-        Error::DoesNotApply(format!(
-            "remove operation does not apply: doc is missing path: {path}: missing value"
-        ))
-    })
+    removed.ok_or_else(|| missing(path))
 }
 
 #[cfg(test)]
@@ -303,7 +354,9 @@ mod tests {
     fn what_does_not_fit_is_refused() {
         for patch in [
             json!([{"op": "remove", "path": "/x"}]),
-            json!([{"op": "replace", "path": "/x", "value": 1}]),
+            json!([{"op": "replace", "path": "/l/0", "value": 1}]),
+            json!([{"op": "x", "path": "/"}]),
+            json!([{"op": "add"}]),
             json!([{"op": "add", "path": "/x/y", "value": 1}]),
             json!([{"op": "add", "path": "/l/5", "value": 1}]),
             json!([{"op": "test", "path": "/l", "value": 1}]),
@@ -315,16 +368,68 @@ mod tests {
                 "{patch} {result:?}"
             );
         }
-        for patch in [
-            json!({}),
-            json!([{"op": "x", "path": "/"}]),
-            json!([{"op": "add"}]),
-        ] {
-            assert!(matches!(
-                patched(json!({}), patch),
-                Err(Error::Malformed(_))
-            ));
+    }
+
+    #[test]
+    fn oddities_are_those_of_upstreams_library() {
+        let cases = [
+            // A name that is not there can be replaced and copied.
+            (
+                json!([{"op": "replace", "path": "/x", "value": 1}]),
+                json!({"l": [1], "x": 1}),
+            ),
+            (
+                json!([{"op": "copy", "from": "/x", "path": "/y"}]),
+                json!({"l": [1], "y": null}),
+            ),
+            (
+                json!([{"op": "add", "path": "/x"}]),
+                json!({"l": [1], "x": null}),
+            ),
+            (
+                json!([{"op": "test", "path": "/x", "value": null}]),
+                json!({"l": [1]}),
+            ),
+            // What stands before the first slash does not count.
+            (
+                json!([{"op": "add", "path": "z/x", "value": 1}]),
+                json!({"l": [1], "x": 1}),
+            ),
+            // The end of a list is one behind its last element.
+            (
+                json!([{"op": "add", "path": "/l/-1", "value": 2}]),
+                json!({"l": [1, 2]}),
+            ),
+            (json!(null), json!({"l": [1]})),
+        ];
+        for (patch, expected) in cases {
+            let result = patched(json!({"l": [1]}), patch.clone());
+            assert_eq!(result.unwrap(), expected, "{patch}");
         }
+    }
+
+    #[test]
+    fn what_is_no_list_of_operations_is_refused_in_gos_words() {
+        let cases = [
+            (
+                json!({}),
+                "json: cannot unmarshal object into Go value of type []handlers.jsonPatchOp",
+            ),
+            (
+                json!(["x"]),
+                "json: cannot unmarshal string into Go value of type handlers.jsonPatchOp",
+            ),
+            (
+                json!([{"op": 1}]),
+                "json: cannot unmarshal number into Go struct field jsonPatchOp.op of type string",
+            ),
+        ];
+        for (patch, expected) in cases {
+            assert_eq!(check(&patch, true).unwrap_err(), expected);
+        }
+        let odd = json!([{"op": "add", "path": "/a", "odd": 1}]);
+        assert_eq!(check(&odd, true).unwrap(), [r#"unknown field "[0].odd""#]);
+        assert!(check(&odd, false).unwrap().is_empty());
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 use crate::json::Key;
 use crate::schema::{Patch, Shape, Type};
+use crate::text::plain;
 use crate::{Object, Value};
 
 const DIRECTIVE: &str = "$patch";
@@ -11,8 +12,21 @@ const RETAIN_KEYS: &str = "$retainKeys";
 const ORDER: &str = "$setElementOrder/";
 const DELETE_FROM: &str = "$deleteFromPrimitiveList/";
 
-/// The object after the patch; the error is for a bad request.
-pub fn apply(schema: &'static Type, target: &Object, patch: &Object) -> Result<Object, String> {
+/// What went wrong.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// A directive is written in no way that is known: a bad request.
+    #[error("{0}")]
+    Malformed(&'static str),
+    /// The patch does not fit: upstream has no code of its own for it.
+    #[error("{0}")]
+    Unfit(String),
+}
+
+const BAD_RETAIN_KEYS: &str = "invalid patch format of retainKeys";
+
+/// The object after the patch.
+pub fn apply(schema: &'static Type, target: &Object, patch: &Object) -> Result<Object, Error> {
     merge_map(Some(schema), target.clone(), patch.clone())
 }
 
@@ -37,14 +51,21 @@ fn merge_map(
     schema: Option<&'static Type>,
     mut target: Object,
     mut patch: Object,
-) -> Result<Object, String> {
-    if let Some(directive) = patch.shift_remove(DIRECTIVE) {
-        match directive.as_str() {
-            Some("replace") => return without_directives(patch),
+) -> Result<Object, Error> {
+    if let Some(directive) = patch.get(DIRECTIVE).cloned() {
+        let shown = match directive.as_str() {
+            Some("replace") => {
+                patch.shift_remove(DIRECTIVE);
+                return without_directives(patch);
+            }
             Some("delete") => return Ok(Object::new()),
-            Some("merge") => {}
-            _ => return Err(format!("unknown patch type found: {directive}")),
-        }
+            Some(other) => other.to_owned(),
+            None => misprinted(&directive),
+        };
+        let patch = plain(&Value::Object(patch));
+        return Err(Error::Unfit(format!(
+            "unknown patch type: {shown} in map: {patch}"
+        )));
     }
     retain_keys(&mut target, &mut patch)?;
     let orders = take_prefixed(&mut patch, ORDER);
@@ -54,8 +75,11 @@ fn merge_map(
     let mut ordered: Vec<(String, Vec<Value>)> = Vec::new();
     for (name, order) in orders {
         let Value::Array(order) = order else {
-            return Err(format!("expected a list in {ORDER}{name}"));
+            let kind = go_type(&order);
+            let why = format!("expected a []interface {{}}, but received a {kind}");
+            return Err(Error::Unfit(why));
         };
+        check_order(&name, &order, &patch, below(schema, &name).1.key)?;
         ordered.push((name, order));
     }
     // Where elements stood before, for those that the patch does not order.
@@ -86,7 +110,7 @@ fn merge_field(
     target: &mut Object,
     name: Key,
     value: Value,
-) -> Result<(), String> {
+) -> Result<(), Error> {
     if value.is_null() {
         target.shift_remove(&name);
         return Ok(());
@@ -131,19 +155,19 @@ impl TakeInPlace for Object {
     }
 }
 
-fn retain_keys(target: &mut Object, patch: &mut Object) -> Result<(), String> {
+fn retain_keys(target: &mut Object, patch: &mut Object) -> Result<(), Error> {
     let Some(list) = patch.shift_remove(RETAIN_KEYS) else {
         return Ok(());
     };
     let Value::Array(list) = list else {
-        return Err("invalid patch format of retainKeys list".to_owned());
+        return Err(Error::Malformed(BAD_RETAIN_KEYS));
     };
     let keep = |key: &str| list.iter().any(|k| k == key);
     let strange = patch
         .iter()
         .any(|(k, v)| !k.starts_with('$') && !v.is_null() && !keep(k));
     if strange {
-        return Err("The retainKeys list doesn't contain a field present in the patch".to_owned());
+        return Err(Error::Malformed(BAD_RETAIN_KEYS));
     }
     target.retain(|key, _| keep(key));
     Ok(())
@@ -164,9 +188,10 @@ fn take_prefixed(patch: &mut Object, prefix: &str) -> Vec<(String, Value)> {
         .collect()
 }
 
-fn delete_from(target: &mut Object, name: &str, values: &Value) -> Result<(), String> {
+fn delete_from(target: &mut Object, name: &str, values: &Value) -> Result<(), Error> {
+    // What is no list deletes nothing.
     let Value::Array(values) = values else {
-        return Err(format!("expected a list in {DELETE_FROM}{name}"));
+        return Ok(());
     };
     if let Some(Value::Array(list)) = target.get_mut(name) {
         list.retain(|v| !values.contains(v));
@@ -179,14 +204,16 @@ fn merge_list(
     mut target: Vec<Value>,
     patch: Vec<Value>,
     key: Option<&'static str>,
-) -> Result<Value, String> {
+) -> Result<Value, Error> {
+    // What the patch names stands in its order, also when it does not ask for one.
+    let (before, named) = (target.clone(), patch.clone());
     let Some(key) = key else {
         for value in patch {
             if !target.contains(&value) {
                 target.push(value);
             }
         }
-        return Ok(Value::Array(target));
+        return Ok(Value::Array(in_order(target, &named, &before, None)));
     };
     if patch.iter().any(|v| v[DIRECTIVE] == "replace") {
         let rest = patch
@@ -205,9 +232,11 @@ fn merge_list(
             continue;
         }
         let Value::Object(new) = value else {
-            return Err(format!(
-                "expected a map with key {key} in the patch, found {value}"
-            ));
+            let shown = [Value::Array(target), Value::Array(vec![value])];
+            return Err(Error::Unfit(format!(
+                "list element types are not identical: {}",
+                plain(&Value::Array(shown.to_vec()))
+            )));
         };
         let Some(id) = new.get(key).cloned() else {
             return Err(no_key(&Value::Object(new), key));
@@ -223,11 +252,69 @@ fn merge_list(
             None => target.push(Value::Object(merge_map(element, Object::new(), new)?)),
         }
     }
-    Ok(Value::Array(target))
+    let named: Vec<Value> = named
+        .into_iter()
+        .filter(|value| value.get(DIRECTIVE).is_none())
+        .collect();
+    Ok(Value::Array(in_order(target, &named, &before, Some(key))))
 }
 
-fn no_key(value: &Value, key: &str) -> String {
-    format!("map: {value} does not contain declared merge key: {key}")
+fn no_key(value: &Value, key: &str) -> Error {
+    let shown = plain(value);
+    Error::Unfit(format!(
+        "map: {shown} does not contain declared merge key: {key}"
+    ))
+}
+
+/// What Go's `%s` makes of a value that is no text.
+fn misprinted(value: &Value) -> String {
+    match value {
+        Value::Null => "%!s(<nil>)".to_owned(),
+        Value::Bool(truth) => format!("%!s(bool={truth})"),
+        Value::Number(n) if n.is_i64() => format!("%!s(int64={n})"),
+        Value::Number(n) => format!("%!s(float64={n})"),
+        other => plain(other),
+    }
+}
+
+/// What Go calls the type of a value.
+fn go_type(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "nil",
+        Value::Bool(_) => "bool",
+        Value::Number(n) if n.is_i64() => "int64",
+        Value::Number(_) => "float64",
+        Value::String(_) => "string",
+        Value::Array(_) => "[]interface {}",
+        Value::Object(_) => "map[string]interface {}",
+    }
+}
+
+/// Elements that the patch sets stand in the order that it asks for.
+fn check_order(
+    name: &str,
+    order: &[Value],
+    patch: &Object,
+    key: Option<&'static str>,
+) -> Result<(), Error> {
+    let Some(Value::Array(list)) = patch.get(name) else {
+        return Ok(());
+    };
+    let id = |v: &Value| key.map_or_else(|| v.clone(), |k| v[k].clone());
+    let mut wanted = order.iter();
+    let fits = list
+        .iter()
+        .filter(|v| v.get(DIRECTIVE).is_none())
+        .all(|v| wanted.any(|o| id(o) == id(v)));
+    if fits {
+        return Ok(());
+    }
+    let shown = |list: &[Value]| plain(&Value::Array(list.to_vec()));
+    Err(Error::Unfit(format!(
+        "The order in patch list:\n{}\n doesn't match $setElementOrder list:\n{}\n",
+        shown(list),
+        shown(order)
+    )))
 }
 
 /// Elements that the patch orders follow its order; the others stay where they stood among them.
@@ -264,7 +351,7 @@ fn in_order(
     }
 }
 
-fn without_directives(map: Object) -> Result<Object, String> {
+fn without_directives(map: Object) -> Result<Object, Error> {
     match clean(Value::Object(map))? {
         Value::Object(map) => Ok(map),
         _ => Ok(Object::new()),
@@ -272,7 +359,7 @@ fn without_directives(map: Object) -> Result<Object, String> {
 }
 
 /// A value that only the patch has: without directives and nulls.
-fn clean(value: Value) -> Result<Value, String> {
+fn clean(value: Value) -> Result<Value, Error> {
     Ok(match value {
         Value::Object(map) => {
             let mut out = Object::with_capacity(map.len());
@@ -302,7 +389,7 @@ mod tests {
     use crate::json;
     use crate::schema;
 
-    fn pod(target: Value, patch: Value) -> Result<Value, String> {
+    fn pod(target: Value, patch: Value) -> Result<Value, Error> {
         let schema = schema::lookup("core/v1.Pod").unwrap();
         let (Value::Object(target), Value::Object(patch)) = (target, patch) else {
             panic!("no objects")

@@ -1,0 +1,200 @@
+//! Bodies that are not what they should be: which sentence Kubernetes has for them. Only for bodies
+//! that were refused; they are read a second time.
+
+use machinery::{
+    Object, Status, Value,
+    decode::{self, Format},
+    text::quote,
+};
+
+use super::{decode_as, unreadable};
+use crate::{Resource, media};
+
+/// Where upstream registers its kinds, as its sentences name it.
+const SCHEME: &str = "pkg/api/legacyscheme/scheme.go:30";
+/// How many bytes of a body are shown.
+const SHOWN: usize = 30;
+
+/// What a body says that it is.
+#[derive(Default)]
+pub(super) struct Given {
+    pub(super) api_version: String,
+    pub(super) kind: String,
+}
+
+impl Given {
+    pub(super) fn version(&self) -> &str {
+        self.group_and_version().1
+    }
+
+    fn group_and_version(&self) -> (&str, &str) {
+        self.api_version
+            .split_once('/')
+            .unwrap_or(("", &self.api_version))
+    }
+}
+
+/// Whether a decoded body says that it is of the resource's kind, or nothing.
+pub(super) fn is_own(resource: &Resource, object: &Object) -> bool {
+    let says = |key: &str, own: &str| match object.get(key) {
+        None | Some(Value::Null) => true,
+        Some(value) => value
+            .as_str()
+            .is_some_and(|text| text.is_empty() || text == own),
+    };
+    says("apiVersion", &resource.api_version) && says("kind", &resource.kind.names().kind)
+}
+
+/// What a body says that it is, or why that cannot be seen.
+pub(super) fn version_and_kind(media: media::Body, bytes: &[u8]) -> Result<Given, String> {
+    let tree = match media {
+        media::Body::Protobuf => {
+            machinery::protobuf::decode(bytes).map_err(|error| error.to_string())?;
+            return Ok(Given::default());
+        }
+        media::Body::Json => decode::tree(Format::Json, bytes)
+            .map_err(|why| format!("couldn't get version/kind; json parse error: {why}"))?,
+        media::Body::Yaml => decode::tree(Format::Yaml, bytes)?,
+    };
+    let parse = |why: String| format!("couldn't get version/kind; json parse error: {why}");
+    let map = match tree.0 {
+        Value::Null => return Ok(Given::default()),
+        Value::Object(map) => map,
+        other => {
+            return Err(parse(format!(
+                r#"json: cannot unmarshal {} into Go value of type struct {{ APIVersion string "json:\"apiVersion,omitempty\""; Kind string "json:\"kind,omitempty\"" }}"#,
+                go_kind(&other)
+            )));
+        }
+    };
+    let text = |key: &str| match map.get(key) {
+        None | Some(Value::Null) => Ok(String::new()),
+        Some(Value::String(text)) => Ok(text.clone()),
+        Some(other) => Err(parse(format!(
+            "json: cannot unmarshal {} into Go struct field .{key} of type string",
+            go_kind(other)
+        ))),
+    };
+    let given = Given {
+        api_version: text("apiVersion")?,
+        kind: text("kind")?,
+    };
+    if given.api_version.matches('/').count() > 1 {
+        let version = &given.api_version;
+        return Err(format!("unexpected GroupVersion string: {version}"));
+    }
+    Ok(given)
+}
+
+fn go_kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
+/// 400 for a body that was refused.
+pub(super) fn explain(resource: &Resource, media: media::Body, bytes: &[u8]) -> Status {
+    let own = &resource.kind.names().kind;
+    let mut given = match version_and_kind(media, bytes) {
+        Ok(given) => given,
+        Err(why) => return unrecognized(own, &why, bytes),
+    };
+    if given.kind.is_empty() {
+        given.kind.clone_from(own);
+    }
+    if given.api_version.is_empty() {
+        given.api_version.clone_from(&resource.api_version);
+    }
+    if given.kind == *own && given.api_version == resource.api_version {
+        let why = decode_as(resource.schema, media, bytes).err();
+        return unreadable(resource, &why.unwrap_or_default());
+    }
+    of_another_kind(resource, &given, media, bytes)
+}
+
+/// The body is of another kind: it is read as that, and then does not convert.
+fn of_another_kind(resource: &Resource, given: &Given, media: media::Body, bytes: &[u8]) -> Status {
+    let own = &resource.kind.names().kind;
+    if resource.custom || (given.kind == *own && given.group_and_version().0 == resource.group) {
+        return Status::bad_request(format!(
+            "the API version in the data ({}) does not match the expected API version ({})",
+            given.api_version, resource.api_version
+        ));
+    }
+    let schema = known(given).and_then(|kind| machinery::schema::lookup(kind.schema()?));
+    let unread = schema.and_then(|schema| decode_as(Some(schema), media, bytes).err());
+    let why = unread.unwrap_or_else(|| no_conversion(resource, given));
+    let (kind, version) = (&given.kind, quote(given.group_and_version().1));
+    Status::bad_request(format!(
+        "{kind} in version {version} cannot be handled as a {own}: {why}"
+    ))
+}
+
+/// The kind that a body says it is of.
+fn known(given: &Given) -> Option<&'static dyn kinds::Kind> {
+    let (group, version) = given.group_and_version();
+    kinds::all().iter().copied().find(|kind| {
+        let names = kind.names();
+        (names.group == group && names.version == version) && names.kind == given.kind
+    })
+}
+
+/// Why what is known to be of another kind does not become one of the resource's.
+fn no_conversion(resource: &Resource, given: &Given) -> String {
+    let (group, version) = given.group_and_version();
+    let list = given.kind == "List" && given.api_version == "v1"
+        || kinds::all().iter().any(|kind| {
+            let names = kind.names();
+            (names.group == group && names.version == version) && names.list_kind == given.kind
+        });
+    if !list && known(given).is_none() {
+        return format!(
+            "no kind {} is registered for version {} in scheme {}",
+            quote(&given.kind),
+            quote(&given.api_version),
+            quote(SCHEME)
+        );
+    }
+    let package = match resource.group.as_str() {
+        "" | "events.k8s.io" => "core",
+        group => group.split('.').next().unwrap_or_default(),
+    };
+    let own = &resource.kind.names().kind;
+    format!(
+        "converting ({version}.{}) to ({package}.{own}): unknown conversion",
+        given.kind
+    )
+}
+
+/// Why an object that a patch turned into one of another kind cannot stay; `None` when it names
+/// another version of the same kind in vain.
+pub(super) fn does_not_convert(resource: &Resource, object: &Object) -> Option<String> {
+    let text = |key: &str, own: &str| match object.get(key).and_then(Value::as_str) {
+        None | Some("") => own.to_owned(),
+        Some(text) => text.to_owned(),
+    };
+    let given = Given {
+        api_version: text("apiVersion", &resource.api_version),
+        kind: text("kind", &resource.kind.names().kind),
+    };
+    Some(no_conversion(resource, &given))
+}
+
+/// 400: nobody can say what the body is.
+pub(super) fn unrecognized(own: &str, why: &str, bytes: &[u8]) -> Status {
+    let shown = &bytes[..bytes.len().min(SHOWN)];
+    let more = if bytes.len() > SHOWN { " ..." } else { "" };
+    let summary = match bytes.first() {
+        None => "<empty>".to_owned(),
+        Some(b'{') => String::from_utf8_lossy(shown).into_owned(),
+        Some(_) => shown.iter().map(|byte| format!("{byte:02x}")).collect(),
+    };
+    Status::bad_request(format!(
+        "the object provided is unrecognized (must be of type {own}): {why} ({summary}{more})"
+    ))
+}

@@ -1,0 +1,74 @@
+//! Owner references that a client sent twice: one stays, and the client hears of it.
+
+use machinery::{Object, Value};
+
+use crate::{admission::Effects, meta};
+
+/// When duplicates are looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// As the body came.
+    Request,
+    /// As mutating admission left it; patches are looked at here alone.
+    AfterAdmission,
+}
+
+/// Keeps the first of equal owner references.
+pub(crate) fn without_duplicates(object: &mut Object, stage: Stage, effects: &Effects) {
+    let owners = meta::of(object)
+        .and_then(|metadata| metadata.get("ownerReferences"))
+        .and_then(Value::as_array);
+    let Some(owners) = owners.filter(|owners| owners.len() > 1) else {
+        return;
+    };
+    let mut kept: Vec<Value> = Vec::with_capacity(owners.len());
+    let mut twice: Vec<&str> = Vec::new();
+    for owner in owners {
+        if kept.contains(owner) {
+            twice.push(owner["uid"].as_str().unwrap_or_default());
+        } else {
+            kept.push(owner.clone());
+        }
+    }
+    if twice.is_empty() {
+        return;
+    }
+    let when = match stage {
+        Stage::Request => "",
+        Stage::AfterAdmission => " after mutating admission happens",
+    };
+    effects.warn(format!(
+        ".metadata.ownerReferences contains duplicate entries{when}; API server dedups owner references in 1.20+, and may reject such requests as early as 1.24; please fix your requests; duplicate UID(s) observed: {}",
+        twice.join(", ")
+    ));
+    meta::set(object, "ownerReferences", Value::Array(kept));
+}
+
+#[cfg(test)]
+mod tests {
+    use machinery::json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_what_is_wholly_the_same_is_dropped() {
+        let owner = |uid: &str, controller: bool| json!({"uid": uid, "controller": controller});
+        let references = json!([
+            owner("a", true),
+            owner("b", false),
+            owner("a", true),
+            owner("a", false)
+        ]);
+        let object = json!({"metadata": {"ownerReferences": references}});
+        let mut object = object.as_object().unwrap().clone();
+        let effects = Effects::default();
+        without_duplicates(&mut object, Stage::AfterAdmission, &effects);
+        let told = effects.take_warnings();
+        assert!(told[0].contains("entries after mutating admission happens;"));
+        assert!(told[0].ends_with("duplicate UID(s) observed: a"));
+        let kept = json!([owner("a", true), owner("b", false), owner("a", false)]);
+        assert_eq!(object["metadata"]["ownerReferences"], kept);
+        without_duplicates(&mut object, Stage::Request, &effects);
+        assert!(effects.take_warnings().is_empty());
+    }
+}
