@@ -194,7 +194,7 @@ pub(crate) fn wanted(headers: &HeaderMap, protobuf: bool, many: bool) -> Result<
 pub(crate) fn of_status(accept: Option<&HeaderValue>) -> Encoding {
     let mut headers = HeaderMap::new();
     headers.extend(accept.map(|accept| (header::ACCEPT, accept.clone())));
-    match wanted(&headers, true) {
+    match wanted(&headers, true, false) {
         Ok(wanted) if wanted.shape == Shape::Object => wanted.encoding,
         _ => Encoding::Json,
     }

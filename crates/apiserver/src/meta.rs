@@ -202,6 +202,15 @@ pub(crate) fn spec_differs(object: &Object, old: &Object) -> bool {
             .any(|(key, value)| old.get(key) != Some(value))
 }
 
+/// Whether two objects differ in their annotations.
+pub(crate) fn annotations_differ(object: &Object, old: &Object) -> bool {
+    let annotations = |object: &Object| {
+        let annotations = of(object).and_then(|metadata| metadata.get("annotations"));
+        annotations.cloned()
+    };
+    annotations(object) != annotations(old)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -34,6 +34,8 @@ pub struct Builtin {
     pub status_metadata_checks: &'static [Check],
     /// Whether `metadata.generation` counts changes.
     pub has_generation: bool,
+    /// Whether it counts changes of annotations, too.
+    pub counts_annotations: bool,
     /// Whether a PUT may create.
     pub creates_on_update: bool,
     /// Whether a PUT needs no resourceVersion.
@@ -93,6 +95,7 @@ impl Builtin {
         metadata_checks: &[Check::Change],
         status_metadata_checks: &[Check::Change],
         has_generation: false,
+        counts_annotations: false,
         creates_on_update: false,
         unconditional_update: true,
         is_virtual: false,
@@ -274,6 +277,10 @@ impl Kind for Registered {
 
     fn has_generation(&self) -> bool {
         self.facts.has_generation
+    }
+
+    fn counts_annotations(&self) -> bool {
+        self.facts.counts_annotations
     }
 
     fn allows_unconditional_update(&self) -> bool {

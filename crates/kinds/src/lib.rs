@@ -206,6 +206,10 @@ pub trait Kind: Send + Sync + 'static {
     fn has_generation(&self) -> bool {
         false
     }
+    /// Whether it counts changes of annotations, too.
+    fn counts_annotations(&self) -> bool {
+        false
+    }
     /// Whether an update without a resourceVersion is allowed.
     fn allows_unconditional_update(&self) -> bool {
         true

@@ -4,7 +4,6 @@ use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use machinery::{Status, field};
 
-use super::owners;
 use crate::{
     Resource,
     convert::{self, Decoded, FieldValidation},

@@ -249,7 +249,7 @@ pub(crate) async fn delete(request: Request, resource: Arc<Resource>) -> Answer 
         .supervise(async move { write::delete(&write, &options).await })
         .await?;
     let answer = answer_deleted(&output, &resource, deleted, accepted);
-    Ok(with_warnings(answer, warning.as_slice()))
+    Ok(respond::warn(answer, warning.as_slice()))
 }
 
 fn answer_deleted(

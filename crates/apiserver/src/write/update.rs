@@ -209,7 +209,8 @@ fn prepare(write: &Write, object: &mut Object, old: &Object) -> Result<(), Statu
     if kind.has_generation()
         && !write.internal
         && write.subresource != "status"
-        && meta::spec_differs(object, old)
+        && (meta::spec_differs(object, old)
+            || (kind.counts_annotations() && meta::annotations_differ(object, old)))
     {
         let generation = meta::number(old, "generation").unwrap_or(0) + 1;
         meta::set(object, "generation", generation);

@@ -23,6 +23,7 @@ pub const KIND: Builtin = Builtin {
     subresources: &[SCALE, STATUS],
     has_status: true,
     has_generation: true,
+    counts_annotations: true,
     default,
     validate_create: validate,
     validate_update,

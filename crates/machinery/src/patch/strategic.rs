@@ -507,7 +507,9 @@ mod tests {
         )
         .unwrap_err();
         assert!(
-            error.contains("does not contain declared merge key: name"),
+            error
+                .to_string()
+                .contains("does not contain declared merge key: name"),
             "{error}"
         );
     }
