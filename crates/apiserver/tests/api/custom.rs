@@ -330,7 +330,7 @@ async fn apply_refuses_fields_that_the_schema_lacks_and_keys_that_come_twice() {
         assert_eq!(odd.code, 500, "{}", odd.body);
         assert_eq!(
             odd.json()["message"],
-            "failed to create typed patch object (default/a; example.com/v1, Kind=Widget): .odd: field not declared in schema"
+            "failed to create typed patch object (/a; example.com/v1, Kind=Widget): .odd: field not declared in schema"
         );
     }
     let twice = apply("spec:\n  size: 1\n  size: 2", "Strict").await;

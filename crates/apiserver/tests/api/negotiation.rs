@@ -67,7 +67,7 @@ async fn what_cannot_be_served_or_read_is_refused() {
         (refused.code, refused.json()["reason"].as_str()),
         (406, Some("NotAcceptable"))
     );
-    let served = "only the following media types are accepted: application/json, application/yaml, application/vnd.kubernetes.protobuf";
+    let served = "406: Not Acceptable\n\nAvailable representations: application/json, application/yaml, application/vnd.kubernetes.protobuf, application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch";
     assert_eq!(refused.json()["message"], served);
     let browser = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8";
     assert_eq!(get(&server, MAPS, &[("accept", browser)]).await.code, 200);

@@ -102,7 +102,10 @@ async fn selectors_choose_by_labels_and_fields() {
     .await;
     assert_eq!(
         (bad.code, bad.json()["message"].as_str().unwrap()),
-        (400, "field label not supported: spec.x")
+        (
+            400,
+            "\"spec.x\" is not a known field selector: only \"metadata.name\", \"metadata.namespace\""
+        )
     );
     let bad = admin(
         &server,

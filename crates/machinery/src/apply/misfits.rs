@@ -191,12 +191,15 @@ mod tests {
                 r#".metadata.ownerReferences: duplicate entries for key [uid="u"]"#,
             ),
             (
-                json!({"metadata": {"ownerReferences": [{"name": "p"}]}}),
-                r#".metadata.ownerReferences: element 0: associative list with keys has an element that omits all key fields ["uid"] (and doesn't have default values for any key fields)"#,
+                json!({"metadata": {"ownerReferences": ["p"]}}),
+                ".metadata.ownerReferences: element 0: associative list with keys may not have non-map elements",
             ),
         ];
         for (config, expected) in cases {
             assert_eq!(misfits(map, &config).as_deref(), Some(expected), "{config}");
         }
+        // A key that is always written has its zero: the element has a place.
+        let keyless = json!({"metadata": {"ownerReferences": [{"name": "p"}]}});
+        assert_eq!(misfits(map, &keyless), None);
     }
 }

@@ -206,23 +206,18 @@ pub fn apply(
     writer: &Writer<'_>,
     force: bool,
 ) -> Result<Object, Status> {
-    match merge_and_own(root, live, config, writer, force) {
+    let merged = match merge_and_own(root, live, config, writer, force) {
         Ok(object) => Ok(object),
-        Err(conflicts) => {
-            let left = beyond_last_applied(root, live, writer, conflicts);
-            if left.is_empty() {
-                return merge_and_own(root, live, config, writer, true)
-                    .map_err(|c| conflict_status(&c));
-            }
-            Err(conflict_status(&left))
-        }
+        Err(conflicts) => match beyond_last_applied(root, live, writer, conflicts) {
+            left if left.is_empty() => merge_and_own(root, live, config, writer, true),
+            left => Err(left),
+        },
+    };
+    let mut object = merged.map_err(|conflicts| conflict_status(&conflicts))?;
+    if writer.manager == KUBECTL {
+        renew_last_applied(&mut object, config);
     }
-    .map(|mut object| {
-        if writer.manager == KUBECTL {
-            renew_last_applied(&mut object, config);
-        }
-        object
-    })
+    Ok(object)
 }
 
 type Conflicts = Vec<(Id, FieldSet)>;

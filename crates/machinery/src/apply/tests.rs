@@ -288,7 +288,7 @@ fn a_write_neither_takes_nor_loses_what_it_may_not_set() {
         ..writer("two")
     };
     let mut seen = live.clone();
-    seen["status"] = json!({"replicas": 1});
+    seen.insert("status".to_owned(), json!({"replicas": 1}));
     seen["spec"]["replicas"] = json!(9);
     track(deployment(), Some(&live), &mut seen, &status);
     let managers = seen["metadata"]["managedFields"].as_array().unwrap();

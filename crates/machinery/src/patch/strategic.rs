@@ -410,8 +410,8 @@ mod tests {
         assert_eq!(
             merged,
             json!({"containers": [
-                {"name": "a", "image": "2", "env": [{"name": "X", "value": "1"}, {"name": "Y", "value": "2"}]},
-                {"name": "b", "image": "1"}, {"name": "c", "image": "3"}]})
+                {"name": "a", "image": "2", "env": [{"name": "Y", "value": "2"}, {"name": "X", "value": "1"}]},
+                {"name": "c", "image": "3"}, {"name": "b", "image": "1"}]})
         );
     }
 
@@ -462,7 +462,7 @@ mod tests {
                 json!({"finalizers": ["a"]}),
                 json!({"finalizers": ["b", "a"]})
             ),
-            json!({"finalizers": ["a", "b"]})
+            json!({"finalizers": ["b", "a"]})
         );
         assert_eq!(
             metadata(
