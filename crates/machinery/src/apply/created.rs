@@ -2,7 +2,7 @@
 //! nothing gives, written as JSON at once, because every create needs it.
 
 use super::topology::{Form, Node, Root};
-use super::walk::{elements, field_step};
+use super::walk::{field_step, groups};
 use super::{UNMANAGED, Writer};
 use crate::json::Key;
 use crate::schema::{Shape, Type};
@@ -91,15 +91,20 @@ fn whole(node: Node<'_>, value: &Value) -> Value {
     Value::Object(out)
 }
 
-/// The elements of a list that are all new; `None` when they cannot be told apart.
+/// The elements of a list that are all new; `None` when one has no place.
 fn of_elements(node: Node<'_>, form: &Form<'_>, list: &[Value], itself: bool) -> Option<Object> {
-    let elements = elements(node, form, list)?;
-    let mut out = Object::with_capacity(elements.len() + 1);
+    let groups = groups(node, form, list)?;
+    let mut out = Object::with_capacity(groups.len() + 1);
     if itself {
         out.push(Key::fixed("."), leaf());
     }
-    for (step, value) in elements {
-        out.push(step.into(), whole(node.element(), value));
+    for (step, values) in groups {
+        let below = match values[..] {
+            [one] => whole(node.element(), one),
+            // Those that share a step are owned together.
+            _ => leaf(),
+        };
+        out.push(step.into(), below);
     }
     out.sort_keys();
     Some(out)

@@ -23,7 +23,7 @@ pub(super) fn field_step(name: &str) -> String {
 
 /// Elements of a list with the step to each, and those that share a step together, in the order in
 /// which they come first. `None` when one has no step.
-fn groups<'v>(
+pub(super) fn groups<'v>(
     node: Node<'_>,
     form: &Form<'_>,
     list: &'v [Value],
@@ -43,7 +43,7 @@ fn groups<'v>(
 }
 
 /// Elements of a list with the step to each; `None` when two have the same or one has none.
-pub(super) fn elements<'v>(
+fn elements<'v>(
     node: Node<'_>,
     form: &Form<'_>,
     list: &'v [Value],
