@@ -65,7 +65,7 @@ fn measure(name: &str, kind: &'static dyn Kind, schema: &'static Type, text: &[u
         api_version: "v1",
         subresource: "",
         now: context.now,
-        reset: &["status"],
+        reset: &[&["status"]],
     };
     kind.default(&mut object);
     kind.prepare_create(&mut object, &context);

@@ -123,7 +123,7 @@ pub(crate) fn shifted(at: Timestamp, seconds: i64) -> Timestamp {
 /// Sets what belongs to a new object and drops what a client has no say in.
 pub(crate) fn begin(object: &mut Object, now: Timestamp) {
     for key in SYSTEM {
-        of_mut(object).shift_remove(*key);
+        of_mut(object).shift_remove(key);
     }
     let uid = uuid::Builder::from_random_bytes(rand::rng().random()).into_uuid();
     set(object, "uid", uid.to_string());

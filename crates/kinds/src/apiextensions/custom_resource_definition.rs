@@ -505,7 +505,8 @@ mod tests {
     fn a_definition_names_its_kind() {
         let none: [&str; 0] = [];
         assert_eq!(lines(validate(&widgets(&|_| {}))), none);
-        let cases: &[(&dyn Fn(&mut Value), &str)] = &[
+        type Change<'a> = &'a dyn Fn(&mut Value);
+        let cases: &[(Change<'_>, &str)] = &[
             (
                 &|crd| crd["metadata"]["name"] = json!("x"),
                 "metadata.name: Invalid value: \"x\": must be spec.names.plural+\".\"+spec.group",

@@ -194,7 +194,7 @@ fn prepare_create(object: &mut Object, _: &Context<'_>) {
     let own = child_or_new(child_or_new(object, "metadata"), "labels");
     for (key, value) in &labels {
         // Left open by the defaults.
-        if own.get(*key).is_some_and(|v| text(v).is_empty()) {
+        if own.get(key).is_some_and(|v| text(v).is_empty()) {
             own.insert((*key).to_owned(), value.as_str().into());
             filled.push(format!("f:{key}"));
         }

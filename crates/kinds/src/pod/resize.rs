@@ -34,7 +34,7 @@ pub(crate) fn keep_all_but_resources(new: &mut Value, old: &Value) {
             map.insert((*name).to_owned(), new[*name].clone());
             continue;
         }
-        let Some(Value::Array(containers)) = map.get_mut(*name) else {
+        let Some(Value::Array(containers)) = map.get_mut(name) else {
             continue;
         };
         for (container, asked) in containers.iter_mut().zip(list(&new[*name])) {

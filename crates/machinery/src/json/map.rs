@@ -11,7 +11,9 @@ const SHORT: usize = 32;
 #[derive(Clone, Default)]
 pub struct Map {
     entries: Vec<(Key, Value)>,
-    /// Where the names stand; for long maps only, and for those always.
+    /// Where the names stand; for long maps only, and for those always. Boxed, since maps are many and
+    /// long ones few: a value stays small.
+    #[allow(clippy::box_collection)]
     index: Option<Box<HashMap<Key, u32>>>,
 }
 

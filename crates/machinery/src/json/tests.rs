@@ -1,3 +1,5 @@
+//! Values: what is written is what is read, and maps keep their order.
+
 use super::*;
 
 fn long(entries: usize) -> Map {

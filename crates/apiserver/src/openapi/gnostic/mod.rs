@@ -63,7 +63,7 @@ impl Message {
             }
             Self::Fields { fields, extensions } => {
                 for (name, number, form) in *fields {
-                    if let Some(value) = object.get(*name) {
+                    if let Some(value) = object.get(name) {
                         field(&mut out, *number, *form, value);
                     }
                 }

@@ -1,3 +1,5 @@
+//! The rules of services, one by one.
+
 use super::super::tests::defaulted;
 use super::*;
 use crate::testing::{lines, object};
