@@ -20,6 +20,9 @@ use peer::Peer;
 use report::{Figures, Run};
 use serve::Own;
 
+#[global_allocator]
+static ALLOCATOR: allocator::Allocator = allocator::Allocator;
+
 #[derive(Debug, Parser)]
 struct Arguments {
     #[command(subcommand)]

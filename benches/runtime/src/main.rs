@@ -16,6 +16,9 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Parser;
 
+#[global_allocator]
+static ALLOCATOR: allocator::Allocator = allocator::Allocator;
+
 /// What to measure.
 #[derive(Parser)]
 struct Arguments {

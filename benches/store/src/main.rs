@@ -14,6 +14,9 @@ use anyhow::Context;
 use clap::Parser;
 use load::{Puts, Subject};
 
+#[global_allocator]
+static ALLOCATOR: allocator::Allocator = allocator::Allocator;
+
 /// What to measure.
 #[derive(Parser)]
 struct Arguments {

@@ -12,6 +12,9 @@ use std::{ffi::OsString, path::Path, process::ExitCode};
 
 use clap::Parser;
 
+#[global_allocator]
+static ALLOCATOR: allocator::Allocator = allocator::Allocator;
+
 fn main() -> ExitCode {
     // Containers' helpers clone and join namespaces: there must be no second thread yet.
     if let Some(code) = runtime::reexec::dispatch() {
