@@ -10,6 +10,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::Arc,
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -27,6 +28,7 @@ fn config() -> Config {
         segment_bytes: 64 << 10,
         reserve_bytes: 16 << 10,
         min_log_bytes: 256 << 10,
+        snapshot_rest: Duration::ZERO,
         ..Config::default()
     }
 }

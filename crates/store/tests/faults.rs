@@ -274,6 +274,7 @@ async fn many_updates_of_one_key_leave_little_on_the_disk() {
     let disk = MemoryDisk::new(1);
     let config = Config {
         min_log_bytes: 16 << 10,
+        snapshot_rest: Duration::ZERO,
         ..small()
     };
     let store = config.open_on(Arc::new(disk.clone()), Plain).unwrap();
@@ -295,9 +296,35 @@ async fn many_updates_of_one_key_leave_little_on_the_disk() {
     assert_eq!(store.revision().await.unwrap(), 2000);
 }
 
+#[tokio::test]
+async fn a_burst_shares_the_disk_with_few_snapshots_and_leaves_as_little() {
+    for rest in [Duration::from_millis(200), Duration::from_secs(3600)] {
+        let disk = MemoryDisk::new(1);
+        let config = Config {
+            min_log_bytes: 16 << 10,
+            snapshot_rest: rest,
+            max_log_bytes: 128 << 10,
+            ..small()
+        };
+        let store = config.open_on(Arc::new(disk.clone()), Plain).unwrap();
+        for n in 0..2000 {
+            write(&*store, "/one", &format!("{n} {}", "x".repeat(300))).await;
+        }
+        // When the rest is over the log goes, without another write. A log that is too long does not wait.
+        let bound = if rest.as_secs() == 0 { 40 } else { 180 } << 10;
+        let deadline = std::time::Instant::now() + PATIENCE;
+        while disk.used() > bound {
+            assert!(std::time::Instant::now() < deadline, "{}", disk.used());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        store.close();
+    }
+}
+
 fn config_again(disk: &MemoryDisk) -> Arc<Embedded<Plain>> {
     Config {
         min_log_bytes: 16 << 10,
+        snapshot_rest: Duration::ZERO,
         ..small()
     }
     .open_on(Arc::new(disk.clone()), Plain)
@@ -380,6 +407,7 @@ async fn old_segments_are_written_over_and_what_is_left_in_them_is_not_believed(
     store.close();
     let store = Config {
         min_log_bytes: 16 << 10,
+        snapshot_rest: Duration::ZERO,
         ..small()
     }
     .open_on(Arc::new(disk.restarted()), Plain)

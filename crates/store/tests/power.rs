@@ -7,6 +7,7 @@ mod common;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -25,6 +26,7 @@ fn config() -> Config {
         segment_bytes: 4 << 10,
         reserve_bytes: 1 << 10,
         min_log_bytes: 16 << 10,
+        snapshot_rest: Duration::ZERO,
         high_water_step: 7,
         ..Config::default()
     }

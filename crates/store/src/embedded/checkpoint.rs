@@ -34,11 +34,18 @@ pub struct RunningSnapshot {
 }
 
 impl<C: Codec> Writer<C> {
+    /// How long the log may get.
+    pub fn log_limit(&self) -> u64 {
+        let live = self.stage.gauges.live_bytes.load(Ordering::Relaxed);
+        self.config.log_limit(live)
+    }
+
     /// Starts a snapshot if the log has grown or somebody wants one.
     pub fn start_snapshot_when_due(&mut self, now: Millis) {
-        let live = self.stage.gauges.live_bytes.load(Ordering::Relaxed);
-        let limit = self.config.log_limit(live);
-        let grown = self.log.bytes() > limit;
+        let limit = self.log_limit();
+        let length = self.log.bytes();
+        let rested = now >= self.snapshot_rests_until || length > self.config.max_log_bytes;
+        let grown = length > limit && rested;
         let wanted = grown || !self.snapshot_waiters.is_empty();
         if self.snapshot.is_some() || !wanted || now < self.snapshot_not_before {
             return;
@@ -97,6 +104,8 @@ impl<C: Codec> Writer<C> {
                 Ok(spares) => {
                     self.log.forget(running.covers, spares.clone());
                     self.snapshot_not_before = 0;
+                    let rest = self.config.snapshot_rest.as_millis() as Millis;
+                    self.snapshot_rests_until = self.now() + rest;
                 }
                 Err(why) => tracing::warn!(why, "no snapshot now"),
             }

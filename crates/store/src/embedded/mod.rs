@@ -72,6 +72,11 @@ pub struct Config {
     pub reserve_bytes: u64,
     /// A snapshot is written when the log is longer than this and than twice the live data.
     pub min_log_bytes: u64,
+    /// How long after a snapshot the next one may wait, while the log is shorter than `max_log_bytes`:
+    /// a burst of writes should share the disk with few of them.
+    pub snapshot_rest: Duration,
+    /// A log that is longer, and than twice the live data, waits for nothing.
+    pub max_log_bytes: u64,
 }
 
 impl Default for Config {
@@ -88,6 +93,8 @@ impl Default for Config {
             segment_bytes: 32 << 20,
             reserve_bytes: 2 << 20,
             min_log_bytes: 64 << 20,
+            snapshot_rest: Duration::from_secs(4),
+            max_log_bytes: 256 << 20,
         }
     }
 }
@@ -174,6 +181,7 @@ impl Config {
             snapshot: None,
             snapshot_waiters: Vec::new(),
             snapshot_not_before: 0,
+            snapshot_rests_until: 0,
             config: self.clone(),
         };
         let threads = start(writer, &self, hub.clone(), lock)?;

@@ -50,6 +50,8 @@ pub struct Writer<C: Codec> {
     pub snapshot: Option<RunningSnapshot>,
     pub snapshot_waiters: Vec<Reply<()>>,
     pub snapshot_not_before: Millis,
+    /// Until then the last one was enough, unless space is short.
+    pub snapshot_rests_until: Millis,
 }
 
 impl<C: Codec> Writer<C> {
@@ -110,7 +112,7 @@ impl<C: Codec> Writer<C> {
         is_closing
     }
 
-    fn now(&self) -> Millis {
+    pub fn now(&self) -> Millis {
         self.config.clock.now().as_millisecond()
     }
 
@@ -126,6 +128,10 @@ impl<C: Codec> Writer<C> {
         }
         if self.dirty_since.is_some() {
             wait = wait.min(self.config.relaxed_sync);
+        }
+        if self.snapshot.is_none() && self.log.bytes() > self.log_limit() {
+            let due = self.snapshot_rests_until.max(self.snapshot_not_before);
+            wait = wait.min(Duration::from_millis((due - now).max(0) as u64));
         }
         wait
     }
@@ -214,7 +220,11 @@ impl<C: Codec> Writer<C> {
     /// What a fault means for those who wait; a broken log stops the writer for good.
     pub fn fail(&mut self, fault: Fault) -> Error {
         match fault {
-            Fault::Full(why) => Error::Full(why),
+            Fault::Full(why) => {
+                // A snapshot would free what the log holds.
+                self.snapshot_rests_until = 0;
+                Error::Full(why)
+            }
             Fault::Refused(why) => Error::Unavailable(why),
             Fault::Broken(why) => {
                 tracing::error!(why, "the store takes no more writes until it is restarted");
