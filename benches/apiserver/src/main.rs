@@ -2,6 +2,7 @@
 //! time and memory, as a table and as JSON. See docs/benchmarks/apiserver.md.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
+mod alone;
 mod decide;
 mod flood;
 mod load;
@@ -35,6 +36,18 @@ enum Command {
     Run(Box<Measure>),
     /// Measure RBAC decisions among a thousand bindings.
     Decide,
+    /// Measure creates in this process, without a network.
+    Alone {
+        /// How many of each kind.
+        #[arg(long, default_value_t = 10_000)]
+        count: usize,
+        /// Only this resource.
+        #[arg(long)]
+        only: Option<String>,
+        /// Where the store is: memory does for this.
+        #[arg(long, default_value = "/dev/shm")]
+        data: PathBuf,
+    },
     /// Run our API server alone over a directory.
     Serve {
         directory: PathBuf,
@@ -112,6 +125,14 @@ fn main() -> anyhow::Result<()> {
             decide::run();
             Ok(())
         }
+        Command::Alone { count, only, data } => tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?
+            .block_on(alone::run(
+                tempfile::tempdir_in(data)?.path(),
+                count,
+                only.as_deref(),
+            )),
         Command::Serve { directory, listen } => tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .build()?

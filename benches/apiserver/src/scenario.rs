@@ -29,20 +29,33 @@ const CHANGES: usize = 50;
 /// watchers keep without being cut.
 const AT_ONCE: usize = 8;
 /// Stands in a template where the number comes.
-const NUMBER: &str = "0123456789abcdef";
+pub const NUMBER: &str = "0123456789abcdef";
 
 pub fn path(plural: &str) -> String {
     format!("/api/v1/namespaces/{}/{plural}", *NAMESPACE)
 }
 
-/// Makes the namespace, and the service account that pods want.
+/// The namespace, and the service account that pods want: where to post them.
+pub fn preparation() -> [(String, String); 2] {
+    let named = |name: &str| json!({"metadata": {"name": name}}).to_string();
+    [
+        ("/api/v1/namespaces".to_owned(), named(&NAMESPACE)),
+        (path("serviceaccounts"), named("default")),
+    ]
+}
+
+/// Makes what the measurements need.
 pub fn prepare(peer: &Peer) -> anyhow::Result<()> {
-    let namespace = json!({"metadata": {"name": *NAMESPACE}}).to_string();
-    peer.ask("POST", "/api/v1/namespaces", &namespace)?;
-    let account = json!({"metadata": {"name": "default"}}).to_string();
+    let [(namespaces, namespace), (accounts, account)] = preparation();
+    peer.ask("POST", &namespaces, &namespace)?;
     // A controller may have made it meanwhile.
-    let _ = peer.ask("POST", &path("serviceaccounts"), &account);
+    let _ = peer.ask("POST", &accounts, &account);
     Ok(())
+}
+
+/// What is created by the thousand: the resource, and a body with a place for a number.
+pub fn bodies() -> [(&'static str, String); 2] {
+    [("configmaps", map(NUMBER)), ("pods", pod(NUMBER))]
 }
 
 /// Removes the namespace; objects in it go with it where a controller cares for that.

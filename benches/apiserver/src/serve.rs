@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::Context;
-use apiserver::{ObjectCodec, Registry};
+use apiserver::{ApiServer, ObjectCodec, Registry};
 use lifecycle::{Health, Supervisor};
 use pki::{Leaf, Names, Pki};
 use stdx::SystemClock;
@@ -20,6 +20,20 @@ use crate::peer::Peer;
 
 /// Serves until it is killed; prints the address when it is ready.
 pub async fn serve(directory: &Path, listen: SocketAddr) -> anyhow::Result<()> {
+    let (server, supervisor) = assemble(directory, listen)?;
+    let announce = async {
+        println!("{}", server.address().await);
+        std::io::stdout().flush()
+    };
+    let (_, announced) = tokio::join!(supervisor.run(CancellationToken::new()), announce);
+    Ok(announced?)
+}
+
+/// The server over a directory, and what runs it.
+pub fn assemble(
+    directory: &Path,
+    listen: SocketAddr,
+) -> anyhow::Result<(Arc<ApiServer>, Supervisor)> {
     let pki = Arc::new(Pki::ensure(&directory.join("pki"), &Names::default())?);
     let health = Health::default();
     let registry = Registry::builtin();
@@ -38,7 +52,7 @@ pub async fn serve(directory: &Path, listen: SocketAddr) -> anyhow::Result<()> {
         health: health.clone(),
         clock: Arc::new(SystemClock),
         limits: apiserver::Limits::default(),
-        token_auth_file: Some(directory.join("tokens.csv")),
+        token_auth_file: Some(directory.join("tokens.csv")).filter(|file| file.exists()),
         audit: None,
         admission: Default::default(),
         tokens: Some(Arc::new(tokens)),
@@ -46,12 +60,7 @@ pub async fn serve(directory: &Path, listen: SocketAddr) -> anyhow::Result<()> {
     let server = config.build(store, registry)?;
     let services: Vec<Arc<dyn lifecycle::Service>> = vec![server.clone()];
     let supervisor = Supervisor::new(services, std::time::Duration::from_secs(5), health)?;
-    let announce = async {
-        println!("{}", server.address().await);
-        std::io::stdout().flush()
-    };
-    let (_, announced) = tokio::join!(supervisor.run(CancellationToken::new()), announce);
-    Ok(announced?)
+    Ok((server, supervisor))
 }
 
 /// Our server as a child, gone when this is dropped.
