@@ -47,6 +47,9 @@ use log::Log;
 use stage::{Gauges, Showing, Stage};
 use writer::Writer;
 
+/// Lists no longer than this are read while the writer waits.
+const FEW: usize = 64;
+
 /// How the engine behaves. The defaults suit a cluster.
 #[derive(Clone)]
 pub struct Config {
@@ -337,6 +340,18 @@ impl<C: Codec> Embedded<C> {
         })
     }
 
+    /// A list of the newest that is so short that the writer can wait for it: no moment is kept for it.
+    fn few(&self, request: &ListRequest) -> Result<Option<Listed<C::Object>>, Error> {
+        let at_least = match request.freshness {
+            Freshness::AtLeast(revision) => revision,
+            _ => 0,
+        };
+        self.look(at_least, |state| {
+            let is_whole = |found| found <= FEW && request.limit.is_none_or(|limit| found <= limit);
+            state.list_if(request, is_whole)
+        })
+    }
+
     async fn at(&self, freshness: Freshness) -> Result<State<C::Object>, Error> {
         let requested = match freshness {
             Freshness::Newest => 0,
@@ -368,17 +383,21 @@ impl<C: Codec> Store<C> for Embedded<C> {
         freshness: Freshness,
     ) -> Result<(Revision, Option<Entry<C::Object>>), Error> {
         check::key(key)?;
-        if freshness == Freshness::Newest {
-            return Ok(self
-                .published
-                .look(|state| (state.revision, state.get(key))));
+        let get = |state: &State<C::Object>| (state.revision, state.get(key));
+        match freshness {
+            Freshness::Newest => Ok(self.published.look(get)),
+            Freshness::AtLeast(revision) => self.look(revision, get),
+            Freshness::Exactly(_) => Ok(get(&self.at(freshness).await?)),
         }
-        let state = self.at(freshness).await?;
-        Ok((state.revision, state.get(key)))
     }
 
     async fn list(&self, request: ListRequest) -> Result<Listed<C::Object>, Error> {
         check::prefix(&request.prefix)?;
+        if let Freshness::Newest | Freshness::AtLeast(_) = request.freshness
+            && let Some(few) = self.few(&request)?
+        {
+            return Ok(few);
+        }
         let state = self.at(request.freshness).await?;
         let listed = state.list(&request);
         if listed.remaining > 0 {

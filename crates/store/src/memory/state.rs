@@ -108,6 +108,12 @@ impl<T> Fresh<T> {
     }
 }
 
+/// What a list covers.
+struct Span<'a> {
+    start: &'a Key,
+    found: usize,
+}
+
 impl<T: Send + Sync + 'static> State<T> {
     /// The entry at a key.
     pub fn get(&self, key: &[u8]) -> Option<Entry<T>> {
@@ -116,6 +122,22 @@ impl<T: Send + Sync + 'static> State<T> {
 
     /// Keys under a prefix.
     pub fn list(&self, request: &ListRequest) -> Listed<T> {
+        let Span { start, found } = self.span(request);
+        self.listed(start, found, request.limit)
+    }
+
+    /// The same, unless there are more than is wanted at once.
+    pub fn list_if(
+        &self,
+        request: &ListRequest,
+        wanted: impl FnOnce(usize) -> bool,
+    ) -> Option<Listed<T>> {
+        let Span { start, found } = self.span(request);
+        wanted(found).then(|| self.listed(start, found, request.limit))
+    }
+
+    /// Where a list starts, and how many keys there are from there on.
+    fn span<'a>(&self, request: &'a ListRequest) -> Span<'a> {
         let start = match &request.from {
             Some(from) if *from > request.prefix => from,
             _ => &request.prefix,
@@ -124,7 +146,11 @@ impl<T: Send + Sync + 'static> State<T> {
         let end = prefix_end(&request.prefix);
         let end = end.map_or(self.entries.len(), |end| self.entries.rank(&end));
         let found = end.saturating_sub(self.entries.rank(start));
-        let taken = found.min(request.limit.unwrap_or(usize::MAX));
+        Span { start, found }
+    }
+
+    fn listed(&self, start: &Key, found: usize, limit: Option<usize>) -> Listed<T> {
+        let taken = found.min(limit.unwrap_or(usize::MAX));
         let slots = self.entries.from(start).take(taken);
         Listed {
             revision: self.revision,
