@@ -14,14 +14,13 @@ pub struct Encoded {
     pub bytes: Vec<u8>,
     /// Where [`stamp`] puts the resourceVersion; 0 when there is no metadata.
     pub stamp_at: usize,
+    /// Where the metadata's entry starts: its name, its value, and what comes behind. All 0 when there is none.
+    pub metadata: (usize, usize, usize),
 }
 
 /// The bytes of an object of a known type, or of a custom resource.
 pub fn object(schema: Option<&'static Type>, object: &Object) -> Encoded {
-    let mut writer = Writer {
-        out: Vec::with_capacity(1024),
-        stamp_at: 0,
-    };
+    let mut writer = Writer::with_capacity(2048);
     match schema {
         Some(schema) => writer.fields(schema, object, Level::Root),
         None => writer.unstructured(object),
@@ -29,15 +28,13 @@ pub fn object(schema: Option<&'static Type>, object: &Object) -> Encoded {
     Encoded {
         bytes: writer.out,
         stamp_at: writer.stamp_at,
+        metadata: writer.metadata,
     }
 }
 
 /// JSON of a part of an object, of this shape.
 pub fn part(schema: &'static Type, part: &Object) -> Vec<u8> {
-    let mut writer = Writer {
-        out: Vec::with_capacity(256),
-        stamp_at: 0,
-    };
+    let mut writer = Writer::with_capacity(256);
     writer.fields(schema, part, Level::Below);
     writer.out
 }
@@ -75,12 +72,21 @@ enum Level {
 struct Writer {
     out: Vec<u8>,
     stamp_at: usize,
+    metadata: (usize, usize, usize),
 }
 
 impl Writer {
+    fn with_capacity(capacity: usize) -> Self {
+        Self {
+            out: Vec::with_capacity(capacity),
+            stamp_at: 0,
+            metadata: (0, 0, 0),
+        }
+    }
+
     fn fields(&mut self, schema: &'static Type, map: &Object, level: Level) {
         // Which field stands where in the map; without an allocation for nearly every struct.
-        let (mut few, mut many) = ([(0, 0); FEW], Vec::new());
+        let (mut few, mut many) = ([(0_u16, 0_u32); FEW], Vec::new());
         let order = match few.get_mut(..map.len()) {
             Some(order) => order,
             None => {
@@ -90,8 +96,8 @@ impl Writer {
         };
         let mut known = 0;
         for (place, key) in map.keys().enumerate() {
-            if let Some(position) = schema.position(key) {
-                order[known] = (position, place);
+            if let Some(position) = schema.position_of(key) {
+                order[known] = (position as u16, place as u32);
                 known += 1;
             }
         }
@@ -99,14 +105,15 @@ impl Writer {
         if !order.is_sorted() {
             order.sort_unstable();
         }
-        let version = (level == Level::Metadata)
-            .then(|| schema.position("resourceVersion"))
-            .flatten();
+        let version = match level {
+            Level::Metadata => schema.position("resourceVersion"),
+            _ => None,
+        };
         let mut always = schema.always.iter().map(|&i| i as usize).peekable();
         self.out.push(b'{');
         let mut stamped = false;
         for &mut (position, place) in order {
-            let value = map.at(place);
+            let (position, value) = (usize::from(position), map.at(place as usize));
             while let Some(unset) = always.next_if(|&a| a < position) {
                 self.zero(schema, unset);
             }
@@ -120,6 +127,7 @@ impl Writer {
             }
             always.next_if_eq(&position);
             self.name(field.name);
+            let begin = self.out.len();
             let below = if level == Level::Root && field.name == "metadata" {
                 Level::Metadata
             } else {
@@ -130,6 +138,9 @@ impl Writer {
                 Value::Null => self.plain(field.zero().unwrap_or(&Value::Null)),
                 value => self.value(field.shape, value, below),
             }
+            if below == Level::Metadata {
+                self.note_metadata(begin);
+            }
         }
         for unset in always {
             self.zero(schema, unset);
@@ -138,6 +149,11 @@ impl Writer {
             self.mark();
         }
         self.out.push(b'}');
+    }
+
+    /// The metadata's value has been written from here on.
+    fn note_metadata(&mut self, begin: usize) {
+        self.metadata = (begin - "\"metadata\":".len(), begin, self.out.len());
     }
 
     fn mark(&mut self) {
@@ -254,7 +270,9 @@ impl Writer {
             (object.get("metadata"), schema::lookup("meta/v1.ObjectMeta"))
         {
             self.name("metadata");
+            let begin = self.out.len();
             self.fields(schema, metadata, Level::Metadata);
+            self.note_metadata(begin);
         }
         let mut rest: Vec<_> = object
             .iter()
@@ -328,6 +346,22 @@ mod tests {
             let (_, stamped) = encoded(None, json!({"metadata": metadata}));
             assert_eq!(stamped, format!(r#"{{"metadata":{expected}}}"#));
         }
+    }
+
+    #[test]
+    fn the_places_of_the_metadata_are_known() {
+        let Value::Object(map) =
+            json!({"kind": "K", "metadata": {"name": "n"}, "data": {"metadata": "x"}})
+        else {
+            panic!("no object")
+        };
+        for schema in [schema::lookup("core/v1.ConfigMap"), None] {
+            let encoded = object(schema, &map);
+            let (name, begin, end) = encoded.metadata;
+            assert_eq!(&encoded.bytes[name..begin], b"\"metadata\":");
+            assert_eq!(&encoded.bytes[begin..end], br#"{"name":"n"}"#);
+        }
+        assert_eq!(object(None, &Object::new()).metadata, (0, 0, 0));
     }
 
     #[test]

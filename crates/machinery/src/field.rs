@@ -46,6 +46,19 @@ impl Path {
 
     /// A field below this one.
     pub fn child(&self, name: &str) -> Self {
+        if let Text::Short { length, bytes } = &self.0
+            && *length > 0
+        {
+            // The whole room is copied: that is known beforehand, and the text's length is not.
+            let (start, end) = (usize::from(*length), usize::from(*length) + 1 + name.len());
+            let mut bytes = *bytes;
+            if let Some([dot, room @ ..]) = bytes.get_mut(start..end) {
+                *dot = b'.';
+                room.copy_from_slice(name.as_bytes());
+                let length = end as u8;
+                return Self(Text::Short { length, bytes });
+            }
+        }
         match self.bytes() {
             b"" => Self::new(name),
             parent => Self::of(&[parent, b".", name.as_bytes()]),

@@ -403,6 +403,56 @@ pub(crate) fn in_order(schema: &'static Type, mut slots: Vec<(usize, Value)>) ->
     out
 }
 
+/// An object of a type whose fields come one by one, mostly in the type's order.
+pub(crate) struct InOrder {
+    schema: &'static Type,
+    out: Object,
+    /// The fields that are there, by their places.
+    kept: u128,
+    /// The place behind the last.
+    next: usize,
+    is_sorted: bool,
+}
+
+impl InOrder {
+    pub(crate) fn new(schema: &'static Type) -> Self {
+        Self {
+            schema,
+            // Defaults come to it later.
+            out: Object::with_capacity(schema.fields.len().min(12)),
+            kept: 0,
+            next: 0,
+            is_sorted: true,
+        }
+    }
+
+    /// Adds a field that is not there yet, one of the first 128 of its type.
+    pub(crate) fn push(&mut self, position: usize, value: Value) {
+        self.is_sorted &= self.next <= position;
+        self.next = position + 1;
+        self.kept |= 1 << position;
+        let name = self.schema.fields[position].name;
+        self.out.push(Key::fixed(name), value);
+    }
+
+    /// The object, with those that are written also when they are not set.
+    pub(crate) fn finish(mut self) -> Object {
+        for &position in &self.schema.always {
+            let position = usize::from(position);
+            if position < 128
+                && self.kept & (1 << position) == 0
+                && let Some(zero) = self.schema.fields[position].zero()
+            {
+                self.push(position, zero.clone());
+            }
+        }
+        if !self.is_sorted {
+            self.out.sort_fields(self.schema);
+        }
+        self.out
+    }
+}
+
 /// Whether Go leaves this value out of its JSON.
 pub(crate) fn is_omitted(field: &Field, value: &Value) -> bool {
     match field.presence {

@@ -293,6 +293,13 @@ fn scaled(parts: &Parts<'_>, exponent: i32, factor: i128) -> i128 {
     let Some(mut n) = n.checked_mul(factor) else {
         return DECIMAL_MAX;
     };
+    // Nearly always, in one step.
+    if let 1..=18 = exponent {
+        return match n.checked_mul(10_i128.pow(exponent as u32)) {
+            Some(n) if n <= DECIMAL_MAX => n + i128::from(rest),
+            _ => DECIMAL_MAX,
+        };
+    }
     while exponent > 0 {
         match n.checked_mul(10) {
             Some(next) if next <= DECIMAL_MAX => n = next,

@@ -172,12 +172,27 @@ fn zone<'a>(rest: &mut &'a str) -> Result<i64, (&'a str, &'static str)> {
 pub fn format(seconds: i64) -> String {
     let (year, month, day) = date(seconds.div_euclid(86_400));
     let s = seconds.rem_euclid(86_400);
-    format!(
-        "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z",
-        s / 3600,
-        s / 60 % 60,
-        s % 60
-    )
+    let (hours, minutes, seconds) = (s / 3600, s / 60 % 60, s % 60);
+    if !(0..=9999).contains(&year) {
+        return format!("{year:04}-{month:02}-{day:02}T{hours:02}:{minutes:02}:{seconds:02}Z");
+    }
+    // Every write asks for this.
+    let mut text = String::with_capacity(20);
+    let mut put = |n: i64, behind: char| {
+        text.push(char::from(b'0' + (n / 10) as u8));
+        text.push(char::from(b'0' + (n % 10) as u8));
+        if behind != ' ' {
+            text.push(behind);
+        }
+    };
+    put(year / 100, ' ');
+    put(year % 100, '-');
+    put(month, '-');
+    put(day, 'T');
+    put(hours, ':');
+    put(minutes, ':');
+    put(seconds, 'Z');
+    text
 }
 
 /// `2006-01-02T15:04:05.000000Z`

@@ -2,7 +2,7 @@
 //! nothing gives, written as JSON at once, because every create needs it.
 
 use super::topology::{Form, Node, Root};
-use super::walk::{field_step, groups};
+use super::walk::{field_step, step_of};
 use super::{UNMANAGED, Writer};
 use crate::json::Key;
 use crate::schema::{Shape, Type};
@@ -50,7 +50,7 @@ fn managed(metadata: Option<Value>) -> Option<Value> {
 
 /// The step to an entry, and what is known of the place.
 fn below<'a>(node: Node<'a>, name: &Key) -> (Key, Node<'a>) {
-    let declared = |schema: &'static Type| schema.field(name);
+    let declared = |schema: &'static Type| schema.position_of(name).map(|at| &schema.fields[at]);
     let field = match node {
         Node::Struct(schema) => declared(schema),
         Node::Field(Shape::Struct(id), _) => declared(id.get()),
@@ -93,18 +93,17 @@ fn whole(node: Node<'_>, value: &Value) -> Value {
 
 /// The elements of a list that are all new; `None` when one has no place.
 fn of_elements(node: Node<'_>, form: &Form<'_>, list: &[Value], itself: bool) -> Option<Object> {
-    let groups = groups(node, form, list)?;
-    let mut out = Object::with_capacity(groups.len() + 1);
+    let mut out = Object::with_capacity(list.len() + 1);
     if itself {
         out.push(Key::fixed("."), leaf());
     }
-    for (step, values) in groups {
-        let below = match values[..] {
-            [one] => whole(node.element(), one),
+    for value in list {
+        let step = step_of(node, form, value)?;
+        match out.get_mut(&step) {
             // Those that share a step are owned together.
-            _ => leaf(),
-        };
-        out.push(step.into(), below);
+            Some(shared) => *shared = leaf(),
+            None => out.push(step.into(), whole(node.element(), value)),
+        }
     }
     out.sort_keys();
     Some(out)

@@ -2,7 +2,9 @@
 //! entries, and which are taken as a whole.
 
 use crate::Value;
+use crate::json::write;
 use crate::schema::{Presence, Shape, Topology, Type};
+use std::borrow::Cow;
 
 /// Where an object's topology comes from.
 #[derive(Debug, Clone, Copy)]
@@ -37,7 +39,7 @@ pub(super) enum Form<'a> {
     /// A list of distinct scalars.
     Set,
     /// A list of objects known by these fields.
-    Keyed(Vec<&'a str>),
+    Keyed(Cow<'a, [&'a str]>),
 }
 
 /// What kind of value a place holds.
@@ -197,7 +199,7 @@ fn form_of_field<'a>(shape: Shape, topology: &'static Topology, value: Option<&V
         (Shape::Struct(id), _) if id.get().atomic => Form::Leaf,
         (Shape::Struct(_) | Shape::Map(_), _) => Form::Map,
         (Shape::List(_), Topology::Set) => Form::Set,
-        (Shape::List(_), Topology::Keyed(keys)) => Form::Keyed(keys.clone()),
+        (Shape::List(_), Topology::Keyed(keys)) => Form::Keyed(Cow::Borrowed(keys)),
         (Shape::Any, _) => form_of_unknown(value),
         _ => Form::Leaf,
     }
@@ -252,13 +254,15 @@ fn custom_child<'a>(schema: &'a Value, name: &str) -> Node<'a> {
 /// The step to an element of a keyed list: the keys that it has, or that have a default. `None`
 /// when there is none of them.
 pub(super) fn key_step(node: Node<'_>, keys: &[&str], element: &Value) -> Option<String> {
-    let mut sorted: Vec<&str> = keys.to_vec();
-    sorted.sort_unstable();
+    let mut sorted = Cow::Borrowed(keys);
+    if !keys.is_sorted() {
+        sorted.to_mut().sort_unstable();
+    }
     let mut step = Vec::with_capacity(48);
     step.extend_from_slice(b"k:{");
-    for key in sorted {
+    for key in sorted.iter() {
         let default;
-        let value = match element.get(key) {
+        let value = match element.get(*key) {
             Some(value) if !value.is_null() => value,
             _ => {
                 default = node.default_of(key);
@@ -271,9 +275,9 @@ pub(super) fn key_step(node: Node<'_>, keys: &[&str], element: &Value) -> Option
         if step.len() > 3 {
             step.push(b',');
         }
-        crate::json::to_writer(&mut step, key).ok()?;
+        write::text(&mut step, key);
         step.push(b':');
-        crate::json::to_writer(&mut step, value).ok()?;
+        write::value(&mut step, value);
     }
     if step.len() == 3 {
         return None;

@@ -21,19 +21,24 @@ pub(super) fn field_step(name: &str) -> String {
     step
 }
 
+/// The step to an element of a list, if it has one.
+pub(super) fn step_of(node: Node<'_>, form: &Form<'_>, value: &Value) -> Option<String> {
+    match form {
+        Form::Keyed(keys) => key_step(node, keys, value),
+        _ => Some(format!("v:{value}")),
+    }
+}
+
 /// Elements of a list with the step to each, and those that share a step together, in the order in
 /// which they come first. `None` when one has no step.
-pub(super) fn groups<'v>(
+fn groups<'v>(
     node: Node<'_>,
     form: &Form<'_>,
     list: &'v [Value],
 ) -> Option<Vec<(String, Vec<&'v Value>)>> {
     let mut out: Vec<(String, Vec<&Value>)> = Vec::with_capacity(list.len());
     for value in list {
-        let step = match form {
-            Form::Keyed(keys) => key_step(node, keys, value)?,
-            _ => format!("v:{value}"),
-        };
+        let step = step_of(node, form, value)?;
         match out.iter_mut().find(|(known, _)| *known == step) {
             Some((_, values)) => values.push(value),
             None => out.push((step, vec![value])),

@@ -4,7 +4,7 @@
 
 use super::{MAX_DEPTH, Tree};
 use crate::json::{self, Key, Number};
-use crate::normalise;
+use crate::normalise::{self, InOrder};
 use crate::schema::{Field, Shape, Type};
 use crate::{Object, Value};
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
@@ -13,7 +13,8 @@ use std::fmt;
 
 /// The object, if the short way leads to one.
 pub(super) fn object(bytes: &[u8], schema: &'static Type) -> Option<Object> {
-    let mut deserializer = json::Deserializer::from_slice(bytes);
+    let text = std::str::from_utf8(bytes).ok()?;
+    let mut deserializer = json::Deserializer::from_str(text);
     let fields = Fields { schema, depth: 0 };
     let object = fields.deserialize(&mut deserializer).ok()?;
     deserializer.end().ok()?;
@@ -50,7 +51,7 @@ impl<'de> Visitor<'de> for Fields {
         if self.depth >= MAX_DEPTH {
             return Err(no());
         }
-        let mut slots: Vec<(usize, Value)> = Vec::with_capacity(8);
+        let mut out = InOrder::new(self.schema);
         // Which fields came, by their places; the largest types have some sixty.
         let mut seen = 0_u128;
         while let Some(position) = map.next_key_seed(Position(self.schema))? {
@@ -67,10 +68,10 @@ impl<'de> Visitor<'de> for Fields {
                 may_be_null: true,
             })?;
             if !field.off && !value.is_null() && !normalise::is_omitted(field, &value) {
-                slots.push((position, value));
+                out.push(position, value);
             }
         }
-        Ok(normalise::in_order(self.schema, slots))
+        Ok(out.finish())
     }
 }
 

@@ -1,6 +1,7 @@
 //! Entries in the order in which they came, each name once.
 
 use super::{Key, Value};
+use crate::schema::Type;
 use std::collections::HashMap;
 use std::fmt;
 
@@ -168,6 +169,15 @@ impl Map {
     /// Puts the entries into the order of their names.
     pub fn sort_keys(&mut self) {
         self.entries.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        if self.index.is_some() {
+            self.reindex();
+        }
+    }
+
+    /// Puts the fields of a type into its order.
+    pub(crate) fn sort_fields(&mut self, schema: &Type) {
+        self.entries
+            .sort_unstable_by_key(|(key, _)| schema.position_of(key));
         if self.index.is_some() {
             self.reindex();
         }

@@ -18,14 +18,26 @@ pub(crate) mod write;
 pub use key::Key;
 pub use map::{Entry, IntoIter, Iter, IterMut, Map};
 pub use serde_json::{
-    Deserializer, Error, Number, from_reader, from_slice, from_str, to_string, to_string_pretty,
-    to_vec, to_writer,
+    Deserializer, Error, Number, from_reader, from_str, to_string, to_string_pretty, to_vec,
+    to_writer,
 };
 pub use value::{Index, Value};
 
-use ::serde::{Serialize, de::DeserializeOwned};
+use ::serde::{
+    Serialize,
+    de::{Deserialize, DeserializeOwned},
+};
 
 pub use crate::json;
+
+/// What JSON says. Whether it is text is asked once, not for each string in it.
+pub fn from_slice<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Error> {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => serde_json::from_str(text),
+        // The error says where.
+        Err(_) => serde_json::from_slice(bytes),
+    }
+}
 
 /// Anything as a value.
 pub fn to_value<T: Serialize>(value: T) -> Result<Value, Error> {

@@ -184,6 +184,7 @@ pub trait Index {
 }
 
 impl Index for str {
+    #[inline]
     fn look<'a>(&self, value: &'a Value) -> Option<&'a Value> {
         value.as_object()?.get(self)
     }
@@ -257,6 +258,7 @@ impl<I: Index> std::ops::Index<I> for Value {
     type Output = Value;
 
     /// Null when there is no such thing.
+    #[inline]
     fn index(&self, index: I) -> &Value {
         index.look(self).unwrap_or(&NULL)
     }

@@ -8,10 +8,11 @@ pub(crate) fn value(out: &mut Vec<u8>, value: &Value) {
         Value::Null => out.extend_from_slice(b"null"),
         Value::Bool(true) => out.extend_from_slice(b"true"),
         Value::Bool(false) => out.extend_from_slice(b"false"),
-        Value::Number(n) => {
+        Value::Number(n) => match n.as_u64() {
+            Some(n) => digits(out, n),
             // Writing to a Vec cannot fail.
-            let _ = write!(out, "{n}");
-        }
+            None => drop(write!(out, "{n}")),
+        },
         Value::String(s) => text(out, s),
         Value::Array(list) => {
             out.push(b'[');
@@ -25,6 +26,21 @@ pub(crate) fn value(out: &mut Vec<u8>, value: &Value) {
         }
         Value::Object(entries) => map(out, entries),
     }
+}
+
+/// Most numbers by far are whole and not negative.
+fn digits(out: &mut Vec<u8>, mut n: u64) {
+    let mut room = [0; 20];
+    let mut at = room.len();
+    loop {
+        at -= 1;
+        room[at] = b'0' + (n % 10) as u8;
+        n /= 10;
+        if n == 0 {
+            break;
+        }
+    }
+    out.extend_from_slice(&room[at..]);
 }
 
 pub(crate) fn map(out: &mut Vec<u8>, map: &Map) {
@@ -58,12 +74,35 @@ const ESCAPES: [u8; 256] = {
     table
 };
 
+/// How many bytes in front need no escape; at least all but a few of them.
+fn plain(bytes: &[u8]) -> usize {
+    const ONES: u64 = u64::MAX / 255;
+    const HIGH: u64 = ONES * 0x80;
+    let mut at = 0;
+    for word in bytes.chunks_exact(8) {
+        let word = u64::from_le_bytes(word.try_into().unwrap_or_default());
+        let below = |limit: u8, word: u64| word.wrapping_sub(ONES * u64::from(limit)) & !word;
+        let quote = below(1, word ^ (ONES * u64::from(b'"')));
+        let backslash = below(1, word ^ (ONES * u64::from(b'\\')));
+        if (below(0x20, word) | quote | backslash) & HIGH != 0 {
+            break;
+        }
+        at += 8;
+    }
+    at
+}
+
 pub(crate) fn text(out: &mut Vec<u8>, text: &str) {
     let mut rest = text.as_bytes();
     out.reserve(rest.len() + 2);
     out.push(b'"');
     let escaped = |byte: &u8| ESCAPES[usize::from(*byte)] != 0;
-    while let Some(at) = rest.iter().position(escaped) {
+    loop {
+        let from = plain(rest);
+        let Some(at) = rest[from..].iter().position(escaped) else {
+            break;
+        };
+        let at = from + at;
         out.extend_from_slice(&rest[..at]);
         let byte = rest[at];
         out.extend_from_slice(&[b'\\', ESCAPES[usize::from(byte)]]);
@@ -74,4 +113,33 @@ pub(crate) fn text(out: &mut Vec<u8>, text: &str) {
     }
     out.extend_from_slice(rest);
     out.push(b'"');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_character_is_written_as_serde_json_writes_it_wherever_it_stands() {
+        for code in 0..0x800 {
+            let Some(c) = char::from_u32(code) else {
+                continue;
+            };
+            for before in [0, 3, 7, 8, 15, 20] {
+                let said = format!("{}{c}{}", "x".repeat(before), "y".repeat(9));
+                let mut ours = Vec::new();
+                text(&mut ours, &said);
+                assert_eq!(ours, serde_json::to_vec(&said).unwrap(), "{code}");
+            }
+        }
+    }
+
+    #[test]
+    fn whole_numbers_are_written_by_hand() {
+        for n in [0, 7, 10, 99, 100, 12_345, u64::from(u32::MAX), u64::MAX] {
+            let mut ours = Vec::new();
+            value(&mut ours, &n.into());
+            assert_eq!(ours, n.to_string().as_bytes());
+        }
+    }
 }

@@ -203,21 +203,75 @@ impl BuildHasher for FieldHash {
     }
 }
 
-/// FNV-1a over words of eight bytes.
+/// Looks at the beginning, the middle and the end: no two names of a type are alike in all of them.
 struct FieldHasher(u64);
 
 impl Hasher for FieldHasher {
     fn write(&mut self, bytes: &[u8]) {
-        for chunk in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.0 = (self.0 ^ u64::from_le_bytes(word)).wrapping_mul(0x0100_0000_01b3);
-            self.0 ^= self.0 >> 29;
+        let length = bytes.len();
+        let word = |at: usize| match bytes.get(at..at + 8) {
+            Some(word) => u64::from_le_bytes(word.try_into().unwrap_or_default()),
+            None => 0,
+        };
+        let words = match length {
+            8.. => [word(0), word(length / 2 - 4), word(length - 8)],
+            _ => {
+                let byte = |at: usize| u64::from(bytes.get(at).copied().unwrap_or_default());
+                let half = |at: usize| byte(at) | byte(at + 1) << 8 | byte(at + 2) << 16;
+                [half(0), half(3), byte(6)]
+            }
+        };
+        self.0 ^= length as u64;
+        for word in words {
+            self.0 = (self.0 ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            self.0 ^= self.0 >> 32;
         }
     }
 
+    /// What ends a text says nothing.
+    fn write_u8(&mut self, _: u8) {}
+
     fn finish(&self) -> u64 {
         self.0
+    }
+}
+
+/// Where a struct's fields stand, by the addresses of their names: every name is in memory once, and an entry
+/// that was decoded has that one.
+#[derive(Debug)]
+struct Addresses {
+    /// Twice as many as fields and more, a power of two. Two names that want the same slot: the first has it.
+    slots: Box<[(&'static str, u16)]>,
+    shift: u32,
+}
+
+impl Addresses {
+    fn new(fields: &[Field]) -> Self {
+        let count = (fields.len() * 4).next_power_of_two().max(2);
+        let mut addresses = Self {
+            slots: vec![("", 0); count].into(),
+            shift: usize::BITS - count.ilog2(),
+        };
+        for (place, field) in fields.iter().enumerate() {
+            let slot = addresses.slot(field.name);
+            if addresses.slots[slot].0.is_empty() {
+                addresses.slots[slot] = (field.name, place as u16);
+            }
+        }
+        addresses
+    }
+
+    #[inline]
+    fn slot(&self, name: &str) -> usize {
+        let address = name.as_ptr() as usize;
+        address.wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as usize) >> self.shift
+    }
+
+    #[inline]
+    fn find(&self, name: &str) -> Option<usize> {
+        let (known, place) = self.slots[self.slot(name)];
+        // Slots that nobody has hold the empty text.
+        (std::ptr::eq(known, name) && !name.is_empty()).then_some(usize::from(place))
     }
 }
 
@@ -235,6 +289,7 @@ pub struct Type {
     /// As JSON shows them: inlined types flattened, `apiVersion` and `kind` first.
     pub fields: Vec<Field>,
     index: HashMap<&'static str, u16, FieldHash>,
+    addresses: Addresses,
     /// The fields that are written when nothing is set.
     pub always: Vec<u16>,
 }
@@ -247,6 +302,13 @@ impl Type {
             return self.fields.iter().position(|f| f.name == name);
         }
         self.index.get(name).map(|&i| i as usize)
+    }
+
+    /// The place of an entry's field: at once for names that are the table's own, as most are.
+    #[inline]
+    pub fn position_of(&self, key: &Key) -> Option<usize> {
+        let place = self.addresses.find(key);
+        place.or_else(|| self.position(key))
     }
 
     /// A field by its JSON name.
@@ -306,6 +368,25 @@ pub fn all() -> &'static [Type] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_fields_of_a_type_fit_into_a_set_of_128() {
+        assert!(all().iter().all(|schema| schema.fields.len() <= 128));
+    }
+
+    #[test]
+    fn a_field_is_found_by_any_copy_of_its_name() {
+        for schema in all() {
+            for (place, field) in schema.fields.iter().enumerate() {
+                let own = Key::fixed(field.name);
+                let copied = Key::from(field.name.to_owned());
+                assert_eq!(schema.position_of(&own), Some(place), "{}", field.name);
+                assert_eq!(schema.position_of(&copied), Some(place), "{}", field.name);
+            }
+            assert_eq!(schema.position_of(&Key::fixed("")), None);
+            assert_eq!(schema.position_of(&Key::fixed("no such field")), None);
+        }
+    }
 
     #[test]
     fn a_deployment_is_found_with_its_fields_in_order() {

@@ -1,6 +1,6 @@
 //! Reads the table's text into its form in memory, once.
 
-use super::{Field, Member, Patch, Presence, Shape, Table, Topology, Type, TypeId};
+use super::{Addresses, Field, Member, Patch, Presence, Shape, Table, Topology, Type, TypeId};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -126,6 +126,7 @@ fn build(names: &Names, at: usize) -> Type {
         name: block.name,
         atomic: block.atomic,
         members,
+        addresses: Addresses::new(&fields),
         fields,
         index,
         always,
