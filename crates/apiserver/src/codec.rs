@@ -7,10 +7,13 @@
 use std::sync::{Arc, OnceLock};
 
 use bytes::{BufMut, Bytes, BytesMut};
-use machinery::{Object, Value, protobuf, schema::Type};
+use machinery::{Object, Value, encode::Encoded, protobuf, schema::Type};
 use store::{Codec, Key, Revision};
 
-use crate::{registry::Registry, scan};
+use crate::{
+    registry::Registry,
+    scan::{self, Places},
+};
 
 /// What readers need to know of an object without parsing it.
 #[derive(Debug, Default)]
@@ -43,6 +46,25 @@ impl Draft {
         fields: Vec<(&'static str, String)>,
     ) -> Result<Self, String> {
         let places = scan::places(&bytes)?;
+        Ok(Self::with(object, bytes, places, fields))
+    }
+
+    /// A draft of an object that was just encoded.
+    pub(crate) fn encoded(
+        object: &Object,
+        encoded: Encoded,
+        fields: Vec<(&'static str, String)>,
+    ) -> Result<Self, String> {
+        let places = Places::of(&encoded).ok_or("no metadata")?;
+        Ok(Self::with(object, encoded.bytes.into(), places, fields))
+    }
+
+    fn with(
+        object: &Object,
+        bytes: Bytes,
+        places: Places,
+        fields: Vec<(&'static str, String)>,
+    ) -> Self {
         let metadata = object.get("metadata").and_then(Value::as_object);
         let text = |key: &str| {
             metadata
@@ -68,10 +90,10 @@ impl Draft {
             metadata: places.metadata,
             stamp: places.stamp,
         };
-        Ok(Self {
+        Self {
             bytes,
             header: Arc::new(header),
-        })
+        }
     }
 }
 
@@ -191,22 +213,6 @@ impl Stored {
             .get_or_init(|| protobuf::message(schema, &self.parse()).into())
     }
 
-    /// Whether the bytes contain a text: what does not need no parsing.
-    pub(crate) fn mentions(&self, text: &str) -> bool {
-        let text = text.as_bytes();
-        let Some(first) = text.first() else {
-            return true;
-        };
-        let mut rest = &self.bytes[..];
-        while let Some(at) = rest.iter().position(|byte| byte == first) {
-            if rest[at..].starts_with(text) {
-                return true;
-            }
-            rest = &rest[at + 1..];
-        }
-        false
-    }
-
     /// A label's value.
     pub fn label(&self, key: &str) -> Option<&str> {
         self.header
@@ -300,8 +306,6 @@ mod tests {
         );
         assert_eq!(stored.label("app"), Some("x"));
         assert_eq!(stored.unstamped(), json);
-        assert!(stored.mentions("\"app\":\"x\"") && stored.mentions("{}}"));
-        assert!(!stored.mentions("deletionTimestamp") && !stored.mentions("{}}}"));
         assert!(String::from_utf8_lossy(stored.at(1234).bytes()).contains(r#""1234","labels""#));
     }
 

@@ -11,8 +11,10 @@ use crate::{Draft, Resource, User, custom, meta, services, write::Write};
 
 const EVENT_LIFE: Duration = Duration::from_secs(3600);
 
+#[inline]
 fn is(resource: &Resource, group: &str, plural: &str) -> bool {
-    resource.group == group && resource.plural == plural
+    // Resources differ more often than groups.
+    resource.plural == plural && resource.group == group
 }
 
 fn is_event(resource: &Resource) -> bool {

@@ -106,7 +106,7 @@ pub(crate) fn set_finalizers(object: &mut Object, finalizers: Vec<String>) {
 
 /// A time as it stands in metadata.
 pub(crate) fn time(at: Timestamp) -> String {
-    at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+    machinery::time::format(at.as_second())
 }
 
 /// The deletion time, if there is one.

@@ -2,6 +2,7 @@
 //! without parsing them. Runs once per write.
 
 use bytes::{Bytes, BytesMut};
+use machinery::encode::Encoded;
 use store::Revision;
 
 use crate::codec::write_revision;
@@ -65,6 +66,27 @@ pub(crate) struct Places {
     pub(crate) body: u32,
     pub(crate) metadata: (u32, u32),
     pub(crate) stamp: Stamp,
+}
+
+impl Places {
+    /// Those of bytes that were just encoded; `None` without metadata.
+    pub(crate) fn of(encoded: &Encoded) -> Option<Self> {
+        let (body, begin, end) = encoded.metadata;
+        let (before, after) = encoded.bytes.split_at_checked(encoded.stamp_at)?;
+        let comma = match (before.last()?, after.first()?) {
+            (b'{', b'}') => Comma::None,
+            (b'{', _) => Comma::After,
+            _ => Comma::Before,
+        };
+        Some(Self {
+            body: body as u32,
+            metadata: (begin as u32, end as u32),
+            stamp: Stamp {
+                at: encoded.stamp_at as u32,
+                comma,
+            },
+        })
+    }
 }
 
 /// Finds them. The object must start with `apiVersion` and `kind` and have a `metadata`.
@@ -209,6 +231,18 @@ mod tests {
         assert!(
             String::from_utf8_lossy(&stamped).contains(r#""uid":"u","resourceVersion":"9","e""#)
         );
+    }
+
+    #[test]
+    fn the_encoder_knows_the_places_that_a_scan_finds() {
+        let json = r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"n","uid":"u","labels":{"a":"b"}},"data":{"metadata":"x"}}"#;
+        let schema = machinery::schema::lookup("core/v1.ConfigMap");
+        let object = machinery::json::from_str(json).unwrap();
+        let encoded = machinery::encode::object(schema, &object);
+        assert_eq!(encoded.bytes, json.as_bytes());
+        assert_eq!(Places::of(&encoded), places(&encoded.bytes).ok());
+        let nothing = machinery::encode::object(None, &machinery::Object::new());
+        assert_eq!(Places::of(&nothing), None);
     }
 
     #[test]

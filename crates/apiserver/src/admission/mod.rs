@@ -75,12 +75,14 @@ pub struct Attributes<'a> {
 
 impl Attributes<'_> {
     /// Whether the request is about this resource or something below it.
+    #[inline]
     pub fn is(&self, group: &str, resource: &str) -> bool {
         // Resources differ more often than groups: asked hundreds of times for each write.
         self.resource == resource && self.group == group
     }
 
     /// Whether the request creates or updates an object of this resource itself.
+    #[inline]
     pub fn is_write_of(&self, group: &str, resource: &str) -> bool {
         self.is(group, resource)
             && matches!(self.operation, Operation::Create | Operation::Update)

@@ -36,14 +36,7 @@ impl Plugin for NamespaceLifecycle {
         }
         let (namespace, reader) = (attributes.namespace, attributes.reader);
         let found = reader.get("", "namespaces", "", namespace).await?;
-        // Every write comes here: a namespace that does not speak of its end is not parsed.
-        let lives =
-            |found: &Stored| !found.mentions("deletionTimestamp") && !found.mentions("Terminating");
-        if found.as_deref().is_some_and(lives) {
-            return Ok(());
-        }
-        let found = found.map(|found| found.parse());
-        admit(attributes, found.as_ref())
+        admit(attributes, found.as_deref().map(Stored::parsed))
     }
 
     async fn validate(

@@ -116,14 +116,9 @@ async fn named(reader: &Reader, name: &str) -> Result<Option<Class>, Status> {
 /// The default class; of several (made by a race) the one with the lowest value counts.
 async fn default_class(reader: &Reader) -> Result<Option<Class>, Status> {
     let (_, classes) = reader.list(GROUP, CLASSES, "").await?;
-    let likely = classes
-        .iter()
-        .filter(|class| class.mentions("globalDefault\":true"));
-    let classes = likely.map(|class| class.parse());
+    let classes = classes.iter().map(|class| class.parsed());
     let defaults = classes.filter(|class| tree::truth(tree::get(class, "globalDefault")));
-    Ok(defaults
-        .map(|class| Class::of(&class))
-        .min_by_key(|class| class.value))
+    Ok(defaults.map(Class::of).min_by_key(|class| class.value))
 }
 
 /// Sets a new pod's priority, or says why what it asks for cannot be.

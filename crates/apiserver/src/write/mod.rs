@@ -9,7 +9,6 @@ mod update;
 
 use std::{future::Future, sync::Arc};
 
-use bytes::Bytes;
 use machinery::{Object, Status, apply, field};
 use store::{Action, Durability, Entry, Op, Precondition, Revision};
 
@@ -244,9 +243,7 @@ pub(crate) fn draft(resource: &Resource, object: &mut Object) -> Result<Draft, S
 }
 
 fn encoded(resource: &Resource, object: &Object) -> Result<Draft, Status> {
-    let bytes: Bytes = machinery::encode::object(resource.schema, object)
-        .bytes
-        .into();
+    let encoded = machinery::encode::object(resource.schema, object);
     let fields = resource.kind.selectable_fields(object);
-    Draft::new(object, bytes, fields).map_err(Status::internal)
+    Draft::encoded(object, encoded, fields).map_err(Status::internal)
 }

@@ -20,7 +20,7 @@ pub fn default_pod(pod: &mut Object) {
         .as_i64()
         .is_some_and(|s| s < 0)
     {
-        spec.insert("terminationGracePeriodSeconds".to_owned(), Value::from(1));
+        spec.insert("terminationGracePeriodSeconds", Value::from(1));
     }
     for list in ["containers", "initContainers"] {
         for container in each(spec, list) {
@@ -47,11 +47,11 @@ fn default_requests(container: &mut Object) {
 
 /// A pod that is limited as a whole asks for what its containers ask for, or for its limits.
 fn default_whole_requests(spec: &mut Object) {
-    let holder = Value::Object(spec.clone());
-    let limits = &holder["resources"]["limits"];
-    if entries(limits).next().is_none() {
+    if entries(&get(spec, "resources")["limits"]).next().is_none() {
         return;
     }
+    let holder = Value::Object(spec.clone());
+    let limits = &holder["resources"]["limits"];
     let Some(resources) = child(spec, "resources") else {
         return;
     };
@@ -78,9 +78,9 @@ fn default_addresses(pod: &mut Object) {
     let one = text(get(status, "podIP")).to_owned();
     let first = text(&get(status, "podIPs")[0]["ip"]).to_owned();
     if !one.is_empty() && one != first {
-        status.insert("podIPs".to_owned(), json!([{"ip": one}]));
+        status.insert("podIPs", json!([{"ip": one}]));
     } else if one.is_empty() && !first.is_empty() {
-        status.insert("podIP".to_owned(), Value::from(first));
+        status.insert("podIP", Value::from(first));
     }
 }
 
@@ -88,11 +88,11 @@ fn default_addresses(pod: &mut Object) {
 pub fn default_spec(spec: &mut Object) {
     let old_name = text(get(spec, "serviceAccount")).to_owned();
     if text(get(spec, "serviceAccountName")).is_empty() && !old_name.is_empty() {
-        spec.insert("serviceAccountName".to_owned(), Value::from(old_name));
+        spec.insert("serviceAccountName", Value::from(old_name));
     }
     let account = get(spec, "serviceAccountName").clone();
     if is_set(&account) {
-        spec.insert("serviceAccount".to_owned(), account);
+        spec.insert("serviceAccount", account);
     }
     default_empty(spec, "dnsPolicy", "ClusterFirst");
     default_empty(spec, "restartPolicy", "Always");
@@ -209,7 +209,7 @@ pub(crate) fn default_volume(volume: &mut Object) {
         .iter()
         .all(|(key, value)| key == "name" || value.is_null())
     {
-        volume.insert("emptyDir".to_owned(), json!({}));
+        volume.insert("emptyDir", json!({}));
         return;
     }
     for name in ["secret", "configMap", "downwardAPI", "projected"] {

@@ -14,6 +14,19 @@ use super::{Attributes, Plugin};
 pub const NAME: &str = "PodSecurity";
 
 const PREFIX: &str = "pod-security.kubernetes.io/";
+/// The labels of each mode, for its standard and for the version of it.
+const ENFORCE: (&str, &str) = (
+    "pod-security.kubernetes.io/enforce",
+    "pod-security.kubernetes.io/enforce-version",
+);
+const AUDIT: (&str, &str) = (
+    "pod-security.kubernetes.io/audit",
+    "pod-security.kubernetes.io/audit-version",
+);
+const WARN: (&str, &str) = (
+    "pod-security.kubernetes.io/warn",
+    "pod-security.kubernetes.io/warn-version",
+);
 /// Pods of a namespace that are looked at when its standard changes.
 const MOST_PODS: usize = 3000;
 
@@ -160,12 +173,12 @@ impl PodSecurity {
     /// What the labels of a namespace ask for; a wrong level is the strictest one to enforce.
     fn policy<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> Policy {
         let mut policy = self.defaults.clone();
-        let read = |mode: &str, standard: &mut Standard, wrong: Level| {
-            let given = label(&format!("{PREFIX}{mode}"));
+        let read = |(mode, version): (&str, &str), standard: &mut Standard, wrong: Level| {
+            let given = label(mode);
             if let Some(given) = given {
                 standard.level = level(given).unwrap_or(wrong);
             }
-            let version = label(&format!("{PREFIX}{mode}-version"));
+            let version = label(version);
             if let Some(version) = version {
                 let known = version_makes_sense(version);
                 standard.version = if known { version } else { "latest" }.to_owned();
@@ -176,9 +189,9 @@ impl PodSecurity {
                 version.is_some(),
             )
         };
-        let (enforced, ..) = read("enforce", &mut policy.enforce, Level::Restricted);
-        read("audit", &mut policy.audit, Level::Privileged);
-        let (_, warns, at) = read("warn", &mut policy.warn, Level::Privileged);
+        let (enforced, ..) = read(ENFORCE, &mut policy.enforce, Level::Restricted);
+        read(AUDIT, &mut policy.audit, Level::Privileged);
+        let (_, warns, at) = read(WARN, &mut policy.warn, Level::Privileged);
         // Who enforces and says nothing of warnings is warned of what would be refused.
         if !warns && enforced && policy.enforce.level > policy.warn.level {
             policy.warn.level = policy.enforce.level;
