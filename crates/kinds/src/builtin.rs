@@ -329,12 +329,21 @@ fn keep_all_but_status(object: &mut Object, old: &Object, resets: Resets) {
             .filter_map(|path| path.get(1).copied())
             .collect(),
     };
+    keep_metadata(object, old, &kept);
+}
+
+/// Metadata that people write, as it was.
+pub(crate) fn keep_written_metadata(object: &mut Object, old: &Object) {
+    keep_metadata(object, old, WRITTEN_METADATA);
+}
+
+fn keep_metadata(object: &mut Object, old: &Object, names: &[&str]) {
     let before = get(old, "metadata");
     if let Some(Value::Object(metadata)) = object.get_mut("metadata") {
-        for name in kept {
-            match &before[name] {
+        for name in names {
+            match &before[*name] {
                 Value::Null => drop(metadata.shift_remove(name)),
-                value => drop(metadata.insert(name.to_owned(), value.clone())),
+                value => drop(metadata.insert((*name).to_owned(), value.clone())),
             }
         }
     }

@@ -20,6 +20,7 @@ pub mod columns;
 pub mod coordination;
 pub mod core;
 pub mod discovery;
+mod equal;
 pub mod flowcontrol;
 pub mod metadata;
 pub mod networking;

@@ -87,7 +87,7 @@ fn metadata_of(metadata: Value, findings: &mut Findings) -> Result<Value, String
         return Ok(metadata);
     };
     let mut walk = Walk {
-        path: vec![Step::Field("metadata")],
+        path: vec![Step::Field("metadata", "")],
         words: Words::Json,
         findings,
     };
@@ -133,7 +133,8 @@ fn kind_of(value: &Value) -> String {
 
 #[derive(Debug)]
 enum Step {
-    Field(&'static str),
+    /// A field, and the types it is inlined through.
+    Field(&'static str, &'static str),
     Index(usize),
     Key(Key),
 }
@@ -174,7 +175,7 @@ impl Walk<'_> {
                 _ => out.push('.'),
             }
             match step {
-                Step::Field(name) => out.push_str(name),
+                Step::Field(name, _) => out.push_str(name),
                 Step::Key(name) => out.push_str(name),
                 Step::Index(_) => {}
             }
@@ -189,10 +190,11 @@ impl Walk<'_> {
     fn mismatch(&self, what: &str, place: Place<'_>, type_name: &str) -> String {
         let mut path = String::new();
         for step in &self.path {
-            if let Step::Field(name) = step {
+            if let Step::Field(name, inlined) = step {
                 if !path.is_empty() {
                     path.push('.');
                 }
+                path.push_str(inlined);
                 path.push_str(name);
             }
         }
@@ -214,7 +216,7 @@ impl Walk<'_> {
             if field.off || value.is_null() {
                 continue;
             }
-            self.path.push(Step::Field(field.name));
+            self.path.push(Step::Field(field.name, field.inlined));
             let place = Place {
                 owner: schema,
                 field,
@@ -656,6 +658,10 @@ mod tests {
             (
                 json!({"spec": {"template": {"spec": {"containers": {}}}}}),
                 "json: cannot unmarshal object into Go struct field PodSpec.spec.template.spec.containers of type []v1.Container",
+            ),
+            (
+                json!({"spec": {"template": {"spec": {"volumes": [{"hostPath": {"path": 1}}]}}}}),
+                "json: cannot unmarshal number into Go struct field HostPathVolumeSource.spec.template.spec.volumes.VolumeSource.hostPath.path of type string",
             ),
             (
                 json!({"metadata": {"labels": {"a": 1}}}),

@@ -88,9 +88,13 @@ async fn account(attributes: &Attributes<'_>, name: &str) -> Result<Arc<Stored>,
         }
         tokio::time::sleep(INTERVAL).await;
     }
-    let why = format!(
-        "error looking up service account {namespace}/{name}: serviceaccount {name:?} not found"
-    );
+    let complaints = machinery::format::path_segment(name);
+    let why = if complaints.is_empty() {
+        format!("serviceaccount {name:?} not found")
+    } else {
+        format!("invalid resource name {name:?}: [{}]", complaints.join(" "))
+    };
+    let why = format!("error looking up service account {namespace}/{name}: {why}");
     Err(attributes.forbidden(&why))
 }
 

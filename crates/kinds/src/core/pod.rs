@@ -1,14 +1,15 @@
 //! Pod: containers that live and die together on one node.
 
-use crate::builtin::{Builtin, STATUS};
+use crate::builtin::{Builtin, STATUS, keep_written_metadata};
 use crate::columns::{AGE, NAME, age, column, name_cell, or_none, since, wide};
+use crate::equal::equal;
 use crate::metadata::Check;
 use crate::pod::{
-    check_annotations_update, check_profiles_agree, default_pod, keep_all_but_resources,
-    label_keys, quality_of_service, validate_pod, validate_resize, validate_spec_update,
-    validate_status, warn_pod,
+    check_annotations_update, check_profiles_agree, copy_annotations, default_pod,
+    keep_all_but_resources, keep_observed, label_keys, quality_of_service, validate_pod,
+    validate_resize, validate_spec_update, validate_status, warn_pod, warn_status,
 };
-use crate::tree::{child_or_new, default_empty, get, int, is_set, keep, list, same, text, truth};
+use crate::tree::{child_or_new, default_empty, get, int, is_set, keep, list, text, truth};
 use crate::{Column, Context, Deletion, Subresource, SubresourceInfo};
 use machinery::field::{Error, Errors, Path};
 use machinery::json::json;
@@ -66,6 +67,7 @@ pub const KIND: Builtin = Builtin {
     validate_create,
     validate_update,
     warnings: warn_pod,
+    status_warnings: Some(warn_status),
     deletion,
     selectable: SELECTABLE,
     selectable_fields,
@@ -82,8 +84,13 @@ pub const KIND: Builtin = Builtin {
 
 fn prepare_create(object: &mut Object, context: &Context<'_>) {
     label_keys::merge(object);
+    copy_annotations(object);
     let spec = get(object, "spec");
-    let quality = quality_of_service(spec);
+    // A class that came with the pod stays.
+    let quality = match text(&get(object, "status")["qosClass"]) {
+        "" => quality_of_service(spec).to_owned(),
+        class => class.to_owned(),
+    };
     let gated = !list(&spec["schedulingGates"]).is_empty();
     let mut status = json!({"phase": "Pending", "qosClass": quality});
     if gated {
@@ -103,30 +110,24 @@ fn prepare_update(
     _: &Context<'_>,
 ) {
     match subresource {
-        None => {
-            // Neither containers added for debugging nor a resize come this way.
-            let before = get(old, "spec")["ephemeralContainers"].clone();
-            let spec = child_or_new(object, "spec");
-            if before.is_null() {
-                spec.shift_remove("ephemeralContainers");
-            } else {
-                spec.insert("ephemeralContainers".to_owned(), before);
-            }
-        }
+        None => {}
         Some("status") => {
             let quality = get(old, "status")["qosClass"].clone();
             if is_set(&quality) {
                 default_empty(child_or_new(object, "status"), "qosClass", quality);
             }
+            keep_observed(object, old);
         }
         Some("ephemeralcontainers") => {
             let added = get(object, "spec")["ephemeralContainers"].clone();
             keep(object, old, "spec");
             keep(object, old, "status");
+            keep_written_metadata(object, old);
             child_or_new(object, "spec").insert("ephemeralContainers".to_owned(), added);
         }
         Some("resize") => {
             keep(object, old, "status");
+            keep_written_metadata(object, old);
             if let Some(spec) = object.get_mut("spec") {
                 keep_all_but_resources(spec, get(old, "spec"));
             }
@@ -146,7 +147,7 @@ fn validate_create(object: &Object) -> Errors {
         let detail = "cannot be set until all schedulingGates have been cleared";
         errors.push(Error::forbidden(&path.child("nodeName"), detail));
     }
-    check_profiles_agree(object, &mut errors);
+    check_profiles_agree(get(object, "metadata"), spec, &path, &mut errors);
     errors
 }
 
@@ -187,7 +188,7 @@ fn validate_ephemeral(object: &Object, old: &Object, mut errors: Errors) -> Erro
         let name = machinery::text::quote(text(&container["name"]));
         let what = match new.iter().rfind(|c| c["name"] == container["name"]) {
             None => "removed",
-            Some(now) if !same(now, container) => "changed",
+            Some(now) if !equal("core/v1.EphemeralContainer", now, container) => "changed",
             Some(_) => continue,
         };
         let detail = format!("existing ephemeral containers {name} may not be {what}\n");

@@ -5,10 +5,12 @@ use crate::apps::replica_set::{COLUMNS, cells, check_replica_status};
 use crate::builtin::{Builtin, SCALE, STATUS};
 use crate::check;
 use crate::columns::labels;
+use crate::equal::equal;
+use crate::metadata;
 use crate::pod::{default_template, validate_template};
 use crate::tree::{child_or_new, default_empty, default_to, entries, get, int, is_set, text};
-use machinery::Object;
 use machinery::field::{Error, Errors, Path};
+use machinery::{Object, format};
 
 pub const KIND: Builtin = Builtin {
     kind: "ReplicationController",
@@ -37,11 +39,37 @@ pub const KIND: Builtin = Builtin {
             int(&get(o, "status")["replicas"]).to_string(),
         )]
     },
-    warnings: crate::pod::warn_template,
+    name_format,
+    warnings,
+    status_warnings: Some(|_| Vec::new()),
     columns: COLUMNS,
     row: |object, now| cells(object, now, labels(&get(object, "spec")["selector"])),
     ..Builtin::EMPTY
 };
+
+/// The beginning of a name may be anything that a URL takes.
+fn name_format(name: &str, prefix: bool) -> Vec<String> {
+    if prefix {
+        format::path_segment_prefix(name)
+    } else {
+        metadata::subdomain(name, prefix)
+    }
+}
+
+/// On a change, what is told is told of the template that was there.
+fn warnings(object: &Object, old: Option<&Object>) -> Vec<String> {
+    match old {
+        None => {
+            let mut out = check::warn_host_name(crate::tree::name(object));
+            out.append(&mut crate::pod::warn_template(object, None));
+            out
+        }
+        Some(old) if equal(SPEC, get(object, "spec"), get(old, "spec")) => Vec::new(),
+        Some(old) => crate::pod::warn_template(old, None),
+    }
+}
+
+const SPEC: &str = "core/v1.ReplicationControllerSpec";
 
 fn default(object: &mut Object) {
     let spec = child_or_new(object, "spec");
@@ -88,5 +116,49 @@ fn validate(object: &Object) -> Errors {
         let at = at.child("spec").child("restartPolicy");
         errors.push(Error::not_supported(&at, policy, &["Always"]));
     }
+    if is_set(&spec["template"]["spec"]["activeDeadlineSeconds"]) {
+        let at = at.child("spec").child("activeDeadlineSeconds");
+        let detail = "activeDeadlineSeconds in ReplicationController is not Supported";
+        errors.push(Error::forbidden(&at, detail));
+    }
     errors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{lines, object};
+
+    fn controller(template: &str) -> Object {
+        let mut object = object(&format!(
+            r#"{{"metadata": {{"name": "r"}}, "spec": {{"selector": {{"a": "b"}}, "template": {{
+                "metadata": {{"labels": {{"a": "b"}}}},
+                "spec": {{"containers": [{{"name": "c", "image": "i"}}], {template}}}}}}}}}"#
+        ));
+        default(&mut object);
+        object
+    }
+
+    #[test]
+    fn pods_of_a_controller_run_for_good() {
+        let told = |template: &str| lines(validate(&controller(template)));
+        assert_eq!(told(r#""restartPolicy": "Always""#), [""; 0]);
+        assert_eq!(
+            told(r#""restartPolicy": "Never", "activeDeadlineSeconds": 1"#),
+            [
+                "spec.template.spec.restartPolicy: Unsupported value: \"Never\": supported values: \"Always\"",
+                "spec.template.spec.activeDeadlineSeconds: Forbidden: activeDeadlineSeconds in ReplicationController is not Supported",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_change_is_warned_of_with_what_was_there() {
+        let odd = controller(r#""volumes": [{"name": "v", "rbd": {}}]"#);
+        let plain = controller(r#""hostNetwork": false"#);
+        assert_eq!(warnings(&plain, Some(&odd)).len(), 1);
+        assert!(warnings(&odd, Some(&plain)).is_empty());
+        assert!(warnings(&odd, Some(&odd)).is_empty());
+        assert_eq!(warnings(&odd, None).len(), 1);
+    }
 }

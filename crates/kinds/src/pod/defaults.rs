@@ -123,10 +123,16 @@ fn is_image_name(name: &str) -> bool {
         _ => ("", name),
     };
     let path = rest.split(':').next().unwrap_or_default();
+    // What is nobody's stands in the library.
+    let library = if name.contains('/') {
+        0
+    } else {
+        "library/".len()
+    };
     let lower = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
     host.bytes()
         .all(|b| b.is_ascii_alphanumeric() || b".:-[]".contains(&b))
-        && path.len() + host.len() <= 255
+        && path.len() + library <= 255
         && !is_identifier(name)
         && path.split('/').all(|part| {
             let bytes = part.as_bytes();

@@ -1,9 +1,12 @@
 //! What pods and pod templates have in common: defaults and validation of their spec.
 
+mod app_armor;
 mod container;
+mod container_status;
 mod defaults;
 mod env;
 pub(crate) mod label_keys;
+mod path_warnings;
 mod placement;
 mod probe;
 mod resize;
@@ -21,6 +24,7 @@ pub use spec::{validate_pod, validate_template};
 pub use update::{check_binding_rules, validate_spec_update};
 pub use warnings::{warn_pod, warn_pods, warn_template};
 
+pub(crate) use app_armor::copy_annotations;
 pub(crate) use defaults::default_source;
 pub(crate) use placement::{check_node_selector, check_tolerations};
 pub(crate) use resize::{keep_all_but_resources, validate_resize};
@@ -29,5 +33,5 @@ pub(crate) use resources::{
     is_standard_quota, may_be_overcommitted,
 };
 pub(crate) use security::{check_annotations_update, check_profiles_agree};
-pub(crate) use status::validate_status;
+pub(crate) use status::{keep_observed, validate_status, warn_status};
 pub(crate) use volume::{check_downward, check_projected, no_backsteps};

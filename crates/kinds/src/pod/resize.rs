@@ -1,11 +1,13 @@
 //! What a resize may change in a pod: cpu and memory of its containers and of the pod as a whole.
 
 use super::resources::quality_of_service;
-use crate::tree::{entries, get, is_empty, is_set, list, same, text};
+use crate::equal::equal;
+use crate::tree::{entries, get, is_empty, is_set, list, text};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value};
 
 const LISTS: &[&str] = &["containers", "initContainers"];
+const CONTAINER: &str = "core/v1.Container";
 
 /// Keeps everything of the old spec but what a resize is about. When containers come, go or have
 /// other names, the new spec stays as it is for validation to refuse.
@@ -83,6 +85,10 @@ pub(crate) fn validate_resize(pod: &Object, old: &Object, mut errors: Errors) ->
         errors.push(Error::forbidden(&path, detail));
     }
     check_pod_level(new, was, &path, &mut errors);
+    if !list(&status["nodeAllocatableResourceClaimStatuses"]).is_empty() {
+        let detail = "pods with node allocatable resource claims cannot be resized";
+        errors.push(Error::forbidden(&path, detail));
+    }
     if !check_order(new, was, &path, &mut errors) {
         return errors;
     }
@@ -99,17 +105,20 @@ pub(crate) fn validate_resize(pod: &Object, old: &Object, mut errors: Errors) ->
         }
     }
     check_only_resources(new, was, &path, &mut errors);
-    if errors.is_empty() && !same(&with_old_amounts(new, was), was) {
+    if errors.is_empty() && !equal("core/v1.PodSpec", &with_old_amounts(new, was), was) {
         let detail = "only cpu and memory resources are mutable";
         errors.push(Error::forbidden(&path, detail));
     }
     errors
 }
 
+fn has_amounts(resources: &Value) -> bool {
+    !is_empty(&resources["requests"]) || !is_empty(&resources["limits"])
+}
+
 fn check_pod_level(new: &Value, old: &Value, path: &Path, errors: &mut Errors) {
     let (new, old) = (&new["resources"], &old["resources"]);
-    let there = |r: &Value| !is_empty(&r["requests"]) || !is_empty(&r["limits"]);
-    if !there(new) && !there(old) {
+    if !has_amounts(new) && !has_amounts(old) {
         return;
     }
     let at = path.child("resources");
@@ -120,7 +129,7 @@ fn check_pod_level(new: &Value, old: &Value, path: &Path, errors: &mut Errors) {
     check_removed(new, old, "pod-level resource", &at, errors);
     let mut munged = new.clone();
     put_back(&mut munged, old);
-    if !same(&munged, old) {
+    if !equal("core/v1.ResourceRequirements", &munged, old) {
         let detail = "only cpu and memory resources are mutable at pod-level";
         errors.push(Error::forbidden(path, detail));
     }
@@ -192,8 +201,13 @@ fn with_old_amounts(new: &Value, old: &Value) -> Value {
             }
         }
     }
-    if is_set(&spec["resources"]) {
+    if is_set(&spec["resources"])
+        && (has_amounts(&new["resources"]) || has_amounts(&old["resources"]))
+    {
         put_back(&mut spec["resources"], &old["resources"]);
+        if !is_set(&old["resources"]) && is_empty(&spec["resources"]) {
+            spec["resources"] = Value::Null;
+        }
     }
     spec
 }
@@ -203,7 +217,7 @@ fn check_only_resources(new: &Value, old: &Value, path: &Path, errors: &mut Erro
         .iter()
         .zip(list(&old["containers"]))
     {
-        if !same(&with_old_amount(n, o), o) {
+        if !equal(CONTAINER, &with_old_amount(n, o), o) {
             let detail = "only cpu and memory resources are mutable";
             errors.push(Error::forbidden(path, detail));
         }
@@ -211,11 +225,11 @@ fn check_only_resources(new: &Value, old: &Value, path: &Path, errors: &mut Erro
     let pairs = list(&new["initContainers"]).iter();
     for (i, (n, o)) in pairs.zip(list(&old["initContainers"])).enumerate() {
         let at = path.child("initContainers").index(i);
-        if !same(&with_old_amount(n, o), o) {
+        if !equal(CONTAINER, &with_old_amount(n, o), o) {
             let detail = "only cpu and memory resources for init or sidecar containers are mutable";
             errors.push(Error::forbidden(&at, detail));
         }
-        if n["restartPolicy"] == "Always" || same(n, o) {
+        if n["restartPolicy"] == "Always" || equal(CONTAINER, n, o) {
             continue;
         }
         for policy in list(&n["resizePolicy"]) {

@@ -46,7 +46,7 @@ fn check_seccomp(profile: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn check_app_armor(profile: &Value, path: &Path, errors: &mut Errors) {
+pub(super) fn check_app_armor(profile: &Value, path: &Path, errors: &mut Errors) {
     if !is_set(profile) {
         return;
     }
@@ -463,7 +463,7 @@ pub(super) fn check_host_users(
 
 const SECCOMP_POD: &str = "seccomp.security.alpha.kubernetes.io/pod";
 const SECCOMP_CONTAINER: &str = "container.seccomp.security.alpha.kubernetes.io/";
-const APP_ARMOR: &str = "container.apparmor.security.beta.kubernetes.io/";
+pub(super) const APP_ARMOR: &str = "container.apparmor.security.beta.kubernetes.io/";
 const MIRROR: &str = "kubernetes.io/config.mirror";
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
@@ -515,15 +515,18 @@ pub(super) fn check_annotations(
 }
 
 /// Profiles that stand both in a field and in an old annotation say the same.
-pub(crate) fn check_profiles_agree(pod: &machinery::Object, errors: &mut Errors) {
-    let metadata = crate::tree::get(pod, "metadata");
-    let (annotations, spec) = (&metadata["annotations"], super::spec::of(pod));
-    let path = Path::new("spec");
+pub(crate) fn check_profiles_agree(
+    metadata: &Value,
+    spec: &Value,
+    path: &Path,
+    errors: &mut Errors,
+) {
+    let annotations = &metadata["annotations"];
     let own = |holder: &Value, field: &str| holder["securityContext"][field].clone();
     let whole = own(spec, "seccompProfile");
     let at = path.child("securityContext").child("seccompProfile");
     agree("seccomp", &annotations[SECCOMP_POD], &whole, &at, errors);
-    let containers = super::spec::every_container(spec, &path);
+    let containers = super::spec::every_container(spec, path);
     for (at, container) in &containers {
         let key = format!("{SECCOMP_CONTAINER}{}", text(&container["name"]));
         let profile = own(container, "seccompProfile");

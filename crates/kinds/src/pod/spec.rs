@@ -6,6 +6,7 @@ use super::placement::{check_affinity, check_spread, check_tolerations};
 use super::resources::{check_pod_resources, check_resources};
 use super::security::{
     check_annotations, check_host_process, check_host_users, check_os, check_pod_security,
+    check_profiles_agree,
 };
 use super::volume::check_volumes;
 use crate::check;
@@ -71,6 +72,7 @@ pub fn validate_template(template: &Value, path: &Path, errors: &mut Errors) {
         errors,
     );
     validate_spec(spec, None, &at, errors);
+    check_profiles_agree(&template["metadata"], spec, &at, errors);
     if !list(&spec["ephemeralContainers"]).is_empty() {
         errors.push(Error::forbidden(
             &at.child("ephemeralContainers"),
@@ -248,7 +250,10 @@ fn check_names(spec: &Value, path: &Path, errors: &mut Errors) {
     check_tolerations(&spec["tolerations"], &path.child("tolerations"), errors);
     check_hosts(spec, path, errors);
     name("priorityClassName", subdomain, errors);
-    name("runtimeClassName", subdomain, errors);
+    if let Some(class) = spec["runtimeClassName"].as_str() {
+        let at = path.child("runtimeClassName");
+        check::form(subdomain(class), class, &at, errors);
+    }
     let policy = &spec["preemptionPolicy"];
     if is_set(policy) {
         let at = path.child("preemptionPolicy");

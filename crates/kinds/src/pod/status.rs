@@ -1,11 +1,51 @@
 //! What the status of a pod may become.
 
+use super::container_status::check_containers;
 use super::security::check_annotations_update;
 use crate::check;
-use crate::tree::{get, int, is_set, list, text};
+use crate::shown::{Field, Go, each};
+use crate::tree::{entries, get, int, is_set, list, text};
 use machinery::field::{Error, Errors, Path};
+use machinery::quantity::Quantity;
 use machinery::{Object, Value, format};
-use std::net::IpAddr;
+use std::collections::BTreeSet;
+
+/// Keeps generations that were seen before, where a writer clears them.
+pub(crate) fn keep_observed(object: &mut Object, old: &Object) {
+    let was = get(old, "status");
+    let Some(Value::Object(status)) = object.get_mut("status") else {
+        return;
+    };
+    let observed = |of: &Value| of["observedGeneration"].clone();
+    if int(get(status, "observedGeneration")) == 0 && is_set(&observed(was)) {
+        status.insert("observedGeneration".to_owned(), observed(was));
+    }
+    let mut before: Vec<&Value> = list(&was["conditions"]).iter().collect();
+    let Some(Value::Array(conditions)) = status.get_mut("conditions") else {
+        return;
+    };
+    for condition in conditions {
+        let Some(at) = before.iter().position(|c| c["type"] == condition["type"]) else {
+            continue;
+        };
+        let known = observed(before.remove(at));
+        if int(&observed(condition)) == 0 && int(&known) != 0 {
+            condition["observedGeneration"] = known;
+        }
+    }
+}
+
+/// What is odd about the addresses in a status.
+pub(crate) fn warn_status(pod: &Object) -> Vec<String> {
+    let mut out = Vec::new();
+    for field in ["podIPs", "hostIPs"] {
+        for (i, address) in list(&get(pod, "status")[field]).iter().enumerate() {
+            let at = Path::new("status").child(field).index(i).child("ip");
+            out.append(&mut crate::address::ip_warnings(text(&address["ip"]), &at));
+        }
+    }
+    out
+}
 
 /// Checks a write to `pods/status`.
 pub(crate) fn validate_status(pod: &Object, old: &Object) -> Errors {
@@ -24,6 +64,26 @@ pub(crate) fn validate_status(pod: &Object, old: &Object) -> Errors {
     }
     let at = path.child("qosClass");
     check::immutable(&new["qosClass"], &was["qosClass"], &at, &mut errors);
+    check_transitions(new, was, spec, &path, &mut errors);
+    check_claims(new, spec, &path, &mut errors);
+    let at = path.child("extendedResourceClaimStatus");
+    check_extended(&new["extendedResourceClaimStatus"], spec, &at, &mut errors);
+    check_allocatable(new, spec, &path, &mut errors);
+    check_addresses(new, was, "podIPs", &path, &mut errors);
+    let hosts = list(&new["hostIPs"]);
+    if let Some(first) = hosts.first().map(|h| text(&h["ip"]))
+        && text(&new["hostIP"]) != first
+    {
+        let at = path.child("hostIPs").index(0).child("ip");
+        errors.push(Error::invalid(&at, first, "must be equal to `hostIP`"));
+    }
+    check_addresses(new, was, "hostIPs", &path, &mut errors);
+    check_containers(new, spec, &path, &mut errors);
+    errors
+}
+
+/// What has ended for good does not run again.
+fn check_transitions(new: &Value, was: &Value, spec: &Value, path: &Path, errors: &mut Errors) {
     for (statuses, containers) in [
         ("containerStatuses", "containers"),
         ("initContainerStatuses", "initContainers"),
@@ -41,10 +101,10 @@ pub(crate) fn validate_status(pod: &Object, old: &Object) -> Errors {
                 continue;
             }
             let name = &status["name"];
-            let now = list(&new[statuses]).iter().find(|s| s["name"] == *name);
-            if now.is_none_or(|now| is_set(&now["state"]["terminated"])) {
+            let runs = |s: &&Value| s["name"] == *name && !is_set(&s["state"]["terminated"]);
+            let Some(_) = list(&new[statuses]).iter().find(runs) else {
                 continue;
-            }
+            };
             let container = of.iter().find(|c| c["name"] == *name);
             if !container.is_some_and(|c| revived(c, int(&ended["exitCode"]))) {
                 let detail = "may not be transitioned to non-terminated state";
@@ -52,17 +112,6 @@ pub(crate) fn validate_status(pod: &Object, old: &Object) -> Errors {
             }
         }
     }
-    check_claims(new, get(pod, "spec"), &path, &mut errors);
-    check_addresses(new, was, "podIPs", &path, &mut errors);
-    let hosts = list(&new["hostIPs"]);
-    if let Some(first) = hosts.first().map(|h| text(&h["ip"]))
-        && text(&new["hostIP"]) != first
-    {
-        let at = path.child("hostIPs").index(0).child("ip");
-        errors.push(Error::invalid(&at, first, "must be equal to `hostIP`"));
-    }
-    check_addresses(new, was, "hostIPs", &path, &mut errors);
-    errors
 }
 
 fn check_conditions(conditions: &Value, path: &Path, errors: &mut Errors) {
@@ -128,7 +177,7 @@ fn may_restart(container: &Value, spec: &Value, code: i64) -> bool {
 
 fn check_claims(status: &Value, spec: &Value, path: &Path, errors: &mut Errors) {
     let at = path.child("resourceClaimStatuses");
-    let mut seen = std::collections::BTreeSet::new();
+    let mut seen = BTreeSet::new();
     for (i, claim) in list(&status["resourceClaimStatuses"]).iter().enumerate() {
         let at = at.index(i);
         let name = text(&claim["name"]);
@@ -149,6 +198,96 @@ fn check_claims(status: &Value, spec: &Value, path: &Path, errors: &mut Errors) 
     }
 }
 
+/// The claim that was made for extended resources: whose requests it answers.
+fn check_extended(status: &Value, spec: &Value, path: &Path, errors: &mut Errors) {
+    if !is_set(status) {
+        return;
+    }
+    let mappings = list(&status["requestMappings"]);
+    let at = path.child("requestMappings");
+    if mappings.is_empty() {
+        let detail = "at least one request mapping is required";
+        errors.push(Error::required(&at, detail));
+    }
+    let mut seen = BTreeSet::new();
+    for (i, mapping) in mappings.iter().enumerate() {
+        let at = at.index(i);
+        let field = |name: &str| text(&mapping[name]);
+        let container = ["containers", "initContainers"].iter().find_map(|kind| {
+            let named = |c: &&Value| text(&c["name"]) == field("containerName");
+            list(&spec[*kind]).iter().rfind(named)
+        });
+        match container {
+            None => {
+                let detail = "must match the name of an entry in spec.initContainers.name or spec.containers.name";
+                let (at, name) = (at.child("containerName"), field("containerName"));
+                errors.push(Error::invalid(&at, name, detail));
+            }
+            Some(c) if !is_set(&c["resources"]["requests"][field("resourceName")]) => {
+                let detail = "must match the extended resource name of an entry in spec.initContainers.resources.requests or spec.containers.resources.requests";
+                let (at, name) = (at.child("resourceName"), field("resourceName"));
+                errors.push(Error::invalid(&at, name, detail));
+            }
+            Some(_) => {}
+        }
+        // The path leaves the mapping out.
+        let (form, request) = (path.child("requestName"), field("requestName"));
+        check::form(format::dns1123_label(request), request, &form, errors);
+        let names = ["containerName", "resourceName", "requestName"];
+        if !seen.insert(names.map(field)) {
+            errors.extend(names.map(|name| Error::duplicate(&at.child(name), field(name))));
+        }
+    }
+    let claim = &status["resourceClaimName"];
+    let at = path.child("resourceClaimName");
+    check::required(claim, &at, errors);
+    check::optional(format::dns1123_subdomain, claim, &at, errors);
+}
+
+/// Claims on what nodes have to give.
+fn check_allocatable(status: &Value, spec: &Value, path: &Path, errors: &mut Errors) {
+    let statuses = list(&status["nodeAllocatableResourceClaimStatuses"]);
+    for (i, item) in statuses.iter().enumerate() {
+        let at = path.child("nodeAllocatableResourceClaimStatuses").index(i);
+        let claim = text(&item["resourceClaimName"]);
+        if claim.is_empty() {
+            let at = at.child("resourceClaimName");
+            errors.push(Error::required(&at, "must not be empty"));
+        }
+        let known = |c: &Value| c["resourceClaimName"].as_str() == Some(claim);
+        if !list(&spec["resourceClaims"]).iter().any(known)
+            && !list(&status["resourceClaimStatuses"]).iter().any(known)
+        {
+            let at = at.child("resourceClaimName");
+            let detail = "no mapping found in pod reference";
+            errors.push(Error::invalid(&at, claim, detail));
+        }
+        if list(&item["containers"]).is_empty() {
+            errors.push(Error::required(
+                &at.child("containers"),
+                "must not be empty",
+            ));
+        }
+        let at = at.child("resources");
+        if entries(&item["resources"]).next().is_none() {
+            errors.push(Error::required(&at, "must not be empty"));
+        }
+        for (name, amount) in entries(&item["resources"]) {
+            let at = at.key(name);
+            if !super::is_native(name) {
+                let detail = "must be a node allocatable resource name";
+                errors.push(Error::invalid(&at, name.as_str(), detail));
+            }
+            let parsed = text(amount).parse::<Quantity>();
+            if parsed.is_ok_and(Quantity::is_negative) {
+                errors.push(Error::invalid(&at, text(amount), "must be non-negative"));
+            }
+        }
+    }
+}
+
+const ADDRESS: &[Field] = &[Field("ip", "IP", Go::Text)];
+
 /// At most one address of each family, in strict form unless it was there before.
 fn check_addresses(new: &Value, was: &Value, field: &str, path: &Path, errors: &mut Errors) {
     let at = path.child(field);
@@ -159,16 +298,27 @@ fn check_addresses(new: &Value, was: &Value, field: &str, path: &Path, errors: &
             check::ip(address, &at.index(i), errors);
         }
     }
-    if all.len() > 1 {
-        let families: Vec<bool> = all
-            .iter()
-            .filter_map(|a| a.parse::<IpAddr>().ok())
-            .map(|a| a.is_ipv4())
-            .collect();
-        if all.len() > 2 || families.len() != 2 || families[0] == families[1] {
-            let detail = "may specify no more than one IP for each IP family";
-            errors.push(Error::invalid(&at, new[field].clone(), detail));
+    if all.len() < 2 {
+        return;
+    }
+    let parsed: Vec<_> = all.iter().map(|a| check::loose_ip(a)).collect();
+    let is_dual = match parsed.iter().position(Option::is_none) {
+        Some(i) => {
+            let detail = format!(
+                "failed to check for dual stack with error:invalid IP[{i}]: {}",
+                all[i]
+            );
+            errors.push(Error::internal(&at, detail));
+            false
         }
+        None => {
+            let has = |v4: bool| parsed.iter().flatten().any(|a| a.is_ipv4() == v4);
+            has(true) && has(false)
+        }
+    };
+    if !is_dual || all.len() > 2 {
+        let detail = "may specify no more than one IP for each IP family";
+        errors.push(Error::invalid(&at, each(&new[field], ADDRESS), detail));
     }
 }
 
@@ -205,5 +355,70 @@ mod tests {
         assert_eq!(lines(validate_status(&both, &none)), [""; 0]);
         let twice = pod(r#"[{"ip": "10.0.0.1"}, {"ip": "10.0.0.2"}]"#);
         assert!(lines(validate_status(&twice, &none))[0].ends_with("for each IP family"));
+        let odd = pod(r#"[{"ip": "10.0.0.1"}, {"ip": "x"}]"#);
+        assert_eq!(
+            lines(validate_status(&odd, &none))[1..],
+            [
+                "status.podIPs: Internal error: failed to check for dual stack with error:invalid IP[1]: x",
+                r#"status.podIPs: Invalid value: [{"IP":"10.0.0.1"},{"IP":"x"}]: may specify no more than one IP for each IP family"#,
+            ]
+        );
+    }
+
+    #[test]
+    fn claims_for_extended_resources_answer_requests_of_the_pod() {
+        let pod = |status: &str| {
+            object(&format!(
+                r#"{{"spec": {{"containers": [{{"name": "c", "resources": {{"requests": {{"e.io/x": "1"}}}}}}]}},
+                    "status": {{"extendedResourceClaimStatus": {status}}}}}"#
+            ))
+        };
+        let mapping = |container: &str, resource: &str, request: &str| {
+            format!(
+                r#"{{"containerName": "{container}", "resourceName": "{resource}", "requestName": "{request}"}}"#
+            )
+        };
+        let told = |mappings: &[String], claim: &str| {
+            let all = mappings.join(",");
+            let new = pod(&format!(
+                r#"{{"requestMappings": [{all}], "resourceClaimName": "{claim}"}}"#
+            ));
+            lines(validate_status(&new, &new))
+        };
+        assert_eq!(told(&[mapping("c", "e.io/x", "r")], "z"), [""; 0]);
+        assert_eq!(
+            told(&[], ""),
+            [
+                "status.extendedResourceClaimStatus.requestMappings: Required value: at least one request mapping is required",
+                "status.extendedResourceClaimStatus.resourceClaimName: Required value",
+            ]
+        );
+        assert_eq!(
+            told(
+                &[mapping("c", "e.io/y", "r"), mapping("d", "e.io/x", "r")],
+                "z"
+            ),
+            [
+                "status.extendedResourceClaimStatus.requestMappings[0].resourceName: Invalid value: \"e.io/y\": must match the extended resource name of an entry in spec.initContainers.resources.requests or spec.containers.resources.requests",
+                "status.extendedResourceClaimStatus.requestMappings[1].containerName: Invalid value: \"d\": must match the name of an entry in spec.initContainers.name or spec.containers.name",
+            ]
+        );
+        let twice = [mapping("c", "e.io/x", "r"), mapping("c", "e.io/x", "r")];
+        assert_eq!(told(&twice, "z").len(), 3);
+    }
+
+    #[test]
+    fn generations_seen_before_are_kept() {
+        let old = object(
+            r#"{"status": {"observedGeneration": 3, "conditions": [{"type": "Ready", "observedGeneration": 2}]}}"#,
+        );
+        let mut new = object(r#"{"status": {"conditions": [{"type": "Ready"}, {"type": "X"}]}}"#);
+        keep_observed(&mut new, &old);
+        assert_eq!(get(&new, "status")["observedGeneration"], 3);
+        assert_eq!(
+            get(&new, "status")["conditions"][0]["observedGeneration"],
+            2
+        );
+        assert!(get(&new, "status")["conditions"][1]["observedGeneration"].is_null());
     }
 }

@@ -2,6 +2,8 @@
 
 use super::container::check_image_space;
 use super::placement::check_tolerations;
+use crate::equal::equal;
+use crate::shown::{Field, Go, each, shown};
 use crate::tree::{entries, int, is_set, list, same, text};
 use machinery::Value;
 use machinery::field::{Error, Errors, Path};
@@ -36,7 +38,7 @@ pub fn validate_spec_update(new: &Value, old: &Value, errors: &mut Errors) {
     if !list(&old["schedulingGates"]).is_empty() {
         check_narrowed(&mut munged, old, &path, errors);
     }
-    if !same(&munged, old) {
+    if !equal("core/v1.PodSpec", &munged, old) {
         let detail = format!("pod updates may not change fields other than {UPDATABLE}");
         errors.push(Error::forbidden(&path, detail));
     }
@@ -69,6 +71,20 @@ fn with_old_mutable_fields(new: &Value, old: &Value) -> Value {
 
 const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
 
+const REQUIREMENT: &[Field] = &[
+    Field("key", "Key", Go::Text),
+    Field("operator", "Operator", Go::Text),
+    Field("values", "Values", Go::Plain),
+];
+const TERM: &[Field] = &[
+    Field(
+        "matchExpressions",
+        "MatchExpressions",
+        Go::List(REQUIREMENT),
+    ),
+    Field("matchFields", "MatchFields", Go::List(REQUIREMENT)),
+];
+
 /// Checks what a gated pod may change of its placement, and puts it back to what it was.
 fn check_narrowed(spec: &mut Value, old: &Value, path: &Path, errors: &mut Errors) {
     let narrowed = entries(&old["nodeSelector"]).all(|(k, v)| spec["nodeSelector"][k] == *v);
@@ -78,30 +94,57 @@ fn check_narrowed(spec: &mut Value, old: &Value, path: &Path, errors: &mut Error
         let new = spec["nodeSelector"].clone();
         errors.push(Error::invalid(&at, new, detail));
     }
+    let was = &old["affinity"]["nodeAffinity"];
+    let now = &spec["affinity"]["nodeAffinity"];
+    let is_changed = now.is_null() != was.is_null() || !equal("core/v1.NodeAffinity", now, was);
     let affinity = path.child("affinity").child("nodeAffinity");
-    let at = affinity.child(REQUIRED).child("nodeSelectorTerms");
-    let of = |spec: &Value| spec["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"].clone();
-    let (new_terms, old_terms) = (of(spec), of(old));
-    let (new_list, old_list) = (list(&new_terms), list(&old_terms));
-    if !old_list.is_empty() && new_list.len() != old_list.len() {
-        let detail = "no additions/deletions to non-empty NodeSelectorTerms list are allowed";
-        errors.push(Error::invalid(&at, new_terms.clone(), detail));
-    } else {
-        for (i, (new, old)) in new_list.iter().zip(old_list).enumerate() {
-            if !has_only_additions(new, old) {
-                let detail = "only additions are allowed (no mutations or deletions)";
-                errors.push(Error::invalid(&at.index(i), new.clone(), detail));
-            }
-        }
-    }
+    check_terms(
+        &now[REQUIRED],
+        &was[REQUIRED],
+        &affinity.child(REQUIRED),
+        errors,
+    );
     let Value::Object(map) = spec else { return };
     map.insert("nodeSelector".to_owned(), old["nodeSelector"].clone());
-    let kept = old["affinity"]["nodeAffinity"].clone();
-    if let Some(Value::Object(affinity)) = map.get_mut("affinity") {
-        affinity.insert("nodeAffinity".to_owned(), kept);
-    } else if is_set(&kept) {
-        let affinity = machinery::json::json!({"nodeAffinity": kept});
-        map.insert("affinity".to_owned(), affinity);
+    if !is_changed {
+        return;
+    }
+    match map.get_mut("affinity") {
+        Some(Value::Object(affinity)) => {
+            let others = ["podAffinity", "podAntiAffinity"];
+            let is_alone = others
+                .iter()
+                .all(|o| affinity.get(o).is_none_or(Value::is_null));
+            if is_alone && old["affinity"].is_null() {
+                map.shift_remove("affinity");
+            } else {
+                affinity.insert("nodeAffinity".to_owned(), was.clone());
+            }
+        }
+        _ if is_set(was) => {
+            let affinity = machinery::json::json!({"nodeAffinity": was});
+            map.insert("affinity".to_owned(), affinity);
+        }
+        _ => {}
+    }
+}
+
+/// Terms stay as many as they were, and each only grows.
+fn check_terms(new: &Value, old: &Value, path: &Path, errors: &mut Errors) {
+    let at = path.child("nodeSelectorTerms");
+    let (new, old) = (&new["nodeSelectorTerms"], list(&old["nodeSelectorTerms"]));
+    if old.is_empty() {
+        return;
+    }
+    if list(new).len() != old.len() {
+        let detail = "no additions/deletions to non-empty NodeSelectorTerms list are allowed";
+        return errors.push(Error::invalid(&at, each(new, TERM), detail));
+    }
+    for (i, (new, old)) in list(new).iter().zip(old).enumerate() {
+        if !has_only_additions(new, old) {
+            let detail = "only additions are allowed (no mutations or deletions)";
+            errors.push(Error::invalid(&at.index(i), shown(new, TERM), detail));
+        }
     }
 }
 

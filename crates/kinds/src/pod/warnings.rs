@@ -1,18 +1,30 @@
 //! What is allowed in a pod and still not what its writer wants.
 
+use super::app_armor::app_armor_profile;
+use super::path_warnings::overlapping_paths;
+use crate::address::ip_warnings;
 use crate::tree::{entries, get, int, is_set, list, same, text};
 use machinery::field::Path;
 use machinery::quantity::Quantity;
 use machinery::text::quote;
-use machinery::{Object, Value};
+use machinery::{Object, Value, format};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Warnings about a pod; only about what an update changes.
+/// Warnings about a new pod. Whoever changes one is no person, mostly, and not warned.
 pub fn warn_pod(pod: &Object, old: Option<&Object>) -> Vec<String> {
-    if old.is_some_and(|old| same(get(pod, "spec"), get(old, "spec"))) {
+    if old.is_some() {
         return Vec::new();
     }
-    warn(get(pod, "metadata"), get(pod, "spec"), &Path::default())
+    let mut out = Vec::new();
+    let complaints = format::dns1123_label(crate::tree::name(pod));
+    if !complaints.is_empty() {
+        out.push(format!(
+            "metadata.name: this is used in the Pod's hostname, which can result in surprising behavior; a DNS label is recommended: [{}]",
+            complaints.join(" ")
+        ));
+    }
+    out.append(&mut warn(get(pod, "metadata"), get(pod, "spec"), None));
+    out
 }
 
 /// Warnings about the template in a workload's spec.
@@ -27,15 +39,18 @@ pub fn warn_pods(template: &Value, old: Option<&Value>, path: &Path) -> Vec<Stri
     if old.is_some_and(|old| same(template, old)) {
         return Vec::new();
     }
-    warn(&template["metadata"], &template["spec"], path)
+    warn(&template["metadata"], &template["spec"], Some(path))
 }
 
-fn warn(metadata: &Value, spec: &Value, path: &Path) -> Vec<String> {
+/// `template` is the path to a template; none for a pod.
+fn warn(metadata: &Value, spec: &Value, template: Option<&Path>) -> Vec<String> {
     let mut out = Vec::new();
+    let path = &template.cloned().unwrap_or_default();
     let at = path.child("spec");
     labels(spec, &at, &mut out);
     annotations(metadata, path, &mut out);
     volumes(spec, &at, &mut out);
+    overlapping_paths(&spec["volumes"], &mut out);
     repeated(
         &spec["hostAliases"],
         "ip",
@@ -54,7 +69,11 @@ fn warn(metadata: &Value, spec: &Value, path: &Path) -> Vec<String> {
             out.push(format!("{at}: invalid empty name \"\""));
         }
     }
-    containers(spec, &at, &mut out);
+    fractions(&spec["overhead"], &BYTES, &at.child("overhead"), &mut out);
+    if !is_set(&spec["securityContext"]["seccompProfile"]) {
+        seccomp(metadata, SECCOMP_OF_POD, path, &mut out);
+    }
+    containers(metadata, spec, template, &mut out);
     ports(spec, &at, &mut out);
     if int(&spec["terminationGracePeriodSeconds"]) < 0 {
         let at = at.child("terminationGracePeriodSeconds");
@@ -62,36 +81,96 @@ fn warn(metadata: &Value, spec: &Value, path: &Path) -> Vec<String> {
             "{at}: must be >= 0; negative values are invalid and will be treated as 1"
         ));
     }
+    selectors(&spec["affinity"], &at.child("affinity"), &mut out);
+    let servers = at.child("dnsConfig").child("nameservers");
+    for (i, server) in list(&spec["dnsConfig"]["nameservers"]).iter().enumerate() {
+        out.append(&mut ip_warnings(text(server), &servers.index(i)));
+    }
+    for (i, alias) in list(&spec["hostAliases"]).iter().enumerate() {
+        let at = at.child("hostAliases").index(i).child("ip");
+        out.append(&mut ip_warnings(text(&alias["ip"]), &at));
+    }
     out
 }
 
-/// Labels of nodes that have a newer name.
-const RENAMED: &[(&str, &str, &str)] = &[
-    ("beta.kubernetes.io/arch", "v1.14", "kubernetes.io/arch"),
-    ("beta.kubernetes.io/os", "v1.14", "kubernetes.io/os"),
+const NO_POD: &str = "a null labelSelector results in matching no pod";
+
+/// Terms of affinity that select nothing.
+fn selectors(affinity: &Value, path: &Path, out: &mut Vec<String>) {
+    const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
+    const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
+    for kind in ["podAffinity", "podAntiAffinity"] {
+        let (terms, at) = (&affinity[kind], path.child(kind));
+        for (i, term) in list(&terms[REQUIRED]).iter().enumerate() {
+            if !is_set(&term["labelSelector"]) {
+                let at = at.child(REQUIRED).index(i).child("labelSelector");
+                out.push(format!("{at}: {NO_POD}"));
+            }
+        }
+        for (i, term) in list(&terms[PREFERRED]).iter().enumerate() {
+            if !is_set(&term["podAffinityTerm"]["labelSelector"]) {
+                let at = at.child(PREFERRED).index(i).child("podAffinityTerm");
+                out.push(format!("{}: {NO_POD}", at.child("labelSelector")));
+            }
+        }
+    }
+}
+
+/// Labels of nodes that have a newer name, or none.
+const RENAMED: &[(&str, &str)] = &[
+    (
+        "beta.kubernetes.io/arch",
+        "deprecated since v1.14; use \"kubernetes.io/arch\" instead",
+    ),
+    (
+        "beta.kubernetes.io/os",
+        "deprecated since v1.14; use \"kubernetes.io/os\" instead",
+    ),
     (
         "failure-domain.beta.kubernetes.io/region",
-        "v1.17",
-        "topology.kubernetes.io/region",
+        "deprecated since v1.17; use \"topology.kubernetes.io/region\" instead",
     ),
     (
         "failure-domain.beta.kubernetes.io/zone",
-        "v1.17",
-        "topology.kubernetes.io/zone",
+        "deprecated since v1.17; use \"topology.kubernetes.io/zone\" instead",
     ),
     (
         "beta.kubernetes.io/instance-type",
-        "v1.17",
-        "node.kubernetes.io/instance-type",
+        "deprecated since v1.17; use \"node.kubernetes.io/instance-type\" instead",
+    ),
+    ("app.kubernetes.io/created-by", "deprecated since v1.9"),
+    (
+        "scheduler.alpha.kubernetes.io/preferAvoidPods",
+        "deprecated since v1.22; use Taints and Tolerations instead",
+    ),
+    (
+        "node-role.kubernetes.io/master",
+        "use \"node-role.kubernetes.io/control-plane\" instead",
     ),
 ];
 
-fn renamed(key: &str) -> Option<String> {
-    let (_, since, instead) = RENAMED.iter().find(|r| r.0 == key)?;
-    Some(format!(
-        "deprecated since {since}; use {} instead",
-        quote(instead)
-    ))
+pub(crate) fn renamed(key: &str) -> Option<&'static str> {
+    RENAMED.iter().find(|r| r.0 == key).map(|r| r.1)
+}
+
+/// Old labels in the expressions of a term; what is only preferred takes values that are none.
+pub(crate) fn warn_term(term: &Value, is_preferred: bool, path: &Path, out: &mut Vec<String>) {
+    for (i, expression) in list(&term["matchExpressions"]).iter().enumerate() {
+        let at = path.child("matchExpressions").index(i);
+        let key = text(&expression["key"]);
+        if let Some(message) = renamed(key) {
+            out.push(format!("{}: {key} is {message}", at.child("key")));
+        }
+        if !is_preferred {
+            continue;
+        }
+        for (j, value) in list(&expression["values"]).iter().enumerate() {
+            for complaint in format::label_value(text(value)) {
+                let at = at.child("values").index(j);
+                out.push(format!("{at}: {} is invalid, {complaint}", text(value)));
+            }
+        }
+    }
 }
 
 fn labels(spec: &Value, path: &Path, out: &mut Vec<String>) {
@@ -103,6 +182,21 @@ fn labels(spec: &Value, path: &Path, out: &mut Vec<String>) {
             ));
         }
     }
+    let affinity = &spec["affinity"]["nodeAffinity"];
+    let at = path.child("affinity").child("nodeAffinity");
+    let (required, preferred) = (
+        "requiredDuringSchedulingIgnoredDuringExecution",
+        "preferredDuringSchedulingIgnoredDuringExecution",
+    );
+    let terms = list(&affinity[required]["nodeSelectorTerms"]);
+    for (i, term) in terms.iter().enumerate() {
+        let at = at.child(required).child("nodeSelectorTerms").index(i);
+        warn_term(term, false, &at, out);
+    }
+    for (i, term) in list(&affinity[preferred]).iter().enumerate() {
+        let at = at.child(preferred).index(i).child("preference");
+        warn_term(&term["preference"], true, &at, out);
+    }
     for (i, constraint) in list(&spec["topologySpreadConstraints"]).iter().enumerate() {
         let at = path.child("topologySpreadConstraints").index(i);
         let key = text(&constraint["topologyKey"]);
@@ -111,19 +205,62 @@ fn labels(spec: &Value, path: &Path, out: &mut Vec<String>) {
         }
         if !is_set(&constraint["labelSelector"]) {
             let at = at.child("labelSelector");
-            out.push(format!(
-                "{at}: a null labelSelector results in matching no pod"
-            ));
+            out.push(format!("{at}: {NO_POD}"));
         }
     }
 }
 
 fn annotations(metadata: &Value, path: &Path, out: &mut Vec<String>) {
-    let critical = "scheduler.alpha.kubernetes.io/critical-pod";
+    const SYSCTLS: &str = "non-functional in v1.11+; use the \"sysctls\" field instead";
     let at = path.child("metadata").child("annotations");
-    if is_set(&metadata["annotations"][critical]) {
-        let message = "non-functional in v1.16+; use the \"priorityClassName\" field instead";
-        out.push(format!("{}: {message}", at.key(critical)));
+    for (key, message) in [
+        (
+            "scheduler.alpha.kubernetes.io/critical-pod",
+            "non-functional in v1.16+; use the \"priorityClassName\" field instead",
+        ),
+        ("security.alpha.kubernetes.io/sysctls", SYSCTLS),
+        ("security.alpha.kubernetes.io/unsafe-sysctls", SYSCTLS),
+    ] {
+        if is_set(&metadata["annotations"][key]) {
+            out.push(format!("{}: {message}", at.key(key)));
+        }
+    }
+}
+
+const SECCOMP_OF_POD: &str = "seccomp.security.alpha.kubernetes.io/pod";
+
+fn seccomp(metadata: &Value, key: &str, path: &Path, out: &mut Vec<String>) {
+    if is_set(&metadata["annotations"][key]) {
+        let at = path.child("metadata").child("annotations").key(key);
+        out.push(format!(
+            "{at}: non-functional in v1.27+; use the \"seccompProfile\" field instead"
+        ));
+    }
+}
+
+/// A template's container that has only the annotation of old for AppArmor.
+fn app_armor(
+    metadata: &Value,
+    spec: &Value,
+    container: &Value,
+    path: &Path,
+    out: &mut Vec<String>,
+) {
+    let key = format!(
+        "container.apparmor.security.beta.kubernetes.io/{}",
+        text(&container["name"])
+    );
+    let Some(annotation) = metadata["annotations"][key.as_str()].as_str() else {
+        return;
+    };
+    let of_pod = &spec["securityContext"]["appArmorProfile"];
+    let is_told = is_set(&container["securityContext"]["appArmorProfile"])
+        || (is_set(of_pod) && app_armor_profile(annotation).is_some_and(|p| same(&p, of_pod)));
+    if !is_told {
+        let at = path.child("metadata").child("annotations").key(&key);
+        out.push(format!(
+            "{at}: deprecated since v1.30; use the \"appArmorProfile\" field instead"
+        ));
     }
 }
 
@@ -148,13 +285,43 @@ const GONE: &[(&str, &str)] = &[
 
 fn volumes(spec: &Value, path: &Path, out: &mut Vec<String>) {
     for (i, volume) in list(&spec["volumes"]).iter().enumerate() {
-        for (kind, message) in GONE {
-            if is_set(&volume[*kind]) {
-                out.push(format!(
-                    "{}: {message}",
-                    path.child("volumes").index(i).child(kind)
-                ));
-            }
+        let at = path.child("volumes").index(i);
+        let is_gone = |kind: &&(&str, &str)| is_set(&volume[kind.0]);
+        let (before, behind) = GONE.split_at(GONE.len() - 2);
+        for (kind, message) in before.iter().filter(is_gone) {
+            let at = at.child(if *kind == "storageos" {
+                "storageOS"
+            } else {
+                kind
+            });
+            out.push(format!("{at}: {message}"));
+        }
+        let claim = &volume["ephemeral"]["volumeClaimTemplate"]["spec"]["resources"];
+        let claim_at = at
+            .child("ephemeral")
+            .child("volumeClaimTemplate")
+            .child("spec");
+        for kind in ["requests", "limits"] {
+            let at = claim_at.child("resources").child(kind);
+            fractions(&claim[kind], &["storage"], &at, out);
+        }
+        for (kind, message) in behind.iter().filter(is_gone) {
+            out.push(format!("{}: {message}", at.child(kind)));
+        }
+    }
+}
+
+const BYTES: [&str; 2] = ["memory", "ephemeral-storage"];
+
+/// There are no parts of bytes.
+fn fractions(amounts: &Value, names: &[&str], path: &Path, out: &mut Vec<String>) {
+    for name in names {
+        let value = text(&amounts[*name]);
+        if value.parse::<Quantity>().is_ok_and(|q| !q.is_integer()) {
+            let (at, value) = (path.key(name), quote(value));
+            out.push(format!(
+                "{at}: fractional byte value {value} is invalid, must be an integer"
+            ));
         }
     }
 }
@@ -181,21 +348,23 @@ fn all<'a>(spec: &'a Value, path: &Path) -> Vec<(Path, &'a Value)> {
     out
 }
 
-fn containers(spec: &Value, path: &Path, out: &mut Vec<String>) {
-    for (at, container) in all(spec, path) {
-        for (kind, name) in [
-            ("limits", "memory"),
-            ("requests", "memory"),
-            ("limits", "ephemeral-storage"),
-            ("requests", "ephemeral-storage"),
-        ] {
-            let value = text(&container["resources"][kind][name]);
-            if value.parse::<Quantity>().is_ok_and(|q| !q.is_integer()) {
-                let at = at.child("resources").child(kind).key(name);
-                let value = quote(value);
-                out.push(format!(
-                    "{at}: fractional byte value {value} is invalid, must be an integer"
-                ));
+fn containers(metadata: &Value, spec: &Value, template: Option<&Path>, out: &mut Vec<String>) {
+    let path = template.cloned().unwrap_or_default();
+    for (at, container) in all(spec, &path.child("spec")) {
+        if !is_set(&container["securityContext"]["seccompProfile"]) {
+            let key = format!(
+                "container.seccomp.security.alpha.kubernetes.io/{}",
+                text(&container["name"])
+            );
+            seccomp(metadata, &key, &path, out);
+        }
+        if template.is_some() {
+            app_armor(metadata, spec, container, &path, out);
+        }
+        for name in BYTES {
+            for kind in ["limits", "requests"] {
+                let at = at.child("resources").child(kind);
+                fractions(&container["resources"][kind], &[name], &at, out);
             }
         }
         let mut names = BTreeSet::new();
@@ -224,6 +393,16 @@ fn ports(spec: &Value, path: &Path, out: &mut Vec<String>) {
     for (at, container) in all(spec, path) {
         for (i, port) in list(&container["ports"]).iter().enumerate() {
             let at = at.child("ports").index(i);
+            if !text(&port["hostIP"]).is_empty() && int(&port["hostPort"]) == 0 {
+                let field = |name: &str| text(&port[name]);
+                out.push(format!(
+                    "{at}: hostIP set without hostPort: {{Name:{} HostPort:0 ContainerPort:{} Protocol:{} HostIP:{}}}",
+                    field("name"),
+                    int(&port["containerPort"]),
+                    field("protocol"),
+                    field("hostIP")
+                ));
+            }
             let others = seen
                 .entry((int(&port["containerPort"]), text(&port["protocol"])))
                 .or_default();
@@ -265,7 +444,7 @@ mod tests {
     #[test]
     fn oddities_are_told_once() {
         let pod = object(
-            r#"{"spec": {"nodeSelector": {"beta.kubernetes.io/os": "linux"}, "containers": [
+            r#"{"metadata": {"name": "n"}, "spec": {"nodeSelector": {"beta.kubernetes.io/os": "linux"}, "containers": [
                 {"name": "a", "env": [{"name": "X", "value": "1"}, {"name": "X", "value": "2"},
                     {"name": "X", "value": "$(X):3"}], "ports": [{"containerPort": 80, "protocol": "TCP"}]},
                 {"name": "b", "ports": [{"containerPort": 80, "protocol": "TCP"}]}]}}"#,
@@ -279,5 +458,63 @@ mod tests {
             ]
         );
         assert!(warn_pod(&pod, Some(&pod)).is_empty());
+    }
+
+    #[test]
+    fn each_oddity_has_its_words() {
+        let told = |metadata: &str, spec: &str| {
+            warn_pod(
+                &object(&format!(
+                    r#"{{"metadata": {{"name": "n", {metadata}}}, "spec": {{{spec}}}}}"#
+                )),
+                None,
+            )
+        };
+        let plain = r#""labels": {}"#;
+        let term = r#"[{"weight": 1, "podAffinityTerm": {"topologyKey": "a"}}]"#;
+        let preferred = "preferredDuringSchedulingIgnoredDuringExecution";
+        let rows = [
+            (
+                plain,
+                r#""containers": [{"name": "c", "ports": [{"containerPort": 1, "protocol": "TCP", "hostIP": "1.2.3.4"}]}]"#.to_owned(),
+                "spec.containers[0].ports[0]: hostIP set without hostPort: {Name: HostPort:0 ContainerPort:1 Protocol:TCP HostIP:1.2.3.4}",
+            ),
+            (
+                plain,
+                format!(r#""affinity": {{"podAffinity": {{"{preferred}": {term}}}}}"#),
+                "spec.affinity.podAffinity.preferredDuringSchedulingIgnoredDuringExecution[0].podAffinityTerm.labelSelector: a null labelSelector results in matching no pod",
+            ),
+            (
+                plain,
+                r#""volumes": [{"name": "v", "storageos": {}}]"#.to_owned(),
+                "spec.volumes[0].storageOS: deprecated in v1.22, non-functional in v1.25+",
+            ),
+            (
+                r#""annotations": {"seccomp.security.alpha.kubernetes.io/pod": "x"}"#,
+                String::new(),
+                "metadata.annotations[seccomp.security.alpha.kubernetes.io/pod]: non-functional in v1.27+; use the \"seccompProfile\" field instead",
+            ),
+            (
+                plain,
+                r#""hostAliases": [{"ip": "::0001"}]"#.to_owned(),
+                "spec.hostAliases[0].ip: IPv6 address \"::0001\" should be in RFC 5952 canonical format (\"::1\")",
+            ),
+            (
+                plain,
+                format!(
+                    r#""affinity": {{"nodeAffinity": {{"{preferred}": [{{"preference": {{"matchExpressions": [{{"key": "k", "values": ["-"]}}]}}}}]}}}}"#
+                ),
+                "spec.affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution[0].preference.matchExpressions[0].values[0]: - is invalid, a valid label must be",
+            ),
+        ];
+        for (metadata, spec, line) in rows {
+            let all = told(metadata, &spec);
+            assert_eq!(all.len(), 1, "{all:?}");
+            assert!(all[0].starts_with(line), "{all:?}");
+        }
+        assert!(
+            told(r#""name": "a.b""#, "")[0]
+                .ends_with("a DNS label is recommended: [must not contain dots]")
+        );
     }
 }

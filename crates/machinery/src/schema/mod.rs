@@ -117,6 +117,8 @@ pub struct Field {
     pub name: &'static str,
     /// The step to it in sets of fields: `f:` and the name.
     pub step: &'static str,
+    /// The types it is inlined through, each with a dot, as messages print them: `VolumeSource.`.
+    pub inlined: &'static str,
     /// Number within the struct that declares it; 0 where protobuf has none.
     pub number: u32,
     pub shape: Shape,

@@ -55,9 +55,22 @@ struct Names {
     blocks: Vec<Block>,
     /// The steps to fields, each once.
     steps: RefCell<HashMap<&'static str, &'static str>>,
+    /// The types that fields are inlined through, each once.
+    inlined: RefCell<Vec<&'static str>>,
 }
 
 impl Names {
+    /// A text for good, each once.
+    fn kept(&self, text: String) -> &'static str {
+        let mut kept = self.inlined.borrow_mut();
+        if let Some(known) = kept.iter().find(|known| **known == text) {
+            return known;
+        }
+        let text = Box::leak(text.into_boxed_str());
+        kept.push(text);
+        text
+    }
+
     /// `f:` and the name of a field, for good: there is one table in a process.
     fn step(&self, name: &'static str) -> &'static str {
         let mut steps = self.steps.borrow_mut();
@@ -113,7 +126,7 @@ fn build(names: &Names, at: usize) -> Type {
     let block = &names.blocks[at];
     let mut fields = Vec::new();
     let mut members = Vec::new();
-    flatten(names, at, &mut fields, Some(&mut members));
+    flatten(names, at, "", &mut fields, Some(&mut members));
     let index = fields
         .iter()
         .enumerate()
@@ -151,9 +164,11 @@ fn may_be_written_unset(field: &Field) -> bool {
     }
 }
 
+/// Adds a type's fields; `inside` names the types it is inlined through.
 fn flatten(
     names: &Names,
     at: usize,
+    inside: &'static str,
     fields: &mut Vec<Field>,
     mut members: Option<&mut Vec<Member>>,
 ) {
@@ -176,7 +191,8 @@ fn flatten(
         if name == "+" {
             let (package, local) = full_name(block.package, type_text);
             if let Some(&of) = names.structs.get(&(package, local)) {
-                flatten(names, of.0 as usize, fields, None);
+                let through = format!("{inside}{local}.");
+                flatten(names, of.0 as usize, names.kept(through), fields, None);
                 if let Some(members) = members.as_deref_mut() {
                     members.push(Member::Inline { number, of });
                 }
@@ -186,7 +202,9 @@ fn flatten(
         if let Some(members) = members.as_deref_mut() {
             members.push(Member::Field(fields.len()));
         }
-        fields.push(field(names, block.package, name, number, type_text, words));
+        let mut field = field(names, block.package, name, number, type_text, words);
+        field.inlined = inside;
+        fields.push(field);
     }
 }
 
@@ -209,6 +227,7 @@ fn field(
     let mut field = Field {
         name: &step[2..],
         step,
+        inlined: "",
         number,
         shape: shape(names, package, type_text),
         type_name: type_name(package, type_text),

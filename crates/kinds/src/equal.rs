@@ -1,0 +1,91 @@
+//! Whether two objects are equal as Kubernetes' types are: lists and maps without content equal absent
+//! ones, zeros equal absent numbers and texts, quantities equal by amount; a pointer to nothing set is
+//! not the same as no pointer.
+
+use crate::tree::list;
+use machinery::Value;
+use machinery::quantity::Quantity;
+use machinery::schema::{self, Shape, Type};
+
+/// Two values of a type in the schema table, such as `core/v1.PodSpec`.
+pub fn equal(schema: &str, a: &Value, b: &Value) -> bool {
+    a == b || schema::lookup(schema).is_some_and(|schema| equal_structs(schema, a, b))
+}
+
+fn equal_structs(schema: &Type, a: &Value, b: &Value) -> bool {
+    schema.fields.iter().all(|field| {
+        let (a, b) = (&a[field.name], &b[field.name]);
+        (!field.is_pointer() || a.is_null() == b.is_null()) && equal_shapes(field.shape, a, b)
+    })
+}
+
+fn equal_shapes(shape: Shape, a: &Value, b: &Value) -> bool {
+    if a == b {
+        return true;
+    }
+    match shape {
+        Shape::Struct(id) => equal_structs(id.get(), a, b),
+        Shape::List(element) => {
+            let (a, b) = (list(a), list(b));
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| equal_shapes(*element, a, b))
+        }
+        Shape::Map(element) => {
+            let size = |map: &Value| map.as_object().map_or(0, machinery::Object::len);
+            let each = |(key, value): (&_, &Value)| {
+                b.get(key)
+                    .is_some_and(|other| equal_shapes(*element, value, other))
+            };
+            size(a) == size(b) && crate::tree::entries(a).all(each)
+        }
+        Shape::Quantity => match (amount(a), amount(b)) {
+            (Some(a), Some(b)) => a == b,
+            _ => false,
+        },
+        _ => is_zero(a) && is_zero(b),
+    }
+}
+
+fn amount(value: &Value) -> Option<Quantity> {
+    match value {
+        Value::Null => Some(Quantity::ZERO),
+        value => value.as_str()?.parse().ok(),
+    }
+}
+
+fn is_zero(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::String(text) => text.is_empty(),
+        Value::Number(number) => number.as_i64() == Some(0),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use machinery::json::json;
+
+    #[test]
+    fn pointers_differ_where_lists_and_zeros_do_not() {
+        let same = |a: Value, b: Value| equal("core/v1.PodSpec", &a, &b);
+        assert!(same(
+            json!({"tolerations": [], "nodeSelector": {}}),
+            json!({})
+        ));
+        assert!(same(
+            json!({"hostNetwork": false, "nodeName": ""}),
+            json!({})
+        ));
+        assert!(!same(json!({"affinity": {}}), json!({})));
+        assert!(!same(json!({"priority": 0}), json!({})));
+        let cpu =
+            |amount: &str| json!({"containers": [{"resources": {"limits": {"cpu": amount}}}]});
+        assert!(same(cpu("1000m"), cpu("1")));
+        assert!(!same(cpu("1"), cpu("2")));
+        assert!(!same(
+            json!({"nodeSelector": {"a": "b"}}),
+            json!({"nodeSelector": {"c": "b"}})
+        ));
+    }
+}

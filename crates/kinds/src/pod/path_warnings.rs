@@ -1,0 +1,157 @@
+//! Files of one volume that lie over each other.
+
+use crate::tree::{is_set, list, text};
+use machinery::Value;
+use machinery::text::quote;
+
+/// A path in a volume, and where it comes from where that is not clear.
+#[derive(Clone)]
+struct Place<'a> {
+    path: &'a str,
+    source: String,
+}
+
+impl Place<'_> {
+    fn shown(&self) -> String {
+        match self.source.as_str() {
+            "" => quote(self.path),
+            source => format!("{} ({source})", quote(self.path)),
+        }
+    }
+
+    /// Whether one of the two is the other, or lies in it.
+    fn overlaps(&self, other: &Self) -> bool {
+        let within =
+            |a: &str, b: &str| a == b || a.strip_prefix(b).is_some_and(|r| r.starts_with('/'));
+        let (a, b) = (self.path, other.path);
+        !a.is_empty() && !b.is_empty() && (within(a, b) || within(b, a))
+    }
+}
+
+/// Tells of paths in volumes that collide.
+pub(super) fn overlapping_paths(volumes: &Value, out: &mut Vec<String>) {
+    for volume in list(volumes) {
+        let name = quote(text(&volume["name"]));
+        let mut tell = |described: &str, places: Vec<Place<'_>>| {
+            for (new, old) in collisions(places) {
+                out.push(format!(
+                    "volume {name} ({described}): overlapping paths: {} with {}",
+                    new.shown(),
+                    old.shown()
+                ));
+            }
+        };
+        let (map, secret) = (&volume["configMap"], &volume["secret"]);
+        tell(
+            &format!("ConfigMap {}", quote(text(&map["name"]))),
+            items(map, ""),
+        );
+        tell(
+            &format!("Secret {}", quote(text(&secret["secretName"]))),
+            items(secret, ""),
+        );
+        tell("DownwardAPI", items(&volume["downwardAPI"], ""));
+        let sources = list(&volume["projected"]["sources"]);
+        tell("Projected", sources.iter().flat_map(projected).collect());
+        for source in sources {
+            if source.as_object().is_none_or(|s| !s.values().any(is_set)) {
+                out.push(format!("volume {name} (Projected) has no sources provided"));
+            }
+        }
+    }
+}
+
+fn items<'a>(source: &'a Value, described: &str) -> Vec<Place<'a>> {
+    let place = |item: &'a Value| Place {
+        path: text(&item["path"]),
+        source: described.to_owned(),
+    };
+    list(&source["items"]).iter().map(place).collect()
+}
+
+fn projected(source: &Value) -> Vec<Place<'_>> {
+    let (map, secret) = (&source["configMap"], &source["secret"]);
+    if is_set(&map["items"]) {
+        return items(map, &format!("ConfigMap {}", quote(text(&map["name"]))));
+    }
+    if is_set(&secret["items"]) {
+        return items(secret, &format!("Secret {}", quote(text(&secret["name"]))));
+    }
+    if is_set(&source["downwardAPI"]["items"]) {
+        return items(&source["downwardAPI"], "DownwardAPI");
+    }
+    let (token, bundle) = (
+        &source["serviceAccountToken"],
+        &source["clusterTrustBundle"],
+    );
+    if is_set(token) {
+        return vec![Place {
+            path: text(&token["path"]),
+            source: "ServiceAccountToken".to_owned(),
+        }];
+    }
+    if is_set(bundle) {
+        let name = bundle["name"]
+            .as_str()
+            .unwrap_or(text(&bundle["signerName"]));
+        return vec![Place {
+            path: text(&bundle["path"]),
+            source: format!("ClusterTrustBundle {}", quote(name)),
+        }];
+    }
+    let certificate = &source["podCertificate"];
+    [
+        ("certificateChainPath", "chain"),
+        ("keyPath", "key"),
+        ("credentialBundlePath", "credential bundle"),
+    ]
+    .into_iter()
+    .map(|(field, what)| Place {
+        path: text(&certificate[field]),
+        source: format!("PodCertificate {what}"),
+    })
+    .filter(|place| !place.path.is_empty())
+    .collect()
+}
+
+fn collisions(places: Vec<Place<'_>>) -> Vec<(Place<'_>, Place<'_>)> {
+    let mut seen: Vec<Place<'_>> = Vec::new();
+    let mut out = Vec::new();
+    for mut place in places {
+        place.path = place.path.trim_end_matches('/');
+        let before = seen.iter().filter(|old| place.overlaps(old));
+        out.extend(before.map(|old| (place.clone(), old.clone())));
+        seen.push(place);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use machinery::json::json;
+
+    #[test]
+    fn files_over_each_other_are_told() {
+        let told = |volume: Value| {
+            let mut out = Vec::new();
+            overlapping_paths(&json!([volume]), &mut out);
+            out
+        };
+        assert_eq!(
+            told(json!({"name": "v", "configMap": {"name": "m", "items": [
+                {"key": "a", "path": "x"}, {"key": "b", "path": "x/y"}, {"key": "c", "path": "xy"}]}})),
+            [r#"volume "v" (ConfigMap "m"): overlapping paths: "x/y" with "x""#]
+        );
+        assert_eq!(
+            told(json!({"name": "v", "projected": {"sources": [
+                {"serviceAccountToken": {"path": "t"}},
+                {"secret": {"name": "s", "items": [{"key": "k", "path": "t"}]}},
+                {}]}})),
+            [
+                r#"volume "v" (Projected): overlapping paths: "t" (Secret "s") with "t" (ServiceAccountToken)"#,
+                r#"volume "v" (Projected) has no sources provided"#,
+            ]
+        );
+    }
+}
