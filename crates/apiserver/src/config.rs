@@ -105,6 +105,8 @@ pub trait TokenIssuer: Send + Sync + 'static {
         token: &str,
         audiences: Option<&[String]>,
     ) -> Option<Result<Arc<authn::Claims>, authn::Refused>>;
+    /// Whom tokens are for when nobody is named: this server.
+    fn audiences(&self) -> &[String];
     /// The document at `/.well-known/openid-configuration`.
     fn openid_configuration(&self) -> machinery::json::Value;
     /// The document at `/openid/v1/jwks`.

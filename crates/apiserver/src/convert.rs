@@ -85,40 +85,59 @@ pub(crate) fn decode_as(
     }
 }
 
-/// Decodes a body that is no object of a resource, by its type, such as `core/v1.Binding`.
-pub(crate) fn decode_type(name: &str, media: media::Body, bytes: &[u8]) -> Result<Object, Status> {
-    let kind = name.rsplit('.').next().unwrap_or_default();
-    let decoded = decode_as(schema::lookup(name), media, bytes).map_err(|why| {
-        match unrecognized::version_and_kind(media, bytes) {
-            Err(why) => unrecognized::unrecognized(kind, &why, bytes),
-            Ok(_) => Status::bad_request(format!(
-                "{kind} in version \"v1\" cannot be handled as a {kind}: {why}"
-            )),
-        }
-    })?;
-    Ok(decoded.object)
+/// What the body of a subresource is, where it is no object of the resource.
+pub(crate) struct Part {
+    /// Its type in the schema table.
+    schema: &'static str,
+    /// The first is what a body without one means.
+    api_versions: &'static [&'static str],
+    kind: &'static str,
+    /// Upstream's package of it, for its sentences.
+    package: &'static str,
 }
 
-/// Decodes a Scale, and what to warn about.
-pub(crate) fn decode_scale(
+pub(crate) const BINDING: Part = Part {
+    schema: "core/v1.Binding",
+    api_versions: &["v1"],
+    kind: "Binding",
+    package: "core",
+};
+pub(crate) const EVICTION: Part = Part {
+    schema: "policy/v1.Eviction",
+    api_versions: &["policy/v1", "policy/v1beta1"],
+    kind: "Eviction",
+    package: "policy",
+};
+pub(crate) const SCALE: Part = Part {
+    schema: "autoscaling/v1.Scale",
+    api_versions: &["autoscaling/v1"],
+    kind: "Scale",
+    package: "autoscaling",
+};
+pub(crate) const TOKEN_REQUEST: Part = Part {
+    schema: "authentication/v1.TokenRequest",
+    api_versions: &["authentication.k8s.io/v1"],
+    kind: "TokenRequest",
+    package: "authentication",
+};
+
+/// Decodes the body of a subresource.
+pub(crate) fn decode_part(
+    part: &Part,
     media: media::Body,
     bytes: &[u8],
     validation: FieldValidation,
 ) -> Result<Decoded, Status> {
-    let given = unrecognized::version_and_kind(media, bytes)
-        .map_err(|why| unrecognized::unrecognized("Scale", &why, bytes))?;
+    if let Some(refused) = unrecognized::explain_part(part, media, bytes) {
+        return Err(refused);
+    }
     let refuse = |why: &str| {
+        let kind = part.kind;
         Status::bad_request(format!(
-            "Scale in version \"v1\" cannot be handled as a Scale: {why}"
+            "{kind} in version \"v1\" cannot be handled as a {kind}: {why}"
         ))
     };
-    if !matches!(given.kind.as_str(), "" | "Scale") {
-        let (kind, version) = (&given.kind, given.version());
-        return Err(Status::bad_request(format!(
-            "{kind} in version {version:?} cannot be handled as a Scale: converting ({version}.{kind}) to (autoscaling.Scale): unknown conversion"
-        )));
-    }
-    let decoded = decode_as(schema::lookup("autoscaling/v1.Scale"), media, bytes);
+    let decoded = decode_as(schema::lookup(part.schema), media, bytes);
     let decode::Decoded { object, findings } = decoded.map_err(|why| refuse(&why))?;
     let warnings = match validation {
         FieldValidation::Ignore => Vec::new(),

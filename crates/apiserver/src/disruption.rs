@@ -1,93 +1,104 @@
 //! Whether an eviction may go on: at most one budget may select the pod, and that budget must have
 //! disruptions left. Taking one is a write of the budget's status, so that two evictions never
-//! share the last one.
+//! share the last one. A pod that is not healthy takes none where the others are enough.
 
+use std::sync::Arc;
+
+use kinds::tree::{get, int, list, text};
 use machinery::json::json;
 use machinery::{Object, Status, Value, labels};
-use store::{Action, Freshness, Op, Precondition};
+use store::Freshness;
 
 use crate::{
+    Resource, Stored,
+    admission::Effects,
     failure, meta,
     write::{self, Write},
 };
 
 const SEVERAL: &str = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.";
+const REFUSED: &str = "Cannot evict pod as it would violate the pod's disruption budget.";
 
 /// How many pods may be noted as evicted in a budget before no more are let go.
 const MAX_NOTED: usize = 2000;
 
-/// Takes one disruption of the pod's budget, or refuses.
-pub(crate) async fn allow(write: &Write) -> Result<(), Status> {
-    let Some(budgets) = write
-        .core
-        .registry
-        .get("policy", "v1", "poddisruptionbudgets")
-    else {
-        return Ok(());
-    };
-    for _ in 0..write::ATTEMPTS {
-        let key = write.resource.key(&write.namespace, &write.name);
-        let read = write.core.store.get(&key, Freshness::Newest).await;
-        let (_, pod) = read.map_err(failure::of_store)?;
-        let pod = pod
-            .ok_or_else(|| write.not_found(&write.name))?
-            .object
-            .parse();
-        if is_over(&pod) || meta::is_deleting(&pod) {
-            return Ok(());
-        }
-        let (_, listed) = write
-            .core
-            .reader
-            .list("policy", "poddisruptionbudgets", &write.namespace)
-            .await?;
-        let matching: Vec<_> = listed
-            .iter()
-            .filter(|budget| selects(&budget.parse(), &pod))
-            .collect();
-        let budget = match matching.as_slice() {
-            [] => return Ok(()),
-            [budget] => *budget,
-            _ => return Err(Status::internal(SEVERAL)),
-        };
-        let revision = budget.revision;
-        let name = budget.header.name.to_string();
-        let now = meta::time(write.core.config.clock.now());
-        let Some(mut taken) = take(budget.parse(), &write.name, &now)? else {
-            return Ok(());
-        };
-        if write.dry_run {
-            return Ok(());
-        }
-        let draft = write::draft(&budgets, &mut taken)?;
-        let op = Op {
-            key: budgets.key(&write.namespace, &name),
-            precondition: Precondition::Revision(revision),
-            action: Action::Put {
-                draft,
-                expires_in: None,
-            },
-        };
-        match write
-            .core
-            .store
-            .commit(vec![op], store::Durability::Synced)
-            .await
-        {
-            Ok(_) => return Ok(()),
-            Err(store::Error::Conflict { .. }) => {}
-            Err(error) => return Err(failure::of_store(error)),
-        }
-    }
-    Err(write.modified(&write.name))
+/// What lets a pod go.
+#[derive(Default)]
+pub(crate) struct Allowed {
+    /// The budget that was asked.
+    pub(crate) budget: Option<String>,
+    /// The revision of the pod for which this holds; `None` when it holds whatever becomes of it.
+    pub(crate) revision: Option<u64>,
 }
 
-fn is_over(pod: &Object) -> bool {
-    let phase = pod
-        .get("status")
-        .and_then(|status| status.get("phase"))
-        .and_then(Value::as_str);
-    matches!(phase, Some("Succeeded" | "Failed" | "Pending"))
+/// Takes one disruption of the pod's budget where it needs one, or refuses.
+pub(crate) async fn allow(write: &Write) -> Result<Allowed, Status> {
+    let key = write.resource.key(&write.namespace, &write.name);
+    let read = write.core.store.get(&key, Freshness::Newest).await;
+    let (_, entry) = read.map_err(failure::of_store)?;
+    let entry = entry.ok_or_else(|| write.not_found(&write.name))?;
+    let (pod, revision) = (entry.object.parse(), entry.mod_revision);
+    let phase = text(&get(&pod, "status")["phase"]);
+    if matches!(phase, "Succeeded" | "Failed") || meta::is_deleting(&pod) {
+        return Ok(Allowed::default());
+    }
+    if phase == "Pending" {
+        return Ok(Allowed {
+            revision: Some(revision),
+            ..Allowed::default()
+        });
+    }
+    let registry = &write.core.registry;
+    let Some(budgets) = registry.get("policy", "v1", "poddisruptionbudgets") else {
+        return Ok(Allowed::default());
+    };
+    let Some(budget) = only_budget(write, &pod).await? else {
+        return Ok(Allowed::default());
+    };
+    let name = budget.header.name.to_string();
+    if is_spared(&pod, &budget.parse()) {
+        return Ok(Allowed {
+            budget: Some(name),
+            revision: Some(revision),
+        });
+    }
+    let now = meta::time(write.core.config.clock.now());
+    let taking = of_budget(write, budgets, &name);
+    let take = |budget: &Object| take(budget, &write.name, &now);
+    write::update(&taking, &take).await?;
+    Ok(Allowed {
+        budget: Some(name),
+        revision: None,
+    })
+}
+
+/// The one budget that selects the pod.
+async fn only_budget(write: &Write, pod: &Object) -> Result<Option<Arc<Stored>>, Status> {
+    let reader = &write.core.reader;
+    let listed = reader.list("policy", "poddisruptionbudgets", &write.namespace);
+    let (_, listed) = listed.await?;
+    let mut matching = listed.iter().filter(|b| selects(&b.parse(), pod));
+    match (matching.next(), matching.next()) {
+        (_, Some(_)) => Err(Status::unknown(SEVERAL)),
+        (budget, None) => Ok(budget.cloned()),
+    }
+}
+
+/// The write of a budget's status, by the server itself.
+fn of_budget(write: &Write, budgets: Arc<Resource>, name: &str) -> Write {
+    Write {
+        core: write.core.clone(),
+        user: write.user.clone(),
+        resource: budgets,
+        namespace: write.namespace.clone(),
+        name: name.to_owned(),
+        subresource: "status".to_owned(),
+        dry_run: write.dry_run,
+        field_manager: "kube-apiserver".to_owned(),
+        tracked: false,
+        internal: true,
+        effects: Effects::of(None),
+    }
 }
 
 fn selects(budget: &Object, pod: &Object) -> bool {
@@ -99,73 +110,188 @@ fn selects(budget: &Object, pod: &Object) -> bool {
         .is_ok_and(|selector| selector.matches_map(labels))
 }
 
-/// The budget with one disruption less; `None` when the pod was let go before.
-fn take(mut budget: Object, pod: &str, now: &str) -> Result<Option<Object>, Status> {
-    let name = meta::text(&budget, "name").to_owned();
-    let refuse = |why: String| {
-        let mut status = Status::too_many_requests(
-            "Cannot evict pod as it would violate the pod's disruption budget.",
-            0,
-        );
-        let cause = machinery::status::Cause {
-            reason: "DisruptionBudget".to_owned(),
-            message: why,
-            field: String::new(),
-        };
-        status.details.get_or_insert_default().causes.push(cause);
-        Err(status)
+/// Whether the pod is one that does not count as healthy, and may go at no cost.
+fn is_spared(pod: &Object, budget: &Object) -> bool {
+    let ready = list(&get(pod, "status")["conditions"])
+        .iter()
+        .any(|c| c["type"] == "Ready" && c["status"] == "True");
+    if ready {
+        return false;
+    }
+    let status = get(budget, "status");
+    let desired = int(&status["desiredHealthy"]);
+    get(budget, "spec")["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+        || (desired > 0 && int(&status["currentHealthy"]) >= desired)
+}
+
+/// 429: who looks after the budget has not seen everything yet.
+pub(crate) fn in_progress(budget: &str) -> Status {
+    let why = format!("The disruption budget {budget} is still being processed by the server.");
+    refuse(why, 10)
+}
+
+fn refuse(why: String, retry_after: u32) -> Status {
+    let mut status = Status::too_many_requests(REFUSED, retry_after);
+    let cause = machinery::status::Cause {
+        reason: "DisruptionBudget".to_owned(),
+        message: why,
+        field: String::new(),
     };
-    let generation = meta::number(&budget, "generation").unwrap_or(0);
-    let status = budget.entry("status").or_insert_with(|| json!({}));
-    let number = |key: &str| status.get(key).and_then(Value::as_i64).unwrap_or(0);
-    if number("observedGeneration") < generation {
-        return refuse(format!(
-            "The disruption budget {name} is still being processed by the server."
-        ));
+    status.details.get_or_insert_default().causes.push(cause);
+    status
+}
+
+/// The budget with one disruption less.
+fn take(budget: &Object, pod: &str, now: &str) -> Result<Object, Status> {
+    let name = meta::text(budget, "name");
+    let status = get(budget, "status");
+    let generation = meta::number(budget, "generation").unwrap_or(0);
+    if int(&status["observedGeneration"]) < generation {
+        return Err(in_progress(name));
     }
-    let (allowed, healthy, desired) = (
-        number("disruptionsAllowed"),
-        number("currentHealthy"),
-        number("desiredHealthy"),
-    );
-    let noted = status.get("disruptedPods").and_then(Value::as_object);
-    if noted.is_some_and(|noted| noted.contains_key(pod)) {
-        return Ok(None);
+    let forbidden = |why: &str| Status::forbidden("policy", "poddisruptionbudget", name, why);
+    let allowed = int(&status["disruptionsAllowed"]);
+    if allowed < 0 {
+        return Err(forbidden("pdb disruptions allowed is negative"));
     }
+    let noted = status["disruptedPods"].as_object();
     if noted.is_some_and(|noted| noted.len() > MAX_NOTED) {
-        return refuse(format!(
-            "The disruption budget {name} has too many evictions not confirmed"
-        ));
+        let why = "DisruptedPods map too big - too many evictions not confirmed by PDB controller";
+        return Err(forbidden(why));
     }
-    if allowed <= 0 {
-        return refuse(format!(
-            "The disruption budget {name} needs {desired} healthy pods and has {healthy} currently"
-        ));
+    if allowed == 0 {
+        return Err(refuse(exhausted(name, status), 0));
     }
+    let mut budget = budget.clone();
+    let observed = status["observedGeneration"].clone();
+    let status = budget.entry("status").or_insert_with(|| json!({}));
     status["disruptionsAllowed"] = (allowed - 1).into();
     status["disruptedPods"][pod] = now.into();
-    Ok(Some(budget))
+    if allowed == 1 {
+        set_exhausted(status, observed, now);
+    }
+    Ok(budget)
+}
+
+/// Why no disruption is left.
+fn exhausted(name: &str, status: &Value) -> String {
+    let conditions = list(&status["conditions"]);
+    let condition = conditions.iter().find(|c| c["type"] == "DisruptionAllowed");
+    let told = condition.filter(|c| c["status"] == "False" && !text(&c["message"]).is_empty());
+    let (desired, healthy) = (
+        int(&status["desiredHealthy"]),
+        int(&status["currentHealthy"]),
+    );
+    let now = "does not allow evicting pods currently";
+    match told.map(|c| (text(&c["reason"]), text(&c["message"]))) {
+        Some(("SyncFailed", message)) => {
+            format!("The disruption budget {name} {now} because it failed sync: {message}")
+        }
+        _ if healthy <= desired => format!(
+            "The disruption budget {name} needs {desired} healthy pods and has {healthy} currently"
+        ),
+        Some((reason, message)) => {
+            format!("The disruption budget {name} {now} ({reason}): {message}")
+        }
+        None => format!("The disruption budget {name} {now}"),
+    }
+}
+
+fn set_exhausted(status: &mut Value, observed: Value, now: &str) {
+    let mut condition = json!({
+        "type": "DisruptionAllowed", "status": "False", "observedGeneration": observed,
+        "lastTransitionTime": now, "reason": "InsufficientPods", "message": "",
+    });
+    if !status["conditions"].is_array() {
+        status["conditions"] = json!([]);
+    }
+    let Some(conditions) = status["conditions"].as_array_mut() else {
+        return;
+    };
+    match conditions
+        .iter_mut()
+        .find(|c| c["type"] == "DisruptionAllowed")
+    {
+        Some(old) => {
+            if old["status"] == "False" {
+                condition["lastTransitionTime"] = old["lastTransitionTime"].clone();
+            }
+            *old = condition;
+        }
+        None => conditions.push(condition),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn object(value: Value) -> Object {
+        value.as_object().unwrap().clone()
+    }
+
+    fn cause(status: Status) -> (u16, String) {
+        let causes = status.details.unwrap().causes;
+        (status.code, causes[0].message.clone())
+    }
+
     #[test]
     fn the_last_disruption_is_given_once() {
-        let budget = json!({"metadata": {"name": "b"}, "status": {
-            "disruptionsAllowed": 1, "currentHealthy": 3, "desiredHealthy": 2}});
-        let budget = budget.as_object().unwrap().clone();
-        let taken = take(budget, "p1", "now").unwrap().unwrap();
+        let budget = object(json!({"metadata": {"name": "b"}, "status": {
+            "disruptionsAllowed": 1, "currentHealthy": 3, "desiredHealthy": 2}}));
+        let taken = take(&budget, "p1", "now").unwrap();
         assert_eq!(taken["status"]["disruptionsAllowed"], 0);
-        assert!(take(taken.clone(), "p1", "now").unwrap().is_none());
-        let refused = take(taken, "p2", "now").unwrap_err();
+        assert_eq!(taken["status"]["disruptedPods"]["p1"], "now");
         assert_eq!(
-            (
-                refused.code,
-                refused.details.unwrap().causes[0].reason.as_str()
-            ),
-            (429, "DisruptionBudget")
+            taken["status"]["conditions"][0]["reason"],
+            "InsufficientPods"
         );
+        assert_eq!(
+            cause(take(&taken, "p2", "now").unwrap_err()),
+            (
+                429,
+                "The disruption budget b does not allow evicting pods currently".to_owned()
+            )
+        );
+    }
+
+    #[test]
+    fn refusals_say_what_is_missing() {
+        let told = |generation: i64, status: Value| {
+            let budget =
+                json!({"metadata": {"name": "b", "generation": generation}, "status": status});
+            cause(take(&object(budget), "p", "now").unwrap_err())
+        };
+        assert_eq!(
+            told(1, json!({"disruptionsAllowed": 1})),
+            (
+                429,
+                "The disruption budget b is still being processed by the server.".to_owned()
+            )
+        );
+        assert_eq!(
+            told(0, json!({"desiredHealthy": 2, "currentHealthy": 1})).1,
+            "The disruption budget b needs 2 healthy pods and has 1 currently"
+        );
+        let failed = json!([{"type": "DisruptionAllowed", "status": "False", "reason": "SyncFailed", "message": "m"}]);
+        assert_eq!(
+            told(0, json!({"conditions": failed})).1,
+            "The disruption budget b does not allow evicting pods currently because it failed sync: m"
+        );
+    }
+
+    #[test]
+    fn a_pod_that_is_not_healthy_goes_where_the_others_are_enough() {
+        let pod = |ready: &str| {
+            object(json!({"status": {"conditions": [{"type": "Ready", "status": ready}]}}))
+        };
+        let budget = |policy: &str, healthy: i64| {
+            object(json!({"spec": {"unhealthyPodEvictionPolicy": policy},
+                "status": {"desiredHealthy": 2, "currentHealthy": healthy}}))
+        };
+        assert!(is_spared(&pod("False"), &budget("IfHealthyBudget", 2)));
+        assert!(!is_spared(&pod("False"), &budget("IfHealthyBudget", 1)));
+        assert!(is_spared(&pod("False"), &budget("AlwaysAllow", 0)));
+        assert!(!is_spared(&pod("True"), &budget("AlwaysAllow", 2)));
     }
 }

@@ -213,7 +213,7 @@ impl Walk<'_> {
                 continue;
             };
             let field = &schema.fields[position];
-            if field.off || value.is_null() {
+            if value.is_null() {
                 continue;
             }
             self.path.push(Step::Field(field.name, field.inlined));
@@ -223,7 +223,7 @@ impl Walk<'_> {
             };
             let value = self.value(field.shape, value, place)?;
             self.path.pop();
-            if !is_omitted(field, &value) {
+            if !field.off && !is_omitted(field, &value) {
                 slots.push((position, value));
             }
         }
@@ -258,11 +258,7 @@ impl Walk<'_> {
             (Shape::IntOrString, value @ Value::String(_)) => value,
             (Shape::IntOrString, Value::Number(n)) => match n.as_i64() {
                 Some(i) if i32::try_from(i).is_ok() => Value::from(i),
-                _ => {
-                    return Err(format!(
-                        "json: cannot unmarshal number {n} into Go value of type int32"
-                    ));
-                }
+                _ => return Err(self.mismatch(&format!("number {n}"), place, "int32")),
             },
             (Shape::Time, Value::String(text)) => time(&text)?,
             (Shape::MicroTime, Value::String(text)) => micro_time(&text)?,

@@ -133,7 +133,11 @@ impl Effects {
     }
 
     pub(crate) fn take_warnings(&self) -> Vec<String> {
-        std::mem::take(&mut self.warnings.lock())
+        let mut warnings = std::mem::take(&mut *self.warnings.lock());
+        // What is told twice is told once.
+        let mut seen = std::collections::HashSet::new();
+        warnings.retain(|warning| seen.insert(warning.clone()));
+        warnings
     }
 
     pub(crate) fn take_ops(&self) -> Vec<Op<Draft>> {

@@ -104,9 +104,11 @@ pub async fn review(
 ) -> Result<User, Refused> {
     let audiences = (!audiences.is_empty()).then_some(audiences);
     for authenticator in chain {
-        if let Some(user) = authenticator.token(token, audiences).await? {
-            return Ok(user);
+        let found = authenticator.token(token, audiences).await;
+        match found.map_err(|why| Refused(format!("[invalid bearer token, {why}]")))? {
+            Some(user) => return Ok(user),
+            None => continue,
         }
     }
-    Err(Refused("nobody knows this token".to_owned()))
+    Err(Refused("invalid bearer token".to_owned()))
 }

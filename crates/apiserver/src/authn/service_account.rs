@@ -119,17 +119,25 @@ impl Tokens {
 fn timely(claims: &Claims, audiences: &[String], now: Timestamp) -> Result<(), Refused> {
     let now = now.as_second();
     if now >= claims.exp {
-        return Err(Refused("the token has expired".to_owned()));
+        return Err(Refused("service account token has expired".to_owned()));
     }
     if now < claims.nbf {
-        return Err(Refused("the token is not valid yet".to_owned()));
+        return Err(Refused("service account token is not valid yet".to_owned()));
     }
     if !claims
         .aud
         .iter()
         .any(|audience| audiences.contains(audience))
     {
-        return Err(Refused("the token is for another audience".to_owned()));
+        let listed = |all: &[String]| {
+            let quoted: Vec<String> = all.iter().map(|a| machinery::text::quote(a)).collect();
+            quoted.join(" ")
+        };
+        return Err(Refused(format!(
+            "token audiences [{}] is invalid for the target audiences [{}]",
+            listed(&claims.aud),
+            listed(audiences)
+        )));
     }
     Ok(())
 }
@@ -202,6 +210,10 @@ impl TokenIssuer for Tokens {
             Ok(claims)
         });
         Some(claims)
+    }
+
+    fn audiences(&self) -> &[String] {
+        &self.audiences
     }
 
     fn openid_configuration(&self) -> Value {

@@ -7,7 +7,7 @@ use machinery::{
     text::quote,
 };
 
-use super::{decode_as, unreadable};
+use super::{Part, decode_as, unreadable};
 use crate::{Resource, media};
 
 /// Where upstream registers its kinds, as its sentences name it.
@@ -128,11 +128,36 @@ fn of_another_kind(resource: &Resource, given: &Given, media: media::Body, bytes
     }
     let schema = known(given).and_then(|kind| machinery::schema::lookup(kind.schema()?));
     let unread = schema.and_then(|schema| decode_as(Some(schema), media, bytes).err());
-    let why = unread.unwrap_or_else(|| no_conversion(resource, given));
-    let (kind, version) = (&given.kind, quote(given.group_and_version().1));
+    let why = unread.unwrap_or_else(|| no_conversion(package(resource), own, given));
+    of_another(own, given, &why)
+}
+
+fn of_another(own: &str, given: &Given, why: &str) -> Status {
+    let (kind, version) = (&given.kind, quote(given.version()));
     Status::bad_request(format!(
         "{kind} in version {version} cannot be handled as a {own}: {why}"
     ))
+}
+
+/// 400 for the body of a subresource that says it is something else; `None` when it does not.
+pub(super) fn explain_part(part: &Part, media: media::Body, bytes: &[u8]) -> Option<Status> {
+    let mut given = match version_and_kind(media, bytes) {
+        Ok(given) => given,
+        Err(why) => return Some(unrecognized(part.kind, &why, bytes)),
+    };
+    if given.kind.is_empty() {
+        part.kind.clone_into(&mut given.kind);
+    }
+    if given.api_version.is_empty() {
+        part.api_versions[0].clone_into(&mut given.api_version);
+    }
+    if given.kind == part.kind && part.api_versions.contains(&given.api_version.as_str()) {
+        return None;
+    }
+    let schema = known(&given).and_then(|kind| machinery::schema::lookup(kind.schema()?));
+    let unread = schema.and_then(|schema| decode_as(Some(schema), media, bytes).err());
+    let why = unread.unwrap_or_else(|| no_conversion(part.package, part.kind, &given));
+    Some(of_another(part.kind, &given, &why))
 }
 
 /// The kind that a body says it is of.
@@ -145,7 +170,7 @@ fn known(given: &Given) -> Option<&'static dyn kinds::Kind> {
 }
 
 /// Why what is known to be of another kind does not become one of the resource's.
-fn no_conversion(resource: &Resource, given: &Given) -> String {
+fn no_conversion(package: &str, own: &str, given: &Given) -> String {
     let (group, version) = given.group_and_version();
     let list = given.kind == "List" && given.api_version == "v1"
         || kinds::all().iter().any(|kind| {
@@ -160,15 +185,18 @@ fn no_conversion(resource: &Resource, given: &Given) -> String {
             quote(SCHEME)
         );
     }
-    let package = match resource.group.as_str() {
-        "" | "events.k8s.io" => "core",
-        group => group.split('.').next().unwrap_or_default(),
-    };
-    let own = &resource.kind.names().kind;
     format!(
         "converting ({version}.{}) to ({package}.{own}): unknown conversion",
         given.kind
     )
+}
+
+/// The package of upstream's that holds the kind.
+fn package(resource: &Resource) -> &str {
+    match resource.group.as_str() {
+        "" | "events.k8s.io" => "core",
+        group => group.split('.').next().unwrap_or_default(),
+    }
 }
 
 /// Why an object that a patch turned into one of another kind cannot stay; `None` when it names
@@ -182,7 +210,8 @@ pub(super) fn does_not_convert(resource: &Resource, object: &Object) -> Option<S
         api_version: text("apiVersion", &resource.api_version),
         kind: text("kind", &resource.kind.names().kind),
     };
-    Some(no_conversion(resource, &given))
+    let own = &resource.kind.names().kind;
+    Some(no_conversion(package(resource), own, &given))
 }
 
 /// 400: nobody can say what the body is.

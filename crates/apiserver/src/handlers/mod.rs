@@ -209,7 +209,6 @@ async fn subresource(request: Request, resource: Arc<Resource>) -> Answer {
         ("binding", _) => pods::bind(request, resource).await,
         ("eviction", _) => pods::evict(request, resource).await,
         ("token", _) => tokens::request(request, resource).await,
-        ("finalize", _) => objects::finalize(request, resource).await,
         ("log" | "exec" | "attach" | "portforward" | "proxy", _) => {
             crate::proxy::serve(request, resource).await
         }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use http::{Response, StatusCode};
-use machinery::{Object, Status, Value, text};
+use machinery::{Object, Status, text};
 
 use super::{
     body::{self, Verb, WriteOptions},
@@ -157,52 +157,6 @@ impl write::Change for Replace {
 
     fn create(&self) -> Option<Result<Object, Status>> {
         self.creates.then(|| Ok(self.object.clone()))
-    }
-}
-
-/// Takes over the finalizers in the spec of a namespace, and nothing else.
-pub(crate) async fn finalize(request: Request, resource: Arc<Resource>) -> Answer {
-    let output = read::output(&request, &resource)?;
-    let body = body::Received::take(&request).await?;
-    let options = WriteOptions::parse(&request, Verb::Update)?;
-    let decoded = body.audited_object(&request, &resource, options.validation)?;
-    let mut write = write(&request, &resource, &options);
-    write.internal = true;
-    let mut new = decoded.object;
-    write.settle_place(&mut new)?;
-    write.check_name(&new)?;
-    let change = Finalized(new);
-    let core = request.core.clone();
-    let written = core
-        .supervise(async move { write::update(&write, &change).await })
-        .await?;
-    Ok(respond(&output, written))
-}
-
-/// A namespace with the finalizers that a client wants.
-struct Finalized(Object);
-
-impl write::Change for Finalized {
-    fn apply(&self, old: &Object) -> Result<Object, Status> {
-        let mut object = old.clone();
-        let revision = meta::text(&self.0, "resourceVersion");
-        meta::set(&mut object, "resourceVersion", revision);
-        let finalizers = self.0.get("spec").and_then(|spec| spec.get("finalizers"));
-        let finalizers = finalizers.filter(|list| list.as_array().is_some_and(|l| !l.is_empty()));
-        let spec = object
-            .entry("spec")
-            .or_insert_with(|| Value::Object(Object::new()));
-        if let Some(spec) = spec.as_object_mut() {
-            match finalizers {
-                Some(list) => drop(spec.insert("finalizers".to_owned(), list.clone())),
-                None => drop(spec.shift_remove("finalizers")),
-            }
-        }
-        Ok(object)
-    }
-
-    fn uid(&self) -> Option<&str> {
-        Some(meta::text(&self.0, "uid"))
     }
 }
 

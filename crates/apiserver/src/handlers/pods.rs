@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use http::StatusCode;
+use machinery::field::{Error, Path, aggregate};
 use machinery::json::json;
 use machinery::{Object, Status, Value};
 
@@ -11,21 +12,20 @@ use super::{
     objects,
 };
 use crate::{
-    Resource, convert, media, meta,
+    Resource,
+    convert::{self, Decoded, Part},
+    disruption, media, meta,
     pipeline::Request,
     respond::{self, Answer},
-    write::{self, DeleteOptions, Write},
+    write::{self, DeleteOptions, Preconditions, Write},
 };
 
 /// Gives a pod its node.
 pub(crate) async fn bind(request: Request, resource: Arc<Resource>) -> Answer {
-    let binding = decode(&request, "core/v1.Binding").await?;
-    let name = request
-        .info
-        .resource
-        .as_ref()
-        .map(|subject| subject.name.clone());
-    give_node(request, resource, binding, name.unwrap_or_default()).await
+    let options = WriteOptions::parse(&request, Verb::Create)?;
+    let binding = decode(&request, &convert::BINDING, &options).await?;
+    let write = objects::write(&request, &resource, &options);
+    give_node(request, write, binding).await
 }
 
 /// The same through `bindings`: the binding names the pod.
@@ -35,60 +35,80 @@ pub(crate) async fn bind_named(request: Request) -> Answer {
         .registry
         .get("", "v1", "pods")
         .ok_or_else(Status::path_not_found)?;
-    let binding = decode(&request, "core/v1.Binding").await?;
-    let name = meta::text(&binding, "name").to_owned();
-    give_node(request, pods, binding, name).await
+    let options = WriteOptions::parse(&request, Verb::Create)?;
+    let mut binding = decode(&request, &convert::BINDING, &options).await?;
+    // A new object has no uid yet: none is a condition.
+    meta::of_mut(&mut binding.object).shift_remove("uid");
+    let mut write = objects::write(&request, &pods, &options);
+    meta::text(&binding.object, "name").clone_into(&mut write.name);
+    give_node(request, write, binding).await
 }
 
-async fn give_node(
-    request: Request,
-    resource: Arc<Resource>,
-    binding: Object,
-    name: String,
-) -> Answer {
-    let options = WriteOptions::parse(&request, Verb::Create)?;
-    let [kind, node] = ["kind", "name"].map(|key| {
-        let target = binding.get("target").and_then(|target| target.get(key));
-        target
-            .and_then(Value::as_str)
-            .unwrap_or_default()
-            .to_owned()
-    });
-    if !matches!(kind.as_str(), "" | "Node") {
-        return Err(refuse_binding("target.kind", &kind, "must be Node"));
-    }
-    if node.is_empty() {
-        return Err(refuse_binding("target.name", "", "is required"));
-    }
-    let mut write = objects::write(&request, &resource, &options);
+async fn give_node(request: Request, mut write: Write, binding: Decoded) -> Answer {
+    let Decoded {
+        object: mut binding,
+        warnings,
+    } = binding;
+    let node = check_binding(&write, &mut binding).map_err(|why| why.warned(warnings.clone()))?;
     write.internal = true;
-    write.name = name;
-    write.subresource = "binding".to_owned();
+    "binding".clone_into(&mut write.subresource);
     let now = meta::time(request.core.config.clock.now());
     let change = move |old: &Object| assign(old, &binding, &node, &now);
     let core = request.core.clone();
     core.supervise(async move { write::update(&write, &change).await })
-        .await?;
-    Ok(success(StatusCode::CREATED))
+        .await
+        .map_err(|why| why.warned(warnings.clone()))?;
+    Ok(respond::warn(success(StatusCode::CREATED), &warnings))
 }
 
-fn refuse_binding(field: &str, value: &str, why: &str) -> Status {
-    use machinery::field::{Error, Path};
-    let error = Error::invalid(&Path::new(field), value, why);
-    Status::invalid("", "Binding", "", &[error])
+/// The node that a binding names.
+fn check_binding(write: &Write, binding: &mut Object) -> Result<String, Status> {
+    write.settle_place(binding)?;
+    if write.name.is_empty() {
+        return Err(Status::bad_request("Name parameter required."));
+    }
+    if meta::text(binding, "name") != write.name {
+        return Err(Status::bad_request(
+            "name in URL does not match name in Binding object",
+        ));
+    }
+    let target = binding.get("target").unwrap_or(&Value::Null);
+    let text = |key: &str| target[key].as_str().unwrap_or_default();
+    let (path, mut errors) = (Path::new("target"), Vec::new());
+    if !matches!(text("kind"), "" | "Node") {
+        let known = ["Node", "<empty>"];
+        let at = path.child("kind");
+        errors.push(Error::not_supported(&at, text("kind"), &known));
+    }
+    if text("name").is_empty() {
+        errors.push(Error::required(&path.child("name"), ""));
+    }
+    if !errors.is_empty() {
+        return Err(Status::unknown(aggregate(&errors)));
+    }
+    Ok(text("name").to_owned())
+}
+
+/// What the binding says of the pod holds.
+fn check_conditions(old: &Object, binding: &Object) -> Result<(), Status> {
+    let (name, namespace) = (meta::text(old, "name"), meta::text(old, "namespace"));
+    for (field, called) in [("uid", "UID"), ("resourceVersion", "ResourceVersion")] {
+        let (wanted, own) = (meta::text(binding, field), meta::text(old, field));
+        if !wanted.is_empty() && wanted != own {
+            let why = format!(
+                "StorageError: invalid object, Code: 4, Key: /pods/{namespace}/{name}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: {called} in precondition: {wanted}, {called} in object meta: {own}"
+            );
+            return Err(Status::conflict("", "pods", name, &why));
+        }
+    }
+    Ok(())
 }
 
 /// The pod with its node, or why it cannot have it.
 fn assign(old: &Object, binding: &Object, node: &str, now: &str) -> Result<Object, Status> {
     let name = meta::text(old, "name");
     let conflict = |why: String| Err(Status::conflict("", "pods/binding", name, &why));
-    let uid = meta::text(binding, "uid");
-    if !uid.is_empty() && uid != meta::text(old, "uid") {
-        return conflict(format!(
-            "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
-            meta::text(old, "uid")
-        ));
-    }
+    check_conditions(old, binding)?;
     if meta::is_deleting(old) {
         return conflict(format!(
             "pod {name} is being deleted, cannot be assigned to a host"
@@ -122,6 +142,10 @@ fn assign(old: &Object, binding: &Object, node: &str, now: &str) -> Result<Objec
     }
     let spec = pod.entry("spec").or_insert_with(|| json!({}));
     spec["nodeName"] = node.into();
+    if let Some(Value::Object(status)) = pod.get_mut("status") {
+        // Room was made where it is now.
+        status.shift_remove("nominatedNodeName");
+    }
     mark_scheduled(&mut pod, now);
     Ok(pod)
 }
@@ -134,9 +158,8 @@ fn mark_scheduled(pod: &mut Object, now: &str) {
     set_condition(pod, condition);
 }
 
-/// Puts a condition in the place of the one of its type.
+/// Puts a condition in the place of the one of its type; what is as before is so since then.
 fn set_condition(pod: &mut Object, mut condition: Value) {
-    let generation = meta::number(pod, "generation");
     let status = pod.entry("status").or_insert_with(|| json!({}));
     let Some(status) = status.as_object_mut() else {
         return;
@@ -145,31 +168,32 @@ fn set_condition(pod: &mut Object, mut condition: Value) {
     let Some(conditions) = conditions.as_array_mut() else {
         return;
     };
-    if let Some(generation) = generation {
-        condition["observedGeneration"] = generation.into();
-    }
     match conditions
         .iter_mut()
         .find(|old| old["type"] == condition["type"])
     {
-        Some(old) => *old = condition,
+        Some(old) => {
+            if old["status"] == condition["status"] {
+                condition["lastTransitionTime"] = old["lastTransitionTime"].clone();
+            }
+            *old = condition;
+        }
         None => conditions.push(condition),
     }
 }
 
-/// Notes on a pod why it goes, for those who see it go.
-async fn mark_evicted(write: &mut Write) -> Result<(), Status> {
+/// Notes on a pod why it goes, for those who see it go; gives the revision of the pod so marked.
+async fn mark_evicted(write: &mut Write, conditions: &Preconditions) -> Result<u64, Status> {
     let now = meta::time(write.core.config.clock.now());
     let change = move |old: &Object| {
+        check_pod(old, conditions)?;
         let mut pod = old.clone();
         let condition = json!({
             "type": "DisruptionTarget", "status": "True", "lastProbeTime": null,
             "lastTransitionTime": now, "reason": "EvictionByEvictionAPI",
             "message": "Eviction API: evicting",
         });
-        if !meta::is_deleting(&pod) {
-            set_condition(&mut pod, condition);
-        }
+        set_condition(&mut pod, condition);
         Ok(pod)
     };
     let eviction = std::mem::replace(&mut write.subresource, "status".to_owned());
@@ -177,43 +201,123 @@ async fn mark_evicted(write: &mut Write) -> Result<(), Status> {
     let marked = write::update(write, &change).await;
     write.internal = false;
     write.subresource = eviction;
-    marked.map(|_| ())
+    marked.map(|marked| marked.object.revision)
+}
+
+fn check_pod(pod: &Object, conditions: &Preconditions) -> Result<(), Status> {
+    let name = meta::text(pod, "name");
+    let differs = |wanted: &Option<String>, own: &str| {
+        let wanted = wanted.as_deref().unwrap_or_default();
+        (!wanted.is_empty() && wanted != own).then(|| wanted.to_owned())
+    };
+    let (uid, revision) = (meta::text(pod, "uid"), meta::text(pod, "resourceVersion"));
+    let why = if let Some(wanted) = differs(&conditions.uid, uid) {
+        format!(
+            "the UID in the precondition ({wanted}) does not match the UID in record ({uid}). The object might have been deleted and then recreated"
+        )
+    } else if let Some(wanted) = differs(&conditions.resource_version, revision) {
+        format!(
+            "the ResourceVersion in the precondition ({wanted}) does not match the ResourceVersion in record ({revision}). The object might have been modified"
+        )
+    } else {
+        return Ok(());
+    };
+    Err(Status::conflict("", "Pod", name, &why))
 }
 
 /// Deletes a pod unless a disruption budget forbids it.
 pub(crate) async fn evict(request: Request, resource: Arc<Resource>) -> Answer {
     let options = WriteOptions::parse(&request, Verb::Create)?;
-    let eviction = decode(&request, "policy/v1.Eviction").await?;
-    let delete: DeleteOptions = match eviction.get("deleteOptions") {
-        Some(value) => machinery::json::from_value(value.clone())
-            .map_err(|error| Status::bad_request(format!("deleteOptions: {error}")))?,
-        None => DeleteOptions::default(),
-    };
-    delete.check()?;
+    let decoded = decode(&request, &convert::EVICTION, &options).await?;
+    let Decoded {
+        object: mut eviction,
+        warnings,
+    } = decoded;
     let mut write = objects::write(&request, &resource, &options);
-    let name = meta::text(&eviction, "name");
-    if !name.is_empty() && name != write.name {
+    let refuse = |why: Status| why.warned(warnings.clone());
+    write.settle_place(&mut eviction).map_err(refuse)?;
+    let delete = check_eviction(&mut write, &eviction).map_err(refuse)?;
+    let core = request.core.clone();
+    core.supervise(async move { evict_pod(write, delete).await })
+        .await
+        .map_err(refuse)?;
+    Ok(respond::warn(success(StatusCode::CREATED), &warnings))
+}
+
+/// The deletion that an eviction asks for.
+fn check_eviction(write: &mut Write, eviction: &Object) -> Result<DeleteOptions, Status> {
+    if meta::text(eviction, "name") != write.name {
         return Err(Status::bad_request(
             "name in URL does not match name in Eviction object",
         ));
     }
-    write.dry_run |= !delete.dry_run.is_empty();
-    let core = request.core.clone();
-    let task = async move {
-        crate::disruption::allow(&write).await?;
-        if !write.dry_run {
-            mark_evicted(&mut write).await?;
-        }
-        write::delete(&write, &delete).await
+    let given = eviction.get("deleteOptions").unwrap_or(&Value::Null);
+    const UNSAFE: &str = "ignoreStoreReadErrorWithClusterBreakingPotential";
+    if given[UNSAFE] == true {
+        let at = Path::new("deleteOptions").child(UNSAFE);
+        let detail = "can not be set for pod eviction, try after removing the option";
+        let error = Error::invalid(&at, true, detail);
+        return Err(Status::invalid("policy", "Eviction", &write.name, &[error]));
+    }
+    let delete: DeleteOptions = match given {
+        Value::Null => DeleteOptions::default(),
+        given => machinery::json::from_value(given.clone())
+            .map_err(|error| Status::bad_request(format!("deleteOptions: {error}")))?,
     };
-    core.supervise(task).await?;
-    Ok(success(StatusCode::CREATED))
+    if write.dry_run && !delete.dry_run.is_empty() && delete.dry_run != ["All"] {
+        let asked = delete.dry_run.join(" ");
+        return Err(Status::unknown(format!(
+            "Non-matching dry-run options in request and content: [All] and [{asked}]"
+        )));
+    }
+    delete.check()?;
+    write.dry_run |= !delete.dry_run.is_empty();
+    Ok(delete)
 }
 
-async fn decode(request: &Request, name: &str) -> Result<Object, Status> {
+async fn evict_pod(mut write: Write, delete: DeleteOptions) -> Result<(), Status> {
+    let asked = delete.preconditions.clone().unwrap_or_default();
+    let mut attempts = write::ATTEMPTS;
+    loop {
+        attempts -= 1;
+        let allowed = disruption::allow(&write).await?;
+        let mut conditions = asked.clone();
+        if conditions.resource_version.is_none() {
+            conditions.resource_version = allowed.revision.map(|r| r.to_string());
+        }
+        let mut delete = delete.clone();
+        delete.preconditions = Some(conditions.clone());
+        let evicted = async {
+            if !write.dry_run {
+                let marked = mark_evicted(&mut write, &conditions).await?;
+                if conditions.resource_version.is_some() {
+                    // It changed by our own hand.
+                    conditions.resource_version = Some(marked.to_string());
+                    delete.preconditions = Some(conditions);
+                }
+            }
+            write::delete(&write, &delete).await
+        };
+        match evicted.await {
+            // It is not as it was when we looked, and nobody but us cared.
+            Err(status) if status.code == 409 && asked.resource_version.is_none() => {
+                match allowed.budget {
+                    Some(budget) if allowed.revision.is_some() => {
+                        return Err(disruption::in_progress(&budget));
+                    }
+                    None if allowed.revision.is_some() && attempts > 0 => {}
+                    _ => return Err(status),
+                }
+            }
+            other => return other.map(|_| ()),
+        }
+    }
+}
+
+async fn decode(request: &Request, part: &Part, options: &WriteOptions) -> Result<Decoded, Status> {
     let media = media::Body::of(&request.parts.headers)?;
     let bytes = body::take(request).await?;
-    convert::decode_type(name, media, &bytes)
+    convert::decode_part(part, media, &bytes, options.validation)
 }
 
 fn success(code: StatusCode) -> http::Response<crate::Body> {
@@ -249,6 +353,9 @@ mod tests {
             "{again}"
         );
         let other = object(json!({"metadata": {"uid": "2"}}));
-        assert_eq!(assign(&pod, &other, "n1", "").unwrap_err().code, 409);
+        assert_eq!(
+            assign(&pod, &other, "n1", "").unwrap_err().message,
+            "Operation cannot be fulfilled on pods \"a\": StorageError: invalid object, Code: 4, Key: /pods//a, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: 2, UID in object meta: 1"
+        );
     }
 }

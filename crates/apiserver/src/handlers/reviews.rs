@@ -4,12 +4,10 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use http::StatusCode;
+use kinds::reviews::access::{self, About};
 use kinds::tree;
 use machinery::json::json;
-use machinery::{
-    Object, Status, Value,
-    field::{Error, Path},
-};
+use machinery::{Object, Status, Value};
 
 use super::{
     body::{self, Verb, WriteOptions},
@@ -20,7 +18,7 @@ use crate::{
     authz::{self, Attributes, Decision, Rule},
     media, meta,
     pipeline::Request,
-    respond::Answer,
+    respond::{self, Answer},
     user,
 };
 
@@ -31,36 +29,61 @@ pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     let output = read::output(&request, &resource)?;
     let body = body::Received::take(&request).await?;
     let decoded = body.audited_object(&request, &resource, options.validation)?;
-    let mut review = decoded.object;
-    let spec = tree::get(&review, "spec").clone();
-    let status = match resource.plural.as_str() {
-        "selfsubjectreviews" => json!({ "userInfo": info(&request.user) }),
-        "tokenreviews" => token(&request, &spec).await?,
-        "selfsubjectaccessreviews" => access(&request, &request.user, &spec).await?,
-        "selfsubjectrulesreviews" => rules(&request, tree::text(&spec["namespace"])),
-        "subjectaccessreviews" => access(&request, &subject(&resource, &spec)?, &spec).await?,
-        "localsubjectaccessreviews" => {
-            let here = request
-                .info
-                .resource
-                .as_ref()
-                .map_or("", |r| r.namespace.as_str());
-            local(&resource, &spec, here)?;
-            access(&request, &subject(&resource, &spec)?, &spec).await?
+    let (mut review, warnings) = (decoded.object, decoded.warnings);
+    let answer = answer(&request, &resource, &mut review).await;
+    let status = answer.map_err(|status| status.warned(warnings.clone()))?;
+    // Who asks about oneself gets nothing back but the answer.
+    match resource.plural.as_str() {
+        "selfsubjectreviews" => {
+            let now = meta::time(request.core.config.clock.now());
+            review.insert("metadata".to_owned(), json!({"creationTimestamp": now}));
         }
-        _ => return Err(Status::method_not_allowed()),
-    };
-    if matches!(resource.plural.as_str(), "selfsubjectreviews") {
-        let now = meta::time(request.core.config.clock.now());
-        meta::set(&mut review, "creationTimestamp", now);
+        "selfsubjectrulesreviews" => {
+            review.insert("metadata".to_owned(), json!({}));
+            review.insert("spec".to_owned(), json!({}));
+        }
+        _ => {}
     }
     review.insert("status".to_owned(), status);
     let body = Value::Object(review).to_string();
-    Ok(output.encoded(StatusCode::CREATED, body.into()))
+    let response = output.encoded(StatusCode::CREATED, body.into());
+    Ok(respond::warn(response, &warnings))
 }
 
-fn invalid(resource: &Resource, error: Error) -> Status {
-    Status::invalid(&resource.group, &resource.kind.names().kind, "", &[error])
+async fn answer(
+    request: &Request,
+    resource: &Resource,
+    review: &mut Object,
+) -> Result<Value, Status> {
+    let subject = request.info.resource.as_ref();
+    let here = subject.map_or("", |subject| subject.namespace.as_str());
+    meta::settle_namespace(review, if resource.namespaced() { here } else { "" })?;
+    let about = match resource.plural.as_str() {
+        "selfsubjectaccessreviews" => Some(About::Oneself),
+        "subjectaccessreviews" => Some(About::Somebody),
+        "localsubjectaccessreviews" => Some(About::Here),
+        _ => None,
+    };
+    if let Some(about) = about {
+        let errors = access::validate(review, about);
+        if !errors.is_empty() {
+            return Err(Status::invalid(&resource.group, "", "", &errors));
+        }
+    }
+    let spec = tree::get(review, "spec").clone();
+    Ok(match resource.plural.as_str() {
+        "selfsubjectreviews" => json!({ "userInfo": info(&request.user) }),
+        "tokenreviews" => token(request, &spec).await?,
+        "selfsubjectaccessreviews" => may(request, &request.user, &spec).await,
+        "selfsubjectrulesreviews" => match tree::text(&spec["namespace"]) {
+            "" => return Err(Status::bad_request("no namespace on request")),
+            namespace => rules(request, namespace),
+        },
+        "subjectaccessreviews" | "localsubjectaccessreviews" => {
+            may(request, &somebody(&spec), &spec).await
+        }
+        _ => return Err(Status::method_not_allowed()),
+    })
 }
 
 fn info(user: &User) -> Value {
@@ -93,9 +116,21 @@ async fn token(request: &Request, spec: &Value) -> Result<Value, Status> {
             "token is required for TokenReview in authentication",
         ));
     }
-    let audiences = texts(&spec["audiences"]);
-    let reviewed = authn::review(&request.core.authenticators, token, &audiences).await;
+    let asked = texts(&spec["audiences"]);
+    let issuer = request.core.config.tokens.as_ref();
+    let own = issuer.map_or(&[][..], |issuer| issuer.audiences());
+    let wanted = if asked.is_empty() { own } else { &asked };
+    let reviewed = authn::review(&request.core.authenticators, token, &asked).await;
+    // Tokens of service accounts name their audiences; all others are for this server.
+    let verified = issuer.and_then(|issuer| issuer.verify(token, Some(&asked))?.ok());
+    let meant = verified.as_ref().map_or(own, |claims| &claims.aud);
+    let audiences: Vec<String> = wanted
+        .iter()
+        .filter(|a| meant.contains(a))
+        .cloned()
+        .collect();
     Ok(match reviewed {
+        Ok(_) if audiences.is_empty() && !asked.is_empty() => refused("invalid bearer token"),
         Ok(user) => {
             let mut status = json!({"authenticated": true, "user": info(&user)});
             if !audiences.is_empty() {
@@ -103,50 +138,56 @@ async fn token(request: &Request, spec: &Value) -> Result<Value, Status> {
             }
             status
         }
-        Err(refused) => json!({"authenticated": false, "error": refused.to_string()}),
+        Err(why) => refused(&why.to_string()),
     })
 }
 
+fn refused(why: &str) -> Value {
+    json!({"user": {}, "error": why})
+}
+
 /// The subject that a review names.
-fn subject(resource: &Resource, spec: &Value) -> Result<User, Status> {
+fn somebody(spec: &Value) -> User {
     let extra: BTreeMap<String, Vec<String>> = tree::entries(&spec["extra"])
         .map(|(key, values)| (key.to_string(), texts(values)))
         .collect();
-    let user = User {
+    User {
         name: tree::text(&spec["user"]).to_owned(),
         uid: tree::text(&spec["uid"]).to_owned(),
         groups: texts(&spec["groups"]),
         extra,
-    };
-    if user.name.is_empty() && user.groups.is_empty() {
-        let path = Path::new("spec").child("user");
-        let why = "at least one of user or group must be specified";
-        return Err(invalid(resource, Error::invalid(&path, "", why)));
     }
-    Ok(user)
 }
 
-fn local(resource: &Resource, spec: &Value, here: &str) -> Result<(), Status> {
-    let asked = tree::text(&spec["resourceAttributes"]["namespace"]);
-    if tree::is_set(&spec["nonResourceAttributes"]) {
-        let path = Path::new("spec").child("nonResourceAttributes");
-        let why = "disallowed on this kind of request";
-        return Err(invalid(resource, Error::invalid(&path, "", why)));
+/// What of the selectors of a review is not looked at.
+fn ignored(resource: &Value) -> String {
+    let mut out = Vec::new();
+    let (fields, fields_cut) = access::field_selector(&resource["fieldSelector"]);
+    let (labels, labels_cut) = access::label_selector(&resource["labelSelector"]);
+    let fields_bad = machinery::fields::Selector::parse(&fields).is_err();
+    let labels_bad = machinery::labels::Selector::parse(&labels).is_err();
+    for (name, text, is_cut, is_bad) in [
+        ("fieldSelector", fields, fields_cut, fields_bad),
+        ("labelSelector", labels, labels_cut, labels_bad),
+    ] {
+        if is_cut || is_bad {
+            let part = if is_bad || text.is_empty() {
+                ""
+            } else {
+                "partially "
+            };
+            out.push(format!(
+                "spec.resourceAttributes.{name} {part}ignored due to parse error"
+            ));
+        }
     }
-    if asked != here {
-        return Err(Status::bad_request(format!(
-            "spec.resourceAttributes.namespace must match namespace: {asked}"
-        )));
-    }
-    Ok(())
+    out.join("; ")
 }
 
-async fn access(request: &Request, user: &User, spec: &Value) -> Result<Value, Status> {
+async fn may(request: &Request, user: &User, spec: &Value) -> Value {
     let (resource, path) = (&spec["resourceAttributes"], &spec["nonResourceAttributes"]);
-    if tree::is_set(resource) == tree::is_set(path) {
-        let why = "exactly one of nonResourceAttributes or resourceAttributes must be specified";
-        return Err(Status::bad_request(why));
-    }
+    let (field_selector, _) = access::field_selector(&resource["fieldSelector"]);
+    let (label_selector, _) = access::label_selector(&resource["labelSelector"]);
     let text = |key: &str| tree::text(&resource[key]);
     let is_resource = tree::is_set(resource);
     let attributes = Attributes {
@@ -164,8 +205,8 @@ async fn access(request: &Request, user: &User, spec: &Value) -> Result<Value, S
         namespace: text("namespace"),
         name: text("name"),
         path: tree::text(&path["path"]),
-        field_selector: tree::text(&resource["fieldSelector"]["rawSelector"]),
-        label_selector: tree::text(&resource["labelSelector"]["rawSelector"]),
+        field_selector: &field_selector,
+        label_selector: &label_selector,
     };
     let decision = authz::decide(&request.core.authorizers, &attributes).await;
     let (allowed, denied, reason) = match decision {
@@ -190,26 +231,16 @@ async fn access(request: &Request, user: &User, spec: &Value) -> Result<Value, S
     if !reason.is_empty() {
         status.insert("reason".to_owned(), reason.into());
     }
-    Ok(status.into())
+    let ignored = ignored(resource);
+    if !ignored.is_empty() {
+        status.insert("evaluationError".to_owned(), ignored.into());
+    }
+    status.into()
 }
 
 fn rules(request: &Request, namespace: &str) -> Value {
     let user = &request.user;
-    let mut all = request.core.rbac.index().rules_for(user, namespace);
-    if user.is_in(user::MASTERS) {
-        let any = || vec!["*".to_owned()];
-        all.push(Rule {
-            verbs: any(),
-            groups: any(),
-            resources: any(),
-            ..Rule::default()
-        });
-        all.push(Rule {
-            verbs: any(),
-            paths: any(),
-            ..Rule::default()
-        });
-    }
+    let all = request.core.rbac.index().rules_for(user, namespace);
     let (paths, resources): (Vec<Rule>, Vec<Rule>) =
         all.into_iter().partition(|rule| !rule.paths.is_empty());
     let resources: Vec<Value> = resources.iter().map(Rule::to_json).collect();

@@ -79,7 +79,7 @@ async fn write(request: Request, resource: Arc<Resource>) -> Answer {
         let media = media::Body::of(&request.parts.headers)?;
         let bytes = body::take(&request).await?;
         let options = WriteOptions::parse(&request, Verb::Update)?;
-        let scale = convert::decode_scale(media, &bytes, options.validation)?;
+        let scale = convert::decode_part(&convert::SCALE, media, &bytes, options.validation)?;
         (Wanted::Whole(scale.object, scale.warnings), options)
     };
     let write = objects::write(&request, &resource, &options);

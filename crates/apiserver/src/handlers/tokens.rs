@@ -66,9 +66,44 @@ pub(crate) async fn request(request: Request, resource: Arc<Resource>) -> Answer
     let options = WriteOptions::parse(&request, Verb::Create)?;
     let media = media::Body::of(&request.parts.headers)?;
     let bytes = body::take(&request).await?;
-    let asked = convert::decode_type("authentication/v1.TokenRequest", media, &bytes)?;
-    let asked = Value::Object(asked);
+    let part = &convert::TOKEN_REQUEST;
+    let asked = convert::decode_part(part, media, &bytes, options.validation)?;
+    let (asked, warnings) = (asked.object, asked.warnings);
     let write = objects::write(&request, &resource, &options);
+    let issued = issue(&request, &write, &resource, asked).await;
+    let answer = issued.map_err(|status| status.warned(warnings.clone()))?;
+    let response = respond::bytes(http::StatusCode::CREATED, respond::JSON, answer.to_string());
+    Ok(respond::warn(response, &warnings))
+}
+
+/// The account that is named in the body, too, is the one of the path.
+fn check_place(write: &Write, asked: &mut Object) -> Result<(), Status> {
+    write.settle_place(asked)?;
+    let name = meta::text(asked, "name");
+    if name.is_empty() || name == write.name {
+        return Ok(());
+    }
+    let at = Path::new("metadata").child("name");
+    let error = Error::invalid(
+        &at,
+        name,
+        "must match the service account name if specified",
+    );
+    Err(refuse(&write.name, error))
+}
+
+fn refuse(name: &str, error: Error) -> Status {
+    Status::invalid("authentication.k8s.io", "TokenRequest", name, &[error])
+}
+
+async fn issue(
+    request: &Request,
+    write: &Write,
+    resource: &Resource,
+    mut asked: Object,
+) -> Result<Value, Status> {
+    check_place(write, &mut asked)?;
+    let asked = Value::Object(asked);
     let key = resource.key(&write.namespace, &write.name);
     let read = request.core.store.get(&key, store::Freshness::Newest).await;
     let (_, account) = read.map_err(failure::of_store)?;
@@ -77,9 +112,9 @@ pub(crate) async fn request(request: Request, resource: Arc<Resource>) -> Answer
         .object
         .parse();
     check_uid(&asked, &account, &write.name)?;
-    admit(&write, &asked).await?;
-    let bound = bound(&request, &write.namespace, &write.name, &asked).await?;
     let seconds = seconds(&asked)?;
+    admit(write, &asked).await?;
+    let bound = bound(request, &write.namespace, &write.name, &asked).await?;
     let audiences = asked["spec"]["audiences"].as_array().into_iter().flatten();
     let audiences = audiences
         .filter_map(Value::as_str)
@@ -108,17 +143,13 @@ pub(crate) async fn request(request: Request, resource: Arc<Resource>) -> Answer
         "kind": "TokenRequest",
         "apiVersion": "authentication.k8s.io/v1",
         "metadata": {
-            "name": write.name, "namespace": write.namespace,
+            "name": write.name, "namespace": write.namespace, "uid": meta::text(&account, "uid"),
             "creationTimestamp": meta::time(request.core.config.clock.now()),
         },
         "spec": spec,
         "status": {"token": issued.token, "expirationTimestamp": meta::time(issued.expires)},
     });
-    Ok(respond::bytes(
-        http::StatusCode::CREATED,
-        respond::JSON,
-        answer.to_string(),
-    ))
+    Ok(answer)
 }
 
 /// A token is asked for, not stored: plugins may refuse it, and what they change is of no use.
@@ -151,13 +182,7 @@ fn seconds(asked: &Value) -> Result<i64, Status> {
         long if long > 1 << 32 => "may not specify a duration larger than 2^32 seconds",
         _ => return Ok(seconds),
     };
-    let error = Error::invalid(&path, seconds, why);
-    Err(Status::invalid(
-        "authentication.k8s.io",
-        "TokenRequest",
-        "",
-        &[error],
-    ))
+    Err(refuse("", Error::invalid(&path, seconds, why)))
 }
 
 /// What a token is bound to.
@@ -180,31 +205,36 @@ async fn bound(
     }
     let [kind, name, uid] =
         ["kind", "name", "uid"].map(|key| reference[key].as_str().unwrap_or_default().to_owned());
-    let (plural, place) = match kind.as_str() {
-        "Pod" => ("pods", namespace),
-        "Secret" => ("secrets", namespace),
-        "Node" => ("nodes", ""),
+    let version = reference["apiVersion"].as_str().unwrap_or_default();
+    let (group, version) = version.split_once('/').unwrap_or(("", version));
+    let (plural, place) = match (group, kind.as_str()) {
+        ("", "Pod") => ("pods", namespace),
+        ("", "Secret") => ("secrets", namespace),
+        ("", "Node") => ("nodes", ""),
         _ => {
-            let why = format!("cannot bind token to object of type {kind}");
+            let why = format!("cannot bind token to object of type {group}/{version}, Kind={kind}");
             return Err(Status::bad_request(why));
         }
     };
+    if name.is_empty() {
+        return Err(Status::bad_request("Name parameter required."));
+    }
     let found = request.core.reader.get("", plural, place, &name).await?;
     let object = found
         .ok_or_else(|| Status::not_found("", plural, &name))?
         .parse();
-    let own = meta::text(&object, "uid");
-    if !uid.is_empty() && uid != own {
-        let why = format!(
-            "the UID in the bound object reference ({uid}) does not match the UID in record. The object might have been deleted and then recreated"
-        );
-        return Err(Status::conflict("", plural, &name, &why));
-    }
     if kind == "Pod" && meta::spec_text(&object, "serviceAccountName") != account {
         let why = format!(
             "cannot bind token for serviceaccount {account:?} to pod running with different serviceaccount name."
         );
         return Err(Status::bad_request(why));
+    }
+    let own = meta::text(&object, "uid");
+    if !uid.is_empty() && uid != own {
+        let why = format!(
+            "the UID in the bound object reference ({uid}) does not match the UID in record. The object might have been deleted and then recreated"
+        );
+        return Err(Status::conflict("", &kind, &name, &why));
     }
     let node = meta::spec_text(&object, "nodeName");
     let node = if kind == "Pod" && !node.is_empty() {

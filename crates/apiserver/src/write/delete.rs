@@ -285,6 +285,8 @@ fn decide(write: &Write, options: &DeleteOptions, object: &mut Object) -> Step {
         }
         _ if hooks::stays(write, object) => {
             mark_now(object, now);
+            // A namespace has no grace period, not even one of nothing.
+            meta::of_mut(object).shift_remove("deletionGracePeriodSeconds");
             Step::Mark
         }
         _ => Step::Remove,

@@ -123,7 +123,12 @@ fn prepare_update(
             keep(object, old, "spec");
             keep(object, old, "status");
             keep_written_metadata(object, old);
-            child_or_new(object, "spec").insert("ephemeralContainers".to_owned(), added);
+            let spec = child_or_new(object, "spec");
+            if is_set(&added) {
+                spec.insert("ephemeralContainers".to_owned(), added);
+            } else {
+                spec.shift_remove("ephemeralContainers");
+            }
         }
         Some("resize") => {
             keep(object, old, "status");

@@ -344,12 +344,12 @@ pub fn quality_of_service(spec: &Value) -> &'static str {
         let mut limited = 0;
         for name in ["cpu", "memory"] {
             let request = quantity(&resources["requests"][name]);
-            if !request.is_zero() {
+            if request > Quantity::ZERO {
                 let sum = requests.entry(name).or_insert(Quantity::ZERO);
                 *sum = sum.plus(request);
             }
             let limit = quantity(&resources["limits"][name]);
-            if !limit.is_zero() {
+            if limit > Quantity::ZERO {
                 limited += 1;
                 let sum = limits.entry(name).or_insert(Quantity::ZERO);
                 *sum = sum.plus(limit);

@@ -204,10 +204,13 @@ fn check_only_added_tolerations(new: &Value, old: &Value, path: &Path, errors: &
 }
 
 fn check_gates(new: &Value, old: &Value, path: &Path, errors: &mut Errors) {
-    for (i, gate) in list(&new["schedulingGates"]).iter().enumerate() {
-        if !list(&old["schedulingGates"])
-            .iter()
-            .any(|g| g["name"] == gate["name"])
+    let gates = list(&new["schedulingGates"]);
+    for (i, gate) in gates.iter().enumerate() {
+        let is_repeated = gates[i + 1..].iter().any(|g| g["name"] == gate["name"]);
+        if !is_repeated
+            && !list(&old["schedulingGates"])
+                .iter()
+                .any(|g| g["name"] == gate["name"])
         {
             let at = path.child("schedulingGates").index(i).child("name");
             let detail = "only deletion is allowed, but found new scheduling gate";

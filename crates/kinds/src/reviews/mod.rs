@@ -1,5 +1,7 @@
 //! Questions to the server, answered at once and never stored.
 
+pub mod access;
+
 use crate::Scope;
 use crate::builtin::Builtin;
 
