@@ -158,7 +158,7 @@ pub(crate) fn normalise(resource: &Resource, object: Object) -> Result<decode::D
         None => normalise::unstructured(value, &mut findings),
     }?;
     if let Some(definition) = &resource.definition {
-        definition.prune(&mut object, &mut findings);
+        definition.settle(&mut object, &mut findings);
     }
     Ok(decode::Decoded { object, findings })
 }
@@ -174,7 +174,7 @@ fn judge(
         mut findings,
     } = decoded;
     if let Some(definition) = &resource.definition {
-        definition.prune(&mut object, &mut findings);
+        definition.settle(&mut object, &mut findings);
     }
     let warnings = match validation {
         FieldValidation::Ignore => Vec::new(),

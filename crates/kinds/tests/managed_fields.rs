@@ -22,14 +22,17 @@ fn created(group: &str, version: &str, plural: &str, value: Value, manager: &str
         },
     );
     let mut object = normal(Value::Object(object));
+    let api_version = if group.is_empty() { "v1" } else { "apps/v1" };
+    let root = apply::Root::Typed(schema);
     let writer = apply::Writer {
         manager,
-        api_version: if group.is_empty() { "v1" } else { "apps/v1" },
+        api_version,
+        versions: &apply::OneVersion { api_version, root },
         subresource: "",
         now: "2024-01-01T00:00:00Z",
         reset: &[&["status"]],
     };
-    apply::track(apply::Root::Typed(schema), None, &mut object, &writer);
+    apply::track(None, &mut object, &writer);
     object
 }
 

@@ -209,16 +209,20 @@ fn applies(input: &[u8]) {
         subresource: "",
         now: "2024-01-01T00:00:00Z",
         reset: &[],
+        versions: &apply::OneVersion {
+            api_version: "v1",
+            root,
+        },
     };
     let live = live();
-    if let Ok(applied) = apply::apply(root, Some(&live), &config, &writer, true) {
+    if let Ok(applied) = apply::apply(Some(&live), &config, &writer, true) {
         // To apply the same again changes nothing.
-        let again = apply::apply(root, Some(&applied), &config, &writer, false);
+        let again = apply::apply(Some(&applied), &config, &writer, false);
         assert_eq!(again.as_ref().ok(), Some(&applied));
     }
-    let _ = apply::apply(root, None, &config, &writer, false);
+    let _ = apply::apply(None, &config, &writer, false);
     let mut new = config;
-    apply::track(root, Some(&live), &mut new, &writer);
+    apply::track(Some(&live), &mut new, &writer);
 }
 
 fn every_kind(input: &[u8]) {

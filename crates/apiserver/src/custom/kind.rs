@@ -36,6 +36,23 @@ pub(crate) struct ScalePaths {
     pub(crate) selector: Option<Path>,
 }
 
+impl ScalePaths {
+    /// The number of replicas that an object asks for, if it says so.
+    pub(crate) fn wanted(&self, object: &Object) -> Option<i64> {
+        let names = self.spec.names();
+        let (first, rest) = names.split_first()?;
+        let value = rest
+            .iter()
+            .try_fold(object.get(first)?, |value, name| value.get(name));
+        value?.as_i64()
+    }
+
+    /// The path of the replicas as it was written.
+    pub(crate) fn spec_text(&self) -> String {
+        format!(".{}", self.spec.names().join("."))
+    }
+}
+
 /// A served version of a definition.
 pub(crate) struct CustomKind {
     names: Names,
@@ -155,6 +172,17 @@ impl CustomKind {
     /// Drops what the schema does not know.
     pub(crate) fn prune(&self, object: &mut Object, findings: &mut Findings) {
         self.schema.prune(object, findings);
+    }
+
+    /// As [`CustomKind::prune`], for what a client sent whole: nulls that mean nothing go, too.
+    pub(crate) fn settle(&self, object: &mut Object, findings: &mut Findings) {
+        self.schema.prune(object, findings);
+        self.schema.drop_nulls(object);
+    }
+
+    /// Drops nulls that mean nothing.
+    pub(crate) fn drop_nulls(&self, object: &mut Object) {
+        self.schema.drop_nulls(object);
     }
 }
 

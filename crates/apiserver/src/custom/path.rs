@@ -33,6 +33,15 @@ impl Path {
         self.find(value).into_iter().next()
     }
 
+    /// The fields on the way.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let names = self.0.iter().filter_map(|step| match step {
+            Step::Field(name) => Some(name.clone()),
+            _ => None,
+        });
+        names.collect()
+    }
+
     /// Sets the value of a path of plain fields, making what is missing.
     pub(crate) fn set(&self, mut value: &mut Value, new: Value) {
         for step in &self.0 {

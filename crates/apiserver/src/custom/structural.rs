@@ -96,6 +96,9 @@ impl Schema {
             object.shift_remove(&key);
             findings.unknown(&below(path, &key));
         }
+        if let Some(metadata) = object.get_mut("metadata").filter(|_| self.embedded) {
+            settle_metadata(metadata, &below(path, "metadata"), findings);
+        }
         for (key, value) in object.iter_mut().filter(|(key, _)| !own(key)) {
             match (self.properties.get(key.as_str()), &self.others) {
                 (Some(schema), _) => schema.prune_value(value, &below(path, key), findings),
@@ -119,6 +122,41 @@ impl Schema {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// Drops nulls where the schema allows none and has nothing to put there.
+    pub(crate) fn drop_nulls(&self, object: &mut Object) {
+        object.retain(|name, value| {
+            let Some(schema) = self.below(name) else {
+                return true;
+            };
+            if value.is_null() && !schema.nullable && schema.default.is_none() {
+                return false;
+            }
+            schema.drop_nulls_of(value);
+            true
+        });
+    }
+
+    fn drop_nulls_of(&self, value: &mut Value) {
+        match value {
+            Value::Object(object) => self.drop_nulls(object),
+            Value::Array(items) => {
+                if let Some(schema) = &self.items {
+                    items.iter_mut().for_each(|item| schema.drop_nulls_of(item));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// What is known about a field.
+    fn below(&self, name: &str) -> Option<&Self> {
+        match (self.properties.get(name), &self.others) {
+            (Some(schema), _) => Some(schema),
+            (None, Others::Of(schema)) => Some(schema),
+            (None, _) => None,
         }
     }
 
@@ -154,6 +192,25 @@ impl Schema {
                 }
             }
             _ => {}
+        }
+    }
+}
+
+/// Metadata of an object within another is that of all objects; what is none stays for validation.
+fn settle_metadata(metadata: &mut Value, path: &str, findings: &mut Findings) {
+    let Some(schema) = machinery::schema::lookup("meta/v1.ObjectMeta") else {
+        return;
+    };
+    let mut found = Findings::default();
+    if let Ok(mut settled) = machinery::normalise::object(schema, metadata.clone(), &mut found) {
+        settled.retain(|_, value| !value.is_null());
+        *metadata = Value::Object(settled);
+        let names = found.sentences().iter().filter_map(|sentence| {
+            let name = sentence.strip_prefix("unknown field \"")?;
+            name.strip_suffix('"')
+        });
+        for name in names {
+            findings.unknown(&below(path, name));
         }
     }
 }
@@ -206,6 +263,39 @@ mod tests {
                 "unknown field \"spec.parts[0].junk\""
             ]
         );
+    }
+
+    #[test]
+    fn nulls_go_where_nothing_may_be_null_and_nothing_stands_in_for_them() {
+        let schema = Schema::read(&json!({"type": "object", "properties": {
+            "plain": {"type": "string"}, "free": {"type": "string", "nullable": true},
+            "filled": {"type": "string", "default": "x"},
+            "list": {"type": "array", "items": {"type": "object", "properties": {"a": {"type": "string"}}}},
+            "map": {"type": "object", "additionalProperties": {"type": "string"}}}}));
+        let mut object = json!({"plain": null, "free": null, "filled": null, "unknown": null,
+            "list": [{"a": null}], "map": {"k": null}})
+        .as_object()
+        .unwrap()
+        .clone();
+        schema.drop_nulls(&mut object);
+        let left = json!({"free": null, "filled": null, "unknown": null, "list": [{}], "map": {}});
+        assert_eq!(Value::Object(object), left);
+    }
+
+    #[test]
+    fn metadata_of_an_embedded_object_is_that_of_all_objects() {
+        let schema = Schema::read(&json!({"type": "object", "properties": {"pod": {
+            "type": "object", "x-kubernetes-embedded-resource": true,
+            "x-kubernetes-preserve-unknown-fields": true}}}));
+        let mut object = json!({"pod": {"apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "p", "labels": {}, "odd": 1}, "spec": {}}})
+        .as_object()
+        .unwrap()
+        .clone();
+        let mut findings = Findings::default();
+        schema.prune(&mut object, &mut findings);
+        assert_eq!(object["pod"]["metadata"], json!({"name": "p"}));
+        assert_eq!(findings.sentences(), ["unknown field \"pod.metadata.odd\""]);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use machinery::{
     Object, Status, Value, apply,
     decode::{self, Findings, Format},
     normalise,
+    schema::Type,
 };
 
 use super::{
@@ -16,6 +17,7 @@ use super::{
 use crate::{
     Resource,
     convert::FieldValidation,
+    custom::CustomKind,
     meta,
     output::Output,
     pipeline::Request,
@@ -24,21 +26,23 @@ use crate::{
 };
 
 pub(crate) async fn serve(request: Request, resource: Arc<Resource>, output: Output) -> Answer {
-    let bytes = body::take(&request).await?;
-    let options = WriteOptions::parse(&request, Verb::Apply)?;
+    let (config, options) = Configuration::take(&request).await?;
     let mut write = objects::write(&request, &resource, &options);
     write.tracked = true;
     let now = meta::time(request.core.config.clock.now());
-    let force = request.query.flag("force");
     let core = request.core.clone();
     let task = async move {
+        let versions = write.versions();
         let change = Applied {
-            resource: &resource,
-            bytes,
-            validation: options.validation,
+            target: Target {
+                api_version: &resource.api_version,
+                kind: &resource.kind.names().kind,
+                schema: resource.schema,
+                definition: resource.definition.as_deref(),
+            },
+            config,
             warnings: parking_lot::Mutex::default(),
-            writer: write.writer(&now),
-            force,
+            writer: write.writer(&versions, &now),
         };
         let updated = write::update(&write, &change).await;
         let warnings = change.warnings.into_inner();
@@ -55,29 +59,107 @@ pub(crate) async fn serve(request: Request, resource: Arc<Resource>, output: Out
     Ok(objects::respond(&output, core.supervise(task).await?))
 }
 
-/// The body as it was written: what is not in it is not applied, so it is checked but not filled.
-/// Beside it, what the parser finds about keys that come twice.
-fn configuration(resource: &Resource, bytes: &[u8]) -> Result<(Object, Findings), Status> {
-    let unreadable = |why: String| Status::bad_request(format!("error decoding YAML: {why}"));
-    let (tree, twice) = decode::tree(Format::Yaml, bytes)
-        .map_err(|why| unreadable(format!("error converting YAML to JSON: {why}")))?;
-    let config = match tree {
-        Value::Object(config) => config,
-        Value::Null => Object::new(),
-        other => {
-            return Err(unreadable(format!(
-                "error unmarshaling JSON: while decoding JSON: json: cannot unmarshal {} into Go value of type map[string]interface {{}}",
-                machinery::patch::json::go_kind(&other)
+/// What a configuration is applied to.
+pub(super) struct Target<'a> {
+    pub(super) api_version: &'a str,
+    pub(super) kind: &'a str,
+    pub(super) schema: Option<&'static Type>,
+    pub(super) definition: Option<&'a CustomKind>,
+}
+
+/// A configuration as it came.
+pub(super) struct Configuration {
+    bytes: Bytes,
+    validation: FieldValidation,
+    force: bool,
+}
+
+impl Configuration {
+    /// Reads it.
+    pub(super) async fn take(request: &Request) -> Result<(Self, WriteOptions), Status> {
+        let bytes = body::take(request).await?;
+        let options = WriteOptions::parse(request, Verb::Apply)?;
+        let config = Self {
+            bytes,
+            validation: options.validation,
+            force: request.query.flag("force"),
+        };
+        Ok((config, options))
+    }
+
+    /// The body as it was written: what is not in it is not applied, so it is checked but not filled.
+    /// Beside it, what the parser finds about keys that come twice.
+    fn read(&self, target: &Target<'_>) -> Result<(Object, Findings), Status> {
+        let unreadable = |why: String| Status::bad_request(format!("error decoding YAML: {why}"));
+        let (tree, twice) = decode::tree(Format::Yaml, &self.bytes)
+            .map_err(|why| unreadable(format!("error converting YAML to JSON: {why}")))?;
+        let config = match tree {
+            Value::Object(config) => config,
+            Value::Null => Object::new(),
+            other => {
+                return Err(unreadable(format!(
+                    "error unmarshaling JSON: while decoding JSON: json: cannot unmarshal {} into Go value of type map[string]interface {{}}",
+                    machinery::patch::json::go_kind(&other)
+                )));
+            }
+        };
+        let text = |key: &str| config.get(key).and_then(Value::as_str).unwrap_or_default();
+        if text("apiVersion") != target.api_version || text("kind") != target.kind {
+            let given = kind_text(text("apiVersion"), text("kind"));
+            return Err(Status::bad_request(format!("invalid object type: {given}")));
+        }
+        Ok((config, twice))
+    }
+
+    /// The object that comes of it, and what to warn about.
+    pub(super) fn merged(
+        &self,
+        target: &Target<'_>,
+        live: Option<&Object>,
+        writer: &apply::Writer<'_>,
+    ) -> Result<(Object, Vec<String>), Status> {
+        let (config, twice) = self.read(target)?;
+        apply::check(&config)?;
+        if let Some(why) = apply::misfits(&config, writer) {
+            return Err(Status::unknown(format!(
+                "failed to create typed patch object {}: {why}",
+                named(&config)
             )));
         }
-    };
-    let text = |key: &str| config.get(key).and_then(Value::as_str).unwrap_or_default();
-    let kind = &resource.kind.names().kind;
-    if text("apiVersion") != resource.api_version || text("kind") != kind {
-        let given = kind_text(text("apiVersion"), text("kind"));
-        return Err(Status::bad_request(format!("invalid object type: {given}")));
+        let merged = apply::apply(live, &config, writer, self.force)?;
+        let mut findings = Findings::default();
+        let tree = Value::Object(merged);
+        let object = match target.schema {
+            Some(schema) => normalise::converted(schema, tree, &mut findings),
+            None => normalise::unstructured(tree, &mut findings),
+        };
+        let mut object = object.map_err(|why| {
+            let kind = kind_text(target.api_version, target.kind);
+            Status::unknown(format!(
+                "failed to convert new object {} to proper version: unable to convert unstructured object to {kind}: {why}",
+                named(&config)
+            ))
+        })?;
+        if let Some(definition) = target.definition {
+            definition.prune(&mut object, &mut findings);
+        }
+        let warnings = self.judge(&twice)?;
+        Ok((object, warnings))
     }
-    Ok((config, twice))
+
+    /// Keys that come twice are warnings or a refusal.
+    fn judge(&self, twice: &Findings) -> Result<Vec<String>, Status> {
+        let Some(why) = twice.yaml_error() else {
+            return Ok(Vec::new());
+        };
+        match self.validation {
+            FieldValidation::Strict => Err(Status::bad_request(format!(
+                "error strict decoding YAML: error converting YAML to JSON: {why}"
+            ))),
+            FieldValidation::Warn => Ok(twice.sentences().to_vec()),
+            FieldValidation::Ignore => Ok(Vec::new()),
+        }
+    }
 }
 
 /// A group, version and kind as Go prints them: `/v1, Kind=Pod`.
@@ -95,67 +177,17 @@ fn named(config: &Object) -> String {
 }
 
 struct Applied<'a> {
-    resource: &'a Resource,
-    bytes: Bytes,
-    validation: FieldValidation,
+    target: Target<'a>,
+    config: Configuration,
     warnings: parking_lot::Mutex<Vec<String>>,
     writer: apply::Writer<'a>,
-    force: bool,
 }
 
 impl Applied<'_> {
     fn merged(&self, live: Option<&Object>) -> Result<Object, Status> {
-        let root = self.resource.root();
-        let (config, twice) = configuration(self.resource, &self.bytes)?;
-        apply::check(&config)?;
-        let tree = Value::Object(config);
-        let misfits = apply::misfits(root, &tree);
-        let config = match tree {
-            Value::Object(config) => config,
-            _ => Object::new(),
-        };
-        if let Some(why) = misfits {
-            return Err(Status::unknown(format!(
-                "failed to create typed patch object {}: {why}",
-                named(&config)
-            )));
-        }
-        let merged = apply::apply(root, live, &config, &self.writer, self.force)?;
-        let mut findings = Findings::default();
-        let tree = Value::Object(merged);
-        let object = match self.resource.schema {
-            Some(schema) => normalise::converted(schema, tree, &mut findings),
-            None => normalise::unstructured(tree, &mut findings),
-        };
-        let mut object = object.map_err(|why| {
-            let kind = kind_text(&self.resource.api_version, &self.resource.kind.names().kind);
-            Status::unknown(format!(
-                "failed to convert new object {} to proper version: unable to convert unstructured object to {kind}: {why}",
-                named(&config)
-            ))
-        })?;
-        if let Some(definition) = &self.resource.definition {
-            definition.prune(&mut object, &mut findings);
-        }
-        self.judge(&twice)?;
+        let (object, warnings) = self.config.merged(&self.target, live, &self.writer)?;
+        *self.warnings.lock() = warnings;
         Ok(object)
-    }
-
-    /// Keys that come twice are warnings or a refusal.
-    fn judge(&self, twice: &Findings) -> Result<(), Status> {
-        let Some(why) = twice.yaml_error() else {
-            return Ok(());
-        };
-        match self.validation {
-            FieldValidation::Strict => {
-                return Err(Status::bad_request(format!(
-                    "error strict decoding YAML: error converting YAML to JSON: {why}"
-                )));
-            }
-            FieldValidation::Warn => *self.warnings.lock() = twice.sentences().to_vec(),
-            FieldValidation::Ignore => {}
-        }
-        Ok(())
     }
 }
 

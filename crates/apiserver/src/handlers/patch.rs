@@ -30,6 +30,8 @@ const JSON: &str = "application/json-patch+json";
 const MERGE: &str = "application/merge-patch+json";
 const STRATEGIC: &str = "application/strategic-merge-patch+json";
 const APPLY: &str = "application/apply-patch+yaml";
+/// What is said of a body that can be no merge patch.
+const NO_MERGE: &str = "Invalid JSON Patch";
 
 /// A patch as it came, and how it is to be read.
 pub(crate) struct Received {
@@ -93,11 +95,7 @@ impl Received {
         let unreadable = |why: String| Status::bad_request(format!("{prefix}{why}"));
         let (tree, findings) = decode::tree(Format::Json, &self.bytes).map_err(|why| {
             let merges = self.media == MERGE && !strict;
-            unreadable(if merges {
-                "Invalid JSON Patch".to_owned()
-            } else {
-                why
-            })
+            unreadable(if merges { NO_MERGE.to_owned() } else { why })
         })?;
         let mut told = findings.sentences().to_vec();
         let object = |tree: Value| match tree {
@@ -109,7 +107,15 @@ impl Received {
             ))),
         };
         let patch = match self.media.as_str() {
-            MERGE => Patch::Merge(object(tree)?),
+            MERGE => Patch::Merge(match tree {
+                Value::Null => return Err(Status::bad_request(NO_MERGE)),
+                // Whoever does not look closely takes a list for what comes of the patch.
+                Value::Array(items) if !strict => return Err(no_object(items)),
+                Value::String(_) | Value::Number(_) | Value::Bool(_) if !strict => {
+                    return Err(Status::bad_request(NO_MERGE));
+                }
+                tree => object(tree)?,
+            }),
             STRATEGIC => Patch::Strategic(object(tree)?),
             _ => {
                 let unknown = patch::json::check(&tree, strict).map_err(unreadable)?;
@@ -213,6 +219,15 @@ fn invalid(patch: &Patch, patched: &Object, why: String) -> Status {
             text::json(&Value::Object(shown))
         }
     };
+    let error = field::Error::invalid(&field::Path::new("patch"), shown, why);
+    Status::invalid("", "", "", &[error])
+}
+
+/// 422: what a merge patch leaves is a list.
+fn no_object(mut items: Vec<Value>) -> Status {
+    items.retain(|item| !item.is_null());
+    let why = "couldn't get version/kind; json parse error: json: cannot unmarshal array into Go value of type struct { APIVersion string \"json:\\\"apiVersion,omitempty\\\"\"; Kind string \"json:\\\"kind,omitempty\\\"\" }";
+    let shown = text::json(&Value::Array(items));
     let error = field::Error::invalid(&field::Path::new("patch"), shown, why);
     Status::invalid("", "", "", &[error])
 }

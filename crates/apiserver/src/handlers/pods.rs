@@ -51,6 +51,7 @@ async fn give_node(request: Request, mut write: Write, binding: Decoded) -> Answ
     } = binding;
     let node = check_binding(&write, &mut binding).map_err(|why| why.warned(warnings.clone()))?;
     write.internal = true;
+    write.tracked = true;
     "binding".clone_into(&mut write.subresource);
     let now = meta::time(request.core.config.clock.now());
     let change = move |old: &Object| assign(old, &binding, &node, &now);
@@ -198,6 +199,7 @@ async fn mark_evicted(write: &mut Write, conditions: &Preconditions) -> Result<u
     };
     let eviction = std::mem::replace(&mut write.subresource, "status".to_owned());
     write.internal = true;
+    write.tracked = true;
     let marked = write::update(write, &change).await;
     write.internal = false;
     write.subresource = eviction;

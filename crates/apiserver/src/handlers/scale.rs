@@ -6,11 +6,13 @@ use http::{Response, StatusCode};
 use machinery::json::json;
 use machinery::{
     Object, Status, Value,
+    apply::{OneVersion, Root, Writer, scale, track},
     field::{Error, Errors, Path},
-    labels, protobuf, schema,
+    labels, protobuf, schema, text,
 };
 
 use super::{
+    apply,
     body::{self, Verb, WriteOptions},
     objects, patch, read,
 };
@@ -21,16 +23,13 @@ use crate::{
     output::{self, Output},
     pipeline::Request,
     respond::{self, Answer},
-    write::{self, Change},
+    write::{self, Change, Versions},
 };
 
 const SCALE: &str = "autoscaling/v1.Scale";
 const APPLY: &str = "application/apply-patch+yaml";
-const PATCHES: &[&str] = &[
-    "application/json-patch+json",
-    "application/merge-patch+json",
-    "application/strategic-merge-patch+json",
-];
+/// Stands for replicas that a custom resource does not have.
+const UNSET: i64 = i32::MIN as i64;
 
 pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     match request.info.verb {
@@ -47,6 +46,13 @@ async fn get(request: Request, resource: Arc<Resource>) -> Answer {
     let missing = || Status::not_found(&resource.group, &resource.plural, &subject.name);
     let entry = entry.ok_or_else(missing)?;
     let output = read::output(&request, &resource)?;
+    if let Some(paths) = resource.scale()
+        && paths.wanted(&resource.parse(&entry.object)).is_none()
+    {
+        let path = text::quote(&paths.spec_text());
+        let why = format!("the spec replicas field {path} does not exist");
+        return Err(Status::internal(why));
+    }
     Ok(answer(&output, &resource, &entry.object))
 }
 
@@ -68,10 +74,10 @@ async fn write(request: Request, resource: Arc<Resource>) -> Answer {
     let output = read::output(&request, &resource)?;
     let media = media::content_type(&request.parts.headers);
     let is_patch = request.info.verb == "patch";
-    let (wanted, options) = if is_patch {
-        if media == APPLY {
-            return Err(Status::unsupported_media_type(PATCHES));
-        }
+    let (wanted, options) = if is_patch && media == APPLY {
+        let (config, options) = apply::Configuration::take(&request).await?;
+        (Wanted::Applied(config), options)
+    } else if is_patch {
         let options = WriteOptions::parse(&request, Verb::Patch)?;
         let patch = patch::Received::take(&request, true, options.validation).await?;
         (Wanted::Patch(patch), options)
@@ -82,7 +88,8 @@ async fn write(request: Request, resource: Arc<Resource>) -> Answer {
         let scale = convert::decode_part(&convert::SCALE, media, &bytes, options.validation)?;
         (Wanted::Whole(scale.object, scale.warnings), options)
     };
-    let write = objects::write(&request, &resource, &options);
+    let mut write = objects::write(&request, &resource, &options);
+    write.tracked = true;
     if let Wanted::Whole(scale, warnings) = &wanted {
         let mut scale = scale.clone();
         let placed = write.settle_place(&mut scale);
@@ -93,6 +100,9 @@ async fn write(request: Request, resource: Arc<Resource>) -> Answer {
     let change = Rescale {
         wanted,
         resource: resource.clone(),
+        versions: write.versions(),
+        manager: write.field_manager.clone(),
+        now: meta::time(request.core.config.clock.now()),
         warnings: parking_lot::Mutex::default(),
     };
     let core = request.core.clone();
@@ -116,31 +126,66 @@ enum Wanted {
     /// The Scale as it was sent, and what to warn about.
     Whole(Object, Vec<String>),
     Patch(patch::Received),
+    Applied(apply::Configuration),
 }
 
 struct Rescale {
     wanted: Wanted,
     resource: Arc<Resource>,
+    versions: Versions,
+    manager: String,
+    now: String,
     warnings: parking_lot::Mutex<Vec<String>>,
 }
 
 impl Rescale {
-    /// The Scale that the client wants.
-    fn scale(&self, old: &Object) -> Result<Object, Status> {
-        match &self.wanted {
-            Wanted::Whole(scale, warnings) => {
-                self.warnings.lock().clone_from(warnings);
-                Ok(scale.clone())
-            }
+    /// The Scale that the client wants, with whose it is.
+    fn scale(&self, current: &Object) -> Result<Object, Status> {
+        let schema = schema::lookup(SCALE)
+            .ok_or_else(|| Status::internal("the schema table has no Scale"))?;
+        let versions = OneVersion {
+            api_version: scale::API_VERSION,
+            root: Root::Typed(schema),
+        };
+        let writer = Writer {
+            manager: &self.manager,
+            api_version: scale::API_VERSION,
+            subresource: "scale",
+            now: &self.now,
+            reset: &[],
+            versions: &versions,
+        };
+        let (mut scale, warnings) = match &self.wanted {
+            Wanted::Whole(scale, warnings) => (scale.clone(), warnings.clone()),
             Wanted::Patch(patch) => {
-                let schema = schema::lookup(SCALE)
-                    .ok_or_else(|| Status::internal("the schema table has no Scale"))?;
-                let current = scale_of(old, self.resource.scale().as_ref());
-                let patched = patch.apply(&patch::Target::Type(schema), &current)?;
-                *self.warnings.lock() = patched.warnings;
-                Ok(patched.object)
+                let patched = patch.apply(&patch::Target::Type(schema), current)?;
+                (patched.object, patched.warnings)
             }
-        }
+            Wanted::Applied(config) => {
+                let target = apply::Target {
+                    api_version: scale::API_VERSION,
+                    kind: "Scale",
+                    schema: Some(schema),
+                    definition: None,
+                };
+                let (scale, warnings) = config.merged(&target, Some(current), &writer)?;
+                *self.warnings.lock() = warnings;
+                return Ok(scale);
+            }
+        };
+        *self.warnings.lock() = warnings;
+        track(Some(current), &mut scale, &writer);
+        Ok(scale)
+    }
+
+    /// Where the replicas stand in each version.
+    fn path(&self, api_version: &str) -> Option<Vec<String>> {
+        let resource = self.versions.find(api_version)?;
+        Some(match (&resource.definition, resource.scale()) {
+            (None, _) => vec!["spec".to_owned(), "replicas".to_owned()],
+            (Some(_), Some(paths)) => paths.spec.names(),
+            (Some(_), None) => Vec::new(),
+        })
     }
 }
 
@@ -148,34 +193,54 @@ impl Change for Rescale {
     fn uid(&self) -> Option<&str> {
         match &self.wanted {
             Wanted::Whole(scale, _) => Some(meta::text(scale, "uid")),
-            Wanted::Patch(_) => None,
+            _ => None,
         }
     }
 
     fn apply(&self, old: &Object) -> Result<Object, Status> {
-        let scale = self.scale(old)?;
-        let errors = check(&scale);
+        let paths = self.resource.scale();
+        let mut current = scale_of(old, paths.as_ref());
+        if let Some(paths) = &paths
+            && paths.wanted(old).is_none()
+        {
+            current.insert("spec".to_owned(), json!({"replicas": UNSET}));
+        }
+        let path = |version: &str| self.path(version);
+        if let Some(managers) = scale::shown(old, &path) {
+            meta::set(&mut current, "managedFields", managers);
+        }
+        let scale = self.scale(&current)?;
+        let errors = match &paths {
+            None => check(&scale),
+            // A custom resource is judged as it is stored.
+            Some(_) => Errors::new(),
+        };
         if !errors.is_empty() {
             let name = meta::text(&scale, "name");
             return Err(Status::invalid("autoscaling", "Scale", name, &errors));
         }
         let replicas = scale.get("spec").and_then(|spec| spec.get("replicas"));
         let replicas = replicas.and_then(Value::as_i64).unwrap_or(0);
+        if let Some(paths) = paths.as_ref().filter(|_| replicas == UNSET) {
+            let path = text::quote(&paths.spec_text());
+            let why = format!("the spec replicas field {path} cannot be empty");
+            return Err(Status::bad_request(why));
+        }
         let mut object = old.clone();
-        meta::set(
-            &mut object,
-            "resourceVersion",
-            meta::text(&scale, "resourceVersion"),
-        );
+        let revision = meta::text(&scale, "resourceVersion");
+        if paths.is_none() || !revision.is_empty() {
+            meta::set(&mut object, "resourceVersion", revision);
+        }
         let mut object = Value::Object(object);
-        match self.resource.scale() {
+        match paths {
             Some(paths) => paths.spec.set(&mut object, replicas.into()),
             None => object["spec"]["replicas"] = replicas.into(),
         }
-        match object {
-            Value::Object(object) => Ok(object),
-            _ => Err(Status::internal("an object stays one")),
-        }
+        let Value::Object(mut object) = object else {
+            return Err(Status::internal("an object stays one"));
+        };
+        scale::take_over(&mut object, &scale, &self.resource.api_version, &path);
+        Ok(object)
     }
 }
 

@@ -6,6 +6,7 @@ mod delete;
 pub(crate) mod owners;
 mod supervised;
 mod update;
+mod versions;
 
 use std::{future::Future, sync::Arc};
 
@@ -23,6 +24,7 @@ pub(crate) use create::create;
 pub(crate) use delete::{DeleteOptions, Deleted, Preconditions, delete};
 use supervised::Supervised;
 pub(crate) use update::{Change, update};
+pub(crate) use versions::Versions;
 
 /// How often a write that lost a race is tried again.
 pub(crate) const ATTEMPTS: usize = 10;
@@ -38,7 +40,8 @@ pub(crate) struct Write {
     pub(crate) subresource: String,
     pub(crate) dry_run: bool,
     pub(crate) field_manager: String,
-    /// Whether the new object already says whose its fields are, as after an apply.
+    /// Whether the new object already says whose its fields are, as after an apply, or nobody is to
+    /// own what is written.
     pub(crate) tracked: bool,
     /// Whether the server itself changes the object, past what the kind lets clients change.
     pub(crate) internal: bool,
@@ -154,20 +157,31 @@ impl Write {
 
     /// Notes in managedFields whose fields this write sets.
     fn track(&self, live: Option<&Object>, object: &mut Object) {
-        if self.tracked || self.internal {
+        if self.tracked {
             return;
         }
         let now = meta::time(self.core.config.clock.now());
-        apply::track(self.resource.root(), live, object, &self.writer(&now));
+        let versions = self.versions();
+        apply::track(live, object, &self.writer(&versions, &now));
+    }
+
+    /// The versions that the objects have.
+    pub(crate) fn versions(&self) -> Versions {
+        Versions::of(&self.resource, self.core.registry.kept_table())
     }
 
     /// Who writes, as managedFields remember it.
-    pub(crate) fn writer<'a>(&'a self, now: &'a str) -> apply::Writer<'a> {
+    pub(crate) fn writer<'a>(
+        &'a self,
+        versions: &'a dyn apply::Versions,
+        now: &'a str,
+    ) -> apply::Writer<'a> {
         apply::Writer {
             manager: &self.field_manager,
             api_version: &self.resource.api_version,
             subresource: &self.subresource,
             now,
+            versions,
             reset: self.resource.kind.resets(self.subresource()),
         }
     }
@@ -236,6 +250,9 @@ impl Write {
 /// An object's canonical bytes and header, in the form it is stored in.
 pub(crate) fn draft(resource: &Resource, object: &mut Object) -> Result<Draft, Status> {
     meta::of_mut(object).shift_remove("resourceVersion");
+    if let Some(definition) = &resource.definition {
+        definition.drop_nulls(object);
+    }
     let Some(storage) = &resource.storage else {
         return encoded(resource, object);
     };

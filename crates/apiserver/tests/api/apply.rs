@@ -167,3 +167,93 @@ async fn kubectl_applies_on_the_server_side() {
         "two"
     );
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn replicas_are_applied_through_scale_and_change_hands() {
+    let server = Server::start().await;
+    let deployment = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"},
+        "spec": {"replicas": 1, "selector": {"matchLabels": {"a": "b"}}, "template": {
+            "metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}}}});
+    let path = format!("{DEPLOYMENTS}/d");
+    let made = apply(&server, &path, "fieldManager=one", deployment).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let scale = |replicas: i64| {
+        json!({"apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": {"name": "d"},
+            "spec": {"replicas": replicas}})
+    };
+    let at = format!("{path}/scale");
+    let refused = apply(&server, &at, "fieldManager=two", scale(5)).await;
+    assert_eq!(
+        (refused.code, refused.json()["message"].clone()),
+        (
+            409,
+            json!("Apply failed with 1 conflict: conflict with \"one\": .spec.replicas")
+        )
+    );
+    let forced = apply(&server, &at, "fieldManager=two&force=true", scale(5)).await;
+    assert_eq!(
+        (forced.code, forced.json()["kind"].clone()),
+        (200, json!("Scale"))
+    );
+    let read = admin(&server, "GET", &path, Value::Null).await.json();
+    assert_eq!(read["spec"]["replicas"], 5);
+    let managers = read["metadata"]["managedFields"].as_array().unwrap();
+    let of = |name: &str| managers.iter().find(|m| m["manager"] == name).unwrap();
+    assert_eq!(of("one")["fieldsV1"]["f:spec"].get("f:replicas"), None);
+    assert_eq!(of("two")["fieldsV1"], json!({"f:spec": {"f:replicas": {}}}));
+    assert_eq!(
+        (&of("two")["subresource"], &of("two")["apiVersion"]),
+        (&json!("scale"), &json!("apps/v1"))
+    );
+    let other = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"}});
+    let refused = apply(&server, &at, "fieldManager=two", other).await;
+    assert_eq!(
+        (refused.code, refused.json()["message"].clone()),
+        (400, json!("invalid object type: apps/v1, Kind=Deployment"))
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_autoscalers_managers_are_judged_in_the_version_they_speak() {
+    let server = Server::start().await;
+    let path = |version: &str| {
+        format!("/apis/autoscaling/{version}/namespaces/default/horizontalpodautoscalers/h")
+    };
+    let scaler = |version: &str, spec: Value| {
+        json!({"apiVersion": format!("autoscaling/{version}"), "kind": "HorizontalPodAutoscaler",
+            "metadata": {"name": "h"}, "spec": spec})
+    };
+    let target = json!({"apiVersion": "apps/v1", "kind": "Deployment", "name": "d"});
+    let old = scaler(
+        "v1",
+        json!({"scaleTargetRef": target, "maxReplicas": 4,
+        "targetCPUUtilizationPercentage": 50}),
+    );
+    let made = apply(&server, &path("v1"), "fieldManager=one", old).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let metrics = json!([{"type": "Resource", "resource": {"name": "cpu",
+        "target": {"type": "Utilization", "averageUtilization": 60}}}]);
+    let new = scaler("v2", json!({"metrics": metrics}));
+    let refused = apply(&server, &path("v2"), "fieldManager=two", new.clone()).await;
+    assert_eq!(
+        (refused.code, refused.json()["message"].clone()),
+        (
+            409,
+            json!(
+                "Apply failed with 1 conflict: conflict with \"one\": .spec.targetCPUUtilizationPercentage"
+            )
+        )
+    );
+    let forced = apply(&server, &path("v2"), "fieldManager=two&force=true", new).await;
+    assert_eq!(forced.code, 200, "{}", forced.body);
+    let managers = forced.json()["metadata"]["managedFields"].clone();
+    let one = managers
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|m| m["manager"] == "one");
+    assert_eq!(
+        one.unwrap()["fieldsV1"]["f:spec"].get("f:targetCPUUtilizationPercentage"),
+        None
+    );
+}

@@ -39,7 +39,6 @@ pub const KIND: Builtin = Builtin {
     warnings,
     columns: NAME_CREATED,
     row: name_created,
-    status_resets: &[&["metadata"], &["spec"]],
     ..Builtin::EMPTY
 };
 

@@ -35,7 +35,7 @@ pub const KIND: Builtin = Builtin {
     prepare_update,
     validate_create: validate,
     validate_update,
-    warnings: crate::pod::warn_template,
+    warnings: crate::pod::warn_changed_template,
     columns: COLUMNS,
     row,
     ..Builtin::EMPTY

@@ -7,7 +7,8 @@ use crate::columns::{AGE, NAME, age, column, containers, name_cell, wide};
 use crate::core::persistent_volume_claim::validate_spec as validate_claim;
 use crate::pod::default_template;
 use crate::tree::{
-    child, child_or_new, default_empty, default_to, each, get, int, is_set, list, same, text,
+    child, child_or_new, default_empty, default_to, each, get, int, is_empty, is_set, list, same,
+    text,
 };
 use crate::{Column, Subresource};
 use machinery::field::{Error, Errors, Path};
@@ -67,9 +68,14 @@ fn default(object: &mut Object) {
     default_empty(spec, "podManagementPolicy", "OrderedReady");
     default_template(child_or_new(spec, "template"));
     let strategy = child_or_new(spec, "updateStrategy");
-    default_empty(strategy, "type", "RollingUpdate");
-    if get(strategy, "type") == "RollingUpdate" {
-        default_to(child_or_new(strategy, "rollingUpdate"), "partition", 0);
+    if is_empty(get(strategy, "type")) {
+        strategy.insert("type".to_owned(), "RollingUpdate".into());
+        child_or_new(strategy, "rollingUpdate");
+    }
+    if get(strategy, "type") == "RollingUpdate"
+        && let Some(rolling) = child(strategy, "rollingUpdate")
+    {
+        default_to(rolling, "partition", 0);
     }
     let retention = child_or_new(spec, "persistentVolumeClaimRetentionPolicy");
     default_empty(retention, "whenDeleted", "Retain");

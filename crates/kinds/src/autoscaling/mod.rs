@@ -2,3 +2,4 @@
 
 pub mod horizontal_pod_autoscaler;
 mod metrics;
+mod versions;

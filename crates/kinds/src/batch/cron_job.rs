@@ -8,9 +8,8 @@ use crate::check;
 use crate::columns::{
     AGE, NAME, age, column, containers, name_cell, or_none, selector, since, wide,
 };
-use crate::tree::{
-    child_or_new, default_empty, default_to, get, is_set, list, name, same, text, truth,
-};
+use crate::pod::same_generation;
+use crate::tree::{child_or_new, default_empty, default_to, get, is_set, list, name, text, truth};
 use crate::{Column, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value};
@@ -178,13 +177,13 @@ fn check_schedule(spec: &Value, was: Option<&Value>, path: &Path, errors: &mut E
 
 fn warnings(object: &Object, old: Option<&Object>) -> Vec<String> {
     let path = Path::new("spec").child("jobTemplate").child("spec");
-    let job = |o: &Object| get(o, "spec")["jobTemplate"]["spec"].clone();
     let mut found = match old {
         None => check::warn_host_name(name(object)),
         Some(_) => Vec::new(),
     };
-    if old.is_none_or(|old| !same(get(object, "spec"), get(old, "spec"))) {
-        found.extend(warn_spec(&job(object), old.map(job).as_ref(), &path));
+    if old.is_none_or(|old| !same_generation(object, old)) {
+        let job = &get(object, "spec")["jobTemplate"]["spec"];
+        found.extend(warn_spec(job, &path));
     }
     if old.is_some() && text(&get(object, "spec")["schedule"]).contains("TZ") {
         found.push("cannot use TZ or CRON_TZ in spec.spec.schedule, use timeZone instead, see https://kubernetes.io/docs/concepts/workloads/controllers/cron-jobs/ for more details".to_owned());

@@ -6,10 +6,10 @@ use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, containers, name_cell, selector, wide};
 use crate::metadata::Check;
-use crate::pod::default_template;
+use crate::pod::{default_template, same_generation};
 use crate::tree::{
     child, child_or_new, default_empty, default_to, each, get, int, is_empty, is_set, list, name,
-    same, text, truth,
+    text, truth,
 };
 use crate::{Column, Context, Subresource};
 use machinery::field::{Error, Errors, Path};
@@ -209,8 +209,11 @@ fn prepare_create(object: &mut Object, _: &Context<'_>) {
     for (key, value) in labels {
         pods.entry(key).or_insert(value.into());
     }
+    let shared = Value::Object(pods.clone());
     let exact = child_or_new(child_or_new(spec, "selector"), "matchLabels");
     exact.entry(CONTROLLER_UID).or_insert(uid.into());
+    // Whoever reads a job without labels finds those of its pods.
+    default_empty(child_or_new(object, "metadata"), "labels", shared);
 }
 
 /// Nobody set these labels, so nobody manages them.
@@ -313,11 +316,11 @@ fn warnings(object: &Object, old: Option<&Object>) -> Vec<String> {
     match old {
         None => {
             let mut found = check::warn_host_name(name(object));
-            found.extend(warn_spec(spec, None, &path));
+            found.extend(warn_spec(spec, &path));
             found
         }
-        Some(old) if same(spec, get(old, "spec")) => Vec::new(),
-        Some(old) => warn_spec(spec, Some(get(old, "spec")), &path),
+        Some(old) if same_generation(object, old) => Vec::new(),
+        Some(_) => warn_spec(spec, &path),
     }
 }
 

@@ -476,18 +476,14 @@ fn keep_resources(was: &mut Object, new: &Object, name: &str) {
     }
 }
 
-pub(super) fn warn_spec(spec: &Value, old: Option<&Value>, path: &Path) -> Vec<String> {
+pub(super) fn warn_spec(spec: &Value, path: &Path) -> Vec<String> {
     let mut found = Vec::new();
     let many = int(&spec["completions"]) > COMPLETIONS_SOFT
         && int(&spec["parallelism"]) > HIGH_COMPLETIONS_MAX;
     if spec["completionMode"] == "Indexed" && many {
         found.push(format!("{path}: In Indexed Jobs with a number of completions higher than 10^5 and a parallelism higher than 10^4, Kubernetes might not be able to track completedIndexes when a big number of indexes fail"));
     }
-    found.extend(warn_pods(
-        &spec["template"],
-        old.map(|old| &old["template"]),
-        &path.child("template"),
-    ));
+    found.extend(warn_pods(&spec["template"], &path.child("template")));
     found
 }
 

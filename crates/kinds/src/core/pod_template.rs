@@ -2,7 +2,7 @@
 
 use crate::builtin::Builtin;
 use crate::columns::{NAME, column, containers, labels, name_cell};
-use crate::pod::{default_template, validate_template, warn_pods};
+use crate::pod::{default_template, same_generation, validate_template, warn_pods};
 use crate::tree::{child_or_new, get};
 use crate::{Column, Subresource};
 use machinery::field::{Errors, Path};
@@ -16,10 +16,9 @@ pub const KIND: Builtin = Builtin {
     default: |object| default_template(child_or_new(object, "template")),
     validate_create: validate,
     validate_update: |object, _, _: Subresource<'_>| validate(object),
-    warnings: |object, old| {
-        let template = |o: &Object| get(o, "template").clone();
-        let old = old.map(template);
-        warn_pods(&template(object), old.as_ref(), &Path::new("template"))
+    warnings: |object, old| match old {
+        Some(old) if same_generation(object, old) => Vec::new(),
+        _ => warn_pods(get(object, "template"), &Path::new("template")),
     },
     columns: COLUMNS,
     row,

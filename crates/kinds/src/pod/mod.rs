@@ -22,7 +22,7 @@ pub use defaults::{default_pod, default_spec, default_template};
 pub use resources::quality_of_service;
 pub use spec::{validate_pod, validate_template};
 pub use update::{check_binding_rules, validate_spec_update};
-pub use warnings::{warn_pod, warn_pods, warn_template};
+pub use warnings::{same_generation, warn_changed_template, warn_pod, warn_pods, warn_template};
 
 pub(crate) use app_armor::copy_annotations;
 pub(crate) use defaults::default_source;

@@ -27,18 +27,32 @@ pub fn warn_pod(pod: &Object, old: Option<&Object>) -> Vec<String> {
     out
 }
 
-/// Warnings about the template in a workload's spec.
+/// Warnings about the template in a workload's spec, whenever its generation grows.
 pub fn warn_template(workload: &Object, old: Option<&Object>) -> Vec<String> {
-    let template = |object: &Object| get(object, "spec")["template"].clone();
-    let path = Path::new("spec").child("template");
-    warn_pods(&template(workload), old.map(template).as_ref(), &path)
-}
-
-/// Warnings about a template; only about what an update changes.
-pub fn warn_pods(template: &Value, old: Option<&Value>, path: &Path) -> Vec<String> {
-    if old.is_some_and(|old| same(template, old)) {
+    if old.is_some_and(|old| same_generation(workload, old)) {
         return Vec::new();
     }
+    let path = Path::new("spec").child("template");
+    warn_pods(&get(workload, "spec")["template"], &path)
+}
+
+/// Warnings about the template in a workload's spec, whenever it changes.
+pub fn warn_changed_template(workload: &Object, old: Option<&Object>) -> Vec<String> {
+    let template = |object: &Object| get(object, "spec")["template"].clone();
+    let template = match old.map(template) {
+        Some(old) if same(&get(workload, "spec")["template"], &old) => return Vec::new(),
+        _ => template(workload),
+    };
+    warn_pods(&template, &Path::new("spec").child("template"))
+}
+
+/// Whether a write left everything as it was that generations count.
+pub fn same_generation(object: &Object, old: &Object) -> bool {
+    get(object, "metadata")["generation"] == get(old, "metadata")["generation"]
+}
+
+/// Warnings about a template.
+pub fn warn_pods(template: &Value, path: &Path) -> Vec<String> {
     warn(&template["metadata"], &template["spec"], Some(path))
 }
 

@@ -26,6 +26,25 @@ impl Id {
             && (self.applied || self.version == other.version)
     }
 
+    /// A text that managers are sorted by.
+    pub(super) fn order(&self) -> String {
+        let quote = |text: &str| Value::from(text).to_string();
+        let mut text = format!("{{\"manager\":{}", quote(&self.manager));
+        if self.applied {
+            text.push_str(",\"operation\":\"Apply\"");
+        } else {
+            let version = quote(&self.version);
+            text.push_str(&format!(
+                ",\"operation\":\"Update\",\"apiVersion\":{version}"
+            ));
+        }
+        if !self.subresource.is_empty() {
+            text.push_str(&format!(",\"subresource\":{}", quote(&self.subresource)));
+        }
+        text.push('}');
+        text
+    }
+
     /// As conflicts name it.
     pub(super) fn name(&self) -> String {
         let mut name = crate::text::quote(&self.manager);
@@ -89,7 +108,16 @@ impl Managers {
                 fields: FieldSet::from_json(&e["fieldsV1"]),
             })
         });
-        entries.collect::<Option<Vec<_>>>().map(Self)
+        let mut managers = Self::default();
+        for entry in entries {
+            let entry = entry?;
+            // Of entries for the same manager the last one counts.
+            match managers.0.iter_mut().find(|e| e.id.is(&entry.id)) {
+                Some(known) => *known = entry,
+                None => managers.0.push(entry),
+            }
+        }
+        Some(managers)
     }
 
     pub(super) fn get(&self, id: &Id) -> Option<&Entry> {
@@ -126,25 +154,6 @@ impl Managers {
         if let Some(entry) = self.0.iter_mut().find(|e| e.id.is(id)) {
             now.clone_into(&mut entry.time);
         }
-    }
-
-    /// Every manager loses these fields.
-    pub(super) fn lose(&mut self, fields: &FieldSet) {
-        if fields.is_blank() || self.0.is_empty() {
-            return;
-        }
-        for entry in &mut self.0 {
-            entry.fields = entry.fields.difference(fields);
-        }
-        self.0.retain(|e| !e.fields.is_empty());
-    }
-
-    /// Every other manager loses these fields.
-    pub(super) fn take_from_others(&mut self, id: &Id, fields: &FieldSet) {
-        for entry in self.0.iter_mut().filter(|e| !e.id.is(id)) {
-            entry.fields = entry.fields.difference(fields);
-        }
-        self.0.retain(|e| !e.fields.is_empty());
     }
 
     /// Of too many updaters the oldest become one.
@@ -184,6 +193,11 @@ impl Managers {
     /// Writes the managers into an object.
     pub(super) fn store(mut self, object: &mut Object) {
         self.cap();
+        store(self.into_value(), object);
+    }
+
+    /// As they stand in an object; `None` when there are none.
+    pub(super) fn into_value(mut self) -> Option<Value> {
         self.0.sort_by(|a, b| {
             let key = |e: &Entry| {
                 (
@@ -197,7 +211,7 @@ impl Managers {
             key(a).cmp(&key(b))
         });
         let entries = (!self.0.is_empty()).then(|| self.0.into_iter().map(to_json).collect());
-        store(entries.map(Value::Array), object);
+        entries.map(Value::Array)
     }
 }
 

@@ -2,16 +2,21 @@
 //! apply refuses it first, since it could not say who owns what.
 
 use super::{
+    Writer,
     set::readable,
     topology::{Form, Node, Root, Scalar, key_step},
 };
-use crate::Value;
 use crate::text::{literal, plain, quote};
+use crate::{Object, Value};
 
 /// The sentence of Kubernetes about all of it, `None` if everything fits.
-pub fn misfits(root: Root<'_>, config: &Value) -> Option<String> {
+pub fn misfits(config: &Object, writer: &Writer<'_>) -> Option<String> {
+    found(writer.root(), config)
+}
+
+fn found(root: Root<'_>, config: &Object) -> Option<String> {
     let mut found = Vec::new();
-    walk(Node::root(root), config, &mut String::new(), &mut found);
+    entries(Node::root(root), config, &mut String::new(), &mut found);
     match &found[..] {
         [] => None,
         [one] => Some(one.clone()),
@@ -52,20 +57,28 @@ fn walk(node: Node<'_>, value: &Value, path: &mut String, found: &mut Vec<String
     }
 }
 
+/// What comes after a field that nobody declared is not looked at.
+fn entries(node: Node<'_>, fields: &Object, path: &mut String, found: &mut Vec<String>) {
+    let length = path.len();
+    for (name, below) in fields {
+        path.push_str(&readable(&format!("f:{name}")));
+        let declared = node.takes(name);
+        if declared {
+            walk(node.child(name), below, path, found);
+        } else {
+            found.push(format!("{path}: field not declared in schema"));
+        }
+        path.truncate(length);
+        if !declared {
+            return;
+        }
+    }
+}
+
 fn inside(node: Node<'_>, value: &Value, path: &mut String, found: &mut Vec<String>) {
     let length = path.len();
     match value {
-        Value::Object(fields) => {
-            for (name, below) in fields {
-                path.push_str(&readable(&format!("f:{name}")));
-                if node.takes(name) {
-                    walk(node.child(name), below, path, found);
-                } else {
-                    found.push(format!("{path}: field not declared in schema"));
-                }
-                path.truncate(length);
-            }
-        }
+        Value::Object(fields) => entries(node, fields, path, found),
         Value::Array(elements) => {
             let form = node.form(Some(value));
             let mut seen: Vec<String> = Vec::new();
@@ -124,6 +137,10 @@ mod tests {
 
     use super::*;
 
+    fn misfits(root: Root<'_>, config: &Value) -> Option<String> {
+        found(root, config.as_object().unwrap())
+    }
+
     #[test]
     fn fields_that_a_type_lacks_are_named_by_where_they_stand() {
         let deployment = Root::Typed(crate::schema::lookup("apps/v1.Deployment").unwrap());
@@ -146,7 +163,7 @@ mod tests {
         let two = config(json!({"a": 1, "b": 1}));
         assert_eq!(
             misfits(deployment, &two).unwrap(),
-            "errors:\n  .spec.a: field not declared in schema\n  .spec.b: field not declared in schema"
+            ".spec.a: field not declared in schema"
         );
     }
 

@@ -7,13 +7,16 @@
 mod created;
 mod managers;
 mod misfits;
+pub mod scale;
 mod set;
 mod topology;
+mod versions;
 mod walk;
 
 pub use misfits::misfits;
 pub use set::FieldSet;
 pub use topology::Root;
+pub use versions::{OneVersion, Versions};
 
 use crate::json::Key;
 use crate::schema;
@@ -21,6 +24,7 @@ use crate::status::Cause;
 use crate::{Object, Status, Value};
 use managers::{Id, Managers};
 use topology::Node;
+use versions::Differences;
 
 /// Fields of metadata that nobody manages.
 const UNMANAGED: &[&str] = &[
@@ -41,7 +45,7 @@ const MAX_ANNOTATIONS: usize = 256 * 1024;
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Who writes, and what it may not change.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct Writer<'a> {
     /// The field manager's name.
     pub manager: &'a str,
@@ -53,9 +57,17 @@ pub struct Writer<'a> {
     pub now: &'a str,
     /// Paths that this way of writing leaves alone, such as `status`.
     pub reset: &'a [&'a [&'a str]],
+    /// The versions that the object has, with the one that is written.
+    pub versions: &'a dyn Versions,
 }
 
-impl Writer<'_> {
+impl<'a> Writer<'a> {
+    /// What is known about the fields in the version that is written.
+    fn root(&self) -> Root<'a> {
+        let known = self.versions.root(self.api_version);
+        known.unwrap_or(Root::Unknown)
+    }
+
     fn id(&self, applied: bool) -> Id {
         Id {
             manager: self.manager.to_owned(),
@@ -126,7 +138,8 @@ fn nothing(root: Root<'_>) -> Value {
 /// Remembers an ordinary write (create when there is no live object) in the new object's
 /// managedFields. Whoever set what this write changes loses it; the time of an entry is that of
 /// the last write that set something.
-pub fn track(root: Root<'_>, live: Option<&Object>, new: &mut Object, writer: &Writer<'_>) {
+pub fn track(live: Option<&Object>, new: &mut Object, writer: &Writer<'_>) {
+    let root = writer.root();
     let mut managers = standing(root, live, new, writer);
     // An object that nobody tracks is not tracked from the middle of its life on.
     if managers.0.is_empty() && live.is_some() {
@@ -138,11 +151,23 @@ pub fn track(root: Root<'_>, live: Option<&Object>, new: &mut Object, writer: &W
         managers::store_creator(&id, created::fields(root, new, writer), writer.now, new);
         return;
     }
+    versions::settle(&mut managers, writer);
     let comparison = changeable_part(changes(root, live, new), writer);
+    let mut differences = Differences::of(comparison, writer);
+    if managers.0.iter().any(|e| e.id.version != id.version) {
+        // Without managedFields it is what others see, too.
+        let before = live.map_or_else(|| nothing(root), bare);
+        differences.add_versions(&managers, &before, &bare(new));
+    }
+    for entry in &mut managers.0 {
+        if let Some(comparison) = differences.in_version(&entry.id.version) {
+            comparison.take_from(&mut entry.fields);
+        }
+    }
+    managers.0.retain(|entry| !entry.fields.is_empty());
+    let comparison = differences.own();
     let changed = comparison.modified.with(comparison.added);
-    managers.lose(&changed);
-    managers.lose(&comparison.removed);
-    managers.gain(&writer.id(false), managed(changed), writer.now);
+    managers.gain(&id, managed(changed), writer.now);
     managers.store(new);
 }
 
@@ -200,16 +225,15 @@ pub fn check(config: &Object) -> Result<(), Status> {
 
 /// The object after a configuration was applied to it.
 pub fn apply(
-    root: Root<'_>,
     live: Option<&Object>,
     config: &Object,
     writer: &Writer<'_>,
     force: bool,
 ) -> Result<Object, Status> {
-    let merged = match merge_and_own(root, live, config, writer, force) {
+    let merged = match merge_and_own(live, config, writer, force) {
         Ok(object) => Ok(object),
-        Err(conflicts) => match beyond_last_applied(root, live, writer, conflicts) {
-            left if left.is_empty() => merge_and_own(root, live, config, writer, true),
+        Err(conflicts) => match beyond_last_applied(live, writer, conflicts) {
+            left if left.is_empty() => merge_and_own(live, config, writer, true),
             left => Err(left),
         },
     };
@@ -223,12 +247,12 @@ pub fn apply(
 type Conflicts = Vec<(Id, FieldSet)>;
 
 fn merge_and_own(
-    root: Root<'_>,
     live: Option<&Object>,
     config: &Object,
     writer: &Writer<'_>,
     force: bool,
 ) -> Result<Object, Conflicts> {
+    let root = writer.root();
     let node = Node::root(root);
     let before = live.map_or_else(|| nothing(root), bare);
     let wanted = bare(config);
@@ -245,16 +269,17 @@ fn merge_and_own(
         let all = changeable_part(all, writer);
         managers.gain(&first, managed(all.modified.with(all.added)), writer.now);
     }
+    versions::settle(&mut managers, writer);
     let merged = walk::merge(node, &before, &wanted);
-    let last = managers
-        .get(&id)
-        .map(|e| changeable(e.fields.clone(), writer))
-        .unwrap_or_default();
+    let last = managers.get(&id).cloned();
     // What nobody manages counts as wanted until it is decided what goes.
     let fields = changeable(walk::fields_of(node, &wanted), writer);
     managers.put(&id, fields.clone());
-    let after = prune(node, &merged, &managers, &last);
-    own(node, &before, &after, &mut managers, writer, force)?;
+    let after = match last {
+        Some(last) => versions::prune(merged, &managers, &last, writer),
+        None => merged,
+    };
+    own(&before, &after, &mut managers, writer, force)?;
     managers.put(&id, managed(fields));
     managers.0.retain(|entry| !entry.fields.is_empty());
     // An apply that changes no value does not count as a moment.
@@ -268,23 +293,8 @@ fn merge_and_own(
     Ok(object)
 }
 
-/// What the manager applied last and nobody wants any more goes.
-fn prune(node: Node<'_>, merged: &Value, managers: &Managers, last: &FieldSet) -> Value {
-    if last.is_empty() {
-        return merged.clone();
-    }
-    let mut wanted = FieldSet::default();
-    for entry in &managers.0 {
-        wanted.union(&entry.fields);
-    }
-    let gone =
-        walk::with_named_fields(node, last).difference(&walk::with_named_fields(node, &wanted));
-    walk::remove(node, merged, &gone)
-}
-
 /// Others lose what changed; without force they would rather not.
 fn own(
-    node: Node<'_>,
     before: &Value,
     after: &Value,
     managers: &mut Managers,
@@ -292,23 +302,33 @@ fn own(
     force: bool,
 ) -> Result<(), Conflicts> {
     let id = writer.id(true);
+    let node = Node::root(writer.root());
     let comparison = changeable_part(walk::compare(node, Some(before), Some(after)), writer);
-    let mut changed = comparison.modified;
-    changed.union(&comparison.added);
+    let mut differences = Differences::of(comparison, writer);
+    differences.add_versions(managers, before, after);
+    // Whoever speaks a version that is gone has no say.
+    managers
+        .0
+        .retain(|entry| differences.in_version(&entry.id.version).is_some());
+    let is_other = |entry: &managers::Entry| !entry.id.is(&id);
     if !force {
-        let conflicts: Conflicts = managers
-            .0
-            .iter()
-            .filter(|e| !e.id.is(&id))
-            .map(|e| (e.id.clone(), e.fields.intersection(&changed)))
-            .filter(|(_, fields)| !fields.is_empty())
-            .collect();
+        let others = managers.0.iter().filter(|entry| is_other(entry));
+        let conflicts = others.filter_map(|entry| {
+            let comparison = differences.in_version(&entry.id.version)?;
+            let fields = comparison.set_in(&entry.fields);
+            (!fields.is_empty()).then(|| (entry.id.clone(), fields))
+        });
+        let conflicts: Conflicts = conflicts.collect();
         if !conflicts.is_empty() {
             return Err(conflicts);
         }
     }
-    changed.union(&comparison.removed);
-    managers.take_from_others(&id, &changed);
+    for entry in managers.0.iter_mut().filter(|entry| is_other(entry)) {
+        if let Some(comparison) = differences.in_version(&entry.id.version) {
+            comparison.take_from(&mut entry.fields);
+        }
+    }
+    managers.0.retain(|entry| !entry.fields.is_empty());
     Ok(())
 }
 
@@ -354,7 +374,6 @@ fn only_times_differ(object: &Object, old: &Object) -> bool {
 /// `kubectl apply` that moves to the server side meets only itself: fields of its last
 /// client-side configuration that still stand as they were applied are no conflicts.
 fn beyond_last_applied(
-    root: Root<'_>,
     live: Option<&Object>,
     writer: &Writer<'_>,
     conflicts: Conflicts,
@@ -367,7 +386,7 @@ fn beyond_last_applied(
     let (Some(last), Some(live)) = (annotation, live) else {
         return conflicts;
     };
-    let node = Node::root(root);
+    let node = Node::root(writer.root());
     let differing = walk::compare(node, Some(&last), Some(&bare(live)));
     let own = walk::fields_of(node, &last)
         .difference(&differing.modified)
@@ -422,8 +441,10 @@ fn renew_last_applied(object: &mut Object, config: &Object) {
 }
 
 fn conflict_status(conflicts: &Conflicts) -> Status {
+    let mut conflicts: Vec<&(Id, FieldSet)> = conflicts.iter().collect();
+    conflicts.sort_by_key(|(id, _)| id.order());
     let mut causes = Vec::new();
-    for (id, fields) in conflicts {
+    for (id, fields) in &conflicts {
         for field in fields.paths() {
             causes.push(Cause {
                 reason: "FieldManagerConflict".to_owned(),
@@ -439,9 +460,7 @@ fn conflict_status(conflicts: &Conflicts) -> Status {
         ),
         _ => {
             let mut lines = Vec::new();
-            let mut sorted: Vec<&(Id, FieldSet)> = conflicts.iter().collect();
-            sorted.sort_by_key(|(id, _)| id.name());
-            for (id, fields) in sorted {
+            for (id, fields) in conflicts {
                 lines.push(format!("conflicts with {}:", id.name()));
                 lines.extend(fields.paths().into_iter().map(|p| format!("- {p}")));
             }

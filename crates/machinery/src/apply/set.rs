@@ -96,6 +96,32 @@ impl FieldSet {
         self.below.get(step)
     }
 
+    /// A set of one node.
+    pub(super) fn leaf() -> Self {
+        Self {
+            member: true,
+            below: BTreeMap::new(),
+        }
+    }
+
+    /// Whether it is nothing but one node.
+    pub(super) fn is_leaf(&self) -> bool {
+        self.member && self.below.is_empty()
+    }
+
+    /// The steps down from here, and what is in the set behind each.
+    pub(super) fn entries(&self) -> impl Iterator<Item = (&str, &Self)> {
+        self.below
+            .iter()
+            .map(|(step, below)| (step.as_str(), below))
+    }
+
+    /// Whether a path is in the set.
+    pub(super) fn has(&self, path: &[&str]) -> bool {
+        let node = path.iter().try_fold(self, |node, step| node.below(step));
+        node.is_some_and(Self::is_member)
+    }
+
     /// Puts this very node in the set.
     pub(super) fn mark(&mut self) {
         self.member = true;

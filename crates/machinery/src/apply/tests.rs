@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::json;
+use std::sync::LazyLock;
 
 fn object(value: Value) -> Object {
     match value {
@@ -10,9 +11,10 @@ fn object(value: Value) -> Object {
     }
 }
 
-fn deployment() -> Root<'static> {
-    typed("apps/v1.Deployment").unwrap()
-}
+static DEPLOYMENT: LazyLock<OneVersion<'static>> = LazyLock::new(|| OneVersion {
+    api_version: "apps/v1",
+    root: typed("apps/v1.Deployment").unwrap(),
+});
 
 fn writer(manager: &str) -> Writer<'_> {
     Writer {
@@ -21,11 +23,12 @@ fn writer(manager: &str) -> Writer<'_> {
         subresource: "",
         now: "2024-01-01T00:00:00Z",
         reset: &[&["status"]],
+        versions: &*DEPLOYMENT,
     }
 }
 
 fn applied(live: Option<&Object>, config: Value, manager: &str) -> Result<Object, Status> {
-    apply(deployment(), live, &object(config), &writer(manager), false)
+    apply(live, &object(config), &writer(manager), false)
 }
 
 fn fields(object: &Object, manager: &str) -> Value {
@@ -77,7 +80,7 @@ fn another_value_is_a_conflict_and_the_same_is_shared() {
 fn force_takes_fields_over() {
     let live = applied(None, config(1, "x"), "me").unwrap();
     let config = object(json!({"spec": {"replicas": 5}}));
-    let forced = apply(deployment(), Some(&live), &config, &writer("you"), true).unwrap();
+    let forced = apply(Some(&live), &config, &writer("you"), true).unwrap();
     assert_eq!(forced["spec"]["replicas"], 5);
     assert_eq!(
         fields(&forced, "you"),
@@ -127,21 +130,14 @@ fn applying_the_same_again_changes_nothing() {
     let live = applied(None, config(1, "x"), "me").unwrap();
     let mut later = writer("me");
     later.now = "2025-01-01T00:00:00Z";
-    let again = apply(
-        deployment(),
-        Some(&live),
-        &object(config(1, "x")),
-        &later,
-        false,
-    )
-    .unwrap();
+    let again = apply(Some(&live), &object(config(1, "x")), &later, false).unwrap();
     assert_eq!(again, live);
 }
 
 #[test]
 fn creating_and_updating_are_remembered() {
     let mut created = object(config(1, "x"));
-    track(deployment(), None, &mut created, &writer("kubectl-create"));
+    track(None, &mut created, &writer("kubectl-create"));
     assert_eq!(
         fields(&created, "kubectl-create"),
         json!({"f:metadata": {"f:labels": {".": {}, "f:a": {}}}, "f:spec": {"f:replicas": {}, "f:template": {"f:spec":
@@ -149,12 +145,7 @@ fn creating_and_updating_are_remembered() {
     );
     let mut updated = created.clone();
     updated["spec"]["replicas"] = json!(3);
-    track(
-        deployment(),
-        Some(&created),
-        &mut updated,
-        &writer("kubectl-edit"),
-    );
+    track(Some(&created), &mut updated, &writer("kubectl-edit"));
     assert_eq!(
         fields(&updated, "kubectl-edit"),
         json!({"f:spec": {"f:replicas": {}}})
@@ -173,7 +164,7 @@ fn creating_and_updating_are_remembered() {
 #[test]
 fn status_is_not_the_main_writers() {
     let mut created = object(json!({"spec": {"replicas": 1}, "status": {"replicas": 1}}));
-    track(deployment(), None, &mut created, &writer("m"));
+    track(None, &mut created, &writer("m"));
     assert_eq!(fields(&created, "m"), json!({"f:spec": {"f:replicas": {}}}));
 }
 
@@ -203,7 +194,15 @@ fn custom_resources_follow_their_own_schema() {
         "whole": {"type": "object", "x-kubernetes-map-type": "atomic"}}}}});
     let config =
         object(json!({"metadata": {"name": "x"}, "spec": {"hosts": ["a"], "whole": {"k": "v"}}}));
-    let live = apply(Root::Custom(&schema), None, &config, &writer("me"), false).unwrap();
+    let versions = OneVersion {
+        api_version: "apps/v1",
+        root: Root::Custom(&schema),
+    };
+    let writer = Writer {
+        versions: &versions,
+        ..writer("me")
+    };
+    let live = apply(None, &config, &writer, false).unwrap();
     assert_eq!(
         fields(&live, "me"),
         json!({"f:spec": {"f:hosts": {"v:\"a\"": {}}, "f:whole": {}}})
@@ -218,12 +217,7 @@ fn kubectl_moves_to_the_server_side_without_conflict() {
     let mut live = object(
         json!({"metadata": {"labels": {"a": "1"}, "annotations": {LAST_APPLIED: last}}, "spec": {"replicas": 1}}),
     );
-    track(
-        deployment(),
-        None,
-        &mut live,
-        &writer("kubectl-client-side-apply"),
-    );
+    track(None, &mut live, &writer("kubectl-client-side-apply"));
     let config = json!({"spec": {"replicas": 2}});
     assert!(applied(Some(&live), config.clone(), "other").is_err());
     let moved = applied(Some(&live), config, "kubectl").unwrap();
@@ -241,7 +235,7 @@ fn what_changed_since_the_client_applied_it_is_a_conflict_for_kubectl_too() {
     let mut live = object(
         json!({"metadata": {"annotations": {LAST_APPLIED: last.to_string()}}, "spec": {"replicas": 1}}),
     );
-    track(deployment(), None, &mut live, &writer("someone"));
+    track(None, &mut live, &writer("someone"));
     assert!(applied(Some(&live), json!({"spec": {"replicas": 2}}), "kubectl").is_err());
 }
 
@@ -252,26 +246,16 @@ fn the_time_of_an_entry_is_that_of_the_last_write_that_set_something() {
         now,
         ..writer("one")
     };
-    track(deployment(), None, &mut live, &at("2024-01-01T00:00:00Z"));
+    track(None, &mut live, &at("2024-01-01T00:00:00Z"));
     let time = |object: &Object| object["metadata"]["managedFields"][0]["time"].clone();
     // A field that goes is no write of a field.
     let mut less = live.clone();
     less["spec"].as_object_mut().unwrap().shift_remove("paused");
-    track(
-        deployment(),
-        Some(&live),
-        &mut less,
-        &at("2024-01-01T00:00:01Z"),
-    );
+    track(Some(&live), &mut less, &at("2024-01-01T00:00:01Z"));
     assert_eq!(time(&less), "2024-01-01T00:00:00Z");
     let mut more = less.clone();
     more["spec"]["replicas"] = json!(2);
-    track(
-        deployment(),
-        Some(&less),
-        &mut more,
-        &at("2024-01-01T00:00:02Z"),
-    );
+    track(Some(&less), &mut more, &at("2024-01-01T00:00:02Z"));
     assert_eq!(time(&more), "2024-01-01T00:00:02Z");
     // An apply that changes no value has no time.
     let both = applied(Some(&more), json!({"spec": {"replicas": 2}}), "two").unwrap();
@@ -281,7 +265,7 @@ fn the_time_of_an_entry_is_that_of_the_last_write_that_set_something() {
 #[test]
 fn a_write_neither_takes_nor_loses_what_it_may_not_set() {
     let mut live = object(json!({"metadata": {}, "spec": {"replicas": 1}}));
-    track(deployment(), None, &mut live, &writer("one"));
+    track(None, &mut live, &writer("one"));
     let status = Writer {
         subresource: "status",
         reset: &[&["spec"]],
@@ -290,7 +274,7 @@ fn a_write_neither_takes_nor_loses_what_it_may_not_set() {
     let mut seen = live.clone();
     seen.insert("status".to_owned(), json!({"replicas": 1}));
     seen["spec"]["replicas"] = json!(9);
-    track(deployment(), Some(&live), &mut seen, &status);
+    track(Some(&live), &mut seen, &status);
     let managers = seen["metadata"]["managedFields"].as_array().unwrap();
     assert_eq!(
         managers[0]["fieldsV1"],
@@ -311,7 +295,7 @@ fn a_write_neither_takes_nor_loses_what_it_may_not_set() {
 #[test]
 fn an_empty_list_of_managers_asks_to_forget_them_and_an_unreadable_one_does_not() {
     let mut live = object(json!({"metadata": {}, "spec": {"replicas": 1}}));
-    track(deployment(), None, &mut live, &writer("one"));
+    track(None, &mut live, &writer("one"));
     for (sent, kept) in [
         (json!([]), 0),
         (json!([{}]), 0),
@@ -319,7 +303,7 @@ fn an_empty_list_of_managers_asks_to_forget_them_and_an_unreadable_one_does_not(
     ] {
         let mut next = live.clone();
         next["metadata"]["managedFields"] = sent;
-        track(deployment(), Some(&live), &mut next, &writer("two"));
+        track(Some(&live), &mut next, &writer("two"));
         let managers = next["metadata"]["managedFields"].as_array();
         assert_eq!(managers.map_or(0, Vec::len), kept);
     }
@@ -328,7 +312,7 @@ fn an_empty_list_of_managers_asks_to_forget_them_and_an_unreadable_one_does_not(
 #[test]
 fn many_updaters_become_one() {
     let mut live = object(json!({"metadata": {}, "spec": {"replicas": 0}}));
-    track(deployment(), None, &mut live, &writer("first"));
+    track(None, &mut live, &writer("first"));
     for i in 0..15 {
         let mut next = live.clone();
         next["metadata"]["labels"][format!("l{i}")] = json!("x");
@@ -338,12 +322,248 @@ fn many_updaters_become_one() {
             now: &now,
             ..writer(&name)
         };
-        track(deployment(), Some(&live), &mut next, &writer);
+        track(Some(&live), &mut next, &writer);
         live = next;
     }
     let managers = live["metadata"]["managedFields"].as_array().unwrap();
     assert!(managers.len() <= 11, "{}", managers.len());
     assert!(managers.iter().any(|m| m["manager"] == "ancient-changes"));
+}
+
+/// A custom resource with lists of every form.
+fn custom() -> Value {
+    json!({"type": "object", "properties": {"spec": {"type": "object", "properties": {
+        "set": {"type": "array", "x-kubernetes-list-type": "set", "items": {"type": "string"}},
+        "map": {"type": "object", "additionalProperties": {"type": "string"}},
+        "whole": {"type": "object", "x-kubernetes-map-type": "atomic",
+            "additionalProperties": {"type": "string"}},
+        "pod": {"type": "object", "x-kubernetes-embedded-resource": true,
+            "x-kubernetes-preserve-unknown-fields": true},
+        "any": {"x-kubernetes-preserve-unknown-fields": true}}}}})
+}
+
+/// Applies a spec to the live one as a manager.
+fn applied_custom(live: Option<&Object>, spec: Value, manager: &str) -> Object {
+    let schema = custom();
+    let versions = OneVersion {
+        api_version: "apps/v1",
+        root: Root::Custom(&schema),
+    };
+    let writer = Writer {
+        versions: &versions,
+        reset: &[],
+        ..writer(manager)
+    };
+    let config = object(json!({"metadata": {"name": "x"}, "spec": spec}));
+    apply(live, &config, &writer, true).unwrap()
+}
+
+#[test]
+fn elements_of_the_live_list_alone_stay_before_the_next_that_both_have() {
+    for (live, config, merged) in [
+        ("abc", "cb", "acb"),
+        ("abc", "b", "abc"),
+        ("abc", "cd", "abcd"),
+        ("abc", "da", "dabc"),
+        ("abcd", "db", "acdb"),
+        ("ab", "cd", "abcd"),
+        ("abcde", "eca", "bdeca"),
+    ] {
+        let list = |text: &str| text.chars().map(|c| json!(c.to_string())).collect();
+        let set = |text: &str| json!({"set": Value::Array(list(text))});
+        let first = applied_custom(None, set(live), "one");
+        let both = applied_custom(Some(&first), set(config), "two");
+        assert_eq!(both["spec"], set(merged), "{live} and {config}");
+    }
+}
+
+#[test]
+fn nothing_said_of_a_map_or_list_takes_nothing_away_and_nothing_left_is_null() {
+    let spec = json!({"set": ["a"], "map": {"k": "v"}, "any": {"x": 1}, "whole": {"a": "b"}});
+    let first = applied_custom(None, spec.clone(), "one");
+    let nulls = json!({"set": null, "map": null, "any": null});
+    let both = applied_custom(Some(&first), nulls, "two");
+    assert_eq!(both["spec"], spec);
+    assert_eq!(
+        fields(&both, "two"),
+        json!({"f:spec": {"f:any": {}, "f:map": {}, "f:set": {}}})
+    );
+    // The place is somebody's, what stood in it is nobody's.
+    let less = applied_custom(Some(&both), json!({}), "one");
+    assert_eq!(less["spec"], json!({"set": null, "map": null, "any": null}));
+}
+
+#[test]
+fn metadata_of_an_embedded_object_has_the_fields_of_all_metadata() {
+    let pod = json!({"pod": {"metadata": {"labels": {"a": "1"}}, "spec": {"labels": {"a": "1"}}}});
+    let first = applied_custom(None, pod, "one");
+    assert_eq!(
+        fields(&first, "one")["f:spec"]["f:pod"],
+        json!({"f:metadata": {"f:labels": {"f:a": {}}},
+            "f:spec": {".": {}, "f:labels": {".": {}, "f:a": {}}}})
+    );
+}
+
+#[test]
+fn a_set_of_parts_becomes_one_of_the_whole_when_the_topology_says_so() {
+    let mut live = applied_custom(None, json!({"whole": {"a": "b"}}), "one");
+    live["metadata"]["managedFields"][0]["fieldsV1"] =
+        json!({"f:spec": {"f:whole": {".": {}, "f:a": {}}}});
+    let next = applied_custom(Some(&live), json!({"map": {"k": "v"}}), "two");
+    assert_eq!(fields(&next, "one"), json!({"f:spec": {"f:whole": {}}}));
+}
+
+/// Replicas are `spec.replicas` in apps/v1 and `spec.count` in old/v1.
+struct Renamed(Value);
+
+impl Versions for Renamed {
+    fn root(&self, api_version: &str) -> Option<Root<'_>> {
+        match api_version {
+            "apps/v1" => Some(DEPLOYMENT.root),
+            "old/v1" => Some(Root::Custom(&self.0)),
+            _ => None,
+        }
+    }
+
+    fn convert(&self, object: Object, api_version: &str) -> Object {
+        let mut value = Value::Object(object);
+        let (from, to) = match api_version {
+            "old/v1" => ("replicas", "count"),
+            _ => ("count", "replicas"),
+        };
+        if let Some(spec) = value["spec"].as_object_mut()
+            && let Some(number) = spec.shift_remove(from)
+        {
+            spec.insert(to, number);
+        }
+        value["apiVersion"] = json!(api_version);
+        match value {
+            Value::Object(object) => object,
+            _ => Object::new(),
+        }
+    }
+}
+
+#[test]
+fn managers_of_another_version_are_judged_in_theirs() {
+    let renamed = Renamed(
+        json!({"type": "object", "properties": {"spec": {"type": "object", "properties": {
+            "count": {"type": "integer"}, "paused": {"type": "boolean"}}}}}),
+    );
+    let in_version = |manager: &'static str, api_version: &'static str| Writer {
+        api_version,
+        versions: &renamed,
+        ..writer(manager)
+    };
+    let old = object(json!({"apiVersion": "old/v1", "spec": {"count": 1, "paused": true}}));
+    let made = apply(None, &old, &in_version("one", "old/v1"), false).unwrap();
+    assert_eq!(
+        fields(&made, "one"),
+        json!({"f:spec": {"f:count": {}, "f:paused": {}}})
+    );
+    let live = renamed.convert(made, "apps/v1");
+    let new = object(json!({"apiVersion": "apps/v1", "spec": {"replicas": 2}}));
+    let refused = apply(Some(&live), &new, &in_version("two", "apps/v1"), false).unwrap_err();
+    assert_eq!(
+        refused.message,
+        "Apply failed with 1 conflict: conflict with \"one\": .spec.count"
+    );
+    let forced = apply(Some(&live), &new, &in_version("two", "apps/v1"), true).unwrap();
+    assert_eq!(fields(&forced, "one"), json!({"f:spec": {"f:paused": {}}}));
+    // What was applied in the old version goes when the new one does not say it.
+    let next = apply(Some(&live), &new, &in_version("one", "apps/v1"), false).unwrap();
+    assert_eq!(next["spec"], json!({"replicas": 2}));
+    // Whoever speaks a version that is gone is forgotten.
+    let mut gone = live.clone();
+    gone["metadata"]["managedFields"][0]["apiVersion"] = json!("gone/v1");
+    let after = apply(Some(&gone), &new, &in_version("two", "apps/v1"), false).unwrap();
+    assert_eq!(fields(&after, "one"), Value::Null);
+}
+
+#[test]
+fn conflicts_name_managers_by_subresource_first() {
+    let mut live = object(json!({"metadata": {}, "spec": {"replicas": 1, "paused": true}}));
+    track(None, &mut live, &writer("m"));
+    let mut scaled = live.clone();
+    scaled["spec"]["replicas"] = json!(2);
+    let scale = Writer {
+        subresource: "scale",
+        ..writer("m")
+    };
+    track(Some(&live), &mut scaled, &scale);
+    let wanted = json!({"spec": {"replicas": 3, "paused": false}});
+    assert_eq!(
+        applied(Some(&scaled), wanted, "you").unwrap_err().message,
+        "Apply failed with 2 conflicts: conflicts with \"m\" with subresource \"scale\" using apps/v1:\n- .spec.replicas\nconflicts with \"m\" using apps/v1:\n- .spec.paused"
+    );
+}
+
+#[test]
+fn replicas_change_hands_between_an_object_and_its_scale() {
+    let entry = |manager: &str, operation: &str, version: &str, sub: &str, fields: Value| {
+        let mut entry = json!({"manager": manager, "operation": operation, "apiVersion": version,
+            "time": "2024-01-01T00:00:00Z", "fieldsType": "FieldsV1", "fieldsV1": fields});
+        if !sub.is_empty() {
+            entry["subresource"] = json!(sub);
+        }
+        entry
+    };
+    let replicas = || json!({"f:spec": {"f:replicas": {}}});
+    let both = || json!({"f:spec": {"f:paused": {}, "f:replicas": {}}});
+    let path = |version: &str| {
+        (version == "apps/v1").then(|| vec!["spec".to_owned(), "replicas".to_owned()])
+    };
+    let deployment = |managers: Value| object(json!({"metadata": {"managedFields": managers}}));
+    let live = deployment(json!([
+        entry("a", "Apply", "apps/v1", "", both()),
+        entry("u", "Update", "apps/v1", "", both()),
+        entry(
+            "x",
+            "Update",
+            "apps/v1",
+            "",
+            json!({"f:spec": {"f:paused": {}}})
+        ),
+        entry("gone", "Update", "apps/v0", "", replicas()),
+    ]));
+    let version = scale::API_VERSION;
+    assert_eq!(
+        scale::shown(&live, &path),
+        Some(json!([
+            entry("a", "Apply", version, "", replicas()),
+            entry("u", "Update", version, "", replicas()),
+        ]))
+    );
+    let mut timeless = entry("s", "Apply", "apps/v1", "scale", replicas());
+    timeless.as_object_mut().unwrap().shift_remove("time");
+    // Somebody took the replicas; the applier still has them, too.
+    let taken = deployment(json!([
+        entry("a", "Apply", version, "", replicas()),
+        entry("s", "Apply", version, "scale", replicas()),
+    ]));
+    let mut after = live.clone();
+    scale::take_over(&mut after, &taken, "apps/v1", &path);
+    assert_eq!(
+        after["metadata"]["managedFields"],
+        json!([
+            timeless,
+            entry("a", "Apply", "apps/v1", "", both()),
+            entry(
+                "u",
+                "Update",
+                "apps/v1",
+                "",
+                json!({"f:spec": {"f:paused": {}}})
+            ),
+            entry(
+                "x",
+                "Update",
+                "apps/v1",
+                "",
+                json!({"f:spec": {"f:paused": {}}})
+            ),
+        ])
+    );
 }
 
 /// Anything that could come for a deployment: known names, wrong places, odd values.
@@ -391,16 +611,16 @@ proptest::proptest! {
                 metadata.shift_remove("managedFields");
             }
         }
-        track(deployment(), None, &mut live, &writer("creator"));
-        let once = apply(deployment(), Some(&live), &config, &writer("me"), true).unwrap();
-        let twice = apply(deployment(), Some(&once), &config, &writer("me"), false).unwrap();
+        track(None, &mut live, &writer("creator"));
+        let once = apply(Some(&live), &config, &writer("me"), true).unwrap();
+        let twice = apply(Some(&once), &config, &writer("me"), false).unwrap();
         proptest::prop_assert_eq!(twice, once);
     }
 
     #[test]
     fn tracking_never_panics(live in tree(), new in tree()) {
         let (live, mut new) = (object(live), object(new));
-        track(deployment(), Some(&live), &mut new, &writer("m"));
+        track(Some(&live), &mut new, &writer("m"));
     }
 
     #[test]

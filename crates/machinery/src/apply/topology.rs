@@ -105,12 +105,18 @@ impl<'a> Node<'a> {
         }
     }
 
+    /// Whether a map or a list is taken as a whole there.
+    pub(super) fn is_whole(self) -> bool {
+        matches!(self.expects(), Scalar::Map | Scalar::List) && self.form(None) == Form::Leaf
+    }
+
     /// The field or entry of a name.
     pub(super) fn child(self, name: &str) -> Node<'a> {
         match self {
             Node::Struct(schema) => child_of(schema, name),
             Node::Field(Shape::Struct(id), _) => child_of(id.get(), name),
             Node::Field(Shape::Map(element), _) => Node::Field(*element, PLAIN),
+            Node::Custom(schema) if name == "metadata" && is_embedded(schema) => metadata(),
             Node::Custom(schema) => custom_child(schema, name),
             Node::CustomRoot(_) | Node::UnknownRoot if name == "metadata" => metadata(),
             Node::CustomRoot(schema) => custom_child(schema, name),
@@ -132,8 +138,9 @@ impl<'a> Node<'a> {
         match self {
             Node::Struct(schema) => schema.field(name).is_some(),
             Node::Field(Shape::Struct(id), _) => id.get().field(name).is_some(),
-            Node::Custom(schema) | Node::CustomRoot(schema) => {
-                schema["properties"].get(name).is_some() || name == "metadata"
+            Node::CustomRoot(schema) => schema["properties"].get(name).is_some() || is_own(name),
+            Node::Custom(schema) => {
+                schema["properties"].get(name).is_some() || is_own(name) && is_embedded(schema)
             }
             _ => false,
         }
@@ -143,7 +150,7 @@ impl<'a> Node<'a> {
     pub(super) fn takes(self, name: &str) -> bool {
         let is_root = matches!(self, Node::Struct(_) | Node::CustomRoot(_));
         match self {
-            _ if is_root && matches!(name, "apiVersion" | "kind" | "metadata") => true,
+            _ if is_root && is_own(name) => true,
             Node::Struct(_) | Node::Field(Shape::Struct(_), _) => self.declares(name),
             Node::Custom(schema) | Node::CustomRoot(schema) => {
                 let open = schema["x-kubernetes-preserve-unknown-fields"] == true
@@ -151,8 +158,7 @@ impl<'a> Node<'a> {
                         .get("additionalProperties")
                         .is_some_and(|more| *more != false)
                     || schema["type"].as_str() != Some("object");
-                let embedded = schema["x-kubernetes-embedded-resource"] == true
-                    && matches!(name, "apiVersion" | "kind" | "metadata");
+                let embedded = is_own(name) && is_embedded(schema);
                 open || embedded || schema["properties"].get(name).is_some()
             }
             _ => true,
@@ -206,10 +212,10 @@ fn form_of_field<'a>(shape: Shape, topology: &'static Topology, value: Option<&V
 }
 
 fn form_of_unknown<'a>(value: Option<&Value>) -> Form<'a> {
-    if value.is_some_and(Value::is_object) {
-        Form::Map
-    } else {
-        Form::Leaf
+    match value {
+        // Null is an empty map as well as anything else.
+        Some(Value::Object(_) | Value::Null) => Form::Map,
+        _ => Form::Leaf,
     }
 }
 
@@ -239,6 +245,16 @@ fn form_of_custom<'a>(schema: &'a Value, value: Option<&Value>) -> Form<'a> {
         Some(_) => Form::Leaf,
         None => form_of_unknown(value),
     }
+}
+
+/// Whether every object has a field of a name.
+fn is_own(name: &str) -> bool {
+    matches!(name, "apiVersion" | "kind" | "metadata")
+}
+
+/// Whether an object within a custom resource is a whole one itself.
+fn is_embedded(schema: &Value) -> bool {
+    schema["x-kubernetes-embedded-resource"] == true
 }
 
 fn custom_child<'a>(schema: &'a Value, name: &str) -> Node<'a> {

@@ -4,6 +4,7 @@
 use super::set::FieldSet;
 use super::topology::{Form, Node, key_step};
 use crate::{Object, Value};
+use std::collections::{HashMap, HashSet};
 
 /// What differs between two values.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -45,20 +46,6 @@ fn groups<'v>(
         }
     }
     Some(out)
-}
-
-/// Elements of a list with the step to each; `None` when two have the same or one has none.
-fn elements<'v>(
-    node: Node<'_>,
-    form: &Form<'_>,
-    list: &'v [Value],
-) -> Option<Vec<(String, &'v Value)>> {
-    let groups = groups(node, form, list)?;
-    let alone = groups.into_iter().map(|(step, values)| match values[..] {
-        [one] => Some((step, one)),
-        _ => None,
-    });
-    alone.collect()
 }
 
 fn list_of(value: Option<&Value>) -> &[Value] {
@@ -244,6 +231,21 @@ fn item(node: Node<'_>, old: Option<&Value>, new: Option<&Value>) -> Comparison 
 }
 
 impl Comparison {
+    /// What of a manager's fields was set anew.
+    pub(super) fn set_in(&self, fields: &FieldSet) -> FieldSet {
+        let modified = fields.intersection(&self.modified);
+        modified.with(fields.intersection(&self.added))
+    }
+
+    /// Takes away what was set anew or removed.
+    pub(super) fn take_from(&self, fields: &mut FieldSet) {
+        for changed in [&self.modified, &self.added, &self.removed] {
+            if !changed.is_blank() {
+                *fields = fields.difference(changed);
+            }
+        }
+    }
+
     /// Puts what was found behind a step under it; usually there is nothing, or one kind of it.
     fn attach(&mut self, step: impl FnOnce() -> String, inside: Comparison) {
         let Comparison {
@@ -266,96 +268,168 @@ impl Comparison {
     }
 }
 
-/// The live value with a configuration merged in.
+/// The live value with a configuration merged in. Nothing, said of a map or a list that is merged by
+/// its entries, takes nothing away.
 pub(super) fn merge(node: Node<'_>, live: &Value, config: &Value) -> Value {
-    match (node.form(Some(config)), live, config) {
-        (Form::Map, Value::Object(live), Value::Object(config)) => {
-            let mut out = live.clone();
-            for (name, value) in config {
-                let merged = match live.get(name) {
-                    Some(old) => merge(node.child(name), old, value),
-                    None => value.clone(),
-                };
-                out.insert(name.clone(), merged);
-            }
-            Value::Object(out)
-        }
-        (form @ (Form::Set | Form::Keyed(_)), Value::Array(live), Value::Array(config)) => {
-            match (elements(node, &form, live), elements(node, &form, config)) {
-                (Some(live), Some(config)) => merge_lists(node, &live, &config),
-                _ => Value::Array(config.clone()),
-            }
-        }
-        _ => config.clone(),
+    let form = node.form(Some(config));
+    match &form {
+        Form::Map => match (live.as_object(), config.as_object()) {
+            (Some(live), Some(config)) => merge_entries(node, live, config),
+            (Some(live), None) if !live.is_empty() => Value::Object(live.clone()),
+            _ => config.clone(),
+        },
+        Form::Set | Form::Keyed(_) => match (live.as_array(), config.as_array()) {
+            (Some(live), Some(config)) => merge_lists(node, &form, live, config),
+            (Some(live), None) if !live.is_empty() => Value::Array(live.clone()),
+            _ => config.clone(),
+        },
+        Form::Leaf => config.clone(),
     }
 }
 
-/// Elements of the configuration keep its order, those of the live list alone stay between them.
-fn merge_lists(node: Node<'_>, live: &[(String, &Value)], config: &[(String, &Value)]) -> Value {
-    let find = |of: &[(String, &Value)], step: &str| of.iter().position(|e| e.0 == step);
-    let join = |step: &str, value: &Value| match find(live, step) {
-        Some(at) => merge(node.element(), live[at].1, value),
-        None => value.clone(),
+fn merge_entries(node: Node<'_>, live: &Object, config: &Object) -> Value {
+    let mut out = live.clone();
+    for (name, value) in config {
+        let merged = match live.get(name) {
+            Some(old) => merge(node.child(name), old, value),
+            None => value.clone(),
+        };
+        out.insert(name.clone(), merged);
+    }
+    Value::Object(out)
+}
+
+/// The step to each element; `None` when one has none.
+fn steps(node: Node<'_>, form: &Form<'_>, list: &[Value]) -> Option<Vec<String>> {
+    let step = |value: &Value| match form {
+        Form::Keyed(keys) => key_step(node, keys, value),
+        _ => Some(format!("v:{value}")),
     };
+    list.iter().map(step).collect()
+}
+
+/// Elements of the configuration keep its order, those of the live list alone stay where they were:
+/// before the next one that both have.
+fn merge_lists(node: Node<'_>, form: &Form<'_>, live: &[Value], config: &[Value]) -> Value {
+    let both = (steps(node, form, live), steps(node, form, config));
+    let (Some(live_steps), Some(config_steps)) = both else {
+        return Value::Array(config.to_vec());
+    };
+    let mut in_live: HashMap<&str, Option<&Value>> = HashMap::with_capacity(live.len());
+    for (step, value) in live_steps.iter().zip(live) {
+        // What stands there twice is replaced, not merged.
+        let known = in_live.contains_key(step.as_str());
+        in_live.insert(step, (!known).then_some(value));
+    }
+    let in_config: HashSet<&str> = config_steps.iter().map(String::as_str).collect();
+    let join = |at: usize| match in_live.get(config_steps[at].as_str()) {
+        Some(Some(old)) => merge(node.element(), old, &config[at]),
+        _ => config[at].clone(),
+    };
+    let mut shared = config_steps
+        .iter()
+        .filter(|step| in_live.contains_key(step.as_str()));
+    let mut next = shared.next();
+    let mut taken: HashSet<&str> = HashSet::with_capacity(config.len());
     let mut out = Vec::with_capacity(live.len() + config.len());
     let (mut l, mut c) = (0, 0);
     while l < live.len() || c < config.len() {
-        if l < live.len() {
-            match find(config, &live[l].0) {
-                None => {
-                    out.push(live[l].1.clone());
-                    l += 1;
-                    continue;
-                }
-                // Already taken, in the configuration's place.
-                Some(at) if at < c => {
-                    l += 1;
-                    continue;
-                }
-                Some(_) => {}
+        let from_live = live_steps.get(l);
+        if let (Some(step), Some(wanted)) = (from_live, config_steps.get(c)) {
+            if step == wanted {
+                taken.insert(step);
+                out.push(join(c));
+                (l, c) = (l + 1, c + 1);
+                next = shared.next();
+                continue;
+            }
+            // Both have it, and it is not its turn.
+            if in_config.contains(step.as_str()) && next.is_some_and(|next| next != step) {
+                l += 1;
+                continue;
             }
         }
-        if c < config.len() {
-            out.push(join(&config[c].0, config[c].1));
+        if let Some(step) = from_live {
+            if !in_config.contains(step.as_str()) {
+                out.push(live[l].clone());
+                l += 1;
+                continue;
+            }
+            l += usize::from(taken.contains(step.as_str()));
+        }
+        if let Some(step) = config_steps.get(c) {
+            taken.insert(step);
+            out.push(join(c));
             c += 1;
+            if next == Some(step) {
+                next = shared.next();
+            }
         }
     }
     Value::Array(out)
 }
 
-/// The value without the members of a set.
+/// The value without the members of a set that has some; null when nothing is left of it.
 pub(super) fn remove(node: Node<'_>, value: &Value, set: &FieldSet) -> Value {
-    match (node.form(Some(value)), value) {
+    let form = node.form(Some(value));
+    match (&form, value) {
         (Form::Map, Value::Object(map)) => {
             let mut out = Object::with_capacity(map.len());
             for (name, below) in map {
                 match set.below(&field_step(name)) {
                     Some(step) if step.is_member() => {}
-                    Some(step) => {
+                    Some(step) if !step.is_empty() => {
                         out.insert(name.clone(), remove(node.child(name), below, step));
                     }
-                    None => {
+                    _ => {
                         out.insert(name.clone(), below.clone());
                     }
                 }
             }
-            Value::Object(out)
+            (!out.is_empty()).then_some(Value::Object(out))
         }
-        (form @ (Form::Set | Form::Keyed(_)), Value::Array(list)) => {
-            let Some(elements) = elements(node, &form, list) else {
+        (Form::Set | Form::Keyed(_), Value::Array(list)) => {
+            let Some(steps) = steps(node, &form, list) else {
                 return value.clone();
             };
-            let kept = elements
-                .into_iter()
-                .filter_map(|(step, below)| match set.below(&step) {
-                    Some(step) if step.is_member() => None,
-                    Some(step) => Some(remove(node.element(), below, step)),
-                    None => Some(below.clone()),
-                });
-            Value::Array(kept.collect())
+            let kept = steps.iter().zip(list);
+            let kept = kept.filter_map(|(step, below)| match set.below(step) {
+                Some(step) if step.is_member() => None,
+                Some(step) if !step.is_empty() => Some(remove(node.element(), below, step)),
+                _ => Some(below.clone()),
+            });
+            let kept: Vec<Value> = kept.collect();
+            (!kept.is_empty()).then_some(Value::Array(kept))
         }
-        _ => value.clone(),
+        // Members inside of what is taken as a whole.
+        (_, Value::Object(_) | Value::Array(_)) => None,
+        _ => Some(value.clone()),
     }
+    .unwrap_or_default()
+}
+
+/// A set as the topology would write it: of what is taken as a whole now, nobody owns a part. `None`
+/// when it is so already.
+pub(super) fn settled(node: Node<'_>, set: &FieldSet) -> Option<FieldSet> {
+    let mut out: Option<FieldSet> = None;
+    for (step, below) in set.entries() {
+        let child = match step.strip_prefix("f:") {
+            Some(name) => node.child(name),
+            None => node.element(),
+        };
+        let new = if child.is_whole() && !below.is_leaf() {
+            Some(FieldSet::leaf())
+        } else if below.is_leaf() {
+            None
+        } else {
+            settled(child, below)
+        };
+        if let Some(new) = new {
+            out.get_or_insert_with(|| set.clone())
+                .attach(step.to_owned(), new);
+        }
+    }
+    out
 }
 
 /// A set in which the declared fields on the way to members are members, too.
