@@ -251,6 +251,7 @@ fn write(core: &Arc<Core>, resource: Arc<Resource>, object: &Value) -> Write {
         name: text("name"),
         resource,
         subresource: String::new(),
+        verb: "create",
         dry_run: false,
         field_manager: "kube-apiserver".to_owned(),
         tracked: false,

@@ -18,6 +18,7 @@ mod config;
 mod connection;
 mod convert;
 mod custom;
+mod device_claims;
 mod discovery;
 mod disruption;
 mod failure;

@@ -48,6 +48,8 @@ pub struct Builtin {
     pub from_stored: fn(Object) -> Object,
     pub name_format: NameFormat,
     pub default: fn(&mut Object),
+    /// What is filled in with the time of the write (RFC 3339, seconds).
+    pub default_at: fn(&mut Object, &str),
     /// After the status was dropped.
     pub prepare_create: fn(&mut Object, &Context<'_>),
     /// After what this way of writing may not change was kept.
@@ -104,6 +106,7 @@ impl Builtin {
         from_stored: |object| object,
         name_format: metadata::subdomain,
         default: |_| {},
+        default_at: |_, _| {},
         prepare_create: |_, _| {},
         prepare_update: |_, _, _, _| {},
         validate_create: |_| Vec::new(),
@@ -212,6 +215,10 @@ impl Kind for Registered {
 
     fn default(&self, object: &mut Object) {
         (self.facts.default)(object);
+    }
+
+    fn default_at(&self, object: &mut Object, now: &str) {
+        (self.facts.default_at)(object, now);
     }
 
     fn prepare_create(&self, object: &mut Object, context: &Context<'_>) {

@@ -22,6 +22,7 @@ pub mod core;
 pub mod discovery;
 mod equal;
 pub mod flowcontrol;
+mod internal;
 pub mod metadata;
 pub mod networking;
 pub mod node;
@@ -164,6 +165,8 @@ pub trait Kind: Send + Sync + 'static {
 
     /// Fills in what was left out. Doing it twice changes nothing.
     fn default(&self, _object: &mut Object) {}
+    /// Fills in what is absent and says when it was written (RFC 3339, seconds).
+    fn default_at(&self, _object: &mut Object, _now: &str) {}
     /// Drops what a client may not set at creation (status, mostly).
     fn prepare_create(&self, _object: &mut Object, _context: &Context<'_>) {}
     /// Keeps what this way of writing may not change: status on an update of the whole, everything
@@ -289,8 +292,8 @@ const ALL: &[&Builtin] = &[
     &rbac::bindings::ROLE_BINDING,
     &rbac::roles::ROLE,
     &resource::device_class::KIND,
-    &resource::resource_claim::CLAIM,
-    &resource::resource_claim::TEMPLATE,
+    &resource::resource_claim::KIND,
+    &resource::resource_claim_template::KIND,
     &resource::resource_slice::KIND,
     &scheduling::priority_class::KIND,
     &storage::csi_driver::KIND,

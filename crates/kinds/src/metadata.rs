@@ -1,7 +1,7 @@
 //! What holds for the metadata of every kind.
 
 use crate::check;
-use crate::tree::{get, int, list, text, truth};
+use crate::tree::{get, int, is_empty, list, text, truth};
 use crate::{Kind, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value, format, text::quote};
@@ -59,6 +59,41 @@ pub fn validate_create(kind: &dyn Kind, object: &Object) -> Errors {
     let at = Path::new("metadata").child("finalizers");
     check_domains(kind, &metadata["finalizers"], &at, &mut errors);
     errors
+}
+
+/// The metadata of an object that is made from a template: labels and annotations.
+pub fn validate_template_metadata(metadata: &Value, path: &Path, errors: &mut Errors) {
+    check::annotations(&metadata["annotations"], &path.child("annotations"), errors);
+    check::labels(&metadata["labels"], &path.child("labels"), errors);
+    for field in [
+        "name",
+        "generateName",
+        "namespace",
+        "selfLink",
+        "uid",
+        "resourceVersion",
+        "generation",
+        "creationTimestamp",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "ownerReferences",
+        "finalizers",
+        "managedFields",
+    ] {
+        if !is_zero(&metadata[field]) {
+            // Go's name of the field, with a small letter in front.
+            let shown = if field == "uid" { "uID" } else { field };
+            errors.push(Error::forbidden(&path.child(shown), "cannot be set"));
+        }
+    }
+}
+
+fn is_zero(value: &Value) -> bool {
+    match value {
+        Value::Number(n) => n.as_i64() == Some(0),
+        Value::String(s) => s.is_empty(),
+        other => is_empty(other),
+    }
 }
 
 fn check_whole(
@@ -163,8 +198,8 @@ const LAX: &[&str] = &[
     "apiextensions.k8s.io",
     "apiregistration.k8s.io",
     "coordination.k8s.io",
-    "flowcontrol.apiserver.k8s.io",
     "node.k8s.io",
+    "policy",
 ];
 
 /// Finalizers have a domain, but for the few that Kubernetes itself looks after.

@@ -136,6 +136,8 @@ impl Writer {
             match value {
                 // What nothing stands for here is for the field to say, not for its type.
                 Value::Null => self.plain(field.zero().unwrap_or(&Value::Null)),
+                // Protobuf, in which Kubernetes keeps objects, does not know an empty list from none.
+                value if is_empty(field.shape, value) => self.plain(&Value::Null),
                 value => self.value(field.shape, value, below),
             }
             if below == Level::Metadata {
@@ -288,6 +290,14 @@ impl Writer {
             self.plain(value);
         }
         self.out.push(b'}');
+    }
+}
+
+fn is_empty(shape: Shape, value: &Value) -> bool {
+    match (shape, value) {
+        (Shape::List(_), Value::Array(list)) => list.is_empty(),
+        (Shape::Map(_), Value::Object(map)) => map.is_empty(),
+        _ => false,
     }
 }
 

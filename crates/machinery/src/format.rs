@@ -78,6 +78,11 @@ pub fn dns1123_subdomain(value: &str) -> Vec<String> {
     subdomain(value, max_characters)
 }
 
+/// The same, where lengths are told in bytes.
+pub fn dns1123_subdomain_bytes(value: &str) -> Vec<String> {
+    subdomain(value, max_bytes)
+}
+
 fn subdomain(value: &str, too_long: fn(usize) -> String) -> Vec<String> {
     let mut out = Vec::new();
     if value.len() > SUBDOMAIN_MAX {

@@ -204,6 +204,7 @@ fn write(core: &Arc<Core>, resource: Arc<Resource>, namespace: &str, name: &str)
         namespace: namespace.to_owned(),
         name: name.to_owned(),
         subresource: "status".to_owned(),
+        verb: "update",
         dry_run: false,
         field_manager: "kube-apiserver".to_owned(),
         tracked: false,

@@ -66,6 +66,7 @@ pub(crate) fn write(request: &Request, resource: &Arc<Resource>, options: &Write
         namespace,
         name,
         subresource,
+        verb: request.info.verb,
         dry_run: options.dry_run,
         field_manager: options.field_manager.clone(),
         tracked: false,

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use kinds::Context;
-use machinery::{Object, Status};
+use machinery::{Object, Status, field::Errors};
 use store::{Freshness, Precondition};
 
 use super::{ATTEMPTS, Write, Written, owners};
-use crate::{Stored, admission::Operation, failure, hooks, meta};
+use crate::{Stored, admission::Operation, device_claims, failure, hooks, meta};
 
 /// Creates a decoded object. `again` decodes it once more, should the first try lose a race: that is
 /// rare, and a copy of every object is not.
@@ -46,6 +46,8 @@ async fn attempt(
     let now = write.core.config.clock.now();
     meta::begin(&mut object, now);
     kind.default(&mut object);
+    let now = meta::time(now);
+    kind.default_at(&mut object, &now);
     let stage = owners::Stage::Request;
     owners::without_duplicates(&mut object, stage, &write.effects);
     write.track(None, &mut object);
@@ -54,7 +56,6 @@ async fn attempt(
         .await?;
     let stage = owners::Stage::AfterAdmission;
     owners::without_duplicates(&mut object, stage, &write.effects);
-    let now = meta::time(now);
     let context = Context {
         now: &now,
         user: &write.user.name,
@@ -64,7 +65,8 @@ async fn attempt(
     }
     kind.prepare_create(&mut object, &context);
     let mut ops = hooks::before_create(write, &mut object).await?;
-    validate(write, &object)?;
+    let refused = device_claims::authorize(write, &object, None).await;
+    validate(write, &object, refused)?;
     for warning in kind.warnings(&object, None) {
         write.effects.warn(warning);
     }
@@ -98,9 +100,9 @@ async fn attempt(
     }
 }
 
-fn validate(write: &Write, object: &Object) -> Result<(), Status> {
+fn validate(write: &Write, object: &Object, mut errors: Errors) -> Result<(), Status> {
     let kind = &*write.resource.kind;
-    let mut errors = kinds::metadata::validate_create(kind, object);
+    errors.extend(kinds::metadata::validate_create(kind, object));
     errors.extend(kind.validate_create(object));
     if errors.is_empty() {
         errors = hooks::validate(write, object, None);

@@ -38,6 +38,8 @@ pub(crate) struct Write {
     /// Empty for creates.
     pub(crate) name: String,
     pub(crate) subresource: String,
+    /// As authorizers know it.
+    pub(crate) verb: &'static str,
     pub(crate) dry_run: bool,
     pub(crate) field_manager: String,
     /// Whether the new object already says whose its fields are, as after an apply, or nobody is to

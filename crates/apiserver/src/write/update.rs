@@ -7,7 +7,7 @@ use machinery::{Object, Status, Value, apply, field};
 use store::{Entry, Freshness, Precondition};
 
 use super::{ATTEMPTS, Write, Written, create, owners};
-use crate::{Stored, admission::Operation, failure, hooks, meta};
+use crate::{Stored, admission::Operation, device_claims, failure, hooks, meta};
 
 /// How an update comes by the new object, given the one that stands (with its resourceVersion).
 /// Called again when a race was lost.
@@ -84,15 +84,18 @@ async fn attempt(
 ) -> Result<Option<Written>, Status> {
     let kind = &write.resource.kind;
     kind.default(&mut object);
+    let now = meta::time(write.core.config.clock.now());
+    kind.default_at(&mut object, &now);
     write.track(Some(&old), &mut object);
     write
         .admit_mutating(Operation::Update, &mut object, Some(&old))
         .await?;
     owners::without_duplicates(&mut object, owners::Stage::AfterAdmission, &write.effects);
     check_revision(write, &object, &old)?;
-    prepare(write, &mut object, &old)?;
+    prepare(write, &mut object, &old, &now)?;
     let mut ops = hooks::before_update(write, &mut object, &old).await?;
-    validate(write, &object, &old)?;
+    let refused = device_claims::authorize(write, &object, Some(&old)).await;
+    validate(write, &object, &old, refused)?;
     let warnings = match write.subresource() {
         Some("status") => kind.status_warnings(&object, &old),
         _ => kind.warnings(&object, Some(&old)),
@@ -190,16 +193,15 @@ fn check_revision(write: &Write, object: &Object, old: &Object) -> Result<(), St
     Ok(())
 }
 
-fn prepare(write: &Write, object: &mut Object, old: &Object) -> Result<(), Status> {
+fn prepare(write: &Write, object: &mut Object, old: &Object, now: &str) -> Result<(), Status> {
     write.settle_place(object)?;
     let kind = &write.resource.kind;
     let generation = meta::of(old)
         .and_then(|metadata| metadata.get("generation"))
         .cloned();
     meta::set(object, "generation", generation.unwrap_or(Value::Null));
-    let now = meta::time(write.core.config.clock.now());
     let context = Context {
-        now: &now,
+        now,
         user: &write.user.name,
     };
     if !write.internal {
@@ -218,12 +220,22 @@ fn prepare(write: &Write, object: &mut Object, old: &Object) -> Result<(), Statu
     Ok(())
 }
 
-fn validate(write: &Write, object: &Object, old: &Object) -> Result<(), Status> {
+fn validate(
+    write: &Write,
+    object: &Object,
+    old: &Object,
+    mut errors: field::Errors,
+) -> Result<(), Status> {
     if write.internal {
         return Ok(());
     }
     let kind = &*write.resource.kind;
-    let mut errors = kinds::metadata::validate_update(kind, object, old, write.subresource());
+    errors.extend(kinds::metadata::validate_update(
+        kind,
+        object,
+        old,
+        write.subresource(),
+    ));
     errors.extend(kind.validate_update(object, old, write.subresource()));
     if errors.is_empty() {
         errors = hooks::validate(write, object, Some(old));

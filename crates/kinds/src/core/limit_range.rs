@@ -4,8 +4,8 @@ use crate::builtin::Builtin;
 use crate::columns::{NAME_CREATED, name_created};
 use crate::metadata::Check;
 use crate::pod::{check_container_name, check_name, may_be_overcommitted};
-use crate::tree::{child_or_new, each, entries, get, list, text};
-use crate::{Subresource, check};
+use crate::tree::{child_or_new, each, entries, get, list, name, text};
+use crate::{Context, Subresource, check};
 use machinery::field::{Error, Errors, Path};
 use machinery::quantity::Quantity;
 use machinery::{Object, Value, format};
@@ -17,6 +17,13 @@ pub const KIND: Builtin = Builtin {
     short_names: &["limits"],
     schema: "core/v1.LimitRange",
     creates_on_update: true,
+    // A range without a name gets one that nothing else has.
+    prepare_create: |object, _: &Context<'_>| {
+        if name(object).is_empty() {
+            let uid = get(object, "metadata")["uid"].clone();
+            child_or_new(object, "metadata").insert("name".to_owned(), uid);
+        }
+    },
     default,
     validate_create: validate,
     validate_update: |object, _, _: Subresource<'_>| validate(object),
@@ -232,5 +239,13 @@ mod tests {
                 "spec.limits[0].limits: Required value: either minimum or maximum storage value is required, but neither was provided"
             ]
         );
+    }
+
+    #[test]
+    fn a_range_without_a_name_is_called_by_its_uid() {
+        let mut range = object(r#"{"metadata": {"uid": "u"}}"#);
+        let context = Context { now: "", user: "" };
+        (KIND.prepare_create)(&mut range, &context);
+        assert_eq!(name(&range), "u");
     }
 }

@@ -4,10 +4,10 @@ use super::persistent_volume::or_unset;
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell, wide};
-use crate::metadata::Check;
+use crate::metadata::{Check, validate_template_metadata};
 use crate::pod::is_native;
 use crate::tree::{
-    child_or_new, default_empty, default_to, entries, get, is_empty, is_set, list, name, same, text,
+    child_or_new, default_empty, default_to, entries, get, is_set, list, name, same, text,
 };
 use crate::{Column, Context, Subresource};
 use machinery::field::{Error, Errors, Path};
@@ -181,39 +181,8 @@ fn validate(object: &Object) -> Errors {
 
 /// A claim that is made for each pod: its metadata may say little.
 pub(crate) fn validate_template(template: &Value, path: &Path, errors: &mut Errors) {
-    let (metadata, at) = (&template["metadata"], path.child("metadata"));
-    check::annotations(&metadata["annotations"], &at.child("annotations"), errors);
-    check::labels(&metadata["labels"], &at.child("labels"), errors);
-    for field in [
-        "name",
-        "generateName",
-        "namespace",
-        "selfLink",
-        "uid",
-        "resourceVersion",
-        "generation",
-        "creationTimestamp",
-        "deletionTimestamp",
-        "deletionGracePeriodSeconds",
-        "ownerReferences",
-        "finalizers",
-        "managedFields",
-    ] {
-        if !is_zero(&metadata[field]) {
-            // Go's name of the field, with a small letter in front.
-            let shown = if field == "uid" { "uID" } else { field };
-            errors.push(Error::forbidden(&at.child(shown), "cannot be set"));
-        }
-    }
+    validate_template_metadata(&template["metadata"], &path.child("metadata"), errors);
     validate_spec(&template["spec"], false, &path.child("spec"), errors);
-}
-
-fn is_zero(value: &Value) -> bool {
-    match value {
-        Value::Number(n) => n.as_i64() == Some(0),
-        Value::String(s) => s.is_empty(),
-        other => is_empty(other),
-    }
 }
 
 /// The spec of a claim; `lax` lets groups of data sources through that were there before.

@@ -2,6 +2,7 @@
 
 use crate::builtin::{Builtin, STATUS};
 use crate::columns::{AGE, NAME, age, column, name_cell};
+use crate::internal::internal;
 use crate::pod::{check_name, check_quantity, is_standard_quota};
 use crate::tree::{entries, get, is_set, list, text};
 use crate::{Column, Subresource, check};
@@ -155,7 +156,8 @@ fn check_selector(spec: &Value, path: &Path, errors: &mut Errors) {
         }
         for _ in 0..misfits(spec, scope) {
             let detail = "unsupported scope applied to resource";
-            errors.push(Error::invalid(path, selector.clone(), detail));
+            let shown = internal("core/v1.ScopeSelector", selector);
+            errors.push(Error::invalid(path, shown, detail));
         }
         let at = path.child("operator");
         let only_exists =

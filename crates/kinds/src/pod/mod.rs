@@ -29,7 +29,7 @@ pub(crate) use defaults::default_source;
 pub(crate) use placement::{check_node_selector, check_tolerations};
 pub(crate) use resize::{keep_all_but_resources, validate_resize};
 pub(crate) use resources::{
-    check_container_name, check_name, check_quantity, check_resources, is_native,
+    check_container_name, check_name, check_quantity, check_resources, is_extended, is_native,
     is_standard_quota, may_be_overcommitted,
 };
 pub(crate) use security::{check_annotations_update, check_profiles_agree};

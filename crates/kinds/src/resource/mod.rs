@@ -1,75 +1,54 @@
 //! The kinds of resource.k8s.io: devices, and claims to them. What they mean is for a later
-//! scheduler; here is their form.
+//! scheduler; here is their form. Selectors in CEL are taken as they are, but for their length.
 
+mod claim_spec;
+mod configuration;
+mod device;
 pub mod device_class;
+mod names;
+mod request_policy;
 pub mod resource_claim;
+pub mod resource_claim_template;
 pub mod resource_slice;
 
-use crate::check;
-use crate::tree::{child, default_empty, each, get, is_set, list, text};
+use machinery::Value;
 use machinery::field::{Error, Errors, Path};
-use machinery::{Object, Value, format};
 use std::collections::BTreeSet;
 
-/// Defaults of the requests in a claim's spec.
-fn default_claim_spec(spec: &mut Object) {
-    let Some(devices) = child(spec, "devices") else {
-        return;
-    };
-    let count = |request: &mut Object| {
-        default_empty(request, "allocationMode", "ExactCount");
-        if get(request, "allocationMode") == "ExactCount" {
-            default_empty(request, "count", 1);
-        }
-    };
-    for request in each(devices, "requests") {
-        if let Some(exactly) = child(request, "exactly") {
-            count(exactly);
-        }
-        each(request, "firstAvailable").for_each(count);
+/// Each of a list, which is not looked at when it is too long.
+fn check_items(
+    items: &[Value],
+    max: usize,
+    path: &Path,
+    errors: &mut Errors,
+    mut check: impl FnMut(&Value, &Path, &mut Errors),
+) {
+    if items.len() > max {
+        return errors.push(Error::too_many(path, items.len(), max));
+    }
+    for (i, item) in items.iter().enumerate() {
+        check(item, &path.index(i), errors);
     }
 }
 
-fn check_claim_spec(spec: &Value, path: &Path, errors: &mut Errors) {
-    let mut names = BTreeSet::new();
-    for (i, request) in list(&spec["devices"]["requests"]).iter().enumerate() {
-        let at = path.child("devices").child("requests").index(i);
-        let name = text(&request["name"]);
-        if name.is_empty() {
-            errors.push(Error::required(&at.child("name"), ""));
-        } else {
-            check::form(format::dns1123_label(name), name, &at.child("name"), errors);
-        }
-        if !names.insert(name) {
-            errors.push(Error::duplicate(&at.child("name"), name));
-        }
-        let (exactly, first) = (
-            is_set(&request["exactly"]),
-            !list(&request["firstAvailable"]).is_empty(),
-        );
-        if exactly == first {
-            let detail = if exactly {
-                "exactly one of `exactly` or `firstAvailable` is required, but multiple fields are set"
-            } else {
-                "exactly one of `exactly` or `firstAvailable` is required"
-            };
-            let error = if exactly {
-                Error::invalid(&at, "", detail)
-            } else {
-                Error::required(&at, detail)
-            };
-            errors.push(error);
-        }
-        if exactly {
-            let at = at.child("exactly");
-            check::required(
-                &request["exactly"]["deviceClassName"],
-                &at.child("deviceClassName"),
-                errors,
-            );
-            let modes = ["All", "ExactCount"];
-            let mode = &request["exactly"]["allocationMode"];
-            check::one_of(mode, &modes, &at.child("allocationMode"), errors);
+/// Each of a list, and that none is there twice by its key.
+fn check_set(
+    items: &[Value],
+    max: usize,
+    key: impl Fn(&Value) -> Value,
+    path: &Path,
+    errors: &mut Errors,
+    check: impl FnMut(&Value, &Path, &mut Errors),
+) {
+    check_items(items, max, path, errors, check);
+    if items.len() > max {
+        return;
+    }
+    let mut seen = BTreeSet::new();
+    for (i, item) in items.iter().enumerate() {
+        let key = key(item);
+        if !seen.insert(key.to_string()) {
+            errors.push(Error::duplicate(&path.index(i), key));
         }
     }
 }

@@ -1,61 +1,68 @@
-//! ResourceClaim and ResourceClaimTemplate: devices that are asked for.
+//! ResourceClaim: devices that are asked for, and in its status those that were given.
 
-use super::{check_claim_spec, default_claim_spec};
+use super::claim_spec::{
+    CONFIG_MAX, check_claim_spec, check_references, default_claim_spec, default_tolerations,
+};
+use super::configuration::{check_configuration, check_raw};
+use super::device::check_binding_conditions;
+use super::names::{self, Requests};
+use super::{check_items, check_set};
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
-use crate::columns::{AGE, NAME, NAME_AGE, age, column, name_age, name_cell};
+use crate::columns::{AGE, NAME, age, column, name_cell};
+use crate::internal::internal;
 use crate::metadata::Check;
-use crate::tree::{child_or_new, get, is_set, list};
+use crate::pod::check_node_selector;
+use crate::tree::{child, child_or_new, each, get, is_set, list, same, text};
 use crate::{Column, Subresource};
-use machinery::field::{Errors, Path};
+use machinery::field::{Error, Errors, Path};
+use machinery::json::json;
 use machinery::{Object, Value};
+use std::collections::BTreeSet;
 
-pub const CLAIM: Builtin = Builtin {
+const RESULTS_MAX: usize = 32;
+const RESERVED_MAX: usize = 256;
+const CONDITIONS_MAX: usize = 8;
+const DATA_MAX: usize = 10 * 1024;
+const ADDRESSES_MAX: usize = 16;
+const INTERFACE_MAX: usize = 256;
+const HARDWARE_MAX: usize = 128;
+
+pub const KIND: Builtin = Builtin {
     group: "resource.k8s.io",
     kind: "ResourceClaim",
     plural: "resourceclaims",
     schema: "resource/v1.ResourceClaim",
     subresources: &[STATUS],
     has_status: true,
-    default: |object| default_claim_spec(child_or_new(object, "spec")),
-    validate_create: validate,
-    validate_update: |object, old, subresource: Subresource<'_>| {
-        let mut errors = Vec::new();
-        if subresource.is_none() {
-            check::immutable(
-                get(object, "spec"),
-                get(old, "spec"),
-                &Path::new("spec"),
-                &mut errors,
-            );
+    default: |object| {
+        default_claim_spec(child_or_new(object, "spec"));
+        let devices = child(object, "status")
+            .and_then(|status| child(status, "allocation"))
+            .and_then(|allocation| child(allocation, "devices"));
+        if let Some(devices) = devices {
+            each(devices, "results").for_each(default_tolerations);
         }
+    },
+    prepare_update: |object, old, subresource, _| {
+        if subresource.is_some() {
+            drop_deallocated(object, old);
+        }
+    },
+    validate_create: |object| {
+        let mut errors = Vec::new();
+        check_claim_spec(get(object, "spec"), &Path::new("spec"), &mut errors);
         errors
+    },
+    validate_update: |object, old, subresource: Subresource<'_>| match subresource {
+        None => immutable(object, old),
+        Some(_) => validate_status(object, old),
     },
     columns: COLUMNS,
     row,
     metadata_checks: &[Check::Whole, Check::Change],
     status_resets: &[&["metadata"], &["spec"]],
     ..Builtin::EMPTY
-};
-
-pub const TEMPLATE: Builtin = Builtin {
-    kind: "ResourceClaimTemplate",
-    plural: "resourceclaimtemplates",
-    schema: "resource/v1.ResourceClaimTemplate",
-    subresources: &[],
-    has_status: false,
-    default: |object| {
-        default_claim_spec(child_or_new(child_or_new(object, "spec"), "spec"));
-    },
-    validate_create: |object| {
-        let mut errors = Vec::new();
-        let path = Path::new("spec").child("spec");
-        check_claim_spec(&get(object, "spec")["spec"], &path, &mut errors);
-        errors
-    },
-    columns: NAME_AGE,
-    row: name_age,
-    ..CLAIM
 };
 
 const COLUMNS: &[Column] = &[
@@ -82,8 +89,226 @@ fn row(object: &Object, now: i64) -> Vec<Value> {
     vec![name_cell(object), states.join(",").into(), age(object, now)]
 }
 
-fn validate(object: &Object) -> Errors {
+fn immutable(object: &Object, old: &Object) -> Errors {
+    if same(get(object, "spec"), get(old, "spec")) {
+        return Vec::new();
+    }
+    let shown = internal("resource/v1.ResourceClaimSpec", get(object, "spec"));
+    vec![Error::invalid(&Path::new("spec"), shown, check::IMMUTABLE)]
+}
+
+/// What names a device, or a share of one, in the results and in the statuses of devices.
+fn device_key(device: &Value) -> Value {
+    let part = |name: &str| text(&device[name]);
+    json!({
+        "Driver": part("driver"),
+        "Pool": part("pool"),
+        "Device": part("device"),
+        "ShareID": part("shareID"),
+    })
+}
+
+fn allocated(claim: &Object) -> BTreeSet<String> {
+    let allocation = &get(claim, "status")["allocation"];
+    list(&allocation["devices"]["results"])
+        .iter()
+        .map(|result| device_key(result).to_string())
+        .collect()
+}
+
+/// The status of a device goes with the device.
+fn drop_deallocated(object: &mut Object, old: &Object) {
+    let (before, now) = (allocated(old), allocated(object));
+    let gone = |key: &str| before.contains(key) && !now.contains(key);
+    let Some(status) = child(object, "status") else {
+        return;
+    };
+    if let Some(Value::Array(devices)) = status.get_mut("devices") {
+        devices.retain(|device| !gone(&device_key(device).to_string()));
+        if devices.is_empty() {
+            status.shift_remove("devices");
+        }
+    }
+}
+
+fn validate_status(object: &Object, old: &Object) -> Errors {
     let mut errors = Vec::new();
-    check_claim_spec(get(object, "spec"), &Path::new("spec"), &mut errors);
+    let (status, was) = (get(object, "status"), get(old, "status"));
+    let path = Path::new("status");
+    let (reserved, at_reserved) = (list(&status["reservedFor"]), path.child("reservedFor"));
+    let uid = |consumer: &Value| Value::from(text(&consumer["uid"]));
+    check_set(
+        reserved,
+        RESERVED_MAX,
+        uid,
+        &at_reserved,
+        &mut errors,
+        |consumer, path, errors| {
+            for field in ["resource", "name", "uid"] {
+                check::required(&consumer[field], &path.child(field), errors);
+            }
+        },
+    );
+    let given = allocated(object);
+    let (devices, at) = (list(&status["devices"]), path.child("devices"));
+    check_set(
+        devices,
+        usize::MAX,
+        device_key,
+        &at,
+        &mut errors,
+        |device, path, errors| {
+            check_device_status(device, &given, path, errors);
+        },
+    );
+    let (allocation, at) = (&status["allocation"], path.child("allocation"));
+    if !reserved.is_empty() && !is_set(allocation) {
+        let detail = "may not be specified when `allocated` is not set";
+        errors.push(Error::forbidden(&at_reserved, detail));
+    } else if is_set(&get(object, "metadata")["deletionTimestamp"])
+        && reserved
+            .iter()
+            .any(|consumer| !list(&was["reservedFor"]).contains(consumer))
+    {
+        let detail = "new entries may not be added while `deallocationRequested` or `deletionTimestamp` are set";
+        errors.push(Error::forbidden(&at_reserved, detail));
+    }
+    if !is_set(allocation) {
+        return errors;
+    }
+    if !is_set(&was["allocation"]) {
+        let requests = Requests::of(&get(object, "spec")["devices"]);
+        check_allocation(allocation, &requests, &at, &mut errors);
+    } else if !same(allocation, &was["allocation"]) {
+        let shown = internal("resource/v1.AllocationResult", allocation);
+        errors.push(Error::invalid(&at, shown, check::IMMUTABLE));
+    }
     errors
 }
+
+fn check_allocation(allocation: &Value, requests: &Requests<'_>, path: &Path, errors: &mut Errors) {
+    let (devices, at) = (&allocation["devices"], path.child("devices"));
+    let (results, at_results) = (list(&devices["results"]), at.child("results"));
+    check_items(
+        results,
+        RESULTS_MAX,
+        &at_results,
+        errors,
+        |result, path, errors| {
+            requests.check(text(&result["request"]), &path.child("request"), errors);
+            check_device_name(result, path, errors);
+            check_binding_conditions(result, path, errors);
+            check_share(result, path, errors);
+        },
+    );
+    // Of the class and of the claim.
+    let (config, at_config) = (list(&devices["config"]), at.child("config"));
+    check_items(
+        config,
+        2 * CONFIG_MAX,
+        &at_config,
+        errors,
+        |config, path, errors| {
+            let sources = ["FromClaim", "FromClass"];
+            check::known(&config["source"], &sources, &path.child("source"), errors);
+            check_references(
+                &config["requests"],
+                requests,
+                &path.child("requests"),
+                errors,
+            );
+            check_configuration(config, false, path, errors);
+        },
+    );
+    if is_set(&allocation["nodeSelector"]) {
+        check_node_selector(
+            &allocation["nodeSelector"],
+            &path.child("nodeSelector"),
+            errors,
+        );
+    }
+}
+
+fn check_device_name(device: &Value, path: &Path, errors: &mut Errors) {
+    names::driver(text(&device["driver"]), &path.child("driver"), errors);
+    names::pool(text(&device["pool"]), &path.child("pool"), errors);
+    names::label(text(&device["device"]), &path.child("device"), errors);
+}
+
+fn check_share(device: &Value, path: &Path, errors: &mut Errors) {
+    if let Some(share) = device["shareID"].as_str() {
+        names::share(share, &path.child("shareID"), errors);
+    }
+}
+
+fn check_device_status(device: &Value, given: &BTreeSet<String>, path: &Path, errors: &mut Errors) {
+    check_device_name(device, path, errors);
+    check_share(device, path, errors);
+    let key = device_key(device);
+    if !given.contains(&key.to_string()) {
+        errors.push(Error::invalid(
+            path,
+            key,
+            "must be an allocated device in the claim",
+        ));
+    }
+    let (conditions, at) = (&device["conditions"], path.child("conditions"));
+    if list(conditions).len() > CONDITIONS_MAX {
+        errors.push(Error::too_many(&at, list(conditions).len(), CONDITIONS_MAX));
+    }
+    check::conditions(conditions, &at, errors);
+    if is_set(&device["data"]) {
+        check_raw(
+            &device["data"],
+            false,
+            DATA_MAX,
+            &path.child("data"),
+            errors,
+        );
+    }
+    check_network_data(&device["networkData"], &path.child("networkData"), errors);
+}
+
+fn check_network_data(data: &Value, path: &Path, errors: &mut Errors) {
+    for (field, max) in [
+        ("interfaceName", INTERFACE_MAX),
+        ("hardwareAddress", HARDWARE_MAX),
+    ] {
+        if text(&data[field]).len() > max {
+            errors.push(Error::too_long(&path.child(field), max));
+        }
+    }
+    let at = path.child("ips");
+    check_set(
+        list(&data["ips"]),
+        ADDRESSES_MAX,
+        Value::clone,
+        &at,
+        errors,
+        |address, path, errors| {
+            check_interface_address(text(address), path, errors);
+        },
+    );
+}
+
+/// An address and its prefix, in canonical form.
+fn check_interface_address(value: &str, path: &Path, errors: &mut Errors) {
+    let Some((address, length)) = check::loose_network(value) else {
+        let detail = "must be a valid address in CIDR form, (e.g. 10.9.8.7/24 or 2001:db8::1/64)";
+        return errors.push(Error::invalid(path, value, detail));
+    };
+    // The prefix of a mapped address counts the bits in front of it.
+    let length = if address.is_ipv4() && length > 32 {
+        length - 96
+    } else {
+        length
+    };
+    let canonical = format!("{address}/{length}");
+    if value != canonical {
+        let detail = format!("must be in canonical form ({canonical:?})");
+        errors.push(Error::invalid(path, value, detail));
+    }
+}
+
+#[cfg(test)]
+mod tests;

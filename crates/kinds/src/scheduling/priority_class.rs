@@ -84,6 +84,34 @@ fn validate(object: &Object) -> Errors {
     }
     let policies = ["Never", "PreemptLowerPriority"];
     let at = Path::new("preemptionPolicy");
-    check::one_of(get(object, "preemptionPolicy"), &policies, &at, &mut errors);
+    check::known(get(object, "preemptionPolicy"), &policies, &at, &mut errors);
     errors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{lines, object};
+
+    #[test]
+    fn classes_say_whether_they_preempt_and_keep_to_their_range() {
+        let cases = [
+            (r#"{"value": 1, "preemptionPolicy": "Never"}"#, ""),
+            (
+                r#"{"value": 1, "preemptionPolicy": ""}"#,
+                "preemptionPolicy: Required value",
+            ),
+            (
+                r#"{"value": 1, "preemptionPolicy": "Maybe"}"#,
+                "preemptionPolicy: Unsupported value: \"Maybe\": supported values: \"Never\", \"PreemptLowerPriority\"",
+            ),
+            (
+                r#"{"value": 1000000001, "preemptionPolicy": "Never"}"#,
+                "value: Forbidden: maximum allowed value of a user defined priority is 1000000000",
+            ),
+        ];
+        for (class, expected) in cases {
+            assert_eq!(lines(validate(&object(class))).join(" "), expected);
+        }
+    }
 }

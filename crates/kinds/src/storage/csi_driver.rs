@@ -37,10 +37,22 @@ pub const KIND: Builtin = Builtin {
         check::immutable(&modes(object), &modes(old), &at, &mut errors);
         errors
     },
+    warnings,
     columns: COLUMNS,
     row,
     ..Builtin::EMPTY
 };
+
+fn warnings(object: &Object, old: Option<&Object>) -> Vec<String> {
+    let (spec, tokens) = (get(object, "spec"), "tokenRequests");
+    let changed = old.is_none_or(|old| !same(&spec[tokens], &get(old, "spec")[tokens]));
+    let in_secrets = is_set(&spec["serviceAccountTokenInSecrets"]);
+    if list(&spec[tokens]).is_empty() || !changed || in_secrets {
+        return Vec::new();
+    }
+    let why = "spec.serviceAccountTokenInSecrets is unset; if supported by this CSI driver, set to true to prevent possible logging of tokens in volume attributes";
+    vec![why.to_owned()]
+}
 
 const COLUMNS: &[Column] = &[
     NAME,
@@ -183,5 +195,22 @@ mod tests {
                 "spec.nodeAllocatableUpdatePeriodSeconds: Invalid value: 9: must be greater than or equal to 10 seconds",
             ]
         );
+    }
+
+    #[test]
+    fn tokens_in_plain_attributes_are_warned_about_when_they_change() {
+        let plain = object(r#"{"spec": {"tokenRequests": [{"audience": "a"}]}}"#);
+        let other = object(r#"{"spec": {"tokenRequests": [{"audience": "b"}]}}"#);
+        let secret = object(
+            r#"{"spec": {"tokenRequests": [{"audience": "a"}], "serviceAccountTokenInSecrets": false}}"#,
+        );
+        for (given, old, count) in [
+            (&plain, None, 1),
+            (&plain, Some(&plain), 0),
+            (&plain, Some(&other), 1),
+            (&secret, None, 0),
+        ] {
+            assert_eq!(warnings(given, old).len(), count);
+        }
     }
 }

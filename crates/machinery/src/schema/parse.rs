@@ -269,6 +269,11 @@ fn patch(text: &'static str) -> Patch {
     }
 }
 
+/// The types of keys and elements of a map, `{Key}Element`; without a name the keys are strings.
+fn map_of(text: &'static str) -> Option<(&'static str, &'static str)> {
+    text.strip_prefix('{')?.split_once('}')
+}
+
 /// Package and name of a type as a line in `package` names it.
 fn full_name(package: &'static str, text: &'static str) -> (&'static str, &'static str) {
     text.rsplit_once('.').unwrap_or((package, text))
@@ -278,7 +283,7 @@ fn shape(names: &Names, package: &'static str, text: &'static str) -> Shape {
     if let Some(element) = text.strip_prefix("[]") {
         return Shape::List(Box::leak(Box::new(shape(names, package, element))));
     }
-    if let Some(element) = text.strip_prefix("{}") {
+    if let Some((_, element)) = map_of(text) {
         return Shape::Map(Box::leak(Box::new(shape(names, package, element))));
     }
     match text {
@@ -315,8 +320,13 @@ fn type_name(package: &'static str, text: &'static str) -> String {
     if let Some(element) = text.strip_prefix("[]") {
         return format!("[]{}", type_name(package, element));
     }
-    if let Some(element) = text.strip_prefix("{}") {
-        return format!("map[string]{}", type_name(package, element));
+    if let Some((key, element)) = map_of(text) {
+        let key = if key.is_empty() { "string" } else { key };
+        return format!(
+            "map[{}]{}",
+            type_name(package, key),
+            type_name(package, element)
+        );
     }
     match text {
         "string" | "bool" | "int32" | "int64" | "float64" => text.to_owned(),

@@ -1,0 +1,132 @@
+//! Values as Kubernetes prints them in errors, by the schema table: its internal structs have Go's names, in Go's
+//! order, and leave nothing out. Types of `meta/v1` keep their JSON form there, too.
+
+use machinery::json::Key;
+use machinery::schema::{self, Field, Shape, Type};
+use machinery::{Object, Value};
+
+/// A struct of the table such as `core/v1.NodeSelector`, printed; null when absent.
+pub fn internal(name: &str, value: &Value) -> Value {
+    match (schema::lookup(name), value.is_null()) {
+        (Some(of), false) => printed_struct(of, value),
+        _ => value.clone(),
+    }
+}
+
+/// A list of such structs.
+pub fn internal_list(name: &str, value: &Value) -> Value {
+    match value {
+        Value::Array(items) => items.iter().map(|item| internal(name, item)).collect(),
+        _ => Value::Null,
+    }
+}
+
+fn printed_struct(of: &Type, value: &Value) -> Value {
+    if of.package == "meta/v1" {
+        return value.clone();
+    }
+    let mut out = Object::new();
+    for field in &of.fields {
+        let value = &value[field.name];
+        // Embedded without a name of its own.
+        if field.name == "metadata" {
+            out.extend(
+                value
+                    .as_object()
+                    .into_iter()
+                    .flatten()
+                    .map(|(k, v)| (k.clone(), v.clone())),
+            );
+            continue;
+        }
+        out.insert(Key::new(&go_name(of, field)), printed_field(field, value));
+    }
+    Value::Object(out)
+}
+
+fn printed_field(field: &Field, value: &Value) -> Value {
+    match (value, field.shape) {
+        (Value::Null, Shape::Struct(of)) if !field.is_pointer() => printed_struct(of.get(), value),
+        (Value::Null, shape) if !field.is_pointer() => schema::zero_of(shape),
+        _ => printed(field.shape, value),
+    }
+}
+
+fn printed(shape: Shape, value: &Value) -> Value {
+    match (shape, value) {
+        (_, Value::Null) => Value::Null,
+        (Shape::Struct(of), _) => printed_struct(of.get(), value),
+        (Shape::List(item), Value::Array(items)) => {
+            items.iter().map(|value| printed(*item, value)).collect()
+        }
+        (Shape::Map(item), Value::Object(map)) => {
+            let entries = map
+                .iter()
+                .map(|(key, value)| (key.clone(), printed(*item, value)));
+            Value::Object(entries.collect())
+        }
+        _ => value.clone(),
+    }
+}
+
+/// Go's name of a field: its JSON name with a capital, but for these.
+fn go_name(of: &Type, field: &Field) -> String {
+    match (of.name, field.name) {
+        ("DeviceAttribute", name) => match name.strip_suffix('s') {
+            Some(one) => format!("{}Values", capital(one)),
+            None => format!("{}Value", capital(name)),
+        },
+        (_, "cel") => "CEL".to_owned(),
+        (_, "uid") => "UID".to_owned(),
+        (_, "ips") => "IPs".to_owned(),
+        (_, name) => match name.strip_prefix("api") {
+            Some(rest) if rest.starts_with(|c: char| c.is_ascii_uppercase()) => {
+                format!("API{rest}")
+            }
+            _ => capital(name),
+        },
+    }
+}
+
+fn capital(name: &str) -> String {
+    let mut out = name.to_owned();
+    if let Some(first) = out.get_mut(..1) {
+        first.make_ascii_uppercase();
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use machinery::json::json;
+
+    #[test]
+    fn structs_are_printed_whole_with_the_names_of_go() {
+        let cases = [
+            (
+                "resource/v1.DeviceRequest",
+                json!({"name": "r", "exactly": {"deviceClassName": "c", "selectors": [{"cel": {"expression": "true"}}]}}),
+                r#"{"Name":"r","Exactly":{"DeviceClassName":"c","Selectors":[{"CEL":{"Expression":"true"}}],"AllocationMode":"","Count":0,"AdminAccess":null,"Tolerations":null,"Capacity":null},"FirstAvailable":null}"#,
+            ),
+            (
+                "resource/v1.DeviceAttribute",
+                json!({"int": 1, "string": "a"}),
+                r#"{"IntValue":1,"BoolValue":null,"StringValue":"a","VersionValue":null,"IntValues":null,"BoolValues":null,"StringValues":null,"VersionValues":null}"#,
+            ),
+            (
+                "resource/v1.ResourceClaimTemplateSpec",
+                json!({"metadata": {"labels": {"a": "b"}}}),
+                r#"{"labels":{"a":"b"},"Spec":{"Devices":{"Requests":null,"Constraints":null,"Config":null}}}"#,
+            ),
+            (
+                "core/v1.NodeSelectorTerm",
+                json!({"matchFields": [{"key": "metadata.name"}]}),
+                r#"{"MatchExpressions":null,"MatchFields":[{"Key":"metadata.name","Operator":"","Values":null}]}"#,
+            ),
+        ];
+        for (name, value, expected) in cases {
+            assert_eq!(internal(name, &value).to_string(), expected, "{name}");
+        }
+    }
+}
