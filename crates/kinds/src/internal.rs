@@ -13,6 +13,32 @@ pub fn internal(name: &str, value: &Value) -> Value {
     }
 }
 
+/// Whether two such structs say the same: an empty list is like none, an empty struct is not.
+pub fn equal(name: &str, a: &Value, b: &Value) -> bool {
+    equal_printed(&internal(name, a), &internal(name, b))
+}
+
+fn equal_printed(a: &Value, b: &Value) -> bool {
+    let is_none = |value: &Value| match value {
+        Value::Null => true,
+        Value::Array(list) => list.is_empty(),
+        // A map: structs are printed with all their fields.
+        Value::Object(map) => map.is_empty(),
+        _ => false,
+    };
+    match (a, b) {
+        (Value::Object(a), Value::Object(b)) => {
+            a.len() == b.len()
+                && a.iter()
+                    .all(|(key, value)| b.get(key).is_some_and(|other| equal_printed(value, other)))
+        }
+        (Value::Array(a), Value::Array(b)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| equal_printed(a, b))
+        }
+        _ => a == b || (is_none(a) && is_none(b)),
+    }
+}
+
 /// A list of such structs.
 pub fn internal_list(name: &str, value: &Value) -> Value {
     match value {
@@ -100,6 +126,23 @@ fn capital(name: &str) -> String {
 mod tests {
     use super::*;
     use machinery::json::json;
+
+    #[test]
+    fn an_empty_list_is_none_and_an_empty_struct_is_one() {
+        let name = "resource/v1.ExactDeviceRequest";
+        let bare = json!({"deviceClassName": "c"});
+        assert!(equal(
+            name,
+            &bare,
+            &json!({"deviceClassName": "c", "selectors": []})
+        ));
+        assert!(!equal(
+            name,
+            &bare,
+            &json!({"deviceClassName": "c", "capacity": {}})
+        ));
+        assert!(!equal(name, &bare, &json!({"deviceClassName": "d"})));
+    }
 
     #[test]
     fn structs_are_printed_whole_with_the_names_of_go() {

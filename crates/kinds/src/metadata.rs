@@ -1,7 +1,7 @@
 //! What holds for the metadata of every kind.
 
 use crate::check;
-use crate::tree::{get, int, is_empty, list, text, truth};
+use crate::tree::{get, int, is_empty, is_set, list, text, truth};
 use crate::{Kind, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value, format, text::quote};
@@ -80,7 +80,8 @@ pub fn validate_template_metadata(metadata: &Value, path: &Path, errors: &mut Er
         "finalizers",
         "managedFields",
     ] {
-        if !is_zero(&metadata[field]) {
+        let is_pointer = field == "deletionGracePeriodSeconds";
+        if !is_zero(&metadata[field]) || (is_pointer && is_set(&metadata[field])) {
             // Go's name of the field, with a small letter in front.
             let shown = if field == "uid" { "uID" } else { field };
             errors.push(Error::forbidden(&path.child(shown), "cannot be set"));

@@ -275,17 +275,17 @@ fn check_sources(known: &[Source], holder: &Value, path: &Path, errors: &mut Err
         if !is_set(value) {
             continue;
         }
-        // A PersistentVolume may have this beside another: nobody counts it.
-        let counted = source.field != "flexVolume" || known.len() != PERSISTENT.len();
-        if !counted {
-            (source.check)(value, &path.child(source.below), errors);
-            continue;
-        }
-        if found {
+        // A PersistentVolume may have this behind another, though no other behind this.
+        let is_second = found && (source.field != "flexVolume" || known.len() != PERSISTENT.len());
+        if is_second {
             let detail = "may not specify more than 1 volume type";
             errors.push(Error::forbidden(&path.child(source.named), detail));
         } else {
             (source.check)(value, &path.child(source.below), errors);
+            if source.field == "local" && !is_set(&holder["nodeAffinity"]) {
+                let detail = "Local volume requires node affinity";
+                errors.push(Error::required(&path.child("nodeAffinity"), detail));
+            }
         }
         found = true;
     }

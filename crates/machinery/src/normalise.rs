@@ -364,7 +364,7 @@ fn name_of(shape: Shape, place: Place<'_>) -> String {
     let name = place.field.type_name.as_str();
     let name = name
         .strip_prefix("[]")
-        .or_else(|| name.strip_prefix("map[string]"))
+        .or_else(|| Some(name.strip_prefix("map[")?.split_once(']')?.1))
         .unwrap_or(name);
     name.to_owned()
 }

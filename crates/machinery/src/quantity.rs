@@ -182,12 +182,10 @@ fn split(text: &str) -> Result<Parts<'_>, Error> {
     };
     let digits = |s: &str| s.bytes().take_while(u8::is_ascii_digit).count();
     let (whole, mut rest) = rest.split_at(digits(rest));
-    let mut fraction = "";
+    let (mut fraction, mut lone_point) = ("", false);
     if let Some(behind) = rest.strip_prefix('.') {
         (fraction, rest) = behind.split_at(digits(behind));
-        if whole.is_empty() && fraction.is_empty() && !rest.is_empty() {
-            return Err(Error::Numeric);
-        }
+        lone_point = whole.is_empty() && fraction.is_empty() && !rest.is_empty();
     } else if whole.is_empty() && !rest.is_empty() && !text.is_empty() {
         // A suffix alone still fits the pattern's second half, but not its first.
         return Err(Error::Format);
@@ -201,6 +199,9 @@ fn split(text: &str) -> Result<Parts<'_>, Error> {
         .unwrap_or(&rest[letters..]);
     if !tail.bytes().all(|b| b.is_ascii_digit()) {
         return Err(Error::Format);
+    }
+    if lone_point {
+        return Err(Error::Numeric);
     }
     Ok(Parts {
         negative,
@@ -404,6 +405,8 @@ mod tests {
             ("1K", Error::Suffix),
             ("1e", Error::Suffix),
             ("1.2.3", Error::Format),
+            ("../x", Error::Format),
+            (".Mi", Error::Numeric),
         ] {
             assert_eq!(text.parse::<Quantity>().unwrap_err(), error, "{text}");
         }

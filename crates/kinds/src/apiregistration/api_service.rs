@@ -4,7 +4,7 @@ use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
 use crate::metadata::Check;
-use crate::tree::{child, child_or_new, default_to, get, int, is_set, list, name, text, truth};
+use crate::tree::{child, child_or_new, default_to, get, int, is_set, list, text, truth};
 use crate::{Column, Scope, Subresource};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -77,14 +77,15 @@ fn validate(object: &Object) -> Errors {
     let path = Path::new("spec");
     let (group, version) = (text(&spec["group"]), text(&spec["version"]));
     let required = format!("{version}.{group}");
-    let sound = !name(object).is_empty() && format::path_segment(name(object)).is_empty();
-    if sound && name(object) != required {
-        let detail = format!("must be `spec.version+\".\"+spec.group`: \"{required}\"");
-        errors.push(Error::invalid(
-            &Path::new("metadata").child("name"),
-            name(object),
-            detail,
-        ));
+    let metadata = get(object, "metadata");
+    for field in ["generateName", "name"] {
+        let given = text(&metadata[field]);
+        let sound = !given.is_empty() && format::path_segment(given).is_empty();
+        if sound && given != required {
+            let detail = format!("must be `spec.version+\".\"+spec.group`: \"{required}\"");
+            let at = Path::new("metadata").child(field);
+            errors.push(Error::invalid(&at, given, detail));
+        }
     }
     if group.is_empty() && version != "v1" {
         let detail = "only v1 may have an empty group and it better be legacy kube";

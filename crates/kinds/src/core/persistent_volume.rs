@@ -150,15 +150,6 @@ fn validate(object: &Object) -> Errors {
         &mut errors,
     );
     check_persistent(spec, name(object), &path, &mut errors);
-    if is_set(&spec["local"])
-        && persistent_fields(spec)
-            .first()
-            .is_some_and(|f| f.0 == "local")
-        && !is_set(&spec["nodeAffinity"])
-    {
-        let detail = "Local volume requires node affinity";
-        errors.push(Error::required(&path.child("nodeAffinity"), detail));
-    }
     let host = text(&spec["hostPath"]["path"]);
     let is_root = host.starts_with('/') && host.split('/').all(|p| matches!(p, "" | "." | ".."));
     if is_root && policy == "Recycle" {
@@ -383,5 +374,39 @@ mod tests {
                 "spec.persistentvolumesource: Forbidden: spec.persistentvolumesource is immutable after creation"
             ]
         );
+    }
+
+    #[test]
+    fn a_volume_is_of_one_kind_though_flex_may_come_second() {
+        let volume = |sources: &str| {
+            object(&format!(
+                r#"{{"metadata": {{"name": "v"}}, "spec": {{"accessModes": ["ReadWriteOnce"], "capacity": {{"storage": "1Gi"}}, {sources}}}}}"#
+            ))
+        };
+        let (flex, csi) = (
+            r#""flexVolume": {"driver": "d"}"#,
+            r#""csi": {"driver": "d", "volumeHandle": "h"}"#,
+        );
+        let cases = [
+            (
+                format!("{flex}, {csi}"),
+                "spec.csi: Forbidden: may not specify more than 1 volume type",
+            ),
+            (
+                format!(r#""nfs": {{"server": "s", "path": "/"}}, {flex}"#),
+                "",
+            ),
+            (
+                r#""local": {"path": "/"}"#.to_owned(),
+                "spec.nodeAffinity: Required value: Local volume requires node affinity",
+            ),
+        ];
+        for (sources, expected) in cases {
+            assert_eq!(
+                lines(validate(&volume(&sources))).join(" "),
+                expected,
+                "{sources}"
+            );
+        }
     }
 }

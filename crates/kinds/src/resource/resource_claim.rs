@@ -10,10 +10,10 @@ use super::{check_items, check_set};
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
-use crate::internal::internal;
+use crate::internal::{equal, internal};
 use crate::metadata::Check;
 use crate::pod::check_node_selector;
-use crate::tree::{child, child_or_new, each, get, is_set, list, same, text};
+use crate::tree::{child, child_or_new, each, get, is_set, list, text};
 use crate::{Column, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::json::json;
@@ -27,6 +27,8 @@ const DATA_MAX: usize = 10 * 1024;
 const ADDRESSES_MAX: usize = 16;
 const INTERFACE_MAX: usize = 256;
 const HARDWARE_MAX: usize = 128;
+
+const ALLOCATION: &str = "resource/v1.AllocationResult";
 
 pub const KIND: Builtin = Builtin {
     group: "resource.k8s.io",
@@ -90,10 +92,11 @@ fn row(object: &Object, now: i64) -> Vec<Value> {
 }
 
 fn immutable(object: &Object, old: &Object) -> Errors {
-    if same(get(object, "spec"), get(old, "spec")) {
+    const SPEC: &str = "resource/v1.ResourceClaimSpec";
+    if equal(SPEC, get(object, "spec"), get(old, "spec")) {
         return Vec::new();
     }
-    let shown = internal("resource/v1.ResourceClaimSpec", get(object, "spec"));
+    let shown = internal(SPEC, get(object, "spec"));
     vec![Error::invalid(&Path::new("spec"), shown, check::IMMUTABLE)]
 }
 
@@ -179,8 +182,8 @@ fn validate_status(object: &Object, old: &Object) -> Errors {
     if !is_set(&was["allocation"]) {
         let requests = Requests::of(&get(object, "spec")["devices"]);
         check_allocation(allocation, &requests, &at, &mut errors);
-    } else if !same(allocation, &was["allocation"]) {
-        let shown = internal("resource/v1.AllocationResult", allocation);
+    } else if !equal(ALLOCATION, allocation, &was["allocation"]) {
+        let shown = internal(ALLOCATION, allocation);
         errors.push(Error::invalid(&at, shown, check::IMMUTABLE));
     }
     errors

@@ -4,11 +4,13 @@ use super::claim_spec::{check_claim_spec, default_claim_spec};
 use crate::Subresource;
 use crate::builtin::Builtin;
 use crate::check;
-use crate::internal::internal;
+use crate::internal::{equal, internal};
 use crate::metadata::{Check, validate_template_metadata};
-use crate::tree::{child_or_new, get, same};
+use crate::tree::{child_or_new, get};
 use machinery::Object;
 use machinery::field::{Error, Errors, Path};
+
+const SPEC: &str = "resource/v1.ResourceClaimTemplateSpec";
 
 pub const KIND: Builtin = Builtin {
     group: "resource.k8s.io",
@@ -19,8 +21,8 @@ pub const KIND: Builtin = Builtin {
     validate_create: validate,
     validate_update: |object, old, _: Subresource<'_>| {
         let mut errors = validate(object);
-        if !same(get(object, "spec"), get(old, "spec")) {
-            let shown = internal("resource/v1.ResourceClaimTemplateSpec", get(object, "spec"));
+        if !equal(SPEC, get(object, "spec"), get(old, "spec")) {
+            let shown = internal(SPEC, get(object, "spec"));
             errors.push(Error::invalid(&Path::new("spec"), shown, check::IMMUTABLE));
         }
         errors
@@ -45,14 +47,17 @@ mod tests {
     #[test]
     fn a_template_says_little_of_metadata_and_never_changes() {
         let old = object(r#"{"spec": {"metadata": {"labels": {"a": "b"}}, "spec": {}}}"#);
-        let new = object(r#"{"spec": {"metadata": {"name": "n", "uid": "u"}, "spec": {}}}"#);
+        let new = object(
+            r#"{"spec": {"metadata": {"name": "n", "uid": "u", "deletionGracePeriodSeconds": 0}, "spec": {}}}"#,
+        );
         assert_eq!(lines((KIND.validate_update)(&old, &old, None)), [""; 0]);
         assert_eq!(
             lines((KIND.validate_update)(&new, &old, None)),
             [
                 "spec.metadata.name: Forbidden: cannot be set",
                 "spec.metadata.uID: Forbidden: cannot be set",
-                r#"spec: Invalid value: {"name":"n","uid":"u","Spec":{"Devices":{"Requests":null,"Constraints":null,"Config":null}}}: field is immutable"#,
+                "spec.metadata.deletionGracePeriodSeconds: Forbidden: cannot be set",
+                r#"spec: Invalid value: {"name":"n","uid":"u","deletionGracePeriodSeconds":0,"Spec":{"Devices":{"Requests":null,"Constraints":null,"Config":null}}}: field is immutable"#,
             ]
         );
     }

@@ -82,7 +82,7 @@ fn validate(object: &Object) -> Errors {
         let detail = format!("maximum allowed value of a user defined priority is {HIGHEST}");
         errors.push(Error::forbidden(&Path::new("value"), detail));
     }
-    let policies = ["Never", "PreemptLowerPriority"];
+    let policies = ["PreemptLowerPriority", "Never"];
     let at = Path::new("preemptionPolicy");
     check::known(get(object, "preemptionPolicy"), &policies, &at, &mut errors);
     errors
@@ -103,7 +103,7 @@ mod tests {
             ),
             (
                 r#"{"value": 1, "preemptionPolicy": "Maybe"}"#,
-                "preemptionPolicy: Unsupported value: \"Maybe\": supported values: \"Never\", \"PreemptLowerPriority\"",
+                "preemptionPolicy: Unsupported value: \"Maybe\": supported values: \"PreemptLowerPriority\", \"Never\"",
             ),
             (
                 r#"{"value": 1000000001, "preemptionPolicy": "Never"}"#,

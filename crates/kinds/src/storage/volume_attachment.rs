@@ -5,8 +5,9 @@ use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
 use crate::core::persistent_volume::check_inline;
 use crate::metadata::Check;
+use crate::pod::default_source;
 use crate::shown::{Field, Go, shown};
-use crate::tree::{entries, get, int, is_set, same, text, truth};
+use crate::tree::{child, child_or_new, entries, get, int, is_set, same, text, truth};
 use crate::volume_source::csi_driver_name;
 use crate::{Column, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
@@ -21,6 +22,12 @@ pub const KIND: Builtin = Builtin {
     subresources: &[STATUS],
     has_status: true,
     unconditional_update: false,
+    default: |object| {
+        let source = child_or_new(child_or_new(object, "spec"), "source");
+        if let Some(volume) = child(source, "inlineVolumeSpec") {
+            default_source(volume);
+        }
+    },
     validate_create: validate,
     validate_update: |object, old, subresource: Subresource<'_>| {
         let mut errors = validate(object);
@@ -160,6 +167,26 @@ mod tests {
             lines(errors),
             [
                 "spec: Invalid value: {\"Attacher\":\"a.b\",\"Source\":{\"PersistentVolumeName\":\"w\",\"InlineVolumeSpec\":null},\"NodeName\":\"n\"}: field is immutable"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_volume_within_an_attachment_is_defaulted_and_checked_like_any() {
+        let mut given = object(
+            r#"{"spec": {"attacher": "a.b", "nodeName": "n", "source": {"inlineVolumeSpec": {
+                "accessModes": ["ReadWriteOnce"], "csi": {"driver": "d", "volumeHandle": "h"},
+                "azureDisk": {"diskName": "a", "diskURI": "a"}}}}}"#,
+        );
+        (KIND.default)(&mut given);
+        let at = "spec.source.inlineVolumeSpec";
+        assert_eq!(
+            lines(validate(&given)),
+            [
+                format!(
+                    "{at}.azureDisk.diskURI: Unsupported value: \"a\": supported values: \"https://{{account-name}}.blob.core.windows.net/{{container-name}}/{{disk-name}}.vhd\""
+                ),
+                format!("{at}.csi: Forbidden: may not specify more than 1 volume type"),
             ]
         );
     }
