@@ -52,7 +52,7 @@ fn printed_struct(of: &Type, value: &Value) -> Value {
         return value.clone();
     }
     let mut out = Object::new();
-    for field in &of.fields {
+    for field in in_order(of) {
         let value = &value[field.name];
         // Embedded without a name of its own.
         if field.name == "metadata" {
@@ -95,22 +95,97 @@ fn printed(shape: Shape, value: &Value) -> Value {
     }
 }
 
-/// Go's name of a field: its JSON name with a capital, but for these.
+/// The fields in the order of the internal struct, which is another for some.
+fn in_order(of: &Type) -> Vec<&Field> {
+    let order: &[&str] = match of.name {
+        "PersistentVolumeSource" | "PersistentVolumeSpec" => PERSISTENT_SOURCES,
+        _ => &[],
+    };
+    let place = |field: &Field| order.iter().position(|name| *name == field.name);
+    let mut moved: Vec<&Field> = of.fields.iter().filter(|f| place(f).is_some()).collect();
+    moved.sort_by_key(|field| place(field));
+    let mut moved = moved.into_iter();
+    let fields = of.fields.iter();
+    // What moves takes the places of those that move.
+    fields
+        .filter_map(|field| match place(field) {
+            Some(_) => moved.next(),
+            None => Some(field),
+        })
+        .collect()
+}
+
+const PERSISTENT_SOURCES: &[&str] = &[
+    "gcePersistentDisk",
+    "awsElasticBlockStore",
+    "hostPath",
+    "glusterfs",
+    "nfs",
+    "rbd",
+    "quobyte",
+    "iscsi",
+    "flexVolume",
+    "cinder",
+    "cephfs",
+    "fc",
+    "flocker",
+    "azureFile",
+    "vsphereVolume",
+    "azureDisk",
+    "photonPersistentDisk",
+    "portworxVolume",
+    "scaleIO",
+    "local",
+    "storageos",
+    "csi",
+];
+
+/// Fields that Go calls otherwise than their JSON name with a capital.
+const RENAMED: &[(&str, &str, &str)] = &[
+    ("Glusterfs", "endpoints", "EndpointsName"),
+    ("RBD", "monitors", "CephMonitors"),
+    ("RBD", "image", "RBDImage"),
+    ("RBD", "pool", "RBDPool"),
+    ("RBD", "user", "RadosUser"),
+    ("ISCSI", "chapAuthDiscovery", "DiscoveryCHAPAuth"),
+    ("ISCSI", "chapAuthSession", "SessionCHAPAuth"),
+    ("AzureDisk", "diskURI", "DataDiskURI"),
+    ("", "cel", "CEL"),
+    ("", "uid", "UID"),
+    ("", "ips", "IPs"),
+    ("", "apiGroup", "APIGroup"),
+    ("", "apiVersion", "APIVersion"),
+    ("", "fsType", "FSType"),
+    ("", "gcePersistentDisk", "GCEPersistentDisk"),
+    ("", "awsElasticBlockStore", "AWSElasticBlockStore"),
+    ("", "nfs", "NFS"),
+    ("", "rbd", "RBD"),
+    ("", "iscsi", "ISCSI"),
+    ("", "cephfs", "CephFS"),
+    ("", "fc", "FC"),
+    ("", "storageos", "StorageOS"),
+    ("", "csi", "CSI"),
+    ("", "pdName", "PDName"),
+    ("", "iqn", "IQN"),
+    ("", "iscsiInterface", "ISCSIInterface"),
+    ("", "wwids", "WWIDs"),
+    ("", "sslEnabled", "SSLEnabled"),
+];
+
+/// Go's name of a field.
 fn go_name(of: &Type, field: &Field) -> String {
-    match (of.name, field.name) {
-        ("DeviceAttribute", name) => match name.strip_suffix('s') {
+    if of.name == "DeviceAttribute" {
+        return match field.name.strip_suffix('s') {
             Some(one) => format!("{}Values", capital(one)),
-            None => format!("{}Value", capital(name)),
-        },
-        (_, "cel") => "CEL".to_owned(),
-        (_, "uid") => "UID".to_owned(),
-        (_, "ips") => "IPs".to_owned(),
-        (_, name) => match name.strip_prefix("api") {
-            Some(rest) if rest.starts_with(|c: char| c.is_ascii_uppercase()) => {
-                format!("API{rest}")
-            }
-            _ => capital(name),
-        },
+            None => format!("{}Value", capital(field.name)),
+        };
+    }
+    let is_it = |(holder, name, _): &&(&str, &str, &str)| {
+        of.name.starts_with(holder) && *name == field.name
+    };
+    match RENAMED.iter().find(is_it) {
+        Some((_, _, go)) => (*go).to_owned(),
+        None => capital(field.name),
     }
 }
 

@@ -19,6 +19,7 @@ pub mod check;
 pub mod columns;
 pub mod coordination;
 pub mod core;
+mod diff;
 pub mod discovery;
 mod equal;
 pub mod flowcontrol;

@@ -205,7 +205,9 @@ const LAX: &[&str] = &[
 
 /// Finalizers have a domain, but for the few that Kubernetes itself looks after.
 fn check_domains(kind: &dyn Kind, finalizers: &Value, path: &Path, errors: &mut Errors) {
-    if kind.schema().is_none() || LAX.contains(&kind.names().group.as_str()) {
+    let lax =
+        |schema: &str| LAX.contains(&kind.names().group.as_str()) || schema == "core/v1.Event";
+    if kind.schema().is_none_or(lax) {
         return;
     }
     let standard = ["foregroundDeletion", "kubernetes", "orphan"];

@@ -7,7 +7,7 @@ use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
 use crate::metadata::Check;
 use crate::shown::{Field, Go, each};
-use crate::tree::{child, child_or_new, default_to, get, is_set, list, name, same, text};
+use crate::tree::{child, child_or_new, default_to, entries, get, is_set, list, name, same, text};
 use crate::{Column, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value, format};
@@ -114,6 +114,7 @@ fn binding_row(object: &Object, now: i64) -> Vec<Value> {
     let spec = get(object, "spec");
     let reference = &spec["paramRef"];
     let shown = match (text(&reference["name"]), text(&reference["namespace"])) {
+        ("", _) if is_set(&reference["selector"]) => printed_selector(&reference["selector"]),
         ("", _) => "<unset>".to_owned(),
         (name, "") => format!("*/{name}"),
         (name, namespace) => format!("{namespace}/{name}"),
@@ -124,6 +125,27 @@ fn binding_row(object: &Object, now: i64) -> Vec<Value> {
         shown.into(),
         age(object, now),
     ]
+}
+
+/// A selector as Go prints the struct.
+fn printed_selector(selector: &Value) -> String {
+    let labels: String = entries(&selector["matchLabels"])
+        .map(|(key, value)| format!("{}: {},", &**key, text(value)))
+        .collect();
+    let requirement = |r: &Value| {
+        let values: Vec<&str> = list(&r["values"]).iter().map(text).collect();
+        format!(
+            "LabelSelectorRequirement{{Key:{},Operator:{},Values:[{}],}},",
+            text(&r["key"]),
+            text(&r["operator"]),
+            values.join(" ")
+        )
+    };
+    let expressions = list(&selector["matchExpressions"]).iter();
+    format!(
+        "&LabelSelector{{MatchLabels:map[string]string{{{labels}}},MatchExpressions:[]LabelSelectorRequirement{{{}}},}}",
+        expressions.map(requirement).collect::<String>()
+    )
 }
 
 fn default(object: &mut Object) {
@@ -565,6 +587,23 @@ mod tests {
                 "spec.paramRef.parameterNotFoundAction: Required value",
                 "spec.validationActions[1]: Duplicate value: \"Deny\"",
             ]
+        );
+    }
+
+    #[test]
+    fn parameters_are_shown_by_name_or_by_what_selects_them() {
+        let shown = |reference: &str| {
+            let binding = object(&format!(r#"{{"spec": {{"paramRef": {reference}}}}}"#));
+            binding_row(&binding, 0)[2].as_str().unwrap().to_owned()
+        };
+        assert_eq!(shown("null"), "<unset>");
+        assert_eq!(shown(r#"{"name": "n"}"#), "*/n");
+        assert_eq!(shown(r#"{"name": "n", "namespace": "s"}"#), "s/n");
+        assert_eq!(
+            shown(
+                r#"{"selector": {"matchLabels": {"a": "b"}, "matchExpressions": [{"key": "a", "operator": "In", "values": ["b", "c"]}]}}"#
+            ),
+            "&LabelSelector{MatchLabels:map[string]string{a: b,},MatchExpressions:[]LabelSelectorRequirement{LabelSelectorRequirement{Key:a,Operator:In,Values:[b c],},},}"
         );
     }
 }

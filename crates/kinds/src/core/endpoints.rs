@@ -61,22 +61,23 @@ fn addresses(object: &Object) -> String {
     let mut all = Vec::new();
     for subset in list(get(object, "subsets")) {
         let ports = list(&subset["ports"]);
-        for address in list(&subset["addresses"]) {
-            let ip = text(&address["ip"]);
-            if ports.is_empty() {
-                all.push(ip.to_owned());
-            }
-            for port in ports {
-                let port = int(&port["port"]);
-                all.push(if ip.contains(':') {
-                    format!("[{ip}]:{port}")
-                } else {
-                    format!("{ip}:{port}")
-                });
-            }
+        let ips = || {
+            list(&subset["addresses"])
+                .iter()
+                .map(|address| text(&address["ip"]))
+        };
+        if ports.is_empty() {
+            all.extend(ips().map(str::to_owned));
+        }
+        for port in ports {
+            let port = int(&port["port"]);
+            all.extend(ips().map(|ip| match ip.contains(':') {
+                true => format!("[{ip}]:{port}"),
+                false => format!("{ip}:{port}"),
+            }));
         }
     }
-    if all.is_empty() {
+    if list(get(object, "subsets")).is_empty() {
         return "<none>".to_owned();
     }
     let shown = all[..all.len().min(SHOWN)].join(",");
@@ -229,6 +230,19 @@ mod tests {
         assert!((KIND.validate_update)(&old, &old, None).is_empty());
         assert!(
             !(KIND.validate_update)(&object(r#"{"subsets": [{}, {}]}"#), &old, None).is_empty()
+        );
+    }
+
+    #[test]
+    fn addresses_are_shown_port_by_port() {
+        let shown = |subsets: &str| addresses(&object(&format!(r#"{{"subsets": {subsets}}}"#)));
+        assert_eq!(shown("[]"), "<none>");
+        assert_eq!(shown(r#"[{"ports": [{"port": 1}]}]"#), "");
+        assert_eq!(
+            shown(
+                r#"[{"addresses": [{"ip": "1.1.1.1"}, {"ip": "::1"}], "ports": [{"port": 1}, {"port": 2}]}]"#
+            ),
+            "1.1.1.1:1,[::1]:1,1.1.1.1:2 + 1 more..."
         );
     }
 }

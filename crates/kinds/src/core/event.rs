@@ -3,6 +3,7 @@
 
 use crate::builtin::Builtin;
 use crate::columns::{column, name_cell, since, wide};
+use crate::metadata::{self, Check};
 use crate::tree::{get, int, is_set, namespace, same, text};
 use crate::{Column, Subresource, check};
 use machinery::field::{Error, Errors, Path};
@@ -14,6 +15,9 @@ pub const KIND: Builtin = Builtin {
     short_names: &["ev"],
     schema: "core/v1.Event",
     creates_on_update: true,
+    // The old group never looked at names and metadata.
+    name_format: metadata::path_segment,
+    metadata_checks: &[],
     validate_create: |object| check_both(object, "reportingComponent"),
     validate_update: |object, _, _: Subresource<'_>| check_both(object, "reportingComponent"),
     selectable: SELECTABLE,
@@ -27,6 +31,8 @@ pub const KIND: Builtin = Builtin {
 pub const EVENTS_V1: Builtin = Builtin {
     group: "events.k8s.io",
     schema: "events/v1.Event",
+    name_format: metadata::subdomain,
+    metadata_checks: &[Check::Change],
     stored_as: Some("core/v1.Event"),
     to_stored: |object| renamed(object, "v1", |(new, old)| (new, old)),
     from_stored: |object| renamed(object, "events.k8s.io/v1", |(new, old)| (old, new)),
@@ -314,7 +320,8 @@ fn validate_change(object: &Object, old: &Object) -> Errors {
     ];
     for (field, named) in fields {
         let (value, before) = (get(new, field), get(old, field));
-        if !same(value, before) {
+        let set_or_not = field == "related" && is_set(value) != is_set(before);
+        if !same(value, before) || set_or_not {
             let value = printed(field, value);
             errors.push(Error::invalid(&Path::new(named), value, check::IMMUTABLE));
         }

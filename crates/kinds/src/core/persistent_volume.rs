@@ -4,6 +4,8 @@ use super::persistent_volume_claim::{access_modes, check_modes};
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell, wide};
+use crate::diff::unified;
+use crate::internal::internal;
 use crate::metadata::Check;
 use crate::pod::{check_node_selector, default_source};
 use crate::tree::{
@@ -284,7 +286,11 @@ fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) 
         a.len() == b.len() && a.iter().zip(&b).all(|(a, b)| a.0 == b.0 && same(a.1, b.1))
     };
     if !same_source {
-        let detail = "spec.persistentvolumesource is immutable after creation";
+        let source = |spec: &Value| internal("core/v1.PersistentVolumeSource", spec);
+        let detail = format!(
+            "spec.persistentvolumesource is immutable after creation\n{}",
+            unified(&source(was), &source(&munged))
+        );
         let at = Path::new("spec").child("persistentvolumesource");
         errors.push(Error::forbidden(&at, detail));
     }
@@ -293,7 +299,8 @@ fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) 
     if is_set(&was["nodeAffinity"]) && !same_affinity(&new["nodeAffinity"], &was["nodeAffinity"]) {
         let detail = "field is immutable, except for updating from beta label to GA";
         let at = Path::new("nodeAffinity");
-        errors.push(Error::invalid(&at, new["nodeAffinity"].clone(), detail));
+        let shown = internal("core/v1.VolumeNodeAffinity", &new["nodeAffinity"]);
+        errors.push(Error::invalid(&at, shown, detail));
     }
     let class = "volumeAttributesClassName";
     if is_set(&was[class]) && !is_set(&new[class]) {
@@ -368,11 +375,11 @@ mod tests {
             lines(validate_update(&old, &renamed, None))[0].starts_with("nodeAffinity: Invalid")
         );
         let moved = volume(r#""hostPath": {"path": "/b"}"#, "beta.kubernetes.io/os");
-        assert_eq!(
-            lines(validate_update(&moved, &old, None)),
-            [
-                "spec.persistentvolumesource: Forbidden: spec.persistentvolumesource is immutable after creation"
-            ]
+        let told = lines(validate_update(&moved, &old, None)).join(" ");
+        assert!(told.starts_with("spec.persistentvolumesource: Forbidden: spec.persistentvolumesource is immutable after creation\n@@ -2,7 +2,7 @@\n"), "{told}");
+        assert!(
+            told.contains("\n  \"HostPath\": {\n-  \"Path\": \"/a\",\n+  \"Path\": \"/b\",\n"),
+            "{told}"
         );
     }
 

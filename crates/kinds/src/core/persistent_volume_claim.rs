@@ -4,6 +4,8 @@ use super::persistent_volume::or_unset;
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell, wide};
+use crate::diff::unified;
+use crate::internal::internal;
 use crate::metadata::{Check, validate_template_metadata};
 use crate::pod::is_native;
 use crate::tree::{
@@ -256,7 +258,15 @@ fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) 
     check_class_annotation(object, old, &mut errors);
     let munged = with_old_mutable_fields(object, old);
     if !same(&munged, was) {
-        let detail = "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims";
+        let mut was = was.clone();
+        if text(&was["volumeName"]).is_empty() {
+            was["volumeName"] = munged["volumeName"].clone();
+        }
+        let spec = |spec: &Value| internal("core/v1.PersistentVolumeClaimSpec", spec);
+        let detail = format!(
+            "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims\n{}",
+            unified(&spec(&was), &spec(&munged))
+        );
         errors.push(Error::forbidden(&Path::new("spec"), detail));
     }
     check_size(object, old, &mut errors);

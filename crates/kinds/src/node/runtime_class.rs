@@ -23,7 +23,7 @@ pub const KIND: Builtin = Builtin {
     unconditional_update: false,
     validate_create: validate,
     validate_update: |object, old, _: Subresource<'_>| {
-        let mut errors = Vec::new();
+        let mut errors = validate(object);
         let at = Path::new("handler");
         check::immutable(
             get(object, "handler"),
@@ -88,4 +88,28 @@ fn validate(object: &Object) -> Errors {
         }
     }
     errors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{lines, object};
+
+    #[test]
+    fn a_class_keeps_its_handler_and_its_form() {
+        let class = |handler: &str, operator: &str| {
+            object(&format!(
+                r#"{{"handler": "{handler}", "scheduling": {{"tolerations": [{{"key": "k", "operator": "{operator}"}}]}}}}"#
+            ))
+        };
+        let old = class("h", "Exists");
+        assert_eq!(lines((KIND.validate_update)(&old, &old, None)), [""; 0]);
+        assert_eq!(
+            lines((KIND.validate_update)(&class("i", "Is"), &old, None)),
+            [
+                "scheduling.tolerations[0].operator: Unsupported value: \"Is\": supported values: \"Equal\", \"Exists\"",
+                "handler: Invalid value: \"i\": field is immutable",
+            ]
+        );
+    }
 }

@@ -68,7 +68,7 @@ fn row(object: &Object, now: i64) -> Vec<Value> {
     let spec = get(object, "spec");
     vec![
         name_cell(object),
-        spec["nodeName"].as_str().unwrap_or("<unset>").into(),
+        text(&spec["nodeName"]).into(),
         text(&spec["driver"]).into(),
         text(&spec["pool"]["name"]).into(),
         age(object, now),

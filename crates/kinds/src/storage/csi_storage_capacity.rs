@@ -1,14 +1,14 @@
 //! CSIStorageCapacity: how much storage there is, and where.
 
+use crate::Subresource;
 use crate::builtin::Builtin;
 use crate::check;
-use crate::columns::{NAME, column, name_cell};
+use crate::columns::{NAME_CREATED, name_created};
 use crate::metadata::Check;
 use crate::tree::{get, text};
-use crate::{Column, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::quantity::Quantity;
-use machinery::{Object, Value, format};
+use machinery::{Object, format};
 
 pub const KIND: Builtin = Builtin {
     group: "storage.k8s.io",
@@ -18,7 +18,7 @@ pub const KIND: Builtin = Builtin {
     unconditional_update: false,
     validate_create: validate,
     validate_update: |object, old, _: Subresource<'_>| {
-        let mut errors = Vec::new();
+        let mut errors = validate(object);
         for name in ["nodeTopology", "storageClassName"] {
             check::immutable(
                 get(object, name),
@@ -29,26 +29,11 @@ pub const KIND: Builtin = Builtin {
         }
         errors
     },
-    columns: COLUMNS,
-    row,
+    columns: NAME_CREATED,
+    row: name_created,
     metadata_checks: &[Check::Whole, Check::Change],
     ..Builtin::EMPTY
 };
-
-const COLUMNS: &[Column] = &[
-    NAME,
-    column("StorageClassName", "string", "The class it is about."),
-    column("Capacity", "string", "How much there is."),
-];
-
-fn row(object: &Object, _: i64) -> Vec<Value> {
-    let capacity = get(object, "capacity").as_str().unwrap_or("<unset>");
-    vec![
-        name_cell(object),
-        text(get(object, "storageClassName")).into(),
-        capacity.into(),
-    ]
-}
 
 fn validate(object: &Object) -> Errors {
     let mut errors = Vec::new();
@@ -64,4 +49,31 @@ fn validate(object: &Object) -> Errors {
         errors.push(Error::invalid(&at, capacity, check::NEGATIVE));
     }
     errors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{lines, object};
+
+    #[test]
+    fn a_capacity_stays_where_it_is_and_keeps_its_form() {
+        let of = |selector: &str| {
+            object(&format!(
+                r#"{{"storageClassName": "c", "nodeTopology": {{"matchExpressions": [{selector}]}}}}"#
+            ))
+        };
+        let (old, new) = (
+            of(r#"{"key": "a", "operator": "Exists"}"#),
+            of(r#"{"key": "a", "operator": "Is"}"#),
+        );
+        assert_eq!(lines((KIND.validate_update)(&old, &old, None)), [""; 0]);
+        assert_eq!(
+            lines((KIND.validate_update)(&new, &old, None)),
+            [
+                "nodeTopology.matchExpressions[0].operator: Invalid value: \"Is\": not a valid selector operator",
+                r#"nodeTopology: Invalid value: {"matchExpressions":[{"key":"a","operator":"Is"}]}: field is immutable"#,
+            ]
+        );
+    }
 }

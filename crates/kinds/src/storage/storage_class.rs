@@ -124,7 +124,7 @@ fn check_values(values: &[Value], path: &Path, errors: &mut Errors) -> BTreeSet<
 }
 
 fn validate_update(object: &Object, old: &Object, _: Subresource<'_>) -> Errors {
-    let mut errors = Vec::new();
+    let mut errors = validate(object);
     for name in [
         "parameters",
         "provisioner",

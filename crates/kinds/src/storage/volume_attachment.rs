@@ -4,10 +4,10 @@ use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
 use crate::core::persistent_volume::check_inline;
+use crate::internal::{equal, internal};
 use crate::metadata::Check;
 use crate::pod::default_source;
-use crate::shown::{Field, Go, shown};
-use crate::tree::{child, child_or_new, entries, get, int, is_set, same, text, truth};
+use crate::tree::{child, child_or_new, entries, get, int, is_set, text, truth};
 use crate::volume_source::csi_driver_name;
 use crate::{Column, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
@@ -126,24 +126,12 @@ fn check_status(status: &Value, errors: &mut Errors) {
     }
 }
 
-const SPEC: &[Field] = &[
-    Field("attacher", "Attacher", Go::Text),
-    Field(
-        "source",
-        "Source",
-        Go::Pointer(&[
-            Field("persistentVolumeName", "PersistentVolumeName", Go::Plain),
-            Field("inlineVolumeSpec", "InlineVolumeSpec", Go::Plain),
-        ]),
-    ),
-    Field("nodeName", "NodeName", Go::Text),
-];
-
 fn check_same_spec(object: &Object, old: &Object, errors: &mut Errors) {
+    const SPEC: &str = "storage/v1.VolumeAttachmentSpec";
     let (new, was) = (get(object, "spec"), get(old, "spec"));
-    if !same(new, was) {
+    if !equal(SPEC, new, was) {
         let at = Path::new("spec");
-        errors.push(Error::invalid(&at, shown(new, SPEC), check::IMMUTABLE));
+        errors.push(Error::invalid(&at, internal(SPEC, new), check::IMMUTABLE));
     }
 }
 

@@ -1,0 +1,243 @@
+//! The difference of two values as Kubernetes tells it: their JSON, one line for each part, and of that a unified
+//! diff with three lines around each change. Matching blocks are found as the widespread `difflib` finds them: the
+//! longest first, then to its left and right.
+
+use machinery::Value;
+use std::collections::HashMap;
+use std::fmt::Write;
+
+const CONTEXT: usize = 3;
+/// From this many lines on, lines that stand in one of a hundred places say nothing.
+const MANY_LINES: usize = 200;
+
+/// What became of `a` in `b`; empty when nothing changed.
+pub fn unified(a: &Value, b: &Value) -> String {
+    let (a, b) = (lines(a), lines(b));
+    let mut out = String::new();
+    for group in groups(&changes(&a, &b)) {
+        let (Some(first), Some(last)) = (group.first(), group.last()) else {
+            continue;
+        };
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            out,
+            "@@ -{} +{} @@",
+            range(first.a.0, last.a.1),
+            range(first.b.0, last.b.1)
+        );
+        for part in group {
+            let (old, new) = (&a[part.a.0..part.a.1], &b[part.b.0..part.b.1]);
+            let mut put = |mark: char, lines: &[String]| {
+                for line in lines {
+                    let _ = writeln!(out, "{mark}{line}");
+                }
+            };
+            if part.same {
+                put(' ', old);
+            } else {
+                put('-', old);
+                put('+', new);
+            }
+        }
+    }
+    out
+}
+
+fn lines(value: &Value) -> Vec<String> {
+    let mut out = String::new();
+    pretty(value, 0, &mut out);
+    out.split('\n').map(str::to_owned).collect()
+}
+
+/// JSON with one blank for each level, as Go indents it.
+fn pretty(value: &Value, depth: usize, out: &mut String) {
+    let indent = |out: &mut String, depth: usize| {
+        out.push('\n');
+        out.extend(std::iter::repeat_n(' ', depth));
+    };
+    let mut items = |open: char, close: char, items: Vec<(String, &Value)>| {
+        out.push(open);
+        let many = !items.is_empty();
+        for (i, (name, value)) in items.into_iter().enumerate() {
+            if i > 0 {
+                out.push(',');
+            }
+            indent(out, depth + 1);
+            out.push_str(&name);
+            pretty(value, depth + 1, out);
+        }
+        if many {
+            indent(out, depth);
+        }
+        out.push(close);
+    };
+    match value {
+        Value::Object(map) => {
+            let name = |key: &str| format!("{}: ", Value::from(key));
+            items('{', '}', map.iter().map(|(k, v)| (name(k), v)).collect());
+        }
+        Value::Array(list) => items('[', ']', list.iter().map(|v| (String::new(), v)).collect()),
+        other => out.push_str(&other.to_string()),
+    }
+}
+
+/// A range of lines as the head of a hunk names it.
+fn range(start: usize, stop: usize) -> String {
+    match stop - start {
+        1 => (start + 1).to_string(),
+        0 => format!("{start},0"),
+        length => format!("{},{length}", start + 1),
+    }
+}
+
+/// Lines of both sides, from and to: the same in both, or the one in place of the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Part {
+    same: bool,
+    a: (usize, usize),
+    b: (usize, usize),
+}
+
+fn changes(a: &[String], b: &[String]) -> Vec<Part> {
+    let mut places: HashMap<&str, Vec<usize>> = HashMap::new();
+    for (j, line) in b.iter().enumerate() {
+        places.entry(line).or_default().push(j);
+    }
+    if b.len() >= MANY_LINES {
+        places.retain(|_, at| at.len() <= b.len() / 100 + 1);
+    }
+    let mut blocks = Vec::new();
+    let mut open = vec![((0, a.len()), (0, b.len()))];
+    while let Some((in_a, in_b)) = open.pop() {
+        let (i, j, size) = longest(a, b, &places, in_a, in_b);
+        if size == 0 {
+            continue;
+        }
+        blocks.push((i, j, size));
+        open.push(((in_a.0, i), (in_b.0, j)));
+        open.push(((i + size, in_a.1), (j + size, in_b.1)));
+    }
+    blocks.sort_unstable();
+    blocks.push((a.len(), b.len(), 0));
+    let (mut parts, mut at) = (Vec::new(), (0, 0));
+    let mut together: Option<(usize, usize, usize)> = None;
+    let mut put = |(i, j, size): (usize, usize, usize)| {
+        if at != (i, j) {
+            let (a, b) = ((at.0, i), (at.1, j));
+            parts.push(Part { same: false, a, b });
+        }
+        if size > 0 {
+            let (a, b) = ((i, i + size), (j, j + size));
+            parts.push(Part { same: true, a, b });
+        }
+        at = (i + size, j + size);
+    };
+    // Blocks that touch each other are one.
+    for (i, j, size) in blocks {
+        match &mut together {
+            Some((x, y, length)) if *x + *length == i && *y + *length == j => *length += size,
+            _ => {
+                together
+                    .replace((i, j, size))
+                    .into_iter()
+                    .for_each(&mut put);
+            }
+        }
+    }
+    together.into_iter().for_each(&mut put);
+    parts
+}
+
+/// The longest run of equal lines within both ranges: the first of `a`, and for that the first of `b`.
+fn longest(
+    a: &[String],
+    b: &[String],
+    places: &HashMap<&str, Vec<usize>>,
+    in_a: (usize, usize),
+    in_b: (usize, usize),
+) -> (usize, usize, usize) {
+    let mut best = (in_a.0, in_b.0, 0);
+    let mut lengths: HashMap<usize, usize> = HashMap::new();
+    for (i, line) in a.iter().enumerate().take(in_a.1).skip(in_a.0) {
+        let mut next = HashMap::new();
+        for &j in places.get(line.as_str()).into_iter().flatten() {
+            if j < in_b.0 || j >= in_b.1 {
+                continue;
+            }
+            let before = j.checked_sub(1).and_then(|j| lengths.get(&j));
+            let length = before.copied().unwrap_or(0) + 1;
+            next.insert(j, length);
+            if length > best.2 {
+                best = (i + 1 - length, j + 1 - length, length);
+            }
+        }
+        lengths = next;
+    }
+    // Lines that stand everywhere begin no run, but they prolong one.
+    let (mut i, mut j, mut size) = best;
+    while i > in_a.0 && j > in_b.0 && a[i - 1] == b[j - 1] {
+        (i, j, size) = (i - 1, j - 1, size + 1);
+    }
+    while i + size < in_a.1 && j + size < in_b.1 && a[i + size] == b[j + size] {
+        size += 1;
+    }
+    (i, j, size)
+}
+
+/// Changes that stand near each other, with the lines around them.
+fn groups(parts: &[Part]) -> Vec<Vec<Part>> {
+    let mut parts = parts.to_vec();
+    if let Some(first) = parts.first_mut().filter(|part| part.same) {
+        first.a.0 = first.a.0.max(first.a.1.saturating_sub(CONTEXT));
+        first.b.0 = first.b.0.max(first.b.1.saturating_sub(CONTEXT));
+    }
+    if let Some(last) = parts.last_mut().filter(|part| part.same) {
+        last.a.1 = last.a.1.min(last.a.0 + CONTEXT);
+        last.b.1 = last.b.1.min(last.b.0 + CONTEXT);
+    }
+    let (mut groups, mut group) = (Vec::new(), Vec::new());
+    for mut part in parts {
+        if part.same && part.a.1 - part.a.0 > 2 * CONTEXT {
+            let mut head = part;
+            head.a.1 = part.a.0 + CONTEXT;
+            head.b.1 = part.b.0 + CONTEXT;
+            group.push(head);
+            groups.push(std::mem::take(&mut group));
+            part.a.0 = part.a.1 - CONTEXT;
+            part.b.0 = part.b.1 - CONTEXT;
+        }
+        group.push(part);
+    }
+    let only_same = matches!(group[..], [] | [Part { same: true, .. }]);
+    if !only_same {
+        groups.push(group);
+    }
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use machinery::json::json;
+
+    #[test]
+    fn changes_are_told_with_the_lines_around_them() {
+        let cases = [
+            (json!({"a": 1}), json!({"a": 1}), ""),
+            (
+                json!({"a": 1, "b": [], "c": {"d": "x"}}),
+                json!({"a": 1, "b": ["y"], "c": {"d": "x"}}),
+                "@@ -1,6 +1,8 @@\n {\n  \"a\": 1,\n- \"b\": [],\n+ \"b\": [\n+  \"y\"\n+ ],\n  \"c\": {\n   \"d\": \"x\"\n  }\n",
+            ),
+            (json!(null), json!({}), "@@ -1 +1 @@\n-null\n+{}\n"),
+            (
+                json!(["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]),
+                json!(["x", "b", "c", "d", "e", "f", "g", "h", "i", "y"]),
+                "@@ -1,5 +1,5 @@\n [\n- \"a\",\n+ \"x\",\n  \"b\",\n  \"c\",\n  \"d\",\n@@ -8,5 +8,5 @@\n  \"g\",\n  \"h\",\n  \"i\",\n- \"j\"\n+ \"y\"\n ]\n",
+            ),
+        ];
+        for (a, b, expected) in cases {
+            assert_eq!(unified(&a, &b), expected);
+        }
+    }
+}
