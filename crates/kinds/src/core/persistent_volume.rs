@@ -270,7 +270,9 @@ fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) 
     if subresource.is_some() {
         return Vec::new();
     }
+    // Looked at twice, and so told twice.
     let mut errors = validate(object);
+    errors.extend(validate(object));
     let (new, was) = (get(object, "spec"), get(old, "spec"));
     let mut munged = new.clone();
     let secret = "controllerExpandSecretRef";

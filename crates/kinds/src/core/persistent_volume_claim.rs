@@ -5,11 +5,11 @@ use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell, wide};
 use crate::diff::unified;
-use crate::internal::internal;
+use crate::internal::{equal, internal};
 use crate::metadata::{Check, validate_template_metadata};
 use crate::pod::is_native;
 use crate::tree::{
-    child_or_new, default_empty, default_to, entries, get, is_set, list, name, same, text,
+    child_or_new, default_empty, default_to, entries, get, is_set, list, name, text,
 };
 use crate::{Column, Context, Subresource};
 use machinery::field::{Error, Errors, Path};
@@ -257,15 +257,19 @@ fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) 
     validate_spec(new, lax, &Path::new("spec"), &mut errors);
     check_class_annotation(object, old, &mut errors);
     let munged = with_old_mutable_fields(object, old);
-    if !same(&munged, was) {
-        let mut was = was.clone();
-        if text(&was["volumeName"]).is_empty() {
-            was["volumeName"] = munged["volumeName"].clone();
-        }
-        let spec = |spec: &Value| internal("core/v1.PersistentVolumeClaimSpec", spec);
+    const SPEC: &str = "core/v1.PersistentVolumeClaimSpec";
+    if !equal(SPEC, &munged, was) {
+        // A volume's name that comes now is shown as if it had been there.
+        let spec = |spec: &Value| {
+            let mut shown = internal(SPEC, spec);
+            if text(&was["volumeName"]).is_empty() {
+                shown["VolumeName"] = text(&new["volumeName"]).into();
+            }
+            shown
+        };
         let detail = format!(
             "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims\n{}",
-            unified(&spec(&was), &spec(&munged))
+            unified(&spec(was), &spec(&munged))
         );
         errors.push(Error::forbidden(&Path::new("spec"), detail));
     }
