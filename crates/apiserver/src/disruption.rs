@@ -93,6 +93,7 @@ fn of_budget(write: &Write, budgets: Arc<Resource>, name: &str) -> Write {
         namespace: write.namespace.clone(),
         name: name.to_owned(),
         subresource: "status".to_owned(),
+        verb: "update",
         dry_run: write.dry_run,
         field_manager: "kube-apiserver".to_owned(),
         tracked: false,
