@@ -93,7 +93,8 @@ fn gather(source: &str, out: &mut String) {
         };
         let nested = if field.is_empty() { 12 } else { 20 };
         if indent == nested {
-            let text = text.replace(['\n', '\t'], " ");
+            // One line each; the server puts the line ends back.
+            let text = text.replace('\t', " ").replace('\n', "\u{1f}");
             *out += &format!("\n{name}\t{field}\t{text}");
         }
     }

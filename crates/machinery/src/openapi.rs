@@ -46,7 +46,7 @@ pub fn definitions(
             continue;
         }
         out.insert(own, definition(dialect, schema));
-        for field in schema.fields.iter().filter(|f| !f.off) {
+        for field in &schema.fields {
             match root_of(field.shape) {
                 Shape::Struct(id) => open.push(id.get()),
                 shape => {
@@ -70,7 +70,7 @@ pub fn definitions(
 pub fn definition(dialect: Dialect, schema: &Type) -> Value {
     let mut properties = BTreeMap::new();
     let mut required: Vec<&str> = Vec::new();
-    for field in schema.fields.iter().filter(|f| !f.off) {
+    for field in &schema.fields {
         properties.insert(field.name, property(dialect, field));
         if field.required {
             required.push(field.name);
@@ -92,6 +92,10 @@ pub fn definition(dialect: Dialect, schema: &Type) -> Value {
 
 fn property(dialect: Dialect, field: &Field) -> Value {
     let mut out = of_shape(dialect, field.shape, !field.is_pointer());
+    if let Some(values) = field.values {
+        let values: Vec<&str> = values.split('|').collect();
+        innermost(&mut out)["enum"] = json!(values);
+    }
     let Value::Object(map) = &mut out else {
         return out;
     };
@@ -139,6 +143,16 @@ fn property(dialect: Dialect, field: &Field) -> Value {
         put("x-kubernetes-patch-strategy", json!(strategies.join(",")));
     }
     out
+}
+
+/// The element of lists and maps; anything else itself.
+fn innermost(value: &mut Value) -> &mut Value {
+    for key in ["items", "additionalProperties"] {
+        if value.get(key).is_some() {
+            return innermost(&mut value[key]);
+        }
+    }
+    value
 }
 
 fn root_of(shape: Shape) -> Shape {
@@ -249,6 +263,24 @@ fn reference(dialect: Dialect, name: &str, default: Option<Value>) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_are_told_where_there_are_no_others() {
+        let of = |of: &str, field: &str| {
+            let definition = definition(Dialect::V3, schema::lookup(of).unwrap());
+            definition["properties"][field].clone()
+        };
+        assert_eq!(
+            of("core/v1.Container", "imagePullPolicy"),
+            json!({"type": "string", "enum": ["Always", "IfNotPresent", "Never"]})
+        );
+        let families = of("core/v1.ServiceSpec", "ipFamilies");
+        assert_eq!(families["items"]["enum"], json!(["", "IPv4", "IPv6"]));
+        let usages = of("certificates/v1.CertificateSigningRequestSpec", "usages");
+        let usages = usages["items"]["enum"].as_array().unwrap().len();
+        assert_eq!(usages, 23);
+        assert_eq!(of("core/v1.Container", "image"), json!({"type": "string"}));
+    }
 
     #[test]
     fn definitions_say_what_the_table_says() {

@@ -43,6 +43,11 @@ impl Descriptions {
     }
 }
 
+/// A description with its line ends, which the packed form writes otherwise.
+fn lines(text: &str) -> String {
+    text.replace('\u{1f}', "\n")
+}
+
 /// Adds them to definitions by name.
 pub(super) fn describe(definitions: &mut BTreeMap<String, Value>, all: &All<'_>) {
     for (name, definition) in definitions {
@@ -51,7 +56,7 @@ pub(super) fn describe(definitions: &mut BTreeMap<String, Value>, all: &All<'_>)
             continue;
         };
         if let Some(text) = fields.get("") {
-            definition.insert("description".to_owned(), (*text).into());
+            definition.insert("description".to_owned(), lines(text).into());
         }
         let properties = definition.get_mut("properties");
         for (field, property) in properties
@@ -59,10 +64,15 @@ pub(super) fn describe(definitions: &mut BTreeMap<String, Value>, all: &All<'_>)
             .into_iter()
             .flatten()
         {
-            if let (Some(text), Some(property)) =
-                (fields.get(field.as_str()), property.as_object_mut())
-            {
-                property.insert("description".to_owned(), (*text).into());
+            match (fields.get(field.as_str()), property.as_object_mut()) {
+                (Some(text), Some(object)) => {
+                    object.insert("description".to_owned(), lines(text).into());
+                }
+                // Without anything beside it, a reference needs no wrapping.
+                (None, Some(object)) if object.len() == 1 && object.contains_key("allOf") => {
+                    *property = property["allOf"][0].clone();
+                }
+                _ => {}
             }
         }
     }

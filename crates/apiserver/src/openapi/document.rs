@@ -155,7 +155,7 @@ impl<'a> Maker<'a> {
         definitions.extend(openapi::definitions(dialect, types.copied()));
         describe(&mut definitions, &self.all);
         self.describe_lists(&mut definitions);
-        self.mark_kinds(&mut definitions);
+        self.mark_kinds(&mut definitions, dialect, members);
         for resource in customs {
             let Some(definition) = &resource.definition else {
                 continue;
@@ -208,7 +208,12 @@ impl<'a> Maker<'a> {
     }
 
     /// Says of which kinds definitions are.
-    fn mark_kinds(&self, definitions: &mut BTreeMap<String, Value>) {
+    fn mark_kinds(
+        &self,
+        definitions: &mut BTreeMap<String, Value>,
+        dialect: Dialect,
+        members: &[Arc<Resource>],
+    ) {
         let mut mark = |name: &str, kinds: Value| {
             if let Some(definition) = definitions.get_mut(name) {
                 definition["x-kubernetes-group-version-kind"] = kinds;
@@ -235,6 +240,15 @@ impl<'a> Maker<'a> {
             mark(&format!("{META}.{kind}"), one("", "v1", kind));
         }
         let mut builtin = group_versions(self.table, true);
+        // A document of one built-in version knows the core group's beside its own.
+        let own = members
+            .iter()
+            .find(|one| !one.custom && dialect == Dialect::V3);
+        if let Some(own) = own {
+            builtin.retain(|(group, version)| {
+                group.is_empty() || *group == own.group && *version == own.version
+            });
+        }
         builtin.sort();
         for (name, kind) in [
             (DELETE_OPTIONS, "DeleteOptions"),

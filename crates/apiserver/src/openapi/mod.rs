@@ -36,6 +36,8 @@ const V3_PROTOBUF: [&str; 2] = [
     "application/com.github.proto-openapi.spec.v3.v1.0+protobuf",
     "application/com.github.proto-openapi.spec.v3@v1.0+protobuf",
 ];
+/// What upstream says the index is.
+const INDEX: &str = "text/plain; charset=utf-8";
 const YEAR: i64 = 365 * 24 * 60 * 60;
 
 /// Hashes of documents, each with the resources that it was made of.
@@ -96,9 +98,12 @@ impl Ask<'_> {
         if path == "/openapi/v2" {
             return Some(self.swagger());
         }
-        match path.strip_prefix("/openapi/v3")?.trim_matches('/') {
+        match path.strip_prefix("/openapi/v3")? {
             "" => Some(self.index()),
-            place => self.document(place),
+            place => {
+                let document = self.document(place.strip_prefix('/')?.trim_end_matches('/'));
+                Some(document.unwrap_or_else(|| bare(StatusCode::NOT_FOUND)))
+            }
         }
     }
 
@@ -123,7 +128,9 @@ impl Ask<'_> {
         }
         let body = json!({"paths": paths}).to_string();
         let hash = self.hashes.put("v3", Vec::new(), body.as_bytes());
-        self.answer(&hash, respond::JSON, || body.into_bytes())
+        let mut response = self.answer(&hash, INDEX, || body.into_bytes());
+        response.headers_mut().remove(header::VARY);
+        response
     }
 
     fn maker<'b>(&'b self, packed: &'b Descriptions) -> Maker<'b> {
@@ -136,7 +143,7 @@ impl Ask<'_> {
             return None;
         }
         let Some(media) = self.media(V3_PROTOBUF) else {
-            return Some(respond::text(StatusCode::NOT_ACCEPTABLE, ""));
+            return Some(unacceptable());
         };
         let members = members(self.table, place);
         let make = || self.maker(&Descriptions::unpack()).v3(place, &members);
@@ -166,7 +173,7 @@ impl Ask<'_> {
     /// Everything in one document of the older form.
     fn swagger(&self) -> Response<Body> {
         let Some(media) = self.media(V2_PROTOBUF) else {
-            return respond::text(StatusCode::NOT_ACCEPTABLE, "");
+            return unacceptable();
         };
         let all = self.table.all().to_vec();
         let make = || self.maker(&Descriptions::unpack()).v2();
@@ -188,7 +195,8 @@ impl Ask<'_> {
     fn answer(&self, hash: &str, media: &str, body: impl FnOnce() -> Vec<u8>) -> Response<Body> {
         let etag = format!("\"{hash}\"");
         let has = self.header(header::IF_NONE_MATCH);
-        let has = has.is_some_and(|list| list.split(',').any(|tag| tag.trim() == etag));
+        let is = |tag: &str| tag == "*" || tag.trim_start_matches("W/") == etag;
+        let has = has.is_some_and(|list| list.split(',').any(|tag| is(tag.trim())));
         let mut response = if has {
             respond::bytes(StatusCode::NOT_MODIFIED, media, "")
         } else {
@@ -220,17 +228,33 @@ impl Ask<'_> {
 
     /// The form that the client names first of those that there are.
     fn media(&self, protobuf: [&'static str; 2]) -> Option<&'static str> {
-        let accept = self.header(header::ACCEPT).unwrap_or("*/*");
+        let accept = self.header(header::ACCEPT).unwrap_or_default();
+        let accept = if accept.is_empty() { "*/*" } else { accept };
         let ranges = accept.split(',').map(|range| {
             let end = range.find(';').unwrap_or(range.len());
             range[..end].trim()
         });
         ranges.into_iter().find_map(|range| match range {
-            "application/json" | "application/*" | "*/*" => Some(respond::JSON),
+            "application/json" | "application/*" | "*/*" | "*" => Some(respond::JSON),
             range if protobuf.contains(&range) => Some(protobuf[0]),
             _ => None,
         })
     }
+}
+
+/// A code and nothing else.
+fn bare(code: StatusCode) -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = code;
+    response
+}
+
+/// Nothing that the client takes can be made.
+fn unacceptable() -> Response<Body> {
+    let mut response = bare(StatusCode::NOT_ACCEPTABLE);
+    let vary = HeaderValue::from_static("Accept");
+    response.headers_mut().insert(header::VARY, vary);
+    response
 }
 
 fn moved(target: &str) -> Response<Body> {

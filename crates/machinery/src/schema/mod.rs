@@ -124,6 +124,8 @@ pub struct Field {
     pub shape: Shape,
     /// The type's name as messages print it, such as `v1.Protocol` or `[]v1.Container`.
     pub type_name: String,
+    /// The only values of the type, or of its elements, with bars between them.
+    pub values: Option<&'static str>,
     pub presence: Presence,
     pub required: bool,
     pub topology: Topology,

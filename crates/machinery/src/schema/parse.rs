@@ -51,6 +51,8 @@ struct Block {
 struct Names {
     structs: HashMap<(&'static str, &'static str), TypeId>,
     aliases: HashMap<(&'static str, &'static str), &'static str>,
+    /// The values of aliases that have no others, with bars between them.
+    values: HashMap<(&'static str, &'static str), &'static str>,
     /// Inlining needs a type's own lines.
     blocks: Vec<Block>,
     /// The steps to fields, each once.
@@ -101,6 +103,13 @@ fn collect() -> Names {
                     block.lines.push(line);
                 }
             } else if let Some((name, target)) = line.split_once(" = ") {
+                let target = match target.split_once(' ') {
+                    Some((target, values)) => {
+                        names.values.insert((package, name), values);
+                        target
+                    }
+                    None => target,
+                };
                 names.aliases.insert((package, name), target);
             } else {
                 let (name, atomic) = match line.split_once(' ') {
@@ -231,6 +240,7 @@ fn field(
         number,
         shape: shape(names, package, type_text),
         type_name: type_name(package, type_text),
+        values: values(names, package, type_text),
         presence,
         required: false,
         topology: Topology::Default,
@@ -314,6 +324,12 @@ fn shape(names: &Names, package: &'static str, text: &'static str) -> Shape {
         // A test walks the whole table: no name is left unresolved.
         (None, None) => Shape::Any,
     }
+}
+
+/// The only values of a type, or of its elements.
+fn values(names: &Names, package: &'static str, text: &'static str) -> Option<&'static str> {
+    let text = text.trim_start_matches("[]").trim_start_matches("{}");
+    names.values.get(&full_name(package, text)).copied()
 }
 
 fn type_name(package: &'static str, text: &'static str) -> String {
