@@ -1,6 +1,7 @@
 //! From bytes to objects: JSON and YAML into trees, trees into normalised objects, with findings
 //! about unknown and duplicate fields that strict clients want to hear.
 
+mod surrogates;
 mod syntax;
 mod typed;
 mod walk;
@@ -155,7 +156,14 @@ fn tree_of(format: Format, bytes: &[u8]) -> Result<(Value, bool), String> {
         Err(_) if std::str::from_utf8(bytes).is_err() => {
             tree_of(format, String::from_utf8_lossy(bytes).as_bytes())
         }
-        Err(error) => Err(syntax::complaint(bytes).unwrap_or_else(|| error.to_string())),
+        Err(error) => match syntax::complaint(bytes) {
+            Some(complaint) => Err(complaint),
+            // Go would take it.
+            None => match surrogates::mend(bytes) {
+                Some(mended) => tree_of(format, &mended),
+                None => Err(error.to_string()),
+            },
+        },
     }
 }
 

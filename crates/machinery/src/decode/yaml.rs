@@ -13,8 +13,10 @@ const ROOM: usize = 16 << 20;
 
 /// Reads a document on a stack of its own, which the deepest one allowed fits.
 fn read<T: serde::de::DeserializeOwned + Send>(text: &str) -> Result<T, String> {
+    let text = first_document(text);
     let parse = || {
-        serde_saphyr::from_str_with_options(text, options()).map_err(|e| complaint(&e.to_string()))
+        serde_saphyr::from_str_with_options(text, options())
+            .map_err(|e| complaint(text, &e.to_string()))
     };
     std::thread::scope(|scope| {
         let room = std::thread::Builder::new().stack_size(ROOM);
@@ -27,18 +29,73 @@ fn read<T: serde::de::DeserializeOwned + Send>(text: &str) -> Result<T, String> 
     })
 }
 
+/// The text up to where the first document ends: nobody reads on.
+fn first_document(text: &str) -> &str {
+    let marks = |line: &str, mark: &str| {
+        let rest = line.strip_prefix(mark);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t']))
+    };
+    let (mut at, mut begun) = (0, false);
+    for line in text.split_inclusive('\n') {
+        let bare = line.trim_end_matches(['\n', '\r']);
+        let begins = marks(bare, "---");
+        if begun && (begins || marks(bare, "...")) {
+            return &text[..at];
+        }
+        begun |= begins || !(bare.trim().is_empty() || bare.starts_with(['#', '%']));
+        at += line.len();
+    }
+    text
+}
+
 /// The first line of the parser's complaint, with the line that it is about as Kubernetes tells it.
-fn complaint(text: &str) -> String {
-    let first = text.lines().next().unwrap_or_default();
+fn complaint(text: &str, told: &str) -> String {
+    let first = told.lines().next().unwrap_or_default();
     let first = first.strip_prefix("error: ").unwrap_or(first);
     let placed = first
         .strip_prefix("line ")
         .and_then(|rest| rest.split_once(" column "))
-        .and_then(|(line, rest)| Some((line, rest.split_once(": ")?.1)));
-    match placed {
-        Some((line, why)) => format!("yaml: line {line}: {}", in_libyamls_words(why)),
-        None => format!("yaml: {first}"),
+        .and_then(|(line, rest)| Some((line, rest.split_once(": ")?)));
+    let Some((line, (column, why))) = placed else {
+        return format!("yaml: {}", in_libyamls_words(first));
+    };
+    if why.starts_with("non-finite float") {
+        let written = why
+            .split('`')
+            .nth(1)
+            .unwrap_or_default()
+            .to_ascii_lowercase();
+        let value = match written.as_str() {
+            ".nan" => "NaN",
+            written if written.starts_with('-') => "-Inf",
+            _ => "+Inf",
+        };
+        return format!("json: unsupported value: {value}");
     }
+    if why.starts_with("alias references unknown anchor") {
+        let name = alias(text, line, column).unwrap_or_default();
+        return format!("yaml: unknown anchor '{name}' referenced");
+    }
+    if why.starts_with("recursive references") {
+        let name = alias(text, line, column).unwrap_or_default();
+        return format!("yaml: anchor '{name}' value contains itself");
+    }
+    match in_libyamls_words(why) {
+        whole @ ("document contains excessive aliasing" | "exceeded max depth of 10000") => {
+            format!("yaml: {whole}")
+        }
+        words => format!("yaml: line {line}: {words}"),
+    }
+}
+
+/// The name of the alias at a place, which is told in numbers from one.
+fn alias<'a>(text: &'a str, line: &str, column: &str) -> Option<&'a str> {
+    let (line, column): (usize, usize) = (line.parse().ok()?, column.parse().ok()?);
+    let line = text.lines().nth(line.checked_sub(1)?)?;
+    let (start, _) = line.char_indices().nth(column.checked_sub(1)?)?;
+    let name = line[start..].trim_start_matches('*');
+    let ends = |c: char| c.is_whitespace() || ",[]{}".contains(c);
+    name.split(ends).next()
 }
 
 /// The words of the parser that upstream uses, for what people get wrong most.
@@ -47,6 +104,12 @@ fn in_libyamls_words(why: &str) -> &str {
         _ if why.starts_with("tabs disallowed") => "found character that cannot start any token",
         _ if why.starts_with("unclosed bracket '['") => "did not find expected ',' or ']'",
         _ if why.starts_with("unclosed bracket '{'") => "did not find expected node content",
+        _ if why.starts_with("budget breached: Depth") || why.starts_with("recursion limit") => {
+            "exceeded max depth of 10000"
+        }
+        _ if why.starts_with("budget breached") || why.starts_with("alias replay limit") => {
+            "document contains excessive aliasing"
+        }
         _ => why,
     }
 }
@@ -150,7 +213,6 @@ fn options() -> serde_saphyr::Options {
         max_nodes: 1_500_000,
         max_aliases: 1_000,
         max_anchors: 1_000,
-        max_documents: 1,
     };
     let mut options = serde_saphyr::options! {
         budget: budget,
@@ -186,6 +248,35 @@ impl<'de> serde::Deserialize<'de> for Yaml {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_document_counts_and_complaints_are_libyamls() {
+        for (text, expected) in [
+            ("a: 1\n---\nb: 2\n", Ok(r#"{"a":1}"#)),
+            ("# first\n---\na: 1\n---\n", Ok(r#"{"a":1}"#)),
+            ("a: |\n  x\n  ---\n  y\n", Ok(r#"{"a":"x\n---\ny\n"}"#)),
+            ("a: 1\n...\n}}}", Ok(r#"{"a":1}"#)),
+            ("a: ---b", Ok(r#"{"a":"---b"}"#)),
+            ("---\n---\na: 1\n", Ok("null")),
+            ("a: *x", Err("yaml: unknown anchor 'x' referenced")),
+            ("a: .inf", Err("json: unsupported value: +Inf")),
+            ("a: -.inf", Err("json: unsupported value: -Inf")),
+            (
+                "a:\n\tb: 1",
+                Err("yaml: line 2: found character that cannot start any token"),
+            ),
+            (
+                "a: [1",
+                Err("yaml: line 1: did not find expected ',' or ']'"),
+            ),
+        ] {
+            let read = tree(text.as_bytes()).map(|(value, _)| value.to_string());
+            let read = read.as_deref().map_err(String::as_str);
+            assert_eq!(read, expected, "{text:?}");
+        }
+        let deep = tree("[".repeat(5000).as_bytes()).unwrap_err();
+        assert_eq!(deep, "yaml: exceeded max depth of 10000");
+    }
 
     #[test]
     fn the_deepest_document_is_read_and_a_deeper_one_refused() {

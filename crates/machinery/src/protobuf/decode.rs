@@ -18,7 +18,14 @@ pub struct Decoded<'a> {
 
 /// Opens a body's envelope.
 pub fn decode(body: &[u8]) -> Result<Decoded<'_>, Error> {
-    let mut reader = Reader::new(body.strip_prefix(MAGIC).ok_or(Error::Magic)?);
+    if body.is_empty() {
+        return Err(Error::NoData);
+    }
+    let message = body.strip_prefix(MAGIC).ok_or(Error::Magic)?;
+    if message.is_empty() {
+        return Err(Error::NoBody);
+    }
+    let mut reader = Reader::new(message);
     let mut out = Decoded {
         api_version: "",
         kind: "",
@@ -37,6 +44,12 @@ pub fn decode(body: &[u8]) -> Result<Decoded<'_>, Error> {
                 }
             }
             (2, Wire::Bytes(raw)) => out.raw = raw,
+            (1..=4, wire) if !matches!(wire, Wire::Bytes(_)) => {
+                let names = ["TypeMeta", "Raw", "ContentEncoding", "ContentType"];
+                let field = names[number as usize - 1].to_owned();
+                let wire = wire.kind();
+                return Err(Error::WrongWireType { wire, field });
+            }
             _ => {}
         }
     }
@@ -319,4 +332,28 @@ fn props(shape: Shape, bytes: &[u8], name: &str, depth: usize) -> Result<Value, 
         (None, Shape::PropsOrBool) => allows.into(),
         (None, _) => Value::Array(many),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_envelope_without_anything_or_with_the_wrong_things_is_refused() {
+        for (body, expected) in [
+            (&b""[..], "empty data"),
+            (b"k8s\0", "empty body"),
+            (
+                b"k8s\0\x01\x02",
+                "proto: Unknown: illegal tag 0 (wire type 1)",
+            ),
+            (
+                b"k8s\0\x20\x05",
+                "proto: wrong wireType = 0 for field ContentType",
+            ),
+            (b"k8s\0\x12\x05", "unexpected EOF"),
+        ] {
+            assert_eq!(decode(body).unwrap_err().to_string(), expected, "{body:?}");
+        }
+    }
 }

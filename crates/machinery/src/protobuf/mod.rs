@@ -25,6 +25,12 @@ pub enum Error {
         "provided data does not appear to be a protobuf message, expected prefix [107 56 115 0]"
     )]
     Magic,
+    #[error("empty data")]
+    NoData,
+    #[error("empty body")]
+    NoBody,
+    #[error("proto: Unknown: illegal tag 0 (wire type {0})")]
+    Tag(u8),
     #[error("unexpected EOF")]
     Truncated,
     #[error("proto: illegal wireType {0}")]

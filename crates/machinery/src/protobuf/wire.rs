@@ -73,6 +73,9 @@ impl<'a> Reader<'a> {
         }
         let tag = self.varint()?;
         let number = u32::try_from(tag >> 3).map_err(|_| Error::Overflow)?;
+        if number == 0 {
+            return Err(Error::Tag((tag & 7) as u8));
+        }
         let wire = match (tag & 7) as u8 {
             VARINT => Wire::Varint(self.varint()?),
             FIXED64 => Wire::Fixed64(u64::from_le_bytes(self.array()?)),
