@@ -5,6 +5,7 @@
 
 pub mod apply;
 pub mod decode;
+pub mod duration;
 pub mod encode;
 pub mod field;
 pub mod fields;

@@ -1,5 +1,6 @@
 //! When a CronJob runs: five fields or a descriptor, and the zone they are meant in.
 
+use machinery::duration;
 use machinery::text::quote;
 
 /// The names and the smallest and largest number of a field.
@@ -88,52 +89,11 @@ fn descriptor(text: &str) -> Result<(), String> {
         return Ok(());
     }
     match text.strip_prefix("@every ") {
-        Some(every) => {
-            duration(every).map_err(|why| format!("failed to parse duration {text}: time: {why}"))
-        }
+        Some(every) => duration::parse(every)
+            .map(drop)
+            .map_err(|why| format!("failed to parse duration {text}: time: {why}")),
         None => Err(format!("unrecognized descriptor: {text}")),
     }
-}
-
-/// A Go duration such as `1h30m`.
-fn duration(text: &str) -> Result<(), String> {
-    let invalid = || format!("invalid duration {}", quote(text));
-    let mut rest = text.strip_prefix(['-', '+']).unwrap_or(text);
-    if rest == "0" {
-        return Ok(());
-    }
-    if rest.is_empty() {
-        return Err(invalid());
-    }
-    while !rest.is_empty() {
-        let digits = |s: &str| s.len() - s.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-        let whole = digits(rest);
-        rest = &rest[whole..];
-        let mut fraction = 0;
-        if let Some(after) = rest.strip_prefix('.') {
-            fraction = digits(after);
-            rest = &after[fraction..];
-        }
-        if whole + fraction == 0 {
-            return Err(invalid());
-        }
-        let end = rest
-            .find(|c: char| c == '.' || c.is_ascii_digit())
-            .unwrap_or(rest.len());
-        let (unit, after) = rest.split_at(end);
-        if unit.is_empty() {
-            return Err(format!("missing unit in duration {}", quote(text)));
-        }
-        if !["ns", "us", "µs", "μs", "ms", "s", "m", "h"].contains(&unit) {
-            return Err(format!(
-                "unknown unit {} in duration {}",
-                quote(unit),
-                quote(text)
-            ));
-        }
-        rest = after;
-    }
-    Ok(())
 }
 
 fn range(part: &str, field: &Field) -> Result<(), String> {
