@@ -60,7 +60,7 @@ fn validate(object: &Object) -> Errors {
         size += decoded_size(text(value));
     }
     if size > MAX_SIZE {
-        errors.push(Error::too_long(&Path::default(), MAX_SIZE));
+        errors.push(Error::too_long(&Path::new("[]"), MAX_SIZE));
     }
     errors
 }

@@ -202,7 +202,7 @@ fn validate_ephemeral(object: &Object, old: &Object, mut errors: Errors) -> Erro
     errors
 }
 
-/// Pods end gracefully unless nothing of them runs.
+/// Pods end gracefully; those of which nothing runs, without any grace.
 fn deletion(object: &Object, requested: Option<i64>) -> Deletion {
     let (spec, status) = (get(object, "spec"), get(object, "status"));
     let seconds = requested
@@ -211,10 +211,8 @@ fn deletion(object: &Object, requested: Option<i64>) -> Deletion {
     let seconds = if seconds < 0 { 1 } else { seconds };
     let unplaced = text(&spec["nodeName"]).is_empty();
     let ended = matches!(text(&status["phase"]), "Failed" | "Succeeded");
-    if seconds == 0 || unplaced || ended {
-        Deletion::Immediate
-    } else {
-        Deletion::Graceful { seconds }
+    Deletion::Graceful {
+        seconds: if unplaced || ended { 0 } else { seconds },
     }
 }
 
@@ -503,8 +501,9 @@ mod tests {
     fn a_pod_that_runs_nowhere_ends_at_once() {
         let placed = object(r#"{"spec": {"nodeName": "n", "terminationGracePeriodSeconds": 5}}"#);
         assert_eq!(deletion(&placed, None), Deletion::Graceful { seconds: 5 });
-        assert_eq!(deletion(&placed, Some(0)), Deletion::Immediate);
-        assert_eq!(deletion(&object("{}"), Some(9)), Deletion::Immediate);
+        let at_once = Deletion::Graceful { seconds: 0 };
+        assert_eq!(deletion(&placed, Some(0)), at_once);
+        assert_eq!(deletion(&object("{}"), Some(9)), at_once);
     }
 
     #[test]
