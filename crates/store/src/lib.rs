@@ -52,4 +52,8 @@ pub trait Store<C: Codec>: Send + Sync + 'static {
     async fn revision(&self) -> Result<Revision, Error>;
     /// Forgets history before `revision`.
     async fn compact(&self, revision: Revision) -> Result<(), Error>;
+    /// Bytes that the data takes on disk, where the backend can tell.
+    async fn size(&self) -> Option<u64> {
+        None
+    }
 }

@@ -147,6 +147,8 @@ impl Config {
             self.segment_bytes,
             self.reserve_bytes,
         );
+        let place = disk.path("lock");
+        let place = place.parent().unwrap_or(Path::new("")).to_owned();
         let (expiring, live_bytes) = (expiring(&state), state.bytes);
         let published = Arc::new(Published::new(state));
         let hub = Arc::new(Hub::new(published.clone(), self.watch_queue));
@@ -196,6 +198,7 @@ impl Config {
             intake,
             threads: Mutex::new(threads),
             max_value: self.max_value,
+            place,
         }))
     }
 }
@@ -264,6 +267,8 @@ pub struct Embedded<C: Codec> {
     /// Guards the threads until they are joined.
     threads: Mutex<Vec<JoinHandle<()>>>,
     max_value: usize,
+    /// Where its files are.
+    place: PathBuf,
 }
 
 impl<C: Codec> Embedded<C> {
@@ -289,6 +294,14 @@ impl<C: Codec> Embedded<C> {
     /// Bytes of live keys and values.
     pub fn live_bytes(&self) -> u64 {
         self.published.look(|state| state.bytes)
+    }
+
+    /// Bytes that its files take on disk.
+    fn disk_bytes(&self) -> Option<u64> {
+        use std::os::unix::fs::MetadataExt;
+        let files = std::fs::read_dir(&self.place).ok()?;
+        let sizes = files.filter_map(|file| Some(file.ok()?.metadata().ok()?.blocks() * 512));
+        Some(sizes.sum())
     }
 
     /// Writes a snapshot now and removes the log before it.
@@ -427,6 +440,10 @@ impl<C: Codec> Store<C> for Embedded<C> {
 
     async fn compact(&self, revision: Revision) -> Result<(), Error> {
         self.hear(self.intake.compact(revision)?).await
+    }
+
+    async fn size(&self) -> Option<u64> {
+        self.disk_bytes()
     }
 }
 
