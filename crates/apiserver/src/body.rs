@@ -52,6 +52,14 @@ impl Body {
         self.held = Some(Box::new(guard));
     }
 
+    /// Keeps something more alive until the body is gone.
+    pub(crate) fn also_hold(&mut self, guard: impl Send + 'static) {
+        match self.held.take() {
+            Some(held) => self.hold((held, guard)),
+            None => self.hold(guard),
+        }
+    }
+
     /// Counts how much is sent.
     pub(crate) fn measure(&mut self, sizes: Histogram) {
         self.measured = Some(Measured { bytes: 0, sizes });

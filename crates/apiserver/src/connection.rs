@@ -8,16 +8,17 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Wake, Waker},
     time::{Duration, Instant},
 };
 
+use bytes::Bytes;
 use futures::task::AtomicWaker;
-use http_body::Body as _;
+use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt;
-use hyper::service::service_fn;
+use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     server::conn::auto,
@@ -31,10 +32,17 @@ use tokio_util::{
 };
 use tracing::debug;
 
-use crate::pipeline::{Caller, Connection, Core};
+use crate::{
+    body::BodyError,
+    pipeline::{Caller, Connection, Core},
+};
 
 /// Longest time for a TLS handshake.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// So much of a body that nobody wanted is read.
+const DRAINED: usize = 8 << 20;
+/// Longest time until the first request is there.
+const FIRST: Duration = Duration::from_secs(32);
 
 /// Serves one connection, from its handshake to its end.
 pub(crate) async fn serve(
@@ -58,17 +66,34 @@ pub(crate) async fn serve(
     let peer = Arc::new(Connection::new(remote, certificates.collect()));
     let (tasks, stopped) = (core.streams.clone(), Stopped::new(core.stopping.clone()));
     let idle = core.config.limits.idle;
-    let service = service_fn(move |request: http::Request<hyper::body::Incoming>| {
+    let activity = Arc::new(Activity::default());
+    let unread = tasks.clone();
+    let quiet = quiet(activity.clone(), idle);
+    let service = service_fn(move |request: http::Request<Incoming>| {
         let (core, caller) = (core.clone(), Caller::Connection(peer.clone()));
+        // The older protocol has a timer of its own between requests.
+        let streams = request.version() == http::Version::HTTP_2;
+        let busy = activity.begin(streams);
+        // Whoever waits to be told to go on is told by the answer that nobody reads.
+        let waits = request.headers().contains_key(http::header::EXPECT);
+        let drains = (!waits).then(|| unread.clone());
         let request = request
-            .map(|body| (!body.is_end_stream()).then(|| body.map_err(Into::into).boxed_unsync()));
-        async move { Ok::<_, std::convert::Infallible>(core.handle(request, caller).await) }
+            .map(|body| (!body.is_end_stream()).then(|| Unread::new(body, drains).boxed_unsync()));
+        async move {
+            let mut response = core.handle(request, caller).await;
+            if let Some(busy) = busy {
+                response.body_mut().also_hold(busy);
+            }
+            Ok::<_, std::convert::Infallible>(response)
+        }
     });
     let mut builder = auto::Builder::new(Owned(tasks));
     builder
         .http1()
         .timer(OneTimer::default())
         .header_read_timeout(idle)
+        // One line for each group that somebody is in, through a front proxy.
+        .max_headers(500)
         .max_buf_size(1 << 20);
     builder
         .http2()
@@ -84,9 +109,134 @@ pub(crate) async fn serve(
             served.as_mut().graceful_shutdown();
             served.await
         }
+        silent = quiet => {
+            if silent {
+                return debug!(%remote, "nothing came over the connection");
+            }
+            served.as_mut().graceful_shutdown();
+            served.await
+        }
     };
     if let Err(error) = ended {
         debug!(%remote, %error, "connection ended");
+    }
+}
+
+/// A request's body. What nobody reads of it is read and forgotten: whoever is still sending would
+/// miss the answer, and the connection would be of no more use.
+struct Unread {
+    body: Option<Incoming>,
+    tasks: Option<TaskTracker>,
+}
+
+impl Unread {
+    fn new(body: Incoming, tasks: Option<TaskTracker>) -> Self {
+        Self {
+            body: Some(body),
+            tasks,
+        }
+    }
+}
+
+impl http_body::Body for Unread {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let Some(body) = &mut self.body else {
+            return Poll::Ready(None);
+        };
+        let frame = std::task::ready!(Pin::new(body).poll_frame(context));
+        if !matches!(frame, Some(Ok(_))) {
+            self.body = None;
+        }
+        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body
+            .as_ref()
+            .is_none_or(http_body::Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let hint = self.body.as_ref().map(http_body::Body::size_hint);
+        hint.unwrap_or_default()
+    }
+}
+
+impl Drop for Unread {
+    fn drop(&mut self) {
+        let left = self.body.take().filter(|body| !body.is_end_stream());
+        if let (Some(body), Some(tasks)) = (left, &self.tasks) {
+            tasks.spawn(drain(body));
+        }
+    }
+}
+
+/// Reads a body to its end, if that is not too far.
+async fn drain(mut body: Incoming) {
+    let read = async {
+        let mut left = DRAINED;
+        while let Some(Ok(frame)) = body.frame().await {
+            let size = frame.data_ref().map_or(0, Bytes::len);
+            match left.checked_sub(size) {
+                Some(less) => left = less,
+                None => return,
+            }
+        }
+    };
+    // Who takes longer loses the connection.
+    let _ = tokio::time::timeout(PATIENCE, read).await;
+}
+
+/// What happens on a connection.
+#[derive(Default)]
+struct Activity {
+    /// Requests so far.
+    begun: AtomicUsize,
+    /// Requests of the newer protocol that are not answered to the end.
+    open: AtomicUsize,
+}
+
+/// A request under way, until it is dropped.
+struct Busy(Arc<Activity>);
+
+impl Activity {
+    fn begin(self: &Arc<Self>, streams: bool) -> Option<Busy> {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        streams.then(|| {
+            self.open.fetch_add(1, Ordering::Relaxed);
+            Busy(self.clone())
+        })
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Ends when a connection is of no use: `true` when no request ever came, `false` when none has come
+/// for at least the idle time and none is open. The older protocol is looked at for its first
+/// request alone.
+async fn quiet(activity: Arc<Activity>, idle: Duration) -> bool {
+    tokio::time::sleep(FIRST.min(idle)).await;
+    let mut seen = activity.begun.load(Ordering::Relaxed);
+    if seen == 0 {
+        return true;
+    }
+    loop {
+        tokio::time::sleep(idle).await;
+        let begun = activity.begun.load(Ordering::Relaxed);
+        if begun == seen && activity.open.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        seen = begun;
     }
 }
 
@@ -219,6 +369,19 @@ mod tests {
         assert!(far.now_or_never().is_none());
         timer.sleep_until(begun + 4 * step).await;
         assert!(begun.elapsed() >= 4 * step);
+    }
+
+    #[tokio::test]
+    async fn a_connection_without_requests_ends() {
+        let idle = Duration::from_millis(1);
+        let activity = Arc::new(Activity::default());
+        assert!(quiet(activity.clone(), idle).await, "nothing ever came");
+        let busy = activity.begin(true);
+        let ends = tokio::spawn(quiet(activity.clone(), idle));
+        tokio::time::sleep(20 * idle).await;
+        assert!(!ends.is_finished(), "a stream is open");
+        drop(busy);
+        assert!(!ends.await.unwrap(), "it was of use once");
     }
 
     #[tokio::test]

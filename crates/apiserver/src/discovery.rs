@@ -3,15 +3,19 @@
 
 use http::{HeaderMap, Response, StatusCode, header};
 use machinery::json::{Value, json};
+use machinery::{protobuf, schema};
 use sha2::{Digest, Sha256};
 
 use crate::{
     Body, Resource,
+    media::{self, Encoding},
     registry::{Table, api_version},
-    respond,
+    respond::{self, Answer},
 };
 
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+const AGGREGATED_PROTOBUF: &str =
+    "application/vnd.kubernetes.protobuf;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 
 /// What is said about a subresource: group and version where they are not the resource's own, its
 /// kind, its verbs.
@@ -35,11 +39,19 @@ pub(crate) fn serve(
     path: &str,
     headers: &HeaderMap,
     address: &str,
-) -> Option<Response<Body>> {
+) -> Option<Answer> {
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
-    match parts.as_slice() {
-        ["api"] if wants_aggregated(headers) => Some(aggregated(table, true, headers)),
-        ["apis"] if wants_aggregated(headers) => Some(aggregated(table, false, headers)),
+    if let (["api" | "apis"], Some(encoding)) = (parts.as_slice(), wants_aggregated(headers)) {
+        return Some(Ok(aggregated(table, parts == ["api"], headers, encoding)));
+    }
+    let (document, schema, routed) = document(table, &parts, address)?;
+    let encoding = media::of_document(headers, routed);
+    Some(encoding.map(|encoding| respond::document(&document, schema, encoding)))
+}
+
+/// A document of the older form, its type, and whether a router is in front of it.
+fn document(table: &Table, parts: &[&str], address: &str) -> Option<(Value, &'static str, bool)> {
+    Some(match parts {
         ["api"] => {
             let addresses = json!([{"clientCIDR": "0.0.0.0/0", "serverAddress": address}]);
             let document = json!({
@@ -47,7 +59,7 @@ pub(crate) fn serve(
                 "versions": ["v1"],
                 "serverAddressByClientCIDRs": addresses,
             });
-            Some(respond::document(&document, "meta/v1.APIVersions", headers))
+            (document, "meta/v1.APIVersions", true)
         }
         ["apis"] => {
             let groups: Vec<Value> = groups(table)
@@ -55,13 +67,13 @@ pub(crate) fn serve(
                 .map(|group| group_document(table, group))
                 .collect();
             let document = json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups});
-            Some(respond::document(
-                &document,
-                "meta/v1.APIGroupList",
-                headers,
-            ))
+            (document, "meta/v1.APIGroupList", false)
         }
-        ["api", version] => resources(table, "", version, headers),
+        ["api", version] => (
+            resources(table, "", version)?,
+            "meta/v1.APIResourceList",
+            true,
+        ),
         ["apis", group] if groups(table).contains(group) => {
             let mut document = json!({"kind": "APIGroup", "apiVersion": "v1"});
             if let (Value::Object(document), Value::Object(group)) =
@@ -69,14 +81,42 @@ pub(crate) fn serve(
             {
                 document.extend(group);
             }
-            Some(respond::document(&document, "meta/v1.APIGroup", headers))
+            (document, "meta/v1.APIGroup", false)
         }
-        ["apis", group, version] if !group.is_empty() => resources(table, group, version, headers),
-        _ => None,
-    }
+        ["apis", group, version] if !group.is_empty() => {
+            let document = resources(table, group, version)?;
+            let routed = table.has_router(group);
+            (document, "meta/v1.APIResourceList", routed)
+        }
+        _ => return None,
+    })
 }
 
-/// Groups in the order they are served, without the core group.
+/// The built-in groups as they are preferred.
+const ORDER: &[&str] = &[
+    "apiregistration.k8s.io",
+    "apps",
+    "events.k8s.io",
+    "authentication.k8s.io",
+    "authorization.k8s.io",
+    "autoscaling",
+    "batch",
+    "certificates.k8s.io",
+    "networking.k8s.io",
+    "policy",
+    "rbac.authorization.k8s.io",
+    "storage.k8s.io",
+    "admissionregistration.k8s.io",
+    "apiextensions.k8s.io",
+    "scheduling.k8s.io",
+    "coordination.k8s.io",
+    "node.k8s.io",
+    "discovery.k8s.io",
+    "resource.k8s.io",
+    "flowcontrol.apiserver.k8s.io",
+];
+
+/// Groups in the order of preference, custom ones by name behind the others, without the core group.
 fn groups(table: &Table) -> Vec<&str> {
     let mut groups: Vec<&str> = Vec::new();
     for resource in table.all() {
@@ -84,6 +124,14 @@ fn groups(table: &Table) -> Vec<&str> {
             groups.push(&resource.group);
         }
     }
+    // Clients that know a resource by its bare name take the first group that has it.
+    let rank = |group: &str| ORDER.iter().position(|known| *known == group);
+    groups.sort_by_key(|group| {
+        (
+            rank(group).unwrap_or(ORDER.len()),
+            rank(group).map_or(*group, |_| ""),
+        )
+    });
     groups
 }
 
@@ -136,12 +184,7 @@ fn members<'a>(table: &'a Table, group: &str, version: &str) -> Vec<&'a Resource
     members
 }
 
-fn resources(
-    table: &Table,
-    group: &str,
-    version: &str,
-    headers: &HeaderMap,
-) -> Option<Response<Body>> {
+fn resources(table: &Table, group: &str, version: &str) -> Option<Value> {
     if !table.serves(group, version) {
         return None;
     }
@@ -152,17 +195,14 @@ fn resources(
             list.push(legacy_subresource(resource, name));
         }
     }
-    let document = json!({
-        "kind": "APIResourceList",
-        "apiVersion": "v1",
-        "groupVersion": api_version(group, version),
-        "resources": list,
-    });
-    Some(respond::document(
-        &document,
-        "meta/v1.APIResourceList",
-        headers,
-    ))
+    let mut document = json!({"kind": "APIResourceList"});
+    // The oldest clients took the list of the core group without a version.
+    if !group.is_empty() {
+        document["apiVersion"] = "v1".into();
+    }
+    document["groupVersion"] = api_version(group, version).into();
+    document["resources"] = list.into();
+    Some(document)
 }
 
 fn sorted(names: &[&'static str]) -> Vec<&'static str> {
@@ -216,7 +256,8 @@ fn legacy_subresource(resource: &Resource, name: &str) -> Value {
     entry
 }
 
-fn wants_aggregated(headers: &HeaderMap) -> bool {
+/// How the aggregated document is wanted, if it is.
+fn wants_aggregated(headers: &HeaderMap) -> Option<Encoding> {
     let accepts = headers
         .get_all(header::ACCEPT)
         .iter()
@@ -230,11 +271,21 @@ fn wants_aggregated(headers: &HeaderMap) -> bool {
                 && range.contains("v=v2")
                 && !range.contains("v=v2beta"))
     });
-    first.is_some_and(|range| range.contains("as="))
+    let range = first.filter(|range| range.contains("as="))?.trim();
+    match range.split(';').next().unwrap_or_default().trim() {
+        "application/json" | "application/*" | "*/*" => Some(Encoding::Json),
+        "application/vnd.kubernetes.protobuf" => Some(Encoding::Protobuf),
+        _ => None,
+    }
 }
 
 /// The aggregated document, or 304 when the client has it already.
-fn aggregated(table: &Table, core: bool, headers: &HeaderMap) -> Response<Body> {
+fn aggregated(
+    table: &Table,
+    core: bool,
+    headers: &HeaderMap,
+    encoding: Encoding,
+) -> Response<Body> {
     let groups = if core { vec![""] } else { groups(table) };
     let items: Vec<Value> = groups
         .iter()
@@ -255,10 +306,17 @@ fn aggregated(table: &Table, core: bool, headers: &HeaderMap) -> Response<Body> 
     let known = headers
         .get(header::IF_NONE_MATCH)
         .and_then(|value| value.to_str().ok());
+    let schema = schema::lookup("apidiscovery/v2.APIGroupDiscoveryList");
+    let (media, body) = match (encoding, schema, document.as_object()) {
+        (Encoding::Protobuf, Some(schema), Some(document)) => {
+            (AGGREGATED_PROTOBUF, protobuf::encode(schema, document))
+        }
+        _ => (AGGREGATED, body.into_bytes()),
+    };
     let mut response = if known.is_some_and(|known| known == etag) {
-        respond::bytes(StatusCode::NOT_MODIFIED, AGGREGATED, "")
+        respond::bytes(StatusCode::NOT_MODIFIED, media, "")
     } else {
-        respond::bytes(StatusCode::OK, AGGREGATED, body)
+        respond::bytes(StatusCode::OK, media, body)
     };
     // Hex digits between quotes are a valid header value.
     if let Ok(etag) = etag.parse() {
@@ -346,7 +404,7 @@ mod tests {
         let ask = |accept: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(header::ACCEPT, accept.parse().unwrap());
-            wants_aggregated(&headers)
+            wants_aggregated(&headers).is_some()
         };
         assert!(ask(
             "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,application/json"

@@ -1,11 +1,14 @@
 //! `/healthz`, `/livez`, `/readyz`, with their single checks, and `/version`.
 
-use http::StatusCode;
+use std::collections::BTreeSet;
+
+use http::{HeaderMap, StatusCode};
 use lifecycle::State;
-use machinery::Status;
 use machinery::json::json;
 
 use crate::{
+    handlers::no_page,
+    media, metrics,
     pipeline::{Core, Request},
     respond::{self, Answer},
 };
@@ -13,58 +16,82 @@ use crate::{
 /// The Kubernetes version this server speaks.
 pub(crate) const VERSION: (&str, &str, &str) = ("1", "36", "v1.36.4");
 
+/// Checks that every endpoint has, and that can be asked for alone.
+pub(crate) const SINGLE: &[&str] = &[
+    "ping",
+    "log",
+    "etcd",
+    "poststarthook/start-system-namespaces-controller",
+    "poststarthook/bootstrap-controller",
+    "poststarthook/rbac/bootstrap-roles",
+    "poststarthook/scheduling/bootstrap-system-priority-classes",
+    "poststarthook/start-kubernetes-service-cidr-controller",
+    "poststarthook/start-cluster-authentication-info-controller",
+    "poststarthook/crd-informer-synced",
+];
+
 struct Check {
     name: String,
     failure: Option<String>,
 }
 
-/// Answers a health path.
+/// Answers a health path: all checks of an endpoint, or a single one.
 pub(crate) async fn serve(request: &Request) -> Answer {
-    let mut parts = request.info.path.trim_matches('/').split('/');
-    let endpoint = parts.next().unwrap_or_default().to_owned();
-    let single = parts.collect::<Vec<_>>().join("/");
-    let mut checks = checks(&request.core, &endpoint).await;
-    if !single.is_empty() {
+    let path = request.info.path.trim_start_matches('/');
+    let (endpoint, single) = path
+        .split_once('/')
+        .map_or((path, None), |(endpoint, single)| (endpoint, Some(single)));
+    let mut checks = checks(&request.core, endpoint).await;
+    if let Some(single) = single {
         checks.retain(|check| check.name == single);
-        if checks.is_empty() {
-            return Err(Status::path_not_found());
-        }
+        return Ok(match checks.first() {
+            None => no_page(),
+            Some(Check { failure: None, .. }) => respond::text(StatusCode::OK, "ok"),
+            Some(Check {
+                failure: Some(why), ..
+            }) => respond::unsniffed(respond::text(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                format!("internal server error: {why}\n"),
+            )),
+        });
     }
-    let excluded: Vec<&str> = request.query.all("exclude").collect();
-    Ok(report(
-        &endpoint,
-        &checks,
-        &excluded,
-        request.query.get("verbose").is_some(),
-    ))
+    let excluded: BTreeSet<&str> = request.query.all("exclude").collect();
+    for check in checks.iter().filter(|c| !excluded.contains(&*c.name)) {
+        let metrics = &request.core.metrics;
+        metrics.checked(endpoint, &check.name, check.failure.is_none());
+    }
+    let verbose = request.query.get("verbose").is_some();
+    let report = report(endpoint, &checks, excluded, verbose);
+    Ok(respond::unsniffed(report))
+}
+
+/// What the checks have said, as figures.
+pub(crate) fn indicators(request: &Request) -> Answer {
+    let text = request.core.metrics.indicators();
+    Ok(respond::bytes(StatusCode::OK, metrics::MEDIA, text))
 }
 
 async fn checks(core: &Core, endpoint: &str) -> Vec<Check> {
-    let store = core
-        .store
-        .revision()
-        .await
-        .err()
-        .map(|error| error.to_string());
-    let mut checks = vec![
-        Check {
-            name: "ping".to_owned(),
-            failure: None,
-        },
-        Check {
-            name: "store".to_owned(),
-            failure: store,
-        },
-    ];
-    if endpoint == "readyz" {
-        let stopping = core
-            .stopping
-            .is_cancelled()
-            .then(|| "process is shutting down".to_owned());
+    let store = core.store.revision().await.err();
+    let store = store.map(|error| error.to_string());
+    let mut checks: Vec<Check> = Vec::new();
+    let mut add = |name: &str, failure: Option<String>| {
         checks.push(Check {
-            name: "shutdown".to_owned(),
-            failure: stopping,
+            name: name.to_owned(),
+            failure,
         });
+    };
+    for name in SINGLE {
+        // The server listens when the rest is done; default roles hold from the first moment.
+        let failure = store.clone().filter(|_| *name == "etcd");
+        add(name, failure);
+    }
+    if endpoint == "readyz" {
+        let stopping = core.stopping.is_cancelled();
+        let stopping = stopping.then(|| "process is shutting down".to_owned());
+        add("etcd-readiness", store);
+        add("informer-sync", None);
+        add("shutdown", stopping);
     }
     if endpoint != "livez" {
         for service in core.config.health.all() {
@@ -76,10 +103,7 @@ async fn checks(core: &Core, endpoint: &str) -> Vec<Check> {
                 }
                 _ => None,
             };
-            checks.push(Check {
-                name: format!("service/{}", service.name),
-                failure,
-            });
+            add(&format!("service/{}", service.name), failure);
         }
     }
     checks
@@ -88,13 +112,13 @@ async fn checks(core: &Core, endpoint: &str) -> Vec<Check> {
 fn report(
     endpoint: &str,
     checks: &[Check],
-    excluded: &[&str],
+    mut excluded: BTreeSet<&str>,
     verbose: bool,
 ) -> http::Response<crate::Body> {
     let mut text = String::new();
     let mut failed = false;
     for check in checks {
-        if excluded.contains(&check.name.as_str()) {
+        if excluded.remove(check.name.as_str()) {
             text += &format!("[+]{} excluded: ok\n", check.name);
         } else if let Some(why) = &check.failure {
             failed = true;
@@ -103,6 +127,12 @@ fn report(
         } else {
             text += &format!("[+]{} ok\n", check.name);
         }
+    }
+    if !excluded.is_empty() {
+        let unknown: Vec<String> = excluded.iter().map(|name| format!("{name:?}")).collect();
+        let unknown = unknown.join(", ");
+        text += "warn: some health checks cannot be excluded: no matches for ";
+        text += &format!("{unknown}\n");
     }
     if failed {
         text += &format!("{endpoint} check failed\n");
@@ -115,10 +145,16 @@ fn report(
     respond::text(StatusCode::OK, "ok")
 }
 
-/// `/version`.
-pub(crate) fn version() -> http::Response<crate::Body> {
+/// `/version`, which people read.
+pub(crate) fn version(headers: &HeaderMap) -> Answer {
+    media::takes(headers, respond::JSON)?;
     let (major, minor, git) = VERSION;
-    respond::json(&json!({
+    let platform = if cfg!(target_arch = "x86_64") {
+        "linux/amd64"
+    } else {
+        "linux/arm64"
+    };
+    Ok(respond::lines(&json!({
         "major": major,
         "minor": minor,
         "emulationMajor": major,
@@ -131,6 +167,6 @@ pub(crate) fn version() -> http::Response<crate::Body> {
         "buildDate": "",
         "goVersion": "",
         "compiler": "rustc",
-        "platform": format!("linux/{}", if cfg!(target_arch = "x86_64") { "amd64" } else { "arm64" }),
-    }))
+        "platform": platform,
+    })))
 }

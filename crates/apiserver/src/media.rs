@@ -31,17 +31,16 @@ impl Body {
     }
 }
 
-/// The media type of the body, in lower case, without parameters.
+/// The media type of the body, in lower case, without parameters. What names none stays as it is,
+/// and so is no type that anybody knows.
 pub(crate) fn content_type(headers: &HeaderMap) -> String {
     let text = headers
         .get(header::CONTENT_TYPE)
         .and_then(|value| value.to_str().ok());
-    text.unwrap_or_default()
-        .split(';')
-        .next()
-        .unwrap_or_default()
-        .trim()
-        .to_ascii_lowercase()
+    let text = text.unwrap_or_default();
+    let media = text.split(';').next().unwrap_or_default().trim();
+    let media = if media.is_empty() { text } else { media };
+    media.to_ascii_lowercase()
 }
 
 /// What objects are turned into on their way out.
@@ -87,14 +86,14 @@ impl Wanted {
 
 /// One alternative of an Accept header.
 struct Range<'a> {
-    media: String,
+    media: &'a str,
     parameters: Vec<(&'a str, &'a str)>,
 }
 
 impl<'a> Range<'a> {
     fn parse(text: &'a str) -> Self {
         let mut parts = text.split(';').map(str::trim);
-        let media = parts.next().unwrap_or_default().to_ascii_lowercase();
+        let media = parts.next().unwrap_or_default();
         let parameters = parts.filter_map(|part| part.split_once('=')).collect();
         Self { media, parameters }
     }
@@ -118,7 +117,7 @@ impl<'a> Range<'a> {
 
     fn wanted(&self, protobuf: bool) -> Option<Wanted> {
         let shape = match (self.get("as"), self.get("g"), self.get("v")) {
-            (None, ..) => Shape::Object,
+            (None, None, None) => Shape::Object,
             (Some(kind), Some("meta.k8s.io"), Some("v1" | "v1beta1")) => match kind {
                 "Table" => Shape::Table,
                 "PartialObjectMetadata" => Shape::Metadata { of_list: false },
@@ -127,8 +126,8 @@ impl<'a> Range<'a> {
             },
             _ => return None,
         };
-        let encoding = match self.media.as_str() {
-            "application/json" | "*/*" | "application/*" => Encoding::Json,
+        let encoding = match self.media {
+            "application/json" | "*/*" | "application/*" | "*" => Encoding::Json,
             "application/yaml" => Encoding::Yaml,
             // Every object's metadata can be a message; a Table's cells have no type.
             "application/vnd.kubernetes.protobuf" => match shape {
@@ -138,6 +137,15 @@ impl<'a> Range<'a> {
             },
             _ => return None,
         };
+        let streams = self.get("stream").unwrap_or_default();
+        let unknown = match streams {
+            "" => false,
+            "watch" => encoding == Encoding::Yaml,
+            _ => true,
+        };
+        if unknown || self.get("sv").is_some_and(|version| !version.is_empty()) {
+            return None;
+        }
         let beta = shape != Shape::Object && self.get("v") == Some("v1beta1");
         Some(Wanted {
             shape,
@@ -167,36 +175,78 @@ pub(crate) fn wanted(headers: &HeaderMap, protobuf: bool, many: bool) -> Result<
     {
         return Ok(Wanted::default());
     }
-    let values = headers.get_all(header::ACCEPT).into_iter();
-    let mut ranges: Vec<Range<'_>> = values
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|text| text.split(','))
-        .filter(|range| !range.trim().is_empty())
-        .map(Range::parse)
-        .collect();
-    if ranges.is_empty() {
+    let Some(ranges) = ranges(headers) else {
         return Ok(Wanted::default());
-    }
-    let routed = |range: &Range<'_>| range.media == "*/*" || SERVED.contains(&&*range.media);
-    if protobuf && !ranges.iter().any(routed) {
+    };
+    if protobuf {
         let streams = if many { STREAMED } else { "" };
-        let served = SERVED.join(", ");
-        let more = format!("\n\nAvailable representations: {served}{streams}");
-        return Err(Status::refused_by_router(406, &more));
+        check_routed(&ranges, SERVED, streams)?;
     }
-    // Sorting keeps the client's order among equals.
-    ranges.sort_by_key(|range| (std::cmp::Reverse(range.thousandths()), range.wildcards()));
     let best = ranges.iter().find_map(|range| range.wanted(protobuf));
     best.ok_or_else(|| Status::not_acceptable(SERVED))
 }
 
-/// How a Status is written for whoever sent this Accept header.
-pub(crate) fn of_status(accept: Option<&HeaderValue>) -> Encoding {
+/// How a document of our own is written for a client; `routed` says whether a router is asked
+/// first.
+pub(crate) fn of_document(headers: &HeaderMap, routed: bool) -> Result<Encoding, Status> {
+    let Some(ranges) = ranges(headers) else {
+        return Ok(Encoding::Json);
+    };
+    if routed {
+        check_routed(&ranges, SERVED, "")?;
+    }
+    plain(&ranges).ok_or_else(|| Status::not_acceptable(SERVED))
+}
+
+/// Refuses whoever does not take a media type by its name, where nothing else is served.
+pub(crate) fn takes(headers: &HeaderMap, served: &str) -> Result<(), Status> {
+    match ranges(headers) {
+        None => Ok(()),
+        Some(ranges) => check_routed(&ranges, &[served], ""),
+    }
+}
+
+/// The router wants one of its media types named.
+fn check_routed(ranges: &[Range<'_>], served: &[&str], streams: &str) -> Result<(), Status> {
+    let routed = |range: &Range<'_>| range.media == "*/*" || served.contains(&range.media);
+    if ranges.iter().any(routed) {
+        return Ok(());
+    }
+    let served = served.join(", ");
+    let more = format!("\n\nAvailable representations: {served}{streams}");
+    Err(Status::refused_by_router(406, &more))
+}
+
+/// The alternatives of an Accept header, the best first; `None` when there is no such header.
+fn ranges(headers: &HeaderMap) -> Option<Vec<Range<'_>>> {
+    let values = headers.get_all(header::ACCEPT).into_iter();
+    let texts = values.filter_map(|value| value.to_str().ok());
+    let mut texts = texts.filter(|text| !text.is_empty()).peekable();
+    texts.peek()?;
+    let mut ranges: Vec<Range<'_>> = texts
+        .flat_map(|text| text.split(','))
+        .map(|range| Range::parse(range.trim()))
+        .collect();
+    // Sorting keeps the client's order among equals.
+    ranges.sort_by_key(|range| (std::cmp::Reverse(range.thousandths()), range.wildcards()));
+    Some(ranges)
+}
+
+/// How an object without another shape is written.
+fn plain(ranges: &[Range<'_>]) -> Option<Encoding> {
+    let mut wanted = ranges.iter().filter_map(|range| range.wanted(true));
+    let plain = wanted.find(|wanted| wanted.shape == Shape::Object)?;
+    Some(plain.encoding)
+}
+
+/// How a Status is written for whoever sent this Accept header; `None` when nothing that it names
+/// can be, and so a person is to read it.
+pub(crate) fn of_status(accept: Option<&HeaderValue>) -> Option<Encoding> {
     let mut headers = HeaderMap::new();
     headers.extend(accept.map(|accept| (header::ACCEPT, accept.clone())));
-    match wanted(&headers, true, false) {
-        Ok(wanted) if wanted.shape == Shape::Object => wanted.encoding,
-        _ => Encoding::Json,
+    match ranges(&headers) {
+        Some(ranges) => plain(&ranges),
+        None => Some(Encoding::Json),
     }
 }
 

@@ -174,6 +174,7 @@ pub(crate) fn keep(object: &mut Object, old: &Object) {
         set(object, "uid", text(old, "uid"));
     }
     set(object, "creationTimestamp", text(old, "creationTimestamp"));
+    of_mut(object).shift_remove("selfLink");
     if is_deleting(old) {
         set(object, "deletionTimestamp", text(old, "deletionTimestamp"));
     }

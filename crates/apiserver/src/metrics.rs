@@ -1,8 +1,10 @@
 //! `/metrics`: what the server does, under the names that Kubernetes' dashboards know.
 
+mod process;
+
 use std::{
     hash::{Hash, Hasher},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
@@ -13,7 +15,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::registry::Labels;
+use crate::{admission::Timing, registry::Labels};
 
 /// Upstream's buckets for the duration of requests, in seconds.
 const DURATIONS: [f64; 24] = [
@@ -23,6 +25,9 @@ const DURATIONS: [f64; 24] = [
 
 /// Upstream's buckets for the size of answers, in bytes.
 const SIZES: [f64; 7] = [1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9];
+
+/// The form of [`Metrics::text`].
+pub(crate) const MEDIA: &str = "text/plain; version=0.0.4; charset=utf-8; escaping=underscores";
 
 /// What a request was about.
 #[derive(Debug, Clone, Eq)]
@@ -115,6 +120,14 @@ impl Figures {
     }
 }
 
+/// What durations are told by.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Timed {
+    #[prometheus(flatten)]
+    about: About,
+    dry_run: &'static str,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Deprecated {
     group: Arc<str>,
@@ -135,6 +148,33 @@ struct Stored {
     resource: Arc<str>,
 }
 
+/// The older name: group and resource in one.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StoredBefore {
+    resource: String,
+}
+
+/// Which of several stores; there is one.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Cluster {
+    storage_cluster_id: &'static str,
+}
+
+/// A health check.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Checked {
+    name: String,
+    r#type: String,
+}
+
+/// A health check and what it said.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CheckedAs {
+    name: String,
+    status: &'static str,
+    r#type: String,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Watched {
     group: Arc<str>,
@@ -145,18 +185,26 @@ struct Watched {
 /// The figures, shared by all requests.
 pub(crate) struct Metrics {
     registry: Registry,
+    /// What admission takes.
+    pub(crate) admission: Timing,
+    size: Family<Cluster, Gauge>,
     requests: Family<Answered, Counter>,
-    durations: Family<About, Histogram, fn() -> Histogram>,
+    durations: Family<Timed, Histogram, fn() -> Histogram>,
     sizes: Family<About, Histogram, fn() -> Histogram>,
     deprecated: Family<Deprecated, Gauge>,
     reading: Gauge,
     writing: Gauge,
     long_running: Family<About, Gauge>,
     objects: Family<Stored, Gauge>,
+    objects_before: Family<StoredBefore, Gauge>,
+    /// Health checks, which are shown at a path of their own.
+    indicators: Registry,
+    checks: Family<Checked, Gauge>,
+    checks_so_far: Family<CheckedAs, Counter>,
     watch_events: Family<Watched, Counter>,
     panics: Counter,
-    audit_events: Gauge,
-    audit_errors: Gauge,
+    audit_events: Counter,
+    audit_errors: Counter,
 }
 
 /// Counts a gauge down when a request ends, however it ends.
@@ -180,8 +228,11 @@ impl Metrics {
                 .clone()
         };
         let (reading, writing) = (kind("readOnly"), kind("mutating"));
+        let mut registry = Registry::default();
         let mut metrics = Self {
-            registry: Registry::default(),
+            admission: Timing::new(&mut registry),
+            registry,
+            size: Family::default(),
             requests: Family::default(),
             durations,
             sizes,
@@ -190,10 +241,14 @@ impl Metrics {
             writing,
             long_running: Family::default(),
             objects: Family::default(),
+            objects_before: Family::default(),
+            indicators: Registry::default(),
+            checks: Family::default(),
+            checks_so_far: Family::default(),
             watch_events: Family::default(),
             panics: Counter::default(),
-            audit_events: Gauge::default(),
-            audit_errors: Gauge::default(),
+            audit_events: Counter::default(),
+            audit_errors: Counter::default(),
         };
         let (registry, m) = (&mut metrics.registry, &metrics.requests);
         registry.register("apiserver_request", "Requests answered", m.clone());
@@ -216,10 +271,14 @@ impl Metrics {
             about,
             metrics.long_running.clone(),
         );
-        // The first of the names is what upstream had before.
-        for name in ["apiserver_storage_objects", "apiserver_resource_objects"] {
-            registry.register(name, "Objects stored", metrics.objects.clone());
-        }
+        let about = "Objects stored";
+        let objects = metrics.objects.clone();
+        registry.register("apiserver_resource_objects", about, objects);
+        let about = "Objects stored, by the name before apiserver_resource_objects";
+        let objects = metrics.objects_before.clone();
+        registry.register("apiserver_storage_objects", about, objects);
+        let about = "Bytes that the data takes on disk";
+        registry.register("apiserver_storage_size_bytes", about, metrics.size.clone());
         let about = "Events sent to watchers";
         registry.register(
             "apiserver_watch_events",
@@ -231,9 +290,15 @@ impl Metrics {
         let about = "Audit events written";
         let (events, errors) = (metrics.audit_events.clone(), metrics.audit_errors.clone());
         let registry = &mut metrics.registry;
-        registry.register("apiserver_audit_event_total", about, events);
+        registry.register("apiserver_audit_event", about, events);
         let about = "Audit events that were lost";
-        registry.register("apiserver_audit_error_total", about, errors);
+        registry.register("apiserver_audit_error", about, errors);
+        let about = "What a health check said last: 1 is good";
+        let indicators = &mut metrics.indicators;
+        indicators.register("kubernetes_healthcheck", about, metrics.checks.clone());
+        let about = "Health checks by what they said";
+        let so_far = metrics.checks_so_far.clone();
+        indicators.register("kubernetes_healthchecks", about, so_far);
         metrics
     }
 
@@ -265,8 +330,12 @@ impl Metrics {
     fn figures(&self, about: About, dry_run: bool, code: u16) -> Figures {
         let reads = matches!(about.verb, "GET" | "LIST");
         let size = reads.then(|| self.sizes.get_or_create(&about).clone());
-        let duration = self.durations.get_or_create(&about).clone();
-        let answered = Answered::new(about, dry_run, code);
+        let answered = Answered::new(about.clone(), dry_run, code);
+        let timed = Timed {
+            about,
+            dry_run: answered.dry_run,
+        };
+        let duration = self.durations.get_or_create(&timed).clone();
         let count = self.requests.get_or_create(&answered).clone();
         Figures {
             answered,
@@ -334,21 +403,105 @@ impl Metrics {
             resource: resource.into(),
         };
         self.objects.get_or_create(&about).set(count as i64);
+        let resource = match group {
+            "" => resource.to_owned(),
+            group => format!("{resource}.{group}"),
+        };
+        let before = self
+            .objects_before
+            .get_or_create(&StoredBefore { resource });
+        before.set(count as i64);
+    }
+
+    /// How many bytes the data takes on disk.
+    pub(crate) fn takes(&self, bytes: u64) {
+        let cluster = Cluster {
+            storage_cluster_id: "etcd-0",
+        };
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        self.size.get_or_create(&cluster).set(bytes);
+    }
+
+    /// A health check was made.
+    pub(crate) fn checked(&self, endpoint: &str, name: &str, is_good: bool) {
+        let checked = Checked {
+            name: name.to_owned(),
+            r#type: endpoint.to_owned(),
+        };
+        self.checks.get_or_create(&checked).set(is_good.into());
+        let Checked { name, r#type } = checked;
+        let status = if is_good { "success" } else { "error" };
+        let checked = CheckedAs {
+            name,
+            status,
+            r#type,
+        };
+        self.checks_so_far.get_or_create(&checked).inc();
     }
 
     /// How many audit events have been written and lost.
     pub(crate) fn audited(&self, (written, lost): (u64, u64)) {
-        self.audit_events
-            .set(i64::try_from(written).unwrap_or(i64::MAX));
-        self.audit_errors
-            .set(i64::try_from(lost).unwrap_or(i64::MAX));
+        for (counter, count) in [(&self.audit_events, written), (&self.audit_errors, lost)] {
+            counter.inner().store(count, Ordering::Relaxed);
+        }
     }
 
     /// All figures as text.
     pub(crate) fn text(&self) -> String {
-        let mut text = String::new();
-        // Writing to a string cannot fail.
-        let _ = text::encode(&mut text, &self.registry);
+        let mut text = plain(&self.registry);
+        process::write(&mut text);
         text
+    }
+
+    /// What health checks have said, as text.
+    pub(crate) fn indicators(&self) -> String {
+        plain(&self.indicators)
+    }
+}
+
+/// Figures as Prometheus' text: as OpenMetrics, but a counter has its suffix in every line.
+fn plain(registry: &Registry) -> String {
+    let mut open = String::new();
+    // Writing to a string cannot fail.
+    let _ = text::encode(&mut open, registry);
+    let mut out = String::with_capacity(open.len());
+    let mut lines = open.lines().peekable();
+    while let Some(line) = lines.next() {
+        let name = line.strip_prefix("# HELP ").and_then(|rest| {
+            let (name, about) = rest.split_once(' ')?;
+            let counts = lines.peek()?.ends_with(" counter");
+            counts.then_some((name, about))
+        });
+        if let Some((name, about)) = name {
+            out += &format!("# HELP {name}_total {about}\n# TYPE {name}_total counter\n");
+            lines.next();
+        } else if line != "# EOF" {
+            out += line;
+            out.push('\n');
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_have_their_suffix_in_every_line() {
+        let metrics = Metrics::new();
+        metrics.checked("livez", "ping", true);
+        metrics.stored("apps", "deployments", 2);
+        let text = metrics.indicators();
+        assert!(text.contains("# TYPE kubernetes_healthchecks_total counter\n"));
+        assert!(text.contains(
+            "kubernetes_healthchecks_total{name=\"ping\",status=\"success\",type=\"livez\"} 1\n"
+        ));
+        let text = metrics.text();
+        assert!(text.contains("apiserver_storage_objects{resource=\"deployments.apps\"} 2\n"));
+        let expected = "apiserver_resource_objects{group=\"apps\",resource=\"deployments\"} 2\n";
+        assert!(text.contains(expected), "{text}");
+        assert!(text.contains("\nprocess_resident_memory_bytes "), "{text}");
+        assert!(!text.contains("# EOF"));
     }
 }

@@ -6,7 +6,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use http::{Response, StatusCode};
 use machinery::json::json;
 use machinery::{
-    Object, Status, Value, protobuf,
+    Object, Status, Value, field, protobuf,
     schema::{self, Type},
 };
 
@@ -40,6 +40,21 @@ enum Include {
     None,
     Metadata,
     Object,
+}
+
+/// Refuses rows of a Table with what nobody knows.
+pub(crate) fn check_include(query: &Query) -> Result<(), Status> {
+    match query.get("includeObject") {
+        None | Some("" | "None" | "Object" | "Metadata") => Ok(()),
+        Some(other) => {
+            let path = field::Path::new("includeObject");
+            let why = "must be 'Metadata', 'Object', 'None', or empty";
+            let error = field::Error::invalid(&path, other, why);
+            Err(Status::bad_request(format!(
+                "Unable to convert to Table as requested: {error}"
+            )))
+        }
+    }
 }
 
 impl Output {
@@ -179,7 +194,7 @@ impl Output {
     /// Bytes of JSON, written as the client wants.
     pub(crate) fn encoded(&self, code: StatusCode, json: Bytes) -> Response<Body> {
         match self.wanted.encoding {
-            Encoding::Json | Encoding::Protobuf => respond::bytes(code, respond::JSON, json),
+            Encoding::Json | Encoding::Protobuf => respond::line(code, &json),
             Encoding::Yaml => match crate::yaml::from_json(&json) {
                 Ok(yaml) => respond::bytes(code, "application/yaml", yaml),
                 Err(status) => respond::status(&status),
@@ -231,11 +246,20 @@ impl Output {
             Value::Null
         };
         let rows: Vec<Value> = objects.iter().map(|object| self.row(object)).collect();
-        let table = json!({
+        self.table_of(columns, rows, metadata).to_string().into()
+    }
+
+    /// A Table of rows that are made already.
+    pub(crate) fn table_of(&self, columns: Value, rows: Vec<Value>, metadata: Value) -> Value {
+        json!({
             "kind": "Table", "apiVersion": self.wanted.meta_version(), "metadata": metadata,
             "columnDefinitions": columns, "rows": rows,
-        });
-        table.to_string().into()
+        })
+    }
+
+    /// Seconds since the epoch, for ages.
+    pub(crate) fn now(&self) -> i64 {
+        self.now
     }
 
     /// An object's metadata alone.
@@ -252,27 +276,25 @@ impl Output {
 
     fn row(&self, stored: &Stored) -> Value {
         let object: Object = self.resource.parse(stored);
-        let mut row = Object::new();
-        row.insert(
-            "cells".to_owned(),
-            self.resource.kind.row(&object, self.now).into(),
-        );
-        match self.include {
-            Include::None => {}
-            Include::Object => {
-                row.insert("object".to_owned(), Value::Object(object));
-            }
+        let cells = self.resource.kind.row(&object, self.now);
+        self.row_of(cells, &object)
+    }
+
+    /// A row with what of its object is wanted beside it.
+    pub(crate) fn row_of(&self, cells: Vec<Value>, object: &Object) -> Value {
+        let beside = match self.include {
+            Include::None => Value::Null,
+            Include::Object => Value::Object(object.clone()),
             Include::Metadata => {
                 let metadata = object.get("metadata").cloned().unwrap_or_default();
-                let partial = json!({
+                json!({
                     "kind": "PartialObjectMetadata",
                     "apiVersion": self.wanted.meta_version(),
                     "metadata": metadata,
-                });
-                row.insert("object".to_owned(), partial);
+                })
             }
-        }
-        Value::Object(row)
+        };
+        json!({"cells": cells, "object": beside})
     }
 }
 

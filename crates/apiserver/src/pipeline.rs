@@ -7,15 +7,15 @@ use std::{
     panic::AssertUnwindSafe,
     sync::{Arc, OnceLock},
     task::Poll,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
 use futures::{FutureExt, future::BoxFuture};
-use http::{HeaderMap, HeaderValue, Method, Response, header, request::Parts};
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Version, header, request::Parts};
 use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
 use jiff::{SignedDuration, Timestamp};
-use machinery::Status;
+use machinery::{Status, duration};
 use parking_lot::Mutex;
 use rustls::pki_types::CertificateDer;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -32,7 +32,7 @@ use crate::{
     gzip, handlers, impersonation, media,
     metrics::{About, Metrics, Recent},
     openapi, pretty,
-    query::Query,
+    query::{self, Query},
     respond::{self, Answer},
     user,
 };
@@ -194,13 +194,16 @@ impl Core {
     ) -> Response<Body> {
         let begun = Instant::now();
         let (parts, body) = request.into_parts();
+        if let Some(refused) = malformed(&parts, &caller) {
+            return refused;
+        }
         let query = Query::parse(parts.uri.query().unwrap_or_default());
         let info = RequestInfo::new(&parts.method, parts.uri.path(), &query);
         let long = is_long(&info, &query);
         let resource = self.resource(&info);
         let about = about(&info, resource.as_deref());
         let dry_run = query.filled("dryRun").is_some();
-        let indent = !long && pretty::wanted(&info.path, &query, &parts.headers);
+        let mut indent = !long && pretty::wanted(&info.path, &query, &parts.headers);
         let compress = !long && gzip::wanted(&parts.headers, &caller);
         let reads = matches!(parts.method, Method::GET | Method::HEAD);
         let counted = if long {
@@ -234,7 +237,9 @@ impl Core {
             .unwrap_or_else(|panic| self.panicked(uri.path(), &*panic, ticket.take().as_deref()));
         let refusal = answer.as_ref().err().cloned();
         let mut response = answer.unwrap_or_else(|status| {
-            respond::status_as(&status, media::of_status(accept.as_ref()))
+            let encoding = media::of_status(accept.as_ref());
+            indent |= encoding.is_none();
+            respond::status_as(&status, encoding.unwrap_or_default())
         });
         let code = response.status().as_u16();
         if let Some(ticket) = &ticket {
@@ -328,6 +333,7 @@ impl Core {
             at: self.config.clock.now(),
             long,
         };
+        let deadline = self.deadline(&query)?;
         let known = match self.known(&parts, &caller) {
             Some(user) => Ok(user),
             None => self.authenticate(&parts, caller).await,
@@ -362,7 +368,6 @@ impl Core {
             };
             self.authorize(&user, &writing, &query, None).await?;
         }
-        let deadline = self.config.limits.deadline;
         let request = Request {
             core: self.clone(),
             user,
@@ -397,6 +402,25 @@ impl Core {
         }
     }
 
+    /// How long a request may take: as long as it says, and no longer than others.
+    fn deadline(&self, query: &Query) -> Result<Duration, Status> {
+        let most = self.config.limits.deadline;
+        let Some(asked) = query.filled("timeout") else {
+            return Ok(most);
+        };
+        let seconds = duration::parse(asked).map_err(|why| {
+            Status::bad_request(format!(
+                "invalid timeout specified in the request URL - time: {why}"
+            ))
+        })?;
+        let asked = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+        Ok(if asked.is_zero() {
+            most
+        } else {
+            asked.min(most)
+        })
+    }
+
     /// The user, if that can be told at once.
     fn known(&self, parts: &Parts, caller: &Caller) -> Option<Arc<User>> {
         let connection = match caller {
@@ -427,7 +451,7 @@ impl Core {
             let now = self.config.clock.now();
             let by_certificate = shows_certificate_alone(&credentials);
             // Another may still know the caller; but who shows something wrong is not anonymous.
-            let mut wrong = parts.headers.contains_key(http::header::AUTHORIZATION);
+            let mut wrong = authn::bearer::token(&parts.headers).is_some();
             for authenticator in &self.authenticators {
                 match authenticator.authenticate(&credentials).await {
                     Ok(Some(user)) => {
@@ -478,6 +502,31 @@ impl Core {
             }
         }
     }
+}
+
+/// The answer to what is no request by the rules of HTTP.
+fn malformed(parts: &Parts, caller: &Caller) -> Option<Response<Body>> {
+    let refuse = |code: StatusCode, words: &str| {
+        let mut refused = respond::text(code, words.to_owned());
+        let close = HeaderValue::from_static("close");
+        refused.headers_mut().insert(header::CONNECTION, close);
+        Some(refused)
+    };
+    if !query::is_well_escaped(parts.uri.path()) {
+        return refuse(StatusCode::BAD_REQUEST, "400 Bad Request");
+    }
+    if parts.version != Version::HTTP_11 || matches!(caller, Caller::Known(_)) {
+        return None;
+    }
+    if !parts.headers.contains_key(header::HOST) && parts.uri.host().is_none() {
+        let words = "400 Bad Request: missing required Host header";
+        return refuse(StatusCode::BAD_REQUEST, words);
+    }
+    let expects = parts.headers.get(header::EXPECT);
+    if expects.is_some_and(|what| !what.as_bytes().eq_ignore_ascii_case(b"100-continue")) {
+        return refuse(StatusCode::EXPECTATION_FAILED, "");
+    }
+    None
 }
 
 /// What is said to whoever uses an old kind.

@@ -5,19 +5,15 @@
 pub struct Query(Vec<(String, String)>);
 
 impl Query {
-    /// Reads the part behind the question mark.
+    /// Reads the part behind the question mark. What is not written well is left out.
     pub fn parse(query: &str) -> Self {
         let pair = |part: &str| {
             let (key, value) = part.split_once('=').unwrap_or((part, ""));
-            (form(key), form(value))
+            Some((form(key)?, form(value)?))
         };
-        Self(
-            query
-                .split('&')
-                .filter(|part| !part.is_empty())
-                .map(pair)
-                .collect(),
-        )
+        let parts = query.split('&');
+        let parts = parts.filter(|part| !part.is_empty() && !part.contains(';'));
+        Self(parts.filter_map(pair).collect())
     }
 
     /// The first value of a parameter.
@@ -48,12 +44,24 @@ impl Query {
     }
 }
 
-fn form(text: &str) -> String {
-    if text.contains('+') {
+fn form(text: &str) -> Option<String> {
+    if !is_well_escaped(text) {
+        return None;
+    }
+    Some(if text.contains('+') {
         decode(&text.replace('+', " "))
     } else {
         decode(text)
-    }
+    })
+}
+
+/// Whether every percent sign has two digits behind it.
+pub(crate) fn is_well_escaped(text: &str) -> bool {
+    let digits = |rest: &str| {
+        let digits = rest.as_bytes().get(..2);
+        digits.is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
+    };
+    text.split('%').skip(1).all(digits)
 }
 
 /// Undoes percent-encoding; what is not valid stays as it is.

@@ -295,6 +295,12 @@ impl Table {
         same.find(|known| known.group == group)
     }
 
+    /// Whether a group is built in: a router knows its paths.
+    pub(crate) fn has_router(&self, group: &str) -> bool {
+        let mut all = self.all.iter();
+        all.any(|known| known.group == group && !known.custom)
+    }
+
     /// Whether a group (in a version) is served at all.
     pub fn serves(&self, group: &str, version: &str) -> bool {
         let mut all = self.all.iter();

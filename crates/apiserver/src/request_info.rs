@@ -33,12 +33,15 @@ pub struct ResourceRequest {
 impl RequestInfo {
     /// Reads a request.
     pub fn new(method: &Method, path: &str, query: &Query) -> Self {
+        // Read as it was meant: whatever is escaped, also what separates parts.
+        let path = crate::query::decode(path);
+        let found = resource(&path);
         let mut info = Self {
             verb: method_verb(method),
-            path: path.to_owned(),
+            path,
             resource: None,
         };
-        let Some((mut request, watch)) = resource(path) else {
+        let Some((mut request, watch)) = found else {
             return info;
         };
         info.verb = match *method {
@@ -65,11 +68,6 @@ impl RequestInfo {
         let subject = self.resource.as_ref();
         subject.map_or(("", ""), |subject| (&subject.namespace, &subject.name))
     }
-
-    /// Whether it is about one object.
-    pub(crate) fn names_one(&self) -> bool {
-        !self.place().1.is_empty()
-    }
 }
 
 /// The name that a field selector pins down, so that rules about names hold for lists too.
@@ -89,32 +87,22 @@ fn method_verb(method: &Method) -> &'static str {
         Method::PATCH => "patch",
         Method::DELETE => "delete",
         Method::OPTIONS => "options",
+        Method::TRACE => "trace",
+        Method::CONNECT => "connect",
         _ => "",
     }
 }
 
 /// The parts of `/api/v1/…` and `/apis/group/version/…`; whether it was written as a watch.
 fn resource(path: &str) -> Option<(ResourceRequest, bool)> {
-    let decode = crate::query::decode;
     let mut parts = path.trim_matches('/').split('/');
-    let root = parts.next()?;
-    let group = match root {
-        "api" => String::new(),
-        "apis" => decode(parts.next()?),
-        _ if root.contains('%') => match decode(root).as_str() {
-            "api" => String::new(),
-            "apis" => decode(parts.next()?),
-            _ => return None,
-        },
+    let group = match parts.next()? {
+        "api" => "",
+        "apis" => parts.next()?,
         _ => return None,
     };
-    let version = decode(parts.next()?);
-    // What is behind is looked at as it was meant, and so decoded first where that changes it.
-    if path.contains('%') {
-        let decoded: Vec<String> = parts.map(decode).collect();
-        return below(group, version, decoded.iter().map(String::as_str));
-    }
-    below(group, version, parts)
+    let version = parts.next()?;
+    below(group.to_owned(), version.to_owned(), parts)
 }
 
 /// The parts behind the version.
@@ -123,7 +111,7 @@ fn below<'a>(
     version: String,
     parts: impl Iterator<Item = &'a str>,
 ) -> Option<(ResourceRequest, bool)> {
-    let mut parts = parts.filter(|part| !part.is_empty()).peekable();
+    let mut parts = parts.peekable();
     let mut first = parts.next()?;
     let watch = first == "watch" && parts.peek().is_some();
     if watch {
@@ -257,6 +245,20 @@ mod tests {
                 "/api/v1/watch/namespaces/a/pods/x",
                 "watch",
                 "|v1|a|pods|x||",
+            ),
+            (
+                Method::GET,
+                "/api/v1/namespaces/a%2Fb/pods/c",
+                "get",
+                "|v1|a|b|pods|c|",
+            ),
+            (Method::GET, "/%61pi/v1/p%6Fds", "list", "|v1||pods|||"),
+            (Method::GET, "/api/v1//pods", "get", "|v1|||pods||"),
+            (
+                Method::GET,
+                "/api/v1/namespaces//pods",
+                "list",
+                "|v1||pods|||",
             ),
             (Method::GET, "/apis/apps/v1", "get", ""),
             (Method::GET, "/healthz", "get", ""),

@@ -2,12 +2,8 @@
 
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use machinery::{Status, Value, protobuf, schema};
-use serde::Serialize;
 
-use crate::{
-    Body,
-    media::{self, Encoding},
-};
+use crate::{Body, media::Encoding};
 
 pub(crate) type Answer = Result<Response<Body>, Status>;
 
@@ -32,17 +28,32 @@ pub(crate) fn bytes(
     response
 }
 
-/// A document of our own.
-pub(crate) fn json(value: &impl Serialize) -> Response<Body> {
-    match machinery::json::to_vec(value) {
-        Ok(body) => bytes(StatusCode::OK, JSON, body),
+/// Bytes of JSON as a line, so that whoever shows it goes on below.
+pub(crate) fn line(code: StatusCode, json: &[u8]) -> Response<Body> {
+    let mut line = bytes::BytesMut::with_capacity(json.len() + 1);
+    line.extend_from_slice(json.trim_ascii_end());
+    line.extend_from_slice(b"\n");
+    bytes(code, JSON, line)
+}
+
+/// A document of our own for people, in lines.
+pub(crate) fn lines(value: &Value) -> Response<Body> {
+    match machinery::json::to_string_pretty(value) {
+        Ok(text) => bytes(StatusCode::OK, JSON, text),
         Err(error) => status(&Status::internal(error)),
     }
 }
 
+/// Tells browsers not to guess what an answer is.
+pub(crate) fn unsniffed(mut response: Response<Body>) -> Response<Body> {
+    let never = HeaderValue::from_static("nosniff");
+    let headers = response.headers_mut();
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, never);
+    response
+}
+
 /// A document of our own in the form that the client wants, after its type in the schema table.
-pub(crate) fn document(value: &Value, schema_name: &str, headers: &HeaderMap) -> Response<Body> {
-    let encoding = media::of_status(headers.get(header::ACCEPT));
+pub(crate) fn document(value: &Value, schema_name: &str, encoding: Encoding) -> Response<Body> {
     let schema = schema::lookup(schema_name);
     match (encoding, schema, value.as_object()) {
         (Encoding::Protobuf, Some(schema), Some(object)) => {
@@ -54,7 +65,7 @@ pub(crate) fn document(value: &Value, schema_name: &str, headers: &HeaderMap) ->
             Ok(text) => bytes(StatusCode::OK, "application/yaml", text),
             Err(error) => status(&error),
         },
-        _ => json(value),
+        _ => line(StatusCode::OK, value.to_string().as_bytes()),
     }
 }
 
@@ -77,7 +88,8 @@ pub(crate) fn status(status: &Status) -> Response<Body> {
 
 /// The same, in the form that the client wants.
 pub(crate) fn status_as(status: &Status, encoding: Encoding) -> Response<Body> {
-    let (media, body): (_, bytes::Bytes) = match encoding {
+    let code = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let other: Option<(_, bytes::Bytes)> = match encoding {
         Encoding::Json => None,
         Encoding::Yaml => crate::yaml::from_json(&status.to_bytes())
             .ok()
@@ -85,10 +97,11 @@ pub(crate) fn status_as(status: &Status, encoding: Encoding) -> Response<Body> {
         Encoding::Protobuf => {
             status_message(status).map(|message| (crate::output::PROTOBUF, message.into()))
         }
-    }
-    .unwrap_or_else(|| (JSON, status.to_bytes().into()));
-    let code = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut response: Response<Body> = bytes(code, media, body);
+    };
+    let mut response = match other {
+        Some((media, body)) => bytes(code, media, body),
+        None => line(code, &status.to_bytes()),
+    };
     let retry = status
         .details
         .as_ref()

@@ -1,9 +1,23 @@
-//! YAML on the way out: the same tree as the JSON.
+//! YAML on the way out: the same tree as the JSON, its keys in the order of the alphabet.
 
 use machinery::{Status, Value};
 
 /// Rewrites a JSON document.
 pub(crate) fn from_json(json: &[u8]) -> Result<String, Status> {
-    let value: Value = machinery::json::from_slice(json).map_err(Status::internal)?;
+    let mut value: Value = machinery::json::from_slice(json).map_err(Status::internal)?;
+    sort(&mut value);
     serde_saphyr::to_string(&value).map_err(Status::internal)
+}
+
+fn sort(value: &mut Value) {
+    match value {
+        Value::Object(object) => {
+            let mut members: Vec<_> = std::mem::take(object).into_iter().collect();
+            members.sort_by(|(one, _), (other, _)| one.as_str().cmp(other.as_str()));
+            members.iter_mut().for_each(|(_, value)| sort(value));
+            object.extend(members);
+        }
+        Value::Array(array) => array.iter_mut().for_each(sort),
+        _ => {}
+    }
 }

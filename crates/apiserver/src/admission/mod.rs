@@ -28,6 +28,7 @@ mod service_account;
 mod signers;
 mod storage_object_in_use_protection;
 mod taint_nodes_by_condition;
+mod timing;
 
 use std::sync::Arc;
 
@@ -40,6 +41,8 @@ use crate::{Draft, Reader, User, audit::Ticket, authz::Rbac};
 
 pub use options::Options;
 pub(crate) use options::chain;
+use timing::Phase;
+pub(crate) use timing::Timing;
 
 /// What a request does to an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -173,25 +176,33 @@ pub trait Plugin: Send + Sync + 'static {
 }
 
 /// Lets every plugin change the object.
-pub async fn mutate(
+pub(crate) async fn mutate(
     chain: &[Arc<dyn Plugin>],
+    timing: &Timing,
     attributes: &Attributes<'_>,
     object: &mut Object,
 ) -> Result<(), Status> {
+    let mut watch = timing.begin(Phase::Admit, attributes.operation);
     for plugin in chain.iter().filter(|plugin| plugin.handles(attributes)) {
-        plugin.mutate(attributes, object).await?;
+        let done = plugin.mutate(attributes, object).await;
+        watch.plugin(plugin.name(), done)?;
     }
+    watch.end();
     Ok(())
 }
 
 /// Lets every plugin refuse.
-pub async fn validate(
+pub(crate) async fn validate(
     chain: &[Arc<dyn Plugin>],
+    timing: &Timing,
     attributes: &Attributes<'_>,
     object: Option<&Object>,
 ) -> Result<(), Status> {
+    let mut watch = timing.begin(Phase::Validate, attributes.operation);
     for plugin in chain.iter().filter(|plugin| plugin.handles(attributes)) {
-        plugin.validate(attributes, object).await?;
+        let done = plugin.validate(attributes, object).await;
+        watch.plugin(plugin.name(), done)?;
     }
+    watch.end();
     Ok(())
 }

@@ -106,6 +106,11 @@ impl Received {
                 patch::json::go_kind(&other)
             ))),
         };
+        // A merge with what is no object is refused before anybody says what it is.
+        let is_scalar = !matches!(tree, Value::Object(_) | Value::Array(_));
+        if self.media == MERGE && (tree.is_null() || !strict && is_scalar) {
+            return Err(Status::bad_request("Invalid JSON Patch"));
+        }
         let patch = match self.media.as_str() {
             MERGE => Patch::Merge(match tree {
                 Value::Null => return Err(Status::bad_request(NO_MERGE)),

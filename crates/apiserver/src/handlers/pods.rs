@@ -327,7 +327,7 @@ fn success(code: StatusCode) -> http::Response<crate::Body> {
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success",
         "code": code.as_u16(),
     });
-    respond::bytes(code, respond::JSON, body.to_string())
+    respond::line(code, body.to_string().as_bytes())
 }
 
 #[cfg(test)]

@@ -38,6 +38,9 @@ const EXPIRED: &str = "The provided continue parameter is too old to display a c
 pub(crate) fn output(request: &Request, resource: &Arc<Resource>) -> Result<Output, Status> {
     let many = matches!(request.info.verb, "list" | "watch");
     let wanted = media::wanted(&request.parts.headers, resource.schema.is_some(), many)?;
+    if wanted.shape == Shape::Table {
+        output::check_include(&request.query)?;
+    }
     let now = request.core.config.clock.now().as_second();
     Ok(Output::new(resource.clone(), wanted, &request.query, now).audited(request.audit.as_ref()))
 }
@@ -80,6 +83,8 @@ pub(crate) async fn get(request: Request, resource: Arc<Resource>) -> Answer {
 /// What a list asks for beside its selection.
 struct Paging {
     freshness: Freshness,
+    /// Whether the moment is exact only because pages are asked for.
+    by_pages: bool,
     limit: Option<usize>,
     start: Option<String>,
     /// A token for what comes now, should the one that came have expired.
@@ -96,6 +101,8 @@ impl Paging {
             .and_then(|limit| usize::try_from(limit).ok())
             .filter(|limit| *limit > 0);
         let version = query.filled("resourceVersion");
+        // Whoever takes any state gets it whole.
+        let limit = limit.filter(|_| version != Some("0"));
         if let Some(token) = query.filled("continue") {
             let token = Continue::decode(token)?;
             if version.is_some_and(|version| version != "0") {
@@ -109,22 +116,28 @@ impl Paging {
             });
             return Ok(Self {
                 freshness,
+                by_pages: false,
                 limit,
                 start: Some(token.start),
                 fallback,
             });
         }
+        let mut by_pages = false;
         let freshness = match (version, query.filled("resourceVersionMatch")) {
             (None, _) => Freshness::Newest,
             (Some(text), Some("Exact")) => Freshness::Exactly(list_revision(text)?),
             (Some(text), Some(_)) => Freshness::AtLeast(list_revision(text)?),
             (Some(text), None) => match list_revision(text)? {
-                exact if exact > 0 && limit.is_some() => Freshness::Exactly(exact),
+                exact if exact > 0 && limit.is_some() => {
+                    by_pages = true;
+                    Freshness::Exactly(exact)
+                }
                 least => Freshness::AtLeast(least),
             },
         };
         Ok(Self {
             freshness,
+            by_pages,
             limit,
             start: None,
             fallback: None,
@@ -213,12 +226,19 @@ async fn page(
     paging: Paging,
 ) -> Result<Page, Status> {
     let root = resource.prefix("");
-    let prefix = match selection.name() {
-        // Names cannot be prefixes of a key in another namespace: the key is whole.
-        Some(name) if !resource.namespaced() || !namespace.is_empty() => {
-            resource.key(namespace, name)
+    let only = selection.name();
+    // Names cannot be prefixes of a key in another namespace: the key is whole.
+    let only = only.filter(|_| !resource.namespaced() || !namespace.is_empty());
+    let prefix = only.map_or_else(
+        || resource.prefix(namespace),
+        |name| resource.key(namespace, name),
+    );
+    let freshness = match paging.freshness {
+        // One object has no pages.
+        Freshness::Exactly(moment) if paging.by_pages && only.is_some() => {
+            Freshness::AtLeast(moment)
         }
-        _ => resource.prefix(namespace),
+        freshness => freshness,
     };
     let from = paging
         .start
@@ -233,12 +253,25 @@ async fn page(
         prefix,
         from,
         limit,
-        freshness: paging.freshness,
+        freshness,
     };
+    let exactly = matches!(ask.freshness, Freshness::Exactly(_));
     let listed = match request.core.store.list(ask).await {
         Ok(listed) => listed,
         Err(store::Error::Compacted { .. }) if paging.fallback.is_some() => {
             return Err(expired(paging.fallback));
+        }
+        Err(store::Error::Compacted { .. }) if exactly => {
+            let why = "The resourceVersion for the provided list is too old.";
+            return Err(Status::expired(why));
+        }
+        // Nobody waits for one moment to come.
+        Err(error @ store::Error::Future { .. }) if exactly => {
+            let mut status = failure::of_store(error);
+            if let Some(details) = &mut status.details {
+                details.retry_after_seconds = 0;
+            }
+            return Err(status);
         }
         Err(error) => return Err(failure::of_store(error)),
     };

@@ -8,7 +8,7 @@ use machinery::{
     Object, Status, Value,
     apply::{OneVersion, Root, Writer, scale, track},
     field::{Error, Errors, Path},
-    labels, protobuf, schema, text,
+    labels, protobuf, schema, text, time,
 };
 
 use super::{
@@ -19,7 +19,9 @@ use super::{
 use crate::{
     Body, Resource, Stored, convert,
     custom::ScalePaths,
-    failure, media, meta,
+    failure,
+    media::{self, Shape},
+    meta,
     output::{self, Output},
     pipeline::Request,
     respond::{self, Answer},
@@ -59,14 +61,58 @@ async fn get(request: Request, resource: Arc<Resource>) -> Answer {
 /// The Scale of a stored object, written as the client wants it.
 fn answer(output: &Output, resource: &Resource, object: &Stored) -> Response<Body> {
     let scale = scale_of(&resource.parse(object), resource.scale().as_ref());
-    match schema::lookup(SCALE).filter(|_| output.message_type().is_some()) {
-        Some(schema) => respond::bytes(
-            StatusCode::OK,
-            output::PROTOBUF,
-            protobuf::encode(schema, &scale),
-        ),
-        None => output.encoded(StatusCode::OK, Value::Object(scale).to_string().into()),
+    let metadata = scale.get("metadata").cloned().unwrap_or_default();
+    let partial = json!({
+        "kind": "PartialObjectMetadata",
+        "apiVersion": output.wanted.meta_version(),
+        "metadata": metadata,
+    });
+    let shown = match output.wanted.shape {
+        Shape::Object => Value::Object(scale),
+        Shape::Metadata { .. } => partial,
+        Shape::Table => {
+            let revision = json!({"resourceVersion": metadata["resourceVersion"]});
+            let row = output.row_of(row(&scale, output.now()), &scale);
+            output.table_of(columns(), vec![row], revision)
+        }
+    };
+    let schema = match output.wanted.shape {
+        Shape::Metadata { .. } => output.message_type(),
+        _ => schema::lookup(SCALE).filter(|_| output.message_type().is_some()),
+    };
+    match (schema, &shown) {
+        (Some(schema), Value::Object(object)) => {
+            let message = protobuf::encode(schema, object);
+            respond::bytes(StatusCode::OK, output::PROTOBUF, message)
+        }
+        _ => output.encoded(StatusCode::OK, shown.to_string().into()),
     }
+}
+
+/// What a Table of Scales shows.
+fn columns() -> Value {
+    let column = |name: &str, kind: &str, about: &str| json!({"name": name, "type": kind, "format": "", "description": about, "priority": 0});
+    json!([
+        column("Name", "string", "Name of the object."),
+        column("Desired", "integer", "How many instances are wanted."),
+        column("Available", "integer", "How many instances there are."),
+        column("Age", "string", "Time since the object was created."),
+    ])
+}
+
+fn row(scale: &Object, now: i64) -> Vec<Value> {
+    let number = |part: &str| {
+        let replicas = scale.get(part).and_then(|part| part.get("replicas"));
+        replicas.cloned().unwrap_or(0.into())
+    };
+    let created = meta::of(scale).and_then(|metadata| metadata.get("creationTimestamp"));
+    let age = time::age(created.and_then(Value::as_str), now);
+    vec![
+        meta::text(scale, "name").into(),
+        number("spec"),
+        number("status"),
+        age.into(),
+    ]
 }
 
 async fn write(request: Request, resource: Arc<Resource>) -> Answer {
@@ -326,6 +372,16 @@ fn selector_text(selector: Option<&Value>) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_table_shows_what_is_wanted_and_what_there_is() {
+        let object = json!({"metadata": {"name": "a", "creationTimestamp": "1970-01-01T00:00:00Z"},
+            "spec": {"replicas": 3, "selector": {}}, "status": {"replicas": 2}});
+        let scale = scale_of(object.as_object().unwrap(), None);
+        let expected = [json!("a"), json!(3), json!(2), json!("10s")];
+        assert_eq!(row(&scale, 10), expected);
+        assert_eq!(columns().as_array().unwrap().len(), expected.len());
+    }
 
     #[test]
     fn a_scale_shows_counts_and_the_selector() {

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use http::{HeaderValue, header};
 use machinery::json::json;
 use machinery::{
     Object, Status, Value,
@@ -25,22 +26,24 @@ const SHORTEST: i64 = 600;
 const USUAL: i64 = 3600;
 
 /// `/.well-known/openid-configuration` and `/openid/v1/jwks`.
-pub(crate) fn openid(request: &Request, path: &str) -> Answer {
-    let issuer = request.core.config.tokens.as_ref();
-    match (issuer, path) {
-        (Some(issuer), "/.well-known/openid-configuration") => {
-            Ok(respond::json(&issuer.openid_configuration()))
+///
+/// Whoever checks tokens may keep them for a while.
+pub(crate) fn openid(request: &Request, path: &str) -> Option<Answer> {
+    let issuer = request.core.config.tokens.as_ref()?;
+    let (media, body) = match path {
+        "/.well-known/openid-configuration" => {
+            (respond::JSON, issuer.openid_configuration().to_string())
         }
-        (Some(issuer), "/openid/v1/jwks") => {
-            let body = issuer.jwks().to_string();
-            Ok(respond::bytes(
-                http::StatusCode::OK,
-                "application/jwk-set+json",
-                body,
-            ))
-        }
-        _ => Err(Status::path_not_found()),
-    }
+        "/openid/v1/jwks" => ("application/jwk-set+json", issuer.jwks().to_string()),
+        _ => return None,
+    };
+    let accepted = media::takes(&request.parts.headers, media);
+    Some(accepted.map(|()| {
+        let mut response = respond::bytes(http::StatusCode::OK, media, body);
+        let hour = HeaderValue::from_static("public, max-age=3600");
+        response.headers_mut().insert(header::CACHE_CONTROL, hour);
+        response
+    }))
 }
 
 /// Whoever names the account's uid means that account and not a later one of the same name.
@@ -170,8 +173,9 @@ async fn admit(write: &Write, asked: &Value) -> Result<(), Status> {
         reader: &write.core.reader,
         effects: &write.effects,
     };
-    admission::mutate(&write.core.admission, &attributes, &mut object).await?;
-    admission::validate(&write.core.admission, &attributes, Some(&object)).await
+    let timing = &write.core.metrics.admission;
+    admission::mutate(&write.core.admission, timing, &attributes, &mut object).await?;
+    admission::validate(&write.core.admission, timing, &attributes, Some(&object)).await
 }
 
 fn seconds(asked: &Value) -> Result<i64, Status> {

@@ -36,28 +36,20 @@ pub(crate) enum Transport {
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// Connects; the errors are what clients see when a node or pod is gone.
-pub(crate) async fn connect(core: &Core, location: &Location) -> Result<Transport, Status> {
-    let failed = |why: String| Status::internal(format!("error dialing backend: {why}"));
+/// Connects, or says why not in the words that clients know.
+pub(crate) async fn connect(core: &Core, location: &Location) -> Result<Transport, String> {
+    let place = super::authority(location);
     let address: IpAddr = location
         .host
         .parse()
-        .map_err(|_| failed(format!("{:?} is no address", location.host)))?;
+        .map_err(|_| format!("dial tcp: lookup {}: no such host", location.host))?;
     let dial = TcpStream::connect((address, location.port));
     let stream = match tokio::time::timeout(DIAL, dial).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
-            return Err(failed(format!(
-                "dial tcp {address}:{}: {error}",
-                location.port
-            )));
+            return Err(format!("dial tcp {place}: connect: {}", words(&error)));
         }
-        Err(_) => {
-            return Err(failed(format!(
-                "dial tcp {address}:{}: i/o timeout",
-                location.port
-            )));
-        }
+        Err(_) => return Err(format!("dial tcp {place}: i/o timeout")),
     };
     // A peer that is gone shows with the first write.
     let _ = stream.set_nodelay(true);
@@ -67,25 +59,35 @@ pub(crate) async fn connect(core: &Core, location: &Location) -> Result<Transpor
             .config
             .kubelet_tls
             .clone()
-            .ok_or_else(|| failed("no client certificate for kubelets".to_owned()))?,
+            .ok_or("no client certificate for kubelets")?,
         Some(Trust::Anybody) => {
-            pki::unverified_client_config().map_err(|error| failed(error.to_string()))?
+            pki::unverified_client_config().map_err(|error| error.to_string())?
         }
     };
     let handshake =
         TlsConnector::from(config).connect(ServerName::IpAddress(address.into()), stream);
     match tokio::time::timeout(DIAL, handshake).await {
         Ok(Ok(stream)) => Ok(Transport::Tls(Box::new(stream))),
-        Ok(Err(error)) => Err(failed(error.to_string())),
-        Err(_) => Err(failed("TLS handshake timeout".to_owned())),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err("net/http: TLS handshake timeout".to_owned()),
+    }
+}
+
+/// An error of the kernel in the words of its manual, without its number.
+fn words(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    let text = text.split(" (os error").next().unwrap_or_default();
+    let mut letters = text.chars();
+    match letters.next() {
+        Some(first) => first.to_lowercase().chain(letters).collect(),
+        None => String::new(),
     }
 }
 
 /// Sends one request; the answer's body drives the connection until it ends.
 pub(crate) async fn send(request: http::Request<RequestBody>, transport: Transport) -> Answer {
-    let failed = |error: hyper::Error| {
-        Status::service_unavailable(format!("error trying to reach service: {error}"))
-    };
+    let failed =
+        |error: hyper::Error| Status::service_unavailable(format!("{}: {error}", super::UNREACHED));
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(transport))
         .await
         .map_err(failed)?;

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use machinery::{Object, Status, Value};
 use rand::seq::SliceRandom;
 
-use super::{Location, Trust};
+use super::{Location, Trust, log_options};
 use crate::{Resource, ResourceRequest, meta, pipeline::Request};
 
 const KUBELET_PORT: u16 = 10250;
@@ -41,6 +41,9 @@ async fn object(
 
 /// The kubelet's path for logs and streams of a pod.
 async fn kubelet(request: &Request, subject: &ResourceRequest) -> Result<Option<Location>, Status> {
+    if subject.subresource == "log" {
+        log_options::check(&request.query, &subject.name)?;
+    }
     let pod = object(request, "pods", &subject.namespace, &subject.name).await?;
     let node = meta::spec_text(&pod, "nodeName").to_owned();
     let (namespace, name) = (&subject.namespace, &subject.name);
@@ -94,8 +97,9 @@ async fn node_location(
     };
     let host = of("InternalIP").or_else(|| of("ExternalIP"));
     let host = host.ok_or_else(|| {
-        Status::internal(format!(
-            "no preferred addresses found; known addresses: {addresses:?}"
+        let known = Value::from(addresses.clone());
+        Status::unknown(format!(
+            "no preferred addresses found; known addresses: {known}"
         ))
     })?;
     let port = status["daemonEndpoints"]["kubeletEndpoint"]["Port"].as_u64();
@@ -228,13 +232,30 @@ fn escape(text: &str) -> String {
     out
 }
 
-/// `[scheme:]name[:port]`, as proxies name their targets.
-fn split(name: &str) -> (bool, &str, &str) {
-    match name.split(':').collect::<Vec<_>>().as_slice() {
-        ["https", name, port] => (true, name, port),
-        [_, name, port] => (false, name, port),
-        [name, port] => (false, name, port),
-        _ => (false, name, ""),
+/// What a proxy is asked for: `[scheme:]name[:port]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Target<'a> {
+    tls: bool,
+    name: &'a str,
+    port: &'a str,
+}
+
+impl<'a> Target<'a> {
+    /// `kind` is what the target is, for the refusal.
+    fn parse(given: &'a str, kind: &str) -> Result<Self, Status> {
+        let parts: Vec<&str> = given.split(':').collect();
+        let (scheme, name, port) = match *parts.as_slice() {
+            [name] => ("", name, ""),
+            [name, port] => ("", name, port),
+            [scheme, name, port] => (scheme, name, port),
+            _ => ("-", "", ""),
+        };
+        if name.is_empty() || !matches!(scheme, "" | "http" | "https") {
+            let why = format!("invalid {kind} request {given:?}");
+            return Err(Status::bad_request(why));
+        }
+        let tls = scheme == "https";
+        Ok(Self { tls, name, port })
     }
 }
 
@@ -258,17 +279,23 @@ fn path_name<'a>(path: &'a str, subject: &ResourceRequest) -> &'a str {
 }
 
 async fn node_proxy(request: &Request, subject: &ResourceRequest) -> Result<Location, Status> {
-    let (_, name, port) = split(&subject.name);
-    let mut location = node_location(request, name, rest(request, subject)).await?;
-    if let Ok(port) = port.parse() {
+    let target = Target::parse(&subject.name, "node")?;
+    let mut location = node_location(request, target.name, rest(request, subject)).await?;
+    if !may_be_proxied(&location.host) {
+        return Err(Status::bad_request("address not allowed"));
+    }
+    let port = target.port.parse().ok();
+    if let Some(port) = port.filter(|port| *port != location.port) {
+        // What is not the kubelet learns nothing of who we are.
         location.port = port;
+        location.tls = target.tls.then_some(Trust::Anybody);
     }
     Ok(location)
 }
 
 async fn pod_proxy(request: &Request, subject: &ResourceRequest) -> Result<Location, Status> {
-    let (tls, name, port) = split(&subject.name);
-    let pod = object(request, "pods", &subject.namespace, name).await?;
+    let target = Target::parse(&subject.name, "pod")?;
+    let pod = object(request, "pods", &subject.namespace, target.name).await?;
     let address = pod
         .get("status")
         .and_then(|status| status.get("podIP"))
@@ -277,16 +304,15 @@ async fn pod_proxy(request: &Request, subject: &ResourceRequest) -> Result<Locat
     let host = host
         .ok_or_else(|| Status::bad_request("address not allowed"))?
         .to_owned();
-    let port = if port.is_empty() {
-        first_port(&pod)
-    } else {
-        port.parse().ok()
+    let port = match target.port {
+        "" => first_port(&pod),
+        port => port.parse().ok(),
     };
-    let port = port.unwrap_or(80);
+    let usual = if target.tls { 443 } else { 80 };
     Ok(Location {
-        tls: tls.then_some(Trust::Anybody),
+        tls: target.tls.then_some(Trust::Anybody),
         host,
-        port,
+        port: port.unwrap_or(usual),
         path_and_query: rest(request, subject),
         websockets: true,
     })
@@ -325,40 +351,44 @@ fn first_port(pod: &Object) -> Option<u16> {
     ports.find_map(|port| u16::try_from(port["containerPort"].as_u64()?).ok())
 }
 
+/// The name of a service's port that was asked for by its number or name.
+async fn port_name(
+    request: &Request,
+    namespace: &str,
+    target: Target<'_>,
+) -> Result<String, Status> {
+    let Ok(number) = target.port.parse::<i64>() else {
+        return Ok(target.port.to_owned());
+    };
+    let name = target.name;
+    let service = Value::Object(object(request, "services", namespace, name).await?);
+    let ports = service["spec"]["ports"].as_array();
+    let mut ports = ports.into_iter().flatten();
+    let port = ports.find(|port| port["port"].as_i64() == Some(number));
+    let port = port.ok_or_else(|| {
+        let why = format!("no service port {number} found for service {name:?}");
+        Status::service_unavailable(why)
+    })?;
+    Ok(port["name"].as_str().unwrap_or_default().to_owned())
+}
+
 /// One ready address behind a service.
 async fn service_proxy(request: &Request, subject: &ResourceRequest) -> Result<Location, Status> {
-    let (tls, name, port) = split(&subject.name);
-    let service = object(request, "services", &subject.namespace, name).await?;
-    let unavailable =
-        || Status::service_unavailable(format!("no endpoints available for service {name:?}"));
-    let ports = service
-        .get("spec")
-        .and_then(|spec| spec.get("ports"))
-        .and_then(Value::as_array);
-    let mut ports = ports.into_iter().flatten();
-    let wanted = ports.find(|candidate| {
-        port.is_empty()
-            || candidate["name"] == port
-            || candidate["port"]
-                .as_u64()
-                .is_some_and(|number| number.to_string() == port)
-    });
-    let wanted = wanted.ok_or_else(|| {
-        Status::service_unavailable(format!(
-            "no service port {port:?} found for service {name:?}"
-        ))
-    })?;
-    let port_name = wanted["name"].as_str().unwrap_or_default();
+    let target = Target::parse(&subject.name, "service")?;
+    let (tls, name) = (target.tls, target.name);
+    let port_name = port_name(request, &subject.namespace, target).await?;
     let (_, slices) = request
         .core
         .reader
         .list("discovery.k8s.io", "endpointslices", &subject.namespace)
         .await?;
     let mut candidates = Vec::new();
+    let mut known = false;
     for slice in slices
         .iter()
         .filter(|slice| slice.label("kubernetes.io/service-name") == Some(name))
     {
+        known = true;
         let slice = Value::Object(slice.parse());
         let port = slice["ports"]
             .as_array()
@@ -389,7 +419,18 @@ async fn service_proxy(request: &Request, subject: &ResourceRequest) -> Result<L
             });
         }
     }
-    Err(unavailable())
+    if !known {
+        // A service that nobody keeps endpoints for is as good as none.
+        let kept = request
+            .core
+            .reader
+            .get("", "endpoints", &subject.namespace, name);
+        if kept.await?.is_none() {
+            return Err(Status::not_found("", "services", name));
+        }
+    }
+    let why = format!("no endpoints available for service {:?}", subject.name);
+    Err(Status::service_unavailable(why))
 }
 
 /// Whether an endpoint's address is that of the pod in this namespace that it names. Who may write
@@ -413,9 +454,20 @@ mod tests {
 
     #[test]
     fn targets_are_split_and_words_escaped() {
-        assert_eq!(split("web"), (false, "web", ""));
-        assert_eq!(split("web:80"), (false, "web", "80"));
-        assert_eq!(split("https:web:443"), (true, "web", "443"));
+        for (given, tls, name, port) in [
+            ("web", false, "web", ""),
+            ("web:80", false, "web", "80"),
+            ("http:web:", false, "web", ""),
+            ("https:web:443", true, "web", "443"),
+        ] {
+            let expected = Target { tls, name, port };
+            assert_eq!(Target::parse(given, "pod").unwrap(), expected);
+        }
+        for refused in ["", ":80", "ftp:web:1", "a:b:c:d", "http::80"] {
+            let refused = Target::parse(refused, "pod").unwrap_err();
+            assert_eq!(refused.code, 400);
+            assert!(refused.message.starts_with("invalid pod request \""));
+        }
         assert_eq!(escape("a b&c/ü"), "a%20b%26c%2F%C3%BC");
     }
 

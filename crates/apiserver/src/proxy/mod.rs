@@ -4,6 +4,7 @@
 mod backend;
 mod html;
 mod locate;
+mod log_options;
 mod redirect;
 pub(crate) mod streams;
 
@@ -55,18 +56,21 @@ const OURS: &[&str] = &[
     "x-remote-uid",
 ];
 
+/// Why nothing came back.
+const UNREACHED: &str = "error trying to reach service";
+
 /// What is quoted of a refusal.
 const MAX_REFUSAL: usize = 10 * 1024;
 
 /// Serves `log`, `exec`, `attach`, `portforward` and `proxy`.
 pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     let subject = request.info.resource.clone().unwrap_or_default();
+    let location = locate::locate(&request, &resource).await?;
     if subject.subresource == "proxy"
         && let Some(answer) = redirect::to_root(&request.parts)
     {
         return Ok(answer);
     }
-    let location = locate::locate(&request, &resource).await?;
     match (subject.subresource.as_str(), location) {
         ("log", location) => streams::log(request, location).await,
         (_, None) => Ok(respond::text(http::StatusCode::OK, "")),
@@ -87,7 +91,9 @@ async fn proxy(request: Request, location: Location) -> Answer {
     }
     let (base, transport) = (
         redirect::Base::of(&request, &location),
-        backend::connect(&request.core, &location).await?,
+        backend::connect(&request.core, &location)
+            .await
+            .map_err(|why| Status::service_unavailable(format!("{UNREACHED}: {why}")))?,
     );
     let answer = forward(request, location, transport).await?;
     base.lead_back(answer).await

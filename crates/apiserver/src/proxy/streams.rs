@@ -15,7 +15,7 @@ use crate::{
     Body,
     audit::Ticket,
     pipeline::{Core, Request},
-    respond::{self, Answer},
+    respond::Answer,
 };
 
 /// A pod's log, also as a WebSocket that carries nothing else.
@@ -31,7 +31,11 @@ pub(super) async fn log(mut request: Request, location: Option<Location>) -> Ans
     };
     let log = match location {
         // Nobody runs it yet, and so it has said nothing.
-        None => respond::text(StatusCode::OK, ""),
+        None => {
+            let mut nothing = http::Response::new(Body::empty());
+            *nothing.status_mut() = StatusCode::NO_CONTENT;
+            nothing
+        }
         Some(location) => fetch(request, location).await?,
     };
     let Some((agreed, pending)) = upgrade else {
@@ -55,7 +59,15 @@ async fn fetch(mut request: Request, location: Location) -> Answer {
     }
     let name = request.info.resource.as_ref().map(|pod| pod.name.clone());
     let name = name.unwrap_or_default();
-    let transport = backend::connect(&request.core, &location).await?;
+    let transport = backend::connect(&request.core, &location).await;
+    let transport = transport.map_err(|why| {
+        let target = format!(
+            "https://{}{}",
+            authority(&location),
+            location.path_and_query
+        );
+        Status::unknown(format!("Get {target:?}: {why}"))
+    })?;
     let answer = forward(request, location, transport).await?;
     match answer.status() {
         StatusCode::OK => Ok(answer),
@@ -103,7 +115,9 @@ fn refused(code: StatusCode, name: &str, why: &str) -> Status {
 /// Joins the client's connection with the backend's once the backend agrees.
 pub(super) async fn upgrade(mut request: Request, location: Location) -> Answer {
     let (core, audit) = (request.core.clone(), request.audit.clone());
-    let transport = backend::connect(&core, &location).await?;
+    let transport = backend::connect(&core, &location).await;
+    let transport =
+        transport.map_err(|why| Status::internal(format!("error dialing backend: {why}")))?;
     let subresource = request.info.resource.take().unwrap_or_default().subresource;
     let flag = |name: &str| request.query.flag(name);
     let options = Options {

@@ -140,7 +140,13 @@ impl Write {
     ) -> Result<(), Status> {
         let name = meta::text(object, "name").to_owned();
         let attributes = self.attributes(operation, &name, old);
-        admission::mutate(&self.core.admission, &attributes, object).await
+        admission::mutate(
+            &self.core.admission,
+            &self.core.metrics.admission,
+            &attributes,
+            object,
+        )
+        .await
     }
 
     async fn admit_validating(
@@ -154,7 +160,13 @@ impl Write {
             .map(|object| meta::text(object, "name"))
             .unwrap_or_default();
         let attributes = self.attributes(operation, name, old);
-        admission::validate(&self.core.admission, &attributes, object).await
+        admission::validate(
+            &self.core.admission,
+            &self.core.metrics.admission,
+            &attributes,
+            object,
+        )
+        .await
     }
 
     /// Notes in managedFields whose fields this write sets.

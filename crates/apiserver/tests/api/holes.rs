@@ -460,7 +460,7 @@ async fn a_permission_for_one_name_shows_one_object() {
         format!("{secrets}?fieldSelector=type!%3Dx&fieldSelector=metadata.name%3Dmine"),
         format!("{secrets}?name=mine"),
         "/api/v1/watch/namespaces/default/secrets".to_owned(),
-        "/api/v1/namespaces/default%2fsecrets/mine".to_owned(),
+        "/api/v1/namespaces/default%2fsecrets/theirs".to_owned(),
         "/api/v1/secrets?fieldSelector=metadata.namespace%3Ddefault".to_owned(),
     ];
     for path in refused {

@@ -96,7 +96,7 @@ async fn the_figures_count_requests_and_objects() {
     assert!(
         figures
             .body
-            .contains(r#"apiserver_storage_objects{group="",resource="namespaces"} 4"#)
+            .contains(r#"apiserver_storage_objects{resource="namespaces"} 4"#)
     );
     assert!(
         figures
@@ -164,4 +164,48 @@ async fn health_says_which_check_failed_when_asked() {
     );
     assert_eq!(get("/livez/ping").await.code, 200);
     assert_eq!(get("/livez/nothing").await.code, 404);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_timeout_is_read_as_go_reads_it() {
+    let server = Server::start().await;
+    let get = async |timeout: &str| {
+        let path = format!("/api/v1/namespaces?timeout={timeout}");
+        let answer = admin(&server, "GET", &path, Value::Null).await;
+        (answer.code, answer.json()["message"].clone())
+    };
+    assert_eq!(get("30s").await.0, 200);
+    assert_eq!(get("0").await.0, 200);
+    let refused =
+        "invalid timeout specified in the request URL - time: missing unit in duration \"3\"";
+    assert_eq!(get("3").await, (400, refused.into()));
+}
+
+/// Who is refused before the body was read still gets the answer, and the connection stays.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_before_the_body_was_read_arrives_and_the_connection_stays() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let server = Server::start().await;
+    let mut tls = crate::support::dial(&server).await;
+    let body = vec![b'x'; 1 << 20];
+    for _ in 0..3 {
+        let head = format!(
+            "POST /api/v1/nopes HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        tls.write_all(head.as_bytes()).await.unwrap();
+        tls.write_all(&body).await.unwrap();
+        let mut got = Vec::new();
+        let mut piece = [0; 4096];
+        let end = loop {
+            let count = tls.read(&mut piece).await.unwrap();
+            assert_ne!(count, 0, "the connection stays");
+            got.extend_from_slice(&piece[..count]);
+            let text = String::from_utf8_lossy(&got);
+            if text.trim_end().ends_with('}') {
+                break text.into_owned();
+            }
+        };
+        assert!(end.starts_with("HTTP/1.1 404"), "{end}");
+    }
 }

@@ -19,6 +19,7 @@ mod kubelet;
 mod limits;
 mod negotiation;
 mod openapi;
+mod paths;
 mod planted;
 mod ranges;
 mod ratcheting;

@@ -107,14 +107,6 @@ async fn logs_come_from_the_kubelet_of_the_node() {
         wrong.json()["message"],
         "container x is not valid for pod p"
     );
-    let node = admin(
-        &server,
-        "GET",
-        "/api/v1/nodes/n1/proxy/stats/summary?x=y",
-        Value::Null,
-    )
-    .await;
-    assert_eq!(node.body, "GET /stats/summary?x=y");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -163,6 +155,55 @@ async fn an_exec_is_tunnelled_byte_for_byte() {
     assert_eq!(plain.code, 400, "{}", plain.body);
 }
 
+/// An address of this machine that is not its loopback, if it has one. Nothing is sent.
+fn own_address() -> Option<std::net::IpAddr> {
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0").ok()?;
+    socket.connect("192.0.2.1:9").ok()?;
+    let address = socket.local_addr().ok()?.ip();
+    (!address.is_loopback() && !address.is_unspecified()).then_some(address)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_proxy_leads_neither_to_loopback_nor_with_our_certificate_to_others() {
+    let server = with_pod().await;
+    let get = async |path: &str| admin(&server, "GET", path, Value::Null).await;
+    for (path, code, message) in [
+        ("n1/proxy/stats/summary", 400, "address not allowed"),
+        ("n1:1/proxy/", 400, "address not allowed"),
+        ("none/proxy/", 404, "nodes \"none\" not found"),
+        ("ftp:n1:1/proxy/", 400, "invalid node request \"ftp:n1:1\""),
+        ("a:b:c:d/proxy/", 400, "invalid node request \"a:b:c:d\""),
+    ] {
+        let refused = get(&format!("/api/v1/nodes/{path}")).await;
+        let said = refused.json()["message"].as_str().unwrap().to_owned();
+        assert_eq!((refused.code, said.as_str()), (code, message), "{path}");
+    }
+    let Some(address) = own_address() else {
+        return;
+    };
+    let listener = TcpListener::bind((address, 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let served = hyper::server::conn::http1::Builder::new()
+                .serve_connection(TokioIo::new(stream), service_fn(answer));
+            served.await.ok();
+        }
+    });
+    let node = json!({"metadata": {"name": "n2"}, "status": {
+        "addresses": [{"type": "InternalIP", "address": address.to_string()}],
+        "daemonEndpoints": {"kubeletEndpoint": {"Port": 1}}}});
+    let made = admin(&server, "POST", "/api/v1/nodes", node).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let plain = get(&format!("/api/v1/nodes/n2:{port}/proxy/a//b?x=y")).await;
+    assert_eq!((plain.code, plain.body.as_str()), (200, "GET /a//b?x=y"));
+    let kubelet = get("/api/v1/nodes/n2/proxy/").await;
+    let said = kubelet.json()["message"].as_str().unwrap().to_owned();
+    let expected =
+        format!("error trying to reach service: dial tcp {address}:1: connect: connection refused");
+    assert_eq!((kubelet.code, said), (503, expected));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_proxy_reaches_a_ready_endpoint() {
     let server = Server::start().await;
@@ -196,7 +237,8 @@ async fn a_service_proxy_reaches_a_ready_endpoint() {
     let none = admin(&server, "GET", path, Value::Null).await;
     assert_eq!(
         (none.code, none.json()["message"].as_str().unwrap()),
-        (503, "no endpoints available for service \"web\"")
+        (404, "services \"web\" not found"),
+        "nobody keeps endpoints for it"
     );
     // Loopback is nobody's address of type IPv4; as a name it is taken.
     let target = json!({"kind": "Pod", "namespace": "default", "name": "web-1"});

@@ -1,0 +1,162 @@
+//! How long admission takes, plugin by plugin and as a whole.
+
+use std::time::Instant;
+
+use machinery::Status;
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{family::Family, histogram::Histogram},
+    registry::Registry,
+};
+
+use super::Operation;
+
+/// Upstream's buckets, in seconds.
+const BUCKETS: [f64; 6] = [0.005, 0.025, 0.1, 0.5, 1.0, 2.5];
+
+/// Which of the two a plugin was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    Admit,
+    Validate,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Step {
+    operation: &'static str,
+    rejected: &'static str,
+    r#type: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Controller {
+    name: &'static str,
+    #[prometheus(flatten)]
+    step: Step,
+}
+
+type Durations<Of> = Family<Of, Histogram, fn() -> Histogram>;
+
+fn durations<Of: Clone + std::hash::Hash + Eq>() -> Durations<Of> {
+    Family::new_with_constructor(|| Histogram::new(BUCKETS))
+}
+
+/// The durations so far.
+pub(crate) struct Timing {
+    steps: Durations<Step>,
+    controllers: Durations<Controller>,
+}
+
+impl Timing {
+    pub(crate) fn new(registry: &mut Registry) -> Self {
+        let timing = Self {
+            steps: durations(),
+            controllers: durations(),
+        };
+        let about = "Seconds that one admission plugin took";
+        let name = "apiserver_admission_controller_admission_duration_seconds";
+        registry.register(name, about, timing.controllers.clone());
+        let about = "Seconds that all admission plugins took";
+        let name = "apiserver_admission_step_admission_duration_seconds";
+        registry.register(name, about, timing.steps.clone());
+        timing
+    }
+
+    pub(super) fn begin(&self, phase: Phase, operation: Operation) -> Watch<'_> {
+        let now = Instant::now();
+        let operation = match operation {
+            Operation::Create => "CREATE",
+            Operation::Update => "UPDATE",
+            Operation::Delete => "DELETE",
+            Operation::Connect => "CONNECT",
+        };
+        let r#type = match phase {
+            Phase::Admit => "admit",
+            Phase::Validate => "validate",
+        };
+        Watch {
+            timing: self,
+            operation,
+            r#type,
+            begun: now,
+            last: now,
+        }
+    }
+}
+
+/// One step under way.
+pub(super) struct Watch<'a> {
+    timing: &'a Timing,
+    operation: &'static str,
+    r#type: &'static str,
+    begun: Instant,
+    last: Instant,
+}
+
+impl Watch<'_> {
+    fn step(&self, is_refused: bool) -> Step {
+        Step {
+            operation: self.operation,
+            rejected: if is_refused { "true" } else { "false" },
+            r#type: self.r#type,
+        }
+    }
+
+    /// A plugin has had its say; a refusal ends the step.
+    pub(super) fn plugin(
+        &mut self,
+        name: &'static str,
+        said: Result<(), Status>,
+    ) -> Result<(), Status> {
+        let now = Instant::now();
+        let step = self.step(said.is_err());
+        let took = now.duration_since(self.last).as_secs_f64();
+        self.last = now;
+        let controller = Controller { name, step };
+        let durations = &self.timing.controllers;
+        durations.get_or_create(&controller).observe(took);
+        if said.is_err() {
+            self.whole(controller.step);
+        }
+        said
+    }
+
+    /// Nobody refused.
+    pub(super) fn end(self) {
+        self.whole(self.step(false));
+    }
+
+    fn whole(&self, step: Step) {
+        let took = self.last.duration_since(self.begun).as_secs_f64();
+        self.timing.steps.get_or_create(&step).observe(took);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::encoding::text;
+
+    use super::*;
+
+    #[test]
+    fn plugins_and_steps_are_told_apart_and_refusals_counted() {
+        let mut registry = Registry::default();
+        let timing = Timing::new(&mut registry);
+        let mut watch = timing.begin(Phase::Admit, Operation::Create);
+        watch.plugin("One", Ok(())).unwrap();
+        watch.end();
+        let mut watch = timing.begin(Phase::Validate, Operation::Delete);
+        let refused = Err(Status::bad_request("no"));
+        watch.plugin("Two", refused).unwrap_err();
+        let mut shown = String::new();
+        text::encode(&mut shown, &registry).unwrap();
+        for line in [
+            r#"apiserver_admission_controller_admission_duration_seconds_count{name="One",operation="CREATE",rejected="false",type="admit"} 1"#,
+            r#"apiserver_admission_controller_admission_duration_seconds_count{name="Two",operation="DELETE",rejected="true",type="validate"} 1"#,
+            r#"apiserver_admission_step_admission_duration_seconds_count{operation="CREATE",rejected="false",type="admit"} 1"#,
+            r#"apiserver_admission_step_admission_duration_seconds_count{operation="DELETE",rejected="true",type="validate"} 1"#,
+        ] {
+            assert!(shown.lines().any(|one| one == line), "{line} in {shown}");
+        }
+    }
+}

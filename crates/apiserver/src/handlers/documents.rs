@@ -1,0 +1,145 @@
+//! Paths that are no resource: health, version, discovery, OpenAPI, metrics, keys of tokens.
+
+use http::Method;
+use machinery::Status;
+
+use super::{
+    routes::{self, no_page},
+    tokens,
+};
+use crate::{
+    discovery, health, openapi,
+    pipeline::Request,
+    registry::Table,
+    respond::{self, Answer},
+};
+
+/// The group of the server that is in front of all others; it alone routes its group's document.
+const FRONT: &str = "apiregistration.k8s.io";
+
+pub(super) async fn serve(request: Request) -> Answer {
+    let table = request.core.registry.table();
+    let path = request.info.path.clone();
+    if is_routed(&table, &path) && request.parts.method != Method::GET {
+        return Err(Status::method_not_allowed());
+    }
+    let bare = path.trim_end_matches('/');
+    match bare.split('/').nth(1).unwrap_or_default() {
+        "healthz" | "livez" | "readyz" => health::serve(&request).await,
+        "version" if bare == "/version" => health::version(&request.parts.headers),
+        "version" => Err(Status::path_not_found()),
+        "api" => discover(&request, &table, bare).unwrap_or(Err(Status::path_not_found())),
+        "apis" => {
+            let group = bare.split('/').nth(2).unwrap_or_default();
+            discover(&request, &table, bare).unwrap_or_else(|| routes::missing(&table, group))
+        }
+        "metrics" if path == "/metrics" => metrics(&request).await,
+        "metrics" if path == "/metrics/slis" => health::indicators(&request),
+        "openapi" => {
+            let ask = openapi::Ask {
+                table: &table,
+                hashes: &request.core.openapi,
+                headers: &request.parts.headers,
+                query: &request.query,
+                now: request.core.config.clock.now().as_second(),
+            };
+            Ok(ask.serve(&path).unwrap_or_else(no_page))
+        }
+        "" | "index.html" if matches!(path.as_str(), "" | "/" | "/index.html") => Ok(
+            respond::lines(&machinery::json::json!({"paths": paths(&table)})),
+        ),
+        _ => tokens::openid(&request, bare).unwrap_or_else(|| Ok(no_page())),
+    }
+}
+
+/// Whether a router is asked for a path, which knows GET alone; others take any method.
+fn is_routed(table: &Table, path: &str) -> bool {
+    let mut parts = path.trim_matches('/').split('/');
+    match parts.next().unwrap_or_default() {
+        "api" => matches!((parts.next(), parts.next()), (None | Some("v1"), None)),
+        "version" => parts.next().is_none(),
+        "apis" => match (parts.next(), parts.next(), parts.next()) {
+            (Some(FRONT), None, _) => true,
+            (Some(group), Some(version), None) => {
+                table.has_router(group) && table.serves(group, version)
+            }
+            _ => false,
+        },
+        ".well-known" => path.starts_with("/.well-known/openid-configuration"),
+        "openid" => path.starts_with("/openid/v1/jwks"),
+        _ => false,
+    }
+}
+
+fn discover(request: &Request, table: &Table, path: &str) -> Option<Answer> {
+    let address = request.core.config.advertise.to_string();
+    discovery::serve(table, path, &request.parts.headers, &address)
+}
+
+/// The server's figures; objects are counted when somebody asks.
+async fn metrics(request: &Request) -> Answer {
+    let resources = request.core.registry.table().all().to_vec();
+    for resource in resources
+        .iter()
+        .filter(|r| r.storage.is_none() && !r.kind.is_virtual())
+    {
+        let ask = store::ListRequest {
+            prefix: resource.prefix(""),
+            from: None,
+            limit: Some(1),
+            freshness: store::Freshness::AtLeast(0),
+        };
+        let listed = request.core.store.list(ask).await;
+        let listed = listed.map_err(crate::failure::of_store)?;
+        let count = listed.entries.len() + listed.remaining;
+        let metrics = &request.core.metrics;
+        metrics.stored(&resource.group, &resource.plural, count);
+    }
+    if let Some(size) = request.core.store.size().await {
+        request.core.metrics.takes(size);
+    }
+    if let Some(audit) = &request.core.audit {
+        request.core.metrics.audited(audit.figures());
+    }
+    Ok(respond::bytes(
+        http::StatusCode::OK,
+        crate::metrics::MEDIA,
+        request.core.metrics.text(),
+    ))
+}
+
+/// The paths worth a look, for `/`.
+fn paths(table: &Table) -> Vec<String> {
+    let fixed = [
+        "/.well-known/openid-configuration",
+        "/api",
+        "/api/v1",
+        "/apis",
+        "/apis/",
+        "/healthz",
+        "/livez",
+        "/metrics",
+        "/metrics/slis",
+        "/openapi/v2",
+        "/openapi/v3",
+        "/openapi/v3/",
+        "/openid/v1/jwks",
+        "/readyz",
+        "/version",
+    ];
+    let mut paths: Vec<String> = fixed.map(str::to_owned).to_vec();
+    for resource in table.all() {
+        if !resource.group.is_empty() {
+            paths.push(format!("/apis/{}", resource.group));
+            paths.push(format!("/apis/{}/{}", resource.group, resource.version));
+        }
+    }
+    for check in health::SINGLE {
+        for place in ["healthz", "livez", "readyz"] {
+            paths.push(format!("/{place}/{check}"));
+        }
+    }
+    paths.sort();
+    paths.dedup();
+    paths
+}

@@ -1,0 +1,138 @@
+//! Which methods there are at which paths. Built-in kinds are served by a router: a path that it
+//! does not know is a 404 and another method a 405, both as Status. Where no router is (custom
+//! resources, groups that nobody serves) an unknown path is a plain page.
+
+use http::{Method, StatusCode};
+use machinery::{Status, text};
+
+use crate::{
+    RequestInfo, Resource, discovery,
+    registry::Table,
+    respond::{self, Answer},
+};
+
+/// A path that nobody knows, where no router is asked.
+pub(crate) fn no_page() -> http::Response<crate::Body> {
+    let page = respond::text(StatusCode::NOT_FOUND, "404 page not found\n");
+    respond::unsniffed(page)
+}
+
+/// The answer for a path below a group, when nothing is served there.
+pub(crate) fn missing(table: &Table, group: &str) -> Answer {
+    if table.has_router(group) {
+        Err(Status::path_not_found())
+    } else {
+        Ok(no_page())
+    }
+}
+
+/// The answer when a resource has no such path, or not this method there; `None` when it has.
+pub(crate) fn refuse(method: &Method, info: &RequestInfo, resource: &Resource) -> Option<Answer> {
+    let subject = info.resource.as_ref()?;
+    let is_namespace = resource.group.is_empty() && resource.plural == "namespaces";
+    let in_namespace = !subject.namespace.is_empty() && !is_namespace;
+    // A list may name an object by its selector; its path does not.
+    let many = matches!(info.verb, "list" | "watch" | "deletecollection");
+    let named = !many && !subject.name.is_empty();
+    let whole = resource.namespaced() && !in_namespace;
+    let place = Place {
+        resource,
+        subresource: &subject.subresource,
+        named,
+        whole,
+    };
+    let misplaced = in_namespace && !resource.namespaced() || whole && named;
+    if resource.custom {
+        return place.refuse_custom(info.verb, &subject.name, misplaced);
+    }
+    let more = !subject.rest.is_empty() && subject.subresource != "proxy";
+    if misplaced || more || !place.exists() {
+        return Some(Err(Status::path_not_found()));
+    }
+    (!place.has(method, info.verb)).then(|| Err(Status::method_not_allowed()))
+}
+
+/// Refuses names that no object can have, since they would be read as more than a name.
+pub(crate) fn check_name(info: &RequestInfo, resource: &Resource) -> Result<(), Status> {
+    let (_, name) = info.place();
+    if matches!(info.verb, "list" | "watch" | "deletecollection" | "create") {
+        return Ok(());
+    }
+    if name.contains('\0') {
+        return Err(Status::not_found(&resource.group, &resource.plural, name));
+    }
+    let why = match name {
+        "." => "may not be '.'",
+        ".." => "may not be '..'",
+        _ if name.contains('%') => "may not contain '%'",
+        _ => return Ok(()),
+    };
+    let why = format!("Name parameter invalid: {}: {why}", text::quote(name));
+    Err(Status::bad_request(why))
+}
+
+/// A path of a resource.
+struct Place<'a> {
+    resource: &'a Resource,
+    subresource: &'a str,
+    /// Whether it is one object's.
+    named: bool,
+    /// Whether it is that of a namespaced kind over all namespaces.
+    whole: bool,
+}
+
+impl Place<'_> {
+    /// Verbs that are served at the path itself.
+    fn own_verbs(&self) -> &'static [&'static str] {
+        match (self.named, self.whole) {
+            (true, _) => &["get", "update", "patch", "delete"],
+            (false, true) => &["list", "watch"],
+            (false, false) => &["list", "watch", "create", "deletecollection"],
+        }
+    }
+
+    fn exists(&self) -> bool {
+        if !self.subresource.is_empty() {
+            return self
+                .resource
+                .kind
+                .subresources()
+                .contains(&self.subresource);
+        }
+        let verbs = self.resource.kind.verbs();
+        self.own_verbs().iter().any(|verb| verbs.contains(verb))
+    }
+
+    fn serves(&self, verb: &str) -> bool {
+        match self.subresource {
+            // Whatever is proxied may be asked in every way there is.
+            "proxy" => true,
+            "" => self.own_verbs().contains(&verb) && self.resource.kind.verbs().contains(&verb),
+            name => discovery::subresource_verbs(self.resource, name).contains(&verb),
+        }
+    }
+
+    /// The router knows reading by GET alone, except where requests are passed on.
+    fn has(&self, method: &Method, verb: &str) -> bool {
+        self.serves(verb) && (*method != Method::HEAD || self.subresource == "proxy")
+    }
+
+    /// Custom resources know verbs and no methods, and everything else of theirs is told by name.
+    fn refuse_custom(&self, verb: &str, name: &str, misplaced: bool) -> Option<Answer> {
+        let Resource { group, plural, .. } = self.resource;
+        if misplaced || self.whole && !matches!(verb, "list" | "watch") {
+            return Some(Ok(no_page()));
+        }
+        if !self.subresource.is_empty() && !self.exists() {
+            return Some(Err(Status::not_found(group, plural, name)));
+        }
+        if self.subresource.is_empty() {
+            if !self.named && matches!(verb, "update" | "patch") {
+                return Some(Err(Status::bad_request("name must be provided")));
+            }
+            let known = self.resource.kind.verbs().contains(&verb);
+            return (!known).then(|| Err(Status::method_not_supported(group, plural, verb)));
+        }
+        (!self.serves(verb)).then(|| Err(Status::method_not_supported(group, plural, verb)))
+    }
+}
