@@ -35,6 +35,7 @@ use tracing::debug;
 use crate::{
     body::BodyError,
     pipeline::{Caller, Connection, Core},
+    slices::Slices,
 };
 
 /// Longest time for a TLS handshake.
@@ -100,7 +101,7 @@ pub(crate) async fn serve(
         .timer(TokioTimer::new())
         .max_concurrent_streams(1000)
         .max_header_list_size(1 << 20);
-    let served = builder.serve_connection_with_upgrades(TokioIo::new(tls), service);
+    let served = builder.serve_connection_with_upgrades(TokioIo::new(Slices(tls)), service);
     tokio::pin!(served);
     let ended = tokio::select! {
         biased;

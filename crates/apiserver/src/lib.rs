@@ -47,6 +47,7 @@ mod scan;
 mod selection;
 mod server;
 mod services;
+mod slices;
 #[cfg(test)]
 mod testing;
 mod user;

@@ -1,8 +1,8 @@
 //! Entries in the order in which they came, each name once.
 
+use super::index::Index;
 use super::{Key, Value};
 use crate::schema::Type;
-use std::collections::HashMap;
 use std::fmt;
 
 /// Longer maps have an index.
@@ -12,10 +12,8 @@ const SHORT: usize = 32;
 #[derive(Clone, Default)]
 pub struct Map {
     entries: Vec<(Key, Value)>,
-    /// Where the names stand; for long maps only, and for those always. Boxed, since maps are many and
-    /// long ones few: a value stays small.
-    #[allow(clippy::box_collection)]
-    index: Option<Box<HashMap<Key, u32>>>,
+    /// Where the names of long maps stand, and which names short maps certainly do not have.
+    index: Index,
 }
 
 impl Map {
@@ -23,7 +21,7 @@ impl Map {
     pub const fn new() -> Self {
         Self {
             entries: Vec::new(),
-            index: None,
+            index: Index::EMPTY,
         }
     }
 
@@ -31,7 +29,7 @@ impl Map {
     pub fn with_capacity(capacity: usize) -> Self {
         Self {
             entries: Vec::with_capacity(capacity),
-            index: None,
+            index: Index::EMPTY,
         }
     }
 
@@ -45,14 +43,22 @@ impl Map {
 
     pub fn clear(&mut self) {
         self.entries.clear();
-        self.index = None;
+        self.index = Index::EMPTY;
     }
 
     #[inline]
     fn position(&self, key: &str) -> Option<usize> {
-        match &self.index {
+        // Most names that are asked for are not there.
+        if !self.index.may_have(key) {
+            return None;
+        }
+        self.find(key)
+    }
+
+    fn find(&self, key: &str) -> Option<usize> {
+        match self.index.places() {
             None => self.entries.iter().position(|(k, _)| k.is(key)),
-            Some(index) => index.get(key).map(|&at| at as usize),
+            Some(places) => places.get(key).map(|&at| at as usize),
         }
     }
 
@@ -90,20 +96,23 @@ impl Map {
     /// Adds an entry whose name is known not to be there.
     pub fn push(&mut self, key: Key, value: Value) {
         debug_assert!(!self.contains_key(&key), "{key} is there already");
-        if let Some(index) = &mut self.index {
-            index.insert(key.clone(), self.entries.len() as u32);
+        match self.index.places_mut() {
+            None => self.index.note(&key),
+            Some(places) => drop(places.insert(key.clone(), self.entries.len() as u32)),
         }
         self.entries.push((key, value));
-        if self.entries.len() > SHORT && self.index.is_none() {
+        if self.entries.len() > SHORT && self.index.places().is_none() {
             self.reindex();
         }
     }
 
     fn reindex(&mut self) {
-        self.index = (self.entries.len() > SHORT).then(|| {
+        self.index = if self.entries.len() > SHORT {
             let places = self.entries.iter().enumerate();
-            Box::new(places.map(|(at, (k, _))| (k.clone(), at as u32)).collect())
-        });
+            Index::long(places.map(|(at, (k, _))| (k.clone(), at as u32)).collect())
+        } else {
+            Index::short(self.entries.iter().map(|(key, _)| key))
+        };
     }
 
     /// Takes an entry out; those behind it move up.
@@ -114,14 +123,14 @@ impl Map {
     /// As [`Map::shift_remove`], with its name.
     pub fn shift_remove_entry(&mut self, key: &str) -> Option<(Key, Value)> {
         let at = self.position(key)?;
-        if let Some(index) = &mut self.index {
-            index.remove(key);
-            let behind = index.values_mut().filter(|place| **place as usize > at);
+        if let Some(places) = self.index.places_mut() {
+            places.remove(key);
+            let behind = places.values_mut().filter(|place| **place as usize > at);
             behind.for_each(|place| *place -= 1);
         }
         let entry = self.entries.remove(at);
-        if self.entries.len() <= SHORT {
-            self.index = None;
+        if self.entries.len() <= SHORT && self.index.places().is_some() {
+            self.reindex();
         }
         Some(entry)
     }
@@ -161,7 +170,7 @@ impl Map {
     /// Keeps the entries that `keep` wants.
     pub fn retain(&mut self, mut keep: impl FnMut(&Key, &mut Value) -> bool) {
         self.entries.retain_mut(|(key, value)| keep(key, value));
-        if self.index.is_some() {
+        if self.index.places().is_some() {
             self.reindex();
         }
     }
@@ -169,7 +178,7 @@ impl Map {
     /// Puts the entries into the order of their names.
     pub fn sort_keys(&mut self) {
         self.entries.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-        if self.index.is_some() {
+        if self.index.places().is_some() {
             self.reindex();
         }
     }
@@ -178,7 +187,7 @@ impl Map {
     pub(crate) fn sort_fields(&mut self, schema: &Type) {
         self.entries
             .sort_unstable_by_key(|(key, _)| schema.position_of(key));
-        if self.index.is_some() {
+        if self.index.places().is_some() {
             self.reindex();
         }
     }

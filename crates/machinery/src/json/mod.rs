@@ -7,6 +7,7 @@
 //!
 //! The interface is serde_json's where both have one, and what is here serializes as there.
 
+mod index;
 mod key;
 mod macros;
 mod map;
