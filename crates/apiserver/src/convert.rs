@@ -44,7 +44,8 @@ pub(crate) struct Decoded {
     pub(crate) warnings: Vec<String>,
 }
 
-/// Decodes a body of the resource's kind; apiVersion and kind may be left out.
+/// Decodes a body of the resource's kind; apiVersion and kind may be left out, but for custom
+/// resources.
 pub(crate) fn decode(
     resource: &Resource,
     media: media::Body,
@@ -53,7 +54,8 @@ pub(crate) fn decode(
 ) -> Result<Decoded, Status> {
     let decoded = decode_as(resource.schema, media, bytes)
         .ok()
-        .filter(|decoded| unrecognized::is_own(resource, &decoded.object));
+        .filter(|decoded| unrecognized::is_own(resource, &decoded.object))
+        .filter(|decoded| !resource.custom || unrecognized::says_all(&decoded.object));
     let Some(decoded) = decoded else {
         return Err(unrecognized::explain(resource, media, bytes));
     };
@@ -158,7 +160,7 @@ pub(crate) fn normalise(resource: &Resource, object: Object) -> Result<decode::D
         None => normalise::unstructured(value, &mut findings),
     }?;
     if let Some(definition) = &resource.definition {
-        definition.settle(&mut object, &mut findings);
+        definition.settle(&mut object, &mut findings)?;
     }
     Ok(decode::Decoded { object, findings })
 }
@@ -174,7 +176,9 @@ fn judge(
         mut findings,
     } = decoded;
     if let Some(definition) = &resource.definition {
-        definition.settle(&mut object, &mut findings);
+        definition
+            .settle(&mut object, &mut findings)
+            .map_err(|why| unreadable(resource, &why))?;
     }
     let warnings = match validation {
         FieldValidation::Ignore => Vec::new(),
@@ -188,9 +192,13 @@ fn judge(
 /// 400: the body is of the right kind, but cannot be read.
 fn unreadable(resource: &Resource, why: &str) -> Status {
     let kind = &resource.kind.names().kind;
+    unreadable_as(kind, &resource.version, kind, why)
+}
+
+/// 400: the body says that it is of a kind and version, and cannot be read as the one it should be.
+fn unreadable_as(kind: &str, version: &str, own: &str, why: &str) -> Status {
     Status::bad_request(format!(
-        "{kind} in version {:?} cannot be handled as a {kind}: {why}",
-        resource.version
+        "{kind} in version {version:?} cannot be handled as a {own}: {why}"
     ))
 }
 

@@ -152,7 +152,7 @@ fn versions<'a>(table: &'a Table, group: &str) -> Vec<&'a str> {
 }
 
 /// Stable before beta before alpha, higher before lower.
-fn priority(version: &str) -> (u8, u32, u32) {
+pub(crate) fn priority(version: &str) -> (u8, u32, u32) {
     let digits = |text: &str| text.parse::<u32>().unwrap_or(0);
     let rest = version.strip_prefix('v').unwrap_or_default();
     if let Some((major, minor)) = rest.split_once("beta") {

@@ -214,7 +214,9 @@ impl Core {
         let uri = parts.uri.clone();
         let id = audit::id(&parts.headers);
         let accept = parts.headers.get(header::ACCEPT).cloned();
-        let deprecated = deprecation(&info).map(|warning| (warning, about.clone()));
+        let deprecated = deprecation(&info).map(str::to_owned);
+        let deprecated = deprecated.or_else(|| resource.as_ref()?.definition.as_ref()?.warning());
+        let deprecated = deprecated.map(|warning| (warning, about.clone()));
         let ignored = authn::bearer::warning(&parts.headers);
         let arrived = Arrived {
             parts,
@@ -260,7 +262,7 @@ impl Core {
         // Who may not use it is not told that it is old.
         if let Some((warning, about)) = deprecated.filter(|_| !matches!(code, 401 | 403)) {
             self.metrics.deprecated(&about);
-            respond::warn_first(response.headers_mut(), warning);
+            respond::warn_first(response.headers_mut(), &warning);
         }
         if let Some(warning) = ignored {
             respond::warn_first(response.headers_mut(), warning);

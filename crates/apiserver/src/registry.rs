@@ -14,7 +14,6 @@ use kinds::{Kind, Scope};
 use machinery::{
     Object, Value,
     apply::Root,
-    decode::Findings,
     encode,
     schema::{self, Type},
 };
@@ -186,15 +185,12 @@ impl Resource {
 
     /// An object of the store, parsed, as this resource serves it.
     pub(crate) fn parse(&self, object: &Stored) -> Object {
-        let mut parsed = object.parse();
-        if self.storage.is_some() {
-            parsed = self.kind.from_stored(parsed);
+        let parsed = object.parse();
+        match &self.definition {
+            Some(kind) if self.reshapes(object) => kind.read_stored(parsed),
+            _ if self.storage.is_some() => self.kind.from_stored(parsed),
+            _ => parsed,
         }
-        if let Some(kind) = self.definition.as_ref().filter(|_| self.reshapes(object)) {
-            kind.prune(&mut parsed, &mut Findings::default());
-            kind.default(&mut parsed);
-        }
-        parsed
     }
 
     /// `deployments.apps`, as messages name it.

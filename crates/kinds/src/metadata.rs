@@ -55,7 +55,8 @@ pub fn validate_create(kind: &dyn Kind, object: &Object) -> Errors {
     let mut errors = Vec::new();
     let metadata = get(object, "metadata");
     let names = |name: &str, prefix: bool| kind.validate_name(name, prefix);
-    check_whole(metadata, kind.scope(), names, &mut errors);
+    let path = Path::new("metadata");
+    check_whole(metadata, kind.scope(), names, &path, &mut errors);
     let at = Path::new("metadata").child("finalizers");
     check_domains(kind, &metadata["finalizers"], &at, &mut errors);
     errors
@@ -97,13 +98,26 @@ fn is_zero(value: &Value) -> bool {
     }
 }
 
+/// Checks the metadata of an object that stands in another one, where it needs no name.
+pub fn check_embedded(metadata: &Value, names: NameFormat, path: &Path, errors: &mut Errors) {
+    let scope = match text(&metadata["namespace"]) {
+        "" => Scope::Cluster,
+        _ => Scope::Namespaced,
+    };
+    let mut named = metadata.clone();
+    if text(&named["name"]).is_empty() && named.is_object() {
+        named["name"] = "x".into();
+    }
+    check_whole(&named, scope, names, path, errors);
+}
+
 fn check_whole(
     metadata: &Value,
     scope: Scope,
     names: impl Fn(&str, bool) -> Vec<String>,
+    path: &Path,
     errors: &mut Errors,
 ) {
-    let path = Path::new("metadata");
     let generate = text(&metadata["generateName"]);
     if !generate.is_empty() {
         let at = path.child("generateName");
@@ -118,7 +132,7 @@ fn check_whole(
     } else {
         check::form(names(name, false), name, &path.child("name"), errors);
     }
-    check_namespace(scope, text(&metadata["namespace"]), &path, errors);
+    check_namespace(scope, text(&metadata["namespace"]), path, errors);
     check::non_negative(&metadata["generation"], &path.child("generation"), errors);
     check::labels(&metadata["labels"], &path.child("labels"), errors);
     check::annotations(&metadata["annotations"], &path.child("annotations"), errors);
@@ -274,14 +288,26 @@ pub fn validate_update(
 ) -> Errors {
     let mut errors = Vec::new();
     let (new, old) = (get(object, "metadata"), get(old, "metadata"));
-    check_whole(new, kind.scope(), path_segment, &mut errors);
+    check_whole(
+        new,
+        kind.scope(),
+        path_segment,
+        &Path::new("metadata"),
+        &mut errors,
+    );
     check_change(new, old, &mut errors);
     let at = Path::new("metadata").child("finalizers");
     for check in kind.metadata_checks(subresource) {
         match check {
             Check::Whole => {
                 let names = |name: &str, prefix: bool| kind.validate_name(name, prefix);
-                check_whole(new, kind.scope(), names, &mut errors);
+                check_whole(
+                    new,
+                    kind.scope(),
+                    names,
+                    &Path::new("metadata"),
+                    &mut errors,
+                );
             }
             Check::Change => check_change(new, old, &mut errors),
         }

@@ -346,6 +346,10 @@ impl Error {
                     out.push_str(": ");
                     out.push_str(&text::quote(s));
                 }
+                Some(number @ Value::Number(_)) => {
+                    out.push_str(": ");
+                    out.push_str(&text::plain(number));
+                }
                 Some(other) => {
                     out.push_str(": ");
                     out.push_str(&text::json(other));

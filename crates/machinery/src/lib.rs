@@ -15,6 +15,7 @@ pub mod labels;
 pub mod normalise;
 pub mod openapi;
 pub mod patch;
+pub mod pattern;
 pub mod protobuf;
 pub mod quantity;
 pub mod schema;

@@ -42,6 +42,7 @@ fn whole(
     findings: &mut Findings,
 ) -> Result<Object, String> {
     let mut walk = Walk {
+        at: "",
         path: Vec::new(),
         words,
         findings,
@@ -73,7 +74,8 @@ pub fn unstructured(value: Value, findings: &mut Findings) -> Result<Object, Str
         }
     }
     let metadata = map.shift_remove("metadata").unwrap_or(Value::Null);
-    out.insert("metadata", metadata_of(metadata, findings)?);
+    let metadata = self::metadata(metadata, "metadata", findings)?;
+    out.insert("metadata", metadata);
     map.sort_keys();
     for (key, mut value) in map {
         sort(&mut value);
@@ -82,20 +84,26 @@ pub fn unstructured(value: Value, findings: &mut Findings) -> Result<Object, Str
     Ok(out)
 }
 
-fn metadata_of(metadata: Value, findings: &mut Findings) -> Result<Value, String> {
+/// Normalises the metadata of a custom resource, or of an object within one; `at` is where it
+/// stands.
+pub fn metadata(metadata: Value, at: &str, findings: &mut Findings) -> Result<Value, String> {
     let Some(schema) = schema::lookup("meta/v1.ObjectMeta") else {
         return Ok(metadata);
     };
     let mut walk = Walk {
-        path: vec![Step::Field("metadata", "")],
+        at,
+        path: Vec::new(),
         words: Words::Json,
         findings,
     };
     match metadata {
         Value::Null => Ok(Value::Object(Object::new())),
-        Value::Object(map) => walk.fields(schema, map).map(Value::Object),
+        Value::Object(mut map) => {
+            sort_map(&mut map);
+            walk.fields(schema, map).map(Value::Object)
+        }
         other => Err(format!(
-            "json: cannot unmarshal {} into Go struct field .metadata of type v1.ObjectMeta",
+            "json: cannot unmarshal {} into Go value of type v1.ObjectMeta",
             kind_of(&other)
         )),
     }
@@ -149,6 +157,8 @@ enum Words {
 }
 
 struct Walk<'a> {
+    /// What stands before the path of an unknown field.
+    at: &'a str,
     path: Vec<Step>,
     words: Words,
     findings: &'a mut Findings,
@@ -163,7 +173,7 @@ struct Place<'a> {
 
 impl Walk<'_> {
     fn path_with(&self, last: &str) -> String {
-        let mut out = String::new();
+        let mut out = self.at.to_owned();
         for step in &self.path {
             match step {
                 Step::Index(i) => {

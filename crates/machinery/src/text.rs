@@ -77,8 +77,33 @@ pub fn plain(value: &Value) -> String {
             let pairs = parts.into_iter().map(|(k, v)| format!("{k}:{}", plain(v)));
             format!("map[{}]", pairs.collect::<Vec<_>>().join(" "))
         }
+        Value::Number(n) if !n.is_i64() => float(n.as_f64().unwrap_or_default()),
         Value::Bool(_) | Value::Number(_) => value.to_string(),
     }
+}
+
+/// A float as Go's `%v` prints it: `2.5`, `1e+06`.
+pub fn float(f: f64) -> String {
+    with_exponent(f, -4, 6, 2)
+}
+
+/// A float as Go writes it into JSON: `2`, `1e+21`, `1e-7`.
+pub fn json_float(f: f64) -> String {
+    with_exponent(f, -6, 21, 1)
+}
+
+/// The shortest digits that give the float again; as a power of ten from `high` on, and below `low`.
+fn with_exponent(f: f64, low: i32, high: i32, width: usize) -> String {
+    let scientific = format!("{f:e}");
+    let Some((digits, exponent)) = scientific.split_once('e') else {
+        return scientific;
+    };
+    let exponent: i32 = exponent.parse().unwrap_or_default();
+    if f == 0.0 || (low..high).contains(&exponent) {
+        return format!("{f}");
+    }
+    let sign = if exponent < 0 { '-' } else { '+' };
+    format!("{digits}e{sign}{:0width$}", exponent.abs())
 }
 
 /// A tree as Go's `%#v` prints it.
@@ -99,6 +124,7 @@ pub fn literal(value: &Value) -> String {
             let pairs: Vec<String> = pairs.collect();
             format!("map[string]interface {{}}{{{}}}", pairs.join(", "))
         }
+        Value::Number(n) if !n.is_i64() => float(n.as_f64().unwrap_or_default()),
         Value::Bool(_) | Value::Number(_) => value.to_string(),
     }
 }
@@ -125,6 +151,22 @@ pub fn parse_int(text: &str) -> Result<i64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn floats_look_as_go_writes_them() {
+        for (f, plain, json) in [
+            (2.0, "2", "2"),
+            (-2.5, "-2.5", "-2.5"),
+            (0.0, "0", "0"),
+            (1e6, "1e+06", "1000000"),
+            (123_456_789.0, "1.23456789e+08", "123456789"),
+            (1e21, "1e+21", "1e+21"),
+            (1.5e-5, "1.5e-05", "0.000015"),
+            (1.5e-7, "1.5e-07", "1.5e-7"),
+        ] {
+            assert_eq!((float(f), json_float(f)), (plain.into(), json.into()));
+        }
+    }
 
     #[test]
     fn trees_print_as_gos_do() {

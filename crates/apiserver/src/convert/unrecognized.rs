@@ -4,10 +4,11 @@
 use machinery::{
     Object, Status, Value,
     decode::{self, Format},
+    field::{Error, Path},
     text::quote,
 };
 
-use super::{Part, decode_as, unreadable};
+use super::{Part, decode_as, unreadable, unreadable_as};
 use crate::{Resource, media};
 
 /// Where upstream registers its kinds, as its sentences name it.
@@ -43,6 +44,17 @@ pub(super) fn is_own(resource: &Resource, object: &Object) -> bool {
             .is_some_and(|text| text.is_empty() || text == own),
     };
     says("apiVersion", &resource.api_version) && says("kind", &resource.kind.names().kind)
+}
+
+/// Whether a decoded body says both what it is and of which version.
+pub(super) fn says_all(object: &Object) -> bool {
+    let says = |key: &str| {
+        object
+            .get(key)
+            .and_then(Value::as_str)
+            .is_some_and(|s| !s.is_empty())
+    };
+    says("apiVersion") && says("kind")
 }
 
 /// What a body says that it is, or why that cannot be seen.
@@ -104,6 +116,9 @@ pub(super) fn explain(resource: &Resource, media: media::Body, bytes: &[u8]) -> 
         Ok(given) => given,
         Err(why) => return unrecognized(own, &why, bytes),
     };
+    if resource.custom {
+        return explain_custom(resource, &given, media, bytes);
+    }
     if given.kind.is_empty() {
         given.kind.clone_from(own);
     }
@@ -117,10 +132,36 @@ pub(super) fn explain(resource: &Resource, media: media::Body, bytes: &[u8]) -> 
     of_another_kind(resource, &given, media, bytes)
 }
 
+/// Why a body is no custom object of the resource: it has to say itself what it is.
+fn explain_custom(resource: &Resource, given: &Given, media: media::Body, bytes: &[u8]) -> Status {
+    let own = &resource.kind.names().kind;
+    if given.kind.is_empty() {
+        let why = format!(
+            "Object 'Kind' is missing in '{}'",
+            String::from_utf8_lossy(bytes)
+        );
+        return unrecognized(own, &why, bytes);
+    }
+    let decoded = match decode_as(None, media, bytes) {
+        Ok(decoded) => decoded.object,
+        Err(why) => return unreadable_as(&given.kind, given.version(), own, &why),
+    };
+    if given.api_version != resource.api_version {
+        return Status::bad_request(format!(
+            "the API version in the data ({}) does not match the expected API version ({})",
+            given.api_version, resource.api_version
+        ));
+    }
+    let why = format!("must be {own}");
+    let error = Error::invalid(&Path::new("kind"), given.kind.as_str(), why);
+    let name = crate::meta::text(&decoded, "name");
+    Status::invalid(&resource.group, &given.kind, name, &[error])
+}
+
 /// The body is of another kind: it is read as that, and then does not convert.
 fn of_another_kind(resource: &Resource, given: &Given, media: media::Body, bytes: &[u8]) -> Status {
     let own = &resource.kind.names().kind;
-    if resource.custom || (given.kind == *own && given.group_and_version().0 == resource.group) {
+    if given.kind == *own && given.group_and_version().0 == resource.group {
         return Status::bad_request(format!(
             "the API version in the data ({}) does not match the expected API version ({})",
             given.api_version, resource.api_version

@@ -2,7 +2,6 @@
 
 use machinery::{
     Object, Value,
-    decode::Findings,
     field::{Error, Errors, Path},
 };
 
@@ -55,24 +54,11 @@ fn check_schema(schema: &Value, path: &Path, errors: &mut Errors) {
 
 fn check_default(schema: &Value, default: &Value, path: &Path, errors: &mut Errors) {
     let read = Schema::read(schema);
-    let mut pruned = default.clone();
-    read.prune_value(&mut pruned, "", &mut Findings::default());
-    if pruned != *default {
+    if !read.knows_all(default) {
         let detail = "must not have unknown fields";
         errors.push(Error::invalid(path, default.clone(), detail));
     }
-    for mut error in validate::value(&read, default) {
-        error.path = match error.path.as_str() {
-            "" => path.clone(),
-            below if below.starts_with('[') => Path::new(&format!("{path}{below}")),
-            below => path.child(below),
-        };
-        // The default itself has no name.
-        if let Some(rest) = error.detail.strip_prefix("<nil>") {
-            error.detail = rest.to_owned();
-        }
-        errors.push(error);
-    }
+    errors.extend(validate::value(&read, default, path));
 }
 
 #[cfg(test)]

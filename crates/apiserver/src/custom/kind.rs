@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashSet,
-    sync::{LazyLock, Mutex, PoisonError},
+    sync::{Arc, LazyLock, Mutex, PoisonError},
 };
 
 use kinds::{Column, Context, Kind, Names, Scope, Subresource, SubresourceInfo};
@@ -11,7 +11,7 @@ use machinery::{Object, Value, decode::Findings, field};
 use store::Revision;
 
 use super::{path::Path, structural::Schema, validate};
-use crate::meta;
+use crate::{discovery, meta};
 
 const STATUS: SubresourceInfo = SubresourceInfo {
     name: "status",
@@ -28,12 +28,28 @@ const SCALE: SubresourceInfo = SubresourceInfo {
     verbs: &["get", "patch", "update"],
 };
 
+/// As discovery tells them, for custom resources in another order than for built-in ones.
+const VERBS: &[&str] = &[
+    "delete",
+    "deletecollection",
+    "get",
+    "list",
+    "patch",
+    "create",
+    "update",
+    "watch",
+];
+
 /// Where a Scale's numbers stand in the object.
 #[derive(Debug, Clone)]
 pub(crate) struct ScalePaths {
     pub(crate) spec: Path,
     pub(crate) status: Path,
     pub(crate) selector: Option<Path>,
+    /// The path of the replicas as it was written.
+    pub(crate) spec_text: String,
+    pub(super) status_text: String,
+    pub(super) selector_text: Option<String>,
 }
 
 impl ScalePaths {
@@ -47,19 +63,51 @@ impl ScalePaths {
         value?.as_i64()
     }
 
-    /// The path of the replicas as it was written.
-    pub(crate) fn spec_text(&self) -> String {
-        format!(".{}", self.spec.names().join("."))
+    pub(super) fn read(scale: &Value) -> Option<Self> {
+        let spec = scale["specReplicasPath"].as_str()?;
+        let status = scale["statusReplicasPath"].as_str()?;
+        let selector = scale["labelSelectorPath"].as_str();
+        Some(Self {
+            spec: Path::parse(spec)?,
+            status: Path::parse(status)?,
+            selector: selector.and_then(Path::parse),
+            spec_text: spec.to_owned(),
+            status_text: status.to_owned(),
+            selector_text: selector.map(str::to_owned),
+        })
     }
 }
+
+/// The schemas of all versions of a definition: what is stored in one is served in another.
+pub(crate) struct Schemas(Vec<(String, Schema)>);
+
+impl Schemas {
+    pub(crate) fn read(definition: &Value) -> Self {
+        let versions = definition["spec"]["versions"].as_array();
+        let read = |version: &Value| {
+            let name = version["name"].as_str().unwrap_or_default().to_owned();
+            (name, Schema::read(&version["schema"]["openAPIV3Schema"]))
+        };
+        Self(versions.into_iter().flatten().map(read).collect())
+    }
+
+    fn get(&self, version: &str) -> Option<&Schema> {
+        let mut all = self.0.iter();
+        all.find(|(name, _)| name == version)
+            .map(|(_, schema)| schema)
+    }
+}
+
+static ANYTHING: LazyLock<Schema> = LazyLock::new(Schema::default);
 
 /// A served version of a definition.
 pub(crate) struct CustomKind {
     names: Names,
     scope: Scope,
     api_version: String,
-    stored_api_version: String,
-    schema: Schema,
+    /// The version that objects are stored in.
+    stored: String,
+    schemas: Arc<Schemas>,
     open_api: Value,
     /// The definition's state: objects of earlier revisions may not have its shape.
     pub(crate) since: Revision,
@@ -89,7 +137,13 @@ fn intern(text: &str) -> &'static str {
 
 impl CustomKind {
     /// Reads one version of a definition.
-    pub(crate) fn read(definition: &Value, version: &Value, stored: &str, since: Revision) -> Self {
+    pub(crate) fn read(
+        definition: &Value,
+        version: &Value,
+        schemas: Arc<Schemas>,
+        stored: &str,
+        since: Revision,
+    ) -> Self {
         let spec = &definition["spec"];
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let list = |value: &Value| -> Vec<String> {
@@ -107,13 +161,7 @@ impl CustomKind {
             categories: list(&accepted["categories"]),
         };
         let sub = &version["subresources"];
-        let scale = sub.get("scale").and_then(|scale| {
-            Some(ScalePaths {
-                spec: Path::parse(scale["specReplicasPath"].as_str()?)?,
-                status: Path::parse(scale["statusReplicasPath"].as_str()?)?,
-                selector: scale["labelSelectorPath"].as_str().and_then(Path::parse),
-            })
-        });
+        let scale = sub.get("scale").and_then(ScalePaths::read);
         let has_status = sub.get("status").is_some();
         let mut subresources = Vec::new();
         subresources.extend(has_status.then_some("status"));
@@ -129,22 +177,18 @@ impl CustomKind {
         let selectable_names: Vec<&'static str> =
             selectable.iter().map(|(name, _)| *name).collect();
         let warning = version["deprecated"].as_bool().unwrap_or(false).then(|| {
-            let usual = format!(
-                "{}/{} {} is deprecated",
-                names.group, names.version, names.kind
-            );
-            version["deprecationWarning"]
-                .as_str()
-                .map_or(usual, str::to_owned)
+            let usual = || deprecation(&names, &spec["versions"]);
+            let given = version["deprecationWarning"].as_str();
+            given.map_or_else(usual, str::to_owned)
         });
         Self {
             api_version: format!("{}/{}", names.group, names.version),
-            stored_api_version: format!("{}/{stored}", names.group),
+            stored: stored.to_owned(),
             scope: match spec["scope"].as_str() {
                 Some("Namespaced") => Scope::Namespaced,
                 _ => Scope::Cluster,
             },
-            schema: Schema::read(&version["schema"]["openAPIV3Schema"]),
+            schemas,
             open_api: version["schema"]["openAPIV3Schema"].clone(),
             since,
             selectable_names,
@@ -169,21 +213,114 @@ impl CustomKind {
         &self.open_api
     }
 
+    /// What is said to whoever uses a version that is deprecated.
+    pub(crate) fn warning(&self) -> Option<String> {
+        self.warning.clone()
+    }
+
+    /// The version that objects are stored in.
+    pub(crate) fn stored(&self) -> &str {
+        &self.stored
+    }
+
+    fn schema_of(&self, version: &str) -> &Schema {
+        // A version that is gone is taken for the one that objects are stored in now.
+        let known = self.schemas.get(version);
+        known
+            .or_else(|| self.schemas.get(&self.stored))
+            .unwrap_or(&ANYTHING)
+    }
+
+    fn schema(&self) -> &Schema {
+        self.schema_of(&self.names.version)
+    }
+
     /// Drops what the schema does not know.
-    pub(crate) fn prune(&self, object: &mut Object, findings: &mut Findings) {
-        self.schema.prune(object, findings);
+    pub(crate) fn prune(&self, object: &mut Object, findings: &mut Findings) -> Result<(), String> {
+        self.schema().shape_but_nulls(object, findings)
     }
 
     /// As [`CustomKind::prune`], for what a client sent whole: nulls that mean nothing go, too.
-    pub(crate) fn settle(&self, object: &mut Object, findings: &mut Findings) {
-        self.schema.prune(object, findings);
-        self.schema.drop_nulls(object);
+    pub(crate) fn settle(
+        &self,
+        object: &mut Object,
+        findings: &mut Findings,
+    ) -> Result<(), String> {
+        self.schema().shape(object, findings)
     }
 
     /// Drops nulls that mean nothing.
     pub(crate) fn drop_nulls(&self, object: &mut Object) {
-        self.schema.drop_nulls(object);
+        self.schema().prune_nulls(object);
     }
+
+    /// An object of the store, which another version or an older schema may have left there: it is
+    /// what the schema of its own version makes of it, cut to what this one knows.
+    pub(crate) fn read_stored(&self, mut object: Object) -> Object {
+        let given = object.get("apiVersion").and_then(Value::as_str);
+        let version = given.and_then(|given| given.rsplit('/').next());
+        let version = version.unwrap_or_default().to_owned();
+        let mut unsaid = Findings::default();
+        let own = self.schema_of(&version);
+        // What cannot be read was written before there was a rule; it stays.
+        let _ = own.shape(&mut object, &mut unsaid);
+        own.fill(&mut object);
+        if version != self.names.version {
+            object.insert("apiVersion".to_owned(), self.api_version.clone().into());
+            let _ = self.settle(&mut object, &mut unsaid);
+        }
+        object
+    }
+}
+
+/// What to say about a deprecated version: which one is newer and not deprecated.
+fn deprecation(names: &Names, versions: &Value) -> String {
+    let Names {
+        group,
+        kind,
+        version,
+        ..
+    } = names;
+    let rank = |version: &str| {
+        (
+            discovery::priority(version),
+            std::cmp::Reverse(version.to_owned()),
+        )
+    };
+    let all = versions.as_array().into_iter().flatten();
+    let newer = all
+        .filter(|other| other["served"] == true && other["deprecated"] != true)
+        .filter_map(|other| other["name"].as_str())
+        .filter(|other| rank(other) > rank(version))
+        .max_by_key(|other| rank(other));
+    let instead = newer.map(|newer| format!("; use {group}/{newer} {kind}"));
+    format!(
+        "{group}/{version} {kind} is deprecated{}",
+        instead.unwrap_or_default()
+    )
+}
+
+/// A finalizer should say whose it is.
+fn finalizer_warnings(name: &str) -> Vec<String> {
+    let at = "metadata.finalizers";
+    let quoted = machinery::text::quote(name);
+    let complaints = machinery::format::qualified_name(name);
+    let mut found: Vec<String> = complaints
+        .iter()
+        .map(|why| format!("{at}: {quoted}: {why}"))
+        .collect();
+    let standard = ["orphan", "foregroundDeletion", "kubernetes"];
+    if !name.contains('/') && !standard.contains(&name) {
+        let path = if name.contains('.') {
+            " including a path (/)"
+        } else {
+            ""
+        };
+        found.push(format!(
+            "{at}: {quoted}: prefer a domain-qualified finalizer name{path} to avoid accidental conflicts with other finalizer writers"
+        ));
+    }
+    found
 }
 
 /// The columns and where their cells stand; the name has none of its own.
@@ -195,43 +332,79 @@ fn columns(given: &Value) -> (Vec<Column>, Vec<Option<Path>>) {
         description: intern(about),
         priority: priority as i32,
     };
-    let mut columns = vec![column("Name", "string", "name", "The name.", 0)];
+    let name = kinds::columns::NAME;
+    let mut columns = vec![column(
+        name.name,
+        name.kind,
+        name.format,
+        name.description,
+        0,
+    )];
     let mut cells = vec![None];
     let given = given.as_array().filter(|given| !given.is_empty());
     for one in given.into_iter().flatten() {
         let text = |key: &str| one[key].as_str().unwrap_or_default();
         let priority = one["priority"].as_i64().unwrap_or(0);
+        let path = Path::parse(text("jsonPath"));
+        if path.is_none() {
+            // From a path that cannot be read on there are no more columns.
+            break;
+        }
+        let usual = || {
+            format!(
+                "Custom resource definition column (in JSONPath format): {}",
+                text("jsonPath")
+            )
+        };
+        let about = match text("description") {
+            "" => usual(),
+            about => about.to_owned(),
+        };
         columns.push(column(
             text("name"),
             text("type"),
             text("format"),
-            text("description"),
+            &about,
             priority,
         ));
-        cells.push(Path::parse(text("jsonPath")));
+        cells.push(path);
     }
     if given.is_none() {
-        columns.push(column(
-            "Age",
-            "date",
-            "",
-            "The time since it was created.",
-            0,
-        ));
+        let about = kinds::columns::AGE.description;
+        columns.push(column("Age", "date", "", about, 0));
         cells.push(Path::parse(".metadata.creationTimestamp"));
     }
     (columns, cells)
 }
 
-/// A cell's value: dates as ages, everything else as it stands.
+/// A cell: what the path leads to, if it is of the column's type. Dates are shown as ages.
 fn cell(kind: &str, value: Option<&Value>, now: i64) -> Value {
     match (kind, value) {
-        ("date", Some(at)) => kinds::columns::since(at, now).into(),
-        ("date", None) => "<unknown>".into(),
-        ("integer", Some(value)) => value.as_i64().map_or(Value::Null, Value::from),
-        ("string", Some(value)) if !value.is_string() => value.to_string().into(),
-        (_, Some(value)) => value.clone(),
         (_, None) => Value::Null,
+        ("string", Some(Value::String(text))) => text.as_str().into(),
+        ("string", Some(value @ (Value::Object(_) | Value::Array(_)))) => {
+            machinery::text::json(value).into()
+        }
+        ("string", Some(value)) => machinery::text::plain(value).into(),
+        ("integer", Some(value)) => match (value.as_i64(), value.as_f64()) {
+            (Some(i), _) => i.into(),
+            (None, Some(f)) => (f as i64).into(),
+            (None, None) => Value::Null,
+        },
+        ("number", Some(value @ Value::Number(_))) => value.clone(),
+        ("boolean", Some(value @ Value::Bool(_))) => value.clone(),
+        ("date", Some(Value::String(at))) => age(at, now).into(),
+        _ => Value::Null,
+    }
+}
+
+fn age(at: &str, now: i64) -> String {
+    match at {
+        "" | "null" => "<unknown>".to_owned(),
+        at => match machinery::time::parse(at) {
+            Ok(moment) => machinery::time::human_duration(now - moment.seconds),
+            Err(_) => "<invalid>".to_owned(),
+        },
     }
 }
 
@@ -261,20 +434,20 @@ impl Kind for CustomKind {
     }
 
     fn to_stored(&self, mut object: Object) -> Object {
-        object.insert(
-            "apiVersion".to_owned(),
-            self.stored_api_version.clone().into(),
-        );
+        let stored = format!("{}/{}", self.names.group, self.stored);
+        object.insert("apiVersion".to_owned(), stored.into());
+        let schema = self.schema_of(&self.stored);
+        let _ = schema.shape(&mut object, &mut Findings::default());
+        schema.fill(&mut object);
         object
     }
 
-    fn from_stored(&self, mut object: Object) -> Object {
-        object.insert("apiVersion".to_owned(), self.api_version.clone().into());
-        object
+    fn from_stored(&self, object: Object) -> Object {
+        self.read_stored(object)
     }
 
     fn default(&self, object: &mut Object) {
-        self.schema.fill(object);
+        self.schema().fill(object);
     }
 
     fn prepare_create(&self, object: &mut Object, _: &Context<'_>) {
@@ -315,15 +488,37 @@ impl Kind for CustomKind {
     }
 
     fn validate_create(&self, object: &Object) -> field::Errors {
-        validate::object(&self.schema, object)
+        validate::object(self.schema(), self.scale.as_ref(), object)
     }
 
-    fn validate_update(&self, object: &Object, old: &Object, _: Subresource<'_>) -> field::Errors {
-        validate::update(&self.schema, object, old)
+    fn validate_update(
+        &self,
+        object: &Object,
+        old: &Object,
+        subresource: Subresource<'_>,
+    ) -> field::Errors {
+        let check = match subresource {
+            Some("status") => validate::status,
+            _ => validate::update,
+        };
+        check(self.schema(), self.scale.as_ref(), object, old)
     }
 
-    fn warnings(&self, _: &Object, _: Option<&Object>) -> Vec<String> {
-        self.warning.iter().cloned().collect()
+    fn warnings(&self, object: &Object, old: Option<&Object>) -> Vec<String> {
+        let before = old.map(meta::finalizers).unwrap_or_default();
+        let mut new: Vec<&str> = meta::finalizers(object);
+        new.retain(|name| !before.contains(name));
+        new.sort_unstable();
+        new.dedup();
+        new.into_iter().flat_map(finalizer_warnings).collect()
+    }
+
+    fn status_warnings(&self, _: &Object, _: &Object) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn verbs(&self) -> &'static [&'static str] {
+        VERBS
     }
 
     fn has_generation(&self) -> bool {

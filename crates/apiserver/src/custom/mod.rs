@@ -2,11 +2,17 @@
 //! goes, together with their objects.
 
 mod defaults;
+mod email;
+mod embedded;
+mod formats;
 mod kind;
+mod list_types;
 mod path;
 mod ratchet;
+mod scale;
 mod structural;
 mod validate;
+mod view;
 
 use std::{sync::Arc, time::Duration};
 
@@ -130,8 +136,17 @@ async fn serve(core: &Core, definition: &Value) {
             .await
             .map_or(Revision::MAX, |now| now + 1),
     };
-    let read =
-        |version: &Value| Arc::new(CustomKind::read(definition, version, stored_name, since));
+    let schemas = Arc::new(kind::Schemas::read(definition));
+    let read = |version: &Value| {
+        let schemas = schemas.clone();
+        Arc::new(CustomKind::read(
+            definition,
+            version,
+            schemas,
+            stored_name,
+            since,
+        ))
+    };
     let mut kinds = vec![read(stored)];
     let others = versions.iter().filter(|version| version["storage"] != true);
     kinds.extend(others.filter(|version| version["served"] == true).map(read));
@@ -153,10 +168,13 @@ fn known_since(core: &Core, definition: &Value) -> Option<Revision> {
     let since = known.peek()?.since;
     let same = |kind: &Arc<CustomKind>| {
         let mut versions = spec["versions"].as_array().into_iter().flatten();
-        versions.any(|version| {
-            version["name"] == kind.names().version
-                && version["schema"]["openAPIV3Schema"] == *kind.open_api()
-        })
+        let stored =
+            |version: &Value| version["storage"] == true && version["name"] == *kind.stored();
+        versions.clone().any(stored)
+            && versions.any(|version| {
+                version["name"] == kind.names().version
+                    && version["schema"]["openAPIV3Schema"] == *kind.open_api()
+            })
     };
     known.all(same).then_some(since)
 }

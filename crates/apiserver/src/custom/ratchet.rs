@@ -3,56 +3,77 @@
 
 use machinery::Value;
 
-use super::structural::{Others, Schema};
+use super::{
+    structural::{ListType, Schema},
+    view::View,
+};
 
-/// Whether nothing has changed. Fields that the schema does not know cannot be told apart, so that
-/// an object with such fields has always changed; items of a map among lists may change places.
-pub(super) fn same(schema: &Schema, new: &Value, old: &Value) -> bool {
-    match (new, old) {
-        (Value::Object(new), Value::Object(old)) => {
-            new.len() == old.len()
-                && new.iter().all(|(key, value)| {
-                    let below = match (schema.properties.get(key.as_str()), &schema.others) {
-                        (Some(below), _) => below,
-                        (None, Others::Of(below)) => below,
-                        (None, _) => return false,
-                    };
-                    old.get(key).is_some_and(|old| same(below, value, old))
-                })
-        }
-        (Value::Array(new), Value::Array(all)) if keys(schema).is_some() => {
-            let Some(below) = &schema.items else {
-                return new == all;
-            };
-            new.len() == all.len()
-                && new.iter().all(|value| {
-                    item(schema, value, old).is_some_and(|old| same(below, value, old))
-                })
-        }
-        _ => new == old,
+/// A value beside the one that it was.
+#[derive(Clone, Copy)]
+pub(super) struct Was<'a> {
+    schema: &'a Schema,
+    new: View<'a>,
+    old: View<'a>,
+}
+
+impl<'a> Was<'a> {
+    pub(super) fn new(schema: &'a Schema, new: View<'a>, old: View<'a>) -> Self {
+        Self { schema, new, old }
     }
-}
 
-/// The old item with the same keys; lists that are no maps have none.
-pub(super) fn item<'a>(schema: &Schema, new: &Value, old: &'a Value) -> Option<&'a Value> {
-    let keys = keys(schema)?;
-    let defaults = schema.items.as_deref();
-    let value = |item: &Value, key: &str| {
-        let default = || defaults.and_then(|items| items.properties.get(key)?.default.clone());
-        item.get(key).cloned().or_else(default)
-    };
-    let is_it = |old: &&Value| {
-        let mut keys = keys.iter().filter_map(Value::as_str);
-        old.is_object() && keys.all(|key| value(new, key) == value(old, key))
-    };
-    old.as_array()?.iter().find(is_it)
-}
+    /// The same for a field, if both have it and the schema knows it.
+    pub(super) fn key(&self, name: &str) -> Option<Self> {
+        let (View::Map(new), View::Map(old)) = (self.new, self.old) else {
+            return None;
+        };
+        let (new, old) = (new.get(name)?, old.get(name)?);
+        let schema = self.schema.field(name)?;
+        Some(Self::new(schema, new.into(), old.into()))
+    }
 
-/// The keys of a list that is a map.
-fn keys(schema: &Schema) -> Option<&Vec<Value>> {
-    let kind = schema.rules.get("x-kubernetes-list-type")?.as_str()?;
-    let keys = schema.rules.get("x-kubernetes-list-map-keys")?.as_array()?;
-    (kind == "map").then_some(keys)
+    /// The same for an item: the old one has the same keys. Lists that are no maps have none.
+    pub(super) fn index(&self, index: usize) -> Option<Self> {
+        let (View::List(new), View::List(old)) = (self.new, self.old) else {
+            return None;
+        };
+        let ListType::Map(keys) = &self.schema.list_type else {
+            return None;
+        };
+        let items = self.schema.items.as_deref()?;
+        let new = new.get(index)?;
+        let value = |item: &Value, key: &str| {
+            let default = || items.properties.get(key)?.default.clone();
+            item.get(key).cloned().or_else(default)
+        };
+        let is_it = |old: &&Value| {
+            old.is_object() && keys.iter().all(|key| value(new, key) == value(old, key))
+        };
+        let old = old.iter().find(is_it)?;
+        Some(Self::new(items, new.into(), old.into()))
+    }
+
+    /// Whether nothing has changed. Fields that the schema does not know cannot be told apart, so
+    /// that an object with such fields has always changed; items of a map among lists may change
+    /// places.
+    pub(super) fn is_same(&self) -> bool {
+        let same = |was: Option<Self>| was.is_some_and(|was| was.is_same());
+        match (self.new, self.old) {
+            (View::Null, View::Null) => true,
+            (View::Bool(new), View::Bool(old)) => new == old,
+            (View::Number(new), View::Number(old)) => new == old,
+            (View::Text(new), View::Text(old)) => new == old,
+            (View::Map(new), View::Map(old)) => {
+                new.len() == old.len() && new.keys().all(|key| same(self.key(key)))
+            }
+            (View::List(new), View::List(old)) => match self.schema.list_type {
+                ListType::Map(_) => {
+                    new.len() == old.len() && (0..new.len()).all(|i| same(self.index(i)))
+                }
+                _ => new == old,
+            },
+            _ => false,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -67,7 +88,12 @@ mod tests {
         let schema = Schema::read(&schema);
         let object = |spec: Value| json!({"metadata": {"name": "x"}, "spec": spec});
         let (old, new) = (object(old), object(new));
-        let errors = validate::update(&schema, new.as_object().unwrap(), old.as_object().unwrap());
+        let errors = validate::update(
+            &schema,
+            None,
+            new.as_object().unwrap(),
+            old.as_object().unwrap(),
+        );
         errors.iter().map(|error| error.path.to_string()).collect()
     }
 
@@ -96,7 +122,7 @@ mod tests {
         new["deep"]["b"] = json!(6);
         assert_eq!(
             wrong(spec(), old.clone(), new.clone()),
-            ["spec.deep.a", "spec.deep.b"]
+            ["spec.deep.b", "spec.deep.a"]
         );
         new["deep"] = old["deep"].clone();
         new["small"] = json!(10);
@@ -150,7 +176,7 @@ mod tests {
         );
         assert_eq!(
             wrong(spec, old, json!({"a": "longer", "b": "x"})),
-            ["spec.a"]
+            ["spec.a", "<nil>"]
         );
     }
 }

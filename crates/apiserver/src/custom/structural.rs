@@ -5,214 +5,344 @@ use std::collections::BTreeMap;
 use machinery::{Object, Value, decode::Findings, json::Key};
 use regex::Regex;
 
+use super::{embedded, formats};
+
 /// One node of a schema, read once when its definition is registered.
 #[derive(Debug, Default)]
 pub(crate) struct Schema {
-    /// `object`, `array`, `string`, `integer`, `number`, `boolean`, or empty for anything.
-    pub(crate) kind: String,
+    /// `object`, `array`, `string`, `integer`, `number`, `boolean`, or none for anything.
+    pub(crate) types: Vec<&'static str>,
     pub(crate) nullable: bool,
-    pub(crate) int_or_string: bool,
     pub(crate) keeps_unknown: bool,
     pub(crate) embedded: bool,
     pub(crate) properties: BTreeMap<String, Schema>,
     pub(crate) others: Others,
     pub(crate) items: Option<Box<Schema>>,
     pub(crate) default: Option<Value>,
-    pub(crate) pattern: Option<Regex>,
-    /// The keywords that only validate, as they were written.
-    pub(crate) rules: Object,
+    pub(crate) limits: Limits,
+    pub(crate) list_type: ListType,
     pub(crate) all_of: Vec<Schema>,
     pub(crate) any_of: Vec<Schema>,
     pub(crate) one_of: Vec<Schema>,
     pub(crate) not: Option<Box<Schema>>,
 }
 
+/// The keywords that only validate.
+#[derive(Debug, Default)]
+pub(crate) struct Limits {
+    /// Empty when it means nothing for the type.
+    pub(crate) format: String,
+    pub(crate) pattern: Option<Pattern>,
+    pub(crate) allowed: Vec<Value>,
+    pub(crate) required: Vec<String>,
+    pub(crate) minimum: Option<f64>,
+    pub(crate) maximum: Option<f64>,
+    pub(crate) exclusive_minimum: bool,
+    pub(crate) exclusive_maximum: bool,
+    pub(crate) multiple_of: Option<f64>,
+    pub(crate) length: Range,
+    pub(crate) items: Range,
+    pub(crate) properties: Range,
+}
+
+/// A regular expression as it was written, and as it is used.
+#[derive(Debug)]
+pub(crate) struct Pattern {
+    pub(crate) text: String,
+    /// `None` for one that cannot be used; it matches everything.
+    pub(crate) regex: Option<Regex>,
+}
+
+/// How many there have to be and may be.
+#[derive(Debug, Default)]
+pub(crate) struct Range {
+    pub(crate) least: Option<i64>,
+    pub(crate) most: Option<i64>,
+}
+
 /// What an object may hold beside its named properties.
 #[derive(Debug, Default)]
 pub(crate) enum Others {
     #[default]
-    None,
+    Unsaid,
+    Never,
     Any,
     Of(Box<Schema>),
+}
+
+impl Others {
+    fn schema(&self) -> Option<&Schema> {
+        match self {
+            Self::Of(schema) => Some(schema),
+            _ => None,
+        }
+    }
+}
+
+/// What a list is beside a list.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) enum ListType {
+    #[default]
+    Atomic,
+    Set,
+    /// Items are told apart by these fields.
+    Map(Vec<String>),
 }
 
 impl Schema {
     /// Reads `openAPIV3Schema`.
     pub(crate) fn read(value: &Value) -> Self {
-        let text = |key: &str| value[key].as_str().unwrap_or_default().to_owned();
         let flag = |key: &str| value[key].as_bool().unwrap_or(false);
         let list = |key: &str| -> Vec<Self> {
-            value[key]
-                .as_array()
-                .into_iter()
-                .flatten()
-                .map(Self::read)
-                .collect()
+            let parts = value[key].as_array().into_iter().flatten();
+            parts.map(Self::read).collect()
         };
         let properties = value["properties"].as_object().into_iter().flatten();
         let properties = properties.map(|(name, schema)| (name.to_string(), Self::read(schema)));
+        let types = types(value);
         Self {
-            kind: text("type"),
+            limits: Limits::read(value, &types),
+            types,
             nullable: flag("nullable"),
-            int_or_string: flag("x-kubernetes-int-or-string"),
             keeps_unknown: flag("x-kubernetes-preserve-unknown-fields"),
             embedded: flag("x-kubernetes-embedded-resource"),
             properties: properties.collect(),
             others: match &value["additionalProperties"] {
                 Value::Bool(true) => Others::Any,
-                Value::Object(_) => {
-                    Others::Of(Box::new(Self::read(&value["additionalProperties"])))
-                }
-                _ => Others::None,
+                Value::Bool(false) => Others::Never,
+                schema @ Value::Object(_) => Others::Of(Box::new(Self::read(schema))),
+                _ => Others::Unsaid,
             },
-            items: value.get("items").map(|items| Box::new(Self::read(items))),
-            default: value.get("default").cloned(),
-            // A pattern of another dialect that cannot be read is told to nobody, and matches.
-            pattern: value["pattern"]
-                .as_str()
-                .and_then(|pattern| Regex::new(pattern).ok()),
-            rules: value.as_object().cloned().unwrap_or_default(),
+            items: child(value, "items"),
+            default: value.get("default").filter(|d| !d.is_null()).cloned(),
+            list_type: match value["x-kubernetes-list-type"].as_str() {
+                Some("set") => ListType::Set,
+                Some("map") => ListType::Map(texts(&value["x-kubernetes-list-map-keys"])),
+                _ => ListType::Atomic,
+            },
             all_of: list("allOf"),
             any_of: list("anyOf"),
             one_of: list("oneOf"),
-            not: value.get("not").map(|not| Box::new(Self::read(not))),
+            not: child(value, "not"),
         }
     }
 
-    /// Drops fields that the schema does not know, and notes them.
-    pub(crate) fn prune(&self, object: &mut Object, findings: &mut Findings) {
-        self.prune_object(object, true, "", findings);
+    /// The schema of a field, named or not.
+    pub(crate) fn field(&self, name: &str) -> Option<&Self> {
+        self.properties.get(name).or_else(|| self.others.schema())
     }
 
-    fn prune_object(&self, object: &mut Object, whole: bool, path: &str, findings: &mut Findings) {
+    /// Brings an object into the shape that the schema gives it: drops fields that it does not know
+    /// and notes them, drops nulls where nothing may be null, and reads the objects within.
+    pub(crate) fn shape(&self, object: &mut Object, findings: &mut Findings) -> Result<(), String> {
+        self.shape_but_nulls(object, findings)?;
+        self.prune_nulls(object);
+        Ok(())
+    }
+
+    /// As [`Schema::shape`], but nulls stay.
+    pub(crate) fn shape_but_nulls(
+        &self,
+        object: &mut Object,
+        findings: &mut Findings,
+    ) -> Result<(), String> {
+        let mut unknown = Vec::new();
+        self.prune_object(object, true, "", &mut unknown);
+        unknown.sort_unstable();
+        for path in unknown {
+            findings.unknown(&path);
+        }
+        embedded::read(self, object, findings)
+    }
+
+    fn prune_object(&self, object: &mut Object, whole: bool, path: &str, unknown: &mut Unknown) {
         let own = |key: &str| whole && matches!(key, "apiVersion" | "kind" | "metadata");
-        let unknown: Vec<Key> = object
-            .keys()
-            .filter(|key| !own(key) && !self.properties.contains_key(key.as_str()))
-            .filter(|_| matches!(self.others, Others::None) && !self.keeps_unknown)
-            .cloned()
-            .collect();
-        for key in unknown {
-            object.shift_remove(&key);
-            findings.unknown(&below(path, &key));
-        }
-        if let Some(metadata) = object.get_mut("metadata").filter(|_| self.embedded) {
-            settle_metadata(metadata, &below(path, "metadata"), findings);
-        }
-        for (key, value) in object.iter_mut().filter(|(key, _)| !own(key)) {
+        let lost = matches!(self.others, Others::Unsaid) && !self.keeps_unknown;
+        object.retain(|key, value| {
+            if own(key) {
+                return true;
+            }
+            let at = below(path, key);
             match (self.properties.get(key.as_str()), &self.others) {
-                (Some(schema), _) => schema.prune_value(value, &below(path, key), findings),
-                (None, Others::Of(schema)) => {
-                    schema.prune_value(value, &below(path, key), findings)
+                (Some(schema), _) => schema.prune(value, &at, unknown),
+                (None, Others::Of(schema)) => schema.prune(value, &at, unknown),
+                (None, Others::Any | Others::Never) if !self.keeps_unknown => {
+                    prune_all(value, &at, unknown);
+                }
+                (None, _) if lost => {
+                    unknown.push(at);
+                    return false;
                 }
                 (None, _) => {}
             }
-        }
-    }
-
-    pub(super) fn prune_value(&self, value: &mut Value, path: &str, findings: &mut Findings) {
-        match value {
-            Value::Object(object) if self.kind == "object" || !self.properties.is_empty() => {
-                self.prune_object(object, self.embedded, path, findings);
-            }
-            Value::Array(items) => {
-                let Some(schema) = &self.items else { return };
-                for (index, item) in items.iter_mut().enumerate() {
-                    schema.prune_value(item, &format!("{path}[{index}]"), findings);
-                }
-            }
-            _ => {}
-        }
-    }
-
-    /// Drops nulls where the schema allows none and has nothing to put there.
-    pub(crate) fn drop_nulls(&self, object: &mut Object) {
-        object.retain(|name, value| {
-            let Some(schema) = self.below(name) else {
-                return true;
-            };
-            if value.is_null() && !schema.nullable && schema.default.is_none() {
-                return false;
-            }
-            schema.drop_nulls_of(value);
             true
         });
     }
 
-    fn drop_nulls_of(&self, value: &mut Value) {
+    fn prune(&self, value: &mut Value, path: &str, unknown: &mut Unknown) {
         match value {
-            Value::Object(object) => self.drop_nulls(object),
+            Value::Object(object) => self.prune_object(object, self.embedded, path, unknown),
             Value::Array(items) => {
-                if let Some(schema) = &self.items {
-                    items.iter_mut().for_each(|item| schema.drop_nulls_of(item));
-                }
-            }
-            _ => {}
-        }
-    }
-
-    /// What is known about a field.
-    fn below(&self, name: &str) -> Option<&Self> {
-        match (self.properties.get(name), &self.others) {
-            (Some(schema), _) => Some(schema),
-            (None, Others::Of(schema)) => Some(schema),
-            (None, _) => None,
-        }
-    }
-
-    /// Fills in what was left out.
-    pub(crate) fn fill(&self, object: &mut Object) {
-        for (name, schema) in &self.properties {
-            let missing = match object.get(name) {
-                None => true,
-                Some(Value::Null) => !schema.nullable,
-                Some(_) => false,
-            };
-            if let (true, Some(default)) = (missing, &schema.default) {
-                object.insert(Key::new(name), default.clone());
-            }
-        }
-        for (key, value) in object.iter_mut() {
-            match (self.properties.get(key.as_str()), &self.others) {
-                (Some(schema), _) => schema.fill_value(value),
-                (None, Others::Of(schema)) => schema.fill_value(value),
-                (None, _) => {}
-            }
-        }
-    }
-
-    fn fill_value(&self, value: &mut Value) {
-        match value {
-            Value::Object(object) => self.fill(object),
-            Value::Array(items) => {
-                for item in items {
-                    if let Some(schema) = &self.items {
-                        schema.fill_value(item);
+                for (index, item) in items.iter_mut().enumerate() {
+                    let at = format!("{path}[{index}]");
+                    match &self.items {
+                        Some(schema) => schema.prune(item, &at, unknown),
+                        None if self.keeps_unknown => {}
+                        None => prune_all(item, &at, unknown),
                     }
                 }
             }
             _ => {}
         }
     }
-}
 
-/// Metadata of an object within another is that of all objects; what is none stays for validation.
-fn settle_metadata(metadata: &mut Value, path: &str, findings: &mut Findings) {
-    let Some(schema) = machinery::schema::lookup("meta/v1.ObjectMeta") else {
-        return;
-    };
-    let mut found = Findings::default();
-    if let Ok(mut settled) = machinery::normalise::object(schema, metadata.clone(), &mut found) {
-        settled.retain(|_, value| !value.is_null());
-        *metadata = Value::Object(settled);
-        let names = found.sentences().iter().filter_map(|sentence| {
-            let name = sentence.strip_prefix("unknown field \"")?;
-            name.strip_suffix('"')
+    /// Whether anything of a value is unknown.
+    pub(super) fn knows_all(&self, value: &Value) -> bool {
+        let mut unknown = Vec::new();
+        self.prune(&mut value.clone(), "", &mut unknown);
+        unknown.is_empty()
+    }
+
+    /// Drops nulls where nothing may be null and nothing stands in for them.
+    pub(super) fn prune_nulls(&self, object: &mut Object) {
+        object.retain(|key, value| {
+            let Some(schema) = self.field(key) else {
+                return true;
+            };
+            schema.prune_nulls_below(value);
+            !value.is_null() || schema.nullable || schema.default.is_some()
         });
-        for name in names {
-            findings.unknown(&below(path, name));
+    }
+
+    fn prune_nulls_below(&self, value: &mut Value) {
+        match value {
+            Value::Object(object) => self.prune_nulls(object),
+            Value::Array(items) => {
+                if let Some(schema) = &self.items {
+                    let items = items.iter_mut();
+                    items.for_each(|item| schema.prune_nulls_below(item));
+                }
+            }
+            _ => {}
         }
     }
+
+    /// Fills in what was left out.
+    pub(crate) fn fill(&self, object: &mut Object) {
+        for (name, schema) in &self.properties {
+            if let Some(default) = &schema.default
+                && (!object.contains_key(name) || schema.lacks(&object[name.as_str()]))
+            {
+                object.insert(Key::new(name), default.clone());
+            }
+        }
+        for (key, value) in object.iter_mut() {
+            match (self.properties.get(key.as_str()), self.others.schema()) {
+                (Some(schema), _) => schema.fill_below(value),
+                (None, Some(schema)) => schema.fill_value(value),
+                (None, None) => {}
+            }
+        }
+    }
+
+    /// Whether a value is null where nothing may be.
+    fn lacks(&self, value: &Value) -> bool {
+        value.is_null() && !self.nullable
+    }
+
+    fn fill_value(&self, value: &mut Value) {
+        if self.lacks(value) {
+            *value = self.default.clone().unwrap_or_default();
+        }
+        self.fill_below(value);
+    }
+
+    fn fill_below(&self, value: &mut Value) {
+        match value {
+            Value::Object(object) => self.fill(object),
+            Value::Array(items) => {
+                if let Some(schema) = &self.items {
+                    items.iter_mut().for_each(|item| schema.fill_value(item));
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Limits {
+    fn read(value: &Value, types: &[&str]) -> Self {
+        let number = |key: &str| value[key].as_f64();
+        let flag = |key: &str| value[key].as_bool().unwrap_or(false);
+        let range = |least: &str, most: &str| Range {
+            least: value[least].as_i64(),
+            most: value[most].as_i64(),
+        };
+        let format = value["format"].as_str().unwrap_or_default();
+        Self {
+            format: match types {
+                [] | ["string"] | [_, _] if formats::is_known(format) => format.to_owned(),
+                ["integer"] if matches!(format, "int32" | "int64") => format.to_owned(),
+                ["number"] if matches!(format, "float" | "double") => format.to_owned(),
+                _ => String::new(),
+            },
+            pattern: value["pattern"]
+                .as_str()
+                .filter(|p| !p.is_empty())
+                .map(|p| Pattern {
+                    text: p.to_owned(),
+                    regex: Regex::new(&machinery::pattern::from_go(p)).ok(),
+                }),
+            allowed: value["enum"].as_array().cloned().unwrap_or_default(),
+            required: texts(&value["required"]),
+            minimum: number("minimum"),
+            maximum: number("maximum"),
+            exclusive_minimum: flag("exclusiveMinimum"),
+            exclusive_maximum: flag("exclusiveMaximum"),
+            multiple_of: number("multipleOf"),
+            length: range("minLength", "maxLength"),
+            items: range("minItems", "maxItems"),
+            properties: range("minProperties", "maxProperties"),
+        }
+    }
+}
+
+/// The paths of unknown fields.
+type Unknown = Vec<String>;
+
+/// Nothing is known about a value: all fields of the objects in it go.
+fn prune_all(value: &mut Value, path: &str, unknown: &mut Unknown) {
+    match value {
+        Value::Object(object) => {
+            unknown.extend(object.keys().map(|key| below(path, key)));
+            object.clear();
+        }
+        Value::Array(items) => {
+            for (index, item) in items.iter_mut().enumerate() {
+                prune_all(item, &format!("{path}[{index}]"), unknown);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn types(value: &Value) -> Vec<&'static str> {
+    if value["x-kubernetes-int-or-string"] == true {
+        return vec!["integer", "string"];
+    }
+    let known = ["object", "array", "string", "integer", "number", "boolean"];
+    let given = value["type"].as_str().unwrap_or_default();
+    known.into_iter().filter(|known| *known == given).collect()
+}
+
+fn child(value: &Value, key: &str) -> Option<Box<Schema>> {
+    let below = value.get(key).filter(|below| below.is_object())?;
+    Some(Box::new(Schema::read(below)))
+}
+
+fn texts(value: &Value) -> Vec<String> {
+    let texts = value.as_array().into_iter().flatten();
+    texts.filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
 fn below(path: &str, key: &str) -> String {
@@ -249,53 +379,18 @@ mod tests {
         .unwrap()
         .clone();
         let mut findings = Findings::default();
-        schema().prune(&mut object, &mut findings);
+        schema().shape(&mut object, &mut findings).unwrap();
         let expected = json!({"apiVersion": "a/v1", "kind": "K", "metadata": {"name": "n"},
             "spec": {"size": 1, "parts": [{"name": "a"}], "free": {"any": 1}, "map": {"k": "v"}}});
         assert_eq!(Value::Object(object), expected);
-        let mut sentences = findings.sentences().to_vec();
-        sentences.sort();
         assert_eq!(
-            sentences,
+            findings.sentences(),
             [
                 "unknown field \"other\"",
                 "unknown field \"spec.junk\"",
                 "unknown field \"spec.parts[0].junk\""
             ]
         );
-    }
-
-    #[test]
-    fn nulls_go_where_nothing_may_be_null_and_nothing_stands_in_for_them() {
-        let schema = Schema::read(&json!({"type": "object", "properties": {
-            "plain": {"type": "string"}, "free": {"type": "string", "nullable": true},
-            "filled": {"type": "string", "default": "x"},
-            "list": {"type": "array", "items": {"type": "object", "properties": {"a": {"type": "string"}}}},
-            "map": {"type": "object", "additionalProperties": {"type": "string"}}}}));
-        let mut object = json!({"plain": null, "free": null, "filled": null, "unknown": null,
-            "list": [{"a": null}], "map": {"k": null}})
-        .as_object()
-        .unwrap()
-        .clone();
-        schema.drop_nulls(&mut object);
-        let left = json!({"free": null, "filled": null, "unknown": null, "list": [{}], "map": {}});
-        assert_eq!(Value::Object(object), left);
-    }
-
-    #[test]
-    fn metadata_of_an_embedded_object_is_that_of_all_objects() {
-        let schema = Schema::read(&json!({"type": "object", "properties": {"pod": {
-            "type": "object", "x-kubernetes-embedded-resource": true,
-            "x-kubernetes-preserve-unknown-fields": true}}}));
-        let mut object = json!({"pod": {"apiVersion": "v1", "kind": "Pod",
-            "metadata": {"name": "p", "labels": {}, "odd": 1}, "spec": {}}})
-        .as_object()
-        .unwrap()
-        .clone();
-        let mut findings = Findings::default();
-        schema.prune(&mut object, &mut findings);
-        assert_eq!(object["pod"]["metadata"], json!({"name": "p"}));
-        assert_eq!(findings.sentences(), ["unknown field \"pod.metadata.odd\""]);
     }
 
     #[test]
@@ -312,5 +407,60 @@ mod tests {
         );
         schema().fill(&mut object);
         assert_eq!(object, once);
+    }
+
+    /// A spec after it was shaped and filled, and what was unknown.
+    fn kept(spec: Value, given: Value) -> (Value, Vec<String>) {
+        let schema = Schema::read(&json!({"type": "object", "properties": {"spec": spec}}));
+        let mut object = Object::from_iter([("spec".to_owned(), given)]);
+        let mut findings = Findings::default();
+        schema.shape(&mut object, &mut findings).unwrap();
+        schema.fill(&mut object);
+        (object["spec"].take(), findings.sentences().to_vec())
+    }
+
+    #[test]
+    fn nulls_go_where_nothing_may_be_null() {
+        let spec = json!({"type": "object", "properties": {
+            "plain": {"type": "string"}, "nullable": {"type": "string", "nullable": true},
+            "default": {"type": "string", "default": "x"},
+            "both": {"type": "string", "nullable": true, "default": "x"},
+            "list": {"type": "array", "items": {"type": "object", "properties": {"a": {"type": "string"}}}},
+            "filled": {"type": "array", "items": {"type": "string", "default": "y"}},
+            "map": {"type": "object", "additionalProperties": {"type": "string"}},
+            "open": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}});
+        let given = json!({"plain": null, "nullable": null, "default": null, "both": null,
+            "list": [null, {"a": null}], "filled": [null, "z"], "map": {"k": null, "l": "v"}, "open": {"k": null}});
+        let expected = json!({"nullable": null, "default": "x", "both": null, "list": [null, {}],
+            "filled": ["y", "z"], "map": {"l": "v"}, "open": {"k": null}});
+        assert_eq!(kept(spec, given).0, expected);
+    }
+
+    #[test]
+    fn fields_of_any_kind_are_kept_but_not_what_is_in_them() {
+        let unknown = |paths: &[&str]| -> Vec<String> {
+            let sentence = |path: &&str| format!("unknown field \"spec.{path}\"");
+            paths.iter().map(sentence).collect()
+        };
+        let any = json!({"type": "object", "additionalProperties": true});
+        let given = json!({"a": {"b": 1}, "c": [{"d": 1}], "e": 1});
+        assert_eq!(
+            kept(any.clone(), given.clone()),
+            (
+                json!({"a": {}, "c": [{}], "e": 1}),
+                unknown(&["a.b", "c[0].d"])
+            )
+        );
+        let text = json!({"type": "string"});
+        assert_eq!(
+            kept(text, json!({"z": 1, "a": 1})),
+            (json!({}), unknown(&["a", "z"])),
+            "a value of the wrong type is pruned all the same"
+        );
+        let open = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true,
+            "properties": {"a": {"type": "object", "properties": {"b": {"type": "integer"}}}}});
+        let given = json!({"a": {"b": 1, "z": 2}, "other": {"x": [{"y": 1}]}});
+        let expected = json!({"a": {"b": 1}, "other": {"x": [{"y": 1}]}});
+        assert_eq!(kept(open, given), (expected, unknown(&["a.z"])));
     }
 }

@@ -1,470 +1,460 @@
-//! Whether a custom object keeps to its schema, in Kubernetes' words.
+//! Whether a custom object keeps to its schema, in the words of Kubernetes' OpenAPI library, and in
+//! its order: types, combinations, texts, numbers, lists, enumerations, objects. All are asked, also
+//! after one has complained.
+
+mod numbers;
 
 use machinery::{
     Object, Value,
     field::{Error, Errors, Path},
 };
 
+use super::kind::ScalePaths;
 use super::{
-    ratchet,
+    embedded, formats, list_types,
+    ratchet::Was,
+    scale,
     structural::{Others, Schema},
+    view::View,
 };
 
-/// Everything that is wrong with an object.
-pub(crate) fn object(schema: &Schema, object: &Object) -> Errors {
-    let mut errors = Errors::new();
-    let value = Value::Object(object.clone());
-    check(schema, &value, None, &Path::new(""), true, &mut errors);
-    list_types(schema, &value, &Path::new(""), true, &mut errors);
-    errors
-}
-
-/// Everything that is wrong with a value that stands alone.
-pub(crate) fn value(schema: &Schema, value: &Value) -> Errors {
-    let mut errors = Errors::new();
-    let path = Path::new("");
-    check(schema, value, None, &path, schema.embedded, &mut errors);
-    list_types(schema, value, &path, schema.embedded, &mut errors);
+/// Everything that is wrong with a new object.
+pub(crate) fn object(schema: &Schema, scale: Option<&ScalePaths>, object: &Object) -> Errors {
+    let mut errors = check(schema, View::Map(object), None, "").told(&Path::new(""));
+    scale::check_spec(scale, object, &mut errors);
+    scale::check_status(scale, object, &mut errors);
+    embedded::check(schema, object, &mut errors);
+    list_types::check(schema, object, &mut errors);
     errors
 }
 
 /// Everything that an update makes wrong: what was wrong before and has not changed is let pass, so
 /// that a schema may become stricter while objects are in use.
-pub(crate) fn update(schema: &Schema, object: &Object, old: &Object) -> Errors {
-    let mut errors = Errors::new();
-    let value = Value::Object(object.clone());
-    let old = Value::Object(old.clone());
-    check(
-        schema,
-        &value,
-        Some(&old),
-        &Path::new(""),
-        true,
-        &mut errors,
-    );
-    let mut duplicates = Errors::new();
-    list_types(schema, &value, &Path::new(""), true, &mut duplicates);
-    if !duplicates.is_empty() {
-        let mut before = Errors::new();
-        list_types(schema, &old, &Path::new(""), true, &mut before);
-        if before.is_empty() {
-            errors.extend(duplicates);
-        }
-    }
+pub(crate) fn update(
+    schema: &Schema,
+    scale: Option<&ScalePaths>,
+    object: &Object,
+    old: &Object,
+) -> Errors {
+    let was = Was::new(schema, View::Map(object), View::Map(old));
+    let mut errors = check(schema, View::Map(object), Some(was), "").told(&Path::new(""));
+    scale::check_spec(scale, object, &mut errors);
+    scale::check_status(scale, object, &mut errors);
+    embedded::check(schema, object, &mut errors);
+    list_types::check_update(schema, object, old, &mut errors);
     errors
 }
 
-/// Checks a value that a field or an item is; `old` is what it was, if that is known.
-fn check(
+/// Everything that an update of the status makes wrong.
+pub(crate) fn status(
     schema: &Schema,
-    value: &Value,
-    old: Option<&Value>,
-    path: &Path,
-    whole: bool,
-    errors: &mut Errors,
-) {
-    let before = errors.len();
-    check_value(schema, value, old, path, whole, errors);
-    if errors.len() > before && old.is_some_and(|old| ratchet::same(schema, value, old)) {
-        errors.truncate(before);
+    scale: Option<&ScalePaths>,
+    object: &Object,
+    old: &Object,
+) -> Errors {
+    let mut errors = Errors::new();
+    let whole = Was::new(schema, View::Map(object), View::Map(old));
+    if let (Some(status), Some(below)) = (object.get("status"), schema.properties.get("status")) {
+        let found = check(below, status.into(), whole.key("status"), "");
+        errors = found.told(&Path::new("status"));
+    }
+    scale::check_status(scale, object, &mut errors);
+    list_types::check_update(schema, object, old, &mut errors);
+    errors
+}
+
+/// Everything that is wrong with a value that stands alone, at a path.
+pub(crate) fn value(schema: &Schema, value: &Value, path: &Path) -> Errors {
+    check(schema, value.into(), None, "").told(path)
+}
+
+/// What was found, each sentence once, and how many checks went well: of several alternatives that
+/// fail, the one that went furthest is told.
+#[derive(Default)]
+struct Found {
+    complaints: Vec<Complaint>,
+    matches: usize,
+}
+
+/// What is wrong, where, and in which words.
+struct Complaint {
+    path: String,
+    what: Wrong,
+    message: String,
+}
+
+enum Wrong {
+    /// Nothing more is known than the words.
+    Said,
+    Type(Value),
+    Value(Value),
+    Missing,
+    Unsupported(Value, Vec<Value>),
+    TooLong(i64),
+    TooMany(usize, i64),
+}
+
+impl Found {
+    fn add(&mut self, path: &str, what: Wrong, message: String) {
+        if !self.complaints.iter().any(|c| c.message == message) {
+            self.complaints.push(Complaint {
+                path: path.to_owned(),
+                what,
+                message,
+            });
+        }
+    }
+
+    fn say(&mut self, message: String) {
+        self.add("", Wrong::Said, message);
+    }
+
+    fn merge(&mut self, other: Self) {
+        self.matches += other.matches;
+        for complaint in other.complaints {
+            self.add(&complaint.path, complaint.what, complaint.message);
+        }
+    }
+
+    fn is_valid(&self) -> bool {
+        self.complaints.is_empty()
+    }
+
+    /// The same as errors of fields below a path.
+    fn told(self, root: &Path) -> Errors {
+        self.complaints.into_iter().map(|c| c.told(root)).collect()
     }
 }
 
-fn check_value(
-    schema: &Schema,
-    value: &Value,
-    old: Option<&Value>,
-    path: &Path,
-    whole: bool,
-    errors: &mut Errors,
-) {
-    if value.is_null() && (schema.nullable || schema.kind.is_empty()) {
-        return;
+impl Complaint {
+    fn told(self, root: &Path) -> Error {
+        let path = match self.path.trim_start_matches('.') {
+            "" => root.clone(),
+            below => root.child(below),
+        };
+        match self.what {
+            Wrong::Said => Error::invalid(root, "", self.message),
+            Wrong::Type(value) => Error::type_invalid(&path, value, self.message),
+            Wrong::Value(value) => Error::invalid(&path, value, self.message),
+            Wrong::Missing => Error::required(&path, ""),
+            Wrong::Unsupported(value, allowed) => {
+                let text = |value: &Value| match value {
+                    Value::String(text) => text.clone(),
+                    other => machinery::text::json(other),
+                };
+                let allowed: Vec<String> = allowed.iter().map(text).collect();
+                let allowed: Vec<&str> = allowed.iter().map(String::as_str).collect();
+                Error::not_supported(&path, value, &allowed)
+            }
+            Wrong::TooLong(most) => Error::too_long(&path, most as usize),
+            Wrong::TooMany(count, most) => Error::too_many(&path, count, most as usize),
+        }
     }
-    if !fits(schema, value) {
-        let text = format!(
-            "{path} in body must be of type {}: {:?}",
-            wanted(schema),
-            kind_of(value)
-        );
-        errors.push(Error::type_invalid(path, kind_of(value), text));
-        return;
+}
+
+/// Checks a value that a field or an item is; `was` is what it was, if that is known.
+fn check(schema: &Schema, value: View<'_>, was: Option<Was<'_>>, path: &str) -> Found {
+    let mut found = check_value(schema, value, was.as_ref(), path);
+    if !found.is_valid() && was.is_some_and(|was| was.is_same()) {
+        found.complaints.clear();
     }
-    check_enum(schema, value, path, errors);
+    found
+}
+
+fn check_value(schema: &Schema, value: View<'_>, was: Option<&Was<'_>>, path: &str) -> Found {
+    let mut found = Found::default();
+    let limits = &schema.limits;
+    if let View::Null = value {
+        match schema.types.is_empty() || schema.nullable {
+            true => found.matches += 1,
+            false => wrong_type(path, &schema.types.join(","), "null", &mut found),
+        }
+        check_enum(schema, value, path, &mut found);
+        return found;
+    }
+    if !schema.types.is_empty() || !limits.format.is_empty() {
+        check_type(schema, value, path, &mut found);
+        found.matches += 1;
+    }
+    check_combinations(schema, value, was, path, &mut found);
+    found.matches += 1;
     match value {
-        Value::String(text) => check_text(schema, text, path, errors),
-        Value::Number(_) => check_number(schema, value, path, errors),
-        Value::Array(items) => check_items(schema, items, old, path, errors),
-        Value::Object(object) => check_object(schema, object, old, path, whole, errors),
+        View::Text(text) => {
+            check_text(schema, text, path, &mut found);
+            found.matches += 1;
+            if formats::is_known(&limits.format) {
+                if !formats::has(&limits.format, text) {
+                    wrong_type(path, &limits.format, text, &mut found);
+                }
+                found.matches += 1;
+            }
+        }
+        View::Number(number) => {
+            numbers::check(schema, number, path, &mut found);
+            found.matches += 2;
+        }
+        View::List(items) => {
+            check_items(schema, items, was, path, &mut found);
+            found.matches += 2;
+        }
         _ => {}
     }
-    check_combinations(schema, value, old, path, errors);
+    check_enum(schema, value, path, &mut found);
+    found.matches += 1;
+    if let View::Map(object) = value {
+        check_object(schema, object, was, path, &mut found);
+        found.matches += 1;
+    }
+    found.matches += 1;
+    found
 }
 
-fn wanted(schema: &Schema) -> &str {
-    if schema.int_or_string {
-        "integer,string"
+fn wrong_type(path: &str, wanted: &str, given: &str, found: &mut Found) {
+    let message = format!(
+        "{path} in body must be of type {wanted}: {}",
+        machinery::text::quote(given)
+    );
+    found.add(path, Wrong::Type(given.into()), message);
+}
+
+fn check_type(schema: &Schema, value: View<'_>, path: &str, found: &mut Found) {
+    let format = schema.limits.format.as_str();
+    let has = |name: &str| schema.types.contains(&name);
+    let (kind, detail) = value.kind();
+    let whole = matches!(value, View::Number(n) if !n.is_i64() && n.as_f64().is_some_and(numbers::is_whole));
+    let fits = has(kind)
+        || (kind == "number" && whole && has("integer"))
+        || (kind == "integer" && has("number"));
+    let listed = matches!(value, View::Text(_) | View::List(_));
+    if !listed && !format.is_empty() && !fits && format != detail {
+        return wrong_type(path, format, detail, found);
+    }
+    // Texts, and strangely lists, are left to the format.
+    let by_format = listed && !format.is_empty() && !has("number") && !has("integer");
+    if by_format || fits {
+        found.matches += 1;
     } else {
-        &schema.kind
+        wrong_type(path, &schema.types.join(","), kind, found);
     }
 }
 
-fn kind_of(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "boolean",
-        Value::Number(number) if number.is_i64() || number.is_u64() => "integer",
-        Value::Number(_) => "number",
-        Value::String(_) => "string",
-        Value::Array(_) => "array",
-        Value::Object(_) => "object",
+fn check_enum(schema: &Schema, value: View<'_>, path: &str, found: &mut Found) {
+    let allowed = &schema.limits.allowed;
+    if allowed.is_empty() || allowed.iter().any(|allowed| value.is_like(allowed)) {
+        return;
     }
+    let names: Vec<String> = allowed.iter().map(machinery::text::plain).collect();
+    let message = format!("{path} in body should be one of [{}]", names.join(" "));
+    let what = Wrong::Unsupported(value.to_value(), allowed.clone());
+    found.add(path, what, message);
 }
 
-fn fits(schema: &Schema, value: &Value) -> bool {
-    let kind = kind_of(value);
-    if schema.int_or_string {
-        return matches!(kind, "integer" | "string");
+/// The first of the three that does not hold is told.
+fn check_text(schema: &Schema, text: &str, path: &str, found: &mut Found) {
+    let limits = &schema.limits;
+    let length = text.chars().count() as i64;
+    if let Some(most) = limits.length.most.filter(|most| length > *most) {
+        let message = format!("{path} in body should be at most {most} chars long");
+        return found.add(path, Wrong::TooLong(most), message);
     }
-    match schema.kind.as_str() {
-        "" => true,
-        "number" => matches!(kind, "integer" | "number"),
-        "integer" => kind == "integer" || value.as_f64().is_some_and(|n| n.fract() == 0.0),
-        wanted => wanted == kind,
+    if let Some(least) = limits.length.least.filter(|least| length < *least) {
+        let message = format!("{path} in body should be at least {least} chars long");
+        return found.add(path, Wrong::Value(text.into()), message);
     }
-}
-
-fn check_enum(schema: &Schema, value: &Value, path: &Path, errors: &mut Errors) {
-    let Some(allowed) = schema.rules.get("enum").and_then(Value::as_array) else {
+    let Some(pattern) = &limits.pattern else {
         return;
     };
-    if !allowed.contains(value) {
-        let texts: Vec<String> = allowed
-            .iter()
-            .map(|value| {
-                value
-                    .as_str()
-                    .map_or_else(|| value.to_string(), str::to_owned)
-            })
-            .collect();
-        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-        errors.push(Error::not_supported(path, value.clone(), &texts));
-    }
-}
-
-fn limit(schema: &Schema, key: &str) -> Option<f64> {
-    schema.rules.get(key)?.as_f64()
-}
-
-fn flag(schema: &Schema, key: &str) -> bool {
-    schema
-        .rules
-        .get(key)
-        .and_then(Value::as_bool)
-        .unwrap_or(false)
-}
-
-fn check_text(schema: &Schema, text: &str, path: &Path, errors: &mut Errors) {
-    let length = text.chars().count();
-    if let Some(most) = limit(schema, "maxLength").filter(|most| length as f64 > *most) {
-        errors.push(Error::too_long(path, most as usize));
-    }
-    let mut invalid =
-        |why: String| errors.push(Error::invalid(path, text, format!("{path} in body {why}")));
-    if let Some(least) = limit(schema, "minLength").filter(|least| (length as f64) < *least) {
-        invalid(format!("should be at least {least} chars long"));
-    }
-    if let Some(pattern) = schema
-        .pattern
+    if pattern
+        .regex
         .as_ref()
-        .filter(|pattern| !pattern.is_match(text))
+        .is_some_and(|regex| !regex.is_match(text))
     {
-        invalid(format!("should match '{pattern}'"));
-    }
-    let format = schema
-        .rules
-        .get("format")
-        .and_then(Value::as_str)
-        .unwrap_or_default();
-    if !has_format(format, text) {
-        invalid(format!("must be of type {format}: {text:?}"));
-    }
-}
-
-/// Formats that are checked; others are only told.
-fn has_format(format: &str, text: &str) -> bool {
-    match format {
-        "date-time" => text.parse::<jiff::Timestamp>().is_ok(),
-        "date" => text.parse::<jiff::civil::Date>().is_ok(),
-        "ipv4" => text.parse::<std::net::Ipv4Addr>().is_ok(),
-        "ipv6" => text.parse::<std::net::Ipv6Addr>().is_ok(),
-        "uuid" => uuid::Uuid::parse_str(text).is_ok(),
-        "byte" => {
-            use base64::{Engine, engine::general_purpose::STANDARD};
-            STANDARD.decode(text).is_ok()
-        }
-        _ => true,
-    }
-}
-
-fn check_number(schema: &Schema, value: &Value, path: &Path, errors: &mut Errors) {
-    let Some(number) = value.as_f64() else { return };
-    let mut invalid = |why: String| {
-        errors.push(Error::invalid(
-            path,
-            value.clone(),
-            format!("{path} in body {why}"),
-        ))
-    };
-    if let Some(most) = limit(schema, "maximum") {
-        if flag(schema, "exclusiveMaximum") && number >= most {
-            invalid(format!("should be less than {most}"));
-        } else if number > most {
-            invalid(format!("should be less than or equal to {most}"));
-        }
-    }
-    if let Some(least) = limit(schema, "minimum") {
-        if flag(schema, "exclusiveMinimum") && number <= least {
-            invalid(format!("should be greater than {least}"));
-        } else if number < least {
-            invalid(format!("should be greater than or equal to {least}"));
-        }
-    }
-    if let Some(step) = limit(schema, "multipleOf").filter(|step| *step > 0.0)
-        && (number / step).fract() != 0.0
-    {
-        invalid(format!("should be a multiple of {step}"));
+        let message = format!("{path} in body should match '{}'", pattern.text);
+        found.add(path, Wrong::Value(text.into()), message);
     }
 }
 
 fn check_items(
     schema: &Schema,
     items: &[Value],
-    old: Option<&Value>,
-    path: &Path,
-    errors: &mut Errors,
+    was: Option<&Was<'_>>,
+    path: &str,
+    found: &mut Found,
 ) {
-    if let Some(most) = limit(schema, "maxItems").filter(|most| items.len() as f64 > *most) {
-        errors.push(Error::too_many(path, items.len(), most as usize));
-    }
-    if let Some(least) = limit(schema, "minItems").filter(|least| (items.len() as f64) < *least) {
-        let why = format!("{path} in body should have at least {least} items");
-        errors.push(Error::invalid(path, items.len(), why));
-    }
-    let Some(below) = &schema.items else { return };
-    for (index, item) in items.iter().enumerate() {
-        let old = old.and_then(|old| ratchet::item(schema, item, old));
-        let path = path.index(index);
-        check(below, item, old, &path, below.embedded, errors);
-    }
-}
-
-/// What is wrong with the sets and maps among lists.
-fn list_types(schema: &Schema, value: &Value, path: &Path, whole: bool, errors: &mut Errors) {
-    match value {
-        Value::Array(items) => {
-            check_list_type(schema, items, path, errors);
-            let Some(below) = &schema.items else { return };
-            for (index, item) in items.iter().enumerate() {
-                list_types(below, item, &path.index(index), below.embedded, errors);
-            }
+    if let Some(below) = &schema.items {
+        for (index, item) in items.iter().enumerate() {
+            let was = was.and_then(|was| was.index(index));
+            let path = format!("{path}[{index}]");
+            found.merge(check(below, item.into(), was, &path));
         }
-        Value::Object(object) => {
-            for (key, value) in object.iter().filter(|(key, _)| !(whole && is_own(key))) {
-                match (schema.properties.get(key.as_str()), &schema.others) {
-                    (Some(below), _) => {
-                        list_types(below, value, &path.child(key), below.embedded, errors);
-                    }
-                    (None, Others::Of(below)) => {
-                        list_types(below, value, &path.key(key), below.embedded, errors);
-                    }
-                    (None, _) => {}
-                }
-            }
-        }
-        _ => {}
     }
-}
-
-/// What every whole object has, and the schema says nothing about.
-fn is_own(field: &str) -> bool {
-    matches!(field, "apiVersion" | "kind" | "metadata")
-}
-
-/// Sets have no duplicates, maps no two items of the same keys.
-fn check_list_type(schema: &Schema, items: &[Value], path: &Path, errors: &mut Errors) {
-    let kind = schema
-        .rules
-        .get("x-kubernetes-list-type")
-        .and_then(Value::as_str);
-    let keys = schema
-        .rules
-        .get("x-kubernetes-list-map-keys")
-        .and_then(Value::as_array);
-    let identity = |item: &Value| -> Value {
-        match (kind, keys) {
-            (Some("map"), Some(keys)) => {
-                let keys = keys.iter().filter_map(Value::as_str);
-                Value::Object(
-                    keys.map(|key| (key.to_owned(), item[key].clone()))
-                        .collect(),
-                )
-            }
-            _ => item.clone(),
-        }
-    };
-    if !matches!(kind, Some("set" | "map")) {
-        return;
+    let (range, count) = (&schema.limits.items, items.len());
+    if let Some(least) = range.least.filter(|least| (count as i64) < *least) {
+        let message = format!("{path} in body should have at least {least} items");
+        found.add(path, Wrong::Value(count.into()), message);
     }
-    let mut seen: Vec<Value> = Vec::new();
-    for (index, item) in items.iter().enumerate() {
-        let identity = identity(item);
-        if seen.contains(&identity) {
-            errors.push(Error::duplicate(&path.index(index), identity));
-        } else {
-            seen.push(identity);
-        }
+    if let Some(most) = range.most.filter(|most| count as i64 > *most) {
+        let message = format!("{path} in body should have at most {most} items");
+        found.add(path, Wrong::TooMany(count, most), message);
     }
 }
 
 fn check_object(
     schema: &Schema,
     object: &Object,
-    old: Option<&Value>,
-    path: &Path,
-    whole: bool,
-    errors: &mut Errors,
+    was: Option<&Was<'_>>,
+    path: &str,
+    found: &mut Found,
 ) {
-    for name in schema
-        .rules
-        .get("required")
-        .and_then(Value::as_array)
-        .into_iter()
-        .flatten()
-    {
-        let name = name.as_str().unwrap_or_default();
-        if !object.contains_key(name) {
-            errors.push(Error::required(&path.child(name), ""));
+    let (range, count) = (&schema.limits.properties, object.len());
+    if let Some(least) = range.least.filter(|least| (count as i64) < *least) {
+        let message = format!("{path} in body should have at least {least} properties");
+        found.add(path, Wrong::Value(count.into()), message);
+    }
+    if let Some(most) = range.most.filter(|most| count as i64 > *most) {
+        let message = format!("{path} in body should have at most {most} properties");
+        found.add(path, Wrong::TooMany(count, most), message);
+    }
+    let below = |key: &str| was.and_then(|was| was.key(key));
+    let others = object
+        .iter()
+        .filter(|(key, _)| !schema.properties.contains_key(key.as_str()));
+    match &schema.others {
+        Others::Never => {
+            for (key, _) in others {
+                let message = format!("{path}.{key} in body is a forbidden property");
+                found.add(path, Wrong::Value(key.as_str().into()), message);
+            }
+        }
+        Others::Of(schema) => {
+            for (key, value) in others {
+                let path = format!("{path}.{key}");
+                found.merge(check(schema, value.into(), below(key), &path));
+            }
+        }
+        Others::Unsaid | Others::Any => {}
+    }
+    for (key, schema) in &schema.properties {
+        if let Some(value) = object.get(key) {
+            let at = match path {
+                "" => key.clone(),
+                path => format!("{path}.{key}"),
+            };
+            found.merge(check(schema, value.into(), below(key), &at));
         }
     }
-    let count = object.len() as f64;
-    if let Some(most) = limit(schema, "maxProperties").filter(|most| count > *most) {
-        errors.push(Error::too_many(path, object.len(), most as usize));
-    }
-    if let Some(least) = limit(schema, "minProperties").filter(|least| count < *least) {
-        let why = format!("{path} in body should have at least {least} properties");
-        errors.push(Error::invalid(path, Value::Object(object.clone()), why));
-    }
-    for (key, value) in object.iter().filter(|(key, _)| !(whole && is_own(key))) {
-        let old = old.and_then(|old| old.as_object()?.get(key));
-        let below = match (schema.properties.get(key.as_str()), &schema.others) {
-            (Some(below), _) => below,
-            (None, Others::Of(below)) => below,
-            (None, _) => continue,
-        };
-        let path = path.child(key);
-        check(below, value, old, &path, below.embedded, errors);
+    for name in &schema.limits.required {
+        if !object.contains_key(name) {
+            let at = format!("{path}.{name}");
+            let message = format!("{at} in body is required");
+            found.add(&at, Wrong::Missing, message);
+        }
     }
 }
 
+/// Parts of a schema know the old value only through the fields of the whole.
 fn check_combinations(
     schema: &Schema,
-    value: &Value,
-    old: Option<&Value>,
-    path: &Path,
-    errors: &mut Errors,
+    value: View<'_>,
+    was: Option<&Was<'_>>,
+    path: &str,
+    found: &mut Found,
 ) {
-    let right = |schema: &Schema| {
-        let mut found = Errors::new();
-        check_value(schema, value, old, path, false, &mut found);
-        found.is_empty()
-    };
-    for part in &schema.all_of {
-        check_value(part, value, old, path, false, errors);
+    let part = |part: &Schema| check_value(part, value, was, path);
+    let name = || machinery::text::quote(path);
+    check_any(schema, &part, &name, found);
+    check_one(schema, &part, &name, found);
+    let mut right = 0;
+    for one in &schema.all_of {
+        let result = part(one);
+        right += usize::from(result.is_valid());
+        found.merge(result);
     }
-    let mut invalid = |why: &str| {
-        errors.push(Error::invalid(
-            path,
-            value.clone(),
-            format!("{:?} {why}", path.as_str()),
-        ))
-    };
-    if !schema.any_of.is_empty() && !schema.any_of.iter().any(right) {
-        invalid("must validate at least one schema (anyOf)");
+    if right < schema.all_of.len() {
+        let none = if right == 0 { ". None validated" } else { "" };
+        found.say(format!(
+            "{} must validate all the schemas (allOf){none}",
+            name()
+        ));
     }
-    if !schema.one_of.is_empty() {
-        match schema.one_of.iter().filter(|part| right(part)).count() {
-            1 => {}
-            0 => invalid("must validate one and only one schema (oneOf). Found none valid"),
-            _ => {
-                invalid("must validate one and only one schema (oneOf). Found more than one valid")
+    if schema
+        .not
+        .as_deref()
+        .is_some_and(|not| part(not).is_valid())
+    {
+        found.say(format!("{} must not validate the schema (not)", name()));
+    }
+    found.matches += 1;
+}
+
+/// Tries parts until one is right, or all of them: how many were, and the first that was or the
+/// best of those that were not.
+fn best(parts: &[Schema], part: &dyn Fn(&Schema) -> Found, all: bool) -> (usize, Option<Found>) {
+    let mut right = 0;
+    let mut kept: Option<Found> = None;
+    for one in parts {
+        let result = part(one);
+        if result.is_valid() {
+            right += 1;
+            if right == 1 {
+                kept = Some(result);
             }
+            if !all {
+                break;
+            }
+        } else if right == 0
+            && kept
+                .as_ref()
+                .is_none_or(|best| result.matches > best.matches)
+        {
+            kept = Some(result);
         }
     }
-    if schema.not.as_deref().is_some_and(right) {
-        invalid("must not validate the schema (not)");
+    (right, kept)
+}
+
+fn check_any(
+    schema: &Schema,
+    part: &dyn Fn(&Schema) -> Found,
+    name: &dyn Fn() -> String,
+    found: &mut Found,
+) {
+    if schema.any_of.is_empty() {
+        return;
+    }
+    let (right, kept) = best(&schema.any_of, part, false);
+    if right == 0 {
+        found.say(format!(
+            "{} must validate at least one schema (anyOf)",
+            name()
+        ));
+    }
+    found.merge(kept.unwrap_or_default());
+}
+
+fn check_one(
+    schema: &Schema,
+    part: &dyn Fn(&Schema) -> Found,
+    name: &dyn Fn() -> String,
+    found: &mut Found,
+) {
+    if schema.one_of.is_empty() {
+        return;
+    }
+    let (right, kept) = best(&schema.one_of, part, true);
+    let how_many = match right {
+        1 => return found.merge(kept.unwrap_or_default()),
+        0 => "Found none valid".to_owned(),
+        right => format!("Found {right} valid alternatives"),
+    };
+    found.say(format!(
+        "{} must validate one and only one schema (oneOf). {how_many}",
+        name()
+    ));
+    if right == 0 {
+        found.merge(kept.unwrap_or_default());
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use machinery::json::json;
-
-    use super::*;
-
-    #[test]
-    fn each_keyword_names_what_is_wrong() {
-        let schema = Schema::read(
-            &json!({"type": "object", "required": ["spec"], "properties": {
-            "spec": {"type": "object", "required": ["size"], "properties": {
-                "size": {"type": "integer", "minimum": 1, "maximum": 5},
-                "name": {"type": "string", "pattern": "^[a-z]+$", "maxLength": 4},
-                "mode": {"type": "string", "enum": ["on", "off"]},
-                "port": {"x-kubernetes-int-or-string": true},
-                "tags": {"type": "array", "x-kubernetes-list-type": "set", "items": {"type": "string"}},
-            }}}}),
-        );
-        let lines = |value: Value| -> Vec<String> {
-            let errors = object(&schema, value.as_object().unwrap());
-            errors
-                .iter()
-                .map(|error| format!("{} {:?}", error.path, error.kind))
-                .collect()
-        };
-        assert!(lines(json!({"spec": {"size": 2, "port": "http", "tags": ["a", "b"]}})).is_empty());
-        let cases = [
-            (json!({}), "spec Required"),
-            (json!({"spec": {}}), "spec.size Required"),
-            (json!({"spec": {"size": "x"}}), "spec.size TypeInvalid"),
-            (json!({"spec": {"size": 9}}), "spec.size Invalid"),
-            (
-                json!({"spec": {"size": 2, "name": "A"}}),
-                "spec.name Invalid",
-            ),
-            (
-                json!({"spec": {"size": 2, "name": "abcde"}}),
-                "spec.name TooLong",
-            ),
-            (
-                json!({"spec": {"size": 2, "mode": "up"}}),
-                "spec.mode NotSupported",
-            ),
-            (
-                json!({"spec": {"size": 2, "port": true}}),
-                "spec.port TypeInvalid",
-            ),
-            (
-                json!({"spec": {"size": 2, "tags": ["a", "a"]}}),
-                "spec.tags[1] Duplicate",
-            ),
-        ];
-        for (value, expected) in cases {
-            assert_eq!(lines(value.clone()), [expected], "{value}");
-        }
-        let wrong = object(&schema, json!({"spec": {"size": "x"}}).as_object().unwrap());
-        assert_eq!(
-            wrong[0].to_string(),
-            "spec.size: Invalid value: \"string\": spec.size in body must be of type integer: \"string\""
-        );
-    }
-}
+mod tests;

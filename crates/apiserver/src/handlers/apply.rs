@@ -141,7 +141,9 @@ impl Configuration {
             ))
         })?;
         if let Some(definition) = target.definition {
-            definition.prune(&mut object, &mut findings);
+            definition
+                .prune(&mut object, &mut findings)
+                .map_err(Status::bad_request)?;
         }
         let warnings = self.judge(&twice)?;
         Ok((object, warnings))

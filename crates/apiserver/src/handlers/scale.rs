@@ -51,7 +51,7 @@ async fn get(request: Request, resource: Arc<Resource>) -> Answer {
     if let Some(paths) = resource.scale()
         && paths.wanted(&resource.parse(&entry.object)).is_none()
     {
-        let path = text::quote(&paths.spec_text());
+        let path = text::quote(&paths.spec_text);
         let why = format!("the spec replicas field {path} does not exist");
         return Err(Status::internal(why));
     }
@@ -268,7 +268,7 @@ impl Change for Rescale {
         let replicas = scale.get("spec").and_then(|spec| spec.get("replicas"));
         let replicas = replicas.and_then(Value::as_i64).unwrap_or(0);
         if let Some(paths) = paths.as_ref().filter(|_| replicas == UNSET) {
-            let path = text::quote(&paths.spec_text());
+            let path = text::quote(&paths.spec_text);
             let why = format!("the spec replicas field {path} cannot be empty");
             return Err(Status::bad_request(why));
         }

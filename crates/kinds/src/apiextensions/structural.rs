@@ -221,7 +221,7 @@ fn check_values(
         check_nested(&schema["not"], false, &path.child("not"), errors);
     }
     let pattern = text(&schema["pattern"]);
-    if let Err(error) = regex::Regex::new(pattern) {
+    if let Err(error) = regex::Regex::new(&machinery::pattern::from_go(pattern)) {
         // The last line of the report says what it is.
         let report = error.to_string();
         let why = report.lines().last().unwrap_or_default().trim();

@@ -1,6 +1,6 @@
 //! Values as bytes, as serde_json writes them, without its detours.
 
-use super::{Map, Value};
+use super::{Map, Number, Value};
 use std::io::Write as _;
 
 pub(crate) fn value(out: &mut Vec<u8>, value: &Value) {
@@ -8,11 +8,7 @@ pub(crate) fn value(out: &mut Vec<u8>, value: &Value) {
         Value::Null => out.extend_from_slice(b"null"),
         Value::Bool(true) => out.extend_from_slice(b"true"),
         Value::Bool(false) => out.extend_from_slice(b"false"),
-        Value::Number(n) => match n.as_u64() {
-            Some(n) => digits(out, n),
-            // Writing to a Vec cannot fail.
-            None => drop(write!(out, "{n}")),
-        },
+        Value::Number(n) => number(out, n),
         Value::String(s) => text(out, s),
         Value::Array(list) => {
             out.push(b'[');
@@ -41,6 +37,18 @@ fn digits(out: &mut Vec<u8>, mut n: u64) {
         }
     }
     out.extend_from_slice(&room[at..]);
+}
+
+/// Go has its own way to write floats.
+fn number(out: &mut Vec<u8>, n: &Number) {
+    match (n.as_u64(), n.as_f64()) {
+        (Some(n), _) => digits(out, n),
+        (None, Some(f)) if n.is_f64() => {
+            out.extend_from_slice(crate::text::json_float(f).as_bytes());
+        }
+        // Writing to a Vec cannot fail.
+        _ => drop(write!(out, "{n}")),
+    }
 }
 
 pub(crate) fn map(out: &mut Vec<u8>, map: &Map) {
