@@ -143,7 +143,7 @@ impl<'a> Range<'a> {
             "watch" => encoding == Encoding::Yaml,
             _ => true,
         };
-        if unknown || self.get("sv").is_some_and(|version| !version.is_empty()) {
+        if unknown {
             return None;
         }
         let beta = shape != Shape::Object && self.get("v") == Some("v1beta1");

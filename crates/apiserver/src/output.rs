@@ -13,7 +13,7 @@ use machinery::{
 use crate::{
     Body, Resource, Stored,
     audit::Ticket,
-    media::{Encoding, Shape, Wanted},
+    media::{self, Encoding, Shape, Wanted},
     query::Query,
     respond,
 };
@@ -102,6 +102,10 @@ impl Output {
 
     /// The answer for one object.
     pub(crate) fn respond(&self, code: StatusCode, object: &Stored) -> Response<Body> {
+        // A write is done by now; that its answer is no list is told all the same.
+        if let Err(status) = media::check_list(self.wanted, false, &self.resource) {
+            return respond::status(&status);
+        }
         self.note(|| self.object(object));
         if let Some(bytes) = self.protobuf(object) {
             return respond::bytes(code, PROTOBUF, bytes);
@@ -277,7 +281,11 @@ impl Output {
     fn row(&self, stored: &Stored) -> Value {
         let object: Object = self.resource.parse(stored);
         let cells = self.resource.kind.row(&object, self.now);
-        self.row_of(cells, &object)
+        let mut row = self.row_of(cells, &object);
+        if let Some(conditions) = self.resource.kind.row_conditions(&object) {
+            row["conditions"] = conditions;
+        }
+        row
     }
 
     /// A row with what of its object is wanted beside it.

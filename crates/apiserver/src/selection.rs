@@ -16,7 +16,11 @@ fn unknown(resource: &Resource, field: &str) -> String {
     let field_text = machinery::text::quote(field);
     match resource.kind.names().kind.as_str() {
         "Job" => format!("field label {field_text} not supported for Job"),
-        _ if resource.kind.selectable_names().is_empty() => format!(
+        "ResourceSlice" => format!(
+            "field label not supported for {}, Kind=ResourceSlice: {field}",
+            resource.api_version
+        ),
+        _ if !resource.custom && resource.kind.selectable_names().is_empty() => format!(
             "{field_text} is not a known field selector: only \"metadata.name\", \"metadata.namespace\""
         ),
         _ => format!("field label not supported: {field}"),
@@ -42,9 +46,12 @@ impl Selection {
             labels: labels.map_err(Status::bad_request)?,
             fields: fields.map_err(Status::bad_request)?,
         };
-        let known = |field: &str| {
-            matches!(field, "metadata.name" | "metadata.namespace")
-                || resource.kind.selectable_names().contains(&field)
+        let offered = resource.kind.selectable_names();
+        let known = |field: &str| match field {
+            "metadata.name" => true,
+            // A kind that says what it offers does not offer what it does not have.
+            "metadata.namespace" => resource.namespaced() || offered.is_empty(),
+            field => offered.contains(&field),
         };
         match selection
             .fields

@@ -64,6 +64,7 @@ pub struct Builtin {
     pub selectable_fields: fn(&Object) -> Vec<(&'static str, String)>,
     pub columns: &'static [Column],
     pub row: fn(&Object, i64) -> Vec<Value>,
+    pub row_conditions: fn(&Object) -> Option<Value>,
 }
 
 /// The verbs of ordinary kinds.
@@ -117,6 +118,7 @@ impl Builtin {
         selectable: &[],
         selectable_fields: |_| Vec::new(),
         columns: columns::NAME_AGE,
+        row_conditions: |_| None,
         row: columns::name_age,
     };
 }
@@ -312,6 +314,10 @@ impl Kind for Registered {
 
     fn columns(&self) -> &'static [Column] {
         self.facts.columns
+    }
+
+    fn row_conditions(&self, object: &Object) -> Option<Value> {
+        (self.row_conditions)(object)
     }
 
     fn row(&self, object: &Object, now: i64) -> Vec<Value> {

@@ -237,6 +237,10 @@ pub trait Kind: Send + Sync + 'static {
         &[]
     }
     fn columns(&self) -> &[Column];
+    /// What a Table says of a row beside its cells, such as that the object has ended.
+    fn row_conditions(&self, _object: &Object) -> Option<Value> {
+        None
+    }
     /// One cell per column; `now` in seconds since the epoch, for ages.
     fn row(&self, object: &Object, now: i64) -> Vec<Value>;
 }

@@ -75,8 +75,13 @@ pub(crate) async fn get(request: Request, resource: Arc<Resource>) -> Answer {
     let key = resource.key(namespace, name);
     let read = request.core.store.get(&key, freshness).await;
     let (_, entry) = read.map_err(failure::of_store)?;
-    let entry = entry.ok_or_else(|| Status::not_found(&resource.group, &resource.plural, name))?;
-    media::check_list(output.wanted, false, &resource)?;
+    let entry = entry.ok_or_else(|| {
+        let plural = match resource.plural.as_str() {
+            "componentstatuses" => "componentstatus",
+            plural => plural,
+        };
+        Status::not_found(&resource.group, plural, name)
+    })?;
     Ok(output.respond(StatusCode::OK, &entry.object))
 }
 

@@ -75,7 +75,8 @@ pub(crate) async fn request(request: Request, resource: Arc<Resource>) -> Answer
     let write = objects::write(&request, &resource, &options);
     let issued = issue(&request, &write, &resource, asked).await;
     let answer = issued.map_err(|status| status.warned(warnings.clone()))?;
-    let response = respond::bytes(http::StatusCode::CREATED, respond::JSON, answer.to_string());
+    let answer = answer.to_string();
+    let response = respond::line(http::StatusCode::CREATED, answer.as_bytes());
     Ok(respond::warn(response, &warnings))
 }
 

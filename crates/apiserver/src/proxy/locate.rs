@@ -79,7 +79,13 @@ async fn kubelet(request: &Request, subject: &ResourceRequest) -> Result<Option<
             "pod {name} does not have a host assigned"
         )));
     }
-    node_location(request, &node, path).await.map(Some)
+    let location = node_location(request, &node, path).await;
+    let location = location.map_err(|status| match status.reason.as_str() {
+        // Who asked for a pod is told of pods.
+        "NotFound" => Status::not_found("", "pods", &node),
+        _ => status,
+    })?;
+    Ok(Some(location))
 }
 
 async fn node_location(

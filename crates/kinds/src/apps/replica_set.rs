@@ -23,13 +23,6 @@ pub const KIND: Builtin = Builtin {
     default,
     validate_create: validate,
     validate_update,
-    selectable: &["status.replicas"],
-    selectable_fields: |o| {
-        vec![(
-            "status.replicas",
-            int(&get(o, "status")["replicas"]).to_string(),
-        )]
-    },
     warnings: super::warnings,
     columns: COLUMNS,
     row,

@@ -37,13 +37,8 @@ pub const KIND: Builtin = Builtin {
     prepare_update,
     validate_create: |object| check_finalizers(object, false),
     validate_update,
-    selectable: &["status.phase", "name"],
-    selectable_fields: |o| {
-        vec![
-            ("status.phase", text(&get(o, "status")["phase"]).to_owned()),
-            ("name", name(o).to_owned()),
-        ]
-    },
+    selectable: &["status.phase"],
+    selectable_fields: |o| vec![("status.phase", text(&get(o, "status")["phase"]).to_owned())],
     columns: COLUMNS,
     row,
     metadata_checks: &[Check::Whole, Check::Change],

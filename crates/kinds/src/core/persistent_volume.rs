@@ -34,8 +34,6 @@ pub const KIND: Builtin = Builtin {
     prepare_update,
     validate_create: validate,
     validate_update,
-    selectable: &["name"],
-    selectable_fields: |o| vec![("name", name(o).to_owned())],
     columns: COLUMNS,
     row,
     metadata_checks: &[Check::Whole, Check::Whole],

@@ -37,8 +37,6 @@ pub const KIND: Builtin = Builtin {
     validate_create: validate,
     validate_update,
     warnings: |object, _| warnings(object),
-    selectable: &["name"],
-    selectable_fields: |o| vec![("name", name(o).to_owned())],
     columns: COLUMNS,
     row,
     metadata_checks: &[Check::Change, Check::Whole],

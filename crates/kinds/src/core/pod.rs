@@ -73,6 +73,7 @@ pub const KIND: Builtin = Builtin {
     selectable_fields,
     columns: COLUMNS,
     row,
+    row_conditions,
     metadata_checks: &[Check::Change, Check::Whole],
     status_resets: &[
         &["spec"],
@@ -200,6 +201,18 @@ fn validate_ephemeral(object: &Object, old: &Object, mut errors: Errors) -> Erro
         errors.push(Error::forbidden(&at, detail));
     }
     errors
+}
+
+/// A pod that has ended says so in its row.
+fn row_conditions(object: &Object) -> Option<Value> {
+    let (reason, message) = match text(&get(object, "status")["phase"]) {
+        "Succeeded" => ("Succeeded", "The pod has completed successfully."),
+        "Failed" => ("Failed", "The pod failed."),
+        _ => return None,
+    };
+    Some(json!([
+        {"type": "Completed", "status": "True", "reason": reason, "message": message}
+    ]))
 }
 
 /// Pods end gracefully; those of which nothing runs, without any grace.
@@ -495,6 +508,17 @@ mod tests {
                 "{status}"
             );
         }
+    }
+
+    #[test]
+    fn a_row_says_that_a_pod_has_ended() {
+        let ended = |phase: &str| {
+            let pod = object(&format!(r#"{{"status": {{"phase": "{phase}"}}}}"#));
+            row_conditions(&pod).map(|conditions| conditions[0]["reason"].clone())
+        };
+        assert_eq!(ended("Running"), None);
+        assert_eq!(ended("Succeeded"), Some("Succeeded".into()));
+        assert_eq!(ended("Failed"), Some("Failed".into()));
     }
 
     #[test]
