@@ -317,7 +317,7 @@ impl Kind for Registered {
     }
 
     fn row_conditions(&self, object: &Object) -> Option<Value> {
-        (self.row_conditions)(object)
+        (self.facts.row_conditions)(object)
     }
 
     fn row(&self, object: &Object, now: i64) -> Vec<Value> {

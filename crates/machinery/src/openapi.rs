@@ -279,6 +279,13 @@ mod tests {
         let usages = of("certificates/v1.CertificateSigningRequestSpec", "usages");
         let usages = usages["items"]["enum"].as_array().unwrap().len();
         assert_eq!(usages, 23);
+        let claim = of(
+            "core/v1.PersistentVolumeClaimStatus",
+            "allocatedResourceStatuses",
+        );
+        assert!(claim["additionalProperties"]["enum"].is_array(), "{claim}");
+        let scope = of("admissionregistration/v1.RuleWithOperations", "scope");
+        assert_eq!(scope["enum"], json!(["*", "Cluster", "Namespaced"]));
         assert_eq!(of("core/v1.Container", "image"), json!({"type": "string"}));
     }
 

@@ -8,9 +8,7 @@ use crate::diff::unified;
 use crate::internal::{equal, internal};
 use crate::metadata::{Check, validate_template_metadata};
 use crate::pod::is_native;
-use crate::tree::{
-    child_or_new, default_empty, default_to, entries, get, is_set, list, name, text,
-};
+use crate::tree::{child_or_new, default_empty, default_to, entries, get, is_set, list, text};
 use crate::{Column, Context, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::quantity::Quantity;

@@ -328,7 +328,12 @@ fn shape(names: &Names, package: &'static str, text: &'static str) -> Shape {
 
 /// The only values of a type, or of its elements.
 fn values(names: &Names, package: &'static str, text: &'static str) -> Option<&'static str> {
-    let text = text.trim_start_matches("[]").trim_start_matches("{}");
+    let text = text.trim_start_matches("[]");
+    // A map may name the type of its keys.
+    let text = match text.strip_prefix('{').and_then(|rest| rest.split_once('}')) {
+        Some((_, element)) => element,
+        None => text,
+    };
     names.values.get(&full_name(package, text)).copied()
 }
 
