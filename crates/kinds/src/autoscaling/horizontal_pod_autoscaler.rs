@@ -2,7 +2,7 @@
 //! autoscaling/v1 shows the part that it knows and keeps the rest in annotations.
 
 use super::metrics::{check_metric, check_reference, check_rules};
-use super::versions::{cpu, v1_to_v2, v2_to_v1};
+use super::versions::{cpu, keep_notes, v1_to_v2, v2_to_v1};
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
@@ -39,7 +39,13 @@ pub const V1: Builtin = Builtin {
     stored_as: Some("autoscaling/v2.HorizontalPodAutoscaler"),
     to_stored: v1_to_v2,
     from_stored: v2_to_v1,
-    default: |object| default_to(child_or_new(object, "spec"), "minReplicas", 1),
+    // What the old version keeps in annotations is there from the start, and so has an owner.
+    default: |object| {
+        default_to(child_or_new(object, "spec"), "minReplicas", 1);
+        *object = v2_to_v1(v1_to_v2(std::mem::take(object)));
+    },
+    prepare_create: |object, _| keep_notes(object, None, None),
+    prepare_update: |object, old, subresource, _| keep_notes(object, Some(old), subresource),
     validate_create: |object| validate(&v1_to_v2(object.clone())),
     validate_update: |object, old, subresource: Subresource<'_>| match subresource {
         None => {

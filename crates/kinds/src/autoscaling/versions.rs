@@ -1,7 +1,8 @@
 //! HorizontalPodAutoscalers between autoscaling/v1 and v2. v1 has one figure of its own, for CPU; the
 //! rest it keeps in annotations: metrics in the words of v1, behaviour by the names of Go's fields.
 
-use crate::tree::{child, child_or_new, is_set, list};
+use crate::Subresource;
+use crate::tree::{child, child_or_new, get, is_set, list};
 use machinery::json::{from_str, json};
 use machinery::{Object, Value, text};
 
@@ -317,6 +318,26 @@ fn take_notes(object: &mut Object) -> Object {
     notes
 }
 
+/// The notes of the part that a write may not change are those of `old`: of the status for a write of the whole,
+/// of the spec for one of `status`.
+pub(super) fn keep_notes(object: &mut Object, old: Option<&Object>, subresource: Subresource<'_>) {
+    let kept: &[&str] = match subresource {
+        None => &[CURRENT, CONDITIONS],
+        Some(_) => &[METRICS, BEHAVIOR],
+    };
+    let metadata = child_or_new(object, "metadata");
+    let annotations = child_or_new(metadata, "annotations");
+    for name in kept {
+        match old.map(|old| &get(old, "metadata")["annotations"][*name]) {
+            Some(Value::String(note)) => drop(annotations.insert(*name, note.clone().into())),
+            _ => drop(annotations.shift_remove(name)),
+        }
+    }
+    if annotations.is_empty() {
+        metadata.shift_remove("annotations");
+    }
+}
+
 pub(super) fn v1_to_v2(mut object: Object) -> Object {
     let notes = take_notes(&mut object);
     let note = |name: &str| notes.get(name).unwrap_or(&Value::Null);
@@ -409,7 +430,6 @@ pub(super) fn v2_to_v1(mut object: Object) -> Object {
 mod tests {
     use super::*;
     use crate::testing::object;
-    use crate::tree::get;
 
     /// Metrics of v2 and the note that v1 keeps of them.
     const METRICS_AND_NOTES: &[(&str, &str)] = &[
@@ -471,5 +491,25 @@ mod tests {
         let types: Vec<&str> = metrics.filter_map(|m| m["type"].as_str()).collect();
         assert_eq!(types, ["Pods", "Resource"]);
         assert_eq!(get(&v2, "status")["currentMetrics"], Value::Null);
+    }
+
+    #[test]
+    fn notes_of_what_may_not_change_stay() {
+        let noted = |current: &str, metrics: &str| {
+            object(&format!(
+                r#"{{"metadata": {{"annotations": {{"{CURRENT}": "{current}", "{METRICS}": "{metrics}"}}}}}}"#
+            ))
+        };
+        let note =
+            |object: &Object, name: &str| get(object, "metadata")["annotations"][name].clone();
+        let old = noted("[1]", "[1]");
+        for (subresource, expected) in [(None, ["[1]", "[2]"]), (Some("status"), ["[2]", "[1]"])] {
+            let mut new = noted("[2]", "[2]");
+            keep_notes(&mut new, Some(&old), subresource);
+            assert_eq!([note(&new, CURRENT), note(&new, METRICS)], expected);
+        }
+        let mut new = noted("[2]", "[2]");
+        keep_notes(&mut new, None, None);
+        assert_eq!(note(&new, CURRENT), Value::Null);
     }
 }

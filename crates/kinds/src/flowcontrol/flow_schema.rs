@@ -20,6 +20,7 @@ pub const KIND: Builtin = Builtin {
     has_status: true,
     has_generation: true,
     default: |object| default_empty(child_or_new(object, "spec"), "matchingPrecedence", 1000),
+    prepare_update: super::keep_metadata,
     validate_create: validate,
     validate_update: |object, _, subresource: Subresource<'_>| {
         if subresource.is_none() {

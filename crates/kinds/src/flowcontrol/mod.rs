@@ -3,9 +3,22 @@
 pub mod flow_schema;
 pub mod priority_level_configuration;
 
-use crate::tree::{list, text};
-use machinery::Value;
+use crate::tree::{child, keep, list, text};
+use crate::{Context, Subresource};
 use machinery::field::{Error, Errors, Path};
+use machinery::{Object, Value};
+
+/// Through `status` nothing of the metadata changes but who owns what.
+fn keep_metadata(object: &mut Object, old: &Object, subresource: Subresource<'_>, _: &Context<'_>) {
+    if subresource.is_none() {
+        return;
+    }
+    let managers = child(object, "metadata").and_then(|m| m.shift_remove("managedFields"));
+    keep(object, old, "metadata");
+    if let (Some(metadata), Some(managers)) = (child(object, "metadata"), managers) {
+        metadata.insert("managedFields", managers);
+    }
+}
 
 /// Conditions have a type of their own.
 fn check_conditions(status: &Value, errors: &mut Errors) {
@@ -18,6 +31,32 @@ fn check_conditions(status: &Value, errors: &mut Errors) {
         }
         if kind.is_empty() {
             errors.push(Error::required(&at, ""));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::object;
+    use crate::tree::get;
+
+    #[test]
+    fn a_status_leaves_the_metadata_as_it_is() {
+        let old = object(r#"{"metadata": {"name": "a", "managedFields": [1]}}"#);
+        let new =
+            object(r#"{"metadata": {"name": "a", "generateName": "g", "managedFields": [2]}}"#);
+        let context = Context { now: "", user: "" };
+        for (subresource, expected) in [
+            (
+                None,
+                r#"{"name":"a","generateName":"g","managedFields":[2]}"#,
+            ),
+            (Some("status"), r#"{"name":"a","managedFields":[2]}"#),
+        ] {
+            let mut new = new.clone();
+            keep_metadata(&mut new, &old, subresource, &context);
+            assert_eq!(get(&new, "metadata").to_string(), expected);
         }
     }
 }

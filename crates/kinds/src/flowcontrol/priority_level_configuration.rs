@@ -19,6 +19,7 @@ pub const KIND: Builtin = Builtin {
     has_status: true,
     has_generation: true,
     default,
+    prepare_update: super::keep_metadata,
     validate_create: validate,
     validate_update: |object, _, subresource: Subresource<'_>| {
         if subresource.is_none() {
