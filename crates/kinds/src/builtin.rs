@@ -268,7 +268,11 @@ impl Kind for Registered {
     fn resets(&self, subresource: Subresource<'_>) -> Resets {
         match subresource {
             Some("status") => self.facts.status_resets,
-            None if self.facts.has_status => self.facts.resets,
+            Some("finalize") => self.facts.resets,
+            // Who has a status of its own way is written without it, also where it comes with a new object.
+            None if self.facts.subresources.contains(&STATUS) || self.facts.has_status => {
+                self.facts.resets
+            }
             _ => &[],
         }
     }

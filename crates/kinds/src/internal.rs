@@ -13,32 +13,6 @@ pub fn internal(name: &str, value: &Value) -> Value {
     }
 }
 
-/// Whether two such structs say the same: an empty list is like none, an empty struct is not.
-pub fn equal(name: &str, a: &Value, b: &Value) -> bool {
-    equal_printed(&internal(name, a), &internal(name, b))
-}
-
-fn equal_printed(a: &Value, b: &Value) -> bool {
-    let is_none = |value: &Value| match value {
-        Value::Null => true,
-        Value::Array(list) => list.is_empty(),
-        // A map: structs are printed with all their fields.
-        Value::Object(map) => map.is_empty(),
-        _ => false,
-    };
-    match (a, b) {
-        (Value::Object(a), Value::Object(b)) => {
-            a.len() == b.len()
-                && a.iter()
-                    .all(|(key, value)| b.get(key).is_some_and(|other| equal_printed(value, other)))
-        }
-        (Value::Array(a), Value::Array(b)) => {
-            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| equal_printed(a, b))
-        }
-        _ => a == b || (is_none(a) && is_none(b)),
-    }
-}
-
 /// A list of such structs.
 pub fn internal_list(name: &str, value: &Value) -> Value {
     match value {
@@ -99,6 +73,9 @@ fn printed(shape: Shape, value: &Value) -> Value {
 fn in_order(of: &Type) -> Vec<&Field> {
     let order: &[&str] = match of.name {
         "PersistentVolumeSource" | "PersistentVolumeSpec" => PERSISTENT_SOURCES,
+        "Volume" | "VolumeSource" => SOURCES,
+        "PodSecurityContext" => &["fsGroup", "fsGroupChangePolicy", "sysctls"],
+        "PodSpec" => POD,
         _ => &[],
     };
     let place = |field: &Field| order.iter().position(|name| *name == field.name);
@@ -114,6 +91,37 @@ fn in_order(of: &Type) -> Vec<&Field> {
         })
         .collect()
 }
+
+const SOURCES: &[&str] = &[
+    "rbd",
+    "quobyte",
+    "flexVolume",
+    "cinder",
+    "cephfs",
+    "flocker",
+    "downwardAPI",
+    "fc",
+    "azureFile",
+    "configMap",
+    "vsphereVolume",
+];
+
+const POD: &[&str] = &[
+    "setHostnameAsFQDN",
+    "affinity",
+    "schedulerName",
+    "tolerations",
+    "hostAliases",
+    "priorityClassName",
+    "priority",
+    "preemptionPolicy",
+    "dnsConfig",
+    "readinessGates",
+    "runtimeClassName",
+    "overhead",
+    "enableServiceLinks",
+    "topologySpreadConstraints",
+];
 
 const PERSISTENT_SOURCES: &[&str] = &[
     "gcePersistentDisk",
@@ -170,6 +178,21 @@ const RENAMED: &[(&str, &str, &str)] = &[
     ("", "iscsiInterface", "ISCSIInterface"),
     ("", "wwids", "WWIDs"),
     ("", "sslEnabled", "SSLEnabled"),
+    ("PodSpec", "os", "OS"),
+    ("PodSpec", "dnsConfig", "DNSConfig"),
+    ("PodSpec", "dnsPolicy", "DNSPolicy"),
+    ("PodSecurityContext", "fsGroup", "FSGroup"),
+    ("", "fsGroupChangePolicy", "FSGroupChangePolicy"),
+    ("", "seLinuxChangePolicy", "SELinuxChangePolicy"),
+    ("", "seLinuxOptions", "SELinuxOptions"),
+    ("", "gmsaCredentialSpec", "GMSACredentialSpec"),
+    ("", "gmsaCredentialSpecName", "GMSACredentialSpecName"),
+    ("", "grpc", "GRPC"),
+    ("", "httpGet", "HTTPGet"),
+    ("", "httpHeaders", "HTTPHeaders"),
+    ("", "tcpSocket", "TCPSocket"),
+    ("", "tty", "TTY"),
+    ("HostAlias", "ip", "IP"),
 ];
 
 /// Go's name of a field.
@@ -200,6 +223,7 @@ fn capital(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::equal::equal;
     use machinery::json::json;
 
     #[test]

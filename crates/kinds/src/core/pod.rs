@@ -2,7 +2,9 @@
 
 use crate::builtin::{Builtin, STATUS, keep_written_metadata};
 use crate::columns::{AGE, NAME, age, column, name_cell, or_none, since, wide};
+use crate::diff::unified;
 use crate::equal::equal;
+use crate::internal::internal;
 use crate::metadata::Check;
 use crate::pod::{
     check_annotations_update, check_profiles_agree, copy_annotations, default_pod,
@@ -192,12 +194,16 @@ fn validate_ephemeral(object: &Object, old: &Object, mut errors: Errors) -> Erro
     let new = list(&get(object, "spec")["ephemeralContainers"]);
     for container in list(&get(old, "spec")["ephemeralContainers"]) {
         let name = machinery::text::quote(text(&container["name"]));
+        const KIND: &str = "core/v1.EphemeralContainer";
         let what = match new.iter().rfind(|c| c["name"] == container["name"]) {
-            None => "removed",
-            Some(now) if !equal("core/v1.EphemeralContainer", now, container) => "changed",
+            None => "removed\n".to_owned(),
+            Some(now) if !equal(KIND, now, container) => {
+                let difference = unified(&internal(KIND, container), &internal(KIND, now));
+                format!("changed\n{difference}")
+            }
             Some(_) => continue,
         };
-        let detail = format!("existing ephemeral containers {name} may not be {what}\n");
+        let detail = format!("existing ephemeral containers {name} may not be {what}");
         errors.push(Error::forbidden(&at, detail));
     }
     errors

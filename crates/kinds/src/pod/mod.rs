@@ -8,6 +8,7 @@ mod env;
 pub(crate) mod label_keys;
 mod path_warnings;
 mod placement;
+mod printed;
 mod probe;
 mod resize;
 mod resources;

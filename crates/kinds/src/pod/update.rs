@@ -2,8 +2,10 @@
 
 use super::container::check_image_space;
 use super::placement::check_tolerations;
+use super::printed::printed_spec;
+use crate::diff::unified;
 use crate::equal::equal;
-use crate::shown::{Field, Go, each, shown};
+use crate::internal::{internal, internal_list};
 use crate::tree::{entries, int, is_set, list, same, text};
 use machinery::Value;
 use machinery::field::{Error, Errors, Path};
@@ -39,7 +41,9 @@ pub fn validate_spec_update(new: &Value, old: &Value, errors: &mut Errors) {
         check_narrowed(&mut munged, old, &path, errors);
     }
     if !equal("core/v1.PodSpec", &munged, old) {
-        let detail = format!("pod updates may not change fields other than {UPDATABLE}");
+        let difference = unified(&printed_spec(old), &printed_spec(&munged));
+        let detail =
+            format!("pod updates may not change fields other than {UPDATABLE}\n{difference}");
         errors.push(Error::forbidden(&path, detail));
     }
 }
@@ -70,20 +74,6 @@ fn with_old_mutable_fields(new: &Value, old: &Value) -> Value {
 }
 
 const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
-
-const REQUIREMENT: &[Field] = &[
-    Field("key", "Key", Go::Text),
-    Field("operator", "Operator", Go::Text),
-    Field("values", "Values", Go::Plain),
-];
-const TERM: &[Field] = &[
-    Field(
-        "matchExpressions",
-        "MatchExpressions",
-        Go::List(REQUIREMENT),
-    ),
-    Field("matchFields", "MatchFields", Go::List(REQUIREMENT)),
-];
 
 /// Checks what a gated pod may change of its placement, and puts it back to what it was.
 fn check_narrowed(spec: &mut Value, old: &Value, path: &Path, errors: &mut Errors) {
@@ -129,6 +119,8 @@ fn check_narrowed(spec: &mut Value, old: &Value, path: &Path, errors: &mut Error
     }
 }
 
+const TERM: &str = "core/v1.NodeSelectorTerm";
+
 /// Terms stay as many as they were, and each only grows.
 fn check_terms(new: &Value, old: &Value, path: &Path, errors: &mut Errors) {
     let at = path.child("nodeSelectorTerms");
@@ -138,12 +130,12 @@ fn check_terms(new: &Value, old: &Value, path: &Path, errors: &mut Errors) {
     }
     if list(new).len() != old.len() {
         let detail = "no additions/deletions to non-empty NodeSelectorTerms list are allowed";
-        return errors.push(Error::invalid(&at, each(new, TERM), detail));
+        return errors.push(Error::invalid(&at, internal_list(TERM, new), detail));
     }
     for (i, (new, old)) in list(new).iter().zip(old).enumerate() {
         if !has_only_additions(new, old) {
             let detail = "only additions are allowed (no mutations or deletions)";
-            errors.push(Error::invalid(&at.index(i), shown(new, TERM), detail));
+            errors.push(Error::invalid(&at.index(i), internal(TERM, new), detail));
         }
     }
 }
