@@ -258,10 +258,45 @@ mod tests {
         assert_eq!(found(&image, &old), Vec::<String>::new());
         let name = json!({"containers": [{"name": "d", "image": "a"}], "tolerations": [{"key": "k", "operator": "Exists"}]});
         assert!(found(&name, &old)[0].starts_with("spec: Forbidden: pod updates may not change"));
+        assert!(found(&name, &old)[0].ends_with(
+            "\n@@ -3,7 +3,7 @@\n  \"InitContainers\": null,\n  \"Containers\": [\n   {\n-   \"Name\": \"c\",\n+   \"Name\": \"d\",\n    \"Image\": \"a\",\n    \"Command\": null,\n    \"Args\": null,\n"
+        ));
         let more = json!({"containers": []});
         assert_eq!(
             found(&more, &old),
             ["spec.containers: Forbidden: pod updates may not add or remove containers"]
+        );
+        let empty = json!({"containers": [{"name": "c", "image": "a"}], "affinity": {},
+            "tolerations": [{"key": "k", "operator": "Exists"}]});
+        assert_eq!(found(&empty, &old).len(), 1);
+    }
+
+    #[test]
+    fn a_gated_pod_may_narrow_where_it_goes() {
+        let pod = |selector: Value, terms: Value| {
+            let required = json!({"nodeSelectorTerms": terms});
+            json!({"containers": [], "schedulingGates": [{"name": "g"}], "nodeSelector": selector,
+                "affinity": {"nodeAffinity": {REQUIRED: required}}})
+        };
+        let term = |values: &[&str]| json!({"matchExpressions": [{"key": "k", "operator": "In", "values": values}]});
+        let old = pod(json!({"a": "b"}), json!([term(&["v"])]));
+        let more = pod(json!({"a": "b", "c": "d"}), json!([term(&["v"])]));
+        assert_eq!(found(&more, &old), [""; 0]);
+        let other = pod(json!({}), json!([term(&["w"])]));
+        assert_eq!(
+            found(&other, &old),
+            [
+                "spec.nodeSelector: Invalid value: {}: only additions to spec.nodeSelector are allowed (no mutations or deletions)",
+                "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0]: Invalid value: {\"MatchExpressions\":[{\"Key\":\"k\",\"Operator\":\"In\",\"Values\":[\"w\"]}],\"MatchFields\":null}: only additions are allowed (no mutations or deletions)",
+            ]
+        );
+        let added = json!({"containers": [], "schedulingGates": [{"name": "h"}]});
+        let gated = json!({"containers": [], "schedulingGates": [{"name": "g"}]});
+        assert_eq!(
+            found(&added, &gated),
+            [
+                "spec.schedulingGates[0].name: Forbidden: only deletion is allowed, but found new scheduling gate 'h'"
+            ]
         );
     }
 }
