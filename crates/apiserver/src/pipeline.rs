@@ -35,6 +35,7 @@ use crate::{
     query::{self, Query},
     respond::{self, Answer},
     user,
+    write::Turns,
 };
 
 /// How long a verified certificate is believed on its connection. A certificate may end while a
@@ -101,6 +102,7 @@ pub(crate) struct Core {
     pub(crate) admission: Vec<Arc<dyn Plugin>>,
     /// Writes under way; they end even when their client is gone, and shutdown waits for them.
     pub(crate) writes: TaskTracker,
+    pub(crate) turns: Turns,
     /// Joined connections under way; they end when the server stops.
     pub(crate) streams: TaskTracker,
     /// Cancelled when the server stops: long requests end.
@@ -177,6 +179,7 @@ impl Core {
             openapi: openapi::Hashes::default(),
             port: OnceLock::new(),
             writes: TaskTracker::new(),
+            turns: Turns::default(),
             streams: TaskTracker::new(),
             stopping: CancellationToken::new(),
             config,

@@ -277,9 +277,12 @@ fn check_eviction(write: &mut Write, eviction: &Object) -> Result<DeleteOptions,
     Ok(delete)
 }
 
+/// How often an eviction that lost a race is tried again.
+const EVICTIONS: usize = 10;
+
 async fn evict_pod(mut write: Write, delete: DeleteOptions) -> Result<(), Status> {
     let asked = delete.preconditions.clone().unwrap_or_default();
-    let mut attempts = write::ATTEMPTS;
+    let mut attempts = EVICTIONS;
     loop {
         attempts -= 1;
         let allowed = disruption::allow(&write).await?;

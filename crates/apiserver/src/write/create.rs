@@ -6,8 +6,11 @@ use kinds::Context;
 use machinery::{Object, Status, field::Errors};
 use store::{Freshness, Precondition};
 
-use super::{ATTEMPTS, Write, Written, owners};
+use super::{Lost, Write, Written, owners};
 use crate::{Stored, admission::Operation, device_claims, failure, hooks, meta};
+
+/// How many generated names are tried.
+const NAMES: usize = 8;
 
 /// Creates a decoded object. `again` decodes it once more, should the first try lose a race: that is
 /// rare, and a copy of every object is not.
@@ -19,29 +22,38 @@ pub(crate) async fn create(
     // A rehearsal does not come as far as to see it.
     let has_revision = meta::revision(&object).is_ok_and(|revision| revision != 0);
     let mut first = Some(object);
-    for _ in 0..ATTEMPTS {
+    let (mut race, mut taken) = (write.race(), 0);
+    loop {
         let mut object = match first.take() {
             Some(object) => object,
             None => again()?,
         };
         write.settle_place(&mut object)?;
         let generated = meta::generate_name(&mut object);
-        match attempt(write, object, generated, has_revision).await? {
-            Some(written) => return Ok(written),
-            None => continue,
+        let (name, lost) = match attempt(write, object, has_revision).await? {
+            Ok(written) => return Ok(written),
+            Err(lost) => lost,
+        };
+        let is_name = lost.0 == write.resource.key(&write.namespace, &name);
+        match (is_name, generated) {
+            (true, true) => taken += 1,
+            (true, false) => refuse_taken(write, &name).await?,
+            (false, _) => {}
         }
+        if taken == NAMES {
+            let (group, plural) = (&write.resource.group, &write.resource.plural);
+            return Err(Status::generate_name_conflict(group, plural, &name));
+        }
+        race.lost(lost).await?;
     }
-    let (group, plural) = (&write.resource.group, &write.resource.plural);
-    Err(Status::server_timeout(group, plural, "create", 1))
 }
 
-/// One try. `None` when a generated name was taken or another object of the transaction changed.
+/// One try. A race is lost for the object's name, or for another object of the transaction.
 async fn attempt(
     write: &Write,
     mut object: Object,
-    generated: bool,
     has_revision: bool,
-) -> Result<Option<Written>, Status> {
+) -> Result<Result<Written, (String, Lost)>, Status> {
     let kind = &write.resource.kind;
     let now = write.core.config.clock.now();
     meta::begin(&mut object, now);
@@ -79,7 +91,7 @@ async fn attempt(
     let warnings = write.effects.take_warnings();
     if write.dry_run {
         refuse_taken(write, &name).await?;
-        return Ok(Some(Written {
+        return Ok(Ok(Written {
             object: Arc::new(Stored::stamp(draft, 0)),
             created: true,
             warnings,
@@ -89,15 +101,15 @@ async fn attempt(
         let why = "resourceVersion should not be set on objects to be created";
         return Err(Status::unknown(why));
     }
-    match write.put(&name, draft, Precondition::Absent, ops).await? {
-        Some(entry) => Ok(Some(Written {
+    let put = write.put(&name, draft, Precondition::Absent, ops).await?;
+    Ok(match put {
+        Ok(entry) => Ok(Written {
             object: entry.object,
             created: true,
             warnings,
-        })),
-        None if generated => Ok(None),
-        None => refuse_taken(write, &name).await.map(|()| None),
-    }
+        }),
+        Err(lost) => Err((name, lost)),
+    })
 }
 
 fn validate(write: &Write, object: &Object, mut errors: Errors) -> Result<(), Status> {

@@ -8,7 +8,7 @@ use machinery::{Object, Status, field};
 use serde::Deserialize;
 use store::{Entry, Freshness, Precondition};
 
-use super::{ATTEMPTS, Write};
+use super::{Lost, Write};
 use crate::{
     Resource, Stored, admission::Operation, failure, handlers::check_dry_run, hooks, meta,
     query::Query,
@@ -128,23 +128,24 @@ fn orphans_by_default(resource: &Resource) -> bool {
 /// Deletes the object that the write names.
 pub(crate) async fn delete(write: &Write, options: &DeleteOptions) -> Result<Deleted, Status> {
     let key = write.resource.key(&write.namespace, &write.name);
-    for _ in 0..ATTEMPTS {
+    let mut race = write.race();
+    loop {
         let read = write.core.store.get(&key, Freshness::Newest).await;
         let (_, entry) = read.map_err(failure::of_store)?;
         let entry = entry.ok_or_else(|| write.not_found(&write.name))?;
-        if let Some(deleted) = attempt(write, options, entry).await? {
-            return Ok(deleted);
+        match attempt(write, options, entry).await? {
+            Ok(deleted) => return Ok(deleted),
+            Err(lost) => race.lost(lost).await?,
         }
     }
-    Err(write.modified(&write.name))
 }
 
-/// One try. `None` when the object changed meanwhile.
+/// One try.
 async fn attempt(
     write: &Write,
     options: &DeleteOptions,
     entry: Entry<Stored>,
-) -> Result<Option<Deleted>, Status> {
+) -> Result<Result<Deleted, Lost>, Status> {
     let mut object = write.resource.parse(&entry.object);
     check_preconditions(write, options, &object)?;
     write
@@ -153,7 +154,7 @@ async fn attempt(
     let step = decide(write, options, &mut object);
     let revision = entry.mod_revision;
     let stands = |object| {
-        Ok(Some(Deleted {
+        Ok(Ok(Deleted {
             object,
             gone: false,
         }))
@@ -182,7 +183,7 @@ async fn attempt(
                 gone: false,
             }))
         }
-        Step::Remove if write.dry_run => Ok(Some(Deleted {
+        Step::Remove if write.dry_run => Ok(Ok(Deleted {
             object: entry.object,
             gone: true,
         })),

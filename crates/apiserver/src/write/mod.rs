@@ -4,6 +4,7 @@
 mod create;
 mod delete;
 pub(crate) mod owners;
+mod race;
 mod supervised;
 mod update;
 mod versions;
@@ -22,12 +23,11 @@ use crate::{
 
 pub(crate) use create::create;
 pub(crate) use delete::{DeleteOptions, Deleted, Preconditions, delete};
+pub(crate) use race::Turns;
+use race::{Lost, Race};
 use supervised::Supervised;
 pub(crate) use update::{Change, update};
 pub(crate) use versions::Versions;
-
-/// How often a write that lost a race is tried again.
-pub(crate) const ATTEMPTS: usize = 10;
 
 /// One write: who, where, how.
 pub(crate) struct Write {
@@ -68,6 +68,11 @@ impl Core {
 }
 
 impl Write {
+    /// The attempts of this write.
+    fn race(&self) -> Race<'_> {
+        Race::new(&self.core.turns, self.core.config.limits.deadline)
+    }
+
     /// The subresource as kinds see it.
     pub(crate) fn subresource(&self) -> Option<&str> {
         (!self.subresource.is_empty()).then_some(&self.subresource)
@@ -205,14 +210,14 @@ impl Write {
         draft(&self.resource, object)
     }
 
-    /// Puts a draft, with whatever joined the transaction. `Ok(None)` means the race was lost.
+    /// Puts a draft, with whatever joined the transaction.
     async fn put(
         &self,
         name: &str,
         draft: Draft,
         precondition: Precondition,
         mut ops: Vec<Op<Draft>>,
-    ) -> Result<Option<Entry<Stored>>, Status> {
+    ) -> Result<Result<Entry<Stored>, Lost>, Status> {
         let expires_in = crate::hooks::expiry(&self.resource);
         let key = self.resource.key(&self.namespace, name);
         let action = Action::Put { draft, expires_in };
@@ -225,20 +230,22 @@ impl Write {
             },
         );
         let durability = crate::hooks::durability(&self.resource, &self.namespace);
-        match self.core.store.commit(ops, durability).await {
-            Ok(committed) => Ok(committed.entries.into_iter().next().flatten()),
-            Err(store::Error::Conflict { .. }) => Ok(None),
-            Err(error) => Err(failure::of_store(error)),
-        }
+        let committed = match self.core.store.commit(ops, durability).await {
+            Ok(committed) => committed,
+            Err(store::Error::Conflict { key, .. }) => return Ok(Err(Lost(key))),
+            Err(error) => return Err(failure::of_store(error)),
+        };
+        let entry = committed.entries.into_iter().next().flatten();
+        entry.map(Ok).ok_or_else(nothing_came_back)
     }
 
-    /// Removes the object at this revision. `Ok(None)` means the race was lost.
+    /// Removes the object at this revision.
     async fn remove(
         &self,
         name: &str,
         revision: Revision,
         mut ops: Vec<Op<Draft>>,
-    ) -> Result<Option<(Revision, Arc<Stored>)>, Status> {
+    ) -> Result<Result<(Revision, Arc<Stored>), Lost>, Status> {
         let key = self.resource.key(&self.namespace, name);
         let precondition = Precondition::Revision(revision);
         ops.insert(
@@ -249,16 +256,21 @@ impl Write {
                 action: Action::Delete,
             },
         );
-        match self.core.store.commit(ops, Durability::Synced).await {
-            Ok(committed) => {
-                let revision = committed.revision;
-                let entry = committed.entries.into_iter().next().flatten();
-                Ok(entry.map(|entry| (revision, entry.object)))
-            }
-            Err(store::Error::Conflict { .. }) => Ok(None),
-            Err(error) => Err(failure::of_store(error)),
-        }
+        let committed = match self.core.store.commit(ops, Durability::Synced).await {
+            Ok(committed) => committed,
+            Err(store::Error::Conflict { key, .. }) => return Ok(Err(Lost(key))),
+            Err(error) => return Err(failure::of_store(error)),
+        };
+        let revision = committed.revision;
+        let entry = committed.entries.into_iter().next().flatten();
+        let entry = entry.ok_or_else(nothing_came_back)?;
+        Ok(Ok((revision, entry.object)))
     }
+}
+
+/// The store tells of every operation of a transaction what it put or took away.
+fn nothing_came_back() -> Status {
+    Status::internal("the store committed a write and told nothing of it")
 }
 
 /// An object's canonical bytes and header, in the form it is stored in.

@@ -6,7 +6,7 @@ use kinds::Context;
 use machinery::{Object, Status, Value, apply, field};
 use store::{Entry, Freshness, Precondition};
 
-use super::{ATTEMPTS, Write, Written, create, owners};
+use super::{Lost, Write, Written, create, owners};
 use crate::{Stored, admission::Operation, device_claims, failure, hooks, meta};
 
 /// How an update comes by the new object, given the one that stands (with its resourceVersion).
@@ -34,7 +34,8 @@ impl<F: Fn(&Object) -> Result<Object, Status> + Send + Sync> Change for F {
 /// Changes the object that the write names.
 pub(crate) async fn update(write: &Write, change: &dyn Change) -> Result<Written, Status> {
     let key = write.resource.key(&write.namespace, &write.name);
-    for _ in 0..ATTEMPTS {
+    let mut race = write.race();
+    loop {
         let read = write.core.store.get(&key, Freshness::Newest).await;
         let (_, entry) = read.map_err(failure::of_store)?;
         let Some(entry) = entry else {
@@ -46,11 +47,11 @@ pub(crate) async fn update(write: &Write, change: &dyn Change) -> Result<Written
         let mut new = change.apply(&old)?;
         write.settle_place(&mut new)?;
         write.check_name(&new)?;
-        if let Some(written) = attempt(write, new, old, entry).await? {
-            return Ok(written);
+        match attempt(write, new, old, entry).await? {
+            Ok(written) => return Ok(written),
+            Err(lost) => race.lost(lost).await?,
         }
     }
-    Err(write.modified(&write.name))
 }
 
 /// The object to create where none stands.
@@ -75,13 +76,13 @@ fn created(write: &Write, change: &dyn Change) -> Result<Object, Status> {
     Ok(object)
 }
 
-/// One try. `None` when the object changed meanwhile.
+/// One try.
 async fn attempt(
     write: &Write,
     mut object: Object,
     old: Object,
     entry: Entry<Stored>,
-) -> Result<Option<Written>, Status> {
+) -> Result<Result<Written, Lost>, Status> {
     let kind = &write.resource.kind;
     kind.default(&mut object);
     let now = meta::time(write.core.config.clock.now());
@@ -108,32 +109,30 @@ async fn attempt(
         .await?;
     ops.extend(write.effects.take_ops());
     let warnings = write.effects.take_warnings();
-    let written = |object| {
-        Some(Written {
-            object,
-            created: false,
-            warnings,
-        })
+    let written = |object| Written {
+        object,
+        created: false,
+        warnings,
     };
     apply::keep_times(&mut object, &old);
     let gone = hooks::ends_with(write, &object, &old);
     let draft = write.draft(&mut object)?;
     if draft.bytes == entry.object.unstamped() && ops.is_empty() && !gone {
-        return Ok(written(entry.object));
+        return Ok(Ok(written(entry.object)));
     }
     let revision = entry.mod_revision;
     if write.dry_run {
-        return Ok(written(Arc::new(Stored::stamp(draft, revision))));
+        return Ok(Ok(written(Arc::new(Stored::stamp(draft, revision)))));
     }
     if gone {
         ops.extend(hooks::before_remove(write, &object));
         let removed = write.remove(&write.name, revision, ops).await?;
-        return Ok(removed.and_then(|(at, _)| written(Arc::new(Stored::stamp(draft, at)))));
+        return Ok(removed.map(|(at, _)| written(Arc::new(Stored::stamp(draft, at)))));
     }
     let put = write
         .put(&write.name, draft, Precondition::Revision(revision), ops)
         .await?;
-    Ok(put.and_then(|entry| written(entry.object)))
+    Ok(put.map(|entry| written(entry.object)))
 }
 
 /// The uid that the client named must be that of the object that stands.

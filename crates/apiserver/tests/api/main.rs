@@ -21,6 +21,7 @@ mod negotiation;
 mod openapi;
 mod paths;
 mod planted;
+mod races;
 mod ranges;
 mod ratcheting;
 mod reads;
