@@ -108,11 +108,11 @@ mod tests {
                 unsafe {
                     let zeroed = ALLOCATOR.alloc_zeroed(layout);
                     let block = ALLOCATOR.alloc(layout);
-                    assert!((zeroed.addr() | block.addr()) % alignment == 0);
+                    assert!((zeroed.addr() | block.addr()).is_multiple_of(alignment));
                     assert!((0..size).all(|at| *zeroed.add(at) == 0));
                     block.write_bytes(7, size);
                     let longer = ALLOCATOR.realloc(block, layout, size * 3);
-                    assert!(longer.addr() % alignment == 0);
+                    assert!(longer.addr().is_multiple_of(alignment));
                     assert!((0..size).all(|at| *longer.add(at) == 7));
                     let grown = Layout::from_size_align(size * 3, alignment).unwrap();
                     ALLOCATOR.dealloc(longer, grown);

@@ -51,14 +51,20 @@ impl Index {
     /// Where the names of a long map stand.
     #[inline]
     pub(super) fn places(&self) -> Option<&Places> {
+        if !self.is_long() {
+            return None;
+        }
         // SAFETY: an address that is no set of marks came from a box that is this index's own.
-        self.is_long().then(|| unsafe { self.0.as_ref() })
+        Some(unsafe { self.0.as_ref() })
     }
 
     /// The same, to be changed.
     pub(super) fn places_mut(&mut self) -> Option<&mut Places> {
+        if !self.is_long() {
+            return None;
+        }
         // SAFETY: as above, and the index is borrowed alone.
-        self.is_long().then(|| unsafe { self.0.as_mut() })
+        Some(unsafe { self.0.as_mut() })
     }
 
     /// Whether the name may be there.
