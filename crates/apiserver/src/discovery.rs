@@ -191,7 +191,7 @@ fn resources(table: &Table, group: &str, version: &str) -> Option<Value> {
     let mut list = Vec::new();
     for resource in members(table, group, version) {
         list.push(legacy(resource));
-        for name in sorted(resource.kind.subresources()) {
+        for name in in_order(resource) {
             list.push(legacy_subresource(resource, name));
         }
     }
@@ -205,9 +205,12 @@ fn resources(table: &Table, group: &str, version: &str) -> Option<Value> {
     Some(document)
 }
 
-fn sorted(names: &[&'static str]) -> Vec<&'static str> {
-    let mut names = names.to_vec();
-    names.sort_unstable();
+/// Subresources by name; those of custom resources as they are.
+fn in_order(resource: &Resource) -> Vec<&'static str> {
+    let mut names = resource.kind.subresources().to_vec();
+    if !resource.custom {
+        names.sort_unstable();
+    }
     names
 }
 
@@ -236,7 +239,9 @@ fn legacy(resource: &Resource) -> Value {
 fn storage_hash(resource: &Resource) -> String {
     use base64::{Engine, engine::general_purpose::STANDARD};
     let names = resource.kind.names();
-    let id = format!("{}/{}/{}", resource.group, resource.version, names.kind);
+    let stored = resource.definition.as_ref().map(|kind| kind.stored());
+    let version = stored.unwrap_or(&resource.version);
+    let id = format!("{}/{version}/{}", resource.group, names.kind);
     STANDARD.encode(&Sha256::digest(id.as_bytes())[..8])
 }
 
@@ -354,9 +359,14 @@ fn aggregated_group(table: &Table, group: &str) -> Value {
 fn aggregated_resource(resource: &Resource) -> Value {
     let names = resource.kind.names();
     let kind = |group: &str, version: &str, kind: &str| json!({"group": group, "version": version, "kind": kind});
+    // Only custom resources say whose their kinds are.
+    let (own_group, own_version) = match resource.custom {
+        true => (resource.group.as_str(), resource.version.as_str()),
+        false => ("", ""),
+    };
     let mut entry = json!({
         "resource": names.plural,
-        "responseKind": kind("", "", &names.kind),
+        "responseKind": kind(own_group, own_version, &names.kind),
         "scope": if resource.namespaced() { "Namespaced" } else { "Cluster" },
         "singularResource": names.singular,
         "verbs": resource.kind.verbs(),
@@ -367,10 +377,14 @@ fn aggregated_resource(resource: &Resource) -> Value {
     if !names.categories.is_empty() {
         entry["categories"] = names.categories.clone().into();
     }
-    let subresources: Vec<Value> = sorted(resource.kind.subresources())
+    let subresources: Vec<Value> = in_order(resource)
         .into_iter()
         .map(|name| {
             let (group, version, own, verbs) = subresource(resource, name);
+            let (group, version) = match (group, version) {
+                ("", "") => (own_group, own_version),
+                given => given,
+            };
             json!({"subresource": name, "responseKind": kind(group, version, own), "verbs": verbs})
         })
         .collect();

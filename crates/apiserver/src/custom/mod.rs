@@ -7,6 +7,7 @@ mod embedded;
 mod formats;
 mod kind;
 mod list_types;
+mod names;
 mod path;
 mod ratchet;
 mod scale;
@@ -30,6 +31,8 @@ use crate::{
     user,
     write::{self, DeleteOptions, Write},
 };
+
+use names::{Conflict, Taken};
 
 pub(crate) use defaults::check as check_defaults;
 pub(crate) use kind::{CustomKind, ScalePaths};
@@ -108,11 +111,12 @@ async fn settle(core: &Arc<Core>, definition: &Object) {
         return;
     }
     let whole = Value::Object(definition.clone());
-    let conflict = conflict(core, &whole);
+    let (wanted, before) = (&whole["spec"]["names"], &whole["status"]["acceptedNames"]);
+    let (accepted, conflict) = names::accept(wanted, before, &taken(core, &whole));
     if conflict.is_none() {
         serve(core, &whole).await;
     }
-    if let Err(status) = tell(core, &name, conflict).await {
+    if let Err(status) = tell(core, &name, &accepted, conflict.as_ref()).await {
         tracing::warn!(definition = name, %status, "cannot write the status of a definition");
     }
 }
@@ -179,39 +183,25 @@ fn known_since(core: &Core, definition: &Value) -> Option<Revision> {
     known.all(same).then_some(since)
 }
 
-/// Why the names cannot be accepted, if they cannot.
-fn conflict(core: &Core, definition: &Value) -> Option<String> {
+/// The names that others of the definition's group have.
+fn taken(core: &Core, definition: &Value) -> Taken {
     let spec = &definition["spec"];
-    let group = spec["group"].as_str().unwrap_or_default();
-    let plural = spec["names"]["plural"].as_str().unwrap_or_default();
+    let (group, plural) = (&spec["group"], &spec["names"]["plural"]);
     let table = core.registry.table();
     let others = table
         .all()
         .iter()
-        .filter(|other| other.group == group && !(other.custom && other.plural == plural));
+        .filter(|other| other.group == *group && !(other.custom && other.plural == *plural));
+    let mut taken = Taken::default();
     for other in others {
         let names = other.kind.names();
-        let taken = |name: &str| {
-            *name == names.plural
-                || *name == names.singular
-                || names.short_names.iter().any(|s| s == name)
-        };
-        let wanted = &spec["names"];
-        let short = wanted["shortNames"].as_array().into_iter().flatten();
-        let mut lower = short
-            .chain([&wanted["plural"], &wanted["singular"]])
-            .filter_map(Value::as_str);
-        if let Some(name) = lower.find(|name| taken(name)) {
-            return Some(format!("{name:?} is already in use"));
-        }
-        for key in ["kind", "listKind"] {
-            let name = wanted[key].as_str().unwrap_or_default();
-            if name == names.kind || name == names.list_kind {
-                return Some(format!("{name:?} is already in use"));
-            }
-        }
+        taken.resources.extend(names.short_names.iter().cloned());
+        taken.resources.insert(names.plural.clone());
+        taken.resources.insert(names.singular.clone());
+        taken.kinds.insert(names.kind.clone());
+        taken.kinds.insert(names.list_kind.clone());
     }
-    None
+    taken
 }
 
 fn write(core: &Arc<Core>, resource: Arc<Resource>, namespace: &str, name: &str) -> Write {
@@ -232,7 +222,12 @@ fn write(core: &Arc<Core>, resource: Arc<Resource>, namespace: &str, name: &str)
 }
 
 /// Writes accepted names and conditions.
-async fn tell(core: &Arc<Core>, name: &str, conflict: Option<String>) -> Result<(), Status> {
+async fn tell(
+    core: &Arc<Core>,
+    name: &str,
+    accepted: &Value,
+    conflict: Option<&Conflict>,
+) -> Result<(), Status> {
     let Some(resource) = core.registry.get(GROUP, "v1", PLURAL) else {
         return Ok(());
     };
@@ -240,31 +235,31 @@ async fn tell(core: &Arc<Core>, name: &str, conflict: Option<String>) -> Result<
     let now = meta::time(core.config.clock.now());
     let change = move |old: &Object| {
         let mut object = Value::Object(old.clone());
-        let (names, established) = match &conflict {
-            None => (
-                condition("NamesAccepted", true, "NoConflicts", "no conflicts found"),
-                condition(
-                    "Established",
-                    true,
-                    "InitialNamesAccepted",
-                    "the initial names have been accepted",
-                ),
-            ),
-            Some(why) => (
-                condition("NamesAccepted", false, "NamesConflict", why),
-                condition(
-                    "Established",
-                    false,
-                    "NotAccepted",
-                    "not all names are accepted",
-                ),
-            ),
-        };
-        if conflict.is_none() {
-            object["status"]["acceptedNames"] = object["spec"]["names"].clone();
+        object["status"]["acceptedNames"] = accepted.clone();
+        let status = &mut object["status"];
+        match conflict {
+            None => {
+                let names = condition("NamesAccepted", true, "NoConflicts", "no conflicts found");
+                let message = "the initial names have been accepted";
+                let established = condition("Established", true, "InitialNamesAccepted", message);
+                set_condition(status, names, &now);
+                set_condition(status, established, &now);
+            }
+            Some(Conflict { reason, message }) => {
+                let names = condition("NamesAccepted", false, reason, message);
+                set_condition(status, names, &now);
+                // What was established once goes on under the names of before.
+                let conditions = status["conditions"].as_array().into_iter().flatten();
+                if !conditions
+                    .into_iter()
+                    .any(|old| old["type"] == "Established")
+                {
+                    let message = "not all names are accepted";
+                    let established = condition("Established", false, "NotAccepted", message);
+                    set_condition(status, established, &now);
+                }
+            }
         }
-        set_condition(&mut object["status"], names, &now);
-        set_condition(&mut object["status"], established, &now);
         let stored = object["spec"]["versions"].as_array().into_iter().flatten();
         let stored = stored
             .filter(|version| version["storage"] == true)

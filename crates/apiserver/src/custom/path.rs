@@ -7,7 +7,8 @@ use machinery::Value;
 #[derive(Debug, Clone, PartialEq)]
 enum Step {
     Field(String),
-    Index(usize),
+    /// Negative ones count from the end.
+    Index(i64),
     All,
     Where(Vec<Step>, Value),
 }
@@ -125,7 +126,12 @@ fn find<'a>(steps: &[Step], value: &'a Value) -> Vec<&'a Value> {
     };
     let below: Vec<&Value> = match step {
         Step::Field(name) => value.get(name).into_iter().collect(),
-        Step::Index(index) => value.get(index).into_iter().collect(),
+        Step::Index(index) => {
+            let items = value.as_array().map_or(&[][..], Vec::as_slice);
+            let from_end = if *index < 0 { items.len() as i64 } else { 0 };
+            let at = usize::try_from(index + from_end).ok();
+            at.and_then(|at| items.get(at)).into_iter().collect()
+        }
         Step::All => match value {
             Value::Array(items) => items.iter().collect(),
             Value::Object(object) => object.values().collect(),
@@ -156,6 +162,8 @@ mod tests {
         let cases = [
             (".spec['a.b']", json!([1])),
             (".spec.list[1].v", json!([3])),
+            (".spec.list[-2].v", json!([2])),
+            (".spec.list[-3].v", json!([])),
             (".spec.list[*].v", json!([2, 3])),
             (".spec.list[?(@.n==\"y\")].v", json!([3])),
             ("{.spec.list[0].n}", json!(["x"])),

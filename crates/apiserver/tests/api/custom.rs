@@ -98,7 +98,7 @@ async fn a_definition_is_established_and_found() {
         .iter()
         .map(|r| r["name"].as_str().unwrap())
         .collect();
-    assert_eq!(names, ["widgets", "widgets/scale", "widgets/status"]);
+    assert_eq!(names, ["widgets", "widgets/status", "widgets/scale"]);
     let group = admin(&server, "GET", "/apis/example.com", Value::Null)
         .await
         .json();
