@@ -1,3 +1,5 @@
+//! Claims: what may be written of them and of their status.
+
 use super::*;
 use crate::testing::{lines, object};
 
