@@ -239,8 +239,10 @@ pub(crate) async fn delete_collection(request: Request, resource: Arc<Resource>)
         .as_ref()
         .map(|r| r.namespace.clone())
         .unwrap_or_default();
-    let objects = read::selected(&request, &resource, &namespace).await?;
-    for object in &objects {
+    let page = read::selected(&request, &resource, &namespace).await?;
+    let warning = options.warning(&resource).map(str::to_owned);
+    let warning = warning.filter(|_| !page.objects.is_empty());
+    for object in &page.objects {
         let mut write = write(&request, &resource, &write_options);
         write.name = object.header.name.to_string();
         write.namespace = object.header.namespace.to_string();
@@ -251,15 +253,6 @@ pub(crate) async fn delete_collection(request: Request, resource: Arc<Resource>)
             _ => {}
         }
     }
-    let revision = request
-        .core
-        .store
-        .revision()
-        .await
-        .map_err(crate::failure::of_store)?;
-    Ok(read::send_list(
-        output,
-        objects,
-        machinery::json::json!({"resourceVersion": revision.to_string()}),
-    ))
+    let answer = read::send_list(output, page.objects, page.metadata);
+    Ok(respond::warn(answer, warning.as_slice()))
 }

@@ -194,9 +194,9 @@ fn check_options(query: &Query) -> Result<(), Status> {
 }
 
 /// One page of objects.
-struct Page {
-    objects: Vec<Arc<Stored>>,
-    metadata: Value,
+pub(crate) struct Page {
+    pub(crate) objects: Vec<Arc<Stored>>,
+    pub(crate) metadata: Value,
 }
 
 /// All objects of a kind, or of a namespace, or of a selection, page by page.
@@ -215,12 +215,10 @@ pub(crate) async fn selected(
     request: &Request,
     resource: &Arc<Resource>,
     namespace: &str,
-) -> Result<Vec<Arc<Stored>>, Status> {
+) -> Result<Page, Status> {
     let selection = Selection::of(resource, request)?;
     let paging = Paging::parse(&request.query)?;
-    Ok(page(request, resource, namespace, &selection, paging)
-        .await?
-        .objects)
+    page(request, resource, namespace, &selection, paging).await
 }
 
 async fn page(

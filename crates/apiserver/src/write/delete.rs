@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use kinds::Deletion;
 use machinery::{Object, Status, field};
 use serde::Deserialize;
-use store::{Entry, Freshness, Precondition};
+use store::{Entry, Freshness, Precondition, Revision};
 
 use super::{Lost, Write};
 use crate::{
@@ -58,6 +58,8 @@ enum Step {
     Mark,
     /// Remove it.
     Remove,
+    /// Mark it, and remove it at once: whoever watches sees that it was meant to go.
+    MarkAndRemove,
     /// It is marked already, and this request changes nothing.
     Nothing,
 }
@@ -187,6 +189,7 @@ async fn attempt(
             object: entry.object,
             gone: true,
         })),
+        Step::MarkAndRemove => mark_and_remove(write, object, revision).await,
         Step::Remove => {
             let mut ops = hooks::before_remove(write, &object);
             ops.extend(write.effects.take_ops());
@@ -197,6 +200,33 @@ async fn attempt(
             }))
         }
     }
+}
+
+/// Two commits, as whoever ends an object that has a grace period of none sees them elsewhere.
+async fn mark_and_remove(
+    write: &Write,
+    mut object: Object,
+    revision: Revision,
+) -> Result<Result<Deleted, Lost>, Status> {
+    let draft = write.draft(&mut object)?;
+    if write.dry_run {
+        return Ok(Ok(Deleted {
+            object: Arc::new(Stored::stamp(draft, revision)),
+            gone: true,
+        }));
+    }
+    let at = Precondition::Revision(revision);
+    let marked = match write.put(&write.name, draft, at, Vec::new()).await? {
+        Ok(marked) => marked,
+        Err(lost) => return Ok(Err(lost)),
+    };
+    let mut ops = hooks::before_remove(write, &object);
+    ops.extend(write.effects.take_ops());
+    let removed = write.remove(&write.name, marked.mod_revision, ops).await?;
+    Ok(removed.map(|(at, object)| Deleted {
+        object: Arc::new(object.at(at)),
+        gone: true,
+    }))
 }
 
 fn check_preconditions(
@@ -261,25 +291,13 @@ fn decide(write: &Write, options: &DeleteOptions, object: &mut Object) -> Step {
             }
         },
     };
-    let current = meta::finalizers(object);
-    let mut finalizers: Vec<String> = current
-        .iter()
-        .filter(|name| !matches!(**name, meta::ORPHAN | meta::FOREGROUND))
-        .map(|name| (*name).to_owned())
-        .collect();
-    if options.orphans(&current, &write.resource) {
-        finalizers.push(meta::ORPHAN.to_owned());
-    }
-    if options.waits_for_dependents(&current) {
-        finalizers.push(meta::FOREGROUND.to_owned());
-    }
-    let own = hooks::deletion_finalizer(write, object).map(str::to_owned);
-    finalizers.extend(own.filter(|own| !current.contains(&own.as_str())));
+    let finalizers = finalizers_of(write, options, object);
     let pending = !finalizers.is_empty();
     meta::set_finalizers(object, finalizers);
     let grace = meta::number(object, "deletionGracePeriodSeconds").unwrap_or(0);
     match (graceful, pending) {
         (true, _) if grace > 0 || pending => Step::Mark,
+        (true, false) => Step::MarkAndRemove,
         (false, true) => {
             mark_now(object, now);
             Step::Mark
@@ -292,6 +310,28 @@ fn decide(write: &Write, options: &DeleteOptions, object: &mut Object) -> Step {
         }
         _ => Step::Remove,
     }
+}
+
+/// The finalizers that a deletion leaves, in the order they had unless some come or go.
+fn finalizers_of(write: &Write, options: &DeleteOptions, object: &Object) -> Vec<String> {
+    let current = meta::finalizers(object);
+    let others = current
+        .iter()
+        .filter(|name| !matches!(**name, meta::ORPHAN | meta::FOREGROUND));
+    let mut finalizers: Vec<&str> = others.copied().collect();
+    if options.orphans(&current, &write.resource) {
+        finalizers.push(meta::ORPHAN);
+    }
+    if options.waits_for_dependents(&current) {
+        finalizers.push(meta::FOREGROUND);
+    }
+    let same = |a: &[&str], b: &[&str]| a.iter().all(|name| b.contains(name));
+    if same(&finalizers, &current) && same(&current, &finalizers) {
+        finalizers = current.clone();
+    }
+    let own = hooks::deletion_finalizer(write, object);
+    finalizers.extend(own.filter(|own| !current.contains(own)));
+    finalizers.into_iter().map(str::to_owned).collect()
 }
 
 /// Sets the deletion time of an object that gets a grace period.

@@ -93,6 +93,15 @@ async fn propagation_policies_become_finalizers() {
             .json()["status"],
         "Success"
     );
+    // Nothing comes or goes: the order stays.
+    let both = json!({"name": "d", "finalizers": ["foregroundDeletion", "e.com/x"]});
+    make(&server, both).await;
+    let options = json!({"propagationPolicy": "Foreground"});
+    let marked = admin(&server, "DELETE", &format!("{MAPS}/d"), options).await;
+    assert_eq!(
+        marked.json()["metadata"]["finalizers"],
+        json!(["foregroundDeletion", "e.com/x"])
+    );
     let bad = json!({"propagationPolicy": "Sideways"});
     assert_eq!(
         admin(&server, "DELETE", &format!("{MAPS}/a"), bad)
@@ -179,11 +188,17 @@ async fn a_scheduled_pod_gets_its_grace_and_an_unscheduled_one_goes_at_once() {
         let made = admin(&server, "POST", pods, pod(name)).await;
         assert_eq!(made.code, 201, "{}", made.body);
     }
+    let gone = admin(&server, "DELETE", &format!("{pods}/a"), Value::Null).await;
+    assert_eq!(gone.code, 200);
+    // It was marked before it went.
+    let metadata = gone.json()["metadata"].clone();
+    assert!(metadata["deletionTimestamp"].is_string(), "{metadata}");
     assert_eq!(
-        admin(&server, "DELETE", &format!("{pods}/a"), Value::Null)
-            .await
-            .code,
-        200
+        (
+            &metadata["deletionGracePeriodSeconds"],
+            &metadata["generation"]
+        ),
+        (&json!(0), &json!(2))
     );
     assert_eq!(
         admin(&server, "GET", &format!("{pods}/a"), Value::Null)

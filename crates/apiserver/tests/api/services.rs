@@ -45,6 +45,22 @@ async fn services_made_at_once_get_different_addresses_and_ports() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_service_and_its_address_are_one_transaction() {
+    let server = Server::start().await;
+    let service = json!({"metadata": {"name": "one"}, "spec": {"ports": [{"port": 80}]}});
+    let made = admin(&server, "POST", SERVICES, service).await.json();
+    let address = made["spec"]["clusterIP"].as_str().unwrap();
+    let path = format!("/apis/networking.k8s.io/v1/ipaddresses/{address}");
+    let kept = admin(&server, "GET", &path, Value::Null).await.json();
+    assert_eq!(
+        kept["metadata"]["resourceVersion"],
+        made["metadata"]["resourceVersion"]
+    );
+    admin(&server, "DELETE", &format!("{SERVICES}/one"), Value::Null).await;
+    assert_eq!(admin(&server, "GET", &path, Value::Null).await.code, 404);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_address_or_port_that_is_taken_is_refused_until_it_is_free() {
     let server = Server::start().await;
     let mut wanted = service("a", "NodePort");
