@@ -51,7 +51,7 @@ fn is_phrase(mut text: &str) -> bool {
         }
         let after = match text.strip_prefix('"') {
             Some(rest) => quoted(rest),
-            None => atom(text, true),
+            None => atom(text),
         };
         match after {
             Some(after) => text = after,
@@ -65,7 +65,7 @@ fn addr_spec(text: &str) -> Option<&str> {
     let text = skip(text);
     let rest = match text.strip_prefix('"') {
         Some(rest) => quoted(rest)?,
-        None => atom(text, true)?,
+        None => atom(text)?,
     };
     let domain = skip(rest.strip_prefix('@')?);
     match domain.strip_prefix('[') {
@@ -73,7 +73,7 @@ fn addr_spec(text: &str) -> Option<&str> {
             let (inside, after) = literal.split_once(']')?;
             inside.parse::<std::net::IpAddr>().ok().map(|_| after)
         }
-        None => atom(domain, true),
+        None => atom(domain),
     }
 }
 
@@ -92,11 +92,11 @@ fn quoted(text: &str) -> Option<&str> {
     None
 }
 
-/// What follows a word, with single dots within it if they are allowed.
-fn atom(text: &str, dots: bool) -> Option<&str> {
+/// What follows a word, which may have single dots within it.
+fn atom(text: &str) -> Option<&str> {
     let is_text =
         |c: char| !c.is_ascii() || c.is_ascii_alphanumeric() || "!#$%&'*+-/=?^_`{|}~".contains(c);
-    let end = text.find(|c: char| !is_text(c) && !(dots && c == '.'));
+    let end = text.find(|c: char| !is_text(c) && c != '.');
     let (word, rest) = text.split_at(end.unwrap_or(text.len()));
     let right =
         !word.is_empty() && !word.starts_with('.') && !word.ends_with('.') && !word.contains("..");

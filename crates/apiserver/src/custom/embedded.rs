@@ -123,10 +123,12 @@ fn check_value(schema: &Schema, value: &Value, path: &Path, errors: &mut Errors)
     }
 }
 
+/// What is wrong with a text, if anything is.
+type Wrong = fn(&str) -> Option<String>;
+
 fn check_own(object: &Object, path: &Path, errors: &mut Errors) {
-    let kinds: [(&str, fn(&str) -> Option<String>); 2] =
-        [("apiVersion", wrong_version), ("kind", wrong_kind)];
-    for (key, _) in kinds.iter().filter(|(key, _)| !object.contains_key(*key)) {
+    let kinds: [(&str, Wrong); 2] = [("apiVersion", wrong_version), ("kind", wrong_kind)];
+    for (key, _) in kinds.iter().filter(|(key, _)| !object.contains_key(key)) {
         errors.push(Error::required(&path.child(key), ""));
     }
     for (key, wrong) in kinds {

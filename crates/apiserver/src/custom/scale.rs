@@ -66,7 +66,7 @@ fn read(
     for (i, name) in names.iter().enumerate().skip(1) {
         value = match value {
             Value::Null => return Ok(None),
-            Value::Object(object) => match object.get(*name) {
+            Value::Object(object) => match object.get(name) {
                 Some(value) => value,
                 None => return Ok(None),
             },

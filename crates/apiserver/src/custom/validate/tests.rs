@@ -1,3 +1,5 @@
+//! Every keyword with what upstream says about values that break it.
+
 use machinery::json::json;
 
 use super::*;
