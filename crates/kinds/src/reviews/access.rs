@@ -75,11 +75,9 @@ pub fn validate(review: &Object, about: About) -> Errors {
 
 fn check_metadata(metadata: &Value, about: About, errors: &mut Errors) {
     let is_here = about == About::Here;
-    let set = crate::tree::entries(metadata).any(|(key, value)| {
-        !(key == "managedFields" || (is_here && key == "namespace"))
-            && !crate::tree::is_empty(value)
-    });
-    if set {
+    let mut entries = crate::tree::entries(metadata);
+    let may_stand = |key: &str| key == "managedFields" || (is_here && key == "namespace");
+    if entries.any(|(key, value)| !may_stand(key) && !crate::tree::is_empty(value)) {
         let detail = match is_here {
             true => "must be empty except for namespace",
             false => "must be empty",
