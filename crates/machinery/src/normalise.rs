@@ -4,7 +4,7 @@
 
 use crate::decode::Findings;
 use crate::json::{Key, Number};
-use crate::quantity::Quantity;
+use crate::quantity;
 use crate::schema::{self, Field, Presence, Shape, Type};
 use crate::{Object, Value, time};
 use base64::Engine as _;
@@ -577,25 +577,39 @@ fn unconverted(shape: Shape, value: &Value, place: Place<'_>) -> String {
 }
 
 pub(crate) fn time(text: &str) -> Result<Value, String> {
-    Ok(time::format(time::parse(text)?.seconds).into())
+    let moment = time::parse(text)?;
+    Ok(match moment.is_zero() {
+        true => Value::Null,
+        false => time::format(moment.seconds).into(),
+    })
 }
 
 pub(crate) fn micro_time(text: &str) -> Result<Value, String> {
-    Ok(time::format_micro(time::parse_micro(text)?).into())
+    let moment = time::parse_micro(text)?;
+    Ok(match moment.is_zero() {
+        true => Value::Null,
+        false => time::format_micro(moment).into(),
+    })
 }
 
 pub(crate) fn quantity(value: &Value, field: &Field) -> Result<Value, String> {
-    let mut quantity: Quantity = match value {
-        Value::String(text) => text.trim().parse(),
-        Value::Number(n) => n.to_string().parse(),
-        other => other.to_string().parse(),
-    }
-    .map_err(|e: crate::quantity::Error| e.to_string())?;
     // Nobody hands out less than a thousandth of a CPU or of a byte.
-    if field.type_name == "v1.ResourceList" {
-        quantity = quantity.rounded_to_millis();
+    let finest = match field.type_name.as_str() {
+        "v1.ResourceList" => quantity::MILLI,
+        _ => quantity::FINEST,
+    };
+    let written;
+    let text = match value {
+        Value::String(text) => text.trim(),
+        other => {
+            written = other.to_string();
+            &written
+        }
+    };
+    match quantity::canonical(text, finest) {
+        Ok(text) => Ok(Value::from(text.as_ref())),
+        Err(error) => Err(error.to_string()),
     }
-    Ok(Value::from(quantity.to_string()))
 }
 
 #[cfg(test)]

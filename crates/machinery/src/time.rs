@@ -9,6 +9,14 @@ pub struct Moment {
     pub nanos: u32,
 }
 
+impl Moment {
+    /// Whether it is the first moment of the year 1, which stands for no time at all.
+    pub fn is_zero(self) -> bool {
+        const YEAR_ONE: i64 = -62_135_596_800;
+        (self.seconds, self.nanos) == (YEAR_ONE, 0)
+    }
+}
+
 const LAYOUT: &str = "2006-01-02T15:04:05Z07:00";
 const MICRO_LAYOUT: &str = "2006-01-02T15:04:05.000000Z07:00";
 

@@ -62,6 +62,14 @@ mod tests {
     }
 
     feed!(
-        selectors, quantities, json, yaml, protobuf, patches, apply, kinds
+        selectors,
+        quantities,
+        json,
+        yaml,
+        protobuf,
+        patches,
+        apply,
+        field_paths,
+        kinds
     );
 }

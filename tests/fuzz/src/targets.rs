@@ -6,7 +6,7 @@ use machinery::apply::{self, Writer};
 use machinery::decode::{self, Findings, Format};
 use machinery::quantity::Quantity;
 use machinery::schema::{self, Type};
-use machinery::{Object, Value, encode, fields, labels, normalise, patch, protobuf};
+use machinery::{Object, Value, encode, fields, labels, normalise, patch, protobuf, quantity};
 
 /// One thing to feed.
 pub struct Target {
@@ -81,6 +81,14 @@ pub const ALL: &[Target] = &[
         ],
     },
     Target {
+        name: "field_paths",
+        run: field_paths,
+        seeds: &[
+            r#"{"f:metadata":{"f:labels":{".":{},"f:a":{}}},"f:spec":{"f:containers":{"k:{\"name\":\"c\"}":{".":{},"f:image":{}}}}}"#,
+            r#"{"f:spec":{"f:ports":{"k:{\"containerPort\":80,\"protocol\":\"TCP\"}":{}},"f:list":{"v:\"a\"":{},"v:1":{},"i:0":{}}}}"#,
+        ],
+    },
+    Target {
         name: "kinds",
         run: every_kind,
         seeds: &[
@@ -132,7 +140,14 @@ fn quantities(input: &[u8]) {
         assert_eq!(again, quantity, "{text:?} became {shown:?}");
         assert_eq!(again.to_string(), shown, "{text:?}");
         let sum = quantity.plus(quantity).minus(quantity);
-        let _ = (sum.value(), sum.millis(), quantity.rounded_to_millis());
+        let _ = (sum.value(), sum.millis());
+    }
+    for finest in [quantity::FINEST, quantity::MILLI] {
+        let form = quantity::canonical(text, finest);
+        assert_eq!(form.is_ok(), text.parse::<Quantity>().is_ok(), "{text:?}");
+        if let Ok(form) = form {
+            assert!(quantity::canonical(&form, finest).is_ok(), "{text:?}");
+        }
     }
 }
 
@@ -187,6 +202,37 @@ fn patches(input: &[u8]) {
                 let _ = normalise::object(schema, patched, &mut Findings::default());
             }
         }
+    }
+}
+
+fn field_paths(input: &[u8]) {
+    let Ok(value) = machinery::json::from_slice::<Value>(input) else {
+        return;
+    };
+    let set = apply::FieldSet::from_json(&value);
+    let written = set.to_json();
+    assert_eq!(apply::FieldSet::from_json(&written).to_json(), written);
+    // What holds of any two sets, here of this one and of the one of a pod.
+    let pod = live();
+    let owned = &pod["metadata"]["managedFields"][0]["fieldsV1"];
+    let other = apply::FieldSet::from_json(owned);
+    let mut both = set.clone();
+    both.union(&other);
+    let mut parts = both.difference(&other);
+    parts.union(&both.intersection(&other));
+    assert_eq!(parts.paths(), both.paths());
+    assert!(set.difference(&set).is_empty());
+    assert_eq!(set.intersection(&set).paths(), set.paths());
+    let _ = set.without_subtrees(&other);
+    // An owner who says what it likes is still compared with what there is.
+    let mut object = live();
+    object["metadata"]["managedFields"][0]["fieldsV1"] = value;
+    if let Ok(mut new) = normalise::object(
+        self::pod(),
+        Value::Object(object.clone()),
+        &mut Findings::default(),
+    ) {
+        apply::keep_times(&mut new, &object);
     }
 }
 
