@@ -9,7 +9,7 @@ use store::{Durability, Op};
 
 use crate::{Draft, Resource, User, custom, meta, services, write::Write};
 
-const EVENT_LIFE: Duration = Duration::from_secs(3600);
+pub(crate) const EVENT_LIFE: Duration = Duration::from_secs(3600);
 
 #[inline]
 fn is(resource: &Resource, group: &str, plural: &str) -> bool {

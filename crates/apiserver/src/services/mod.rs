@@ -7,6 +7,7 @@ mod families;
 mod networks;
 mod ports;
 pub(crate) mod repair;
+mod told;
 
 use bytes::Bytes;
 use machinery::{Object, Status, Value};

@@ -1,5 +1,5 @@
 //! The networks that service addresses come from: those that the server was started with, and those
-//! of every ServiceCIDR that is ready.
+//! of every ServiceCIDR that is not said to be unready.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -134,13 +134,14 @@ pub(crate) async fn ready(core: &Core) -> Result<Vec<Network>, Status> {
     Ok(networks)
 }
 
-/// What a ServiceCIDR gives: nothing before it is ready and once it is going.
+/// What a ServiceCIDR gives: nothing while it is said not to be ready and once it is going. One of
+/// which nothing is said counts, for it may be that nobody is there to say it.
 fn of(object: &Object) -> Vec<Network> {
     let field = |outer: &str, inner: &str| object.get(outer).and_then(|o| o.get(inner)).cloned();
     let conditions = field("status", "conditions").unwrap_or_default();
-    let ready = conditions.as_array().into_iter().flatten();
-    let mut ready = ready.filter(|c| c["type"] == "Ready" && c["status"] == "True");
-    if ready.next().is_none() || meta::is_deleting(object) {
+    let mut told = conditions.as_array().into_iter().flatten();
+    let told = told.find(|condition| condition["type"] == "Ready");
+    if told.is_some_and(|told| told["status"] != "True") || meta::is_deleting(object) {
         return Vec::new();
     }
     let cidrs = field("spec", "cidrs").unwrap_or_default();
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_counts_while_it_is_ready() {
+    fn a_range_counts_unless_it_is_said_not_to_be_ready() {
         let mut range = json!({"spec": {"cidrs": ["10.9.0.0/24", "fd00::/112"]},
             "status": {"conditions": [{"type": "Ready", "status": "True"}]}, "metadata": {}});
         assert_eq!(of(range.as_object().unwrap()).len(), 2);
@@ -212,5 +213,7 @@ mod tests {
         range["metadata"] = json!({});
         range["status"]["conditions"][0]["status"] = "False".into();
         assert!(of(range.as_object().unwrap()).is_empty());
+        range["status"] = json!({});
+        assert_eq!(of(range.as_object().unwrap()).len(), 2);
     }
 }

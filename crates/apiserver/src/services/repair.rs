@@ -1,7 +1,11 @@
 //! Puts right what others change behind the allocator's back: a held address whose IPAddress was
 //! deleted gets it again at once, before it could be handed out twice; what nobody holds is freed.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use futures::StreamExt;
@@ -11,29 +15,44 @@ use store::{
 };
 
 use super::{
-    ALLOCATOR, Held, MANAGED_BY, PORTS, address_key, addresses::put_address, held, port_key,
+    ALLOCATOR, Held, MANAGED_BY, PORTS, address_key,
+    addresses::put_address,
+    held, port_key,
     ports::put_port,
+    told::{self, Warning},
 };
 use crate::{Draft, Stored, failure, meta, pipeline::Core};
 
+/// After a failure.
 const AGAIN: Duration = Duration::from_secs(10);
+/// How often everything is compared, besides what is seen to go.
+const EVERYTHING: Duration = Duration::from_secs(60);
 
 /// Keeps addresses and ports in step with Services for as long as the server runs.
 pub(crate) async fn keep(core: Arc<Core>) {
     loop {
         if let Err(status) = follow(&core).await {
             tracing::warn!(%status, "cannot follow the addresses of services");
+            core.config.clock.sleep(AGAIN).await;
         }
-        core.config.clock.sleep(AGAIN).await;
     }
 }
 
-/// Looks at everything once, then at what is taken away.
+/// Looks at everything once, then for a while at what is taken away.
 async fn follow(core: &Arc<Core>) -> Result<(), Status> {
     let revision = everything(core).await?;
     let changes = core.store.watch(address_key(""), revision).await;
     let mut changes = changes.map_err(failure::of_store)?;
-    while let Some(item) = changes.next().await {
+    let mut rest = core.config.clock.sleep(EVERYTHING);
+    loop {
+        let item = tokio::select! {
+            item = changes.next() => item,
+            () = &mut rest => return Ok(()),
+        };
+        let Some(item) = item else {
+            core.config.clock.sleep(AGAIN).await;
+            return Ok(());
+        };
         let WatchItem::Events { events, .. } = item.map_err(failure::of_store)? else {
             continue;
         };
@@ -43,33 +62,63 @@ async fn follow(core: &Arc<Core>) -> Result<(), Status> {
             }
         }
     }
-    Ok(())
 }
 
 /// Gives an address back to the Service that still holds it.
 async fn give_back(core: &Arc<Core>, lost: &Object) -> Result<(), Status> {
     let address = meta::text(lost, "name");
-    let parent = lost.get("spec").and_then(|spec| spec.get("parentRef"));
-    let parent = |key: &str| {
-        let value = parent.and_then(|parent| parent.get(key)?.as_str());
-        value.unwrap_or_default().to_owned()
-    };
-    let (namespace, name) = (parent("namespace"), parent("name"));
+    let (namespace, name) = holder(lost);
     let key = service_key(&namespace, &name);
     let read = core.store.get(&key, Freshness::Newest).await;
     let Some(service) = read.map_err(failure::of_store)?.1 else {
         return Ok(());
     };
-    if held(&service.object.parse())
-        .addresses
-        .iter()
-        .any(|held| held == address)
-    {
+    let object = service.object.parse();
+    if held(&object).addresses.iter().any(|held| held == address) {
+        let told = not_allocated(core, &object, address)?;
         let op = put_address(core, &namespace, &name, address)?;
         let what = "an address that its service still holds";
-        commit(core, vec![still(&service), op], what).await?;
+        commit(core, vec![still(&service), told, op], what).await?;
     }
     Ok(())
+}
+
+/// The namespace and name of the Service that an IPAddress says it is of; nothing if it is of
+/// something else.
+fn holder(address: &Object) -> (String, String) {
+    let parent = address.get("spec").and_then(|spec| spec.get("parentRef"));
+    let parent = |key: &str| {
+        let value = parent.and_then(|parent| parent.get(key)?.as_str());
+        value.unwrap_or_default().to_owned()
+    };
+    if (parent("group").as_str(), parent("resource").as_str()) != ("", "services") {
+        return Default::default();
+    }
+    (parent("namespace"), parent("name"))
+}
+
+fn family(address: &str) -> &'static str {
+    if address.contains(':') {
+        "IPv6"
+    } else {
+        "IPv4"
+    }
+}
+
+fn not_allocated(core: &Core, service: &Object, address: &str) -> Result<Op<Draft>, Status> {
+    let family = family(address);
+    let note = format!("Cluster IP [{family}]: {address} is not allocated; repairing");
+    told_of_service(core, service, note)
+}
+
+fn told_of_service(core: &Core, about: &Object, note: String) -> Result<Op<Draft>, Status> {
+    let warning = Warning {
+        about,
+        reason: "ClusterIPNotAllocated",
+        action: "ClusterIPAllocation",
+        note,
+    };
+    told::event(core, warning)
 }
 
 fn service_key(namespace: &str, name: &str) -> Key {
@@ -93,51 +142,110 @@ async fn everything(core: &Arc<Core>) -> Result<Revision, Status> {
     let (revision, addresses) = list(core, address_key("")).await?;
     let (_, ports) = list(core, Bytes::from_static(PORTS.as_bytes())).await?;
     let (_, services) = list(core, service_key("", "").slice(..SERVICES)).await?;
-    let (mut kept, present): (HashSet<Key>, HashSet<Key>) = (
-        HashSet::new(),
-        addresses
-            .iter()
-            .chain(&ports)
-            .map(|entry| entry.key.clone())
-            .collect(),
-    );
-    for entry in services {
-        let service = entry.object.parse();
+    let present: HashMap<&Key, &Entry<Stored>> = addresses
+        .iter()
+        .chain(&ports)
+        .map(|entry| (&entry.key, entry))
+        .collect();
+    let mut kept = HashSet::new();
+    let services: Vec<_> = services
+        .into_iter()
+        .map(|entry| (entry.object.parse(), entry))
+        .collect();
+    let holds = |(namespace, name): &(String, String), address: &str| {
+        services.iter().any(|(service, _)| {
+            meta::text(service, "namespace") == namespace
+                && meta::text(service, "name") == name
+                && held(service).addresses.iter().any(|held| held == address)
+        })
+    };
+    for (service, entry) in &services {
         let (namespace, name) = (
-            meta::text(&service, "namespace"),
-            meta::text(&service, "name"),
+            meta::text(service, "namespace"),
+            meta::text(service, "name"),
         );
-        let Held { addresses, ports } = held(&service);
+        let Held { addresses, ports } = held(service);
         for address in addresses {
             let key = address_key(&address);
-            if !present.contains(&key) {
-                let op = put_address(core, namespace, name, &address)?;
+            let mut op = put_address(core, namespace, name, &address)?;
+            if let Some(present) = present.get(&key) {
+                let other = holder(&present.object.parse());
+                let right = (other.0.as_str(), other.1.as_str()) == (namespace, name);
+                if !right && !holds(&other, &address) {
+                    op.precondition = Precondition::Revision(present.object.revision);
+                    let family = family(&address);
+                    let note = format!(
+                        "the ClusterIP [{family}]: {address} for Service {namespace}/{name} has a wrong reference; repairing"
+                    );
+                    let told = told_of_service(core, service, note)?;
+                    let what = "an address that named another service";
+                    commit(core, vec![still(entry), told, op], what).await?;
+                }
+            } else {
+                let told = not_allocated(core, service, &address)?;
                 let what = "an address that its service holds";
-                commit(core, vec![still(&entry), op], what).await?;
+                commit(core, vec![still(entry), told, op], what).await?;
             }
             kept.insert(key);
         }
         for port in ports {
             let key = port_key(port);
-            if !present.contains(&key) {
+            if !present.contains_key(&key) {
                 let op = put_port(namespace, name, port)?;
                 let what = "a port that its service holds";
-                commit(core, vec![still(&entry), op], what).await?;
+                commit(core, vec![still(entry), op], what).await?;
             }
             kept.insert(key);
         }
     }
     let ours = |entry: &Entry<Stored>| entry.object.label(MANAGED_BY) == Some(ALLOCATOR);
-    let leaked = addresses.iter().filter(|entry| ours(entry)).chain(&ports);
-    for entry in leaked.filter(|entry| !kept.contains(&entry.key)) {
-        let op = Op {
-            key: entry.key.clone(),
-            precondition: Precondition::Revision(entry.object.revision),
-            action: Action::Delete,
-        };
-        commit(core, vec![op], "what no service holds").await?;
+    for entry in addresses.iter().filter(|entry| ours(entry)) {
+        if !kept.contains(&entry.key) {
+            let told = leaked(core, &entry.object.parse(), &services)?;
+            commit(
+                core,
+                vec![told, free(entry)],
+                "an address that no service holds",
+            )
+            .await?;
+        }
+    }
+    for entry in ports.iter().filter(|entry| !kept.contains(&entry.key)) {
+        commit(core, vec![free(entry)], "a port that no service holds").await?;
     }
     Ok(revision)
+}
+
+fn free(entry: &Entry<Stored>) -> Op<Draft> {
+    Op {
+        key: entry.key.clone(),
+        precondition: Precondition::Revision(entry.object.revision),
+        action: Action::Delete,
+    }
+}
+
+/// Says why an address is freed.
+fn leaked(
+    core: &Core,
+    address: &Object,
+    services: &[(Object, Entry<Stored>)],
+) -> Result<Op<Draft>, Status> {
+    let (namespace, name) = holder(address);
+    let there = services.iter().any(|(service, _)| {
+        meta::text(service, "namespace") == namespace && meta::text(service, "name") == name
+    });
+    let (reason, why) = match there {
+        true => ("IPAddressWrongReference", "has a wrong reference;"),
+        false => ("IPAddressNotAllocated", "appears to have leaked:"),
+    };
+    let what = meta::text(address, "name");
+    let warning = Warning {
+        about: address,
+        reason,
+        action: "IPAddressAllocation",
+        note: format!("IPAddress: {what} for Service {namespace}/{name} {why} cleaning up"),
+    };
+    told::event(core, warning)
 }
 
 /// Length of the prefix of all Services' keys.

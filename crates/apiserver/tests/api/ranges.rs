@@ -41,6 +41,7 @@ async fn the_first_range_is_ready_and_further_ones_count_once_they_are() {
         "spec": {"cidrs": ["10.99.0.0/28"]}});
     assert_eq!(admin(&server, "POST", RANGES, range).await.code, 201);
     let ask = json!({"clusterIP": "10.99.0.5"});
+    tell(&server, "more", false).await;
     let (code, refused) = make(&server, "early", ask.clone()).await;
     assert_eq!(code, 422);
     let message = refused["message"].as_str().unwrap();
@@ -208,6 +209,46 @@ async fn an_address_that_somebody_deletes_comes_back_to_its_service() {
     );
     let gone = admin(&server, "GET", &path, Value::Null).await;
     assert_eq!(gone.code, 404, "it goes with its service");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_leaks_is_freed_within_a_minute_and_told() {
+    let clock = stdx::FakeClock::at(stdx::Clock::now(&stdx::SystemClock));
+    let limits = apiserver::Limits::default();
+    let server = Server::start_on(limits, std::sync::Arc::new(clock.clone())).await;
+    let (_, service) = make(&server, "web", Value::Null).await;
+    let held = service["spec"]["clusterIP"].as_str().unwrap();
+    for (name, of) in [("10.43.0.61", "gone"), ("10.43.0.62", "web")] {
+        let leak = json!({"metadata": {"name": name, "labels": {
+                "ipaddress.kubernetes.io/managed-by": "ipallocator.k8s.io"}},
+            "spec": {"parentRef": {"resource": "services", "namespace": "default", "name": of}}});
+        let made = admin(&server, "POST", ADDRESSES, leak).await;
+        assert_eq!(made.code, 201, "{}", made.body);
+    }
+    let events = "/api/v1/namespaces/default/events?fieldSelector=involvedObject.kind%3DIPAddress";
+    let told = eventually(|| async {
+        clock.advance(std::time::Duration::from_secs(61));
+        let events = admin(&server, "GET", events, Value::Null).await.json();
+        let told = events["items"].as_array().unwrap().clone();
+        (told.len() == 2).then_some(told)
+    })
+    .await;
+    let mut told: Vec<&str> = told
+        .iter()
+        .map(|event| event["message"].as_str().unwrap())
+        .collect();
+    told.sort_unstable();
+    assert_eq!(
+        told,
+        [
+            "IPAddress: 10.43.0.61 for Service default/gone appears to have leaked: cleaning up",
+            "IPAddress: 10.43.0.62 for Service default/web has a wrong reference; cleaning up",
+        ]
+    );
+    for (name, code) in [("10.43.0.61", 404), ("10.43.0.62", 404), (held, 200)] {
+        let read = admin(&server, "GET", &format!("{ADDRESSES}/{name}"), Value::Null).await;
+        assert_eq!(read.code, code, "{name}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -82,12 +82,6 @@ impl Server {
         let pki = Arc::new(Pki::ensure(&directory.path().join("pki"), &names).unwrap());
         let clock: Arc<dyn stdx::Clock> = Arc::new(stdx::SystemClock);
         let tokens = apiserver::authn::Tokens::new(pki.clone(), "cluster.local", clock.clone());
-        // A server that has just stopped may hold it a moment longer.
-        let store = eventually(|| async {
-            let codec = ObjectCodec::new(registry.clone());
-            store::embedded::Embedded::open(directory.path().join("store"), codec).ok()
-        })
-        .await;
         let mut config = Config {
             listen: "127.0.0.1:0".parse().unwrap(),
             advertise: "192.0.2.1:6443".parse().unwrap(),
@@ -108,6 +102,16 @@ impl Server {
             tokens: Some(Arc::new(tokens)),
         };
         change(&mut config, directory.path());
+        // A server that has just stopped may hold it a moment longer.
+        let store = eventually(|| async {
+            let codec = ObjectCodec::new(registry.clone());
+            let store = store::embedded::Config {
+                clock: config.clock.clone(),
+                ..Default::default()
+            };
+            store.open(directory.path().join("store"), codec).ok()
+        })
+        .await;
         let server = config.build(store.clone(), registry).unwrap();
         let stop = CancellationToken::new();
         let context = Context::standalone("apiserver", stop.clone());
