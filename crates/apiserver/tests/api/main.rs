@@ -10,6 +10,7 @@ mod custom;
 mod deletion;
 mod discovery;
 mod every_kind;
+mod every_verb;
 mod forms;
 mod holes;
 mod identity;
