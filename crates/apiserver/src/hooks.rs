@@ -112,14 +112,19 @@ pub(crate) fn before_remove(write: &Write, object: &Object) -> Vec<Op<Draft>> {
     }
 }
 
-/// The finalizers that a deletion itself sets: a definition stays until its objects are gone.
-pub(crate) fn deletion_finalizer(write: &Write, object: &Object) -> Option<&'static str> {
+/// Whether the first deletion of an object only marks it, whatever was asked for: a definition stays until its
+/// objects are gone.
+pub(crate) fn marks_itself(write: &Write, object: &mut Object) -> bool {
     let defines = is(
         &write.resource,
         "apiextensions.k8s.io",
         "customresourcedefinitions",
     );
-    (defines && !meta::is_deleting(object)).then_some(custom::CLEANUP)
+    if !defines || meta::is_deleting(object) {
+        return false;
+    }
+    custom::mark(object, &meta::time(write.core.config.clock.now()));
+    true
 }
 
 /// What else changes when an object is marked for deletion.

@@ -111,6 +111,8 @@ pub(crate) struct CustomKind {
     open_api: Value,
     /// The definition's state: objects of earlier revisions may not have its shape.
     pub(crate) since: Revision,
+    /// Whether the definition is being deleted.
+    pub(crate) leaving: bool,
     has_status: bool,
     pub(crate) scale: Option<ScalePaths>,
     subresources: Vec<&'static str>,
@@ -191,6 +193,7 @@ impl CustomKind {
             schemas,
             open_api: version["schema"]["openAPIV3Schema"].clone(),
             since,
+            leaving: definition["metadata"]["deletionTimestamp"].is_string(),
             selectable_names,
             names,
             has_status,

@@ -38,9 +38,11 @@ pub(crate) use defaults::check as check_defaults;
 pub(crate) use kind::{CustomKind, ScalePaths};
 
 /// Holds a definition until its objects are gone.
-pub(crate) const CLEANUP: &str = "customresourcecleanup.apiextensions.k8s.io";
+const CLEANUP: &str = "customresourcecleanup.apiextensions.k8s.io";
 const GROUP: &str = "apiextensions.k8s.io";
 const PLURAL: &str = "customresourcedefinitions";
+/// Why a definition is terminating that was only just deleted.
+const PENDING: &str = "InstanceDeletionPending";
 /// How soon a definition is looked at again whose objects do not go.
 const AGAIN: Duration = Duration::from_secs(5);
 
@@ -99,6 +101,16 @@ async fn take(core: &Arc<Core>, item: WatchItem<crate::Stored>) -> Revision {
 async fn settle(core: &Arc<Core>, definition: &Object) {
     let name = meta::text(definition, "name").to_owned();
     if meta::is_deleting(definition) {
+        let whole = Value::Object(definition.clone());
+        let established = holds(&whole, "Established");
+        if established {
+            serve(core, &whole).await;
+        }
+        let pending = find(&whole, "Terminating").is_some_and(|told| told["reason"] == PENDING);
+        if established && pending && say(core, &name, in_progress(), false).await.is_ok() {
+            // That comes back here as a change.
+            return;
+        }
         let (core, definition) = (core.clone(), definition.clone());
         // Objects with finalizers may stay long; other definitions do not wait for them.
         core.clone().streams.spawn(async move {
@@ -285,6 +297,15 @@ async fn tell(
     write::update(&write, &change).await.map(|_| ())
 }
 
+fn find<'a>(definition: &'a Value, kind: &str) -> Option<&'a Value> {
+    let conditions = definition["status"]["conditions"].as_array()?;
+    conditions.iter().find(|known| known["type"] == kind)
+}
+
+fn holds(definition: &Value, kind: &str) -> bool {
+    find(definition, kind).is_some_and(|found| found["status"] == "True")
+}
+
 fn condition(kind: &str, holds: bool, reason: &str, message: &str) -> Value {
     let status = if holds { "True" } else { "False" };
     json!({"type": kind, "status": status, "reason": reason, "message": message})
@@ -322,35 +343,74 @@ async fn empty(core: &Arc<Core>, definition: &Object) {
     let plural = whole["spec"]["names"]["plural"]
         .as_str()
         .unwrap_or_default();
-    serve(core, &whole).await;
-    loop {
-        match delete_all(core, group, plural).await {
-            Ok(0) => break,
-            Ok(_) => {}
-            Err(status) => tracing::warn!(plural, %status, "cannot delete custom objects"),
+    let ended = if holds(&whole, "Established") {
+        loop {
+            match delete_all(core, group, plural).await {
+                Ok(0) => break,
+                Ok(_) => {}
+                Err(status) => tracing::warn!(plural, %status, "cannot delete custom objects"),
+            }
+            core.config.clock.sleep(AGAIN).await;
         }
-        core.config.clock.sleep(AGAIN).await;
-    }
-    core.registry.undefine(group, plural);
-    let Some(resource) = core.registry.get(GROUP, "v1", PLURAL) else {
-        return;
+        core.registry.undefine(group, plural);
+        let message = "removed all instances";
+        condition("Terminating", false, "InstanceDeletionCompleted", message)
+    } else {
+        // Its names are somebody else's.
+        let message = "resource was never established";
+        condition("Terminating", false, "NeverEstablished", message)
     };
-    let write = write(core, resource, "", meta::text(definition, "name"));
-    let change = |old: &Object| {
-        let mut object = old.clone();
-        let left = meta::finalizers(old)
-            .into_iter()
-            .filter(|name| *name != CLEANUP);
-        let left = left.map(str::to_owned).collect();
-        meta::set_finalizers(&mut object, left);
-        Ok(object)
-    };
-    match write::update(&write, &change).await {
+    match say(core, meta::text(definition, "name"), ended, true).await {
         Err(status) if status.code != 404 => {
             tracing::warn!(plural, %status, "cannot let a definition go");
         }
         _ => {}
     }
+}
+
+fn in_progress() -> Value {
+    let message = "CustomResource deletion is in progress";
+    condition("Terminating", true, "InstanceDeletionInProgress", message)
+}
+
+/// Marks a definition for its deletion. Neither its generation nor a time of grace is counted.
+pub(crate) fn mark(definition: &mut Object, now: &str) {
+    meta::set(definition, "deletionTimestamp", now);
+    let mut finalizers = meta::finalizers(definition);
+    if !finalizers.contains(&CLEANUP) {
+        finalizers.push(CLEANUP);
+    }
+    let finalizers = finalizers.into_iter().map(str::to_owned).collect();
+    meta::set_finalizers(definition, finalizers);
+    let message =
+        "CustomResourceDefinition marked for deletion; CustomResource deletion will begin soon";
+    let status = definition.entry("status").or_insert_with(|| json!({}));
+    set_condition(
+        status,
+        condition("Terminating", true, PENDING, message),
+        now,
+    );
+}
+
+/// Writes one condition of a definition, and may let it go with that.
+async fn say(core: &Arc<Core>, name: &str, condition: Value, release: bool) -> Result<(), Status> {
+    let Some(resource) = core.registry.get(GROUP, "v1", PLURAL) else {
+        return Ok(());
+    };
+    let now = meta::time(core.config.clock.now());
+    let change = |old: &Object| {
+        let mut object = old.clone();
+        let status = object.entry("status").or_insert_with(|| json!({}));
+        set_condition(status, condition.clone(), &now);
+        if release {
+            let finalizers = meta::finalizers(old).into_iter();
+            let left = finalizers.filter(|name| *name != CLEANUP);
+            meta::set_finalizers(&mut object, left.map(str::to_owned).collect());
+        }
+        Ok(object)
+    };
+    let write = write(core, resource, "", name);
+    write::update(&write, &change).await.map(|_| ())
 }
 
 /// Deletes every object once; how many are left.

@@ -63,6 +63,7 @@ async fn attempt(
     let stage = owners::Stage::Request;
     owners::without_duplicates(&mut object, stage, &write.effects);
     write.track(None, &mut object);
+    refuse_leaving(write, &object)?;
     write
         .admit_mutating(Operation::Create, &mut object, None)
         .await?;
@@ -110,6 +111,20 @@ async fn attempt(
         }),
         Err(lost) => Err((name, lost)),
     })
+}
+
+/// Nothing is made of a definition that is being deleted: it would never be empty.
+fn refuse_leaving(write: &Write, object: &Object) -> Result<(), Status> {
+    let definition = write.resource.definition.as_ref();
+    if definition.is_none_or(|definition| !definition.leaving) {
+        return Ok(());
+    }
+    Err(Status::forbidden(
+        &write.resource.group,
+        &write.resource.plural,
+        meta::text(object, "name"),
+        "create not allowed while custom resource definition is terminating",
+    ))
 }
 
 fn validate(write: &Write, object: &Object, mut errors: Errors) -> Result<(), Status> {

@@ -267,6 +267,9 @@ fn check_preconditions(
 
 /// Decides what happens, and marks the object where it will stay for a while.
 fn decide(write: &Write, options: &DeleteOptions, object: &mut Object) -> Step {
+    if hooks::marks_itself(write, object) {
+        return Step::Mark;
+    }
     let now = write.core.config.clock.now();
     let requested = options
         .grace_period_seconds
@@ -329,8 +332,6 @@ fn finalizers_of(write: &Write, options: &DeleteOptions, object: &Object) -> Vec
     if same(&finalizers, &current) && same(&current, &finalizers) {
         finalizers = current.clone();
     }
-    let own = hooks::deletion_finalizer(write, object);
-    finalizers.extend(own.filter(|own| !current.contains(own)));
     finalizers.into_iter().map(str::to_owned).collect()
 }
 

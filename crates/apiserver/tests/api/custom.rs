@@ -263,6 +263,39 @@ async fn a_definition_takes_its_objects_with_it() {
     assert_eq!(list["items"], json!([]));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_made_of_a_definition_that_goes() {
+    let server = defined().await;
+    let mut held = widget("held", json!({"size": 2}));
+    held["metadata"]["finalizers"] = json!(["example.com/stays"]);
+    admin(&server, "POST", WIDGETS, held).await;
+    let path = format!("{DEFINITIONS}/widgets.example.com");
+    let deleted = admin(&server, "DELETE", &path, Value::Null).await.json();
+    assert_eq!(deleted["metadata"]["generation"], 1);
+    assert_eq!(
+        deleted["metadata"]["deletionGracePeriodSeconds"],
+        Value::Null
+    );
+    let reason = |definition: &Value| {
+        let conditions = definition["status"]["conditions"].as_array().unwrap();
+        let ends = conditions.iter().find(|one| one["type"] == "Terminating");
+        ends.unwrap()["reason"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(reason(&deleted), "InstanceDeletionPending");
+    loop {
+        let now = admin(&server, "GET", &path, Value::Null).await.json();
+        if reason(&now) == "InstanceDeletionInProgress" {
+            break;
+        }
+    }
+    let refused = admin(&server, "POST", WIDGETS, widget("late", json!({"size": 2}))).await;
+    assert_eq!(refused.code, 403, "{}", refused.body);
+    assert_eq!(
+        refused.json()["message"],
+        "widgets.example.com \"late\" is forbidden: create not allowed while custom resource definition is terminating"
+    );
+}
+
 /// A patch of a form, by the admin.
 async fn patch(server: &Server, path: &str, media: &str, body: &str) -> crate::support::Raw {
     let user = apiserver::User::new("kubernetes-admin", ["system:masters"]);
