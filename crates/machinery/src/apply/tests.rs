@@ -695,3 +695,20 @@ fn a_creator_owns_what_a_comparison_with_nothing_gives() {
         }
     }
 }
+
+#[test]
+fn an_element_that_stays_keeps_its_key() {
+    let mut live = applied(None, config(1, "x"), "me").unwrap();
+    let mut others = live["metadata"]["managedFields"][0].clone();
+    others["manager"] = json!("other");
+    others["fieldsV1"] = json!({"f:spec": {"f:template": {"f:spec":
+        {"f:containers": {"k:{\"name\":\"c\"}": {".": {}, "f:image": {}}}}}}});
+    let managers = live["metadata"]["managedFields"].as_array_mut().unwrap();
+    managers.push(others);
+    let nothing = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"}});
+    let left = applied(Some(&live), nothing, "me").unwrap();
+    assert_eq!(
+        left["spec"]["template"]["spec"]["containers"],
+        json!([{"image": "x", "name": "c"}])
+    );
+}

@@ -395,7 +395,10 @@ pub(super) fn remove(node: Node<'_>, value: &Value, set: &FieldSet) -> Value {
             let kept = steps.iter().zip(list);
             let kept = kept.filter_map(|(step, below)| match set.below(step) {
                 Some(step) if step.is_member() => None,
-                Some(step) if !step.is_empty() => Some(remove(node.element(), below, step)),
+                Some(step) if !step.is_empty() => {
+                    let left = remove(node.element(), below, step);
+                    Some(with_keys(&form, left, below))
+                }
                 _ => Some(below.clone()),
             });
             let kept: Vec<Value> = kept.collect();
@@ -406,6 +409,23 @@ pub(super) fn remove(node: Node<'_>, value: &Value, set: &FieldSet) -> Value {
         _ => Some(value.clone()),
     }
     .unwrap_or_default()
+}
+
+/// What is left of an element, which is known by its keys as long as it stays.
+fn with_keys(form: &Form<'_>, left: Value, element: &Value) -> Value {
+    let Form::Keyed(keys) = form else {
+        return left;
+    };
+    let mut left = match left {
+        Value::Object(left) => left,
+        _ => Object::new(),
+    };
+    for key in keys.iter() {
+        if let Some(value) = element.get(*key).filter(|_| !left.contains_key(*key)) {
+            left.insert((*key).to_owned(), value.clone());
+        }
+    }
+    Value::Object(left)
 }
 
 /// A set as the topology would write it: of what is taken as a whole now, nobody owns a part. `None`
