@@ -421,7 +421,7 @@ fn with_keys(form: &Form<'_>, left: Value, element: &Value) -> Value {
         _ => Object::new(),
     };
     for key in keys.iter() {
-        if let Some(value) = element.get(*key).filter(|_| !left.contains_key(*key)) {
+        if let Some(value) = element.get(*key).filter(|_| !left.contains_key(key)) {
             left.insert((*key).to_owned(), value.clone());
         }
     }
