@@ -183,9 +183,12 @@ pub(crate) async fn mutate(
     object: &mut Object,
 ) -> Result<(), Status> {
     let mut watch = timing.begin(Phase::Admit, attributes.operation);
-    for plugin in chain.iter().filter(|plugin| plugin.handles(attributes)) {
+    for (place, plugin) in chain.iter().enumerate() {
+        if !plugin.handles(attributes) {
+            continue;
+        }
         let done = plugin.mutate(attributes, object).await;
-        watch.plugin(plugin.name(), done)?;
+        watch.plugin(place, plugin.name(), done)?;
     }
     watch.end();
     Ok(())
@@ -199,9 +202,12 @@ pub(crate) async fn validate(
     object: Option<&Object>,
 ) -> Result<(), Status> {
     let mut watch = timing.begin(Phase::Validate, attributes.operation);
-    for plugin in chain.iter().filter(|plugin| plugin.handles(attributes)) {
+    for (place, plugin) in chain.iter().enumerate() {
+        if !plugin.handles(attributes) {
+            continue;
+        }
         let done = plugin.validate(attributes, object).await;
-        watch.plugin(plugin.name(), done)?;
+        watch.plugin(place, plugin.name(), done)?;
     }
     watch.end();
     Ok(())

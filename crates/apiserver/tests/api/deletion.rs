@@ -254,3 +254,33 @@ async fn a_scheduled_pod_gets_its_grace_and_an_unscheduled_one_goes_at_once() {
         404
     );
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_deletes_at_once_is_told_so_also_when_the_node_was_faster() {
+    let server = std::sync::Arc::new(Server::start().await);
+    let pods = "/api/v1/namespaces/default/pods";
+    for round in 0..20 {
+        let pod = json!({"metadata": {"name": format!("p{round}")},
+            "spec": {"nodeName": "n1", "containers": [{"name": "c", "image": "i"}]}});
+        assert_eq!(admin(&server, "POST", pods, pod).await.code, 201);
+        let path = format!("{pods}/p{round}");
+        let node = tokio::spawn({
+            let (server, path) = (server.clone(), path.clone());
+            async move {
+                loop {
+                    let pod = admin(&server, "GET", &path, Value::Null).await;
+                    if pod.code == 404 {
+                        return;
+                    }
+                    if pod.json()["metadata"]["deletionTimestamp"].is_string() {
+                        let at_once = json!({"gracePeriodSeconds": 0});
+                        admin(&server, "DELETE", &path, at_once).await;
+                    }
+                }
+            }
+        });
+        let deleted = admin(&server, "DELETE", &path, json!({"gracePeriodSeconds": 0})).await;
+        assert_eq!(deleted.code, 200, "{}", deleted.body);
+        node.await.unwrap();
+    }
+}
