@@ -229,19 +229,18 @@ fn legacy(resource: &Resource) -> Value {
     if !names.categories.is_empty() {
         entry["categories"] = names.categories.clone().into();
     }
-    if resource.kind.verbs().contains(&"list") {
+    if resource.kind.verbs().contains(&"watch") {
         entry["storageVersionHash"] = storage_hash(resource).into();
     }
     entry
 }
 
-/// Changes when the stored form of a resource changes.
+/// Changes when the stored form of a resource changes. What is stored in the same form has the same.
 fn storage_hash(resource: &Resource) -> String {
     use base64::{Engine, engine::general_purpose::STANDARD};
-    let names = resource.kind.names();
-    let stored = resource.definition.as_ref().map(|kind| kind.stored());
-    let version = stored.unwrap_or(&resource.version);
-    let id = format!("{}/{version}/{}", resource.group, names.kind);
+    let stored = resource.storage.as_deref().unwrap_or(resource);
+    let kind = &stored.kind.names().kind;
+    let id = format!("{}/{}/{kind}", stored.group, stored.version);
     STANDARD.encode(&Sha256::digest(id.as_bytes())[..8])
 }
 

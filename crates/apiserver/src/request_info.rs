@@ -95,7 +95,7 @@ fn method_verb(method: &Method) -> &'static str {
 
 /// The parts of `/api/v1/…` and `/apis/group/version/…`; whether it was written as a watch.
 fn resource(path: &str) -> Option<(ResourceRequest, bool)> {
-    let mut parts = path.trim_matches('/').split('/');
+    let mut parts = path.strip_prefix('/')?.trim_end_matches('/').split('/');
     let group = match parts.next()? {
         "api" => "",
         "apis" => parts.next()?,
@@ -260,6 +260,7 @@ mod tests {
                 "list",
                 "|v1||pods|||",
             ),
+            (Method::GET, "//api/v1/pods", "get", ""),
             (Method::GET, "/apis/apps/v1", "get", ""),
             (Method::GET, "/healthz", "get", ""),
         ];

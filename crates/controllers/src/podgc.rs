@@ -4,7 +4,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Node, Pod, PodCondition};
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{
     Api,
     api::{DeleteParams, Patch, PatchParams, Preconditions},
@@ -100,20 +100,8 @@ async fn remove(client: &kube::Client, pod: &Pod, reason: Reason, now: Timestamp
     );
     let api: Api<Pod> = Api::namespaced(client.clone(), namespace);
     if !is_terminal(pod) && reason == Reason::NodeGone {
-        let mut conditions = pod
-            .status
-            .as_ref()
-            .and_then(|s| s.conditions.clone())
-            .unwrap_or_default();
-        conditions.retain(|condition| condition.type_ != "DisruptionTarget");
-        conditions.push(PodCondition {
-            type_: "DisruptionTarget".into(),
-            status: "True".into(),
-            reason: Some("DeletionByPodGC".into()),
-            message: Some("PodGC: node no longer exists".into()),
-            last_transition_time: Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now)),
-            ..Default::default()
-        });
+        let (reason, message) = ("DeletionByPodGC", "PodGC: node no longer exists");
+        let conditions = pods::disrupted(pod, reason, message, now);
         let patch = json!({"status": {"phase": "Failed", "conditions": conditions}});
         let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
         if let Err(error) = api.patch_status(name, &params, &patch).await {

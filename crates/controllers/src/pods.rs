@@ -8,7 +8,10 @@ use std::{
 };
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use k8s_openapi::{
+    api::core::v1::{Pod, PodCondition},
+    apimachinery::pkg::apis::meta::v1::Time,
+};
 
 /// The phase, empty when there is none yet.
 pub fn phase(pod: &Pod) -> &str {
@@ -45,6 +48,25 @@ pub fn condition<'a>(pod: &'a Pod, kind: &str) -> Option<&'a PodCondition> {
         .iter()
         .flat_map(|status| status.conditions.iter().flatten());
     conditions.find(|condition| condition.type_ == kind)
+}
+
+/// Its conditions with one that says who is about to end it and why.
+pub fn disrupted(pod: &Pod, reason: &str, message: &str, now: Timestamp) -> Vec<PodCondition> {
+    let conditions = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.clone());
+    let mut conditions = conditions.unwrap_or_default();
+    conditions.retain(|condition| condition.type_ != "DisruptionTarget");
+    conditions.push(PodCondition {
+        type_: "DisruptionTarget".into(),
+        status: "True".into(),
+        reason: Some(reason.into()),
+        message: Some(message.into()),
+        last_transition_time: Some(Time(now)),
+        ..Default::default()
+    });
+    conditions
 }
 
 /// Whether it wants traffic.

@@ -4,10 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use client::{Event, Informer};
 use jiff::Timestamp;
-use k8s_openapi::{
-    api::core::v1::{Node, Pod, PodCondition, Taint, Toleration},
-    apimachinery::pkg::apis::meta::v1::Time,
-};
+use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
 use reconcile::{
     Action, Controller, Error, Key, Kind, Queue, Recorder, Writer, placement::tolerates,
 };
@@ -151,20 +148,8 @@ impl Evictor {
         let text = format!("Marking for deletion Pod {key}");
         self.recorder
             .event(&about, Kind::Normal, "TaintManagerEviction", text);
-        let mut conditions = pod
-            .status
-            .as_ref()
-            .and_then(|s| s.conditions.clone())
-            .unwrap_or_default();
-        conditions.retain(|condition| condition.type_ != "DisruptionTarget");
-        conditions.push(PodCondition {
-            type_: "DisruptionTarget".into(),
-            status: "True".into(),
-            reason: Some("DeletionByTaintManager".into()),
-            message: Some("Taint manager: deleting due to NoExecute taint".into()),
-            last_transition_time: Some(Time(now)),
-            ..Default::default()
-        });
+        let message = "Taint manager: deleting due to NoExecute taint";
+        let conditions = pods::disrupted(pod, "DeletionByTaintManager", message, now);
         let patch =
             json!({"metadata": {"uid": pod.metadata.uid}, "status": {"conditions": conditions}});
         match self
@@ -183,6 +168,8 @@ impl Evictor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
     use crate::pods::samples::at;
 
     fn taint(key: &str) -> Taint {

@@ -77,6 +77,28 @@ async fn the_aggregated_document_is_sent_once() {
     assert_eq!((again.code, again.body.as_str()), (304, ""));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn kinds_stored_in_one_form_share_its_hash() {
+    let server = Server::start().await;
+    let hash = async |path: &str, name: &str| {
+        let list = get(&server, path, &[]).await.json();
+        let resource = by_name_whole(&list).remove(name).unwrap();
+        resource["storageVersionHash"].as_str().map(str::to_owned)
+    };
+    let core = hash("/api/v1", "events").await;
+    assert_eq!(core.as_deref(), Some("r2yiGXH7wu8="), "of /v1/Event");
+    assert_eq!(hash("/apis/events.k8s.io/v1", "events").await, core);
+    let newest = hash("/apis/autoscaling/v2", "horizontalpodautoscalers").await;
+    assert_eq!(newest.as_deref(), Some("qwQve8ut294="), "of autoscaling/v2");
+    let older = hash("/apis/autoscaling/v1", "horizontalpodautoscalers").await;
+    assert_eq!(older, newest);
+    assert_eq!(
+        hash("/api/v1", "componentstatuses").await,
+        None,
+        "stored nowhere"
+    );
+}
+
 /// The reference documents beside the project, if they are there.
 fn reference() -> Option<PathBuf> {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -87,16 +109,27 @@ fn reference() -> Option<PathBuf> {
     path.exists().then_some(path)
 }
 
-fn by_name(document: &Value) -> BTreeMap<String, Value> {
+fn by_name_whole(document: &Value) -> BTreeMap<String, Value> {
     let resources = document["resources"].as_array().unwrap().iter();
     resources
         .map(|resource| {
-            let mut resource = resource.clone();
-            let fields = resource.as_object_mut().unwrap();
-            fields.shift_remove("storageVersionHash");
-            (fields["name"].as_str().unwrap().to_owned(), resource)
+            (
+                resource["name"].as_str().unwrap().to_owned(),
+                resource.clone(),
+            )
         })
         .collect()
+}
+
+fn by_name(document: &Value) -> BTreeMap<String, Value> {
+    let mut resources = by_name_whole(document);
+    for resource in resources.values_mut() {
+        resource
+            .as_object_mut()
+            .unwrap()
+            .shift_remove("storageVersionHash");
+    }
+    resources
 }
 
 #[tokio::test(flavor = "multi_thread")]
