@@ -127,11 +127,12 @@ pub(crate) fn marks_itself(write: &Write, object: &mut Object) -> bool {
     true
 }
 
-/// What else changes when an object is marked for deletion.
+/// What else changes when an object is marked for deletion. A namespace has no grace period, not even one of nothing.
 pub(crate) fn after_mark(write: &Write, object: &mut Object) {
     if !is(&write.resource, "", "namespaces") {
         return;
     }
+    meta::of_mut(object).shift_remove("deletionGracePeriodSeconds");
     let status = object
         .entry("status")
         .or_insert_with(|| Value::Object(Object::new()));
@@ -141,9 +142,10 @@ pub(crate) fn after_mark(write: &Write, object: &mut Object) {
 }
 
 /// Whether a deleted object stays although its metadata has no finalizers: a namespace that has
-/// not been emptied.
+/// not been emptied, or hears of its end for the first time.
 pub(crate) fn stays(write: &Write, object: &Object) -> bool {
-    is(&write.resource, "", "namespaces") && has_spec_finalizers(object)
+    is(&write.resource, "", "namespaces")
+        && (has_spec_finalizers(object) || !meta::is_deleting(object))
 }
 
 fn has_spec_finalizers(object: &Object) -> bool {

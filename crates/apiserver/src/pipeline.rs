@@ -517,7 +517,11 @@ fn malformed(parts: &Parts, caller: &Caller) -> Option<Response<Body>> {
         refused.headers_mut().insert(header::CONNECTION, close);
         Some(refused)
     };
-    if !query::is_well_escaped(parts.uri.path()) {
+    let path = parts.uri.path();
+    if path.is_empty() && parts.method == Method::CONNECT {
+        return Some(handlers::no_page());
+    }
+    if path.is_empty() || !query::is_well_escaped(path) {
         return refuse(StatusCode::BAD_REQUEST, "400 Bad Request");
     }
     if parts.version != Version::HTTP_11 || matches!(caller, Caller::Known(_)) {

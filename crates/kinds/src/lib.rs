@@ -96,6 +96,8 @@ pub enum Deletion {
     Immediate,
     /// Mark with a deletion time and this grace period; somebody else finishes it.
     Graceful { seconds: i64 },
+    /// Refuse, and say why.
+    Forbidden(&'static str),
 }
 
 /// A printed column, as in a Table.

@@ -379,10 +379,11 @@ fn name_of(shape: Shape, place: Place<'_>) -> String {
     name.to_owned()
 }
 
-/// The type that the decoder was reading: times are read as text.
+/// The type that the decoder was reading: times are read as text, and what is no text as a number.
 fn type_read(shape: Shape, place: Place<'_>) -> String {
     match shape {
         Shape::Time | Shape::MicroTime => "string".to_owned(),
+        Shape::IntOrString => "int32".to_owned(),
         _ => name_of(shape, place),
     }
 }

@@ -75,21 +75,22 @@ fn scan(text: &str, micro: bool) -> Result<Moment, (&str, &'static str)> {
     let year = number(&mut rest, 4, "2006")?;
     literal(&mut rest, "-")?;
     let month = number(&mut rest, 2, "01")?;
+    within(text, month, 1..=12, ": month out of range")?;
     literal(&mut rest, "-")?;
     let day = number(&mut rest, 2, "02")?;
     literal(&mut rest, "T")?;
     let hour = number(&mut rest, 2, "15")?;
+    within(text, hour, 0..=23, ": hour out of range")?;
     literal(&mut rest, ":")?;
     let minute = number(&mut rest, 2, "04")?;
+    within(text, minute, 0..=59, ": minute out of range")?;
     literal(&mut rest, ":")?;
     let second = number(&mut rest, 2, "05")?;
+    within(text, second, 0..=59, ": second out of range")?;
     let nanos = fraction(&mut rest, micro)?;
     let offset = zone(&mut rest)?;
     if !rest.is_empty() {
         return Err((rest, ""));
-    }
-    if !(1..=12).contains(&month) {
-        return Err((text, ": month out of range"));
     }
     let leap = (year % 4 == 0 && year % 100 != 0) || year % 400 == 0;
     let length = match month {
@@ -97,20 +98,21 @@ fn scan(text: &str, micro: bool) -> Result<Moment, (&str, &'static str)> {
         4 | 6 | 9 | 11 => 30,
         _ => 31,
     };
-    if day < 1 || day > length {
-        return Err((text, ": day out of range"));
-    }
-    for (value, limit, message) in [
-        (hour, 24, ": hour out of range"),
-        (minute, 60, ": minute out of range"),
-        (second, 60, ": second out of range"),
-    ] {
-        if value >= limit {
-            return Err((text, message));
-        }
-    }
+    within(text, day, 1..=length, ": day out of range")?;
     let seconds = days(year, month, day) * 86_400 + hour * 3600 + minute * 60 + second - offset;
     Ok(Moment { seconds, nanos })
+}
+
+fn within<'a>(
+    text: &'a str,
+    value: i64,
+    range: std::ops::RangeInclusive<i64>,
+    complaint: &'static str,
+) -> Result<(), (&'a str, &'static str)> {
+    match range.contains(&value) {
+        true => Ok(()),
+        false => Err((text, complaint)),
+    }
 }
 
 fn number<'a>(
@@ -138,7 +140,8 @@ fn fraction<'a>(rest: &mut &'a str, micro: bool) -> Result<u32, (&'a str, &'stat
     let Some(behind) = rest.strip_prefix(['.', ',']) else {
         return if micro { Err((rest, ".000000")) } else { Ok(0) };
     };
-    let count = behind.bytes().take_while(u8::is_ascii_digit).count();
+    let digits = behind.bytes().take_while(u8::is_ascii_digit).count();
+    let count = if micro { digits.min(6) } else { digits };
     if count == 0 || (micro && count != 6) {
         return Err((rest, if micro { ".000000" } else { "Z07:00" }));
     }
@@ -287,7 +290,26 @@ mod tests {
             parse("2023-02-29T00:00:00Z").unwrap_err(),
             "parsing time \"2023-02-29T00:00:00Z\": day out of range"
         );
-        assert!(parse_micro("2024-01-02T03:04:05Z").is_err());
+        let micro = r#"as "2006-01-02T15:04:05.000000Z07:00": cannot parse"#;
+        for (text, expected) in [
+            (
+                "2024-01-02T03:04:05Z",
+                format!(r#" {micro} "Z" as ".000000""#),
+            ),
+            (
+                "2024-01-02T03:04:05.12345Z",
+                format!(r#" {micro} ".12345Z" as ".000000""#),
+            ),
+            (
+                "2024-01-02T03:04:05.123456789Z",
+                format!(r#" {micro} "789Z" as "Z07:00""#),
+            ),
+            ("2024-01-02T24:00:00Z", ": hour out of range".to_owned()),
+            ("2024-01-02T23:59:60Z", ": second out of range".to_owned()),
+        ] {
+            let expected = format!("parsing time \"{text}\"{expected}");
+            assert_eq!(parse_micro(text).unwrap_err(), expected);
+        }
     }
 
     #[test]

@@ -97,7 +97,7 @@ fn check_conditions(old: &Object, binding: &Object) -> Result<(), Status> {
         let (wanted, own) = (meta::text(binding, field), meta::text(old, field));
         if !wanted.is_empty() && wanted != own {
             let why = format!(
-                "StorageError: invalid object, Code: 4, Key: /pods/{namespace}/{name}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: {called} in precondition: {wanted}, {called} in object meta: {own}"
+                "StorageError: invalid object, Code: 4, Key: /registry/pods/{namespace}/{name}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: {called} in precondition: {wanted}, {called} in object meta: {own}"
             );
             return Err(Status::conflict("", "pods", name, &why));
         }
@@ -360,7 +360,7 @@ mod tests {
         let other = object(json!({"metadata": {"uid": "2"}}));
         assert_eq!(
             assign(&pod, &other, "n1", "").unwrap_err().message,
-            "Operation cannot be fulfilled on pods \"a\": StorageError: invalid object, Code: 4, Key: /pods//a, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: 2, UID in object meta: 1"
+            "Operation cannot be fulfilled on pods \"a\": StorageError: invalid object, Code: 4, Key: /registry/pods//a, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: 2, UID in object meta: 1"
         );
     }
 }

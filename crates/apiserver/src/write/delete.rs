@@ -153,7 +153,7 @@ async fn attempt(
     write
         .admit_validating(Operation::Delete, None, Some(&object))
         .await?;
-    let step = decide(write, options, &mut object);
+    let step = decide(write, options, &mut object)?;
     let revision = entry.mod_revision;
     let stands = |object| {
         Ok(Ok(Deleted {
@@ -276,9 +276,9 @@ fn check_preconditions(
 }
 
 /// Decides what happens, and marks the object where it will stay for a while.
-fn decide(write: &Write, options: &DeleteOptions, object: &mut Object) -> Step {
+fn decide(write: &Write, options: &DeleteOptions, object: &mut Object) -> Result<Step, Status> {
     if hooks::marks_itself(write, object) {
-        return Step::Mark;
+        return Ok(Step::Mark);
     }
     let now = write.core.config.clock.now();
     let requested = options
@@ -294,9 +294,13 @@ fn decide(write: &Write, options: &DeleteOptions, object: &mut Object) -> Step {
                 shorten(object, current, period, now);
                 true
             }
-            _ => return Step::Nothing,
+            _ => return Ok(Step::Nothing),
         },
         (false, _) => match write.resource.kind.deletion(object, requested) {
+            Deletion::Forbidden(why) => {
+                let (group, plural) = (&write.resource.group, &write.resource.plural);
+                return Err(Status::forbidden(group, plural, &write.name, why));
+            }
             Deletion::Immediate => false,
             Deletion::Graceful { seconds } => {
                 mark(object, now, seconds);
@@ -308,21 +312,15 @@ fn decide(write: &Write, options: &DeleteOptions, object: &mut Object) -> Step {
     let pending = !finalizers.is_empty();
     meta::set_finalizers(object, finalizers);
     let grace = meta::number(object, "deletionGracePeriodSeconds").unwrap_or(0);
-    match (graceful, pending) {
-        (true, _) if grace > 0 || pending => Step::Mark,
-        (true, false) => Step::MarkAndRemove,
-        (false, true) => {
+    Ok(match (graceful, pending) {
+        (true, false) if grace == 0 => Step::MarkAndRemove,
+        (true, _) => Step::Mark,
+        (false, false) if !hooks::stays(write, object) => Step::Remove,
+        (false, _) => {
             mark_now(object, now);
             Step::Mark
         }
-        _ if hooks::stays(write, object) => {
-            mark_now(object, now);
-            // A namespace has no grace period, not even one of nothing.
-            meta::of_mut(object).shift_remove("deletionGracePeriodSeconds");
-            Step::Mark
-        }
-        _ => Step::Remove,
-    }
+    })
 }
 
 /// The finalizers that a deletion leaves, in the order they had unless some come or go.

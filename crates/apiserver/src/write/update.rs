@@ -171,7 +171,7 @@ fn upstream_key(write: &Write) -> String {
         "" => String::new(),
         namespace => format!("{namespace}/"),
     };
-    format!("/{place}/{namespace}{}", write.name)
+    format!("/registry/{place}/{namespace}{}", write.name)
 }
 
 /// The resourceVersion that the client named must be the one that stands.

@@ -9,6 +9,23 @@ use stdx::{Clock, FakeClock};
 use crate::support::{Server, admin};
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_systems_priority_classes_cannot_be_deleted() {
+    let server = Server::start().await;
+    let path = "/apis/scheduling.k8s.io/v1/priorityclasses";
+    let critical = format!("{path}/system-node-critical");
+    let refused = admin(&server, "DELETE", &critical, Value::Null).await;
+    assert_eq!(refused.code, 403);
+    assert_eq!(
+        refused.json()["message"],
+        "priorityclasses.scheduling.k8s.io \"system-node-critical\" is forbidden: this is a system priority class and cannot be deleted"
+    );
+    let own = json!({"metadata": {"name": "own"}, "value": 1});
+    assert_eq!(admin(&server, "POST", path, own).await.code, 201);
+    let gone = admin(&server, "DELETE", &format!("{path}/own"), Value::Null).await;
+    assert_eq!(gone.code, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_new_cluster_has_its_first_objects() {
     let server = Server::start().await;
     for path in [

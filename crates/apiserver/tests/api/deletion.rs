@@ -159,7 +159,7 @@ async fn a_namespace_stays_until_it_is_finalized() {
         &server,
         "POST",
         "/api/v1/namespaces",
-        json!({"metadata": {"name": "n"}}),
+        json!({"metadata": {"name": "n", "finalizers": ["example.com/x"]}}),
     )
     .await;
     assert_eq!(
@@ -171,11 +171,15 @@ async fn a_namespace_stays_until_it_is_finalized() {
     let path = "/api/v1/namespaces/n";
     let marked = admin(&server, "DELETE", path, Value::Null).await.json();
     assert_eq!(marked["status"]["phase"], "Terminating");
+    assert!(marked["metadata"]["deletionGracePeriodSeconds"].is_null());
     let mut read = admin(&server, "GET", path, Value::Null).await.json();
     assert!(read["metadata"]["deletionTimestamp"].is_string());
     read["spec"]["finalizers"] = json!([]);
     let finalized = admin(&server, "PUT", &format!("{path}/finalize"), read).await;
     assert_eq!(finalized.code, 200, "{}", finalized.body);
+    assert_eq!(admin(&server, "GET", path, Value::Null).await.code, 200);
+    let free = json!({"metadata": {"finalizers": []}});
+    assert_eq!(admin(&server, "PATCH", path, free).await.code, 200);
     assert_eq!(admin(&server, "GET", path, Value::Null).await.code, 404);
 }
 

@@ -88,6 +88,9 @@ async fn unknown_paths_and_methods_are_refused_by_who_is_asked() {
             "Name parameter invalid: \"a%b\": may not contain '%'",
         ),
         ("GET", "/api/v1/nodes/a%zz", 400, "400 Bad Request"),
+        // No path at all.
+        ("GET", "nodes", 400, "400 Bad Request"),
+        ("CONNECT", "nodes:80", 404, PAGE),
         (
             "GET",
             "/api/v1/nodes/a%00b",

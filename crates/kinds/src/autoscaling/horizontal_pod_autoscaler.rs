@@ -2,7 +2,7 @@
 //! autoscaling/v1 shows the part that it knows and keeps the rest in annotations.
 
 use super::metrics::{check_metric, check_reference, check_rules};
-use super::versions::{cpu, keep_notes, v1_to_v2, v2_to_v1};
+use super::versions::{cpu, keep_notes, take_notes, v1_to_v2, v2_to_v1};
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
@@ -22,7 +22,11 @@ pub const KIND: Builtin = Builtin {
     schema: "autoscaling/v2.HorizontalPodAutoscaler",
     subresources: &[STATUS],
     has_status: true,
-    default,
+    // What the other version notes in annotations has fields here.
+    default: |object| {
+        take_notes(object);
+        default(object);
+    },
     validate_create: validate,
     validate_update: |object, old, subresource: Subresource<'_>| match subresource {
         None => validate_spec(get(object, "spec"), retargets(object, old)),
@@ -232,6 +236,15 @@ fn validate_spec(spec: &Value, strict: bool) -> Errors {
 mod tests {
     use super::*;
     use crate::testing::object;
+
+    #[test]
+    fn the_new_version_has_no_notes() {
+        let mut v2 = object(
+            r#"{"metadata": {"annotations": {"a": "b", "autoscaling.alpha.kubernetes.io/metrics": "[]"}}, "spec": {}}"#,
+        );
+        (KIND.default)(&mut v2);
+        assert_eq!(get(&v2, "metadata")["annotations"], json!({"a": "b"}));
+    }
 
     #[test]
     fn the_old_version_shows_cpu_and_keeps_the_rest() {

@@ -297,7 +297,7 @@ fn is_cpu(metric: &Value, part: &str) -> bool {
 }
 
 /// Takes all notes out of the annotations.
-fn take_notes(object: &mut Object) -> Object {
+pub(super) fn take_notes(object: &mut Object) -> Object {
     let mut notes = Object::new();
     let Some(metadata) = child(object, "metadata") else {
         return notes;

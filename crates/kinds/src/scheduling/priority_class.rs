@@ -4,7 +4,7 @@ use crate::builtin::Builtin;
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
 use crate::tree::{child_or_new, default_to, get, int, name, text, truth};
-use crate::{Column, Context, Scope, Subresource};
+use crate::{Column, Context, Deletion, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value};
 
@@ -39,6 +39,10 @@ pub const KIND: Builtin = Builtin {
         check::immutable(&policy(object), &policy(old), &at, &mut errors);
         errors
     },
+    deletion: |object, _| match SYSTEM.iter().any(|(system, _)| *system == name(object)) {
+        true => Deletion::Forbidden("this is a system priority class and cannot be deleted"),
+        false => Deletion::Immediate,
+    },
     columns: COLUMNS,
     row,
     ..Builtin::EMPTY
@@ -70,9 +74,10 @@ fn validate(object: &Object) -> Errors {
     let mut errors = Vec::new();
     let (own, value) = (name(object), int(get(object, "value")));
     if own.starts_with("system-") {
-        if !SYSTEM.contains(&(own, value)) {
-            let detail =
-                "priority class names with 'system-' prefix are reserved for system use only";
+        if let Err(why) = check_system(own, value, truth(get(object, "globalDefault"))) {
+            let detail = format!(
+                "priority class names with 'system-' prefix are reserved for system use only. error: {why}"
+            );
             errors.push(Error::forbidden(
                 &Path::new("metadata").child("name"),
                 detail,
@@ -86,6 +91,20 @@ fn validate(object: &Object) -> Errors {
     let at = Path::new("preemptionPolicy");
     check::known(get(object, "preemptionPolicy"), &policies, &at, &mut errors);
     errors
+}
+
+/// Whether a class with a name of the system's is the system's.
+fn check_system(name: &str, value: i64, is_default: bool) -> Result<(), String> {
+    match SYSTEM.iter().find(|(system, _)| *system == name) {
+        None => Err(format!("{name} is not a known system priority class")),
+        Some((_, wanted)) if *wanted != value => {
+            Err(format!("value of {name} PriorityClass must be {wanted}"))
+        }
+        Some(_) if is_default => Err(format!(
+            "globalDefault of {name} PriorityClass must be false"
+        )),
+        Some(_) => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -108,6 +127,22 @@ mod tests {
             (
                 r#"{"value": 1000000001, "preemptionPolicy": "Never"}"#,
                 "value: Forbidden: maximum allowed value of a user defined priority is 1000000000",
+            ),
+            (
+                r#"{"metadata": {"name": "system-node-critical"}, "value": 2000001000, "preemptionPolicy": "Never"}"#,
+                "",
+            ),
+            (
+                r#"{"metadata": {"name": "system-mine"}, "value": 1, "preemptionPolicy": "Never"}"#,
+                "metadata.name: Forbidden: priority class names with 'system-' prefix are reserved for system use only. error: system-mine is not a known system priority class",
+            ),
+            (
+                r#"{"metadata": {"name": "system-node-critical"}, "value": 1, "preemptionPolicy": "Never"}"#,
+                "metadata.name: Forbidden: priority class names with 'system-' prefix are reserved for system use only. error: value of system-node-critical PriorityClass must be 2000001000",
+            ),
+            (
+                r#"{"metadata": {"name": "system-cluster-critical"}, "value": 2000000000, "globalDefault": true, "preemptionPolicy": "Never"}"#,
+                "metadata.name: Forbidden: priority class names with 'system-' prefix are reserved for system use only. error: globalDefault of system-cluster-critical PriorityClass must be false",
             ),
         ];
         for (class, expected) in cases {
