@@ -226,6 +226,14 @@ impl Walk<'_> {
             if value.is_null() {
                 continue;
             }
+            if is_off(field, &value) {
+                // Its content is still told of when it is wrong.
+                self.path.push(Step::Field(field.name, field.inlined));
+                let owner = schema;
+                self.value(field.shape, value, Place { owner, field })?;
+                self.path.pop();
+                continue;
+            }
             self.path.push(Step::Field(field.name, field.inlined));
             let place = Place {
                 owner: schema,
@@ -233,7 +241,7 @@ impl Walk<'_> {
             };
             let value = self.value(field.shape, value, place)?;
             self.path.pop();
-            if !field.off && !is_omitted(field, &value) {
+            if is_kept(field, &value) {
                 slots.push((position, value));
             }
         }
@@ -463,6 +471,24 @@ impl InOrder {
 }
 
 /// Whether Go leaves this value out of its JSON.
+/// Whether an object that is read has the field: what is written, and what is empty where sending it counts.
+pub(crate) fn is_kept(field: &Field, value: &Value) -> bool {
+    !field.off && (!is_omitted(field, value) || (field.sent && !value.is_null()))
+}
+
+/// Whether the field is off, or nothing is in it but a field that is and takes it along.
+fn is_off(field: &Field, value: &Value) -> bool {
+    let (Shape::Struct(of), Value::Object(map)) = (field.shape, value) else {
+        return field.off;
+    };
+    let takes_along = |field: &Field| field.off_with_holder;
+    let mut set = map.iter().filter(|(_, value)| !value.is_null()).peekable();
+    field.off
+        || (field.is_pointer()
+            && set.peek().is_some()
+            && set.all(|(name, _)| of.get().field(name).is_some_and(takes_along)))
+}
+
 pub(crate) fn is_omitted(field: &Field, value: &Value) -> bool {
     match field.presence {
         Presence::Always | Presence::PointerNull => false,
@@ -596,7 +622,8 @@ pub(crate) fn micro_time(text: &str) -> Result<Value, String> {
 pub(crate) fn quantity(value: &Value, field: &Field) -> Result<Value, String> {
     // Nobody hands out less than a thousandth of a CPU or of a byte.
     let finest = match field.type_name.as_str() {
-        "v1.ResourceList" => quantity::MILLI,
+        // What a runtime class adds is not rounded before a pod has it.
+        "v1.ResourceList" if field.name != "podFixed" => quantity::MILLI,
         _ => quantity::FINEST,
     };
     let written;
@@ -729,5 +756,53 @@ mod tests {
         let once = normalised("apps/v1.Deployment", json!({"spec": {"paused": false}})).0;
         let twice = normalised("apps/v1.Deployment", crate::json::from_str(&once).unwrap()).0;
         assert_eq!(once, twice);
+    }
+
+    #[test]
+    fn an_empty_list_that_was_sent_is_told_until_the_object_is_written() {
+        let pod = json!({"metadata": {"name": "p"}, "spec": {"overhead": {}, "tolerations": [],
+            "containers": [{"name": "c", "ports": [], "resources": {"limits": {}, "claims": []}}],
+            "ephemeralContainers": [{"name": "e", "ports": [], "resources": {}}]}});
+        let schema = schema::lookup("core/v1.Pod").unwrap();
+        let read = object(schema, pod.clone(), &mut Findings::default()).unwrap();
+        let spec = &read["spec"];
+        assert_eq!(spec["overhead"], json!({}));
+        assert_eq!(spec["tolerations"], Value::Null);
+        assert_eq!(spec["containers"][0]["ports"], Value::Null);
+        assert_eq!(
+            spec["containers"][0]["resources"],
+            json!({"limits": {}, "claims": []})
+        );
+        assert_eq!(spec["ephemeralContainers"][0]["ports"], json!([]));
+        let bytes = crate::encode::object(Some(schema), &read).bytes;
+        let written = String::from_utf8(bytes).unwrap();
+        assert!(
+            written.contains(r#"{"name":"c","resources":{}}"#) && !written.contains("overhead"),
+            "{written}"
+        );
+        // The short way reads the same.
+        let text = pod.to_string();
+        let decoded =
+            crate::decode::object(crate::decode::Format::Json, text.as_bytes(), Some(schema));
+        assert_eq!(decoded.unwrap().object, read);
+    }
+
+    #[test]
+    fn what_holds_nothing_but_a_field_behind_a_closed_gate_may_go_with_it() {
+        let of = |lifecycle: Value| {
+            let pod = json!({"spec": {"containers": [{"name": "c", "lifecycle": lifecycle}]}});
+            let text = pod.to_string();
+            let schema = schema::lookup("core/v1.Pod");
+            let read = crate::decode::object(crate::decode::Format::Json, text.as_bytes(), schema);
+            read.map(|read| read.object["spec"]["containers"][0]["lifecycle"].clone())
+        };
+        assert_eq!(of(json!({"stopSignal": "SIGTERM"})), Ok(Value::Null));
+        assert_eq!(of(json!({})), Ok(json!({})));
+        let stop = json!({"sleep": {"seconds": 1}});
+        assert_eq!(
+            of(json!({"stopSignal": "SIGTERM", "preStop": stop})),
+            Ok(json!({"preStop": stop}))
+        );
+        assert!(of(json!({"stopSignal": 1})).is_err());
     }
 }

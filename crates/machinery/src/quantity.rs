@@ -84,7 +84,8 @@ impl Quantity {
 
     /// Whether it is a whole number of units.
     pub fn is_integer(self) -> bool {
-        self.nanos % NANO == 0
+        // What is too large to be kept whole has no parts, either.
+        self.nanos % NANO == 0 || self.nanos.unsigned_abs() >= i128::MAX.unsigned_abs()
     }
 
     /// Whether it is zero.

@@ -78,8 +78,14 @@ fn whole(node: Node<'_>, value: &Value) -> Value {
             out = Object::with_capacity(map.len() + 1);
             out.push(Key::fixed("."), leaf());
             for (name, value) in map {
+                if node.passes_over(name, value) {
+                    continue;
+                }
                 let (step, child) = below(node, name);
                 out.push(step, whole(child, value));
+            }
+            if out.len() == 1 {
+                return leaf();
             }
             out.sort_keys();
         }
@@ -122,6 +128,9 @@ fn changed(node: Node<'_>, old: &Value, new: &Value) -> Option<Value> {
             };
             let mut out = Object::with_capacity(after.len());
             for (name, value) in after {
+                if node.passes_over(name, value) {
+                    continue;
+                }
                 let (step, child) = below(node, name);
                 let set = match before.and_then(|map| map.get(name)) {
                     Some(old) => changed(child, old, value),

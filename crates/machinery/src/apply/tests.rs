@@ -162,6 +162,25 @@ fn creating_and_updating_are_remembered() {
 }
 
 #[test]
+fn nobody_owns_what_was_sent_empty_and_is_not_written() {
+    let of = |resources: Value| {
+        let containers = json!([{"name": "c", "resources": resources}]);
+        object(json!({"spec": {"template": {"spec": {"containers": containers}}}}))
+    };
+    let mut created = of(json!({"limits": {}, "requests": {"cpu": "1"}}));
+    track(None, &mut created, &writer("m"));
+    let owned = fields(&created, "m").to_string();
+    assert!(
+        owned.contains(r#""f:resources":{".":{},"f:requests":{".":{},"f:cpu":{}}}"#),
+        "{owned}"
+    );
+    let mut updated = of(json!({"limits": {}, "claims": [], "requests": {"cpu": "1"}}));
+    updated.insert("metadata", created["metadata"].clone());
+    track(Some(&created), &mut updated, &writer("n"));
+    assert!(!updated["metadata"].to_string().contains("claims"));
+}
+
+#[test]
 fn status_is_not_the_main_writers() {
     let mut created = object(json!({"spec": {"replicas": 1}, "status": {"replicas": 1}}));
     track(None, &mut created, &writer("m"));
@@ -665,6 +684,7 @@ fn a_creator_owns_what_a_comparison_with_nothing_gives() {
                 "volumes": [{"name": "v", "projected": {"sources": [{"configMap": {"name": "c"}}]}}],
                 "tolerations": [{"key": "k"}], "nodeSelector": {"a": "b"}, "securityContext": {}},
             "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}}),
+        json!({"spec": {"overhead": {}, "containers": [{"name": "a", "resources": {"limits": {}, "claims": []}}]}}),
         json!({"spec": {"containers": [{"name": "a"}, {"name": "a"}]}}),
         json!({"spec": {"containers": [{"image": "without a name"}]}}),
         json!({"metadata": {"finalizers": ["a", "a"]}, "spec": {"odd": {"x": [1], "y": {}}}}),

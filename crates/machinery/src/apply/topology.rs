@@ -124,6 +124,21 @@ impl<'a> Node<'a> {
         }
     }
 
+    /// Whether an entry is empty and will not be written: that it was sent is for its kind to see.
+    pub(super) fn passes_over(self, name: &str, value: &Value) -> bool {
+        let empty = match value {
+            Value::Array(list) => list.is_empty(),
+            Value::Object(map) => map.is_empty(),
+            _ => false,
+        };
+        let schema = match self {
+            Node::Struct(schema) => schema,
+            Node::Field(Shape::Struct(id), _) => id.get(),
+            _ => return false,
+        };
+        empty && schema.field(name).is_some_and(|field| field.sent)
+    }
+
     /// The elements of a list.
     pub(super) fn element(self) -> Node<'a> {
         match self {

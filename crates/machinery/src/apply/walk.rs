@@ -145,11 +145,12 @@ fn compare_maps(node: Node<'_>, old: Option<&Value>, new: Option<&Value>) -> Com
 fn compare_entries(node: Node<'_>, before: &Object, after: &Object) -> Comparison {
     let mut out = Comparison::default();
     for (name, value) in before {
-        let inside = item(node.child(name), Some(value), after.get(name));
+        let now = after.get(name).filter(|now| !node.passes_over(name, now));
+        let inside = item(node.child(name), Some(value), now);
         out.attach(|| field_step(name), inside);
     }
     for (name, value) in after {
-        if !before.contains_key(name) {
+        if !before.contains_key(name) && !node.passes_over(name, value) {
             let inside = item(node.child(name), None, Some(value));
             out.attach(|| field_step(name), inside);
         }

@@ -14,7 +14,8 @@
 //! In front of a type: nothing, always written; `?` left out when empty (a struct never is);
 //! `*` absent or a value; `~` a value or null; `0` left out when zero. `[]` is a list, `{}` a map
 //! with string keys. Behind it: `!` required, `atomic`, `set`, `granular`, `keys=`, `patch=`,
-//! `default=`, `off` for a field behind a feature gate that is off.
+//! `default=`, `off` for a field behind a feature gate that is off (`off=holder`: what holds nothing else goes
+//! with it), `sent` for a list or map of which an empty one is told from none until the object is written.
 
 mod parse;
 
@@ -134,6 +135,10 @@ pub struct Field {
     pub default: Option<&'static str>,
     /// Whether the field's feature gate is off.
     pub off: bool,
+    /// Whether what holds nothing but this field, which is off, goes with it.
+    pub off_with_holder: bool,
+    /// Whether an empty list or map that was sent counts until the object is written.
+    pub sent: bool,
     zero: OnceLock<Option<Value>>,
 }
 

@@ -247,12 +247,16 @@ fn field(
         patch: Patch::default(),
         default: None,
         off: false,
+        off_with_holder: false,
+        sent: false,
         zero: OnceLock::new(),
     };
     for word in words {
         match word.split_once('=') {
             None if word == "!" => field.required = true,
             None if word == "off" => field.off = true,
+            Some(("off", "holder")) => (field.off, field.off_with_holder) = (true, true),
+            None if word == "sent" => field.sent = true,
             None if word == "atomic" => field.topology = Topology::Atomic,
             None if word == "set" => field.topology = Topology::Set,
             None if word == "granular" => field.topology = Topology::Granular,
