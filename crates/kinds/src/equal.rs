@@ -5,7 +5,7 @@
 use crate::tree::list;
 use machinery::Value;
 use machinery::quantity::Quantity;
-use machinery::schema::{self, Shape, Type};
+use machinery::schema::{self, Field, Shape, Type};
 
 /// Two values of a type in the schema table, such as `core/v1.PodSpec`.
 pub fn equal(schema: &str, a: &Value, b: &Value) -> bool {
@@ -13,10 +13,13 @@ pub fn equal(schema: &str, a: &Value, b: &Value) -> bool {
 }
 
 fn equal_structs(schema: &Type, a: &Value, b: &Value) -> bool {
-    schema.fields.iter().all(|field| {
-        let (a, b) = (&a[field.name], &b[field.name]);
-        (!field.is_pointer() || a.is_null() == b.is_null()) && equal_shapes(field.shape, a, b)
-    })
+    let each = |field: &Field| equal_fields(field, &a[field.name], &b[field.name]);
+    schema.fields.iter().all(each)
+}
+
+/// Two values of a field.
+pub fn equal_fields(field: &Field, a: &Value, b: &Value) -> bool {
+    (!field.is_pointer() || a.is_null() == b.is_null()) && equal_shapes(field.shape, a, b)
 }
 
 fn equal_shapes(shape: Shape, a: &Value, b: &Value) -> bool {

@@ -46,6 +46,7 @@ use machinery::{Object, Value, field};
 use std::sync::LazyLock;
 
 pub use builtin::Builtin;
+pub use equal::equal_fields;
 
 /// A group-version-kind and the names it is known by.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -274,6 +274,8 @@ pub fn check_manager(name: &str, path: &Path, errors: &mut Errors) {
 pub enum Check {
     /// As if it were new.
     Whole,
+    /// As if it were new, whatever its name is.
+    WholeButName,
     /// Against what it was.
     Change,
 }
@@ -308,6 +310,11 @@ pub fn validate_update(
                     &Path::new("metadata"),
                     &mut errors,
                 );
+            }
+            Check::WholeButName => {
+                let any = |_: &str, _: bool| Vec::new();
+                let path = Path::new("metadata");
+                check_whole(new, kind.scope(), any, &path, &mut errors);
             }
             Check::Change => check_change(new, old, &mut errors),
         }

@@ -34,6 +34,7 @@ pub const VALIDATING: Builtin = Builtin {
     metadata_checks: &[Check::Whole],
     status_metadata_checks: &[],
     status_resets: &[&["spec"], &["metadata"]],
+    warnings: |object, _| super::warn_static(object),
     ..Builtin::EMPTY
 };
 

@@ -27,6 +27,7 @@ pub const VALIDATING: Builtin = Builtin {
     columns: COLUMNS,
     row,
     metadata_checks: &[Check::Whole],
+    warnings: |object, _| super::warn_static(object),
     ..Builtin::EMPTY
 };
 

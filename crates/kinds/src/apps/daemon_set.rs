@@ -7,8 +7,9 @@ use super::{
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, containers, labels, name_cell, selector, wide};
+use crate::equal::equal;
 use crate::pod::{default_template, validate_template};
-use crate::tree::{child, child_or_new, default_empty, default_to, get, int, is_set, same, text};
+use crate::tree::{child, child_or_new, default_empty, default_to, get, int, is_set, text};
 use crate::{Column, Context, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::labels::Selector;
@@ -120,7 +121,8 @@ fn prepare_update(
 ) {
     let mut number = template_generation(old);
     if subresource.is_none()
-        && !same(
+        && !equal(
+            "core/v1.PodTemplateSpec",
             &get(object, "spec")["template"],
             &get(old, "spec")["template"],
         )
@@ -217,4 +219,29 @@ fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) 
         Some(_) => {}
     }
     errors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::object;
+
+    #[test]
+    fn templates_are_counted_when_they_differ_in_go() {
+        let set = |fields: &str| {
+            object(&format!(
+                r#"{{"metadata": {{"annotations": {{"{TEMPLATE_GENERATION}": "4"}}}}, "spec": {{"template": {{"spec": {{{fields}}}}}}}}}"#
+            ))
+        };
+        for (fields, expected) in [
+            ("", 4),
+            (r#""tolerations": []"#, 4),
+            (r#""affinity": {}"#, 5),
+            (r#""hostname": "h""#, 5),
+        ] {
+            let mut new = set(fields);
+            prepare_update(&mut new, &set(""), None, &Context { now: "", user: "" });
+            assert_eq!(template_generation(&new), expected, "{fields}");
+        }
+    }
 }

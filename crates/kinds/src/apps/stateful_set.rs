@@ -5,10 +5,10 @@ use crate::builtin::{Builtin, SCALE, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, containers, name_cell, wide};
 use crate::core::persistent_volume_claim::validate_spec as validate_claim;
+use crate::equal::equal;
 use crate::pod::default_template;
 use crate::tree::{
-    child, child_or_new, default_empty, default_to, each, get, int, is_empty, is_set, list, same,
-    text,
+    child, child_or_new, default_empty, default_to, each, get, int, is_empty, is_set, list, text,
 };
 use crate::{Column, Subresource};
 use machinery::field::{Error, Errors, Path};
@@ -166,13 +166,14 @@ fn whole_template(spec: &Value) -> Value {
         pod.shift_remove("hostname");
         let named = |name: &Value| claims.iter().any(|c| c["metadata"]["name"] == *name);
         let own = pod.get("volumes").cloned().unwrap_or_default();
-        let mut volumes: Vec<Value> = claims
-            .iter()
-            .map(|claim| {
-                let name = &claim["metadata"]["name"];
-                json!({"name": name, "persistentVolumeClaim": {"claimName": name}})
-            })
-            .collect();
+        let mut volumes: Vec<Value> = Vec::new();
+        for claim in claims {
+            let name = &claim["metadata"]["name"];
+            // Claims of one name are one volume.
+            if volumes.iter().all(|volume| volume["name"] != *name) {
+                volumes.push(json!({"name": name, "persistentVolumeClaim": {"claimName": name}}));
+            }
+        }
         volumes.extend(list(&own).iter().filter(|v| !named(&v["name"])).cloned());
         if !volumes.is_empty() {
             pod.insert("volumes".to_owned(), Value::Array(volumes));
@@ -289,9 +290,42 @@ fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) 
         }
         spec
     };
-    if !same(&strip(object), &strip(old)) {
+    if !equal("apps/v1.StatefulSetSpec", &strip(object), &strip(old)) {
         let detail = "updates to statefulset spec for fields other than 'replicas', 'ordinals', 'template', 'updateStrategy', 'revisionHistoryLimit', 'persistentVolumeClaimRetentionPolicy' and 'minReadySeconds' are forbidden";
         errors.push(Error::forbidden(&Path::new("spec"), detail));
     }
     errors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{lines, object};
+
+    #[test]
+    fn what_may_not_change_is_compared_as_go_compares_it() {
+        let set = |selector: &str| {
+            object(&format!(
+                r#"{{"spec": {{"selector": {{"matchLabels": {{"a": "b"}}}}, "podManagementPolicy": "Parallel",
+                    "updateStrategy": {{"type": "OnDelete"}}, "serviceName": "s", "template": {{"metadata": {{"labels": {{"a": "b"}}}},
+                    "spec": {{"containers": [{{"name": "c", "image": "i", "imagePullPolicy": "Always",
+                        "terminationMessagePolicy": "File"}}], "restartPolicy": "Always", "dnsPolicy": "Default", "terminationGracePeriodSeconds": 1}}}},
+                    "volumeClaimTemplates": [{{"metadata": {{"name": "v"}}, "spec": {{{selector}}}}}]}}}}"#
+            ))
+        };
+        let told = |new: &str, old: &str| lines(validate_update(&set(new), &set(old), None));
+        assert_eq!(told(r#""accessModes": []"#, ""), [""; 0]);
+        let refused = told(r#""selector": {}"#, "");
+        assert!(refused[0].starts_with("spec: Forbidden: updates to statefulset spec"));
+    }
+
+    #[test]
+    fn claims_of_one_name_are_one_volume() {
+        let spec = json!({"template": {"spec": {"volumes": [{"name": "v"}, {"name": "w"}]}},
+            "volumeClaimTemplates": [{"metadata": {"name": "v"}}, {"metadata": {"name": "v"}}]});
+        assert_eq!(
+            whole_template(&spec)["spec"]["volumes"],
+            json!([{"name": "v", "persistentVolumeClaim": {"claimName": "v"}}, {"name": "w"}])
+        );
+    }
 }

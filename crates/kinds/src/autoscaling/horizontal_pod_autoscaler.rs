@@ -163,7 +163,8 @@ fn default(object: &mut Object) {
         let up = child_or_new(behavior, "scaleUp");
         default_to(up, "stabilizationWindowSeconds", 0);
         default_to(up, "selectPolicy", "Max");
-        default_empty(
+        // No policies that were sent are none, and refused.
+        default_to(
             up,
             "policies",
             json!([
@@ -172,7 +173,7 @@ fn default(object: &mut Object) {
         );
         let down = child_or_new(behavior, "scaleDown");
         default_to(down, "selectPolicy", "Max");
-        default_empty(
+        default_to(
             down,
             "policies",
             json!([{"type": "Percent", "value": 100, "periodSeconds": 15}]),
@@ -225,6 +226,11 @@ fn validate_spec(spec: &Value, strict: bool) -> Errors {
     for (i, metric) in list(&spec["metrics"]).iter().enumerate() {
         check_metric(metric, &path.child("metrics").index(i), &mut errors);
     }
+    let elsewhere = |metric: &Value| matches!(text(&metric["type"]), "Object" | "External");
+    if least == &0 && !list(&spec["metrics"]).iter().any(elsewhere) {
+        let detail = "must specify at least one Object or External metric to support scaling to zero replicas";
+        errors.push(Error::forbidden(&path.child("metrics"), detail));
+    }
     for direction in ["scaleUp", "scaleDown"] {
         let at = path.child("behavior").child(direction);
         check_rules(&spec["behavior"][direction], &at, &mut errors);
@@ -257,5 +263,34 @@ mod tests {
         assert_eq!(get(&v1, "spec")["targetCPUUtilizationPercentage"], 50);
         let back = v1_to_v2(v1);
         assert_eq!(row(&back, 0)[2], "<unknown>/1, cpu: <unknown>/50%");
+    }
+
+    #[test]
+    fn policies_that_were_sent_empty_are_none() {
+        let scaler = |rules: &str| {
+            let mut scaler = object(&format!(
+                r#"{{"spec": {{"maxReplicas": 3, "scaleTargetRef": {{"kind": "D", "name": "d", "apiVersion": "apps/v1"}},
+                    "behavior": {{"scaleUp": {rules}}}}}}}"#
+            ));
+            default(&mut scaler);
+            crate::testing::lines(validate(&scaler))
+        };
+        assert_eq!(scaler("{}"), [""; 0]);
+        assert_eq!(
+            scaler(r#"{"policies": []}"#),
+            ["spec.behavior.scaleUp.policies: Required value: must specify at least one Policy"]
+        );
+    }
+
+    #[test]
+    fn only_what_is_measured_elsewhere_scales_from_zero() {
+        let told = |kind: &str| {
+            let spec = json!({"minReplicas": 0, "maxReplicas": 1, "scaleTargetRef": {"kind": "D", "name": "d"},
+                "metrics": [{"type": kind}]});
+            crate::testing::lines(validate_spec(&spec, false))
+        };
+        let line = "spec.metrics: Forbidden: must specify at least one Object or External metric to support scaling to zero replicas";
+        assert!(told("Resource").contains(&line.to_owned()));
+        assert!(!told("External").contains(&line.to_owned()));
     }
 }

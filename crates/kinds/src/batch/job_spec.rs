@@ -3,7 +3,8 @@
 
 use super::indexes;
 use crate::check;
-use crate::pod::{validate_template, warn_pods};
+use crate::equal::equal;
+use crate::pod::{printed_spec, printed_template, validate_template, warn_pods};
 use crate::shown::{Field, Go, shown};
 use crate::tree::{get, int, is_set, keep, list, same, text, truth};
 use machinery::field::{Error, ErrorKind, Errors, Path};
@@ -408,7 +409,7 @@ pub(super) fn check_spec_update(object: &Object, old: &Object, errors: &mut Erro
     );
     check_template_update(&new["template"], old, &path.child("template"), errors);
     let mut stays = |name: &str, policy: Option<&[Field]>| {
-        if !same(&new[name], &was[name]) {
+        if is_set(&new[name]) != is_set(&was[name]) || !same(&new[name], &was[name]) {
             let printed = match policy {
                 Some(fields) if is_set(&new[name]) => shown(&new[name], fields),
                 _ => new[name].clone(),
@@ -423,7 +424,7 @@ pub(super) fn check_spec_update(object: &Object, old: &Object, errors: &mut Erro
     stays("successPolicy", Some(SUCCESS_POLICY));
 }
 
-/// A suspended job without pods may still send them elsewhere and give them other resources.
+/// A suspended job without pods may still send them elsewhere, give them other labels and other resources.
 fn check_template_update(new: &Value, old: &Object, path: &Path, errors: &mut Errors) {
     let (spec, status) = (get(old, "spec"), get(old, "status"));
     let suspended = list(&status["conditions"])
@@ -433,7 +434,10 @@ fn check_template_update(new: &Value, old: &Object, path: &Path, errors: &mut Er
         && (!is_set(&status["startTime"]) || suspended)
         && int(&status["active"]) == 0;
     if !free {
-        check::immutable(new, &spec["template"], path, errors);
+        if !equal("core/v1.PodTemplateSpec", new, &spec["template"]) {
+            let printed = printed_template(new);
+            errors.push(Error::invalid(path, printed, check::IMMUTABLE));
+        }
         return;
     }
     let mut was = spec["template"]["spec"].clone();
@@ -441,24 +445,38 @@ fn check_template_update(new: &Value, old: &Object, path: &Path, errors: &mut Er
         for name in ["nodeSelector", "tolerations", "schedulingGates"] {
             keep(was, new, name);
         }
-        let mut affinity = was.get("affinity").cloned().unwrap_or_default();
-        if let Value::Object(map) = &mut affinity {
-            map.shift_remove("nodeAffinity");
-        }
-        if let Some(given) = new.get("affinity").and_then(|a| a.get("nodeAffinity")) {
-            match &mut affinity {
-                Value::Object(map) => {
-                    map.insert("nodeAffinity".to_owned(), given.clone());
-                }
-                other => *other = machinery::json::json!({"nodeAffinity": given}),
-            }
-        }
+        let affinity = placed_anew(get(was, "affinity"), get(new, "affinity"));
         was.insert("affinity".to_owned(), affinity);
         for name in ["containers", "initContainers"] {
             keep_resources(was, new, name);
         }
     }
-    check::immutable(&new["spec"], &was, &path.child("spec"), errors);
+    if !equal("core/v1.PodSpec", &new["spec"], &was) {
+        let printed = printed_spec(&new["spec"]);
+        errors.push(Error::invalid(
+            &path.child("spec"),
+            printed,
+            check::IMMUTABLE,
+        ));
+    }
+}
+
+/// The old affinity with the new one's part about nodes. One that said nothing else may go.
+fn placed_anew(was: &Value, new: &Value) -> Value {
+    let mut placed = match was {
+        Value::Object(was) => was.clone(),
+        _ if is_set(new) => Object::new(),
+        _ => return Value::Null,
+    };
+    placed.shift_remove("nodeAffinity");
+    match &new["nodeAffinity"] {
+        Value::Null if placed.is_empty() && !is_set(new) => return Value::Null,
+        Value::Null => {}
+        given => {
+            placed.insert("nodeAffinity".to_owned(), given.clone());
+        }
+    }
+    Value::Object(placed)
 }
 
 fn keep_resources(was: &mut Object, new: &Object, name: &str) {
@@ -642,5 +660,72 @@ mod tests {
             said(&job(false, "2", "1", "i"), &running),
             ["spec.template"]
         );
+    }
+
+    /// What is said about a job whose template changes from one to another.
+    fn said_of_change(suspend: bool, old: &str, new: &str) -> Vec<String> {
+        let job = |template: &str| {
+            let mut job = object(&format!(
+                r#"{{"spec": {{"suspend": {suspend}, "template": {template}}}}}"#
+            ));
+            crate::batch::job::default_pods(crate::tree::child_or_new(&mut job, "spec"));
+            job
+        };
+        let mut errors = Vec::new();
+        let (new, old) = (job(new), job(old));
+        let template = &get(&new, "spec")["template"];
+        check_template_update(template, &old, &Path::new("t"), &mut errors);
+        lines(errors)
+    }
+
+    #[test]
+    fn a_template_that_may_not_change_is_shown_whole() {
+        let of = |fields: &str| {
+            format!(
+                r#"{{"metadata": {{"labels": {{"a": "b"}}}}, "spec": {{"containers": [{{"name": "c", "image": "i"}}]{fields}}}}}"#
+            )
+        };
+        let told = said_of_change(false, &of(""), &of(r#", "hostname": "h""#)).join(" ");
+        assert!(
+            told.starts_with(
+                r#"t: Invalid value: {"labels":{"a":"b"},"Spec":{"Volumes":null,"InitContainers":null,"Containers":[{"Name":"c","Image":"i","#
+            ) && told.ends_with(": field is immutable"),
+            "{told}"
+        );
+        // A struct that is there and empty is another value; an empty list is none.
+        assert_eq!(
+            said_of_change(false, &of(""), &of(r#", "affinity": {}"#)).len(),
+            1
+        );
+        assert_eq!(
+            said_of_change(false, &of(""), &of(r#", "tolerations": []"#)),
+            [""; 0]
+        );
+    }
+
+    #[test]
+    fn a_suspended_job_sends_its_pods_elsewhere() {
+        let of = |fields: &str| {
+            format!(r#"{{"spec": {{"containers": [{{"name": "c", "image": "i"}}]{fields}}}}}"#)
+        };
+        let nodes = r#", "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}"#;
+        let pods = r#", "affinity": {"podAffinity": {}}"#;
+        let cases = [
+            ("", nodes, 0),
+            (nodes, "", 0),
+            ("", r#", "affinity": {}"#, 0),
+            ("", pods, 1),
+            (pods, "", 1),
+            ("", r#", "nodeSelector": {"a": "b"}"#, 0),
+            ("", r#", "hostname": "h""#, 1),
+        ];
+        for (old, new, expected) in cases {
+            let told = said_of_change(true, &of(old), &of(new));
+            assert_eq!(told.len(), expected, "{old} → {new}: {told:?}");
+            assert!(
+                told.iter()
+                    .all(|line| line.starts_with("t.spec: Invalid value: {\"Volumes\":null"))
+            );
+        }
     }
 }

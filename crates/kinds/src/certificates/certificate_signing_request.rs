@@ -52,8 +52,8 @@ pub const KIND: Builtin = Builtin {
     },
     columns: COLUMNS,
     row,
-    metadata_checks: &[Check::Whole, Check::Change],
-    status_metadata_checks: &[Check::Whole, Check::Change],
+    metadata_checks: &[Check::WholeButName, Check::Change],
+    status_metadata_checks: &[Check::WholeButName, Check::Change],
     ..Builtin::EMPTY
 };
 
@@ -559,5 +559,18 @@ mod tests {
         let condition = &get(&new, "status")["conditions"][0];
         assert_eq!(condition["lastUpdateTime"], context.now);
         assert_eq!(condition["lastTransitionTime"], context.now);
+    }
+
+    #[test]
+    fn a_prefix_of_its_name_is_told_once() {
+        let kind = crate::find("certificates.k8s.io", "v1", "certificatesigningrequests").unwrap();
+        let old = object(r#"{"metadata": {"name": "c"}}"#);
+        let new = object(r#"{"metadata": {"name": "c", "generateName": "a/b"}}"#);
+        for way in [None, Some("status"), Some("approval")] {
+            assert_eq!(
+                lines(crate::metadata::validate_update(kind, &new, &old, way)),
+                ["metadata.generateName: Invalid value: \"a/b\": may not contain '/'"]
+            );
+        }
     }
 }

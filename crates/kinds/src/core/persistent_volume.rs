@@ -7,7 +7,7 @@ use crate::columns::{AGE, NAME, age, column, name_cell, wide};
 use crate::diff::unified;
 use crate::internal::internal;
 use crate::metadata::Check;
-use crate::pod::{check_node_selector, default_source};
+use crate::pod::{check_node_selector, default_source, warn_term};
 use crate::tree::{
     child_or_new, default_empty, default_to, entries, get, is_set, list, name, same, text,
 };
@@ -34,6 +34,8 @@ pub const KIND: Builtin = Builtin {
     prepare_update,
     validate_create: validate,
     validate_update,
+    warnings: |object, _| warnings(object),
+    status_warnings: Some(|_| Vec::new()),
     columns: COLUMNS,
     row,
     metadata_checks: &[Check::Whole, Check::Whole],
@@ -62,6 +64,78 @@ fn prepare_update(
     } else if unsaid || get(status, CHANGED) == &was[CHANGED] {
         status.insert(CHANGED.to_owned(), Value::from(context.now));
     }
+}
+
+/// Annotations that were fields once, and what is said of them.
+const OLD_ANNOTATIONS: &[(&str, &str)] = &[
+    (
+        "volume.beta.kubernetes.io/storage-class",
+        "deprecated since v1.8; use \"storageClassName\" attribute instead",
+    ),
+    (
+        "volume.beta.kubernetes.io/mount-options",
+        "deprecated since v1.31; use \"mountOptions\" attribute instead",
+    ),
+];
+
+/// Sources that nobody mounts any more: field, its name in warnings, since when.
+const OLD_SOURCES: &[(&str, &str, &str)] = &[
+    (
+        "cephfs",
+        "cephfs",
+        "deprecated in v1.28, non-functional in v1.31+",
+    ),
+    (
+        "photonPersistentDisk",
+        "photonPersistentDisk",
+        "deprecated in v1.11, non-functional in v1.16+",
+    ),
+    (
+        "scaleIO",
+        "scaleIO",
+        "deprecated in v1.16, non-functional in v1.22+",
+    ),
+    (
+        "storageos",
+        "storageOS",
+        "deprecated in v1.22, non-functional in v1.25+",
+    ),
+    (
+        "glusterfs",
+        "glusterfs",
+        "deprecated in v1.25, non-functional in v1.26+",
+    ),
+    (
+        "rbd",
+        "rbd",
+        "deprecated in v1.28, non-functional in v1.31+",
+    ),
+];
+
+fn warnings(object: &Object) -> Vec<String> {
+    let (annotations, spec) = (&get(object, "metadata")["annotations"], get(object, "spec"));
+    let mut out = Vec::new();
+    for (key, message) in OLD_ANNOTATIONS {
+        if is_set(&annotations[*key]) {
+            let at = Path::new("metadata").child("annotations").key(key);
+            out.push(format!("{at}: {message}"));
+        }
+    }
+    if spec["persistentVolumeReclaimPolicy"] == "Recycle" {
+        out.push("spec.persistentVolumeReclaimPolicy: The Recycle reclaim policy is deprecated. Instead, the recommended approach is to use dynamic provisioning.".to_owned());
+    }
+    let required = Path::new("spec").child("nodeAffinity").child("required");
+    let terms = list(&spec["nodeAffinity"]["required"]["nodeSelectorTerms"]);
+    for (i, term) in terms.iter().enumerate() {
+        let at = required.child("nodeSelectorTerms").index(i);
+        warn_term(term, false, &at, &mut out);
+    }
+    for (field, shown, message) in OLD_SOURCES {
+        if is_set(&spec[*field]) {
+            out.push(format!("spec.{shown}: {message}"));
+        }
+    }
+    out
 }
 
 const COLUMNS: &[Column] = &[
@@ -341,7 +415,9 @@ fn same_affinity(new: &Value, old: &Value) -> bool {
             for (j, requirement) in requirements.into_iter().flatten().enumerate() {
                 let now = &new_terms[i][field][j]["key"];
                 let pair = (text(&requirement["key"]), text(now));
-                if RENAMED.contains(&pair) {
+                // Upstream finds no name for any other label, and takes none for it.
+                let unnamed = pair.1.is_empty() && RENAMED.iter().all(|r| r.0 != pair.0);
+                if unnamed || RENAMED.contains(&pair) {
                     requirement["key"] = now.clone();
                 }
             }
@@ -415,5 +491,28 @@ mod tests {
                 "{sources}"
             );
         }
+    }
+
+    #[test]
+    fn what_is_old_in_a_volume_is_warned_about() {
+        let volume = |metadata: &str, spec: &str| {
+            warnings(&object(&format!(
+                r#"{{"metadata": {metadata}, "spec": {spec}}}"#
+            )))
+        };
+        assert_eq!(volume("{}", r#"{"hostPath": {"path": "/a"}}"#), [""; 0]);
+        assert_eq!(
+            volume(
+                r#"{"annotations": {"volume.beta.kubernetes.io/mount-options": "ro"}}"#,
+                r#"{"rbd": {"image": "i"}, "persistentVolumeReclaimPolicy": "Recycle", "nodeAffinity": {"required": {
+                    "nodeSelectorTerms": [{"matchExpressions": [{"key": "beta.kubernetes.io/os", "operator": "Exists"}]}]}}}"#
+            ),
+            [
+                "metadata.annotations[volume.beta.kubernetes.io/mount-options]: deprecated since v1.31; use \"mountOptions\" attribute instead",
+                "spec.persistentVolumeReclaimPolicy: The Recycle reclaim policy is deprecated. Instead, the recommended approach is to use dynamic provisioning.",
+                "spec.nodeAffinity.required.nodeSelectorTerms[0].matchExpressions[0].key: beta.kubernetes.io/os is deprecated since v1.14; use \"kubernetes.io/os\" instead",
+                "spec.rbd: deprecated in v1.28, non-functional in v1.31+",
+            ]
+        );
     }
 }

@@ -25,12 +25,18 @@ pub const KIND: Builtin = Builtin {
     default,
     prepare_create: |object, _: &Context<'_>| {
         default_empty(child_or_new(object, "status"), "phase", "Pending");
-        agree_on_source(child_or_new(object, "spec"), false);
+        let spec = child_or_new(object, "spec");
+        drop_foreign_source(spec);
+        agree_on_source(spec, false);
     },
     prepare_update: |object, old, subresource, _| {
         if subresource.is_none() {
-            let had = is_set(&get(old, "spec")["dataSource"]);
-            agree_on_source(child_or_new(object, "spec"), had);
+            let had = |name: &str| is_set(&get(old, "spec")[name]);
+            let spec = child_or_new(object, "spec");
+            if !had("dataSourceRef") {
+                drop_foreign_source(spec);
+            }
+            agree_on_source(spec, had("dataSource") || had("dataSourceRef"));
         }
     },
     validate_create: validate,
@@ -41,6 +47,17 @@ pub const KIND: Builtin = Builtin {
     metadata_checks: &[Check::Change, Check::Whole],
     ..Builtin::EMPTY
 };
+
+/// Data of other namespaces are behind a gate that is off.
+fn drop_foreign_source(spec: &mut Object) {
+    if is_foreign(get(spec, "dataSourceRef")) {
+        spec.shift_remove("dataSourceRef");
+    }
+}
+
+fn is_foreign(source: &Value) -> bool {
+    !text(&source["namespace"]).is_empty()
+}
 
 /// The two fields for a source of data say the same. The older one takes claims and snapshots
 /// only, unless it `had` something else before.
@@ -58,7 +75,7 @@ fn agree_on_source(spec: &mut Object, had: bool) {
         ("dataSourceRef", "dataSource"),
     ] {
         let source = get(spec, from);
-        if is_set(source) && !is_set(get(spec, to)) {
+        if is_set(source) && !is_foreign(source) && !is_set(get(spec, to)) {
             let mut copy = Object::new();
             for field in ["apiGroup", "kind", "name"] {
                 copy.insert(field.to_owned(), source[field].clone());
@@ -230,14 +247,27 @@ fn check_sources(spec: &Value, lax: bool, path: &Path, errors: &mut Errors) {
             let at = at.child("apiGroup");
             check::form(format::dns1123_subdomain(group), group, &at, errors);
         }
+        if is_foreign(source) {
+            let namespace = text(&source["namespace"]);
+            let at = at.child("namespace");
+            check::form(format::dns1123_label(namespace), namespace, &at, errors);
+        }
     }
     let (source, reference) = (&spec["dataSource"], &spec["dataSourceRef"]);
-    let fields = ["apiGroup", "kind", "name"];
-    if is_set(source) && is_set(reference) && fields.iter().any(|f| source[*f] != reference[*f]) {
-        // Upstream prints the path as a struct without public fields.
-        let nothing = Value::Object(Object::new());
-        errors.push(Error::invalid(path, nothing, "must match dataSourceRef"));
+    if !is_set(source) || !is_set(reference) {
+        return;
     }
+    let fields = ["apiGroup", "kind", "name"];
+    let detail = if is_foreign(reference) {
+        "may not be specified when dataSourceRef.namespace is specified"
+    } else if fields.iter().any(|f| source[*f] != reference[*f]) {
+        "must match dataSourceRef"
+    } else {
+        return;
+    };
+    // Upstream prints the path as a struct without public fields.
+    let nothing = Value::Object(Object::new());
+    errors.push(Error::invalid(path, nothing, detail));
 }
 
 const CLASS: &str = "volume.beta.kubernetes.io/storage-class";
@@ -408,6 +438,7 @@ fn check_resource_key(name: &str, path: &Path, errors: &mut Errors) {
 mod tests {
     use super::*;
     use crate::testing::{lines, object};
+    use machinery::json::json;
 
     fn claim(phase: &str, size: &str) -> Object {
         object(&format!(
@@ -455,5 +486,46 @@ mod tests {
         new["spec"]["storageClassName"] = Value::from("x");
         assert_eq!(lines(validate_update(&new, &old, None)), [""; 0]);
         assert!(!lines(validate_update(&old, &new, None)).is_empty());
+    }
+
+    #[test]
+    fn data_of_another_namespace_are_not_taken() {
+        let source = r#"{"apiGroup": "a.b", "kind": "K", "name": "n", "namespace": "o"}"#;
+        let made = |spec: &str| {
+            let mut claim = object(&format!(r#"{{"spec": {spec}}}"#));
+            (KIND.prepare_create)(&mut claim, &Context { now: "", user: "" });
+            get(&claim, "spec").clone()
+        };
+        assert_eq!(
+            made(&format!(r#"{{"dataSourceRef": {source}}}"#)),
+            json!({})
+        );
+        let own = r#"{"kind": "PersistentVolumeClaim", "name": "n", "namespace": ""}"#;
+        let spec = made(&format!(r#"{{"dataSourceRef": {own}}}"#));
+        assert_eq!(spec["dataSource"]["name"], "n");
+        // What came from elsewhere before would change.
+        let old =
+            object(r#"{"spec": {"dataSourceRef": {"apiGroup": "a.b", "kind": "K", "name": "n"}}}"#);
+        let mut new = object(&format!(r#"{{"spec": {{"dataSourceRef": {source}}}}}"#));
+        (KIND.prepare_update)(&mut new, &old, None, &Context { now: "", user: "" });
+        let told = lines(validate_update(&new, &old, None));
+        assert!(
+            told.iter()
+                .any(|line| line.starts_with("spec: Forbidden: spec is immutable"))
+        );
+    }
+
+    #[test]
+    fn a_namespace_of_data_has_its_form_and_stands_alone() {
+        let mut errors = Vec::new();
+        let spec = json!({"dataSource": {"kind": "PersistentVolumeClaim", "name": "n"},
+            "dataSourceRef": {"kind": "PersistentVolumeClaim", "name": "n", "namespace": "a.b"}});
+        check_sources(&spec, false, &Path::new("spec"), &mut errors);
+        let told = lines(errors);
+        assert!(told[0].starts_with("spec.dataSourceRef.namespace: Invalid value: \"a.b\""));
+        assert_eq!(
+            told[1],
+            "spec: Invalid value: {}: may not be specified when dataSourceRef.namespace is specified"
+        );
     }
 }

@@ -7,6 +7,7 @@ use crate::pod::{check_name, check_quantity, is_standard_quota};
 use crate::tree::{entries, get, is_set, list, text};
 use crate::{Column, Subresource, check};
 use machinery::field::{Error, Errors, Path};
+use machinery::quantity::Quantity;
 use machinery::{Object, Value};
 use std::collections::BTreeSet;
 
@@ -19,10 +20,36 @@ pub const KIND: Builtin = Builtin {
     has_status: true,
     validate_create: validate,
     validate_update,
+    warnings: |object, old| match old {
+        None => warnings(object),
+        Some(_) => Vec::new(),
+    },
     columns: COLUMNS,
     row,
     ..Builtin::EMPTY
 };
+
+/// More requests than limits are never used up.
+fn warnings(object: &Object) -> Vec<String> {
+    let hard = &get(object, "spec")["hard"];
+    let amount = |name: &str| hard[name].as_str()?.parse::<Quantity>().ok();
+    let mut out = Vec::new();
+    for resource in ["cpu", "memory", "storage", "ephemeral-storage"] {
+        let (requests, limits) = (format!("requests.{resource}"), format!("limits.{resource}"));
+        // Requests of these have a short name, too.
+        let short = matches!(resource, "cpu" | "memory") && amount(&requests).is_none();
+        let requests = if short { resource } else { &requests };
+        if let (Some(request), Some(limit)) = (amount(requests), amount(&limits))
+            && request > limit
+        {
+            let (request, limit) = (text(&hard[requests]), text(&hard[&*limits]));
+            out.push(format!(
+                "ResourceQuota {requests} ({request}) should be less than {limits} ({limit})"
+            ));
+        }
+    }
+    out
+}
 
 const COLUMNS: &[Column] = &[
     NAME,
@@ -246,6 +273,24 @@ mod tests {
             ),
             [
                 "spec.scopeSelector.matchExpressions.values: Required value: must be at least one value when `operator` is 'In' or 'NotIn' for scope selector"
+            ]
+        );
+    }
+
+    #[test]
+    fn requests_beyond_limits_are_warned_about() {
+        let quota = |hard: &str| warnings(&object(&format!(r#"{{"spec": {{"hard": {hard}}}}}"#)));
+        assert_eq!(
+            quota(r#"{"cpu": "1", "limits.cpu": "1", "storage": "2", "limits.storage": "1"}"#),
+            [""; 0]
+        );
+        assert_eq!(
+            quota(
+                r#"{"cpu": "2", "limits.cpu": "1", "requests.memory": "1Gi", "memory": "1", "limits.memory": "1Mi"}"#
+            ),
+            [
+                "ResourceQuota cpu (2) should be less than limits.cpu (1)",
+                "ResourceQuota requests.memory (1Gi) should be less than limits.memory (1Mi)",
             ]
         );
     }

@@ -4,9 +4,9 @@ use crate::builtin::Builtin;
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
 use crate::metadata::Check;
-use crate::pod::{check_resources, check_tolerations};
+use crate::pod::{check_resources, check_tolerations, renamed};
 use crate::shown::{Field, Go, shown};
-use crate::tree::{get, is_set, list, text};
+use crate::tree::{entries, get, is_set, list, text};
 use crate::{Column, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::json::json;
@@ -33,11 +33,19 @@ pub const KIND: Builtin = Builtin {
         );
         errors
     },
+    warnings: |object, _| warnings(object),
     columns: COLUMNS,
     row,
     metadata_checks: &[Check::Whole, Check::Change],
     ..Builtin::EMPTY
 };
+
+fn warnings(object: &Object) -> Vec<String> {
+    entries(&get(object, "scheduling")["nodeSelector"])
+        .filter_map(|(label, _)| renamed(label))
+        .map(|message| format!("scheduling.nodeSelector: {message}"))
+        .collect()
+}
 
 const COLUMNS: &[Column] = &[
     NAME,
@@ -110,6 +118,16 @@ mod tests {
                 "scheduling.tolerations[0].operator: Unsupported value: \"Is\": supported values: \"Equal\", \"Exists\"",
                 "handler: Invalid value: \"i\": field is immutable",
             ]
+        );
+    }
+
+    #[test]
+    fn old_labels_of_nodes_are_warned_about() {
+        let class =
+            object(r#"{"scheduling": {"nodeSelector": {"beta.kubernetes.io/os": "linux"}}}"#);
+        assert_eq!(
+            warnings(&class),
+            ["scheduling.nodeSelector: deprecated since v1.14; use \"kubernetes.io/os\" instead"]
         );
     }
 }

@@ -6,7 +6,7 @@ use super::resources::check_resources;
 use super::security::check_container_security;
 use super::volume::{Volumes, check_devices, check_mounts};
 use crate::check;
-use crate::tree::{int, is_empty, is_set, list, text};
+use crate::tree::{int, is_set, list, text};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Value, format};
 use std::collections::BTreeSet;
@@ -136,11 +136,10 @@ fn check_ephemeral(around: &Surroundings<'_>, path: &Path, errors: &mut Errors) 
         }
         for field in NOT_EPHEMERAL {
             let value = &container[*field];
-            // A struct that is there and empty is not there.
-            let there = if *field == "resources" {
-                !is_empty(value)
-            } else {
-                is_set(value) && value.as_array().is_none_or(|list| !list.is_empty())
+            // A struct that is there and empty is not there; a list that was sent is.
+            let there = match value {
+                Value::Object(map) if *field == "resources" => !map.is_empty(),
+                value => is_set(value),
             };
             if there {
                 errors.push(Error::forbidden(&at.child(field), detail));

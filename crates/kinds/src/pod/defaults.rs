@@ -116,45 +116,118 @@ pub fn default_spec(spec: &mut Object) {
     }
 }
 
+/// When an image is pulled that does not say: what is no reference is not asked for again.
+fn pull_policy(image: &str) -> &'static str {
+    match tag_of(image) {
+        Some("latest") => "Always",
+        _ => "IfNotPresent",
+    }
+}
+
+/// The tag of an image, `latest` when there is neither tag nor digest; `None` for what is no reference.
+fn tag_of(image: &str) -> Option<&str> {
+    let (named, digest) = match image.split_once('@') {
+        Some((named, digest)) => (named, Some(digest)),
+        None => (image, None),
+    };
+    // Behind the last slash a colon starts the tag.
+    let last = named.rfind('/').map_or(0, |slash| slash + 1);
+    let (name, tag) = match named[last..].find(':') {
+        Some(colon) => (&named[..last + colon], Some(&named[last + colon + 1..])),
+        None => (named, None),
+    };
+    let sound = is_image_name(name)
+        && !is_identifier(image)
+        && tag.is_none_or(is_tag)
+        && digest.is_none_or(is_digest);
+    let otherwise = if digest.is_some() { "" } else { "latest" };
+    sound.then_some(tag.unwrap_or(otherwise))
+}
+
 /// Whether the parts of an image's name may stand in one: those in capitals cannot.
 fn is_image_name(name: &str) -> bool {
-    let (host, rest) = match name.split_once('/') {
-        Some((host, rest)) if host.contains(['.', ':']) || host == "localhost" => (host, rest),
-        _ => ("", name),
+    let (host, path) = match name.split_once('/') {
+        Some((host, path))
+            if host.contains(['.', ':'])
+                || host == "localhost"
+                || host.bytes().any(|b| b.is_ascii_uppercase()) =>
+        {
+            (Some(host), path)
+        }
+        _ => (None, name),
     };
-    let path = rest.split(':').next().unwrap_or_default();
     // What is nobody's stands in the library.
     let library = if name.contains('/') {
         0
     } else {
         "library/".len()
     };
-    let lower = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
-    host.bytes()
-        .all(|b| b.is_ascii_alphanumeric() || b".:-[]".contains(&b))
+    host.is_none_or(is_registry)
         && path.len() + library <= 255
-        && !is_identifier(name)
-        && path.split('/').all(|part| {
-            let bytes = part.as_bytes();
-            bytes.first().is_some_and(|b| lower(*b))
-                && bytes.last().is_some_and(|b| lower(*b))
-                && bytes.iter().all(|b| lower(*b) || b"._-".contains(b))
-        })
+        && path.split('/').all(is_path_component)
+}
+
+/// A host name or an address in brackets, with a port or without.
+fn is_registry(host: &str) -> bool {
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    if let Some(rest) = host.strip_prefix('[') {
+        let Some((address, port)) = rest.split_once(']') else {
+            return false;
+        };
+        return !address.is_empty()
+            && address.bytes().all(|b| b.is_ascii_hexdigit() || b == b':')
+            && (port.is_empty() || port.strip_prefix(':').is_some_and(digits));
+    }
+    let (name, port) = match host.split_once(':') {
+        Some((name, port)) => (name, Some(port)),
+        None => (host, None),
+    };
+    let component = |part: &str| {
+        !part.is_empty()
+            && !part.starts_with('-')
+            && !part.ends_with('-')
+            && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+    };
+    name.split('.').all(component) && port.is_none_or(digits)
+}
+
+/// Small letters and digits; between them a point, one or two underscores, or dashes.
+fn is_path_component(part: &str) -> bool {
+    let word = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    let edges = [part.bytes().next(), part.bytes().next_back()];
+    edges.into_iter().all(|b| b.is_some_and(word))
+        && part
+            .split(|c: char| u8::try_from(c).is_ok_and(word))
+            .all(|between| {
+                matches!(between, "" | "." | "_" | "__") || between.bytes().all(|b| b == b'-')
+            })
+}
+
+fn is_tag(tag: &str) -> bool {
+    let word = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
+    tag.len() <= 128
+        && tag.bytes().next().is_some_and(word)
+        && tag.bytes().all(|b| word(b) || b == b'.' || b == b'-')
+}
+
+/// An algorithm that is known and as many digits as it has.
+fn is_digest(digest: &str) -> bool {
+    let Some((algorithm, hex)) = digest.split_once(':') else {
+        return false;
+    };
+    let length = match algorithm {
+        "sha256" => 64,
+        "sha384" => 96,
+        "sha512" => 128,
+        _ => return false,
+    };
+    hex.len() == length && hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 /// What stands for an image's content is no name.
 fn is_identifier(name: &str) -> bool {
     let hexadecimal = |b: u8| matches!(b, b'0'..=b'9' | b'a'..=b'f');
     name.len() == 64 && name.bytes().all(hexadecimal)
-}
-
-fn pull_policy(image: &str) -> &'static str {
-    // Behind the last slash a colon starts the tag; a digest needs no pull either.
-    let (name, digest) = image.split_once('@').map_or((image, ""), |(n, d)| (n, d));
-    let last = name.rsplit('/').next().unwrap_or_default();
-    let tag = last.split_once(':').map_or("", |(_, tag)| tag);
-    let latest = is_image_name(name) && (tag == "latest" || (tag.is_empty() && digest.is_empty()));
-    if latest { "Always" } else { "IfNotPresent" }
 }
 
 fn default_container(container: &mut Object) {
@@ -313,6 +386,13 @@ mod tests {
             ("host:5000/nginx", "Always"),
             ("nginx:1.2", "IfNotPresent"),
             ("nginx@sha256:abc", "IfNotPresent"),
+            ("nginx:", "IfNotPresent"),
+            ("../x", "IfNotPresent"),
+            ("a..b", "IfNotPresent"),
+            ("a__b/c--d", "Always"),
+            ("[fd00::1]:5000/a", "Always"),
+            ("UPPER/a", "Always"),
+            ("a/UPPER", "IfNotPresent"),
             (&"a".repeat(64), "IfNotPresent"),
         ] {
             assert_eq!(pull_policy(image), policy, "{image}");

@@ -28,6 +28,7 @@ pub use warnings::{same_generation, warn_changed_template, warn_pod, warn_pods, 
 pub(crate) use app_armor::copy_annotations;
 pub(crate) use defaults::default_source;
 pub(crate) use placement::{check_node_selector, check_tolerations};
+pub(crate) use printed::{printed_spec, printed_template};
 pub(crate) use resize::{keep_all_but_resources, validate_resize};
 pub(crate) use resources::{
     check_container_name, check_name, check_quantity, check_resources, is_extended, is_native,
@@ -36,3 +37,4 @@ pub(crate) use resources::{
 pub(crate) use security::{check_annotations_update, check_profiles_agree};
 pub(crate) use status::{keep_observed, validate_status, warn_status};
 pub(crate) use volume::{check_downward, check_projected, no_backsteps};
+pub(crate) use warnings::{renamed, warn_term};

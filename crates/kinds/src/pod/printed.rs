@@ -13,7 +13,7 @@ const SHARED: &[&str] = &[
     "HostUsers",
 ];
 
-pub(super) fn printed_spec(spec: &Value) -> Value {
+pub(crate) fn printed_spec(spec: &Value) -> Value {
     let mut printed = internal("core/v1.PodSpec", spec);
     let Value::Object(map) = &mut printed else {
         return printed;
@@ -35,6 +35,21 @@ pub(super) fn printed_spec(spec: &Value) -> Value {
     }
     map.insert("SecurityContext".to_owned(), Value::Object(context));
     printed
+}
+
+/// A template of pods: its metadata stands in it without a name of its own.
+pub(crate) fn printed_template(template: &Value) -> Value {
+    let mut printed = Object::new();
+    if let Value::Object(metadata) = &template["metadata"] {
+        printed.extend(metadata.iter().map(|(k, v)| (k.clone(), v.clone())));
+    }
+    let empty = Value::Object(Object::new());
+    let spec = match &template["spec"] {
+        Value::Null => &empty,
+        spec => spec,
+    };
+    printed.insert("Spec".to_owned(), printed_spec(spec));
+    Value::Object(printed)
 }
 
 #[cfg(test)]

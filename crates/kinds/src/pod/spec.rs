@@ -349,6 +349,33 @@ mod tests {
     }
 
     #[test]
+    fn some_lists_that_were_sent_empty_are_refused() {
+        let pod = |fields: &str| {
+            found(&format!(
+                r#"{{"spec": {{"containers": [{{"name": "c", "image": "i"}}], {fields}}}}}"#
+            ))
+        };
+        assert_eq!(
+            pod(
+                r#""ephemeralContainers": [{"name": "e", "image": "i", "ports": [], "resources": {"limits": {}}, "resizePolicy": []}]"#
+            ),
+            [
+                "spec.ephemeralContainers[0].ports: Forbidden: cannot be set for an Ephemeral Container",
+                "spec.ephemeralContainers[0].resources: Forbidden: cannot be set for an Ephemeral Container",
+                "spec.ephemeralContainers[0].resizePolicy: Forbidden: cannot be set for an Ephemeral Container",
+            ]
+        );
+        assert_eq!(
+            pod(r#""resources": {"claims": []}"#),
+            ["spec.resources.claims: Forbidden: claims may not be set for Resources at pod-level"]
+        );
+        assert_eq!(
+            pod(r#""os": {"name": "windows"}, "securityContext": {"supplementalGroups": []}"#),
+            ["spec.securityContext.supplementalGroups: Forbidden: cannot be set for a windows pod"]
+        );
+    }
+
+    #[test]
     fn each_mistake_is_named_with_its_path() {
         let container = |fields: &str| {
             format!(r#"{{"spec": {{"containers": [{{"name": "c", "image": "i", {fields}}}]}}}}"#)

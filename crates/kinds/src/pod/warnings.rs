@@ -3,6 +3,7 @@
 use super::app_armor::app_armor_profile;
 use super::path_warnings::overlapping_paths;
 use crate::address::ip_warnings;
+use crate::equal::equal;
 use crate::tree::{entries, get, int, is_set, list, same, text};
 use machinery::field::Path;
 use machinery::quantity::Quantity;
@@ -36,11 +37,15 @@ pub fn warn_template(workload: &Object, old: Option<&Object>) -> Vec<String> {
     warn_pods(&get(workload, "spec")["template"], &path)
 }
 
+const TEMPLATE: &str = "core/v1.PodTemplateSpec";
+
 /// Warnings about the template in a workload's spec, whenever it changes.
 pub fn warn_changed_template(workload: &Object, old: Option<&Object>) -> Vec<String> {
     let template = |object: &Object| get(object, "spec")["template"].clone();
     let template = match old.map(template) {
-        Some(old) if same(&get(workload, "spec")["template"], &old) => return Vec::new(),
+        Some(old) if equal(TEMPLATE, &get(workload, "spec")["template"], &old) => {
+            return Vec::new();
+        }
         _ => template(workload),
     };
     warn_pods(&template, &Path::new("spec").child("template"))

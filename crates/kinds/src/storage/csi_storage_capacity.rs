@@ -5,7 +5,8 @@ use crate::builtin::Builtin;
 use crate::check;
 use crate::columns::{NAME_CREATED, name_created};
 use crate::metadata::Check;
-use crate::tree::{get, text};
+use crate::pod::{renamed, warn_term};
+use crate::tree::{entries, get, text};
 use machinery::field::{Error, Errors, Path};
 use machinery::quantity::Quantity;
 use machinery::{Object, format};
@@ -29,11 +30,25 @@ pub const KIND: Builtin = Builtin {
         }
         errors
     },
+    warnings: |object, _| warnings(object),
     columns: NAME_CREATED,
     row: name_created,
     metadata_checks: &[Check::Whole, Check::Change],
     ..Builtin::EMPTY
 };
+
+fn warnings(object: &Object) -> Vec<String> {
+    let (nodes, at) = (get(object, "nodeTopology"), Path::new("nodeTopology"));
+    let mut out = Vec::new();
+    warn_term(nodes, false, &at, &mut out);
+    for (label, _) in entries(&nodes["matchLabels"]) {
+        if let Some(message) = renamed(label) {
+            let at = at.child("matchLabels").child(label);
+            out.push(format!("{at}: {message}"));
+        }
+    }
+    out
+}
 
 fn validate(object: &Object) -> Errors {
     let mut errors = Vec::new();
@@ -73,6 +88,21 @@ mod tests {
             [
                 "nodeTopology.matchExpressions[0].operator: Invalid value: \"Is\": not a valid selector operator",
                 r#"nodeTopology: Invalid value: {"matchExpressions":[{"key":"a","operator":"Is"}]}: field is immutable"#,
+            ]
+        );
+    }
+
+    #[test]
+    fn old_labels_of_nodes_are_warned_about() {
+        let capacity = object(
+            r#"{"nodeTopology": {"matchExpressions": [{"key": "beta.kubernetes.io/arch", "operator": "Exists"}],
+                "matchLabels": {"beta.kubernetes.io/os": "linux", "a": "b"}}}"#,
+        );
+        assert_eq!(
+            warnings(&capacity),
+            [
+                "nodeTopology.matchExpressions[0].key: beta.kubernetes.io/arch is deprecated since v1.14; use \"kubernetes.io/arch\" instead",
+                "nodeTopology.matchLabels.beta.kubernetes.io/os: deprecated since v1.14; use \"kubernetes.io/os\" instead",
             ]
         );
     }

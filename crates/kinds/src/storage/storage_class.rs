@@ -5,6 +5,7 @@ use crate::builtin::Builtin;
 use crate::check;
 use crate::columns::{AGE, NAME, age, column};
 use crate::metadata::Check;
+use crate::pod::renamed;
 use crate::tree::{default_to, get, list, name, text};
 use crate::{Column, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
@@ -24,11 +25,26 @@ pub const KIND: Builtin = Builtin {
     },
     validate_create: validate,
     validate_update,
+    warnings: |object, _| warnings(object),
     columns: COLUMNS,
     row,
     metadata_checks: &[Check::Whole, Check::Change],
     ..Builtin::EMPTY
 };
+
+fn warnings(object: &Object) -> Vec<String> {
+    let mut out = Vec::new();
+    for (i, topology) in list(get(object, "allowedTopologies")).iter().enumerate() {
+        let at = Path::new("allowedTopologies").index(i);
+        for (j, expression) in list(&topology["matchLabelExpressions"]).iter().enumerate() {
+            if let Some(message) = renamed(text(&expression["key"])) {
+                let at = at.child("matchLabelExpressions").index(j).child("key");
+                out.push(format!("{at}: {message}"));
+            }
+        }
+    }
+    out
+}
 
 const COLUMNS: &[Column] = &[
     NAME,
@@ -166,6 +182,19 @@ mod tests {
         assert_eq!(
             lines(validate(&class("x", "[{}]"))),
             ["allowedTopologies[0].matchLabelExpressions: Duplicate value: \"\""]
+        );
+    }
+
+    #[test]
+    fn old_labels_of_nodes_are_warned_about() {
+        let class = object(
+            r#"{"allowedTopologies": [{"matchLabelExpressions": [{"key": "a"}, {"key": "failure-domain.beta.kubernetes.io/zone"}]}]}"#,
+        );
+        assert_eq!(
+            warnings(&class),
+            [
+                "allowedTopologies[0].matchLabelExpressions[1].key: deprecated since v1.17; use \"topology.kubernetes.io/zone\" instead"
+            ]
         );
     }
 }
