@@ -15,7 +15,6 @@ const SYSTEM: &[&str] = &[
     "deletionTimestamp",
     "deletionGracePeriodSeconds",
     "selfLink",
-    "resourceVersion",
 ];
 
 /// Letters of generated names: no vowels, nothing that looks alike.
@@ -120,11 +119,17 @@ pub(crate) fn shifted(at: Timestamp, seconds: i64) -> Timestamp {
         .unwrap_or(at)
 }
 
-/// Sets what belongs to a new object and drops what a client has no say in.
-pub(crate) fn begin(object: &mut Object, now: Timestamp) {
+/// Takes away what only the server says.
+pub(crate) fn forget_system(object: &mut Object) {
     for key in SYSTEM {
         of_mut(object).shift_remove(key);
     }
+}
+
+/// Sets what belongs to a new object and drops what a client has no say in.
+pub(crate) fn begin(object: &mut Object, now: Timestamp) {
+    forget_system(object);
+    of_mut(object).shift_remove("resourceVersion");
     let uid = uuid::Builder::from_random_bytes(rand::rng().random()).into_uuid();
     set(object, "uid", uid.to_string());
     set(object, "creationTimestamp", time(now));
@@ -187,11 +192,14 @@ pub(crate) fn keep(object: &mut Object, old: &Object) {
     }
 }
 
+/// Whether a generation counts what stands in a field of the object.
+pub(crate) fn is_counted(field: &str) -> bool {
+    !matches!(field, "apiVersion" | "kind" | "metadata" | "status")
+}
+
 /// Whether two objects differ in anything that a generation counts.
 pub(crate) fn spec_differs(object: &Object, old: &Object) -> bool {
-    let counted = |(key, _): &(&Key, &Value)| {
-        !matches!(key.as_str(), "apiVersion" | "kind" | "metadata" | "status")
-    };
+    let counted = |(key, _): &(&Key, &Value)| is_counted(key);
     let (new_count, old_count) = (
         object.iter().filter(counted).count(),
         old.iter().filter(counted).count(),

@@ -22,10 +22,11 @@ impl Plugin for RuntimeClass {
 
     async fn mutate(&self, attributes: &Attributes<'_>, object: &mut Object) -> Result<(), Status> {
         let spec = tree::child_or_new(object, "spec");
-        let name = tree::text(tree::get(spec, "runtimeClassName")).to_owned();
-        if name.is_empty() {
+        let Value::String(name) = tree::get(spec, "runtimeClassName") else {
             return Ok(());
-        }
+        };
+        let name = name.to_string();
+        refuse_unaskable(&name)?;
         let class = attributes
             .reader
             .get("node.k8s.io", "runtimeclasses", "", &name)
@@ -64,6 +65,22 @@ impl Plugin for RuntimeClass {
                    Overhead";
         Err(attributes.forbidden(why))
     }
+}
+
+/// Of a name that no path can hold nobody can ask.
+fn refuse_unaskable(name: &str) -> Result<(), Status> {
+    if name.is_empty() {
+        return Err(Status::unknown("resource name may not be empty"));
+    }
+    let complaints = kinds::metadata::path_segment(name, false);
+    if complaints.is_empty() {
+        return Ok(());
+    }
+    Err(Status::unknown(format!(
+        "invalid resource name {}: [{}]",
+        machinery::text::quote(name),
+        complaints.join(" ")
+    )))
 }
 
 fn apply(spec: &mut Object, class: &Object) -> Result<(), String> {
@@ -128,5 +145,16 @@ mod tests {
             &class,
         )
         .unwrap_err();
+    }
+
+    #[test]
+    fn nobody_asks_for_a_name_that_no_path_can_hold() {
+        let told =
+            |name: &str| refuse_unaskable(name).map_err(|status| (status.code, status.message));
+        assert_eq!(told("gvisor"), Ok(()));
+        let empty = "resource name may not be empty".to_owned();
+        assert_eq!(told(""), Err((500, empty)));
+        let slash = "invalid resource name \"a/b\": [may not contain '/']".to_owned();
+        assert_eq!(told("a/b"), Err((500, slash)));
     }
 }

@@ -7,19 +7,22 @@ use http::StatusCode;
 use kinds::reviews::access::{self, About};
 use kinds::tree;
 use machinery::json::json;
-use machinery::{Object, Status, Value};
+use machinery::{Object, Status, Value, apply};
 
 use super::{
     body::{self, Verb, WriteOptions},
     read,
 };
 use crate::{
-    Resource, User, authn,
+    Resource, User,
+    admission::Effects,
+    authn,
     authz::{self, Attributes, Decision, Rule},
     media, meta,
     pipeline::Request,
     respond::{self, Answer},
     user,
+    write::{Versions, owners},
 };
 
 /// Answers a question.
@@ -29,7 +32,8 @@ pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     let output = read::output(&request, &resource)?;
     let body = body::Received::take(&request).await?;
     let decoded = body.audited_object(&request, &resource, options.validation)?;
-    let (mut review, warnings) = (decoded.object, decoded.warnings);
+    let (mut review, mut warnings) = (decoded.object, decoded.warnings);
+    warnings.extend(settle(&request, &resource, &options, &mut review));
     let answer = answer(&request, &resource, &mut review).await;
     let status = answer.map_err(|status| status.warned(warnings.clone()))?;
     // Who asks about oneself gets nothing back but the answer.
@@ -45,9 +49,32 @@ pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
         _ => {}
     }
     review.insert("status".to_owned(), status);
-    let body = Value::Object(review).to_string();
+    let body = machinery::encode::object(resource.schema, &review).bytes;
     let response = output.encoded(StatusCode::CREATED, body.into());
     Ok(respond::warn(response, &warnings))
+}
+
+/// The metadata as those of every object that is made: what the server says is not the client's to say, owners
+/// stand once, and whose the fields are is noted. What the client is warned of.
+fn settle(
+    request: &Request,
+    resource: &Arc<Resource>,
+    options: &WriteOptions,
+    review: &mut Object,
+) -> Vec<String> {
+    meta::forget_system(review);
+    let effects = Effects::default();
+    owners::without_duplicates(review, owners::Stage::Request, &effects);
+    let writer = apply::Writer {
+        manager: &options.field_manager,
+        api_version: &resource.api_version,
+        subresource: "",
+        now: &meta::time(request.core.config.clock.now()),
+        versions: &Versions::of(resource, request.core.registry.kept_table()),
+        reset: &[],
+    };
+    apply::track(None, review, &writer);
+    effects.take_warnings()
 }
 
 async fn answer(
@@ -73,7 +100,10 @@ async fn answer(
     let spec = tree::get(review, "spec").clone();
     Ok(match resource.plural.as_str() {
         "selfsubjectreviews" => json!({ "userInfo": info(&request.user) }),
-        "tokenreviews" => token(request, &spec).await?,
+        "tokenreviews" => {
+            let sent = tree::get(review, "status").clone();
+            told(sent, token(request, &spec).await?)
+        }
         "selfsubjectaccessreviews" => may(request, &request.user, &spec).await,
         "selfsubjectrulesreviews" => match tree::text(&spec["namespace"]) {
             "" => return Err(Status::bad_request("no namespace on request")),
@@ -140,6 +170,23 @@ async fn token(request: &Request, spec: &Value) -> Result<Value, Status> {
         }
         Err(why) => refused(&why.to_string()),
     })
+}
+
+/// The answer over what the client sent as one: upstream leaves what it does not know.
+fn told(sent: Value, answer: Value) -> Value {
+    let mut told = sent.as_object().cloned().unwrap_or_default();
+    let is_known = answer["authenticated"] == true;
+    told.shift_remove("authenticated");
+    if is_known {
+        told.shift_remove("user");
+        told.shift_remove("audiences");
+    }
+    for (key, value) in tree::entries(&answer) {
+        if is_known || key != "user" || !told.contains_key("user") {
+            told.insert(key.clone(), value.clone());
+        }
+    }
+    told.into()
 }
 
 fn refused(why: &str) -> Value {

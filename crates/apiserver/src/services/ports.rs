@@ -67,19 +67,25 @@ impl Owner<'_> {
         ops: &mut Vec<Op<Draft>>,
     ) -> Result<(), Status> {
         let gives = gives_node_ports(spec);
-        let mut taken: Vec<i64> = Vec::new();
-        for (index, (_, asked)) in ports(spec).into_iter().enumerate() {
+        let mut taken: Vec<(String, i64)> = Vec::new();
+        let protocols = protocols(spec);
+        for (index, ((_, asked), protocol)) in ports(spec).into_iter().zip(protocols).enumerate() {
             if asked == 0 && !gives {
                 continue;
             }
             let held = before.ports.iter().any(|port| i64::from(*port) == asked);
             let node_port = match asked {
                 0 => self.pick_port(ops).await?,
-                asked if held || taken.contains(&asked) => asked,
+                asked if held || taken.iter().any(|port| port.1 == asked) => asked,
                 asked => self.claim_port(index, asked, ops).await?,
             };
-            taken.push(node_port);
             set_node_port(spec, index, node_port);
+            let port = (protocol, node_port);
+            if taken.contains(&port) {
+                let why = format!("duplicate nodePort: {{{} {node_port}}}", port.0);
+                return Err(Status::unknown(why));
+            }
+            taken.push(port);
         }
         Ok(())
     }
@@ -172,6 +178,13 @@ fn ports(spec: &Object) -> Vec<(i64, i64)> {
     ports
         .map(|port| (number(port, "port"), number(port, "nodePort")))
         .collect()
+}
+
+/// Each port's protocol.
+fn protocols(spec: &Object) -> Vec<String> {
+    let ports = spec.get("ports").and_then(Value::as_array);
+    let protocol = |port: &Value| port["protocol"].as_str().unwrap_or_default().to_owned();
+    ports.into_iter().flatten().map(protocol).collect()
 }
 
 fn set_node_port(spec: &mut Object, index: usize, node_port: i64) {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use kinds::Context;
+use machinery::schema::Field;
 use machinery::{Object, Status, Value, apply, field};
 use store::{Entry, Freshness, Precondition};
 
@@ -210,13 +211,26 @@ fn prepare(write: &Write, object: &mut Object, old: &Object, now: &str) -> Resul
     if kind.has_generation()
         && !write.internal
         && write.subresource != "status"
-        && (meta::spec_differs(object, old)
+        && (spec_differs(write, object, old)
             || (kind.counts_annotations() && meta::annotations_differ(object, old)))
     {
         let generation = meta::number(old, "generation").unwrap_or(0) + 1;
         meta::set(object, "generation", generation);
     }
     Ok(())
+}
+
+/// Whether the generation counts the change: what means the same in Go is none.
+fn spec_differs(write: &Write, object: &Object, old: &Object) -> bool {
+    meta::spec_differs(object, old)
+        && write.resource.schema.is_none_or(|schema| {
+            let counted = |field: &&Field| meta::is_counted(field.name);
+            schema.fields.iter().filter(counted).any(|field| {
+                let (new, was) = (object.get(field.name), old.get(field.name));
+                let value = |value: Option<&Value>| value.cloned().unwrap_or_default();
+                !kinds::equal_fields(field, &value(new), &value(was))
+            })
+        })
 }
 
 fn validate(

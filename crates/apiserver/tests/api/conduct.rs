@@ -345,6 +345,21 @@ async fn a_service_account_gets_tokens_that_work() {
         review["status"]["user"]["username"],
         "system:serviceaccount:default:default"
     );
+    // A review has the metadata of an object that is made: what only the server says is gone.
+    let asked = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview",
+        "metadata": {"uid": "u", "labels": {"a": "b"}}, "spec": {"token": "nobody's"},
+        "status": {"audiences": ["sent"]}});
+    let review = admin(&server, "POST", path_of_reviews, asked).await.json();
+    assert_eq!(review["metadata"].get("uid"), None, "{review}");
+    assert_eq!(
+        review["metadata"]["managedFields"][0]["fieldsV1"]["f:spec"],
+        json!({"f:token": {}})
+    );
+    assert_eq!(review["status"]["audiences"], json!(["sent"]), "{review}");
+    let asked = json!({"metadata": {"uid": "u"}, "spec": {"user": "u",
+        "nonResourceAttributes": {"path": "/", "verb": "get"}}});
+    let reviews = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+    assert_eq!(admin(&server, "POST", reviews, asked).await.code, 201);
     let short = admin(&server, "POST", path, ask(60)).await;
     assert_eq!(short.code, 422, "{}", short.body);
     let nobody = User::new("nobody", [""; 0]);

@@ -117,6 +117,23 @@ async fn an_update_keeps_the_address_and_gives_ports_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_update_that_names_a_port_twice_is_refused() {
+    let server = Server::start().await;
+    let made = admin(&server, "POST", SERVICES, service("a", "NodePort")).await;
+    let mut changed = made.json();
+    let port = changed["spec"]["ports"][0].clone();
+    let number = port["nodePort"].clone();
+    changed["spec"]["ports"] = json!([port, port]);
+    let path = format!("{SERVICES}/a");
+    let refused = admin(&server, "PUT", &path, changed).await;
+    assert_eq!(refused.code, 500, "{}", refused.body);
+    assert_eq!(
+        refused.json()["message"],
+        format!("duplicate nodePort: {{TCP {number}}}")
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn headless_and_external_services_take_no_address() {
     let server = Server::start().await;
     let mut headless = service("h", "ClusterIP");
