@@ -87,7 +87,47 @@ pub fn definition(dialect: Dialect, schema: &Type) -> Value {
     if schema.atomic {
         out.insert("x-kubernetes-map-type".to_owned(), json!("atomic"));
     }
+    if let Some(union) = union(schema) {
+        out.insert("x-kubernetes-unions".to_owned(), json!([union]));
+    }
     Value::Object(out)
+}
+
+/// Types of whose fields one at most is set: the field that tells which, if there is one, and those it
+/// chooses from.
+const UNIONS: &[(&str, &str, &str, &[&str])] = &[
+    ("core/v1", "AppArmorProfile", "type", &["localhostProfile"]),
+    ("core/v1", "PodSchedulingGroup", "", &["podGroupName"]),
+    ("core/v1", "SeccompProfile", "type", &["localhostProfile"]),
+    ("flowcontrol/v1", "LimitResponse", "type", &["queuing"]),
+    (
+        "flowcontrol/v1",
+        "PriorityLevelConfigurationSpec",
+        "type",
+        &["exempt", "limited"],
+    ),
+    (
+        "flowcontrol/v1",
+        "Subject",
+        "kind",
+        &["group", "serviceAccount", "user"],
+    ),
+];
+
+fn union(schema: &Type) -> Option<Value> {
+    let is_its = |(package, name, ..): &&(&str, &str, &str, &[&str])| {
+        (*package, *name) == (schema.package, schema.name)
+    };
+    let (_, _, discriminator, fields) = UNIONS.iter().find(is_its)?;
+    let mut out = Object::new();
+    if !discriminator.is_empty() {
+        out.insert("discriminator".to_owned(), json!(discriminator));
+    }
+    // Named as the values that choose them: as Go names them.
+    let exported = |field: &&'static str| (*field, field[..1].to_ascii_uppercase() + &field[1..]);
+    let fields: BTreeMap<_, _> = fields.iter().map(exported).collect();
+    out.insert("fields-to-discriminateBy".to_owned(), json!(fields));
+    Some(Value::Object(out))
 }
 
 fn property(dialect: Dialect, field: &Field) -> Value {

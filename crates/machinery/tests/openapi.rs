@@ -33,7 +33,6 @@ fn bare(value: &mut Value, is_definition: bool) {
             }
             if is_definition {
                 map.shift_remove("x-kubernetes-group-version-kind");
-                map.shift_remove("x-kubernetes-unions");
             }
             for (key, below) in map.iter_mut() {
                 let names = key == "properties";
