@@ -84,6 +84,11 @@ impl Body {
         }
     }
 
+    /// Whether it is made while it is sent.
+    pub(crate) fn is_stream(&self) -> bool {
+        matches!(self.inner, Inner::Stream(_))
+    }
+
     /// Piece by piece.
     pub fn stream(stream: impl Stream<Item = Result<Bytes, BodyError>> + Send + 'static) -> Self {
         Self::of(Inner::Stream(stream.boxed()))

@@ -22,7 +22,7 @@ mod device_claims;
 mod discovery;
 mod disruption;
 mod failure;
-mod flight;
+mod fairness;
 mod gzip;
 mod handlers;
 mod health;

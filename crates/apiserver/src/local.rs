@@ -10,8 +10,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response};
-use http_body_util::BodyExt;
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use machinery::{Object, Value};
+use tower::ServiceExt;
 
 use crate::{
     Body, User,
@@ -31,6 +33,38 @@ impl LocalService {
             core,
             user: Arc::new(user),
         }
+    }
+}
+
+impl LocalService {
+    /// Sends an object and gives what is answered, as JSON. A patch is one that applies.
+    pub(crate) async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Object>,
+    ) -> Result<(StatusCode, Object), String> {
+        let media = match method {
+            Method::PATCH => "application/apply-patch+yaml",
+            _ => "application/json",
+        };
+        let body = body.map(|object| Value::Object(object).to_string());
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("content-type", media)
+            .header("accept", "application/json")
+            .body(Full::new(Bytes::from(body.unwrap_or_default())))
+            .map_err(|error| error.to_string())?;
+        let response = self.clone().oneshot(request).await;
+        let response = response.map_err(|never| -> String { match never {} })?;
+        let status = response.status();
+        let body = response.into_body().collect().await;
+        let body = body.map_err(|error| error.to_string())?.to_bytes();
+        Ok((
+            status,
+            machinery::json::from_slice(&body).unwrap_or_default(),
+        ))
     }
 }
 

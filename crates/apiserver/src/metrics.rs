@@ -15,7 +15,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::{admission::Timing, registry::Labels};
+use crate::{admission::Timing, fairness, registry::Labels};
 
 /// Upstream's buckets for the duration of requests, in seconds.
 const DURATIONS: [f64; 24] = [
@@ -187,6 +187,8 @@ pub(crate) struct Metrics {
     registry: Registry,
     /// What admission takes.
     pub(crate) admission: Timing,
+    /// What flow control does.
+    pub(crate) fairness: fairness::Figures,
     size: Family<Cluster, Gauge>,
     requests: Family<Answered, Counter>,
     durations: Family<Timed, Histogram, fn() -> Histogram>,
@@ -231,6 +233,7 @@ impl Metrics {
         let mut registry = Registry::default();
         let mut metrics = Self {
             admission: Timing::new(&mut registry),
+            fairness: fairness::Figures::registered(&mut registry),
             registry,
             size: Family::default(),
             requests: Family::default(),

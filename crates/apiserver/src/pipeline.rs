@@ -28,7 +28,7 @@ use crate::{
     authn::{self, Authenticator, Credentials},
     authz::{self, Attributes, Authorizer, Decision, Rbac},
     body::BodyError,
-    flight::Flight,
+    fairness::{self, Fairness, Seat},
     gzip, handlers, impersonation, media,
     metrics::{About, Metrics, Recent},
     openapi, pretty,
@@ -112,7 +112,7 @@ pub(crate) struct Core {
     pub(crate) metrics: Metrics,
     pub(crate) audit: Option<Audit>,
     pub(crate) openapi: openapi::Hashes,
-    flight: Flight,
+    pub(crate) fairness: Fairness,
 }
 
 /// One request as it came.
@@ -124,6 +124,7 @@ struct Arrived {
     resource: Option<Arc<Resource>>,
     long: bool,
     id: HeaderValue,
+    begun: Instant,
 }
 
 /// One request on its way, its caller known and allowed.
@@ -139,6 +140,8 @@ pub(crate) struct Request {
     pub(crate) audit: Option<Arc<Ticket>>,
     /// Guards the body until a handler takes it; a body can be sent but not shared.
     body: Mutex<Option<RequestBody>>,
+    /// Guards the seat of a request that lasts until it has begun.
+    seat: Mutex<Option<Seat>>,
 }
 
 impl Request {
@@ -150,6 +153,11 @@ impl Request {
                 .boxed_unsync()
         };
         self.body.lock().take().unwrap_or_else(empty)
+    }
+
+    /// The seat of a request that lasts, for whoever begins it.
+    pub(crate) fn take_seat(&self) -> Option<Seat> {
+        self.seat.lock().take()
     }
 }
 
@@ -168,14 +176,15 @@ impl Core {
             .transpose()
             .map_err(|why| Error::Invalid(format!("audit: {why}")))?;
         let authorizers = authz::chain(&config, &reader, &rbac);
+        let (metrics, limits) = (Metrics::new(), &config.limits);
         Ok(Self {
             authenticators: authn::chain(&config, &reader)?,
             admission: admission::chain(&config.admission, &rbac, &authorizers)?,
             authorizers,
             audit,
             rbac,
-            flight: Flight::new(config.limits.in_flight),
-            metrics: Metrics::new(),
+            fairness: Fairness::new(limits.in_flight, limits.deadline, &metrics.fairness),
+            metrics,
             openapi: openapi::Hashes::default(),
             port: OnceLock::new(),
             writes: TaskTracker::new(),
@@ -229,15 +238,16 @@ impl Core {
             resource,
             long,
             id: id.clone(),
+            begun,
         };
         let connection = match &caller {
             Caller::Connection(connection) => Some(connection.clone()),
             Caller::Known(_) => None,
         };
-        let mut ticket = None;
-        let answer = AssertUnwindSafe(self.clone().answer(arrived, caller, &mut ticket))
-            .catch_unwind()
-            .await;
+        let (mut ticket, mut flow) = (None, None);
+        let answer = self.clone();
+        let answer = answer.answer(arrived, caller, &mut ticket, &mut flow);
+        let answer = AssertUnwindSafe(answer).catch_unwind().await;
         let answer = answer
             .unwrap_or_else(|panic| self.panicked(uri.path(), &*panic, ticket.take().as_deref()));
         let refusal = answer.as_ref().err().cloned();
@@ -272,6 +282,9 @@ impl Core {
         }
         let headers = response.headers_mut();
         headers.insert(audit::ID, id);
+        if let Some(flow) = &flow {
+            flow.mark(headers);
+        }
         headers
             .entry(header::CACHE_CONTROL)
             .or_insert(HeaderValue::from_static("no-cache, private"));
@@ -315,6 +328,7 @@ impl Core {
         arrived: Arrived,
         caller: Caller,
         ticket: &mut Option<Arc<Ticket>>,
+        flow: &mut Option<fairness::Flow>,
     ) -> Answer {
         let Arrived {
             parts,
@@ -324,6 +338,7 @@ impl Core {
             resource,
             long,
             id,
+            begun,
         } = arrived;
         let remote = match &caller {
             Caller::Connection(connection) => Some(connection.remote),
@@ -358,11 +373,23 @@ impl Core {
             }
             user = Arc::new(assumed.user);
         }
-        let place = if long {
-            None
-        } else {
-            self.flight.admit(&user, &info).await?
-        };
+        let mut seat = None;
+        *flow = self.fairness.classify(&user, &info);
+        if let Some(flow) = flow {
+            let ask = fairness::Ask {
+                store: &self.store,
+                user: &user,
+                info: &info,
+                query: &query,
+                resource: resource.as_deref(),
+                begun,
+                deadline,
+            };
+            seat = match flow.seat(ask).await {
+                Ok(seat) => seat,
+                Err(turned_away) => return Ok(turned_away.answer()),
+            };
+        }
         self.authorize(&user, &info, &query, ticket.as_deref())
             .await?;
         if streams_by_reading(&info) {
@@ -382,6 +409,7 @@ impl Core {
             parts,
             audit: ticket.clone(),
             body: Mutex::new(body),
+            seat: Mutex::new(seat.take_if(|_| long)),
         };
         if long {
             return handlers::dispatch(request).await;
@@ -390,13 +418,16 @@ impl Core {
         // Most reads need no second look, and then no clock.
         let answer = match futures::poll!(&mut work) {
             Poll::Ready(answer) => Ok(answer),
-            Poll::Pending => tokio::time::timeout(deadline, work).await,
+            Poll::Pending => {
+                let left = deadline.saturating_sub(begun.elapsed());
+                tokio::time::timeout(left, work).await
+            }
         };
         match answer {
             Ok(answer) => answer.map(|mut response| {
-                // The place is free again when the answer has been sent.
-                if let Some(place) = place {
-                    response.body_mut().hold(place);
+                // What is made while it is sent is work until then.
+                if let Some(seat) = seat.filter(|_| response.body().is_stream()) {
+                    response.body_mut().hold(seat.while_sending());
                 }
                 response
             }),
@@ -634,7 +665,7 @@ fn about(info: &RequestInfo, resource: Option<&Resource>) -> About {
     about
 }
 
-/// Whether a request may last: watches and streams have no deadline and no place in the flight.
+/// Whether a request may last: watches and streams have no deadline.
 fn is_long(info: &RequestInfo, query: &Query) -> bool {
     let Some(resource) = &info.resource else {
         return false;

@@ -5,7 +5,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     ops::Deref,
-    sync::Arc,
+    sync::{Arc, atomic::AtomicUsize},
 };
 
 use arc_swap::ArcSwap;
@@ -64,6 +64,8 @@ pub struct Resource {
     pub(crate) definition: Option<Arc<CustomKind>>,
     /// The names again, as metrics count by them.
     pub(crate) labels: Arc<Labels>,
+    /// How many watch it now.
+    pub(crate) watchers: Arc<AtomicUsize>,
     prefix: String,
 }
 
@@ -95,6 +97,7 @@ impl Resource {
                 version: names.version.as_str().into(),
                 resource: names.plural.as_str().into(),
             }),
+            watchers: Arc::default(),
             schema: kind.schema().and_then(schema::lookup),
             api_version: api_version(&names.group, &names.version),
             group: names.group,

@@ -9,7 +9,7 @@ use tracing::{debug, info};
 
 use crate::{
     Config, Error, LocalService, Registry, Store, User, authz, bootstrap, connection, custom,
-    pipeline::Core, services,
+    fairness, pipeline::Core, services,
 };
 
 /// The API server.
@@ -63,12 +63,16 @@ impl ApiServer {
         bootstrap::ensure(&self.core)
             .await
             .map_err(Error::Bootstrap)?;
+        fairness::begin(&self.core)
+            .await
+            .map_err(Error::Bootstrap)?;
         let definitions = custom::load(&self.core).await.map_err(Error::Bootstrap)?;
         context.spawn(
             "custom-resources",
             custom::follow(self.core.clone(), definitions),
         );
         context.spawn("bootstrap", bootstrap::keep(self.core.clone()));
+        context.spawn("flow-control", fairness::keep(self.core.clone()));
         context.spawn(
             "service-addresses",
             services::repair::keep(self.core.clone()),

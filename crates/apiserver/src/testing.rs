@@ -148,6 +148,10 @@ impl World {
         }
     }
 
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
+    }
+
     /// Creates or replaces an object.
     pub(crate) async fn put(&self, group: &str, plural: &str, json: Value) -> u64 {
         let object = object(json);

@@ -2,14 +2,11 @@
 //! and subjects that somebody took away from a default come back, and what somebody added stays. An
 //! object with the autoupdate annotation set to `false` is left alone.
 
-use bytes::Bytes;
 use futures::{TryStreamExt, stream};
-use http::{Method, Request, StatusCode};
-use http_body_util::{BodyExt, Full};
+use http::{Method, StatusCode};
 use kinds::tree;
 use machinery::{Object, Value, json::Key};
 use stdx::Backoff;
-use tower::ServiceExt;
 
 use super::{
     Rbac,
@@ -40,7 +37,9 @@ pub(crate) async fn write(api: LocalService, rbac: Rbac) {
 }
 
 async fn write_all(api: &LocalService) -> Result<bool, String> {
-    let (status, _) = call(api, Method::GET, &path("clusterroles", "", ""), None).await?;
+    let (status, _) = api
+        .ask(Method::GET, &path("clusterroles", "", ""), None)
+        .await?;
     if status == StatusCode::NOT_FOUND {
         return Ok(false);
     }
@@ -79,15 +78,15 @@ async fn one(api: &LocalService, resource: &str, default: Object) -> Result<(), 
         path(resource, namespace, ""),
         path(resource, namespace, name),
     );
-    let (status, stored) = call(api, Method::GET, &single, None).await?;
+    let (status, stored) = api.ask(Method::GET, &single, None).await?;
     let (status, answer) = match status {
-        StatusCode::NOT_FOUND => call(api, Method::POST, &collection, Some(default)).await?,
+        StatusCode::NOT_FOUND => api.ask(Method::POST, &collection, Some(default)).await?,
         StatusCode::OK => match merged(&stored, &default) {
             Change::None => return Ok(()),
-            Change::Update(object) => call(api, Method::PUT, &single, Some(object)).await?,
+            Change::Update(object) => api.ask(Method::PUT, &single, Some(object)).await?,
             Change::Replace => {
-                call(api, Method::DELETE, &single, None).await?;
-                call(api, Method::POST, &collection, Some(default)).await?
+                api.ask(Method::DELETE, &single, None).await?;
+                api.ask(Method::POST, &collection, Some(default)).await?
             }
         },
         _ => (status, stored),
@@ -156,39 +155,6 @@ fn append(object: &mut Object, field: &str, items: impl Iterator<Item = Value>) 
         Value::Array(list) => list.extend(items),
         _ => *slot = Value::Array(items),
     }
-}
-
-async fn call(
-    api: &LocalService,
-    method: Method,
-    path: &str,
-    body: Option<Object>,
-) -> Result<(StatusCode, Object), String> {
-    let body = body
-        .map(|object| Value::Object(object).to_string())
-        .unwrap_or_default();
-    let request = Request::builder()
-        .method(method)
-        .uri(path)
-        .header("content-type", "application/json")
-        .header("accept", "application/json")
-        .body(Full::new(Bytes::from(body)))
-        .map_err(|error| error.to_string())?;
-    let response = api
-        .clone()
-        .oneshot(request)
-        .await
-        .map_err(|never| -> String { match never {} })?;
-    let status = response.status();
-    let body = response
-        .into_body()
-        .collect()
-        .await
-        .map_err(|error| error.to_string())?;
-    Ok((
-        status,
-        machinery::json::from_slice(&body.to_bytes()).unwrap_or_default(),
-    ))
 }
 
 #[cfg(test)]

@@ -35,6 +35,7 @@ pub(super) async fn serve(request: Request) -> Answer {
         }
         "metrics" if path == "/metrics" => metrics(&request).await,
         "metrics" if path == "/metrics/slis" => health::indicators(&request),
+        "debug" => Ok(request.core.fairness.page(&path).unwrap_or_else(no_page)),
         "openapi" => {
             let ask = openapi::Ask {
                 table: &table,

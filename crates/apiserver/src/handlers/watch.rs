@@ -4,7 +4,10 @@
 use std::{
     future::Future,
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::{Context, Poll},
     time::Duration,
 };
@@ -24,6 +27,7 @@ use crate::{
     Body, Resource, Stored,
     connection::Stopped,
     failure,
+    fairness::Seat,
     media::{Encoding, Shape},
     output::Output,
     pipeline::Request,
@@ -211,6 +215,9 @@ struct Watcher {
     output: Output,
     selection: Selection,
     initial: std::vec::IntoIter<Arc<Stored>>,
+    /// Kept until all of that is sent.
+    seat: Option<Seat>,
+    _counted: Counted,
     mark: bool,
     events: store::Watch<Stored>,
     /// Everything up to here has been sent.
@@ -227,6 +234,22 @@ struct Watcher {
     /// Whether it is somebody else's turn.
     rests: bool,
     over: bool,
+}
+
+/// One more that watches, until it is dropped.
+struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    fn new(watchers: &Arc<AtomicUsize>) -> Self {
+        watchers.fetch_add(1, Ordering::Relaxed);
+        Self(watchers.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Watcher {
@@ -264,6 +287,8 @@ impl Watcher {
         Ok(Self {
             events: store.watch(prefix, after).await?,
             initial: initial.into_iter(),
+            seat: request.take_seat().map(Seat::while_sending),
+            _counted: Counted::new(&resource.watchers),
             mark: options.mark,
             reached: after,
             told: after,
@@ -428,6 +453,7 @@ impl Stream for Watcher {
             this.rests = this.initial.len() > 0;
             return Poll::Ready(Some(bytes));
         }
+        this.seat = None;
         if let Some(bytes) = this.next_events(context) {
             return Poll::Ready(Some(bytes));
         }

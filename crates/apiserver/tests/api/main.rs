@@ -11,6 +11,7 @@ mod deletion;
 mod discovery;
 mod every_kind;
 mod every_verb;
+mod fairness;
 mod forms;
 mod holes;
 mod identity;

@@ -1,0 +1,187 @@
+//! What runs beside the requests: it follows the objects, keeps those that every server has, tells the schemas' status,
+//! and divides the seats anew from time to time.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use futures::StreamExt;
+use http::Method;
+use jiff::{SignedDuration, Timestamp};
+use machinery::{Object, Status, Value, json::json};
+use stdx::Backoff;
+use tokio::sync::Notify;
+
+use super::{Fairness, GROUP, LEVELS, SCHEMAS, status, upkeep};
+use crate::{LocalService, Reader, Stored, User, meta, pipeline::Core, user};
+
+/// Who writes status.
+const MANAGER: &str = "api-priority-and-fairness-config-consumer-v1";
+/// How often seats are divided anew.
+const ADJUST_EVERY: Duration = Duration::from_secs(10);
+/// How often the objects are looked at that every server has.
+const UPKEEP_EVERY: SignedDuration = SignedDuration::from_secs(60);
+/// How often a schema's status is written in a minute at the most: others may want it to be something else.
+const STATUS_WRITES: usize = 6;
+const FIRST: Duration = Duration::from_millis(20);
+const LONGEST: Duration = Duration::from_secs(5);
+
+fn writer(core: &Arc<Core>) -> LocalService {
+    let user = User::new("system:apiserver", [user::MASTERS]);
+    LocalService::new(core.clone(), user)
+}
+
+/// Makes the objects that every server has and begins with what is there.
+pub(crate) async fn begin(core: &Arc<Core>) -> Result<(), Status> {
+    match upkeep::ensure(&writer(core)).await {
+        Ok(true) => {
+            let (levels, schemas) = read(&core.reader).await?;
+            core.fairness.digest(&levels, &schemas);
+        }
+        Ok(false) => {}
+        Err(why) => tracing::warn!(why, "flow control's objects cannot be made"),
+    }
+    Ok(())
+}
+
+/// Keeps all of it right for as long as the server runs.
+pub(crate) async fn keep(core: Arc<Core>) {
+    let Some(_) = core.reader.resource(GROUP, SCHEMAS) else {
+        return adjust_for_ever(&core).await;
+    };
+    let changed = Arc::new(Notify::new());
+    let watches = [LEVELS, SCHEMAS].map(|kind| watch(&core.reader, kind, &changed));
+    let work = async {
+        let mut keeper = Keeper::new(&core);
+        let mut tick = core.config.clock.sleep(ADJUST_EVERY);
+        loop {
+            tokio::select! {
+                () = changed.notified() => keeper.follow().await,
+                () = &mut tick => {
+                    tick = core.config.clock.sleep(ADJUST_EVERY);
+                    keeper.tick().await;
+                }
+            }
+        }
+    };
+    tokio::join!(futures::future::join_all(watches), work);
+}
+
+async fn adjust_for_ever(core: &Core) {
+    loop {
+        core.config.clock.sleep(ADJUST_EVERY).await;
+        core.fairness.adjust();
+    }
+}
+
+async fn read(reader: &Reader) -> Result<(Vec<Object>, Vec<Object>), Status> {
+    let list = async |kind| {
+        let (_, objects) = reader.list(GROUP, kind, "").await?;
+        Ok::<Vec<Object>, Status>(objects.iter().map(|stored| Stored::parse(stored)).collect())
+    };
+    Ok((list(LEVELS).await?, list(SCHEMAS).await?))
+}
+
+/// Tells of every change of one kind.
+async fn watch(reader: &Reader, kind: &'static str, changed: &Notify) {
+    let mut backoff = Backoff::new(FIRST, LONGEST);
+    loop {
+        // What happened while nobody watched is in the next list.
+        let since = reader.list(GROUP, kind, "").await;
+        changed.notify_one();
+        if let Ok((since, _)) = since
+            && let Ok(Some(mut events)) = reader.watch(GROUP, kind, since).await
+        {
+            while let Some(Ok(item)) = events.next().await {
+                if let store::WatchItem::Events { .. } = item {
+                    backoff.reset();
+                    changed.notify_one();
+                }
+            }
+        }
+        tokio::time::sleep(backoff.step()).await;
+    }
+}
+
+struct Keeper<'a> {
+    core: &'a Arc<Core>,
+    api: LocalService,
+    looked: Timestamp,
+    /// When each schema's status was written lately.
+    written: HashMap<String, Vec<Timestamp>>,
+}
+
+impl<'a> Keeper<'a> {
+    fn new(core: &'a Arc<Core>) -> Self {
+        Self {
+            core,
+            api: writer(core),
+            looked: core.config.clock.now(),
+            written: HashMap::new(),
+        }
+    }
+
+    /// Makes what is stored count, then says so.
+    async fn follow(&mut self) {
+        let (levels, schemas) = match read(&self.core.reader).await {
+            Ok(objects) => objects,
+            Err(status) => {
+                // The next tick tries again.
+                tracing::warn!(%status, "flow control's objects cannot be read");
+                return;
+            }
+        };
+        let fairness: &Fairness = &self.core.fairness;
+        fairness.digest(&levels, &schemas);
+        let now = self.core.config.clock.now();
+        for (name, status) in status::wrong(&levels, &schemas, &meta::time(now)) {
+            if self.may_write(&name, now) {
+                self.write(&name, status).await;
+            }
+        }
+    }
+
+    fn may_write(&mut self, name: &str, now: Timestamp) -> bool {
+        let lately = |at: &Timestamp| now.duration_since(*at) < UPKEEP_EVERY;
+        self.written.retain(|_, times| times.iter().any(lately));
+        let times = self.written.entry(name.to_owned()).or_default();
+        times.retain(lately);
+        let may = times.len() < STATUS_WRITES;
+        if may {
+            times.push(now);
+        }
+        may
+    }
+
+    async fn write(&self, name: &str, status: Value) {
+        let object = json!({
+            "apiVersion": "flowcontrol.apiserver.k8s.io/v1",
+            "kind": "FlowSchema",
+            "metadata": {"name": name},
+            "status": status,
+        });
+        let path = super::path(SCHEMAS, name);
+        let path = format!("{path}/status?fieldManager={MANAGER}&force=true");
+        let object = object.as_object().cloned();
+        let why = match self.api.ask(Method::PATCH, &path, object).await {
+            Ok((status, _)) if status.is_success() || status == http::StatusCode::NOT_FOUND => {
+                return;
+            }
+            Ok((_, answer)) => kinds::tree::text(kinds::tree::get(&answer, "message")).to_owned(),
+            Err(why) => why,
+        };
+        tracing::warn!(name, why, "a FlowSchema's status cannot be written");
+    }
+
+    /// Some time has passed.
+    async fn tick(&mut self) {
+        self.core.fairness.adjust();
+        let now = self.core.config.clock.now();
+        if now.duration_since(self.looked) < UPKEEP_EVERY {
+            return;
+        }
+        self.looked = now;
+        if let Err(why) = upkeep::ensure(&self.api).await {
+            tracing::warn!(why, "flow control's objects cannot be kept");
+        }
+        self.follow().await;
+    }
+}

@@ -1,0 +1,700 @@
+//! The seats of one priority level and who waits for them. Pure: time and whom to wake come from outside.
+//!
+//! While there are seats and nobody waits, who comes is seated. Otherwise it stands in one of the queues that its flow
+//! is dealt, and the queues are served fairly: each has a place in virtual time that moves on by the work (seats times
+//! seconds) that was done for it, and the request that would be done first goes next. A queue that was idle
+//! begins at the place of the last one served, so that nobody saves up what it did not use. The work of a request is taken
+//! to be [`USUAL`] for each seat when it begins and put right when it ends.
+
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+use super::{demand::Demand, shuffle};
+
+/// How long a request is expected to take.
+const USUAL: Duration = Duration::from_millis(3);
+/// Who takes longer than this to read an answer keeps no seat for it.
+const SLOW: Duration = Duration::from_secs(1);
+
+/// How a level lets requests wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Queuing {
+    pub(super) queues: usize,
+    pub(super) hand_size: usize,
+    pub(super) length_limit: usize,
+}
+
+/// Why somebody is turned away, as metrics say it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// No seat, and the level has no queues.
+    ConcurrencyLimit,
+    QueueFull,
+    /// The wait was too long, or the client left.
+    TimeOut,
+}
+
+impl Refusal {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::ConcurrencyLimit => "concurrency-limit",
+            Self::QueueFull => "queue-full",
+            Self::TimeOut => "time-out",
+        }
+    }
+}
+
+/// What becomes of who comes.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Arrival {
+    Seated(Sitting),
+    Waits(Place),
+    Refused(Refusal),
+}
+
+/// A place in a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Place {
+    queue: usize,
+    number: u64,
+}
+
+/// Seats that are taken; they are to be given back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Sitting {
+    slot: usize,
+    number: u64,
+}
+
+/// Who is at work.
+#[derive(Debug)]
+struct Seated {
+    number: u64,
+    seats: usize,
+    since: Instant,
+    /// Since when its answer is being sent.
+    sends_since: Option<Instant>,
+    queue: Option<usize>,
+}
+
+/// Work in seats times microseconds.
+type Work = i64;
+
+fn work(seats: usize, lasts: Duration) -> Work {
+    let micros = i64::try_from(lasts.as_micros()).unwrap_or(i64::MAX);
+    micros.saturating_mul(i64::try_from(seats).unwrap_or(i64::MAX))
+}
+
+#[derive(Debug)]
+struct Queue<T> {
+    waiting: VecDeque<Waiting<T>>,
+    /// The place in virtual time at which its next request begins.
+    start: Work,
+    /// Seats that requests from here have.
+    seats: usize,
+}
+
+#[derive(Debug)]
+struct Waiting<T> {
+    number: u64,
+    seats: usize,
+    /// The virtual time when it came; it does not begin earlier.
+    came: Work,
+    who: T,
+}
+
+/// A level's seats and queues; `T` is how somebody who waits is told.
+#[derive(Debug)]
+pub(super) struct Queues<T> {
+    /// `None`: who finds no seat is refused.
+    queuing: Option<Queuing>,
+    limit: usize,
+    /// By slot; those that are free are `None`.
+    seated: Vec<Option<Seated>>,
+    free: Vec<usize>,
+    in_use: usize,
+    executing: usize,
+    queues: Vec<Queue<T>>,
+    waiting: usize,
+    seats_waiting: usize,
+    /// The place of the last one served.
+    virtual_time: Work,
+    /// The queue that was served last.
+    last: usize,
+    numbers: u64,
+    pub(super) demand: Demand,
+}
+
+/// Figures of a level, for people.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub(super) active_queues: usize,
+    pub(super) waiting: usize,
+    pub(super) executing: usize,
+}
+
+/// Figures of a queue, for people.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct QueueCounts {
+    pub(super) waiting: usize,
+    pub(super) executing: usize,
+    pub(super) seats_in_use: usize,
+    pub(super) seats_waiting: usize,
+    /// In seats times seconds.
+    pub(super) next_start: f64,
+    pub(super) work_waiting: f64,
+}
+
+impl<T> Queues<T> {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            queuing: None,
+            limit: 0,
+            seated: Vec::new(),
+            free: Vec::new(),
+            in_use: 0,
+            executing: 0,
+            queues: Vec::new(),
+            waiting: 0,
+            seats_waiting: 0,
+            virtual_time: 0,
+            last: 0,
+            numbers: 0,
+            demand: Demand::new(now),
+        }
+    }
+
+    /// Changes what holds from now on. Queues that are too many are used up.
+    pub(super) fn configure(&mut self, queuing: Option<Queuing>, limit: usize) {
+        self.queuing = queuing;
+        self.limit = limit;
+        let wanted = queuing.map_or(0, |queuing| queuing.queues);
+        while self.queues.len() < wanted {
+            self.queues.push(Queue {
+                waiting: VecDeque::new(),
+                start: 0,
+                seats: 0,
+            });
+        }
+        self.drop_unwanted();
+    }
+
+    fn drop_unwanted(&mut self) {
+        let wanted = self.queuing.map_or(0, |queuing| queuing.queues);
+        while self.queues.len() > wanted
+            && let Some(Queue {
+                waiting, seats: 0, ..
+            }) = self.queues.last()
+            && waiting.is_empty()
+        {
+            self.queues.pop();
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn limit(&self) -> usize {
+        self.limit
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.waiting == 0 && self.executing == 0
+    }
+
+    /// Somebody comes who needs this many seats. `who` is asked for if it has to wait; then [`Queues::next`] may have
+    /// its turn at once.
+    pub(super) fn arrive(
+        &mut self,
+        seats: usize,
+        flow: impl FnOnce() -> u64,
+        now: Instant,
+        who: impl FnOnce() -> T,
+    ) -> Arrival {
+        let Some(queuing) = self.queuing else {
+            if !self.fits(seats) {
+                return Arrival::Refused(Refusal::ConcurrencyLimit);
+            }
+            return Arrival::Seated(self.seat(seats, None, now));
+        };
+        if self.waiting == 0 && self.in_use < self.limit && self.fits(seats) {
+            return Arrival::Seated(self.seat(seats, None, now));
+        }
+        let queue = self.shortest(flow(), queuing);
+        let line = &mut self.queues[queue];
+        if self.in_use >= self.limit && line.waiting.len() >= queuing.length_limit {
+            return Arrival::Refused(Refusal::QueueFull);
+        }
+        if line.waiting.is_empty() {
+            line.start = line.start.max(self.virtual_time);
+        }
+        let number = self.numbers;
+        line.waiting.push_back(Waiting {
+            number,
+            seats,
+            came: self.virtual_time,
+            who: who(),
+        });
+        self.numbers += 1;
+        self.waiting += 1;
+        self.seats_waiting += seats;
+        self.note_demand(now);
+        Arrival::Waits(Place { queue, number })
+    }
+
+    /// Of the queues that a flow is dealt, the one with the least work.
+    fn shortest(&self, flow: u64, queuing: Queuing) -> usize {
+        let hand = shuffle::deal(flow, queuing.queues, queuing.hand_size);
+        // Not always the same one first.
+        let first = (self.numbers % hand.len().max(1) as u64) as usize;
+        let (before, after) = hand.split_at(first);
+        let queue = after.iter().chain(before).copied();
+        queue
+            .min_by_key(|queue| self.queues[*queue].seats_waiting())
+            .unwrap_or_default()
+    }
+
+    /// Whether this many seats are free. One that needs more than there are has its turn when nobody else sits.
+    fn fits(&self, seats: usize) -> bool {
+        if seats > self.limit {
+            self.executing == 0
+        } else {
+            self.in_use + seats <= self.limit
+        }
+    }
+
+    fn seat(&mut self, seats: usize, queue: Option<usize>, now: Instant) -> Sitting {
+        let number = self.numbers;
+        self.numbers += 1;
+        self.in_use += seats;
+        self.executing += 1;
+        self.note_demand(now);
+        let seated = Some(Seated {
+            number,
+            seats,
+            since: now,
+            sends_since: None,
+            queue,
+        });
+        let slot = match self.free.pop() {
+            Some(slot) => {
+                self.seated[slot] = seated;
+                slot
+            }
+            None => {
+                self.seated.push(seated);
+                self.seated.len() - 1
+            }
+        };
+        Sitting { slot, number }
+    }
+
+    fn note_demand(&mut self, now: Instant) {
+        self.demand.note(self.in_use + self.seats_waiting, now);
+    }
+
+    /// Whether somebody waits and a seat is free.
+    pub(super) fn is_somebodys_turn(&self) -> bool {
+        self.waiting > 0 && self.in_use < self.limit
+    }
+
+    /// Seats the next one that waits, if it has its turn.
+    pub(super) fn next(&mut self, now: Instant) -> Option<(T, Sitting)> {
+        if !self.is_somebodys_turn() {
+            return None;
+        }
+        let count = self.queues.len();
+        let turns = (1..=count).map(|step| (self.last + step) % count);
+        let (_, chosen) = turns
+            .filter_map(|queue| Some((self.queues[queue].finish()?, queue)))
+            .min_by_key(|(finish, _)| *finish)?;
+        let head = self.queues[chosen].waiting.front()?;
+        if !self.fits(head.seats) {
+            return None;
+        }
+        let Waiting { seats, who, .. } = self.queues[chosen].waiting.pop_front()?;
+        let line = &mut self.queues[chosen];
+        line.seats += seats;
+        self.virtual_time = self.virtual_time.max(line.start);
+        line.start += work(seats, USUAL);
+        line.bound();
+        self.last = chosen;
+        self.waiting -= 1;
+        self.seats_waiting -= seats;
+        Some((who, self.seat(seats, Some(chosen), now)))
+    }
+
+    /// Somebody no longer waits; `None` when it does not wait any more.
+    pub(super) fn leave(&mut self, place: Place, now: Instant) -> Option<T> {
+        let line = self.queues.get_mut(place.queue)?;
+        let number = |waiting: &Waiting<T>| waiting.number == place.number;
+        let position = line.waiting.iter().position(number)?;
+        let left = line.waiting.remove(position)?;
+        line.bound();
+        self.waiting -= 1;
+        self.seats_waiting -= left.seats;
+        self.note_demand(now);
+        self.drop_unwanted();
+        Some(left.who)
+    }
+
+    /// Seats are given back.
+    pub(super) fn finish(&mut self, sitting: Sitting, now: Instant) {
+        let slot = self.seated.get_mut(sitting.slot);
+        let mine = |seated: &mut Seated| seated.number == sitting.number;
+        let Some(seated) = slot.and_then(|slot| slot.take_if(mine)) else {
+            return;
+        };
+        self.free.push(sitting.slot);
+        self.in_use -= seated.seats;
+        self.executing -= 1;
+        if let Some(queue) = seated.queue {
+            let line = &mut self.queues[queue];
+            line.seats -= seated.seats;
+            let took = now.saturating_duration_since(seated.since);
+            line.start += work(seated.seats, took) - work(seated.seats, USUAL);
+            line.bound();
+            self.drop_unwanted();
+        }
+        self.note_demand(now);
+    }
+
+    /// From now on it is up to the client when the seats are given back.
+    pub(super) fn send(&mut self, sitting: Sitting, now: Instant) {
+        if let Some(Some(seated)) = self.seated.get_mut(sitting.slot)
+            && seated.number == sitting.number
+        {
+            seated.sends_since = Some(now);
+        }
+    }
+
+    /// Takes the seats of those who have them for longer than a request may take, or who are long with reading their
+    /// answers: that is no work.
+    pub(super) fn take_from_idlers(&mut self, longest: Duration, now: Instant) {
+        let is_idle = |seated: &&Seated| {
+            let passed = |since: Instant| now.saturating_duration_since(since);
+            let sends = seated.sends_since.map(passed);
+            passed(seated.since) > longest || sends.is_some_and(|sends| sends > SLOW)
+        };
+        let idle = |(slot, seated): (usize, &Option<Seated>)| {
+            let number = seated.as_ref().filter(is_idle)?.number;
+            Some(Sitting { slot, number })
+        };
+        let idlers: Vec<Sitting> = self.seated.iter().enumerate().filter_map(idle).collect();
+        for idler in idlers {
+            self.finish(idler, now);
+        }
+    }
+
+    pub(super) fn counts(&self) -> Counts {
+        let active = self.queues.iter().filter(|queue| !queue.waiting.is_empty());
+        Counts {
+            active_queues: active.count(),
+            waiting: self.waiting,
+            executing: self.executing,
+        }
+    }
+
+    pub(super) fn queue_counts(&self) -> Vec<QueueCounts> {
+        let mut executing = vec![0; self.queues.len()];
+        for queue in self
+            .seated
+            .iter()
+            .flatten()
+            .filter_map(|seated| seated.queue)
+        {
+            executing[queue] += 1;
+        }
+        let seconds = |work: Work| work as f64 / 1e6;
+        let queues = self.queues.iter().zip(executing);
+        let counts = queues.map(|(queue, executing)| QueueCounts {
+            waiting: queue.waiting.len(),
+            executing,
+            seats_in_use: queue.seats,
+            seats_waiting: queue.seats_waiting(),
+            next_start: seconds(queue.start),
+            work_waiting: seconds(work(queue.seats_waiting(), USUAL)),
+        });
+        counts.collect()
+    }
+}
+
+impl<T> Queue<T> {
+    fn seats_waiting(&self) -> usize {
+        self.waiting.iter().map(|waiting| waiting.seats).sum()
+    }
+
+    /// The place in virtual time at which its next request would end.
+    fn finish(&self) -> Option<Work> {
+        let head = self.waiting.front()?;
+        Some(self.start + work(head.seats, USUAL))
+    }
+
+    /// Nobody begins before it came.
+    fn bound(&mut self) {
+        if let Some(head) = self.waiting.front() {
+            self.start = self.start.max(head.came);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// A level whose requests are named, on a clock that stands still until it is moved.
+    struct Hall {
+        queues: Queues<&'static str>,
+        now: Instant,
+        seated: Vec<(&'static str, Sitting)>,
+    }
+
+    impl Hall {
+        fn new(limit: usize, queuing: Option<Queuing>) -> Self {
+            let now = Instant::now();
+            let mut queues = Queues::new(now);
+            queues.configure(queuing, limit);
+            Self {
+                queues,
+                now,
+                seated: Vec::new(),
+            }
+        }
+
+        fn arrive(&mut self, who: &'static str, flow: u64, seats: usize) -> Arrival {
+            let arrival = self.queues.arrive(seats, || flow, self.now, || who);
+            if let Arrival::Seated(sitting) = arrival {
+                self.seated.push((who, sitting));
+            }
+            self.serve();
+            arrival
+        }
+
+        fn serve(&mut self) {
+            while let Some((who, sitting)) = self.queues.next(self.now) {
+                self.seated.push((who, sitting));
+            }
+        }
+
+        /// The one that has sat longest is done after a while.
+        fn finish_after(&mut self, lasts: Duration) -> &'static str {
+            let (who, sitting) = self.seated.remove(0);
+            self.now += lasts;
+            self.queues.finish(sitting, self.now);
+            self.serve();
+            who
+        }
+
+        fn names(&self) -> Vec<&'static str> {
+            self.seated.iter().map(|(who, _)| *who).collect()
+        }
+    }
+
+    fn one_queue_each(length_limit: usize) -> Option<Queuing> {
+        Some(Queuing {
+            queues: 8,
+            hand_size: 1,
+            length_limit,
+        })
+    }
+
+    #[test]
+    fn without_queues_who_finds_no_seat_is_refused() {
+        let mut hall = Hall::new(2, None);
+        assert!(matches!(hall.arrive("a", 0, 1), Arrival::Seated(_)));
+        let refused = Arrival::Refused(Refusal::ConcurrencyLimit);
+        assert_eq!(hall.arrive("wide", 0, 2), refused);
+        assert!(matches!(hall.arrive("b", 0, 1), Arrival::Seated(_)));
+        assert_eq!(hall.arrive("c", 0, 1), refused);
+        hall.finish_after(MS);
+        assert!(matches!(hall.arrive("c", 0, 1), Arrival::Seated(_)));
+    }
+
+    #[test]
+    fn a_full_queue_refuses_and_other_flows_still_wait() {
+        let mut hall = Hall::new(1, one_queue_each(2));
+        assert!(matches!(hall.arrive("a", 0, 1), Arrival::Seated(_)));
+        assert!(matches!(hall.arrive("a", 0, 1), Arrival::Waits(_)));
+        assert!(matches!(hall.arrive("a", 0, 1), Arrival::Waits(_)));
+        assert_eq!(hall.arrive("a", 0, 1), Arrival::Refused(Refusal::QueueFull));
+        assert!(matches!(hall.arrive("b", 1, 1), Arrival::Waits(_)));
+        hall.finish_after(MS);
+        hall.finish_after(MS);
+        assert!(matches!(hall.arrive("a", 0, 1), Arrival::Waits(_)));
+    }
+
+    #[test]
+    fn a_flow_spreads_over_its_hand() {
+        let queuing = Queuing {
+            queues: 16,
+            hand_size: 4,
+            length_limit: 2,
+        };
+        let mut hall = Hall::new(1, Some(queuing));
+        hall.arrive("a", 77, 1);
+        for _ in 0..4 * 2 {
+            assert!(matches!(hall.arrive("a", 77, 1), Arrival::Waits(_)));
+        }
+        let full = hall.arrive("a", 77, 1);
+        assert_eq!(full, Arrival::Refused(Refusal::QueueFull));
+        let hand = shuffle::deal(77, 16, 4);
+        for (index, queue) in hall.queues.queue_counts().iter().enumerate() {
+            let expected = if hand.contains(&index) { 2 } else { 0 };
+            assert_eq!(queue.waiting, expected, "{index}");
+        }
+    }
+
+    #[test]
+    fn a_flood_does_not_delay_who_comes_after_it() {
+        let mut hall = Hall::new(4, one_queue_each(50));
+        for _ in 0..50 {
+            hall.arrive("flood", 0, 1);
+        }
+        for _ in 0..10 {
+            hall.arrive("eve", 1, 1);
+            hall.finish_after(3 * MS);
+            hall.finish_after(3 * MS);
+            let last_two = &hall.names()[2..];
+            assert!(
+                last_two.contains(&"eve"),
+                "one of two is hers: {last_two:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn backlogged_flows_get_the_same_work_whatever_their_requests_need() {
+        let mut hall = Hall::new(6, one_queue_each(400));
+        let flows = [
+            ("narrow", 0, 1, 3 * MS),
+            ("wide", 1, 3, 3 * MS),
+            ("slow", 2, 1, 9 * MS),
+        ];
+        for _ in 0..400 {
+            for (name, flow, seats, _) in flows {
+                hall.arrive(name, flow, seats);
+            }
+        }
+        // By virtual time: everybody is done after what it takes.
+        let mut ends: Vec<(Instant, &str, Sitting)> = Vec::new();
+        let mut done: BTreeMap<&str, f64> = BTreeMap::new();
+        for _ in 0..600 {
+            for (name, sitting) in std::mem::take(&mut hall.seated) {
+                let (_, _, _, lasts) = flows.iter().find(|flow| flow.0 == name).unwrap();
+                ends.push((hall.now + *lasts, name, sitting));
+            }
+            ends.sort_by_key(|(end, _, _)| std::cmp::Reverse(*end));
+            let (end, name, sitting) = ends.pop().unwrap();
+            let (_, _, seats, lasts) = flows.iter().find(|flow| flow.0 == name).unwrap();
+            *done.entry(name).or_default() += *seats as f64 * lasts.as_secs_f64();
+            hall.now = end;
+            hall.queues.finish(sitting, end);
+            hall.serve();
+        }
+        let (least, most) = (
+            done.values().copied().fold(f64::MAX, f64::min),
+            done.values().copied().fold(0.0, f64::max),
+        );
+        assert!(most < 1.1 * least, "{done:?}");
+    }
+
+    #[test]
+    fn one_that_needs_more_than_there_is_has_its_turn_alone() {
+        let mut hall = Hall::new(3, one_queue_each(50));
+        hall.arrive("a", 0, 1);
+        assert!(matches!(hall.arrive("huge", 1, 5), Arrival::Waits(_)));
+        assert!(
+            matches!(hall.arrive("b", 2, 1), Arrival::Waits(_)),
+            "it waits behind"
+        );
+        assert_eq!(hall.names(), ["a", "b"], "but its turn comes first");
+        hall.finish_after(MS);
+        assert_eq!(hall.names(), ["b"]);
+        hall.finish_after(MS);
+        assert_eq!(hall.names(), ["huge"]);
+    }
+
+    #[test]
+    fn who_leaves_makes_room() {
+        let mut hall = Hall::new(1, one_queue_each(1));
+        hall.arrive("a", 0, 1);
+        let Arrival::Waits(place) = hall.arrive("b", 0, 1) else {
+            panic!("it waits")
+        };
+        assert_eq!(hall.queues.leave(place, hall.now), Some("b"));
+        assert_eq!(hall.queues.leave(place, hall.now), None, "only once");
+        assert!(matches!(hall.arrive("c", 0, 1), Arrival::Waits(_)));
+        hall.finish_after(MS);
+        assert_eq!(hall.names(), ["c"]);
+        hall.finish_after(MS);
+        assert!(hall.queues.is_idle());
+    }
+
+    #[test]
+    fn seats_of_those_who_do_not_read_are_given_to_others() {
+        let mut hall = Hall::new(2, one_queue_each(2));
+        for who in ["idler", "worker"] {
+            hall.arrive(who, 0, 1);
+        }
+        hall.queues.send(hall.seated[0].1, hall.now);
+        hall.arrive("eve", 1, 1);
+        hall.arrive("bob", 2, 1);
+        let longest = 60_000 * MS;
+        let pass = |hall: &mut Hall, time: Duration| {
+            hall.now += time;
+            hall.queues.take_from_idlers(longest, hall.now);
+            hall.serve();
+            hall.names().len()
+        };
+        assert_eq!(pass(&mut hall, SLOW), 2);
+        assert_eq!(pass(&mut hall, MS), 3, "the idler's");
+        assert_eq!(pass(&mut hall, 2 * SLOW), 3);
+        assert_eq!(
+            pass(&mut hall, longest),
+            4,
+            "who works too long does not work"
+        );
+        assert_eq!(hall.queues.counts().executing, 1, "and the one before it");
+        assert_eq!(hall.finish_after(MS), "idler");
+        assert_eq!(hall.finish_after(MS), "worker");
+        assert_eq!(
+            hall.queues.counts().executing,
+            1,
+            "they had nothing to give back"
+        );
+    }
+
+    #[test]
+    fn a_new_configuration_holds_for_who_comes_and_nobody_who_waits_is_lost() {
+        let mut hall = Hall::new(1, one_queue_each(5));
+        hall.arrive("a", 7, 1);
+        hall.arrive("b", 7, 1);
+        let fewer = Queuing {
+            queues: 2,
+            hand_size: 1,
+            length_limit: 1,
+        };
+        hall.queues.configure(Some(fewer), 1);
+        assert!(matches!(hall.arrive("c", 1, 1), Arrival::Waits(_)));
+        assert_eq!(hall.arrive("d", 1, 1), Arrival::Refused(Refusal::QueueFull));
+        assert_eq!(
+            hall.queues.queue_counts().len(),
+            8,
+            "those behind are not empty yet"
+        );
+        hall.finish_after(MS);
+        hall.finish_after(MS);
+        hall.finish_after(MS);
+        assert!(hall.queues.is_idle());
+        assert_eq!(hall.queues.queue_counts().len(), 2);
+        hall.queues.configure(None, 2);
+        assert_eq!(hall.queues.queue_counts().len(), 0);
+        hall.arrive("e", 0, 1);
+        hall.arrive("f", 0, 1);
+        assert_eq!(hall.names(), ["e", "f"]);
+    }
+}

@@ -1,0 +1,86 @@
+//! When somebody who was turned away is told to come back: after a second at first, later the more are turned away and
+//! sooner again when fewer are.
+
+use std::collections::VecDeque;
+
+/// The longest that anybody is told to stay away, in seconds.
+const LONGEST: i64 = 32;
+
+/// What has been turned away lately.
+#[derive(Debug)]
+pub(super) struct RetryAfter {
+    /// Seconds, and how many were turned away in each; the last is the present one.
+    history: VecDeque<(i64, i64)>,
+    seconds: i64,
+    /// When the time was made longer.
+    longer_since: i64,
+}
+
+impl Default for RetryAfter {
+    fn default() -> Self {
+        Self {
+            history: VecDeque::new(),
+            seconds: 1,
+            longer_since: 0,
+        }
+    }
+}
+
+impl RetryAfter {
+    /// Somebody is turned away in this second; gives how many seconds it is to stay away.
+    pub(super) fn refuse(&mut self, second: i64) -> u32 {
+        match self.history.back_mut() {
+            Some((present, count)) if *present == second => *count += 1,
+            _ => {
+                self.history.push_back((second, 1));
+                self.adjust(second);
+            }
+        }
+        u32::try_from(self.seconds).unwrap_or(1)
+    }
+
+    /// Looks back as far as it tells others to stay away: three for each second are too many, less than one is few.
+    fn adjust(&mut self, now: i64) {
+        let ago = |second: &i64| now - second;
+        let keep = (2 * self.seconds).min(LONGEST);
+        while self
+            .history
+            .front()
+            .is_some_and(|(second, _)| ago(second) > keep)
+        {
+            self.history.pop_front();
+        }
+        let lately = self.history.iter();
+        let lately = lately.filter(|(second, _)| (1..=self.seconds).contains(&ago(second)));
+        let refused: i64 = lately.map(|(_, count)| count).sum();
+        if refused >= 3 * self.seconds && ago(&self.longer_since) >= self.seconds {
+            self.seconds = (2 * self.seconds).min(LONGEST);
+            self.longer_since = now;
+        } else if refused < self.seconds && self.seconds > 1 {
+            self.seconds -= 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_doubles_while_many_are_turned_away_and_falls_slowly() {
+        let mut retry = RetryAfter::default();
+        let mut said = Vec::new();
+        for second in 100..108 {
+            said.push((0..20).map(|_| retry.refuse(second)).max().unwrap());
+        }
+        assert_eq!(said, [1, 2, 2, 4, 4, 4, 4, 8]);
+        let calm: Vec<u32> = [200, 300, 400].map(|second| retry.refuse(second)).to_vec();
+        assert_eq!(calm, [7, 6, 5]);
+    }
+
+    #[test]
+    fn a_few_are_told_to_come_back_in_a_second() {
+        let mut retry = RetryAfter::default();
+        assert!((100..200).all(|second| retry.refuse(second) == 1));
+    }
+}
