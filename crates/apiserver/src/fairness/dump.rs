@@ -25,6 +25,7 @@ fn levels(fairness: &Fairness) -> String {
         "CancelledRequests",
     ];
     let mut rows = vec![header.map(str::to_owned).to_vec()];
+    let table = fairness.table.load();
     let levels = fairness.levels.lock();
     for (level, is_leaving) in levels.all() {
         let dump = level.dump();
@@ -35,7 +36,7 @@ fn levels(fairness: &Fairness) -> String {
             is_leaving.to_string(),
             dump.counts.waiting.to_string(),
             dump.counts.executing.to_string(),
-            dump.dispatched.to_string(),
+            table.dispatched(level).to_string(),
             dump.rejected.to_string(),
             // As upstream counts them: a wait that was too long is one that was cancelled.
             "0".to_owned(),

@@ -37,7 +37,6 @@ pub(super) struct Level {
 struct Totals {
     rejected: AtomicU64,
     timed_out: AtomicU64,
-    dispatched: AtomicU64,
 }
 
 enum Seats {
@@ -81,7 +80,6 @@ pub(super) struct Needs {
 /// Figures of a level, for people.
 pub(super) struct Dump {
     pub(super) counts: Counts,
-    pub(super) dispatched: u64,
     pub(super) rejected: u64,
     pub(super) timed_out: u64,
 }
@@ -202,7 +200,6 @@ impl Level {
         };
         Dump {
             counts,
-            dispatched: read(&self.totals.dispatched),
             rejected: read(&self.totals.rejected),
             timed_out: read(&self.totals.timed_out),
         }
@@ -281,11 +278,6 @@ impl Seat {
         figures.dispatched.inc();
         figures.executing.inc();
         figures.executing_seats.inc_by(seats as i64);
-        schema
-            .level
-            .totals
-            .dispatched
-            .fetch_add(1, Ordering::Relaxed);
         Self {
             schema,
             seats,

@@ -222,7 +222,7 @@ impl<T> Queues<T> {
         }
         let queue = self.shortest(flow(), queuing);
         let line = &mut self.queues[queue];
-        if self.in_use >= self.limit && line.waiting.len() >= queuing.length_limit {
+        if line.waiting.len() >= queuing.length_limit {
             return Arrival::Refused(Refusal::QueueFull);
         }
         if line.waiting.is_empty() {
@@ -525,6 +525,16 @@ mod tests {
         hall.finish_after(MS);
         hall.finish_after(MS);
         assert!(matches!(hall.arrive("a", 0, 1), Arrival::Waits(_)));
+    }
+
+    #[test]
+    fn a_queue_is_full_also_while_what_is_free_is_too_little_for_its_head() {
+        let mut hall = Hall::new(3, one_queue_each(1));
+        assert!(matches!(hall.arrive("a", 0, 2), Arrival::Seated(_)));
+        assert!(matches!(hall.arrive("a", 0, 2), Arrival::Waits(_)));
+        assert_eq!(hall.arrive("a", 0, 2), Arrival::Refused(Refusal::QueueFull));
+        hall.arrive("eve", 1, 1);
+        assert_eq!(hall.names(), ["a", "eve"], "who needs less is not held up");
     }
 
     #[test]

@@ -61,6 +61,13 @@ pub(super) struct Table {
 }
 
 impl Table {
+    /// How many requests have been let through to a level.
+    pub(super) fn dispatched(&self, level: &Arc<Level>) -> u64 {
+        let to_it = |schema: &&Arc<Schema>| Arc::ptr_eq(&schema.level, level);
+        let counts = self.schemas.iter().filter(to_it);
+        counts.map(|schema| schema.figures.dispatched.get()).sum()
+    }
+
     /// The schema that a request belongs to. The last one is for whatever no other is for.
     pub(super) fn classify(&self, user: &User, info: &RequestInfo) -> Option<&Arc<Schema>> {
         let mut schemas = self.schemas.iter();
