@@ -52,6 +52,7 @@ pub fn assemble(
         health: health.clone(),
         clock: Arc::new(SystemClock),
         limits: apiserver::Limits::default(),
+        endings: std::sync::Arc::new(apiserver::RandomEndings),
         token_auth_file: Some(directory.join("tokens.csv")).filter(|file| file.exists()),
         audit: None,
         admission: Default::default(),

@@ -32,6 +32,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         health: lifecycle::Health::default(),
         clock: Arc::new(stdx::SystemClock),
         limits: Limits::default(),
+        endings: std::sync::Arc::new(apiserver::RandomEndings),
         token_auth_file: None,
         audit: None,
         admission: apiserver::admission::Options::default(),

@@ -10,7 +10,7 @@ use std::{
 
 use stdx::Clock;
 
-use crate::{ApiServer, Registry, Store, admission, audit, authn};
+use crate::{ApiServer, Endings, Registry, Store, admission, audit, authn};
 
 /// A server that does not run yet.
 pub struct Config {
@@ -33,6 +33,8 @@ pub struct Config {
     /// Where services' states come from, for `/readyz`.
     pub health: lifecycle::Health,
     pub clock: Arc<dyn Clock>,
+    /// Where generated names get their ends.
+    pub endings: Arc<dyn Endings>,
     pub limits: Limits,
     /// A file of bearer tokens that an operator keeps: token, user, uid and groups in each line.
     pub token_auth_file: Option<PathBuf>,

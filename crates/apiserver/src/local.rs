@@ -54,6 +54,7 @@ impl LocalService {
             .uri(path)
             .header("content-type", media)
             .header("accept", "application/json")
+            .header("user-agent", "kube-apiserver")
             .body(Full::new(Bytes::from(body.unwrap_or_default())))
             .map_err(|error| error.to_string())?;
         let response = self.clone().oneshot(request).await;

@@ -4,6 +4,8 @@ use jiff::{SignedDuration, Timestamp};
 use machinery::{Object, Status, Value, json::Key};
 use rand::Rng;
 
+use crate::{Endings, names};
+
 /// The finalizers that the garbage collector serves.
 pub(crate) const ORPHAN: &str = "orphan";
 pub(crate) const FOREGROUND: &str = "foregroundDeletion";
@@ -16,11 +18,6 @@ const SYSTEM: &[&str] = &[
     "deletionGracePeriodSeconds",
     "selfLink",
 ];
-
-/// Letters of generated names: no vowels, nothing that looks alike.
-const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
-/// Longest prefix of a generated name.
-const LONGEST_PREFIX: usize = 63 - 5;
 
 /// A view of an object's metadata.
 pub(crate) fn of(object: &Object) -> Option<&Object> {
@@ -136,26 +133,13 @@ pub(crate) fn begin(object: &mut Object, now: Timestamp) {
 }
 
 /// Makes a name of `generateName` when there is none. Returns whether it did.
-pub(crate) fn generate_name(object: &mut Object) -> bool {
+pub(crate) fn generate_name(object: &mut Object, endings: &dyn Endings) -> bool {
     if !text(object, "name").is_empty() || text(object, "generateName").is_empty() {
         return false;
     }
-    let name = generated(text(object, "generateName"));
+    let name = names::generate(text(object, "generateName"), endings);
     set(object, "name", name);
     true
-}
-
-/// A name with this prefix and a random end.
-pub(crate) fn generated(prefix: &str) -> String {
-    let mut rng = rand::rng();
-    let end = prefix.char_indices().map(|(at, c)| at + c.len_utf8());
-    let cut = end
-        .take_while(|end| *end <= LONGEST_PREFIX)
-        .last()
-        .unwrap_or(0);
-    let mut name = prefix[..cut].to_owned();
-    name.extend((0..5).map(|_| char::from(LETTERS[rng.random_range(0..LETTERS.len())])));
-    name
 }
 
 /// The namespace of the request holds; an object that names another is refused.
@@ -179,7 +163,6 @@ pub(crate) fn keep(object: &mut Object, old: &Object) {
         set(object, "uid", text(old, "uid"));
     }
     set(object, "creationTimestamp", text(old, "creationTimestamp"));
-    of_mut(object).shift_remove("selfLink");
     if is_deleting(old) {
         set(object, "deletionTimestamp", text(old, "deletionTimestamp"));
     }
@@ -211,6 +194,22 @@ pub(crate) fn spec_differs(object: &Object, old: &Object) -> bool {
             .any(|(key, value)| old.get(key) != Some(value))
 }
 
+/// Whether two objects are the same but for managedFields.
+pub(crate) fn differ_in_managers_alone(object: &Object, old: &Object) -> bool {
+    let is_managers = |key: &Key| key.as_str() == "managedFields";
+    let same = |new: &Object, old: &Object, skips: &dyn Fn(&Key) -> bool| {
+        let counted = |map: &Object| map.keys().filter(|key| !skips(key)).count();
+        counted(new) == counted(old)
+            && new
+                .iter()
+                .all(|(key, value)| skips(key) || old.get(key) == Some(value))
+    };
+    let (Some(metadata), Some(was)) = (of(object), of(old)) else {
+        return false;
+    };
+    same(object, old, &|key| key.as_str() == "metadata") && same(metadata, was, &is_managers)
+}
+
 /// Whether two objects differ in their annotations.
 pub(crate) fn annotations_differ(object: &Object, old: &Object) -> bool {
     let annotations = |object: &Object| {
@@ -229,12 +228,11 @@ mod tests {
     }
 
     #[test]
-    fn a_generated_name_fits_and_keeps_its_prefix() {
+    fn a_name_is_generated_once() {
         let mut one = object(machinery::json::json!({"metadata": {"generateName": "web-"}}));
-        assert!(generate_name(&mut one));
-        assert!(text(&one, "name").starts_with("web-") && text(&one, "name").len() == 9);
-        assert!(!generate_name(&mut one));
-        assert_eq!(generated(&"x".repeat(100)).len(), 63);
+        assert!(generate_name(&mut one, &crate::RandomEndings));
+        assert!(text(&one, "name").starts_with("web-"));
+        assert!(!generate_name(&mut one, &crate::RandomEndings));
     }
 
     #[test]

@@ -225,6 +225,7 @@ fn apiserver_config(
         health: health.clone(),
         clock: Arc::new(SystemClock),
         limits: apiserver::Limits::default(),
+        endings: std::sync::Arc::new(apiserver::RandomEndings),
         token_auth_file: settings.token_auth_file.clone(),
         audit: settings.audit.clone(),
         admission: settings.admission.clone(),

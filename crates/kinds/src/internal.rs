@@ -63,7 +63,9 @@ fn printed(shape: Shape, value: &Value) -> Value {
             let entries = map
                 .iter()
                 .map(|(key, value)| (key.clone(), printed(*item, value)));
-            Value::Object(entries.collect())
+            let mut entries: Object = entries.collect();
+            entries.sort_keys();
+            Value::Object(entries)
         }
         _ => value.clone(),
     }

@@ -122,7 +122,7 @@ impl Writer {
                 self.mark();
                 stamped = true;
             }
-            if version == Some(position) || field.off || is_omitted(field, value) {
+            if version == Some(position) || field.off.is_some() || is_omitted(field, value) {
                 continue;
             }
             always.next_if_eq(&position);

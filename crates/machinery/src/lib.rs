@@ -10,6 +10,7 @@ pub mod encode;
 pub mod field;
 pub mod fields;
 pub mod format;
+pub mod gates;
 pub mod json;
 pub mod labels;
 pub mod normalise;

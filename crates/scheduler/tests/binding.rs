@@ -38,6 +38,7 @@ fn server(directory: &tempfile::TempDir) -> Arc<ApiServer> {
         health: Health::default(),
         clock: Arc::new(SystemClock),
         limits: apiserver::Limits::default(),
+        endings: std::sync::Arc::new(apiserver::RandomEndings),
         token_auth_file: None,
         audit: None,
         admission: apiserver::admission::Options::default(),

@@ -196,7 +196,7 @@ fn patches(input: &[u8]) {
         patch::merge::apply(&mut merged, object.clone());
         for name in ["core/v1.Pod", "apps/v1.Deployment"] {
             if let Some(schema) = schema::lookup(name)
-                && let Ok(patched) = patch::strategic::apply(schema, &live, &object)
+                && let Ok(patched) = patch::strategic::apply(schema, &live, &mut object.clone())
             {
                 let patched = Value::Object(patched);
                 let _ = normalise::object(schema, patched, &mut Findings::default());

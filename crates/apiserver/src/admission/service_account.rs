@@ -7,10 +7,9 @@ use async_trait::async_trait;
 use kinds::tree;
 use machinery::json::{Key, json};
 use machinery::{Object, Status, Value};
-use rand::Rng;
 
 use super::{Attributes, Operation, Plugin};
-use crate::Stored;
+use crate::{Endings, RandomEndings, Stored};
 
 pub const NAME: &str = "ServiceAccount";
 
@@ -72,7 +71,7 @@ impl Plugin for ServiceAccount {
         };
         let account = account(attributes, &name).await?;
         let account = account.parsed();
-        apply(spec, &name, account, suffix());
+        apply(spec, &name, account, RandomEndings.next());
         enforce(spec, &name, account).map_err(|why| attributes.forbidden(&why))
     }
 }
@@ -117,15 +116,6 @@ fn mirror(pod: &Object) -> Result<(), &'static str> {
         }
     }
     Ok(())
-}
-
-/// Five characters that read well, as generated names end with.
-fn suffix() -> String {
-    const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
-    let mut random = rand::rng();
-    (0..5)
-        .map(|_| char::from(LETTERS[random.random_range(0..LETTERS.len())]))
-        .collect()
 }
 
 fn apply(spec: &mut Object, name: &str, account: &Object, suffix: String) {

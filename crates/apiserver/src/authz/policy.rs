@@ -213,9 +213,10 @@ impl Role {
             "metadata".to_owned(),
             metadata(&self.namespace, &self.name, &self.labels),
         );
-        let rules: Vec<Value> = self.rules.iter().map(Rule::to_json).collect();
-        object.insert("rules".to_owned(), rules.into());
-        if !self.gathers.is_empty() {
+        if self.gathers.is_empty() {
+            let rules: Vec<Value> = self.rules.iter().map(Rule::to_json).collect();
+            object.insert("rules".to_owned(), rules.into());
+        } else {
             let selectors = self
                 .gathers
                 .iter()

@@ -44,17 +44,7 @@ pub(crate) async fn serve(request: Request, resource: Arc<Resource>, output: Out
             warnings: parking_lot::Mutex::default(),
             writer: write.writer(&versions, &now),
         };
-        let updated = write::update(&write, &change).await;
-        let warnings = change.warnings.into_inner();
-        match updated {
-            Ok(mut written) => {
-                written.warnings.splice(0..0, warnings);
-                Ok(written)
-            }
-            Err(status) => Err(status
-                .warned(write.effects.take_warnings())
-                .warned(warnings)),
-        }
+        write::update(&write, &change).await
     };
     Ok(objects::respond(&output, core.supervise(task).await?))
 }
@@ -200,5 +190,9 @@ impl Change for Applied<'_> {
 
     fn create(&self) -> Option<Result<Object, Status>> {
         (self.writer.subresource.is_empty()).then(|| self.merged(None))
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        std::mem::take(&mut self.warnings.lock())
     }
 }

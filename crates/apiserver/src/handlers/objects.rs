@@ -127,24 +127,20 @@ pub(crate) async fn update(request: Request, resource: Arc<Resource>) -> Answer 
     }
     owners::without_duplicates(&mut object, owners::Stage::Request, &write.effects);
     let creates = resource.kind.allows_create_on_update() && write.subresource.is_empty();
-    let change = Replace { object, creates };
-    let core = request.core.clone();
-    let task = async move {
-        let updated = write::update(&write, &change).await;
-        updated.map_err(|status| status.warned(write.effects.take_warnings()))
+    let change = Replace {
+        object,
+        creates,
+        warnings,
     };
-    match core.supervise(task).await {
-        Ok(mut written) => {
-            written.warnings.splice(0..0, warnings);
-            Ok(respond(&output, written))
-        }
-        Err(status) => Err(status.warned(warnings)),
-    }
+    let core = request.core.clone();
+    let task = async move { write::update(&write, &change).await };
+    Ok(respond(&output, core.supervise(task).await?))
 }
 
 struct Replace {
     object: Object,
     creates: bool,
+    warnings: Vec<String>,
 }
 
 impl write::Change for Replace {
@@ -158,6 +154,10 @@ impl write::Change for Replace {
 
     fn create(&self) -> Option<Result<Object, Status>> {
         self.creates.then(|| Ok(self.object.clone()))
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        self.warnings.clone()
     }
 }
 

@@ -135,7 +135,7 @@ impl Received {
 
     /// The object that comes of it.
     pub(crate) fn apply(&self, target: &Target<'_>, old: &Object) -> Result<Patched, Status> {
-        let (patch, mut told) = self.parse()?;
+        let (mut patch, mut told) = self.parse()?;
         let patched = patch.apply(target.schema(), old)?;
         let invalid = |why: String| invalid(&patch, &patched, why);
         let decoded = match (&patch, target) {
@@ -182,7 +182,7 @@ impl Received {
 }
 
 impl Patch {
-    fn apply(&self, schema: Option<&'static Type>, old: &Object) -> Result<Object, Status> {
+    fn apply(&mut self, schema: Option<&'static Type>, old: &Object) -> Result<Object, Status> {
         match self {
             Self::Json(operations) => {
                 patch::json::apply(old, operations).map_err(|error| match error {
@@ -200,6 +200,7 @@ impl Patch {
                 Some(schema) => {
                     patch::strategic::apply(schema, old, patch).map_err(|error| match error {
                         patch::strategic::Error::Malformed(why) => Status::bad_request(why),
+                        patch::strategic::Error::ListOfLists => rejected(),
                         patch::strategic::Error::Unfit(why) => Status::unknown(why),
                     })
                 }
@@ -237,14 +238,27 @@ fn no_object(mut items: Vec<Value>) -> Status {
     Status::invalid("", "", "", &[error])
 }
 
-/// Objects that a merge went into are written with their keys in order.
+/// Objects that a merge went into are written with their keys in order, and what came with it.
 fn sort_where_merged(object: &mut Object, patch: &Object) {
     for (key, below) in patch {
-        if let (Some(Value::Object(object)), Value::Object(patch)) = (object.get_mut(key), below) {
-            sort_where_merged(object, patch);
+        match (object.get_mut(key), below) {
+            (Some(Value::Object(object)), Value::Object(patch)) => sort_where_merged(object, patch),
+            (Some(Value::Array(list)), Value::Array(_)) => list.iter_mut().for_each(sort_all),
+            _ => {}
         }
     }
     object.sort_keys();
+}
+
+fn sort_all(value: &mut Value) {
+    match value {
+        Value::Object(map) => {
+            map.values_mut().for_each(sort_all);
+            map.sort_keys();
+        }
+        Value::Array(list) => list.iter_mut().for_each(sort_all),
+        _ => {}
+    }
 }
 
 /// 422: the patch does not fit the object. Upstream does not say why.
@@ -277,6 +291,10 @@ impl write::Change for Change {
         *self.warnings.lock() = patched.warnings;
         Ok(patched.object)
     }
+
+    fn warnings(&self) -> Vec<String> {
+        std::mem::take(&mut self.warnings.lock())
+    }
 }
 
 pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
@@ -297,18 +315,6 @@ pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
         warnings: parking_lot::Mutex::default(),
     };
     let core = request.core.clone();
-    let task = async move {
-        let updated = write::update(&write, &change).await;
-        let warnings = change.warnings.into_inner();
-        match updated {
-            Ok(mut written) => {
-                written.warnings.splice(0..0, warnings);
-                Ok(written)
-            }
-            Err(status) => Err(status
-                .warned(write.effects.take_warnings())
-                .warned(warnings)),
-        }
-    };
+    let task = async move { write::update(&write, &change).await };
     Ok(objects::respond(&output, core.supervise(task).await?))
 }

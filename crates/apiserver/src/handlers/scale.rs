@@ -152,17 +152,7 @@ async fn write(request: Request, resource: Arc<Resource>) -> Answer {
         warnings: parking_lot::Mutex::default(),
     };
     let core = request.core.clone();
-    let task = async move {
-        let updated = write::update(&write, &change).await;
-        let warnings = change.warnings.into_inner();
-        match updated {
-            Ok(mut written) => {
-                written.warnings.splice(0..0, warnings);
-                Ok(written)
-            }
-            Err(status) => Err(status.warned(warnings)),
-        }
-    };
+    let task = async move { write::update(&write, &change).await };
     let written = core.supervise(task).await?;
     let response = answer(&output, &resource, &written.object);
     Ok(respond::warn(response, &written.warnings))
@@ -287,6 +277,10 @@ impl Change for Rescale {
         };
         scale::take_over(&mut object, &scale, &self.resource.api_version, &path);
         Ok(object)
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        std::mem::take(&mut self.warnings.lock())
     }
 }
 

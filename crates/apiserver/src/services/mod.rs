@@ -82,6 +82,7 @@ async fn allocate(
         write,
         namespace,
         name,
+        rehearsed: parking_lot::Mutex::default(),
     };
     let before = old.map(held).unwrap_or_default();
     let old_spec = old.and_then(|old| old.get("spec")?.as_object());
@@ -95,6 +96,8 @@ struct Owner<'a> {
     write: &'a Write,
     namespace: String,
     name: String,
+    /// The node ports that a rehearsal gave.
+    rehearsed: parking_lot::Mutex<Vec<i64>>,
 }
 
 impl Owner<'_> {

@@ -13,6 +13,10 @@ use store::Op;
 use super::{Held, Owner, port_key, put, text};
 use crate::Draft;
 
+const ALLOCATED: &str = "provided port is already allocated";
+/// Ports of rehearsals come after it.
+const AFTER_DEFAULT_RANGE: i64 = 32768;
+
 impl Owner<'_> {
     pub(super) async fn ports(
         &self,
@@ -109,6 +113,13 @@ impl Owner<'_> {
     }
 
     async fn pick_port(&self, ops: &mut Vec<Op<Draft>>) -> Result<i64, Status> {
+        if self.write.dry_run {
+            // One that nobody gets.
+            let mut given = self.rehearsed.lock();
+            let next = given.iter().max().unwrap_or(&AFTER_DEFAULT_RANGE) + 1;
+            given.push(next);
+            return Ok(next);
+        }
         for number in candidates(&self.write.core.config.node_ports) {
             let key = port_key(number);
             if ops.iter().all(|op| op.key != key) && self.is_free(&key).await? {
@@ -141,7 +152,11 @@ impl Owner<'_> {
         ops: &mut Vec<Op<Draft>>,
     ) -> Result<Result<i64, String>, Status> {
         let range = &self.write.core.config.node_ports;
-        let Some(port) = u16::try_from(number).ok().filter(|n| range.contains(n)) else {
+        let port = u16::try_from(number).ok().filter(|n| range.contains(n));
+        if self.write.dry_run {
+            return self.rehearse_port(number, port).await;
+        }
+        let Some(port) = port else {
             return Ok(Err(format!(
                 "provided port is not in the valid range. The range of valid ports is {}-{}",
                 range.start(),
@@ -150,9 +165,27 @@ impl Owner<'_> {
         };
         let key = port_key(port);
         if ops.iter().any(|op| op.key == key) || !self.is_free(&key).await? {
-            return Ok(Err("provided port is already allocated".to_owned()));
+            return Ok(Err(ALLOCATED.to_owned()));
         }
         ops.push(put_port(&self.namespace, &self.name, port)?);
+        Ok(Ok(number))
+    }
+
+    /// As if the port were taken. What is in no range is free.
+    async fn rehearse_port(
+        &self,
+        number: i64,
+        port: Option<u16>,
+    ) -> Result<Result<i64, String>, Status> {
+        let free = match port {
+            Some(port) => self.is_free(&port_key(port)).await?,
+            None => true,
+        };
+        let mut given = self.rehearsed.lock();
+        if !free || given.contains(&number) {
+            return Ok(Err(ALLOCATED.to_owned()));
+        }
+        given.push(number);
         Ok(Ok(number))
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kinds::Context;
 use machinery::{Object, Status, field::Errors};
-use store::{Freshness, Precondition};
+use store::{Entry, Freshness, Precondition, Revision};
 
 use super::{Lost, Write, Written, owners};
 use crate::{Stored, admission::Operation, device_claims, failure, hooks, meta};
@@ -19,8 +19,7 @@ pub(crate) async fn create(
     object: Object,
     again: impl Fn() -> Result<Object, Status> + Send,
 ) -> Result<Written, Status> {
-    // A rehearsal does not come as far as to see it.
-    let has_revision = meta::revision(&object).is_ok_and(|revision| revision != 0);
+    let revision = meta::revision(&object).unwrap_or(0);
     let mut first = Some(object);
     let (mut race, mut taken) = (write.race(), 0);
     loop {
@@ -29,20 +28,17 @@ pub(crate) async fn create(
             None => again()?,
         };
         write.settle_place(&mut object)?;
-        let generated = meta::generate_name(&mut object);
-        let (name, lost) = match attempt(write, object, has_revision).await? {
+        let prefixed = !meta::text(&object, "generateName").is_empty();
+        let generated = meta::generate_name(&mut object, &*write.core.config.endings);
+        let (name, lost) = match attempt(write, object, revision).await? {
             Ok(written) => return Ok(written),
             Err(lost) => lost,
         };
-        let is_name = lost.0 == write.resource.key(&write.namespace, &name);
-        match (is_name, generated) {
-            (true, true) => taken += 1,
-            (true, false) => refuse_taken(write, &name).await?,
-            (false, _) => {}
-        }
-        if taken == NAMES {
-            let (group, plural) = (&write.resource.group, &write.resource.plural);
-            return Err(Status::generate_name_conflict(group, plural, &name));
+        if lost.0 == write.resource.key(&write.namespace, &name) {
+            taken += 1;
+            if !generated || taken == NAMES {
+                refuse_taken(write, &name, prefixed).await?;
+            }
         }
         race.lost(lost).await?;
     }
@@ -52,7 +48,7 @@ pub(crate) async fn create(
 async fn attempt(
     write: &Write,
     mut object: Object,
-    has_revision: bool,
+    revision: Revision,
 ) -> Result<Result<Written, (String, Lost)>, Status> {
     let kind = &write.resource.kind;
     let now = write.core.config.clock.now();
@@ -76,6 +72,7 @@ async fn attempt(
     if kind.has_generation() {
         meta::set(&mut object, "generation", 1);
     }
+    write.close_gates(&mut object);
     kind.prepare_create(&mut object, &context);
     let mut ops = hooks::before_create(write, &mut object).await?;
     let refused = device_claims::authorize(write, &object, None).await;
@@ -91,14 +88,18 @@ async fn attempt(
     let draft = write.draft(&mut object)?;
     let warnings = write.effects.take_warnings();
     if write.dry_run {
-        refuse_taken(write, &name).await?;
+        if standing(write, &name).await?.is_some() {
+            let key = write.resource.key(&write.namespace, &name);
+            return Ok(Err((name, Lost(key))));
+        }
+        // A rehearsal does not come as far as to see that a revision was named.
         return Ok(Ok(Written {
-            object: Arc::new(Stored::stamp(draft, 0)),
+            object: Arc::new(Stored::stamp(draft, revision)),
             created: true,
             warnings,
         }));
     }
-    if has_revision {
+    if revision != 0 {
         let why = "resourceVersion should not be set on objects to be created";
         return Err(Status::unknown(why));
     }
@@ -140,13 +141,25 @@ fn validate(write: &Write, object: &Object, mut errors: Errors) -> Result<(), St
     Err(write.invalid(meta::text(object, "name"), &errors))
 }
 
-/// 409 when an object of this name exists.
-async fn refuse_taken(write: &Write, name: &str) -> Result<(), Status> {
+/// The object of this name, if there is one.
+async fn standing(write: &Write, name: &str) -> Result<Option<Entry<Stored>>, Status> {
     let key = write.resource.key(&write.namespace, name);
     let read = write.core.store.get(&key, Freshness::Newest).await;
     let (_, entry) = read.map_err(failure::of_store)?;
-    let Some(entry) = entry else { return Ok(()) };
-    let mut status = Status::already_exists(&write.resource.group, &write.resource.plural, name);
+    Ok(entry)
+}
+
+/// 409 when an object of this name exists. Who sent a prefix is told that no name could be made of
+/// it, also when a name came with it.
+async fn refuse_taken(write: &Write, name: &str, prefixed: bool) -> Result<(), Status> {
+    let Some(entry) = standing(write, name).await? else {
+        return Ok(());
+    };
+    let (group, plural) = (&write.resource.group, &write.resource.plural);
+    let mut status = match prefixed {
+        true => Status::generate_name_conflict(group, plural, name),
+        false => Status::already_exists(group, plural, name),
+    };
     if meta::is_deleting(&entry.object.parse()) {
         status.message = format!("object is being deleted: {}", status.message);
     }

@@ -11,7 +11,7 @@ mod versions;
 
 use std::{future::Future, sync::Arc};
 
-use machinery::{Object, Status, apply, field};
+use machinery::{Object, Status, apply, field, gates};
 use store::{Action, Durability, Entry, Op, Precondition, Revision};
 
 use crate::{
@@ -205,9 +205,27 @@ impl Write {
         }
     }
 
-    /// The object as it goes to the store.
+    /// Takes away what is behind closed gates. Who set it owns it nevertheless.
+    fn close_gates(&self, object: &mut Object) {
+        if let Some(schema) = self.resource.schema {
+            gates::close(schema, object);
+        }
+    }
+
+    /// The object as it goes to the store. A link to itself does not, but is seen in a rehearsal.
     pub(crate) fn draft(&self, object: &mut Object) -> Result<Draft, Status> {
+        if !self.dry_run {
+            meta::of_mut(object).shift_remove("selfLink");
+        }
         draft(&self.resource, object)
+    }
+
+    /// An object in the form that is stored, as it goes to the store.
+    fn draft_stored(&self, object: &mut Object) -> Result<Draft, Status> {
+        draft(
+            self.resource.storage.as_ref().unwrap_or(&self.resource),
+            object,
+        )
     }
 
     /// Puts a draft, with whatever joined the transaction.

@@ -24,6 +24,11 @@ pub(crate) trait Change: Send + Sync {
     fn create(&self) -> Option<Result<Object, Status>> {
         None
     }
+
+    /// What the client is told of its body, once the change was made or refused.
+    fn warnings(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 impl<F: Fn(&Object) -> Result<Object, Status> + Send + Sync> Change for F {
@@ -32,8 +37,21 @@ impl<F: Fn(&Object) -> Result<Object, Status> + Send + Sync> Change for F {
     }
 }
 
-/// Changes the object that the write names.
+/// Changes the object that the write names. The client hears of its body first, then of what
+/// admission and the kind found, also when the write is refused.
 pub(crate) async fn update(write: &Write, change: &dyn Change) -> Result<Written, Status> {
+    match changed(write, change).await {
+        Ok(mut written) => {
+            written.warnings.splice(0..0, change.warnings());
+            Ok(written)
+        }
+        Err(status) => Err(status
+            .warned(write.effects.take_warnings())
+            .warned(change.warnings())),
+    }
+}
+
+async fn changed(write: &Write, change: &dyn Change) -> Result<Written, Status> {
     let key = write.resource.key(&write.namespace, &write.name);
     let mut race = write.race();
     loop {
@@ -93,6 +111,7 @@ async fn attempt(
         .admit_mutating(Operation::Update, &mut object, Some(&old))
         .await?;
     owners::without_duplicates(&mut object, owners::Stage::AfterAdmission, &write.effects);
+    apply::keep_times(&mut object, &old);
     check_revision(write, &object, &old)?;
     prepare(write, &mut object, &old, &now)?;
     let mut ops = hooks::before_update(write, &mut object, &old).await?;
@@ -115,9 +134,11 @@ async fn attempt(
         created: false,
         warnings,
     };
-    apply::keep_times(&mut object, &old);
     let gone = hooks::ends_with(write, &object, &old);
-    let draft = write.draft(&mut object)?;
+    let draft = match untouched(write, &object, &old, &entry) {
+        Some(mut stored) => write.draft_stored(&mut stored)?,
+        None => write.draft(&mut object)?,
+    };
     if draft.bytes == entry.object.unstamped() && ops.is_empty() && !gone {
         return Ok(Ok(written(entry.object)));
     }
@@ -134,6 +155,25 @@ async fn attempt(
         .put(&write.name, draft, Precondition::Revision(revision), ops)
         .await?;
     Ok(put.map(|entry| written(entry.object)))
+}
+
+/// The stored object with new managers, when somebody applied in another version what stands there
+/// already: it does not go through that version, which may not show all of it.
+fn untouched(
+    write: &Write,
+    object: &Object,
+    old: &Object,
+    entry: &Entry<Stored>,
+) -> Option<Object> {
+    let applied = write.tracked && write.resource.storage.is_some();
+    if !applied || !meta::differ_in_managers_alone(object, old) {
+        return None;
+    }
+    let mut stored = entry.object.parse();
+    let managers = meta::of(object).and_then(|metadata| metadata.get("managedFields"));
+    let managers = managers.cloned().unwrap_or_default();
+    meta::set(&mut stored, "managedFields", managers);
+    Some(stored)
 }
 
 /// The uid that the client named must be that of the object that stands.
@@ -204,6 +244,7 @@ fn prepare(write: &Write, object: &mut Object, old: &Object, now: &str) -> Resul
         now,
         user: &write.user.name,
     };
+    write.close_gates(object);
     if !write.internal {
         kind.prepare_update(object, old, write.subresource(), &context);
     }

@@ -257,3 +257,91 @@ async fn an_autoscalers_managers_are_judged_in_the_version_they_speak() {
         None
     );
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_sends_a_field_behind_a_closed_gate_owns_it_though_it_is_not_kept() {
+    let server = Server::start().await;
+    let deployment = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"},
+        "spec": {"selector": {"matchLabels": {"a": "b"}}, "template": {
+            "metadata": {"labels": {"a": "b"}},
+            "spec": {"containers": [{"name": "c", "image": "i",
+                "lifecycle": {"stopSignal": "SIGTERM"}}]}}}});
+    let one = "k:{\"name\":\"c\"}";
+    for (manager, made) in [
+        (
+            "creator",
+            admin(
+                &server,
+                "POST",
+                &format!("{DEPLOYMENTS}?fieldManager=creator"),
+                deployment.clone(),
+            )
+            .await,
+        ),
+        (
+            "applier",
+            apply(
+                &server,
+                &format!("{DEPLOYMENTS}/e"),
+                "fieldManager=applier",
+                {
+                    let mut other = deployment.clone();
+                    other["metadata"]["name"] = json!("e");
+                    other
+                },
+            )
+            .await,
+        ),
+    ] {
+        assert_eq!(made.code, 201, "{}", made.body);
+        let made = made.json();
+        let container = &made["spec"]["template"]["spec"]["containers"][0];
+        assert!(container.get("lifecycle").is_none(), "{container}");
+        let entry = &made["metadata"]["managedFields"][0];
+        assert_eq!(entry["manager"], manager);
+        let owned = &entry["fieldsV1"]["f:spec"]["f:template"]["f:spec"]["f:containers"][one];
+        assert_eq!(owned["f:lifecycle"]["f:stopSignal"], json!({}), "{owned}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_applied_in_another_version_and_stands_already_is_left_alone() {
+    let server = Server::start().await;
+    let path = "/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers";
+    let metric = |name: &str| {
+        json!({"type": "Resource", "resource": {"name": name,
+            "target": {"type": "Utilization", "averageUtilization": 50}}})
+    };
+    let metrics = json!([metric("cpu"), metric("memory")]);
+    let made = admin(
+        &server,
+        "POST",
+        path,
+        json!({"metadata": {"name": "h"}, "spec": {
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "d"},
+        "maxReplicas": 4, "metrics": metrics}}),
+    )
+    .await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    // The older version shows memory in an annotation, and would put it first on the way back.
+    let older = path.replace("/v2/", "/v1/");
+    let applied = apply(
+        &server,
+        &format!("{older}/h"),
+        "fieldManager=a",
+        json!({
+        "apiVersion": "autoscaling/v1", "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": "h"}, "spec": {"maxReplicas": 4}}),
+    )
+    .await;
+    assert_eq!(applied.code, 200, "{}", applied.body);
+    let now = admin(&server, "GET", &format!("{path}/h"), Value::Null)
+        .await
+        .json();
+    assert_eq!(now["spec"]["metrics"], metrics);
+    let managers = now["metadata"]["managedFields"].as_array().unwrap();
+    assert!(
+        managers.iter().any(|entry| entry["manager"] == "a"),
+        "{managers:?}"
+    );
+}

@@ -19,6 +19,7 @@ mod kube_rs;
 mod kubectl;
 mod kubelet;
 mod limits;
+mod names;
 mod negotiation;
 mod openapi;
 mod paths;

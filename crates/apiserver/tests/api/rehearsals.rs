@@ -195,3 +195,70 @@ async fn a_rehearsal_of_any_write_changes_nothing() {
         "the options' dryRun counts, too"
     );
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rehearsal_shows_the_revision_and_the_link_that_came_with_it() {
+    let server = Server::start().await;
+    let maps = "/api/v1/namespaces/default/configmaps";
+    let sent = json!({"metadata": {"name": "m", "resourceVersion": "77"}});
+    let rehearsed = admin(&server, "POST", &format!("{maps}?dryRun=All"), sent.clone()).await;
+    assert_eq!(rehearsed.json()["metadata"]["resourceVersion"], "77");
+    let refused = admin(&server, "POST", maps, sent).await;
+    assert_eq!(refused.code, 500);
+    let made = admin(
+        &server,
+        "POST",
+        maps,
+        json!({"metadata": {"name": "m", "selfLink": "x"}}),
+    )
+    .await;
+    assert!(
+        made.json()["metadata"].get("selfLink").is_none(),
+        "{}",
+        made.body
+    );
+    let patch = json!({"metadata": {"selfLink": "x"}});
+    for (query, link) in [("?dryRun=All", json!("x")), ("", Value::Null)] {
+        let patched = admin(&server, "PATCH", &format!("{maps}/m{query}"), patch.clone()).await;
+        assert_eq!(
+            patched.json()["metadata"]["selfLink"],
+            link,
+            "{}",
+            patched.body
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rehearsed_service_gets_ports_that_nobody_has() {
+    let server = Server::start().await;
+    let services = "/api/v1/namespaces/default/services";
+    let service = |name: &str, ports: Value| json!({"metadata": {"name": name}, "spec": {"type": "NodePort", "ports": ports}});
+    let asked = json!([{"name": "a", "port": 80, "nodePort": 30100}]);
+    let made = admin(&server, "POST", services, service("s", asked.clone())).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let dry = format!("{services}?dryRun=All");
+    let free = json!([{"name": "a", "port": 80}, {"name": "b", "port": 81}]);
+    let rehearsed = admin(&server, "POST", &dry, service("t", free))
+        .await
+        .json();
+    assert_eq!(
+        rehearsed["spec"]["ports"][0]["nodePort"], 32769,
+        "{rehearsed}"
+    );
+    assert_eq!(rehearsed["spec"]["ports"][1]["nodePort"], 32770);
+    let out_of_range = json!([{"name": "a", "port": 80, "nodePort": 99}]);
+    let rehearsed = admin(&server, "POST", &dry, service("t", out_of_range)).await;
+    assert_eq!(rehearsed.code, 201, "{}", rehearsed.body);
+    let taken = admin(&server, "POST", &dry, service("t", asked)).await;
+    assert_eq!(taken.code, 422);
+    let why = "spec.ports[0].nodePort: Invalid value: 30100: provided port is already allocated";
+    assert!(taken.body.contains(why), "{}", taken.body);
+    let twice = json!({"spec": {"ports": [{"name": "a", "port": 80, "nodePort": 30100},
+        {"name": "b", "port": 81, "nodePort": 30100}]}});
+    let refused = admin(&server, "PATCH", &format!("{services}/s"), twice).await;
+    assert_eq!(
+        (refused.code, &refused.json()["message"]),
+        (500, &json!("duplicate nodePort: {TCP 30100}"))
+    );
+}

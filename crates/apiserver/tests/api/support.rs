@@ -96,6 +96,7 @@ impl Server {
             health: lifecycle::Health::default(),
             clock,
             limits: Limits::default(),
+            endings: std::sync::Arc::new(apiserver::RandomEndings),
             token_auth_file: None,
             audit: None,
             admission: apiserver::admission::Options::default(),

@@ -86,6 +86,7 @@ impl World {
             health: Health::default(),
             clock: Arc::new(SystemClock),
             limits: apiserver::Limits::default(),
+            endings: std::sync::Arc::new(apiserver::RandomEndings),
             token_auth_file: None,
             audit: None,
             admission: apiserver::admission::Options::default(),

@@ -228,6 +228,7 @@ async fn start_server(directory: &TempDir, pki: &Pki, stop: CancellationToken) -
         health: lifecycle::Health::default(),
         clock: Arc::new(stdx::SystemClock),
         limits: Limits::default(),
+        endings: std::sync::Arc::new(apiserver::RandomEndings),
         token_auth_file: None,
         audit: None,
         admission: apiserver::admission::Options::default(),

@@ -8,8 +8,20 @@ use crate::json::Key;
 use crate::schema::{Shape, Type};
 use crate::{Object, Value};
 
-/// The set of fields of a new object, without what nobody manages; `None` when it is empty.
+/// An element of a list that cannot be told from others: it has none of its keys.
+struct Placeless;
+
+/// The set of fields of a new object, without what nobody manages; `None` when it is empty, or when
+/// nobody can say whose what is.
 pub(super) fn fields(root: Root<'_>, object: &Object, writer: &Writer<'_>) -> Option<Value> {
+    fields_of(root, object, writer).unwrap_or_default()
+}
+
+fn fields_of(
+    root: Root<'_>,
+    object: &Object,
+    writer: &Writer<'_>,
+) -> Result<Option<Value>, Placeless> {
     let node = Node::root(root);
     let nothing = Value::Object(Object::new());
     let mut out = Object::with_capacity(object.len());
@@ -24,16 +36,16 @@ pub(super) fn fields(root: Root<'_>, object: &Object, writer: &Writer<'_>) -> Op
         };
         let (step, child) = below(node, name);
         let set = match (old, name == "metadata") {
-            (Some(old), true) => managed(changed(child, old, value)),
-            (Some(old), false) => changed(child, old, value),
-            (None, _) => Some(whole(child, value)),
+            (Some(old), true) => managed(changed(child, old, value)?),
+            (Some(old), false) => changed(child, old, value)?,
+            (None, _) => Some(whole(child, value)?),
         };
         if let Some(set) = set {
             out.push(step, set);
         }
     }
     out.sort_keys();
-    (!out.is_empty()).then_some(Value::Object(out))
+    Ok((!out.is_empty()).then_some(Value::Object(out)))
 }
 
 /// Metadata without what nobody manages.
@@ -70,7 +82,7 @@ fn leaf() -> Value {
 }
 
 /// Something that was not there before: itself, and everything below it.
-fn whole(node: Node<'_>, value: &Value) -> Value {
+fn whole(node: Node<'_>, value: &Value) -> Result<Value, Placeless> {
     let form = node.form(Some(value));
     let mut out = Object::new();
     match (&form, value) {
@@ -82,41 +94,46 @@ fn whole(node: Node<'_>, value: &Value) -> Value {
                     continue;
                 }
                 let (step, child) = below(node, name);
-                out.push(step, whole(child, value));
+                out.push(step, whole(child, value)?);
             }
             if out.len() == 1 {
-                return leaf();
+                return Ok(leaf());
             }
             out.sort_keys();
         }
         (Form::Set | Form::Keyed(_), Value::Array(list)) if !list.is_empty() => {
-            out = of_elements(node, &form, list, true).unwrap_or_default();
+            out = of_elements(node, &form, list, true)?;
         }
         _ => {}
     }
-    Value::Object(out)
+    Ok(Value::Object(out))
 }
 
-/// The elements of a list that are all new; `None` when one has no place.
-fn of_elements(node: Node<'_>, form: &Form<'_>, list: &[Value], itself: bool) -> Option<Object> {
+/// The elements of a list that are all new.
+fn of_elements(
+    node: Node<'_>,
+    form: &Form<'_>,
+    list: &[Value],
+    itself: bool,
+) -> Result<Object, Placeless> {
     let mut out = Object::with_capacity(list.len() + 1);
     if itself {
         out.push(Key::fixed("."), leaf());
     }
     for value in list {
-        let step = step_of(node, form, value)?;
+        let step = step_of(node, form, value).ok_or(Placeless)?;
         match out.get_mut(&step) {
             // Those that share a step are owned together.
             Some(shared) => *shared = leaf(),
-            None => out.push(step.into(), whole(node.element(), value)),
+            None => out.push(step.into(), whole(node.element(), value)?),
         }
     }
     out.sort_keys();
-    Some(out)
+    Ok(out)
 }
 
 /// What differs from the zero value that stands for nothing; `None` when nothing does.
-fn changed(node: Node<'_>, old: &Value, new: &Value) -> Option<Value> {
+fn changed(node: Node<'_>, old: &Value, new: &Value) -> Result<Option<Value>, Placeless> {
     let differs = || (old != new).then(leaf);
     let form = node.form(Some(new));
     let out = match (&form, new) {
@@ -124,7 +141,7 @@ fn changed(node: Node<'_>, old: &Value, new: &Value) -> Option<Value> {
             let before = old.as_object().filter(|map| !map.is_empty());
             let after = new.as_object().filter(|map| !map.is_empty());
             let Some(after) = after else {
-                return before.map_or_else(differs, |_| None);
+                return Ok(before.map_or_else(differs, |_| None));
             };
             let mut out = Object::with_capacity(after.len());
             for (name, value) in after {
@@ -133,8 +150,8 @@ fn changed(node: Node<'_>, old: &Value, new: &Value) -> Option<Value> {
                 }
                 let (step, child) = below(node, name);
                 let set = match before.and_then(|map| map.get(name)) {
-                    Some(old) => changed(child, old, value),
-                    None => Some(whole(child, value)),
+                    Some(old) => changed(child, old, value)?,
+                    None => Some(whole(child, value)?),
                 };
                 if let Some(set) = set {
                     out.push(step, set);
@@ -145,12 +162,9 @@ fn changed(node: Node<'_>, old: &Value, new: &Value) -> Option<Value> {
         }
         // Nothing has no elements.
         (Form::Set | Form::Keyed(_), Value::Array(list)) if !list.is_empty() => {
-            match of_elements(node, &form, list, false) {
-                Some(out) => out,
-                None => return differs(),
-            }
+            of_elements(node, &form, list, false)?
         }
-        _ => return differs(),
+        _ => return Ok(differs()),
     };
-    (!out.is_empty()).then_some(Value::Object(out))
+    Ok((!out.is_empty()).then_some(Value::Object(out)))
 }

@@ -107,6 +107,7 @@ fn changeable_part(comparison: walk::Comparison, writer: &Writer<'_>) -> walk::C
         added: changeable(comparison.added, writer),
         modified: changeable(comparison.modified, writer),
         removed: changeable(comparison.removed, writer),
+        placeless: comparison.placeless,
     }
 }
 
@@ -153,6 +154,11 @@ pub fn track(live: Option<&Object>, new: &mut Object, writer: &Writer<'_>) {
     }
     versions::settle(&mut managers, writer);
     let comparison = changeable_part(changes(root, live, new), writer);
+    if comparison.placeless {
+        // Nobody can say whose what is: it is nobody's.
+        Managers::default().store(new);
+        return;
+    }
     let mut differences = Differences::of(comparison, writer);
     if managers.0.iter().any(|e| e.id.version != id.version) {
         // Without managedFields it is what others see, too.

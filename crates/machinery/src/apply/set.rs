@@ -293,14 +293,25 @@ pub(super) fn readable(step: &str) -> String {
         Some(("f:", name)) => format!(".{name}"),
         Some(("k:", key)) => match crate::json::from_str::<Object>(key) {
             Ok(fields) => {
-                let pairs: Vec<String> = fields.iter().map(|(k, v)| format!("{k}={v}")).collect();
-                format!("[{}]", pairs.join(","))
+                let pairs = fields.iter().map(|(k, v)| format!("{k}={}", shown(v)));
+                format!("[{}]", pairs.collect::<Vec<_>>().join(","))
             }
             Err(_) => format!("[{key}]"),
         },
         Some(("v:", value)) => format!("[={value}]"),
         Some(("i:", index)) => format!("[{index}]"),
         _ => format!("[{step}]"),
+    }
+}
+
+/// A value of a key; those that are no scalars should not be there.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Object(map) => map
+            .iter()
+            .map(|(key, value)| format!("{key}={}", shown(value)))
+            .collect(),
+        other => other.to_string(),
     }
 }
 

@@ -645,7 +645,7 @@ proptest::proptest! {
     #[test]
     fn merging_strategically_never_panics(live in tree(), patch in tree()) {
         let schema = crate::schema::lookup("apps/v1.Deployment").unwrap();
-        let _ = crate::patch::strategic::apply(schema, &object(live), &object(patch));
+        let _ = crate::patch::strategic::apply(schema, &object(live), &mut object(patch));
     }
 
     #[test]
@@ -686,7 +686,6 @@ fn a_creator_owns_what_a_comparison_with_nothing_gives() {
             "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}}),
         json!({"spec": {"overhead": {}, "containers": [{"name": "a", "resources": {"limits": {}, "claims": []}}]}}),
         json!({"spec": {"containers": [{"name": "a"}, {"name": "a"}]}}),
-        json!({"spec": {"containers": [{"image": "without a name"}]}}),
         json!({"metadata": {"finalizers": ["a", "a"]}, "spec": {"odd": {"x": [1], "y": {}}}}),
     ];
     let schema = json!({"type": "object", "properties": {"spec": {"type": "object", "properties": {
@@ -714,6 +713,59 @@ fn a_creator_owns_what_a_comparison_with_nothing_gives() {
             }
         }
     }
+}
+
+#[test]
+fn nobody_owns_an_object_with_an_element_that_has_no_key() {
+    let versions = OneVersion {
+        api_version: "v1",
+        root: typed("core/v1.ServiceAccount").unwrap(),
+    };
+    let writer = Writer {
+        api_version: "v1",
+        versions: &versions,
+        ..writer("a")
+    };
+    let account = |secrets: Value| {
+        object(
+            json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "d"},
+            "secrets": secrets}),
+        )
+    };
+    let owned = |account: &Object| account["metadata"].get("managedFields").is_some();
+    let mut made = account(json!([{"namespace": "without a name"}]));
+    track(None, &mut made, &writer);
+    assert!(!owned(&made));
+    let mut live = account(json!([{"name": "c"}]));
+    track(None, &mut live, &writer);
+    assert!(owned(&live));
+    let mut changed = account(json!([{"name": "c"}, {}]));
+    changed["metadata"]["managedFields"] = live["metadata"]["managedFields"].clone();
+    track(Some(&live), &mut changed, &writer);
+    assert!(!owned(&changed));
+}
+
+#[test]
+fn a_key_that_is_null_is_not_the_default() {
+    let schema = crate::schema::lookup("core/v1.ServiceSpec").unwrap();
+    let ports = topology::Node::root(Root::Typed(schema)).child("ports");
+    let step = |port: Value| topology::key_step(ports, &["port", "protocol"], &port);
+    let cases = [
+        (json!({"port": 1}), Some(r#"k:{"port":1,"protocol":"TCP"}"#)),
+        (
+            json!({"port": 1, "protocol": null}),
+            Some(r#"k:{"port":1,"protocol":null}"#),
+        ),
+    ];
+    for (port, expected) in cases {
+        assert_eq!(step(port).as_deref(), expected);
+    }
+}
+
+#[test]
+fn keys_that_are_no_scalars_are_shown_without_braces() {
+    assert_eq!(set::readable(r#"k:{"uid":{}}"#), "[uid=]");
+    assert_eq!(set::readable(r#"k:{"uid":"x"}"#), "[uid=\"x\"]");
 }
 
 #[test]

@@ -82,7 +82,7 @@ impl<'a> Node<'a> {
         match self {
             Node::Struct(_) | Node::CustomRoot(_) | Node::UnknownRoot => Scalar::Map,
             Node::Field(shape, _) => match shape {
-                Shape::Struct(_) | Shape::Map(_) => Scalar::Map,
+                Shape::Struct(_) | Shape::Map(_) | Shape::FieldsV1 => Scalar::Map,
                 Shape::List(_) => Scalar::List,
                 Shape::String | Shape::Bytes => Scalar::Text,
                 Shape::Bool => Scalar::Truth,
@@ -294,8 +294,9 @@ pub(super) fn key_step(node: Node<'_>, keys: &[&str], element: &Value) -> Option
     for key in sorted.iter() {
         let default;
         let value = match element.get(*key) {
-            Some(value) if !value.is_null() => value,
-            _ => {
+            // Null, said of a key, is not what it is by default.
+            Some(value) => value,
+            None => {
                 default = node.default_of(key);
                 match &default {
                     Some(value) => value,

@@ -12,6 +12,8 @@ pub struct Comparison {
     pub added: FieldSet,
     pub modified: FieldSet,
     pub removed: FieldSet,
+    /// Whether an element of a list cannot be told from others: it has none of its keys.
+    pub placeless: bool,
 }
 
 /// The step to a field.
@@ -173,7 +175,11 @@ fn compare_lists(
     }
     let both = (groups(node, form, old_list), groups(node, form, new_list));
     let (Some(before), Some(after)) = both else {
-        return leaf(old, new);
+        let placeless = true;
+        return Comparison {
+            placeless,
+            ..leaf(old, new)
+        };
     };
     let mut out = Comparison::default();
     for (step, values) in &before {
@@ -253,7 +259,9 @@ impl Comparison {
             added,
             modified,
             removed,
+            placeless,
         } = inside;
+        self.placeless |= placeless;
         match (added.is_blank(), modified.is_blank(), removed.is_blank()) {
             (true, true, true) => {}
             (false, true, true) => self.added.attach(step(), added),

@@ -67,9 +67,6 @@ impl<'de> Visitor<'de> for Fields {
                 depth: self.depth + 1,
                 may_be_null: true,
             })?;
-            if field.off_with_holder && !value.is_null() {
-                return Err(no());
-            }
             if !value.is_null() && normalise::is_kept(field, &value) {
                 out.push(position, value);
             }

@@ -14,7 +14,7 @@
 //! In front of a type: nothing, always written; `?` left out when empty (a struct never is);
 //! `*` absent or a value; `~` a value or null; `0` left out when zero. `[]` is a list, `{}` a map
 //! with string keys. Behind it: `!` required, `atomic`, `set`, `granular`, `keys=`, `patch=`,
-//! `default=`, `off` for a field behind a feature gate that is off (`off=holder`: what holds nothing else goes
+//! `default=`, `off` for a field behind a feature gate that is off (`off=hollow`: what holds nothing else goes
 //! with it), `sent` for a list or map of which an empty one is told from none until the object is written.
 
 mod parse;
@@ -66,6 +66,15 @@ pub struct Patch {
     pub replace: bool,
     /// The field by which elements are known; absent for lists of scalars.
     pub key: Option<&'static str>,
+}
+
+/// How a field behind a closed gate goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Off {
+    /// By itself.
+    Alone,
+    /// With what holds it, if nothing else is there.
+    Hollow,
 }
 
 /// A type in the table.
@@ -133,10 +142,8 @@ pub struct Field {
     pub patch: Patch,
     /// JSON text.
     pub default: Option<&'static str>,
-    /// Whether the field's feature gate is off.
-    pub off: bool,
-    /// Whether what holds nothing but this field, which is off, goes with it.
-    pub off_with_holder: bool,
+    /// How the field goes when its feature gate is closed.
+    pub off: Option<Off>,
     /// Whether an empty list or map that was sent counts until the object is written.
     pub sent: bool,
     zero: OnceLock<Option<Value>>,
@@ -301,6 +308,8 @@ pub struct Type {
     addresses: Addresses,
     /// The fields that are written when nothing is set.
     pub always: Vec<u16>,
+    /// The fields behind closed gates, and those on the way to such.
+    pub(crate) gated: OnceLock<Vec<u16>>,
 }
 
 impl Type {

@@ -1,6 +1,6 @@
 //! Reads the table's text into its form in memory, once.
 
-use super::{Addresses, Field, Member, Patch, Presence, Shape, Table, Topology, Type, TypeId};
+use super::{Addresses, Field, Member, Off, Patch, Presence, Shape, Table, Topology, Type, TypeId};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -152,6 +152,7 @@ fn build(names: &Names, at: usize) -> Type {
         fields,
         index,
         always,
+        gated: OnceLock::new(),
     }
 }
 
@@ -246,16 +247,15 @@ fn field(
         topology: Topology::Default,
         patch: Patch::default(),
         default: None,
-        off: false,
-        off_with_holder: false,
+        off: None,
         sent: false,
         zero: OnceLock::new(),
     };
     for word in words {
         match word.split_once('=') {
             None if word == "!" => field.required = true,
-            None if word == "off" => field.off = true,
-            Some(("off", "holder")) => (field.off, field.off_with_holder) = (true, true),
+            None if word == "off" => field.off = Some(Off::Alone),
+            Some(("off", "hollow")) => field.off = Some(Off::Hollow),
             None if word == "sent" => field.sent = true,
             None if word == "atomic" => field.topology = Topology::Atomic,
             None if word == "set" => field.topology = Topology::Set,

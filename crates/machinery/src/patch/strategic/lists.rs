@@ -1,0 +1,243 @@
+//! Lists that are merged by element, and the order that comes of it: elements that the patch names
+//! stand in its order, the others where they stood among them.
+
+use super::{
+    BAD_ORDER, DIRECTIVE, Error, LIST, MAP, ORDER, Place, directed_field, go_type, merge_map,
+    unknown_directive, without_directives, wrong_type,
+};
+use crate::json::Key;
+use crate::text::plain;
+use crate::{Object, Value};
+
+/// Merges a list of which the patch sets the order, with `$setElementOrder/` and its name. Both go
+/// from the patch.
+pub(super) fn merge_ordered(
+    place: Place,
+    target: &mut Object,
+    patch: &mut Object,
+    directive: &Key,
+) -> Result<(), Error> {
+    let order = patch.shift_remove(directive).unwrap_or_default();
+    let Value::Array(order) = order else {
+        return Err(wrong_type(LIST, &order));
+    };
+    let name = directed_field(directive, ORDER).ok_or(BAD_ORDER)?;
+    let list_in = |map: &Object| match map.get(&name) {
+        None => Ok(None),
+        Some(Value::Array(list)) => Ok(Some(list.clone())),
+        Some(other) => Err(wrong_type(LIST, other)),
+    };
+    let (old, mut new) = (list_in(target)?, list_in(patch)?);
+    let (element, strategy) = place.list(&name)?;
+    let named = new.as_deref().unwrap_or_default();
+    check_order(named, &order, strategy.key)?;
+    let before = old.clone().unwrap_or_default();
+    let kind = element_type(&before, named)?;
+    let merged = match (old, &mut new) {
+        (None, None) => return Ok(()),
+        (Some(old), None) => old,
+        (None, Some(new)) => new.iter_mut().filter_map(without_directives).collect(),
+        (Some(old), Some(new)) if strategy.merge => merge(element, old, new, strategy.key, false)?,
+        (Some(_), Some(new)) => new.clone(),
+    };
+    let kind =
+        kind.ok_or_else(|| Error::Unfit("no elements in any of the given slices".to_owned()))?;
+    let listed = in_order(merged, &order, &before, key_of(kind, strategy.key))?;
+    patch.shift_remove(&name);
+    target.insert(name, Value::Array(listed));
+    Ok(())
+}
+
+/// The list after the patch, or without what the patch lists, if it lists what is to be deleted.
+pub(super) fn merge(
+    place: Place,
+    mut old: Vec<Value>,
+    patch: &mut [Value],
+    key: Option<&'static str>,
+    deletes: bool,
+) -> Result<Vec<Value>, Error> {
+    let Some(kind) = element_type(&old, patch)? else {
+        return Ok(old);
+    };
+    if kind != MAP {
+        if deletes {
+            old.retain(|value| !patch.contains(value));
+            return Ok(old);
+        }
+        let mut merged: Vec<Value> = Vec::with_capacity(old.len() + patch.len());
+        for value in old.iter().chain(patch.iter()) {
+            if !merged.contains(value) {
+                merged.push(value.clone());
+            }
+        }
+        return in_order(merged, patch, &old, None);
+    }
+    let Some(key) = key else {
+        return Err(Error::Unfit(
+            "cannot merge lists without merge key for struct".to_owned(),
+        ));
+    };
+    let replaces = obey(&mut old, patch, key)?;
+    let is_plain = |value: &&mut Value| value.get(DIRECTIVE).is_none();
+    if replaces {
+        let rest: Vec<Value> = patch
+            .iter_mut()
+            .filter(is_plain)
+            .map(|v| v.clone())
+            .collect();
+        return in_order(rest.clone(), &[], &rest, Some(key));
+    }
+    let mut merged = old.clone();
+    for value in patch.iter_mut().filter(is_plain) {
+        let Value::Object(new) = value else { continue };
+        let id = new.get(key).ok_or_else(|| no_key(new, key))?;
+        match merged.iter().position(|known| known.get(key) == Some(id)) {
+            Some(at) => {
+                let known = match merged[at].take() {
+                    Value::Object(known) => known,
+                    _ => Object::new(),
+                };
+                merged[at] = Value::Object(merge_map(place, known, new)?);
+            }
+            None => merged.push(Value::Object(new.clone())),
+        }
+    }
+    let named = patch.iter_mut().filter(is_plain).map(|v| v.clone());
+    in_order(merged, &named.collect::<Vec<_>>(), &old, Some(key))
+}
+
+/// Does what elements with a directive say; tells whether the patch takes the list's place.
+fn obey(old: &mut Vec<Value>, patch: &[Value], key: &str) -> Result<bool, Error> {
+    let mut replaces = false;
+    for value in patch {
+        let Value::Object(element) = value else {
+            continue;
+        };
+        let Some(directive) = element.get(DIRECTIVE) else {
+            continue;
+        };
+        match directive.as_str() {
+            Some("delete") => {
+                let id = element.get(key).ok_or_else(|| no_key(element, key))?;
+                old.retain(|value| value.get(key) != Some(id));
+            }
+            Some("replace") => replaces = true,
+            Some("merge") => {
+                let why = "merging lists cannot yet be specified in the patch";
+                return Err(Error::Unfit(why.to_owned()));
+            }
+            _ => return Err(unknown_directive(directive, element)),
+        }
+    }
+    Ok(replaces)
+}
+
+fn no_key(element: &Object, key: &str) -> Error {
+    let shown = plain(&Value::Object(element.clone()));
+    Error::Unfit(format!(
+        "map: {shown} does not contain declared merge key: {key}"
+    ))
+}
+
+/// The type of the elements, which all have one; nothing when there are none.
+fn element_type(old: &[Value], patch: &[Value]) -> Result<Option<&'static str>, Error> {
+    let mut types = old.iter().chain(patch).map(go_type);
+    let Some(first) = types.next() else {
+        return Ok(None);
+    };
+    if first == LIST {
+        return Err(Error::ListOfLists);
+    }
+    if types.all(|kind| kind == first) {
+        return Ok(Some(first));
+    }
+    let shown = [Value::Array(old.to_vec()), Value::Array(patch.to_vec())];
+    Err(Error::Unfit(format!(
+        "list element types are not identical: {}",
+        plain(&Value::Array(shown.to_vec()))
+    )))
+}
+
+/// Only maps are known by a key.
+fn key_of(kind: &str, key: Option<&'static str>) -> Option<&'static str> {
+    key.filter(|_| kind == MAP)
+}
+
+/// Elements that the patch sets stand in the order that it asks for.
+fn check_order(list: &[Value], order: &[Value], key: Option<&'static str>) -> Result<(), Error> {
+    if list.is_empty() || order.is_empty() {
+        return Ok(());
+    }
+    if let Some(other) = list.iter().find(|v| key.is_some() && !v.is_object()) {
+        return Err(wrong_type(MAP, other));
+    }
+    let mut wanted = order.iter();
+    for value in list.iter().filter(|v| v.get(DIRECTIVE).is_none()) {
+        let mut found = false;
+        for place in wanted.by_ref() {
+            found = match key {
+                Some(key) => keyed(value, key)? == keyed(place, key)?,
+                None => value == place,
+            };
+            if found {
+                break;
+            }
+        }
+        if !found {
+            let shown = |list: &[Value]| plain(&Value::Array(list.to_vec()));
+            return Err(Error::Unfit(format!(
+                "The order in patch list:\n{}\n doesn't match {ORDER} list:\n{}\n",
+                shown(list),
+                shown(order)
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// What an element is known by.
+fn keyed<'a>(value: &'a Value, key: &str) -> Result<&'a Value, Error> {
+    let Value::Object(element) = value else {
+        return Err(wrong_type(MAP, value));
+    };
+    element.get(key).ok_or_else(|| no_key(element, key))
+}
+
+/// Elements that the order names follow it; the others stay where they stood among them.
+fn in_order(
+    list: Vec<Value>,
+    order: &[Value],
+    before: &[Value],
+    key: Option<&'static str>,
+) -> Result<Vec<Value>, Error> {
+    if let Some(key) = key {
+        for value in list.iter().chain(order).chain(before) {
+            keyed(value, key)?;
+        }
+    }
+    let id = |v: &Value| key.map_or_else(|| v.clone(), |k| v[k].clone());
+    let wanted: Vec<Value> = order.iter().map(id).collect();
+    let stood: Vec<Value> = before.iter().map(id).collect();
+    let place = |of: &[Value], v: &Value| of.iter().position(|o| *o == id(v));
+    let (mut named, mut others): (Vec<Value>, Vec<Value>) =
+        list.into_iter().partition(|v| place(&wanted, v).is_some());
+    named.sort_by_key(|v| place(&wanted, v));
+    others.sort_by_key(|v| place(&stood, v).unwrap_or(usize::MAX));
+    let mut out = Vec::with_capacity(named.len() + others.len());
+    let (mut named, mut others) = (named.into_iter().peekable(), others.into_iter().peekable());
+    loop {
+        let other_first = match (others.peek(), named.peek()) {
+            (None, None) => return Ok(out),
+            (Some(_), None) => true,
+            (None, Some(_)) => false,
+            (Some(other), Some(name)) => {
+                matches!((place(&stood, other), place(&stood, name)), (Some(a), Some(b)) if a < b)
+            }
+        };
+        out.extend(if other_first {
+            others.next()
+        } else {
+            named.next()
+        });
+    }
+}
