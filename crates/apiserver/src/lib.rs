@@ -8,6 +8,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod admission;
+mod api_services;
 pub mod audit;
 pub mod authn;
 pub mod authz;

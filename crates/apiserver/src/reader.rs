@@ -1,11 +1,18 @@
 //! Reads for those inside the server who decide about requests: authorizers and admission plugins.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
+use futures::StreamExt;
 use machinery::Status;
-use store::{Entry, Freshness, ListRequest, Revision, Watch};
+use stdx::Backoff;
+use store::{Entry, Freshness, ListRequest, Revision, Watch, WatchItem};
+use tokio::sync::Notify;
 
 use crate::{Registry, Resource, Store, Stored, failure};
+
+/// How soon a watch that ended is begun again.
+const FIRST: Duration = Duration::from_millis(20);
+const LONGEST: Duration = Duration::from_secs(5);
 
 /// A view of the objects. Cheap to clone.
 #[derive(Clone)]
@@ -88,6 +95,27 @@ impl Reader {
         match self.resource(group, resource) {
             Some(resource) => self.store.watch(resource.prefix(""), after).await.map(Some),
             None => Ok(None),
+        }
+    }
+
+    /// Tells of every change of a kind, and at the beginning, for as long as it is polled.
+    pub(crate) async fn tell_of_changes(&self, group: &str, resource: &str, changed: &Notify) {
+        let mut backoff = Backoff::new(FIRST, LONGEST);
+        loop {
+            // What happened while nobody watched is in the next list.
+            let since = self.list(group, resource, "").await;
+            changed.notify_one();
+            if let Ok((since, _)) = since
+                && let Ok(Some(mut events)) = self.watch(group, resource, since).await
+            {
+                while let Some(Ok(item)) = events.next().await {
+                    if let WatchItem::Events { .. } = item {
+                        backoff.reset();
+                        changed.notify_one();
+                    }
+                }
+            }
+            tokio::time::sleep(backoff.step()).await;
         }
     }
 

@@ -8,8 +8,8 @@ use tokio_rustls::TlsAcceptor;
 use tracing::{debug, info};
 
 use crate::{
-    Config, Error, LocalService, Registry, Store, User, authz, bootstrap, connection, custom,
-    fairness, pipeline::Core, services,
+    Config, Error, LocalService, Registry, Store, User, api_services, authz, bootstrap, connection,
+    custom, fairness, pipeline::Core, services,
 };
 
 /// The API server.
@@ -72,6 +72,7 @@ impl ApiServer {
             custom::follow(self.core.clone(), definitions),
         );
         context.spawn("bootstrap", bootstrap::keep(self.core.clone()));
+        context.spawn("api-services", api_services::keep(self.core.clone()));
         context.spawn("flow-control", fairness::keep(self.core.clone()));
         context.spawn(
             "service-addresses",

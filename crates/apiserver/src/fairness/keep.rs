@@ -3,11 +3,9 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use futures::StreamExt;
 use http::Method;
 use jiff::{SignedDuration, Timestamp};
 use machinery::{Object, Status, Value, json::json};
-use stdx::Backoff;
 use tokio::sync::Notify;
 
 use super::{Fairness, GROUP, LEVELS, SCHEMAS, status, upkeep};
@@ -21,8 +19,6 @@ const ADJUST_EVERY: Duration = Duration::from_secs(10);
 const UPKEEP_EVERY: SignedDuration = SignedDuration::from_secs(60);
 /// How often a schema's status is written in a minute at the most: others may want it to be something else.
 const STATUS_WRITES: usize = 6;
-const FIRST: Duration = Duration::from_millis(20);
-const LONGEST: Duration = Duration::from_secs(5);
 
 fn writer(core: &Arc<Core>) -> LocalService {
     let user = User::new("system:apiserver", [user::MASTERS]);
@@ -47,8 +43,8 @@ pub(crate) async fn keep(core: Arc<Core>) {
     let Some(_) = core.reader.resource(GROUP, SCHEMAS) else {
         return adjust_for_ever(&core).await;
     };
-    let changed = Arc::new(Notify::new());
-    let watches = [LEVELS, SCHEMAS].map(|kind| watch(&core.reader, kind, &changed));
+    let changed = Notify::new();
+    let watches = [LEVELS, SCHEMAS].map(|kind| core.reader.tell_of_changes(GROUP, kind, &changed));
     let work = async {
         let mut keeper = Keeper::new(&core);
         let mut tick = core.config.clock.sleep(ADJUST_EVERY);
@@ -78,27 +74,6 @@ async fn read(reader: &Reader) -> Result<(Vec<Object>, Vec<Object>), Status> {
         Ok::<Vec<Object>, Status>(objects.iter().map(|stored| Stored::parse(stored)).collect())
     };
     Ok((list(LEVELS).await?, list(SCHEMAS).await?))
-}
-
-/// Tells of every change of one kind.
-async fn watch(reader: &Reader, kind: &'static str, changed: &Notify) {
-    let mut backoff = Backoff::new(FIRST, LONGEST);
-    loop {
-        // What happened while nobody watched is in the next list.
-        let since = reader.list(GROUP, kind, "").await;
-        changed.notify_one();
-        if let Ok((since, _)) = since
-            && let Ok(Some(mut events)) = reader.watch(GROUP, kind, since).await
-        {
-            while let Some(Ok(item)) = events.next().await {
-                if let store::WatchItem::Events { .. } = item {
-                    backoff.reset();
-                    changed.notify_one();
-                }
-            }
-        }
-        tokio::time::sleep(backoff.step()).await;
-    }
 }
 
 struct Keeper<'a> {

@@ -6,7 +6,7 @@ use apiserver::Limits;
 use machinery::json::{Value, json};
 use stdx::{Clock, FakeClock};
 
-use crate::support::{Server, admin};
+use crate::support::{Server, admin, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_systems_priority_classes_cannot_be_deleted() {
@@ -87,4 +87,59 @@ async fn the_way_to_the_server_is_repaired() {
         assert!(tokio::time::Instant::now() < deadline, "{slice}");
         tokio::task::yield_now().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn groups_that_are_served_here_have_their_apiservices() {
+    let server = Server::start().await;
+    let path = |name: &str| format!("/apis/apiregistration.k8s.io/v1/apiservices/{name}");
+    let find = async |name: &str| {
+        let answer = admin(&server, "GET", &path(name), Value::Null).await;
+        (answer.code == 200).then(|| answer.json())
+    };
+    let apps = eventually(async || find("v1.apps").await).await;
+    let label = "kube-aggregator.kubernetes.io/automanaged";
+    assert_eq!(apps["metadata"]["labels"], json!({label: "onstart"}));
+    let spec = json!({"group": "apps", "version": "v1", "groupPriorityMinimum": 17800,
+        "versionPriority": 15});
+    assert_eq!(apps["spec"], spec);
+    let condition = &apps["status"]["conditions"][0];
+    assert_eq!(
+        (&condition["status"], &condition["reason"]),
+        (&json!("True"), &json!("Local"))
+    );
+    let fields = &apps["metadata"]["managedFields"];
+    assert_eq!(fields.as_array().unwrap().len(), 1, "{fields}");
+    assert_eq!(fields[0]["manager"], "kube-apiserver");
+    assert!(fields[0]["fieldsV1"]["f:status"].is_null(), "{fields}");
+    let definition = json!({"metadata": {"name": "things.a.example.com"}, "spec": {
+        "group": "a.example.com", "scope": "Cluster",
+        "names": {"plural": "things", "singular": "thing", "kind": "Thing", "listKind": "ThingList"},
+        "versions": [{"name": "v1", "served": true, "storage": true,
+            "schema": {"openAPIV3Schema": {"type": "object"}}}],
+    }});
+    let definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+    let made = admin(&server, "POST", definitions, definition).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let custom = eventually(async || find("v1.a.example.com").await).await;
+    assert_eq!(custom["metadata"]["labels"], json!({label: "true"}));
+    // What is custom comes back while it is defined, what is built in when a server starts.
+    for name in ["v1.a.example.com", "v1.apps"] {
+        assert_eq!(
+            admin(&server, "DELETE", &path(name), Value::Null)
+                .await
+                .code,
+            200
+        );
+    }
+    eventually(async || find("v1.a.example.com").await).await;
+    assert!(find("v1.apps").await.is_none());
+    let definition = format!("{definitions}/things.a.example.com");
+    assert_eq!(
+        admin(&server, "DELETE", &definition, Value::Null)
+            .await
+            .code,
+        200
+    );
+    eventually(async || find("v1.a.example.com").await.is_none().then_some(())).await;
 }

@@ -9,6 +9,7 @@ use crate::{Column, Scope, Subresource};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use machinery::field::{Error, Errors, Path};
+use machinery::json::json;
 use machinery::{Object, Value, format};
 
 pub const KIND: Builtin = Builtin {
@@ -24,6 +25,19 @@ pub const KIND: Builtin = Builtin {
     default: |object| {
         if let Some(service) = child(child_or_new(object, "spec"), "service") {
             default_to(service, "port", 443);
+        }
+    },
+    prepare_create: |object, context| {
+        // What the server serves itself is there at once.
+        if !is_set(&get(object, "spec")["service"]) {
+            let available = json!({
+                "type": "Available",
+                "status": "True",
+                "lastTransitionTime": context.now,
+                "reason": "Local",
+                "message": "Local APIServices are always available",
+            });
+            object.insert("status", json!({"conditions": [available]}));
         }
     },
     validate_create: validate,
