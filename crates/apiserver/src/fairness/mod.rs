@@ -69,6 +69,8 @@ const LEVEL_UID: HeaderName = HeaderName::from_static("x-kubernetes-pf-priorityl
 
 /// How long a refusal takes; not everybody's takes the same time, so that they do not all come back together.
 const PAUSE: Range<Duration> = Duration::from_millis(100)..Duration::from_millis(300);
+/// The same where others wait longer than that for their turn.
+const PAUSE_IN_LINE: Range<Duration> = Duration::from_millis(500)..Duration::from_millis(1000);
 /// The longest that anybody waits for a seat.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -194,8 +196,13 @@ impl Flow {
         match taken {
             Ok(seat) => Ok(Some(seat)),
             Err(why) => {
-                if why != Refusal::TimeOut {
-                    tokio::time::sleep(rand::random_range(PAUSE)).await;
+                let pause = match why {
+                    Refusal::ConcurrencyLimit => Some(PAUSE),
+                    Refusal::QueueFull => Some(PAUSE_IN_LINE),
+                    Refusal::TimeOut => None,
+                };
+                if let Some(pause) = pause {
+                    tokio::time::sleep(rand::random_range(pause)).await;
                 }
                 let second = jiff::Timestamp::now().as_second();
                 Err(TurnedAway {
