@@ -46,7 +46,7 @@ enum Seats {
         most: AtomicUsize,
     },
     /// Guards seats and queues. Nobody is told anything while it is held.
-    Limited(Mutex<Queues<Waiter>>),
+    Limited(Box<Mutex<Queues<Waiter>>>),
 }
 
 /// Somebody who waits.
@@ -92,7 +92,7 @@ impl Level {
                 most: AtomicUsize::new(0),
             }
         } else {
-            Seats::Limited(Mutex::new(Queues::new(Instant::now())))
+            Seats::Limited(Box::new(Mutex::new(Queues::new(Instant::now()))))
         };
         Self {
             name: name.to_owned(),
