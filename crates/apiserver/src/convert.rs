@@ -228,6 +228,12 @@ pub(crate) fn another_kind(resource: &Resource, object: &Object) -> Option<Strin
     unrecognized::does_not_convert(resource, object)
 }
 
+/// The version and the kind that JSON says that it is of, or why that cannot be seen.
+pub(crate) fn claimed(json: &[u8]) -> Result<(String, String), String> {
+    let given = unrecognized::version_and_kind(media::Body::Json, json)?;
+    Ok((given.api_version, given.kind))
+}
+
 /// Says what an object is.
 pub(crate) fn name_kind(resource: &Resource, object: &mut Object) {
     let kind = &resource.kind.names().kind;

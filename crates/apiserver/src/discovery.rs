@@ -221,7 +221,7 @@ fn legacy(resource: &Resource) -> Value {
         "singularName": names.singular,
         "namespaced": resource.namespaced(),
         "kind": names.kind,
-        "verbs": resource.kind.verbs(),
+        "verbs": verbs(resource),
     });
     if !names.short_names.is_empty() {
         entry["shortNames"] = names.short_names.clone().into();
@@ -368,7 +368,7 @@ fn aggregated_resource(resource: &Resource) -> Value {
         "responseKind": kind(own_group, own_version, &names.kind),
         "scope": if resource.namespaced() { "Namespaced" } else { "Cluster" },
         "singularResource": names.singular,
-        "verbs": resource.kind.verbs(),
+        "verbs": verbs(resource),
     });
     if !names.short_names.is_empty() {
         entry["shortNames"] = names.short_names.clone().into();
@@ -391,6 +391,17 @@ fn aggregated_resource(resource: &Resource) -> Value {
         entry["subresources"] = subresources.into();
     }
     entry
+}
+
+/// What can be done with a resource. Nothing is made or changed of a definition that goes, though who
+/// tries is told why.
+fn verbs(resource: &Resource) -> &'static [&'static str] {
+    match &resource.definition {
+        Some(definition) if definition.leaving => {
+            &["delete", "deletecollection", "get", "list", "watch"]
+        }
+        _ => resource.kind.verbs(),
+    }
 }
 
 /// The verbs a subresource answers to.

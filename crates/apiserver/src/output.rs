@@ -214,6 +214,12 @@ impl Output {
     /// What comes before the items of a list.
     pub(crate) fn list_head(&self, metadata: &Value) -> Bytes {
         let (kind, version) = self.list_kind();
+        let mut metadata = metadata.clone();
+        // Lists of custom objects say also that nothing follows.
+        if self.resource.custom && self.wanted.shape == Shape::Object {
+            let fields = metadata.as_object_mut();
+            fields.map(|fields| fields.entry("continue").or_insert_with(|| "".into()));
+        }
         format!(r#"{{"kind":"{kind}","apiVersion":"{version}","metadata":{metadata},"items":["#)
             .into()
     }

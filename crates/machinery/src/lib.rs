@@ -12,6 +12,7 @@ pub mod fields;
 pub mod format;
 pub mod gates;
 pub mod json;
+pub mod jsonpath;
 pub mod labels;
 pub mod normalise;
 pub mod openapi;

@@ -286,7 +286,8 @@ impl Walk<'_> {
                 Shape::PropsOrBool | Shape::PropsOrArray | Shape::PropsOrStrings,
                 Value::Object(map),
             ) => self.props(map)?,
-            (Shape::PropsOrArray, Value::Array(list)) => {
+            (Shape::PropsOrBool, _) => return Err("boolean or JSON schema expected".to_owned()),
+            (Shape::PropsOrArray, Value::Array(list)) if !list.is_empty() => {
                 let mut out = Vec::with_capacity(list.len());
                 for (i, value) in list.into_iter().enumerate() {
                     self.path.push(Step::Index(i));
@@ -299,6 +300,8 @@ impl Walk<'_> {
                 Value::Array(out)
             }
             (Shape::PropsOrStrings, value @ Value::Array(_)) => value,
+            // Anything else is read as nothing.
+            (Shape::PropsOrArray | Shape::PropsOrStrings, _) => Value::Null,
             (Shape::Struct(id), Value::Object(map)) => Value::Object(self.fields(id.get(), map)?),
             (Shape::List(element), Value::Array(list)) => self.list(*element, list, place)?,
             (Shape::Map(element), Value::Object(map)) => self.map(*element, map, place)?,
@@ -641,6 +644,27 @@ mod tests {
                 findings.sentences().to_vec(),
             ),
             Err(error) => (error, findings.sentences().to_vec()),
+        }
+    }
+
+    #[test]
+    fn what_is_neither_a_schema_nor_its_other_form_is_nothing_or_refused() {
+        let definition = |keyword: &str, value: Value| {
+            let schema = json!({"type": "object", keyword: value});
+            let definition = json!({"spec": {"versions": [{"name": "v1", "served": true,
+                "storage": true, "schema": {"openAPIV3Schema": schema}}]}});
+            normalised("apiextensions/v1.CustomResourceDefinition", definition).0
+        };
+        for value in [json!("x"), json!(5), json!([])] {
+            let read = definition("items", value);
+            assert!(
+                read.contains(r#""openAPIV3Schema":{"type":"object"}"#),
+                "{read}"
+            );
+        }
+        for value in [json!("x"), json!(5), json!([])] {
+            let read = definition("additionalProperties", value);
+            assert_eq!(read, "boolean or JSON schema expected");
         }
     }
 

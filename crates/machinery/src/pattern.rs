@@ -1,125 +1,577 @@
-//! Regular expressions as Go writes them, for an engine with a somewhat other dialect: classes such
-//! as `\d` are of ASCII, braces that repeat nothing and brackets in classes stand for themselves.
+//! Regular expressions as Go reads them: what Go refuses is refused in its words, what it takes is
+//! matched by an engine with a somewhat other dialect.
 
-/// The same expression in the dialect of the `regex` crate.
-pub fn from_go(pattern: &str) -> String {
-    let mut out = String::with_capacity(pattern.len() + 8);
-    let mut rest = pattern;
-    let mut class = false;
-    while let Some(c) = rest.chars().next() {
-        let after = &rest[c.len_utf8()..];
-        let taken = match (c, class) {
-            ('\\', _) => escape(after, class, &mut out),
-            ('[', false) => {
-                class = true;
-                open_class(after, &mut out)
-            }
-            ('[', true) if after.starts_with(':') => posix(after, &mut out),
-            ('[' | '&' | '~', true) => literal(&mut out, c),
-            (']', true) => {
-                class = false;
-                push(&mut out, c)
-            }
-            ('{', false) if !repeats(after) => literal(&mut out, c),
-            _ => push(&mut out, c),
+use regex::bytes::{Regex, RegexBuilder};
+
+/// How much a compiled expression may weigh.
+const SIZE_LIMIT: usize = 64 << 20;
+/// How often anything may be repeated.
+const REPEAT_LIMIT: u64 = 1000;
+
+/// An expression that Go takes.
+#[derive(Debug, Clone)]
+pub struct Pattern {
+    /// As it was written.
+    pub text: String,
+    /// `None` for one that the engine cannot hold; it matches everything.
+    regex: Option<Regex>,
+}
+
+impl Pattern {
+    /// Reads an expression, or says what Go says of it.
+    pub fn new(text: &str) -> Result<Self, String> {
+        let translated = translate(text)
+            .map_err(|(why, part)| format!("error parsing regexp: {why}: `{part}`"))?;
+        let built = RegexBuilder::new(&translated)
+            .size_limit(SIZE_LIMIT)
+            .build();
+        Ok(Self {
+            text: text.to_owned(),
+            regex: built.ok(),
+        })
+    }
+
+    /// Whether the expression is found anywhere in a text.
+    pub fn is_match(&self, text: &str) -> bool {
+        let regex = self.regex.as_ref();
+        regex.is_none_or(|regex| regex.is_match(text.as_bytes()))
+    }
+}
+
+/// What is wrong, and with which part.
+type Refused<'a> = (&'static str, &'a str);
+
+const BAD_CLASS: &str = "invalid character class range";
+const BAD_ESCAPE: &str = "invalid escape sequence";
+const BAD_REPEAT: &str = "invalid repeat count";
+const NO_ARGUMENT: &str = "missing argument to repetition operator";
+
+/// What stands between two parentheses, or in the whole. Numbers say how often something is repeated
+/// in all.
+#[derive(Default)]
+struct Group {
+    most: u64,
+    /// What a repetition would repeat, if anything.
+    last: Option<u64>,
+}
+
+impl Group {
+    fn close(&mut self) {
+        self.most = self.most.max(self.last.take().unwrap_or(0));
+    }
+
+    fn push(&mut self, most: u64) {
+        self.close();
+        self.last = Some(most);
+    }
+}
+
+struct Reader<'a> {
+    whole: &'a str,
+    rest: &'a str,
+    out: String,
+    outer: Vec<Group>,
+    group: Group,
+}
+
+/// The same expression in the dialect of the engine.
+fn translate(pattern: &str) -> Result<String, Refused<'_>> {
+    let mut reader = Reader {
+        whole: pattern,
+        rest: pattern,
+        out: String::with_capacity(pattern.len() + 8),
+        outer: Vec::new(),
+        group: Group::default(),
+    };
+    let mut repeated = None;
+    while !reader.rest.is_empty() {
+        repeated = reader.item(repeated)?;
+    }
+    match reader.outer.is_empty() {
+        true => Ok(reader.out),
+        false => Err(("missing closing )", pattern)),
+    }
+}
+
+impl<'a> Reader<'a> {
+    fn next(&mut self) -> Option<char> {
+        let c = self.rest.chars().next()?;
+        self.rest = &self.rest[c.len_utf8()..];
+        Some(c)
+    }
+
+    /// What was read since something else was still to be read.
+    fn since(&self, before: &'a str) -> &'a str {
+        &before[..before.len() - self.rest.len()]
+    }
+
+    fn push(&mut self, part: &str) {
+        self.out.push_str(part);
+        self.group.push(0);
+    }
+
+    fn literal(&mut self, code: u32) {
+        let class = format!("[{}]", range(code, code));
+        let text = match char::from_u32(code) {
+            Some(c) => regex::escape(c.encode_utf8(&mut [0; 4])),
+            None => class,
         };
-        rest = after.get(taken..).unwrap_or_default();
+        self.push(&text);
     }
-    out
-}
 
-fn push(out: &mut String, c: char) -> usize {
-    out.push(c);
-    0
-}
-
-fn literal(out: &mut String, c: char) -> usize {
-    out.push('\\');
-    out.push(c);
-    0
-}
-
-/// The beginning of a class, where a bracket that closes stands for itself. How much was taken.
-fn open_class(after: &str, out: &mut String) -> usize {
-    out.push('[');
-    let negated = after.starts_with('^');
-    if negated {
-        out.push('^');
+    /// Reads one thing; where it began, if it repeats.
+    fn item(&mut self, repeated: Option<&'a str>) -> Result<Option<&'a str>, Refused<'a>> {
+        let before = self.rest;
+        match self.next().unwrap_or_default() {
+            '(' if self.rest.starts_with('?') => self.flags(before)?,
+            '(' => self.open("(?:"),
+            '|' => {
+                self.group.close();
+                self.out.push('|');
+            }
+            ')' => {
+                let Some(outer) = self.outer.pop() else {
+                    return Err(("unexpected )", self.whole));
+                };
+                self.group.close();
+                let inner = std::mem::replace(&mut self.group, outer);
+                self.out.push(')');
+                self.group.push(inner.most);
+            }
+            c @ ('^' | '$' | '.') => self.push(c.encode_utf8(&mut [0; 4])),
+            '[' => self.class(before)?,
+            '*' | '+' | '?' => {
+                self.repeat(0, before, repeated)?;
+                return Ok(Some(before));
+            }
+            '{' => match count(self.rest) {
+                None => self.literal('{'.into()),
+                Some((least, most, rest)) => {
+                    self.rest = rest;
+                    let too_many = |n: Option<u64>| n.is_some_and(|n| n > REPEAT_LIMIT);
+                    if too_many(Some(least)) || too_many(most) || most.is_some_and(|m| least > m) {
+                        return Err((BAD_REPEAT, self.since(before)));
+                    }
+                    self.repeat(most.unwrap_or(least), before, repeated)?;
+                    return Ok(Some(before));
+                }
+            },
+            '\\' => self.escape(before)?,
+            c => self.literal(c.into()),
+        }
+        Ok(None)
     }
-    let taken = usize::from(negated);
-    if after[taken..].starts_with(']') {
-        out.push_str("\\]");
-        return taken + 1;
+
+    fn open(&mut self, text: &str) {
+        self.out.push_str(text);
+        self.outer.push(std::mem::take(&mut self.group));
     }
-    taken
+
+    fn repeat(
+        &mut self,
+        times: u64,
+        before: &'a str,
+        repeated: Option<&'a str>,
+    ) -> Result<(), Refused<'a>> {
+        if self.rest.starts_with('?') {
+            self.next();
+        }
+        if let Some(first) = repeated {
+            return Err(("invalid nested repetition operator", self.since(first)));
+        }
+        let operator = self.since(before);
+        let Some(within) = self.group.last else {
+            return Err((NO_ARGUMENT, operator));
+        };
+        let most = match times {
+            0 => within,
+            times => times * within.max(1),
+        };
+        if times >= 2 && most > REPEAT_LIMIT {
+            return Err((BAD_REPEAT, operator));
+        }
+        self.out.push_str(operator);
+        self.group.last = Some(most);
+        Ok(())
+    }
+
+    /// A group with a name or flags, or flags alone.
+    fn flags(&mut self, before: &'a str) -> Result<(), Refused<'a>> {
+        let named = |prefix: &str| before.len() > prefix.len() && before.starts_with(prefix);
+        let prefix = ["(?P<", "(?<"].into_iter().find(|prefix| named(prefix));
+        if let Some(prefix) = prefix {
+            let bad = "invalid named capture";
+            let end = before.find('>').ok_or((bad, before))?;
+            let name = &before[prefix.len()..end];
+            let is_word = |b: u8| b == b'_' || b.is_ascii_alphanumeric();
+            if name.is_empty() || !name.bytes().all(is_word) {
+                return Err((bad, &before[..=end]));
+            }
+            self.rest = &before[end + 1..];
+            self.open("(?:");
+            return Ok(());
+        }
+        self.next();
+        let (mut negated, mut said) = (false, false);
+        loop {
+            match self.next() {
+                Some('i' | 'm' | 's' | 'U') => said = true,
+                Some('-') if !negated => (negated, said) = (true, false),
+                Some(end @ (':' | ')')) if said || !negated => {
+                    let text = self.since(before);
+                    match end {
+                        ':' => self.open(text),
+                        _ if said => self.out.push_str(text),
+                        _ => {}
+                    }
+                    return Ok(());
+                }
+                _ => return Err(("invalid or unsupported Perl syntax", self.since(before))),
+            }
+        }
+    }
+
+    /// What stands behind a backslash, outside of a class.
+    fn escape(&mut self, before: &'a str) -> Result<(), Refused<'a>> {
+        let kind = before[1..].chars().next();
+        let known = match kind {
+            Some('A') => r"\A",
+            Some('b') => r"(?-u:\b)",
+            Some('B') => r"(?-u:\B)",
+            Some('z') => r"\z",
+            _ => "",
+        };
+        if !known.is_empty() {
+            self.next();
+            self.push(known);
+        } else if kind == Some('C') {
+            return Err((BAD_ESCAPE, &before[..2]));
+        } else if kind == Some('Q') {
+            let quoted = &before[2..];
+            let (text, rest) = quoted.split_once("\\E").unwrap_or((quoted, ""));
+            text.chars().for_each(|c| self.literal(c.into()));
+            self.rest = rest;
+        } else if let Some(class) = self.named_escape(before)? {
+            self.push(&format!("[{class}]"));
+        } else {
+            let code = self.escaped(before)?;
+            self.literal(code);
+        }
+        Ok(())
+    }
+
+    /// `\d`, `\pL`: what would stand in a class. A backslash was read.
+    fn named_escape(&mut self, before: &'a str) -> Result<Option<String>, Refused<'a>> {
+        let kind = before[1..].chars().next();
+        let perl = match kind {
+            Some('d') => "0-9",
+            Some('D') => "[^0-9]",
+            Some('w') => "0-9A-Za-z_",
+            Some('W') => "[^0-9A-Za-z_]",
+            Some('s') => r"\t\n\f\r ",
+            Some('S') => r"[^\t\n\f\r ]",
+            _ => "",
+        };
+        if !perl.is_empty() {
+            self.next();
+            return Ok(Some(perl.to_owned()));
+        }
+        let Some(sign @ ('p' | 'P')) = kind else {
+            return Ok(None);
+        };
+        self.next();
+        let name = match self.next() {
+            Some('{') => {
+                let end = before.find('}').ok_or((BAD_CLASS, before))?;
+                self.rest = &before[end + 1..];
+                &before[3..end]
+            }
+            _ => self.since(before).get(2..).unwrap_or_default(),
+        };
+        let negated = name.starts_with('^');
+        let name = name.strip_prefix('^').unwrap_or(name);
+        let group = unicode_group(name).ok_or((BAD_CLASS, self.since(before)))?;
+        let sign = match (sign, negated) {
+            ('p', false) | ('P', true) => 'p',
+            _ => 'P',
+        };
+        Ok(Some(format!("\\{sign}{{{group}}}")))
+    }
+
+    /// A character behind a backslash, which was read.
+    fn escaped(&mut self, before: &'a str) -> Result<u32, Refused<'a>> {
+        let Some(c) = self.next() else {
+            return Err(("trailing backslash at end of expression", ""));
+        };
+        let octal = |c: Option<char>| c.and_then(|c| c.to_digit(8));
+        let peeked = octal(self.rest.chars().next());
+        let found = match c {
+            '1'..='7' if peeked.is_none() => None,
+            '0'..='7' => {
+                let mut code = c.to_digit(8).unwrap_or(0);
+                for _ in 0..2 {
+                    let Some(digit) = octal(self.rest.chars().next()) else {
+                        break;
+                    };
+                    self.next();
+                    code = code * 8 + digit;
+                }
+                Some(code)
+            }
+            'x' => self.hexadecimal(),
+            'a' => Some(7),
+            'f' => Some(12),
+            'n' => Some(10),
+            'r' => Some(13),
+            't' => Some(9),
+            'v' => Some(11),
+            c if c.is_ascii() && !c.is_ascii_alphanumeric() => Some(c.into()),
+            _ => None,
+        };
+        found.ok_or((BAD_ESCAPE, self.since(before)))
+    }
+
+    fn hexadecimal(&mut self) -> Option<u32> {
+        let digit = |c: char| c.to_digit(16);
+        match self.next()? {
+            '{' => {
+                let (mut code, mut any) = (0, false);
+                loop {
+                    match self.next()? {
+                        '}' => return any.then_some(code),
+                        c => code = code * 16 + digit(c)?,
+                    }
+                    if code > u32::from(char::MAX) {
+                        return None;
+                    }
+                    any = true;
+                }
+            }
+            first => {
+                let second = self.next();
+                Some(digit(first)? * 16 + second.and_then(digit)?)
+            }
+        }
+    }
+
+    fn class(&mut self, before: &'a str) -> Result<(), Refused<'a>> {
+        let mut out = String::from("[");
+        if self.rest.starts_with('^') {
+            self.next();
+            out.push('^');
+        }
+        let mut first = true;
+        while first || !self.rest.starts_with(']') {
+            first = false;
+            let start = self.rest;
+            if let Some(end) = start.strip_prefix("[:").and_then(|name| name.find(":]")) {
+                let name = &start[..end + 4];
+                self.rest = &start[end + 4..];
+                if !is_posix(&name[2..end + 2]) {
+                    return Err((BAD_CLASS, name));
+                }
+                out.push_str(name);
+                continue;
+            }
+            if start.starts_with('\\') {
+                self.next();
+                if let Some(class) = self.named_escape(start)? {
+                    out.push_str(&class);
+                    continue;
+                }
+                self.rest = start;
+            }
+            let low = self.class_char(before)?;
+            let mut high = low;
+            let after = self.rest.strip_prefix('-');
+            if let Some(after) = after.filter(|after| !after.is_empty() && !after.starts_with(']'))
+            {
+                self.rest = after;
+                high = self.class_char(before)?;
+                if high < low {
+                    return Err((BAD_CLASS, self.since(start)));
+                }
+            }
+            out.push_str(&range(low, high));
+        }
+        self.next();
+        out.push(']');
+        // A class of nothing but what cannot be there.
+        let out = match out.as_str() {
+            "[]" => r"[^\x{0}-\x{10FFFF}]",
+            "[^]" => r"[\x{0}-\x{10FFFF}]",
+            out => out,
+        };
+        self.push(out);
+        Ok(())
+    }
+
+    fn class_char(&mut self, class: &'a str) -> Result<u32, Refused<'a>> {
+        let before = self.rest;
+        match self.next() {
+            None => Err(("missing closing ]", class)),
+            Some('\\') => self.escaped(before),
+            Some(c) => Ok(c.into()),
+        }
+    }
 }
 
-/// A class such as `[:alpha:]`, which is kept whole. How much was taken.
-fn posix(after: &str, out: &mut String) -> usize {
-    let end = after.find(":]").map_or(0, |end| end + 2);
-    out.push_str(if end == 0 { "\\[" } else { "[" });
-    out.push_str(&after[..end]);
-    end
+/// A range in a class, without what is no character.
+fn range(low: u32, high: u32) -> String {
+    let surrogate = |code: u32| (0xD800..0xE000).contains(&code);
+    let low = if surrogate(low) { 0xE000 } else { low };
+    let high = if surrogate(high) { 0xD7FF } else { high };
+    match low <= high {
+        true => format!("\\x{{{low:X}}}-\\x{{{high:X}}}"),
+        false => String::new(),
+    }
 }
 
-/// What stands behind a backslash. How much was taken.
-fn escape(after: &str, class: bool, out: &mut String) -> usize {
-    let Some(c) = after.chars().next() else {
-        out.push('\\');
-        return 0;
+fn is_posix(name: &str) -> bool {
+    matches!(
+        name.strip_prefix('^').unwrap_or(name),
+        "alnum"
+            | "alpha"
+            | "ascii"
+            | "blank"
+            | "cntrl"
+            | "digit"
+            | "graph"
+            | "lower"
+            | "print"
+            | "punct"
+            | "space"
+            | "upper"
+            | "word"
+            | "xdigit"
+    )
+}
+
+/// A category or a script by the name that the engine knows it by.
+fn unicode_group(name: &str) -> Option<String> {
+    /// The scripts whose whole names look like short ones, which Go does not know.
+    const SHORT: &[&str] = &[
+        "ahom", "cham", "kawi", "lisu", "modi", "newa", "thai", "toto",
+    ];
+    let is_plain = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
+    if name.is_empty() || !name.bytes().all(is_plain) {
+        return None;
+    }
+    let is_whole = name.len() != 4 || SHORT.contains(&name.to_lowercase().as_str());
+    [("gc", true), ("sc", is_whole)]
+        .into_iter()
+        .filter(|(_, known)| *known)
+        .map(|(kind, _)| format!("{kind}={name}"))
+        .find(|group| Regex::new(&format!("\\p{{{group}}}")).is_ok())
+}
+
+/// How often: `3}`, `3,}`, `3,5}`, and what stands behind it.
+fn count(text: &str) -> Option<(u64, Option<u64>, &str)> {
+    let (least, rest) = number(text)?;
+    let (most, rest) = match rest.strip_prefix(',') {
+        None => (Some(least), rest),
+        Some(rest) if rest.starts_with('}') => (None, rest),
+        Some(rest) => number(rest).map(|(most, rest)| (Some(most), rest))?,
     };
-    let known = match (c, class) {
-        ('d', false) => "[0-9]",
-        ('d', true) => "0-9",
-        ('D', _) => "[^0-9]",
-        ('w', false) => "[0-9A-Za-z_]",
-        ('w', true) => "0-9A-Za-z_",
-        ('W', _) => "[^0-9A-Za-z_]",
-        ('s', false) => r"[\t\n\f\r ]",
-        ('s', true) => r"\t\n\f\r ",
-        ('S', _) => r"[^\t\n\f\r ]",
-        ('b', false) => r"(?-u:\b)",
-        ('<' | '>', _) => &after[..1],
-        _ => "",
-    };
-    if known.is_empty() {
-        out.push('\\');
-        out.push(c);
-    } else {
-        out.push_str(known);
-    }
-    c.len_utf8()
+    Some((least, most, rest.strip_prefix('}')?))
 }
 
-/// Whether a brace says how often: `{3}`, `{3,}`, `{3,5}`.
-fn repeats(after: &str) -> bool {
-    let Some((inside, _)) = after.split_once('}') else {
-        return false;
-    };
-    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
-    match inside.split_once(',') {
-        Some((least, most)) => is_number(least) && (most.is_empty() || is_number(most)),
-        None => is_number(inside),
+/// A number without zeros in front.
+fn number(text: &str) -> Option<(u64, &str)> {
+    let end = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let (digits, rest) = text.split_at(end);
+    if digits.is_empty() || (digits.len() > 1 && digits.starts_with('0')) {
+        return None;
     }
+    // Whatever is longer is far too much.
+    Some((digits.parse().unwrap_or(u64::MAX), rest))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::from_go;
+    use super::*;
 
     #[test]
-    fn the_dialect_changes_and_the_meaning_stays() {
-        for (go, here) in [
-            (r"^\d+$", "^[0-9]+$"),
-            (r"^[\w.-]+\s$", r"^[0-9A-Za-z_.-]+[\t\n\f\r ]$"),
-            ("[^[]x", r"[^\[]x"),
-            ("[[:alpha:]&&a]", r"[[:alpha:]\&\&a]"),
-            ("[]a]", r"[\]a]"),
-            ("a{2,3}{x}", r"a{2,3}\{x}"),
-            (r"\{\[\.", r"\{\[\."),
-            (r"\bé\<", r"(?-u:\b)é<"),
+    fn what_go_refuses_is_refused_in_its_words() {
+        for (pattern, why) in [
+            ("[a", "missing closing ]: `[a`"),
+            ("x[]a", "missing closing ]: `[]a`"),
+            ("(a", "missing closing ): `(a`"),
+            ("(?i", "invalid or unsupported Perl syntax: `(?i`"),
+            ("a)b", "unexpected ): `a)b`"),
+            ("*a", "missing argument to repetition operator: `*`"),
+            ("a|+?", "missing argument to repetition operator: `+?`"),
+            ("({2}", "missing argument to repetition operator: `{2}`"),
+            ("a**", "invalid nested repetition operator: `**`"),
+            ("a{2}?*", "invalid nested repetition operator: `{2}?*`"),
+            ("a{1001}", "invalid repeat count: `{1001}`"),
+            ("a{2,1}", "invalid repeat count: `{2,1}`"),
+            ("(a{100}){11}", "invalid repeat count: `{11}`"),
+            ("[z-a]", "invalid character class range: `z-a`"),
+            ("[[:nope:]]", "invalid character class range: `[:nope:]`"),
+            (r"\p{Nope}", r"invalid character class range: `\p{Nope}`"),
+            (r"\pQ", r"invalid character class range: `\pQ`"),
+            (
+                r"\p{Alphabetic}",
+                r"invalid character class range: `\p{Alphabetic}`",
+            ),
+            (r"a\8", r"invalid escape sequence: `\8`"),
+            (r"a\1", r"invalid escape sequence: `\1`"),
+            (r"\Z", r"invalid escape sequence: `\Z`"),
+            (r"[\b]", r"invalid escape sequence: `\b`"),
+            (r"\x{110000}", r"invalid escape sequence: `\x{110000`"),
+            (r"\xg1", r"invalid escape sequence: `\xg1`"),
+            ("a\\", "trailing backslash at end of expression: ``"),
+            ("(?=a)", "invalid or unsupported Perl syntax: `(?=`"),
+            ("(?!a)", "invalid or unsupported Perl syntax: `(?!`"),
+            ("(?<=a)", "invalid named capture: `(?<=a)`"),
+            ("(?i-)a", "invalid or unsupported Perl syntax: `(?i-)`"),
+            ("(?P<a b>c)", "invalid named capture: `(?P<a b>`"),
         ] {
-            assert_eq!(from_go(go), here, "{go}");
+            let refused = Pattern::new(pattern).unwrap_err();
+            assert_eq!(refused, format!("error parsing regexp: {why}"));
+        }
+    }
+
+    #[test]
+    fn what_go_takes_means_the_same() {
+        for (pattern, yes, no) in [
+            (r"^\d+$", "12", "١"),
+            (r"^[\w.-]+\s$", "a.b ", "é "),
+            ("^[^[]x$", "ax", "[x"),
+            ("^[[:alpha:]&&a]$", "&", "1"),
+            ("^[]a]+$", "]a", "b"),
+            ("^a{2,3}{x}$", "aa{x}", "a{x}"),
+            ("^a{,2}$", "a{,2}", "aa"),
+            ("^a{01}$", "a{01}", "a"),
+            (r"^\{\[\.$", "{[.", "x"),
+            (r"\bfoo\b", "é foo é", "foobar"),
+            (r"a\Bb", "ab", "a b"),
+            (r"^\Qa.b\E+$", "a.bbb", "axb"),
+            (r"^(?P<n>a)(?P<n>b)$", "ab", "aa"),
+            (r"^(?<n>a)$", "a", "b"),
+            (r"(?i)^ä$", "Ä", "a"),
+            (r"^(?s:.)$", "\n", "ab"),
+            (r"^.$", "é", "\n"),
+            (r"^\pL+$", "aé", "1"),
+            (r"^\p{Greek}\P{^Lu}$", "αA", "aA"),
+            (r"^\p{letter}$", "a", "1"),
+            (r"^\x41\x{e9}\101\n$", "A\u{e9}A\n", "A"),
+            (r"^a\z", "a", "a\n"),
+            (r"^a$", "a", "a\n"),
+            (r"^[a-c\-]+$", "a-c", "d"),
+            (r"^[^\x00-\x7f]$", "é", "e"),
+            (r"^\_\-\/$", "_-/", "x"),
+            ("(?)a|", "", "\u{0}none"),
+        ] {
+            let pattern = Pattern::new(pattern).unwrap();
+            assert!(pattern.regex.is_some(), "{}", pattern.text);
+            assert!(pattern.is_match(yes), "{} {yes}", pattern.text);
+            if !no.contains("none") {
+                assert!(!pattern.is_match(no), "{} {no}", pattern.text);
+            }
         }
     }
 }

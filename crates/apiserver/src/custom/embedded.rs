@@ -8,17 +8,18 @@ use machinery::{
     format, normalise,
 };
 
-use super::structural::Schema;
+use super::{structural::Schema, view::View, walk};
 
 /// Reads the metadata of embedded objects: unknown fields are dropped and noted, what cannot be
 /// read is refused.
 pub(super) fn read(
     schema: &Schema,
     object: &mut Object,
+    path: &Path,
     findings: &mut Findings,
-) -> Result<(), String> {
+) -> Result<(), Error> {
     let mut unknown = Findings::default();
-    read_object(schema, object, false, &Path::new(""), &mut unknown)?;
+    read_object(schema, object, path, &mut unknown)?;
     let mut sentences = unknown.sentences().to_vec();
     sentences.sort_unstable();
     sentences.into_iter().for_each(|s| findings.push(s));
@@ -28,31 +29,28 @@ pub(super) fn read(
 fn read_object(
     schema: &Schema,
     object: &mut Object,
-    embedded: bool,
     path: &Path,
     findings: &mut Findings,
-) -> Result<(), String> {
-    if embedded {
+) -> Result<(), Error> {
+    if schema.embedded {
         read_own(object, path, findings)?;
     }
     for (key, value) in object.iter_mut() {
-        if let Some(below) = schema.properties.get(key.as_str()) {
-            read_value(below, value, &path.child(key), findings)?;
-        } else if let Some(below) = schema.field(key) {
-            read_value(below, value, &path.key(key), findings)?;
+        if let Some((below, at)) = walk::step(schema, key, path) {
+            read_value(below, value, &at, findings)?;
         }
     }
     Ok(())
 }
 
-fn read_value(
+pub(super) fn read_value(
     schema: &Schema,
     value: &mut Value,
     path: &Path,
     findings: &mut Findings,
-) -> Result<(), String> {
+) -> Result<(), Error> {
     match value {
-        Value::Object(object) => read_object(schema, object, schema.embedded, path, findings),
+        Value::Object(object) => read_object(schema, object, path, findings),
         Value::Array(items) => match &schema.items {
             Some(below) => items
                 .iter_mut()
@@ -64,11 +62,11 @@ fn read_value(
     }
 }
 
-fn read_own(object: &mut Object, path: &Path, findings: &mut Findings) -> Result<(), String> {
+fn read_own(object: &mut Object, path: &Path, findings: &mut Findings) -> Result<(), Error> {
     for key in ["apiVersion", "kind"] {
         if let Some(value) = object.get(key).filter(|value| !value.is_string()) {
-            let error = Error::invalid(&path.child(key), value.clone(), "must be a string");
-            return Err(error.to_string());
+            let at = path.child(key);
+            return Err(Error::invalid(&at, value.clone(), "must be a string"));
         }
     }
     let Some(given) = object.get("metadata") else {
@@ -76,7 +74,7 @@ fn read_own(object: &mut Object, path: &Path, findings: &mut Findings) -> Result
     };
     let at = path.child("metadata");
     let mut read = normalise::metadata(given.clone(), at.as_str(), findings)
-        .map_err(|why| Error::invalid(&at, given.clone(), why).to_string())?;
+        .map_err(|why| Error::invalid(&at, given.clone(), why))?;
     if read["creationTimestamp"].is_null()
         && let Some(fields) = read.as_object_mut()
     {
@@ -87,40 +85,13 @@ fn read_own(object: &mut Object, path: &Path, findings: &mut Findings) -> Result
 }
 
 /// Whether embedded objects say what they are, and have metadata that any object could have.
-pub(super) fn check(schema: &Schema, object: &Object, errors: &mut Errors) {
-    check_object(schema, object, false, &Path::new(""), errors);
-}
-
-fn check_object(
-    schema: &Schema,
-    object: &Object,
-    embedded: bool,
-    path: &Path,
-    errors: &mut Errors,
-) {
-    if embedded {
-        check_own(object, path, errors);
-    }
-    for (key, value) in object.iter() {
-        if let Some(below) = schema.properties.get(key.as_str()) {
-            check_value(below, value, &path.child(key), errors);
-        } else if let Some(below) = schema.field(key) {
-            check_value(below, value, &path.key(key), errors);
+pub(super) fn check(schema: &Schema, value: View<'_>, path: &Path, errors: &mut Errors) {
+    let mut visit = |schema: &Schema, value: View<'_>, path: &Path| {
+        if let (true, View::Map(object)) = (schema.embedded, value) {
+            check_own(object, path, errors);
         }
-    }
-}
-
-fn check_value(schema: &Schema, value: &Value, path: &Path, errors: &mut Errors) {
-    match value {
-        Value::Object(object) => check_object(schema, object, schema.embedded, path, errors),
-        Value::Array(items) => {
-            let Some(below) = &schema.items else { return };
-            for (i, item) in items.iter().enumerate() {
-                check_value(below, item, &path.index(i), errors);
-            }
-        }
-        _ => {}
-    }
+    };
+    walk::each(schema, value, path, &mut visit);
 }
 
 /// What is wrong with a text, if anything is.
@@ -213,7 +184,8 @@ mod tests {
             ),
         ] {
             let mut errors = Errors::new();
-            check(&spec(), &object(json!({"one": given})), &mut errors);
+            let object = object(json!({"one": given}));
+            check(&spec(), View::Map(&object), &Path::new(""), &mut errors);
             assert_eq!(errors.len(), lines.len(), "{errors:?}");
             for (error, line) in errors.iter().zip(lines) {
                 assert!(error.to_string().starts_with(line), "{error} {line}");
@@ -229,7 +201,7 @@ mod tests {
             "many": [pod(json!({"labels": null, "b": 1}))], "map": {"k": pod(Value::Null)}});
         let mut read_one = object(given);
         let mut findings = Findings::default();
-        read(&spec(), &mut read_one, &mut findings).unwrap();
+        read(&spec(), &mut read_one, &Path::new(""), &mut findings).unwrap();
         let expected = json!({"one": pod(json!({"name": "a"})), "many": [pod(json!({}))],
             "map": {"k": pod(json!({}))}});
         assert_eq!(read_one["spec"], expected);
@@ -250,8 +222,9 @@ mod tests {
                 "spec.one.metadata: Invalid value: {\"labels\":5}: json: cannot unmarshal number into Go struct field ObjectMeta.labels of type map[string]string",
             ),
         ] {
-            let refused = read(&spec(), &mut object(given), &mut Findings::default());
-            assert_eq!(refused.unwrap_err(), why);
+            let (mut given, mut findings) = (object(given), Findings::default());
+            let refused = read(&spec(), &mut given, &Path::new(""), &mut findings);
+            assert_eq!(refused.unwrap_err().to_string(), why);
         }
     }
 }

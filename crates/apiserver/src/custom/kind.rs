@@ -6,11 +6,16 @@ use std::{
 };
 
 use kinds::{Column, Context, Kind, Names, Scope, Subresource, SubresourceInfo};
-use machinery::{Object, Value, decode::Findings, field};
+use machinery::{
+    Object, Value,
+    decode::Findings,
+    field,
+    jsonpath::{Found, Template},
+};
 
 use store::Revision;
 
-use super::{path::Path, structural::Schema, validate};
+use super::{scale::ScalePaths, structural::Schema, validate};
 use crate::{discovery, meta};
 
 const STATUS: SubresourceInfo = SubresourceInfo {
@@ -39,44 +44,6 @@ const VERBS: &[&str] = &[
     "update",
     "watch",
 ];
-
-/// Where a Scale's numbers stand in the object.
-#[derive(Debug, Clone)]
-pub(crate) struct ScalePaths {
-    pub(crate) spec: Path,
-    pub(crate) status: Path,
-    pub(crate) selector: Option<Path>,
-    /// The path of the replicas as it was written.
-    pub(crate) spec_text: String,
-    pub(super) status_text: String,
-    pub(super) selector_text: Option<String>,
-}
-
-impl ScalePaths {
-    /// The number of replicas that an object asks for, if it says so.
-    pub(crate) fn wanted(&self, object: &Object) -> Option<i64> {
-        let names = self.spec.names();
-        let (first, rest) = names.split_first()?;
-        let value = rest
-            .iter()
-            .try_fold(object.get(first)?, |value, name| value.get(name));
-        value?.as_i64()
-    }
-
-    pub(super) fn read(scale: &Value) -> Option<Self> {
-        let spec = scale["specReplicasPath"].as_str()?;
-        let status = scale["statusReplicasPath"].as_str()?;
-        let selector = scale["labelSelectorPath"].as_str();
-        Some(Self {
-            spec: Path::parse(spec)?,
-            status: Path::parse(status)?,
-            selector: selector.and_then(Path::parse),
-            spec_text: spec.to_owned(),
-            status_text: status.to_owned(),
-            selector_text: selector.map(str::to_owned),
-        })
-    }
-}
 
 /// The schemas of all versions of a definition: what is stored in one is served in another.
 pub(crate) struct Schemas(Vec<(String, Schema)>);
@@ -117,8 +84,8 @@ pub(crate) struct CustomKind {
     pub(crate) scale: Option<ScalePaths>,
     subresources: Vec<&'static str>,
     columns: Vec<Column>,
-    cells: Vec<Option<Path>>,
-    selectable: Vec<(&'static str, Path)>,
+    cells: Vec<Option<Template>>,
+    selectable: Vec<(&'static str, Template)>,
     selectable_names: Vec<&'static str>,
     warning: Option<String>,
 }
@@ -170,10 +137,11 @@ impl CustomKind {
         subresources.extend(scale.is_some().then_some("scale"));
         let (columns, cells) = columns(&version["additionalPrinterColumns"]);
         let selectable = version["selectableFields"].as_array().into_iter().flatten();
-        let selectable: Vec<(&'static str, Path)> = selectable
+        let selectable: Vec<(&'static str, Template)> = selectable
             .filter_map(|field| {
                 let path = field["jsonPath"].as_str()?;
-                Some((intern(path.trim_start_matches('.')), Path::parse(path)?))
+                let name = path.strip_prefix('.').unwrap_or(path);
+                Some((intern(name), Template::path(path).ok()?))
             })
             .collect();
         let selectable_names: Vec<&'static str> =
@@ -327,7 +295,7 @@ fn finalizer_warnings(name: &str) -> Vec<String> {
 }
 
 /// The columns and where their cells stand; the name has none of its own.
-fn columns(given: &Value) -> (Vec<Column>, Vec<Option<Path>>) {
+fn columns(given: &Value) -> (Vec<Column>, Vec<Option<Template>>) {
     let column = |name: &str, kind: &str, format: &str, about: &str, priority: i64| Column {
         name: intern(name),
         kind: intern(kind),
@@ -348,7 +316,7 @@ fn columns(given: &Value) -> (Vec<Column>, Vec<Option<Path>>) {
     for one in given.into_iter().flatten() {
         let text = |key: &str| one[key].as_str().unwrap_or_default();
         let priority = one["priority"].as_i64().unwrap_or(0);
-        let path = Path::parse(text("jsonPath"));
+        let path = Template::path(text("jsonPath")).ok();
         if path.is_none() {
             // From a path that cannot be read on there are no more columns.
             break;
@@ -375,28 +343,32 @@ fn columns(given: &Value) -> (Vec<Column>, Vec<Option<Path>>) {
     if given.is_none() {
         let about = kinds::columns::AGE.description;
         columns.push(column("Age", "date", "", about, 0));
-        cells.push(Path::parse(".metadata.creationTimestamp"));
+        cells.push(Template::path(".metadata.creationTimestamp").ok());
     }
     (columns, cells)
 }
 
-/// A cell: what the path leads to, if it is of the column's type. Dates are shown as ages.
-fn cell(kind: &str, value: Option<&Value>, now: i64) -> Value {
+/// A cell: what the path leads to first, if it is of the column's type. Dates are shown as ages.
+fn cell(kind: &str, found: Option<Found<'_, Value>>, now: i64) -> Value {
+    let Some(found) = found else {
+        return Value::Null;
+    };
+    let value = found.into_value();
     match (kind, value) {
-        (_, None) => Value::Null,
-        ("string", Some(Value::String(text))) => text.as_str().into(),
-        ("string", Some(value @ (Value::Object(_) | Value::Array(_)))) => {
-            machinery::text::json(value).into()
+        ("string", Value::Null) => "<no value>".into(),
+        ("string", Value::String(text)) => text.into(),
+        ("string", value @ (Value::Object(_) | Value::Array(_))) => {
+            machinery::text::json(&value).into()
         }
-        ("string", Some(value)) => machinery::text::plain(value).into(),
-        ("integer", Some(value)) => match (value.as_i64(), value.as_f64()) {
+        ("string", value) => machinery::text::plain(&value).into(),
+        ("integer", value) => match (value.as_i64(), value.as_f64()) {
             (Some(i), _) => i.into(),
             (None, Some(f)) => (f as i64).into(),
             (None, None) => Value::Null,
         },
-        ("number", Some(value @ Value::Number(_))) => value.clone(),
-        ("boolean", Some(value @ Value::Bool(_))) => value.clone(),
-        ("date", Some(Value::String(at))) => age(at, now).into(),
+        ("number", value @ Value::Number(_)) => value,
+        ("boolean", value @ Value::Bool(_)) => value,
+        ("date", Value::String(at)) => age(&at, now).into(),
         _ => Value::Null,
     }
 }
@@ -537,12 +509,10 @@ impl Kind for CustomKind {
             return Vec::new();
         }
         let value = Value::Object(object.clone());
-        let text = |value: &Value| match value {
-            Value::String(text) => text.clone(),
-            other => other.to_string(),
-        };
-        let of = |(name, path): &(&'static str, Path)| {
-            (*name, path.first(&value).map(text).unwrap_or_default())
+        let of = |(name, path): &(&'static str, Template)| {
+            let found = path.first(&value).map(Found::into_value);
+            let text = found.as_ref().map(machinery::text::plain);
+            (*name, text.unwrap_or_default())
         };
         self.selectable.iter().map(of).collect()
     }

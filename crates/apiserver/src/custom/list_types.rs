@@ -5,10 +5,23 @@ use machinery::{
     field::{Error, Errors, Path},
 };
 
-use super::structural::{ListType, Schema};
+use super::{
+    structural::{ListType, Schema},
+    view::View,
+    walk,
+};
 
 pub(super) fn check(schema: &Schema, object: &Object, errors: &mut Errors) {
-    check_object(schema, object, &Path::new(""), errors);
+    let mut visit = |schema: &Schema, value: View<'_>, path: &Path| {
+        if let View::List(items) = value {
+            match &schema.list_type {
+                ListType::Atomic => {}
+                ListType::Set => check_unique(items, path, errors),
+                ListType::Map(keys) => check_keys(items, keys, path, errors),
+            }
+        }
+    };
+    walk::each(schema, View::Map(object), &Path::new(""), &mut visit);
 }
 
 /// Nothing is said when there were duplicates before.
@@ -21,34 +34,6 @@ pub(super) fn check_update(schema: &Schema, object: &Object, old: &Object, error
         if before.is_empty() {
             errors.extend(found);
         }
-    }
-}
-
-fn check_object(schema: &Schema, object: &Object, path: &Path, errors: &mut Errors) {
-    for (key, value) in object.iter() {
-        if let Some(below) = schema.properties.get(key.as_str()) {
-            check_value(below, value, &path.child(key), errors);
-        } else if let Some(below) = schema.field(key) {
-            check_value(below, value, &path.key(key), errors);
-        }
-    }
-}
-
-fn check_value(schema: &Schema, value: &Value, path: &Path, errors: &mut Errors) {
-    match value {
-        Value::Array(items) => {
-            match &schema.list_type {
-                ListType::Atomic => {}
-                ListType::Set => check_unique(items, path, errors),
-                ListType::Map(keys) => check_keys(items, keys, path, errors),
-            }
-            let Some(below) = &schema.items else { return };
-            for (index, item) in items.iter().enumerate() {
-                check_value(below, item, &path.index(index), errors);
-            }
-        }
-        Value::Object(object) => check_object(schema, object, path, errors),
-        _ => {}
     }
 }
 

@@ -1,6 +1,7 @@
 //! Custom resources: definitions become kinds while the server runs, and go when their definition
 //! goes, together with their objects.
 
+mod conditions;
 mod defaults;
 mod email;
 mod embedded;
@@ -8,14 +9,14 @@ mod formats;
 mod kind;
 mod list_types;
 mod names;
-mod path;
 mod ratchet;
 mod scale;
 mod structural;
 mod validate;
 mod view;
+mod walk;
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use futures::StreamExt;
 use kinds::Kind;
@@ -32,10 +33,12 @@ use crate::{
     write::{self, DeleteOptions, Write},
 };
 
+use conditions::{condition, find, holds, set_condition};
 use names::{Conflict, Taken};
 
 pub(crate) use defaults::check as check_defaults;
-pub(crate) use kind::{CustomKind, ScalePaths};
+pub(crate) use kind::CustomKind;
+pub(crate) use scale::{FieldPath, ScalePaths};
 
 /// Holds a definition until its objects are gone.
 const CLEANUP: &str = "customresourcecleanup.apiextensions.k8s.io";
@@ -46,22 +49,35 @@ const PENDING: &str = "InstanceDeletionPending";
 /// How soon a definition is looked at again whose objects do not go.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// Reads all definitions and serves them. Returns the moment they were read at.
-pub(crate) async fn load(core: &Arc<Core>) -> Result<Revision, Status> {
-    let (revision, definitions) = core.reader.list(GROUP, PLURAL, "").await?;
-    for definition in definitions {
-        settle(core, &definition.parse()).await;
+/// The definitions as they were read, and what has to be done when they change.
+pub(crate) struct Definitions {
+    /// The moment they were read at.
+    revision: Revision,
+    /// Those that did not get their names, and their groups: they try again when others go.
+    waiting: BTreeMap<String, String>,
+}
+
+/// Reads all definitions and serves them.
+pub(crate) async fn load(core: &Arc<Core>) -> Result<Definitions, Status> {
+    let (revision, all) = core.reader.list(GROUP, PLURAL, "").await?;
+    let mut definitions = Definitions {
+        revision,
+        waiting: BTreeMap::new(),
+    };
+    for definition in all {
+        definitions.settle(core, &definition.parse()).await;
     }
-    Ok(revision)
+    Ok(definitions)
 }
 
 /// Follows the definitions for as long as the server runs.
-pub(crate) async fn follow(core: Arc<Core>, mut after: Revision) {
+pub(crate) async fn follow(core: Arc<Core>, mut definitions: Definitions) {
     loop {
+        let after = definitions.revision;
         match core.reader.watch(GROUP, PLURAL, after).await {
             Ok(Some(mut events)) => {
                 while let Some(Ok(item)) = events.next().await {
-                    after = take(&core, item).await;
+                    definitions.take(&core, item).await;
                 }
             }
             Ok(None) => return,
@@ -70,35 +86,88 @@ pub(crate) async fn follow(core: Arc<Core>, mut after: Revision) {
         // The watch ended early: read everything anew.
         core.config.clock.sleep(Duration::from_secs(1)).await;
         match load(&core).await {
-            Ok(revision) => after = revision,
+            Ok(read) => definitions = read,
             Err(status) => tracing::warn!(%status, "cannot read custom resource definitions"),
         }
     }
 }
 
-async fn take(core: &Arc<Core>, item: WatchItem<crate::Stored>) -> Revision {
-    match item {
-        WatchItem::Progress(revision) => revision,
-        WatchItem::Events { revision, events } => {
-            for event in events.iter() {
-                match (&event.current, &event.previous) {
-                    (Some(entry), _) => settle(core, &entry.object.parse()).await,
-                    (None, Some(entry)) => {
-                        let spec = Value::Object(entry.object.parse())["spec"].clone();
-                        let plural = spec["names"]["plural"].as_str().unwrap_or_default();
-                        core.registry
-                            .undefine(spec["group"].as_str().unwrap_or_default(), plural);
+impl Definitions {
+    async fn take(&mut self, core: &Arc<Core>, item: WatchItem<crate::Stored>) {
+        match item {
+            WatchItem::Progress(revision) => self.revision = revision,
+            WatchItem::Events { revision, events } => {
+                for event in events.iter() {
+                    match (&event.current, &event.previous) {
+                        (Some(entry), previous) => {
+                            let definition = entry.object.parse();
+                            self.settle(core, &definition).await;
+                            let was = previous.as_ref().map(|was| was.object.parse());
+                            if was.is_some_and(|was| names_of(&was) != names_of(&definition)) {
+                                self.retry(core, &definition).await;
+                            }
+                        }
+                        (None, Some(entry)) => self.forget(core, &entry.object.parse()).await,
+                        (None, None) => {}
                     }
-                    (None, None) => {}
+                }
+                self.revision = revision;
+            }
+        }
+    }
+
+    async fn settle(&mut self, core: &Arc<Core>, definition: &Object) {
+        let name = meta::text(definition, "name").to_owned();
+        match settle(core, definition).await {
+            true => drop(self.waiting.remove(&name)),
+            false => drop(self.waiting.insert(name, group_of(definition))),
+        }
+    }
+
+    async fn forget(&mut self, core: &Arc<Core>, definition: &Object) {
+        self.waiting.remove(meta::text(definition, "name"));
+        let names = names_of(definition);
+        let plural = names["plural"].as_str().unwrap_or_default();
+        core.registry.undefine(&group_of(definition), plural);
+        self.retry(core, definition).await;
+    }
+
+    /// Looks again at definitions of the same group that have not all their names: one that had
+    /// them has changed.
+    async fn retry(&mut self, core: &Arc<Core>, changed: &Object) {
+        let (group, own) = (group_of(changed), meta::text(changed, "name"));
+        let waits = |name: &str| name != own && self.waiting.get(name) == Some(&group);
+        if !self.waiting.keys().any(|name| waits(name)) {
+            return;
+        }
+        match core.reader.list(GROUP, PLURAL, "").await {
+            Ok((_, all)) => {
+                let all: Vec<_> = all
+                    .into_iter()
+                    .filter(|one| waits(&one.header.name))
+                    .collect();
+                for definition in all {
+                    self.settle(core, &definition.parse()).await;
                 }
             }
-            revision
+            Err(status) => tracing::warn!(%status, "cannot read custom resource definitions"),
         }
     }
 }
 
-/// Brings one definition where it should be: served, or emptied and let go.
-async fn settle(core: &Arc<Core>, definition: &Object) {
+fn group_of(definition: &Object) -> String {
+    let group = definition.get("spec").and_then(|spec| spec.get("group"));
+    group.and_then(Value::as_str).unwrap_or_default().to_owned()
+}
+
+fn names_of(definition: &Object) -> Value {
+    let names = definition.get("spec").and_then(|spec| spec.get("names"));
+    names.cloned().unwrap_or_default()
+}
+
+/// Brings one definition where it should be: served, or emptied and let go. False when it does not get
+/// all its names.
+async fn settle(core: &Arc<Core>, definition: &Object) -> bool {
     let name = meta::text(definition, "name").to_owned();
     if meta::is_deleting(definition) {
         let whole = Value::Object(definition.clone());
@@ -109,7 +178,7 @@ async fn settle(core: &Arc<Core>, definition: &Object) {
         let pending = find(&whole, "Terminating").is_some_and(|told| told["reason"] == PENDING);
         if established && pending && say(core, &name, in_progress(), false).await.is_ok() {
             // That comes back here as a change.
-            return;
+            return true;
         }
         let (core, definition) = (core.clone(), definition.clone());
         // Objects with finalizers may stay long; other definitions do not wait for them.
@@ -120,7 +189,7 @@ async fn settle(core: &Arc<Core>, definition: &Object) {
                 () = stopping.cancelled() => {}
             }
         });
-        return;
+        return true;
     }
     let whole = Value::Object(definition.clone());
     let (wanted, before) = (&whole["spec"]["names"], &whole["status"]["acceptedNames"]);
@@ -131,6 +200,7 @@ async fn settle(core: &Arc<Core>, definition: &Object) {
     if let Err(status) = tell(core, &name, &accepted, conflict.as_ref()).await {
         tracing::warn!(definition = name, %status, "cannot write the status of a definition");
     }
+    conflict.is_none()
 }
 
 /// Registers the served versions, the stored one first.
@@ -272,6 +342,9 @@ async fn tell(
                 }
             }
         }
+        if let Some(approval) = conditions::approval(old) {
+            set_condition(&mut object["status"], approval, &now);
+        }
         let stored = object["spec"]["versions"].as_array().into_iter().flatten();
         let stored = stored
             .filter(|version| version["storage"] == true)
@@ -295,42 +368,6 @@ async fn tell(
         }
     };
     write::update(&write, &change).await.map(|_| ())
-}
-
-fn find<'a>(definition: &'a Value, kind: &str) -> Option<&'a Value> {
-    let conditions = definition["status"]["conditions"].as_array()?;
-    conditions.iter().find(|known| known["type"] == kind)
-}
-
-fn holds(definition: &Value, kind: &str) -> bool {
-    find(definition, kind).is_some_and(|found| found["status"] == "True")
-}
-
-fn condition(kind: &str, holds: bool, reason: &str, message: &str) -> Value {
-    let status = if holds { "True" } else { "False" };
-    json!({"type": kind, "status": status, "reason": reason, "message": message})
-}
-
-/// Sets a condition; its time moves only when its status does.
-fn set_condition(status: &mut Value, mut condition: Value, now: &str) {
-    let conditions = &mut status["conditions"];
-    if !conditions.is_array() {
-        *conditions = json!([]);
-    }
-    let Some(list) = conditions.as_array_mut() else {
-        return;
-    };
-    let old = list.iter().position(|old| old["type"] == condition["type"]);
-    condition["lastTransitionTime"] = match old {
-        Some(at) if list[at]["status"] == condition["status"] => {
-            list[at]["lastTransitionTime"].clone()
-        }
-        _ => now.into(),
-    };
-    match old {
-        Some(at) => list[at] = condition,
-        None => list.push(condition),
-    }
 }
 
 /// Deletes the objects of a definition, then lets the definition go.

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use machinery::{Object, Value, decode::Findings, json::Key};
-use regex::Regex;
+use machinery::{Object, Value, decode::Findings, field::Path, json::Key, pattern::Pattern};
 
 use super::{embedded, formats};
 
@@ -43,14 +42,6 @@ pub(crate) struct Limits {
     pub(crate) length: Range,
     pub(crate) items: Range,
     pub(crate) properties: Range,
-}
-
-/// A regular expression as it was written, and as it is used.
-#[derive(Debug)]
-pub(crate) struct Pattern {
-    pub(crate) text: String,
-    /// `None` for one that cannot be used; it matches everything.
-    pub(crate) regex: Option<Regex>,
 }
 
 /// How many there have to be and may be.
@@ -152,7 +143,8 @@ impl Schema {
         for path in unknown {
             findings.unknown(&path);
         }
-        embedded::read(self, object, findings)
+        let read = embedded::read(self, object, &Path::new(""), findings);
+        read.map_err(|error| error.to_string())
     }
 
     fn prune_object(&self, object: &mut Object, whole: bool, path: &str, unknown: &mut Unknown) {
@@ -289,10 +281,8 @@ impl Limits {
             pattern: value["pattern"]
                 .as_str()
                 .filter(|p| !p.is_empty())
-                .map(|p| Pattern {
-                    text: p.to_owned(),
-                    regex: Regex::new(&machinery::pattern::from_go(p)).ok(),
-                }),
+                // What is no expression was refused, or was there before it could be.
+                .and_then(|p| Pattern::new(p).ok()),
             allowed: value["enum"].as_array().cloned().unwrap_or_default(),
             required: texts(&value["required"]),
             minimum: number("minimum"),

@@ -9,7 +9,7 @@ use machinery::{
     field::{Error, Errors, Path},
 };
 
-use super::kind::ScalePaths;
+use super::scale::ScalePaths;
 use super::{
     embedded, formats, list_types,
     ratchet::Was,
@@ -23,7 +23,7 @@ pub(crate) fn object(schema: &Schema, scale: Option<&ScalePaths>, object: &Objec
     let mut errors = check(schema, View::Map(object), None, "").told(&Path::new(""));
     scale::check_spec(scale, object, &mut errors);
     scale::check_status(scale, object, &mut errors);
-    embedded::check(schema, object, &mut errors);
+    embedded::check(schema, View::Map(object), &Path::new(""), &mut errors);
     list_types::check(schema, object, &mut errors);
     errors
 }
@@ -40,7 +40,7 @@ pub(crate) fn update(
     let mut errors = check(schema, View::Map(object), Some(was), "").told(&Path::new(""));
     scale::check_spec(scale, object, &mut errors);
     scale::check_status(scale, object, &mut errors);
-    embedded::check(schema, object, &mut errors);
+    embedded::check(schema, View::Map(object), &Path::new(""), &mut errors);
     list_types::check_update(schema, object, old, &mut errors);
     errors
 }
@@ -264,11 +264,7 @@ fn check_text(schema: &Schema, text: &str, path: &str, found: &mut Found) {
     let Some(pattern) = &limits.pattern else {
         return;
     };
-    if pattern
-        .regex
-        .as_ref()
-        .is_some_and(|regex| !regex.is_match(text))
-    {
+    if !pattern.is_match(text) {
         let message = format!("{path} in body should match '{}'", pattern.text);
         found.add(path, Wrong::Value(text.into()), message);
     }

@@ -1,6 +1,8 @@
 //! Patch: the stored object is changed by the body and written like an update; a lost race starts
 //! over from the newest object.
 
+mod claim;
+
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -12,6 +14,8 @@ use machinery::{
     text,
 };
 
+use claim::{Claim, Unreadable};
+
 use super::{
     apply,
     body::{self, Verb, WriteOptions},
@@ -20,7 +24,7 @@ use super::{
 use crate::{
     Resource,
     convert::{self, FieldValidation},
-    media,
+    media, meta,
     pipeline::Request,
     respond::Answer,
     write,
@@ -51,6 +55,8 @@ enum Patch {
 pub(crate) struct Patched {
     pub(crate) object: Object,
     pub(crate) warnings: Vec<String>,
+    /// What else it says that it is.
+    claim: Option<Claim>,
 }
 
 /// What a patch changes: objects of a type in the schema table, or of a definition.
@@ -137,7 +143,16 @@ impl Received {
     pub(crate) fn apply(&self, target: &Target<'_>, old: &Object) -> Result<Patched, Status> {
         let (mut patch, mut told) = self.parse()?;
         let patched = patch.apply(target.schema(), old)?;
-        let invalid = |why: String| invalid(&patch, &patched, why);
+        let custom = matches!(target, Target::Resource(resource) if resource.custom);
+        let invalid = |why: String| invalid(&patch, &patched, custom, why);
+        let claim = match target {
+            Target::Resource(resource) if resource.custom => claim::read(resource, &patched)
+                .map_err(|refused| match refused {
+                    Unreadable::Invalid(why) => invalid(why),
+                    Unreadable::Other(status) => status,
+                })?,
+            _ => None,
+        };
         let decoded = match (&patch, target) {
             (Patch::Strategic(_), _) => match target.schema() {
                 Some(schema) => {
@@ -148,6 +163,9 @@ impl Received {
                 }
                 None => Err("this kind has no strategic merge patch".to_owned()),
             },
+            (_, Target::Resource(resource)) if resource.custom => {
+                convert::normalise(resource, patched.clone())
+            }
             (_, Target::Resource(resource)) => match convert::another_kind(resource, &patched) {
                 Some(why) => Err(why),
                 None => convert::normalise(resource, patched.clone()),
@@ -177,7 +195,11 @@ impl Received {
                 )));
             }
         };
-        Ok(Patched { object, warnings })
+        Ok(Patched {
+            object,
+            warnings,
+            claim,
+        })
     }
 }
 
@@ -212,9 +234,10 @@ impl Patch {
 
 /// 422: what the patch leaves is no object of the kind. Shown is what came of it, or the patch
 /// itself when it is merged strategically.
-fn invalid(patch: &Patch, patched: &Object, why: String) -> Status {
+fn invalid(patch: &Patch, patched: &Object, custom: bool, why: String) -> Status {
     let mut shown = patched.clone();
     let shown = match patch {
+        _ if custom => sorted(patched),
         Patch::Strategic(patch) => text::plain(&Value::Object(patch.clone())),
         Patch::Merge(patch) => {
             sort_where_merged(&mut shown, patch);
@@ -227,6 +250,13 @@ fn invalid(patch: &Patch, patched: &Object, why: String) -> Status {
     };
     let error = field::Error::invalid(&field::Path::new("patch"), shown, why);
     Status::invalid("", "", "", &[error])
+}
+
+/// A custom object as messages show it.
+fn sorted(object: &Object) -> String {
+    let mut shown = Value::Object(object.clone());
+    normalise::sort(&mut shown);
+    text::json(&shown)
 }
 
 /// 422: what a merge patch leaves is a list.
@@ -281,6 +311,8 @@ fn check_type(media: &str, has_schema: bool) -> Result<(), Status> {
 
 struct Change {
     resource: Arc<Resource>,
+    /// Whether the object itself is written, under this name.
+    whole: Option<String>,
     patch: Received,
     warnings: parking_lot::Mutex<Vec<String>>,
 }
@@ -289,7 +321,13 @@ impl write::Change for Change {
     fn apply(&self, old: &Object) -> Result<Object, Status> {
         let patched = self.patch.apply(&Target::Resource(&self.resource), old)?;
         *self.warnings.lock() = patched.warnings;
-        Ok(patched.object)
+        let named = |name: &String| meta::text(&patched.object, "name") == name;
+        match patched.claim {
+            Some(claim) if self.whole.as_ref().is_some_and(named) => {
+                Err(claim.refuse(&self.resource, &patched.object))
+            }
+            _ => Ok(patched.object),
+        }
     }
 
     fn warnings(&self) -> Vec<String> {
@@ -309,8 +347,10 @@ pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     let options = WriteOptions::parse(&request, Verb::Patch)?;
     patch.validation = options.validation;
     let write = objects::write(&request, &resource, &options);
+    let whole = write.subresource.is_empty().then(|| write.name.clone());
     let change = Change {
         resource,
+        whole,
         patch,
         warnings: parking_lot::Mutex::default(),
     };

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use http::{Response, StatusCode};
+use http::StatusCode;
 use machinery::json::json;
 use machinery::{
     Object, Status, Value,
@@ -17,8 +17,8 @@ use super::{
     objects, patch, read,
 };
 use crate::{
-    Body, Resource, Stored, convert,
-    custom::ScalePaths,
+    Resource, convert,
+    custom::{FieldPath, ScalePaths},
     failure,
     media::{self, Shape},
     meta,
@@ -48,19 +48,21 @@ async fn get(request: Request, resource: Arc<Resource>) -> Answer {
     let missing = || Status::not_found(&resource.group, &resource.plural, &subject.name);
     let entry = entry.ok_or_else(missing)?;
     let output = read::output(&request, &resource)?;
+    let object = resource.parse(&entry.object);
     if let Some(paths) = resource.scale()
-        && paths.wanted(&resource.parse(&entry.object)).is_none()
+        && read_number(&paths.spec, &object)?.is_none()
     {
-        let path = text::quote(&paths.spec_text);
+        let path = text::quote(&paths.spec.text);
         let why = format!("the spec replicas field {path} does not exist");
         return Err(Status::internal(why));
     }
-    Ok(answer(&output, &resource, &entry.object))
+    answer(&output, &resource, &object)
 }
 
 /// The Scale of a stored object, written as the client wants it.
-fn answer(output: &Output, resource: &Resource, object: &Stored) -> Response<Body> {
-    let scale = scale_of(&resource.parse(object), resource.scale().as_ref());
+fn answer(output: &Output, resource: &Resource, object: &Object) -> Answer {
+    let paths = resource.scale();
+    let scale = scale_of(object, paths.as_ref())?;
     let metadata = scale.get("metadata").cloned().unwrap_or_default();
     let partial = json!({
         "kind": "PartialObjectMetadata",
@@ -73,30 +75,39 @@ fn answer(output: &Output, resource: &Resource, object: &Stored) -> Response<Bod
         Shape::Table => {
             let revision = json!({"resourceVersion": metadata["resourceVersion"]});
             let row = output.row_of(row(&scale, output.now()), &scale);
-            output.table_of(columns(), vec![row], revision)
+            output.table_of(columns(paths.is_some()), vec![row], revision)
         }
     };
     let schema = match output.wanted.shape {
         Shape::Metadata { .. } => output.message_type(),
         _ => schema::lookup(SCALE).filter(|_| output.message_type().is_some()),
     };
-    match (schema, &shown) {
+    Ok(match (schema, &shown) {
         (Some(schema), Value::Object(object)) => {
             let message = protobuf::encode(schema, object);
             respond::bytes(StatusCode::OK, output::PROTOBUF, message)
         }
         _ => output.encoded(StatusCode::OK, shown.to_string().into()),
-    }
+    })
 }
 
-/// What a Table of Scales shows.
-fn columns() -> Value {
-    let column = |name: &str, kind: &str, about: &str| json!({"name": name, "type": kind, "format": "", "description": about, "priority": 0});
+fn read_number(path: &FieldPath, object: &Object) -> Result<Option<i64>, Status> {
+    path.number(object).map_err(Status::unknown)
+}
+
+/// What a Table of Scales shows; those of custom resources say more of what their columns are.
+fn columns(custom: bool) -> Value {
+    let column = |name: &str, kind: &str, format: &str, about: &str| json!({"name": name, "type": kind, "format": format, "description": about, "priority": 0});
+    let (name, age) = if custom {
+        ("name", "date")
+    } else {
+        ("", "string")
+    };
     json!([
-        column("Name", "string", "Name of the object."),
-        column("Desired", "integer", "How many instances are wanted."),
-        column("Available", "integer", "How many instances there are."),
-        column("Age", "string", "Time since the object was created."),
+        column("Name", "string", name, "Name of the object."),
+        column("Desired", "integer", "", "How many instances are wanted."),
+        column("Available", "integer", "", "How many instances there are."),
+        column("Age", age, "", "Time since the object was created."),
     ])
 }
 
@@ -154,7 +165,7 @@ async fn write(request: Request, resource: Arc<Resource>) -> Answer {
     let core = request.core.clone();
     let task = async move { write::update(&write, &change).await };
     let written = core.supervise(task).await?;
-    let response = answer(&output, &resource, &written.object);
+    let response = answer(&output, &resource, &resource.parse(&written.object))?;
     Ok(respond::warn(response, &written.warnings))
 }
 
@@ -219,7 +230,7 @@ impl Rescale {
         let resource = self.versions.find(api_version)?;
         Some(match (&resource.definition, resource.scale()) {
             (None, _) => vec!["spec".to_owned(), "replicas".to_owned()],
-            (Some(_), Some(paths)) => paths.spec.names(),
+            (Some(_), Some(paths)) => paths.spec.names,
             (Some(_), None) => Vec::new(),
         })
     }
@@ -235,9 +246,9 @@ impl Change for Rescale {
 
     fn apply(&self, old: &Object) -> Result<Object, Status> {
         let paths = self.resource.scale();
-        let mut current = scale_of(old, paths.as_ref());
+        let mut current = scale_of(old, paths.as_ref())?;
         if let Some(paths) = &paths
-            && paths.wanted(old).is_none()
+            && read_number(&paths.spec, old)?.is_none()
         {
             current.insert("spec".to_owned(), json!({"replicas": UNSET}));
         }
@@ -258,7 +269,7 @@ impl Change for Rescale {
         let replicas = scale.get("spec").and_then(|spec| spec.get("replicas"));
         let replicas = replicas.and_then(Value::as_i64).unwrap_or(0);
         if let Some(paths) = paths.as_ref().filter(|_| replicas == UNSET) {
-            let path = text::quote(&paths.spec_text);
+            let path = text::quote(&paths.spec.text);
             let why = format!("the spec replicas field {path} cannot be empty");
             return Err(Status::bad_request(why));
         }
@@ -267,14 +278,16 @@ impl Change for Rescale {
         if paths.is_none() || !revision.is_empty() {
             meta::set(&mut object, "resourceVersion", revision);
         }
-        let mut object = Value::Object(object);
         match paths {
-            Some(paths) => paths.spec.set(&mut object, replicas.into()),
-            None => object["spec"]["replicas"] = replicas.into(),
+            Some(paths) => {
+                let set = paths.spec.set(&mut object, replicas.into());
+                set.map_err(Status::unknown)?;
+            }
+            None => {
+                let spec = object.entry("spec").or_insert_with(|| json!({}));
+                spec["replicas"] = replicas.into();
+            }
         }
-        let Value::Object(mut object) = object else {
-            return Err(Status::internal("an object stays one"));
-        };
         scale::take_over(&mut object, &scale, &self.resource.api_version, &path);
         Ok(object)
     }
@@ -303,24 +316,25 @@ fn check(scale: &Object) -> Errors {
 }
 
 /// An object's Scale.
-fn scale_of(object: &Object, paths: Option<&ScalePaths>) -> Object {
-    let whole = Value::Object(object.clone());
-    let number = |value: Option<&Value>| value.and_then(Value::as_i64).unwrap_or(0);
+fn scale_of(object: &Object, paths: Option<&ScalePaths>) -> Result<Object, Status> {
     let (wanted, current, selector) = match paths {
         Some(paths) => {
-            let selector = paths.selector.as_ref().and_then(|path| path.first(&whole));
-            let selector = selector.and_then(Value::as_str).map(str::to_owned);
+            let selector = paths.selector.as_ref().map(|path| path.text(object));
             (
-                number(paths.spec.first(&whole)),
-                number(paths.status.first(&whole)),
-                selector,
+                read_number(&paths.spec, object)?.unwrap_or(0),
+                read_number(&paths.status, object)?.unwrap_or(0),
+                selector.transpose().map_err(Status::unknown)?.flatten(),
             )
         }
-        None => (
-            number(whole["spec"].get("replicas")),
-            number(whole["status"].get("replicas")),
-            selector_text(whole["spec"].get("selector")),
-        ),
+        None => {
+            let part = |part: &str, key: &str| object.get(part).and_then(|part| part.get(key));
+            let number = |at: &str| part(at, "replicas").and_then(Value::as_i64).unwrap_or(0);
+            (
+                number("spec"),
+                number("status"),
+                selector_text(part("spec", "selector")),
+            )
+        }
     };
     let mut metadata = Object::new();
     for key in [
@@ -342,13 +356,13 @@ fn scale_of(object: &Object, paths: Option<&ScalePaths>) -> Object {
     if let Some(selector) = selector {
         status["selector"] = selector.into();
     }
-    Object::from_iter([
+    Ok(Object::from_iter([
         ("kind".to_owned(), "Scale".into()),
         ("apiVersion".to_owned(), "autoscaling/v1".into()),
         ("metadata".to_owned(), metadata.into()),
         ("spec".to_owned(), spec),
         ("status".to_owned(), status),
-    ])
+    ]))
 }
 
 /// A label selector, or the plain map of a ReplicationController, as text.
@@ -371,10 +385,11 @@ mod tests {
     fn a_table_shows_what_is_wanted_and_what_there_is() {
         let object = json!({"metadata": {"name": "a", "creationTimestamp": "1970-01-01T00:00:00Z"},
             "spec": {"replicas": 3, "selector": {}}, "status": {"replicas": 2}});
-        let scale = scale_of(object.as_object().unwrap(), None);
+        let scale = scale_of(object.as_object().unwrap(), None).unwrap();
         let expected = [json!("a"), json!(3), json!(2), json!("10s")];
         assert_eq!(row(&scale, 10), expected);
-        assert_eq!(columns().as_array().unwrap().len(), expected.len());
+        assert_eq!(columns(false).as_array().unwrap().len(), expected.len());
+        assert_eq!(columns(true)[3]["type"], "date");
     }
 
     #[test]
@@ -382,7 +397,7 @@ mod tests {
         let object = json!({"metadata": {"name": "a", "namespace": "b", "labels": {"x": "y"}},
             "spec": {"replicas": 3, "selector": {"matchLabels": {"app": "a"}}},
             "status": {"replicas": 2}});
-        let scale = scale_of(object.as_object().unwrap(), None);
+        let scale = scale_of(object.as_object().unwrap(), None).unwrap();
         assert_eq!(scale["spec"]["replicas"], 3);
         assert_eq!(scale["status"], json!({"replicas": 2, "selector": "app=a"}));
         assert_eq!(scale["metadata"], json!({"name": "a", "namespace": "b"}));

@@ -7,6 +7,7 @@ mod audit;
 mod bootstrap;
 mod conduct;
 mod custom;
+mod definitions;
 mod deletion;
 mod discovery;
 mod every_kind;

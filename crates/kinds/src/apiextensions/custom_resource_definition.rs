@@ -7,9 +7,7 @@ use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{NAME_CREATED, name_created};
 use crate::pem;
-use crate::tree::{
-    child, child_or_new, default_empty, default_to, get, is_set, list, name, text, truth,
-};
+use crate::tree::{child, child_or_new, default_empty, default_to, get, is_set, list, text, truth};
 use crate::webhook_client::{check_service, check_url};
 use crate::{Context, Scope, Subresource};
 use base64::Engine;
@@ -109,10 +107,14 @@ fn validate(object: &Object) -> Errors {
     let mut errors = Vec::new();
     let spec = get(object, "spec");
     let (group, plural) = (text(&spec["group"]), text(&spec["names"]["plural"]));
-    if name(object) != format!("{plural}.{group}") {
-        let detail = "must be spec.names.plural+\".\"+spec.group";
-        let at = Path::new("metadata").child("name");
-        errors.push(Error::invalid(&at, name(object), detail));
+    let metadata = get(object, "metadata");
+    for field in ["generateName", "name"] {
+        let given = text(&metadata[field]);
+        if !given.is_empty() && given != format!("{plural}.{group}") {
+            let detail = "must be spec.names.plural+\".\"+spec.group";
+            let at = Path::new("metadata").child(field);
+            errors.push(Error::invalid(&at, given, detail));
+        }
     }
     let terms = Terms {
         rules: Rules::ALL,
@@ -372,11 +374,32 @@ fn approval(object: &Object) -> Result<&'static str, String> {
     }
 }
 
-fn check_approval(object: &Object, old: Option<&Object>, errors: &mut Errors) {
+fn is_protected(object: &Object) -> bool {
     let group = text(&get(object, "spec")["group"]);
-    let protected = ["k8s.io", "kubernetes.io"];
-    let own = |domain: &&str| group == *domain || group.ends_with(&format!(".{domain}"));
-    if !protected.iter().any(own) || old.is_some_and(|old| approval(old) == approval(object)) {
+    let own = |domain: &str| group == domain || group.ends_with(&format!(".{domain}"));
+    own("k8s.io") || own("kubernetes.io")
+}
+
+/// Whether a definition in a group of Kubernetes' own was approved of, the reason and the words for
+/// it.
+pub fn approval_condition(object: &Object) -> Option<(bool, &'static str, String)> {
+    if !is_protected(object) {
+        return None;
+    }
+    let said = text(&get(object, "metadata")["annotations"][APPROVED]);
+    Some(match approval(object) {
+        Ok("bypassed") => {
+            let message = format!("not approved: {}", quote(said));
+            (false, "UnapprovedAnnotation", message)
+        }
+        Ok(_) => (true, "ApprovedAnnotation", format!("approved in {said}")),
+        Err(why) if said.is_empty() => (false, "MissingAnnotation", why),
+        Err(why) => (false, "InvalidAnnotation", why),
+    })
+}
+
+fn check_approval(object: &Object, old: Option<&Object>, errors: &mut Errors) {
+    if !is_protected(object) || old.is_some_and(|old| approval(old) == approval(object)) {
         return;
     }
     if let Err(why) = approval(object) {
@@ -509,6 +532,24 @@ mod tests {
             (
                 &|crd| crd["metadata"]["name"] = json!("x"),
                 "metadata.name: Invalid value: \"x\": must be spec.names.plural+\".\"+spec.group",
+            ),
+            (
+                &|crd| crd["metadata"]["generateName"] = json!("x"),
+                "metadata.generateName: Invalid value: \"x\": must be spec.names.plural+\".\"+spec.group",
+            ),
+            (
+                &|crd| {
+                    let schema = &mut crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+                    schema["properties"] = json!({"a": {"type": "x"}});
+                },
+                "spec.validation.openAPIV3Schema.properties[a].type: Unsupported value: \"x\": supported values: \"array\", \"boolean\", \"integer\", \"number\", \"object\", \"string\"",
+            ),
+            (
+                &|crd| {
+                    let schema = &mut crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+                    schema["properties"] = json!({"a": {"type": "string", "pattern": "a**"}});
+                },
+                "spec.validation.openAPIV3Schema.properties[a].pattern: Invalid value: \"a**\": must be a valid regular expression, but isn't: error parsing regexp: invalid nested repetition operator: `**`",
             ),
             (
                 &|crd| crd["spec"]["scope"] = json!("x"),

@@ -8,9 +8,7 @@ use machinery::field::{Error, Errors, Path};
 use machinery::json::json;
 use machinery::{Object, Value};
 
-pub(super) const TYPES: &[&str] = &[
-    "array", "boolean", "integer", "null", "number", "object", "string",
-];
+pub(super) const TYPES: &[&str] = &["array", "boolean", "integer", "number", "object", "string"];
 
 /// What has to hold; a schema that broke a rule before may go on breaking it.
 #[derive(Clone, Copy)]

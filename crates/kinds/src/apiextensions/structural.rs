@@ -4,6 +4,7 @@
 use crate::tree::{entries, is_set, list, text, truth};
 use machinery::field::{Error, Errors, Path};
 use machinery::json::json;
+use machinery::pattern::Pattern;
 use machinery::{Object, Value};
 
 /// Why a schema cannot even be read as a structural one.
@@ -221,14 +222,8 @@ fn check_values(
         check_nested(&schema["not"], false, &path.child("not"), errors);
     }
     let pattern = text(&schema["pattern"]);
-    if let Err(error) = regex::Regex::new(&machinery::pattern::from_go(pattern)) {
-        // The last line of the report says what it is.
-        let report = error.to_string();
-        let why = report.lines().last().unwrap_or_default().trim();
-        let why = why.strip_prefix("error: ").unwrap_or(why);
-        let detail = format!(
-            "must be a valid regular expression, but isn't: error parsing regexp: {why}: `{pattern}`"
-        );
+    if let Err(why) = Pattern::new(pattern) {
+        let detail = format!("must be a valid regular expression, but isn't: {why}");
         errors.push(Error::invalid(&path.child("pattern"), pattern, detail));
     }
 }

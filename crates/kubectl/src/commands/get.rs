@@ -187,7 +187,7 @@ impl Get {
         let key = |row: &Value| -> String {
             path.values(&row["object"])
                 .first()
-                .map(|v| sort_key(v))
+                .map(sort_key)
                 .unwrap_or_default()
         };
         if let Some(rows) = table["rows"].as_array_mut() {

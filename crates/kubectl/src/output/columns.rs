@@ -36,10 +36,7 @@ impl Columns {
         super::each(object, |object| {
             let cell = |(_, path): &(String, Template)| {
                 let values = path.values(object);
-                let texts: Vec<String> = values
-                    .iter()
-                    .map(|value| super::jsonpath::text(value))
-                    .collect();
+                let texts: Vec<String> = values.iter().map(super::jsonpath::text).collect();
                 if texts.is_empty() {
                     "<none>".to_owned()
                 } else {

@@ -1,0 +1,56 @@
+//! What a custom object says that it is after a patch. It has to say something; what it says counts
+//! only where the whole object is written, not its status.
+
+use machinery::{
+    Object, Status,
+    field::{Error, Errors, Path},
+};
+
+use crate::{Resource, convert, meta};
+
+/// Another kind or version than that of the resource.
+pub(crate) struct Claim {
+    api_version: String,
+    kind: String,
+}
+
+/// Why an object cannot be taken for one of any kind.
+pub(super) enum Unreadable {
+    Invalid(String),
+    Other(Status),
+}
+
+/// What an object says that it is, where that is something else than the resource's kind.
+pub(super) fn read(resource: &Resource, object: &Object) -> Result<Option<Claim>, Unreadable> {
+    let shown = super::sorted(object);
+    let (api_version, kind) = convert::claimed(shown.as_bytes()).map_err(Unreadable::Invalid)?;
+    if kind.is_empty() {
+        let why = format!("Object 'Kind' is missing in '{shown}'");
+        return Err(Unreadable::Invalid(why));
+    }
+    if api_version.is_empty() {
+        let why = "Object 'apiVersion' is missing in 'object has no apiVersion field'";
+        return Err(Unreadable::Other(Status::internal(why)));
+    }
+    let own = api_version == resource.api_version && kind == resource.kind.names().kind;
+    Ok((!own).then_some(Claim { api_version, kind }))
+}
+
+impl Claim {
+    /// 422 for an object of the resource that says that it is none.
+    pub(super) fn refuse(&self, resource: &Resource, object: &Object) -> Status {
+        let mut errors = Errors::new();
+        let kind = &resource.kind.names().kind;
+        for (field, given, own) in [
+            ("kind", &self.kind, kind),
+            ("apiVersion", &self.api_version, &resource.api_version),
+        ] {
+            if given != own {
+                let why = format!("must be {own}");
+                errors.push(Error::invalid(&Path::new(field), given.as_str(), why));
+            }
+        }
+        let group = self.api_version.split_once('/').map_or("", |(g, _)| g);
+        Status::invalid(group, &self.kind, meta::text(object, "name"), &errors)
+    }
+}

@@ -1,0 +1,231 @@
+//! Definitions: names that others have, approval, and how their objects are spoken of.
+
+use std::time::Duration;
+
+use machinery::json::{Value, json};
+
+use crate::support::{Raw, Server, admin, send};
+
+const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+const GADGETS: &str = "/apis/example.com/v1/namespaces/default/gadgets";
+
+fn definition(plural: &str, group: &str, names: Value, version: Value) -> Value {
+    let mut all = json!({"plural": plural});
+    all.as_object_mut()
+        .unwrap()
+        .extend(names.as_object().unwrap().clone());
+    let mut one = json!({"name": "v1", "served": true, "storage": true, "schema": {
+        "openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}});
+    one.as_object_mut()
+        .unwrap()
+        .extend(version.as_object().unwrap().clone());
+    json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": format!("{plural}.{group}")},
+        "spec": {"group": group, "scope": "Namespaced", "names": all, "versions": [one]}})
+}
+
+/// Waits until what a path answers fits.
+async fn until(server: &Server, path: &str, fits: impl Fn(&Raw) -> bool) -> Raw {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+    loop {
+        let answer = admin(server, "GET", path, Value::Null).await;
+        if fits(&answer) {
+            return answer;
+        }
+        let late = tokio::time::Instant::now() >= deadline;
+        assert!(!late, "{path}: {}", answer.body);
+        tokio::task::yield_now().await;
+    }
+}
+
+/// A condition of a definition as its status, reason and message.
+fn condition(definition: &Value, kind: &str) -> Option<[String; 3]> {
+    let all = definition["status"]["conditions"].as_array()?;
+    let one = all.iter().find(|one| one["type"] == kind)?;
+    Some(["status", "reason", "message"].map(|key| one[key].as_str().unwrap_or("").to_owned()))
+}
+
+async fn make(server: &Server, definition: Value) -> String {
+    let made = admin(server, "POST", DEFINITIONS, definition).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let name = made.json()["metadata"]["name"].clone();
+    format!("{DEFINITIONS}/{}", name.as_str().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_for_names_gets_them_when_the_other_goes() {
+    let server = Server::start().await;
+    let names = json!({"kind": "Gadget", "shortNames": ["gg"]});
+    let first = make(
+        &server,
+        definition("gadgets", "example.com", names, json!({})),
+    )
+    .await;
+    until(&server, GADGETS, |answer| answer.code == 200).await;
+    let names = json!({"kind": "Gizmo", "shortNames": ["gg"]});
+    let second = make(
+        &server,
+        definition("gizmos", "example.com", names, json!({})),
+    )
+    .await;
+    let said = |answer: &Raw| condition(&answer.json(), "NamesAccepted");
+    let refused = until(&server, &second, |answer| said(answer).is_some()).await;
+    let expected = ["False", "ShortNamesConflict", "\"gg\" is already in use"];
+    assert_eq!(said(&refused).unwrap(), expected);
+    let not_yet = condition(&refused.json(), "Established").unwrap();
+    assert_eq!(not_yet[..2], ["False", "NotAccepted"]);
+    let gizmos = "/apis/example.com/v1/gizmos";
+    assert_eq!(admin(&server, "GET", gizmos, Value::Null).await.code, 404);
+
+    admin(&server, "DELETE", &first, Value::Null).await;
+    until(&server, gizmos, |answer| answer.code == 200).await;
+    let fits = |answer: &Raw| said(answer).is_some_and(|said| said[0] == "True");
+    let accepted = until(&server, &second, fits).await.json();
+    assert_eq!(accepted["status"]["acceptedNames"]["shortNames"][0], "gg");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_for_names_gets_them_when_the_other_lets_go_of_them() {
+    let server = Server::start().await;
+    let names = json!({"kind": "Gadget", "shortNames": ["gg"]});
+    let first = make(
+        &server,
+        definition("gadgets", "example.com", names, json!({})),
+    )
+    .await;
+    until(&server, GADGETS, |answer| answer.code == 200).await;
+    let names = json!({"kind": "Gizmo", "shortNames": ["gg"]});
+    make(
+        &server,
+        definition("gizmos", "example.com", names, json!({})),
+    )
+    .await;
+    let body = r#"{"spec":{"names":{"shortNames":["other"]}}}"#;
+    let patched = patch(&server, &first, body).await;
+    assert_eq!(patched.code, 200, "{}", patched.body);
+    until(&server, "/apis/example.com/v1/gizmos", |a| a.code == 200).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn approval_of_a_definition_in_a_group_of_kubernetes_is_a_condition() {
+    let server = Server::start().await;
+    let mut definition = definition("things", "a.k8s.io", json!({"kind": "Thing"}), json!({}));
+    definition["metadata"]["annotations"] =
+        json!({"api-approved.kubernetes.io": "unapproved, a trial"});
+    let path = make(&server, definition).await;
+    let kind = "KubernetesAPIApprovalPolicyConformant";
+    let said = |answer: &Raw| condition(&answer.json(), kind);
+    let told = until(&server, &path, |answer| said(answer).is_some()).await;
+    let expected = [
+        "False",
+        "UnapprovedAnnotation",
+        "not approved: \"unapproved, a trial\"",
+    ];
+    assert_eq!(said(&told).unwrap(), expected);
+    let body = r#"{"metadata":{"annotations":{"api-approved.kubernetes.io":"https://a.b/c"}}}"#;
+    patch(&server, &path, body).await;
+    until(&server, &path, |answer| {
+        said(answer).is_some_and(|said| said[0] == "True" && said[1] == "ApprovedAnnotation")
+    })
+    .await;
+}
+
+async fn patch(server: &Server, path: &str, body: &str) -> Raw {
+    let media = [("content-type", "application/merge-patch+json")];
+    let user = apiserver::User::new("kubernetes-admin", ["system:masters"]);
+    send(server, user, "PATCH", path, &media, body).await
+}
+
+async fn gadgets(version: Value) -> Server {
+    let server = Server::start().await;
+    let names = json!({"kind": "Gadget"});
+    let definition = definition("gadgets", "example.com", names, version);
+    make(&server, definition).await;
+    until(&server, GADGETS, |answer| answer.code == 200).await;
+    server
+}
+
+fn gadget(name: &str, spec: Value) -> Value {
+    json!({"apiVersion": "example.com/v1", "kind": "Gadget", "metadata": {"name": name}, "spec": spec})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_patch_cannot_make_another_kind_of_a_custom_object() {
+    let server = gadgets(json!({"subresources": {"status": {}}})).await;
+    admin(&server, "POST", GADGETS, gadget("a", json!({}))).await;
+    let one = format!("{GADGETS}/a");
+    for (body, code, message) in [
+        (
+            r#"{"kind":"X"}"#,
+            422,
+            "X.example.com \"a\" is invalid: kind: Invalid value: \"X\": must be Gadget",
+        ),
+        (
+            r#"{"apiVersion":"example.com/v9"}"#,
+            422,
+            "Gadget.example.com \"a\" is invalid: apiVersion: Invalid value: \"example.com/v9\": must be example.com/v1",
+        ),
+        (
+            r#"{"apiVersion":null}"#,
+            500,
+            "Internal error occurred: Object 'apiVersion' is missing in 'object has no apiVersion field'",
+        ),
+        (
+            r#"{"kind":"X","metadata":{"name":"b"}}"#,
+            400,
+            "the name of the object (b) does not match the name on the URL (a)",
+        ),
+    ] {
+        let refused = patch(&server, &one, body).await;
+        assert_eq!(refused.code, code, "{body}: {}", refused.body);
+        assert_eq!(refused.json()["message"], message);
+    }
+    let refused = patch(&server, &one, r#"{"kind":""}"#).await.json();
+    let message = refused["message"].as_str().unwrap();
+    assert!(message.contains("Object 'Kind' is missing in"), "{message}");
+    // Of the status only the status counts.
+    let body = r#"{"kind":"X","status":{"a":1}}"#;
+    let patched = patch(&server, &format!("{one}/status"), body).await;
+    assert_eq!(patched.code, 200, "{}", patched.body);
+    assert_eq!(patched.json()["kind"], "Gadget");
+    assert_eq!(patched.json()["status"]["a"], 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn columns_follow_any_path_and_lists_say_that_nothing_follows() {
+    let column = |name: &str, path: &str| json!({"name": name, "type": "string", "jsonPath": path});
+    let scale = json!({"specReplicasPath": ".spec.n", "statusReplicasPath": ".status.n"});
+    let server = gadgets(
+        json!({"subresources": {"scale": scale}, "additionalPrinterColumns": [
+        column("Slice", ".spec.l[1:].n"), column("Filter", ".spec.l[?(@.v>1)].n"),
+        column("Deep", "..deep"), column("Union", ".spec['n','m']"),
+        column("Object", ".spec.o"), column("Wrong", ".spec.n[0]")]}),
+    )
+    .await;
+    let spec = json!({"l": [{"n": "a", "v": 1}, {"n": "b", "v": 2}], "x": {"deep": true},
+        "o": {"z": 1, "a": "<"}, "n": 3});
+    admin(&server, "POST", GADGETS, gadget("a", spec)).await;
+    let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
+    let get = async |path: &str| {
+        let user = apiserver::User::new("kubernetes-admin", ["system:masters"]);
+        send(&server, user, "GET", path, &[("accept", table)], "")
+            .await
+            .json()
+    };
+    let cells = get(GADGETS).await["rows"][0]["cells"].clone();
+    let expected = json!([
+        "a",
+        "b",
+        "b",
+        "true",
+        "3",
+        "{\"a\":\"\\u003c\",\"z\":1}",
+        null
+    ]);
+    assert_eq!(cells, expected);
+    let scale = get(&format!("{GADGETS}/a/scale")).await;
+    assert_eq!(scale["columnDefinitions"][3]["type"], "date");
+    assert_eq!(scale["rows"][0]["cells"][1], 3);
+    let list = admin(&server, "GET", GADGETS, Value::Null).await.json();
+    assert_eq!(list["metadata"]["continue"], "");
+}
