@@ -149,7 +149,9 @@ impl Received {
             Target::Resource(resource) if resource.custom => claim::read(resource, &patched)
                 .map_err(|refused| match refused {
                     Unreadable::Invalid(why) => invalid(why),
-                    Unreadable::Other(status) => status,
+                    Unreadable::NoVersion => Status::internal(
+                        "Object 'apiVersion' is missing in 'object has no apiVersion field'",
+                    ),
                 })?,
             _ => None,
         };

@@ -280,12 +280,12 @@ fn is_end(c: char) -> bool {
 
 fn slice(text: &str) -> Result<Slice, Error> {
     let invalid = || wrong(format!("invalid array index {text}"));
-    let is_index = |part: &&str| {
+    let is_index = |part: &str| {
         let digits = part.strip_prefix('-').unwrap_or(part);
         digits.bytes().all(|b| b.is_ascii_digit())
     };
     let parts: Vec<&str> = text.split(':').collect();
-    if parts.len() > 3 || !parts.iter().all(|part| is_index(&part)) {
+    if parts.len() > 3 || !parts.iter().all(|part| is_index(part)) {
         return invalid();
     }
     let number = |at: usize| match parts.get(at).copied().unwrap_or_default() {

@@ -1,3 +1,5 @@
+//! Templates on a small tree, as client-go answers them.
+
 use crate::json::json;
 use crate::{Value, text};
 

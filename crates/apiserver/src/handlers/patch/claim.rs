@@ -16,8 +16,10 @@ pub(crate) struct Claim {
 
 /// Why an object cannot be taken for one of any kind.
 pub(super) enum Unreadable {
+    /// The patch leaves nothing that can be read.
     Invalid(String),
-    Other(Status),
+    /// It does not say of which version it is.
+    NoVersion,
 }
 
 /// What an object says that it is, where that is something else than the resource's kind.
@@ -29,8 +31,7 @@ pub(super) fn read(resource: &Resource, object: &Object) -> Result<Option<Claim>
         return Err(Unreadable::Invalid(why));
     }
     if api_version.is_empty() {
-        let why = "Object 'apiVersion' is missing in 'object has no apiVersion field'";
-        return Err(Unreadable::Other(Status::internal(why)));
+        return Err(Unreadable::NoVersion);
     }
     let own = api_version == resource.api_version && kind == resource.kind.names().kind;
     Ok((!own).then_some(Claim { api_version, kind }))
