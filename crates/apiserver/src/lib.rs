@@ -28,6 +28,7 @@ mod gzip;
 mod handlers;
 mod health;
 mod hooks;
+mod identity;
 mod impersonation;
 mod local;
 mod media;

@@ -9,7 +9,7 @@ use tracing::{debug, info};
 
 use crate::{
     Config, Error, LocalService, Registry, Store, User, api_services, authz, bootstrap, connection,
-    custom, fairness, pipeline::Core, services,
+    custom, fairness, identity, pipeline::Core, services,
 };
 
 /// The API server.
@@ -73,6 +73,8 @@ impl ApiServer {
         );
         context.spawn("bootstrap", bootstrap::keep(self.core.clone()));
         context.spawn("api-services", api_services::keep(self.core.clone()));
+        let identity = identity::keep(self.core.clone(), context.token());
+        context.spawn_draining("identity", identity);
         context.spawn("flow-control", fairness::keep(self.core.clone()));
         context.spawn(
             "service-addresses",

@@ -143,3 +143,28 @@ async fn groups_that_are_served_here_have_their_apiservices() {
     );
     eventually(async || find("v1.a.example.com").await.is_none().then_some(())).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_has_a_lease_of_its_own_for_as_long_as_it_runs() {
+    let server = Server::start().await;
+    let leases = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
+    let find = async |server: &Server| {
+        let list = admin(server, "GET", leases, Value::Null).await.json();
+        let found = list["items"].as_array().unwrap().first().cloned();
+        found.filter(|lease| !lease["spec"].is_null())
+    };
+    let lease = eventually(async || find(&server).await).await;
+    let name = lease["metadata"]["name"].as_str().unwrap();
+    let labels = &lease["metadata"]["labels"];
+    assert_eq!(labels["apiserver.kubernetes.io/identity"], "kube-apiserver");
+    let annotations = json!({"kubernetes.io/peer-advertise-address": "192.0.2.1:6443"});
+    assert_eq!(lease["metadata"]["annotations"], annotations);
+    let holder = lease["spec"]["holderIdentity"].as_str().unwrap();
+    assert!(name.starts_with("apiserver-") && holder.starts_with(&format!("{name}_")));
+    assert_eq!(lease["spec"]["leaseDurationSeconds"], 3600);
+    let server = server.restart().await;
+    let next = eventually(async || find(&server).await).await;
+    assert_eq!(next["metadata"]["name"], name);
+    assert_ne!(next["metadata"]["uid"], lease["metadata"]["uid"]);
+    assert_ne!(next["spec"]["holderIdentity"], holder);
+}

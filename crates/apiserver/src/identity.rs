@@ -1,0 +1,214 @@
+//! The server's own Lease in kube-system: which API servers there are, and until when they are known to live. The one of
+//! this server goes when it stops in order; those of servers that are gone otherwise go when their time is over.
+
+use std::{sync::Arc, time::Duration};
+
+use http::{Method, StatusCode};
+use jiff::{SignedDuration, Timestamp};
+use kinds::tree;
+use machinery::{Object, Value, json::Map};
+use sha2::{Digest, Sha256};
+use tokio_util::sync::CancellationToken;
+
+use crate::{LocalService, User, pipeline::Core, user};
+
+const PATH: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
+/// Who writes it.
+const MANAGER: &str = "kube-apiserver";
+/// Says whose lease it is.
+const IDENTITY: &str = "apiserver.kubernetes.io/identity";
+const HOSTNAME: &str = "kubernetes.io/hostname";
+const ADDRESS: &str = "kubernetes.io/peer-advertise-address";
+/// How long it holds, in seconds.
+const LASTS: i64 = 3600;
+const RENEW_EVERY: Duration = Duration::from_secs(10);
+/// How often those of others are looked at.
+const LOOK_EVERY: SignedDuration = SignedDuration::from_secs(3600);
+
+/// Keeps the lease until the server stops.
+pub(crate) async fn keep(core: Arc<Core>, stopping: CancellationToken) {
+    if core
+        .reader
+        .resource("coordination.k8s.io", "leases")
+        .is_none()
+    {
+        return;
+    }
+    let writer = User::new("system:apiserver", [user::MASTERS]);
+    let api = LocalService::new(core.clone(), writer);
+    let mine = Identity::new(&hostname(), core.config.advertise.to_string());
+    let clock = &core.config.clock;
+    // What an earlier run left says nothing about this one.
+    report(mine.delete(&api).await);
+    let mut looked: Option<Timestamp> = None;
+    loop {
+        let now = clock.now();
+        report(mine.renew(&api, now).await);
+        if looked.is_none_or(|looked| now.duration_since(looked) >= LOOK_EVERY) {
+            report(clear(&api, now).await);
+            looked = Some(now);
+        }
+        tokio::select! {
+            () = clock.sleep(RENEW_EVERY) => {}
+            () = stopping.cancelled() => break,
+        }
+    }
+    report(mine.delete(&api).await);
+}
+
+fn report(done: Result<(), String>) {
+    if let Err(why) = done {
+        tracing::warn!(why, "the API server's lease cannot be kept");
+    }
+}
+
+fn hostname() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim().to_owned()
+}
+
+/// Who this server is.
+struct Identity {
+    name: String,
+    holder: String,
+    hostname: String,
+    address: String,
+}
+
+impl Identity {
+    fn new(hostname: &str, address: String) -> Self {
+        let mut hash = Sha256::new();
+        for part in [hostname, MANAGER] {
+            let length = u16::try_from(part.len()).unwrap_or(u16::MAX);
+            hash.update(length.to_be_bytes());
+            hash.update(part);
+        }
+        let name = format!("apiserver-{}", base32(&hash.finalize()[..16]));
+        Self {
+            holder: format!("{name}_{}", uuid::Uuid::new_v4()),
+            name,
+            hostname: hostname.to_owned(),
+            address,
+        }
+    }
+
+    /// The lease as it should be now, made of the one that is there.
+    fn lease(&self, old: Option<Object>, now: Timestamp) -> Object {
+        let mut lease = old.unwrap_or_else(Map::new);
+        let metadata = tree::child_or_new(&mut lease, "metadata");
+        metadata.insert("name", self.name.as_str().into());
+        let labels = tree::child_or_new(metadata, "labels");
+        labels.insert(IDENTITY, MANAGER.into());
+        labels.insert(HOSTNAME, self.hostname.as_str().into());
+        let annotations = tree::child_or_new(metadata, "annotations");
+        annotations.insert(ADDRESS, self.address.as_str().into());
+        let spec = tree::child_or_new(&mut lease, "spec");
+        spec.insert("holderIdentity", self.holder.as_str().into());
+        spec.insert("leaseDurationSeconds", LASTS.into());
+        let renewed = now.strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string();
+        spec.insert("renewTime", renewed.into());
+        lease
+    }
+
+    async fn renew(&self, api: &LocalService, now: Timestamp) -> Result<(), String> {
+        let single = format!("{PATH}/{}", self.name);
+        let (status, stored) = api.ask(Method::GET, &single, None).await?;
+        let (method, path, old) = match status {
+            StatusCode::OK => (Method::PUT, single.as_str(), Some(stored)),
+            _ => (Method::POST, PATH, None),
+        };
+        let path = format!("{path}?fieldManager={MANAGER}");
+        let (status, answer) = api.ask(method, &path, Some(self.lease(old, now))).await?;
+        judge(status, &answer)
+    }
+
+    async fn delete(&self, api: &LocalService) -> Result<(), String> {
+        delete(api, &self.name).await
+    }
+}
+
+async fn delete(api: &LocalService, name: &str) -> Result<(), String> {
+    let path = format!("{PATH}/{name}");
+    let (status, answer) = api.ask(Method::DELETE, &path, None).await?;
+    judge(status, &answer)
+}
+
+/// Who comes second has nothing to complain about.
+fn judge(status: StatusCode, answer: &Object) -> Result<(), String> {
+    match status {
+        StatusCode::NOT_FOUND | StatusCode::CONFLICT => Ok(()),
+        status if status.is_success() => Ok(()),
+        _ => Err(tree::text(tree::get(answer, "message")).to_owned()),
+    }
+}
+
+/// Deletes the leases of servers that have not been heard of for too long.
+async fn clear(api: &LocalService, now: Timestamp) -> Result<(), String> {
+    let list = format!("{PATH}?labelSelector={IDENTITY}%3D{MANAGER}");
+    let (status, list) = api.ask(Method::GET, &list, None).await?;
+    judge(status, &list)?;
+    for lease in tree::list(tree::get(&list, "items")) {
+        if is_over(&lease["spec"], now) {
+            delete(api, tree::text(&lease["metadata"]["name"])).await?;
+        }
+    }
+    Ok(())
+}
+
+fn is_over(spec: &Value, now: Timestamp) -> bool {
+    let renewed: Option<Timestamp> = tree::text(&spec["renewTime"]).parse().ok();
+    let lasts = spec["leaseDurationSeconds"].as_i64();
+    let ends = renewed
+        .zip(lasts)
+        .and_then(|(renewed, lasts)| renewed.checked_add(SignedDuration::from_secs(lasts)).ok());
+    ends.is_none_or(|ends| ends < now)
+}
+
+/// Five bits a letter, without an end mark.
+fn base32(bytes: &[u8]) -> String {
+    const LETTERS: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
+    let bit = |place: usize| {
+        let byte = bytes.get(place / 8).copied().unwrap_or_default();
+        usize::from(byte >> (7 - place % 8) & 1)
+    };
+    let letters = (0..bytes.len() * 8).step_by(5).map(|start| {
+        let value = (start..start + 5).fold(0, |value, place| value << 1 | bit(place));
+        char::from(LETTERS[value])
+    });
+    letters.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use machinery::json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_name_is_made_of_the_hosts_as_upstream_makes_it() {
+        assert_eq!(base32(b"foobar"), "mzxw6ytboi");
+        let identity = Identity::new("vm", "192.0.2.1:6443".to_owned());
+        assert_eq!(identity.name, "apiserver-wlv32tlttr4jl3gtroqexyxapa");
+        let prefix = "apiserver-wlv32tlttr4jl3gtroqexyxapa_";
+        assert!(identity.holder.starts_with(prefix), "{}", identity.holder);
+    }
+
+    #[test]
+    fn a_lease_is_over_when_its_time_is_or_it_has_none() {
+        let now: Timestamp = "2026-01-01T01:00:00Z".parse().unwrap();
+        for (spec, over) in [
+            (
+                json!({"renewTime": "2026-01-01T00:30:00.000000Z", "leaseDurationSeconds": 3600}),
+                false,
+            ),
+            (
+                json!({"renewTime": "2026-01-01T00:30:00.000000Z", "leaseDurationSeconds": 60}),
+                true,
+            ),
+            (json!({"leaseDurationSeconds": 3600}), true),
+            (json!({"renewTime": "2026-01-01T00:30:00.000000Z"}), true),
+        ] {
+            assert_eq!(is_over(&spec, now), over, "{spec}");
+        }
+    }
+}
