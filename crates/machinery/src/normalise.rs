@@ -495,8 +495,7 @@ pub(crate) fn is_omitted(field: &Field, value: &Value) -> bool {
             (_, Value::Bool(b)) => !b,
             (_, Value::Number(n)) => n.as_f64() == Some(0.0),
             (_, Value::String(s)) => s.is_empty(),
-            // An empty list of managers asks to forget them.
-            (_, Value::Array(list)) => list.is_empty() && field.name != "managedFields",
+            (_, Value::Array(list)) => list.is_empty(),
             (_, Value::Object(map)) => map.is_empty(),
         },
     }
