@@ -24,6 +24,8 @@ pub struct Builtin {
     pub subresources: &'static [SubresourceInfo],
     /// Whether `status` belongs to the status subresource alone.
     pub has_status: bool,
+    /// Whether the kind itself replaces the status that a new object was sent with.
+    pub settles_status: bool,
     /// What a write of the whole cannot set, where there is a status: nobody comes to own it.
     pub resets: Resets,
     /// Paths that an update of `status` leaves as they are; `metadata` means what people write
@@ -93,6 +95,7 @@ impl Builtin {
         verbs: VERBS,
         subresources: &[],
         has_status: false,
+        settles_status: false,
         resets: &[&["status"]],
         status_resets: &[&["spec"]],
         metadata_checks: &[Check::Change],
@@ -224,7 +227,7 @@ impl Kind for Registered {
     }
 
     fn prepare_create(&self, object: &mut Object, context: &Context<'_>) {
-        if self.facts.has_status {
+        if self.facts.has_status && !self.facts.settles_status {
             object.shift_remove("status");
         }
         (self.facts.prepare_create)(object, context);

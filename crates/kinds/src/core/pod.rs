@@ -62,6 +62,7 @@ pub const KIND: Builtin = Builtin {
         STATUS,
     ],
     has_status: true,
+    settles_status: true,
     has_generation: true,
     default: default_pod,
     prepare_create,
@@ -543,6 +544,15 @@ mod tests {
         assert_eq!(
             get(&pod, "status"),
             &json!({"phase": "Pending", "qosClass": "BestEffort"})
+        );
+        // A class that was sent stays, whatever it is.
+        let kind = crate::find("", "v1", "pods").unwrap();
+        let sent = r#"{"phase": "Running", "qosClass": "Guaranteed"}"#;
+        let mut pod = object(&format!(r#"{{"spec": {{}}, "status": {sent}}}"#));
+        kind.prepare_create(&mut pod, &Context { now: "", user: "" });
+        assert_eq!(
+            get(&pod, "status"),
+            &json!({"phase": "Pending", "qosClass": "Guaranteed"})
         );
     }
 }

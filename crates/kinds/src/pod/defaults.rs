@@ -2,7 +2,8 @@
 
 use super::resources::aggregate;
 use crate::tree::{
-    child, child_or_new, default_empty, default_to, each, entries, get, is_set, text, truth,
+    child, child_or_new, default_empty, default_to, each, entries, get, is_empty, is_set, text,
+    truth,
 };
 use machinery::json::json;
 use machinery::{Object, Value};
@@ -27,6 +28,7 @@ pub fn default_pod(pod: &mut Object) {
             default_requests(container);
         }
     }
+    default_huge_limits(spec);
     default_whole_requests(spec);
     default_to(spec, "enableServiceLinks", true);
     default_addresses(pod);
@@ -42,6 +44,24 @@ fn default_requests(container: &mut Object) {
     let requests = child_or_new(resources, "requests");
     for (name, quantity) in limits {
         requests.entry(name).or_insert(quantity);
+    }
+}
+
+/// A pod with resources as a whole has the huge pages of its containers, unless it asks for some itself.
+fn default_huge_limits(spec: &mut Object) {
+    let own = get(spec, "resources");
+    if is_empty(&own["limits"]) && is_empty(&own["requests"]) {
+        return;
+    }
+    let holder = Value::Object(spec.clone());
+    let Some(resources) = child(spec, "resources") else {
+        return;
+    };
+    for (name, amount) in aggregate(&holder, "limits") {
+        if name.starts_with("hugepages-") && !is_set(&holder["resources"]["requests"][name]) {
+            let limits = child_or_new(resources, "limits");
+            default_to(limits, name, amount.to_string());
+        }
     }
 }
 
@@ -397,5 +417,27 @@ mod tests {
         ] {
             assert_eq!(pull_policy(image), policy, "{image}");
         }
+    }
+
+    #[test]
+    fn a_pod_as_a_whole_has_the_huge_pages_of_its_containers() {
+        let pod = |own: &str| {
+            let mut pod = object(&format!(
+                r#"{{"spec": {{"resources": {own}, "containers": [{{"name": "c", "image": "i",
+                    "resources": {{"limits": {{"hugepages-2Mi": "2Mi"}}}}}}]}}}}"#
+            ));
+            default_pod(&mut pod);
+            get(&pod, "spec")["resources"].clone()
+        };
+        assert_eq!(pod("{}"), json!({}));
+        let huge = json!({"cpu": "1", "hugepages-2Mi": "2Mi"});
+        assert_eq!(
+            pod(r#"{"limits": {"cpu": "1"}}"#),
+            json!({"limits": huge, "requests": huge})
+        );
+        assert_eq!(
+            pod(r#"{"requests": {"hugepages-2Mi": "4Mi"}}"#),
+            json!({"requests": {"hugepages-2Mi": "4Mi"}})
+        );
     }
 }

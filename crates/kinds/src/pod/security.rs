@@ -2,6 +2,7 @@
 
 use super::volume::no_backsteps;
 use crate::check;
+use crate::internal::internal;
 use crate::tree::{int, is_set, list, text, truth};
 use machinery::field::{Error, Errors, Path};
 use machinery::json::json;
@@ -107,7 +108,7 @@ pub(super) fn check_container_security(
     if context["allowPrivilegeEscalation"] == false {
         let clash = |what: &str| {
             let detail = format!("cannot set `allowPrivilegeEscalation` to false and {what}");
-            Error::invalid(path, context.clone(), detail)
+            Error::invalid(path, internal("core/v1.SecurityContext", context), detail)
         };
         if truth(&context["privileged"]) {
             errors.push(clash("`privileged` to true"));

@@ -376,6 +376,20 @@ mod tests {
     }
 
     #[test]
+    fn what_clashes_in_a_containers_context_is_shown_whole() {
+        let told = found(
+            r#"{"spec": {"containers": [{"name": "c", "image": "i",
+                "securityContext": {"privileged": true, "allowPrivilegeEscalation": false}}]}}"#,
+        );
+        assert_eq!(
+            told,
+            [
+                r#"spec.containers[0].securityContext: Invalid value: {"Capabilities":null,"Privileged":true,"SELinuxOptions":null,"WindowsOptions":null,"RunAsUser":null,"RunAsGroup":null,"RunAsNonRoot":null,"ReadOnlyRootFilesystem":null,"AllowPrivilegeEscalation":false,"ProcMount":null,"SeccompProfile":null,"AppArmorProfile":null}: cannot set `allowPrivilegeEscalation` to false and `privileged` to true"#
+            ]
+        );
+    }
+
+    #[test]
     fn each_mistake_is_named_with_its_path() {
         let container = |fields: &str| {
             format!(r#"{{"spec": {{"containers": [{{"name": "c", "image": "i", {fields}}}]}}}}"#)
