@@ -38,6 +38,7 @@ pub mod statefulset;
 pub mod tainteviction;
 pub mod tokencleaner;
 pub mod ttlafterfinished;
+pub mod vacprotection;
 
 use std::sync::Arc;
 
@@ -86,6 +87,7 @@ pub const ALL: &[Entry] = table![
     clusterroleaggregation,
     pvcprotection,
     pvprotection,
+    vacprotection,
     resourcequota,
     tokencleaner,
     bootstrapsigner,

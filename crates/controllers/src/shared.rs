@@ -24,7 +24,7 @@ use k8s_openapi::{
         networking::v1::{IPAddress, ServiceCIDR},
         policy::v1::PodDisruptionBudget,
         rbac::v1::ClusterRole,
-        storage::v1::StorageClass,
+        storage::v1::{StorageClass, VolumeAttributesClass},
     },
     apimachinery::pkg::apis::meta::v1::OwnerReference,
 };
@@ -67,7 +67,7 @@ watched! {
     plain: Deployment, DaemonSet, StatefulSet, HorizontalPodAutoscaler, CronJob, Lease, ConfigMap,
     Endpoints, Namespace, Node, PersistentVolume, ReplicationController, ResourceQuota, Service,
     ServiceAccount, EndpointSlice, PodDisruptionBudget, ClusterRole, StorageClass,
-    CertificateSigningRequest, IPAddress, ServiceCIDR,
+    CertificateSigningRequest, IPAddress, ServiceCIDR, VolumeAttributesClass,
 }
 
 impl Watched for Pod {

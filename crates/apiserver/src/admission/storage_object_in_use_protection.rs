@@ -1,4 +1,5 @@
-//! Claims and volumes get a finalizer at birth, so that none disappears while a pod uses it.
+//! Claims, volumes and classes of their attributes get a finalizer at birth, so that none disappears while it is
+//! used.
 
 use async_trait::async_trait;
 use kinds::tree;
@@ -8,18 +9,24 @@ use super::{Attributes, Operation, Plugin};
 
 pub const NAME: &str = "StorageObjectInUseProtection";
 
-const FINALIZERS: [(&str, &str); 2] = [
-    ("persistentvolumeclaims", "kubernetes.io/pvc-protection"),
-    ("persistentvolumes", "kubernetes.io/pv-protection"),
+/// Group, resource, finalizer.
+const FINALIZERS: [(&str, &str, &str); 3] = [
+    ("", "persistentvolumeclaims", "kubernetes.io/pvc-protection"),
+    ("", "persistentvolumes", "kubernetes.io/pv-protection"),
+    (
+        "storage.k8s.io",
+        "volumeattributesclasses",
+        "kubernetes.io/vac-protection",
+    ),
 ];
 
 pub struct StorageObjectInUseProtection;
 
-fn finalizer(resource: &str) -> Option<&'static str> {
+fn finalizer(attributes: &Attributes<'_>) -> Option<&'static str> {
     FINALIZERS
         .iter()
-        .find(|(name, _)| *name == resource)
-        .map(|(_, finalizer)| *finalizer)
+        .find(|(group, resource, _)| attributes.is_write_of(group, resource))
+        .map(|(_, _, finalizer)| *finalizer)
 }
 
 #[async_trait]
@@ -29,13 +36,11 @@ impl Plugin for StorageObjectInUseProtection {
     }
 
     fn handles(&self, attributes: &Attributes<'_>) -> bool {
-        attributes.operation == Operation::Create
-            && attributes.is_write_of("", attributes.resource)
-            && finalizer(attributes.resource).is_some()
+        attributes.operation == Operation::Create && finalizer(attributes).is_some()
     }
 
     async fn mutate(&self, attributes: &Attributes<'_>, object: &mut Object) -> Result<(), Status> {
-        let Some(finalizer) = finalizer(attributes.resource) else {
+        let Some(finalizer) = finalizer(attributes) else {
             return Ok(());
         };
         let metadata = tree::child_or_new(object, "metadata");
@@ -59,8 +64,8 @@ mod tests {
 
     #[tokio::test]
     async fn claims_and_volumes_are_protected_once_and_nothing_else_is() {
-        for (resource, finalizer) in FINALIZERS {
-            let case = Case::new(Operation::Create, "", resource);
+        for (group, resource, finalizer) in FINALIZERS {
+            let case = Case::new(Operation::Create, group, resource);
             let mut created = object(json!({"metadata": {"finalizers": ["mine"]}}));
             assert!(StorageObjectInUseProtection.handles(&case.attributes()));
             for _ in 0..2 {
