@@ -53,12 +53,16 @@ impl Owner<'_> {
         }
         let networks = networks::ready(&self.write.core).await?;
         let kept = usize::from(old.is_some());
+        let families = list(spec, "ipFamilies");
+        // As they are told of: with places for those that are still to be found.
+        let mut places = addresses.clone();
+        places.resize(families.len().max(places.len()), String::new());
         for address in addresses.iter().skip(kept) {
             if !before.addresses.contains(address) {
-                self.claim(address, &addresses, &networks, ops).await?;
+                self.claim(address, &places, &networks, ops).await?;
             }
         }
-        for family in list(spec, "ipFamilies").iter().skip(addresses.len()) {
+        for family in families.iter().skip(addresses.len()) {
             addresses.push(self.pick(family, &networks, ops).await?);
         }
         spec.insert(
@@ -151,13 +155,22 @@ impl Owner<'_> {
             // Validation names what is wrong with it.
             return Ok(());
         };
+        let outside = |network: &Network| {
+            format!(
+                "the provided IP ({address}) is not in the valid range. The range of valid IPs is {network}"
+            )
+        };
         let Some(network) = networks.iter().find(|network| network.contains(parsed)) else {
-            return refuse("the provided network does not match the current range".to_owned());
+            let family = families::of(&parsed);
+            let first = networks.iter().find(|network| network.family() == family);
+            // Who only tries has the first range before him, not all of them.
+            return refuse(match first.filter(|_| self.write.dry_run) {
+                Some(first) => outside(first),
+                None => "the provided network does not match the current range".to_owned(),
+            });
         };
         if !network.can_hold(parsed) {
-            return refuse(format!(
-                "the provided IP ({address}) is not in the valid range. The range of valid IPs is {network}"
-            ));
+            return refuse(outside(network));
         }
         if !self.is_free(&address_key(address)).await? {
             return refuse("provided IP is already allocated".to_owned());

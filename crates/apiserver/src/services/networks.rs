@@ -116,6 +116,18 @@ impl std::fmt::Display for Network {
 
 /// The networks that a new address may come from.
 pub(crate) async fn ready(core: &Core) -> Result<Vec<Network>, Status> {
+    collected(core, of).await
+}
+
+/// The networks that an address may be of which is held already: those that are going, too.
+pub(crate) async fn known(core: &Core) -> Result<Vec<Network>, Status> {
+    collected(core, named).await
+}
+
+async fn collected(
+    core: &Core,
+    networks_of: fn(&Object) -> Vec<Network>,
+) -> Result<Vec<Network>, Status> {
     let configured = core.config.service_cidrs.iter();
     let mut networks: Vec<Network> = configured
         .filter_map(|(base, length)| Network::new(*base, *length))
@@ -125,7 +137,7 @@ pub(crate) async fn ready(core: &Core) -> Result<Vec<Network>, Status> {
         .list("networking.k8s.io", "servicecidrs", "")
         .await?;
     for object in objects {
-        for network in of(&object.parse()) {
+        for network in networks_of(&object.parse()) {
             if !networks.contains(&network) {
                 networks.push(network);
             }
@@ -144,7 +156,13 @@ fn of(object: &Object) -> Vec<Network> {
     if told.is_some_and(|told| told["status"] != "True") || meta::is_deleting(object) {
         return Vec::new();
     }
-    let cidrs = field("spec", "cidrs").unwrap_or_default();
+    named(object)
+}
+
+fn named(object: &Object) -> Vec<Network> {
+    let spec = object.get("spec");
+    let cidrs = spec.and_then(|spec| spec.get("cidrs")).cloned();
+    let cidrs = cidrs.unwrap_or_default();
     let cidrs = cidrs.as_array().into_iter().flatten();
     cidrs
         .filter_map(Value::as_str)

@@ -17,7 +17,9 @@ use store::{
 use super::{
     ALLOCATOR, Held, MANAGED_BY, PORTS, address_key,
     addresses::put_address,
-    held, port_key,
+    held,
+    networks::{self, Network},
+    port_key,
     ports::put_port,
     told::{self, Warning},
 };
@@ -28,10 +30,19 @@ const AGAIN: Duration = Duration::from_secs(10);
 /// How often everything is compared, besides what is seen to go.
 const EVERYTHING: Duration = Duration::from_secs(60);
 
+/// Who tells of addresses.
+const ADDRESSES_BY: &str = "ipallocator-repair-controller";
+/// Who tells of ports.
+const PORTS_BY: &str = "portallocator-repair-controller";
+
+/// What cannot be put right and was told of already: the Service as it was, and the words.
+type Told = HashSet<(Key, Revision, String)>;
+
 /// Keeps addresses and ports in step with Services for as long as the server runs.
 pub(crate) async fn keep(core: Arc<Core>) {
+    let mut told = Told::new();
     loop {
-        if let Err(status) = follow(&core).await {
+        if let Err(status) = follow(&core, &mut told).await {
             tracing::warn!(%status, "cannot follow the addresses of services");
             core.config.clock.sleep(AGAIN).await;
         }
@@ -39,8 +50,8 @@ pub(crate) async fn keep(core: Arc<Core>) {
 }
 
 /// Looks at everything once, then for a while at what is taken away.
-async fn follow(core: &Arc<Core>) -> Result<(), Status> {
-    let revision = everything(core).await?;
+async fn follow(core: &Arc<Core>, told: &mut Told) -> Result<(), Status> {
+    let revision = everything(core, told).await?;
     let changes = core.store.watch(address_key(""), revision).await;
     let mut changes = changes.map_err(failure::of_store)?;
     let mut rest = core.config.clock.sleep(EVERYTHING);
@@ -108,17 +119,105 @@ fn family(address: &str) -> &'static str {
 fn not_allocated(core: &Core, service: &Object, address: &str) -> Result<Op<Draft>, Status> {
     let family = family(address);
     let note = format!("Cluster IP [{family}]: {address} is not allocated; repairing");
-    told_of_service(core, service, note)
+    repairing(core, service, note)
 }
 
-fn told_of_service(core: &Core, about: &Object, note: String) -> Result<Op<Draft>, Status> {
+fn repairing(core: &Core, about: &Object, note: String) -> Result<Op<Draft>, Status> {
     let warning = Warning {
+        by: ADDRESSES_BY,
         about,
         reason: "ClusterIPNotAllocated",
         action: "ClusterIPAllocation",
         note,
     };
     told::event(core, warning)
+}
+
+/// What nobody but the Service's owner can put right.
+struct Beyond {
+    by: &'static str,
+    reason: &'static str,
+    action: &'static str,
+    note: String,
+}
+
+impl Beyond {
+    fn address(reason: &'static str, note: String) -> Self {
+        let action = match reason {
+            "ClusterIPNotValid" => "ClusterIPValidation",
+            _ => "ClusterIPAllocation",
+        };
+        Self {
+            by: ADDRESSES_BY,
+            reason,
+            action,
+            note,
+        }
+    }
+
+    fn port(reason: &'static str, note: String) -> Self {
+        Self {
+            by: PORTS_BY,
+            reason,
+            action: "PortAllocation",
+            note,
+        }
+    }
+}
+
+/// Whether an address can be any Service's at all.
+fn beyond_repair(address: &str, networks: &[Network]) -> Option<Beyond> {
+    let Ok(parsed) = address.parse() else {
+        let note = "Cluster IP <nil> is not a valid IP; please recreate Service".to_owned();
+        return Some(Beyond::address("ClusterIPNotValid", note));
+    };
+    if networks.iter().any(|network| network.can_hold(parsed)) {
+        return None;
+    }
+    let family = family(address);
+    let note = format!(
+        "Cluster IP [{family}]: {address} is not within any configured Service CIDR; please recreate service"
+    );
+    Some(Beyond::address("ClusterIPOutOfRange", note))
+}
+
+/// Tells what cannot be put right, once for every state of the Service.
+async fn tell(
+    core: &Core,
+    entry: &Entry<Stored>,
+    service: &Object,
+    beyond: Beyond,
+    told: &mut Told,
+) -> Result<(), Status> {
+    let words = (
+        entry.key.clone(),
+        entry.object.revision,
+        format!("{} {}", beyond.reason, beyond.note),
+    );
+    if told.contains(&words) {
+        return Ok(());
+    }
+    let warning = Warning {
+        by: beyond.by,
+        about: service,
+        reason: beyond.reason,
+        action: beyond.action,
+        note: beyond.note,
+    };
+    let event = told::event(core, warning)?;
+    tracing::warn!(key = %String::from_utf8_lossy(&entry.key), "{}", words.2);
+    match core
+        .store
+        .commit(vec![still(entry), event], Durability::Synced)
+        .await
+    {
+        Ok(_) => {
+            told.insert(words);
+            Ok(())
+        }
+        Err(store::Error::Conflict { .. }) => Ok(()),
+        Err(error) => Err(failure::of_store(error)),
+    }
 }
 
 fn service_key(namespace: &str, name: &str) -> Key {
@@ -138,7 +237,8 @@ async fn list(core: &Core, prefix: Key) -> Result<(Revision, Vec<Entry<Stored>>)
 
 /// Compares all Services with all that is held for them. Services are read last: what they hold was
 /// written with them, so that a Service made meanwhile is never taken for a leak.
-async fn everything(core: &Arc<Core>) -> Result<Revision, Status> {
+async fn everything(core: &Arc<Core>, told: &mut Told) -> Result<Revision, Status> {
+    let networks = networks::known(core).await?;
     let (revision, addresses) = list(core, address_key("")).await?;
     let (_, ports) = list(core, Bytes::from_static(PORTS.as_bytes())).await?;
     let (_, services) = list(core, service_key("", "").slice(..SERVICES)).await?;
@@ -148,6 +248,7 @@ async fn everything(core: &Arc<Core>) -> Result<Revision, Status> {
         .map(|entry| (&entry.key, entry))
         .collect();
     let mut kept = HashSet::new();
+    let mut taken: HashSet<u16> = HashSet::new();
     let services: Vec<_> = services
         .into_iter()
         .map(|entry| (entry.object.parse(), entry))
@@ -159,6 +260,13 @@ async fn everything(core: &Arc<Core>) -> Result<Revision, Status> {
                 && held(service).addresses.iter().any(|held| held == address)
         })
     };
+    let there = |key: &Key, revision| {
+        let is_it = |(_, entry): &(Object, Entry<Stored>)| {
+            entry.key == *key && entry.object.revision == revision
+        };
+        services.iter().any(is_it)
+    };
+    told.retain(|(key, revision, _)| there(key, *revision));
     for (service, entry) in &services {
         let (namespace, name) = (
             meta::text(service, "namespace"),
@@ -167,6 +275,11 @@ async fn everything(core: &Arc<Core>) -> Result<Revision, Status> {
         let Held { addresses, ports } = held(service);
         for address in addresses {
             let key = address_key(&address);
+            if let Some(beyond) = beyond_repair(&address, &networks) {
+                tell(core, entry, service, beyond, told).await?;
+                kept.insert(key);
+                continue;
+            }
             let mut op = put_address(core, namespace, name, &address)?;
             if let Some(present) = present.get(&key) {
                 let other = holder(&present.object.parse());
@@ -177,9 +290,16 @@ async fn everything(core: &Arc<Core>) -> Result<Revision, Status> {
                     let note = format!(
                         "the ClusterIP [{family}]: {address} for Service {namespace}/{name} has a wrong reference; repairing"
                     );
-                    let told = told_of_service(core, service, note)?;
+                    let told = repairing(core, service, note)?;
                     let what = "an address that named another service";
                     commit(core, vec![still(entry), told, op], what).await?;
+                } else if !right {
+                    let family = family(&address);
+                    let note = format!(
+                        "Cluster IP [{family}]:{address} was assigned to multiple services; please recreate service"
+                    );
+                    let beyond = Beyond::address("ClusterIPAlreadyAllocated", note);
+                    tell(core, entry, service, beyond, told).await?;
                 }
             } else {
                 let told = not_allocated(core, service, &address)?;
@@ -190,10 +310,38 @@ async fn everything(core: &Arc<Core>) -> Result<Revision, Status> {
         }
         for port in ports {
             let key = port_key(port);
-            if !present.contains_key(&key) {
+            let range = &core.config.node_ports;
+            if !range.contains(&port) {
+                let (first, last) = (range.start(), range.end());
+                let note = format!(
+                    "Port {port} is not within the port range {first}-{last}; please recreate service"
+                );
+                tell(
+                    core,
+                    entry,
+                    service,
+                    Beyond::port("PortOutOfRange", note),
+                    told,
+                )
+                .await?;
+            } else if !taken.insert(port) {
+                let note = format!(
+                    "Port {port} was assigned to multiple services; please recreate service"
+                );
+                let beyond = Beyond::port("PortAlreadyAllocated", note);
+                tell(core, entry, service, beyond, told).await?;
+            } else if !present.contains_key(&key) {
+                let warning = Warning {
+                    by: PORTS_BY,
+                    about: service,
+                    reason: "PortNotAllocated",
+                    action: "PortAllocation",
+                    note: format!("Port {port} is not allocated; repairing"),
+                };
+                let event = told::event(core, warning)?;
                 let op = put_port(namespace, name, port)?;
                 let what = "a port that its service holds";
-                commit(core, vec![still(entry), op], what).await?;
+                commit(core, vec![still(entry), event, op], what).await?;
             }
             kept.insert(key);
         }
@@ -240,6 +388,7 @@ fn leaked(
     };
     let what = meta::text(address, "name");
     let warning = Warning {
+        by: ADDRESSES_BY,
         about: address,
         reason,
         action: "IPAddressAllocation",
@@ -271,5 +420,29 @@ async fn commit(core: &Core, ops: Vec<Op<Draft>>, what: &str) -> Result<(), Stat
         }
         Err(store::Error::Conflict { .. }) => Ok(()),
         Err(error) => Err(failure::of_store(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_is_none_or_of_no_network_is_told_of() {
+        let networks = [Network::parse("10.43.0.0/16").unwrap()];
+        let told = |address: &str| beyond_repair(address, &networks).map(|b| (b.reason, b.note));
+        assert_eq!(told("10.43.0.9"), None);
+        let outside = "Cluster IP [IPv4]: 10.44.0.9 is not within any configured Service CIDR; please recreate service";
+        let cases = [
+            ("10.44.0.9", "ClusterIPOutOfRange", outside),
+            (
+                "a",
+                "ClusterIPNotValid",
+                "Cluster IP <nil> is not a valid IP; please recreate Service",
+            ),
+        ];
+        for (address, reason, note) in cases {
+            assert_eq!(told(address), Some((reason, note.to_owned())));
+        }
     }
 }

@@ -6,10 +6,9 @@ use store::{Action, Op, Precondition};
 
 use crate::{Draft, hooks::EVENT_LIFE, meta, pipeline::Core};
 
-const CONTROLLER: &str = "ipallocator-repair-controller";
-
 /// One warning.
 pub(super) struct Warning<'a> {
+    pub(super) by: &'a str,
     pub(super) about: &'a Object,
     pub(super) reason: &'a str,
     pub(super) action: &'a str,
@@ -57,8 +56,8 @@ pub(super) fn event(core: &Core, warning: Warning<'_>) -> Result<Op<Draft>, Stat
         "type": "Warning",
         "eventTime": (time::format_micro(moment)),
         "action": (warning.action),
-        "reportingComponent": CONTROLLER,
-        "reportingInstance": CONTROLLER,
+        "reportingComponent": (warning.by),
+        "reportingInstance": (warning.by),
     });
     let event = event.as_object().cloned().unwrap_or_default();
     let kind = kinds::find("", "v1", "events");

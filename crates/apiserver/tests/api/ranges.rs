@@ -252,6 +252,54 @@ async fn what_leaks_is_freed_within_a_minute_and_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_address_whose_range_went_is_told_of_once() {
+    let clock = stdx::FakeClock::at(stdx::Clock::now(&stdx::SystemClock));
+    let limits = apiserver::Limits::default();
+    let server = Server::start_on(limits, std::sync::Arc::new(clock.clone())).await;
+    let ranges = "/apis/networking.k8s.io/v1/servicecidrs";
+    let range = json!({"metadata": {"name": "more"}, "spec": {"cidrs": ["10.99.0.0/24"]}});
+    assert_eq!(admin(&server, "POST", ranges, range).await.code, 201);
+    let (code, made) = make(&server, "web", json!({"clusterIP": "10.99.0.7"})).await;
+    assert_eq!(code, 201, "{made}");
+    let path = format!("{ranges}/more");
+    let gone = admin(&server, "DELETE", &path, Value::Null).await;
+    assert_eq!(gone.code, 200, "{}", gone.body);
+    let events = "/api/v1/namespaces/default/events?fieldSelector=involvedObject.kind%3DService";
+    let told = || async {
+        let events = admin(&server, "GET", events, Value::Null).await.json();
+        events["items"].as_array().unwrap().clone()
+    };
+    eventually(|| async {
+        clock.advance(std::time::Duration::from_secs(61));
+        (!told().await.is_empty()).then_some(())
+    })
+    .await;
+    // A leak that is freed later says that everything was looked at once more.
+    let lost = json!({"metadata": {"name": "10.43.0.61", "labels": {
+            "ipaddress.kubernetes.io/managed-by": "ipallocator.k8s.io"}},
+        "spec": {"parentRef": {"resource": "services", "namespace": "default", "name": "gone"}}});
+    assert_eq!(admin(&server, "POST", ADDRESSES, lost).await.code, 201);
+    eventually(|| async {
+        clock.advance(std::time::Duration::from_secs(61));
+        let path = format!("{ADDRESSES}/10.43.0.61");
+        let read = admin(&server, "GET", &path, Value::Null).await;
+        (read.code == 404).then_some(())
+    })
+    .await;
+    let told = told().await;
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert_eq!(told[0]["reason"], "ClusterIPOutOfRange");
+    assert_eq!(
+        told[0]["message"],
+        "Cluster IP [IPv4]: 10.99.0.7 is not within any configured Service CIDR; please recreate service"
+    );
+    assert_eq!(
+        told[0]["reportingComponent"],
+        "ipallocator-repair-controller"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_is_held_stays_held_over_a_restart_and_leaks_are_freed() {
     let server = Server::start().await;
     let mut wanted = json!({"type": "NodePort", "clusterIP": "10.43.0.50"});
