@@ -16,7 +16,7 @@ const AT_ONCE: usize = 64;
 
 /// Prints microseconds for each create of some kinds.
 pub async fn run(directory: &Path, rounds: usize, only: Option<&str>) -> anyhow::Result<()> {
-    let (server, supervisor) = serve::assemble(directory, ([127, 0, 0, 1], 0).into())?;
+    let (server, supervisor) = serve::assemble(directory, ([127, 0, 0, 1], 0).into(), false)?;
     tokio::spawn(supervisor.run(CancellationToken::new()));
     server.address().await;
     let service = server.connect(User::new("bench", ["system:masters"]));

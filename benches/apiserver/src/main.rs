@@ -53,6 +53,9 @@ enum Command {
         directory: PathBuf,
         #[arg(long, default_value = "127.0.0.1:0")]
         listen: SocketAddr,
+        /// Services get addresses of both families.
+        #[arg(long)]
+        dual_stack: bool,
     },
 }
 
@@ -133,10 +136,14 @@ fn main() -> anyhow::Result<()> {
                 count,
                 only.as_deref(),
             )),
-        Command::Serve { directory, listen } => tokio::runtime::Builder::new_multi_thread()
+        Command::Serve {
+            directory,
+            listen,
+            dual_stack,
+        } => tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .build()?
-            .block_on(serve::serve(&directory, listen)),
+            .block_on(serve::serve(&directory, listen, dual_stack)),
     }
 }
 

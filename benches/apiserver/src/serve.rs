@@ -3,7 +3,7 @@
 
 use std::{
     io::{BufRead, BufReader, Write},
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::Arc,
@@ -19,8 +19,8 @@ use tokio_util::sync::CancellationToken;
 use crate::peer::Peer;
 
 /// Serves until it is killed; prints the address when it is ready.
-pub async fn serve(directory: &Path, listen: SocketAddr) -> anyhow::Result<()> {
-    let (server, supervisor) = assemble(directory, listen)?;
+pub async fn serve(directory: &Path, listen: SocketAddr, dual_stack: bool) -> anyhow::Result<()> {
+    let (server, supervisor) = assemble(directory, listen, dual_stack)?;
     let announce = async {
         println!("{}", server.address().await);
         std::io::stdout().flush()
@@ -33,6 +33,7 @@ pub async fn serve(directory: &Path, listen: SocketAddr) -> anyhow::Result<()> {
 pub fn assemble(
     directory: &Path,
     listen: SocketAddr,
+    dual_stack: bool,
 ) -> anyhow::Result<(Arc<ApiServer>, Supervisor)> {
     let pki = Arc::new(Pki::ensure(&directory.join("pki"), &Names::default())?);
     let health = Health::default();
@@ -40,12 +41,17 @@ pub fn assemble(
     let codec = ObjectCodec::new(registry.clone());
     let store = store::embedded::Embedded::open(directory.join("store"), codec)?;
     let tokens = apiserver::authn::Tokens::new(pki.clone(), "cluster.local", Arc::new(SystemClock));
+    let mut service_cidrs = vec![(IpAddr::V4(Ipv4Addr::new(10, 43, 0, 0)), 16)];
+    if dual_stack {
+        let network = Ipv6Addr::new(0xfd00, 0x43, 0, 0, 0, 0, 0, 0);
+        service_cidrs.push((IpAddr::V6(network), 112));
+    }
     let config = apiserver::Config {
         listen,
         advertise: listen,
         tls: pki.apiserver_config()?,
         kubelet_tls: Some(Arc::new(pki.client_config(Leaf::ApiserverKubeletClient)?)),
-        service_cidrs: vec![(IpAddr::V4(Ipv4Addr::new(10, 43, 0, 0)), 16)],
+        service_cidrs,
         node_ports: 30000..=32767,
         client_ca: pki.ca().pem().to_owned(),
         front_proxy_ca: pki.front_proxy_ca().pem().to_owned(),

@@ -65,9 +65,6 @@ async fn give_node(request: Request, mut write: Write, binding: Decoded) -> Answ
 /// The node that a binding names.
 fn check_binding(write: &Write, binding: &mut Object) -> Result<String, Status> {
     write.settle_place(binding)?;
-    if write.name.is_empty() {
-        return Err(Status::bad_request("Name parameter required."));
-    }
     if meta::text(binding, "name") != write.name {
         return Err(Status::bad_request(
             "name in URL does not match name in Binding object",
@@ -86,6 +83,9 @@ fn check_binding(write: &Write, binding: &mut Object) -> Result<String, Status> 
     }
     if !errors.is_empty() {
         return Err(Status::unknown(aggregate(&errors)));
+    }
+    if write.name.is_empty() {
+        return Err(Status::bad_request("Name parameter required."));
     }
     Ok(text("name").to_owned())
 }

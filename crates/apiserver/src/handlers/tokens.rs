@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use http::{HeaderValue, header};
 use machinery::json::json;
 use machinery::{
-    Object, Status, Value,
+    Object, Status, Value, apply,
     field::{Error, Path},
 };
 
@@ -146,14 +146,35 @@ async fn issue(
     let answer = json!({
         "kind": "TokenRequest",
         "apiVersion": "authentication.k8s.io/v1",
-        "metadata": {
-            "name": write.name, "namespace": write.namespace, "uid": meta::text(&account, "uid"),
-            "creationTimestamp": meta::time(request.core.config.clock.now()),
-        },
+        "metadata": metadata(request, write, asked, meta::text(&account, "uid"), seconds),
         "spec": spec,
         "status": {"token": issued.token, "expirationTimestamp": meta::time(issued.expires)},
     });
     Ok(answer)
+}
+
+/// The metadata of the answer: those that were sent, with the account's place and whose the fields are.
+fn metadata(request: &Request, write: &Write, asked: Value, uid: &str, seconds: i64) -> Value {
+    let now = meta::time(request.core.config.clock.now());
+    let mut asked = asked.as_object().cloned().unwrap_or_default();
+    kinds::tree::child_or_new(&mut asked, "spec").insert("expirationSeconds", seconds.into());
+    meta::forget_system(&mut asked);
+    meta::set(&mut asked, "name", write.name.clone());
+    meta::set(&mut asked, "namespace", write.namespace.clone());
+    meta::set(&mut asked, "uid", uid.to_owned());
+    meta::set(&mut asked, "creationTimestamp", now.clone());
+    let api_version = "authentication.k8s.io/v1";
+    let root = apply::typed("authentication/v1.TokenRequest").unwrap_or(apply::Root::Unknown);
+    let writer = apply::Writer {
+        manager: &write.field_manager,
+        api_version,
+        subresource: "token",
+        now: &now,
+        versions: &apply::OneVersion { api_version, root },
+        reset: &[],
+    };
+    apply::track(None, &mut asked, &writer);
+    asked.shift_remove("metadata").unwrap_or_default()
 }
 
 /// A token is asked for, not stored: plugins may refuse it, and what they change is of no use.

@@ -212,7 +212,9 @@ fn upstream_key(write: &Write) -> String {
         "" => String::new(),
         namespace => format!("{namespace}/"),
     };
-    format!("/registry/{place}/{namespace}{}", write.name)
+    // Who only tries does not come to where the objects are.
+    let root = if write.dry_run { "" } else { "/registry" };
+    format!("{root}/{place}/{namespace}{}", write.name)
 }
 
 /// The resourceVersion that the client named must be the one that stands.

@@ -324,6 +324,12 @@ async fn a_service_account_gets_tokens_that_work() {
     assert_eq!(made.code, 201, "{}", made.body);
     let made = made.json();
     assert!(made["status"]["expirationTimestamp"].is_string());
+    let owned = &made["metadata"]["managedFields"][0];
+    assert_eq!(owned["subresource"], "token", "{made}");
+    assert_eq!(
+        owned["fieldsV1"],
+        json!({"f:spec": {"f:expirationSeconds": {}}})
+    );
     let token = made["status"]["token"].as_str().unwrap().to_owned();
     let who = over_socket(
         &server,
@@ -360,6 +366,10 @@ async fn a_service_account_gets_tokens_that_work() {
         "nonResourceAttributes": {"path": "/", "verb": "get"}}});
     let reviews = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
     assert_eq!(admin(&server, "POST", reviews, asked).await.code, 201);
+    let bindings = "/api/v1/namespaces/default/bindings";
+    let nowhere = admin(&server, "POST", bindings, json!({"target": {}})).await;
+    assert_eq!(nowhere.code, 500, "{}", nowhere.body);
+    assert_eq!(nowhere.json()["message"], "target.name: Required value");
     let short = admin(&server, "POST", path, ask(60)).await;
     assert_eq!(short.code, 422, "{}", short.body);
     let nobody = User::new("nobody", [""; 0]);
