@@ -54,6 +54,8 @@ pub struct Builtin {
     pub default_at: fn(&mut Object, &str),
     /// After the status was dropped.
     pub prepare_create: fn(&mut Object, &Context<'_>),
+    /// Whether that changes what managers own.
+    pub changes_managers: bool,
     /// After what this way of writing may not change was kept.
     pub prepare_update: Prepare,
     pub validate_create: fn(&Object) -> field::Errors,
@@ -112,6 +114,7 @@ impl Builtin {
         default: |_| {},
         default_at: |_, _| {},
         prepare_create: |_, _| {},
+        changes_managers: false,
         prepare_update: |_, _, _, _| {},
         validate_create: |_| Vec::new(),
         validate_update: |_, _, _| Vec::new(),
@@ -289,6 +292,10 @@ impl Kind for Registered {
             Some(warnings) => warnings(object),
             None => self.warnings(object, Some(old)),
         }
+    }
+
+    fn changes_managers(&self) -> bool {
+        self.facts.changes_managers
     }
 
     fn has_generation(&self) -> bool {

@@ -173,6 +173,10 @@ pub trait Kind: Send + Sync + 'static {
     fn default_at(&self, _object: &mut Object, _now: &str) {}
     /// Drops what a client may not set at creation (status, mostly).
     fn prepare_create(&self, _object: &mut Object, _context: &Context<'_>) {}
+    /// Whether preparing a new object changes what its managers own.
+    fn changes_managers(&self) -> bool {
+        false
+    }
     /// Keeps what this way of writing may not change: status on an update of the whole, everything
     /// but status on an update of `status`.
     fn prepare_update(

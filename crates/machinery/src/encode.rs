@@ -3,10 +3,11 @@
 
 use crate::normalise::is_omitted;
 use crate::schema::{Shape, Type};
-use crate::{Object, Value, json::write, schema};
-
-/// Fields of nearly every struct.
-const FEW: usize = 32;
+use crate::{
+    Object, Value,
+    json::{order::Order, write},
+    schema,
+};
 
 /// Canonical bytes and the place in them where the resourceVersion belongs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,7 +21,17 @@ pub struct Encoded {
 
 /// The bytes of an object of a known type, or of a custom resource.
 pub fn object(schema: Option<&'static Type>, object: &Object) -> Encoded {
-    let mut writer = Writer::with_capacity(2048);
+    whole(schema, object, None)
+}
+
+/// The bytes of a new object whose creator owns these fields ([`crate::apply::track_new`]).
+pub fn new_object(schema: Option<&'static Type>, object: &Object, owned: Option<&[u8]>) -> Encoded {
+    whole(schema, object, owned)
+}
+
+fn whole(schema: Option<&'static Type>, object: &Object, owned: Option<&[u8]>) -> Encoded {
+    let mut writer = Writer::with_capacity(4096);
+    writer.owned = owned;
     match schema {
         Some(schema) => writer.fields(schema, object, Level::Root),
         None => writer.unstructured(object),
@@ -69,41 +80,30 @@ enum Level {
     Below,
 }
 
-struct Writer {
+struct Writer<'a> {
     out: Vec<u8>,
     stamp_at: usize,
     metadata: (usize, usize, usize),
+    /// The set of fields for the first entry of managedFields, if it is not there.
+    owned: Option<&'a [u8]>,
 }
 
-impl Writer {
+impl Writer<'_> {
     fn with_capacity(capacity: usize) -> Self {
         Self {
             out: Vec::with_capacity(capacity),
             stamp_at: 0,
             metadata: (0, 0, 0),
+            owned: None,
         }
     }
 
     fn fields(&mut self, schema: &'static Type, map: &Object, level: Level) {
-        // Which field stands where in the map; without an allocation for nearly every struct.
-        let (mut few, mut many) = ([(0_u16, 0_u32); FEW], Vec::new());
-        let order = match few.get_mut(..map.len()) {
-            Some(order) => order,
-            None => {
-                many.resize(map.len(), (0, 0));
-                &mut many[..]
-            }
-        };
-        let mut known = 0;
+        let mut order = Order::of(map.len());
         for (place, key) in map.keys().enumerate() {
             if let Some(position) = schema.position_of(key) {
-                order[known] = (position as u16, place as u32);
-                known += 1;
+                order.push(position, place);
             }
-        }
-        let order = &mut order[..known];
-        if !order.is_sorted() {
-            order.sort_unstable();
         }
         let version = match level {
             Level::Metadata => schema.position("resourceVersion"),
@@ -112,8 +112,8 @@ impl Writer {
         let mut always = schema.always.iter().map(|&i| i as usize).peekable();
         self.out.push(b'{');
         let mut stamped = false;
-        for &mut (position, place) in order {
-            let (position, value) = (usize::from(position), map.at(place as usize));
+        for (position, place) in order.sorted() {
+            let value = map.at(place);
             while let Some(unset) = always.next_if(|&a| a < position) {
                 self.zero(schema, unset);
             }
@@ -126,7 +126,7 @@ impl Writer {
                 continue;
             }
             always.next_if_eq(&position);
-            self.name(field.name);
+            self.name(field.written);
             let begin = self.out.len();
             let below = if level == Level::Root && field.name == "metadata" {
                 Level::Metadata
@@ -162,19 +162,18 @@ impl Writer {
         self.stamp_at = self.out.len();
     }
 
-    fn name(&mut self, name: &str) {
+    /// A name as it stands in front of a value.
+    fn name(&mut self, written: &str) {
         if self.out.last() != Some(&b'{') {
             self.out.push(b',');
         }
-        self.out.push(b'"');
-        self.out.extend_from_slice(name.as_bytes());
-        self.out.extend_from_slice(b"\":");
+        self.out.extend_from_slice(written.as_bytes());
     }
 
     fn zero(&mut self, schema: &'static Type, position: usize) {
         let field = &schema.fields[position];
         if let Some(zero) = field.zero() {
-            self.name(field.name);
+            self.name(field.written);
             self.plain(zero);
         }
     }
@@ -199,6 +198,10 @@ impl Writer {
                 });
                 self.out.push(b']');
             }
+            (Shape::FieldsV1, value) => match self.owned.take() {
+                Some(owned) => self.out.extend_from_slice(owned),
+                None => self.plain(value),
+            },
             (_, value) => self.plain(value),
         }
     }
@@ -262,16 +265,16 @@ impl Writer {
 
     fn unstructured(&mut self, object: &Object) {
         self.out.push(b'{');
-        for name in ["apiVersion", "kind"] {
+        for (name, written) in [("apiVersion", "\"apiVersion\":"), ("kind", "\"kind\":")] {
             if let Some(value) = object.get(name) {
-                self.name(name);
+                self.name(written);
                 self.plain(value);
             }
         }
         if let (Some(Value::Object(metadata)), Some(schema)) =
             (object.get("metadata"), schema::lookup("meta/v1.ObjectMeta"))
         {
-            self.name("metadata");
+            self.name("\"metadata\":");
             let begin = self.out.len();
             self.fields(schema, metadata, Level::Metadata);
             self.note_metadata(begin);

@@ -6,7 +6,7 @@ use kinds::Context;
 use machinery::{Object, Status, field::Errors};
 use store::{Entry, Freshness, Precondition, Revision};
 
-use super::{Lost, Write, Written, owners};
+use super::{Lost, Write, Written, draft_new, owners};
 use crate::{Stored, admission::Operation, device_claims, failure, hooks, meta};
 
 /// How many generated names are tried.
@@ -58,7 +58,7 @@ async fn attempt(
     kind.default_at(&mut object, &now);
     let stage = owners::Stage::Request;
     owners::without_duplicates(&mut object, stage, &write.effects);
-    write.track(None, &mut object);
+    let owned = write.track_new(&mut object);
     refuse_leaving(write, &object)?;
     write
         .admit_mutating(Operation::Create, &mut object, None)
@@ -85,7 +85,7 @@ async fn attempt(
         .await?;
     ops.extend(write.effects.take_ops());
     let name = meta::text(&object, "name").to_owned();
-    let draft = write.draft(&mut object)?;
+    let draft = draft_new(&write.resource, &mut object, owned.as_deref())?;
     let warnings = write.effects.take_warnings();
     if write.dry_run {
         if standing(write, &name).await?.is_some() {

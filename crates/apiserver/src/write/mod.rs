@@ -184,6 +184,18 @@ impl Write {
         apply::track(live, object, &self.writer(&versions, &now));
     }
 
+    /// As [`Write::track`] of a new object. Returns the set of its creator's fields, unless it is in the
+    /// object.
+    fn track_new(&self, object: &mut Object) -> Option<Vec<u8>> {
+        if self.tracked || self.resource.kind.changes_managers() {
+            self.track(None, object);
+            return None;
+        }
+        let now = meta::time(self.core.config.clock.now());
+        let versions = self.versions();
+        apply::track_new(object, &self.writer(&versions, &now))
+    }
+
     /// The versions that the objects have.
     pub(crate) fn versions(&self) -> Versions {
         Versions::of(&self.resource, self.core.registry.kept_table())
@@ -293,18 +305,27 @@ fn nothing_came_back() -> Status {
 
 /// An object's canonical bytes and header, in the form it is stored in.
 pub(crate) fn draft(resource: &Resource, object: &mut Object) -> Result<Draft, Status> {
+    draft_new(resource, object, None)
+}
+
+/// The same of a new object, whose creator owns these fields.
+fn draft_new(
+    resource: &Resource,
+    object: &mut Object,
+    owned: Option<&[u8]>,
+) -> Result<Draft, Status> {
     meta::of_mut(object).shift_remove("resourceVersion");
     if let Some(definition) = &resource.definition {
         definition.drop_nulls(object);
     }
     let Some(storage) = &resource.storage else {
-        return encoded(resource, object);
+        return encoded(resource, object, owned);
     };
-    encoded(storage, &resource.kind.to_stored(object.clone()))
+    encoded(storage, &resource.kind.to_stored(object.clone()), owned)
 }
 
-fn encoded(resource: &Resource, object: &Object) -> Result<Draft, Status> {
-    let encoded = machinery::encode::object(resource.schema, object);
+fn encoded(resource: &Resource, object: &Object, owned: Option<&[u8]>) -> Result<Draft, Status> {
+    let encoded = machinery::encode::new_object(resource.schema, object, owned);
     let fields = resource.kind.selectable_fields(object);
     Draft::encoded(object, encoded, fields).map_err(Status::internal)
 }

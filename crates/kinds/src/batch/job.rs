@@ -27,6 +27,7 @@ pub const KIND: Builtin = Builtin {
     has_generation: true,
     default,
     prepare_create,
+    changes_managers: true,
     validate_create: validate,
     validate_update,
     selectable: &["status.successful"],

@@ -1,170 +1,259 @@
 //! Whose a new object's fields are: its creator's, all of them. The same set that a comparison with
-//! nothing gives, written as JSON at once, because every create needs it.
+//! nothing gives, written as JSON in one pass over the object, because every create needs it.
 
 use super::topology::{Form, Node, Root};
-use super::walk::{field_step, step_of};
+use super::walk::step_of;
 use super::{UNMANAGED, Writer};
-use crate::json::Key;
-use crate::schema::{Shape, Type};
+use crate::json::{Key, order::Order, write};
+use crate::schema::{Field, Shape, Type};
 use crate::{Object, Value};
 
-/// An element of a list that cannot be told from others: it has none of its keys.
-struct Placeless;
-
-/// The set of fields of a new object, without what nobody manages; `None` when it is empty, or when
-/// nobody can say whose what is.
-pub(super) fn fields(root: Root<'_>, object: &Object, writer: &Writer<'_>) -> Option<Value> {
-    fields_of(root, object, writer).unwrap_or_default()
-}
-
-fn fields_of(
-    root: Root<'_>,
-    object: &Object,
-    writer: &Writer<'_>,
-) -> Result<Option<Value>, Placeless> {
-    let node = Node::root(root);
+/// The set of fields of a new object, without what nobody manages; `None` when it is empty.
+pub(super) fn fields(root: Root<'_>, object: &Object, writer: &Writer<'_>) -> Option<Vec<u8>> {
+    let mut set = Set {
+        out: Vec::with_capacity(2048),
+    };
     let nothing = Value::Object(Object::new());
-    let mut out = Object::with_capacity(object.len());
-    for (name, value) in object {
-        let is_named = |reset: &&[&str]| **reset == [name.as_str()];
-        if matches!(name.as_str(), "apiVersion" | "kind") || writer.reset.iter().any(is_named) {
-            continue;
+    set.out.push(b'{');
+    set.entries(Node::root(root), object, |set, entry| {
+        let name = entry.name;
+        let is_named = |reset: &&[&str]| **reset == [name];
+        if matches!(name, "apiVersion" | "kind") || writer.reset.iter().any(is_named) {
+            return false;
         }
         let old = match root {
-            Root::Typed(schema) => schema.field(name).and_then(|field| field.zero()),
+            Root::Typed(_) => entry.field.and_then(Field::zero),
             _ => (name == "metadata").then_some(&nothing),
         };
-        let (step, child) = below(node, name);
-        let set = match (old, name == "metadata") {
-            (Some(old), true) => managed(changed(child, old, value)?),
-            (Some(old), false) => changed(child, old, value)?,
-            (None, _) => Some(whole(child, value)?),
-        };
-        if let Some(set) = set {
-            out.push(step, set);
+        match old {
+            Some(old) if name == "metadata" => set.metadata(entry.node, old, entry.value),
+            Some(old) => set.changed(entry.node, old, entry.value),
+            None => set.whole(entry.node, entry.value),
         }
-    }
-    out.sort_keys();
-    Ok((!out.is_empty()).then_some(Value::Object(out)))
+    });
+    set.end(0).then_some(set.out)
 }
 
-/// Metadata without what nobody manages.
-fn managed(metadata: Option<Value>) -> Option<Value> {
-    let mut metadata = metadata?;
-    if let Value::Object(map) = &mut metadata {
-        map.retain(|step, _| step != "." && !UNMANAGED.contains(&step.as_str()));
-        if map.is_empty() {
-            return None;
-        }
-    }
-    Some(metadata)
+/// An entry of a map.
+struct Entry<'n, 'o> {
+    name: &'o str,
+    /// What the schema table has about it.
+    field: Option<&'static Field>,
+    node: Node<'n>,
+    value: &'o Value,
 }
 
-/// The step to an entry, and what is known of the place.
-fn below<'a>(node: Node<'a>, name: &Key) -> (Key, Node<'a>) {
-    let declared = |schema: &'static Type| schema.position_of(name).map(|at| &schema.fields[at]);
-    let field = match node {
-        Node::Struct(schema) => declared(schema),
-        Node::Field(Shape::Struct(id), _) => declared(id.get()),
+impl<'n, 'o> Entry<'n, 'o> {
+    fn of(node: Node<'n>, key: &'o Key, value: &'o Value) -> Self {
+        let declared = |schema: &'static Type| Some(&schema.fields[schema.position_of(key)?]);
+        let field = struct_of(node).and_then(declared);
+        Self {
+            name: key,
+            field,
+            node: match field {
+                Some(field) => Node::Field(field.shape, &field.topology),
+                None => node.child(key),
+            },
+            value,
+        }
+    }
+}
+
+fn struct_of(node: Node<'_>) -> Option<&'static Type> {
+    match node {
+        Node::Struct(schema) => Some(schema),
+        Node::Field(Shape::Struct(id), _) => Some(id.get()),
         _ => None,
-    };
-    match field {
-        Some(field) => (
-            Key::fixed(field.step),
-            Node::Field(field.shape, &field.topology),
-        ),
-        None => (field_step(name).into(), node.child(name)),
     }
 }
 
-fn leaf() -> Value {
-    Value::Object(Object::new())
-}
-
-/// Something that was not there before: itself, and everything below it.
-fn whole(node: Node<'_>, value: &Value) -> Result<Value, Placeless> {
-    let form = node.form(Some(value));
-    let mut out = Object::new();
-    match (&form, value) {
-        (Form::Map, Value::Object(map)) if !map.is_empty() => {
-            out = Object::with_capacity(map.len() + 1);
-            out.push(Key::fixed("."), leaf());
-            for (name, value) in map {
-                if node.passes_over(name, value) {
-                    continue;
-                }
-                let (step, child) = below(node, name);
-                out.push(step, whole(child, value)?);
-            }
-            if out.len() == 1 {
-                return Ok(leaf());
-            }
-            out.sort_keys();
-        }
-        (Form::Set | Form::Keyed(_), Value::Array(list)) if !list.is_empty() => {
-            out = of_elements(node, &form, list, true)?;
-        }
-        _ => {}
+/// The entries of a struct in the order of their names; `None` when it has others than its own.
+fn by_rank(schema: &Type, map: &Object) -> Option<Order> {
+    let mut order = Order::of(map.len());
+    for (place, key) in map.keys().enumerate() {
+        order.push(schema.fields[schema.position_of(key)?].rank, place);
     }
-    Ok(Value::Object(out))
+    Some(order)
 }
 
-/// The elements of a list that are all new.
-fn of_elements(
+/// The set as far as it is written. What adds something says so; what adds nothing leaves nothing.
+struct Set {
+    out: Vec<u8>,
+}
+
+impl Set {
+    /// Adds the entries of a map, in the order of their steps; `add` adds what is below a step.
+    fn entries<'n, 'o>(
+        &mut self,
+        node: Node<'n>,
+        map: &'o Object,
+        mut add: impl FnMut(&mut Self, &Entry<'n, 'o>) -> bool,
+    ) {
+        if let Some(mut order) = struct_of(node).and_then(|schema| by_rank(schema, map)) {
+            for (_, place) in order.sorted() {
+                let (key, value) = map.entry_at(place);
+                self.entry(&Entry::of(node, key, value), &mut add);
+            }
+        } else if map.keys().is_sorted() {
+            for (key, value) in map {
+                self.entry(&Entry::of(node, key, value), &mut add);
+            }
+        } else {
+            let mut entries: Vec<_> = map.iter().collect();
+            entries.sort_unstable_by_key(|entry| entry.0);
+            for (key, value) in entries {
+                self.entry(&Entry::of(node, key, value), &mut add);
+            }
+        }
+    }
+
+    fn entry<'n, 'o>(
+        &mut self,
+        entry: &Entry<'n, 'o>,
+        add: &mut impl FnMut(&mut Self, &Entry<'n, 'o>) -> bool,
+    ) {
+        let begin = self.out.len();
+        self.separate();
+        match entry.field {
+            Some(field) => self.out.extend_from_slice(field.written_step.as_bytes()),
+            None => {
+                self.out.extend_from_slice(b"\"f:");
+                write::within(&mut self.out, entry.name);
+                self.out.extend_from_slice(b"\":");
+            }
+        }
+        if !add(self, entry) {
+            self.out.truncate(begin);
+        }
+    }
+
+    fn separate(&mut self) {
+        if self.out.last() != Some(&b'{') {
+            self.out.push(b',');
+        }
+    }
+
+    /// Ends a set that was begun there; one without steps is taken back.
+    fn end(&mut self, begin: usize) -> bool {
+        let has_steps = self.out.len() > begin + 1;
+        match has_steps {
+            true => self.out.push(b'}'),
+            false => self.out.truncate(begin),
+        }
+        has_steps
+    }
+
+    fn leaf(&mut self) -> bool {
+        self.out.extend_from_slice(b"{}");
+        true
+    }
+
+    /// Something that was not there before: itself, and everything below it.
+    fn whole(&mut self, node: Node<'_>, value: &Value) -> bool {
+        const ITSELF: &[u8] = b"{\".\":{}";
+        let form = node.form(Some(value));
+        match (&form, value) {
+            (Form::Map, Value::Object(map)) if !map.is_empty() => {
+                self.out.extend_from_slice(ITSELF);
+                self.entries(node, map, |set, entry| set.whole(entry.node, entry.value));
+            }
+            (Form::Set | Form::Keyed(_), Value::Array(list)) if !list.is_empty() => {
+                let Some(elements) = elements(node, &form, list) else {
+                    return self.leaf();
+                };
+                self.out.extend_from_slice(ITSELF);
+                self.elements(node, elements);
+            }
+            _ => return self.leaf(),
+        }
+        self.out.push(b'}');
+        true
+    }
+
+    /// Elements of a list that are all new.
+    fn elements(&mut self, node: Node<'_>, elements: Vec<(String, Option<&Value>)>) {
+        for (step, value) in elements {
+            self.separate();
+            write::text(&mut self.out, &step);
+            self.out.push(b':');
+            match value {
+                Some(value) => self.whole(node.element(), value),
+                None => self.leaf(),
+            };
+        }
+    }
+
+    /// What differs from the zero value that stands for nothing.
+    fn changed(&mut self, node: Node<'_>, old: &Value, new: &Value) -> bool {
+        let begin = self.out.len();
+        let form = node.form(Some(new));
+        match (&form, new) {
+            (Form::Map, new) => {
+                let before = old.as_object().filter(|map| !map.is_empty());
+                let after = new.as_object().filter(|map| !map.is_empty());
+                let Some(after) = after else {
+                    return before.is_none() && old != new && self.leaf();
+                };
+                self.out.push(b'{');
+                self.entries(node, after, |set, entry| {
+                    match before.and_then(|map| map.get(entry.name)) {
+                        Some(old) => set.changed(entry.node, old, entry.value),
+                        None => set.whole(entry.node, entry.value),
+                    }
+                });
+                self.end(begin)
+            }
+            // Nothing has no elements.
+            (Form::Set | Form::Keyed(_), Value::Array(list)) if !list.is_empty() => {
+                let Some(elements) = elements(node, &form, list) else {
+                    return old != new && self.leaf();
+                };
+                self.out.push(b'{');
+                self.elements(node, elements);
+                self.end(begin)
+            }
+            _ => old != new && self.leaf(),
+        }
+    }
+
+    /// Metadata, without what nobody manages.
+    fn metadata(&mut self, node: Node<'_>, old: &Value, new: &Value) -> bool {
+        let Value::Object(map) = new else {
+            return false;
+        };
+        let begin = self.out.len();
+        self.out.push(b'{');
+        self.entries(node, map, |set, entry| {
+            if UNMANAGED.iter().any(|step| step[2..] == *entry.name) {
+                return false;
+            }
+            match old.get(entry.name) {
+                Some(old) => set.changed(entry.node, old, entry.value),
+                None => set.whole(entry.node, entry.value),
+            }
+        });
+        self.end(begin)
+    }
+}
+
+/// The steps to the elements of a list, in order, and the element behind each: none where several share
+/// a step, which are owned together. `None` when one has no place.
+fn elements<'o>(
     node: Node<'_>,
     form: &Form<'_>,
-    list: &[Value],
-    itself: bool,
-) -> Result<Object, Placeless> {
-    let mut out = Object::with_capacity(list.len() + 1);
-    if itself {
-        out.push(Key::fixed("."), leaf());
-    }
+    list: &'o [Value],
+) -> Option<Vec<(String, Option<&'o Value>)>> {
+    let mut elements = Vec::with_capacity(list.len());
     for value in list {
-        let step = step_of(node, form, value).ok_or(Placeless)?;
-        match out.get_mut(&step) {
-            // Those that share a step are owned together.
-            Some(shared) => *shared = leaf(),
-            None => out.push(step.into(), whole(node.element(), value)?),
-        }
+        elements.push((step_of(node, form, value)?, Some(value)));
     }
-    out.sort_keys();
-    Ok(out)
-}
-
-/// What differs from the zero value that stands for nothing; `None` when nothing does.
-fn changed(node: Node<'_>, old: &Value, new: &Value) -> Result<Option<Value>, Placeless> {
-    let differs = || (old != new).then(leaf);
-    let form = node.form(Some(new));
-    let out = match (&form, new) {
-        (Form::Map, new) => {
-            let before = old.as_object().filter(|map| !map.is_empty());
-            let after = new.as_object().filter(|map| !map.is_empty());
-            let Some(after) = after else {
-                return Ok(before.map_or_else(differs, |_| None));
-            };
-            let mut out = Object::with_capacity(after.len());
-            for (name, value) in after {
-                if node.passes_over(name, value) {
-                    continue;
-                }
-                let (step, child) = below(node, name);
-                let set = match before.and_then(|map| map.get(name)) {
-                    Some(old) => changed(child, old, value)?,
-                    None => Some(whole(child, value)?),
-                };
-                if let Some(set) = set {
-                    out.push(step, set);
-                }
-            }
-            out.sort_keys();
-            out
+    elements.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+    elements.dedup_by(|next, first| {
+        let is_shared = next.0 == first.0;
+        if is_shared {
+            first.1 = None;
         }
-        // Nothing has no elements.
-        (Form::Set | Form::Keyed(_), Value::Array(list)) if !list.is_empty() => {
-            of_elements(node, &form, list, false)?
-        }
-        _ => return Ok(differs()),
-    };
-    Ok((!out.is_empty()).then_some(Value::Object(out)))
+        is_shared
+    });
+    Some(elements)
 }

@@ -149,7 +149,10 @@ pub fn track(live: Option<&Object>, new: &mut Object, writer: &Writer<'_>) {
     }
     let id = writer.id(false);
     if live.is_none() && managers.0.is_empty() {
-        managers::store_creator(&id, created::fields(root, new, writer), writer.now, new);
+        let fields = created::fields(root, new, writer);
+        // It was just written.
+        let fields = fields.map(|set| crate::json::from_slice(&set).unwrap_or_default());
+        managers::store_creator(&id, fields, writer.now, new);
         return;
     }
     versions::settle(&mut managers, writer);
@@ -175,6 +178,21 @@ pub fn track(live: Option<&Object>, new: &mut Object, writer: &Writer<'_>) {
     let changed = comparison.modified.with(comparison.added);
     managers.gain(&id, managed(changed), writer.now);
     managers.store(new);
+}
+
+/// As [`track`] of a new object, but a set of fields that belongs to its creator alone is not put into
+/// the object: it is returned as JSON, for [`crate::encode::new_object`], and an empty one stands there.
+pub fn track_new(new: &mut Object, writer: &Writer<'_>) -> Option<Vec<u8>> {
+    let root = writer.root();
+    if !standing(root, None, new, writer).0.is_empty() {
+        track(None, new, writer);
+        return None;
+    }
+    let fields = created::fields(root, new, writer);
+    let none = || Value::Object(Object::new());
+    let stands = fields.is_some().then(none);
+    managers::store_creator(&writer.id(false), stands, writer.now, new);
+    fields
 }
 
 /// The managers before a write: those that the client sent, if they can be read and it may send

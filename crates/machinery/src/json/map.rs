@@ -72,6 +72,12 @@ impl Map {
         &self.entries[place].1
     }
 
+    /// The entry at a place in the order.
+    pub(crate) fn entry_at(&self, place: usize) -> (&Key, &Value) {
+        let (key, value) = &self.entries[place];
+        (key, value)
+    }
+
     #[inline]
     pub fn get_mut(&mut self, key: &str) -> Option<&mut Value> {
         self.position(key).map(|at| &mut self.entries[at].1)

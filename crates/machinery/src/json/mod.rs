@@ -11,6 +11,7 @@ mod index;
 mod key;
 mod macros;
 mod map;
+pub(crate) mod order;
 mod ser;
 mod serde;
 mod value;

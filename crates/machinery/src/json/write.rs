@@ -101,9 +101,15 @@ fn plain(bytes: &[u8]) -> usize {
 }
 
 pub(crate) fn text(out: &mut Vec<u8>, text: &str) {
-    let mut rest = text.as_bytes();
-    out.reserve(rest.len() + 2);
+    out.reserve(text.len() + 2);
     out.push(b'"');
+    within(out, text);
+    out.push(b'"');
+}
+
+/// A part of a text, without its marks.
+pub(crate) fn within(out: &mut Vec<u8>, text: &str) {
+    let mut rest = text.as_bytes();
     let escaped = |byte: &u8| ESCAPES[usize::from(*byte)] != 0;
     loop {
         let from = plain(rest);
@@ -120,7 +126,6 @@ pub(crate) fn text(out: &mut Vec<u8>, text: &str) {
         rest = &rest[at + 1..];
     }
     out.extend_from_slice(rest);
-    out.push(b'"');
 }
 
 #[cfg(test)]

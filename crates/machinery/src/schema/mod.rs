@@ -125,8 +125,14 @@ pub enum Shape {
 #[derive(Debug)]
 pub struct Field {
     pub name: &'static str,
+    /// The name as JSON has it in front of a value: with its marks and a colon.
+    pub(crate) written: &'static str,
     /// The step to it in sets of fields: `f:` and the name.
     pub step: &'static str,
+    /// The step as JSON has it in front of a value.
+    pub(crate) written_step: &'static str,
+    /// The place that it has among the type's fields by its name.
+    pub(crate) rank: usize,
     /// The types it is inlined through, each with a dot, as messages print them: `VolumeSource.`.
     pub inlined: &'static str,
     /// Number within the struct that declares it; 0 where protobuf has none.

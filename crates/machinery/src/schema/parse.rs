@@ -55,10 +55,17 @@ struct Names {
     values: HashMap<(&'static str, &'static str), &'static str>,
     /// Inlining needs a type's own lines.
     blocks: Vec<Block>,
-    /// The steps to fields, each once.
-    steps: RefCell<HashMap<&'static str, &'static str>>,
+    /// The forms of fields' names, each once.
+    forms: RefCell<HashMap<&'static str, Forms>>,
     /// The types that fields are inlined through, each once.
     inlined: RefCell<Vec<&'static str>>,
+}
+
+/// The name of a field as JSON has it in front of a value, and the step to it.
+#[derive(Clone, Copy)]
+struct Forms {
+    written: &'static str,
+    written_step: &'static str,
 }
 
 impl Names {
@@ -73,12 +80,13 @@ impl Names {
         text
     }
 
-    /// `f:` and the name of a field, for good: there is one table in a process.
-    fn step(&self, name: &'static str) -> &'static str {
-        let mut steps = self.steps.borrow_mut();
-        steps
-            .entry(name)
-            .or_insert_with(|| Box::leak(format!("f:{name}").into_boxed_str()))
+    /// The forms of a field's name, for good: there is one table in a process.
+    fn forms(&self, name: &'static str) -> Forms {
+        let mut forms = self.forms.borrow_mut();
+        *forms.entry(name).or_insert_with(|| Forms {
+            written: Box::leak(format!("\"{name}\":").into_boxed_str()),
+            written_step: Box::leak(format!("\"f:{name}\":").into_boxed_str()),
+        })
     }
 }
 
@@ -136,6 +144,7 @@ fn build(names: &Names, at: usize) -> Type {
     let mut fields = Vec::new();
     let mut members = Vec::new();
     flatten(names, at, "", &mut fields, Some(&mut members));
+    rank(&mut fields);
     let index = fields
         .iter()
         .enumerate()
@@ -153,6 +162,15 @@ fn build(names: &Names, at: usize) -> Type {
         index,
         always,
         gated: OnceLock::new(),
+    }
+}
+
+/// Notes the place that each field has by its name.
+fn rank(fields: &mut [Field]) {
+    let mut by_name: Vec<usize> = (0..fields.len()).collect();
+    by_name.sort_unstable_by_key(|&at| fields[at].name);
+    for (rank, at) in by_name.into_iter().enumerate() {
+        fields[at].rank = rank;
     }
 }
 
@@ -233,10 +251,16 @@ fn field(
         Some(b'0') => (Presence::OmitZero, &type_text[1..]),
         _ => (Presence::Always, type_text),
     };
-    let step = names.step(name);
+    let Forms {
+        written,
+        written_step,
+    } = names.forms(name);
     let mut field = Field {
-        name: &step[2..],
-        step,
+        name: &written[1..=name.len()],
+        written,
+        step: &written_step[1..name.len() + 3],
+        written_step,
+        rank: 0,
         inlined: "",
         number,
         shape: shape(names, package, type_text),
