@@ -117,9 +117,20 @@ pub(crate) fn status_as(status: &Status, encoding: Encoding) -> Response<Body> {
 /// Adds Warning headers.
 pub(crate) fn warn(mut response: Response<Body>, warnings: &[String]) -> Response<Body> {
     for warning in warnings {
-        let text: String = warning.chars().filter(|c| !c.is_control()).collect();
-        let text = text.replace('\\', "\\\\").replace('"', "\\\"");
-        if let Ok(value) = HeaderValue::from_bytes(format!("299 - \"{text}\"").as_bytes()) {
+        let mut value = Vec::with_capacity(warning.len() + 16);
+        value.extend_from_slice(b"299 - \"");
+        if warning
+            .bytes()
+            .all(|b| matches!(b, b' '..=b'~') && !matches!(b, b'"' | b'\\'))
+        {
+            value.extend_from_slice(warning.as_bytes());
+        } else {
+            let text: String = warning.chars().filter(|c| !c.is_control()).collect();
+            let text = text.replace('\\', "\\\\").replace('"', "\\\"");
+            value.extend_from_slice(text.as_bytes());
+        }
+        value.push(b'"');
+        if let Ok(value) = HeaderValue::from_maybe_shared(bytes::Bytes::from(value)) {
             response.headers_mut().append(header::WARNING, value);
         }
     }

@@ -252,7 +252,7 @@ impl Kind for Registered {
     }
 
     fn validate_create(&self, object: &Object) -> field::Errors {
-        (self.facts.validate_create)(object)
+        field::found(|| (self.facts.validate_create)(object))
     }
 
     fn validate_update(
@@ -261,7 +261,7 @@ impl Kind for Registered {
         old: &Object,
         subresource: Subresource<'_>,
     ) -> field::Errors {
-        (self.facts.validate_update)(object, old, subresource)
+        field::found(|| (self.facts.validate_update)(object, old, subresource))
     }
 
     fn metadata_checks(&self, subresource: Subresource<'_>) -> &'static [Check] {

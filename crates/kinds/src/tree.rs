@@ -6,26 +6,31 @@ use machinery::{Object, Value};
 static NULL: Value = Value::Null;
 
 /// A field of an object; null when absent.
+#[inline]
 pub fn get<'a>(object: &'a Object, name: &str) -> &'a Value {
     object.get(name).unwrap_or(&NULL)
 }
 
 /// A string; empty when absent.
+#[inline]
 pub fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
 /// An integer; zero when absent.
+#[inline]
 pub fn int(value: &Value) -> i64 {
     value.as_i64().unwrap_or_default()
 }
 
 /// A boolean; false when absent.
+#[inline]
 pub fn truth(value: &Value) -> bool {
     value.as_bool().unwrap_or_default()
 }
 
 /// The elements of a list; none when absent.
+#[inline]
 pub fn list(value: &Value) -> &[Value] {
     value.as_array().map(Vec::as_slice).unwrap_or_default()
 }
@@ -36,16 +41,19 @@ pub fn entries(value: &Value) -> impl Iterator<Item = (&Key, &Value)> {
 }
 
 /// Whether a field is there.
+#[inline]
 pub fn is_set(value: &Value) -> bool {
     !value.is_null()
 }
 
 /// The object's name.
+#[inline]
 pub fn name(object: &Object) -> &str {
     text(&get(object, "metadata")["name"])
 }
 
 /// The object's namespace.
+#[inline]
 pub fn namespace(object: &Object) -> &str {
     text(&get(object, "metadata")["namespace"])
 }
@@ -73,6 +81,7 @@ pub fn default_empty(object: &mut Object, name: &str, value: impl Into<Value>) {
 }
 
 /// A nested object, if there.
+#[inline]
 pub fn child<'a>(object: &'a mut Object, name: &str) -> Option<&'a mut Object> {
     object.get_mut(name)?.as_object_mut()
 }

@@ -99,10 +99,10 @@ impl Writer<'_> {
     }
 
     fn fields(&mut self, schema: &'static Type, map: &Object, level: Level) {
-        let mut order = Order::of(map.len());
+        let mut order = Order::new();
         for (place, key) in map.keys().enumerate() {
             if let Some(position) = schema.position_of(key) {
-                order.push(position, place);
+                order.note(position, place);
             }
         }
         let version = match level {

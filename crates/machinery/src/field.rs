@@ -2,7 +2,7 @@
 
 use crate::json::Value;
 use crate::text;
-use std::fmt;
+use std::{cell::Cell, fmt};
 
 /// Room for the text of nearly every path.
 const INLINE: usize = 102;
@@ -10,19 +10,53 @@ const INLINE: usize = 102;
 /// A path such as `spec.template.spec.containers[0].image` or `metadata.labels[app]`.
 ///
 /// Validation makes a path for everything it looks at and needs hardly any, so the text stands in
-/// the path itself, without an allocation, unless it is very long.
+/// the path itself, without an allocation, unless it is very long; and it is not written at all
+/// before something is found ([`found`]).
 #[derive(Clone)]
 pub struct Path(Text);
 
 #[derive(Clone)]
 enum Text {
-    Short { length: u8, bytes: [u8; INLINE] },
+    /// Nobody will read it.
+    Unwritten,
+    Short {
+        length: u8,
+        bytes: [u8; INLINE],
+    },
     Long(String),
+}
+
+thread_local! {
+    /// Whether paths are not written here and now.
+    static UNWRITTEN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What a check finds. Most objects are as they should be, so it looks without paths first; only
+/// when it has found something does it look again, to say where. What it finds may not depend on
+/// the text of paths.
+pub fn found<T>(check: impl Fn() -> Vec<T>) -> Vec<T> {
+    struct Written(bool);
+    impl Drop for Written {
+        fn drop(&mut self) {
+            UNWRITTEN.set(self.0);
+        }
+    }
+    let before = Written(UNWRITTEN.replace(true));
+    let found = check();
+    drop(before);
+    debug_assert_eq!(found.len(), check().len(), "a check depends on paths");
+    match found.is_empty() {
+        true => found,
+        false => check(),
+    }
 }
 
 impl Path {
     /// A path that starts with a field name; empty for the object itself.
     pub fn new(name: &str) -> Self {
+        if UNWRITTEN.get() {
+            return Self(Text::Unwritten);
+        }
         Self::of(&[name.as_bytes()])
     }
 
@@ -45,7 +79,15 @@ impl Path {
     }
 
     /// A field below this one.
+    #[inline]
     pub fn child(&self, name: &str) -> Self {
+        match self.0 {
+            Text::Unwritten => Self(Text::Unwritten),
+            _ => self.written_child(name),
+        }
+    }
+
+    fn written_child(&self, name: &str) -> Self {
         if let Text::Short { length, bytes } = &self.0
             && *length > 0
         {
@@ -68,6 +110,7 @@ impl Path {
     /// An element of a list.
     pub fn index(&self, index: usize) -> Self {
         match index {
+            _ if matches!(self.0, Text::Unwritten) => Self(Text::Unwritten),
             0 => Self::of(&[self.bytes(), b"[0]"]),
             index => self.key(&index.to_string()),
         }
@@ -75,11 +118,15 @@ impl Path {
 
     /// An entry of a map.
     pub fn key(&self, key: &str) -> Self {
+        if matches!(self.0, Text::Unwritten) {
+            return Self(Text::Unwritten);
+        }
         Self::of(&[self.bytes(), b"[", key.as_bytes(), b"]"])
     }
 
     fn bytes(&self) -> &[u8] {
         match &self.0 {
+            Text::Unwritten => b"",
             Text::Short { length, bytes } => &bytes[..usize::from(*length)],
             Text::Long(text) => text.as_bytes(),
         }
@@ -88,6 +135,7 @@ impl Path {
     /// As text.
     pub fn as_str(&self) -> &str {
         match &self.0 {
+            Text::Unwritten => "",
             // Whole strings were put together: they are text.
             Text::Short { .. } => std::str::from_utf8(self.bytes()).unwrap_or_default(),
             Text::Long(text) => text,

@@ -27,6 +27,10 @@ impl Plugin for CertificateApproval {
             && attributes.operation == Operation::Update
     }
 
+    fn mutates(&self) -> bool {
+        false
+    }
+
     async fn validate(
         &self,
         attributes: &Attributes<'_>,

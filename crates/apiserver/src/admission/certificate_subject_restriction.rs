@@ -25,6 +25,10 @@ impl Plugin for CertificateSubjectRestriction {
             && attributes.operation == Operation::Create
     }
 
+    fn mutates(&self) -> bool {
+        false
+    }
+
     async fn validate(
         &self,
         attributes: &Attributes<'_>,

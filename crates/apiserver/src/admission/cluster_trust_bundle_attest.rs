@@ -26,6 +26,10 @@ impl Plugin for ClusterTrustBundleAttest {
             && matches!(attributes.operation, Operation::Create | Operation::Update)
     }
 
+    fn mutates(&self) -> bool {
+        false
+    }
+
     async fn validate(
         &self,
         attributes: &Attributes<'_>,

@@ -25,6 +25,10 @@ impl Plugin for DefaultIngressClass {
         attributes.operation == Operation::Create && attributes.is_write_of(GROUP, "ingresses")
     }
 
+    fn validates(&self) -> bool {
+        false
+    }
+
     async fn mutate(&self, attributes: &Attributes<'_>, object: &mut Object) -> Result<(), Status> {
         let named = tree::is_set(&tree::get(object, "spec")["ingressClassName"])
             || tree::is_set(&tree::get(object, "metadata")["annotations"][LEGACY]);

@@ -28,6 +28,10 @@ impl Plugin for DefaultStorageClass {
             && attributes.is_write_of("", "persistentvolumeclaims")
     }
 
+    fn validates(&self) -> bool {
+        false
+    }
+
     async fn mutate(&self, attributes: &Attributes<'_>, object: &mut Object) -> Result<(), Status> {
         if names_one(object) {
             return Ok(());

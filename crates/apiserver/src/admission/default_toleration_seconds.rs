@@ -27,6 +27,10 @@ impl Plugin for DefaultTolerationSeconds {
         attributes.is_write_of("", "pods")
     }
 
+    fn validates(&self) -> bool {
+        false
+    }
+
     async fn mutate(&self, _: &Attributes<'_>, object: &mut Object) -> Result<(), Status> {
         tolerate(tree::child_or_new(object, "spec"));
         Ok(())

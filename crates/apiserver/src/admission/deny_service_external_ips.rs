@@ -21,6 +21,10 @@ impl Plugin for DenyServiceExternalIPs {
         attributes.is_write_of("", "services")
     }
 
+    fn mutates(&self) -> bool {
+        false
+    }
+
     async fn validate(
         &self,
         attributes: &Attributes<'_>,

@@ -24,6 +24,10 @@ impl Plugin for ExtendedResourceToleration {
         attributes.is_write_of("", "pods")
     }
 
+    fn validates(&self) -> bool {
+        false
+    }
+
     async fn mutate(&self, _: &Attributes<'_>, object: &mut Object) -> Result<(), Status> {
         let spec = tree::get(object, "spec");
         let containers = ["containers", "initContainers"]

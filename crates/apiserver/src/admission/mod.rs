@@ -117,6 +117,11 @@ impl Effects {
         }
     }
 
+    /// Whether anything is noted in the audit log.
+    pub fn is_audited(&self) -> bool {
+        self.audit.is_some()
+    }
+
     /// Notes something in the audit log.
     pub fn annotate(&self, key: &str, value: &str) {
         if let Some(ticket) = &self.audit {
@@ -155,6 +160,14 @@ pub trait Plugin: Send + Sync + 'static {
     fn name(&self) -> &'static str;
     /// Whether it wants to see this request at all.
     fn handles(&self, attributes: &Attributes<'_>) -> bool;
+    /// Whether it may change objects.
+    fn mutates(&self) -> bool {
+        true
+    }
+    /// Whether it may refuse what all have changed.
+    fn validates(&self) -> bool {
+        true
+    }
     /// Changes the object before validation. Not called for deletes.
     async fn mutate(
         &self,
@@ -184,7 +197,7 @@ pub(crate) async fn mutate(
 ) -> Result<(), Status> {
     let mut watch = timing.begin(Phase::Admit, attributes.operation);
     for (place, plugin) in chain.iter().enumerate() {
-        if !plugin.handles(attributes) {
+        if !plugin.mutates() || !plugin.handles(attributes) {
             continue;
         }
         let done = plugin.mutate(attributes, object).await;
@@ -203,7 +216,7 @@ pub(crate) async fn validate(
 ) -> Result<(), Status> {
     let mut watch = timing.begin(Phase::Validate, attributes.operation);
     for (place, plugin) in chain.iter().enumerate() {
-        if !plugin.handles(attributes) {
+        if !plugin.validates() || !plugin.handles(attributes) {
             continue;
         }
         let done = plugin.validate(attributes, object).await;

@@ -21,6 +21,10 @@ impl Plugin for PersistentVolumeClaimResize {
             && attributes.is_write_of("", "persistentvolumeclaims")
     }
 
+    fn mutates(&self) -> bool {
+        false
+    }
+
     async fn validate(
         &self,
         attributes: &Attributes<'_>,

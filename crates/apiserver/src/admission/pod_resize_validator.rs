@@ -28,6 +28,10 @@ impl Plugin for PodResizeValidator {
             && attributes.operation == Operation::Update
     }
 
+    fn mutates(&self) -> bool {
+        false
+    }
+
     async fn validate(
         &self,
         attributes: &Attributes<'_>,

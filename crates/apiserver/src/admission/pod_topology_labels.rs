@@ -27,6 +27,10 @@ impl Plugin for PodTopologyLabels {
         attributes.is("", "pods") && (created || attributes.subresource == "binding")
     }
 
+    fn validates(&self) -> bool {
+        false
+    }
+
     async fn mutate(&self, attributes: &Attributes<'_>, object: &mut Object) -> Result<(), Status> {
         let node = tree::text(&tree::get(object, "spec")["nodeName"]).to_owned();
         if node.is_empty() {

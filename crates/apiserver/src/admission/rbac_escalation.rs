@@ -43,6 +43,10 @@ impl Plugin for RbacEscalation {
             && !attributes.user.is_in(user::MASTERS)
     }
 
+    fn mutates(&self) -> bool {
+        false
+    }
+
     async fn validate(
         &self,
         attributes: &Attributes<'_>,

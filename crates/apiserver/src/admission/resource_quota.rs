@@ -35,6 +35,10 @@ impl Plugin for ResourceQuota {
             && !attributes.is("", "namespaces")
     }
 
+    fn mutates(&self) -> bool {
+        false
+    }
+
     async fn validate(
         &self,
         attributes: &Attributes<'_>,

@@ -39,6 +39,10 @@ impl Plugin for StorageObjectInUseProtection {
         attributes.operation == Operation::Create && finalizer(attributes).is_some()
     }
 
+    fn validates(&self) -> bool {
+        false
+    }
+
     async fn mutate(&self, attributes: &Attributes<'_>, object: &mut Object) -> Result<(), Status> {
         let Some(finalizer) = finalizer(attributes) else {
             return Ok(());

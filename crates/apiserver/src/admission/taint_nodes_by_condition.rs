@@ -23,6 +23,10 @@ impl Plugin for TaintNodesByCondition {
         attributes.operation == Operation::Create && attributes.is_write_of("", "nodes")
     }
 
+    fn validates(&self) -> bool {
+        false
+    }
+
     async fn mutate(&self, _: &Attributes<'_>, object: &mut Object) -> Result<(), Status> {
         let spec = tree::child_or_new(object, "spec");
         let slot = spec.entry("taints").or_insert(Value::Null);

@@ -53,6 +53,8 @@ pub(crate) struct Timing {
     /// Those of `controllers` that refused nothing, by the plugin's place and the step: they are needed a dozen times
     /// for each write.
     usual: Box<[OnceLock<Histogram>]>,
+    /// Those of `steps` that refused nothing.
+    usual_steps: [OnceLock<Histogram>; STEPS],
 }
 
 impl Timing {
@@ -61,6 +63,7 @@ impl Timing {
             steps: durations(),
             controllers: durations(),
             usual: (0..PLACES * STEPS).map(|_| OnceLock::new()).collect(),
+            usual_steps: Default::default(),
         };
         let about = "Seconds that one admission plugin took";
         let name = "apiserver_admission_controller_admission_duration_seconds";
@@ -134,19 +137,24 @@ impl Watch<'_> {
             _ => found().observe(took),
         }
         if said.is_err() {
-            self.whole(self.step(true));
+            let steps = &self.timing.steps;
+            steps.get_or_create(&self.step(true)).observe(self.took());
         }
         said
     }
 
     /// Nobody refused.
     pub(super) fn end(self) {
-        self.whole(self.step(false));
+        let found = || self.timing.steps.get_or_create(&self.step(false)).clone();
+        match self.timing.usual_steps.get(self.number) {
+            Some(usual) => usual.get_or_init(found).observe(self.took()),
+            None => found().observe(self.took()),
+        }
     }
 
-    fn whole(&self, step: Step) {
-        let took = self.last.duration_since(self.begun).as_secs_f64();
-        self.timing.steps.get_or_create(&step).observe(took);
+    /// All plugins so far.
+    fn took(&self) -> f64 {
+        self.last.duration_since(self.begun).as_secs_f64()
     }
 }
 

@@ -523,6 +523,9 @@ pub(crate) fn check_profiles_agree(
     errors: &mut Errors,
 ) {
     let annotations = &metadata["annotations"];
+    if !is_set(annotations) {
+        return;
+    }
     let own = |holder: &Value, field: &str| holder["securityContext"][field].clone();
     let whole = own(spec, "seccompProfile");
     let at = path.child("securityContext").child("seccompProfile");

@@ -70,25 +70,17 @@ fn warn(metadata: &Value, spec: &Value, template: Option<&Path>) -> Vec<String> 
     annotations(metadata, path, &mut out);
     volumes(spec, &at, &mut out);
     overlapping_paths(&spec["volumes"], &mut out);
-    repeated(
-        &spec["hostAliases"],
-        "ip",
-        &at.child("hostAliases"),
-        &mut out,
-    );
-    repeated(
-        &spec["imagePullSecrets"],
-        "name",
-        &at.child("imagePullSecrets"),
-        &mut out,
-    );
+    repeated(spec, "hostAliases", "ip", &at, &mut out);
+    repeated(spec, "imagePullSecrets", "name", &at, &mut out);
     for (i, secret) in list(&spec["imagePullSecrets"]).iter().enumerate() {
         if text(&secret["name"]).is_empty() {
             let at = at.child("imagePullSecrets").index(i).child("name");
             out.push(format!("{at}: invalid empty name \"\""));
         }
     }
-    fractions(&spec["overhead"], &BYTES, &at.child("overhead"), &mut out);
+    if is_set(&spec["overhead"]) {
+        fractions(&spec["overhead"], &BYTES, &at.child("overhead"), &mut out);
+    }
     if !is_set(&spec["securityContext"]["seccompProfile"]) {
         seccomp(metadata, SECCOMP_OF_POD, path, &mut out);
     }
@@ -100,10 +92,12 @@ fn warn(metadata: &Value, spec: &Value, template: Option<&Path>) -> Vec<String> 
             "{at}: must be >= 0; negative values are invalid and will be treated as 1"
         ));
     }
-    selectors(&spec["affinity"], &at.child("affinity"), &mut out);
-    let servers = at.child("dnsConfig").child("nameservers");
+    if is_set(&spec["affinity"]) {
+        selectors(&spec["affinity"], &at.child("affinity"), &mut out);
+    }
     for (i, server) in list(&spec["dnsConfig"]["nameservers"]).iter().enumerate() {
-        out.append(&mut ip_warnings(text(server), &servers.index(i)));
+        let at = at.child("dnsConfig").child("nameservers").index(i);
+        out.append(&mut ip_warnings(text(server), &at));
     }
     for (i, alias) in list(&spec["hostAliases"]).iter().enumerate() {
         let at = at.child("hostAliases").index(i).child("ip");
@@ -202,19 +196,8 @@ fn labels(spec: &Value, path: &Path, out: &mut Vec<String>) {
         }
     }
     let affinity = &spec["affinity"]["nodeAffinity"];
-    let at = path.child("affinity").child("nodeAffinity");
-    let (required, preferred) = (
-        "requiredDuringSchedulingIgnoredDuringExecution",
-        "preferredDuringSchedulingIgnoredDuringExecution",
-    );
-    let terms = list(&affinity[required]["nodeSelectorTerms"]);
-    for (i, term) in terms.iter().enumerate() {
-        let at = at.child(required).child("nodeSelectorTerms").index(i);
-        warn_term(term, false, &at, out);
-    }
-    for (i, term) in list(&affinity[preferred]).iter().enumerate() {
-        let at = at.child(preferred).index(i).child("preference");
-        warn_term(&term["preference"], true, &at, out);
+    if is_set(affinity) {
+        node_labels(affinity, &path.child("affinity").child("nodeAffinity"), out);
     }
     for (i, constraint) in list(&spec["topologySpreadConstraints"]).iter().enumerate() {
         let at = path.child("topologySpreadConstraints").index(i);
@@ -229,8 +212,28 @@ fn labels(spec: &Value, path: &Path, out: &mut Vec<String>) {
     }
 }
 
+/// Old labels of nodes that a pod wants or prefers.
+fn node_labels(affinity: &Value, path: &Path, out: &mut Vec<String>) {
+    let (required, preferred) = (
+        "requiredDuringSchedulingIgnoredDuringExecution",
+        "preferredDuringSchedulingIgnoredDuringExecution",
+    );
+    let terms = list(&affinity[required]["nodeSelectorTerms"]);
+    for (i, term) in terms.iter().enumerate() {
+        let at = path.child(required).child("nodeSelectorTerms").index(i);
+        warn_term(term, false, &at, out);
+    }
+    for (i, term) in list(&affinity[preferred]).iter().enumerate() {
+        let at = path.child(preferred).index(i).child("preference");
+        warn_term(&term["preference"], true, &at, out);
+    }
+}
+
 fn annotations(metadata: &Value, path: &Path, out: &mut Vec<String>) {
     const SYSCTLS: &str = "non-functional in v1.11+; use the \"sysctls\" field instead";
+    if !is_set(&metadata["annotations"]) {
+        return;
+    }
     let at = path.child("metadata").child("annotations");
     for (key, message) in [
         (
@@ -345,12 +348,12 @@ fn fractions(amounts: &Value, names: &[&str], path: &Path, out: &mut Vec<String>
     }
 }
 
-fn repeated(items: &Value, field: &str, path: &Path, out: &mut Vec<String>) {
+fn repeated(spec: &Value, items: &str, field: &str, path: &Path, out: &mut Vec<String>) {
     let mut seen = BTreeSet::new();
-    for (i, item) in list(items).iter().enumerate() {
+    for (i, item) in list(&spec[items]).iter().enumerate() {
         let value = text(&item[field]);
         if !seen.insert(value) {
-            let at = path.index(i).child(field);
+            let at = path.child(items).index(i).child(field);
             out.push(format!("{at}: duplicate {field} {}", quote(value)));
         }
     }
@@ -369,32 +372,36 @@ fn all<'a>(spec: &'a Value, path: &Path) -> Vec<(Path, &'a Value)> {
 
 fn containers(metadata: &Value, spec: &Value, template: Option<&Path>, out: &mut Vec<String>) {
     let path = template.cloned().unwrap_or_default();
+    let is_annotated = is_set(&metadata["annotations"]);
     for (at, container) in all(spec, &path.child("spec")) {
-        if !is_set(&container["securityContext"]["seccompProfile"]) {
+        if is_annotated && !is_set(&container["securityContext"]["seccompProfile"]) {
             let key = format!(
                 "container.seccomp.security.alpha.kubernetes.io/{}",
                 text(&container["name"])
             );
             seccomp(metadata, &key, &path, out);
         }
-        if template.is_some() {
+        if is_annotated && template.is_some() {
             app_armor(metadata, spec, container, &path, out);
         }
         for name in BYTES {
             for kind in ["limits", "requests"] {
-                let at = at.child("resources").child(kind);
-                fractions(&container["resources"][kind], &[name], &at, out);
+                let amounts = &container["resources"][kind];
+                if is_set(amounts) {
+                    let at = at.child("resources").child(kind);
+                    fractions(amounts, &[name], &at, out);
+                }
             }
         }
         let mut names = BTreeSet::new();
         for (i, variable) in list(&container["env"]).iter().enumerate() {
             let name = text(&variable["name"]);
-            let value = text(&variable["value"]);
-            let reference = format!("$({name})");
             // To add to what was defined before is a reason to define it again.
-            let extends =
-                !is_set(&variable["valueFrom"]) && value != reference && value.contains(&reference);
-            if !names.insert(name) && !extends {
+            let extends = || {
+                let (value, reference) = (text(&variable["value"]), format!("$({name})"));
+                !is_set(&variable["valueFrom"]) && value != reference && value.contains(&reference)
+            };
+            if !names.insert(name) && !extends() {
                 let at = at.child("env").index(i);
                 let name = quote(name);
                 out.push(format!(

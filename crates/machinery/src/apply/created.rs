@@ -69,9 +69,9 @@ fn struct_of(node: Node<'_>) -> Option<&'static Type> {
 
 /// The entries of a struct in the order of their names; `None` when it has others than its own.
 fn by_rank(schema: &Type, map: &Object) -> Option<Order> {
-    let mut order = Order::of(map.len());
+    let mut order = Order::new();
     for (place, key) in map.keys().enumerate() {
-        order.push(schema.fields[schema.position_of(key)?].rank, place);
+        order.note(schema.fields[schema.position_of(key)?].rank, place);
     }
     Some(order)
 }
@@ -89,7 +89,7 @@ impl Set {
         map: &'o Object,
         mut add: impl FnMut(&mut Self, &Entry<'n, 'o>) -> bool,
     ) {
-        if let Some(mut order) = struct_of(node).and_then(|schema| by_rank(schema, map)) {
+        if let Some(order) = struct_of(node).and_then(|schema| by_rank(schema, map)) {
             for (_, place) in order.sorted() {
                 let (key, value) = map.entry_at(place);
                 self.entry(&Entry::of(node, key, value), &mut add);
@@ -143,6 +143,7 @@ impl Set {
         has_steps
     }
 
+    #[inline]
     fn leaf(&mut self) -> bool {
         self.out.extend_from_slice(b"{}");
         true
@@ -151,6 +152,10 @@ impl Set {
     /// Something that was not there before: itself, and everything below it.
     fn whole(&mut self, node: Node<'_>, value: &Value) -> bool {
         const ITSELF: &[u8] = b"{\".\":{}";
+        // Most are neither maps nor lists.
+        if !matches!(value, Value::Object(_) | Value::Array(_)) {
+            return self.leaf();
+        }
         let form = node.form(Some(value));
         match (&form, value) {
             (Form::Map, Value::Object(map)) if !map.is_empty() => {

@@ -83,6 +83,7 @@ impl Map {
         self.position(key).map(|at| &mut self.entries[at].1)
     }
 
+    #[inline]
     pub fn contains_key(&self, key: &str) -> bool {
         self.position(key).is_some()
     }

@@ -1,58 +1,42 @@
-//! The entries of a map in another order than their own.
+//! The entries of a struct in another order than their own.
 
-/// Entries of nearly every map that is a struct.
-const FEW: usize = 32;
+/// The most fields that a type has.
+const FIELDS: usize = 128;
 
-/// Places of entries, by rank. Takes no allocation for few of them.
+/// Where the fields of a struct stand in its map, by rank: those that are there are met in order
+/// without being sorted.
 pub(crate) struct Order {
-    few: [(u16, u32); FEW],
-    many: Vec<(u16, u32)>,
-    count: usize,
+    there: u128,
+    places: [u32; FIELDS],
 }
 
 impl Order {
-    /// With room for the entries of a map.
-    #[inline]
-    pub(crate) fn of(entries: usize) -> Self {
-        let many = match entries {
-            ..=FEW => Vec::new(),
-            more => vec![(0, 0); more],
-        };
+    pub(crate) const fn new() -> Self {
         Self {
-            few: [(0, 0); FEW],
-            many,
-            count: 0,
+            there: 0,
+            places: [0; FIELDS],
         }
     }
 
+    /// Notes the entry at a place of the map.
     #[inline]
-    fn room(&mut self) -> &mut [(u16, u32)] {
-        match self.many.is_empty() {
-            true => &mut self.few,
-            false => &mut self.many,
-        }
-    }
-
-    /// Adds the entry at a place of the map.
-    #[inline]
-    pub(crate) fn push(&mut self, rank: usize, place: usize) {
-        let count = self.count;
-        if let Some(room) = self.room().get_mut(count) {
-            *room = (rank as u16, place as u32);
-            self.count += 1;
+    pub(crate) fn note(&mut self, rank: usize, place: usize) {
+        if let Some(room) = self.places.get_mut(rank) {
+            *room = place as u32;
+            self.there |= 1 << rank;
         }
     }
 
     /// Ranks and places, the lowest rank first.
     #[inline]
-    pub(crate) fn sorted(&mut self) -> impl Iterator<Item = (usize, usize)> {
-        let count = self.count;
-        let order = &mut self.room()[..count];
-        if !order.is_sorted() {
-            order.sort_unstable();
-        }
-        let entries = order.iter();
-        entries.map(|&(rank, place)| (usize::from(rank), place as usize))
+    pub(crate) fn sorted(&self) -> impl Iterator<Item = (usize, usize)> {
+        let mut left = self.there;
+        std::iter::from_fn(move || {
+            let rank = left.trailing_zeros() as usize;
+            let place = self.places.get(rank)?;
+            left &= left - 1;
+            Some((rank, *place as usize))
+        })
     }
 }
 
@@ -61,12 +45,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_and_many_come_out_by_rank() {
-        for entries in [0, 1, 2, FEW, FEW + 1, 3 * FEW] {
-            let mut order = Order::of(entries);
-            (0..entries).for_each(|place| order.push(entries - place, place));
+    fn entries_come_out_by_rank() {
+        for entries in [0, 1, 2, 63, 64, 65, FIELDS] {
+            let mut order = Order::new();
+            (0..entries).for_each(|place| order.note(entries - 1 - place, place));
             let sorted: Vec<_> = order.sorted().collect();
-            let expected: Vec<_> = (0..entries).rev().map(|at| (entries - at, at)).collect();
+            let expected: Vec<_> = (0..entries).map(|at| (at, entries - 1 - at)).collect();
             assert_eq!(sorted, expected);
         }
     }

@@ -111,6 +111,7 @@ impl Value {
         }
     }
 
+    #[inline]
     pub fn as_object(&self) -> Option<&Map> {
         match self {
             Value::Object(map) => Some(map),
@@ -126,6 +127,7 @@ impl Value {
     }
 
     /// What is below a name or a number.
+    #[inline]
     pub fn get<I: Index>(&self, index: I) -> Option<&Value> {
         index.look(self)
     }
@@ -224,6 +226,7 @@ impl Index for usize {
 macro_rules! index_as_text {
     ($($type:ty),*) => {$(
         impl Index for $type {
+            #[inline]
             fn look<'a>(&self, value: &'a Value) -> Option<&'a Value> {
                 str::look(self, value)
             }
@@ -241,6 +244,7 @@ macro_rules! index_as_text {
 index_as_text!(String, Key);
 
 impl<T: Index + ?Sized> Index for &T {
+    #[inline]
     fn look<'a>(&self, value: &'a Value) -> Option<&'a Value> {
         (**self).look(value)
     }

@@ -359,10 +359,8 @@ impl<C: Codec> Embedded<C> {
             Freshness::AtLeast(revision) => revision,
             _ => 0,
         };
-        self.look(at_least, |state| {
-            let is_whole = |found| found <= FEW && request.limit.is_none_or(|limit| found <= limit);
-            state.list_if(request, is_whole)
-        })
+        let most = request.limit.map_or(FEW, |limit| limit.min(FEW));
+        self.look(at_least, |state| state.list_few(request, most))
     }
 
     async fn at(&self, freshness: Freshness) -> Result<State<C::Object>, Error> {

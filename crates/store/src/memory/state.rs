@@ -114,6 +114,14 @@ struct Span<'a> {
     found: usize,
 }
 
+/// Where a list starts.
+fn start(request: &ListRequest) -> &Key {
+    match &request.from {
+        Some(from) if *from > request.prefix => from,
+        _ => &request.prefix,
+    }
+}
+
 impl<T: Send + Sync + 'static> State<T> {
     /// The entry at a key.
     pub fn get(&self, key: &[u8]) -> Option<Entry<T>> {
@@ -126,22 +134,30 @@ impl<T: Send + Sync + 'static> State<T> {
         self.listed(start, found, request.limit)
     }
 
-    /// The same, unless there are more than is wanted at once.
-    pub fn list_if(
-        &self,
-        request: &ListRequest,
-        wanted: impl FnOnce(usize) -> bool,
-    ) -> Option<Listed<T>> {
-        let Span { start, found } = self.span(request);
-        wanted(found).then(|| self.listed(start, found, request.limit))
+    /// The same, unless there are more than so many. They are walked over, not counted: one search, where
+    /// a list takes three.
+    pub fn list_few(&self, request: &ListRequest, most: usize) -> Option<Listed<T>> {
+        let start = start(request);
+        let mut slots = self.entries.from(start);
+        let mut entries = Vec::new();
+        while let Some(slot) = slots.next()
+            && slot.entry.key.starts_with(&request.prefix)
+        {
+            if entries.len() == most {
+                return None;
+            }
+            entries.push(slot.entry.clone());
+        }
+        Some(Listed {
+            revision: self.revision,
+            entries,
+            remaining: 0,
+        })
     }
 
     /// Where a list starts, and how many keys there are from there on.
     fn span<'a>(&self, request: &'a ListRequest) -> Span<'a> {
-        let start = match &request.from {
-            Some(from) if *from > request.prefix => from,
-            _ => &request.prefix,
-        };
+        let start = start(request);
         // Counted, not walked over: what remains may be much more than what is wanted.
         let end = prefix_end(&request.prefix);
         let end = end.map_or(self.entries.len(), |end| self.entries.rank(&end));

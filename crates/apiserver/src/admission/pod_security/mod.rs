@@ -14,6 +14,7 @@ use super::{Attributes, Plugin};
 pub const NAME: &str = "PodSecurity";
 
 const PREFIX: &str = "pod-security.kubernetes.io/";
+const EXEMPT: &str = "pod-security.kubernetes.io/exempt";
 /// The labels of each mode, for its standard and for the version of it.
 const ENFORCE: (&str, &str) = (
     "pod-security.kubernetes.io/enforce",
@@ -210,9 +211,8 @@ impl PodSecurity {
         enforce: bool,
     ) -> Result<(), Status> {
         let note = |key: &str, value: &str| {
-            attributes
-                .effects
-                .annotate(&format!("{PREFIX}{key}"), value);
+            let key = format!("{PREFIX}{key}");
+            attributes.effects.annotate(&key, value);
         };
         if has(
             &self.exempt.runtime_classes,
@@ -221,7 +221,7 @@ impl PodSecurity {
             note("exempt", "runtimeClass");
             return Ok(());
         }
-        if enforce {
+        if enforce && attributes.effects.is_audited() {
             note("enforce-policy", &policy.enforce.to_string());
         }
         if let Some(why) = judge(&policy.audit, pod) {
@@ -340,6 +340,10 @@ impl Plugin for PodSecurity {
             || attributes.is_write_of("", "namespaces")
     }
 
+    fn mutates(&self) -> bool {
+        false
+    }
+
     async fn validate(
         &self,
         attributes: &Attributes<'_>,
@@ -349,13 +353,13 @@ impl Plugin for PodSecurity {
         if attributes.is("", "namespaces") {
             return self.validate_namespace(attributes, object).await;
         }
-        let exempt = format!("{PREFIX}exempt");
+        let exempt = EXEMPT;
         if has(&self.exempt.namespaces, attributes.namespace) {
-            attributes.effects.annotate(&exempt, "namespace");
+            attributes.effects.annotate(exempt, "namespace");
             return Ok(());
         }
         if has(&self.exempt.usernames, &attributes.user.name) {
-            attributes.effects.annotate(&exempt, "user");
+            attributes.effects.annotate(exempt, "user");
             return Ok(());
         }
         let reader = attributes.reader;
