@@ -134,6 +134,7 @@ impl Writer<'_> {
                 Level::Below
             };
             match value {
+                Value::String(text) => self.text(text),
                 // What nothing stands for here is for the field to say, not for its type.
                 Value::Null => self.plain(field.zero().unwrap_or(&Value::Null)),
                 // Protobuf, in which Kubernetes keeps objects, does not know an empty list from none.
@@ -162,12 +163,11 @@ impl Writer<'_> {
         self.stamp_at = self.out.len();
     }
 
-    /// A name as it stands in front of a value.
+    /// A name as it stands behind another field; the first comes without the comma.
+    #[inline]
     fn name(&mut self, written: &str) {
-        if self.out.last() != Some(&b'{') {
-            self.out.push(b',');
-        }
-        self.out.extend_from_slice(written.as_bytes());
+        let comma = usize::from(self.out.last() == Some(&b'{'));
+        self.out.extend_from_slice(&written.as_bytes()[comma..]);
     }
 
     fn zero(&mut self, schema: &'static Type, position: usize) {
@@ -265,7 +265,7 @@ impl Writer<'_> {
 
     fn unstructured(&mut self, object: &Object) {
         self.out.push(b'{');
-        for (name, written) in [("apiVersion", "\"apiVersion\":"), ("kind", "\"kind\":")] {
+        for (name, written) in [("apiVersion", ",\"apiVersion\":"), ("kind", ",\"kind\":")] {
             if let Some(value) = object.get(name) {
                 self.name(written);
                 self.plain(value);
@@ -274,7 +274,7 @@ impl Writer<'_> {
         if let (Some(Value::Object(metadata)), Some(schema)) =
             (object.get("metadata"), schema::lookup("meta/v1.ObjectMeta"))
         {
-            self.name("\"metadata\":");
+            self.name(",\"metadata\":");
             let begin = self.out.len();
             self.fields(schema, metadata, Level::Metadata);
             self.note_metadata(begin);

@@ -71,7 +71,7 @@ fn struct_of(node: Node<'_>) -> Option<&'static Type> {
 fn by_rank(schema: &Type, map: &Object) -> Option<Order> {
     let mut order = Order::new();
     for (place, key) in map.keys().enumerate() {
-        order.note(schema.fields[schema.position_of(key)?].rank, place);
+        order.note(schema.rank_of(key)?, place);
     }
     Some(order)
 }
@@ -114,14 +114,9 @@ impl Set {
     ) {
         let begin = self.out.len();
         self.separate();
-        match entry.field {
-            Some(field) => self.out.extend_from_slice(field.written_step.as_bytes()),
-            None => {
-                self.out.extend_from_slice(b"\"f:");
-                write::within(&mut self.out, entry.name);
-                self.out.extend_from_slice(b"\":");
-            }
-        }
+        self.out.extend_from_slice(b"\"f:");
+        write::within(&mut self.out, entry.name.as_bytes());
+        self.out.extend_from_slice(b"\":");
         if !add(self, entry) {
             self.out.truncate(begin);
         }
@@ -160,7 +155,7 @@ impl Set {
         match (&form, value) {
             (Form::Map, Value::Object(map)) if !map.is_empty() => {
                 self.out.extend_from_slice(ITSELF);
-                self.entries(node, map, |set, entry| set.whole(entry.node, entry.value));
+                self.all(node, map);
             }
             (Form::Set | Form::Keyed(_), Value::Array(list)) if !list.is_empty() => {
                 let Some(elements) = elements(node, &form, list) else {
@@ -173,6 +168,26 @@ impl Set {
         }
         self.out.push(b'}');
         true
+    }
+
+    /// All entries of a map, behind the map itself.
+    fn all(&mut self, node: Node<'_>, map: &Object) {
+        let fields = struct_of(node).and_then(|schema| Some((schema, by_rank(schema, map)?)));
+        let Some((schema, order)) = fields else {
+            return self.entries(node, map, |set, entry| set.whole(entry.node, entry.value));
+        };
+        for (rank, place) in order.sorted() {
+            let (field, value) = (schema.ranked(rank), map.at(place));
+            let step = field.written_step.as_bytes();
+            match value {
+                Value::Object(_) | Value::Array(_) => {
+                    // Without the leaf.
+                    self.out.extend_from_slice(&step[..step.len() - 2]);
+                    self.whole(Node::Field(field.shape, &field.topology), value);
+                }
+                _ => self.out.extend_from_slice(step),
+            }
+        }
     }
 
     /// Elements of a list that are all new.

@@ -82,34 +82,62 @@ const ESCAPES: [u8; 256] = {
     table
 };
 
+const ONES: u64 = u64::MAX / 255;
+
+/// Whether any of eight bytes needs an escape. May say so of one that does not, behind one that does.
+#[inline]
+fn needs_escape(word: u64) -> bool {
+    const HIGH: u64 = ONES * 0x80;
+    let below = |limit: u8, word: u64| word.wrapping_sub(ONES * u64::from(limit)) & !word;
+    let quote = below(1, word ^ (ONES * u64::from(b'"')));
+    let backslash = below(1, word ^ (ONES * u64::from(b'\\')));
+    (below(0x20, word) | quote | backslash) & HIGH != 0
+}
+
+/// Whether no byte needs an escape.
+#[inline]
+fn is_plain(bytes: &[u8]) -> bool {
+    let word = |at: usize| match bytes.get(at..at + 8) {
+        Some(word) => u64::from_le_bytes(word.try_into().unwrap_or_default()),
+        // Eight letters.
+        None => ONES * u64::from(b'x'),
+    };
+    match bytes.len() {
+        // The last eight may have been looked at in part.
+        8.. => {
+            (0..bytes.len() / 8).all(|at| !needs_escape(word(at * 8)))
+                && !needs_escape(word(bytes.len() - 8))
+        }
+        _ => bytes.iter().all(|byte| ESCAPES[usize::from(*byte)] == 0),
+    }
+}
+
 /// How many bytes in front need no escape; at least all but a few of them.
 fn plain(bytes: &[u8]) -> usize {
-    const ONES: u64 = u64::MAX / 255;
-    const HIGH: u64 = ONES * 0x80;
-    let mut at = 0;
-    for word in bytes.chunks_exact(8) {
-        let word = u64::from_le_bytes(word.try_into().unwrap_or_default());
-        let below = |limit: u8, word: u64| word.wrapping_sub(ONES * u64::from(limit)) & !word;
-        let quote = below(1, word ^ (ONES * u64::from(b'"')));
-        let backslash = below(1, word ^ (ONES * u64::from(b'\\')));
-        if (below(0x20, word) | quote | backslash) & HIGH != 0 {
-            break;
-        }
-        at += 8;
-    }
-    at
+    let words = bytes.chunks_exact(8);
+    let is_plain =
+        |word: &&[u8]| !needs_escape(u64::from_le_bytes((*word).try_into().unwrap_or_default()));
+    8 * words.take_while(is_plain).count()
 }
 
 pub(crate) fn text(out: &mut Vec<u8>, text: &str) {
     out.reserve(text.len() + 2);
     out.push(b'"');
-    within(out, text);
+    within(out, text.as_bytes());
     out.push(b'"');
 }
 
 /// A part of a text, without its marks.
-pub(crate) fn within(out: &mut Vec<u8>, text: &str) {
-    let mut rest = text.as_bytes();
+#[inline]
+pub(crate) fn within(out: &mut Vec<u8>, text: &[u8]) {
+    match is_plain(text) {
+        true => out.extend_from_slice(text),
+        false => escaped(out, text),
+    }
+}
+
+fn escaped(out: &mut Vec<u8>, text: &[u8]) {
+    let mut rest = text;
     let escaped = |byte: &u8| ESCAPES[usize::from(*byte)] != 0;
     loop {
         let from = plain(rest);

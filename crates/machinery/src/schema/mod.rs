@@ -125,11 +125,11 @@ pub enum Shape {
 #[derive(Debug)]
 pub struct Field {
     pub name: &'static str,
-    /// The name as JSON has it in front of a value: with its marks and a colon.
+    /// The name as JSON has it behind another field: a comma, the name with its marks, a colon.
     pub(crate) written: &'static str,
     /// The step to it in sets of fields: `f:` and the name.
     pub step: &'static str,
-    /// The step as JSON has it in front of a value.
+    /// The step as JSON has it behind another one, with a leaf as its value.
     pub(crate) written_step: &'static str,
     /// The place that it has among the type's fields by its name.
     pub(crate) rank: usize,
@@ -263,7 +263,8 @@ impl Hasher for FieldHasher {
 #[derive(Debug)]
 struct Addresses {
     /// Twice as many as fields and more, a power of two. Two names that want the same slot: the first has it.
-    slots: Box<[(&'static str, u16)]>,
+    /// Each with its place and its rank.
+    slots: Box<[(&'static str, u16, u16)]>,
     shift: u32,
 }
 
@@ -271,13 +272,13 @@ impl Addresses {
     fn new(fields: &[Field]) -> Self {
         let count = (fields.len() * 4).next_power_of_two().max(2);
         let mut addresses = Self {
-            slots: vec![("", 0); count].into(),
+            slots: vec![("", 0, 0); count].into(),
             shift: usize::BITS - count.ilog2(),
         };
         for (place, field) in fields.iter().enumerate() {
             let slot = addresses.slot(field.name);
             if addresses.slots[slot].0.is_empty() {
-                addresses.slots[slot] = (field.name, place as u16);
+                addresses.slots[slot] = (field.name, place as u16, field.rank as u16);
             }
         }
         addresses
@@ -290,10 +291,11 @@ impl Addresses {
     }
 
     #[inline]
-    fn find(&self, name: &str) -> Option<usize> {
-        let (known, place) = self.slots[self.slot(name)];
+    fn find(&self, name: &str) -> Option<(usize, usize)> {
+        let (known, place, rank) = self.slots[self.slot(name)];
         // Slots that nobody has hold the empty text.
-        (std::ptr::eq(known, name) && !name.is_empty()).then_some(usize::from(place))
+        let is_own = std::ptr::eq(known, name) && !name.is_empty();
+        is_own.then_some((usize::from(place), usize::from(rank)))
     }
 }
 
@@ -312,6 +314,8 @@ pub struct Type {
     pub fields: Vec<Field>,
     index: HashMap<&'static str, u16, FieldHash>,
     addresses: Addresses,
+    /// The places of the fields, by their names.
+    by_rank: Vec<u16>,
     /// The fields that are written when nothing is set.
     pub always: Vec<u16>,
     /// The fields behind closed gates, and those on the way to such.
@@ -331,8 +335,25 @@ impl Type {
     /// The place of an entry's field: at once for names that are the table's own, as most are.
     #[inline]
     pub fn position_of(&self, key: &Key) -> Option<usize> {
-        let place = self.addresses.find(key);
-        place.or_else(|| self.position(key))
+        match self.addresses.find(key) {
+            Some((place, _)) => Some(place),
+            None => self.position(key),
+        }
+    }
+
+    /// The place that an entry's field has among all by its name.
+    #[inline]
+    pub(crate) fn rank_of(&self, key: &Key) -> Option<usize> {
+        match self.addresses.find(key) {
+            Some((_, rank)) => Some(rank),
+            None => self.position(key).map(|place| self.fields[place].rank),
+        }
+    }
+
+    /// The field of a rank that [`Type::rank_of`] told.
+    #[inline]
+    pub(crate) fn ranked(&self, rank: usize) -> &Field {
+        &self.fields[usize::from(self.by_rank[rank])]
     }
 
     /// A field by its JSON name.

@@ -61,7 +61,8 @@ struct Names {
     inlined: RefCell<Vec<&'static str>>,
 }
 
-/// The name of a field as JSON has it in front of a value, and the step to it.
+/// The name of a field as JSON has it behind another one and in front of its value, and so the step to it
+/// with a leaf as its value.
 #[derive(Clone, Copy)]
 struct Forms {
     written: &'static str,
@@ -84,8 +85,8 @@ impl Names {
     fn forms(&self, name: &'static str) -> Forms {
         let mut forms = self.forms.borrow_mut();
         *forms.entry(name).or_insert_with(|| Forms {
-            written: Box::leak(format!("\"{name}\":").into_boxed_str()),
-            written_step: Box::leak(format!("\"f:{name}\":").into_boxed_str()),
+            written: Box::leak(format!(",\"{name}\":").into_boxed_str()),
+            written_step: Box::leak(format!(",\"f:{name}\":{{}}").into_boxed_str()),
         })
     }
 }
@@ -150,6 +151,8 @@ fn build(names: &Names, at: usize) -> Type {
         .enumerate()
         .map(|(i, f): (usize, &Field)| (f.name, i as u16))
         .collect();
+    let mut by_rank: Vec<u16> = (0..fields.len() as u16).collect();
+    by_rank.sort_unstable_by_key(|&at| fields[usize::from(at)].rank);
     let always = (0..fields.len()).filter(|&i| may_be_written_unset(&fields[i]));
     let always = always.map(|i| i as u16).collect();
     Type {
@@ -160,6 +163,7 @@ fn build(names: &Names, at: usize) -> Type {
         addresses: Addresses::new(&fields),
         fields,
         index,
+        by_rank,
         always,
         gated: OnceLock::new(),
     }
@@ -256,9 +260,9 @@ fn field(
         written_step,
     } = names.forms(name);
     let mut field = Field {
-        name: &written[1..=name.len()],
+        name: &written[2..name.len() + 2],
         written,
-        step: &written_step[1..name.len() + 3],
+        step: &written_step[2..name.len() + 4],
         written_step,
         rank: 0,
         inlined: "",
