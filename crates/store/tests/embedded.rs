@@ -91,6 +91,40 @@ async fn more_than_a_batch_takes_is_committed_in_order() {
     assert_eq!(listed.entries.len(), 9000);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_goes_on_when_its_caller_no_longer_waits() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    for n in 1..=20 {
+        let mut lost = Box::pin(commit(&*store, vec![put("/a", "x")]));
+        assert!(futures::poll!(&mut lost).is_pending());
+        drop(lost);
+        let deadline = std::time::Instant::now() + PATIENCE;
+        while store.revision().await.unwrap() < n {
+            assert!(std::time::Instant::now() < deadline, "nobody writes it");
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commits_of_one_task_share_their_syncs() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    // Alone at first.
+    write(&*store, "/alone", "x").await;
+    let commits = (0..100).map(|n| commit(&*store, vec![put(&format!("/{n}"), "x")]));
+    assert!(join_all(commits).await.iter().all(Result::is_ok));
+    store.close();
+    let log = |file: &std::fs::DirEntry| file.file_name().to_string_lossy().starts_with("log-");
+    let files = std::fs::read_dir(directory.path()).unwrap();
+    let files = files.map(Result::unwrap).filter(log);
+    let found: usize = files
+        .map(|file| frames(&std::fs::read(file.path()).unwrap()).len())
+        .sum();
+    assert!((2..50).contains(&found), "{found} frames");
+}
+
 #[test]
 fn a_runtime_that_is_stuck_holds_nobody_up() {
     let directory = tempfile::tempdir().unwrap();

@@ -33,6 +33,15 @@ fn open(disk: &MemoryDisk) -> Arc<Embedded<Plain>> {
 
 #[tokio::test]
 async fn a_failed_disk_step_stops_the_writer_for_good_and_reads_go_on() {
+    stops_for_good().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_disk_step_stops_the_writer_also_when_a_caller_does_its_work() {
+    stops_for_good().await;
+}
+
+async fn stops_for_good() {
     for step in STEPS {
         let disk = MemoryDisk::new(1);
         let store = open(&disk);

@@ -2,7 +2,8 @@
 //!
 //! Callers add their commits themselves to the batch that is being made: under one lock a commit is
 //! checked against everything before it, gets its revision and is encoded. The writer takes the whole
-//! batch as soon as the disk is free. What a commit is checked against is the published state and,
+//! batch as soon as the disk is free; when there is little to do, the first caller of a batch does it in
+//! the writer's place ([`super::lead`]). What a commit is checked against is the published state and,
 //! before it, the keys of the batches that are not published yet.
 
 use std::{
@@ -26,6 +27,9 @@ use crate::{
     Action, Codec, Durability, Error, Key, Op, Precondition, Revision,
     memory::{Few, Fresh, Millis, Published, Slot, Write},
 };
+
+/// After a batch of no more steps than this, the next caller may write its batch itself.
+const CALM: usize = 2;
 
 /// The meeting point of callers and the writer.
 pub struct Intake<C: Codec> {
@@ -56,6 +60,10 @@ struct Open<C: Codec> {
     /// Commits that find the batch full.
     waiting: VecDeque<Commit<C>>,
     errands: Vec<Errand>,
+    /// How many steps the last batch had that was taken.
+    last: usize,
+    /// Whether a caller sees to `batch`, and the writer does not know of it.
+    is_led: bool,
 }
 
 /// The revisions of keys that are not published yet; `None` when deleted.
@@ -93,6 +101,8 @@ impl<C: Codec> Intake<C> {
             spare: Pending::new(),
             waiting: VecDeque::new(),
             errands: Vec::new(),
+            last: 0,
+            is_led: false,
         };
         Self {
             codec,
@@ -104,12 +114,13 @@ impl<C: Codec> Intake<C> {
         }
     }
 
-    /// Adds a commit, checked by [`crate::check::ops`].
+    /// Adds a commit, checked by [`crate::check::ops`]. Also says whether the caller is to see to the
+    /// batch: then the writer has not been told of it.
     pub fn commit(
         &self,
         ops: Vec<Op<C::Draft>>,
         durability: Durability,
-    ) -> Result<Answer<Done<C::Object>>, Error> {
+    ) -> Result<(Answer<Done<C::Object>>, bool), Error> {
         let (reply, answer) = oneshot::channel();
         let commit = Commit {
             ops,
@@ -123,8 +134,13 @@ impl<C: Codec> Intake<C> {
         } else {
             self.add(&mut open, commit);
         }
-        self.tell(open);
-        Ok(answer)
+        let may_lead = open.last <= CALM && open.batch.runtime.is_some();
+        Ok((answer, self.tell(open, may_lead)))
+    }
+
+    /// Whether the batch is still the one commit of a caller who sees to it.
+    pub fn is_led(&self) -> bool {
+        self.open.lock().is_led
     }
 
     /// Adds a compaction.
@@ -142,7 +158,7 @@ impl<C: Codec> Intake<C> {
         open.batch.floor = open.batch.floor.max(revision);
         open.batch.synced = true;
         open.batch.steps.push(Step::Compact(revision, reply));
-        self.tell(open);
+        self.tell(open, false);
         Ok(answer)
     }
 
@@ -151,7 +167,7 @@ impl<C: Codec> Intake<C> {
         let mut open = self.open.lock();
         if !open.has_ended {
             open.errands.push(errand);
-            self.tell(open);
+            self.tell(open, false);
         }
     }
 
@@ -201,6 +217,8 @@ impl<C: Codec> Intake<C> {
         let mut open = self.open.lock();
         let is_taken = !open.batch.steps.is_empty();
         if is_taken {
+            open.last = open.batch.steps.len();
+            open.is_led = false;
             let whole = open.batch.whole;
             open.batch.frame.truncate(whole);
             std::mem::swap(&mut open.batch, batch);
@@ -239,16 +257,25 @@ impl<C: Codec> Intake<C> {
         }
     }
 
-    /// Wakes the writer if it may be asleep.
-    fn tell(&self, open: MutexGuard<'_, Open<C>>) {
+    /// Wakes the writer if it does not know of everything. Who brings the first thing may lead instead, but
+    /// nobody else depends on it. Says whether the caller leads.
+    fn tell(&self, mut open: MutexGuard<'_, Open<C>>, may_lead: bool) -> bool {
         let is_first = !self.has_news() && !open.is_idle();
         if is_first {
             self.has_news.store(true, Ordering::Relaxed);
         }
+        let leads = is_first && may_lead;
+        let was_led = std::mem::replace(&mut open.is_led, leads);
         drop(open);
-        if is_first {
-            self.news.notify_one();
+        if is_first && !leads || was_led {
+            self.wake();
         }
+        leads
+    }
+
+    /// Wakes the writer.
+    pub fn wake(&self) {
+        self.news.notify_one();
     }
 
     fn begin(&self, open: &mut Open<C>) {

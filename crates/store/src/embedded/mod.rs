@@ -10,6 +10,7 @@ mod direct;
 pub mod disk;
 mod frame;
 mod intake;
+mod lead;
 mod log;
 mod record;
 mod recovery;
@@ -181,7 +182,7 @@ impl Config {
             stage: Arc::new(stage),
             broken: None,
             dirty_since: None,
-            is_brisk: false,
+            wakes_at: 0,
             batch: Batch::default(),
             snapshot: None,
             snapshot_waiters: Vec::new(),
@@ -189,13 +190,15 @@ impl Config {
             snapshot_rests_until: 0,
             config: self.clone(),
         };
-        let threads = start(writer, &self, hub.clone(), lock)?;
+        let writer = Arc::new(Mutex::new(writer));
+        let threads = start(writer.clone(), &self, intake.clone(), hub.clone(), lock)?;
         Ok(Arc::new(Embedded {
             codec,
             published,
             hub,
             pages: Pages::new(self.pages),
             intake,
+            writer,
             threads: Mutex::new(threads),
             max_value: self.max_value,
             place,
@@ -213,17 +216,17 @@ fn expiring<T>(state: &State<T>) -> BTreeSet<(Millis, Key)> {
 
 /// Starts the two threads. The lock on the directory goes when the writer has ended.
 fn start<C: Codec>(
-    writer: Writer<C>,
+    writer: Arc<Mutex<Writer<C>>>,
     config: &Config,
+    intake: Arc<Intake<C>>,
     hub: Arc<Hub<C::Object>>,
     lock: Box<dyn Send + Sync>,
 ) -> Result<Vec<JoinHandle<()>>, Error> {
     let (clock, progress, served) = (config.clock.clone(), config.progress, hub.clone());
-    let intake = writer.intake.clone();
     let writing = move || {
-        let run = catch_unwind(AssertUnwindSafe(|| block_on(writer.run())));
+        let run = catch_unwind(AssertUnwindSafe(|| block_on(writer::run(&writer))));
         if run.is_err() {
-            intake.close("the writer panicked");
+            intake.close(writer::PANICKED);
             intake.end();
             hub.close();
         }
@@ -264,6 +267,8 @@ pub struct Embedded<C: Codec> {
     hub: Arc<Hub<C::Object>>,
     pages: Pages<C::Object>,
     intake: Arc<Intake<C>>,
+    /// Guards the log. Its thread has it while it works, and a caller that does its work.
+    writer: Arc<Mutex<Writer<C>>>,
     /// Guards the threads until they are joined.
     threads: Mutex<Vec<JoinHandle<()>>>,
     max_value: usize,
@@ -423,7 +428,10 @@ impl<C: Codec> Store<C> for Embedded<C> {
         durability: Durability,
     ) -> Result<Committed<C::Object>, Error> {
         check::ops(&*self.codec, &ops, self.max_value)?;
-        let answer = self.intake.commit(ops, durability)?;
+        let (answer, leads) = self.intake.commit(ops, durability)?;
+        if leads {
+            lead::lead(&self.intake, &self.writer).await;
+        }
         self.hear(answer).await.map(Committed::from)
     }
 

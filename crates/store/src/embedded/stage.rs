@@ -135,8 +135,8 @@ impl<C: Codec> Stage<C> {
             self.intake.settle(&mut showing.spare);
             drop(showing);
             drop(guard);
-            self.hub.wake();
             answers.into_iter().for_each(Answer::send);
+            self.hub.wake();
         }
     }
 

@@ -1,11 +1,14 @@
 //! The one writer: takes the batch that callers have made, writes it to the log as one frame, syncs it
 //! once, and only then has it shown to readers, watchers and callers (see [`super::stage`]). Meanwhile
-//! the next batch is made.
+//! the next batch is made. It has a thread, but whoever has its lock may do its work ([`super::lead`]).
 
 use std::{
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
+
+use parking_lot::Mutex;
 
 use super::{
     Config,
@@ -25,6 +28,8 @@ use crate::{
 
 /// How long the writer looks for the next batch before it sleeps.
 const SPIN: Duration = Duration::from_micros(60);
+/// Why a store takes no more writes whose writer panicked.
+pub const PANICKED: &str = "the writer panicked";
 /// How long keys that could not be deleted wait for the next try.
 const EXPIRY_RETRY: Millis = 5_000;
 
@@ -43,8 +48,8 @@ pub struct Writer<C: Codec> {
     pub broken: Option<String>,
     /// When the oldest unsynced frame was written.
     pub dirty_since: Option<Millis>,
-    /// Whether batches follow each other closely.
-    pub is_brisk: bool,
+    /// When its thread wakes up by itself.
+    pub wakes_at: Millis,
     /// The batch in hand.
     pub batch: Batch<C::Object>,
     pub snapshot: Option<RunningSnapshot>,
@@ -54,46 +59,85 @@ pub struct Writer<C: Codec> {
     pub snapshot_rests_until: Millis,
 }
 
+/// Runs until the store is closed.
+pub async fn run<C: Codec>(writer: &Mutex<Writer<C>>) {
+    let first = writer.lock();
+    let (intake, stage) = (first.intake.clone(), first.stage.clone());
+    let clock = first.config.clock.clone();
+    drop(first);
+    // Whether batches follow each other closely.
+    let mut is_brisk = false;
+    loop {
+        if writer.lock().turn() {
+            return;
+        }
+        if intake.has_news() {
+            continue;
+        }
+        is_brisk = is_brisk && spin(&intake);
+        if is_brisk {
+            continue;
+        }
+        stage.show();
+        let wait = writer.lock().rest();
+        let asleep = Instant::now();
+        tokio::select! {
+            biased;
+            () = intake.news() => {}
+            () = clock.sleep(wait) => {}
+        }
+        is_brisk = asleep.elapsed() < SPIN;
+    }
+}
+
+/// Looks for a batch for a moment before going to sleep: to be woken takes longer. Only after the
+/// last one, too, came soon. Returns whether there is one.
+fn spin<C: Codec>(intake: &Intake<C>) -> bool {
+    let begin = Instant::now();
+    loop {
+        if intake.has_news() {
+            return true;
+        }
+        if begin.elapsed() >= SPIN {
+            return false;
+        }
+        std::hint::spin_loop();
+    }
+}
+
 impl<C: Codec> Writer<C> {
-    /// Runs until it is closed.
-    pub async fn run(mut self) {
-        loop {
-            let is_closing = self.errands();
-            let is_idle = !self.flush();
-            if is_closing {
-                return self.close();
-            }
-            self.duties(is_idle);
-            if !self.intake.has_news() && !self.spin() {
-                self.stage.show();
-                let wait = self.until_next_duty();
-                let asleep = Instant::now();
-                tokio::select! {
-                    biased;
-                    () = self.intake.news() => {}
-                    () = self.config.clock.sleep(wait) => {}
-                }
-                self.is_brisk = asleep.elapsed() < SPIN;
-            }
+    /// Does what there is to do. Returns whether that was the last.
+    fn turn(&mut self) -> bool {
+        let is_closing = self.errands();
+        let is_idle = !self.flush();
+        match is_closing {
+            true => self.close(),
+            false => self.duties(is_idle),
+        }
+        is_closing
+    }
+
+    /// Does what its thread would do with a small batch. A panic stops the store for good, as one in the
+    /// thread does.
+    pub fn lead(&mut self) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.flush())) {
+            self.broken = Some(PANICKED.to_owned());
+            self.intake.close(PANICKED);
+            self.batch.steps.clear();
+            self.intake.wake();
+            resume_unwind(panic);
+        }
+        let next_duty = self.now() + self.until_next_duty().as_millis() as Millis;
+        if self.intake.has_news() || next_duty < self.wakes_at {
+            self.intake.wake();
         }
     }
 
-    /// Looks for a batch for a moment before going to sleep: to be woken takes longer. Only after the
-    /// last one, too, came soon. Returns whether there is one.
-    fn spin(&mut self) -> bool {
-        if self.is_brisk {
-            let begin = Instant::now();
-            self.is_brisk = loop {
-                if self.intake.has_news() {
-                    break true;
-                }
-                if begin.elapsed() >= SPIN {
-                    break false;
-                }
-                std::hint::spin_loop();
-            };
-        }
-        self.is_brisk
+    /// How long there is nothing to do but batches.
+    fn rest(&mut self) -> Duration {
+        let wait = self.until_next_duty();
+        self.wakes_at = self.now() + wait.as_millis() as Millis;
+        wait
     }
 
     /// Does what it was asked for beside batches. Returns whether the store is to be closed.
@@ -270,7 +314,7 @@ impl<C: Codec> Writer<C> {
         let answer = self.intake.commit(due, Durability::Relaxed);
         self.flush();
         self.stage.show();
-        let is_done = answer.is_ok_and(|mut answer| matches!(answer.try_recv(), Ok(Ok(_))));
+        let is_done = answer.is_ok_and(|(mut answer, _)| matches!(answer.try_recv(), Ok(Ok(_))));
         if !is_done {
             // No space, or somebody wrote one of them just now: the others go later.
             let retry = again.into_iter().map(|(at, key)| (at + EXPIRY_RETRY, key));
@@ -281,7 +325,7 @@ impl<C: Codec> Writer<C> {
     }
 
     /// Says that nothing unsynced was lost, and gives reserved space back.
-    fn close(mut self) {
+    fn close(&mut self) {
         self.intake.close("the store is closed");
         while self.intake.has_news() {
             // Also what was asked for in the meantime: nobody will hear of it.
