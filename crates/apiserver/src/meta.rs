@@ -118,8 +118,9 @@ pub(crate) fn shifted(at: Timestamp, seconds: i64) -> Timestamp {
 
 /// Takes away what only the server says.
 pub(crate) fn forget_system(object: &mut Object) {
+    let metadata = of_mut(object);
     for key in SYSTEM {
-        of_mut(object).shift_remove(key);
+        metadata.shift_remove(key);
     }
 }
 

@@ -142,6 +142,9 @@ impl Effects {
 
     pub(crate) fn take_warnings(&self) -> Vec<String> {
         let mut warnings = std::mem::take(&mut *self.warnings.lock());
+        if warnings.len() < 2 {
+            return warnings;
+        }
         // What is told twice is told once.
         let mut seen = std::collections::HashSet::new();
         warnings.retain(|warning| seen.insert(warning.clone()));

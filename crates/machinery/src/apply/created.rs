@@ -8,10 +8,12 @@ use crate::json::{Key, order::Order, write};
 use crate::schema::{Field, Shape, Type};
 use crate::{Object, Value};
 
-/// The set of fields of a new object, without what nobody manages; `None` when it is empty.
+/// The set of fields of a new object, without what nobody manages; `None` when it is empty, or when
+/// nobody can say whose what is.
 pub(super) fn fields(root: Root<'_>, object: &Object, writer: &Writer<'_>) -> Option<Vec<u8>> {
     let mut set = Set {
         out: Vec::with_capacity(2048),
+        is_placeless: false,
     };
     let nothing = Value::Object(Object::new());
     set.out.push(b'{');
@@ -31,7 +33,7 @@ pub(super) fn fields(root: Root<'_>, object: &Object, writer: &Writer<'_>) -> Op
             None => set.whole(entry.node, entry.value),
         }
     });
-    set.end(0).then_some(set.out)
+    (set.end(0) && !set.is_placeless).then_some(set.out)
 }
 
 /// An entry of a map.
@@ -57,6 +59,21 @@ impl<'n, 'o> Entry<'n, 'o> {
             value,
         }
     }
+
+    fn is_passed_over(&self) -> bool {
+        let field = self.field;
+        field.is_some_and(|field| is_passed_over(field, self.value))
+    }
+}
+
+/// Whether an entry is empty and will not be written: that it was sent is for its kind to see.
+fn is_passed_over(field: &Field, value: &Value) -> bool {
+    let is_empty = match value {
+        Value::Array(list) => list.is_empty(),
+        Value::Object(map) => map.is_empty(),
+        _ => false,
+    };
+    is_empty && field.sent
 }
 
 fn struct_of(node: Node<'_>) -> Option<&'static Type> {
@@ -79,6 +96,8 @@ fn by_rank(schema: &Type, map: &Object) -> Option<Order> {
 /// The set as far as it is written. What adds something says so; what adds nothing leaves nothing.
 struct Set {
     out: Vec<u8>,
+    /// Whether an element of a list cannot be told from others: it has none of its keys.
+    is_placeless: bool,
 }
 
 impl Set {
@@ -154,11 +173,17 @@ impl Set {
         let form = node.form(Some(value));
         match (&form, value) {
             (Form::Map, Value::Object(map)) if !map.is_empty() => {
+                let begin = self.out.len();
                 self.out.extend_from_slice(ITSELF);
                 self.all(node, map);
+                if self.out.len() == begin + ITSELF.len() {
+                    self.out.truncate(begin);
+                    return self.leaf();
+                }
             }
             (Form::Set | Form::Keyed(_), Value::Array(list)) if !list.is_empty() => {
                 let Some(elements) = elements(node, &form, list) else {
+                    self.is_placeless = true;
                     return self.leaf();
                 };
                 self.out.extend_from_slice(ITSELF);
@@ -174,10 +199,15 @@ impl Set {
     fn all(&mut self, node: Node<'_>, map: &Object) {
         let fields = struct_of(node).and_then(|schema| Some((schema, by_rank(schema, map)?)));
         let Some((schema, order)) = fields else {
-            return self.entries(node, map, |set, entry| set.whole(entry.node, entry.value));
+            return self.entries(node, map, |set, entry| {
+                !entry.is_passed_over() && set.whole(entry.node, entry.value)
+            });
         };
         for (rank, place) in order.sorted() {
             let (field, value) = (schema.ranked(rank), map.at(place));
+            if is_passed_over(field, value) {
+                continue;
+            }
             let step = field.written_step.as_bytes();
             match value {
                 Value::Object(_) | Value::Array(_) => {
@@ -216,6 +246,9 @@ impl Set {
                 };
                 self.out.push(b'{');
                 self.entries(node, after, |set, entry| {
+                    if entry.is_passed_over() {
+                        return false;
+                    }
                     match before.and_then(|map| map.get(entry.name)) {
                         Some(old) => set.changed(entry.node, old, entry.value),
                         None => set.whole(entry.node, entry.value),
@@ -226,7 +259,8 @@ impl Set {
             // Nothing has no elements.
             (Form::Set | Form::Keyed(_), Value::Array(list)) if !list.is_empty() => {
                 let Some(elements) = elements(node, &form, list) else {
-                    return old != new && self.leaf();
+                    self.is_placeless = true;
+                    return self.leaf();
                 };
                 self.out.push(b'{');
                 self.elements(node, elements);
@@ -244,7 +278,8 @@ impl Set {
         let begin = self.out.len();
         self.out.push(b'{');
         self.entries(node, map, |set, entry| {
-            if UNMANAGED.iter().any(|step| step[2..] == *entry.name) {
+            let is_unmanaged = UNMANAGED.iter().any(|step| step[2..] == *entry.name);
+            if is_unmanaged || entry.is_passed_over() {
                 return false;
             }
             match old.get(entry.name) {
