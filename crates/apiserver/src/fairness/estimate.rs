@@ -1,7 +1,7 @@
 //! How much work a request is.
 //!
-//! A seat is what a request about one object takes. A list takes one for every hundred objects that have to be
-//! looked at, and so does the beginning of a watch that sends what stands. What a write takes beside its own work is what it
+//! A seat is what a request about one object takes. A list takes one for every ten objects that have to be looked at: so
+//! much is the processor's work for it. So does the beginning of a watch that sends what stands. What a write takes beside its own work is what it
 //! causes at those who watch: its seat is kept a little longer, for as long as telling them takes the processor.
 
 use std::{sync::atomic::Ordering, time::Duration};
@@ -11,7 +11,7 @@ use store::{Freshness, ListRequest};
 use crate::{RequestInfo, Resource, Store, query::Query};
 
 /// Objects of a list that are as much work as one other request.
-const OBJECTS_PER_SEAT: usize = 100;
+const OBJECTS_PER_SEAT: usize = 10;
 /// What it takes to tell one watcher of a change.
 const PER_WATCHER: Duration = Duration::from_micros(10);
 /// Less than this is not worth a timer.
@@ -105,24 +105,24 @@ mod tests {
             world.put("", "pods", pod).await;
         }
         for (uri, widest, seats) in [
-            ("/api/v1/pods", 10, 3),
+            ("/api/v1/pods", 100, 25),
             ("/api/v1/pods", 2, 2),
-            ("/api/v1/namespaces/a/pods", 10, 2),
-            ("/api/v1/namespaces/c/pods", 10, 1),
-            ("/api/v1/namespaces/a/pods/p1", 10, 1),
-            ("/api/v1/pods?fieldSelector=metadata.name%3Dx", 10, 1),
-            ("/api/v1/pods?limit=100", 10, 1),
-            ("/api/v1/pods?limit=0", 10, 3),
-            ("/api/v1/pods?limit=5&labelSelector=a%3Db", 10, 3),
-            ("/api/v1/pods?watch=1", 10, 3),
-            ("/api/v1/pods?watch=1&resourceVersion=0", 10, 3),
-            ("/api/v1/pods?watch=1&resourceVersion=7", 10, 1),
+            ("/api/v1/namespaces/a/pods", 100, 15),
+            ("/api/v1/namespaces/c/pods", 100, 1),
+            ("/api/v1/namespaces/a/pods/p1", 100, 1),
+            ("/api/v1/pods?fieldSelector=metadata.name%3Dx", 100, 1),
+            ("/api/v1/pods?limit=100", 100, 10),
+            ("/api/v1/pods?limit=0", 100, 25),
+            ("/api/v1/pods?limit=5&labelSelector=a%3Db", 100, 25),
+            ("/api/v1/pods?watch=1", 100, 25),
+            ("/api/v1/pods?watch=1&resourceVersion=0", 100, 25),
+            ("/api/v1/pods?watch=1&resourceVersion=7", 100, 1),
             (
                 "/api/v1/pods?watch=1&resourceVersion=7&sendInitialEvents=true",
-                10,
-                3,
+                100,
+                25,
             ),
-            ("/api/v1/pods?watch=1&sendInitialEvents=false", 10, 1),
+            ("/api/v1/pods?watch=1&sendInitialEvents=false", 100, 1),
         ] {
             let (path, query) = uri.split_once('?').unwrap_or((uri, ""));
             let query = Query::parse(query);

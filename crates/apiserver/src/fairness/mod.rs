@@ -9,11 +9,12 @@
 //! What is simpler than upstream: virtual time moves with the requests that are served instead of with the clock;
 //! while nobody waits, no queue is charged; and [`estimate`] counts objects, not bytes.
 //!
-//! What is the same on purpose, since it is what protects a small machine: lists are wide. Reads only use the
-//! processor, so more of one user's at once would make nothing faster and everybody else slower; by their width, as many
-//! large lists are at work as a tenth of the seats, and the rest of them waits without cost. Two things are more
-//! careful than upstream: a refusal takes its time ([`PAUSE`]), so that who asks again at once costs little; and a seat is
-//! kept until a long answer has been sent, but who does not read it loses the seat, and not the others theirs.
+//! A small machine has one scarce thing, the processor, and reads use nothing else: more of one user's at once would make
+//! nothing faster and everybody else slower. So lists are wide here, wider than upstream's: by the work that they are, up
+//! to a sixth of the seats that their level has at the time. Some six large lists of a level are at work at once,
+//! however many seats it borrows, and the rest of a flood waits without cost. Two more things are more careful than
+//! upstream: a refusal takes its time ([`PAUSE`]), so that who asks again at once costs little; and a seat is kept until a
+//! long answer has been sent, but who does not read it loses the seat, and not the others theirs.
 //!
 //! Watches have a seat until what stood at their beginning is sent; exec, attach, port-forward, proxies and logs have none.
 

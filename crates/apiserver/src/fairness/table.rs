@@ -22,7 +22,7 @@ use super::{
 use crate::{RequestInfo, User};
 
 /// The most seats that any request takes.
-const WIDEST: usize = 10;
+const WIDEST: usize = 100;
 /// The part of a level's seats that one request takes at the most, in percent.
 const WIDEST_PERCENT: usize = 15;
 
@@ -214,15 +214,12 @@ impl Kept {
         }
     }
 
-    /// One request is not to take so many seats that those of few flows take all.
+    /// One request is not to take so many seats that those of few flows take all. It goes by the seats that the level
+    /// has now: the more it borrows, the more one list takes, and as few are at work at once.
     fn widest(&self) -> usize {
-        let nominal = self.bounds.nominal;
-        let Some(queuing) = self.queuing else {
-            return WIDEST;
-        };
-        let part = (nominal * WIDEST_PERCENT).div_ceil(100);
-        part.min(nominal / queuing.hand_size.max(1))
-            .clamp(1, WIDEST)
+        let part = (self.current * WIDEST_PERCENT).div_ceil(100);
+        let hand = self.queuing.map_or(1, |queuing| queuing.hand_size.max(1));
+        part.min(self.current / hand).clamp(1, WIDEST)
     }
 }
 
