@@ -88,6 +88,13 @@ pub enum Errand {
 /// How a commit gets its answer.
 pub type Answer<T> = oneshot::Receiver<Result<T, Error>>;
 
+/// A commit that was added.
+pub struct Added<T> {
+    pub answer: Answer<Done<T>>,
+    /// Whether the caller is to see to the batch: the writer has not been told of it.
+    pub leads: bool,
+}
+
 impl<C: Codec> Intake<C> {
     /// Goes on behind the published state.
     pub fn new(codec: Arc<C>, clock: Arc<dyn Clock>, published: Arc<Published<C::Object>>) -> Self {
@@ -114,13 +121,12 @@ impl<C: Codec> Intake<C> {
         }
     }
 
-    /// Adds a commit, checked by [`crate::check::ops`]. Also says whether the caller is to see to the
-    /// batch: then the writer has not been told of it.
+    /// Adds a commit, checked by [`crate::check::ops`].
     pub fn commit(
         &self,
         ops: Vec<Op<C::Draft>>,
         durability: Durability,
-    ) -> Result<(Answer<Done<C::Object>>, bool), Error> {
+    ) -> Result<Added<C::Object>, Error> {
         let (reply, answer) = oneshot::channel();
         let commit = Commit {
             ops,
@@ -135,7 +141,8 @@ impl<C: Codec> Intake<C> {
             self.add(&mut open, commit);
         }
         let may_lead = open.last <= CALM && open.batch.runtime.is_some();
-        Ok((answer, self.tell(open, may_lead)))
+        let leads = self.tell(open, may_lead);
+        Ok(Added { answer, leads })
     }
 
     /// Whether the batch is still the one commit of a caller who sees to it.

@@ -428,11 +428,11 @@ impl<C: Codec> Store<C> for Embedded<C> {
         durability: Durability,
     ) -> Result<Committed<C::Object>, Error> {
         check::ops(&*self.codec, &ops, self.max_value)?;
-        let (answer, leads) = self.intake.commit(ops, durability)?;
-        if leads {
+        let added = self.intake.commit(ops, durability)?;
+        if added.leads {
             lead::lead(&self.intake, &self.writer).await;
         }
-        self.hear(answer).await.map(Committed::from)
+        self.hear(added.answer).await.map(Committed::from)
     }
 
     async fn watch(&self, prefix: Key, after: Revision) -> Result<Watch<C::Object>, Error> {

@@ -61,10 +61,10 @@ pub struct Writer<C: Codec> {
 
 /// Runs until the store is closed.
 pub async fn run<C: Codec>(writer: &Mutex<Writer<C>>) {
-    let first = writer.lock();
-    let (intake, stage) = (first.intake.clone(), first.stage.clone());
-    let clock = first.config.clock.clone();
-    drop(first);
+    // What is needed while others may have the lock.
+    let intake = writer.lock().intake.clone();
+    let stage = writer.lock().stage.clone();
+    let clock = writer.lock().config.clock.clone();
     // Whether batches follow each other closely.
     let mut is_brisk = false;
     loop {
@@ -314,7 +314,7 @@ impl<C: Codec> Writer<C> {
         let answer = self.intake.commit(due, Durability::Relaxed);
         self.flush();
         self.stage.show();
-        let is_done = answer.is_ok_and(|(mut answer, _)| matches!(answer.try_recv(), Ok(Ok(_))));
+        let is_done = answer.is_ok_and(|mut added| matches!(added.answer.try_recv(), Ok(Ok(_))));
         if !is_done {
             // No space, or somebody wrote one of them just now: the others go later.
             let retry = again.into_iter().map(|(at, key)| (at + EXPIRY_RETRY, key));
