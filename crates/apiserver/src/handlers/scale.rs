@@ -7,6 +7,7 @@ use machinery::json::json;
 use machinery::{
     Object, Status, Value,
     apply::{OneVersion, Root, Writer, scale, track},
+    decode::Findings,
     field::{Error, Errors, Path},
     labels, protobuf, schema, text, time,
 };
@@ -282,6 +283,11 @@ impl Change for Rescale {
             Some(paths) => {
                 let set = paths.spec.set(&mut object, replicas.into());
                 set.map_err(Status::unknown)?;
+                // A path that the schema does not have leads nowhere.
+                if let Some(definition) = &self.resource.definition {
+                    let pruned = definition.prune(&mut object, &mut Findings::default());
+                    pruned.map_err(Status::unknown)?;
+                }
             }
             None => {
                 let spec = object.entry("spec").or_insert_with(|| json!({}));

@@ -229,3 +229,22 @@ async fn columns_follow_any_path_and_lists_say_that_nothing_follows() {
     let list = admin(&server, "GET", GADGETS, Value::Null).await.json();
     assert_eq!(list["metadata"]["continue"], "");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_scale_writes_nothing_that_the_schema_does_not_have() {
+    let scale = json!({"specReplicasPath": ".spec.none", "statusReplicasPath": ".status.n"});
+    let spec = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
+    let schema = json!({"type": "object", "properties": {"spec": spec}});
+    let server = gadgets(json!({"subresources": {"scale": scale},
+        "schema": {"openAPIV3Schema": schema}}))
+    .await;
+    admin(&server, "POST", GADGETS, gadget("a", json!({"n": 1}))).await;
+    let path = format!("{GADGETS}/a/scale");
+    let patched = patch(&server, &path, r#"{"spec":{"replicas":5}}"#).await;
+    assert_eq!(patched.code, 200, "{}", patched.body);
+    assert_eq!(patched.json()["spec"], json!({}));
+    let read = admin(&server, "GET", &path, Value::Null).await;
+    assert_eq!(read.code, 500, "{}", read.body);
+    let one = admin(&server, "GET", &format!("{GADGETS}/a"), Value::Null).await;
+    assert_eq!(one.json()["spec"], json!({"n": 1}));
+}

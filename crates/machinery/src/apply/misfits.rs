@@ -173,11 +173,22 @@ mod tests {
         "properties": {
             "free": {"type": "object", "x-kubernetes-preserve-unknown-fields": true},
             "map": {"type": "object", "additionalProperties": {"type": "string"}},
+            "open": {"type": "object", "x-kubernetes-preserve-unknown-fields": true, "properties": {
+                "list": {"type": "array", "items": {"type": "object", "properties": {"a": {"type": "string"}}}}}},
+            "unsaid": {"type": "object"},
+            "never": {"type": "object", "additionalProperties": false},
         }}}});
         let root = Root::Custom(&schema);
         let config = |spec: Value| json!({"apiVersion": "e/v1", "kind": "E", "metadata": {"name": "a"}, "spec": spec});
         let fine = json!({"free": {"x": {"y": 1}}, "map": {"k": "v"}});
         assert_eq!(misfits(root, &config(fine)), None);
+        // What keeps unknown fields does so all the way down.
+        let fine = json!({"open": {"list": [{"a": "b", "odd": 1}]}, "unsaid": {"odd": 1}});
+        assert_eq!(misfits(root, &config(fine)), None);
+        assert_eq!(
+            misfits(root, &config(json!({"never": {"odd": 1}}))).unwrap(),
+            ".spec.never.odd: field not declared in schema"
+        );
         assert_eq!(
             misfits(root, &config(json!({"odd": 1}))).unwrap(),
             ".spec.odd: field not declared in schema"

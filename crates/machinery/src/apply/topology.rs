@@ -22,7 +22,8 @@ pub enum Root<'a> {
 pub(super) enum Node<'a> {
     Struct(&'static Type),
     Field(Shape, &'static Topology),
-    Custom(&'a Value),
+    /// A schema, and whether it stands in one that keeps unknown fields.
+    Custom(&'a Value, bool),
     /// Metadata of custom resources is that of all objects.
     CustomRoot(&'a Value),
     Unknown,
@@ -72,7 +73,7 @@ impl<'a> Node<'a> {
             Node::Struct(schema) if schema.atomic => Form::Leaf,
             Node::Struct(_) | Node::CustomRoot(_) | Node::UnknownRoot => Form::Map,
             Node::Field(shape, topology) => form_of_field(shape, topology, value),
-            Node::Custom(schema) => form_of_custom(schema, value),
+            Node::Custom(schema, _) => form_of_custom(schema, value),
             Node::Unknown => form_of_unknown(value),
         }
     }
@@ -92,8 +93,8 @@ impl<'a> Node<'a> {
                 }
                 _ => Scalar::Anything,
             },
-            Node::Custom(schema) if schema["x-kubernetes-int-or-string"] == true => Scalar::Any,
-            Node::Custom(schema) => match schema["type"].as_str() {
+            Node::Custom(schema, _) if schema["x-kubernetes-int-or-string"] == true => Scalar::Any,
+            Node::Custom(schema, _) => match schema["type"].as_str() {
                 Some("object") => Scalar::Map,
                 Some("array") => Scalar::List,
                 Some("string") => Scalar::Text,
@@ -116,10 +117,10 @@ impl<'a> Node<'a> {
             Node::Struct(schema) => child_of(schema, name),
             Node::Field(Shape::Struct(id), _) => child_of(id.get(), name),
             Node::Field(Shape::Map(element), _) => Node::Field(*element, PLAIN),
-            Node::Custom(schema) if name == "metadata" && is_embedded(schema) => metadata(),
-            Node::Custom(schema) => custom_child(schema, name),
+            Node::Custom(schema, _) if name == "metadata" && is_embedded(schema) => metadata(),
+            Node::Custom(schema, open) => custom_child(schema, open, name),
             Node::CustomRoot(_) | Node::UnknownRoot if name == "metadata" => metadata(),
-            Node::CustomRoot(schema) => custom_child(schema, name),
+            Node::CustomRoot(schema) => custom_child(schema, false, name),
             _ => Node::Unknown,
         }
     }
@@ -143,7 +144,9 @@ impl<'a> Node<'a> {
     pub(super) fn element(self) -> Node<'a> {
         match self {
             Node::Field(Shape::List(element), _) => Node::Field(*element, PLAIN),
-            Node::Custom(schema) => Node::Custom(&schema["items"]),
+            Node::Custom(schema, open) => {
+                Node::Custom(&schema["items"], open || keeps_unknown(schema))
+            }
             _ => Node::Unknown,
         }
     }
@@ -154,7 +157,7 @@ impl<'a> Node<'a> {
             Node::Struct(schema) => schema.field(name).is_some(),
             Node::Field(Shape::Struct(id), _) => id.get().field(name).is_some(),
             Node::CustomRoot(schema) => schema["properties"].get(name).is_some() || is_own(name),
-            Node::Custom(schema) => {
+            Node::Custom(schema, _) => {
                 schema["properties"].get(name).is_some() || is_own(name) && is_embedded(schema)
             }
             _ => false,
@@ -167,11 +170,15 @@ impl<'a> Node<'a> {
         match self {
             _ if is_root && is_own(name) => true,
             Node::Struct(_) | Node::Field(Shape::Struct(_), _) => self.declares(name),
-            Node::Custom(schema) | Node::CustomRoot(schema) => {
-                let open = schema["x-kubernetes-preserve-unknown-fields"] == true
-                    || schema
-                        .get("additionalProperties")
-                        .is_some_and(|more| *more != false)
+            Node::Custom(_, true) => true,
+            Node::Custom(schema, _) | Node::CustomRoot(schema) => {
+                let fields = schema["properties"].as_object();
+                let open = keeps_unknown(schema)
+                    || match schema.get("additionalProperties") {
+                        Some(more) => *more != false,
+                        // Who says nothing of fields takes any.
+                        None => fields.is_none_or(crate::Object::is_empty) && !is_embedded(schema),
+                    }
                     || schema["type"].as_str() != Some("object");
                 let embedded = is_own(name) && is_embedded(schema);
                 open || embedded || schema["properties"].get(name).is_some()
@@ -192,7 +199,7 @@ impl<'a> Node<'a> {
                     None => None,
                 }
             }
-            Node::Custom(schema) => schema["properties"][key].get("default").cloned(),
+            Node::Custom(schema, _) => schema["properties"][key].get("default").cloned(),
             _ => None,
         }
     }
@@ -272,14 +279,20 @@ fn is_embedded(schema: &Value) -> bool {
     schema["x-kubernetes-embedded-resource"] == true
 }
 
-fn custom_child<'a>(schema: &'a Value, name: &str) -> Node<'a> {
+fn custom_child<'a>(schema: &'a Value, open: bool, name: &str) -> Node<'a> {
+    let open = open || keeps_unknown(schema);
     if let Some(property) = schema["properties"].get(name) {
-        return Node::Custom(property);
+        return Node::Custom(property, open);
     }
     match schema.get("additionalProperties") {
-        Some(element @ Value::Object(_)) => Node::Custom(element),
+        Some(element @ Value::Object(_)) => Node::Custom(element, open),
         _ => Node::Unknown,
     }
+}
+
+/// Whether an object, and every object in it, takes any field.
+fn keeps_unknown(schema: &Value) -> bool {
+    schema["x-kubernetes-preserve-unknown-fields"] == true
 }
 
 /// The step to an element of a keyed list: the keys that it has, or that have a default. `None`
