@@ -97,7 +97,10 @@ impl<'a> Maker<'a> {
         }
         json!({
             "openapi": "3.0.0",
-            "info": info(),
+            "info": match custom {
+                true => json!({"title": "Kubernetes CRD Swagger", "version": "v0.1.0"}),
+                false => info(),
+            },
             "paths": paths,
             "components": components,
         })
@@ -107,8 +110,18 @@ impl<'a> Maker<'a> {
     pub(super) fn v2(&self) -> Value {
         let members = self.table.all();
         let mut paths = self.paths(Dialect::V2, members);
+        let of = |builtin| {
+            let all = group_versions(self.table, builtin).into_iter();
+            all.map(|(group, version)| place(&group, &version))
+                .collect::<BTreeSet<String>>()
+        };
+        // A version whose resources are all custom is not spoken of itself.
+        let (builtin, all) = (of(true), of(false));
+        let custom: BTreeSet<_> = all.difference(&builtin).collect();
         for place in places(self.table) {
-            paths.extend(plain::path(Dialect::V2, &place));
+            if !custom.contains(&place) {
+                paths.extend(plain::path(Dialect::V2, &place));
+            }
         }
         let definitions = self.definitions(Dialect::V2, members, &paths);
         let mut paths: Object = paths.into_iter().collect();

@@ -160,6 +160,7 @@ async fn custom_resources_are_published_in_both_and_only_their_hash_changes() {
     };
     let v3 = get(&server, &first, &[]).await.json();
     assert_eq!(size(&v3, "/components/schemas"), "How large it is.");
+    assert_eq!(v3["info"]["title"], "Kubernetes CRD Swagger");
     let v2 = get(&server, "/openapi/v2", &[]).await.json();
     assert_eq!(size(&v2, "/definitions"), "How large it is.");
     assert!(
@@ -167,6 +168,7 @@ async fn custom_resources_are_published_in_both_and_only_their_hash_changes() {
             .get("/apis/example.com/v1/namespaces/{namespace}/widgets")
             .is_some()
     );
+    assert_eq!(v2["paths"].get("/apis/example.com/v1/"), None);
 
     let patch = json!([{"op": "replace", "path": "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/size/description", "value": "How wide it is."}]);
     let user = User::new("kubernetes-admin", ["system:masters"]);
