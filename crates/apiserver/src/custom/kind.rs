@@ -357,12 +357,15 @@ fn cell(kind: &str, found: Option<Found<'_, Value>>, now: i64) -> Value {
     match (kind, value) {
         ("string", Value::Null) => "<no value>".into(),
         ("string", Value::String(text)) => text.into(),
-        ("string", value @ (Value::Object(_) | Value::Array(_))) => {
+        ("string", mut value @ (Value::Object(_) | Value::Array(_))) => {
+            machinery::normalise::sort(&mut value);
             machinery::text::json(&value).into()
         }
         ("string", value) => machinery::text::plain(&value).into(),
         ("integer", value) => match (value.as_i64(), value.as_f64()) {
             (Some(i), _) => i.into(),
+            // What does not fit is the least there is, as processors have it.
+            (None, Some(f)) if f >= i64::MAX as f64 || f.is_nan() => i64::MIN.into(),
             (None, Some(f)) => (f as i64).into(),
             (None, None) => Value::Null,
         },
@@ -535,5 +538,39 @@ impl Kind for CustomKind {
                 Some(path) => cell(column.kind, path.first(&value), now),
             })
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use machinery::json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_cell_is_of_its_columns_type_or_empty() {
+        for (kind, value, shown) in [
+            ("string", json!("a"), json!("a")),
+            (
+                "string",
+                json!({"b": 1, "a": [2]}),
+                json!("{\"a\":[2],\"b\":1}"),
+            ),
+            ("string", json!(2.5), json!("2.5")),
+            ("string", json!(null), json!("<no value>")),
+            ("integer", json!(2.5), json!(2)),
+            ("integer", json!(1e21), json!(i64::MIN)),
+            ("integer", json!("a"), json!(null)),
+            ("number", json!(3), json!(3)),
+            ("boolean", json!(true), json!(true)),
+            ("boolean", json!(1), json!(null)),
+            ("date", json!("1970-01-01T00:00:00Z"), json!("10s")),
+            ("date", json!("soon"), json!("<invalid>")),
+            ("date", json!(""), json!("<unknown>")),
+        ] {
+            let found = Some(Found::Part(&value));
+            assert_eq!(cell(kind, found, 10), shown, "{kind} {value}");
+        }
+        assert_eq!(cell("string", None, 10), json!(null));
     }
 }
