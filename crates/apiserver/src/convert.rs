@@ -1,5 +1,6 @@
 //! From bytes on the wire to objects, by the schema.
 
+pub(crate) mod patched;
 mod unrecognized;
 
 use machinery::{
@@ -96,6 +97,14 @@ pub(crate) struct Part {
     kind: &'static str,
     /// Upstream's package of it, for its sentences.
     package: &'static str,
+}
+
+impl Part {
+    /// Its type.
+    pub(crate) fn schema(&self) -> Result<&'static Type, Status> {
+        schema::lookup(self.schema)
+            .ok_or_else(|| Status::internal(format!("the schema table has no {}", self.kind)))
+    }
 }
 
 pub(crate) const BINDING: Part = Part {
@@ -218,14 +227,6 @@ pub(crate) fn delete_options(media: media::Body, bytes: &[u8]) -> Result<DeleteO
     let decoded = decode_as(schema, media, bytes).map_err(Status::bad_request)?;
     machinery::json::from_value(Value::Object(decoded.object))
         .map_err(|error| Status::bad_request(error.to_string()))
-}
-
-/// Why an object that says it is of another kind is none of the resource's; `None` if it is one.
-pub(crate) fn another_kind(resource: &Resource, object: &Object) -> Option<String> {
-    if unrecognized::is_own(resource, object) {
-        return None;
-    }
-    unrecognized::does_not_convert(resource, object)
 }
 
 /// The version and the kind that JSON says that it is of, or why that cannot be seen.

@@ -158,6 +158,19 @@ pub(crate) fn settle_namespace(object: &mut Object, namespace: &str) -> Result<(
     ))
 }
 
+/// The name of the request holds, too.
+pub(crate) fn check_name(object: &Object, name: &str) -> Result<(), Status> {
+    Err(Status::bad_request(match text(object, "name") {
+        "" => format!(
+            "the name of the object ({name} based on URL) was undeterminable: name must be provided"
+        ),
+        given if given == name => return Ok(()),
+        given => {
+            format!("the name of the object ({given}) does not match the name on the URL ({name})")
+        }
+    }))
+}
+
 /// What an update can never change about the metadata.
 pub(crate) fn keep(object: &mut Object, old: &Object) {
     if text(object, "uid").is_empty() {

@@ -102,6 +102,12 @@ fn is_zero(value: &Value) -> bool {
     }
 }
 
+/// Checks the metadata of a Scale, which is that of the object it stands for.
+pub fn check_scale(metadata: &Value, path: &Path, errors: &mut Errors) {
+    check_whole(metadata, Scope::Namespaced, subdomain, path, errors);
+    check_standard(&metadata["finalizers"], &path.child("finalizers"), errors);
+}
+
 /// Checks the metadata of an object that stands in another one, where it needs no name.
 pub fn check_embedded(metadata: &Value, names: NameFormat, path: &Path, errors: &mut Errors) {
     let scope = match text(&metadata["namespace"]) {
@@ -228,6 +234,10 @@ fn check_domains(kind: &dyn Kind, finalizers: &Value, path: &Path, errors: &mut 
     if kind.schema().is_none_or(lax) {
         return;
     }
+    check_standard(finalizers, path, errors);
+}
+
+fn check_standard(finalizers: &Value, path: &Path, errors: &mut Errors) {
     let standard = ["foregroundDeletion", "kubernetes", "orphan"];
     for (i, finalizer) in list(finalizers).iter().enumerate() {
         let name = text(finalizer);

@@ -37,13 +37,19 @@ impl Given {
 
 /// Whether a decoded body says that it is of the resource's kind, or nothing.
 pub(super) fn is_own(resource: &Resource, object: &Object) -> bool {
+    let own = (resource.api_version.as_str(), &*resource.kind.names().kind);
+    says(object, own)
+}
+
+/// Whether it says that it is of this version and kind, or nothing.
+pub(super) fn says(object: &Object, (api_version, kind): (&str, &str)) -> bool {
     let says = |key: &str, own: &str| match object.get(key) {
         None | Some(Value::Null) => true,
         Some(value) => value
             .as_str()
             .is_some_and(|text| text.is_empty() || text == own),
     };
-    says("apiVersion", &resource.api_version) && says("kind", &resource.kind.names().kind)
+    says("apiVersion", api_version) && says("kind", kind)
 }
 
 /// Whether a decoded body says both what it is and of which version.
@@ -233,26 +239,29 @@ fn no_conversion(package: &str, own: &str, given: &Given) -> String {
 }
 
 /// The package of upstream's that holds the kind.
-fn package(resource: &Resource) -> &str {
+pub(super) fn package(resource: &Resource) -> &str {
     match resource.group.as_str() {
         "" | "events.k8s.io" => "core",
         group => group.split('.').next().unwrap_or_default(),
     }
 }
 
-/// Why an object that a patch turned into one of another kind cannot stay; `None` when it names
-/// another version of the same kind in vain.
-pub(super) fn does_not_convert(resource: &Resource, object: &Object) -> Option<String> {
+/// Why an object that a patch turned into one of another kind cannot stay.
+pub(super) fn does_not_convert(
+    package: &str,
+    api_version: &str,
+    own: &str,
+    object: &Object,
+) -> String {
     let text = |key: &str, own: &str| match object.get(key).and_then(Value::as_str) {
         None | Some("") => own.to_owned(),
         Some(text) => text.to_owned(),
     };
     let given = Given {
-        api_version: text("apiVersion", &resource.api_version),
-        kind: text("kind", &resource.kind.names().kind),
+        api_version: text("apiVersion", api_version),
+        kind: text("kind", own),
     };
-    let own = &resource.kind.names().kind;
-    Some(no_conversion(package(resource), own, &given))
+    no_conversion(package, own, &given)
 }
 
 /// 400: nobody can say what the body is.

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     Resource,
-    convert::{self, FieldValidation},
+    convert::{self, FieldValidation, patched},
     media, meta,
     pipeline::Request,
     respond::Answer,
@@ -62,14 +62,15 @@ pub(crate) struct Patched {
 /// What a patch changes: objects of a type in the schema table, or of a definition.
 pub(crate) enum Target<'a> {
     Resource(&'a Resource),
-    Type(&'static Type),
+    /// What a subresource shows, and its type.
+    Part(&'static convert::Part, &'static Type),
 }
 
 impl Target<'_> {
     fn schema(&self) -> Option<&'static Type> {
         match self {
             Self::Resource(resource) => resource.schema,
-            Self::Type(schema) => Some(schema),
+            Self::Part(_, schema) => Some(schema),
         }
     }
 }
@@ -168,15 +169,8 @@ impl Received {
             (_, Target::Resource(resource)) if resource.custom => {
                 convert::normalise(resource, patched.clone())
             }
-            (_, Target::Resource(resource)) => match convert::another_kind(resource, &patched) {
-                Some(why) => Err(why),
-                None => convert::normalise(resource, patched.clone()),
-            },
-            (_, Target::Type(schema)) => {
-                let mut findings = Findings::default();
-                normalise::object(schema, Value::Object(patched.clone()), &mut findings)
-                    .map(|object| decode::Decoded { object, findings })
-            }
+            (_, Target::Resource(resource)) => patched::of_resource(resource, patched.clone()),
+            (_, Target::Part(part, schema)) => patched::of_part(part, schema, patched.clone()),
         };
         let decode::Decoded {
             mut object,

@@ -137,7 +137,8 @@ async fn write(request: Request, resource: Arc<Resource>) -> Answer {
         (Wanted::Applied(config), options)
     } else if is_patch {
         let options = WriteOptions::parse(&request, Verb::Patch)?;
-        let patch = patch::Received::take(&request, true, options.validation).await?;
+        let typed = resource.schema.is_some();
+        let patch = patch::Received::take(&request, typed, options.validation).await?;
         (Wanted::Patch(patch), options)
     } else {
         let media = media::Body::of(&request.parts.headers)?;
@@ -189,8 +190,7 @@ struct Rescale {
 impl Rescale {
     /// The Scale that the client wants, with whose it is.
     fn scale(&self, current: &Object) -> Result<Object, Status> {
-        let schema = schema::lookup(SCALE)
-            .ok_or_else(|| Status::internal("the schema table has no Scale"))?;
+        let schema = convert::SCALE.schema()?;
         let versions = OneVersion {
             api_version: scale::API_VERSION,
             root: Root::Typed(schema),
@@ -206,7 +206,8 @@ impl Rescale {
         let (mut scale, warnings) = match &self.wanted {
             Wanted::Whole(scale, warnings) => (scale.clone(), warnings.clone()),
             Wanted::Patch(patch) => {
-                let patched = patch.apply(&patch::Target::Type(schema), current)?;
+                let patched =
+                    patch.apply(&patch::Target::Part(&convert::SCALE, schema), current)?;
                 (patched.object, patched.warnings)
             }
             Wanted::Applied(config) => {
@@ -216,6 +217,7 @@ impl Rescale {
                     schema: Some(schema),
                     definition: None,
                 };
+                self.check_convertible(current)?;
                 let (scale, warnings) = config.merged(&target, Some(current), &writer)?;
                 *self.warnings.lock() = warnings;
                 return Ok(scale);
@@ -224,6 +226,32 @@ impl Rescale {
         *self.warnings.lock() = warnings;
         track(Some(current), &mut scale, &writer);
         Ok(scale)
+    }
+
+    /// Upstream cannot make out who set the replicas of a custom resource that nobody owns.
+    fn check_convertible(&self, current: &Object) -> Result<(), Status> {
+        let is_owned =
+            meta::of(current).is_some_and(|metadata| metadata.contains_key("managedFields"));
+        if is_owned || !self.resource.custom {
+            return Ok(());
+        }
+        Err(Status::unknown(
+            "failed to create manager for existing fields: failed to convert live object (/; autoscaling/v1, Kind=Scale) to proper version: request to convert CR to an invalid group/version: autoscaling/v1",
+        ))
+    }
+
+    /// A uid in the Scale is a condition, also when a patch put it there.
+    fn check_uid(&self, scale: &Object, old: &Object) -> Result<(), Status> {
+        let (wanted, uid) = (meta::text(scale, "uid"), meta::text(old, "uid"));
+        if wanted.is_empty() || wanted == uid {
+            return Ok(());
+        }
+        let why = format!(
+            "Precondition failed: UID in precondition: {wanted}, UID in object meta: {uid}"
+        );
+        let plural = format!("{}/scale", self.resource.plural);
+        let name = meta::text(old, "name");
+        Err(Status::conflict(&self.resource.group, &plural, name, &why))
     }
 
     /// Where the replicas stand in each version.
@@ -257,7 +285,9 @@ impl Change for Rescale {
         if let Some(managers) = scale::shown(old, &path) {
             meta::set(&mut current, "managedFields", managers);
         }
-        let scale = self.scale(&current)?;
+        let mut scale = self.scale(&current)?;
+        meta::settle_namespace(&mut scale, meta::text(old, "namespace"))?;
+        meta::check_name(&scale, meta::text(old, "name"))?;
         let errors = match &paths {
             None => check(&scale),
             // A custom resource is judged as it is stored.
@@ -266,6 +296,9 @@ impl Change for Rescale {
         if !errors.is_empty() {
             let name = meta::text(&scale, "name");
             return Err(Status::invalid("autoscaling", "Scale", name, &errors));
+        }
+        if paths.is_none() {
+            self.check_uid(&scale, old)?;
         }
         let replicas = scale.get("spec").and_then(|spec| spec.get("replicas"));
         let replicas = replicas.and_then(Value::as_i64).unwrap_or(0);
@@ -308,9 +341,7 @@ fn check(scale: &Object) -> Errors {
     let mut errors = Errors::new();
     let metadata = scale.get("metadata").unwrap_or(&Value::Null);
     let path = Path::new("metadata");
-    kinds::check::labels(&metadata["labels"], &path.child("labels"), &mut errors);
-    let annotations = path.child("annotations");
-    kinds::check::annotations(&metadata["annotations"], &annotations, &mut errors);
+    kinds::metadata::check_scale(metadata, &path, &mut errors);
     let replicas = scale.get("spec").and_then(|spec| spec.get("replicas"));
     let replicas = replicas.and_then(Value::as_i64).unwrap_or(0);
     if replicas < 0 {

@@ -101,16 +101,7 @@ impl Write {
 
     /// The name of the request holds, too.
     pub(crate) fn check_name(&self, object: &Object) -> Result<(), Status> {
-        let name = &self.name;
-        Err(Status::bad_request(match meta::text(object, "name") {
-            "" => format!(
-                "the name of the object ({name} based on URL) was undeterminable: name must be provided"
-            ),
-            given if given == name => return Ok(()),
-            given => format!(
-                "the name of the object ({given}) does not match the name on the URL ({name})"
-            ),
-        }))
+        meta::check_name(object, &self.name)
     }
 
     /// What admission sees.

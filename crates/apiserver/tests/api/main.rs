@@ -30,6 +30,7 @@ mod ranges;
 mod ratcheting;
 mod reads;
 mod rehearsals;
+mod scales;
 mod services;
 mod streams;
 mod subresources;

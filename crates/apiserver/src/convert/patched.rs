@@ -1,0 +1,67 @@
+//! What a merge or JSON patch leaves, read as the built-in kind that it was. A patch may have changed
+//! what the object says that it is.
+
+use machinery::{
+    Object, Value,
+    decode::{Decoded, Findings},
+    json::Key,
+    normalise,
+    schema::Type,
+};
+
+use super::{Part, unrecognized};
+use crate::Resource;
+
+/// An object of a resource, or why it is none.
+pub(crate) fn of_resource(resource: &Resource, object: Object) -> Result<Decoded, String> {
+    if let Some(unread) = without_version(&object) {
+        return Ok(unread);
+    }
+    if !unrecognized::is_own(resource, &object) {
+        let kind = &resource.kind.names().kind;
+        let package = unrecognized::package(resource);
+        let version = &resource.api_version;
+        return Err(unrecognized::does_not_convert(
+            package, version, kind, &object,
+        ));
+    }
+    super::normalise(resource, object)
+}
+
+/// The body of a subresource, or why it is none.
+pub(crate) fn of_part(
+    part: &Part,
+    schema: &'static Type,
+    object: Object,
+) -> Result<Decoded, String> {
+    if let Some(unread) = without_version(&object) {
+        return Ok(unread);
+    }
+    let own = (part.api_versions[0], part.kind);
+    if !unrecognized::says(&object, own) {
+        let (version, kind) = own;
+        return Err(unrecognized::does_not_convert(
+            part.package,
+            version,
+            kind,
+            &object,
+        ));
+    }
+    let mut findings = Findings::default();
+    let object = normalise::object(schema, Value::Object(object), &mut findings)?;
+    Ok(Decoded { object, findings })
+}
+
+/// A built-in kind without a version is one that has none of its fields.
+fn without_version(object: &Object) -> Option<Decoded> {
+    if matches!(object.get("apiVersion"), Some(Value::String(version)) if !version.is_empty()) {
+        return None;
+    }
+    let mut findings = Findings::default();
+    let fields = object.keys().map(Key::as_str);
+    for field in fields.filter(|field| !matches!(*field, "apiVersion" | "kind")) {
+        findings.unknown(field);
+    }
+    let object = Object::new();
+    Some(Decoded { object, findings })
+}
