@@ -46,10 +46,12 @@ fn whole(
         path: Vec::new(),
         words,
         findings,
+        misfit: None,
+        ended: false,
     };
     match value {
-        Value::Object(map) => walk.fields(schema, map),
-        Value::Null => walk.fields(schema, Object::new()),
+        Value::Object(map) => walk.whole(schema, map),
+        Value::Null => walk.whole(schema, Object::new()),
         other => Err(format!(
             "json: cannot unmarshal {} into Go value of type {}.{}",
             kind_of(&other),
@@ -95,12 +97,14 @@ pub fn metadata(metadata: Value, at: &str, findings: &mut Findings) -> Result<Va
         path: Vec::new(),
         words: Words::Json,
         findings,
+        misfit: None,
+        ended: false,
     };
     match metadata {
         Value::Null => Ok(Value::Object(Object::new())),
         Value::Object(mut map) => {
             sort_map(&mut map);
-            walk.fields(schema, map).map(Value::Object)
+            walk.whole(schema, map).map(Value::Object)
         }
         other => Err(format!(
             "json: cannot unmarshal {} into Go value of type v1.ObjectMeta",
@@ -162,6 +166,11 @@ struct Walk<'a> {
     path: Vec<Step>,
     words: Words,
     findings: &'a mut Findings,
+    /// The first value that did not fit. Go's decoder goes on from there, and tells of it only when nothing worse
+    /// comes: a text that its type cannot read.
+    misfit: Option<String>,
+    /// Whether something worse came.
+    ended: bool,
 }
 
 /// Where a value stands, for complaints about its type.
@@ -214,6 +223,14 @@ impl Walk<'_> {
         )
     }
 
+    fn whole(&mut self, schema: &'static Type, map: Object) -> Result<Object, String> {
+        let object = self.fields(schema, map)?;
+        match self.misfit.take() {
+            Some(misfit) => Err(misfit),
+            None => Ok(object),
+        }
+    }
+
     fn fields(&mut self, schema: &'static Type, map: Object) -> Result<Object, String> {
         let mut slots: Vec<(usize, Value)> = Vec::with_capacity(map.len());
         for (key, value) in map {
@@ -231,7 +248,19 @@ impl Walk<'_> {
                 owner: schema,
                 field,
             };
-            let value = self.value(field.shape, value, place)?;
+            let depth = self.path.len();
+            let value = match self.value(field.shape, value, place) {
+                Ok(value) => value,
+                Err(why) if !self.ended && is_misfit(field.shape, &why) => {
+                    self.misfit.get_or_insert(why);
+                    self.path.truncate(depth - 1);
+                    continue;
+                }
+                Err(why) => {
+                    self.ended = true;
+                    return Err(why);
+                }
+            };
             self.path.pop();
             if is_kept(field, &value) {
                 slots.push((position, value));
@@ -476,6 +505,15 @@ impl InOrder {
 /// Whether an object that is read has the field: what is written, and what is empty where sending it counts.
 pub(crate) fn is_kept(field: &Field, value: &Value) -> bool {
     !is_omitted(field, value) || (field.sent && !value.is_null())
+}
+
+/// Whether Go's decoder goes on after this complaint: not when the type reads its values by itself.
+fn is_misfit(shape: Shape, why: &str) -> bool {
+    match shape {
+        Shape::List(item) | Shape::Map(item) => is_misfit(*item, why),
+        Shape::IntOrString | Shape::Quantity | Shape::Time | Shape::MicroTime => false,
+        _ => why.contains(" into Go struct field ") || why.starts_with("illegal base64 data "),
+    }
 }
 
 /// Whether Go leaves this value out of its JSON.
@@ -799,5 +837,24 @@ mod tests {
         let decoded =
             crate::decode::object(crate::decode::Format::Json, text.as_bytes(), Some(schema));
         assert_eq!(decoded.unwrap().object, read);
+    }
+
+    #[test]
+    fn of_several_complaints_the_worst_is_told() {
+        let told = |value: Value| normalised("core/v1.Event", value).0;
+        let count = "json: cannot unmarshal string into Go struct field EventSeries.series.count of type int32";
+        let series = json!({"count": "1"});
+        assert_eq!(
+            told(json!({"series": series, "type": 1, "metadata": {"labels": {"a": 1}}})),
+            count
+        );
+        // What a type reads by itself ends the reading.
+        let time = told(json!({"series": series, "eventTime": "yesterday", "type": 1}));
+        assert!(time.starts_with("parsing time \"yesterday\""), "{time}");
+        let surge = json!({"spec": {"replicas": "1", "strategy": {"rollingUpdate": {"maxSurge": []}}, "paused": 1}});
+        assert_eq!(
+            normalised("apps/v1.Deployment", surge).0,
+            "json: cannot unmarshal array into Go struct field RollingUpdateDeployment.spec.strategy.rollingUpdate.maxSurge of type int32"
+        );
     }
 }
