@@ -227,7 +227,7 @@ fn validate_spec(spec: &Value, strict: bool) -> Errors {
         check_metric(metric, &path.child("metrics").index(i), &mut errors);
     }
     let elsewhere = |metric: &Value| matches!(text(&metric["type"]), "Object" | "External");
-    if least == &0 && !list(&spec["metrics"]).iter().any(elsewhere) {
+    if *least == 0 && !list(&spec["metrics"]).iter().any(elsewhere) {
         let detail = "must specify at least one Object or External metric to support scaling to zero replicas";
         errors.push(Error::forbidden(&path.child("metrics"), detail));
     }
