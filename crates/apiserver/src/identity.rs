@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use http::{Method, StatusCode};
 use jiff::{SignedDuration, Timestamp};
 use kinds::tree;
-use machinery::{Object, Value, json::Map};
+use machinery::{Object, Value};
 use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
 
@@ -94,7 +94,7 @@ impl Identity {
 
     /// The lease as it should be now, made of the one that is there.
     fn lease(&self, old: Option<Object>, now: Timestamp) -> Object {
-        let mut lease = old.unwrap_or_else(Map::new);
+        let mut lease = old.unwrap_or_default();
         let metadata = tree::child_or_new(&mut lease, "metadata");
         metadata.insert("name", self.name.as_str().into());
         let labels = tree::child_or_new(metadata, "labels");

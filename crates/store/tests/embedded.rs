@@ -154,6 +154,48 @@ fn a_runtime_that_is_stuck_holds_nobody_up() {
 }
 
 #[tokio::test]
+async fn a_key_written_again_has_the_time_of_its_last_write_or_none() {
+    let directory = tempfile::tempdir().unwrap();
+    let clock = FakeClock::at("2026-01-01T00:00:00Z".parse().unwrap());
+    let config = Config {
+        clock: Arc::new(clock.clone()),
+        ..Config::default()
+    };
+    let store = config.open(directory.path(), Plain).unwrap();
+    let put = async |key: &'static str, seconds: Option<u64>| {
+        let action = Action::Put {
+            draft: Bytes::from("x"),
+            expires_in: seconds.map(Duration::from_secs),
+        };
+        let op = Op {
+            key: key.into(),
+            precondition: Precondition::Any,
+            action,
+        };
+        store.commit(vec![op], Durability::Relaxed).await.unwrap();
+    };
+    for key in ["/gone", "/kept", "/longer"] {
+        put(key, Some(60)).await;
+    }
+    put("/kept", None).await;
+    put("/longer", Some(600)).await;
+    let mut watch = store.watch("/".into(), 5).await.unwrap();
+    clock.advance(Duration::from_secs(61));
+    // Wakes the writer, which may not have begun its wait when the clock moved.
+    put("/other", None).await;
+    let mut seen = Vec::new();
+    while !seen.contains(&"-/gone=x".to_owned()) {
+        seen.extend(shown(&next_events(&mut watch).await.1));
+    }
+    put("/last", None).await;
+    while !seen.contains(&"+/last=x".to_owned()) {
+        seen.extend(shown(&next_events(&mut watch).await.1));
+    }
+    assert!(!seen.contains(&"-/kept=x".to_owned()), "{seen:?}");
+    assert!(!seen.contains(&"-/longer=x".to_owned()), "{seen:?}");
+}
+
+#[tokio::test]
 async fn a_key_expires_by_the_injected_clock_also_after_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let clock = FakeClock::at("2026-01-01T00:00:00Z".parse().unwrap());

@@ -287,9 +287,14 @@ impl<C: Codec> Intake<C> {
 
     fn begin(&self, open: &mut Open<C>) {
         if open.batch.steps.is_empty() {
-            let now = self.clock.now().as_millisecond();
-            open.batch.begin(now, open.revision);
+            open.batch.begin(self.after(Duration::ZERO), open.revision);
         }
+    }
+
+    /// When this time has passed from now on.
+    fn after(&self, wait: Duration) -> Millis {
+        let now = self.clock.now().as_millisecond();
+        now.saturating_add(wait.as_millis() as Millis)
     }
 
     fn add_waiting(&self, open: &mut Open<C>) {
@@ -359,10 +364,10 @@ impl<C: Codec> Intake<C> {
             if !self.changes(open, &op) {
                 return None;
             }
-            let Batch { frame, time, .. } = &mut open.batch;
+            let frame = &mut open.batch.frame;
             Some(match op.action {
                 Action::Put { draft, expires_in } => {
-                    let expires = expiry(*time, expires_in);
+                    let expires = expires_in.map_or(0, |wait| self.after(wait));
                     record::put_put(frame, &op.key, expires, self.codec.bytes(&draft));
                     let fresh = Fresh::new(&*self.codec, &op.key, draft, revision, expires);
                     Write::Put(op.key, fresh)
@@ -449,8 +454,4 @@ enum Refusal {
     ForGood(Error),
     /// What stands in its way is on its way to the disk: nobody may learn of it before it is there.
     Yet(Error),
-}
-
-fn expiry(now: Millis, expires_in: Option<Duration>) -> Millis {
-    expires_in.map_or(0, |wait| now.saturating_add(wait.as_millis() as Millis))
 }

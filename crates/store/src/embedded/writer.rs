@@ -295,7 +295,8 @@ impl<C: Codec> Writer<C> {
             // A key that was written again has another time by now, or none.
             let revision = self.published.look(|state| {
                 let slot = state.entries.get(&key)?;
-                (slot.expires <= now).then_some(slot.entry.mod_revision)
+                let is_over = slot.expires != 0 && slot.expires <= now;
+                is_over.then_some(slot.entry.mod_revision)
             });
             if let Some(revision) = revision {
                 due.push(Op {
