@@ -63,6 +63,9 @@ impl ApiServer {
         bootstrap::ensure(&self.core)
             .await
             .map_err(Error::Bootstrap)?;
+        let writer = self.connect(User::new("system:apiserver", ["system:masters"]));
+        let defaults = authz::defaults::write(writer, self.core.rbac.clone());
+        context.spawn("rbac-defaults", defaults);
         fairness::begin(&self.core)
             .await
             .map_err(Error::Bootstrap)?;
@@ -119,9 +122,6 @@ impl ApiServer {
         for plugin in &self.core.admission {
             plugin.start(context);
         }
-        let writer = self.connect(User::new("system:apiserver", ["system:masters"]));
-        let defaults = authz::defaults::write(writer, self.core.rbac.clone());
-        context.spawn("rbac-defaults", defaults);
     }
 }
 
