@@ -6,7 +6,7 @@ mod priorities;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use http::{Method, StatusCode};
+use http::Method;
 use kinds::tree;
 use machinery::{
     Object, Status, Value,
@@ -100,16 +100,7 @@ async fn write(api: &LocalService, change: Change) -> Result<(), String> {
         Change::Delete(name) => (Method::DELETE, format!("{PATH}/{name}"), None),
     };
     let path = format!("{path}?fieldManager={MANAGER}");
-    let (status, answer) = api.ask(method, &path, body).await?;
-    match status {
-        // Somebody else was faster, and that is a change that is looked at.
-        StatusCode::CONFLICT | StatusCode::NOT_FOUND => Ok(()),
-        status if status.is_success() => Ok(()),
-        _ => {
-            let why = tree::text(tree::get(&answer, "message"));
-            Err(format!("{path}: {why}"))
-        }
-    }
+    api.settle(method, &path, body).await
 }
 
 fn object(group: &str, version: &str, (minimum, priority): (i64, i64), managed: &str) -> Object {

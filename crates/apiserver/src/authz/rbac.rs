@@ -11,7 +11,6 @@ use std::{
 
 use arc_swap::ArcSwap;
 use async_trait::async_trait;
-use futures::StreamExt;
 use lifecycle::Context;
 use machinery::{Object, Status};
 use stdx::Backoff;
@@ -104,30 +103,6 @@ impl Rbac {
             }
         }
     }
-
-    /// Tells of every change of one kind.
-    async fn watch(reader: Reader, kind: &'static str, changed: Arc<Notify>) {
-        let mut backoff = Backoff::new(FIRST, LONGEST);
-        loop {
-            // What happened while nobody watched is in the next list.
-            let since = reader
-                .list(GROUP, kind, "")
-                .await
-                .map(|(revision, _)| revision);
-            changed.notify_one();
-            if let Ok(since) = since
-                && let Ok(Some(mut events)) = reader.watch(GROUP, kind, since).await
-            {
-                while let Some(Ok(item)) = events.next().await {
-                    if let store::WatchItem::Events { .. } = item {
-                        backoff.reset();
-                        changed.notify_one();
-                    }
-                }
-            }
-            tokio::time::sleep(backoff.step()).await;
-        }
-    }
 }
 
 /// The objects of the default policy.
@@ -170,10 +145,10 @@ impl Authorizer for Rbac {
     fn start(&self, context: &Context) {
         let changed = Arc::new(Notify::new());
         for kind in KINDS {
-            context.spawn(
-                "rbac-watch",
-                Self::watch(self.reader.clone(), kind, changed.clone()),
-            );
+            let (reader, changed) = (self.reader.clone(), changed.clone());
+            context.spawn("rbac-watch", async move {
+                reader.tell_of_changes(GROUP, kind, &changed).await;
+            });
         }
         context.spawn("rbac-index", self.clone().follow(changed));
     }

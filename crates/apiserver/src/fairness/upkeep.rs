@@ -56,16 +56,7 @@ async fn write(api: &LocalService, resource: &str, change: Change) -> Result<(),
         }
         Change::Delete(name) => (Method::DELETE, super::path(resource, &name), None),
     };
-    let (status, answer) = api.ask(method, &path, body).await?;
-    match status {
-        // Somebody else was faster; there is a next time.
-        StatusCode::CONFLICT | StatusCode::NOT_FOUND => Ok(()),
-        status if status.is_success() => Ok(()),
-        _ => {
-            let why = tree::text(tree::get(&answer, "message"));
-            Err(format!("{path}: {why}"))
-        }
-    }
+    api.settle(method, &path, body).await
 }
 
 /// What is to be done so that what is stored is right.
