@@ -13,6 +13,7 @@ mod payload;
 pub mod plugins;
 pub mod quantity;
 pub mod subpath;
+mod tree;
 
 use std::{
     collections::BTreeMap,
@@ -25,6 +26,7 @@ use k8s_openapi::{
 };
 
 pub use mounter::{LinuxMounter, Mounter};
+pub use tree::remove_tree;
 
 /// Why a volume could not be set up or taken down.
 #[derive(Debug, thiserror::Error)]
@@ -75,6 +77,9 @@ pub enum Error {
         /// What it should be.
         wanted: &'static str,
     },
+    /// Something is still mounted in a directory that is to be removed.
+    #[error("cannot remove {0}: something is still mounted there")]
+    StillMounted(PathBuf),
     /// The file system said no.
     #[error("{what} {path}: {source}")]
     Io {
@@ -208,9 +213,10 @@ pub fn volume_dir(pod_dir: &Path, plugin: &str, volume: &str) -> PathBuf {
         .join(volume)
 }
 
-/// Takes down everything below a pod's directory: subPath mounts first, then each volume.
+/// Takes down everything below a pod's directory: subPath mounts first, then each volume. One that
+/// fails keeps none of the others; the first failure is returned.
 pub fn tear_down_all(pod_dir: &Path, mounter: &dyn Mounter) -> Result<()> {
-    subpath::clean_up(pod_dir, mounter)?;
+    let mut outcome = subpath::clean_up(pod_dir, mounter);
     let volumes = pod_dir.join("volumes");
     for kind in entries(&volumes)? {
         let escaped = kind
@@ -220,15 +226,14 @@ pub fn tear_down_all(pod_dir: &Path, mounter: &dyn Mounter) -> Result<()> {
             .replace('~', "/");
         let plugin = plugins::ALL.iter().find(|plugin| plugin.name() == escaped);
         for dir in entries(&kind)? {
-            match plugin {
-                Some(plugin) => plugin.tear_down(&dir, mounter)?,
-                None => {
-                    mounter.unmount(&dir)?;
-                    remove_tree(&dir)?;
-                }
-            }
+            let down = match plugin {
+                Some(plugin) => plugin.tear_down(&dir, mounter),
+                None => mounter.unmount(&dir).and_then(|()| remove_tree(&dir)),
+            };
+            outcome = outcome.and(down);
         }
     }
+    outcome?;
     remove_tree(&volumes)
 }
 
@@ -238,16 +243,6 @@ pub(crate) fn entries(dir: &Path) -> Result<Vec<PathBuf>> {
         Ok(entries) => Ok(entries.flatten().map(|entry| entry.path()).collect()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(error) => Err(Error::io("read directory", dir)(error)),
-    }
-}
-
-/// Removes a directory and what is in it; gone is fine.
-pub(crate) fn remove_tree(dir: &Path) -> Result<()> {
-    match std::fs::remove_dir_all(dir) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(Error::io("remove", dir)(error))
-        }
-        _ => Ok(()),
     }
 }
 

@@ -52,15 +52,6 @@ impl Mounter for LinuxMounter {
     }
 
     fn is_mounted(&self, dir: &Path) -> Result<bool> {
-        let mounts = std::fs::read_to_string("/proc/self/mountinfo")
-            .map_err(Error::io("read", Path::new("/proc/self/mountinfo")))?;
-        // The kernel lists real paths.
-        let real = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
-        let wanted = real.to_string_lossy();
-        Ok(mounts.lines().any(|line| {
-            line.split(' ')
-                .nth(4)
-                .is_some_and(|point| point.replace("\\040", " ") == wanted)
-        }))
+        crate::tree::is_mount_point(dir)
     }
 }

@@ -1,12 +1,15 @@
 //! fsGroup: gives a volume's files to a group that all of the pod's processes are in.
 
 use std::{
-    fs,
-    os::unix::fs::{MetadataExt, PermissionsExt, lchown},
+    os::fd::{AsRawFd, OwnedFd},
     path::Path,
 };
 
 use k8s_openapi::api::core::v1::Pod;
+use rustix::{
+    fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags},
+    io::Errno,
+};
 
 use crate::{Error, Result};
 
@@ -46,20 +49,46 @@ pub fn common_user(pod: &Pod) -> Option<u32> {
         .flatten()
 }
 
-/// Changes group and group bits of everything in `dir`, and `dir` itself.
+/// Changes group and group bits of everything in `dir`, and `dir` itself. Everything is changed
+/// through a descriptor of it, so that a file that is replaced by a link meanwhile leads nowhere else.
 pub fn give_to_group(dir: &Path, group: u32, read_only: bool) -> Result<()> {
-    let meta = fs::symlink_metadata(dir).map_err(Error::io("stat", dir))?;
-    lchown(dir, None, Some(group)).map_err(Error::io("chown", dir))?;
-    if meta.is_symlink() {
+    let bits = if read_only { 0o440 } else { 0o660 };
+    let group = Gid::from_raw(group);
+    let fail = |errno: Errno| Error::io("give to a group", dir)(errno.into());
+    let opened = rustix::fs::open(dir, HANDLE, Mode::empty()).map_err(fail)?;
+    give(&opened, group, bits).map_err(fail)
+}
+
+const HANDLE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+fn give(handle: &OwnedFd, group: Gid, bits: u32) -> rustix::io::Result<()> {
+    let stat = rustix::fs::fstat(handle)?;
+    rustix::fs::chownat(handle, "", None, Some(group), AtFlags::EMPTY_PATH)?;
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    if kind == FileType::Symlink {
         return Ok(());
     }
-    let bits = if read_only { 0o440 } else { 0o660 };
-    let bits = if meta.is_dir() { bits | 0o2110 } else { bits };
-    let mode = fs::Permissions::from_mode((meta.mode() & 0o7777) | bits);
-    fs::set_permissions(dir, mode).map_err(Error::io("chmod", dir))?;
-    if meta.is_dir() {
-        for entry in crate::entries(dir)? {
-            give_to_group(&entry, group, read_only)?;
+    let is_dir = kind == FileType::Directory;
+    let bits = if is_dir { bits | 0o2110 } else { bits };
+    // A handle cannot be changed by fchmod; its link in /proc leads to exactly this file.
+    let link = format!("/proc/self/fd/{}", handle.as_raw_fd());
+    let mode = Mode::from_raw_mode((stat.st_mode & 0o7777) | bits);
+    rustix::fs::chmod(link, mode)?;
+    if !is_dir {
+        return Ok(());
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = rustix::fs::openat(handle, ".", flags, Mode::empty())?;
+    for entry in Dir::read_from(&dir)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if matches!(name.to_bytes(), b"." | b"..") {
+            continue;
+        }
+        match rustix::fs::openat(&dir, name, HANDLE, Mode::empty()) {
+            Ok(child) => give(&child, group, bits & 0o660)?,
+            Err(Errno::NOENT) => {}
+            Err(errno) => return Err(errno),
         }
     }
     Ok(())
@@ -80,5 +109,24 @@ mod tests {
         let differ = pod(serde_json::json!({"spec": {
             "containers": [{"name": "a"}, {"name": "b", "securityContext": {"runAsUser": 7}}]}}));
         assert_eq!(common_user(&differ), None);
+    }
+    #[test]
+    fn files_get_the_group_and_links_are_not_followed() {
+        use std::os::unix::fs::{MetadataExt, PermissionsExt};
+        let root = tempfile::tempdir().unwrap();
+        let (dir, outside) = (root.path().join("v"), root.path().join("outside"));
+        std::fs::create_dir(&dir).unwrap();
+        for file in [&outside, &dir.join("f")] {
+            std::fs::write(file, "").unwrap();
+            std::fs::set_permissions(file, PermissionsExt::from_mode(0o600)).unwrap();
+        }
+        std::os::unix::fs::symlink(&outside, dir.join("link")).unwrap();
+        // The own group is one that every user may give files to.
+        let group = rustix::process::getgid().as_raw();
+        give_to_group(&dir, group, false).unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o7777;
+        assert_eq!(mode(&dir.join("f")), 0o660);
+        assert_eq!(mode(&dir) & 0o2770, 0o2770);
+        assert_eq!(mode(&outside), 0o600);
     }
 }

@@ -8,7 +8,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
+use rustix::{
+    fs::{CWD, FileType, Mode, OFlags, ResolveFlags},
+    io::Errno,
+};
 
 use crate::{Error, Mounter, Result, payload};
 
@@ -70,9 +73,12 @@ fn open_beneath(root: &Path, relative: &str) -> Result<OwnedFd> {
         )
     };
     match open(relative) {
-        Err(rustix::io::Errno::NOENT) => {}
+        Err(Errno::NOENT) => {}
         other => return other.map_err(fail),
     }
+    // As open as the volume itself: the container's user need not be root.
+    let stat = rustix::fs::stat(root).map_err(fail)?;
+    let mode = Mode::from_raw_mode(stat.st_mode & 0o7777);
     let mut done = String::new();
     for part in relative
         .split('/')
@@ -80,8 +86,8 @@ fn open_beneath(root: &Path, relative: &str) -> Result<OwnedFd> {
     {
         let parent = if done.is_empty() { "." } else { &done };
         let parent = open(parent).map_err(fail)?;
-        match rustix::fs::mkdirat(&parent, part, Mode::from_raw_mode(0o750)) {
-            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+        match make_dir(&parent, part, mode) {
+            Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => return Err(fail(errno)),
         }
         done = if done.is_empty() {
@@ -91,6 +97,19 @@ fn open_beneath(root: &Path, relative: &str) -> Result<OwnedFd> {
         };
     }
     open(relative).map_err(fail)
+}
+
+/// Makes a directory with exactly this mode, whatever the umask is.
+fn make_dir(parent: &OwnedFd, name: &str, mode: Mode) -> rustix::io::Result<()> {
+    rustix::fs::mkdirat(parent, name, mode)?;
+    let made = rustix::fs::openat2(
+        parent,
+        name,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+        ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS,
+    )?;
+    rustix::fs::fchmod(made, mode)
 }
 
 fn make_target(target: &Path, source: &OwnedFd) -> Result<()> {
@@ -147,5 +166,31 @@ mod tests {
         assert!(volume.join("new/deep").is_dir());
         clean_up(dir.path(), &mounter).unwrap();
         assert!(mounter.0.lock().is_empty());
+    }
+
+    #[test]
+    fn directories_that_are_made_have_the_mode_of_the_volume() {
+        use std::os::unix::fs::{MetadataExt, PermissionsExt};
+        let dir = tempfile::tempdir().unwrap();
+        let volume = dir.path().join("v");
+        std::fs::create_dir(&volume).unwrap();
+        for mode in [0o777, 0o2770] {
+            std::fs::set_permissions(&volume, PermissionsExt::from_mode(mode)).unwrap();
+            let sub = format!("{mode:o}/deep");
+            prepare(
+                dir.path(),
+                "v",
+                "c",
+                0,
+                &volume,
+                &sub,
+                &FakeMounter::default(),
+            )
+            .unwrap();
+            for path in [format!("{mode:o}"), sub] {
+                let made = std::fs::metadata(volume.join(&path)).unwrap().mode();
+                assert_eq!(made & 0o7777, mode, "{path}");
+            }
+        }
     }
 }
