@@ -9,7 +9,7 @@ use tonic::transport::Channel;
 use tower::service_fn;
 
 use crate::{
-    MAX_MESSAGE_SIZE,
+    Answers, Deadline, MAX_MESSAGE_SIZE,
     v1::{image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient},
 };
 
@@ -51,22 +51,29 @@ impl Endpoint {
 #[derive(Debug, Clone)]
 pub struct Client {
     /// Sandboxes and containers.
-    pub runtime: RuntimeServiceClient<Channel>,
+    pub runtime: RuntimeServiceClient<Deadline>,
     /// Images.
-    pub images: ImageServiceClient<Channel>,
+    pub images: ImageServiceClient<Deadline>,
+    /// When the runtime last answered either of them.
+    pub answers: Answers,
 }
 
 /// A client for the runtime that listens on `socket`. Nothing is dialled yet: the first call
-/// connects, and calls after a lost connection connect again.
+/// connects, and calls after a lost connection connect again. Every call has a deadline.
 pub fn connect(socket: impl AsRef<Path>) -> Client {
-    let channel = channel(socket);
+    let answers = Answers::default();
+    let channel = Deadline::new(channel(socket), answers.clone());
     let runtime = RuntimeServiceClient::new(channel.clone())
         .max_decoding_message_size(MAX_MESSAGE_SIZE)
         .max_encoding_message_size(MAX_MESSAGE_SIZE);
     let images = ImageServiceClient::new(channel)
         .max_decoding_message_size(MAX_MESSAGE_SIZE)
         .max_encoding_message_size(MAX_MESSAGE_SIZE);
-    Client { runtime, images }
+    Client {
+        runtime,
+        images,
+        answers,
+    }
 }
 
 /// The bare channel, for services beside CRI on the same socket.

@@ -3,9 +3,11 @@
 //!
 //! The `.proto` files hold the published names and numbers; nothing here knows what a runtime does.
 
+mod deadline;
 mod endpoint;
 mod listen;
 
+pub use deadline::{Answers, Deadline, REQUEST_TIMEOUT};
 pub use endpoint::{Client, Endpoint, InvalidEndpoint, channel, connect};
 pub use listen::{Incoming, listen};
 pub use tonic;

@@ -1,0 +1,185 @@
+//! A deadline for every call, and when the runtime last answered one: a runtime that hangs is an
+//! error that its caller can handle, never a call that lasts for ever.
+
+use std::{
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use http::{Request, Response};
+use tokio::time::Instant;
+use tonic::{Status, body::Body, transport::Channel};
+use tower::Service;
+
+/// What a runtime has for a call, unless the call itself names another time.
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+type BoxFuture<T> = std::pin::Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// When a runtime last answered. Clones look at the same runtime.
+#[derive(Debug, Clone)]
+pub struct Answers(Arc<tokio::sync::watch::Sender<Instant>>);
+
+impl Default for Answers {
+    fn default() -> Self {
+        Self(Arc::new(tokio::sync::watch::Sender::new(Instant::now())))
+    }
+}
+
+impl Answers {
+    /// The time of the last answer, or of the client's making if there was none.
+    pub fn last(&self) -> Instant {
+        *self.0.borrow()
+    }
+
+    /// Returns once the runtime has answered nothing for this long.
+    pub async fn silent_for(&self, limit: Duration) {
+        loop {
+            let until = self.last() + limit;
+            if until <= Instant::now() {
+                return;
+            }
+            tokio::time::sleep_until(until).await;
+        }
+    }
+
+    fn record(&self) {
+        self.0.send_replace(Instant::now());
+    }
+}
+
+/// A channel whose calls end in time.
+#[derive(Debug, Clone)]
+pub struct Deadline {
+    channel: Channel,
+    answers: Answers,
+}
+
+impl Deadline {
+    pub(crate) fn new(channel: Channel, answers: Answers) -> Self {
+        Self { channel, answers }
+    }
+}
+
+impl Service<Request<Body>> for Deadline {
+    type Response = Response<Body>;
+    type Error = BoxError;
+    type Future = BoxFuture<Result<Self::Response, Self::Error>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.channel.poll_ready(context).map_err(Into::into)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let limit = limit(request.uri().path(), request.headers());
+        let method = request.uri().path().rsplit('/').next().unwrap_or_default();
+        let method = method.to_owned();
+        let answer = self.channel.call(request);
+        let answers = self.answers.clone();
+        Box::pin(async move {
+            let late = || {
+                let within = limit.unwrap_or_default();
+                let message = format!("the runtime did not answer {method} within {within:?}");
+                BoxError::from(Status::deadline_exceeded(message))
+            };
+            let outcome = match limit {
+                None => answer.await,
+                Some(limit) => match tokio::time::timeout(limit, answer).await {
+                    Ok(outcome) => outcome,
+                    Err(_) => return Err(late()),
+                },
+            };
+            match outcome {
+                Ok(response) => {
+                    answers.record();
+                    Ok(response)
+                }
+                Err(error) if is_timeout(&error) => Err(late()),
+                Err(error) => Err(error.into()),
+            }
+        })
+    }
+}
+
+/// Whether the channel itself gave up, at a deadline that the request carries.
+fn is_timeout(error: &tonic::transport::Error) -> bool {
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        if cause.is::<tonic::TimeoutExpired>() {
+            return true;
+        }
+        source = cause.source();
+    }
+    false
+}
+
+/// How long a call may take. Streams and pulls have no natural end.
+fn limit(path: &str, headers: &http::HeaderMap) -> Option<Duration> {
+    if let Some(own) = headers.get("grpc-timeout") {
+        return own.to_str().ok().and_then(parse);
+    }
+    match path.rsplit('/').next() {
+        Some("GetContainerEvents" | "PullImage" | "ExecSync") => None,
+        // Networks are made by plugins that take their time.
+        Some("RunPodSandbox") => Some(REQUEST_TIMEOUT * 2),
+        _ => Some(REQUEST_TIMEOUT),
+    }
+}
+
+/// A gRPC timeout: a number and its unit.
+fn parse(text: &str) -> Option<Duration> {
+    let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let number: u64 = number.parse().ok()?;
+    Some(match unit {
+        "H" => Duration::from_secs(number.checked_mul(3600)?),
+        "M" => Duration::from_secs(number.checked_mul(60)?),
+        "S" => Duration::from_secs(number),
+        "m" => Duration::from_millis(number),
+        "u" => Duration::from_micros(number),
+        "n" => Duration::from_nanos(number),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_call_has_its_limit_and_streams_have_none() {
+        let limit = |method: &str, own: Option<&str>| {
+            let mut headers = http::HeaderMap::new();
+            if let Some(own) = own {
+                headers.insert("grpc-timeout", own.parse().unwrap());
+            }
+            super::limit(&format!("/runtime.v1.RuntimeService/{method}"), &headers)
+                .map(|limit| limit.as_secs())
+        };
+        assert_eq!(limit("Version", None), Some(120));
+        assert_eq!(limit("RunPodSandbox", None), Some(240));
+        assert_eq!(limit("StopContainer", Some("150000000u")), Some(150));
+        assert_eq!(limit("ExecSync", Some("121S")), Some(121));
+        assert_eq!(limit("ExecSync", None), None);
+        assert_eq!(limit("GetContainerEvents", None), None);
+        assert_eq!(limit("PullImage", None), None);
+    }
+
+    #[tokio::test]
+    async fn a_runtime_that_hangs_is_an_error_when_its_time_is_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("cri.sock");
+        // Accepts nothing: the connection waits in the listener's queue for ever.
+        let _listener = tokio::net::UnixListener::bind(&socket).unwrap();
+        let client = crate::connect(&socket);
+        let before = client.answers.last();
+        let mut request = tonic::Request::new(crate::v1::VersionRequest::default());
+        request.set_timeout(Duration::from_millis(20));
+        let answer = client.runtime.clone().version(request).await;
+        let status = answer.unwrap_err();
+        assert_eq!(status.code(), tonic::Code::DeadlineExceeded, "{status}");
+        assert_eq!(client.answers.last(), before);
+        client.answers.silent_for(Duration::from_millis(1)).await;
+    }
+}
