@@ -1,28 +1,26 @@
-//! Whether this node takes a pod at all: a pod bound by hand may not fit, and some kernel settings
-//! are not for pods to change. A refused pod fails; its owner makes another.
+//! Whether this node takes a pod at all: a pod bound by hand may not fit, its host ports may be in
+//! use, and some kernel settings are not for pods to change. A refused pod fails; its owner makes
+//! another.
+//!
+//! Decisions are serial: a pod counts against the next one exactly when it was admitted, and until
+//! it has ended.
 
-use std::collections::BTreeMap;
+mod affinity;
+mod ports;
+mod sysctls;
 
-use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::api::resource::Quantity};
+pub use sysctls::is_allowable as is_allowable_sysctl;
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use k8s_openapi::{
+    api::core::v1::{Container, Node, Pod},
+    apimachinery::pkg::api::resource::Quantity,
+};
+use parking_lot::Mutex;
 use volume::quantity;
 
-use crate::pod::spec;
-
-/// Settings that are a pod's own and cannot harm others.
-const SAFE_SYSCTLS: &[&str] = &[
-    "kernel.shm_rmid_forced",
-    "net.ipv4.ip_local_port_range",
-    "net.ipv4.tcp_syncookies",
-    "net.ipv4.ping_group_range",
-    "net.ipv4.ip_unprivileged_port_start",
-    "net.ipv4.ip_local_reserved_ports",
-    "net.ipv4.tcp_keepalive_time",
-    "net.ipv4.tcp_fin_timeout",
-    "net.ipv4.tcp_keepalive_intvl",
-    "net.ipv4.tcp_keepalive_probes",
-    "net.ipv4.tcp_rmem",
-    "net.ipv4.tcp_wmem",
-];
+use crate::{make::apparmor, pod::spec};
 
 /// Why a pod is refused: reason and message as in its status.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,89 +29,149 @@ pub struct Refusal {
     pub message: String,
 }
 
-/// Decides about a pod beside the others that are here.
-pub fn admit(
-    pod: &Pod,
-    others: &[&Pod],
-    allocatable: &BTreeMap<String, Quantity>,
-    node_labels: &BTreeMap<String, String>,
-) -> Result<(), Refusal> {
-    check_sysctls(pod)?;
-    check_selector(pod, node_labels)?;
-    match shortage(pod, others, allocatable) {
-        Some(short) => Err(Refusal {
-            reason: format!("OutOf{}", short.resource),
-            message: format!(
-                "Pod was rejected: Node didn't have enough resource: {}, requested: {}, used: {}, capacity: {}",
-                short.resource, short.requested, short.used, short.capacity
-            ),
-        }),
-        None => Ok(()),
+fn refusal(reason: &str, message: impl Into<String>) -> Refusal {
+    Refusal {
+        reason: reason.to_owned(),
+        message: message.into(),
     }
 }
 
-fn check_sysctls(pod: &Pod) -> Result<(), Refusal> {
-    let context = spec::spec(pod).security_context.as_ref();
-    let sysctls = context
-        .into_iter()
-        .flat_map(|context| context.sysctls.iter().flatten());
-    for sysctl in sysctls {
-        let name = sysctl.name.replace('/', ".");
-        if !SAFE_SYSCTLS.contains(&name.as_str()) {
-            let message = format!("forbidden sysctl: {:?} not allowlisted", sysctl.name);
-            return Err(Refusal {
-                reason: "SysctlForbidden".into(),
-                message,
-            });
+/// What admission needs to know about the node.
+pub struct NodeView<'a> {
+    /// The Node as the API shows it now: its labels are those of this moment.
+    pub node: &'a Node,
+    pub allocatable: &'a BTreeMap<String, Quantity>,
+    /// Unsafe sysctls that the administrator allows, some ending in `*`.
+    pub allowed_unsafe_sysctls: &'a [String],
+    /// Why this node cannot enforce AppArmor profiles.
+    pub apparmor: std::result::Result<(), &'static str>,
+}
+
+/// The pods that were admitted and have not ended.
+#[derive(Default)]
+pub struct Admitted {
+    /// By uid. Held for a whole decision, so that two pods never both take the last place.
+    pods: Mutex<BTreeMap<String, Arc<Pod>>>,
+}
+
+impl Admitted {
+    /// Decides about a pod; from then on it counts.
+    pub fn admit(&self, pod: &Arc<Pod>, view: &NodeView) -> std::result::Result<(), Refusal> {
+        let mut pods = self.pods.lock();
+        let others: Vec<&Pod> = others(&pods, spec::uid(pod));
+        decide(pod, &others, view)?;
+        pods.insert(spec::uid(pod).to_owned(), pod.clone());
+        Ok(())
+    }
+
+    /// Counts a pod that needs no decision: it already runs, or a file of this node describes it.
+    pub fn keep(&self, pod: &Arc<Pod>) {
+        let mut pods = self.pods.lock();
+        pods.insert(spec::uid(pod).to_owned(), pod.clone());
+    }
+
+    /// Gives an admitted pod a new size if there is room for it; the old size counts otherwise.
+    pub fn resize(
+        &self,
+        pod: &Arc<Pod>,
+        allocatable: &BTreeMap<String, Quantity>,
+    ) -> std::result::Result<(), NoRoom> {
+        let mut pods = self.pods.lock();
+        if let Some(short) = shortage(pod, &[], allocatable) {
+            return Err(NoRoom::Ever(short));
         }
+        if let Some(short) = shortage(pod, &others(&pods, spec::uid(pod)), allocatable) {
+            return Err(NoRoom::Now(short));
+        }
+        pods.insert(spec::uid(pod).to_owned(), pod.clone());
+        Ok(())
+    }
+
+    /// The pod has ended, or is gone.
+    pub fn release(&self, uid: &str) {
+        self.pods.lock().remove(uid);
+    }
+}
+
+fn others<'a>(pods: &'a BTreeMap<String, Arc<Pod>>, uid: &str) -> Vec<&'a Pod> {
+    let all = pods.iter().filter(|(other, _)| *other != uid);
+    all.map(|(_, pod)| pod.as_ref()).collect()
+}
+
+/// Why a pod cannot get a new size.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NoRoom {
+    /// The node is too small, even when it is empty.
+    Ever(Shortage),
+    /// Other pods use what is needed.
+    Now(Shortage),
+}
+
+/// Decides about a pod beside the others that are here.
+fn decide(pod: &Pod, others: &[&Pod], view: &NodeView) -> std::result::Result<(), Refusal> {
+    let spec = spec::spec(pod);
+    sysctls::check(pod, view.allowed_unsafe_sysctls)?;
+    if let (true, Err(why)) = (apparmor::is_required(pod), view.apparmor) {
+        return Err(refusal(
+            "AppArmor",
+            format!("Cannot enforce AppArmor: {why}"),
+        ));
+    }
+    if spec.os.as_ref().is_some_and(|os| os.name != "linux") {
+        let message = "Failed to admit pod as the OS field doesn't match node OS";
+        return Err(refusal("PodOSNotSupported", message));
+    }
+    if let Some(short) = shortage(pod, others, view.allocatable) {
+        let reason = format!("OutOf{}", short.resource);
+        return Err(refusal(&reason, short.to_string()));
+    }
+    if !affinity::matches(pod, view.node) {
+        let message =
+            "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector";
+        return Err(refusal("NodeAffinity", message));
+    }
+    if ports::conflict(pod, others) {
+        let message = "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports";
+        return Err(refusal("NodePorts", message));
     }
     Ok(())
 }
 
-fn check_selector(pod: &Pod, labels: &BTreeMap<String, String>) -> Result<(), Refusal> {
-    let selector = spec::spec(pod).node_selector.iter().flatten();
-    if selector
-        .into_iter()
-        .all(|(key, value)| labels.get(key) == Some(value))
-    {
-        return Ok(());
-    }
-    let message = "Pod was rejected: Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector";
-    Err(Refusal {
-        reason: "NodeAffinity".into(),
-        message: message.into(),
-    })
-}
-
 /// The resource that does not suffice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shortage {
-    pub resource: &'static str,
+    pub resource: String,
     pub requested: i64,
     pub used: i64,
     pub capacity: i64,
 }
 
-/// The first resource of which there is not enough for the pod beside the others.
+impl std::fmt::Display for Shortage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "Node didn't have enough resource: {}, requested: {}, used: {}, capacity: {}",
+            self.resource, self.requested, self.used, self.capacity
+        )
+    }
+}
+
+/// The first resource of which there is not enough for the pod beside the others. Resources that the
+/// node does not have at all belong to somebody else and are not counted here.
 pub fn shortage(
     pod: &Pod,
     others: &[&Pod],
     allocatable: &BTreeMap<String, Quantity>,
 ) -> Option<Shortage> {
-    let amount = |resource: &str, quantity: &Quantity| {
-        if resource == "cpu" {
-            quantity::milli(quantity)
-        } else {
-            quantity::value(quantity)
-        }
-    };
-    for resource in ["pods", "cpu", "memory", "ephemeral-storage"] {
-        let of = |pod: &Pod| {
-            if resource == "pods" {
-                1
-            } else {
-                request(pod, resource)
-            }
+    const FIRST: [&str; 4] = ["pods", "cpu", "memory", "ephemeral-storage"];
+    let rest = allocatable
+        .keys()
+        .map(String::as_str)
+        .filter(|name| !FIRST.contains(name));
+    for resource in FIRST.into_iter().chain(rest) {
+        let of = |pod: &Pod| match resource {
+            "pods" => 1,
+            _ => request(pod, resource),
         };
         let capacity = allocatable
             .get(resource)
@@ -122,6 +180,7 @@ pub fn shortage(
         let used: i64 = others.iter().map(|pod| of(pod)).sum();
         let requested = of(pod);
         if requested > 0 && requested + used > capacity {
+            let resource = resource.to_owned();
             return Some(Shortage {
                 resource,
                 requested,
@@ -133,94 +192,213 @@ pub fn shortage(
     None
 }
 
-/// What a pod asks for: its containers with its sidecars, or its largest init container.
+fn amount(resource: &str, quantity: &Quantity) -> Option<i64> {
+    if resource == "cpu" {
+        quantity::milli(quantity)
+    } else {
+        quantity::value(quantity)
+    }
+}
+
+/// What a pod asks for: what it says itself, or its containers with its sidecars, or its largest
+/// init container; and its overhead.
 pub fn request(pod: &Pod, resource: &str) -> i64 {
-    let of = |container: &k8s_openapi::api::core::v1::Container| {
-        let requests = container
-            .resources
-            .as_ref()
-            .and_then(|r| r.requests.as_ref());
-        let found = requests.and_then(|requests| requests.get(resource));
-        let parse = if resource == "cpu" {
-            quantity::milli
-        } else {
-            quantity::value
-        };
-        found.and_then(parse).unwrap_or(0)
+    let spec = spec::spec(pod);
+    let in_list = |list: Option<&BTreeMap<String, Quantity>>| {
+        list.and_then(|list| list.get(resource))
+            .and_then(|quantity| amount(resource, quantity))
     };
-    let mains: i64 = spec::spec(pod).containers.iter().map(of).sum();
+    let overhead = in_list(spec.overhead.as_ref()).unwrap_or(0);
+    let own = spec.resources.as_ref();
+    if let Some(own) = in_list(own.and_then(|own| own.requests.as_ref())) {
+        return own + overhead;
+    }
+    let of = |container: &Container| {
+        let resources = container.resources.as_ref();
+        in_list(resources.and_then(|resources| resources.requests.as_ref())).unwrap_or(0)
+    };
+    let mains: i64 = spec.containers.iter().map(of).sum();
     let (mut sidecars, mut peak) = (0, 0);
     for container in spec::init_containers(pod) {
         if spec::is_sidecar(container) {
             sidecars += of(container);
+            peak = peak.max(sidecars);
         } else {
             peak = peak.max(sidecars + of(container));
         }
     }
-    (mains + sidecars).max(peak)
+    (mains + sidecars).max(peak) + overhead
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn pod(spec: serde_json::Value) -> Pod {
-        serde_json::from_value(serde_json::json!({"spec": spec})).unwrap()
+    fn pod(name: &str, spec: serde_json::Value) -> Arc<Pod> {
+        let json = serde_json::json!({"metadata": {"name": name, "uid": name}, "spec": spec});
+        Arc::new(serde_json::from_value(json).unwrap())
     }
 
-    fn asking(cpu: &str) -> Pod {
+    fn asking(name: &str, cpu: &str) -> Arc<Pod> {
         pod(
+            name,
             serde_json::json!({"containers": [{"name": "a", "resources": {"requests": {"cpu": cpu}}}]}),
         )
     }
 
     fn allocatable() -> BTreeMap<String, Quantity> {
-        let list = [("cpu", "2"), ("memory", "1Gi"), ("pods", "2")];
+        let list = [
+            ("cpu", "2"),
+            ("memory", "1Gi"),
+            ("pods", "3"),
+            ("example.com/gpu", "1"),
+        ];
         list.map(|(name, text)| (name.to_owned(), Quantity(text.into())))
             .into()
     }
 
-    #[test]
-    fn a_pod_that_does_not_fit_is_refused_with_the_figures() {
-        let labels = BTreeMap::new();
-        let (small, large) = (asking("500m"), asking("1600m"));
-        assert_eq!(
-            admit(&small, &[&large], &allocatable(), &labels)
-                .err()
-                .map(|r| r.reason),
-            Some("OutOfcpu".into())
-        );
-        let refusal = admit(&large, &[&small], &allocatable(), &labels).unwrap_err();
-        assert_eq!(
-            refusal.message,
-            "Pod was rejected: Node didn't have enough resource: cpu, \
-            requested: 1600, used: 500, capacity: 2000"
-        );
-        assert!(admit(&small, &[&small], &allocatable(), &labels).is_ok());
-        let full = admit(&small, &[&small, &small], &allocatable(), &labels).unwrap_err();
-        assert_eq!(full.reason, "OutOfpods");
+    fn admit(admitted: &Admitted, pod: &Arc<Pod>, labels: serde_json::Value) -> Option<Refusal> {
+        let node = serde_json::json!({"metadata": {"name": "n", "labels": labels}});
+        let node: Node = serde_json::from_value(node).unwrap();
+        let view = NodeView {
+            node: &node,
+            allocatable: &allocatable(),
+            allowed_unsafe_sysctls: &["kernel.msg*".to_owned()],
+            apparmor: Err("AppArmor is not enabled on the host"),
+        };
+        admitted.admit(pod, &view).err()
+    }
+
+    fn reason(admitted: &Admitted, pod: &Arc<Pod>) -> Option<String> {
+        admit(admitted, pod, serde_json::json!({})).map(|refusal| refusal.reason)
     }
 
     #[test]
-    fn unsafe_sysctls_and_other_nodes_pods_are_refused() {
-        let labels = BTreeMap::from([("zone".to_owned(), "a".to_owned())]);
-        let with = |name: &str| {
-            pod(serde_json::json!({"containers": [], "securityContext":
-            {"sysctls": [{"name": name, "value": "1"}]}}))
-        };
-        let refuse = |pod: &Pod| {
-            admit(pod, &[], &allocatable(), &labels)
-                .err()
-                .map(|r| r.reason)
-        };
-        assert_eq!(refuse(&with("kernel.shm_rmid_forced")), None);
+    fn of_two_pods_that_compete_for_the_last_place_one_is_admitted() {
+        let admitted = Admitted::default();
+        assert_eq!(reason(&admitted, &asking("a", "1600m")), None);
+        let refused = admit(&admitted, &asking("b", "1600m"), serde_json::json!({})).unwrap();
         assert_eq!(
-            refuse(&with("kernel.msgmax")),
-            Some("SysctlForbidden".into())
+            refused.message,
+            "Node didn't have enough resource: cpu, requested: 1600, used: 1600, capacity: 2000"
         );
-        let there =
-            |zone: &str| pod(serde_json::json!({"containers": [], "nodeSelector": {"zone": zone}}));
-        assert_eq!(refuse(&there("a")), None);
-        assert_eq!(refuse(&there("b")), Some("NodeAffinity".into()));
+        // A refused pod does not count, and one that has ended no longer does.
+        assert_eq!(reason(&admitted, &asking("c", "400m")), None);
+        assert_eq!(
+            reason(&admitted, &asking("d", "1")),
+            Some("OutOfcpu".into())
+        );
+        admitted.release("a");
+        assert_eq!(reason(&admitted, &asking("d", "1")), None);
+        assert_eq!(reason(&admitted, &asking("e", "0")), None);
+        assert_eq!(
+            reason(&admitted, &asking("f", "0")),
+            Some("OutOfpods".into())
+        );
+    }
+
+    #[test]
+    fn the_pods_own_request_and_overhead_count_and_foreign_resources_do_not() {
+        let spec = serde_json::json!({"resources": {"requests": {"cpu": "1"}}, "overhead": {"cpu": "100m"},
+            "containers": [{"name": "a", "resources": {"requests": {"cpu": "300m"}}}]});
+        assert_eq!(request(&pod("a", spec), "cpu"), 1100);
+        let gpu = |count: &str, name: &str| {
+            pod(
+                name,
+                serde_json::json!({"containers": [{"name": "a", "resources": {"requests": {name: count}}}]}),
+            )
+        };
+        let admitted = Admitted::default();
+        assert_eq!(reason(&admitted, &gpu("9", "example.com/unknown")), None);
+        let reason = reason(&admitted, &gpu("2", "example.com/gpu"));
+        assert_eq!(reason, Some("OutOfexample.com/gpu".into()));
+    }
+
+    #[test]
+    fn the_nodes_labels_of_this_moment_decide() {
+        let zone = pod(
+            "a",
+            serde_json::json!({"containers": [], "nodeSelector": {"zone": "a"}}),
+        );
+        let admitted = Admitted::default();
+        let refused = admit(&admitted, &zone, serde_json::json!({"zone": "b"})).unwrap();
+        assert_eq!(refused.reason, "NodeAffinity");
+        assert_eq!(
+            admit(&admitted, &zone, serde_json::json!({"zone": "a"})),
+            None
+        );
+    }
+
+    #[test]
+    fn a_host_port_that_is_in_use_refuses_the_pod() {
+        let on = |name: &str, port: serde_json::Value| {
+            pod(
+                name,
+                serde_json::json!({"containers": [{"name": "a", "ports": [port]}]}),
+            )
+        };
+        let admitted = Admitted::default();
+        let port = |ip: &str, protocol: &str| serde_json::json!({"containerPort": 1, "hostPort": 80, "hostIP": ip, "protocol": protocol});
+        assert_eq!(reason(&admitted, &on("a", port("10.0.0.1", "TCP"))), None);
+        assert_eq!(reason(&admitted, &on("b", port("10.0.0.2", "TCP"))), None);
+        assert_eq!(
+            reason(&admitted, &on("c", port("", "TCP"))),
+            Some("NodePorts".into())
+        );
+        assert_eq!(reason(&admitted, &on("d", port("", "UDP"))), None);
+        admitted.release("a");
+        admitted.release("b");
+        assert_eq!(reason(&admitted, &on("c", port("", "TCP"))), None);
+    }
+
+    #[test]
+    fn what_the_node_cannot_enforce_or_does_not_allow_is_refused() {
+        let with = |context: serde_json::Value| {
+            pod(
+                "a",
+                serde_json::json!({"containers": [], "securityContext": context}),
+            )
+        };
+        let sysctl =
+            |name: &str| with(serde_json::json!({"sysctls": [{"name": name, "value": "1"}]}));
+        let cases = [
+            (sysctl("kernel.shm_rmid_forced"), None),
+            (sysctl("kernel.msgmax"), None),
+            (sysctl("kernel/msgmax"), None),
+            (sysctl("kernel.sem"), Some("SysctlForbidden")),
+            (
+                with(serde_json::json!({"appArmorProfile": {"type": "Unconfined"}})),
+                None,
+            ),
+            (
+                with(serde_json::json!({"appArmorProfile": {"type": "RuntimeDefault"}})),
+                Some("AppArmor"),
+            ),
+        ];
+        for (pod, expected) in cases {
+            let admitted = Admitted::default();
+            assert_eq!(
+                reason(&admitted, &pod).as_deref(),
+                expected,
+                "{:?}",
+                pod.spec
+            );
+        }
+    }
+
+    #[test]
+    fn a_new_size_counts_once_there_is_room_for_it() {
+        let admitted = Admitted::default();
+        for (name, cpu) in [("a", "1"), ("b", "500m")] {
+            assert_eq!(reason(&admitted, &asking(name, cpu)), None);
+        }
+        let resize = |cpu: &str| admitted.resize(&asking("b", cpu), &allocatable());
+        assert!(matches!(resize("3"), Err(NoRoom::Ever(_))));
+        assert!(matches!(resize("1500m"), Err(NoRoom::Now(_))));
+        assert_eq!(resize("1"), Ok(()));
+        assert_eq!(
+            reason(&admitted, &asking("c", "1m")),
+            Some("OutOfcpu".into())
+        );
     }
 }

@@ -24,6 +24,12 @@ const V1: &[&str] = &[
 ];
 const V2: &[&str] = &["cpu", "memory", "pids", "cpuset", "io"];
 
+const CLASSES: [QosClass; 3] = [
+    QosClass::Guaranteed,
+    QosClass::Burstable,
+    QosClass::BestEffort,
+];
+
 /// Whether the machine has the unified hierarchy.
 pub fn is_v2() -> bool {
     Path::new(MOUNT).join("cgroup.controllers").exists()
@@ -40,11 +46,7 @@ pub fn ensure_classes(root: &str) -> Result<()> {
     if root.is_empty() {
         return Ok(());
     }
-    for class in [
-        QosClass::Guaranteed,
-        QosClass::Burstable,
-        QosClass::BestEffort,
-    ] {
+    for class in CLASSES {
         make(&cgroups::class(root, class))?;
     }
     let least = PodBounds {
@@ -104,18 +106,21 @@ pub fn grow_pod(root: &str, pod: &Pod) {
     );
 }
 
-/// Removes a pod's cgroup once its containers are gone.
-pub fn remove_pod(root: &str, pod: &Pod) {
+/// Removes a pod's cgroup once its containers are gone. Of a pod that only the runtime knew, the
+/// class is unknown: it is looked for in each.
+pub fn remove_pod(root: &str, uid: &str) {
     if root.is_empty() {
         return;
     }
-    let path = cgroups::pod(root, pod);
-    if is_v2() {
-        let _ = fs::remove_dir(below("", &path));
-        return;
-    }
-    for controller in V1 {
-        let _ = fs::remove_dir(below(controller, &path));
+    for class in CLASSES {
+        let path = cgroups::pod_of_class(root, class, uid);
+        if is_v2() {
+            let _ = fs::remove_dir(below("", &path));
+            continue;
+        }
+        for controller in V1 {
+            let _ = fs::remove_dir(below(controller, &path));
+        }
     }
 }
 

@@ -46,6 +46,8 @@ pub struct Config {
     pub resolv_conf: PathBuf,
     /// Manifests of static pods.
     pub static_pods_dir: Option<PathBuf>,
+    /// Unsafe sysctls that pods may set, some ending in `*`.
+    pub allowed_unsafe_sysctls: Vec<String>,
     /// Labels that the node registers with, beside the usual ones.
     pub node_labels: BTreeMap<String, String>,
     /// Taints that the node registers with.
@@ -91,6 +93,7 @@ impl Config {
             cgroup_root: String::new(),
             resolv_conf: "/etc/resolv.conf".into(),
             static_pods_dir: None,
+            allowed_unsafe_sysctls: Vec::new(),
             node_labels: BTreeMap::new(),
             node_taints: Vec::new(),
             max_pods: 110,

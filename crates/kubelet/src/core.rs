@@ -4,13 +4,13 @@ use std::{path::PathBuf, sync::Arc};
 
 use client::Informer;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use lifecycle::Context;
 use volume::{LinuxMounter, NodeFacts};
 
 use crate::{
-    Config, events::Events, make::dns::Dns, node::machine::Machine, pod::spec, registry::Registry,
-    runtime::Runtime, sources::Sources,
+    Config, admit::Admitted, events::Events, make::dns::Dns, node::machine::Machine, pod::spec,
+    registry::Registry, runtime::Runtime, sources::Sources,
 };
 
 /// Shared, immutable after the start.
@@ -21,6 +21,14 @@ pub struct Core {
     pub events: Events,
     pub sources: Sources,
     pub services: Informer<Service>,
+    /// This node's own object.
+    pub nodes: Informer<Node>,
+    /// The pods that count against the node's resources.
+    pub admitted: Admitted,
+    /// Why this machine cannot enforce AppArmor profiles.
+    pub apparmor: std::result::Result<(), &'static str>,
+    /// When this kubelet began.
+    pub started: Timestamp,
     pub registry: Registry,
     pub machine: Machine,
     pub mounter: LinuxMounter,

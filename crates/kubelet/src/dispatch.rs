@@ -1,31 +1,54 @@
-//! From sources to workers: pods of the API, events of the runtime, and what is left of pods that
-//! nobody wants any more.
+//! From sources to workers: pods of the API and events of the runtime.
 
-use std::{
-    collections::{BTreeMap, HashSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use client::{Event, Informer};
 use cri::v1;
-use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use k8s_openapi::api::core::v1::Pod;
 use stdx::Backoff;
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
-use crate::{core::Core, make::labels, pod::spec, registry::Message, worker::Worker};
+use crate::{
+    core::Core,
+    make::labels,
+    pod::{spec, status::is_terminal},
+    registry::Message,
+    runtime,
+    worker::{self, Worker},
+};
+
+/// Begins with the pods that the API has. Those that already run count before any other is decided
+/// about; the others are decided about in the order of their creation.
+pub fn begin_with(core: &Arc<Core>, mut pods: Vec<Arc<Pod>>) {
+    let phase = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.clone());
+    for pod in pods.iter().filter(|pod| !spec::is_mirror(pod)) {
+        if worker::has_begun(pod) && !is_terminal(phase(pod).as_deref()) {
+            core.admitted.keep(pod);
+        }
+    }
+    pods.sort_by_key(|pod| {
+        let created = pod.metadata.creation_timestamp.as_ref();
+        created.map(|time| time.0)
+    });
+    for pod in pods {
+        arrived(core, pod);
+    }
+}
 
 /// Gives the pod to its worker, which is made if there is none.
 pub fn give(core: &Arc<Core>, pod: Arc<Pod>) {
     let uid = spec::uid(&pod).to_owned();
     if !core.registry.tell(&uid, Message::Pod(pod.clone())) {
-        begin(core, pod, false);
+        let inbox = core.registry.register(&uid, pod.clone());
+        let worker = Worker::new(core.clone(), pod, inbox);
+        core.context.spawn("pod", worker.run());
     }
 }
 
-fn begin(core: &Arc<Core>, pod: Arc<Pod>, found: bool) {
+/// Ends a pod that only the runtime knows.
+pub fn end_orphan(core: &Arc<Core>, pod: Arc<Pod>) {
     let inbox = core.registry.register(spec::uid(&pod), pod.clone());
-    let worker = Worker::new(core.clone(), pod, inbox, found);
+    let worker = Worker::of_orphan(core.clone(), pod, inbox);
     core.context.spawn("pod", worker.run());
 }
 
@@ -62,26 +85,21 @@ fn gone(core: &Arc<Core>, pod: &Arc<Pod>) {
 }
 
 /// Follows the runtime's events for ever. Whenever the stream begins, every pod is looked at: what
-/// happened in between is not told.
+/// happened in between is not told. A runtime that has no events is asked by [`crate::relist`].
 pub async fn follow_runtime(core: Arc<Core>) {
     let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
     loop {
         let request = v1::GetEventsRequest {};
-        match core
-            .runtime
-            .client
-            .clone()
-            .runtime
-            .get_container_events(request)
-            .await
-        {
+        let mut runtime = core.runtime.client.clone().runtime;
+        match runtime.get_container_events(request).await {
             Ok(answer) => {
                 backoff.reset();
                 core.registry.wake_all();
+                core.runtime.events.send_replace(true);
                 let mut events = answer.into_inner();
                 loop {
                     match events.message().await {
-                        Ok(Some(event)) => tell(&core, &event),
+                        Ok(Some(event)) => tell(&core, event),
                         Ok(None) => break,
                         Err(status) => {
                             debug!(error = status.message(), "runtime events ended");
@@ -90,83 +108,29 @@ pub async fn follow_runtime(core: Arc<Core>) {
                     }
                 }
             }
+            Err(status) if status.code() == tonic::Code::Unimplemented => {
+                debug!("the runtime has no events");
+                return;
+            }
             Err(status) => warn!(error = status.message(), "no runtime events"),
         }
+        core.runtime.events.send_replace(false);
         core.config.clock.sleep(backoff.step()).await;
     }
 }
 
-fn tell(core: &Core, event: &v1::ContainerEventResponse) {
-    let sandbox = event.pod_sandbox_status.as_ref();
-    let uid = sandbox.and_then(|sandbox| {
-        let labelled = sandbox.labels.get(labels::POD_UID).cloned();
-        labelled.or_else(|| {
-            sandbox
-                .metadata
-                .as_ref()
-                .map(|metadata| metadata.uid.clone())
-        })
+fn tell(core: &Core, event: v1::ContainerEventResponse) {
+    let uid = event.pod_sandbox_status.as_ref().and_then(|sandbox| {
+        let labelled = sandbox.labels.get(labels::POD_UID);
+        let named = sandbox.metadata.as_ref().map(|metadata| &metadata.uid);
+        labelled.or(named).cloned()
     });
-    match uid {
-        Some(uid) => {
-            core.registry.tell(&uid, Message::Runtime);
-        }
-        None => core.registry.wake_all(),
-    }
-}
-
-/// Sandboxes and directories of pods that neither the API nor a file wants: each gets a worker that
-/// ends it, or is removed.
-pub async fn adopt_orphans(core: &Arc<Core>, wanted: &HashSet<String>) {
-    let sandboxes = match core.runtime.list_sandboxes(BTreeMap::new()).await {
-        Ok(sandboxes) => sandboxes,
-        Err(status) => {
-            warn!(error = status.message(), "cannot list sandboxes");
-            return;
-        }
+    let Some(uid) = uid else {
+        return core.registry.wake_all();
     };
-    let mut known: HashSet<String> = wanted.clone();
-    for sandbox in sandboxes {
-        // Without a uid it is not a kubelet's.
-        let Some(uid) = sandbox.labels.get(labels::POD_UID).cloned() else {
-            continue;
-        };
-        if known.insert(uid) {
-            let pod = remembered(&sandbox);
-            info!(pod = spec::described(&pod), "ends a pod that nobody wants");
-            begin(core, Arc::new(pod), true);
-        }
-    }
-    remove_stale_dirs(core, &known).await;
-}
-
-/// As much of a pod as its sandbox's labels tell.
-fn remembered(sandbox: &v1::PodSandbox) -> Pod {
-    let label = |key: &str| sandbox.labels.get(key).cloned();
-    let mut pod = Pod::default();
-    pod.metadata.name = label(labels::POD_NAME);
-    pod.metadata.namespace = label(labels::POD_NAMESPACE);
-    pod.metadata.uid = label(labels::POD_UID);
-    pod.spec = Some(PodSpec::default());
-    pod
-}
-
-async fn remove_stale_dirs(core: &Core, known: &HashSet<String>) {
-    let dir = core.config.root_dir.join("pods");
-    let Ok(entries) = std::fs::read_dir(&dir) else {
-        return;
+    let message = match runtime::snapshot(event) {
+        Some(snapshot) => Message::Snapshot(Box::new(snapshot)),
+        None => Message::Runtime,
     };
-    for entry in entries.flatten() {
-        let uid = entry.file_name().to_string_lossy().into_owned();
-        if known.contains(&uid) {
-            continue;
-        }
-        let outcome = crate::volumes::tear_down(core, &uid).await;
-        let removed = outcome.map(|()| std::fs::remove_dir_all(entry.path()));
-        info!(
-            uid,
-            ok = matches!(removed, Ok(Ok(()))),
-            "removes what a pod left behind"
-        );
-    }
+    core.registry.tell(&uid, message);
 }

@@ -20,6 +20,9 @@ pub enum Error {
         path: PathBuf,
         source: std::io::Error,
     },
+    /// A resource claim that the pod needs is not there for it.
+    #[error("{0}")]
+    Claims(String),
     /// Anything with a message of its own.
     #[error("{0}")]
     Other(String),

@@ -28,14 +28,7 @@ pub async fn run(
             cmd: exec.command.clone().unwrap_or_default(),
             timeout: 0,
         };
-        let answer = core
-            .runtime
-            .client
-            .clone()
-            .runtime
-            .exec_sync(request)
-            .await?
-            .into_inner();
+        let answer = core.runtime.exec_sync(request).await?;
         return match answer.exit_code {
             0 => Ok(()),
             code => Err(Error::Other(format!(
@@ -102,19 +95,7 @@ pub async fn kill(core: &Core, pod: &Pod, id: &str, name: &str, pod_ips: &[Strin
 
 /// Stops a container; gone is fine.
 pub async fn stop_container(core: &Core, id: &str, grace: i64) {
-    let request = v1::StopContainerRequest {
-        container_id: id.to_owned(),
-        timeout: grace,
-    };
-    if let Err(status) = core
-        .runtime
-        .client
-        .clone()
-        .runtime
-        .stop_container(request)
-        .await
-        && status.code() != tonic::Code::NotFound
-    {
+    if let Err(status) = core.runtime.stop_container(id, grace).await {
         tracing::warn!(
             container = id,
             error = status.message(),

@@ -17,6 +17,9 @@ use crate::{
     pod::{memory::Waiting, spec},
 };
 
+/// A runtime that answers nothing for this long, not even the kubelet's regular questions, hangs.
+const SILENCE: Duration = cri::REQUEST_TIMEOUT;
+
 /// An image that is here.
 #[derive(Debug, Clone)]
 pub struct Image {
@@ -173,9 +176,22 @@ async fn pull(
             auth,
             sandbox_config: None,
         };
-        match core.runtime.client.clone().images.pull_image(request).await {
-            Ok(_) => {
-                let image = status(core, &spec).await.ok().flatten().unwrap_or_default();
+        let mut images = core.runtime.client.clone().images;
+        let pulled = tokio::select! {
+            pulled = images.pull_image(request) => pulled,
+            // A pull may take any time, as long as the runtime is there.
+            () = core.runtime.client.answers.silent_for(SILENCE) => {
+                Err(tonic::Status::deadline_exceeded("the runtime does not answer"))
+            }
+        };
+        match pulled {
+            Ok(pulled) => {
+                let image = pulled_image(core, &spec, pulled.into_inner().image_ref)
+                    .await
+                    .map_err(|message| {
+                        say(Kind::Warning, "InspectFailed", message.clone());
+                        refused("ImageInspectError", message)
+                    })?;
                 let took = rounded(begun.elapsed());
                 say(
                     Kind::Normal,
@@ -211,6 +227,29 @@ async fn pull(
         },
         then: Some(then),
     })
+}
+
+/// The image after its pull. Without its own record it is known by what the pull answered.
+async fn pulled_image(
+    core: &Core,
+    spec: &v1::ImageSpec,
+    image_ref: String,
+) -> Result<v1::Image, String> {
+    let name = &spec.user_specified_image;
+    let found = status(core, spec).await.map_err(|error| {
+        let cause = error.message();
+        format!("Failed to inspect image {name:?}: {cause}")
+    })?;
+    match found {
+        Some(image) => Ok(image),
+        None if image_ref.is_empty() => Err(format!(
+            "Failed to inspect image {name:?}: it is not there after its pull"
+        )),
+        None => Ok(v1::Image {
+            id: image_ref,
+            ..Default::default()
+        }),
+    }
 }
 
 fn rounded(duration: Duration) -> String {

@@ -10,6 +10,7 @@
 
 mod admit;
 mod cgroups;
+mod claims;
 mod collect;
 mod config;
 mod core;
@@ -25,6 +26,7 @@ mod node;
 pub mod pod;
 mod probe;
 mod registry;
+mod relist;
 mod rotate;
 mod runtime;
 pub mod server;
@@ -35,6 +37,7 @@ mod static_pods;
 mod volumes;
 mod worker;
 
+pub use admit::is_allowable_sysctl;
 pub use config::{Config, VERSION};
 pub use error::{Error, Result};
 pub use service::Kubelet;

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 
-use crate::probe::ProbeKind;
+use crate::{pod::observed::Snapshot, probe::ProbeResult};
 
 /// Something a worker should know.
 #[derive(Debug)]
@@ -22,14 +22,12 @@ pub enum Message {
     Mirror(Option<Arc<Pod>>),
     /// The runtime has news.
     Runtime,
+    /// The runtime has news, and this is what they are.
+    Snapshot(Box<Snapshot>),
     /// A ConfigMap or Secret changed.
     Sources,
     /// A probe's verdict changed.
-    Probe {
-        container_id: String,
-        kind: ProbeKind,
-        ok: bool,
-    },
+    Probe(ProbeResult),
     /// The node ends the pod for good.
     Fail {
         reason: &'static str,
@@ -46,7 +44,8 @@ pub struct Seen {
 
 struct Entry {
     sender: mpsc::UnboundedSender<Message>,
-    seen: Seen,
+    /// What readers of this one pod follow.
+    seen: watch::Sender<Seen>,
 }
 
 /// All workers by the uid of their pod.
@@ -54,7 +53,6 @@ struct Entry {
 pub struct Registry {
     /// Guards the map only; nothing waits while it is held.
     entries: Arc<Mutex<HashMap<String, Entry>>>,
-    news: watch::Sender<()>,
     /// The uids of pods that files describe now.
     from_files: Arc<Mutex<HashSet<String>>>,
 }
@@ -81,7 +79,7 @@ impl Registry {
         let status = Arc::new(pod.status.clone().unwrap_or_default());
         let entry = Entry {
             sender,
-            seen: Seen { pod, status },
+            seen: watch::Sender::new(Seen { pod, status }),
         };
         self.entries.lock().insert(uid.to_owned(), entry);
         receiver
@@ -90,20 +88,28 @@ impl Registry {
     /// The worker has ended.
     pub fn remove(&self, uid: &str) {
         self.entries.lock().remove(uid);
-        self.news.send_replace(());
+    }
+
+    /// Whether a worker has this pod.
+    pub fn contains(&self, uid: &str) -> bool {
+        self.entries.lock().contains_key(uid)
     }
 
     /// Publishes what a worker knows.
     pub fn publish(&self, uid: &str, pod: Arc<Pod>, status: Arc<PodStatus>) {
-        if let Some(entry) = self.entries.lock().get_mut(uid) {
-            entry.seen = Seen { pod, status };
+        if let Some(entry) = self.entries.lock().get(uid) {
+            entry.seen.send_if_modified(|seen| {
+                let is_new = !Arc::ptr_eq(&seen.pod, &pod) || !Arc::ptr_eq(&seen.status, &status);
+                *seen = Seen { pod, status };
+                is_new
+            });
         }
-        self.news.send_replace(());
     }
 
-    /// Changes whenever any pod's status was published or a worker has ended.
-    pub fn news(&self) -> watch::Receiver<()> {
-        self.news.subscribe()
+    /// What is published about one pod. Ends with the pod's worker.
+    pub fn follow(&self, uid: &str) -> Option<watch::Receiver<Seen>> {
+        let entries = self.entries.lock();
+        entries.get(uid).map(|entry| entry.seen.subscribe())
     }
 
     /// Says which pods files describe now.
@@ -121,25 +127,21 @@ impl Registry {
         self.entries
             .lock()
             .values()
-            .map(|entry| entry.seen.clone())
+            .map(|entry| entry.seen.borrow().clone())
             .collect()
     }
 
     /// The pod of this name.
     pub fn find(&self, namespace: &str, name: &str) -> Option<Seen> {
-        let named = |seen: &&Seen| {
+        let named = |seen: &Seen| {
             let meta = &seen.pod.metadata;
             meta.namespace.as_deref() == Some(namespace) && meta.name.as_deref() == Some(name)
         };
         let entries = self.entries.lock();
-        let mut found: Vec<Seen> = entries
-            .values()
-            .map(|entry| &entry.seen)
-            .filter(named)
-            .cloned()
-            .collect();
+        let seen = entries.values().map(|entry| entry.seen.borrow());
         // A successor of the same name may already be there: it is the one without an end.
-        found.sort_by_key(|seen| seen.pod.metadata.deletion_timestamp.is_some());
-        found.into_iter().next()
+        seen.filter(|seen| named(seen))
+            .min_by_key(|seen| seen.pod.metadata.deletion_timestamp.is_some())
+            .map(|seen| seen.clone())
     }
 }

@@ -3,16 +3,19 @@
 use std::{
     collections::{BTreeMap, HashMap},
     path::Path,
+    time::Duration,
 };
 
 use cri::v1;
 use futures::{StreamExt, TryStreamExt, stream};
+use jiff::Timestamp;
+use tokio::sync::watch;
 use tonic::Status;
 
 use crate::{
     logs,
     make::labels,
-    pod::observed::{Container, Observed, Sandbox, State},
+    pod::observed::{Container, Observed, Sandbox, Snapshot, State},
 };
 
 /// The longest last words that are kept.
@@ -22,6 +25,8 @@ const MESSAGE_LIMIT: u64 = 4096;
 #[derive(Clone)]
 pub struct Runtime {
     pub client: cri::Client,
+    /// Whether the runtime streams its events now.
+    pub events: watch::Sender<bool>,
 }
 
 /// Containers that have ended never change again.
@@ -156,6 +161,34 @@ impl Runtime {
             .ok_or_else(|| Status::not_found("container without a status"))
     }
 
+    /// Runs a command in a container to its end, or for as long as the request says.
+    pub async fn exec_sync(
+        &self,
+        request: v1::ExecSyncRequest,
+    ) -> Result<v1::ExecSyncResponse, Status> {
+        let seconds = u64::try_from(request.timeout).unwrap_or(0);
+        let mut request = tonic::Request::new(request);
+        if seconds > 0 {
+            // The runtime ends the command; it gets the usual time to say so.
+            request.set_timeout(Duration::from_secs(seconds) + cri::REQUEST_TIMEOUT);
+        }
+        let answer = self.client.clone().runtime.exec_sync(request).await?;
+        Ok(answer.into_inner())
+    }
+
+    /// Stops a container that has this many seconds to end by itself; gone is fine.
+    pub async fn stop_container(&self, id: &str, grace: i64) -> Result<(), Status> {
+        let mut request = tonic::Request::new(v1::StopContainerRequest {
+            container_id: id.to_owned(),
+            timeout: grace,
+        });
+        let grace = Duration::from_secs(u64::try_from(grace).unwrap_or(0));
+        request.set_timeout(grace + cri::REQUEST_TIMEOUT);
+        let answer = self.client.clone().runtime.stop_container(request).await;
+        gone_is_none(answer.map(|_| Some(())))?;
+        Ok(())
+    }
+
     /// Takes a sandbox and all of its containers away.
     pub async fn remove_sandbox(&self, id: &str) -> Result<(), Status> {
         let mut runtime = self.client.clone().runtime;
@@ -178,6 +211,22 @@ impl Runtime {
         gone_is_none(answer.map(|_| Some(())))?;
         Ok(())
     }
+}
+
+/// What an event tells about its sandbox; nothing if it only says that something happened.
+pub fn snapshot(event: v1::ContainerEventResponse) -> Option<Snapshot> {
+    let at = Timestamp::from_nanosecond(event.created_at.into()).ok()?;
+    let sandbox = Sandbox::from(event.pod_sandbox_status?);
+    let containers: Vec<Container> = event
+        .containers_statuses
+        .into_iter()
+        .map(|status| with_last_words(Container::from_status(status, sandbox.id.clone())))
+        .collect();
+    (!containers.is_empty()).then_some(Snapshot {
+        at,
+        sandbox,
+        containers,
+    })
 }
 
 /// What vanished between two calls is not an error.

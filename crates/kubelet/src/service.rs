@@ -1,7 +1,7 @@
 //! The kubelet as a service: starts its parts in order and is ready once the API shows its node as
 //! ready.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use client::Informer;
 use k8s_openapi::api::core::v1::{Node, Pod, Service as KubeService};
@@ -13,14 +13,16 @@ use tracing::warn;
 use volume::LinuxMounter;
 
 use crate::{
-    Config, Error, Result, cgroups, collect,
+    Config, Error, Result,
+    admit::Admitted,
+    cgroups, collect,
     core::Core,
     dispatch,
     events::Events,
+    make::apparmor,
     node::{lease, machine::Machine, register, status},
-    pod::spec,
     registry::Registry,
-    rotate,
+    relist, rotate,
     runtime::Runtime,
     server,
     sources::Sources,
@@ -69,14 +71,10 @@ async fn run(config: Arc<Config>, context: Context) -> Outcome {
     .await;
     core.events
         .node(Kind::Normal, "Starting", "Starting kubelet.");
-    let own = format!("metadata.name={}", config.node_name);
-    let nodes = Informer::<Node>::builder(config.client.clone())
-        .fields(own)
-        .start(&context);
     let (ready, mut is_ready) = watch::channel(false);
     context.spawn(
         "node status",
-        status::run(core.clone(), node.clone(), nodes.subscribe(), ready),
+        status::run(core.clone(), node.clone(), core.nodes.subscribe(), ready),
     );
     let holder = config.clone();
     context.spawn("lease", async move { lease::run(&holder, &node).await });
@@ -101,13 +99,13 @@ async fn start_pods(core: &Arc<Core>, context: &Context) {
         .start(context);
     pods.synced().await;
     core.services.synced().await;
-    let listed: Vec<Arc<Pod>> = pods.list();
+    core.nodes.synced().await;
     let files = static_pods::read_all(core);
-    let mut wanted: HashSet<String> = listed.iter().map(|pod| spec::uid(pod).to_owned()).collect();
-    wanted.extend(files.iter().map(|pod| spec::uid(pod).to_owned()));
+    dispatch::begin_with(core, pods.list());
+    static_pods::begin_with(core, &files);
     context.spawn("static pods", static_pods::follow(core.clone(), files));
     context.spawn("pods", dispatch::follow_api(core.clone(), pods));
-    dispatch::adopt_orphans(core, &wanted).await;
+    context.spawn("orphans", relist::run(core.clone()));
     context.spawn("runtime events", dispatch::follow_runtime(core.clone()));
     context.spawn("garbage", collect::run(core.clone()));
     context.spawn("logs", rotate::run(core.clone()));
@@ -120,10 +118,17 @@ fn core(config: &Arc<Config>, context: &Context) -> Core {
     Core {
         runtime: Runtime {
             client: cri::connect(&config.cri_socket),
+            events: watch::Sender::new(false),
         },
         events: Events::new(recorder, &config.node_name),
         sources: Sources::new(client.clone(), context.clone(), registry.clone()),
-        services: Informer::<KubeService>::builder(client).start(context),
+        services: Informer::<KubeService>::builder(client.clone()).start(context),
+        nodes: Informer::<Node>::builder(client)
+            .fields(format!("metadata.name={}", config.node_name))
+            .start(context),
+        admitted: Admitted::default(),
+        apparmor: apparmor::host_support(),
+        started: config.clock.now(),
         registry,
         machine: Machine::read(&config.root_dir),
         mounter: LinuxMounter,

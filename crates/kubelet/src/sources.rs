@@ -129,12 +129,12 @@ impl Sources {
         }
         let api: Api<K> = Api::namespaced(self.client.clone(), namespace);
         let found = api.get_opt(name).await?;
-        if watches.is_new(&key) {
-            self.watch(watches, key, uid);
-        }
+        self.watch(watches, key, uid);
         Ok(found.map(Arc::new))
     }
 
+    /// Watches an object for a pod. Another pod may have begun that watch meanwhile: then this one
+    /// joins it.
     fn watch<K>(&self, watches: &Watches<K>, key: Key, uid: &str)
     where
         K: kube::Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
@@ -145,6 +145,11 @@ impl Sources {
             + Sync
             + 'static,
     {
+        let mut entries = watches.entries.lock();
+        if let Some(watched) = entries.get_mut(&key) {
+            watched.users.insert(uid.to_owned());
+            return;
+        }
         let stop = self.context.token().child_token();
         let own = Context::standalone("kubelet", stop.clone());
         let informer = Informer::<K>::builder(self.client.clone())
@@ -157,7 +162,8 @@ impl Sources {
             stop: stop.clone(),
             users,
         };
-        watches.entries.lock().insert(key.clone(), watched);
+        entries.insert(key.clone(), watched);
+        drop(entries);
         let (entries, registry) = (watches.entries.clone(), self.registry.clone());
         own.spawn("source", async move {
             let mut changes = informer.subscribe();
@@ -248,10 +254,6 @@ impl<K> Watches<K> {
         let watched = entries.get_mut(key)?;
         watched.users.insert(uid.to_owned());
         Some(watched.informer.clone())
-    }
-
-    fn is_new(&self, key: &Key) -> bool {
-        !self.entries.lock().contains_key(key)
     }
 
     fn leave(&self, uid: &str) {

@@ -15,7 +15,6 @@ use crate::{
     make::{self, env::Problem, mounts, security},
     pod::{
         memory::Waiting,
-        observed::Observed,
         spec::{self, Role},
     },
 };
@@ -29,7 +28,8 @@ pub struct Start<'a> {
     pub sandbox_attempt: u32,
     pub pod_ips: &'a [String],
     pub volumes: &'a BTreeMap<String, PathBuf>,
-    pub observed: &'a Observed,
+    /// The container that an ephemeral one looks at, by id.
+    pub target: Option<&'a str>,
     /// The pod is to stop: nothing new is made.
     pub cancel: &'a CancellationToken,
 }
@@ -62,14 +62,14 @@ impl From<Problem> for Failure {
     }
 }
 
-/// Starts the container. `Ok(false)` if it was called off.
-pub async fn start(core: &Core, start: &Start<'_>) -> std::result::Result<bool, Failure> {
+/// Starts the container, unless it is called off.
+pub async fn start(core: &Core, start: &Start<'_>) -> std::result::Result<(), Failure> {
     let Some((role, container)) = spec::find(start.pod, start.name) else {
-        return Ok(false);
+        return Ok(());
     };
     let images = tokio::select! {
         images = all_images(core, start.pod, &container) => images,
-        () = start.cancel.cancelled() => return Ok(false),
+        () = start.cancel.cancelled() => return Ok(()),
     };
     let images = images.map_err(|no| Failure {
         waiting: no.waiting,
@@ -116,10 +116,10 @@ async fn create_and_start(
     role: Role,
     container: &Container,
     images: Images,
-) -> std::result::Result<bool, Failure> {
+) -> std::result::Result<(), Failure> {
     let config = container_config(core, start, role, container, images).await?;
     if start.cancel.is_cancelled() {
-        return Ok(false);
+        return Ok(());
     }
     let mut runtime = core.runtime.client.clone().runtime;
     let request = v1::CreateContainerRequest {
@@ -153,25 +153,35 @@ async fn create_and_start(
         "Started",
         "Container started",
     );
-    let hook = container
-        .lifecycle
-        .as_ref()
-        .and_then(|lifecycle| lifecycle.post_start.as_ref());
-    if let Some(hook) = hook
-        && let Err(error) = hooks::run(core, start.pod, container, &id, start.pod_ips, hook).await
-    {
-        core.events.container(
-            start.pod,
-            start.name,
-            Kind::Warning,
-            "FailedPostStartHook",
-            "PostStartHook failed",
-        );
-        let grace = spec::grace_period(start.pod);
-        hooks::stop_container(core, &id, grace).await;
-        return Err(failure("PostStartHookError", error.to_string()));
-    }
-    Ok(true)
+    post_start(core, start, container, &id).await
+}
+
+/// Runs the hook of a container that has just started. The pod's end calls it off: then the
+/// container is stopped like any other.
+async fn post_start(
+    core: &Core,
+    start: &Start<'_>,
+    container: &Container,
+    id: &str,
+) -> std::result::Result<(), Failure> {
+    let lifecycle = container.lifecycle.as_ref();
+    let Some(hook) = lifecycle.and_then(|lifecycle| lifecycle.post_start.as_ref()) else {
+        return Ok(());
+    };
+    let outcome = tokio::select! {
+        outcome = hooks::run(core, start.pod, container, id, start.pod_ips, hook) => outcome,
+        () = start.cancel.cancelled() => return Ok(()),
+    };
+    let Err(error) = outcome else {
+        return Ok(());
+    };
+    let message = "PostStartHook failed";
+    let reason = "FailedPostStartHook";
+    let events = &core.events;
+    events.container(start.pod, start.name, Kind::Warning, reason, message);
+    let grace = spec::grace_period(start.pod);
+    hooks::stop_container(core, id, grace).await;
+    Err(failure("PostStartHookError", error.to_string()))
 }
 
 async fn container_config(
@@ -201,21 +211,16 @@ async fn container_config(
             node: &node,
             host_ips: &host_ips,
             pod_ips: start.pod_ips,
+            volumes: start.volumes,
         },
     )?;
-    let target = spec::ephemeral_containers(pod)
-        .iter()
-        .find(|e| e.name == container.name)
-        .and_then(|e| e.target_container_name.as_deref())
-        .and_then(|name| start.observed.active(name))
-        .map(|target| target.id.as_str());
     let seccomp = core.config.root_dir.join("seccomp");
     let security = security::of_container(
         pod,
         role,
         container,
         &images.own.user,
-        target,
+        start.target,
         &seccomp.to_string_lossy(),
     )?;
     let mounts = all_mounts(core, start, container, &environment, &images.mounted)?;

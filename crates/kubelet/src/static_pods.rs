@@ -113,12 +113,16 @@ fn identity(seed: &str) -> String {
     )
 }
 
-/// Keeps workers for what the directory describes, for ever.
-pub async fn follow(core: Arc<Core>, mut current: Vec<Arc<Pod>>) {
-    remember(&core, &current);
-    for pod in &current {
-        adopt(&core, pod);
+/// Begins with the pods that the directory describes.
+pub fn begin_with(core: &Arc<Core>, pods: &[Arc<Pod>]) {
+    remember(core, pods);
+    for pod in pods {
+        adopt(core, pod);
     }
+}
+
+/// Keeps workers for what the directory describes, for ever, beginning with `current`.
+pub async fn follow(core: Arc<Core>, mut current: Vec<Arc<Pod>>) {
     let Some(dir) = core.config.static_pods_dir.clone() else {
         return;
     };

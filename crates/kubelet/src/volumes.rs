@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
+    sync::Arc,
 };
 
 use jiff::Timestamp;
@@ -18,17 +19,16 @@ pub struct Mounted {
     pub refresh_at: Option<Timestamp>,
 }
 
-/// The volumes that a container mounts and that the node makes: images are mounted by the runtime.
+/// The volumes that a container mounts or reads variables from, and that the node makes: images are mounted by the runtime.
 fn used(pod: &Pod) -> Vec<&Volume> {
-    let names: BTreeSet<String> = spec::containers(pod)
-        .iter()
-        .flat_map(|(_, c)| {
-            c.volume_mounts
-                .iter()
-                .flatten()
-                .map(|mount| mount.name.clone())
-        })
-        .collect();
+    let mut names = BTreeSet::new();
+    for (_, container) in spec::containers(pod) {
+        let mounts = container.volume_mounts.iter().flatten();
+        names.extend(mounts.map(|mount| mount.name.clone()));
+        let sources = container.env.iter().flatten();
+        let files = sources.filter_map(|env| env.value_from.as_ref()?.file_key_ref.as_ref());
+        names.extend(files.map(|file| file.volume_name.clone()));
+    }
     spec::spec(pod)
         .volumes
         .iter()
@@ -38,7 +38,7 @@ fn used(pod: &Pod) -> Vec<&Volume> {
 }
 
 /// Makes all volumes or brings their content up to date.
-pub async fn set_up(core: &Core, pod: &Pod) -> Result<Mounted> {
+pub async fn set_up(core: &Core, pod: &Arc<Pod>) -> Result<Mounted> {
     let mut mounted = Mounted::default();
     for volume in used(pod) {
         let failed = |error: &dyn std::fmt::Display| {
@@ -88,5 +88,13 @@ pub async fn tear_down(core: &Core, uid: &str) -> Result<()> {
     let (dir, mounter) = (core.pod_dir(uid), core.mounter);
     let down = tokio::task::spawn_blocking(move || volume::tear_down_all(&dir, &mounter)).await;
     down.map_err(|error| Error::Other(error.to_string()))?
+        .map_err(Error::from)
+}
+
+/// Removes a directory of the kubelet's own. What is mounted below it is left alone.
+pub async fn remove_dir(dir: PathBuf) -> Result<()> {
+    let removed = tokio::task::spawn_blocking(move || volume::remove_tree(&dir)).await;
+    removed
+        .map_err(|error| Error::Other(error.to_string()))?
         .map_err(Error::from)
 }

@@ -24,11 +24,12 @@ pub fn pod(root: &str, pod: &Pod) -> String {
     if root.is_empty() {
         return String::new();
     }
-    format!(
-        "{}/pod{}",
-        class(root, spec::qos_class(pod)),
-        spec::uid(pod)
-    )
+    pod_of_class(root, spec::qos_class(pod), spec::uid(pod))
+}
+
+/// The cgroup of a pod of this class.
+pub fn pod_of_class(root: &str, of: QosClass, uid: &str) -> String {
+    format!("{}/pod{uid}", class(root, of))
 }
 
 #[cfg(test)]

@@ -1,15 +1,15 @@
 //! A container's environment: its own variables, those of ConfigMaps and Secrets, and the cluster's
 //! services.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use k8s_openapi::{
     ByteString,
-    api::core::v1::{Container, EnvVarSource, Pod, Service},
+    api::core::v1::{Container, EnvVarSource, FileKeySelector, Pod, Service},
 };
 use volume::{Need, NodeFacts, Objects, downward};
 
-use super::expand::expand;
+use super::{env_file, expand::expand};
 use crate::pod::spec;
 
 /// What the environment is made of.
@@ -20,6 +20,8 @@ pub struct Inputs<'a> {
     pub node: &'a NodeFacts,
     pub host_ips: &'a [String],
     pub pod_ips: &'a [String],
+    /// Where volumes are, by name.
+    pub volumes: &'a BTreeMap<String, PathBuf>,
 }
 
 /// A variable that cannot be made: the container waits with CreateContainerConfigError.
@@ -199,9 +201,31 @@ fn referenced(
             found => Ok(found.map(|ByteString(b)| String::from_utf8_lossy(b).into_owned())),
         };
     }
-    Err(Problem(
-        "environment variables from files are not supported".to_owned(),
-    ))
+    match &source.file_key_ref {
+        Some(file) => from_file(file, inputs),
+        None => Err(Problem("a variable without a source".to_owned())),
+    }
+}
+
+fn from_file(source: &FileKeySelector, inputs: &Inputs) -> Result<Option<String>, Problem> {
+    let volume = inputs.volumes.get(&source.volume_name).ok_or_else(|| {
+        let name = &source.volume_name;
+        Problem(format!(
+            "cannot find the volume {name:?} referenced by FileKeyRef"
+        ))
+    })?;
+    let unreadable = |why: &dyn std::fmt::Display| {
+        Problem(format!("couldn't parse env file {:?}: {why}", source.path))
+    };
+    let text = env_file::read(volume, &source.path).map_err(|error| unreadable(&error))?;
+    let value = env_file::find(&text, &source.key).map_err(|why| unreadable(&why))?;
+    match value {
+        None if source.optional != Some(true) => Err(Problem(format!(
+            "environment variable key {:?} not found in file {:?}",
+            source.key, source.path
+        ))),
+        value => Ok(value),
+    }
 }
 
 fn pod_field(pod: &Pod, path: &str, inputs: &Inputs) -> Result<String, Problem> {
@@ -309,6 +333,7 @@ mod tests {
             node: &node,
             host_ips: &["192.168.0.1".to_owned()],
             pod_ips: &["10.42.0.2".to_owned()],
+            volumes: &BTreeMap::new(),
         };
         environment(&pod, &pod.spec.as_ref().unwrap().containers[0], &inputs)
     }

@@ -1,9 +1,11 @@
 //! From a pod's spec to what the runtime is asked for: pure translations, one concern per file.
 
+pub mod apparmor;
 pub mod cgroups;
 pub mod container;
 pub mod dns;
 pub mod env;
+pub mod env_file;
 pub mod expand;
 pub mod hosts;
 pub mod labels;

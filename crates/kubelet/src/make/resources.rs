@@ -44,15 +44,30 @@ fn amount(container: &Container, list: &str, resource: &str) -> Option<i64> {
     }
 }
 
-/// What a container gets.
+/// What the pod says for all of its containers together.
+fn amount_of_pod(pod: &Pod, list: &str, resource: &str) -> Option<i64> {
+    let whole = Container {
+        resources: spec::spec(pod).resources.clone(),
+        ..Default::default()
+    };
+    amount(&whole, list, resource)
+}
+
+/// What a container gets. One without limits of its own is held to its pod's.
 pub fn of_container(pod: &Pod, container: &Container, node_memory: i64) -> LinuxContainerResources {
-    let limit = amount(container, "limits", "cpu").unwrap_or(0);
+    let limit = |resource| {
+        let own = amount(container, "limits", resource).filter(|amount| *amount > 0);
+        own.or_else(|| amount_of_pod(pod, "limits", resource))
+            .unwrap_or(0)
+    };
+    let memory_limit = limit("memory");
+    let limit = limit("cpu");
     let request = amount(container, "requests", "cpu").unwrap_or(limit);
     LinuxContainerResources {
         cpu_period: PERIOD,
         cpu_quota: quota(limit),
         cpu_shares: shares(request),
-        memory_limit_in_bytes: amount(container, "limits", "memory").unwrap_or(0),
+        memory_limit_in_bytes: memory_limit,
         oom_score_adj: oom_score(pod, container, node_memory),
         ..Default::default()
     }
@@ -122,10 +137,13 @@ pub struct PodBounds {
     pub memory: Option<i64>,
 }
 
-/// Sums of the containers; a bound exists only when every container has one. Init containers count
-/// by their maximum, sidecars with everything after them.
+/// What the pod says itself, or the sums of its containers; then a bound exists only when every
+/// container has one. Init containers count by their maximum, sidecars with everything after them.
 pub fn of_pod(pod: &Pod) -> PodBounds {
     let total = |list: &str, resource: &str| -> (i64, bool) {
+        if let Some(own) = amount_of_pod(pod, list, resource) {
+            return (own, true);
+        }
         let mut complete = true;
         let mut of = |container: &Container| {
             let found = amount(container, list, resource).filter(|amount| *amount > 0);
@@ -186,6 +204,27 @@ mod tests {
             memory: Some(2 << 30),
         };
         assert_eq!(of_pod(&pod), bounds);
+    }
+
+    #[test]
+    fn what_the_pod_says_itself_holds_for_it_and_for_containers_without_limits() {
+        let pod: Pod = serde_json::from_value(serde_json::json!({"spec": {
+            "resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "2", "memory": "1Gi"}},
+            "containers": [{"name": "a", "resources": {"limits": {"memory": "64Mi"}}}, {"name": "b"}]}}))
+        .unwrap();
+        let bounds = PodBounds {
+            cpu_shares: 1024,
+            cpu_quota: Some(200_000),
+            memory: Some(1 << 30),
+        };
+        assert_eq!(of_pod(&pod), bounds);
+        let of = |index: usize| {
+            let container = &pod.spec.as_ref().unwrap().containers[index];
+            let made = of_container(&pod, container, 1 << 33);
+            (made.cpu_quota, made.memory_limit_in_bytes)
+        };
+        assert_eq!(of(0), (200_000, 64 << 20));
+        assert_eq!(of(1), (200_000, 1 << 30));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use cri::v1;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSecurityContext, SeccompProfile};
 
-use super::env::Problem;
+use super::{apparmor, env::Problem};
 use crate::pod::spec::{self, Role};
 
 /// The paths of /proc and /sys that a container does not see or change, unless it asks to.
@@ -106,9 +106,7 @@ fn groups_policy(pod: &Pod) -> i32 {
 pub fn of_sandbox(pod: &Pod, seccomp_root: &str) -> v1::LinuxSandboxSecurityContext {
     let context = pod_context(pod);
     let value = |value| v1::Int64Value { value };
-    let privileged = spec::containers(pod)
-        .iter()
-        .any(|(_, container)| is_privileged(container));
+    let privileged = spec::containers(pod).any(|(_, container)| is_privileged(&container));
     v1::LinuxSandboxSecurityContext {
         namespace_options: Some(namespaces(pod)),
         selinux_options: selinux(context.se_linux_options.as_ref()),
@@ -168,11 +166,13 @@ pub fn of_container(
         .seccomp_profile
         .as_ref()
         .or(of_pod.seccomp_profile.as_ref());
+    let (apparmor, apparmor_profile) = apparmor::profile(pod, container)?.unzip();
     let capabilities = own.capabilities.map(|capabilities| v1::Capability {
         add_capabilities: capabilities.add.unwrap_or_default(),
         drop_capabilities: capabilities.drop.unwrap_or_default(),
         ..Default::default()
     });
+    #[allow(deprecated, reason = "older runtimes read the deprecated profile name")]
     Ok(v1::LinuxContainerSecurityContext {
         capabilities,
         privileged,
@@ -195,6 +195,9 @@ pub fn of_container(
         no_new_privs: own.allow_privilege_escalation == Some(false),
         masked_paths: paths(MASKED),
         readonly_paths: paths(READ_ONLY),
+        apparmor,
+        // Older runtimes know only this form.
+        apparmor_profile: apparmor_profile.unwrap_or_default(),
         seccomp: Some(seccomp(
             seccomp_profile.filter(|_| !privileged),
             seccomp_root,

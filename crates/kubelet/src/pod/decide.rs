@@ -5,6 +5,8 @@
 //! loses its containers (sidecars last), then its sandbox, then its volumes.
 
 mod init;
+mod kill;
+mod reset;
 mod size;
 mod stop;
 
@@ -12,6 +14,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container as Spec, Pod};
 
 use init::advance_init;
+pub use kill::KillReason;
+use kill::{Kill, own_grace, reason_to_kill};
 use stop::stop_pod;
 
 use super::{
@@ -26,14 +30,13 @@ pub const MINIMUM_GRACE: i64 = 2;
 
 /// What the worker knows.
 pub struct View<'a> {
+    /// The pod with the resources that the node has given it.
     pub pod: &'a Pod,
     pub observed: &'a Observed,
     pub memory: &'a Memory,
     pub now: Timestamp,
     /// The pod is to end: it is being deleted, is gone, or has failed for good.
     pub stop: Option<Stop>,
-    /// The node has no room for a changed size: containers keep theirs.
-    pub keep_size: bool,
 }
 
 /// How a pod is to end.
@@ -41,16 +44,8 @@ pub struct View<'a> {
 pub struct Stop {
     /// Seconds its containers have to end by themselves.
     pub grace: i64,
-}
-
-/// Why a container is killed; decides about its grace period.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KillReason {
-    Pod,
-    Changed,
-    Liveness,
-    Startup,
-    Unknown,
+    /// When it began to stop.
+    pub since: Timestamp,
 }
 
 /// One thing to do.
@@ -75,6 +70,15 @@ pub enum Action {
         reason: KillReason,
         message: String,
         grace: i64,
+        /// It is to run again, whatever its policy says about the code that it ends with.
+        restart: bool,
+    },
+    /// All containers have ended because one of them asked for it: their records go, and the pod
+    /// begins again.
+    Reset {
+        containers: Vec<String>,
+        /// Which container asked for it, and what to remember of that.
+        crash: (String, CrashBackoff),
     },
     /// Running containers get what their specs say now: ids and names.
     Resize {
@@ -92,6 +96,7 @@ impl Action {
             Self::StopSandbox { id } => Task::StopSandbox(id.clone()),
             Self::Start { name, .. } => Task::Start(name.clone()),
             Self::Kill { id, .. } => Task::Kill(id.clone()),
+            Self::Reset { .. } => Task::Reset,
             Self::Resize { .. } => Task::Resize,
             Self::TearDown => Task::TearDown,
         }
@@ -106,7 +111,9 @@ pub struct Decision {
     pub wake: Option<Timestamp>,
     /// Containers that wait for a reason users should see.
     pub waiting: Vec<(String, Waiting)>,
-    /// Everything of the pod has ended.
+    /// No container of the pod runs, and none will.
+    pub ended: bool,
+    /// Everything of the pod has ended, its sandbox and volumes too.
     pub stopped: bool,
 }
 
@@ -142,6 +149,9 @@ fn run_pod(view: &View, decision: &mut Decision) {
             if !volumes_ready(view, decision) {
                 return;
             }
+            if reset::restart_all(view, decision) {
+                return;
+            }
             start_ephemeral(view, decision);
             if advance_init(view, decision) {
                 run_main(view, decision);
@@ -155,7 +165,7 @@ fn run_pod(view: &View, decision: &mut Decision) {
 fn volumes_ready(view: &View, decision: &mut Decision) -> bool {
     match view.memory.volumes {
         Volumes::Ready => return true,
-        Volumes::Failed { retry_at } if retry_at > view.now => decision.wake_at(retry_at),
+        Volumes::Failed { retry_at, .. } if retry_at > view.now => decision.wake_at(retry_at),
         _ => decision.actions.push(Action::SetUpVolumes),
     }
     false
@@ -167,14 +177,7 @@ fn replace_sandbox(view: &View, attempt: u32, decision: &mut Decision) {
         return;
     }
     for container in view.observed.alive() {
-        kill(
-            view,
-            container,
-            KillReason::Pod,
-            String::new(),
-            None,
-            decision,
-        );
+        decision.kill(Kill::of_pod(view, container));
     }
     if !decision.actions.is_empty() {
         return;
@@ -221,14 +224,7 @@ fn is_done_without_sandbox(view: &View, attempt: u32) -> bool {
 /// Containers of older sandboxes have no place in the new one.
 fn kill_leftovers(view: &View, sandbox: &str, decision: &mut Decision) {
     for container in view.observed.alive().filter(|c| c.sandbox_id != sandbox) {
-        kill(
-            view,
-            container,
-            KillReason::Pod,
-            String::new(),
-            None,
-            decision,
-        );
+        decision.kill(Kill::of_pod(view, container));
     }
 }
 
@@ -239,29 +235,6 @@ fn start_ephemeral(view: &View, decision: &mut Decision) {
             start(view, Role::Ephemeral, &container, None, decision);
         }
     }
-}
-
-fn reason_to_kill(
-    view: &View,
-    container: &Spec,
-    seen: &Container,
-) -> Option<(KillReason, &'static str)> {
-    let probes = view
-        .memory
-        .probes
-        .get(&seen.id)
-        .copied()
-        .unwrap_or_default();
-    if !seen.hash.is_empty() && seen.hash != spec::content_hash(container) {
-        return Some((KillReason::Changed, "definition changed"));
-    }
-    if probes.liveness == Some(false) {
-        return Some((KillReason::Liveness, "failed liveness probe"));
-    }
-    if size::needs_restart(view, container, seen) {
-        return Some((KillReason::Changed, "resize requires restart"));
-    }
-    (probes.startup == Some(false)).then_some((KillReason::Startup, "failed startup probe"))
 }
 
 fn run_main(view: &View, decision: &mut Decision) {
@@ -275,10 +248,7 @@ fn run_main(view: &View, decision: &mut Decision) {
             continue;
         }
         alive |= keep_main(view, container, decision);
-        let hooked = container
-            .lifecycle
-            .as_ref()
-            .is_some_and(|l| l.post_start.is_some());
+        let hooked = spec::has_post_start(container);
         let starting = decision
             .actions
             .iter()
@@ -302,17 +272,21 @@ fn keep_main(view: &View, container: &Spec, decision: &mut Decision) -> bool {
     match (latest, active) {
         (_, Some(running)) if running.state == State::Running => {
             if let Some((reason, why)) = reason_to_kill(view, container, running) {
-                let restarts =
+                let restart =
                     reason == KillReason::Changed || restart::restarts_after_kill(container, spec);
-                let then = if restarts { ", will be restarted" } else { "" };
-                let message = format!("Container {} {why}{then}", container.name);
-                kill(view, running, reason, message, None, decision);
+                let then = if restart { ", will be restarted" } else { "" };
+                decision.kill(Kill {
+                    message: format!("Container {} {why}{then}", container.name),
+                    grace: own_grace(view.pod, container, reason),
+                    reason,
+                    restart,
+                    container: running,
+                });
             }
             true
         }
         (Some(ended), _) if ended.state == State::Exited => {
-            let changed = !ended.hash.is_empty() && ended.hash != spec::content_hash(container);
-            let restarts = changed && restart::restarts_after_kill(container, spec)
+            let restarts = view.memory.was_killed_to_restart(ended)
                 || restart::should_restart(container, spec, ended.exit_code);
             if restarts {
                 start(view, Role::Main, container, Some(ended), decision);
@@ -320,15 +294,7 @@ fn keep_main(view: &View, container: &Spec, decision: &mut Decision) -> bool {
             restarts
         }
         (_, Some(unknown)) if unknown.state == State::Unknown => {
-            let message = "Container is in \"unknown\" state, try killing it before restart";
-            kill(
-                view,
-                unknown,
-                KillReason::Unknown,
-                message.to_owned(),
-                None,
-                decision,
-            );
+            decision.kill(Kill::of_unknown(view, unknown, "Container"));
             true
         }
         (last, _) => {
@@ -365,21 +331,14 @@ fn start(
         return;
     }
     let mut crash = None;
-    if let Some(ended) = last.filter(|last| last.state == State::Exited) {
+    if let Some(ended) = ended_before(view, last) {
         let finished = ended.finished_at.unwrap_or(ended.created_at);
         let hash = spec::content_hash(container);
         match restart::verdict(view.memory.crashes.get(name), &hash, finished, view.now) {
             Verdict::Go(next) => crash = Some(next),
             Verdict::Wait { until, delay } => {
-                let message = format!(
-                    "back-off {} restarting failed container={name} pod={}",
-                    go_duration(delay.as_secs()),
-                    spec::described(view.pod)
-                );
-                let reason = "CrashLoopBackOff".to_owned();
-                decision
-                    .waiting
-                    .push((name.clone(), Waiting { reason, message }));
+                let waiting = crash_loop(view.pod, name, delay);
+                decision.waiting.push((name.clone(), waiting));
                 decision.wake_at(until);
                 return;
             }
@@ -396,6 +355,28 @@ fn start(
         restart_count,
         crash,
     });
+}
+
+/// The end that a start has to keep its distance from. A container that was killed to run again is
+/// replaced at once: its distance is to the one before it.
+fn ended_before<'a>(view: &'a View, last: Option<&'a Container>) -> Option<&'a Container> {
+    let last = last.filter(|last| last.state == State::Exited)?;
+    if !view.memory.was_killed_to_restart(last) {
+        return Some(last);
+    }
+    let mut older = view.observed.containers.iter();
+    older.find(|c| c.name == last.name && c.id != last.id && c.state == State::Exited)
+}
+
+fn crash_loop(pod: &Pod, name: &str, delay: std::time::Duration) -> Waiting {
+    Waiting {
+        reason: "CrashLoopBackOff".to_owned(),
+        message: format!(
+            "back-off {} restarting failed container={name} pod={}",
+            go_duration(delay.as_secs()),
+            spec::described(pod)
+        ),
+    }
 }
 
 fn remembered_restarts(pod: &Pod, name: &str) -> u32 {
@@ -418,46 +399,6 @@ fn go_duration(seconds: u64) -> String {
         (0, s) => format!("{s}s"),
         (m, s) => format!("{m}m{s}s"),
     }
-}
-
-fn kill(
-    view: &View,
-    container: &Container,
-    reason: KillReason,
-    message: String,
-    pod_grace: Option<i64>,
-    decision: &mut Decision,
-) {
-    let grace = pod_grace.unwrap_or_else(|| own_grace(view.pod, &container.name, reason));
-    let message = if message.is_empty() {
-        format!("Stopping container {}", container.name)
-    } else {
-        message
-    };
-    let (id, name) = (container.id.clone(), container.name.clone());
-    decision.actions.push(Action::Kill {
-        id,
-        name,
-        reason,
-        message,
-        grace,
-    });
-}
-
-/// A probe may have a grace period of its own.
-fn own_grace(pod: &Pod, name: &str, reason: KillReason) -> i64 {
-    let of_pod = spec::grace_period(pod);
-    let Some((_, container)) = spec::find(pod, name) else {
-        return of_pod;
-    };
-    let probe = match reason {
-        KillReason::Liveness => container.liveness_probe,
-        KillReason::Startup => container.startup_probe,
-        _ => None,
-    };
-    probe
-        .and_then(|probe| probe.termination_grace_period_seconds)
-        .unwrap_or(of_pod)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use super::*;
 use crate::make::resources::Bounds;
 use crate::pod::{
-    memory::{Probes, StartFailure},
+    memory::{Probes, Replaced, StartFailure},
     observed::Sandbox,
 };
 
@@ -74,7 +74,6 @@ fn see(pod: &Pod, containers: Vec<Container>, memory: &Memory, stop: Option<Stop
         memory,
         now: at(NOW),
         stop,
-        keep_size: false,
     })
 }
 
@@ -89,6 +88,7 @@ fn short(decision: &Decision) -> Vec<String> {
             ..
         } => format!("start {name} {restart_count}"),
         Action::Kill { name, grace, .. } => format!("kill {name} {grace}"),
+        Action::Reset { containers, .. } => format!("reset {}", containers.join(" ")),
         Action::Resize { containers } => format!("resize {}", containers[0].1),
         Action::TearDown => "tear down".to_owned(),
     };
@@ -112,7 +112,6 @@ fn a_new_pod_gets_volumes_then_a_sandbox_then_all_its_containers() {
             memory,
             now,
             stop: None,
-            keep_size: false,
         })
     };
     assert_eq!(short(&look(&memory)), ["volumes"]);
@@ -165,7 +164,6 @@ fn a_pod_whose_containers_all_ended_for_good_is_taken_down() {
             memory,
             now,
             stop: None,
-            keep_size: false,
         })
     };
     assert_eq!(short(&look(&memory)), ["tear down"]);
@@ -302,16 +300,15 @@ fn failed_probes_and_changed_images_kill() {
 #[test]
 fn a_deleted_pod_loses_containers_then_sidecars_then_sandbox_then_volumes() {
     let pod = with_init();
-    let stop = Some(Stop { grace: 10 });
+    let stop = Some(Stop {
+        grace: 10,
+        since: at(NOW - 4),
+    });
     let running = |name| container(name, State::Running);
     let seen = vec![running("a"), running("side")];
     assert_eq!(short(&see(&pod, seen, &ready(), stop)), ["kill a 10"]);
-    let memory = Memory {
-        stopping_since: Some(at(NOW - 4)),
-        ..ready()
-    };
     let seen = vec![exited("a", 143), running("side")];
-    assert_eq!(short(&see(&pod, seen, &memory, stop)), ["kill side 6"]);
+    assert_eq!(short(&see(&pod, seen, &ready(), stop)), ["kill side 6"]);
     let seen = vec![exited("a", 143), exited("side", 143)];
     assert_eq!(short(&see(&pod, seen, &ready(), stop)), ["stop s"]);
 }
@@ -325,12 +322,28 @@ fn a_kill_is_repeated_only_with_less_time() {
     };
     let pod = simple("Always");
     assert!(
-        see(&pod, running.clone(), &memory, Some(Stop { grace: 30 }))
-            .actions
-            .is_empty()
+        see(
+            &pod,
+            running.clone(),
+            &memory,
+            Some(Stop {
+                grace: 30,
+                since: at(NOW)
+            })
+        )
+        .actions
+        .is_empty()
     );
     assert_eq!(
-        short(&see(&pod, running, &memory, Some(Stop { grace: 1 }))),
+        short(&see(
+            &pod,
+            running,
+            &memory,
+            Some(Stop {
+                grace: 1,
+                since: at(NOW)
+            })
+        )),
         ["kill a 1"]
     );
 }
@@ -351,7 +364,6 @@ fn a_dead_sandbox_is_replaced_after_everything_in_it_ended() {
         memory: &memory,
         now,
         stop: None,
-        keep_size: false,
     };
     assert_eq!(short(&decide(&view)), ["kill a 30"]);
     let observed = Observed::new(vec![down], vec![exited("a", 137)]);
@@ -361,7 +373,6 @@ fn a_dead_sandbox_is_replaced_after_everything_in_it_ended() {
         memory: &memory,
         now,
         stop: None,
-        keep_size: false,
     };
     assert_eq!(short(&decide(&view)), ["sandbox 1"]);
 }
@@ -432,4 +443,160 @@ fn a_changed_size_is_given_in_place_or_by_a_restart() {
         actions(&with("RestartContainer"), vec![sized(1)]),
         ["kill a 30"]
     );
+}
+
+fn killed_to_restart(container: &Container) -> Memory {
+    let replaced = Replaced {
+        was: container.clone(),
+        shown_until: None,
+    };
+    Memory {
+        replaced: [(container.name.clone(), replaced)].into(),
+        ..ready()
+    }
+}
+
+#[test]
+fn a_container_that_was_killed_to_run_again_does_whatever_code_it_ended_with() {
+    for policy in ["Always", "OnFailure", "Never"] {
+        let ended = exited("a", 0);
+        let memory = killed_to_restart(&ended);
+        let seen = vec![ended, container("b", State::Running)];
+        let decision = see(&simple(policy), seen, &memory, None);
+        assert_eq!(short(&decision), ["start a 1"], "{policy}");
+        // Not even the only one of its pod that was left.
+        let seen = vec![exited("a", 0), exited("b", 0)];
+        let decision = see(&simple(policy), seen, &memory, None);
+        assert!(
+            short(&decision).contains(&"start a 1".to_owned()),
+            "{policy}"
+        );
+    }
+}
+
+#[test]
+fn only_a_container_that_may_run_again_is_killed_to_do_so() {
+    let failed = Probes {
+        liveness: Some(false),
+        ..Default::default()
+    };
+    let restarts = |policy: &str, hash: &str, probes: Probes| {
+        let memory = Memory {
+            probes: [("a-id".to_owned(), probes)].into(),
+            ..ready()
+        };
+        let running = Container {
+            hash: hash.into(),
+            ..container("a", State::Running)
+        };
+        let seen = vec![running, container("b", State::Running)];
+        let decision = see(&simple(policy), seen, &memory, None);
+        match decision.actions.as_slice() {
+            [Action::Kill { restart, .. }] => *restart,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(restarts("OnFailure", "", failed));
+    assert!(!restarts("Never", "", failed));
+    assert!(restarts("Never", "another image", Probes::default()));
+}
+
+#[test]
+fn a_killed_container_keeps_its_distance_from_the_end_before_it() {
+    let crash = CrashBackoff {
+        hash: spec::content_hash(&spec::spec(&simple("Always")).containers[0]),
+        delay: std::time::Duration::from_secs(300),
+        updated: at(NOW - 20),
+    };
+    let killed = exited("a", 143);
+    let mut memory = killed_to_restart(&killed);
+    memory.crashes.insert("a".into(), crash);
+    let seen = vec![killed.clone(), container("b", State::Running)];
+    // It is the first to end: nothing to keep a distance from.
+    let decision = see(&simple("Always"), seen, &memory, None);
+    assert_eq!(short(&decision), ["start a 1"]);
+    let before = Container {
+        id: "older".into(),
+        created_at: at(5),
+        finished_at: Some(at(NOW - 30)),
+        ..exited("a", 1)
+    };
+    let seen = vec![killed, before, container("b", State::Running)];
+    let decision = see(&simple("Always"), seen, &memory, None);
+    assert!(decision.actions.is_empty());
+    assert_eq!(decision.wake, Some(at(NOW + 270)));
+}
+
+#[test]
+fn an_end_that_restarts_the_whole_pod_stops_and_forgets_every_container() {
+    let pod = pod(serde_json::json!({"restartPolicy": "Never",
+        "initContainers": [{"name": "i"}],
+        "containers": [{"name": "a"}, {"name": "b", "restartPolicy": "Never", "restartPolicyRules": [
+            {"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [7]}}]}]}));
+    let init = exited("i", 0);
+    let look = |containers| short(&see(&pod, containers, &ready(), None));
+    let running = container("a", State::Running);
+    assert_eq!(
+        look(vec![init.clone(), running, exited("b", 7)]),
+        ["kill a 30"]
+    );
+    let ended = exited("a", 143);
+    let reset = look(vec![init.clone(), ended.clone(), exited("b", 7)]);
+    assert_eq!(reset, ["reset i-id a-id b-id"]);
+    assert_eq!(look(vec![]), ["start i 0"]);
+    assert_eq!(look(vec![init, ended, exited("b", 1)]), ["stop s"]);
+}
+
+#[test]
+fn volumes_that_cannot_be_taken_down_keep_the_pod() {
+    let pod = simple("Never");
+    let stop = Some(Stop {
+        grace: 1,
+        since: at(NOW),
+    });
+    let observed = Observed::default();
+    let look = |volumes: Volumes| {
+        let memory = Memory {
+            volumes,
+            ..Default::default()
+        };
+        decide(&View {
+            pod: &pod,
+            observed: &observed,
+            memory: &memory,
+            now: at(NOW),
+            stop,
+        })
+    };
+    let stuck = |second| Volumes::Stuck {
+        retry_at: at(second),
+        times: 1,
+    };
+    let waits = look(stuck(NOW + 5));
+    assert!(waits.ended && !waits.stopped && waits.actions.is_empty());
+    assert_eq!(waits.wake, Some(at(NOW + 5)));
+    assert_eq!(short(&look(stuck(NOW))), ["tear down"]);
+    assert!(look(Volumes::Gone).stopped);
+}
+
+#[test]
+fn a_size_that_the_runtime_accepted_is_not_set_again_though_it_reports_another() {
+    let pod = pod(serde_json::json!({"containers": [
+        {"name": "a", "resources": {"limits": {"cpu": "1"}}}]}));
+    let odd = Bounds {
+        cpu_shares: 3,
+        ..Default::default()
+    };
+    let seen = Container {
+        bounds: Some(odd),
+        ..container("a", State::Running)
+    };
+    let look = |memory: &Memory| short(&see(&pod, vec![seen.clone()], memory, None));
+    assert_eq!(look(&ready()), ["resize a"]);
+    let wanted = Bounds::wanted(&pod, &spec::spec(&pod).containers[0]);
+    let memory = Memory {
+        sizes: [("a-id".to_owned(), wanted)].into(),
+        ..ready()
+    };
+    assert!(look(&memory).is_empty());
 }

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 
-use super::restart::CrashBackoff;
+use super::{observed::Container, restart::CrashBackoff};
+use crate::make::resources::Bounds;
 
 /// Why a container waits, as users see it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -42,7 +43,9 @@ pub enum Volumes {
     /// In place.
     Ready,
     /// Could not be set up; tried again then.
-    Failed { retry_at: Timestamp },
+    Failed { retry_at: Timestamp, times: u32 },
+    /// Could not be taken down; tried again then. The pod is not gone before they are.
+    Stuck { retry_at: Timestamp, times: u32 },
     /// Taken down.
     Gone,
 }
@@ -55,8 +58,25 @@ pub enum Task {
     StopSandbox(String),
     Start(String),
     Kill(String),
+    Reset,
     Resize,
     TearDown,
+}
+
+impl Task {
+    /// Whether it starts a container.
+    pub fn is_start(&self) -> bool {
+        matches!(self, Self::Start(_))
+    }
+}
+
+/// A container that was killed to run again.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Replaced {
+    /// As it was when it was killed.
+    pub was: Container,
+    /// Until then users see it as it was: the next one is about to take its place.
+    pub shown_until: Option<Timestamp>,
 }
 
 /// A sandbox that could not be made.
@@ -79,8 +99,12 @@ pub struct Memory {
     pub sandbox_failure: Option<SandboxFailure>,
     /// With the grace period of kills.
     pub running: BTreeMap<Task, i64>,
-    /// When the pod began to stop.
-    pub stopping_since: Option<Timestamp>,
+    /// By container name.
+    pub replaced: BTreeMap<String, Replaced>,
+    /// The bounds that the runtime has accepted, by container id.
+    pub sizes: BTreeMap<String, Bounds>,
+    /// Why containers waited at the last look, by name: each reason makes one event.
+    pub announced: BTreeMap<String, Waiting>,
 }
 
 impl Memory {
@@ -92,5 +116,20 @@ impl Memory {
     /// Whether a container of this name is being started.
     pub fn is_starting(&self, name: &str) -> bool {
         self.is_running(&Task::Start(name.to_owned()))
+    }
+
+    /// Whether this container was killed in order to run again: its exit code says nothing.
+    pub fn was_killed_to_restart(&self, container: &Container) -> bool {
+        let replaced = self.replaced.get(&container.name);
+        replaced.is_some_and(|replaced| replaced.was.id == container.id)
+    }
+
+    /// A ConfigMap or Secret changed: what failed for the lack of one is tried again now.
+    pub fn retry_after_sources_changed(&mut self) {
+        if let Volumes::Failed { .. } = self.volumes {
+            self.volumes = Volumes::Pending;
+        }
+        self.failures
+            .retain(|_, failure| failure.waiting.reason != "CreateContainerConfigError");
     }
 }

@@ -67,6 +67,14 @@ pub struct Observed {
     pub containers: Vec<Container>,
 }
 
+/// One sandbox and all of its containers at one time, as an event of the runtime tells.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Snapshot {
+    pub at: Timestamp,
+    pub sandbox: Sandbox,
+    pub containers: Vec<Container>,
+}
+
 /// Whether the pod's sandbox can be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SandboxNeed {
@@ -85,6 +93,16 @@ impl Observed {
             sandboxes,
             containers,
         }
+    }
+
+    /// The same with one sandbox as it is now.
+    pub fn with(mut self, snapshot: Snapshot) -> Self {
+        let id = &snapshot.sandbox.id;
+        self.sandboxes.retain(|sandbox| sandbox.id != *id);
+        self.containers.retain(|c| c.sandbox_id != *id);
+        self.sandboxes.push(snapshot.sandbox);
+        self.containers.extend(snapshot.containers);
+        Self::new(self.sandboxes, self.containers)
     }
 
     /// The newest container of this name.
@@ -305,5 +323,33 @@ mod tests {
                 why: "multiple pod sandboxes are ready and need to be reconciled"
             }
         );
+    }
+
+    #[test]
+    fn a_snapshot_replaces_what_was_known_of_its_sandbox_and_nothing_else() {
+        let container = |id: &str, sandbox: &str, state| Container {
+            id: id.into(),
+            sandbox_id: sandbox.into(),
+            name: "c".into(),
+            created_at: Timestamp::from_second(if sandbox == "b" { 2 } else { 1 }).unwrap(),
+            state,
+            ..Default::default()
+        };
+        let before = Observed::new(
+            vec![sandbox("a", 0, false, &[]), sandbox("b", 1, true, &["x"])],
+            vec![
+                container("1", "a", State::Exited),
+                container("2", "b", State::Running),
+            ],
+        );
+        let now = before.clone().with(Snapshot {
+            at: Timestamp::UNIX_EPOCH,
+            sandbox: sandbox("b", 1, false, &["x"]),
+            containers: vec![container("2", "b", State::Exited)],
+        });
+        assert_eq!(now.latest("c").unwrap().state, State::Exited);
+        assert!(!now.sandboxes[0].ready);
+        assert_eq!(now.containers[1], before.containers[1]);
+        assert_eq!(now.sandboxes[1], before.sandboxes[1]);
     }
 }

@@ -11,10 +11,8 @@ pub const CAP: Duration = Duration::from_secs(300);
 
 /// Whether a container that ended with this code starts again.
 pub fn should_restart(container: &Container, spec: &PodSpec, exit_code: i32) -> bool {
-    let rules = container.restart_policy_rules.iter().flatten();
-    if rules
-        .clone()
-        .any(|rule| rule.action == "Restart" && matches(rule, exit_code))
+    if let Some("Restart" | "RestartAllContainers") =
+        rule(container, exit_code).map(|rule| rule.action.as_str())
     {
         return true;
     }
@@ -29,14 +27,24 @@ pub fn should_restart(container: &Container, spec: &PodSpec, exit_code: i32) -> 
     }
 }
 
-fn matches(rule: &ContainerRestartRule, exit_code: i32) -> bool {
-    rule.exit_codes.as_ref().is_some_and(|codes| {
-        let listed = codes.values.iter().flatten().any(|code| *code == exit_code);
-        match codes.operator.as_str() {
-            "In" => listed,
-            "NotIn" => !listed,
-            _ => false,
-        }
+/// Whether a container that ended with this code restarts all containers of its pod.
+pub fn restarts_all(container: &Container, exit_code: i32) -> bool {
+    rule(container, exit_code).is_some_and(|rule| rule.action == "RestartAllContainers")
+}
+
+/// The first rule for this code. Rules count only beside a policy of the container's own.
+fn rule(container: &Container, exit_code: i32) -> Option<&ContainerRestartRule> {
+    container.restart_policy.as_ref()?;
+    let mut rules = container.restart_policy_rules.iter().flatten();
+    rules.find(|rule| {
+        rule.exit_codes.as_ref().is_some_and(|codes| {
+            let listed = codes.values.iter().flatten().any(|code| *code == exit_code);
+            match codes.operator.as_str() {
+                "In" => listed,
+                "NotIn" => !listed,
+                _ => false,
+            }
+        })
     })
 }
 
@@ -167,5 +175,13 @@ mod tests {
         .unwrap();
         assert!(should_restart(&ruled, &spec("Always"), 42));
         assert!(!should_restart(&ruled, &spec("Always"), 1));
+        assert!(!restarts_all(&ruled, 42));
+        let all: Container = serde_json::from_value(serde_json::json!({"name": "c",
+            "restartPolicy": "Never", "restartPolicyRules": [
+            {"action": "Restart", "exitCodes": {"operator": "In", "values": [1]}},
+            {"action": "RestartAllContainers", "exitCodes": {"operator": "NotIn", "values": [0]}}]}))
+        .unwrap();
+        assert!(!restarts_all(&all, 1) && restarts_all(&all, 2) && !restarts_all(&all, 0));
+        assert!(should_restart(&all, &spec("Never"), 2));
     }
 }

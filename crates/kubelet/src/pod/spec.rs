@@ -1,6 +1,6 @@
 //! Questions about a pod's spec that several parts ask.
 
-use std::{collections::BTreeMap, sync::LazyLock};
+use std::{borrow::Cow, collections::BTreeMap, sync::LazyLock};
 
 use k8s_openapi::{
     api::core::v1::{Container, EphemeralContainer, Pod, PodSpec},
@@ -67,7 +67,7 @@ pub fn is_sidecar(container: &Container) -> bool {
 }
 
 /// Every container with its role, in the order of the spec.
-pub fn containers(pod: &Pod) -> Vec<(Role, Container)> {
+pub fn containers(pod: &Pod) -> impl Iterator<Item = (Role, Cow<'_, Container>)> {
     let role = |c: &Container| {
         if is_sidecar(c) {
             Role::Sidecar
@@ -75,19 +75,20 @@ pub fn containers(pod: &Pod) -> Vec<(Role, Container)> {
             Role::Init
         }
     };
-    let init = init_containers(pod).iter().map(|c| (role(c), c.clone()));
-    let main = spec(pod).containers.iter().map(|c| (Role::Main, c.clone()));
+    let init = init_containers(pod)
+        .iter()
+        .map(move |c| (role(c), Cow::Borrowed(c)));
+    let main = spec(pod).containers.iter();
+    let main = main.map(|c| (Role::Main, Cow::Borrowed(c)));
     let ephemeral = ephemeral_containers(pod)
         .iter()
-        .map(|c| (Role::Ephemeral, as_container(c)));
-    init.chain(main).chain(ephemeral).collect()
+        .map(|c| (Role::Ephemeral, Cow::Owned(as_container(c))));
+    init.chain(main).chain(ephemeral)
 }
 
 /// The container of this name.
-pub fn find(pod: &Pod, name: &str) -> Option<(Role, Container)> {
-    containers(pod)
-        .into_iter()
-        .find(|(_, container)| container.name == name)
+pub fn find<'a>(pod: &'a Pod, name: &str) -> Option<(Role, Cow<'a, Container>)> {
+    containers(pod).find(|(_, container)| container.name == name)
 }
 
 /// An ephemeral container in the shape of the others.
@@ -112,6 +113,12 @@ pub fn as_container(ephemeral: &EphemeralContainer) -> Container {
         working_dir: e.working_dir,
         ..Default::default()
     }
+}
+
+/// Whether something runs in the container before it counts as started.
+pub fn has_post_start(container: &Container) -> bool {
+    let lifecycle = container.lifecycle.as_ref();
+    lifecycle.is_some_and(|lifecycle| lifecycle.post_start.is_some())
 }
 
 /// What makes a running container another one when it changes: its name and image.

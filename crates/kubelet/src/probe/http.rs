@@ -1,14 +1,13 @@
 //! HTTP probes and hooks: a GET to the pod, over TLS without verification if asked, following
 //! redirects on the same host only.
 
-use std::{net::IpAddr, time::Duration};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Uri, header};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::{Container, HTTPGetAction};
-use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::Answer;
@@ -130,23 +129,13 @@ fn redirected(target: &Target, location: &str) -> Option<Target> {
 }
 
 async fn ask(target: &Target) -> Result<(u16, Option<String>, String), String> {
-    let ip: IpAddr = target
-        .host
-        .parse()
-        .map_err(|_| format!("dial tcp: lookup {}: not an IP address", target.host))?;
-    let tcp = TcpStream::connect((ip, target.port))
-        .await
-        .map_err(|error| {
-            format!(
-                "dial tcp {ip}:{}: connect: {}",
-                target.port,
-                super::tcp::go_words(&error)
-            )
-        })?;
+    let tcp = super::tcp::connect(&target.host, target.port).await?;
     if target.tls {
         let connector =
             TlsConnector::from(pki::unverified_client_config().map_err(|error| error.to_string())?);
-        let name = rustls::pki_types::ServerName::IpAddress(ip.into());
+        let host = target.host.trim_matches(['[', ']']).to_owned();
+        let name =
+            rustls::pki_types::ServerName::try_from(host).map_err(|error| error.to_string())?;
         let tls = connector
             .connect(name, tcp)
             .await

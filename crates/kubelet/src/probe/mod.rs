@@ -3,6 +3,7 @@
 
 mod grpc;
 pub mod http;
+mod pace;
 mod tcp;
 mod threshold;
 
@@ -19,6 +20,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{core::Core, pod::spec, registry::Message};
+use pace::Pace;
 use threshold::Threshold;
 
 /// What a probe is for.
@@ -62,6 +64,14 @@ pub enum Answer {
     Broken(String),
 }
 
+/// What a probe found out about a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProbeResult {
+    pub container_id: String,
+    pub kind: ProbeKind,
+    pub ok: bool,
+}
+
 /// A probe that runs for one container.
 pub struct Running {
     pub pod: Arc<Pod>,
@@ -70,6 +80,8 @@ pub struct Running {
     pub started_at: Timestamp,
     pub pod_ip: String,
     pub kind: ProbeKind,
+    /// The container was ready before this kubelet began.
+    pub is_ready: bool,
     /// Whether the startup probe has succeeded; others wait for it.
     pub started: watch::Receiver<bool>,
     pub stop: CancellationToken,
@@ -89,47 +101,55 @@ async fn probe_loop(core: &Core, running: &mut Running) {
         return;
     };
     let seconds = |value: Option<i32>, default: i32| {
-        Duration::from_secs(
-            value
-                .filter(|v| *v > 0)
-                .unwrap_or(default)
-                .unsigned_abs()
-                .into(),
-        )
+        let value = value.filter(|value| *value > 0).unwrap_or(default);
+        Duration::from_secs(value.unsigned_abs().into())
     };
-    let ready_at = running.started_at
-        + Duration::from_secs(probe.initial_delay_seconds.unwrap_or(0).max(0) as u64);
-    if let Ok(wait) = Duration::try_from(ready_at - core.now()) {
-        core.config.clock.sleep(wait).await;
+    let clock = &core.config.clock;
+    let period = seconds(probe.period_seconds, 10);
+    let delay = Duration::from_secs(probe.initial_delay_seconds.unwrap_or(0).max(0) as u64);
+    if let Ok(wait) = Duration::try_from(running.started_at + delay - core.now()) {
+        clock.sleep(wait).await;
     }
     if running.kind != ProbeKind::Startup && running.started.wait_for(|on| *on).await.is_err() {
         return;
+    }
+    if running.started_at < core.started {
+        // Containers that the kubelet finds at its start are not all probed in the same moment.
+        clock
+            .sleep(pace::spread(period, &running.container_id))
+            .await;
     }
     let mut threshold = Threshold::new(
         probe.success_threshold.unwrap_or(1),
         probe.failure_threshold.unwrap_or(3),
     );
+    let awaited = running.kind == ProbeKind::Readiness && !running.is_ready;
+    let mut pace = Pace::new(period, awaited);
     let timeout = seconds(probe.timeout_seconds, 1);
     loop {
+        let begun = core.now();
         let answer = ask(core, running, &probe, timeout).await;
         report(core, running, &answer);
         if let Some(ok) = threshold.record(&answer) {
-            let container_id = running.container_id.clone();
-            let message = Message::Probe {
-                container_id,
+            let result = ProbeResult {
+                container_id: running.container_id.clone(),
                 kind: running.kind,
                 ok,
             };
-            core.registry.tell(spec::uid(&running.pod), message);
+            let uid = spec::uid(&running.pod);
+            core.registry.tell(uid, Message::Probe(result));
             // A startup verdict is final, and a container that failed its liveness probe dies.
             if running.kind == ProbeKind::Startup || (running.kind == ProbeKind::Liveness && !ok) {
                 return;
             }
+            if ok {
+                pace.succeeded();
+            }
         }
-        core.config
-            .clock
-            .sleep(seconds(probe.period_seconds, 10))
-            .await;
+        let next = begun + pace.next();
+        if let Ok(wait) = Duration::try_from(next - core.now()) {
+            clock.sleep(wait).await;
+        }
     }
 }
 
@@ -195,9 +215,8 @@ async fn exec_probe(core: &Core, running: &Running, cmd: Vec<String>, timeout: D
         cmd,
         timeout: timeout_seconds,
     };
-    match core.runtime.client.clone().runtime.exec_sync(request).await {
+    match core.runtime.exec_sync(request).await {
         Ok(answer) => {
-            let answer = answer.into_inner();
             let mut output = answer.stdout;
             output.extend(answer.stderr);
             let output = String::from_utf8_lossy(&output).into_owned();

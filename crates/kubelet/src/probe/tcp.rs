@@ -1,13 +1,13 @@
 //! A TCP probe: does anybody answer?
 
-use std::{net::IpAddr, time::Duration};
+use std::{net::SocketAddr, time::Duration};
 
 use tokio::net::TcpStream;
 
 use super::Answer;
 
 /// The usual reasons in the words that users know from Kubernetes.
-pub fn go_words(error: &std::io::Error) -> String {
+fn go_words(error: &std::io::Error) -> String {
     use std::io::ErrorKind;
     match error.kind() {
         ErrorKind::ConnectionRefused => "connection refused".into(),
@@ -19,22 +19,31 @@ pub fn go_words(error: &std::io::Error) -> String {
     }
 }
 
+/// Connects to a host by its address or name, trying all of its addresses in turn.
+pub async fn connect(host: &str, port: u16) -> Result<TcpStream, String> {
+    let name = host.to_owned();
+    // A name may take as long as its servers like; the caller's deadline counts.
+    let resolved = tokio::task::spawn_blocking(move || stdx::resolve::resolve(&name)).await;
+    let addresses = resolved
+        .map_err(|error| error.to_string())?
+        .map_err(|error| format!("dial tcp: lookup {host}: {error}"))?;
+    let mut failure = format!("dial tcp: lookup {host}: no such host");
+    for ip in addresses {
+        let address = SocketAddr::from((ip, port));
+        match TcpStream::connect(address).await {
+            Ok(stream) => return Ok(stream),
+            Err(error) => failure = format!("dial tcp {address}: connect: {}", go_words(&error)),
+        }
+    }
+    Err(failure)
+}
+
 /// Connects and hangs up.
 pub async fn probe(host: &str, port: u16, timeout: Duration) -> Answer {
-    let Ok(ip) = host
-        .trim_start_matches('[')
-        .trim_end_matches(']')
-        .parse::<IpAddr>()
-    else {
-        return Answer::Failed(format!("dial tcp: lookup {host}: not an IP address"));
-    };
-    match tokio::time::timeout(timeout, TcpStream::connect((ip, port))).await {
+    match tokio::time::timeout(timeout, connect(host, port)).await {
         Ok(Ok(_)) => Answer::Ok,
-        Ok(Err(error)) => Answer::Failed(format!(
-            "dial tcp {ip}:{port}: connect: {}",
-            go_words(&error)
-        )),
-        Err(_) => Answer::Failed(format!("dial tcp {ip}:{port}: i/o timeout")),
+        Ok(Err(message)) => Answer::Failed(message),
+        Err(_) => Answer::Failed(format!("dial tcp {host}:{port}: i/o timeout")),
     }
 }
 
@@ -50,6 +59,9 @@ mod tests {
             probe("127.0.0.1", port, Duration::from_secs(1)).await,
             Answer::Ok
         );
+        // Names are resolved: this one is in every hosts file.
+        let by_name = probe("localhost", port, Duration::from_secs(1)).await;
+        assert_eq!(by_name, Answer::Ok);
         drop(listener);
         assert!(matches!(
             probe("127.0.0.1", port, Duration::from_secs(1)).await,

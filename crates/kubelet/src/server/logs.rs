@@ -169,17 +169,12 @@ fn answer(
 
 /// Waits until the container has ended; then false.
 async fn wait_for_end(core: &Core, uid: &str, id: &str) -> bool {
-    let mut news = core.registry.news();
-    loop {
-        let seen = core
-            .registry
-            .pods()
-            .into_iter()
-            .find(|seen| seen.pod.metadata.uid.as_deref() == Some(uid));
-        if !seen.is_some_and(|seen| is_running(&seen, id)) || news.changed().await.is_err() {
-            return false;
-        }
-    }
+    let Some(mut pod) = core.registry.follow(uid) else {
+        return false;
+    };
+    // An error means that the pod's worker has ended, and with it every container.
+    let _ = pod.wait_for(|seen| !is_running(seen, id)).await;
+    false
 }
 
 fn is_running(seen: &Seen, id: &str) -> bool {

@@ -1,27 +1,21 @@
 //! Carrying out what was decided, and taking in how it went.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
-use cri::v1;
-use futures::FutureExt;
-use k8s_openapi::api::{core::v1::Pod, node::v1::RuntimeClass};
-use kube::Api;
+use futures::{FutureExt, future::BoxFuture};
 use reconcile::Kind;
 use tracing::{info, warn};
 
-use super::{Worker, report::Answer};
+use super::{Worker, report::Answer, tasks};
 use crate::{
-    Error, Result, cgroups,
-    core::Core,
-    hooks,
-    make::resources,
+    Error, Result, hooks,
+    make::resources::Bounds,
     pod::{
         decide::Action,
-        memory::{SandboxFailure, StartFailure, Task, Volumes},
-        observed::Observed,
+        memory::{Replaced, SandboxFailure, StartFailure, Task, Volumes},
         spec,
     },
-    start::{self, Failure, Start, sandbox_config},
+    start::{self, Failure, Start},
     volumes::{self, Mounted},
 };
 
@@ -33,7 +27,9 @@ pub enum Done {
     Volumes(Result<Mounted>),
     Refreshed(Result<Mounted>),
     Sandbox(Result<String>),
-    Started(String, std::result::Result<bool, Failure>),
+    Started(String, std::result::Result<(), Failure>),
+    /// The sizes that the runtime accepted, by container id.
+    Resized(Vec<(String, Bounds)>),
     /// Nothing to take in but that the runtime changed.
     Ended(Task),
     TornDown(Result<()>),
@@ -47,20 +43,20 @@ fn delay(first: Duration, times: u32, cap: Duration) -> Duration {
 
 impl Worker {
     /// Begins an action.
-    pub(super) fn act(&mut self, action: Action) {
+    pub(super) fn act(&mut self, action: &Action) {
         let task = action.task();
-        let core = self.core.clone();
-        let pod = self.pod.clone();
         let mut grace_of_kill = 0;
-        let future = match action {
+        let (core, pod) = (self.core.clone(), self.subject.size.shared().clone());
+        let future = match action.clone() {
             Action::SetUpVolumes => {
-                async move { Done::Volumes(set_up_volumes(&core, &pod).await) }.boxed()
+                async move { Done::Volumes(tasks::set_up_volumes(&core, &pod).await) }.boxed()
             }
             Action::CreateSandbox { attempt } => {
-                async move { Done::Sandbox(create_sandbox(&core, &pod, attempt).await) }.boxed()
+                async move { Done::Sandbox(tasks::create_sandbox(&core, &pod, attempt).await) }
+                    .boxed()
             }
             Action::StopSandbox { id } => async move {
-                stop_sandbox(&core, &id).await;
+                tasks::stop_sandbox(&core, &id).await;
                 Done::Ended(Task::StopSandbox(id))
             }
             .boxed(),
@@ -78,34 +74,23 @@ impl Worker {
                     None => return,
                 }
             }
-            Action::Kill {
-                id,
-                name,
-                message,
-                grace,
-                ..
-            } => {
+            Action::Kill { grace, .. } => {
                 grace_of_kill = grace;
-                core.events
-                    .container(&pod, &name, Kind::Normal, "Killing", message);
-                let ips = self.pod_ips();
+                self.kill(action.clone())
+            }
+            Action::Reset { containers, crash } => {
+                self.memory.crashes.insert(crash.0, crash.1);
                 async move {
-                    hooks::kill(&core, &pod, &id, &name, &ips, grace).await;
-                    Done::Ended(Task::Kill(id))
+                    tasks::remove_containers(&core, &containers).await;
+                    Done::Ended(Task::Reset)
                 }
                 .boxed()
             }
-            Action::Resize { containers } => async move {
-                if let Err(error) = resize(&core, &pod, &containers).await {
-                    warn!(pod = spec::described(&pod), %error, "cannot resize");
-                    core.events.warning(&pod, "ResizeError", error.to_string());
-                    core.config.clock.sleep(Duration::from_secs(5)).await;
-                }
-                Done::Ended(Task::Resize)
+            Action::Resize { containers } => {
+                async move { Done::Resized(tasks::resize(&core, &pod, &containers).await) }.boxed()
             }
-            .boxed(),
             Action::TearDown => {
-                let uid = self.uid.clone();
+                let uid = self.subject.uid.clone();
                 async move { Done::TornDown(volumes::tear_down(&core, &uid).await) }.boxed()
             }
         };
@@ -113,18 +98,50 @@ impl Worker {
         self.work.push(future);
     }
 
-    fn start(
-        &self,
-        name: String,
-        restart_count: u32,
-    ) -> Option<futures::future::BoxFuture<'static, Done>> {
-        let sandbox = self.observed.sandboxes.first()?.clone();
-        let (core, pod, volumes) = (
-            self.core.clone(),
-            self.pod.clone(),
-            self.volume_paths.clone(),
+    fn kill(&mut self, action: Action) -> BoxFuture<'static, Done> {
+        let (core, pod, ips) = (self.core.clone(), self.subject.pod.clone(), self.pod_ips());
+        let Action::Kill {
+            id,
+            name,
+            message,
+            grace,
+            restart,
+            ..
+        } = action
+        else {
+            // Only kills come here.
+            return std::future::pending().boxed();
+        };
+        let events = &core.events;
+        events.container(&pod, &name, Kind::Normal, "Killing", message);
+        let was = self.runtime.observed.containers.iter().find(|c| c.id == id);
+        if let (true, Some(was)) = (restart, was.cloned()) {
+            let shown_until = None;
+            let replaced = Replaced { was, shown_until };
+            self.memory.replaced.insert(name.clone(), replaced);
+        }
+        async move {
+            hooks::kill(&core, &pod, &id, &name, &ips, grace).await;
+            Done::Ended(Task::Kill(id))
+        }
+        .boxed()
+    }
+
+    fn start(&self, name: String, restart_count: u32) -> Option<BoxFuture<'static, Done>> {
+        let sandbox = self.runtime.observed.sandboxes.first()?;
+        let (sandbox_id, sandbox_attempt) = (sandbox.id.clone(), sandbox.attempt);
+        let target = spec::ephemeral_containers(&self.subject.pod)
+            .iter()
+            .find(|ephemeral| ephemeral.name == name)
+            .and_then(|ephemeral| ephemeral.target_container_name.as_deref())
+            .and_then(|target| self.runtime.observed.active(target))
+            .map(|target| target.id.clone());
+        let (core, pod) = (self.core.clone(), self.subject.size.shared().clone());
+        let (volumes, ips, cancel) = (
+            self.mounts.paths.clone(),
+            self.pod_ips(),
+            self.starts.clone(),
         );
-        let (observed, ips, cancel) = (self.observed.clone(), self.pod_ips(), self.starts.clone());
         let future = async move {
             let outcome = start::start(
                 &core,
@@ -132,11 +149,11 @@ impl Worker {
                     pod: &pod,
                     name: &name,
                     restart_count,
-                    sandbox_id: &sandbox.id,
-                    sandbox_attempt: sandbox.attempt,
+                    sandbox_id: &sandbox_id,
+                    sandbox_attempt,
                     pod_ips: &ips,
                     volumes: &volumes,
-                    observed: &observed,
+                    target: target.as_deref(),
                     cancel: &cancel,
                 },
             )
@@ -150,30 +167,19 @@ impl Worker {
     pub(super) fn finish(&mut self, done: Done) {
         match done {
             Done::Volumes(outcome) => self.finish_volumes(outcome),
-            Done::Refreshed(outcome) => {
-                self.refreshing = false;
-                match outcome {
-                    Ok(mounted) => self.refresh_at = mounted.refresh_at,
-                    Err(error) => {
-                        warn!(pod = self.uid, %error, "cannot refresh volumes");
-                        self.refresh_at = Some(self.core.now() + Duration::from_secs(10));
-                    }
-                }
-            }
+            Done::Refreshed(outcome) => self.finish_refresh(outcome),
             Done::Sandbox(outcome) => self.finish_sandbox(outcome),
             Done::Started(name, outcome) => self.finish_start(name, outcome),
             Done::Ended(task) => {
                 self.memory.running.remove(&task);
-                self.stale = true;
+                self.runtime.is_current = false;
             }
-            Done::TornDown(outcome) => {
-                self.memory.running.remove(&Task::TearDown);
-                self.memory.volumes = Volumes::Gone;
-                if let Err(error) = outcome {
-                    // The rest is taken away with the pod's directory, or at the next start.
-                    warn!(pod = self.uid, %error, "cannot take down volumes");
-                }
+            Done::Resized(sizes) => {
+                self.memory.running.remove(&Task::Resize);
+                self.memory.sizes.extend(sizes);
+                self.runtime.is_current = false;
             }
+            Done::TornDown(outcome) => self.finish_tear_down(outcome),
             Done::Written(outcome) => self.finish_write(outcome),
             Done::Deleted(outcome) => self.finish_delete(outcome),
         }
@@ -183,41 +189,67 @@ impl Worker {
         self.memory.running.remove(&Task::SetUpVolumes);
         match outcome {
             Ok(mounted) => {
-                self.volume_paths = Arc::new(mounted.paths);
-                self.refresh_at = mounted.refresh_at;
+                self.mounts.set(mounted);
                 self.memory.volumes = Volumes::Ready;
-                self.volume_failures = 0;
             }
             Err(error) => {
-                self.core
-                    .events
-                    .warning(&self.pod, "FailedMount", error.to_string());
-                let wait = delay(Duration::from_millis(500), self.volume_failures, CAP);
-                self.volume_failures += 1;
+                let events = &self.core.events;
+                events.warning(&self.subject.pod, "FailedMount", error.to_string());
+                let times = match self.memory.volumes {
+                    Volumes::Failed { times, .. } => times,
+                    _ => 0,
+                };
+                let wait = delay(Duration::from_millis(500), times, CAP);
                 self.memory.volumes = Volumes::Failed {
                     retry_at: self.core.now() + wait,
+                    times: times + 1,
                 };
             }
         }
     }
 
+    /// Volumes that cannot be taken down keep the pod: its object stays until nothing is mounted.
+    fn finish_tear_down(&mut self, outcome: Result<()>) {
+        self.memory.running.remove(&Task::TearDown);
+        let Err(error) = outcome else {
+            self.memory.volumes = Volumes::Gone;
+            return;
+        };
+        warn!(pod = self.subject.uid, %error, "cannot take down volumes");
+        let events = &self.core.events;
+        events.warning(&self.subject.pod, "FailedUnmount", error.to_string());
+        let times = match self.memory.volumes {
+            Volumes::Stuck { times, .. } => times,
+            _ => 0,
+        };
+        let wait = delay(Duration::from_millis(500), times, Duration::from_secs(120));
+        self.memory.volumes = Volumes::Stuck {
+            retry_at: self.core.now() + wait,
+            times: times + 1,
+        };
+    }
+
     fn finish_sandbox(&mut self, outcome: Result<String>) {
         self.memory.running.remove(&Task::CreateSandbox);
-        self.stale = true;
+        self.runtime.is_current = false;
+        let pod = &self.subject.pod;
         match outcome {
             Ok(id) => {
-                info!(
-                    pod = spec::described(&self.pod),
-                    sandbox = id,
-                    "sandbox created"
-                );
+                info!(pod = spec::described(pod), sandbox = id, "sandbox created");
                 self.memory.sandbox_failure = None;
             }
             Err(error) => {
-                let message = format!("Failed to create pod sandbox: {error}");
-                self.core
-                    .events
-                    .warning(&self.pod, "FailedCreatePodSandBox", message);
+                let (reason, message) = match error {
+                    Error::Claims(why) => (
+                        "FailedPrepareDynamicResources",
+                        format!("Failed to prepare dynamic resources: {why}"),
+                    ),
+                    error => (
+                        "FailedCreatePodSandBox",
+                        format!("Failed to create pod sandbox: {error}"),
+                    ),
+                };
+                self.core.events.warning(pod, reason, message);
                 let times = self.memory.sandbox_failure.as_ref().map_or(0, |f| f.times);
                 let wait = delay(Duration::from_secs(1), times, Duration::from_secs(10));
                 let retry_at = self.core.now() + wait;
@@ -229,21 +261,15 @@ impl Worker {
         }
     }
 
-    fn finish_start(&mut self, name: String, outcome: std::result::Result<bool, Failure>) {
+    fn finish_start(&mut self, name: String, outcome: std::result::Result<(), Failure>) {
         self.memory.running.remove(&Task::Start(name.clone()));
-        self.stale = true;
-        let failure = match outcome {
-            Ok(_) => {
-                self.memory.failures.remove(&name);
-                return;
-            }
-            Err(failure) => failure,
+        self.runtime.is_current = false;
+        let Err(failure) = outcome else {
+            self.memory.failures.remove(&name);
+            return;
         };
-        let times = self
-            .memory
-            .failures
-            .get(&name)
-            .map_or(0, |failure| failure.times);
+        let before = self.memory.failures.get(&name);
+        let times = before.map_or(0, |failure| failure.times);
         let wait = if failure.is_pull {
             delay(Duration::from_secs(10), times, CAP)
         } else {
@@ -263,143 +289,15 @@ impl Worker {
 
     /// Takes away everything that the pod has left on this node.
     pub(super) async fn clean_up(&mut self) {
-        let core = &self.core;
-        for probing in self.probing.values() {
-            probing.stop.cancel();
-        }
-        core.sources.release(&self.uid);
+        self.probing.stop();
+        let (core, uid) = (&self.core, &self.subject.uid);
+        core.sources.release(uid);
+        core.admitted.release(uid);
         let mut delay = stdx::Backoff::new(Duration::from_millis(200), Duration::from_secs(30));
-        while let Err(error) = remove_everything(core, &self.uid, &mut self.observed).await {
-            warn!(pod = self.uid, %error, "cannot clean up");
+        while let Err(error) = tasks::remove_everything(core, &self.subject.pod).await {
+            warn!(pod = uid, %error, "cannot clean up");
             core.config.clock.sleep(delay.step()).await;
         }
-        remove_dirs(core, &self.pod).await;
-        core.registry.remove(&self.uid);
+        core.registry.remove(uid);
     }
-}
-
-async fn set_up_volumes(core: &Core, pod: &Pod) -> Result<Mounted> {
-    let dir = core.pod_dir(spec::uid(pod));
-    std::fs::create_dir_all(&dir).map_err(Error::io(&dir))?;
-    volumes::set_up(core, pod).await
-}
-
-async fn create_sandbox(core: &Core, pod: &Pod, attempt: u32) -> Result<String> {
-    if spec::spec(pod).host_users == Some(false) {
-        return Err(Error::Other(
-            "user namespaces are not supported by this node".into(),
-        ));
-    }
-    let handler = runtime_handler(core, pod).await?;
-    cgroups::ensure_pod(&core.config.cgroup_root, pod)?;
-    let config = sandbox_config(core, pod, attempt);
-    let logs = config.log_directory.clone();
-    std::fs::create_dir_all(&logs).map_err(Error::io(&logs))?;
-    if attempt > 0 {
-        let message = "Pod sandbox changed, it will be killed and re-created.";
-        core.events.normal(pod, "SandboxChanged", message);
-    }
-    let request = v1::RunPodSandboxRequest {
-        config: Some(config),
-        runtime_handler: handler,
-    };
-    let answer = core
-        .runtime
-        .client
-        .clone()
-        .runtime
-        .run_pod_sandbox(request)
-        .await?;
-    Ok(answer.into_inner().pod_sandbox_id)
-}
-
-/// The pod's own bounds grow before its containers do and shrink after them.
-async fn resize(core: &Core, pod: &Pod, containers: &[(String, String)]) -> Result<()> {
-    cgroups::grow_pod(&core.config.cgroup_root, pod);
-    for (id, name) in containers {
-        let Some((_, container)) = spec::find(pod, name) else {
-            continue;
-        };
-        let resources = resources::of_container(pod, &container, core.machine.memory);
-        let request = v1::UpdateContainerResourcesRequest {
-            container_id: id.clone(),
-            linux: Some(resources),
-            ..Default::default()
-        };
-        core.runtime
-            .client
-            .clone()
-            .runtime
-            .update_container_resources(request)
-            .await?;
-    }
-    cgroups::ensure_pod(&core.config.cgroup_root, pod)?;
-    let message = "Pod resize completed";
-    core.events.normal(pod, "ResizeCompleted", message);
-    Ok(())
-}
-
-/// The runtime's handler for the pod's class.
-async fn runtime_handler(core: &Core, pod: &Pod) -> Result<String> {
-    let Some(name) = spec::spec(pod)
-        .runtime_class_name
-        .as_deref()
-        .filter(|name| !name.is_empty())
-    else {
-        return Ok(String::new());
-    };
-    let classes: Api<RuntimeClass> = Api::all(core.config.client.clone());
-    let class = classes.get_opt(name).await?;
-    class
-        .map(|class| class.handler)
-        .ok_or_else(|| Error::Other(format!("RuntimeClass {name:?} not found")))
-}
-
-async fn stop_sandbox(core: &Core, id: &str) {
-    let request = v1::StopPodSandboxRequest {
-        pod_sandbox_id: id.to_owned(),
-    };
-    if let Err(status) = core
-        .runtime
-        .client
-        .clone()
-        .runtime
-        .stop_pod_sandbox(request)
-        .await
-        && status.code() != tonic::Code::NotFound
-    {
-        warn!(
-            sandbox = id,
-            error = status.message(),
-            "cannot stop sandbox"
-        );
-        core.config.clock.sleep(Duration::from_secs(1)).await;
-    }
-}
-
-async fn remove_everything(core: &Core, uid: &str, observed: &mut Observed) -> Result<()> {
-    *observed = core.runtime.observe(uid, &mut Default::default()).await?;
-    for container in &observed.containers {
-        core.runtime.remove_container(&container.id).await?;
-    }
-    for sandbox in &observed.sandboxes {
-        core.runtime.remove_sandbox(&sandbox.id).await?;
-    }
-    volumes::tear_down(core, uid).await
-}
-
-async fn remove_dirs(core: &Core, pod: &Pod) {
-    let dirs = [
-        core.pod_dir(spec::uid(pod)),
-        crate::make::sandbox::log_directory(&core.config.pod_logs_dir.to_string_lossy(), pod)
-            .into(),
-    ];
-    for dir in dirs {
-        if let Err(error) = tokio::fs::remove_dir_all(&dir).await
-            && error.kind() != std::io::ErrorKind::NotFound
-        {
-            warn!(dir = %dir.display(), %error, "cannot remove");
-        }
-    }
-    cgroups::remove_pod(&core.config.cgroup_root, pod);
 }

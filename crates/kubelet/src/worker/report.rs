@@ -1,6 +1,6 @@
 //! Telling the API: the status when it changed, one write at a time, and the end of a deleted pod.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use futures::FutureExt;
 use jiff::Timestamp;
@@ -9,114 +9,170 @@ use kube::{
     Api,
     api::{DeleteParams, Patch, PatchParams, Preconditions},
 };
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 use tracing::{debug, warn};
 
-use super::{Worker, actions::Done, is_newer};
-use crate::{
-    pod::{memory::Volumes, spec},
-    volumes,
-};
+use super::{Worker, actions::Done, is_newer, life::Life, patch::patch};
+use crate::pod::spec;
+
+/// After a write that the API refused.
+const RETRY: Duration = Duration::from_secs(1);
+/// How long a status that somebody else wrote over ours stands.
+const RECONCILE: Duration = Duration::from_secs(10);
 
 /// What the API shows after a write, and whether it took it.
-pub struct Answer {
+pub(super) struct Answer {
     pod: Box<Pod>,
     taken: bool,
 }
 
-/// What a container was before this worker began.
-pub(super) struct Before {
-    pub started: bool,
-    pub ready: bool,
+/// The status, and how far the API has it.
+pub(super) struct Report {
+    status: Arc<PodStatus>,
+    /// The status that the API took last.
+    taken: Option<Arc<PodStatus>>,
+    /// What was sent for it: what the API drops from a status that it took is not sent again.
+    sent: Option<Value>,
+    state: State,
 }
 
-/// Whether the last status said that this very container had started and was ready.
-pub(super) fn was_started(status: &PodStatus, id: &str) -> Before {
-    let init = status.init_container_statuses.iter().flatten();
-    let mut all = status.container_statuses.iter().flatten().chain(init);
-    let this = all.find(|c| {
-        c.container_id
-            .as_deref()
-            .is_some_and(|full| full.ends_with(id))
-    });
-    Before {
-        started: this.is_some_and(|status| status.started == Some(true)),
-        ready: this.is_some_and(|status| status.ready),
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum State {
+    Idle,
+    /// A write or the pod's deletion is under way.
+    Busy,
+    /// The API refused the last one.
+    Refused {
+        until: Timestamp,
+    },
+    /// Somebody else changed what we wrote.
+    Overwritten {
+        until: Timestamp,
+    },
+}
+
+impl Report {
+    pub(super) fn new(status: PodStatus) -> Self {
+        Self {
+            status: Arc::new(status),
+            taken: None,
+            sent: None,
+            state: State::Idle,
+        }
     }
+
+    pub(super) fn status(&self) -> &PodStatus {
+        &self.status
+    }
+
+    pub(super) fn shared(&self) -> Arc<PodStatus> {
+        self.status.clone()
+    }
+
+    pub(super) fn set_status(&mut self, status: PodStatus) {
+        if *self.status != status {
+            self.status = Arc::new(status);
+        }
+    }
+
+    /// What to do about a difference between this status and the one that the API shows.
+    fn next(&mut self, difference: Option<Value>, may_delete: bool, now: Timestamp) -> Next {
+        match self.state {
+            State::Busy => return Next::Nothing,
+            State::Refused { until } if until > now => return Next::Wait(until),
+            _ => {}
+        }
+        let difference = difference.filter(|patch| self.sent.as_ref() != Some(&patch["status"]));
+        let Some(patch) = difference else {
+            self.state = State::Idle;
+            return if may_delete {
+                Next::Delete
+            } else {
+                Next::Nothing
+            };
+        };
+        // Ours has not changed since the API took it: somebody else's write stands for a while.
+        if self.taken.as_ref() == Some(&self.status) && !may_delete {
+            let until = match self.state {
+                State::Overwritten { until } => until,
+                _ => now + RECONCILE,
+            };
+            if until > now {
+                self.state = State::Overwritten { until };
+                return Next::Wait(until);
+            }
+        }
+        Next::Write(patch)
+    }
+}
+
+#[derive(Debug, PartialEq)]
+enum Next {
+    Nothing,
+    Wait(Timestamp),
+    Write(Value),
+    Delete,
 }
 
 impl Worker {
-    /// Brings volume content up to date when a source changed or a token is old.
-    pub(super) fn refresh_volumes(&mut self, now: Timestamp) {
-        let due = self.refresh_again || self.refresh_at.is_some_and(|at| at <= now);
-        if !due || self.refreshing || self.memory.volumes != Volumes::Ready {
-            return;
-        }
-        self.refresh_again = false;
-        self.refresh_at = None;
-        self.refreshing = true;
-        let (core, pod) = (self.core.clone(), self.pod.clone());
-        self.work
-            .push(async move { Done::Refreshed(volumes::set_up(&core, &pod).await) }.boxed());
-    }
-
-    /// Writes the status if the API shows another one; after the last one, deletes the object.
-    pub(super) fn write_status(&mut self, now: Timestamp, stopped: bool) {
-        if self.writing || self.deleting || self.write_after.is_some_and(|after| after > now) {
-            return;
-        }
-        self.write_after = None;
-        let Some(shown) = self.shown.clone() else {
-            return;
-        };
+    /// Writes the status if the API shows another one; after the last one, deletes the object. Says
+    /// when to try again.
+    pub(super) fn write_status(&mut self, now: Timestamp) -> Option<Timestamp> {
+        let shown = self.subject.shown.clone()?;
         let (namespace, name) = (spec::namespace(&shown), spec::name(&shown).to_owned());
+        let deleted = self.subject.pod.metadata.deletion_timestamp.is_some();
+        let may_delete = deleted && self.subject.wanted && matches!(self.life, Life::Stopped(_));
+        let difference = patch(&shown, self.report.status());
         let api: Api<Pod> = Api::namespaced(self.core.config.client.clone(), namespace);
-        match patch(&shown, &self.status) {
-            Some(patch) if self.settled.as_ref() != Some(&patch["status"]) => {
-                debug!(pod = self.uid, %patch, "writes status");
-                self.writing = true;
-                // What the API drops from a status that it accepted is not written again.
-                self.settled = Some(patch["status"].clone());
+        match self.report.next(difference, may_delete, now) {
+            Next::Nothing => None,
+            Next::Wait(until) => Some(until),
+            Next::Write(patch) => {
+                debug!(pod = self.subject.uid, %patch, "writes status");
+                self.report.state = State::Busy;
+                self.report.sent = Some(patch["status"].clone());
+                self.report.taken = Some(self.report.shared());
                 self.work.push(write(api, name, patch).boxed());
+                None
             }
-            _ if stopped && self.pod.metadata.deletion_timestamp.is_some() && !self.removed => {
-                self.deleting = true;
+            Next::Delete => {
+                self.report.state = State::Busy;
                 let uid = spec::uid(&shown).to_owned();
                 self.work.push(delete(api, name, uid).boxed());
+                None
             }
-            _ => {}
         }
     }
 
     pub(super) fn finish_write(&mut self, outcome: Result<Answer, kube::Error>) {
-        self.writing = false;
+        let report = &mut self.report;
+        report.state = State::Idle;
         if !matches!(outcome, Ok(Answer { taken: true, .. })) {
-            self.settled = None;
+            report.sent = None;
+            report.taken = None;
         }
         match outcome {
             Ok(Answer { pod, .. }) => {
-                if is_newer(&pod, self.shown.as_deref()) {
-                    self.shown = Some((*pod).into());
+                if is_newer(&pod, self.subject.shown.as_deref()) {
+                    self.subject.shown = Some((*pod).into());
                 }
+                return;
             }
             // The watch will say that it is gone.
-            Err(kube::Error::Api(status)) if status.code == 404 => {
-                self.write_after = Some(self.core.now() + Duration::from_secs(1));
-            }
-            Err(error) => {
-                warn!(pod = self.uid, %error, "cannot write status");
-                self.write_after = Some(self.core.now() + Duration::from_secs(1));
-            }
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            Err(error) => warn!(pod = self.subject.uid, %error, "cannot write status"),
         }
+        let until = self.core.now() + RETRY;
+        report.state = State::Refused { until };
     }
 
     pub(super) fn finish_delete(&mut self, outcome: Result<(), kube::Error>) {
         match outcome {
-            Ok(()) => self.removed = true,
+            Ok(()) => self.subject.wanted = false,
             Err(error) => {
-                warn!(pod = self.uid, %error, "cannot delete pod");
-                self.deleting = false;
-                self.write_after = Some(self.core.now() + Duration::from_secs(1));
+                warn!(pod = self.subject.uid, %error, "cannot delete pod");
+                let until = self.core.now() + RETRY;
+                self.report.state = State::Refused { until };
             }
         }
     }
@@ -125,10 +181,10 @@ impl Worker {
 async fn write(api: Api<Pod>, name: String, patch: Value) -> Done {
     let params = PatchParams::default();
     let (outcome, taken) = match api
-        .patch_status(&name, &params, &Patch::Merge(&patch))
+        .patch_status(&name, &params, &Patch::Strategic(&patch))
         .await
     {
-        // Somebody wrote in between: the next patch is made from what is there now.
+        // Another pod has this name now, or the write lost a race: look at what is there.
         Err(kube::Error::Api(status)) if status.code == 409 => (api.get(&name).await, false),
         other => (other, true),
     };
@@ -156,57 +212,65 @@ async fn delete(api: Api<Pod>, name: String, uid: String) -> Done {
     Done::Deleted(outcome)
 }
 
-/// The merge patch from what the API shows to `status`, for exactly the version it shows: lists are
-/// replaced as a whole, so a write in between must not be lost. `None` if nothing differs.
-fn patch(shown: &Pod, status: &PodStatus) -> Option<Value> {
-    let old = serde_json::to_value(shown.status.clone().unwrap_or_default()).ok()?;
-    let new = serde_json::to_value(status).ok()?;
-    let changes = difference(&old, &new)?;
-    Some(json!({
-        "metadata": {
-            "uid": shown.metadata.uid,
-            "resourceVersion": shown.metadata.resource_version,
-        },
-        "status": changes,
-    }))
-}
-
-/// What must be merged into `old` to make it `new`.
-fn difference(old: &Value, new: &Value) -> Option<Value> {
-    let (Value::Object(old), Value::Object(new)) = (old, new) else {
-        return (old != new).then(|| new.clone());
-    };
-    let mut changes = Map::new();
-    for (key, value) in new {
-        match old.get(key) {
-            Some(before) => {
-                if let Some(change) = difference(before, value) {
-                    changes.insert(key.clone(), change);
-                }
-            }
-            None => {
-                changes.insert(key.clone(), value.clone());
-            }
-        }
-    }
-    for key in old.keys().filter(|key| !new.contains_key(*key)) {
-        changes.insert(key.clone(), Value::Null);
-    }
-    (!changes.is_empty()).then_some(Value::Object(changes))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn patch(phase: &str) -> Option<Value> {
+        Some(serde_json::json!({"status": {"phase": phase}}))
+    }
+
+    fn taken(report: &mut Report, sent: &Option<Value>) {
+        report.taken = Some(report.shared());
+        report.sent = sent.as_ref().map(|sent| sent["status"].clone());
+        report.state = State::Idle;
+    }
+
     #[test]
-    fn a_patch_holds_only_what_differs() {
-        let old = json!({"phase": "Pending", "podIP": "1", "list": [1], "gone": 1});
-        let new = json!({"phase": "Running", "podIP": "1", "list": [1, 2]});
+    fn what_somebody_else_wrote_stands_for_a_while_and_a_change_of_ours_is_written_at_once() {
+        let mut report = Report::new(PodStatus::default());
+        let first = patch("Running");
         assert_eq!(
-            difference(&old, &new),
-            Some(json!({"phase": "Running", "list": [1, 2], "gone": null}))
+            report.next(first.clone(), false, at(0)),
+            Next::Write(first.clone().unwrap())
         );
-        assert_eq!(difference(&new, &new), None);
+        taken(&mut report, &first);
+        assert_eq!(report.next(None, false, at(1)), Next::Nothing);
+        let back = patch("Pending");
+        assert_eq!(report.next(back.clone(), false, at(2)), Next::Wait(at(12)));
+        assert_eq!(report.next(back.clone(), false, at(11)), Next::Wait(at(12)));
+        assert_eq!(
+            report.next(back.clone(), false, at(12)),
+            Next::Write(back.clone().unwrap())
+        );
+        taken(&mut report, &back);
+        report.set_status(PodStatus {
+            reason: Some("changed".into()),
+            ..Default::default()
+        });
+        let change = patch("Failed");
+        assert_eq!(
+            report.next(change.clone(), false, at(13)),
+            Next::Write(change.unwrap())
+        );
+    }
+
+    #[test]
+    fn a_pod_is_deleted_after_its_last_status_and_what_the_api_drops_is_not_sent_again() {
+        let mut report = Report::new(PodStatus::default());
+        let dropped = patch("Failed");
+        assert!(matches!(
+            report.next(dropped.clone(), true, at(0)),
+            Next::Write(_)
+        ));
+        taken(&mut report, &dropped);
+        assert_eq!(report.next(dropped, true, at(1)), Next::Delete);
+        report.state = State::Refused { until: at(3) };
+        assert_eq!(report.next(None, true, at(2)), Next::Wait(at(3)));
+        assert_eq!(report.next(None, true, at(3)), Next::Delete);
     }
 }

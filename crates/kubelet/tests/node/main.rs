@@ -4,6 +4,7 @@
 // A test that cannot go on fails where it stands.
 #![allow(clippy::unwrap_used)]
 
+mod pods;
 mod runtime;
 mod support;
 
@@ -268,10 +269,16 @@ async fn a_pod_that_does_not_fit_or_takes_too_long_fails() {
     node.create("huge", spec).await;
     node.shows("huge", "/phase", "Failed").await;
     node.shows("huge", "/reason", "OutOfcpu").await;
-    let spec = json!({"activeDeadlineSeconds": 1, "terminationGracePeriodSeconds": 3,
+    let spec = json!({"activeDeadlineSeconds": 600, "terminationGracePeriodSeconds": 3,
         "containers": [{"name": "slow", "image": "here:1"}]});
     node.create("slow", spec).await;
     node.shows("slow", "/phase", "Running").await;
+    let params = PatchParams::default();
+    let sooner = json!({"spec": {"activeDeadlineSeconds": 1}});
+    node.pods()
+        .patch("slow", &params, &Patch::Merge(&sooner))
+        .await
+        .unwrap();
     node.shows("slow", "/reason", "DeadlineExceeded").await;
     node.shows("slow", "/phase", "Failed").await;
     node.wait("the container to be stopped", || async {

@@ -36,6 +36,12 @@ pub struct State {
     pub stops: Vec<(String, i64)>,
     pub executed: Vec<Vec<String>>,
     pub pod_cidr: String,
+    /// The code of containers that are asked to stop; 143 unless a test sets another.
+    pub stop_code: Option<i32>,
+    /// The runtime knows no events.
+    pub is_mute: bool,
+    /// Commands that never end.
+    pub hanging: Vec<String>,
     count: u64,
 }
 
@@ -114,7 +120,12 @@ impl Fake {
             container_event_type: kind as i32,
             created_at: now(),
             pod_sandbox_status: state.sandboxes.get(sandbox).cloned(),
-            containers_statuses: vec![],
+            containers_statuses: state
+                .containers
+                .values()
+                .filter(|container| container.sandbox == sandbox)
+                .map(|container| container.status.clone())
+                .collect(),
         });
     }
 }
@@ -327,7 +338,8 @@ impl RuntimeService for Fake {
                 state.stops.push((metadata.name, request.timeout));
             }
         }
-        self.end(&request.container_id, 143);
+        let code = self.state.lock().stop_code.unwrap_or(143);
+        self.end(&request.container_id, code);
         Ok(Response::new(Default::default()))
     }
 
@@ -410,6 +422,10 @@ impl RuntimeService for Fake {
     ) -> Answer<v1::ExecSyncResponse> {
         let request = request.into_inner();
         self.state.lock().executed.push(request.cmd.clone());
+        let hangs = |state: &State| state.hanging.contains(&request.cmd[0]);
+        if hangs(&self.state.lock()) {
+            std::future::pending::<()>().await;
+        }
         // A probe succeeds once the test has made its file.
         let exit_code = match request.cmd.as_slice() {
             [test, path] if test == "exists" => i32::from(!PathBuf::from(path).exists()),
@@ -425,6 +441,9 @@ impl RuntimeService for Fake {
         &self,
         _: Request<v1::GetEventsRequest>,
     ) -> Answer<tonic::codegen::BoxStream<v1::ContainerEventResponse>> {
+        if self.state.lock().is_mute {
+            return Err(Status::unimplemented("no events"));
+        }
         let events = tokio_stream::wrappers::BroadcastStream::new(self.events.subscribe());
         let events = futures::StreamExt::filter_map(events, |event| async { event.ok().map(Ok) });
         Ok(Response::new(Box::pin(events)))

@@ -27,6 +27,11 @@ pub struct TestNode {
 impl TestNode {
     /// Everything up, the node ready.
     pub async fn start() -> Self {
+        Self::start_with(Fake::new()).await
+    }
+
+    /// The same over a runtime that a test has prepared.
+    pub async fn start_with(runtime: Fake) -> Self {
         let filter = tracing_subscriber::EnvFilter::from_default_env();
         let _ = tracing_subscriber::fmt()
             .with_env_filter(filter)
@@ -52,7 +57,6 @@ impl TestNode {
             )
             .await
             .unwrap();
-        let runtime = Fake::new();
         runtime
             .serve(&directory.path().join("cri.sock"), stop.clone())
             .await;

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::Container as Spec;
 
-use super::{Decision, KillReason, View, kill, reason_to_kill, start, stop::stop_pod};
+use super::{Decision, Kill, View, own_grace, reason_to_kill, start, stop::stop_pod};
 use crate::pod::{
     observed::{Container, State},
     restart,
@@ -67,15 +67,7 @@ fn run_init(
             false
         }
         State::Unknown => {
-            let message = "Init container is in \"unknown\" state, try killing it before restart";
-            kill(
-                view,
-                active,
-                KillReason::Unknown,
-                message.to_owned(),
-                None,
-                decision,
-            );
+            decision.kill(Kill::of_unknown(view, active, "Init container"));
             false
         }
     }
@@ -95,8 +87,13 @@ fn keep_sidecar(
     match active.state {
         State::Running => {
             if let Some((reason, why)) = reason_to_kill(view, container, active) {
-                let message = format!("Init container {} {why}", container.name);
-                kill(view, active, reason, message, None, decision);
+                decision.kill(Kill {
+                    message: format!("Init container {} {why}", container.name),
+                    grace: own_grace(view.pod, container, reason),
+                    reason,
+                    restart: true,
+                    container: active,
+                });
                 return false;
             }
             let probes = view.memory.probes.get(&active.id);
@@ -104,15 +101,7 @@ fn keep_sidecar(
                 || probes.and_then(|probes| probes.startup) == Some(true)
         }
         State::Unknown => {
-            let message = "Container is in \"unknown\" state, try killing it before restart";
-            kill(
-                view,
-                active,
-                KillReason::Unknown,
-                message.to_owned(),
-                None,
-                decision,
-            );
+            decision.kill(Kill::of_unknown(view, active, "Container"));
             false
         }
         State::Created | State::Exited => {

@@ -21,12 +21,12 @@ pub(super) fn resize(view: &View, decision: &mut Decision) {
             .any(|action| matches!(action, Action::Kill { id: k, .. } if k == id))
     };
     let containers: Vec<(String, String)> = spec::containers(view.pod)
-        .iter()
         .filter(|(role, _)| matches!(role, Role::Main | Role::Sidecar))
         .filter_map(|(_, container)| {
             let seen = view.observed.active(&container.name)?;
-            let fits =
-                seen.state == State::Running && differs(view, container, seen) && !killed(&seen.id);
+            let fits = seen.state == State::Running
+                && differs(view, &container, seen)
+                && !killed(&seen.id);
             fits.then(|| (seen.id.clone(), seen.name.clone()))
         })
         .collect();
@@ -35,14 +35,21 @@ pub(super) fn resize(view: &View, decision: &mut Decision) {
     }
 }
 
+/// What the runtime holds a container to. What it has accepted counts even if it reports something
+/// else: some runtimes round.
+fn held_to(view: &View, seen: &Container) -> Option<Bounds> {
+    let accepted = view.memory.sizes.get(&seen.id).copied();
+    accepted.or(seen.bounds)
+}
+
 fn differs(view: &View, container: &Spec, seen: &Container) -> bool {
     let wanted = Bounds::wanted(view.pod, container);
-    !view.keep_size && seen.bounds.is_some_and(|bounds| bounds != wanted)
+    held_to(view, seen).is_some_and(|bounds| bounds != wanted)
 }
 
 /// Whether a changed size of this container needs a new process.
 pub(super) fn needs_restart(view: &View, container: &Spec, seen: &Container) -> bool {
-    let (Some(bounds), true) = (seen.bounds, differs(view, container, seen)) else {
+    let Some(bounds) = held_to(view, seen) else {
         return false;
     };
     let wanted = Bounds::wanted(view.pod, container);

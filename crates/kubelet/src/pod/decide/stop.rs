@@ -1,6 +1,6 @@
 //! The end of a pod: containers, then sidecars, then the sandbox, then the volumes.
 
-use super::{Action, Decision, KillReason, MINIMUM_GRACE, View, kill};
+use super::{Action, Decision, Kill, MINIMUM_GRACE, View};
 use crate::pod::{
     memory::{Task, Volumes},
     observed::Container,
@@ -9,52 +9,10 @@ use crate::pod::{
 
 /// Ends a pod step by step.
 pub(super) fn stop_pod(view: &View, decision: &mut Decision) {
-    let grace = view
-        .stop
-        .map_or_else(|| spec::grace_period(view.pod), |stop| stop.grace);
-    let sidecars: Vec<&str> = spec::init_containers(view.pod)
-        .iter()
-        .filter(|c| spec::is_sidecar(c))
-        .map(|c| c.name.as_str())
-        .collect();
-    let is_sidecar = |c: &Container| sidecars.contains(&c.name.as_str());
-    let (last, first): (Vec<_>, Vec<_>) = view.observed.alive().partition(|c| is_sidecar(c));
-    for container in &first {
-        kill(
-            view,
-            container,
-            KillReason::Pod,
-            String::new(),
-            Some(grace),
-            decision,
-        );
-    }
-    if !first.is_empty() || starts_run(view) {
+    if !stop_containers(view, decision) {
         return;
     }
-    // Sidecars end in the reverse order of their start, in what is left of the pod's time.
-    let elapsed = view
-        .memory
-        .stopping_since
-        .map_or(0, |since| (view.now - since).get_seconds());
-    let left = (grace - elapsed).max(MINIMUM_GRACE);
-    if let Some(name) = sidecars
-        .iter()
-        .rev()
-        .find(|name| last.iter().any(|c| c.name == **name))
-    {
-        for container in last.iter().filter(|c| c.name == **name) {
-            kill(
-                view,
-                container,
-                KillReason::Pod,
-                String::new(),
-                Some(left),
-                decision,
-            );
-        }
-        return;
-    }
+    decision.ended = true;
     let ready: Vec<_> = view
         .observed
         .sandboxes
@@ -71,8 +29,49 @@ pub(super) fn stop_pod(view: &View, decision: &mut Decision) {
     }
     match view.memory.volumes {
         Volumes::Gone => decision.stopped = true,
+        Volumes::Stuck { retry_at, .. } if retry_at > view.now => decision.wake_at(retry_at),
         _ => decision.actions.push(Action::TearDown),
     }
+}
+
+/// Stops the containers, sidecars last; true when none is left.
+fn stop_containers(view: &View, decision: &mut Decision) -> bool {
+    let grace = view
+        .stop
+        .map_or_else(|| spec::grace_period(view.pod), |stop| stop.grace);
+    let sidecars: Vec<&str> = spec::init_containers(view.pod)
+        .iter()
+        .filter(|c| spec::is_sidecar(c))
+        .map(|c| c.name.as_str())
+        .collect();
+    let is_sidecar = |c: &Container| sidecars.contains(&c.name.as_str());
+    let (last, first): (Vec<_>, Vec<_>) = view.observed.alive().partition(|c| is_sidecar(c));
+    for container in &first {
+        decision.kill(Kill {
+            grace,
+            ..Kill::of_pod(view, container)
+        });
+    }
+    if !first.is_empty() || starts_run(view) {
+        return false;
+    }
+    // Sidecars end in the reverse order of their start, in what is left of the pod's time.
+    let elapsed = view
+        .stop
+        .map_or(0, |stop| (view.now - stop.since).get_seconds());
+    let left = (grace - elapsed).max(MINIMUM_GRACE);
+    let newest = sidecars
+        .iter()
+        .rev()
+        .find(|name| last.iter().any(|c| c.name == **name));
+    let Some(name) = newest else { return true };
+    for container in last.iter().filter(|c| c.name == **name) {
+        decision.kill(Kill {
+            grace: left,
+            ..Kill::of_pod(view, container)
+        });
+    }
+    false
 }
 
 /// Whether something is being made that the pod would have to end again.
@@ -80,7 +79,7 @@ fn starts_run(view: &View) -> bool {
     view.memory.running.keys().any(|task| {
         matches!(
             task,
-            Task::Start(_) | Task::CreateSandbox | Task::SetUpVolumes | Task::Kill(_)
+            Task::Start(_) | Task::CreateSandbox | Task::SetUpVolumes | Task::Kill(_) | Task::Reset
         )
     })
 }

@@ -35,17 +35,19 @@ fn not(reason: &'static str, message: String) -> Verdict {
     }
 }
 
+/// Whether the kubelet alone writes conditions of this type.
+pub fn is_owned(type_: &str) -> bool {
+    OWNED.contains(&type_)
+}
+
+/// The conditions that others wrote.
+pub(super) fn of_others(facts: &Facts) -> Vec<PodCondition> {
+    let in_api = facts.in_api.conditions.iter().flatten();
+    in_api.filter(|c| !is_owned(&c.type_)).cloned().collect()
+}
+
 pub(super) fn all(facts: &Facts, status: &PodStatus) -> Vec<PodCondition> {
-    let in_api = facts
-        .pod
-        .status
-        .as_ref()
-        .and_then(|status| status.conditions.as_ref());
-    let foreign = in_api
-        .into_iter()
-        .flatten()
-        .filter(|c| !OWNED.contains(&c.type_.as_str()));
-    let mut conditions: Vec<PodCondition> = foreign.cloned().collect();
+    let mut conditions = of_others(facts);
     let containers_ready = containers_ready(facts, status);
     let ready = if containers_ready.status == "True" {
         gates_ready(facts, &conditions)
@@ -79,13 +81,7 @@ fn build(facts: &Facts, type_: &str, verdict: Verdict) -> PodCondition {
             .find(|condition| condition.type_ == type_)
             .cloned()
     };
-    let old = in_list(&facts.previous.conditions).or_else(|| {
-        facts
-            .pod
-            .status
-            .as_ref()
-            .and_then(|status| in_list(&status.conditions))
-    });
+    let old = in_list(&facts.previous.conditions).or_else(|| in_list(&facts.in_api.conditions));
     let unchanged = old.filter(|old| old.status == verdict.status);
     let some = |text: String| (!text.is_empty()).then_some(text);
     PodCondition {

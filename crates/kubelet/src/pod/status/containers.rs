@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use super::{Facts, Resize, time};
+use super::{Facts, time};
 use crate::make::resources::Bounds;
 use crate::pod::{
     observed::{Container, State},
@@ -115,11 +115,16 @@ fn one(
         .containers
         .iter()
         .filter(|c| c.name == container.name);
+    let default = default_reason(facts);
     let mut status = match seen.next() {
         Some(latest) => {
-            let mut status = observed(container, latest);
+            let mut status = observed(container, latest, default);
+            if latest.state == State::Unknown && old.is_some_and(is_running) {
+                // It ran, and it cannot be found: it has ended, however that happened.
+                status.state = Some(lost("terminated"));
+            }
             if let Some(before) = seen.next() {
-                status.last_state = observed(container, before).state;
+                status.last_state = observed(container, before, default).state;
             } else {
                 status.last_state = old.and_then(|old| old.last_state.clone());
             }
@@ -128,7 +133,7 @@ fn one(
         None => unseen(facts, container, old, is_init),
     };
     status.volume_mounts = mounts(container);
-    set_size(facts, container, old, &mut status);
+    set_size(facts, container, &mut status);
     show_waiting(facts, container, &mut status);
     // The API always shows it, empty or not.
     status.last_state.get_or_insert_default();
@@ -136,21 +141,10 @@ fn one(
 }
 
 /// The size that is allocated, and the one that is in effect.
-fn set_size(
-    facts: &Facts,
-    container: &Spec,
-    old: Option<&ContainerStatus>,
-    status: &mut ContainerStatus,
-) {
-    let requests = container
-        .resources
-        .as_ref()
-        .and_then(|resources| resources.requests.clone());
-    status.allocated_resources = match facts.resize {
-        Some(Resize::Pending { .. }) => old.and_then(|old| old.allocated_resources.clone()),
-        _ => requests,
-    };
-    status.resources = container.resources.clone();
+fn set_size(facts: &Facts, container: &Spec, status: &mut ContainerStatus) {
+    let allocated = container.resources.as_ref();
+    status.allocated_resources = allocated.and_then(|resources| resources.requests.clone());
+    status.resources = allocated.cloned();
     let bounds = facts
         .observed
         .latest(&container.name)
@@ -218,13 +212,7 @@ fn unseen(
         return old.clone();
     }
     let mut status = empty(container);
-    let has_init = !spec::init_containers(facts.pod).is_empty();
-    let reason = if has_init {
-        "PodInitializing"
-    } else {
-        "ContainerCreating"
-    };
-    status.state = Some(waiting(reason, ""));
+    status.state = Some(waiting(default_reason(facts), ""));
     let Some(old) = old else { return status };
     status.restart_count = old.restart_count;
     status.last_state = old.last_state.clone();
@@ -271,7 +259,21 @@ fn lost(how: &str) -> ContainerState {
     }
 }
 
-fn observed(container: &Spec, seen: &Container) -> ContainerStatus {
+fn is_running(status: &ContainerStatus) -> bool {
+    let state = status.state.as_ref();
+    state.is_some_and(|state| state.running.is_some())
+}
+
+/// Why a container waits while nothing better is known.
+fn default_reason(facts: &Facts) -> &'static str {
+    if spec::init_containers(facts.pod).is_empty() {
+        "ContainerCreating"
+    } else {
+        "PodInitializing"
+    }
+}
+
+fn observed(container: &Spec, seen: &Container, waits_for: &str) -> ContainerStatus {
     let mut status = empty(container);
     status.restart_count = i32::try_from(seen.restart_count).unwrap_or(i32::MAX);
     if !seen.image.is_empty() {
@@ -279,7 +281,7 @@ fn observed(container: &Spec, seen: &Container) -> ContainerStatus {
     }
     status.image_id.clone_from(&seen.image_ref);
     status.container_id = Some(format!("{ID_SCHEME}{}", seen.id));
-    status.state = Some(state(seen));
+    status.state = Some(state(seen, waits_for));
     status.user = seen.user.as_ref().map(|(uid, gid, groups)| ContainerUser {
         linux: Some(LinuxContainerUser {
             uid: *uid,
@@ -290,7 +292,7 @@ fn observed(container: &Spec, seen: &Container) -> ContainerStatus {
     status
 }
 
-fn state(seen: &Container) -> ContainerState {
+fn state(seen: &Container, waits_for: &str) -> ContainerState {
     match seen.state {
         State::Running => ContainerState {
             running: Some(ContainerStateRunning {
@@ -323,7 +325,7 @@ fn state(seen: &Container) -> ContainerState {
                 ..Default::default()
             }
         }
-        State::Created | State::Unknown => waiting("", ""),
+        State::Created | State::Unknown => waiting(waits_for, ""),
     }
 }
 
@@ -333,8 +335,15 @@ fn show_waiting(facts: &Facts, container: &Spec, status: &mut ContainerStatus) {
         return;
     }
     let state = status.state.clone().unwrap_or_default();
+    let killed_to_restart = || {
+        let latest = facts.observed.latest(&container.name);
+        latest.is_some_and(|latest| facts.memory.was_killed_to_restart(latest))
+    };
     let restarts = match &state.terminated {
-        Some(ended) => restart::should_restart(container, spec::spec(facts.pod), ended.exit_code),
+        Some(ended) => {
+            restart::should_restart(container, spec::spec(facts.pod), ended.exit_code)
+                || killed_to_restart()
+        }
         None => state.running.is_none(),
     };
     let known = facts

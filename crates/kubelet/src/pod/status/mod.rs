@@ -4,6 +4,8 @@ mod conditions;
 mod containers;
 mod phase;
 
+pub use conditions::is_owned;
+
 use jiff::Timestamp;
 use k8s_openapi::{
     api::core::v1::{ContainerStatus, HostIP, Pod, PodIP, PodStatus},
@@ -18,17 +20,22 @@ use super::{
 
 /// What the status is made of.
 pub struct Facts<'a> {
+    /// The pod with the resources that the node has given it.
     pub pod: &'a Pod,
+    /// The status that the API shows: conditions of others are there.
+    pub in_api: &'a PodStatus,
     pub observed: &'a Observed,
     pub memory: &'a Memory,
     /// Why containers wait, as decided.
     pub waiting: &'a [(String, Waiting)],
     /// The status before.
     pub previous: &'a PodStatus,
-    /// The pod has ended and nothing of it starts again.
+    /// No container runs and none will; a terminal phase waits for that.
+    pub ended: bool,
+    /// The pod was made to end, so that nothing of it starts again whatever its policy says.
     pub terminal: bool,
-    /// The pod was failed by the node: reason and message.
-    pub failed: Option<(&'a str, &'a str)>,
+    /// The node failed the pod.
+    pub failed: Option<&'a Failure>,
     /// A changed size that is not in effect.
     pub resize: Option<&'a Resize>,
     pub host_ips: &'a [String],
@@ -47,6 +54,15 @@ pub enum Resize {
     InProgress,
 }
 
+/// Why the node failed a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    pub reason: String,
+    pub message: String,
+    /// It never began: no container has a status.
+    pub rejected: bool,
+}
+
 /// A time as the API shows it: whole seconds.
 pub fn time(at: Timestamp) -> Time {
     Time(Timestamp::from_second(at.as_second()).unwrap_or(at))
@@ -55,6 +71,10 @@ pub fn time(at: Timestamp) -> Time {
 /// Computes.
 pub fn compute(facts: &Facts) -> PodStatus {
     let previous = facts.previous;
+    if is_terminal(facts.in_api.phase.as_deref()) && facts.observed.containers.is_empty() {
+        // It had ended before this worker began, and nothing new is known about it.
+        return facts.in_api.clone();
+    }
     let mut status = PodStatus {
         start_time: previous
             .start_time
@@ -65,13 +85,21 @@ pub fn compute(facts: &Facts) -> PodStatus {
             .clone()
             .or_else(|| Some(spec::qos_class(facts.pod).as_str().to_owned())),
         nominated_node_name: previous.nominated_node_name.clone(),
-        resource_claim_statuses: previous.resource_claim_statuses.clone(),
+        resource_claim_statuses: facts.in_api.resource_claim_statuses.clone(),
         observed_generation: facts.pod.metadata.generation,
-        init_container_statuses: Some(containers::init(facts)).filter(|list| !list.is_empty()),
-        container_statuses: Some(containers::main(facts)),
-        ephemeral_container_statuses: Some(containers::ephemeral(facts)).filter(|l| !l.is_empty()),
         ..Default::default()
     };
+    if let Some(failure) = facts.failed.filter(|failure| failure.rejected) {
+        status.phase = Some("Failed".into());
+        status.reason = Some(failure.reason.clone());
+        status.message = Some(failure.message.clone());
+        status.conditions = Some(conditions::of_others(facts)).filter(|list| !list.is_empty());
+        return status;
+    }
+    let some = |list: Vec<ContainerStatus>| Some(list).filter(|list| !list.is_empty());
+    status.init_container_statuses = some(containers::init(facts));
+    status.container_statuses = Some(containers::main(facts));
+    status.ephemeral_container_statuses = some(containers::ephemeral(facts));
     set_addresses(facts, &mut status);
     set_phase(facts, &mut status);
     status.conditions = Some(conditions::all(facts, &status));
@@ -101,7 +129,8 @@ fn set_addresses(facts: &Facts, status: &mut PodStatus) {
     status.host_ips = Some(host.collect()).filter(|list: &Vec<_>| !list.is_empty());
 }
 
-fn is_terminal(phase: Option<&str>) -> bool {
+/// Whether a pod in this phase has ended for good.
+pub fn is_terminal(phase: Option<&str>) -> bool {
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
@@ -114,11 +143,7 @@ fn set_phase(facts: &Facts, status: &mut PodStatus) {
         .collect();
     let initialized = facts.observed.is_initialized(facts.pod);
     let mut phase = phase::phase(facts.pod, &all, facts.terminal, initialized);
-    let in_api = facts
-        .pod
-        .status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref());
+    let in_api = facts.in_api.phase.as_deref();
     // A terminal phase is for ever.
     for before in [in_api, facts.previous.phase.as_deref()]
         .into_iter()
@@ -132,12 +157,13 @@ fn set_phase(facts: &Facts, status: &mut PodStatus) {
         status.reason = facts.previous.reason.clone();
         status.message = facts.previous.message.clone();
     }
-    if let Some((reason, message)) = facts.failed
+    if let Some(failure) = facts.failed
+        && facts.ended
         && !is_terminal(in_api)
     {
         phase = "Failed";
-        status.reason = Some(reason.to_owned());
-        status.message = Some(message.to_owned());
+        status.reason = Some(failure.reason.clone());
+        status.message = Some(failure.message.clone());
     }
     status.phase = Some(phase.to_owned());
 }

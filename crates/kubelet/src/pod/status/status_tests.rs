@@ -67,10 +67,12 @@ impl Case {
         let previous = self.pod.status.clone().unwrap_or_default();
         compute(&Facts {
             pod: &self.pod,
+            in_api: &self.pod.status.clone().unwrap_or_default(),
             observed: &self.observed,
             memory: &self.memory,
             waiting: &self.waiting,
             previous: &previous,
+            ended: self.terminal,
             terminal: self.terminal,
             failed: None,
             resize: None,

@@ -1,0 +1,116 @@
+//! Variables from a file in one of the pod's volumes: lines `NAME='value'`, where the value is taken
+//! literally and may span lines.
+
+use std::{fs::File, io::Read, path::Path};
+
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+
+/// The largest file that is read.
+const MAX_SIZE: u64 = 1 << 20;
+
+/// The text of a file in a volume. A link in the volume leads nowhere outside of it.
+pub fn read(volume: &Path, path: &str) -> std::io::Result<String> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::open(volume, flags, Mode::empty())?;
+    let file = rustix::fs::openat2(
+        &root,
+        path.trim_start_matches('/'),
+        // A pipe that nobody writes to must not hold the kubelet.
+        OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC,
+        Mode::empty(),
+        ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS,
+    )?;
+    let file = File::from(file);
+    if !file.metadata()?.is_file() {
+        return Err(std::io::Error::other("not a regular file"));
+    }
+    let mut text = String::new();
+    file.take(MAX_SIZE).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// The value of a variable; `None` if the file does not set it. The whole file up to it must be well
+/// formed.
+pub fn find(text: &str, wanted: &str) -> Result<Option<String>, String> {
+    let mut lines = (1..).zip(text.lines());
+    while let Some((number, line)) = lines.next() {
+        let wrong = |why: &str| {
+            Err(format!(
+                "invalid environment variable format at line {number}: {why}"
+            ))
+        };
+        let line = line.trim_start_matches([' ', '\t']);
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let Some((name, value)) = line.split_once('=') else {
+            return wrong("missing '='");
+        };
+        if name.trim_end_matches([' ', '\t']).is_empty() {
+            return wrong("empty variable name");
+        }
+        if name.ends_with([' ', '\t']) {
+            return wrong("whitespace before '=' is not allowed");
+        }
+        if value.starts_with([' ', '\t']) {
+            // As in a shell: the variable is set to nothing.
+            if name == wanted {
+                return Ok(None);
+            }
+            continue;
+        }
+        let Some(mut rest) = value.strip_prefix('\'') else {
+            return wrong("value must be enclosed in single quotes");
+        };
+        let mut value = String::new();
+        let after = loop {
+            if let Some((end, after)) = rest.split_once('\'') {
+                value.push_str(end);
+                break after.trim_start_matches([' ', '\t']);
+            }
+            value.push_str(rest);
+            value.push('\n');
+            let Some((_, next)) = lines.next() else {
+                return wrong("unclosed single quote");
+            };
+            rest = next;
+        };
+        if !after.is_empty() && !after.starts_with('#') {
+            return wrong("unexpected content after closing quote");
+        }
+        if name == wanted {
+            return Ok(Some(value).filter(|value| !value.is_empty()));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_literal_and_may_span_lines() {
+        let text = "# comment\n\n  A='one $B'  # why\nB='two\nlines'\nC= 'x'\nD=''\n";
+        let value = |name| find(text, name).unwrap();
+        assert_eq!(value("A").as_deref(), Some("one $B"));
+        assert_eq!(value("B").as_deref(), Some("two\nlines"));
+        for missing in ["C", "D", "E"] {
+            assert_eq!(value(missing), None);
+        }
+        for wrong in ["A", "A =''", "='x'", "A=x", "A='x' y", "A='x"] {
+            assert!(find(wrong, "Z").is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_link_in_the_volume_does_not_lead_out_of_it() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("f"), "A='1'").unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", dir.path().join("out")).unwrap();
+        assert_eq!(read(dir.path(), "f").unwrap(), "A='1'");
+        assert!(read(dir.path(), "out").is_err());
+        assert!(read(dir.path(), "../../etc/passwd").is_err());
+        assert!(read(dir.path(), ".").is_err());
+    }
+}

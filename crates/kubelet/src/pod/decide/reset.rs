@@ -1,0 +1,63 @@
+//! A container's end that restarts the whole pod in its sandbox: every container is stopped and
+//! forgotten by the runtime, and the pod begins again with its init containers.
+
+use super::{Action, Decision, Kill, KillReason, View, crash_loop};
+use crate::pod::{
+    observed::{Container, State},
+    restart::{self, Verdict},
+    spec::{self, Role},
+};
+
+/// Brings such a restart on; true while it is under way.
+pub(super) fn restart_all(view: &View, decision: &mut Decision) -> bool {
+    let Some(source) = source(view) else {
+        return false;
+    };
+    let finished = source.finished_at.unwrap_or(source.created_at);
+    let crashes = view.memory.crashes.get(&source.name);
+    let crash = match restart::verdict(crashes, &source.hash, finished, view.now) {
+        Verdict::Go(crash) => crash,
+        Verdict::Wait { until, delay } => {
+            let waiting = crash_loop(view.pod, &source.name, delay);
+            decision.waiting.push((source.name.clone(), waiting));
+            decision.wake_at(until);
+            return true;
+        }
+    };
+    let mut stopping = false;
+    for container in view.observed.alive().filter(|c| is_reset(view, c)) {
+        stopping = true;
+        decision.kill(Kill {
+            reason: KillReason::RestartAll,
+            message: format!("Container {} is restarted with its pod", container.name),
+            ..Kill::of_pod(view, container)
+        });
+    }
+    let starting = view.memory.running.keys().any(|task| task.is_start());
+    if !stopping && !starting {
+        // The one that asked for it goes last: until then the reason is on record.
+        let mut containers: Vec<&Container> = view.observed.containers.iter().collect();
+        containers.retain(|c| is_reset(view, c));
+        containers.sort_by_key(|c| c.id == source.id);
+        let containers = containers.into_iter().map(|c| c.id.clone()).collect();
+        let crash = (source.name.clone(), crash);
+        decision.actions.push(Action::Reset { containers, crash });
+    }
+    true
+}
+
+/// Containers that were added to look inside stay.
+fn is_reset(view: &View, container: &Container) -> bool {
+    let role = spec::find(view.pod, &container.name).map(|(role, _)| role);
+    role.is_some_and(|role| role != Role::Ephemeral)
+}
+
+/// The ended container whose rule asks for it.
+fn source<'a>(view: &'a View) -> Option<&'a Container> {
+    spec::containers(view.pod).find_map(|(_, container)| {
+        let latest = view.observed.active(&container.name)?;
+        let asks =
+            latest.state == State::Exited && restart::restarts_all(&container, latest.exit_code);
+        asks.then_some(latest)
+    })
+}

@@ -1,0 +1,74 @@
+//! When a probe is asked again, counted from the moment it was asked last.
+
+use std::time::Duration;
+
+/// The first wait of a container that is not ready yet.
+const FIRST: Duration = Duration::from_millis(250);
+
+/// The rhythm of one probe. Readiness that is still awaited is asked for sooner, at growing distances
+/// up to the period: a container that listens a moment after its start is ready in moments.
+pub struct Pace {
+    period: Duration,
+    soon: Option<Duration>,
+}
+
+impl Pace {
+    pub fn new(period: Duration, awaited: bool) -> Self {
+        Self {
+            period,
+            soon: awaited.then_some(FIRST),
+        }
+    }
+
+    /// It is no longer awaited.
+    pub fn succeeded(&mut self) {
+        self.soon = None;
+    }
+
+    /// The time until the next question.
+    pub fn next(&mut self) -> Duration {
+        match self.soon {
+            Some(soon) if soon < self.period => {
+                self.soon = Some(soon * 2);
+                soon
+            }
+            _ => self.period,
+        }
+    }
+}
+
+/// A part of the period that differs from container to container.
+pub fn spread(period: Duration, container_id: &str) -> Duration {
+    let hash = container_id.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
+        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+    });
+    period.mul_f64(f64::from(hash) / f64::from(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn containers_that_are_found_together_are_probed_at_different_times_of_the_period() {
+        let period = Duration::from_secs(10);
+        let mut times: Vec<_> = (0..20).map(|n| spread(period, &format!("id{n}"))).collect();
+        assert!(times.iter().all(|time| *time <= period));
+        times.sort();
+        times.dedup();
+        assert_eq!(times.len(), 20);
+    }
+
+    #[test]
+    fn awaited_readiness_is_asked_for_at_growing_distances_and_then_in_its_period() {
+        let millis = |pace: &mut Pace| pace.next().as_millis();
+        let mut pace = Pace::new(Duration::from_secs(3), true);
+        let asked: Vec<_> = (0..6).map(|_| millis(&mut pace)).collect();
+        assert_eq!(asked, [250, 500, 1000, 2000, 3000, 3000]);
+        let mut pace = Pace::new(Duration::from_secs(3), true);
+        assert_eq!(millis(&mut pace), 250);
+        pace.succeeded();
+        assert_eq!(millis(&mut pace), 3000);
+        assert_eq!(millis(&mut Pace::new(Duration::from_secs(3), false)), 3000);
+    }
+}

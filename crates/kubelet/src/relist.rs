@@ -1,0 +1,193 @@
+//! The runtime's own list, at regular times: it wakes the pods whose containers changed, finds what is
+//! left of pods that no source describes, and shows that the runtime still answers.
+//!
+//! A runtime that streams its events is asked rarely. One that does not is asked every second, as
+//! upstream's kubelet does.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
+
+use cri::v1;
+use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use tonic::Status;
+use tracing::{info, warn};
+
+use crate::{core::Core, dispatch, make::labels, pod::spec, registry::Message, volumes};
+
+/// Without events.
+const PERIOD: Duration = Duration::from_secs(1);
+/// With events: short enough that the runtime's silence is noticed in time.
+const WITH_EVENTS: Duration = Duration::from_secs(10);
+
+/// Lists for ever.
+pub async fn run(core: Arc<Core>) {
+    let mut before: Option<States> = None;
+    let mut suspects = HashSet::new();
+    loop {
+        match list(&core).await {
+            Ok(listed) => {
+                match &before {
+                    Some(before) => {
+                        for uid in changed(before, &listed.states) {
+                            core.registry.tell(uid, Message::Runtime);
+                        }
+                    }
+                    None => {
+                        // Every pod that a source describes has its worker by now.
+                        suspects.extend(listed.states.keys().cloned());
+                        remove_stale_dirs(&core, &listed.states).await;
+                    }
+                }
+                suspects = end_orphans(&core, &listed.sandboxes, &suspects);
+                before = Some(listed.states);
+            }
+            Err(status) => warn!(error = status.message(), "cannot list containers"),
+        }
+        let has_events = *core.runtime.events.borrow();
+        let wait = if has_events { WITH_EVENTS } else { PERIOD };
+        let mut events = core.runtime.events.subscribe();
+        events.mark_unchanged();
+        tokio::select! {
+            () = core.config.clock.sleep(wait) => {}
+            _ = events.changed() => {}
+        }
+    }
+}
+
+/// Ids and states of everything of a pod, by the pod's uid.
+type States = HashMap<String, BTreeSet<(String, i32)>>;
+
+struct Listed {
+    sandboxes: Vec<v1::PodSandbox>,
+    states: States,
+}
+
+async fn list(core: &Core) -> Result<Listed, Status> {
+    let (sandboxes, containers) = tokio::try_join!(
+        core.runtime.list_sandboxes(BTreeMap::new()),
+        core.runtime.list_containers(BTreeMap::new())
+    )?;
+    let mut states = States::new();
+    let of_sandboxes = sandboxes.iter().map(|s| (&s.labels, &s.id, s.state));
+    let of_containers = containers.iter().map(|c| (&c.labels, &c.id, c.state));
+    for (labels, id, state) in of_sandboxes.chain(of_containers) {
+        // Without a uid it is not a kubelet's.
+        if let Some(uid) = labels.get(labels::POD_UID) {
+            let states = states.entry(uid.clone()).or_default();
+            states.insert((id.clone(), state));
+        }
+    }
+    Ok(Listed { sandboxes, states })
+}
+
+/// The pods of which something came, went or changed.
+fn changed<'a>(before: &'a States, now: &'a States) -> impl Iterator<Item = &'a str> {
+    let news = now
+        .iter()
+        .filter(|(uid, states)| before.get(*uid) != Some(states));
+    let gone = before.iter().filter(|(uid, _)| !now.contains_key(*uid));
+    news.chain(gone).map(|(uid, _)| uid.as_str())
+}
+
+/// Sandboxes of pods that no source describes: each gets a worker that ends it. One whose worker has
+/// just ended may still be in an older list: it is a suspect first. Returns the suspects.
+fn end_orphans(
+    core: &Arc<Core>,
+    sandboxes: &[v1::PodSandbox],
+    suspects: &HashSet<String>,
+) -> HashSet<String> {
+    let mut unknown = HashSet::new();
+    for sandbox in sandboxes {
+        let Some(uid) = sandbox.labels.get(labels::POD_UID) else {
+            continue;
+        };
+        if core.registry.contains(uid) || !unknown.insert(uid.clone()) {
+            continue;
+        }
+        if suspects.contains(uid) {
+            let pod = remembered(sandbox);
+            info!(
+                pod = spec::described(&pod),
+                "ends a pod that no source describes"
+            );
+            dispatch::end_orphan(core, Arc::new(pod));
+        }
+    }
+    unknown
+}
+
+/// As much of a pod as its sandbox's labels tell.
+fn remembered(sandbox: &v1::PodSandbox) -> Pod {
+    let label = |key: &str| sandbox.labels.get(key).cloned();
+    let mut pod = Pod::default();
+    pod.metadata.name = label(labels::POD_NAME);
+    pod.metadata.namespace = label(labels::POD_NAMESPACE);
+    pod.metadata.uid = label(labels::POD_UID);
+    pod.spec = Some(PodSpec::default());
+    pod
+}
+
+/// Directories of pods that neither a source nor the runtime knows.
+async fn remove_stale_dirs(core: &Core, states: &States) {
+    let is_known = |uid: &str| core.registry.contains(uid) || states.contains_key(uid);
+    for uid in names(&core.config.root_dir.join("pods")) {
+        if !is_known(&uid) {
+            let down = volumes::tear_down(core, &uid).await;
+            let removed = match down {
+                Ok(()) => volumes::remove_dir(core.pod_dir(&uid)).await,
+                failed => failed,
+            };
+            crate::cgroups::remove_pod(&core.config.cgroup_root, &uid);
+            report(&uid, removed);
+        }
+    }
+    // Logs are in directories called namespace_name_uid.
+    for name in names(&core.config.pod_logs_dir) {
+        let uid = name.rsplit('_').next().unwrap_or_default();
+        if name.split('_').count() == 3 && !is_known(uid) {
+            let removed = volumes::remove_dir(core.config.pod_logs_dir.join(&name)).await;
+            report(uid, removed);
+        }
+    }
+}
+
+fn report(uid: &str, removed: crate::Result<()>) {
+    match removed {
+        Ok(()) => info!(uid, "removed what a pod left behind"),
+        Err(error) => warn!(uid, %error, "cannot remove what a pod left behind"),
+    }
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_of_which_something_came_went_or_changed_are_woken() {
+        let states = |list: &[(&str, &str, i32)]| {
+            let mut states = States::new();
+            for (uid, id, state) in list {
+                let of_pod = states.entry((*uid).to_owned()).or_default();
+                of_pod.insert(((*id).to_owned(), *state));
+            }
+            states
+        };
+        let before = states(&[("same", "a", 1), ("ended", "b", 1), ("gone", "c", 1)]);
+        let now = states(&[("same", "a", 1), ("ended", "b", 2), ("new", "d", 1)]);
+        let mut woken: Vec<_> = changed(&before, &now).collect();
+        woken.sort_unstable();
+        assert_eq!(woken, ["ended", "gone", "new"]);
+        assert_eq!(changed(&now, &now).count(), 0);
+    }
+}

@@ -1,0 +1,91 @@
+//! Where the pod's volumes are, and when their content is brought up to date.
+
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+
+use futures::FutureExt;
+use jiff::Timestamp;
+use tracing::warn;
+
+use super::{Worker, actions::Done};
+use crate::{
+    Result,
+    pod::memory::Volumes,
+    volumes::{self, Mounted},
+};
+
+/// After a failed refresh.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// The volumes that were set up.
+#[derive(Default)]
+pub(super) struct Mounts {
+    pub(super) paths: Arc<BTreeMap<String, PathBuf>>,
+    refresh: Refresh,
+}
+
+enum Refresh {
+    /// At this time, for example before a token expires.
+    At(Option<Timestamp>),
+    /// A source changed.
+    Due,
+    /// Under way; again after that if a source changed meanwhile.
+    Running { again: bool },
+}
+
+impl Default for Refresh {
+    fn default() -> Self {
+        Self::At(None)
+    }
+}
+
+impl Mounts {
+    pub(super) fn refresh_soon(&mut self) {
+        self.refresh = match self.refresh {
+            Refresh::Running { .. } => Refresh::Running { again: true },
+            _ => Refresh::Due,
+        };
+    }
+
+    pub(super) fn refresh_at(&self) -> Option<Timestamp> {
+        match self.refresh {
+            Refresh::At(at) => at,
+            _ => None,
+        }
+    }
+
+    /// They are in place.
+    pub(super) fn set(&mut self, mounted: Mounted) {
+        self.paths = Arc::new(mounted.paths);
+        self.refresh = Refresh::At(mounted.refresh_at);
+    }
+}
+
+impl Worker {
+    /// Brings volume content up to date when a source changed or a token is old.
+    pub(super) fn refresh_volumes(&mut self, now: Timestamp) {
+        let due = match self.mounts.refresh {
+            Refresh::At(at) => at.is_some_and(|at| at <= now),
+            Refresh::Due => true,
+            Refresh::Running { .. } => false,
+        };
+        if !due || self.memory.volumes != Volumes::Ready {
+            return;
+        }
+        self.mounts.refresh = Refresh::Running { again: false };
+        let (core, pod) = (self.core.clone(), self.subject.pod.clone());
+        let refresh = async move { Done::Refreshed(volumes::set_up(&core, &pod).await) };
+        self.work.push(refresh.boxed());
+    }
+
+    pub(super) fn finish_refresh(&mut self, outcome: Result<Mounted>) {
+        let again = matches!(self.mounts.refresh, Refresh::Running { again: true });
+        let at = match outcome {
+            Ok(mounted) => mounted.refresh_at,
+            Err(error) => {
+                warn!(pod = self.subject.uid, %error, "cannot refresh volumes");
+                Some(self.core.now() + RETRY)
+            }
+        };
+        self.mounts.refresh = if again { Refresh::Due } else { Refresh::At(at) };
+    }
+}

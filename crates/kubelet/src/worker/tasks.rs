@@ -1,0 +1,164 @@
+//! The work itself: each function is one thing that the runtime, the file system or the kernel is
+//! asked for. None knows the worker.
+
+use std::{sync::Arc, time::Duration};
+
+use cri::v1;
+use k8s_openapi::api::{core::v1::Pod, node::v1::RuntimeClass};
+use kube::Api;
+use tracing::warn;
+
+use crate::{
+    Error, Result, cgroups, claims,
+    core::Core,
+    make::{
+        self,
+        resources::{self, Bounds},
+    },
+    pod::spec,
+    start::sandbox_config,
+    volumes::{self, Mounted},
+};
+
+pub(super) async fn set_up_volumes(core: &Core, pod: &Arc<Pod>) -> Result<Mounted> {
+    let dir = core.pod_dir(spec::uid(pod));
+    std::fs::create_dir_all(&dir).map_err(Error::io(&dir))?;
+    volumes::set_up(core, pod).await
+}
+
+pub(super) async fn create_sandbox(core: &Core, pod: &Pod, attempt: u32) -> Result<String> {
+    claims::check(core, pod).await?;
+    if spec::spec(pod).host_users == Some(false) {
+        return Err(Error::Other(
+            "user namespaces are not supported by this node".into(),
+        ));
+    }
+    let handler = runtime_handler(core, pod).await?;
+    cgroups::ensure_pod(&core.config.cgroup_root, pod)?;
+    let config = sandbox_config(core, pod, attempt);
+    let logs = config.log_directory.clone();
+    std::fs::create_dir_all(&logs).map_err(Error::io(&logs))?;
+    if attempt > 0 {
+        let message = "Pod sandbox changed, it will be killed and re-created.";
+        core.events.normal(pod, "SandboxChanged", message);
+    }
+    let request = v1::RunPodSandboxRequest {
+        config: Some(config),
+        runtime_handler: handler,
+    };
+    let answer = core
+        .runtime
+        .client
+        .clone()
+        .runtime
+        .run_pod_sandbox(request)
+        .await?;
+    Ok(answer.into_inner().pod_sandbox_id)
+}
+
+/// Gives containers the sizes of the pod's spec; returns those that the runtime accepted. The pod's
+/// own bounds grow before its containers do and shrink after them.
+pub(super) async fn resize(
+    core: &Core,
+    pod: &Pod,
+    containers: &[(String, String)],
+) -> Vec<(String, Bounds)> {
+    cgroups::grow_pod(&core.config.cgroup_root, pod);
+    let mut accepted = Vec::new();
+    let mut failure: Option<Error> = None;
+    for (id, name) in containers {
+        let Some((_, container)) = spec::find(pod, name) else {
+            continue;
+        };
+        let resources = resources::of_container(pod, &container, core.machine.memory);
+        let request = v1::UpdateContainerResourcesRequest {
+            container_id: id.clone(),
+            linux: Some(resources),
+            ..Default::default()
+        };
+        let mut runtime = core.runtime.client.clone().runtime;
+        match runtime.update_container_resources(request).await {
+            Ok(_) => accepted.push((id.clone(), Bounds::wanted(pod, &container))),
+            Err(status) => failure = Some(status.into()),
+        }
+    }
+    let bounds = cgroups::ensure_pod(&core.config.cgroup_root, pod);
+    match failure.map_or(bounds, Err) {
+        Ok(()) => {
+            let message = "Pod resize completed";
+            core.events.normal(pod, "ResizeCompleted", message);
+        }
+        Err(error) => {
+            warn!(pod = spec::described(pod), %error, "cannot resize");
+            core.events.warning(pod, "ResizeError", error.to_string());
+            core.config.clock.sleep(Duration::from_secs(5)).await;
+        }
+    }
+    accepted
+}
+
+/// Takes ended containers away, so that the pod begins again. What remains is tried again.
+pub(super) async fn remove_containers(core: &Core, containers: &[String]) {
+    for id in containers {
+        if let Err(status) = core.runtime.remove_container(id).await {
+            warn!(container = id, error = status.message(), "cannot remove");
+            core.config.clock.sleep(Duration::from_secs(1)).await;
+            return;
+        }
+    }
+}
+
+/// The runtime's handler for the pod's class.
+async fn runtime_handler(core: &Core, pod: &Pod) -> Result<String> {
+    let Some(name) = spec::spec(pod)
+        .runtime_class_name
+        .as_deref()
+        .filter(|name| !name.is_empty())
+    else {
+        return Ok(String::new());
+    };
+    let classes: Api<RuntimeClass> = Api::all(core.config.client.clone());
+    let class = classes.get_opt(name).await?;
+    class
+        .map(|class| class.handler)
+        .ok_or_else(|| Error::Other(format!("RuntimeClass {name:?} not found")))
+}
+
+pub(super) async fn stop_sandbox(core: &Core, id: &str) {
+    let request = v1::StopPodSandboxRequest {
+        pod_sandbox_id: id.to_owned(),
+    };
+    if let Err(status) = core
+        .runtime
+        .client
+        .clone()
+        .runtime
+        .stop_pod_sandbox(request)
+        .await
+        && status.code() != tonic::Code::NotFound
+    {
+        warn!(
+            sandbox = id,
+            error = status.message(),
+            "cannot stop sandbox"
+        );
+        core.config.clock.sleep(Duration::from_secs(1)).await;
+    }
+}
+
+pub(super) async fn remove_everything(core: &Core, pod: &Pod) -> Result<()> {
+    let uid = spec::uid(pod);
+    let observed = core.runtime.observe(uid, &mut Default::default()).await?;
+    for container in &observed.containers {
+        core.runtime.remove_container(&container.id).await?;
+    }
+    for sandbox in &observed.sandboxes {
+        core.runtime.remove_sandbox(&sandbox.id).await?;
+    }
+    volumes::tear_down(core, uid).await?;
+    let logs = &core.config.pod_logs_dir.to_string_lossy();
+    volumes::remove_dir(core.pod_dir(uid)).await?;
+    volumes::remove_dir(make::sandbox::log_directory(logs, pod).into()).await?;
+    cgroups::remove_pod(&core.config.cgroup_root, uid);
+    Ok(())
+}
