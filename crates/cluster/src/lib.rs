@@ -12,6 +12,7 @@ mod node;
 pub mod options;
 pub mod preflight;
 pub mod reset;
+mod resolver;
 mod running;
 pub mod settings;
 pub mod storage;

@@ -8,13 +8,10 @@ use network::{CniConfig, PodNetwork, nft::Nft};
 use pki::Pki;
 use tokio::sync::watch;
 
-use crate::{Error, Part, Settings, connector::InProcess, running::VERSION};
+use crate::{Error, Part, Settings, connector::InProcess, resolver::resolv_conf, running::VERSION};
 
 /// Largest packet between nodes where the machine does not say otherwise.
 const MTU: u32 = 1500;
-
-/// Where the machine's own resolvers stand.
-const RESOLV_CONF: &str = "/etc/resolv.conf";
 
 /// Builds the node's services.
 pub fn services(
@@ -67,7 +64,7 @@ pub fn services(
             cluster_domain: settings.cluster_domain.clone(),
             cluster_dns: vec![settings.cluster_dns()],
             own_ranges: vec![settings.cluster_cidr, settings.service_cidr],
-            resolv_conf: RESOLV_CONF.into(),
+            resolv_conf: resolv_conf(),
         };
         services.push(config.build()?);
     }
@@ -135,7 +132,9 @@ fn kubelet(
     config.cluster_dns = vec![settings.cluster_dns()];
     config.cluster_domain = settings.cluster_domain.clone();
     config.cgroup_root = format!("/mainstay-{}", settings.id);
-    config.resolv_conf = RESOLV_CONF.into();
+    config.resolv_conf = resolv_conf();
+    config.static_pods_dir = settings.static_pod_path.clone();
+    config.allowed_unsafe_sysctls = settings.allowed_unsafe_sysctls.clone();
     config.version = VERSION.to_owned();
     config.after = match settings.container_runtime_endpoint {
         Some(_) => &["apiserver"],

@@ -93,6 +93,12 @@ pub struct Options {
     /// Port of the kubelet [default: 10250]
     #[arg(long, value_name = "PORT")]
     pub kubelet_port: Option<u16>,
+    /// Run the pods that files in this directory describe, and follow its changes
+    #[arg(long, value_name = "DIR")]
+    pub static_pod_path: Option<PathBuf>,
+    /// Unsafe sysctls that pods may set: kernel.msg*,net.core.somaxconn
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub allowed_unsafe_sysctls: Option<Vec<String>>,
     /// Ports for services of type NodePort [default: 30000-32767]
     #[arg(long, value_name = "FIRST-LAST")]
     pub service_node_port_range: Option<String>,
@@ -198,6 +204,8 @@ impl Options {
                 .admission_control_config_file
                 .or(file.admission_control_config_file),
             kubelet_port: self.kubelet_port.or(file.kubelet_port),
+            static_pod_path: self.static_pod_path.or(file.static_pod_path),
+            allowed_unsafe_sysctls: self.allowed_unsafe_sysctls.or(file.allowed_unsafe_sysctls),
             service_node_port_range: self
                 .service_node_port_range
                 .or(file.service_node_port_range),

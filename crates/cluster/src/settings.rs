@@ -38,6 +38,9 @@ pub struct Settings {
     pub audit: Option<apiserver::audit::Config>,
     pub admission: apiserver::admission::Options,
     pub kubelet_port: u16,
+    /// Manifests of pods that this node runs by itself.
+    pub static_pod_path: Option<PathBuf>,
+    pub allowed_unsafe_sysctls: Vec<String>,
     pub node_ports: RangeInclusive<u16>,
     pub container_runtime_endpoint: Option<PathBuf>,
     pub cri_socket: PathBuf,
@@ -116,6 +119,8 @@ impl Settings {
             audit,
             admission,
             kubelet_port: options.kubelet_port.unwrap_or(10250),
+            static_pod_path: static_pod_path(options.static_pod_path)?,
+            allowed_unsafe_sysctls: sysctls(options.allowed_unsafe_sysctls.unwrap_or_default())?,
             node_ports: port_range(options.service_node_port_range.as_deref())?,
             container_runtime_endpoint: options
                 .container_runtime_endpoint
@@ -177,6 +182,28 @@ impl Settings {
     pub fn runs(&self, part: Part) -> bool {
         !self.disable.contains(&part)
     }
+}
+
+fn static_pod_path(dir: Option<PathBuf>) -> Result<Option<PathBuf>, Error> {
+    match dir {
+        Some(dir) if !dir.is_dir() => Err(Error::Option(
+            "static-pod-path",
+            format!("there is no directory {}", dir.display()),
+        )),
+        dir => Ok(dir),
+    }
+}
+
+fn sysctls(patterns: Vec<String>) -> Result<Vec<String>, Error> {
+    for pattern in &patterns {
+        if !kubelet::is_allowable_sysctl(pattern) {
+            return Err(Error::Option(
+                "allowed-unsafe-sysctls",
+                format!("{pattern:?} is not known to be a pod's own"),
+            ));
+        }
+    }
+    Ok(patterns)
 }
 
 fn runtime_handlers(pairs: Vec<String>) -> Result<BTreeMap<String, PathBuf>, Error> {
@@ -369,6 +396,16 @@ mod tests {
             ..options()
         };
         assert!(refused(plugins).starts_with("--cni-bin-dir"));
+        let manifests = Options {
+            static_pod_path: Some("/no/such/directory".into()),
+            ..options()
+        };
+        assert!(refused(manifests).starts_with("--static-pod-path"));
+        let sysctls = Options {
+            allowed_unsafe_sysctls: Some(vec!["vm.swappiness".into()]),
+            ..options()
+        };
+        assert!(refused(sysctls).starts_with("--allowed-unsafe-sysctls"));
         for wrong in ["runc", "runc=runc", "Run C=/bin/sh", "runc=/no/such/runc"] {
             let handlers = Options {
                 runtime_handlers: Some(vec![wrong.to_owned()]),
