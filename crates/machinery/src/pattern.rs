@@ -38,6 +38,19 @@ impl Pattern {
     }
 }
 
+impl Pattern {
+    /// The matches in a text, without overlaps, at most so many.
+    pub fn find_all(&self, text: &str, limit: usize) -> Vec<String> {
+        let Some(regex) = &self.regex else {
+            return Vec::new();
+        };
+        let matches = regex.find_iter(text.as_bytes()).take(limit);
+        matches
+            .map(|found| String::from_utf8_lossy(found.as_bytes()).into_owned())
+            .collect()
+    }
+}
+
 /// What is wrong, and with which part.
 type Refused<'a> = (&'static str, &'a str);
 

@@ -15,6 +15,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("pki", 2),
     ("streaming", 2),
     ("hello", 2),
+    ("cel", 3),
     ("kinds", 3),
     ("quota", 3),
     ("store", 3),

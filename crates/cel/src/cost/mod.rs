@@ -1,0 +1,11 @@
+//! Cost: what an evaluation has cost ([`runtime`]), and what it may cost at most ([`estimate`]).
+//! One unit is about 50 ns of upstream's interpreter; the numbers are part of the API, since they
+//! decide which rules are accepted.
+
+pub mod estimate;
+pub mod runtime;
+
+/// Traversing a character or byte.
+pub(crate) const STRING_TRAVERSAL: f64 = 0.1;
+/// A character of a regular expression.
+pub(crate) const REGEX_LENGTH: f64 = 0.25;

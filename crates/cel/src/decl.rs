@@ -1,0 +1,190 @@
+//! What a schema declares: the fields of objects by the names that expressions use, how values are
+//! read from JSON, and how large they can get.
+
+use std::{collections::HashMap, sync::Arc};
+
+use crate::types::Type;
+
+/// The type of a value of a schema.
+#[derive(Debug, Clone)]
+pub struct Decl {
+    pub kind: DeclKind,
+    /// The largest number of elements, characters or bytes; what is unbounded is bounded by the
+    /// size of a request.
+    pub max_elements: u64,
+}
+
+#[derive(Debug, Clone)]
+pub enum DeclKind {
+    Dyn,
+    Bool,
+    Int,
+    Double,
+    String,
+    Bytes,
+    Duration,
+    Timestamp,
+    List {
+        element: Arc<Decl>,
+        semantics: ListSemantics,
+    },
+    Map {
+        value: Arc<Decl>,
+    },
+    Object {
+        /// Unique within an environment.
+        name: Arc<str>,
+        fields: HashMap<Arc<str>, Field>,
+    },
+}
+
+/// How lists of a schema are compared and added up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ListSemantics {
+    Atomic,
+    /// Equal whatever the order; adding keeps each element once.
+    Set,
+    /// Elements are told apart by these fields; adding overwrites.
+    Map(Vec<Arc<str>>),
+}
+
+#[derive(Debug, Clone)]
+pub struct Field {
+    /// The name in JSON; expressions use the escaped form.
+    pub json: Arc<str>,
+    pub decl: Arc<Decl>,
+}
+
+impl Decl {
+    pub fn new(kind: DeclKind, max_elements: u64) -> Self {
+        Self { kind, max_elements }
+    }
+
+    pub fn dynamic() -> Self {
+        Self::new(DeclKind::Dyn, u64::MAX)
+    }
+
+    /// The type that the checker sees.
+    pub fn cel_type(&self) -> Type {
+        match &self.kind {
+            DeclKind::Dyn => Type::Dyn,
+            DeclKind::Bool => Type::Bool,
+            DeclKind::Int => Type::Int,
+            DeclKind::Double => Type::Double,
+            DeclKind::String => Type::String,
+            DeclKind::Bytes => Type::Bytes,
+            DeclKind::Duration => Type::Duration,
+            DeclKind::Timestamp => Type::Timestamp,
+            DeclKind::List { element, .. } => Type::list(element.cel_type()),
+            DeclKind::Map { value } => Type::map(Type::String, value.cel_type()),
+            DeclKind::Object { name, .. } => Type::Struct(name.clone()),
+        }
+    }
+
+    /// The declaration at a path of fields, `@items` and `@values`.
+    pub fn resolve(&self, path: &[Arc<str>]) -> Option<&Decl> {
+        let Some((first, rest)) = path.split_first() else {
+            return Some(self);
+        };
+        match (&self.kind, &**first) {
+            (DeclKind::List { element, .. }, "@items") => element.resolve(rest),
+            (DeclKind::Map { value }, "@values") => value.resolve(rest),
+            (DeclKind::Object { fields, .. }, name) => fields.get(name)?.decl.resolve(rest),
+            // Values of maps can be reached by selecting a key.
+            (DeclKind::Map { value }, name) if !name.starts_with('@') => value.resolve(rest),
+            _ => None,
+        }
+    }
+
+    /// Calls `visit` for every object in this declaration.
+    pub fn for_each_object<'a>(&'a self, visit: &mut impl FnMut(&'a Arc<str>, &'a Decl)) {
+        match &self.kind {
+            DeclKind::List { element, .. } => element.for_each_object(visit),
+            DeclKind::Map { value } => value.for_each_object(visit),
+            DeclKind::Object { name, fields } => {
+                visit(name, self);
+                for field in fields.values() {
+                    field.decl.for_each_object(visit);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Keywords of the language: a property with such a name is used between underscores.
+const KEYWORDS: &[&str] = &[
+    "true",
+    "false",
+    "null",
+    "in",
+    "as",
+    "break",
+    "const",
+    "continue",
+    "else",
+    "for",
+    "function",
+    "if",
+    "import",
+    "let",
+    "loop",
+    "package",
+    "namespace",
+    "return",
+    "var",
+    "void",
+    "while",
+];
+
+/// The name by which expressions use a property, or `None` if they cannot.
+pub fn escape(property: &str) -> Option<String> {
+    if property.is_empty() || property.as_bytes()[0].is_ascii_digit() {
+        return None;
+    }
+    if KEYWORDS.contains(&property) {
+        return Some(format!("__{property}__"));
+    }
+    let mut name = String::with_capacity(property.len());
+    let mut rest = property;
+    while let Some(c) = rest.chars().next() {
+        if rest.starts_with("__") {
+            name.push_str("__underscores__");
+            rest = &rest[2..];
+            continue;
+        }
+        match c {
+            '.' => name.push_str("__dot__"),
+            '-' => name.push_str("__dash__"),
+            '/' => name.push_str("__slash__"),
+            '_' => name.push('_'),
+            c if c.is_ascii_alphanumeric() => name.push(c),
+            _ => return None,
+        }
+        rest = &rest[c.len_utf8()..];
+    }
+    Some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::escape;
+
+    #[test]
+    fn properties_are_escaped_as_upstream_escapes_them() {
+        for (property, name) in [
+            ("replicas", Some("replicas")),
+            ("namespace", Some("__namespace__")),
+            ("x-prop", Some("x__dash__prop")),
+            ("redact__d", Some("redact__underscores__d")),
+            ("a.b/c", Some("a__dot__b__slash__c")),
+            ("int", Some("int")),
+            ("_", Some("_")),
+            ("1a", None),
+            ("", None),
+            ("a b", None),
+        ] {
+            assert_eq!(escape(property).as_deref(), name, "{property}");
+        }
+    }
+}

@@ -1,0 +1,407 @@
+//! Conversions between types, and the texts of durations and timestamps.
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use jiff::{Timestamp as Instant, tz::TimeZone};
+
+use super::{Row, library::Library};
+use crate::value::{Error, Result, Text, Timestamp, Value};
+
+pub(super) const ROWS: &[Row] = &[
+    ("type", type_of, &[("type", "A -> type(A)")]),
+    ("dyn", dynamic, &[("to_dyn", "A -> dyn")]),
+    (
+        "bool",
+        to_bool,
+        &[
+            ("bool_to_bool", "bool -> bool"),
+            ("string_to_bool", "string -> bool"),
+        ],
+    ),
+    (
+        "bytes",
+        to_bytes,
+        &[
+            ("bytes_to_bytes", "bytes -> bytes"),
+            ("string_to_bytes", "string -> bytes"),
+        ],
+    ),
+    (
+        "double",
+        to_double,
+        &[
+            ("double_to_double", "double -> double"),
+            ("int64_to_double", "int -> double"),
+            ("string_to_double", "string -> double"),
+            ("uint64_to_double", "uint -> double"),
+        ],
+    ),
+    (
+        "duration",
+        to_duration,
+        &[
+            ("duration_to_duration", "duration -> duration"),
+            ("int64_to_duration", "int -> duration"),
+            ("string_to_duration", "string -> duration"),
+        ],
+    ),
+    (
+        "int",
+        to_int,
+        &[
+            ("int64_to_int64", "int -> int"),
+            ("double_to_int64", "double -> int"),
+            ("duration_to_int64", "duration -> int"),
+            ("string_to_int64", "string -> int"),
+            ("timestamp_to_int64", "timestamp -> int"),
+            ("uint64_to_int64", "uint -> int"),
+        ],
+    ),
+    (
+        "string",
+        to_string,
+        &[
+            ("string_to_string", "string -> string"),
+            ("bool_to_string", "bool -> string"),
+            ("bytes_to_string", "bytes -> string"),
+            ("double_to_string", "double -> string"),
+            ("duration_to_string", "duration -> string"),
+            ("int64_to_string", "int -> string"),
+            ("timestamp_to_string", "timestamp -> string"),
+            ("uint64_to_string", "uint -> string"),
+            ("ip_to_string", "net.IP -> string"),
+            ("cidr_to_string", "net.CIDR -> string"),
+        ],
+    ),
+    (
+        "timestamp",
+        to_timestamp,
+        &[
+            ("timestamp_to_timestamp", "timestamp -> timestamp"),
+            ("int64_to_timestamp", "int -> timestamp"),
+            ("string_to_timestamp", "string -> timestamp"),
+        ],
+    ),
+    (
+        "uint",
+        to_uint,
+        &[
+            ("uint64_to_uint64", "uint -> uint"),
+            ("double_to_uint64", "double -> uint"),
+            ("int64_to_uint64", "int -> uint"),
+            ("string_to_uint64", "string -> uint"),
+        ],
+    ),
+];
+
+fn failed(value: &Value<'_>, to: &str) -> Error {
+    Error::new(format!(
+        "type conversion error from '{}' to '{to}'",
+        value.type_of()
+    ))
+}
+
+fn one<'v, 'a>(args: &'v [Value<'a>]) -> Result<&'v Value<'a>> {
+    match args {
+        [value] => Ok(value),
+        _ => Err(Error::no_such_overload()),
+    }
+}
+
+fn type_of<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
+    Ok(Value::Type(one(args)?.type_of()))
+}
+
+fn dynamic<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
+    one(args).cloned()
+}
+
+fn to_bool<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
+    let value = one(args)?;
+    match value {
+        Value::Bool(_) => Ok(value.clone()),
+        Value::String(text) => match &**text {
+            "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(Value::Bool(true)),
+            "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(Value::Bool(false)),
+            _ => Err(failed(value, "bool")),
+        },
+        _ => Err(Error::no_such_overload()),
+    }
+}
+
+fn to_bytes<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
+    let value = one(args)?;
+    match value {
+        Value::Bytes(_) => Ok(value.clone()),
+        Value::String(text) => Ok(Value::Bytes(text.as_bytes().into())),
+        _ => Err(Error::no_such_overload()),
+    }
+}
+
+fn to_double<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
+    let value = one(args)?;
+    Ok(Value::Double(match value {
+        Value::Double(number) => *number,
+        Value::Int(number) => *number as f64,
+        Value::Uint(number) => *number as f64,
+        Value::String(text) => text.parse().map_err(|_| failed(value, "double"))?,
+        _ => return Err(Error::no_such_overload()),
+    }))
+}
+
+fn to_int<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
+    let value = one(args)?;
+    let overflow = super::operators::int_overflow;
+    Ok(Value::Int(match value {
+        Value::Int(number) => *number,
+        Value::Uint(number) => i64::try_from(*number).map_err(|_| overflow())?,
+        // The largest doubles below the limits still fit.
+        Value::Double(number) if number.abs() < 9.223_372_036_854_775e18 => *number as i64,
+        Value::Double(_) => return Err(overflow()),
+        Value::Duration(nanos) => *nanos,
+        Value::Timestamp(time) => time.seconds,
+        Value::String(text) => text.parse().map_err(|_| failed(value, "int"))?,
+        _ => return Err(Error::no_such_overload()),
+    }))
+}
+
+fn to_uint<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
+    let value = one(args)?;
+    let overflow = || Error::new("unsigned integer overflow");
+    Ok(Value::Uint(match value {
+        Value::Uint(number) => *number,
+        Value::Int(number) => u64::try_from(*number).map_err(|_| overflow())?,
+        Value::Double(number) if *number >= 0.0 && *number < 1.844_674_407_370_955e19 => {
+            *number as u64
+        }
+        Value::Double(_) => return Err(overflow()),
+        Value::String(text) => text.parse().map_err(|_| failed(value, "uint"))?,
+        _ => return Err(Error::no_such_overload()),
+    }))
+}
+
+fn to_string<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
+    let value = one(args)?;
+    match value {
+        Value::String(_) => Ok(value.clone()),
+        Value::Bool(_)
+        | Value::Int(_)
+        | Value::Uint(_)
+        | Value::Double(_)
+        | Value::Bytes(_)
+        | Value::Duration(_)
+        | Value::Timestamp(_)
+        | Value::Library(Library::Ip(_) | Library::Cidr(_)) => to_text(value).map(Value::text),
+        _ => Err(Error::no_such_overload()),
+    }
+}
+
+fn to_duration<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
+    let value = one(args)?;
+    match value {
+        Value::Duration(_) => Ok(value.clone()),
+        Value::Int(nanos) => Ok(Value::Duration(*nanos)),
+        Value::String(text) => Ok(Value::Duration(
+            duration(text).map_err(|_| failed(value, "duration"))?,
+        )),
+        _ => Err(Error::no_such_overload()),
+    }
+}
+
+fn to_timestamp<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
+    let value = one(args)?;
+    match value {
+        Value::Timestamp(_) => Ok(value.clone()),
+        Value::Int(seconds) => Ok(Value::Timestamp(Timestamp::from_nanos(
+            i128::from(*seconds) * 1_000_000_000,
+        )?)),
+        Value::String(text) => Ok(Value::Timestamp(
+            timestamp(text).map_err(|_| failed(value, "timestamp"))?,
+        )),
+        _ => Err(Error::no_such_overload()),
+    }
+}
+
+/// A value as text, as `string()` and messages have it.
+pub(crate) fn to_text(value: &Value<'_>) -> Result<String> {
+    Ok(match value {
+        Value::Null => "null".to_owned(),
+        Value::Bool(value) => value.to_string(),
+        Value::Int(number) => number.to_string(),
+        Value::Uint(number) => number.to_string(),
+        Value::Double(number) => double_text(*number),
+        Value::String(text) => text.to_string(),
+        Value::Bytes(bytes) => String::from_utf8(bytes.to_vec())
+            .map_err(|_| Error::new("invalid UTF-8 in bytes, cannot convert to string"))?,
+        Value::Duration(nanos) => duration_text(*nanos),
+        Value::Timestamp(time) => timestamp_text(*time),
+        Value::Library(value) => value.to_string(),
+        Value::Type(t) => t.to_string(),
+        other => return Err(failed(other, "string")),
+    })
+}
+
+/// As Go's shortest form of a float prints it.
+fn double_text(number: f64) -> String {
+    if number.is_nan() {
+        return "NaN".to_owned();
+    }
+    if number.is_infinite() {
+        return if number > 0.0 { "+Inf" } else { "-Inf" }.to_owned();
+    }
+    let exponent = if number == 0.0 {
+        0
+    } else {
+        number.abs().log10().floor() as i32
+    };
+    if !(-4..21).contains(&exponent) {
+        let text = format!("{number:e}");
+        let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+        let (sign, digits) = match exponent.strip_prefix('-') {
+            Some(digits) => ('-', digits),
+            None => ('+', exponent),
+        };
+        return format!("{mantissa}e{sign}{digits:0>2}");
+    }
+    number.to_string()
+}
+
+/// Units of durations, in nanoseconds.
+const UNITS: &[(&str, i64)] = &[
+    ("ns", 1),
+    ("us", 1_000),
+    ("µs", 1_000),
+    ("μs", 1_000),
+    ("ms", 1_000_000),
+    ("s", 1_000_000_000),
+    ("m", 60_000_000_000),
+    ("h", 3_600_000_000_000),
+];
+
+/// Reads a duration such as `1h15m30.5s`.
+pub(crate) fn duration(text: &str) -> Result<i64> {
+    let invalid = || Error::new(format!("time: invalid duration {text:?}"));
+    let (negative, mut rest) = match text.as_bytes().first() {
+        Some(b'-') => (true, &text[1..]),
+        Some(b'+') => (false, &text[1..]),
+        _ => (false, text),
+    };
+    if rest == "0" {
+        return Ok(0);
+    }
+    if rest.is_empty() {
+        return Err(invalid());
+    }
+    let mut total: i128 = 0;
+    while !rest.is_empty() {
+        let number_end = rest
+            .find(|c: char| !c.is_ascii_digit() && c != '.')
+            .ok_or_else(invalid)?;
+        let (number, after) = rest.split_at(number_end);
+        let unit_end = after
+            .find(|c: char| c.is_ascii_digit() || c == '.')
+            .unwrap_or(after.len());
+        let (unit, after) = after.split_at(unit_end);
+        let (_, nanos) = UNITS
+            .iter()
+            .find(|(name, _)| *name == unit)
+            .ok_or_else(invalid)?;
+        total += amount(number, *nanos).ok_or_else(invalid)?;
+        rest = after;
+    }
+    let total = if negative { -total } else { total };
+    i64::try_from(total).map_err(|_| invalid())
+}
+
+/// `1.5` of a unit, in nanoseconds.
+fn amount(number: &str, unit: i64) -> Option<i128> {
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if whole.is_empty() && fraction.is_empty() || fraction.contains('.') {
+        return None;
+    }
+    let whole: i128 = if whole.is_empty() {
+        0
+    } else {
+        whole.parse::<u64>().ok()?.into()
+    };
+    let mut nanos = whole * i128::from(unit);
+    let mut place = f64::from(1u8);
+    let mut part = 0.0;
+    for digit in fraction.bytes() {
+        place /= 10.0;
+        part += f64::from(digit - b'0') * place;
+    }
+    nanos += (part * unit as f64).round() as i128;
+    Some(nanos)
+}
+
+/// A duration in seconds, as the language prints it.
+fn duration_text(nanos: i64) -> String {
+    let whole = nanos / 1_000_000_000;
+    let part = (nanos % 1_000_000_000).unsigned_abs();
+    if part == 0 {
+        return format!("{whole}s");
+    }
+    let sign = if nanos < 0 && whole == 0 { "-" } else { "" };
+    let digits = format!("{part:09}");
+    format!("{sign}{whole}.{}s", digits.trim_end_matches('0'))
+}
+
+/// Reads an RFC 3339 time.
+pub(crate) fn timestamp(text: &str) -> Result<Timestamp> {
+    let invalid = || Error::new(format!("invalid timestamp {text:?}"));
+    // A date and a time with a zone; nothing that jiff reads beyond that.
+    let bytes = text.as_bytes();
+    let separated = bytes.get(10).is_some_and(|b| *b == b'T' || *b == b't');
+    let zoned = text.ends_with(['Z', 'z'])
+        || bytes
+            .len()
+            .checked_sub(6)
+            .is_some_and(|at| matches!(bytes[at], b'+' | b'-') && bytes[at + 3] == b':');
+    if !separated || !zoned {
+        return Err(invalid());
+    }
+    let instant: Instant = text.parse().map_err(|_| invalid())?;
+    Timestamp::from_nanos(instant.as_nanosecond())
+}
+
+fn timestamp_text(time: Timestamp) -> String {
+    match Instant::new(time.seconds, time.nanos as i32) {
+        Ok(instant) => instant.to_zoned(TimeZone::UTC).timestamp().to_string(),
+        Err(_) => format!("{}s", time.seconds),
+    }
+}
+
+/// A string of format `duration` in a schema.
+pub(crate) fn schema_duration(text: &str) -> Result<i64> {
+    duration(text).map_err(|_| Error::new(format!("Invalid duration {text}")))
+}
+
+/// A string of format `date` or `date-time` in a schema.
+pub(crate) fn schema_time(text: &str) -> Result<Timestamp> {
+    let date = || timestamp(&format!("{text}T00:00:00Z"));
+    timestamp(text)
+        .or_else(|_| date())
+        .map_err(|_| Error::new(format!("Invalid date {text}")))
+}
+
+pub(crate) fn base64(text: &str) -> Result<Vec<u8>> {
+    STANDARD
+        .decode(text)
+        .map_err(|error| Error::new(format!("Invalid bytes: {error}")))
+}
+
+/// The string of an argument.
+pub(super) fn string<'v, 'a>(args: &'v [Value<'a>], at: usize) -> Result<&'v Text<'a>> {
+    match args.get(at) {
+        Some(Value::String(text)) => Ok(text),
+        _ => Err(Error::no_such_overload()),
+    }
+}
+
+/// The whole number of an argument.
+pub(super) fn int(args: &[Value<'_>], at: usize) -> Result<i64> {
+    match args.get(at) {
+        Some(Value::Int(number)) => Ok(*number),
+        _ => Err(Error::no_such_overload()),
+    }
+}

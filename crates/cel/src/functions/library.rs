@@ -1,0 +1,83 @@
+//! Values that only libraries make and understand.
+
+use std::{fmt, net::IpAddr, sync::Arc};
+
+use ipnet::IpNet;
+use machinery::quantity::Quantity;
+
+use super::{
+    authz::{Check, Decision},
+    format::NamedFormat,
+    semver::Semver,
+    url::Url,
+};
+use crate::types::Type;
+
+#[derive(Debug, Clone)]
+pub enum Library {
+    Quantity(Quantity),
+    Url(Arc<Url>),
+    Ip(IpAddr),
+    /// An address with the length of its prefix; bits behind the prefix are kept.
+    Cidr(IpNet),
+    Semver(Arc<Semver>),
+    Format(&'static NamedFormat),
+    /// An authorizer, or a check that is being put together.
+    Check(Arc<Check>),
+    Decision(Arc<Decision>),
+}
+
+impl Library {
+    pub fn type_of(&self) -> Type {
+        match self {
+            Self::Quantity(_) => Type::Struct("kubernetes.Quantity".into()),
+            Self::Url(_) => Type::Struct("kubernetes.URL".into()),
+            Self::Ip(_) => Type::Opaque("net.IP"),
+            Self::Cidr(_) => Type::Opaque("net.CIDR"),
+            Self::Semver(_) => Type::Struct("kubernetes.Semver".into()),
+            Self::Format(_) => Type::Struct("kubernetes.NamedFormat".into()),
+            Self::Check(check) => Type::Struct(check.type_name().into()),
+            Self::Decision(_) => Type::Struct("kubernetes.authorization.Decision".into()),
+        }
+    }
+
+    /// Addresses have the size of their bytes; everything else counts as one.
+    pub fn size(&self) -> u64 {
+        let bytes = |is_v4: bool| if is_v4 { 4 } else { 16 };
+        match self {
+            Self::Ip(ip) => bytes(ip.is_ipv4()),
+            Self::Cidr(cidr) => u64::from(cidr.prefix_len()).div_ceil(8),
+            _ => 1,
+        }
+    }
+}
+
+impl PartialEq for Library {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Quantity(a), Self::Quantity(b)) => a == b,
+            (Self::Url(a), Self::Url(b)) => a.text == b.text,
+            (Self::Ip(a), Self::Ip(b)) => a == b,
+            (Self::Cidr(a), Self::Cidr(b)) => a == b,
+            (Self::Semver(a), Self::Semver(b)) => a.precedence(b).is_eq(),
+            (Self::Format(a), Self::Format(b)) => a.name == b.name,
+            (Self::Check(a), Self::Check(b)) => Arc::ptr_eq(a, b),
+            (Self::Decision(a), Self::Decision(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Quantity(value) => write!(f, "{value}"),
+            Self::Url(value) => f.write_str(&value.text),
+            Self::Ip(value) => write!(f, "{value}"),
+            Self::Cidr(value) => write!(f, "{value}"),
+            Self::Semver(value) => write!(f, "{value}"),
+            Self::Format(value) => f.write_str(value.name),
+            Self::Check(_) | Self::Decision(_) => write!(f, "{}", self.type_of()),
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! Lists: Kubernetes' own library and the common one.
+
+use std::cmp::Ordering;
+
+use super::{
+    Row,
+    convert::int,
+    operators::elements,
+    strings::{index_of, last_index_of},
+};
+use crate::{
+    ast::op,
+    functions::lookup,
+    value::{Error, List, Result, Value},
+};
+
+/// The overloads that a function has for lists of each ordered type.
+macro_rules! ordered {
+    ($name:literal, $suffix:literal, $result:literal) => {
+        &[
+            (
+                concat!(".list_int_", $name, $suffix),
+                concat!("list(int) -> ", $result),
+            ),
+            (
+                concat!(".list_uint_", $name, $suffix),
+                concat!("list(uint) -> ", $result),
+            ),
+            (
+                concat!(".list_double_", $name, $suffix),
+                concat!("list(double) -> ", $result),
+            ),
+            (
+                concat!(".list_bool_", $name, $suffix),
+                concat!("list(bool) -> ", $result),
+            ),
+            (
+                concat!(".list_duration_", $name, $suffix),
+                concat!("list(duration) -> ", $result),
+            ),
+            (
+                concat!(".list_timestamp_", $name, $suffix),
+                concat!("list(timestamp) -> ", $result),
+            ),
+            (
+                concat!(".list_string_", $name, $suffix),
+                concat!("list(string) -> ", $result),
+            ),
+            (
+                concat!(".list_bytes_", $name, $suffix),
+                concat!("list(bytes) -> ", $result),
+            ),
+        ]
+    };
+}
+
+macro_rules! extremes {
+    ($name:literal) => {
+        &[
+            (concat!(".list_int_", $name, "_int"), "list(int) -> int"),
+            (concat!(".list_uint_", $name, "_uint"), "list(uint) -> uint"),
+            (
+                concat!(".list_double_", $name, "_double"),
+                "list(double) -> double",
+            ),
+            (concat!(".list_bool_", $name, "_bool"), "list(bool) -> bool"),
+            (
+                concat!(".list_duration_", $name, "_duration"),
+                "list(duration) -> duration",
+            ),
+            (
+                concat!(".list_timestamp_", $name, "_timestamp"),
+                "list(timestamp) -> timestamp",
+            ),
+            (
+                concat!(".list_string_", $name, "_string"),
+                "list(string) -> string",
+            ),
+            (
+                concat!(".list_bytes_", $name, "_bytes"),
+                "list(bytes) -> bytes",
+            ),
+        ]
+    };
+}
+
+pub(super) const ROWS: &[Row] = &[
+    (
+        "isSorted",
+        is_sorted,
+        ordered!("is_sorted", "_bool", "bool"),
+    ),
+    (
+        "sum",
+        sum,
+        &[
+            (".list_int_sum_int", "list(int) -> int"),
+            (".list_uint_sum_uint", "list(uint) -> uint"),
+            (".list_double_sum_double", "list(double) -> double"),
+            (".list_duration_sum_duration", "list(duration) -> duration"),
+        ],
+    ),
+    (
+        "max",
+        |args| extreme(args, "max", Ordering::Less),
+        extremes!("max"),
+    ),
+    (
+        "min",
+        |args| extreme(args, "min", Ordering::Greater),
+        extremes!("min"),
+    ),
+    (
+        "indexOf",
+        |args| find(args, false),
+        &[
+            (".list_a_index_of_int", "list(A), A -> int"),
+            (".string_index_of_string", "string, string -> int"),
+            (".string_index_of_string_int", "string, string, int -> int"),
+        ],
+    ),
+    (
+        "lastIndexOf",
+        |args| find(args, true),
+        &[
+            (".list_a_last_index_of_int", "list(A), A -> int"),
+            (".string_last_index_of_string", "string, string -> int"),
+            (
+                ".string_last_index_of_string_int",
+                "string, string, int -> int",
+            ),
+        ],
+    ),
+    (
+        "slice",
+        slice,
+        &[(".list_slice", "list(A), int, int -> list(A)")],
+    ),
+    (
+        "flatten",
+        flatten,
+        &[
+            (".list_flatten", "list(list(A)) -> list(A)"),
+            (".list_flatten_int", "list(dyn), int -> list(dyn)"),
+        ],
+    ),
+    ("sort", sort, ordered!("sort", "", "list(dyn)")),
+    (
+        "@sortByAssociatedKeys",
+        sort_by,
+        &[(".list_sortByAssociatedKeys", "list(A), list(B) -> list(A)")],
+    ),
+    ("lists.range", range, &[("lists_range", "int -> list(int)")]),
+    (
+        "reverse",
+        reverse,
+        &[(".list_reverse", "list(A) -> list(A)")],
+    ),
+    (
+        "distinct",
+        distinct,
+        &[(".list_distinct", "list(A) -> list(A)")],
+    ),
+];
+
+fn list<'v, 'a>(args: &'v [Value<'a>]) -> Result<&'v List<'a>> {
+    match args.first() {
+        Some(Value::List(list)) => Ok(list),
+        _ => Err(Error::no_such_overload()),
+    }
+}
+
+fn is_sorted<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
+    let items = elements(list(args)?)?;
+    for pair in items.windows(2) {
+        if pair[0].compare(&pair[1])?.is_gt() {
+            return Ok(Value::Bool(false));
+        }
+    }
+    Ok(Value::Bool(true))
+}
+
+fn sum<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
+    let add = lookup(op::ADD).ok_or_else(Error::no_such_overload)?.call;
+    let mut items = elements(list(args)?)?.into_iter();
+    let first = items.next().unwrap_or(Value::Int(0));
+    items.try_fold(first, |total, item| add(&[total, item]))
+}
+
+fn extreme<'a>(args: &[Value<'a>], name: &str, replace: Ordering) -> Result<Value<'a>> {
+    let mut best: Option<Value<'a>> = None;
+    for item in list(args)?.iter() {
+        let item = item?;
+        best = Some(match best {
+            Some(best) if best.compare(&item)? != replace => best,
+            _ => item,
+        });
+    }
+    best.ok_or_else(|| Error::new(format!("{name} called on empty list")))
+}
+
+fn find<'a>(args: &[Value<'a>], last: bool) -> Result<Value<'a>> {
+    let [Value::List(list), wanted] = args else {
+        return if last {
+            last_index_of(args)
+        } else {
+            index_of(args)
+        };
+    };
+    let mut found = -1;
+    for (at, item) in list.iter().enumerate() {
+        if item?.equals(wanted)? {
+            found = at as i64;
+            if !last {
+                break;
+            }
+        }
+    }
+    Ok(Value::Int(found))
+}
+
+fn slice<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
+    let (items, start, end) = (elements(list(args)?)?, int(args, 1)?, int(args, 2)?);
+    let cannot = |why: String| Error::new(format!("cannot slice({start}, {end}), {why}"));
+    if start < 0 || end < 0 {
+        return Err(cannot("negative indexes not supported".into()));
+    }
+    if start > end {
+        return Err(cannot(
+            "start index must be less than or equal to end index".into(),
+        ));
+    }
+    if end > items.len() as i64 {
+        return Err(cannot(format!("list is length {}", items.len())));
+    }
+    Ok(Value::list(items[start as usize..end as usize].to_vec()))
+}
+
+fn flatten<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
+    let depth = if args.len() > 1 { int(args, 1)? } else { 1 };
+    if depth < 0 {
+        return Err(Error::new("level must be non-negative"));
+    }
+    let mut flat = Vec::new();
+    flatten_into(list(args)?, depth, &mut flat)?;
+    Ok(Value::list(flat))
+}
+
+fn flatten_into<'a>(from: &List<'a>, depth: i64, into: &mut Vec<Value<'a>>) -> Result<()> {
+    for item in from.iter() {
+        match item? {
+            Value::List(inner) if depth > 0 => flatten_into(&inner, depth - 1, into)?,
+            item => into.push(item),
+        }
+    }
+    Ok(())
+}
+
+/// Sorts by keys, stably.
+fn sorted<'a>(mut keyed: Vec<(Value<'a>, Value<'a>)>) -> Result<Value<'a>> {
+    if let Some((first, _)) = keyed.first() {
+        let kind = first.type_of();
+        if keyed.iter().any(|(key, _)| key.type_of() != kind) {
+            return Err(Error::new("list elements must have the same type"));
+        }
+        if first.compare(first).is_err() {
+            return Err(Error::new("list elements must be comparable"));
+        }
+    }
+    keyed.sort_by(|(a, _), (b, _)| a.compare(b).unwrap_or(Ordering::Equal));
+    Ok(Value::list(
+        keyed.into_iter().map(|(_, value)| value).collect(),
+    ))
+}
+
+fn sort<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
+    let items = elements(list(args)?)?;
+    sorted(items.into_iter().map(|item| (item.clone(), item)).collect())
+}
+
+fn sort_by<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
+    let [Value::List(items), Value::List(keys)] = args else {
+        return Err(Error::no_such_overload());
+    };
+    let (items, keys) = (elements(items)?, elements(keys)?);
+    sorted(keys.into_iter().zip(items).collect())
+}
+
+/// The longest list that `lists.range` makes: more would be refused by its cost anyway.
+const LONGEST_RANGE: i64 = 1_000_000;
+
+fn range<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
+    let end = int(args, 0)?;
+    if end > LONGEST_RANGE {
+        return Err(Error::new(format!("lists.range({end}) is too long")));
+    }
+    Ok(Value::list((0..end).map(Value::Int).collect()))
+}
+
+fn reverse<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
+    let mut items = elements(list(args)?)?;
+    items.reverse();
+    Ok(Value::list(items))
+}
+
+fn distinct<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
+    let mut kept: Vec<Value<'a>> = Vec::new();
+    'items: for item in list(args)?.iter() {
+        let item = item?;
+        for old in &kept {
+            if old.equals(&item)? {
+                continue 'items;
+            }
+        }
+        kept.push(item);
+    }
+    Ok(Value::list(kept))
+}

@@ -1,0 +1,217 @@
+//! URLs, split as Go's `net/url` splits them.
+
+use std::sync::Arc;
+
+use super::{Row, convert::string, library::Library};
+use crate::value::{Error, Map, OwnedMap, Result, Value};
+
+pub(super) const ROWS: &[Row] = &[
+    ("url", url, &[("string_to_url", "string -> kubernetes.URL")]),
+    (
+        "isURL",
+        |args| Ok(Value::Bool(Url::parse(string(args, 0)?).is_ok())),
+        &[("is_url_string", "string -> bool")],
+    ),
+    (
+        "getScheme",
+        |args| Ok(Value::text(&*one(args)?.scheme)),
+        &[(".url_get_scheme", "kubernetes.URL -> string")],
+    ),
+    (
+        "getHost",
+        |args| Ok(Value::text(&*one(args)?.host)),
+        &[(".url_get_host", "kubernetes.URL -> string")],
+    ),
+    (
+        "getHostname",
+        |args| Ok(Value::text(one(args)?.host_and_port().0)),
+        &[(".url_get_hostname", "kubernetes.URL -> string")],
+    ),
+    (
+        "getPort",
+        |args| Ok(Value::text(one(args)?.host_and_port().1)),
+        &[(".url_get_port", "kubernetes.URL -> string")],
+    ),
+    (
+        "getEscapedPath",
+        |args| Ok(Value::text(one(args)?.escaped_path())),
+        &[(".url_get_escaped_path", "kubernetes.URL -> string")],
+    ),
+    (
+        "getQuery",
+        query,
+        &[(
+            ".url_get_query",
+            "kubernetes.URL -> map(string, list(string))",
+        )],
+    ),
+];
+
+#[derive(Debug)]
+pub struct Url {
+    pub text: String,
+    scheme: String,
+    host: String,
+    path: String,
+    query: String,
+}
+
+impl Url {
+    /// An absolute URI or an absolute path.
+    pub(super) fn parse(text: &str) -> Result<Self> {
+        let invalid = |why: &str| {
+            Error::new(format!(
+                "URL parse error during conversion from string: parse {text:?}: {why}"
+            ))
+        };
+        if text.is_empty() {
+            return Err(invalid("empty url"));
+        }
+        if text.bytes().any(|b| b < 0x20 || b == 0x7f) {
+            return Err(invalid("net/url: invalid control character in URL"));
+        }
+        let scheme_end = text.find(':').filter(|at| {
+            let scheme = &text.as_bytes()[..*at];
+            scheme.first().is_some_and(u8::is_ascii_alphabetic)
+                && scheme
+                    .iter()
+                    .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'-' | b'.'))
+        });
+        let (scheme, rest) = match scheme_end {
+            Some(at) => (text[..at].to_ascii_lowercase(), &text[at + 1..]),
+            None => (String::new(), text),
+        };
+        if !rest.starts_with('/') {
+            return Err(invalid("invalid URI for request"));
+        }
+        let rest = rest.split('#').next().unwrap_or(rest);
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, path) = match rest
+            .strip_prefix("//")
+            .filter(|_| !scheme.is_empty() || rest.starts_with("//") && !rest.starts_with("///"))
+        {
+            Some(rest) => rest.split_at(rest.find('/').unwrap_or(rest.len())),
+            None => ("", rest),
+        };
+        let host = authority.rsplit('@').next().unwrap_or(authority);
+        check_host(host).map_err(|why| invalid(&why))?;
+        check_escapes(path).map_err(|why| invalid(&why))?;
+        Ok(Self {
+            text: text.to_owned(),
+            scheme,
+            host: host.to_owned(),
+            path: path.to_owned(),
+            query: query.to_owned(),
+        })
+    }
+
+    fn host_and_port(&self) -> (&str, &str) {
+        if let Some(rest) = self.host.strip_prefix('[') {
+            let (inside, after) = rest.split_once(']').unwrap_or((rest, ""));
+            return (inside, after.strip_prefix(':').unwrap_or(""));
+        }
+        self.host.split_once(':').unwrap_or((&self.host, ""))
+    }
+
+    /// The path with what must be escaped in it escaped.
+    fn escaped_path(&self) -> String {
+        let keep = |b: u8| b.is_ascii_alphanumeric() || b"-_.~$&+,/:;=@%!'()*[]".contains(&b);
+        let mut escaped = String::new();
+        for byte in self.path.bytes() {
+            match keep(byte) {
+                true => escaped.push(byte as char),
+                false => escaped.push_str(&format!("%{byte:02X}")),
+            }
+        }
+        escaped
+    }
+}
+
+fn check_host(host: &str) -> std::result::Result<(), String> {
+    let (name, port) = match host.strip_prefix('[') {
+        Some(rest) => {
+            let Some((name, after)) = rest.split_once(']') else {
+                return Err("missing ']' in host".to_owned());
+            };
+            (name, after)
+        }
+        None => match host.find(':') {
+            Some(at) => host.split_at(at),
+            None => (host, ""),
+        },
+    };
+    if let Some(bad) = name.chars().find(|c| " <>\"\\^`{|}".contains(*c)) {
+        return Err(format!(
+            "invalid character {:?} in host name",
+            bad.to_string()
+        ));
+    }
+    let digits = port.strip_prefix(':').unwrap_or("");
+    if !port.is_empty() && (!port.starts_with(':') || !digits.bytes().all(|b| b.is_ascii_digit())) {
+        return Err(format!("invalid port {port:?} after host"));
+    }
+    Ok(())
+}
+
+fn check_escapes(path: &str) -> std::result::Result<(), String> {
+    let bytes = path.as_bytes();
+    for (at, byte) in bytes.iter().enumerate() {
+        let escape = &bytes[at..bytes.len().min(at + 3)];
+        let digits = escape.get(1..).unwrap_or_default();
+        if *byte == b'%' && (digits.len() < 2 || !digits.iter().all(u8::is_ascii_hexdigit)) {
+            let shown = String::from_utf8_lossy(escape);
+            return Err(format!("invalid URL escape {shown:?}"));
+        }
+    }
+    Ok(())
+}
+
+fn one<'v>(args: &'v [Value<'_>]) -> Result<&'v Url> {
+    match args {
+        [Value::Library(Library::Url(url))] => Ok(url),
+        _ => Err(Error::no_such_overload()),
+    }
+}
+
+fn url<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
+    let url = Url::parse(string(args, 0)?)?;
+    Ok(Value::Library(Library::Url(Arc::new(url))))
+}
+
+fn query<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
+    let mut names: Vec<(String, Vec<Value<'a>>)> = Vec::new();
+    for pair in one(args)?.query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let (Some(name), Some(value)) = (unescape(name), unescape(value)) else {
+            continue;
+        };
+        match names.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, values)) => values.push(Value::text(value)),
+            None => names.push((name, vec![Value::text(value)])),
+        }
+    }
+    let mut map = OwnedMap::default();
+    for (name, values) in names {
+        map.insert(Value::text(name), Value::list(values))?;
+    }
+    Ok(Value::Map(Map::Owned(map.into())))
+}
+
+/// A part of a query without escapes; `None` if an escape is broken.
+fn unescape(text: &str) -> Option<String> {
+    check_escapes(text).ok()?;
+    let bytes = text.as_bytes();
+    let (mut at, mut out) = (0, Vec::with_capacity(bytes.len()));
+    while at < bytes.len() {
+        match bytes[at] {
+            b'%' => {
+                out.push(u8::from_str_radix(&text[at + 1..at + 3], 16).ok()?);
+                at += 2;
+            }
+            b'+' => out.push(b' '),
+            byte => out.push(byte),
+        }
+        at += 1;
+    }
+    Some(String::from_utf8_lossy(&out).into_owned())
+}

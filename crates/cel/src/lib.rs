@@ -1,0 +1,37 @@
+//! The Common Expression Language as Kubernetes v1.36 uses it: parse, check, estimate, evaluate.
+//!
+//! [`compile`] checks an expression against an [`Env`] of variables and schemas and finds every
+//! mistake in upstream's words; [`cost::estimate`] says what it can cost at most; [`Program`] is
+//! made once and evaluated over values that borrow from the JSON of objects, with a bound on its
+//! cost. Pure: no input panics, and nothing outside of the values is read.
+//!
+//! Deliberately absent: protocol buffers, containers of names, partial evaluation.
+#![forbid(unsafe_code)]
+
+mod ast;
+mod check;
+pub mod cost;
+pub mod decl;
+mod env;
+mod functions;
+mod lexer;
+mod macros;
+mod parser;
+mod program;
+mod source;
+mod types;
+mod unify;
+pub mod value;
+
+pub use check::{Checked, check, compile};
+pub use decl::{Decl, DeclKind, Field, ListSemantics, escape};
+pub use env::{Env, Variable};
+pub use functions::{Authorizer, Check, Decision, library::Library};
+pub use parser::{Parsed, parse};
+pub use program::{Evaluation, Program};
+pub use source::{Issue, Issues};
+pub use types::Type;
+pub use value::{Error, Value};
+
+/// What one expression may cost; upstream's limit.
+pub const PER_CALL_LIMIT: u64 = 1_000_000;

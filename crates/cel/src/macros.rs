@@ -1,0 +1,346 @@
+//! Macros: calls that become other expressions while parsing.
+//!
+//! `has`, the iterating macros with one and with two variables, and those of optional values. What
+//! has the name of a macro and not its number of arguments is an ordinary call.
+
+use std::sync::Arc;
+
+use crate::{
+    ast::{ACCUMULATOR, Comprehension, Element, Expr, Kind, Literal, MapEntry, UNUSED, op},
+    parser::Parser,
+    source::Issue,
+};
+
+/// A call, or what its macro stands for.
+pub(crate) fn expand(
+    parser: &mut Parser,
+    at: u32,
+    function: &str,
+    target: Option<Expr>,
+    args: Vec<Expr>,
+) -> Expr {
+    let mut expander = Expander { parser, at };
+    let expanded = match (target, function, args.len()) {
+        (None, "has", 1) => expander.has(args),
+        (Some(target), name, count) if is_macro(name, count) => expander.member(target, name, args),
+        (target, _, _) => {
+            let kind = Kind::Call {
+                function: function.into(),
+                target: target.map(Box::new),
+                args,
+            };
+            return parser.node(at, kind);
+        }
+    };
+    expanded.unwrap_or_else(|issue| {
+        parser.issues.push(issue);
+        parser.node(at, Kind::Literal(Literal::Null))
+    })
+}
+
+fn is_macro(name: &str, count: usize) -> bool {
+    match name {
+        "all" | "exists" | "map" | "transformList" | "transformMap" | "transformMapEntry"
+            if count == 3 =>
+        {
+            true
+        }
+        "existsOne" => count == 2 || count == 3,
+        "exists_one" => count == 2 || count == 3,
+        "transformList" | "transformMap" | "transformMapEntry" => count == 4,
+        "all" | "exists" | "filter" | "map" | "optMap" | "optFlatMap" => count == 2,
+        _ => false,
+    }
+}
+
+struct Expander<'a> {
+    parser: &'a mut Parser,
+    at: u32,
+}
+
+type Expanded = Result<Expr, Issue>;
+
+/// The variables of a loop.
+struct Variables {
+    first: Arc<str>,
+    second: Option<Arc<str>>,
+}
+
+impl Expander<'_> {
+    // --- small builders at the macro's position
+
+    fn ident(&mut self, name: &str) -> Expr {
+        self.parser.node(self.at, Kind::Ident(name.into()))
+    }
+
+    fn literal(&mut self, literal: Literal) -> Expr {
+        self.parser.node(self.at, Kind::Literal(literal))
+    }
+
+    fn accumulator(&mut self) -> Expr {
+        self.ident(ACCUMULATOR)
+    }
+
+    fn call(&mut self, function: &str, args: Vec<Expr>) -> Expr {
+        self.parser.call(self.at, function, args)
+    }
+
+    fn member_call(&mut self, target: Expr, function: &str) -> Expr {
+        let kind = Kind::Call {
+            function: function.into(),
+            target: Some(Box::new(target)),
+            args: Vec::new(),
+        };
+        self.parser.node(self.at, kind)
+    }
+
+    fn list(&mut self, elements: Vec<Expr>) -> Expr {
+        let elements = elements.into_iter().map(|value| Element {
+            value,
+            optional: false,
+        });
+        let elements = elements.collect();
+        self.parser.node(self.at, Kind::List { elements })
+    }
+
+    fn issue(&self, expr: &Expr, message: &str) -> Issue {
+        Issue {
+            offset: self.parser.position(expr.id),
+            message: message.to_owned(),
+        }
+    }
+
+    /// The fold that most macros are.
+    fn fold(
+        &mut self,
+        range: Expr,
+        variables: Variables,
+        init: Expr,
+        condition: Expr,
+        step: Expr,
+        result: Expr,
+    ) -> Expr {
+        let comprehension = Comprehension {
+            range,
+            variable: variables.first,
+            variable2: variables.second,
+            accumulator: ACCUMULATOR.into(),
+            init,
+            condition,
+            step,
+            result,
+        };
+        self.parser
+            .node(self.at, Kind::Comprehension(Box::new(comprehension)))
+    }
+
+    // --- macros
+
+    fn has(&mut self, mut args: Vec<Expr>) -> Expanded {
+        let arg = args.remove(0);
+        match arg.kind {
+            Kind::Select {
+                operand,
+                field,
+                test: false,
+            } => {
+                let kind = Kind::Select {
+                    operand,
+                    field,
+                    test: true,
+                };
+                Ok(self.parser.node(self.at, kind))
+            }
+            _ => Err(self.issue(&arg, "invalid argument to has() macro")),
+        }
+    }
+
+    fn member(&mut self, target: Expr, name: &str, args: Vec<Expr>) -> Expanded {
+        match (name, args.len()) {
+            ("optMap", _) => self.opt_map(target, args, false),
+            ("optFlatMap", _) => self.opt_map(target, args, true),
+            ("map", count) => self.map(target, args, count == 3),
+            ("filter", _) => self.filter(target, args),
+            ("transformList", count) => self.transform_list(target, args, count == 4),
+            ("transformMap", count) => self.transform_map(target, args, count == 4, false),
+            ("transformMapEntry", count) => self.transform_map(target, args, count == 4, true),
+            ("all", _) => self.quantifier(target, args, true),
+            ("exists", _) => self.quantifier(target, args, false),
+            _ => self.exists_one(target, args),
+        }
+    }
+
+    /// The one or two iteration variables that begin the arguments.
+    fn variables(&mut self, args: &mut Vec<Expr>, two: bool) -> Result<Variables, Issue> {
+        let first = args.remove(0);
+        let first_name = self.variable(&first)?;
+        if !two {
+            return Ok(Variables {
+                first: first_name,
+                second: None,
+            });
+        }
+        let second = args.remove(0);
+        let second_name = self.variable(&second)?;
+        if first_name == second_name {
+            let message = format!("duplicate variable name: {first_name}");
+            return Err(self.issue(&second, &message));
+        }
+        Ok(Variables {
+            first: first_name,
+            second: Some(second_name),
+        })
+    }
+
+    fn variable(&self, arg: &Expr) -> Result<Arc<str>, Issue> {
+        match &arg.kind {
+            Kind::Ident(name) if &**name == ACCUMULATOR || &**name == "__result__" => {
+                Err(self.issue(arg, "iteration variable overwrites accumulator variable"))
+            }
+            Kind::Ident(name) if !name.starts_with('.') => Ok(name.clone()),
+            _ => Err(self.issue(arg, "argument must be a simple name")),
+        }
+    }
+
+    /// `all` and `exists`: they stop as soon as the answer is known.
+    fn quantifier(&mut self, target: Expr, mut args: Vec<Expr>, all: bool) -> Expanded {
+        let two = args.len() == 3;
+        let variables = self.variables(&mut args, two)?;
+        let predicate = args.remove(0);
+        let init = self.literal(Literal::Bool(all));
+        let so_far = self.accumulator();
+        let undecided = if all {
+            so_far
+        } else {
+            self.call(op::NOT, vec![so_far])
+        };
+        let condition = self.call(op::NOT_STRICTLY_FALSE, vec![undecided]);
+        let so_far = self.accumulator();
+        let function = if all { op::AND } else { op::OR };
+        let step = self.call(function, vec![so_far, predicate]);
+        let result = self.accumulator();
+        Ok(self.fold(target, variables, init, condition, step, result))
+    }
+
+    fn exists_one(&mut self, target: Expr, mut args: Vec<Expr>) -> Expanded {
+        let two = args.len() == 3;
+        let variables = self.variables(&mut args, two)?;
+        let predicate = args.remove(0);
+        let init = self.literal(Literal::Int(0));
+        let condition = self.literal(Literal::Bool(true));
+        let so_far = self.accumulator();
+        let one = self.literal(Literal::Int(1));
+        let more = self.call(op::ADD, vec![so_far, one]);
+        let same = self.accumulator();
+        let step = self.call(op::CONDITIONAL, vec![predicate, more, same]);
+        let count = self.accumulator();
+        let one = self.literal(Literal::Int(1));
+        let result = self.call(op::EQUALS, vec![count, one]);
+        Ok(self.fold(target, variables, init, condition, step, result))
+    }
+
+    /// A loop that appends to a list, for those elements that pass the filter.
+    fn collect(
+        &mut self,
+        target: Expr,
+        variables: Variables,
+        filter: Option<Expr>,
+        element: Expr,
+    ) -> Expanded {
+        let init = self.list(Vec::new());
+        let condition = self.literal(Literal::Bool(true));
+        let so_far = self.accumulator();
+        let one = self.list(vec![element]);
+        let mut step = self.call(op::ADD, vec![so_far, one]);
+        if let Some(filter) = filter {
+            let same = self.accumulator();
+            step = self.call(op::CONDITIONAL, vec![filter, step, same]);
+        }
+        let result = self.accumulator();
+        Ok(self.fold(target, variables, init, condition, step, result))
+    }
+
+    fn map(&mut self, target: Expr, mut args: Vec<Expr>, filtered: bool) -> Expanded {
+        let variables = self.variables(&mut args, false)?;
+        let filter = filtered.then(|| args.remove(0));
+        let element = args.remove(0);
+        self.collect(target, variables, filter, element)
+    }
+
+    fn filter(&mut self, target: Expr, mut args: Vec<Expr>) -> Expanded {
+        let variables = self.variables(&mut args, false)?;
+        let filter = args.remove(0);
+        let element = self.ident(&variables.first.clone());
+        self.collect(target, variables, Some(filter), element)
+    }
+
+    fn transform_list(&mut self, target: Expr, mut args: Vec<Expr>, filtered: bool) -> Expanded {
+        let variables = self.variables(&mut args, true)?;
+        let filter = filtered.then(|| args.remove(0));
+        let element = args.remove(0);
+        self.collect(target, variables, filter, element)
+    }
+
+    /// `transformMap` keeps the keys; `transformMapEntry` takes a map of one entry for each.
+    fn transform_map(
+        &mut self,
+        target: Expr,
+        mut args: Vec<Expr>,
+        filtered: bool,
+        entries: bool,
+    ) -> Expanded {
+        let variables = self.variables(&mut args, true)?;
+        let filter = filtered.then(|| args.remove(0));
+        let value = args.remove(0);
+        let init = self.map_literal();
+        let condition = self.literal(Literal::Bool(true));
+        let so_far = self.accumulator();
+        let inserted = if entries {
+            vec![so_far, value]
+        } else {
+            let key = self.ident(&variables.first.clone());
+            vec![so_far, key, value]
+        };
+        let mut step = self.call(op::MAP_INSERT, inserted);
+        if let Some(filter) = filter {
+            let same = self.accumulator();
+            step = self.call(op::CONDITIONAL, vec![filter, step, same]);
+        }
+        let result = self.accumulator();
+        Ok(self.fold(target, variables, init, condition, step, result))
+    }
+
+    fn map_literal(&mut self) -> Expr {
+        let entries: Vec<MapEntry> = Vec::new();
+        self.parser.node(self.at, Kind::Map { entries })
+    }
+
+    /// `target.hasValue() ? optional.of(expr with the value bound) : optional.none()`.
+    fn opt_map(&mut self, target: Expr, mut args: Vec<Expr>, flat: bool) -> Expanded {
+        let name = self.variable(&args[0])?;
+        let body = args.remove(1);
+        let bound = self.member_call(target.clone(), "value");
+        let range = self.list(Vec::new());
+        let condition = self.literal(Literal::Bool(false));
+        let step = self.ident(&name);
+        let comprehension = Comprehension {
+            range,
+            variable: UNUSED.into(),
+            variable2: None,
+            accumulator: name,
+            init: bound,
+            condition,
+            step,
+            result: body,
+        };
+        let mut then = self
+            .parser
+            .node(self.at, Kind::Comprehension(Box::new(comprehension)));
+        if !flat {
+            then = self.call("optional.of", vec![then]);
+        }
+        let otherwise = self.call("optional.none", Vec::new());
+        let has = self.member_call(target, "hasValue");
+        Ok(self.call(op::CONDITIONAL, vec![has, then, otherwise]))
+    }
+}

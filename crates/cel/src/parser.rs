@@ -1,0 +1,567 @@
+//! Tokens to a syntax tree. Macros are expanded while parsing, as in every CEL implementation, so
+//! that checking, costing and evaluating know comprehensions only.
+
+use std::sync::Arc;
+
+use crate::{
+    ast::{Element, Expr, Id, Kind, Literal, MapEntry, StructField, op},
+    lexer::{self, Spanned, Token},
+    macros,
+    source::{Issue, Issues, Source},
+};
+
+/// An expression as it was written, with macros expanded.
+#[derive(Debug, Clone)]
+pub struct Parsed {
+    pub source: Source,
+    pub root: Expr,
+    /// Offset in characters by node id.
+    pub positions: Vec<u32>,
+}
+
+/// A deeper tree is refused, as upstream does: everything that walks it recurses.
+const DEEPEST: u16 = 250;
+/// Parentheses, brackets and arguments inside of each other; half of upstream's, since each takes
+/// a dozen frames of the stack.
+const DEEPEST_NESTING: u16 = 125;
+/// Longer expressions are refused, as upstream does.
+const LONGEST: usize = 100_000;
+
+/// What may begin an expression, in upstream's words.
+const STARTS: &str = "{'[', '{', '(', '.', '-', '!', 'true', 'false', 'null', NUM_FLOAT, NUM_INT, NUM_UINT, STRING, BYTES, IDENTIFIER}";
+
+pub(crate) struct Parser {
+    tokens: Vec<Spanned>,
+    next: usize,
+    nesting: u16,
+    text: Vec<char>,
+    positions: Vec<u32>,
+    /// Height of the tree below a node, by id.
+    heights: Vec<u16>,
+    pub(crate) issues: Vec<Issue>,
+}
+
+/// Parses an expression.
+pub fn parse(text: &str) -> Result<Parsed, Issues> {
+    let source = Source::new(text);
+    let fail = |issue| Issues::new(source.clone(), vec![issue]);
+    let characters: Vec<char> = text.chars().collect();
+    if characters.len() > LONGEST {
+        return Err(fail(Issue {
+            offset: 0,
+            message: format!(
+                "expression code point size exceeds limit: size: {}, limit {LONGEST}",
+                characters.len()
+            ),
+        }));
+    }
+    let tokens = lexer::tokens(&characters).map_err(fail)?;
+    let mut parser = Parser {
+        tokens,
+        next: 0,
+        nesting: 0,
+        text: characters,
+        positions: Vec::new(),
+        heights: Vec::new(),
+        issues: Vec::new(),
+    };
+    let root = parser.whole().map_err(fail)?;
+    if !parser.issues.is_empty() {
+        return Err(Issues::new(source, parser.issues));
+    }
+    Ok(Parsed {
+        source,
+        root,
+        positions: parser.positions,
+    })
+}
+
+type Result<T, E = Issue> = std::result::Result<T, E>;
+
+fn too_deep(offset: u32) -> Issue {
+    Issue {
+        offset,
+        message: format!("expression recursion limit exceeded: {DEEPEST}"),
+    }
+}
+
+impl Parser {
+    // --- ids and nodes
+
+    pub(crate) fn id(&mut self, at: u32) -> Id {
+        self.positions.push(at);
+        self.heights.push(0);
+        (self.positions.len() - 1) as Id
+    }
+
+    pub(crate) fn position(&self, id: Id) -> u32 {
+        self.positions[id as usize]
+    }
+
+    pub(crate) fn node(&mut self, at: u32, kind: Kind) -> Expr {
+        let id = self.id(at);
+        self.finish(id, kind)
+    }
+
+    /// A node whose id was taken before its children were parsed.
+    fn finish(&mut self, id: Id, kind: Kind) -> Expr {
+        let mut height = 0;
+        kind.for_each_child(&mut |child| height = height.max(self.heights[child.id as usize]));
+        self.heights[id as usize] = height + 1;
+        if height < DEEPEST {
+            return Expr { id, kind };
+        }
+        self.issues.push(too_deep(self.position(id)));
+        self.heights[id as usize] = 1;
+        Expr {
+            id,
+            kind: Kind::Literal(Literal::Null),
+        }
+    }
+
+    pub(crate) fn call(&mut self, at: u32, function: &str, args: Vec<Expr>) -> Expr {
+        let kind = Kind::Call {
+            function: function.into(),
+            target: None,
+            args,
+        };
+        self.node(at, kind)
+    }
+
+    // --- tokens
+
+    fn peek(&self) -> &Token {
+        &self.tokens[self.next].token
+    }
+
+    fn at(&self) -> u32 {
+        self.tokens[self.next].at
+    }
+
+    fn advance(&mut self) -> Token {
+        let token = self.tokens[self.next].token.clone();
+        if token != Token::End {
+            self.next += 1;
+        }
+        token
+    }
+
+    fn take(&mut self, symbol: &'static str) -> Option<u32> {
+        let at = self.at();
+        if *self.peek() != Token::Symbol(symbol) {
+            return None;
+        }
+        self.next += 1;
+        Some(at)
+    }
+
+    /// The token as the error messages show it.
+    fn shown(&self) -> String {
+        let spanned = &self.tokens[self.next];
+        if spanned.token == Token::End {
+            return "<EOF>".to_owned();
+        }
+        self.text[spanned.at as usize..spanned.end as usize]
+            .iter()
+            .collect()
+    }
+
+    fn mismatched(&self, expecting: &str) -> Issue {
+        Issue {
+            offset: self.at(),
+            message: format!(
+                "Syntax error: mismatched input '{}' expecting {expecting}",
+                self.shown()
+            ),
+        }
+    }
+
+    fn expect(&mut self, symbol: &'static str) -> Result<u32> {
+        self.take(symbol)
+            .ok_or_else(|| self.mismatched(&format!("'{symbol}'")))
+    }
+
+    // --- grammar
+
+    fn whole(&mut self) -> Result<Expr> {
+        let expr = self.expr()?;
+        match self.peek() {
+            Token::End => Ok(expr),
+            _ => Err(Issue {
+                offset: self.at(),
+                message: format!(
+                    "Syntax error: extraneous input '{}' expecting <EOF>",
+                    self.shown()
+                ),
+            }),
+        }
+    }
+
+    fn expr(&mut self) -> Result<Expr> {
+        self.nesting += 1;
+        if self.nesting > DEEPEST_NESTING {
+            return Err(too_deep(self.at()));
+        }
+        let condition = self.logical(op::OR, "||")?;
+        let expr = match self.take("?") {
+            None => condition,
+            Some(at) => {
+                let then = self.logical(op::OR, "||")?;
+                self.expect(":")?;
+                let otherwise = self.expr()?;
+                self.call(at, op::CONDITIONAL, vec![condition, then, otherwise])
+            }
+        };
+        self.nesting -= 1;
+        Ok(expr)
+    }
+
+    /// A chain of `||` or `&&`, as a balanced tree.
+    fn logical(&mut self, function: &'static str, symbol: &'static str) -> Result<Expr> {
+        let mut terms = vec![self.logical_term(function)?];
+        let mut ops = Vec::new();
+        while let Some(at) = self.take(symbol) {
+            terms.push(self.logical_term(function)?);
+            ops.push(at);
+        }
+        let mut terms: Vec<Option<Expr>> = terms.into_iter().map(Some).collect();
+        Ok(self.balanced(function, &mut terms, &ops))
+    }
+
+    fn logical_term(&mut self, function: &'static str) -> Result<Expr> {
+        if function == op::OR {
+            self.logical(op::AND, "&&")
+        } else {
+            self.relation()
+        }
+    }
+
+    /// `terms` are one more than `ops`.
+    fn balanced(&mut self, function: &str, terms: &mut [Option<Expr>], ops: &[u32]) -> Expr {
+        if ops.is_empty() {
+            // Each term is taken once: the halves do not overlap.
+            return terms[0].take().unwrap_or(Expr {
+                id: 0,
+                kind: Kind::Literal(Literal::Null),
+            });
+        }
+        let middle = ops.len() / 2;
+        let (left, right) = terms.split_at_mut(middle + 1);
+        let left = self.balanced(function, left, &ops[..middle]);
+        let right = self.balanced(function, right, &ops[middle + 1..]);
+        self.call(ops[middle], function, vec![left, right])
+    }
+
+    fn relation(&mut self) -> Result<Expr> {
+        let mut left = self.sum()?;
+        loop {
+            let function = match self.peek() {
+                Token::Symbol("<") => op::LESS,
+                Token::Symbol("<=") => op::LESS_EQUALS,
+                Token::Symbol(">") => op::GREATER,
+                Token::Symbol(">=") => op::GREATER_EQUALS,
+                Token::Symbol("==") => op::EQUALS,
+                Token::Symbol("!=") => op::NOT_EQUALS,
+                Token::In => op::IN,
+                _ => return Ok(left),
+            };
+            let at = self.at();
+            self.advance();
+            let right = self.sum()?;
+            left = self.call(at, function, vec![left, right]);
+        }
+    }
+
+    fn sum(&mut self) -> Result<Expr> {
+        let mut left = self.product()?;
+        loop {
+            let function = match self.peek() {
+                Token::Symbol("+") => op::ADD,
+                Token::Symbol("-") => op::SUBTRACT,
+                _ => return Ok(left),
+            };
+            let at = self.at();
+            self.advance();
+            let right = self.product()?;
+            left = self.call(at, function, vec![left, right]);
+        }
+    }
+
+    fn product(&mut self) -> Result<Expr> {
+        let mut left = self.unary()?;
+        loop {
+            let function = match self.peek() {
+                Token::Symbol("*") => op::MULTIPLY,
+                Token::Symbol("/") => op::DIVIDE,
+                Token::Symbol("%") => op::MODULO,
+                _ => return Ok(left),
+            };
+            let at = self.at();
+            self.advance();
+            let right = self.unary()?;
+            left = self.call(at, function, vec![left, right]);
+        }
+    }
+
+    /// Several `!` or `-` in a row cancel each other in pairs.
+    fn unary(&mut self) -> Result<Expr> {
+        let at = self.at();
+        for (symbol, function) in [("!", op::NOT), ("-", op::NEGATE)] {
+            let mut count = 0;
+            // A minus before a number belongs to the literal.
+            while *self.peek() == Token::Symbol(symbol) {
+                let number = matches!(
+                    self.tokens[self.next + 1].token,
+                    Token::Int(_) | Token::BigInt(_) | Token::Double(_)
+                );
+                if symbol == "-" && number {
+                    break;
+                }
+                self.advance();
+                count += 1;
+            }
+            if count > 0 {
+                let operand = self.member()?;
+                return Ok(if count % 2 == 0 {
+                    operand
+                } else {
+                    self.call(at, function, vec![operand])
+                });
+            }
+        }
+        self.member()
+    }
+
+    fn member(&mut self) -> Result<Expr> {
+        let mut expr = self.primary()?;
+        loop {
+            if let Some(at) = self.take(".") {
+                expr = self.select_or_call(expr, at)?;
+            } else if let Some(at) = self.take(".?") {
+                let field = self.field_name()?;
+                let name = self.node(at, Kind::Literal(Literal::String(field)));
+                expr = self.call(at, op::OPTIONAL_SELECT, vec![expr, name]);
+            } else if let Some(at) = self.take("[?") {
+                let index = self.expr()?;
+                self.expect("]")?;
+                expr = self.call(at, op::OPTIONAL_INDEX, vec![expr, index]);
+            } else if let Some(at) = self.take("[") {
+                let index = self.expr()?;
+                self.expect("]")?;
+                expr = self.call(at, op::INDEX, vec![expr, index]);
+            } else if *self.peek() == Token::Symbol("{")
+                && let Some(name) = expr.qualified_name()
+            {
+                expr = self.construct(name)?;
+            } else if *self.peek() == Token::Symbol("{?")
+                && let Some(name) = expr.qualified_name()
+            {
+                expr = self.construct(name)?;
+            } else {
+                return Ok(expr);
+            }
+        }
+    }
+
+    fn select_or_call(&mut self, operand: Expr, dot: u32) -> Result<Expr> {
+        let field = self.field_name()?;
+        let Some(open) = self.take("(") else {
+            let kind = Kind::Select {
+                operand: Box::new(operand),
+                field,
+                test: false,
+            };
+            return Ok(self.node(dot, kind));
+        };
+        let args = self.arguments(")")?;
+        let at = open;
+        Ok(macros::expand(self, at, &field, Some(operand), args))
+    }
+
+    fn field_name(&mut self) -> Result<Arc<str>> {
+        match self.peek().clone() {
+            Token::Ident(name) | Token::Quoted(name) => {
+                self.advance();
+                Ok(name)
+            }
+            _ => Err(self.mismatched("IDENTIFIER")),
+        }
+    }
+
+    fn arguments(&mut self, close: &'static str) -> Result<Vec<Expr>> {
+        let mut args = Vec::new();
+        if self.take(close).is_some() {
+            return Ok(args);
+        }
+        loop {
+            args.push(self.expr()?);
+            if self.take(",").is_none() {
+                self.expect(close)?;
+                return Ok(args);
+            }
+        }
+    }
+
+    fn primary(&mut self) -> Result<Expr> {
+        let at = self.at();
+        let literal = match self.peek().clone() {
+            Token::Symbol("(") => {
+                self.advance();
+                let expr = self.expr()?;
+                self.expect(")")?;
+                return Ok(expr);
+            }
+            Token::Symbol("[") => {
+                self.advance();
+                return self.list(at, false);
+            }
+            Token::Symbol("[?") => {
+                self.advance();
+                return self.list(at, true);
+            }
+            Token::Symbol("{" | "{?") => return self.map(at),
+            Token::Symbol(".") | Token::Ident(_) => return self.identifier(),
+            Token::Symbol("-") => return self.negative(),
+            Token::Int(number) => Literal::Int(number),
+            Token::BigInt(_) => {
+                return Err(Issue {
+                    offset: at,
+                    message: "invalid int literal".to_owned(),
+                });
+            }
+            Token::Uint(number) => Literal::Uint(number),
+            Token::Double(number) => Literal::Double(number),
+            Token::String(text) => Literal::String(text),
+            Token::Bytes(bytes) => Literal::Bytes(bytes),
+            Token::True => Literal::Bool(true),
+            Token::False => Literal::Bool(false),
+            Token::Null => Literal::Null,
+            _ => return Err(self.mismatched(STARTS)),
+        };
+        self.advance();
+        Ok(self.node(at, Kind::Literal(literal)))
+    }
+
+    /// A number with a minus before it.
+    fn negative(&mut self) -> Result<Expr> {
+        let at = self.at();
+        self.advance();
+        let literal = match self.peek() {
+            Token::Int(number) => Literal::Int(-number),
+            Token::BigInt(number) if *number == 1 << 63 => Literal::Int(i64::MIN),
+            Token::Double(number) => Literal::Double(-number),
+            Token::BigInt(_) => {
+                return Err(Issue {
+                    offset: at,
+                    message: "invalid int literal".to_owned(),
+                });
+            }
+            _ => return Err(self.mismatched(STARTS)),
+        };
+        self.advance();
+        Ok(self.node(at, Kind::Literal(literal)))
+    }
+
+    fn identifier(&mut self) -> Result<Expr> {
+        let at = self.at();
+        let leading = self.take(".").is_some();
+        let Token::Ident(name) = self.peek().clone() else {
+            return Err(self.mismatched("IDENTIFIER"));
+        };
+        self.advance();
+        if lexer::is_reserved(&name) {
+            self.issues.push(Issue {
+                offset: at,
+                message: format!("reserved identifier: {name}"),
+            });
+        }
+        let name: Arc<str> = if leading {
+            format!(".{name}").into()
+        } else {
+            name
+        };
+        let Some(open) = self.take("(") else {
+            return Ok(self.node(at, Kind::Ident(name)));
+        };
+        let args = self.arguments(")")?;
+        Ok(macros::expand(self, open, &name, None, args))
+    }
+
+    fn list(&mut self, at: u32, mut optional: bool) -> Result<Expr> {
+        let id = self.id(at);
+        let mut elements = Vec::new();
+        loop {
+            if !optional && self.take("]").is_some() {
+                break;
+            }
+            optional |= self.take("?").is_some();
+            let value = self.expr()?;
+            elements.push(Element { value, optional });
+            optional = false;
+            if self.take(",").is_none() {
+                self.expect("]")?;
+                break;
+            }
+        }
+        Ok(self.finish(id, Kind::List { elements }))
+    }
+
+    /// Whether the entry that follows `{`, `{?` or a comma is optional; `None` at the end.
+    fn entry_start(&mut self, first: bool) -> Option<bool> {
+        if first && self.take("{?").is_some() {
+            return Some(true);
+        }
+        if first {
+            self.take("{");
+        }
+        if self.take("}").is_some() {
+            return None;
+        }
+        Some(self.take("?").is_some())
+    }
+
+    fn map(&mut self, at: u32) -> Result<Expr> {
+        let id = self.id(at);
+        let mut entries = Vec::new();
+        while let Some(optional) = self.entry_start(entries.is_empty()) {
+            let key = self.expr()?;
+            let colon = self.expect(":")?;
+            let value = self.expr()?;
+            let id = self.id(colon);
+            entries.push(MapEntry {
+                id,
+                key,
+                value,
+                optional,
+            });
+            if self.take(",").is_none() {
+                self.expect("}")?;
+                break;
+            }
+        }
+        Ok(self.finish(id, Kind::Map { entries }))
+    }
+
+    fn construct(&mut self, name: String) -> Result<Expr> {
+        let id = self.id(self.at());
+        let mut fields = Vec::new();
+        while let Some(optional) = self.entry_start(fields.is_empty()) {
+            let field = self.field_name()?;
+            let colon = self.expect(":")?;
+            let value = self.expr()?;
+            let id = self.id(colon);
+            fields.push(StructField {
+                id,
+                name: field,
+                value,
+                optional,
+            });
+            if self.take(",").is_none() {
+                self.expect("}")?;
+                break;
+            }
+        }
+        let name = name.into();
+        Ok(self.finish(id, Kind::Struct { name, fields }))
+    }
+}

@@ -1,0 +1,610 @@
+//! Values of an evaluation. What comes from an object is read in place: lists, maps and strings
+//! borrow from its JSON, and only what expressions make themselves is allocated.
+
+use std::{cmp::Ordering, collections::HashMap, fmt, ops::Deref, sync::Arc};
+
+use machinery::json;
+
+use crate::{
+    decl::{Decl, DeclKind, ListSemantics},
+    functions::{convert, library::Library},
+    types::Type,
+};
+
+/// Why an evaluation has no value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Error {
+    pub message: String,
+    /// The evaluation as a whole ends: nothing can absorb this error.
+    pub fatal: bool,
+}
+
+impl Error {
+    pub fn new(message: impl Into<String>) -> Self {
+        Self {
+            message: message.into(),
+            fatal: false,
+        }
+    }
+
+    pub fn no_such_overload() -> Self {
+        Self::new("no such overload")
+    }
+
+    pub fn no_such_key(key: impl fmt::Display) -> Self {
+        Self::new(format!("no such key: {key}"))
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Error {}
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[derive(Debug, Clone)]
+pub enum Value<'a> {
+    Null,
+    Bool(bool),
+    Int(i64),
+    Uint(u64),
+    Double(f64),
+    String(Text<'a>),
+    Bytes(Arc<[u8]>),
+    /// Nanoseconds.
+    Duration(i64),
+    Timestamp(Timestamp),
+    List(List<'a>),
+    Map(Map<'a>),
+    Type(Type),
+    Optional(Option<Arc<Value<'a>>>),
+    Library(Library),
+}
+
+/// A point in time, in UTC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Timestamp {
+    pub seconds: i64,
+    pub nanos: u32,
+}
+
+/// A string that borrows where it can.
+#[derive(Debug, Clone)]
+pub enum Text<'a> {
+    Borrowed(&'a str),
+    Shared(Arc<str>),
+}
+
+impl Deref for Text<'_> {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        match self {
+            Self::Borrowed(text) => text,
+            Self::Shared(text) => text,
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub enum List<'a> {
+    Json {
+        items: &'a [json::Value],
+        element: Option<&'a Decl>,
+        semantics: &'a ListSemantics,
+    },
+    Owned(Arc<Vec<Value<'a>>>),
+}
+
+#[derive(Debug, Clone)]
+pub enum Map<'a> {
+    Json {
+        map: &'a json::Map,
+        decl: Option<&'a Decl>,
+    },
+    Owned(Arc<OwnedMap<'a>>),
+}
+
+/// A map that an expression made, in the order of insertion.
+#[derive(Debug, Clone, Default)]
+pub struct OwnedMap<'a> {
+    entries: Vec<(Value<'a>, Value<'a>)>,
+    index: HashMap<Key, usize>,
+}
+
+/// A key of a map; whole numbers are equal whatever their type.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Key {
+    Bool(bool),
+    Whole(i128),
+    String(String),
+}
+
+impl Key {
+    fn new(value: &Value<'_>) -> Option<Self> {
+        Some(match value {
+            Value::Bool(value) => Self::Bool(*value),
+            Value::Int(value) => Self::Whole(i128::from(*value)),
+            Value::Uint(value) => Self::Whole(i128::from(*value)),
+            Value::Double(value) if value.fract() == 0.0 && value.abs() < 1e19 => {
+                Self::Whole(*value as i128)
+            }
+            Value::String(value) => Self::String(value.to_string()),
+            _ => return None,
+        })
+    }
+}
+
+impl<'a> OwnedMap<'a> {
+    /// Adds an entry; a key that is there already is an error.
+    pub fn insert(&mut self, key: Value<'a>, value: Value<'a>) -> Result<()> {
+        let Some(index) = Key::new(&key) else {
+            return Err(Error::new(format!(
+                "unsupported key type: {}",
+                key.type_of()
+            )));
+        };
+        if self.index.contains_key(&index) {
+            return Err(Error::new(format!(
+                "insert failed: key {} already exists",
+                key.display()
+            )));
+        }
+        self.index.insert(index, self.entries.len());
+        self.entries.push((key, value));
+        Ok(())
+    }
+
+    fn get(&self, key: &Value<'a>) -> Option<&Value<'a>> {
+        let at = self.index.get(&Key::new(key)?)?;
+        self.entries.get(*at).map(|(_, value)| value)
+    }
+}
+
+const ATOMIC: &ListSemantics = &ListSemantics::Atomic;
+
+impl<'a> Value<'a> {
+    pub fn text(text: impl Into<Arc<str>>) -> Self {
+        Self::String(Text::Shared(text.into()))
+    }
+
+    pub fn list(items: Vec<Value<'a>>) -> Self {
+        Self::List(List::Owned(Arc::new(items)))
+    }
+
+    pub fn some(value: Value<'a>) -> Self {
+        Self::Optional(Some(Arc::new(value)))
+    }
+
+    pub const NONE: Value<'static> = Value::Optional(None);
+
+    /// A JSON value as its schema reads it, or as it is without one.
+    pub fn from_json(value: &'a json::Value, decl: Option<&'a Decl>) -> Result<Self> {
+        use json::Value as Json;
+        let kind = decl.map(|decl| &decl.kind);
+        Ok(match (value, kind) {
+            (Json::Null, _) => Self::Null,
+            (Json::Bool(value), _) => Self::Bool(*value),
+            (Json::Number(number), Some(DeclKind::Double)) => {
+                Self::Double(number.as_f64().unwrap_or_default())
+            }
+            (Json::Number(number), kind) => match number.as_i64() {
+                Some(whole) => Self::Int(whole),
+                None => {
+                    let number = number.as_f64().unwrap_or_default();
+                    match kind {
+                        Some(DeclKind::Int) => Self::Int(number as i64),
+                        _ => Self::Double(number),
+                    }
+                }
+            },
+            (Json::String(text), Some(DeclKind::Bytes)) => {
+                Self::Bytes(convert::base64(text)?.into())
+            }
+            (Json::String(text), Some(DeclKind::Duration)) => {
+                Self::Duration(convert::schema_duration(text)?)
+            }
+            (Json::String(text), Some(DeclKind::Timestamp)) => {
+                Self::Timestamp(convert::schema_time(text)?)
+            }
+            (Json::String(text), _) => Self::String(Text::Borrowed(text)),
+            (Json::Array(items), Some(DeclKind::List { element, semantics })) => {
+                Self::List(List::Json {
+                    items,
+                    element: Some(element),
+                    semantics,
+                })
+            }
+            (Json::Array(items), _) => Self::List(List::Json {
+                items,
+                element: None,
+                semantics: ATOMIC,
+            }),
+            (Json::Object(map), _) => Self::Map(Map::Json { map, decl }),
+        })
+    }
+
+    /// The JSON that the value is; what JSON cannot say is an error.
+    pub fn to_json(&self) -> Result<json::Value> {
+        Ok(match self {
+            Self::Null | Self::Optional(None) => json::Value::Null,
+            Self::Bool(value) => (*value).into(),
+            Self::Int(value) => (*value).into(),
+            Self::Uint(value) => (*value).into(),
+            Self::Double(value) => (*value).into(),
+            Self::String(text) => json::Value::from(&**text),
+            Self::Bytes(_) | Self::Duration(_) | Self::Timestamp(_) | Self::Library(_) => {
+                json::Value::from(convert::to_text(self)?.as_str())
+            }
+            Self::Optional(Some(value)) => value.to_json()?,
+            Self::List(list) => {
+                let items = list.iter().map(|item| item?.to_json());
+                json::Value::Array(items.collect::<Result<_>>()?)
+            }
+            Self::Map(Map::Json { map, .. }) => json::Value::Object((*map).clone()),
+            Self::Map(map) => {
+                let mut object = json::Map::default();
+                for entry in map.iter() {
+                    let (key, value) = entry?;
+                    let Value::String(key) = key else {
+                        return Err(Error::new(format!(
+                            "unsupported key type: {}",
+                            key.type_of()
+                        )));
+                    };
+                    object.insert(json::Key::new(&key), value.to_json()?);
+                }
+                json::Value::Object(object)
+            }
+            Self::Type(t) => return Err(Error::new(format!("type {t} is no JSON value"))),
+        })
+    }
+
+    pub fn type_of(&self) -> Type {
+        match self {
+            Self::Null => Type::Null,
+            Self::Bool(_) => Type::Bool,
+            Self::Int(_) => Type::Int,
+            Self::Uint(_) => Type::Uint,
+            Self::Double(_) => Type::Double,
+            Self::String(_) => Type::String,
+            Self::Bytes(_) => Type::Bytes,
+            Self::Duration(_) => Type::Duration,
+            Self::Timestamp(_) => Type::Timestamp,
+            Self::List(_) => Type::list(Type::Dyn),
+            Self::Map(Map::Json {
+                decl: Some(decl), ..
+            }) if matches!(decl.kind, DeclKind::Object { .. }) => decl.cel_type(),
+            Self::Map(_) => Type::map(Type::Dyn, Type::Dyn),
+            Self::Type(_) => Type::Type(Arc::new(Type::Dyn)),
+            Self::Optional(_) => Type::optional(Type::Dyn),
+            Self::Library(value) => value.type_of(),
+        }
+    }
+
+    /// As error messages show a value.
+    pub fn display(&self) -> String {
+        convert::to_text(self).unwrap_or_else(|_| self.type_of().to_string())
+    }
+
+    /// Number of characters, bytes, elements or entries; one for everything else.
+    pub fn size(&self) -> u64 {
+        match self {
+            Self::String(text) => text.chars().count() as u64,
+            Self::Bytes(bytes) => bytes.len() as u64,
+            Self::List(list) => list.len() as u64,
+            Self::Map(map) => map.len() as u64,
+            Self::Optional(Some(value)) => value.size(),
+            Self::Library(value) => value.size(),
+            _ => 1,
+        }
+    }
+
+    /// Equality as the language has it: numbers of different types compare by value, different
+    /// types are unequal.
+    pub fn equals(&self, other: &Value<'a>) -> Result<bool> {
+        Ok(match (self, other) {
+            (Self::Null, Self::Null) => true,
+            (Self::Bool(a), Self::Bool(b)) => a == b,
+            (Self::String(a), Self::String(b)) => **a == **b,
+            (Self::Bytes(a), Self::Bytes(b)) => a == b,
+            (Self::Duration(a), Self::Duration(b)) => a == b,
+            (Self::Timestamp(a), Self::Timestamp(b)) => a == b,
+            (Self::List(a), Self::List(b)) => a.equals(b)?,
+            (Self::Map(a), Self::Map(b)) => a.equals(b)?,
+            (Self::Type(a), Self::Type(b)) => same_kind(a, b),
+            (Self::Optional(None), Self::Optional(None)) => true,
+            (Self::Optional(Some(a)), Self::Optional(Some(b))) => a.equals(b)?,
+            (Self::Library(a), Self::Library(b)) => a == b,
+            _ => numbers(self, other) == Some(Ordering::Equal),
+        })
+    }
+
+    /// The order of two values that have one.
+    pub fn compare(&self, other: &Value<'a>) -> Result<Ordering> {
+        let order = match (self, other) {
+            (Self::Bool(a), Self::Bool(b)) => Some(a.cmp(b)),
+            (Self::String(a), Self::String(b)) => Some((**a).cmp(&**b)),
+            (Self::Bytes(a), Self::Bytes(b)) => Some(a.cmp(b)),
+            (Self::Duration(a), Self::Duration(b)) => Some(a.cmp(b)),
+            (Self::Timestamp(a), Self::Timestamp(b)) => Some(a.cmp(b)),
+            (Self::Double(a), other) if a.is_nan() && is_number(other) => {
+                return Err(Error::new("NaN values cannot be ordered"));
+            }
+            (other, Self::Double(b)) if b.is_nan() && is_number(other) => {
+                return Err(Error::new("NaN values cannot be ordered"));
+            }
+            _ => numbers(self, other),
+        };
+        order.ok_or_else(Error::no_such_overload)
+    }
+
+    /// `value.field` or `value[key]` of a map, an object or a list.
+    pub fn get(&self, key: &Value<'a>) -> Result<Value<'a>> {
+        match self {
+            Self::Map(map) => map
+                .get(key)?
+                .ok_or_else(|| Error::no_such_key(key.display())),
+            Self::List(list) => {
+                let at = list_index(key)?;
+                let found = usize::try_from(at).ok().and_then(|at| list.get(at));
+                found.unwrap_or_else(|| Err(Error::new(format!("index out of bounds: {at}"))))
+            }
+            Self::Optional(None) => Ok(Self::NONE),
+            Self::Optional(Some(value)) => value.find(key),
+            _ => Err(Error::no_such_overload()),
+        }
+    }
+
+    /// `value.?field` or `value[?key]`: an optional.
+    pub fn find(&self, key: &Value<'a>) -> Result<Value<'a>> {
+        let found = match self {
+            Self::Map(map) => map.get(key)?,
+            Self::List(list) => {
+                let at = list_index(key)?;
+                let found = usize::try_from(at).ok().and_then(|at| list.get(at));
+                found.transpose()?
+            }
+            Self::Optional(None) => None,
+            Self::Optional(Some(value)) => return value.find(key),
+            _ => return Err(Error::no_such_overload()),
+        };
+        Ok(found.map_or(Self::NONE, Self::some))
+    }
+
+    /// Whether a field is there: `has(value.field)`.
+    pub fn has(&self, field: &Value<'a>) -> Result<bool> {
+        match self {
+            Self::Map(map) => Ok(map.get(field)?.is_some()),
+            Self::Optional(None) => Ok(false),
+            Self::Optional(Some(value)) => value.has(field),
+            _ => Err(Error::no_such_overload()),
+        }
+    }
+}
+
+fn list_index(key: &Value<'_>) -> Result<i64> {
+    match key {
+        Value::Int(at) => Ok(*at),
+        Value::Uint(at) if i64::try_from(*at).is_ok() => Ok(*at as i64),
+        Value::Double(at) if at.fract() == 0.0 && at.abs() < 9e18 => Ok(*at as i64),
+        Value::Uint(_) | Value::Double(_) => Err(Error::new(format!(
+            "unsupported index value {} in list",
+            key.display()
+        ))),
+        other => Err(Error::new(format!(
+            "unsupported index type '{}' in list",
+            other.type_of()
+        ))),
+    }
+}
+
+fn is_number(value: &Value<'_>) -> bool {
+    matches!(value, Value::Int(_) | Value::Uint(_) | Value::Double(_))
+}
+
+/// The order of two numbers of whatever types.
+fn numbers(a: &Value<'_>, b: &Value<'_>) -> Option<Ordering> {
+    use Value::{Double, Int, Uint};
+    match (a, b) {
+        (Int(a), Int(b)) => Some(a.cmp(b)),
+        (Uint(a), Uint(b)) => Some(a.cmp(b)),
+        (Int(a), Uint(b)) => Some(i128::from(*a).cmp(&i128::from(*b))),
+        (Uint(a), Int(b)) => Some(i128::from(*a).cmp(&i128::from(*b))),
+        (Double(a), Double(b)) => a.partial_cmp(b),
+        (Double(a), Int(b)) => a.partial_cmp(&(*b as f64)),
+        (Int(a), Double(b)) => (*a as f64).partial_cmp(b),
+        (Double(a), Uint(b)) => a.partial_cmp(&(*b as f64)),
+        (Uint(a), Double(b)) => (*a as f64).partial_cmp(b),
+        _ => None,
+    }
+}
+
+/// Types as values are compared without their parameters.
+fn same_kind(a: &Type, b: &Type) -> bool {
+    match (a, b) {
+        (Type::List(_), Type::List(_))
+        | (Type::Map(..), Type::Map(..))
+        | (Type::Type(_), Type::Type(_))
+        | (Type::Optional(_), Type::Optional(_)) => true,
+        (a, b) => a == b,
+    }
+}
+
+impl<'a> List<'a> {
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Json { items, .. } => items.len(),
+            Self::Owned(items) => items.len(),
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub fn get(&self, at: usize) -> Option<Result<Value<'a>>> {
+        match self {
+            Self::Json { items, element, .. } => Some(Value::from_json(items.get(at)?, *element)),
+            Self::Owned(items) => items.get(at).cloned().map(Ok),
+        }
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = Result<Value<'a>>> + '_ {
+        (0..self.len()).filter_map(|at| self.get(at))
+    }
+
+    pub fn contains(&self, wanted: &Value<'a>) -> Result<bool> {
+        for item in self.iter() {
+            if item?.equals(wanted)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn semantics(&self) -> &ListSemantics {
+        match self {
+            Self::Json { semantics, .. } => semantics,
+            Self::Owned(_) => ATOMIC,
+        }
+    }
+
+    fn equals(&self, other: &List<'a>) -> Result<bool> {
+        if self.len() != other.len() {
+            return Ok(false);
+        }
+        match self.semantics() {
+            ListSemantics::Atomic if other.semantics() != ATOMIC => other.equals(self),
+            ListSemantics::Atomic => {
+                for (a, b) in self.iter().zip(other.iter()) {
+                    if !a?.equals(&b?)? {
+                        return Ok(false);
+                    }
+                }
+                Ok(true)
+            }
+            // Neither sets nor maps care for order.
+            ListSemantics::Set | ListSemantics::Map(_) => {
+                for item in self.iter() {
+                    if !other.contains(&item?)? {
+                        return Ok(false);
+                    }
+                }
+                Ok(true)
+            }
+        }
+    }
+
+    /// `a + b`: sets keep each element once, map lists overwrite by key.
+    pub fn concat(&self, other: &List<'a>) -> Result<List<'a>> {
+        let mut items: Vec<Value<'a>> = self.iter().collect::<Result<_>>()?;
+        for item in other.iter() {
+            let item = item?;
+            let place = match self.semantics() {
+                ListSemantics::Atomic => None,
+                ListSemantics::Set => position(&items, |old| old.equals(&item))?,
+                ListSemantics::Map(keys) => position(&items, |old| same_keys(old, &item, keys))?,
+            };
+            match place {
+                Some(at) => items[at] = item,
+                None => items.push(item),
+            }
+        }
+        Ok(List::Owned(Arc::new(items)))
+    }
+}
+
+fn position<'a>(
+    items: &[Value<'a>],
+    same: impl Fn(&Value<'a>) -> Result<bool>,
+) -> Result<Option<usize>> {
+    for (at, item) in items.iter().enumerate() {
+        if same(item)? {
+            return Ok(Some(at));
+        }
+    }
+    Ok(None)
+}
+
+/// Whether two elements of a map list have the same keys.
+fn same_keys<'a>(a: &Value<'a>, b: &Value<'a>, keys: &[Arc<str>]) -> Result<bool> {
+    for key in keys {
+        let key = Value::text(key.clone());
+        if !a.find(&key)?.equals(&b.find(&key)?)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+impl<'a> Map<'a> {
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Json { map, .. } => map.len(),
+            Self::Owned(map) => map.entries.len(),
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub fn get(&self, key: &Value<'a>) -> Result<Option<Value<'a>>> {
+        match self {
+            Self::Owned(map) => Ok(map.get(key).cloned()),
+            Self::Json { map, decl } => {
+                let Value::String(name) = key else {
+                    return Ok(None);
+                };
+                let (name, inner) = match decl.map(|decl| &decl.kind) {
+                    Some(DeclKind::Object { fields, .. }) => match fields.get(&**name) {
+                        Some(field) => (&*field.json, Some(&*field.decl)),
+                        None => return Ok(None),
+                    },
+                    Some(DeclKind::Map { value }) => (&**name, Some(&**value)),
+                    _ => (&**name, None),
+                };
+                let found = map.get(name);
+                found
+                    .map(|value| Value::from_json(value, inner))
+                    .transpose()
+            }
+        }
+    }
+
+    pub fn iter(&self) -> Box<dyn Iterator<Item = Result<(Value<'a>, Value<'a>)>> + '_> {
+        match self {
+            Self::Owned(map) => Box::new(map.entries.iter().cloned().map(Ok)),
+            Self::Json { map, decl } => {
+                let map: &'a json::Map = map;
+                let value = match decl.map(|decl| &decl.kind) {
+                    Some(DeclKind::Map { value }) => Some(&**value),
+                    _ => None,
+                };
+                Box::new(map.iter().map(move |(key, inner)| {
+                    let key = Value::String(Text::Borrowed(key.as_str()));
+                    Ok((key, Value::from_json(inner, value)?))
+                }))
+            }
+        }
+    }
+
+    fn equals(&self, other: &Map<'a>) -> Result<bool> {
+        if self.len() != other.len() {
+            return Ok(false);
+        }
+        for entry in self.iter() {
+            let (key, value) = entry?;
+            match other.get(&key)? {
+                Some(found) if value.equals(&found)? => {}
+                _ => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+}
