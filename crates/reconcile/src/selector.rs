@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 type Labels = BTreeMap<String, String>;
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Requirement {
     In(String, Vec<String>),
     NotIn(String, Vec<String>),
@@ -15,7 +15,7 @@ enum Requirement {
 }
 
 /// All requirements must hold.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Selector {
     requirements: Option<Vec<Requirement>>,
 }
@@ -58,6 +58,26 @@ impl Selector {
         Self {
             requirements: Some(labels.iter().map(equal).collect()),
         }
+    }
+
+    /// Selects what both select.
+    pub fn and(&self, other: &Self) -> Self {
+        let both = self.requirements.as_ref().zip(other.requirements.as_ref());
+        let requirements = both.map(|(one, other)| one.iter().chain(other).cloned().collect());
+        Self { requirements }
+    }
+
+    /// A label that everything selected has, with its value: an index can look there first.
+    pub fn required_label(&self) -> Option<(&str, &str)> {
+        self.requirements
+            .as_ref()?
+            .iter()
+            .find_map(|requirement| match requirement {
+                Requirement::In(key, values) if values.len() == 1 => {
+                    Some((key.as_str(), values[0].as_str()))
+                }
+                _ => None,
+            })
     }
 
     /// Whether it selects everything.
