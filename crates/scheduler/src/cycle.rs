@@ -1,63 +1,434 @@
-//! Choosing a node for one pod: filter, compare, pick. Pure but for the dice between equals.
+//! One attempt to find a node for a pod: PreFilter, Filter over as many nodes as are needed, Score.
+//! Pure but for the dice between equals, which a seed repeats.
 
-use rand::Rng;
+use std::{any::Any, borrow::Cow, collections::BTreeSet, sync::Arc};
 
 use crate::{
-    candidates::Candidates,
     cluster::{Cluster, Slot},
-    plugins::ALL,
+    framework::{
+        Plugin, Point, PostFilter, PreFilter, Shift, State,
+        candidates::{Candidates, Rejection, histogram},
+        profile::Profile,
+    },
     pod::PodInfo,
 };
 
-/// What came of a try.
-#[derive(Debug)]
-pub enum Choice {
-    /// This node.
-    Node(Slot),
-    /// None, and why.
-    Nothing(Candidates),
-}
+/// Fewer nodes than this are all looked at.
+const LEAST_NODES: usize = 100;
+const LEAST_PERCENTAGE: usize = 5;
 
-/// Tries all nodes.
-pub fn choose(pod: &PodInfo, cluster: &mut Cluster) -> Choice {
-    cluster.prepare(pod);
-    let mut candidates = Candidates::all(cluster);
-    filter(pod, cluster, &mut candidates);
-    match candidates.slots() {
-        [] => Choice::Nothing(candidates),
-        [only] => Choice::Node(*only),
-        several => Choice::Node(best(pod, cluster, several)),
+/// A small repeatable source of random numbers.
+#[derive(Debug, Clone)]
+pub struct Dice(u64);
+
+impl Dice {
+    /// The same seed gives the same numbers.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// A number below `limit`, which must not be 0.
+    pub fn below(&mut self, limit: usize) -> usize {
+        // SplitMix64.
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ (mixed >> 31)) % limit as u64) as usize
     }
 }
 
-/// Asks every plugin in turn; stops when nothing is left.
-pub fn filter(pod: &PodInfo, cluster: &Cluster, candidates: &mut Candidates) {
-    for plugin in ALL {
-        if candidates.slots().is_empty() {
+/// Why no node was found.
+#[derive(Debug, Clone, Default)]
+pub struct Failure {
+    /// How many nodes there are.
+    pub total: usize,
+    /// Nodes that were turned down, each with its plugin.
+    pub rejected: Vec<Rejection>,
+    /// Plugins that turned the pod or a node down.
+    pub plugins: BTreeSet<&'static str>,
+    /// A plugin turned the pod down before any node was looked at; whether removing pods could help.
+    pub before_nodes: Option<(Cow<'static, str>, bool)>,
+    /// Nodes that were not looked at, because plugins named others.
+    pub not_looked_at: Option<String>,
+}
+
+impl Failure {
+    /// The sentence of the pod's condition, without what preemption adds.
+    pub fn message(&self) -> String {
+        if self.total == 0 {
+            return "no nodes available to schedule pods".into();
+        }
+        if let Some((message, _)) = &self.before_nodes {
+            return format!("0/{} nodes are available: {message}.", self.total);
+        }
+        let reasons = self
+            .rejected
+            .iter()
+            .flat_map(|rejection| &rejection.reasons);
+        let reasons = reasons.map(|reason| (&**reason, 1));
+        let rest = self.total.saturating_sub(self.rejected.len());
+        let unseen = self.not_looked_at.as_deref().filter(|_| rest > 0);
+        histogram(
+            self.total,
+            reasons.chain(unseen.map(|reason| (reason, rest))),
+        )
+    }
+}
+
+/// What came of an attempt.
+#[derive(Debug)]
+pub enum Outcome {
+    /// This node.
+    Node {
+        /// The node.
+        slot: Slot,
+        /// How many nodes were looked at.
+        evaluated: usize,
+        /// How many of them could hold the pod.
+        feasible: usize,
+    },
+    /// None.
+    Failed(Failure),
+}
+
+/// A plugin and what it worked out for the pod.
+type Filter<'a> = (&'a Arc<dyn Plugin>, Box<dyn State>);
+
+/// A pod that is being scheduled, and what plugins worked out for it.
+pub struct Cycle<'a> {
+    /// The scheduler.
+    pub profile: &'a Profile,
+    /// The pod.
+    pub pod: &'a Arc<PodInfo>,
+    /// The filters that have a say, with their states.
+    filters: Vec<Filter<'a>>,
+}
+
+/// The cluster and where the last attempt stopped.
+pub struct Scheduling {
+    /// The cluster.
+    pub cluster: Cluster,
+    /// Where the next attempt begins, so that all nodes have the same chance.
+    next_start: usize,
+    /// Chooses between equals.
+    pub dice: Dice,
+}
+
+impl Scheduling {
+    /// A scheduler's state; the same seed makes the same decisions.
+    pub fn new(seed: u64) -> Self {
+        Self {
+            cluster: Cluster::default(),
+            next_start: 0,
+            dice: Dice::new(seed),
+        }
+    }
+
+    /// Finds a node for a pod.
+    pub fn schedule(&mut self, profile: &Profile, pod: &Arc<PodInfo>) -> Outcome {
+        let (mut cycle, only) = match Cycle::begin(profile, pod, &mut self.cluster) {
+            Ok(begun) => begun,
+            Err(failure) => return Outcome::Failed(failure),
+        };
+        if let Some(slot) = self.nominated(&mut cycle) {
+            return Outcome::Node {
+                slot,
+                evaluated: 1,
+                feasible: 1,
+            };
+        }
+        let (feasible, evaluated, rejected) = self.feasible(&mut cycle, only.as_ref());
+        match feasible.as_slice() {
+            [] => Outcome::Failed(self.failure(rejected, only)),
+            [slot] => Outcome::Node {
+                slot: *slot,
+                evaluated,
+                feasible: 1,
+            },
+            several => Outcome::Node {
+                slot: self.best(&cycle, several),
+                evaluated,
+                feasible: several.len(),
+            },
+        }
+    }
+
+    /// Asks plugins to make room after a failure.
+    pub fn post_filter(
+        &mut self,
+        profile: &Profile,
+        pod: &Arc<PodInfo>,
+        failure: &Failure,
+    ) -> Option<PostFilter> {
+        let begun = Cycle::begin(profile, pod, &mut self.cluster);
+        let mut cycle =
+            begun.map_or_else(|_| Cycle::without_filters(profile, pod), |(cycle, _)| cycle);
+        let (cluster, dice) = (&mut self.cluster, &mut self.dice);
+        let mut plugins = profile.at(Point::PostFilter).iter();
+        plugins.find_map(|enabled| {
+            enabled
+                .plugin
+                .post_filter(&mut cycle, cluster, failure, dice)
+        })
+    }
+
+    /// The node that was freed for the pod, when it fits there now.
+    fn nominated(&mut self, cycle: &mut Cycle<'_>) -> Option<Slot> {
+        let known = self.cluster.nominated.node_of(&cycle.pod.uid);
+        let node = known.or(cycle.pod.nominated.as_ref())?;
+        let slot = self.cluster.slot(node)?;
+        self.cluster.node(slot)?;
+        let mut candidates = Candidates::new(vec![slot]);
+        cycle.filter(&mut self.cluster, &mut candidates);
+        candidates.slots().first().copied()
+    }
+
+    /// Nodes that can hold the pod, as many as are to be compared; how many were looked at; and why
+    /// the others cannot.
+    fn feasible(
+        &mut self,
+        cycle: &mut Cycle<'_>,
+        only: Option<&(BTreeSet<String>, BTreeSet<&'static str>)>,
+    ) -> (Vec<Slot>, usize, Vec<Rejection>) {
+        let total = self.cluster.visits().len();
+        let nodes: Vec<Slot> = match only {
+            None => Vec::new(),
+            Some((names, _)) => {
+                let known = names.iter().filter_map(|name| self.cluster.slot(name));
+                known
+                    .filter(|slot| self.cluster.node(*slot).is_some())
+                    .collect()
+            }
+        };
+        let count = if only.is_some() { nodes.len() } else { total };
+        let wanted = nodes_to_find(cycle.profile.percentage_of_nodes, count);
+        let (mut feasible, mut rejected, mut looked_at) = (Vec::new(), Vec::new(), 0);
+        while looked_at < count && feasible.len() < wanted {
+            let size = (wanted - feasible.len()).max(16).min(count - looked_at);
+            let all = if only.is_some() {
+                &nodes[..]
+            } else {
+                self.cluster.visits()
+            };
+            let begin = self.next_start + looked_at;
+            let chunk: Vec<Slot> = (begin..begin + size).map(|at| all[at % count]).collect();
+            let mut candidates = Candidates::new(chunk.clone());
+            cycle.filter(&mut self.cluster, &mut candidates);
+            let (mut left, why) = candidates.into_parts();
+            rejected.extend(why);
+            if feasible.len() + left.len() >= wanted {
+                left.truncate(wanted - feasible.len());
+                let last = left.last().copied();
+                let position = chunk.iter().position(|slot| Some(*slot) == last);
+                looked_at += position.map_or(size, |position| position + 1);
+            } else {
+                looked_at += size;
+            }
+            feasible.extend(left);
+        }
+        self.next_start = (self.next_start + looked_at) % total.max(1);
+        (feasible, looked_at, rejected)
+    }
+
+    fn failure(
+        &self,
+        rejected: Vec<Rejection>,
+        only: Option<(BTreeSet<String>, BTreeSet<&'static str>)>,
+    ) -> Failure {
+        let mut plugins: BTreeSet<_> = rejected.iter().map(|rejection| rejection.plugin).collect();
+        let not_looked_at = only.map(|(_, by)| {
+            let names: Vec<&str> = by.iter().copied().collect();
+            plugins.extend(by);
+            format!("node(s) didn't satisfy plugin(s) [{}]", names.join(" "))
+        });
+        Failure {
+            total: self.cluster.visits().len(),
+            rejected,
+            plugins,
+            before_nodes: None,
+            not_looked_at,
+        }
+    }
+
+    /// The node with the highest score; the dice choose between equals.
+    fn best(&mut self, cycle: &Cycle<'_>, nodes: &[Slot]) -> Slot {
+        let totals = cycle.scores(&self.cluster, nodes);
+        let highest = totals.iter().max().copied().unwrap_or(0);
+        let equals = totals.iter().filter(|total| **total == highest).count();
+        let chosen = self.dice.below(equals.max(1));
+        let mut best = nodes
+            .iter()
+            .zip(&totals)
+            .filter(|(_, total)| **total == highest);
+        best.nth(chosen).map_or(nodes[0], |(slot, _)| *slot)
+    }
+}
+
+/// How many feasible nodes are enough, of so many.
+fn nodes_to_find(percentage: usize, nodes: usize) -> usize {
+    if nodes < LEAST_NODES {
+        return nodes;
+    }
+    let percentage = match percentage {
+        0 => 50_usize.saturating_sub(nodes / 125).max(LEAST_PERCENTAGE),
+        percentage => percentage,
+    };
+    (nodes * percentage / 100).max(LEAST_NODES).min(nodes)
+}
+
+/// Node names, and the plugins that named them.
+type Only = Option<(BTreeSet<String>, BTreeSet<&'static str>)>;
+
+impl<'a> Cycle<'a> {
+    fn without_filters(profile: &'a Profile, pod: &'a Arc<PodInfo>) -> Self {
+        Self {
+            profile,
+            pod,
+            filters: Vec::new(),
+        }
+    }
+
+    /// Runs PreFilter.
+    pub fn begin(
+        profile: &'a Profile,
+        pod: &'a Arc<PodInfo>,
+        cluster: &mut Cluster,
+    ) -> Result<(Self, Only), Failure> {
+        cluster.prepare();
+        for plugin in profile.plugins() {
+            plugin.prepare(pod, cluster);
+        }
+        let total = cluster.visits().len();
+        let failure = |plugins: BTreeSet<&'static str>, message, resolvable| Failure {
+            total,
+            plugins,
+            before_nodes: Some((message, resolvable)),
+            ..Failure::default()
+        };
+        if total == 0 {
+            return Err(Failure::default());
+        }
+        let mut cycle = Self::without_filters(profile, pod);
+        let (mut only, mut refused): (Only, _) = (None, None);
+        for enabled in profile.at(Point::Filter) {
+            let plugin = &enabled.plugin;
+            if !plugin.points().contains(&Point::PreFilter) {
+                cycle.filters.push((plugin, Box::new(())));
+                continue;
+            }
+            match plugin.pre_filter(pod, cluster) {
+                PreFilter::Skip => {}
+                PreFilter::Continue(state) => cycle.filters.push((plugin, state)),
+                PreFilter::Only(names, state) => {
+                    cycle.filters.push((plugin, state));
+                    let (kept, by) = only.get_or_insert_with(|| (names.clone(), BTreeSet::new()));
+                    kept.retain(|name| names.contains(name));
+                    by.insert(plugin.name());
+                    if kept.is_empty() {
+                        let message = conflict(by);
+                        return Err(failure(by.clone(), message.into(), false));
+                    }
+                }
+                PreFilter::Reject(reason, true) => refused = Some((plugin.name(), reason)),
+                PreFilter::Reject(reason, false) => {
+                    return Err(failure([plugin.name()].into(), reason, false));
+                }
+            }
+        }
+        match refused {
+            Some((plugin, reason)) => Err(failure([plugin].into(), reason, true)),
+            None => Ok((cycle, only)),
+        }
+    }
+
+    /// Filters candidates. Nodes that others are nominated to must also have room for those that
+    /// matter as much as this pod.
+    pub fn filter(&mut self, cluster: &mut Cluster, candidates: &mut Candidates) {
+        self.filter_as_is(cluster, candidates);
+        if cluster.nominated.is_empty() {
             return;
         }
-        plugin.filter(pod, cluster, candidates);
+        for slot in candidates.slots().to_vec() {
+            let others: Vec<Arc<PodInfo>> = cluster
+                .nominated
+                .on(&cluster.names[slot])
+                .iter()
+                .filter(|other| {
+                    other.priority() >= self.pod.priority() && other.uid != self.pod.uid
+                })
+                .cloned()
+                .collect();
+            if others.is_empty() {
+                continue;
+            }
+            for other in &others {
+                self.shift(cluster, other, slot, 1);
+            }
+            let mut alone = Candidates::new(vec![slot]);
+            self.filter_as_is(cluster, &mut alone);
+            for other in &others {
+                self.shift(cluster, other, slot, -1);
+            }
+            if let Some(rejection) = alone.rejected().first() {
+                candidates.reject(rejection.clone());
+            }
+        }
+    }
+
+    /// Filters candidates as the cluster is.
+    fn filter_as_is(&self, cluster: &Cluster, candidates: &mut Candidates) {
+        for (plugin, state) in &self.filters {
+            if candidates.slots().is_empty() {
+                return;
+            }
+            plugin.filter(self.pod, cluster, state.as_any(), candidates);
+        }
+    }
+
+    /// Tries how it would be with another pod on a node (`sign` 1), or without it (-1).
+    pub fn shift(&mut self, cluster: &mut Cluster, other: &PodInfo, slot: Slot, sign: i64) {
+        cluster.shift(slot, other, sign);
+        for (_, state) in &mut self.filters {
+            state.shift(&Shift {
+                pod: self.pod,
+                other,
+                cluster,
+                slot,
+                sign,
+            });
+        }
+    }
+
+    /// Weighted sums of all plugins' scores.
+    pub fn scores(&self, cluster: &Cluster, nodes: &[Slot]) -> Vec<i64> {
+        let (mut totals, mut scores) = (vec![0_i64; nodes.len()], vec![0_i64; nodes.len()]);
+        for enabled in self.profile.at(Point::Score) {
+            let plugin = &enabled.plugin;
+            let state: Box<dyn Any> = match plugin.pre_score(self.pod, cluster, nodes) {
+                Some(state) => state,
+                None => continue,
+            };
+            scores.fill(0);
+            plugin.score(self.pod, cluster, &*state, nodes, &mut scores);
+            plugin.normalize(&*state, &mut scores);
+            for (total, score) in totals.iter_mut().zip(&scores) {
+                *total += score * enabled.weight;
+            }
+        }
+        totals
     }
 }
 
-fn best(pod: &PodInfo, cluster: &Cluster, nodes: &[Slot]) -> Slot {
-    let mut totals = vec![0_i64; nodes.len()];
-    for plugin in ALL {
-        let Some(scores) = plugin.score(pod, cluster, nodes) else {
-            continue;
-        };
-        for (total, score) in totals.iter_mut().zip(scores) {
-            *total += score * plugin.weight();
-        }
+fn conflict(plugins: &BTreeSet<&'static str>) -> String {
+    let names: Vec<&str> = plugins.iter().copied().collect();
+    if let [name] = names.as_slice() {
+        return format!("node(s) didn't satisfy plugin {name}");
     }
-    let highest = totals.iter().max().copied().unwrap_or(0);
-    let equals: Vec<Slot> = nodes
-        .iter()
-        .zip(&totals)
-        .filter(|(_, total)| **total == highest)
-        .map(|(slot, _)| *slot)
-        .collect();
-    equals[rand::rng().random_range(0..equals.len())]
+    format!(
+        "node(s) didn't satisfy plugin(s) [{}] simultaneously",
+        names.join(" ")
+    )
 }
 
 #[cfg(test)]
@@ -65,55 +436,126 @@ mod tests {
     use super::*;
     use crate::samples;
 
+    fn scheduling(nodes: &[(&str, &str, &str)]) -> Scheduling {
+        let mut scheduling = Scheduling::new(1);
+        scheduling.cluster = samples::cluster(nodes);
+        scheduling
+    }
+
+    fn schedule(scheduling: &mut Scheduling, pod: &Arc<PodInfo>) -> Result<Slot, Failure> {
+        match scheduling.schedule(&Profile::default_scheduler(), pod) {
+            Outcome::Node { slot, .. } => Ok(slot),
+            Outcome::Failed(failure) => Err(failure),
+        }
+    }
+
     #[test]
     fn the_emptiest_node_that_fits_is_chosen() {
-        let mut cluster = samples::cluster(&[
+        let mut scheduling = scheduling(&[
             ("small", "1", "1Gi"),
             ("busy", "8", "16Gi"),
             ("idle", "8", "16Gi"),
         ]);
-        cluster.put_pod("busy", samples::pod("x", "4", "8Gi"));
-        let choice = choose(&samples::pod("a", "2", "4Gi"), &mut cluster);
-        assert!(matches!(choice, Choice::Node(2)), "{choice:?}");
+        scheduling
+            .cluster
+            .put_pod("busy", samples::pod("x", "4", "8Gi"));
+        let chosen = schedule(&mut scheduling, &samples::pod("a", "2", "4Gi"));
+        assert_eq!(chosen.unwrap(), 2);
     }
 
     #[test]
     fn why_nothing_fits_is_kept_by_node_and_plugin() {
-        let mut cluster = samples::cluster(&[("small", "1", "1Gi"), ("closed", "8", "16Gi")]);
-        cluster.unschedulable[1] = true;
-        let Choice::Nothing(candidates) = choose(&samples::pod("a", "2", "1Gi"), &mut cluster)
-        else {
-            panic!("a node was found");
-        };
-        let why: Vec<_> = candidates
-            .rejected()
-            .iter()
-            .map(|r| (r.slot, r.plugin))
-            .collect();
-        assert_eq!(why, [(1, "NodeUnschedulable"), (0, "NodeResourcesFit")]);
+        let mut scheduling = scheduling(&[("small", "1", "1Gi")]);
+        scheduling.cluster.put_node(samples::cordoned("closed"));
+        let failure = schedule(&mut scheduling, &samples::pod("a", "2", "1Gi")).unwrap_err();
+        let why = failure.rejected.iter().map(|r| (r.slot, r.plugin));
         assert_eq!(
-            candidates.message(2),
+            why.collect::<Vec<_>>(),
+            [(1, "NodeUnschedulable"), (0, "NodeResourcesFit")]
+        );
+        assert_eq!(
+            failure.message(),
             "0/2 nodes are available: 1 Insufficient cpu, 1 node(s) were unschedulable."
         );
     }
 
-    /// Not a promise but a tripwire: something quadratic would show here.
     #[test]
-    fn two_hundred_pods_find_their_nodes_among_five_thousand_in_a_few_seconds() {
-        let mut cluster = crate::cluster::Cluster::default();
-        for number in 0..5000 {
-            cluster.put_node(samples::node(&format!("n{number}"), "32", "64Gi"));
+    fn as_many_nodes_are_compared_as_upstream_compares() {
+        for (percentage, nodes, wanted) in [
+            (0, 10, 10),
+            (0, 99, 99),
+            (0, 100, 100),
+            (0, 1000, 420),
+            (0, 5000, 500),
+            (0, 6000, 300),
+            (40, 1000, 400),
+            (1, 1000, 100),
+            (100, 5000, 5000),
+        ] {
+            assert_eq!(
+                nodes_to_find(percentage, nodes),
+                wanted,
+                "{percentage} {nodes}"
+            );
         }
-        let begun = std::time::Instant::now();
+    }
+
+    #[test]
+    fn the_next_attempt_begins_where_the_last_one_stopped() {
+        let mut scheduling = Scheduling::new(1);
         for number in 0..200 {
-            let pod = samples::pod(&format!("p{number}"), "500m", "1Gi");
-            let Choice::Node(slot) = choose(&pod, &mut cluster) else {
-                panic!("there is room");
-            };
-            let node = cluster.names[slot].clone();
-            cluster.put_pod(&node, pod);
+            scheduling
+                .cluster
+                .put_node(samples::node(&format!("n{number}"), "8", "16Gi"));
         }
-        let took = begun.elapsed();
-        assert!(took < std::time::Duration::from_secs(20), "{took:?}");
+        let pod = samples::pod("a", "1", "1Gi");
+        schedule(&mut scheduling, &pod).unwrap();
+        assert_eq!(scheduling.next_start, 100);
+        schedule(&mut scheduling, &pod).unwrap();
+        assert_eq!(scheduling.next_start, 0);
+    }
+
+    #[test]
+    fn a_seed_repeats_every_decision() {
+        let decide = |seed| {
+            let mut scheduling = Scheduling::new(seed);
+            for number in 0..50 {
+                scheduling
+                    .cluster
+                    .put_node(samples::node(&format!("n{number}"), "8", "16Gi"));
+            }
+            let place = |number: usize, scheduling: &mut Scheduling| {
+                let pod = samples::pod(&format!("p{number}"), "1", "1Gi");
+                let slot = schedule(scheduling, &pod).unwrap();
+                let node = scheduling.cluster.names[slot].clone();
+                scheduling.cluster.put_pod(&node, pod);
+                slot
+            };
+            (0..100)
+                .map(|number| place(number, &mut scheduling))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(decide(7), decide(7));
+        assert_ne!(decide(7), decide(8));
+    }
+
+    #[test]
+    fn room_for_a_nominated_pod_is_kept_from_those_that_matter_less() {
+        let mut scheduling = scheduling(&[("n1", "2", "4Gi")]);
+        let important = samples::prioritised("important", "2", 10);
+        scheduling
+            .cluster
+            .nominated
+            .put(important.clone(), "n1".into());
+        let lesser = samples::prioritised("lesser", "1", 5);
+        let failure = schedule(&mut scheduling, &lesser).unwrap_err();
+        assert_eq!(
+            failure.message(),
+            "0/1 nodes are available: 1 Insufficient cpu."
+        );
+        assert_eq!(scheduling.cluster.cpu.used, [0], "trying changed nothing");
+        let greater = samples::prioritised("greater", "1", 11);
+        assert_eq!(schedule(&mut scheduling, &greater).unwrap(), 0);
+        assert_eq!(schedule(&mut scheduling, &important).unwrap(), 0);
     }
 }

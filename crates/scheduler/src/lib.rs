@@ -1,32 +1,45 @@
 //! The scheduler: gives every pod that has none a node. It keeps its own columnar picture of the
 //! cluster, fed by watches, tries waiting pods by importance, counts a pod on its node as soon as it
-//! is chosen, and binds in the background. Pods that fit nowhere wait for a change that could help,
+//! is chosen, and binds in the background. Pods that fit nowhere wait for an event that could help,
 //! and why they wait is kept by node and plugin.
 
-pub mod candidates;
 pub mod cluster;
+pub mod configuration;
 pub mod cycle;
+pub mod framework;
+mod inputs;
+pub mod matching;
 pub mod plugins;
 pub mod pod;
 pub mod preemption;
 pub mod queue;
+#[cfg(test)]
+mod reference;
 pub mod resources;
 mod run;
 #[cfg(test)]
 mod samples;
+pub mod template;
 mod write;
 
 use std::{collections::HashMap, sync::Arc};
 
+use framework::profile::Profile;
 use lifecycle::{Context, Run, Service};
 use parking_lot::RwLock;
+use queue::Backoff;
+pub use write::Writes;
 
 /// How the scheduler is run.
 pub struct Config {
     /// Reads and writes as system:kube-scheduler.
     pub client: kube::Client,
-    /// Pods say by whom they want to be scheduled.
-    pub name: String,
+    /// The schedulers that pods can name.
+    pub profiles: Vec<Profile>,
+    /// How long pods wait after failures.
+    pub backoff: Backoff,
+    /// Repeats the decisions between equally good nodes; drawn when it is not given.
+    pub seed: Option<u64>,
 }
 
 impl Config {
@@ -34,15 +47,16 @@ impl Config {
     pub fn new(client: kube::Client) -> Self {
         Self {
             client,
-            name: "default-scheduler".to_owned(),
+            profiles: vec![Profile::default_scheduler()],
+            backoff: Backoff::default(),
+            seed: None,
         }
     }
 
     /// The service.
     pub fn build(self) -> Scheduler {
         Scheduler {
-            client: self.client,
-            name: self.name,
+            config: self,
             diagnoses: Diagnoses::default(),
         }
     }
@@ -81,8 +95,7 @@ impl Diagnoses {
 
 /// The scheduler as a service.
 pub struct Scheduler {
-    client: kube::Client,
-    name: String,
+    config: Config,
     diagnoses: Diagnoses,
 }
 
@@ -104,10 +117,15 @@ impl Service for Scheduler {
 
     fn run(self: Arc<Self>, context: Context) -> Run {
         Box::pin(async move {
-            let (client, name) = (self.client.clone(), self.name.clone());
-            let work = run::run(context.clone(), client, name, self.diagnoses.clone());
+            let parts = run::Parts {
+                client: self.config.client.clone(),
+                profiles: self.config.profiles.clone(),
+                backoff: self.config.backoff,
+                seed: self.config.seed.unwrap_or_else(rand::random),
+                diagnoses: self.diagnoses.clone(),
+            };
             tokio::select! {
-                () = work => Err("the watches ended".into()),
+                () = run::run(context.clone(), parts) => Err("the watches ended".into()),
                 () = context.shutdown() => Ok(()),
             }
         })

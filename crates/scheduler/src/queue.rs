@@ -1,189 +1,351 @@
-//! The pods that wait for a node: ready to be tried, waiting out a backoff, or waiting for a change
-//! that could help. Pure: whoever calls says what time it is.
+//! The pods that wait for a node: ready to be tried, waiting out a backoff, waiting for an event that
+//! could help, or held back until something allows them to be tried. Pure: callers say what time it
+//! is.
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, HashSet},
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use jiff::Timestamp;
-
 use crate::{
-    plugins::{ALL, Change},
+    cluster::Cluster,
+    framework::{Point, event::Event, profile::Profile},
     pod::PodInfo,
 };
 
-const FIRST_BACKOFF: Duration = Duration::from_secs(1);
-const LAST_BACKOFF: Duration = Duration::from_secs(10);
-/// A pod that nothing has helped is tried again after this long all the same.
-const LEFTOVER: Duration = Duration::from_secs(300);
+/// How long pods wait.
+#[derive(Debug, Clone, Copy)]
+pub struct Backoff {
+    /// After the first failure; it doubles with each.
+    pub first: Duration,
+    /// At most.
+    pub last: Duration,
+    /// A pod that nothing has helped is tried again after this long all the same.
+    pub leftover: Duration,
+}
 
-/// A pod and what is known of its tries.
+impl Default for Backoff {
+    fn default() -> Self {
+        Self {
+            first: Duration::from_secs(1),
+            last: Duration::from_secs(10),
+            leftover: Duration::from_secs(300),
+        }
+    }
+}
+
+impl Backoff {
+    fn after(&self, failures: u32) -> Duration {
+        let factor = 1u32
+            .checked_shl(failures.saturating_sub(1))
+            .unwrap_or(u32::MAX);
+        self.first.saturating_mul(factor).min(self.last)
+    }
+}
+
+/// A pod and what is known of its attempts.
 #[derive(Debug, Clone)]
 pub struct Waiting {
     /// The pod.
     pub pod: Arc<PodInfo>,
     /// How often it was tried.
     pub attempts: u32,
+    /// When it was tried first.
+    pub first_attempt: Option<Instant>,
+    /// When it came into the queue or was tried last: the order of equals.
+    since: Instant,
+    /// How often no node was found.
+    unschedulable: u32,
+    /// How often in a row something else went wrong.
+    errors: u32,
     /// The plugins that turned it away last time.
-    pub rejected_by: Vec<&'static str>,
+    rejected_by: BTreeSet<&'static str>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Active,
-    Backoff(Instant),
-    /// Since when, and until when it may not be tried even if something helps.
-    Unschedulable(Instant, Instant),
-    Gated,
+    /// Until when; whether after an error rather than for lack of a node.
+    Backoff(Instant, bool),
+    Unschedulable,
+    /// The plugin that does not let it be tried.
+    Gated(&'static str),
 }
 
-type Rank = (Reverse<i32>, Timestamp, String);
+/// The queue that a pod is in, as metrics name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Depth {
+    /// Ready to be tried.
+    pub active: usize,
+    /// Waiting out a backoff.
+    pub backoff: usize,
+    /// Waiting for an event.
+    pub unschedulable: usize,
+    /// Held back.
+    pub gated: usize,
+}
+
+type Rank = (Reverse<i32>, Instant, Arc<str>);
 
 /// All waiting pods.
 #[derive(Default)]
 pub struct Queue {
-    pods: HashMap<String, (Waiting, Place)>,
+    backoffs: Backoff,
+    pods: HashMap<Arc<str>, (Waiting, Place)>,
     active: BTreeSet<Rank>,
-    backoff: BTreeSet<(Instant, String)>,
-    /// The uids of those that wait for a change, since when: few, and looked through often.
-    unschedulable: BTreeSet<(Instant, String)>,
+    backoff: BTreeSet<(Instant, Rank)>,
+    errors: BTreeSet<(Instant, Rank)>,
+    unschedulable: BTreeSet<(Instant, Arc<str>)>,
+    /// Pods that wait for an event, by the plugins that turned them away.
+    rejected: HashMap<&'static str, HashSet<Arc<str>>>,
+    gated: HashSet<Arc<str>>,
+    /// Pods whose victims are still being deleted; and whether an event could have helped since.
+    held: HashMap<Arc<str>, bool>,
 }
 
-fn rank(pod: &PodInfo) -> Rank {
-    (Reverse(pod.priority), pod.created, pod.uid.clone())
+fn rank(waiting: &Waiting) -> Rank {
+    let pod = &waiting.pod;
+    (Reverse(pod.priority()), waiting.since, pod.uid.clone())
 }
 
-fn is_gated(pod: &PodInfo) -> bool {
-    pod.spec()
-        .scheduling_gates
-        .as_ref()
-        .is_some_and(|gates| !gates.is_empty())
-}
-
-fn backoff(attempts: u32) -> Duration {
-    let factor = 1u32
-        .checked_shl(attempts.saturating_sub(1))
-        .unwrap_or(u32::MAX);
-    FIRST_BACKOFF.saturating_mul(factor).min(LAST_BACKOFF)
+/// The plugin that does not let the pod be tried, and why.
+fn gate(pod: &PodInfo, profile: &Profile, cluster: &Cluster) -> Option<(&'static str, String)> {
+    profile.at(Point::PreEnqueue).iter().find_map(|enabled| {
+        let why = enabled.plugin.pre_enqueue(pod, cluster).err()?;
+        Some((enabled.plugin.name(), why))
+    })
 }
 
 impl Queue {
-    /// Takes a new pod in, or a pod's newest version: one that changed may fit now.
-    pub fn put(&mut self, pod: Arc<PodInfo>, now: Instant) {
-        let gated = is_gated(&pod);
+    /// With other times to wait.
+    pub fn new(backoffs: Backoff) -> Self {
+        Self {
+            backoffs,
+            ..Self::default()
+        }
+    }
+
+    /// Takes a new pod in, or a pod's newest version: one that changed may fit now. Returns why it
+    /// may not be tried, when it may not.
+    pub fn put(
+        &mut self,
+        pod: Arc<PodInfo>,
+        profile: &Profile,
+        cluster: &Cluster,
+        now: Instant,
+    ) -> Option<String> {
+        let gate = gate(&pod, profile, cluster);
         let Some((mut waiting, place)) = self.take(&pod.uid) else {
             let waiting = Waiting {
                 pod,
                 attempts: 0,
-                rejected_by: Vec::new(),
+                first_attempt: None,
+                since: now,
+                unschedulable: 0,
+                errors: 0,
+                rejected_by: BTreeSet::new(),
             };
-            return self.place(waiting, if gated { Place::Gated } else { Place::Active });
+            let place = gate
+                .as_ref()
+                .map_or(Place::Active, |(plugin, _)| Place::Gated(plugin));
+            self.place(waiting, place);
+            return gate.map(|(_, why)| why);
         };
-        let changed = waiting.pod.pod.spec != pod.pod.spec || waiting.pod.labels() != pod.labels();
-        waiting.pod = pod;
-        let place = match place {
-            _ if gated => Place::Gated,
-            Place::Gated => Place::Active,
-            Place::Unschedulable(_, until) if changed => resume(until, now),
-            other => other,
+        let old = std::mem::replace(&mut waiting.pod, pod);
+        let event = Event::OwnUpdate {
+            old: &old,
+            new: &waiting.pod,
+        };
+        let place = match (place, &gate) {
+            (_, Some((plugin, _))) => Place::Gated(plugin),
+            (Place::Gated(_), None) => Place::Active,
+            (Place::Unschedulable, None) if is_helped(&waiting, &event, profile, cluster) => {
+                self.resume(&waiting, now)
+            }
+            (other, None) => other,
         };
         self.place(waiting, place);
+        gate.map(|(_, why)| why)
     }
 
     /// Forgets a pod.
-    pub fn remove(&mut self, uid: &str) {
-        self.take(uid);
+    pub fn remove(&mut self, uid: &str) -> Option<Waiting> {
+        self.held.remove(uid);
+        self.take(uid).map(|(waiting, _)| waiting)
     }
 
-    /// Whether the pod waits here.
-    pub fn contains(&self, uid: &str) -> bool {
-        self.pods.contains_key(uid)
+    /// The waiting version of a pod.
+    pub fn get(&self, uid: &str) -> Option<&Arc<PodInfo>> {
+        self.pods.get(uid).map(|(waiting, _)| &waiting.pod)
     }
 
     /// The next pod to try, out of the queue: it comes back with [`Queue::retry`] or
-    /// [`Queue::turned_away`].
+    /// [`Queue::turned_away`]. When none is ready, one that waits out its backoff after it found no
+    /// node is tried early.
     pub fn pop(&mut self, now: Instant) -> Option<Waiting> {
         self.flush(now);
-        let (_, _, uid) = self.active.first().cloned()?;
+        let ready = self.active.first().map(|(_, _, uid)| uid.clone());
+        let early = || self.backoff.first().map(|(_, (_, _, uid))| uid.clone());
+        let uid = ready.or_else(early)?;
         let (mut waiting, _) = self.take(&uid)?;
         waiting.attempts += 1;
+        waiting.first_attempt.get_or_insert(now);
         Some(waiting)
     }
 
-    /// A try that failed for a reason that has nothing to do with the cluster.
-    pub fn retry(&mut self, waiting: Waiting, now: Instant) {
-        let until = now + backoff(waiting.attempts);
-        self.place(waiting, Place::Backoff(until));
+    /// An attempt that failed for a reason that has nothing to do with the cluster.
+    pub fn retry(&mut self, mut waiting: Waiting, now: Instant) {
+        waiting.errors += 1;
+        waiting.since = now;
+        waiting.rejected_by.clear();
+        let until = now + self.backoffs.after(waiting.errors);
+        self.place(waiting, Place::Backoff(until, true));
     }
 
-    /// A try that found no node, turned away by these plugins.
-    pub fn turned_away(&mut self, mut waiting: Waiting, by: Vec<&'static str>, now: Instant) {
+    /// An attempt that found no node, turned away by these plugins.
+    pub fn turned_away(&mut self, mut waiting: Waiting, by: BTreeSet<&'static str>, now: Instant) {
+        waiting.errors = 0;
+        waiting.unschedulable += 1;
+        waiting.since = now;
         waiting.rejected_by = by;
-        let until = now + backoff(waiting.attempts);
-        self.place(waiting, Place::Unschedulable(now, until));
+        self.place(waiting, Place::Unschedulable);
     }
 
-    /// Something happened: the pods that it could help are tried again.
-    pub fn changed(&mut self, change: Change, now: Instant) {
-        let helped = |waiting: &Waiting| {
-            let by = &waiting.rejected_by;
-            by.is_empty()
-                || ALL
-                    .iter()
-                    .any(|p| by.contains(&p.name()) && p.helped_by(change))
-        };
-        let found = self
-            .unschedulable
-            .iter()
-            .filter_map(|(_, uid)| match self.pods.get(uid)? {
-                (waiting, Place::Unschedulable(_, until)) if helped(waiting) => {
-                    Some((uid.clone(), *until))
-                }
-                _ => None,
-            });
-        for (uid, until) in found.collect::<Vec<_>>() {
-            self.move_to(&uid, resume(until, now));
+    /// The pod is not tried until [`Queue::release`]: its victims are being deleted.
+    pub fn hold(&mut self, uid: &Arc<str>) {
+        self.held.insert(uid.clone(), false);
+    }
+
+    /// All victims were deleted; with `failed`, some could not be and the pod is tried again.
+    pub fn release(&mut self, uid: &str, failed: bool, now: Instant) {
+        let helped = self.held.remove(uid).unwrap_or(false);
+        if let Some((waiting, place)) = self.take(uid) {
+            let place = match place {
+                Place::Unschedulable if failed || helped => self.resume(&waiting, now),
+                other => other,
+            };
+            self.place(waiting, place);
         }
     }
 
-    /// When there will be something to do without any change.
-    pub fn due(&self) -> Option<Instant> {
-        let leftover = self
-            .unschedulable
-            .first()
-            .map(|(since, _)| *since + LEFTOVER);
-        leftover
-            .into_iter()
-            .chain(self.backoff.first().map(|(due, _)| *due))
-            .min()
+    /// Something happened: the pods that it could help are tried again. Returns how many moved.
+    pub fn on_event(
+        &mut self,
+        event: &Event<'_>,
+        profiles: &HashMap<String, Profile>,
+        cluster: &Cluster,
+        now: Instant,
+    ) -> usize {
+        // Any event helps those that no plugin turned away.
+        let all = self.rejected.get("").into_iter().flatten();
+        let mut helped: BTreeSet<Arc<str>> = all.cloned().collect();
+        for profile in profiles.values() {
+            for plugin in profile.plugins() {
+                let Some(uids) = self.rejected.get(plugin.name()) else {
+                    continue;
+                };
+                if !plugin.events().contains(&event.kind()) {
+                    continue;
+                }
+                for uid in uids {
+                    let Some((waiting, _)) = self.pods.get(uid) else {
+                        continue;
+                    };
+                    if waiting.pod.template.scheduler_name == profile.name
+                        && plugin.is_helped_by(&waiting.pod, event, cluster)
+                    {
+                        helped.insert(uid.clone());
+                    }
+                }
+            }
+        }
+        let mut moved = helped.len();
+        for uid in helped {
+            if let Some((waiting, _)) = self.take(&uid) {
+                let place = self.resume(&waiting, now);
+                self.place(waiting, place);
+            }
+        }
+        moved += self.open_gates(event, profiles, cluster);
+        moved
     }
 
-    /// How many pods wait, and how many of them could be tried now.
-    pub fn depth(&self) -> (usize, usize) {
-        (self.pods.len(), self.active.len())
+    /// Pods that plugins held back are looked at again.
+    fn open_gates(
+        &mut self,
+        event: &Event<'_>,
+        profiles: &HashMap<String, Profile>,
+        cluster: &Cluster,
+    ) -> usize {
+        let opens = |uid: &&Arc<str>| {
+            let Some((waiting, Place::Gated(plugin))) = self.pods.get(*uid) else {
+                return false;
+            };
+            let profile = profiles.get(&waiting.pod.template.scheduler_name);
+            profile.is_some_and(|profile| {
+                let plugin = profile.plugin(plugin);
+                plugin.is_some_and(|plugin| plugin.events().contains(&event.kind()))
+                    && gate(&waiting.pod, profile, cluster).is_none()
+            })
+        };
+        let open: Vec<Arc<str>> = self.gated.iter().filter(opens).cloned().collect();
+        for uid in &open {
+            if let Some((waiting, _)) = self.take(uid) {
+                self.place(waiting, Place::Active);
+            }
+        }
+        open.len()
+    }
+
+    /// When there will be something to do without any event.
+    pub fn due(&self) -> Option<Instant> {
+        let leftover = self.unschedulable.first();
+        let leftover = leftover.map(|(since, _)| *since + self.backoffs.leftover);
+        let backoff = self.backoff.first().map(|(due, _)| *due);
+        let errors = self.errors.first().map(|(due, _)| *due);
+        leftover.into_iter().chain(backoff).chain(errors).min()
+    }
+
+    /// How many pods wait, and where.
+    pub fn depth(&self) -> Depth {
+        Depth {
+            active: self.active.len(),
+            backoff: self.backoff.len() + self.errors.len(),
+            unschedulable: self.unschedulable.len(),
+            gated: self.gated.len(),
+        }
     }
 
     fn flush(&mut self, now: Instant) {
-        while let Some((due, uid)) = self.backoff.first().cloned() {
-            if due > now {
-                break;
+        let due = |set: &BTreeSet<(Instant, Rank)>| {
+            let (due, (_, _, uid)) = set.first()?;
+            (*due <= now).then(|| uid.clone())
+        };
+        while let Some(uid) = due(&self.backoff).or_else(|| due(&self.errors)) {
+            if let Some((waiting, _)) = self.take(&uid) {
+                self.place(waiting, Place::Active);
             }
-            self.move_to(&uid, Place::Active);
         }
         while let Some((since, uid)) = self.unschedulable.first().cloned() {
-            if since + LEFTOVER > now {
+            if since + self.backoffs.leftover > now {
                 break;
             }
-            self.move_to(&uid, Place::Active);
+            if let Some((waiting, _)) = self.take(&uid) {
+                let place = self.resume(&waiting, now);
+                self.place(waiting, place);
+            }
         }
     }
 
-    fn move_to(&mut self, uid: &str, place: Place) {
-        if let Some((waiting, _)) = self.take(uid) {
-            self.place(waiting, place);
+    /// Where a pod goes that may be tried again.
+    fn resume(&self, waiting: &Waiting, now: Instant) -> Place {
+        let until = waiting.since + self.backoffs.after(waiting.unschedulable.max(1));
+        if until <= now || waiting.unschedulable == 0 {
+            Place::Active
+        } else {
+            Place::Backoff(until, false)
         }
     }
 
@@ -191,43 +353,82 @@ impl Queue {
         let (waiting, place) = self.pods.remove(uid)?;
         match place {
             Place::Active => {
-                self.active.remove(&rank(&waiting.pod));
+                self.active.remove(&rank(&waiting));
             }
-            Place::Backoff(until) => {
-                self.backoff.remove(&(until, uid.to_owned()));
+            Place::Backoff(until, error) => {
+                let set = if error {
+                    &mut self.errors
+                } else {
+                    &mut self.backoff
+                };
+                set.remove(&(until, rank(&waiting)));
             }
-            Place::Unschedulable(since, _) => {
-                self.unschedulable.remove(&(since, uid.to_owned()));
+            Place::Unschedulable => {
+                self.unschedulable
+                    .remove(&(waiting.since, waiting.pod.uid.clone()));
+                for plugin in rejecting(&waiting) {
+                    if let Some(uids) = self.rejected.get_mut(plugin) {
+                        uids.remove(uid);
+                    }
+                }
             }
-            Place::Gated => {}
+            Place::Gated(_) => {
+                self.gated.remove(uid);
+            }
         }
         Some((waiting, place))
     }
 
     fn place(&mut self, waiting: Waiting, place: Place) {
         let uid = waiting.pod.uid.clone();
+        let place = match (place, self.held.get_mut(&uid)) {
+            (Place::Active | Place::Backoff(..), Some(helped)) => {
+                *helped = true;
+                Place::Unschedulable
+            }
+            (other, _) => other,
+        };
         match place {
             Place::Active => {
-                self.active.insert(rank(&waiting.pod));
+                self.active.insert(rank(&waiting));
             }
-            Place::Backoff(until) => {
-                self.backoff.insert((until, uid.clone()));
+            Place::Backoff(until, error) => {
+                let set = if error {
+                    &mut self.errors
+                } else {
+                    &mut self.backoff
+                };
+                set.insert((until, rank(&waiting)));
             }
-            Place::Unschedulable(since, _) => {
-                self.unschedulable.insert((since, uid.clone()));
+            Place::Unschedulable => {
+                self.unschedulable.insert((waiting.since, uid.clone()));
+                for plugin in rejecting(&waiting) {
+                    self.rejected.entry(plugin).or_default().insert(uid.clone());
+                }
             }
-            Place::Gated => {}
+            Place::Gated(_) => {
+                self.gated.insert(uid.clone());
+            }
         }
         self.pods.insert(uid, (waiting, place));
     }
 }
 
-fn resume(until: Instant, now: Instant) -> Place {
-    if until <= now {
-        Place::Active
-    } else {
-        Place::Backoff(until)
-    }
+/// The plugins that turned a pod away; the empty name when none did, as without any node.
+fn rejecting(waiting: &Waiting) -> impl Iterator<Item = &'static str> {
+    let none = waiting.rejected_by.is_empty().then_some("");
+    waiting.rejected_by.iter().copied().chain(none)
+}
+
+/// Whether the event could help the pod.
+fn is_helped(waiting: &Waiting, event: &Event<'_>, profile: &Profile, cluster: &Cluster) -> bool {
+    let by = &waiting.rejected_by;
+    by.is_empty()
+        || profile.plugins().any(|plugin| {
+            by.contains(plugin.name())
+                && plugin.events().contains(&event.kind())
+                && plugin.is_helped_by(&waiting.pod, event, cluster)
+        })
 }
 
 #[cfg(test)]
@@ -237,75 +438,152 @@ mod tests {
     use super::*;
     use crate::samples;
 
-    fn name(waiting: Option<Waiting>) -> String {
-        waiting.map_or("nobody".into(), |waiting| waiting.pod.name.clone())
+    struct Fixture {
+        queue: Queue,
+        profiles: HashMap<String, Profile>,
+        cluster: Cluster,
+        start: Instant,
     }
 
-    fn prioritised(name: &str, priority: i32) -> Arc<PodInfo> {
-        samples::pod_with(name, |spec| spec.priority = Some(priority))
+    impl Fixture {
+        fn new() -> Self {
+            let profile = Profile::default_scheduler();
+            Self {
+                queue: Queue::default(),
+                profiles: [(profile.name.clone(), profile)].into(),
+                cluster: Cluster::default(),
+                start: Instant::now(),
+            }
+        }
+
+        fn at(&self, seconds: u64) -> Instant {
+            self.start + Duration::from_secs(seconds)
+        }
+
+        fn put(&mut self, pod: Arc<PodInfo>, seconds: u64) -> Option<String> {
+            let (profile, now) = (&self.profiles["default-scheduler"], self.at(seconds));
+            self.queue.put(pod, profile, &self.cluster, now)
+        }
+
+        fn pop(&mut self, seconds: u64) -> String {
+            let popped = self.queue.pop(self.at(seconds));
+            popped.map_or("none".into(), |waiting| waiting.pod.name.to_string())
+        }
+
+        fn fail(&mut self, seconds: u64, by: &'static str) {
+            let now = self.at(seconds);
+            let waiting = self.queue.pop(now).unwrap();
+            self.queue.turned_away(waiting, [by].into(), now);
+        }
+
+        fn event(&mut self, event: &Event<'_>, seconds: u64) -> usize {
+            let now = self.at(seconds);
+            self.queue
+                .on_event(event, &self.profiles, &self.cluster, now)
+        }
     }
 
     #[test]
-    fn more_important_pods_are_tried_first() {
-        let (mut queue, now) = (Queue::default(), Instant::now());
-        queue.put(prioritised("low", 0), now);
-        queue.put(prioritised("high", 100), now);
-        assert_eq!(name(queue.pop(now)), "high");
-        assert_eq!(name(queue.pop(now)), "low");
-        assert_eq!(name(queue.pop(now)), "nobody");
-    }
-
-    #[test]
-    fn a_pod_that_was_turned_away_waits_for_a_change_that_could_help() {
-        let (mut queue, start) = (Queue::default(), Instant::now());
-        queue.put(prioritised("a", 0), start);
-        let waiting = queue.pop(start).unwrap();
-        queue.turned_away(waiting, vec!["NodeResourcesFit"], start);
-        let later = start + Duration::from_secs(2);
-        queue.changed(Change::NodeTaints, later);
+    fn more_important_pods_are_tried_first_and_of_equals_the_one_that_waits_longer() {
+        let mut fixture = Fixture::new();
+        fixture.put(samples::prioritised("second", "1", 0), 1);
+        fixture.put(samples::prioritised("first", "1", 0), 0);
+        fixture.put(samples::prioritised("high", "1", 100), 2);
         assert_eq!(
-            name(queue.pop(later)),
-            "nobody",
-            "taints do not make a node larger"
+            [fixture.pop(3), fixture.pop(3), fixture.pop(3)],
+            ["high", "first", "second"]
         );
-        queue.changed(Change::PodGone, later);
-        assert_eq!(name(queue.pop(later)), "a");
+        assert_eq!(fixture.pop(3), "none");
     }
 
     #[test]
-    fn help_that_comes_at_once_waits_for_the_backoff() {
-        let (mut queue, start) = (Queue::default(), Instant::now());
-        queue.put(prioritised("a", 0), start);
-        let waiting = queue.pop(start).unwrap();
-        queue.turned_away(waiting, vec!["NodeResourcesFit"], start);
-        queue.changed(Change::PodGone, start);
-        assert_eq!(name(queue.pop(start)), "nobody");
-        assert_eq!(queue.due(), Some(start + FIRST_BACKOFF));
-        assert_eq!(name(queue.pop(start + FIRST_BACKOFF)), "a");
+    fn a_pod_that_was_turned_away_waits_for_an_event_that_could_help() {
+        let mut fixture = Fixture::new();
+        fixture.put(samples::pod("a", "2", "1"), 0);
+        fixture.fail(0, "NodeResourcesFit");
+        let (small, large) = (
+            samples::node("n", "1", "1Gi"),
+            samples::node("n", "2", "1Gi"),
+        );
+        assert_eq!(fixture.event(&Event::NodeAdded(&small), 2), 0);
+        assert_eq!(fixture.pop(2), "none", "the node is too small for it");
+        assert_eq!(fixture.event(&Event::NodeAdded(&large), 2), 1);
+        assert_eq!(fixture.pop(2), "a");
+    }
+
+    #[test]
+    fn a_backoff_lets_others_go_first_but_wastes_no_time() {
+        let mut fixture = Fixture::new();
+        fixture.put(samples::prioritised("important", "1", 10), 0);
+        fixture.fail(0, "NodeResourcesFit");
+        let gone = samples::pod("x", "1", "1");
+        fixture.event(&Event::PodDeleted(&gone), 0);
+        assert_eq!(fixture.queue.due(), Some(fixture.at(1)));
+        fixture.put(samples::pod("other", "1", "1"), 0);
+        assert_eq!(fixture.pop(0), "other");
+        assert_eq!(fixture.pop(0), "important", "nothing else is to be done");
+    }
+
+    #[test]
+    fn after_an_error_the_backoff_is_waited_out_and_doubles() {
+        let mut fixture = Fixture::new();
+        fixture.put(samples::pod("a", "1", "1"), 0);
+        let mut now = 0;
+        for wait in [1, 2, 4, 8, 10, 10] {
+            let waiting = fixture.queue.pop(fixture.at(now)).unwrap();
+            fixture.queue.retry(waiting, fixture.at(now));
+            assert_eq!(fixture.queue.due(), Some(fixture.at(now + wait)));
+            assert_eq!(fixture.pop(now), "none");
+            now += wait;
+        }
     }
 
     #[test]
     fn a_gated_pod_is_not_tried_until_its_gates_are_gone() {
-        let (mut queue, now) = (Queue::default(), Instant::now());
-        let gate = PodSchedulingGate {
+        let mut fixture = Fixture::new();
+        let gates = vec![PodSchedulingGate {
             name: "wait".into(),
-        };
-        queue.put(
-            samples::pod_with("a", |spec| spec.scheduling_gates = Some(vec![gate])),
-            now,
-        );
-        assert_eq!(name(queue.pop(now)), "nobody");
-        queue.put(samples::pod_with("a", |_| {}), now);
-        assert_eq!(name(queue.pop(now)), "a");
+        }];
+        let gated = samples::pod_with("a", |spec| spec.scheduling_gates = Some(gates));
+        let why = fixture.put(gated, 0).unwrap();
+        assert_eq!(why, "waiting for scheduling gates: [wait]");
+        assert_eq!(fixture.pop(0), "none");
+        assert_eq!(fixture.queue.depth().gated, 1);
+        assert_eq!(fixture.put(samples::pod_with("a", |_| {}), 0), None);
+        assert_eq!(fixture.pop(0), "a");
+    }
+
+    #[test]
+    fn an_update_of_the_pod_itself_helps_only_where_it_could() {
+        let mut fixture = Fixture::new();
+        fixture.put(samples::pod("a", "2", "1"), 0);
+        fixture.fail(0, "NodeResourcesFit");
+        fixture.put(samples::pod("a", "2", "1"), 60);
+        assert_eq!(fixture.pop(60), "none", "nothing of it changed");
+        fixture.put(samples::pod("a", "1", "1"), 60);
+        assert_eq!(fixture.pop(60), "a");
     }
 
     #[test]
     fn what_nothing_helps_is_tried_again_after_five_minutes() {
-        let (mut queue, start) = (Queue::default(), Instant::now());
-        queue.put(prioritised("a", 0), start);
-        let waiting = queue.pop(start).unwrap();
-        queue.turned_away(waiting, vec!["NodeName"], start);
-        assert_eq!(queue.due(), Some(start + LEFTOVER));
-        assert_eq!(name(queue.pop(start + LEFTOVER)), "a");
+        let mut fixture = Fixture::new();
+        fixture.put(samples::pod("a", "1", "1"), 0);
+        fixture.fail(0, "NodeAffinity");
+        assert_eq!(fixture.queue.due(), Some(fixture.at(300)));
+        assert_eq!(fixture.pop(299), "none");
+        assert_eq!(fixture.pop(300), "a");
+    }
+
+    #[test]
+    fn a_pod_is_not_tried_while_its_victims_are_being_deleted() {
+        let mut fixture = Fixture::new();
+        fixture.put(samples::pod("a", "1", "1"), 0);
+        fixture.fail(0, "NodeResourcesFit");
+        fixture.queue.hold(&"uid-a".into());
+        let gone = samples::pod("x", "1", "1");
+        fixture.event(&Event::PodDeleted(&gone), 5);
+        assert_eq!(fixture.pop(5), "none");
+        fixture.queue.release("uid-a", false, fixture.at(5));
+        assert_eq!(fixture.pop(5), "a", "the event is remembered");
     }
 }

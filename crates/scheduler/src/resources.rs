@@ -3,19 +3,19 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::{
-    api::core::v1::{Container, PodSpec, ResourceRequirements},
+    api::core::v1::{Container, ContainerStatus, Pod, PodSpec, ResourceRequirements},
     apimachinery::pkg::api::resource::Quantity,
 };
 use machinery::quantity;
 
-/// A container that asks for nothing is still counted as something when nodes are compared.
+/// A container that asks for nothing still counts for something when nodes are compared.
 const DEFAULT_MILLI_CPU: i64 = 100;
 const DEFAULT_MEMORY: i64 = 200 * 1024 * 1024;
 
 type Quantities = BTreeMap<String, Quantity>;
 
 /// Amounts. CPU is in thousandths; everything else in whole units.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Resources {
     /// Thousandths of a CPU.
     pub cpu: i64,
@@ -27,29 +27,48 @@ pub struct Resources {
     pub others: BTreeMap<String, i64>,
 }
 
-fn parse(quantity: &Quantity) -> Option<quantity::Quantity> {
-    quantity.0.parse().ok()
-}
-
 impl Resources {
-    /// From the API's form; what cannot be parsed counts as nothing.
-    pub fn of(quantities: Option<&Quantities>) -> Self {
+    /// From the API's form. The API server refuses quantities that cannot be parsed; such count
+    /// as nothing.
+    pub fn parse(quantities: Option<&Quantities>) -> Self {
         let mut resources = Self::default();
         for (name, quantity) in quantities.into_iter().flatten() {
-            let Some(quantity) = parse(quantity) else {
+            let Ok(quantity) = quantity.0.parse::<quantity::Quantity>() else {
                 continue;
             };
-            match name.as_str() {
-                "cpu" => resources.cpu = quantity.millis(),
-                "memory" => resources.memory = quantity.value(),
-                "ephemeral-storage" => resources.ephemeral = quantity.value(),
-                "pods" => {}
-                other => {
-                    resources.others.insert(other.to_owned(), quantity.value());
-                }
+            if name == "cpu" {
+                resources.cpu = quantity.millis();
+            } else if let Some(amount) = resources.amount_mut(name) {
+                *amount = quantity.value();
             }
         }
         resources
+    }
+
+    fn amount_mut(&mut self, name: &str) -> Option<&mut i64> {
+        match name {
+            "cpu" => Some(&mut self.cpu),
+            "memory" => Some(&mut self.memory),
+            "ephemeral-storage" => Some(&mut self.ephemeral),
+            "pods" => None,
+            other => Some(self.others.entry(other.to_owned()).or_default()),
+        }
+    }
+
+    /// One of them.
+    pub fn amount(&self, name: &str) -> i64 {
+        match name {
+            "cpu" => self.cpu,
+            "memory" => self.memory,
+            "ephemeral-storage" => self.ephemeral,
+            other => self.others.get(other).copied().unwrap_or(0),
+        }
+    }
+
+    /// Whether nothing is asked for.
+    pub fn is_zero(&self) -> bool {
+        let others = self.others.values().all(|amount| *amount == 0);
+        self.cpu == 0 && self.memory == 0 && self.ephemeral == 0 && others
     }
 
     fn add(&mut self, other: &Self) {
@@ -74,110 +93,207 @@ impl Resources {
 
 /// What a node must have free for the pod: its containers and sidecars together, or its hungriest
 /// init container with the sidecars before it, whichever is more; and the overhead. What the pod
-/// asks for as a whole wins over its containers' sum.
-pub fn requests(spec: &PodSpec) -> Resources {
-    total(spec, |container| {
-        Resources::of(asked(container.resources.as_ref()))
-    })
+/// asks for as a whole takes the place of its containers' sum. While a pod is being resized, the
+/// larger of what it asks for and what it was given counts.
+pub fn requests(pod: &Pod) -> Resources {
+    total(pod, |requests, _| requests)
 }
 
-/// The same with an assumption for containers that ask for nothing: for comparing nodes.
-pub fn weights(spec: &PodSpec) -> Resources {
-    total(spec, |container| {
+/// CPU and memory with an assumption for containers that ask for none: for comparing nodes.
+pub fn non_zero(pod: &Pod) -> (i64, i64) {
+    let whole = pod_level(pod);
+    let known = requests(pod);
+    // What the pod asks for as a whole needs no assumption about its containers.
+    let fills = |amount: i64| whole.is_none() || amount == 0;
+    let (cpu, memory) = (fills(known.cpu), fills(known.memory));
+    let filled = total(pod, |mut requests, container| {
         let asked = asked(container.resources.as_ref());
-        let mut resources = Resources::of(asked);
         let names = |name: &str| asked.is_some_and(|asked| asked.contains_key(name));
-        if !names("cpu") {
-            resources.cpu = DEFAULT_MILLI_CPU;
+        if cpu && !names("cpu") {
+            requests.cpu = requests.cpu.max(DEFAULT_MILLI_CPU);
         }
-        if !names("memory") {
-            resources.memory = DEFAULT_MEMORY;
+        if memory && !names("memory") {
+            requests.memory = requests.memory.max(DEFAULT_MEMORY);
         }
-        resources
-    })
+        requests
+    });
+    (filled.cpu, filled.memory)
 }
 
 fn asked(resources: Option<&ResourceRequirements>) -> Option<&Quantities> {
     resources.and_then(|resources| resources.requests.as_ref())
 }
 
-fn total(spec: &PodSpec, of: impl Fn(&Container) -> Resources) -> Resources {
+/// Requests of the pod as a whole, when they are of kinds that a pod can have as a whole.
+fn pod_level(pod: &Pod) -> Option<&Quantities> {
+    let requests = asked(pod.spec.as_ref()?.resources.as_ref())?;
+    requests
+        .keys()
+        .any(|name| is_pod_level(name))
+        .then_some(requests)
+}
+
+fn is_pod_level(name: &str) -> bool {
+    name == "cpu" || name == "memory" || name.starts_with("hugepages-")
+}
+
+/// What a container asks for or has been given, whichever is more.
+fn effective(pod: &Pod, container: &Container) -> Resources {
+    let spec = Resources::parse(asked(container.resources.as_ref()));
+    let Some(status) = status_of(pod, &container.name) else {
+        return spec;
+    };
+    let Some(actual) = &status.resources else {
+        return spec;
+    };
+    let mut most = if is_resize_infeasible(pod) {
+        Resources::default()
+    } else {
+        spec
+    };
+    most.max(&Resources::parse(actual.requests.as_ref()));
+    most.max(&Resources::parse(status.allocated_resources.as_ref()));
+    most
+}
+
+fn status_of<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerStatus> {
+    let status = pod.status.as_ref()?;
+    let containers = status.container_statuses.iter().flatten();
+    let inits = status.init_container_statuses.iter().flatten();
+    containers.chain(inits).find(|status| status.name == name)
+}
+
+fn is_resize_infeasible(pod: &Pod) -> bool {
+    let conditions = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
+    conditions.into_iter().flatten().any(|condition| {
+        condition.type_ == "PodResizePending" && condition.reason.as_deref() == Some("Infeasible")
+    })
+}
+
+fn total(pod: &Pod, adjust: impl Fn(Resources, &Container) -> Resources) -> Resources {
+    let none = PodSpec::default();
+    let spec = pod.spec.as_ref().unwrap_or(&none);
     let mut sum = Resources::default();
     for container in &spec.containers {
-        sum.add(&of(container));
+        sum.add(&adjust(effective(pod, container), container));
     }
     let (mut sidecars, mut peak) = (Resources::default(), Resources::default());
     for container in spec.init_containers.iter().flatten() {
-        let own = of(container);
         if container.restart_policy.as_deref() == Some("Always") {
-            sidecars.add(&own);
+            sidecars.add(&adjust(effective(pod, container), container));
             peak.max(&sidecars);
         } else {
+            let own = Resources::parse(asked(container.resources.as_ref()));
             let mut during = sidecars.clone();
-            during.add(&own);
+            during.add(&adjust(own, container));
             peak.max(&during);
         }
     }
     sum.add(&sidecars);
     sum.max(&peak);
-    if let Some(whole) = asked(spec.resources.as_ref()) {
-        let told = Resources::of(Some(whole));
-        let has = |name: &str| whole.contains_key(name);
-        sum.cpu = if has("cpu") { told.cpu } else { sum.cpu };
-        sum.memory = if has("memory") {
-            told.memory
-        } else {
-            sum.memory
-        };
-        sum.others.extend(told.others);
+    if let Some(whole) = pod_level(pod) {
+        let most = whole_effective(pod, whole);
+        for name in whole.keys().filter(|name| is_pod_level(name)) {
+            if let Some(amount) = sum.amount_mut(name) {
+                *amount = most.amount(name);
+            }
+        }
     }
-    sum.add(&Resources::of(spec.overhead.as_ref()));
+    sum.add(&Resources::parse(spec.overhead.as_ref()));
     sum
+}
+
+/// The pod's requests as a whole, with what it was given during a resize.
+fn whole_effective(pod: &Pod, whole: &Quantities) -> Resources {
+    let spec = Resources::parse(Some(whole));
+    let status = pod.status.as_ref();
+    let Some(actual) = status.and_then(|status| status.resources.as_ref()) else {
+        return spec;
+    };
+    let mut most = if is_resize_infeasible(pod) {
+        Resources::default()
+    } else {
+        spec
+    };
+    most.max(&Resources::parse(actual.requests.as_ref()));
+    let allocated = status.and_then(|status| status.allocated_resources.as_ref());
+    most.max(&Resources::parse(allocated));
+    most
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
 
-    fn container(cpu: &str, restart: Option<&str>) -> Container {
-        let requests = [("cpu".to_owned(), Quantity(cpu.to_owned()))].into();
-        Container {
-            restart_policy: restart.map(Into::into),
-            resources: Some(ResourceRequirements {
-                requests: Some(requests),
-                ..Default::default()
-            }),
-            ..Default::default()
-        }
+    fn pod(value: Value) -> Pod {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn asks(cpu: &str) -> Value {
+        json!({"name": "c", "resources": {"requests": {"cpu": cpu}}})
+    }
+
+    fn sidecar(cpu: &str) -> Value {
+        json!({"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": cpu}}})
     }
 
     #[test]
     fn the_hungriest_moment_of_a_pods_life_counts() {
-        let spec = |containers, init| PodSpec {
-            containers,
-            init_containers: Some(init),
-            ..Default::default()
-        };
-        let cpu = |spec: &PodSpec| requests(spec).cpu;
-        let main = || vec![container("500m", None), container("500m", None)];
-        assert_eq!(cpu(&spec(main(), vec![])), 1000);
-        assert_eq!(cpu(&spec(main(), vec![container("2", None)])), 2000);
-        let sidecar = container("300m", Some("Always"));
-        assert_eq!(cpu(&spec(main(), vec![sidecar.clone()])), 1300);
-        assert_eq!(
-            cpu(&spec(main(), vec![sidecar, container("2", None)])),
-            2300
-        );
+        for (inits, cpu) in [
+            (json!([]), 1000),
+            (json!([asks("2")]), 2000),
+            (json!([sidecar("300m")]), 1300),
+            (json!([sidecar("300m"), asks("2")]), 2300),
+            (json!([asks("2"), sidecar("300m")]), 2000),
+        ] {
+            let spec = json!({"containers": [asks("500m"), asks("500m")], "initContainers": inits});
+            assert_eq!(requests(&pod(json!({"spec": spec}))).cpu, cpu, "{spec}");
+        }
+    }
+
+    #[test]
+    fn overhead_adds_and_requests_of_the_whole_pod_replace() {
+        let spec = json!({
+            "containers": [asks("500m")],
+            "resources": {"requests": {"cpu": "2"}},
+            "overhead": {"cpu": "100m", "memory": "1"},
+        });
+        let resources = requests(&pod(json!({"spec": spec})));
+        assert_eq!((resources.cpu, resources.memory), (2100, 1));
     }
 
     #[test]
     fn a_container_that_asks_for_nothing_still_weighs_something() {
-        let spec = PodSpec {
-            containers: vec![Container::default()],
-            ..Default::default()
+        let empty = pod(json!({"spec": {"containers": [{"name": "c"}]}}));
+        assert!(requests(&empty).is_zero());
+        assert_eq!(non_zero(&empty), (100, 200 << 20));
+        let zero = json!({"name": "c", "resources": {"requests": {"cpu": "0"}}});
+        let zero = pod(json!({"spec": {"containers": [zero]}}));
+        assert_eq!(non_zero(&zero), (0, 200 << 20), "an explicit zero stays");
+    }
+
+    #[test]
+    fn during_a_resize_the_larger_of_wish_and_allocation_counts() {
+        let status = |conditions: Value| {
+            json!({
+                "conditions": conditions,
+                "containerStatuses": [{
+                    "name": "c", "image": "", "imageID": "", "ready": true, "restartCount": 0,
+                    "resources": {"requests": {"cpu": "1"}}, "allocatedResources": {"cpu": "2"},
+                }],
+            })
         };
-        assert_eq!(requests(&spec), Resources::default());
-        assert_eq!(weights(&spec).cpu, 100);
-        assert_eq!(weights(&spec).memory, 200 << 20);
+        let spec = json!({"containers": [asks("3")]});
+        let growing = pod(json!({"spec": spec, "status": status(json!([]))}));
+        assert_eq!(requests(&growing).cpu, 3000);
+        let refused =
+            json!([{"type": "PodResizePending", "status": "True", "reason": "Infeasible"}]);
+        let refused = pod(json!({"spec": spec, "status": status(refused)}));
+        assert_eq!(requests(&refused).cpu, 2000);
     }
 }

@@ -1,4 +1,4 @@
-//! The scheduler's one loop: take in what changed, try the next pod, bind in the background.
+//! The scheduler's one loop: take in what changed, try the next pod, write in the background.
 
 use std::{
     collections::HashMap,
@@ -6,298 +6,428 @@ use std::{
     time::{Duration, Instant},
 };
 
-use client::{Event, Informer, Subscription};
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use client::Event as Change;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use lifecycle::Context;
-use reconcile::Recorder;
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
 use crate::{
     Diagnoses, Diagnosis,
-    candidates::Candidates,
-    cluster::Cluster,
-    cycle::{Choice, choose},
-    plugins::Change,
-    pod::PodInfo,
-    preemption,
-    queue::{Queue, Waiting},
-    write::Writes,
+    cluster::{Cluster, NodeInfo, Slot},
+    cycle::{Failure, Outcome, Scheduling},
+    framework::{Permit, Point, PostFilter, event::Event, profile::Profile},
+    inputs::Inputs,
+    pod::{PodInfo, Pods, Unscheduled, has_ended, node_name},
+    queue::{Backoff, Queue, Waiting},
+    write::{Nomination, Writes},
 };
 
-/// How a binding in the background ended.
-struct Bound {
-    waiting: Waiting,
-    error: Option<kube::Error>,
+/// How work in the background ended.
+enum Done {
+    /// A pod was bound, or could not be.
+    Bound {
+        waiting: Box<Waiting>,
+        slot: Slot,
+        error: Option<kube::Error>,
+    },
+    /// A pod's victims were deleted, or some could not be.
+    Preempted { uid: Arc<str>, all: bool },
 }
 
-struct Loop {
+/// What the loop keeps.
+pub(crate) struct Loop {
     context: Context,
-    cluster: Cluster,
+    scheduling: Scheduling,
+    profiles: HashMap<String, Profile>,
     queue: Queue,
-    /// Chosen, counted, and not yet seen as bound; the pods by uid.
-    assumed: HashMap<String, Arc<PodInfo>>,
-    writes: Writes,
-    bound: mpsc::UnboundedSender<Bound>,
+    pods: Pods,
+    /// Chosen, counted, and not yet seen as bound.
+    assumed: HashMap<Arc<str>, Arc<PodInfo>>,
+    writes: HashMap<String, Writes>,
+    done: mpsc::UnboundedSender<Done>,
+    results: mpsc::UnboundedReceiver<Done>,
     diagnoses: Diagnoses,
+}
+
+/// What the loop is made of.
+pub(crate) struct Parts {
+    pub(crate) client: kube::Client,
+    pub(crate) profiles: Vec<Profile>,
+    pub(crate) backoff: Backoff,
+    pub(crate) seed: u64,
+    pub(crate) diagnoses: Diagnoses,
 }
 
 /// Runs until the watches end.
-pub(crate) async fn run(
-    context: Context,
-    client: kube::Client,
-    name: String,
-    diagnoses: Diagnoses,
-) {
-    let pods = Informer::<Pod>::builder(client.clone()).start(&context);
-    let nodes = Informer::<Node>::builder(client.clone()).start(&context);
-    let namespaces = Informer::<Namespace>::builder(client.clone()).start(&context);
-    pods.synced().await;
-    nodes.synced().await;
-    namespaces.synced().await;
-    let recorder = Recorder::start(&context, client.clone(), &name);
-    let (bound, results) = mpsc::unbounded_channel();
-    let mut scheduler = Loop {
-        context: context.clone(),
-        cluster: Cluster::default(),
-        queue: Queue::default(),
-        assumed: HashMap::new(),
-        writes: Writes {
-            client,
-            recorder,
-            name,
-        },
-        bound,
-        diagnoses,
-    };
-    let mut inputs = Inputs {
-        pods: pods.subscribe(),
-        nodes: nodes.subscribe(),
-        namespaces: namespaces.subscribe(),
-        results,
-    };
+pub(crate) async fn run(context: Context, parts: Parts) {
+    let mut inputs = Inputs::start(&context, &parts.client).await;
+    let mut scheduler = Loop::new(context.clone(), parts);
+    inputs.drain(&mut scheduler);
     context.ready();
-    while inputs.take_all(&mut scheduler) {
+    loop {
+        inputs.drain(&mut scheduler);
         let now = Instant::now();
-        match scheduler.queue.pop(now) {
-            Some(waiting) => {
-                scheduler.try_pod(waiting);
-                // A long queue must not keep the tasks that bind from running.
-                tokio::task::yield_now().await;
-            }
-            None => {
-                let due = scheduler
-                    .queue
-                    .due()
-                    .unwrap_or(now + Duration::from_secs(60));
-                if !inputs.wait(&mut scheduler, due).await {
-                    return;
-                }
-            }
+        if let Some(waiting) = scheduler.queue.pop(now) {
+            scheduler.attempt(waiting);
+            // A long queue must not keep the tasks that bind from running.
+            tokio::task::yield_now().await;
+            continue;
         }
-    }
-}
-
-struct Inputs {
-    pods: Subscription<Pod>,
-    nodes: Subscription<Node>,
-    namespaces: Subscription<Namespace>,
-    results: mpsc::UnboundedReceiver<Bound>,
-}
-
-impl Inputs {
-    /// Everything that waits already. Nodes first: a pod's node should be known before it.
-    fn take_all(&mut self, scheduler: &mut Loop) -> bool {
-        while let Some(event) = self.namespaces.try_next() {
-            scheduler.on_namespace(&event);
-        }
-        while let Some(event) = self.nodes.try_next() {
-            scheduler.on_node(&event);
-        }
-        while let Some(event) = self.pods.try_next() {
-            scheduler.on_pod(&event);
-        }
-        while let Ok(bound) = self.results.try_recv() {
-            scheduler.on_bound(bound);
-        }
-        true
-    }
-
-    /// Waits for the next input or until `due`; false when the watches have ended.
-    async fn wait(&mut self, scheduler: &mut Loop, due: Instant) -> bool {
-        tokio::select! {
-            event = self.nodes.next() => event.map(|event| scheduler.on_node(&event)).is_some(),
-            event = self.pods.next() => event.map(|event| scheduler.on_pod(&event)).is_some(),
-            event = self.namespaces.next() => {
-                event.map(|event| scheduler.on_namespace(&event)).is_some()
-            }
-            bound = self.results.recv() => bound.map(|bound| scheduler.on_bound(bound)).is_some(),
-            () = tokio::time::sleep_until(due.into()) => true,
+        let due = scheduler.queue.due();
+        let due = due.unwrap_or(now + Duration::from_secs(60));
+        if !inputs.wait(&mut scheduler, due.into()).await {
+            return;
         }
     }
 }
 
 impl Loop {
-    fn changed(&mut self, change: Change) {
-        self.queue.changed(change, Instant::now());
-    }
-
-    fn on_namespace(&mut self, event: &Event<Namespace>) {
-        let meta = &event.object().metadata;
-        let name = meta.name.clone().unwrap_or_default();
-        if matches!(event, Event::Deleted(_)) {
-            self.cluster.namespaces.remove(&name);
-        } else {
-            self.cluster
-                .namespaces
-                .insert(name, meta.labels.clone().unwrap_or_default());
-        }
-        self.changed(Change::PodUpdated);
-    }
-
-    fn on_node(&mut self, event: &Event<Node>) {
-        match event {
-            Event::Added(node) => {
-                self.cluster.put_node(node.clone());
-                self.changed(Change::NodeAdded);
-            }
-            Event::Deleted(node) => {
-                self.cluster
-                    .remove_node(node.metadata.name.as_deref().unwrap_or_default());
-            }
-            Event::Modified { old, new } => {
-                self.cluster.put_node(new.clone());
-                for change in node_changes(old, new) {
-                    self.changed(change);
-                }
-            }
-        }
-    }
-
-    fn on_pod(&mut self, event: &Event<Pod>) {
-        let pod = event.object();
-        let uid = pod.metadata.uid.clone().unwrap_or_default();
-        let phase = pod
-            .status
-            .as_ref()
-            .and_then(|status| status.phase.as_deref());
-        let ended = matches!(phase, Some("Succeeded" | "Failed"));
-        if matches!(event, Event::Deleted(_)) || ended {
-            self.queue.remove(&uid);
-            self.assumed.remove(&uid);
-            self.diagnoses.remove(&uid);
-            if self.cluster.remove_pod(&uid).is_some() {
-                self.changed(Change::PodGone);
-            }
-            return;
-        }
-        let spec = pod.spec.as_ref();
-        let node = spec
-            .and_then(|spec| spec.node_name.clone())
-            .filter(|name| !name.is_empty());
-        if let Some(node) = node {
-            self.assumed.remove(&uid);
-            self.queue.remove(&uid);
-            self.diagnoses.remove(&uid);
-            self.cluster
-                .put_pod(&node, Arc::new(PodInfo::new(pod.clone())));
-            self.changed(Change::PodPlaced);
-            return;
-        }
-        let scheduler = spec.and_then(|spec| spec.scheduler_name.as_deref());
-        let mine = scheduler.unwrap_or("default-scheduler") == self.writes.name;
-        if !mine || self.assumed.contains_key(&uid) || pod.metadata.deletion_timestamp.is_some() {
-            return;
-        }
-        self.queue
-            .put(Arc::new(PodInfo::new(pod.clone())), Instant::now());
-    }
-
-    /// One try: a node is found and the pod counted there, or it is known why not.
-    fn try_pod(&mut self, waiting: Waiting) {
-        let pod = waiting.pod.clone();
-        match choose(&pod, &mut self.cluster) {
-            Choice::Node(slot) => {
-                let node = self.cluster.names[slot].clone();
-                self.cluster.put_pod(&node, pod.clone());
-                self.assumed.insert(pod.uid.clone(), pod);
-                self.bind(waiting, node);
-            }
-            Choice::Nothing(candidates) => self.no_node(waiting, &candidates),
-        }
-    }
-
-    fn bind(&self, waiting: Waiting, node: Arc<str>) {
-        let (writes, bound) = (self.writes.clone(), self.bound.clone());
-        self.context.spawn("bind", async move {
-            let error = writes.bind(&waiting.pod, &node).await.err();
-            // The loop is gone only when everything ends.
-            let _ = bound.send(Bound { waiting, error });
-        });
-    }
-
-    fn on_bound(&mut self, Bound { waiting, error }: Bound) {
-        let Some(error) = error else { return };
-        let uid = &waiting.pod.uid;
-        // Not assumed any more: it was seen as bound, or it is gone.
-        if self.assumed.remove(uid).is_none() {
-            return;
-        }
-        self.cluster.remove_pod(uid);
-        self.changed(Change::PodGone);
-        if matches!(&error, kube::Error::Api(status) if status.code == 404) {
-            debug!(pod = waiting.pod.name, "gone before it was bound");
-            return;
-        }
-        warn!(pod = waiting.pod.name, %error, "cannot bind, will be tried again");
-        self.queue.retry(waiting, Instant::now());
-    }
-
-    fn no_node(&mut self, waiting: Waiting, candidates: &Candidates) {
-        let (pod, total) = (waiting.pod.clone(), self.cluster.size());
-        let mut nominated = None;
-        let message = if total == 0 {
-            "no nodes available to schedule pods".to_owned()
-        } else {
-            let why = candidates.message(total);
-            match preemption::find(&pod, &mut self.cluster, candidates) {
-                Ok(sacrifice) => {
-                    let node = self.cluster.names[sacrifice.slot].clone();
-                    self.preempt(&pod, &node, sacrifice.victims);
-                    nominated = Some(node);
-                    why
-                }
-                Err(why_not) => format!("{why} preemption: {why_not}"),
-            }
+    fn new(context: Context, parts: Parts) -> Self {
+        let (done, results) = mpsc::unbounded_channel();
+        let writes = |profile: &Profile| Writes {
+            client: parts.client.clone(),
+            recorder: reconcile::Recorder::start(&context, parts.client.clone(), &profile.name),
+            name: profile.name.clone(),
         };
-        debug!(pod = pod.name, message, "no node");
-        let by = rejecting(candidates);
-        self.diagnoses
-            .put(&pod.uid, self.diagnosis(candidates, &message));
-        self.queue.turned_away(waiting, by, Instant::now());
-        let writes = self.writes.clone();
-        self.context.spawn("explain", async move {
-            writes.explain(&pod, &message, nominated.as_deref()).await;
-        });
-    }
-
-    fn preempt(&self, pod: &Arc<PodInfo>, node: &Arc<str>, victims: Vec<Arc<PodInfo>>) {
-        for victim in victims {
-            let (writes, pod, node) = (self.writes.clone(), pod.clone(), node.clone());
-            self.context.spawn("preempt", async move {
-                writes.evict(&victim, &pod, &node).await;
-            });
+        let profiles = parts.profiles.iter();
+        Self {
+            writes: profiles
+                .map(|profile| (profile.name.clone(), writes(profile)))
+                .collect(),
+            context,
+            scheduling: Scheduling::new(parts.seed),
+            profiles: parts
+                .profiles
+                .into_iter()
+                .map(|profile| (profile.name.clone(), profile))
+                .collect(),
+            queue: Queue::new(parts.backoff),
+            pods: Pods::default(),
+            assumed: HashMap::new(),
+            done,
+            results,
+            diagnoses: parts.diagnoses,
         }
     }
 
-    fn diagnosis(&self, candidates: &Candidates, message: &str) -> Diagnosis {
-        let nodes = candidates.rejected().iter().map(|rejection| {
+    pub(crate) fn cluster(&mut self) -> &mut Cluster {
+        &mut self.scheduling.cluster
+    }
+
+    /// Pods that an event could help are tried again.
+    pub(crate) fn happened(&mut self, event: &Event<'_>) {
+        let (cluster, now) = (&self.scheduling.cluster, Instant::now());
+        self.queue.on_event(event, &self.profiles, cluster, now);
+    }
+
+    pub(crate) fn on_node(&mut self, change: &Change<Node>) {
+        if let Change::Deleted(node) = change {
+            let name = node.metadata.name.as_deref().unwrap_or_default();
+            if let Some(old) = self.cluster().remove_node(name) {
+                self.happened(&Event::NodeDeleted(&old));
+            }
+            return;
+        }
+        let new = NodeInfo::new(change.object());
+        let slot = self.cluster().slot(&new.name);
+        let known = slot.and_then(|slot| self.cluster().node(slot).cloned());
+        if known.as_deref() == Some(&new) {
+            // A heartbeat.
+            return;
+        }
+        let name = new.name.clone();
+        let old = self.cluster().put_node(new);
+        let slot = self.cluster().slot(&name);
+        let Some(new) = slot.and_then(|slot| self.cluster().node(slot).cloned()) else {
+            return;
+        };
+        match &old {
+            Some(old) => self.happened(&Event::NodeUpdated { old, new: &new }),
+            None => self.happened(&Event::NodeAdded(&new)),
+        }
+    }
+
+    pub(crate) fn on_pod(&mut self, change: &Change<Pod>) {
+        let pod = change.object();
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        if matches!(change, Change::Deleted(_)) || has_ended(pod) {
+            return self.forget(uid);
+        }
+        match node_name(pod) {
+            Some(node) => self.on_placed(pod, node),
+            None => self.on_waiting(pod),
+        }
+    }
+
+    fn forget(&mut self, uid: &str) {
+        let waited = self.queue.remove(uid);
+        self.assumed.remove(uid);
+        self.diagnoses.remove(uid);
+        // Room that was kept for it is free again.
+        let nominated = self.cluster().nominated.remove(uid).and(waited);
+        let placed = self.cluster().remove_pod(uid);
+        if let Some(gone) = placed.or(nominated.map(|waiting| waiting.pod)) {
+            self.happened(&Event::PodDeleted(&gone));
+        }
+    }
+
+    fn on_placed(&mut self, pod: &Pod, node: &str) {
+        let new = Arc::new(self.pods.info(pod));
+        self.assumed.remove(&new.uid);
+        self.queue.remove(&new.uid);
+        self.diagnoses.remove(&new.uid);
+        self.cluster().nominated.remove(&new.uid);
+        match self.cluster().put_pod(node, new.clone()) {
+            Some(old) => self.happened(&Event::PodUpdated {
+                old: &old,
+                new: &new,
+            }),
+            None => self.happened(&Event::PodAdded(&new)),
+        }
+    }
+
+    fn on_waiting(&mut self, pod: &Pod) {
+        let new = Arc::new(self.pods.info(pod));
+        let Some(profile) = self.profiles.get(&new.template.scheduler_name) else {
+            return;
+        };
+        if self.assumed.contains_key(&new.uid) {
+            return;
+        }
+        if new.is_terminating() {
+            return self.forget(&new.uid);
+        }
+        if let Some(node) = new.nominated.clone() {
+            self.scheduling.cluster.nominated.put(new.clone(), node);
+        } else if self
+            .queue
+            .get(&new.uid)
+            .is_some_and(|old| old.nominated.is_some())
+        {
+            // Somebody cleared it.
+            self.scheduling.cluster.nominated.remove(&new.uid);
+        }
+        let (cluster, now) = (&self.scheduling.cluster, Instant::now());
+        let gated = self.queue.put(new.clone(), profile, cluster, now);
+        let Some(message) = gated.filter(|_| new.template.gates.is_empty()) else {
+            return;
+        };
+        // The API server itself says that a pod has scheduling gates.
+        let why = Unscheduled {
+            reason: "Unschedulable".into(),
+            message,
+        };
+        let writes = self.writes[&new.template.scheduler_name].clone();
+        self.context.spawn("explain", async move {
+            writes.gated(&new, &why).await;
+        });
+    }
+
+    /// One attempt: a node is found and the pod counted there, or it is known why not.
+    fn attempt(&mut self, waiting: Waiting) {
+        let pod = waiting.pod.clone();
+        let Some(profile) = self.profiles.get(&pod.template.scheduler_name) else {
+            return;
+        };
+        match self.scheduling.schedule(profile, &pod) {
+            Outcome::Node { slot, .. } => self.assume(waiting, slot),
+            Outcome::Failed(failure) => self.no_node(waiting, &failure),
+        }
+    }
+
+    fn assume(&mut self, waiting: Waiting, slot: Slot) {
+        let pod = waiting.pod.clone();
+        let node = self.scheduling.cluster.names[slot].clone();
+        self.cluster().nominated.remove(&pod.uid);
+        self.cluster().put_pod(&node, pod.clone());
+        self.assumed.insert(pod.uid.clone(), pod.clone());
+        if let Err((plugin, message)) = self.reserve(&pod, slot) {
+            self.take_back(&waiting, slot);
+            let failure = Failure {
+                total: self.scheduling.cluster.size(),
+                plugins: [plugin].into(),
+                before_nodes: Some((message.into(), false)),
+                ..Failure::default()
+            };
+            return self.no_node(waiting, &failure);
+        }
+        self.happened(&Event::PodAdded(&pod));
+        self.bind(waiting, slot, node);
+    }
+
+    /// Reserve and Permit.
+    fn reserve(&self, pod: &PodInfo, slot: Slot) -> Result<(), (&'static str, String)> {
+        let Some(profile) = self.profiles.get(&pod.template.scheduler_name) else {
+            return Ok(());
+        };
+        let cluster = &self.scheduling.cluster;
+        for enabled in profile.at(Point::Reserve) {
+            let reserved = enabled.plugin.reserve(pod, cluster, slot);
+            reserved.map_err(|why| (enabled.plugin.name(), why))?;
+        }
+        for enabled in profile.at(Point::Permit) {
+            if let Permit::Reject(why) = enabled.plugin.permit(pod, cluster, slot) {
+                return Err((enabled.plugin.name(), why));
+            }
+        }
+        Ok(())
+    }
+
+    /// Undoes what [`Loop::assume`] did.
+    fn take_back(&mut self, waiting: &Waiting, slot: Slot) {
+        let pod = &waiting.pod;
+        if let Some(profile) = self.profiles.get(&pod.template.scheduler_name) {
+            for enabled in profile.at(Point::Reserve) {
+                enabled.plugin.unreserve(pod, slot);
+            }
+        }
+        self.assumed.remove(&pod.uid);
+        self.cluster().remove_pod(&pod.uid);
+    }
+
+    fn bind(&self, waiting: Waiting, slot: Slot, node: Arc<str>) {
+        let name = &waiting.pod.template.scheduler_name;
+        let (profile, writes) = (self.profiles[name].clone(), self.writes[name].clone());
+        let done = self.done.clone();
+        self.context.spawn("bind", async move {
+            let error = bind(&profile, &writes, &waiting.pod, &node).await.err();
+            let waiting = Box::new(waiting);
+            // The loop is gone only when everything ends.
+            let _ = done.send(Done::Bound {
+                waiting,
+                slot,
+                error,
+            });
+        });
+    }
+
+    fn no_node(&mut self, waiting: Waiting, failure: &Failure) {
+        let (pod, now) = (waiting.pod.clone(), Instant::now());
+        let Some(profile) = self.profiles.get(&pod.template.scheduler_name) else {
+            return;
+        };
+        let mut message = failure.message();
+        let mut nomination = Nomination::Keep;
+        let mut victims = None;
+        if failure.total > 0 {
+            match self.scheduling.post_filter(profile, &pod, failure) {
+                Some(PostFilter::Nominate {
+                    slot,
+                    victims: found,
+                }) => {
+                    let node = self.scheduling.cluster.names[slot].clone();
+                    nomination = Nomination::Set(node.to_string());
+                    victims = Some((node, found));
+                }
+                Some(PostFilter::Nothing {
+                    message: more,
+                    clear,
+                }) => {
+                    message = format!("{message} {more}");
+                    if clear {
+                        nomination = Nomination::Clear;
+                        self.cluster().nominated.remove(&pod.uid);
+                    }
+                }
+                None => {}
+            }
+        }
+        debug!(pod = &*pod.name, message, "no node");
+        self.diagnoses
+            .put(&pod.uid, self.diagnosis(failure, &message));
+        self.queue
+            .turned_away(waiting, failure.plugins.clone(), now);
+        if let Some((node, victims)) = victims {
+            self.preempt(&pod, &node, victims);
+        }
+        let why = Unscheduled {
+            reason: "Unschedulable".into(),
+            message,
+        };
+        let writes = self.writes[&pod.template.scheduler_name].clone();
+        self.context.spawn("explain", async move {
+            writes.explain(&pod, &why, &nomination).await;
+        });
+    }
+
+    /// Keeps the room for the pod and deletes its victims in the background.
+    fn preempt(&mut self, pod: &Arc<PodInfo>, node: &Arc<str>, victims: Vec<Arc<PodInfo>>) {
+        let on_node = self.scheduling.cluster.nominated.on(node).iter();
+        let lesser = on_node.filter(|other| other.priority() < pod.priority());
+        let lesser: Vec<Arc<PodInfo>> = lesser.cloned().collect();
+        for other in &lesser {
+            self.cluster().nominated.remove(&other.uid);
+        }
+        self.cluster().nominated.put(pod.clone(), node.clone());
+        let victims = victims
+            .into_iter()
+            .filter(|victim| !victim.is_terminating());
+        let victims: Vec<Arc<PodInfo>> = victims.collect();
+        if victims.is_empty() {
+            return;
+        }
+        self.queue.hold(&pod.uid);
+        let writes = self.writes[&pod.template.scheduler_name].clone();
+        let (pod, node, done) = (pod.clone(), node.clone(), self.done.clone());
+        self.context.spawn("preempt", async move {
+            for other in &lesser {
+                writes.clear_nomination(other).await;
+            }
+            let evictions = victims
+                .iter()
+                .map(|victim| writes.evict(victim, &pod, &node));
+            let all = futures::future::join_all(evictions).await;
+            let all = all.into_iter().all(|evicted| evicted);
+            let _ = done.send(Done::Preempted {
+                uid: pod.uid.clone(),
+                all,
+            });
+        });
+    }
+
+    pub(crate) fn drain_results(&mut self) {
+        while let Ok(done) = self.results.try_recv() {
+            self.on_done(done);
+        }
+    }
+
+    /// The end of some work in the background, to be taken in.
+    pub(crate) async fn next_result(&mut self) -> Option<Box<dyn FnOnce(&mut Self) + Send>> {
+        let done = self.results.recv().await?;
+        Some(Box::new(move |scheduler| scheduler.on_done(done)))
+    }
+
+    fn on_done(&mut self, done: Done) {
+        match done {
+            Done::Preempted { uid, all } => self.queue.release(&uid, !all, Instant::now()),
+            Done::Bound { error: None, .. } => {}
+            Done::Bound {
+                waiting,
+                slot,
+                error: Some(error),
+            } => {
+                // Not assumed any more: it was seen as bound, or it is gone.
+                if !self.assumed.contains_key(&waiting.pod.uid) {
+                    return;
+                }
+                self.take_back(&waiting, slot);
+                self.happened(&Event::PodDeleted(&waiting.pod));
+                if matches!(&error, kube::Error::Api(status) if status.code == 404) {
+                    debug!(pod = &*waiting.pod.name, "gone before it was bound");
+                    return;
+                }
+                warn!(pod = &*waiting.pod.name, %error, "cannot bind, will be tried again");
+                self.queue.retry(*waiting, Instant::now());
+            }
+        }
+    }
+
+    fn diagnosis(&self, failure: &Failure, message: &str) -> Diagnosis {
+        let nodes = failure.rejected.iter().map(|rejection| {
             let reasons = rejection.reasons.iter().map(ToString::to_string).collect();
-            (
-                self.cluster.names[rejection.slot].clone(),
-                rejection.plugin,
-                reasons,
-            )
+            let name = self.scheduling.cluster.names[rejection.slot].clone();
+            (name, rejection.plugin, reasons)
         });
         Diagnosis {
             message: message.to_owned(),
@@ -306,30 +436,24 @@ impl Loop {
     }
 }
 
-fn rejecting(candidates: &Candidates) -> Vec<&'static str> {
-    let mut plugins: Vec<_> = candidates.rejected().iter().map(|r| r.plugin).collect();
-    plugins.sort_unstable();
-    plugins.dedup();
-    plugins
-}
-
-/// What of a node's change could help anybody. Heartbeats could not.
-fn node_changes(old: &Node, new: &Node) -> Vec<Change> {
-    let allocatable = |node: &Node| node.status.as_ref().and_then(|s| s.allocatable.clone());
-    let taints = |node: &Node| {
-        node.spec
-            .as_ref()
-            .map(|spec| (spec.taints.clone(), spec.unschedulable.unwrap_or(false)))
-    };
-    let mut changes = Vec::new();
-    if allocatable(old) != allocatable(new) {
-        changes.push(Change::NodeAllocatable);
+/// PreBind, Bind, PostBind.
+async fn bind(
+    profile: &Profile,
+    writes: &Writes,
+    pod: &PodInfo,
+    node: &str,
+) -> Result<(), kube::Error> {
+    for enabled in profile.at(Point::PreBind) {
+        enabled.plugin.pre_bind(writes, pod, node).await?;
     }
-    if old.metadata.labels != new.metadata.labels {
-        changes.push(Change::NodeLabels);
+    for enabled in profile.at(Point::Bind) {
+        if let Some(bound) = enabled.plugin.bind(writes, pod, node).await {
+            bound?;
+            break;
+        }
     }
-    if taints(old) != taints(new) {
-        changes.push(Change::NodeTaints);
+    for enabled in profile.at(Point::PostBind) {
+        enabled.plugin.post_bind(pod, node);
     }
-    changes
+    Ok(())
 }

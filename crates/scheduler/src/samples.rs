@@ -1,42 +1,48 @@
-//! Nodes and pods for tests.
+//! Nodes and pods for tests, and plugins run alone.
 
 use std::sync::Arc;
 
 use k8s_openapi::{
-    api::core::v1::{
-        Container, ContainerPort, Node, NodeStatus, Pod, PodSpec, ResourceRequirements,
-    },
-    apimachinery::pkg::api::resource::Quantity,
+    api::core::v1::{Container, ContainerPort, Pod, PodSpec, ResourceRequirements},
+    apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::Time},
 };
 use kube::api::ObjectMeta;
+use serde_json::{Value, json};
 
-use crate::{cluster::Cluster, pod::PodInfo};
+use crate::{
+    cluster::{Cluster, NodeInfo, Slot},
+    framework::{
+        Plugin, Point, PreFilter,
+        candidates::{Candidates, Rejection},
+    },
+    pod::PodInfo,
+};
 
-pub(crate) fn node(name: &str, cpu: &str, memory: &str) -> Arc<Node> {
-    let amounts = [("cpu", cpu), ("memory", memory), ("pods", "110")];
-    let amounts = amounts.map(|(name, amount)| (name.to_owned(), Quantity(amount.to_owned())));
-    let metadata = ObjectMeta {
-        name: Some(name.into()),
-        ..Default::default()
-    };
-    let status = NodeStatus {
-        allocatable: Some(amounts.into()),
-        ..Default::default()
-    };
-    Arc::new(Node {
-        metadata,
-        status: Some(status),
-        ..Default::default()
-    })
+pub(crate) fn time(second: i64) -> Time {
+    Time(jiff::Timestamp::from_second(second).unwrap())
 }
 
-pub(crate) fn labelled(name: &str, labels: &[(&str, &str)]) -> Arc<Node> {
-    let mut node = (*node(name, "4", "8Gi")).clone();
-    let labels = labels
-        .iter()
-        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
-    node.metadata.labels = Some(labels.collect());
-    Arc::new(node)
+pub(crate) fn node(name: &str, cpu: &str, memory: &str) -> NodeInfo {
+    let allocatable = json!({"cpu": cpu, "memory": memory, "pods": "110"});
+    let node = json!({"metadata": {"name": name}, "status": {"allocatable": allocatable}});
+    NodeInfo::new(&serde_json::from_value(node).unwrap())
+}
+
+pub(crate) fn cordoned(name: &str) -> NodeInfo {
+    let mut node = node(name, "8", "16Gi");
+    node.unschedulable = true;
+    node
+}
+
+fn owned(pairs: &[(&str, &str)]) -> std::collections::BTreeMap<String, String> {
+    let owned = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
+    pairs.iter().map(owned).collect()
+}
+
+pub(crate) fn labelled(name: &str, labels: &[(&str, &str)]) -> NodeInfo {
+    let mut node = node(name, "4", "8Gi");
+    node.labels = owned(labels);
+    node
 }
 
 pub(crate) fn cluster(nodes: &[(&str, &str, &str)]) -> Cluster {
@@ -51,24 +57,34 @@ pub(crate) fn pod(name: &str, cpu: &str, memory: &str) -> Arc<PodInfo> {
     pod_asking(name, cpu, memory, |_| {})
 }
 
+pub(crate) fn prioritised(name: &str, cpu: &str, priority: i32) -> Arc<PodInfo> {
+    pod_asking(name, cpu, "1Mi", |spec| spec.priority = Some(priority))
+}
+
+pub(crate) fn pod_requesting(name: &str, requests: &[(&str, &str)]) -> Arc<PodInfo> {
+    pod_with(name, |spec| spec.containers = vec![requesting(requests)])
+}
+
+fn requesting(requests: &[(&str, &str)]) -> Container {
+    let requests = requests.iter();
+    let requests = requests.map(|(name, amount)| ((*name).into(), Quantity((*amount).into())));
+    Container {
+        resources: Some(ResourceRequirements {
+            requests: Some(requests.collect()),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
+
 pub(crate) fn pod_asking(
     name: &str,
     cpu: &str,
     memory: &str,
     change: impl FnOnce(&mut PodSpec),
 ) -> Arc<PodInfo> {
-    let requests = [("cpu", cpu), ("memory", memory)];
-    let requests = requests.map(|(name, amount)| (name.to_owned(), Quantity(amount.to_owned())));
-    let resources = ResourceRequirements {
-        requests: Some(requests.into()),
-        ..Default::default()
-    };
-    let container = Container {
-        resources: Some(resources),
-        ..Default::default()
-    };
     pod_with(name, |spec| {
-        spec.containers = vec![container];
+        spec.containers = vec![requesting(&[("cpu", cpu), ("memory", memory)])];
         change(spec);
     })
 }
@@ -77,29 +93,47 @@ pub(crate) fn pod_with(name: &str, change: impl FnOnce(&mut PodSpec)) -> Arc<Pod
     pod_labelled(name, &[], change)
 }
 
+pub(crate) fn pod_with_claim(name: &str, claim: &str) -> Arc<PodInfo> {
+    let volume = json!([{"name": "v", "persistentVolumeClaim": {"claimName": claim}}]);
+    let volumes = serde_json::from_value(volume).unwrap();
+    pod_with(name, |spec| spec.volumes = Some(volumes))
+}
+
+pub(crate) fn bound_claim(cluster: &mut Cluster, claim: &str, volume: &str, object: Value) {
+    let bound = json!({"pv.kubernetes.io/bind-completed": "yes"});
+    let spec = json!({"volumeName": volume});
+    let object_of_claim = json!({"metadata": {"annotations": bound}, "spec": spec});
+    let object_of_claim = serde_json::from_value(object_of_claim).unwrap();
+    cluster
+        .claims
+        .put_claim("default", claim, Some(&object_of_claim));
+    let object = serde_json::from_value(object).unwrap();
+    cluster.claims.put_volume(volume, Some(&object));
+}
+
+pub(crate) fn api_pod(name: &str, labels: &[(&str, &str)]) -> Pod {
+    let metadata = ObjectMeta {
+        name: Some(name.into()),
+        namespace: Some("default".into()),
+        uid: Some(format!("uid-{name}")),
+        labels: Some(owned(labels)),
+        ..Default::default()
+    };
+    Pod {
+        metadata,
+        spec: Some(PodSpec::default()),
+        status: None,
+    }
+}
+
 pub(crate) fn pod_labelled(
     name: &str,
     labels: &[(&str, &str)],
     change: impl FnOnce(&mut PodSpec),
 ) -> Arc<PodInfo> {
-    let mut spec = PodSpec::default();
-    change(&mut spec);
-    let labels = labels
-        .iter()
-        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
-    let metadata = ObjectMeta {
-        name: Some(name.into()),
-        namespace: Some("default".into()),
-        uid: Some(format!("uid-{name}")),
-        labels: Some(labels.collect()),
-        ..Default::default()
-    };
-    let pod = Pod {
-        metadata,
-        spec: Some(spec),
-        status: None,
-    };
-    Arc::new(PodInfo::new(Arc::new(pod)))
+    let mut pod = api_pod(name, labels);
+    change(pod.spec.get_or_insert_default());
+    Arc::new(PodInfo::new(&pod))
 }
 
 pub(crate) fn with_host_port(number: i32) -> Vec<Container> {
@@ -112,4 +146,57 @@ pub(crate) fn with_host_port(number: i32) -> Vec<Container> {
         ports: Some(vec![port]),
         ..Default::default()
     }]
+}
+
+fn run(plugin: &dyn Plugin, pod: &PodInfo, cluster: &mut Cluster) -> Candidates {
+    cluster.prepare();
+    plugin.prepare(pod, cluster);
+    let mut slots = cluster.visits().to_vec();
+    slots.sort_unstable();
+    let mut candidates = Candidates::new(slots);
+    let state = if plugin.points().contains(&Point::PreFilter) {
+        plugin.pre_filter(pod, cluster)
+    } else {
+        PreFilter::Continue(Box::new(()))
+    };
+    match state {
+        PreFilter::Skip => {}
+        PreFilter::Continue(state) | PreFilter::Only(_, state) => {
+            plugin.filter(pod, cluster, state.as_any(), &mut candidates);
+        }
+        PreFilter::Reject(reason, _) => panic!("refused before any node: {reason}"),
+    }
+    candidates
+}
+
+/// The nodes that one plugin leaves.
+pub(crate) fn filtered(plugin: &dyn Plugin, pod: &PodInfo, cluster: &mut Cluster) -> Vec<Slot> {
+    run(plugin, pod, cluster).into_parts().0
+}
+
+/// The nodes that one plugin turns down, by slot.
+pub(crate) fn rejected(
+    plugin: &dyn Plugin,
+    pod: &PodInfo,
+    cluster: &mut Cluster,
+) -> Vec<Rejection> {
+    let mut rejected = run(plugin, pod, cluster).into_parts().1;
+    rejected.sort_by_key(|rejection| rejection.slot);
+    rejected
+}
+
+/// One plugin's scores, normalized.
+pub(crate) fn scored(
+    plugin: &dyn Plugin,
+    pod: &PodInfo,
+    cluster: &mut Cluster,
+    nodes: &[Slot],
+) -> Option<Vec<i64>> {
+    cluster.prepare();
+    plugin.prepare(pod, cluster);
+    let state = plugin.pre_score(pod, cluster, nodes)?;
+    let mut scores = vec![0; nodes.len()];
+    plugin.score(pod, cluster, &*state, nodes, &mut scores);
+    plugin.normalize(&*state, &mut scores);
+    Some(scores)
 }

@@ -1,109 +1,163 @@
-//! What the scheduler writes: bindings, why a pod waits, and the pods that must go for another.
+//! What the scheduler writes: bindings, why a pod waits, nominations, and the pods that must go for
+//! another. Conditions are written one at a time, so that those of others stay.
 
-use std::sync::Arc;
-
-use k8s_openapi::{
-    api::core::v1::{Pod, PodCondition},
-    apimachinery::pkg::apis::meta::v1::Time,
-};
+use jiff::Timestamp;
+use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Time};
 use kube::{
-    Api, Resource,
+    Api,
     api::{DeleteParams, Patch, PatchParams, Preconditions},
 };
 use reconcile::{Kind, Recorder};
 use serde_json::{Value, json};
 use tracing::{debug, warn};
 
-use crate::pod::PodInfo;
+use crate::pod::{PodInfo, Unscheduled};
 
-/// Writes through one client.
+/// An event's note is cut at this length.
+const NOTE_LIMIT: usize = 1024;
+
+/// Writes through one client in the name of one scheduler.
 #[derive(Clone)]
-pub(crate) struct Writes {
+pub struct Writes {
     pub(crate) client: kube::Client,
     pub(crate) recorder: Recorder,
     pub(crate) name: String,
 }
 
+/// A change of `status.nominatedNodeName`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Nomination {
+    /// As it is.
+    Keep,
+    /// To this node.
+    Set(String),
+    /// To none.
+    Clear,
+}
+
+fn is_gone(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 404)
+}
+
 impl Writes {
     /// Binds a pod to a node.
     pub(crate) async fn bind(&self, pod: &PodInfo, node: &str) -> Result<(), kube::Error> {
+        let (namespace, name) = (pod.namespace(), &pod.name);
         let binding = json!({
             "apiVersion": "v1",
             "kind": "Binding",
-            "metadata": {"name": pod.name, "namespace": pod.namespace, "uid": pod.uid},
+            "metadata": {"name": &**name, "namespace": &**namespace, "uid": &*pod.uid},
             "target": {"kind": "Node", "name": node},
         });
-        let path = format!(
-            "/api/v1/namespaces/{}/pods/{}/binding",
-            pod.namespace, pod.name
-        );
-        let request = http_post(&path, &binding)?;
-        self.client.request::<Value>(request).await?;
-        let text = format!(
-            "Successfully assigned {}/{} to {node}",
-            pod.namespace, pod.name
-        );
-        self.recorder
-            .event(&pod.pod.object_ref(&()), Kind::Normal, "Scheduled", text);
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/binding");
+        self.client
+            .request::<Value>(http_post(&path, &binding)?)
+            .await?;
+        let text = format!("Successfully assigned {namespace}/{name} to {node}");
+        let about = pod.reference();
+        self.recorder.event(&about, Kind::Normal, "Scheduled", text);
         Ok(())
     }
 
-    /// Says on the pod and in an event why it waits.
-    pub(crate) async fn explain(&self, pod: &Arc<PodInfo>, message: &str, nominated: Option<&str>) {
-        let about = pod.pod.object_ref(&());
+    /// Says on the pod and in an event why it waits, and writes its nomination.
+    pub(crate) async fn explain(&self, pod: &PodInfo, why: &Unscheduled, nomination: &Nomination) {
+        let note = truncated(&why.message);
+        let about = pod.reference();
         self.recorder
-            .event(&about, Kind::Warning, "FailedScheduling", message);
-        let Some(mut patch) = condition_patch(&pod.pod, message) else {
-            return;
-        };
-        if let Some(node) = nominated {
-            patch["status"]["nominatedNodeName"] = json!(node);
-        }
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
-        let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
-        if let Err(error) = api.patch_status(&pod.name, &params, &patch).await {
-            debug!(pod = pod.name, %error, "cannot say why the pod waits");
+            .event(&about, Kind::Warning, "FailedScheduling", note);
+        if let Some(patch) = status_patch(pod, Some(why), nomination) {
+            self.patch_status(pod, &patch)
+                .await
+                .unwrap_or_else(|error| {
+                    debug!(pod = &*pod.name, %error, "cannot say why the pod waits");
+                });
         }
     }
 
-    /// Deletes a pod so that another fits.
-    pub(crate) async fn evict(&self, victim: &PodInfo, preemptor: &PodInfo, node: &str) {
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), &victim.namespace);
-        let text = format!(
+    /// Says on the pod alone why it may not be tried.
+    pub(crate) async fn gated(&self, pod: &PodInfo, why: &Unscheduled) {
+        if let Some(patch) = status_patch(pod, Some(why), &Nomination::Keep) {
+            self.patch_status(pod, &patch)
+                .await
+                .unwrap_or_else(|error| {
+                    debug!(pod = &*pod.name, %error, "cannot say why the pod waits");
+                });
+        }
+    }
+
+    /// Takes a pod's nomination away: a more important pod gets the room.
+    pub(crate) async fn clear_nomination(&self, pod: &PodInfo) {
+        let patch = status_patch(pod, None, &Nomination::Clear).unwrap_or_default();
+        self.patch_status(pod, &patch)
+            .await
+            .unwrap_or_else(|error| {
+                debug!(pod = &*pod.name, %error, "cannot clear the nomination");
+            });
+    }
+
+    async fn patch_status(&self, pod: &PodInfo, patch: &Value) -> Result<(), kube::Error> {
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), pod.namespace());
+        let params = PatchParams {
+            field_manager: Some("kube-scheduler".into()),
+            ..PatchParams::default()
+        };
+        api.patch_status(&pod.name, &params, &Patch::Strategic(patch))
+            .await?;
+        Ok(())
+    }
+
+    /// Deletes a pod so that another fits; whether it is deleted or gone.
+    pub(crate) async fn evict(&self, victim: &PodInfo, preemptor: &PodInfo, node: &str) -> bool {
+        let message = format!(
             "{}: preempting to accommodate a higher priority pod",
             self.name
         );
-        let mut conditions = conditions(&victim.pod);
-        conditions.retain(|condition| condition.type_ != "DisruptionTarget");
-        conditions.push(PodCondition {
-            type_: "DisruptionTarget".into(),
-            status: "True".into(),
-            reason: Some("PreemptionByScheduler".into()),
-            message: Some(text),
-            last_transition_time: Some(Time(jiff::Timestamp::now())),
-            ..Default::default()
+        let condition = json!({
+            "type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler",
+            "message": message, "lastTransitionTime": Time(Timestamp::now()),
+            "observedGeneration": victim.generation,
         });
-        let patch = json!({"status": {"conditions": conditions}});
-        let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
-        if let Err(error) = api.patch_status(&victim.name, &params, &patch).await {
-            debug!(pod = victim.name, %error, "cannot say that the pod must go");
+        let patch =
+            json!({"metadata": {"uid": &*victim.uid}, "status": {"conditions": [condition]}});
+        match self.patch_status(victim, &patch).await {
+            Ok(()) => {}
+            Err(error) if is_gone(&error) => return true,
+            Err(error) => {
+                warn!(pod = &*victim.name, %error, "cannot mark the pod for preemption");
+                return false;
+            }
         }
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), victim.namespace());
         let uid = Preconditions {
-            uid: Some(victim.uid.clone()),
+            uid: Some(victim.uid.to_string()),
             resource_version: None,
         };
-        match api
-            .delete(&victim.name, &DeleteParams::default().preconditions(uid))
-            .await
-        {
+        let params = DeleteParams::default().preconditions(uid);
+        match api.delete(&victim.name, &params).await {
             Ok(_) => {
                 let text = format!("Preempted by pod {} on node {node}", preemptor.uid);
-                let about = victim.pod.object_ref(&());
+                let about = victim.reference();
                 self.recorder.event(&about, Kind::Normal, "Preempted", text);
+                true
             }
-            Err(error) => warn!(pod = victim.name, %error, "cannot preempt"),
+            Err(error) if is_gone(&error) => true,
+            Err(error) => {
+                warn!(pod = &*victim.name, %error, "cannot preempt");
+                false
+            }
         }
     }
+}
+
+fn truncated(message: &str) -> String {
+    if message.len() <= NOTE_LIMIT {
+        return message.to_owned();
+    }
+    let mut end = NOTE_LIMIT - 4;
+    while !message.is_char_boundary(end) {
+        end -= 1;
+    }
+    format!("{} ...", &message[..end])
 }
 
 fn http_post(path: &str, body: &Value) -> Result<http::Request<Vec<u8>>, kube::Error> {
@@ -114,52 +168,98 @@ fn http_post(path: &str, body: &Value) -> Result<http::Request<Vec<u8>>, kube::E
         .map_err(kube::Error::HttpError)
 }
 
-fn conditions(pod: &Pod) -> Vec<PodCondition> {
-    pod.status
-        .as_ref()
-        .and_then(|status| status.conditions.clone())
-        .unwrap_or_default()
-}
-
-/// The change of the PodScheduled condition, when it says something new.
-fn condition_patch(pod: &Pod, message: &str) -> Option<Value> {
-    let mut all = conditions(pod);
-    let known = all
-        .iter()
-        .find(|condition| condition.type_ == "PodScheduled");
-    if known.is_some_and(|known| {
-        known.status == "False"
-            && known.reason.as_deref() == Some("Unschedulable")
-            && known.message.as_deref() == Some(message)
-    }) {
-        return None;
+/// The change of the PodScheduled condition and of the nomination; `None` when both stay as they
+/// are. A strategic merge patch: conditions of other types are not touched.
+fn status_patch(
+    pod: &PodInfo,
+    why: Option<&Unscheduled>,
+    nomination: &Nomination,
+) -> Option<Value> {
+    let mut status = json!({});
+    let known = pod.unscheduled.as_deref();
+    if let Some(why) = why.filter(|why| known != Some(why)) {
+        let mut condition = json!({
+            "type": "PodScheduled", "status": "False",
+            "reason": why.reason, "message": why.message,
+            "observedGeneration": pod.generation,
+        });
+        if known.is_none() {
+            condition["lastTransitionTime"] = json!(Time(Timestamp::now()));
+        }
+        status["conditions"] = json!([condition]);
     }
-    let since = known.filter(|known| known.status == "False");
-    let since = since.and_then(|known| known.last_transition_time.clone());
-    let condition = PodCondition {
-        type_: "PodScheduled".into(),
-        status: "False".into(),
-        reason: Some("Unschedulable".into()),
-        message: Some(message.to_owned()),
-        last_transition_time: since.or_else(|| Some(Time(jiff::Timestamp::now()))),
-        observed_generation: pod.metadata.generation,
-        ..Default::default()
-    };
-    all.retain(|condition| condition.type_ != "PodScheduled");
-    all.push(condition);
-    Some(json!({"metadata": {"uid": pod.metadata.uid}, "status": {"conditions": all}}))
+    match nomination {
+        Nomination::Set(node) if pod.nominated.as_deref() != Some(node) => {
+            status["nominatedNodeName"] = json!(node);
+        }
+        Nomination::Clear if pod.nominated.is_some() => status["nominatedNodeName"] = Value::Null,
+        _ => {}
+    }
+    let changed = status.as_object().is_some_and(|fields| !fields.is_empty());
+    changed.then(|| json!({"metadata": {"uid": &*pod.uid}, "status": status}))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::samples;
+
+    fn pod(status: Value) -> PodInfo {
+        let mut pod = samples::api_pod("a", &[]);
+        pod.status = serde_json::from_value(status).unwrap();
+        PodInfo::new(&pod)
+    }
+
+    fn why(message: &str) -> Unscheduled {
+        Unscheduled {
+            reason: "Unschedulable".into(),
+            message: message.into(),
+        }
+    }
 
     #[test]
-    fn the_same_reason_is_not_written_twice() {
-        let mut pod = Pod::default();
-        let patch = condition_patch(&pod, "0/0 nodes are available: .").unwrap();
-        pod.status = serde_json::from_value(patch["status"].clone()).unwrap();
-        assert!(condition_patch(&pod, "0/0 nodes are available: .").is_none());
-        assert!(condition_patch(&pod, "0/1 nodes are available: 1 Insufficient cpu.").is_some());
+    fn the_same_reason_is_not_written_twice_and_the_time_of_the_transition_stays() {
+        let keep = Nomination::Keep;
+        let new = status_patch(&pod(json!({})), Some(&why("no")), &keep).unwrap();
+        let condition = &new["status"]["conditions"][0];
+        assert!(condition["lastTransitionTime"].is_string());
+        let waiting = pod(
+            json!({"conditions": [{"type": "PodScheduled", "status": "False",
+            "reason": "Unschedulable", "message": "no"}]}),
+        );
+        assert_eq!(status_patch(&waiting, Some(&why("no")), &keep), None);
+        let other = status_patch(&waiting, Some(&why("still no")), &keep).unwrap();
+        let condition = &other["status"]["conditions"][0];
+        assert_eq!(condition["message"], "still no");
+        assert_eq!(condition.get("lastTransitionTime"), None);
+        assert_eq!(other["status"]["conditions"].as_array().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_nomination_is_written_also_when_the_message_stays_the_same() {
+        let status = json!({"conditions": [{"type": "PodScheduled", "status": "False",
+            "reason": "Unschedulable", "message": "no"}]});
+        let waiting = pod(status.clone());
+        let set = Nomination::Set("n1".into());
+        let patch = status_patch(&waiting, Some(&why("no")), &set).unwrap();
+        assert_eq!(patch["status"], json!({"nominatedNodeName": "n1"}));
+        assert_eq!(
+            status_patch(&waiting, Some(&why("no")), &Nomination::Clear),
+            None
+        );
+        let mut nominated = status;
+        nominated["nominatedNodeName"] = json!("n1");
+        let nominated = pod(nominated);
+        assert_eq!(status_patch(&nominated, Some(&why("no")), &set), None);
+        let patch = status_patch(&nominated, Some(&why("no")), &Nomination::Clear).unwrap();
+        assert_eq!(patch["status"], json!({"nominatedNodeName": null}));
+    }
+
+    #[test]
+    fn long_notes_are_cut() {
+        let long = "ä".repeat(600);
+        assert!(truncated(&long).len() <= NOTE_LIMIT);
+        assert!(truncated(&long).ends_with(" ..."));
+        assert_eq!(truncated("short"), "short");
     }
 }

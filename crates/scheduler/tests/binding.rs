@@ -10,13 +10,16 @@ use std::{
 };
 
 use apiserver::{ApiServer, ObjectCodec, Registry, User};
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount};
+use k8s_openapi::api::{
+    core::v1::{Namespace, Node, PersistentVolumeClaim, Pod, ServiceAccount},
+    scheduling::v1::PriorityClass,
+};
 use kube::{
     Api,
-    api::{DeleteParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
 };
 use lifecycle::{Context, Health, Service};
-use serde_json::json;
+use serde_json::{Value, json};
 use stdx::SystemClock;
 use tokio_util::sync::CancellationToken;
 
@@ -74,12 +77,17 @@ fn is_on(pod: &Pod, node: &str) -> bool {
 }
 
 async fn pod(pods: &Api<Pod>, name: &str, cpu: &str) {
-    let pod = json!({
-        "metadata": {"name": name},
-        "spec": {"containers": [
-            {"name": "c", "image": "i", "resources": {"requests": {"cpu": cpu}}},
-        ]},
-    });
+    pod_with(pods, name, cpu, json!({})).await;
+}
+
+async fn pod_with(pods: &Api<Pod>, name: &str, cpu: &str, more: Value) {
+    let mut spec = json!({"containers": [
+        {"name": "c", "image": "i", "resources": {"requests": {"cpu": cpu}}},
+    ]});
+    let fields = more.as_object().unwrap().clone();
+    spec.as_object_mut().unwrap().extend(fields);
+    let labels = json!({"app": name});
+    let pod = json!({"metadata": {"name": name, "labels": labels}, "spec": spec});
     let pod = serde_json::from_value(pod).unwrap();
     pods.create(&PostParams::default(), &pod).await.unwrap();
 }
@@ -101,35 +109,101 @@ async fn node(nodes: &Api<Node>, name: &str, cpu: &str) {
         .unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pods_get_nodes_wait_with_a_reason_and_are_woken_by_what_helps() {
-    let directory = tempfile::tempdir().unwrap();
-    let server = server(&directory);
-    let stop = CancellationToken::new();
-    let context = Context::standalone("test", stop.clone());
-    tokio::spawn(server.clone().run(context.clone()));
-    server.address().await;
-    let admin = client::in_process(server.connect(User::new("admin", ["system:masters"])));
-    let own = client::in_process(server.connect(User::new("system:kube-scheduler", [""; 0])));
-    let scheduler = Arc::new(scheduler::Config::new(own).build());
-    let diagnoses = scheduler.diagnoses();
-    tokio::spawn(scheduler.run(context));
-    let namespaces: Api<Namespace> = Api::all(admin.clone());
-    let default = serde_json::from_value(json!({"metadata": {"name": "default"}})).unwrap();
-    // The server may have made it already.
-    let _ = namespaces.create(&PostParams::default(), &default).await;
-    // A controller's work, without which no pod is admitted.
-    let accounts: Api<ServiceAccount> = Api::namespaced(admin.clone(), "default");
-    let account = serde_json::from_value(json!({"metadata": {"name": "default"}})).unwrap();
-    accounts
-        .create(&PostParams::default(), &account)
+/// An API server with a scheduler, and clients of an administrator.
+struct Fixture {
+    _directory: tempfile::TempDir,
+    stop: CancellationToken,
+    diagnoses: scheduler::Diagnoses,
+    admin: kube::Client,
+    pods: Api<Pod>,
+    nodes: Api<Node>,
+}
+
+impl Fixture {
+    async fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let server = server(&directory);
+        let stop = CancellationToken::new();
+        let context = Context::standalone("test", stop.clone());
+        tokio::spawn(server.clone().run(context.clone()));
+        server.address().await;
+        let admin = client::in_process(server.connect(User::new("admin", ["system:masters"])));
+        let own = client::in_process(server.connect(User::new("system:kube-scheduler", [""; 0])));
+        let scheduler = Arc::new(scheduler::Config::new(own).build());
+        let diagnoses = scheduler.diagnoses();
+        tokio::spawn(scheduler.run(context));
+        let namespaces: Api<Namespace> = Api::all(admin.clone());
+        let default = serde_json::from_value(json!({"metadata": {"name": "default"}})).unwrap();
+        // The server may have made it already.
+        let _ = namespaces.create(&PostParams::default(), &default).await;
+        // A controller's work, without which no pod is admitted.
+        let accounts: Api<ServiceAccount> = Api::namespaced(admin.clone(), "default");
+        let account = serde_json::from_value(json!({"metadata": {"name": "default"}})).unwrap();
+        accounts
+            .create(&PostParams::default(), &account)
+            .await
+            .unwrap();
+        Self {
+            pods: Api::namespaced(admin.clone(), "default"),
+            nodes: Api::all(admin.clone()),
+            _directory: directory,
+            stop,
+            diagnoses,
+            admin,
+        }
+    }
+
+    /// No node ever has more pods than fit together, at no revision that a list shows.
+    async fn check_invariants(&self) {
+        let nodes = self.nodes.list(&ListParams::default()).await.unwrap();
+        let pods = self.pods.list(&ListParams::default()).await.unwrap();
+        for node in &nodes {
+            let name = node.metadata.name.as_deref().unwrap();
+            let placed = pods.iter().filter(|pod| is_on(pod, name));
+            let used: i64 = placed.map(|pod| milli_cpu(&requests(pod))).sum();
+            let allocatable = node.status.as_ref().unwrap().allocatable.as_ref().unwrap();
+            let has = milli_cpu(&allocatable["cpu"].0);
+            assert!(used <= has, "{name} has {has} and {used} is used");
+        }
+    }
+}
+
+impl Drop for Fixture {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+fn requests(pod: &Pod) -> String {
+    let container = &pod.spec.as_ref().unwrap().containers[0];
+    let resources = container.resources.as_ref().unwrap();
+    resources.requests.as_ref().unwrap()["cpu"].0.clone()
+}
+
+fn milli_cpu(quantity: &str) -> i64 {
+    match quantity.strip_suffix('m') {
+        Some(milli) => milli.parse().unwrap(),
+        None => quantity.parse::<i64>().unwrap() * 1000,
+    }
+}
+
+async fn important(fixture: &Fixture, name: &str, value: i32) {
+    let classes: Api<PriorityClass> = Api::all(fixture.admin.clone());
+    let class = json!({"metadata": {"name": name}, "value": value});
+    let class = serde_json::from_value(class).unwrap();
+    classes
+        .create(&PostParams::default(), &class)
         .await
         .unwrap();
-    let pods: Api<Pod> = Api::namespaced(admin.clone(), "default");
-    let nodes: Api<Node> = Api::all(admin.clone());
+}
 
-    pod(&pods, "early", "1").await;
-    let early = until("a reason without nodes", &pods, "early", |pod| {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_get_nodes_wait_with_a_reason_and_are_woken_by_what_helps() {
+    let fixture = Fixture::start().await;
+    let (pods, nodes, diagnoses) = (&fixture.pods, &fixture.nodes, &fixture.diagnoses);
+
+    pod(pods, "early", "1").await;
+    let early = until("a reason without nodes", pods, "early", |pod| {
         waits(pod).is_some()
     })
     .await;
@@ -138,16 +212,16 @@ async fn pods_get_nodes_wait_with_a_reason_and_are_woken_by_what_helps() {
         "no nodes available to schedule pods"
     );
 
-    node(&nodes, "n1", "2").await;
-    until("the first pod on the first node", &pods, "early", |pod| {
+    node(nodes, "n1", "2").await;
+    until("the first pod on the first node", pods, "early", |pod| {
         is_on(pod, "n1")
     })
     .await;
 
-    pod(&pods, "large", "3").await;
+    pod(pods, "large", "3").await;
     let text = "0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: \
                 1 Preemption is not helpful for scheduling.";
-    let large = until("a reason", &pods, "large", |pod| {
+    let large = until("a reason", pods, "large", |pod| {
         waits(pod).as_deref() == Some(text)
     })
     .await;
@@ -159,16 +233,110 @@ async fn pods_get_nodes_wait_with_a_reason_and_are_woken_by_what_helps() {
         ("n1", "NodeResourcesFit")
     );
 
-    pod(&pods, "second", "1").await;
-    until("the node is full", &pods, "second", |pod| is_on(pod, "n1")).await;
-    pod(&pods, "third", "1").await;
-    until("no room", &pods, "third", |pod| waits(pod).is_some()).await;
+    pod(pods, "second", "1").await;
+    until("the node is full", pods, "second", |pod| is_on(pod, "n1")).await;
+    pod(pods, "third", "1").await;
+    until("no room", pods, "third", |pod| waits(pod).is_some()).await;
     pods.delete("early", &DeleteParams::default().grace_period(0))
         .await
         .unwrap();
-    until("room was made", &pods, "third", |pod| is_on(pod, "n1")).await;
+    until("room was made", pods, "third", |pod| is_on(pod, "n1")).await;
 
-    node(&nodes, "n2", "8").await;
-    until("a larger node", &pods, "large", |pod| is_on(pod, "n2")).await;
-    stop.cancel();
+    node(nodes, "n2", "8").await;
+    until("a larger node", pods, "large", |pod| is_on(pod, "n2")).await;
+    fixture.check_invariants().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn room_that_is_freed_goes_to_the_pod_that_it_was_freed_for() {
+    let fixture = Fixture::start().await;
+    let pods = &fixture.pods;
+    important(&fixture, "high", 1000).await;
+    node(&fixture.nodes, "n1", "2").await;
+    // A grace period keeps the victim's room taken for a while; nothing but the test ends it.
+    let slow = json!({"terminationGracePeriodSeconds": 600});
+    pod_with(pods, "victim", "2", slow).await;
+    until("the victim runs", pods, "victim", |pod| is_on(pod, "n1")).await;
+
+    let priority = json!({"priorityClassName": "high"});
+    pod_with(pods, "high", "2", priority).await;
+    let nominated = until("a nomination", pods, "high", |pod| {
+        let status = pod.status.as_ref();
+        status.and_then(|status| status.nominated_node_name.as_deref()) == Some("n1")
+    })
+    .await;
+    assert_eq!(
+        waits(&nominated).unwrap(),
+        "0/1 nodes are available: 1 Insufficient cpu."
+    );
+    let victim = until("the victim is deleted", pods, "victim", |pod| {
+        pod.metadata.deletion_timestamp.is_some()
+    })
+    .await;
+    let conditions = victim.status.unwrap().conditions.unwrap();
+    let reason = |kind: &str| {
+        let mut all = conditions.iter();
+        let found = all.find(|condition| condition.type_ == kind);
+        found.and_then(|condition| condition.reason.clone())
+    };
+    assert_eq!(
+        reason("DisruptionTarget").as_deref(),
+        Some("PreemptionByScheduler")
+    );
+
+    // A lesser pod that would fit into the freed room does not get it.
+    pod(pods, "late", "1").await;
+    until("no room for it", pods, "late", |pod| waits(pod).is_some()).await;
+    let now = DeleteParams::default().grace_period(0);
+    pods.delete("victim", &now).await.unwrap();
+    until("the important pod", pods, "high", |pod| is_on(pod, "n1")).await;
+    let late = pods.get("late").await.unwrap();
+    assert!(!is_on(&late, "n1"), "the room was kept");
+    fixture.check_invariants().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_waits_for_its_claim_and_a_deleted_pod_is_no_longer_tried() {
+    let fixture = Fixture::start().await;
+    let pods = &fixture.pods;
+    node(&fixture.nodes, "n1", "2").await;
+    let volumes =
+        json!({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]});
+    pod_with(pods, "claims", "1", volumes).await;
+    let rest = "preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.";
+    let missing = "0/1 nodes are available: persistentvolumeclaim \"data\" not found.";
+    until("a missing claim", pods, "claims", |pod| {
+        waits(pod).as_deref() == Some(&format!("{missing} {rest}"))
+    })
+    .await;
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(fixture.admin.clone(), "default");
+    let claim = json!({"metadata": {"name": "data"}, "spec": {"accessModes": ["ReadWriteOnce"],
+        "storageClassName": "", "resources": {"requests": {"storage": "1Gi"}}}});
+    let claim = serde_json::from_value(claim).unwrap();
+    claims.create(&PostParams::default(), &claim).await.unwrap();
+    let unbound = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.";
+    until("an unbound claim", pods, "claims", |pod| {
+        waits(pod).as_deref() == Some(&format!("{unbound} {rest}"))
+    })
+    .await;
+
+    // A finalizer keeps the deleted pod there; room for it must not bind it.
+    pod(pods, "leaving", "3").await;
+    until("no room", pods, "leaving", |pod| waits(pod).is_some()).await;
+    let finalizer = json!({"metadata": {"finalizers": ["example.com/test"]}});
+    let patch = Patch::Merge(&finalizer);
+    pods.patch("leaving", &PatchParams::default(), &patch)
+        .await
+        .unwrap();
+    pods.delete("leaving", &DeleteParams::default())
+        .await
+        .unwrap();
+    node(&fixture.nodes, "n2", "8").await;
+    pod(pods, "witness", "4").await;
+    until("the new node is used", pods, "witness", |pod| {
+        is_on(pod, "n2")
+    })
+    .await;
+    let leaving = pods.get("leaving").await.unwrap();
+    assert!(!is_on(&leaving, "n2"));
 }

@@ -1,225 +1,391 @@
-//! Pods that want to be near or far from others; and pods already placed that keep others away.
+//! Pods that want to be near or far from others; and placed pods that want others near or far.
+//!
+//! Required affinity wants one pod that all terms speak of, as upstream does. Preferences count both
+//! ways: those of the new pod about placed ones, and those of placed pods about the new one.
 
-use std::collections::HashSet;
+use std::{any::Any, collections::HashMap, sync::Arc};
 
-use super::{BEST, Change, Plugin};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::arguments;
 use crate::{
-    candidates::Candidates,
-    cluster::{ABSENT, Cluster, Slot},
-    pod::{PodInfo, Term},
+    cluster::{
+        ABSENT, Cluster, NodeInfo, Slot,
+        counts::{SlotCounts, TermKind},
+    },
+    framework::{
+        BEST, Plugin, Point, PreFilter, Shift, State,
+        candidates::Candidates,
+        event::{Event, EventKind},
+    },
+    matching::{LabelSet, Namespaces},
+    pod::PodInfo,
+    template::Term,
 };
+
+/// The plugin's name.
+pub const NAME: &str = "InterPodAffinity";
 
 const NEAR: &str = "node(s) didn't match pod affinity rules";
 const FAR: &str = "node(s) didn't match pod anti-affinity rules";
 const REPELLED: &str = "node(s) didn't satisfy existing pods anti-affinity rules";
 
-/// The rule.
-pub struct InterPodAffinity;
-
-/// The domains of a term's topology in which pods are that it speaks of.
-fn domains(term: &Term, cluster: &Cluster) -> HashSet<u32> {
-    let topology = cluster.topology(&term.topology_key);
-    let existing = cluster.existing().into_iter();
-    let matching = existing.filter(|slot| {
-        topology.at(*slot) != ABSENT
-            && cluster.pods[*slot]
-                .values()
-                .any(|other| term.matches(other, &cluster.namespaces))
-    });
-    matching.map(|slot| topology.at(slot)).collect()
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Arguments {
+    hard_pod_affinity_weight: i64,
+    ignore_preferred_terms_of_existing_pods: bool,
 }
 
-impl InterPodAffinity {
-    /// Placed pods that want this one far away.
-    fn repelled(&self, pod: &PodInfo, cluster: &Cluster, candidates: &mut Candidates) {
-        let mut closed: Vec<(&str, u32)> = Vec::new();
-        for (slot, other) in cluster.repelling() {
-            for term in &other.anti_affinity {
-                let domain = cluster.topology(&term.topology_key).at(slot);
-                if domain != ABSENT && term.matches(pod, &cluster.namespaces) {
-                    closed.push((&term.topology_key, domain));
-                }
-            }
+impl Default for Arguments {
+    fn default() -> Self {
+        Self {
+            hard_pod_affinity_weight: 1,
+            ignore_preferred_terms_of_existing_pods: false,
         }
-        closed.sort_unstable();
-        closed.dedup();
-        if closed.is_empty() {
+    }
+}
+
+/// The rule.
+#[derive(Debug)]
+pub struct InterPodAffinity {
+    hard_weight: i64,
+    ignore_existing: bool,
+}
+
+/// Makes it.
+pub fn new(value: &Value) -> Result<Arc<dyn Plugin>, String> {
+    let arguments: Arguments = arguments(value)?;
+    let weight = arguments.hard_pod_affinity_weight;
+    if !(0..=100).contains(&weight) {
+        return Err(format!(
+            "hardPodAffinityWeight must be between 0 and 100, not {weight}"
+        ));
+    }
+    Ok(Arc::new(InterPodAffinity {
+        hard_weight: weight,
+        ignore_existing: arguments.ignore_preferred_terms_of_existing_pods,
+    }))
+}
+
+/// Numbers by topology key and domain.
+#[derive(Debug, Default)]
+struct Domains(HashMap<Arc<str>, Vec<i64>>);
+
+impl Domains {
+    /// Adds to the node's domain; a node without the label has none.
+    fn add(&mut self, key: &Arc<str>, slot: Slot, amount: i64, cluster: &Cluster) {
+        let topology = cluster.topology(key);
+        let domain = topology.at(slot);
+        if domain == ABSENT {
             return;
         }
-        candidates.retain(self.name(), true, |slot| {
-            let inside = |(key, domain): &(&str, u32)| cluster.topology(key).at(slot) == *domain;
-            closed.iter().any(inside).then_some(REPELLED)
-        });
-    }
-
-    fn near(&self, pod: &PodInfo, cluster: &Cluster, candidates: &mut Candidates) {
-        let found: Vec<HashSet<u32>> = pod
-            .affinity
-            .iter()
-            .map(|term| domains(term, cluster))
-            .collect();
-        // The first of a group that wants to be near itself may go anywhere with the labels.
-        let itself = |term: &Term| term.matches(pod, &cluster.namespaces);
-        let first = found.iter().all(HashSet::is_empty) && pod.affinity.iter().all(itself);
-        candidates.retain(self.name(), false, |slot| {
-            let near = pod.affinity.iter().zip(&found).all(|(term, found)| {
-                let domain = cluster.topology(&term.topology_key).at(slot);
-                domain != ABSENT && (first || found.contains(&domain))
-            });
-            (!near).then_some(NEAR)
-        });
-    }
-
-    fn far(&self, pod: &PodInfo, cluster: &Cluster, candidates: &mut Candidates) {
-        for term in &pod.anti_affinity {
-            let (found, topology) = (domains(term, cluster), cluster.topology(&term.topology_key));
-            candidates.retain(self.name(), true, |slot| {
-                found.contains(&topology.at(slot)).then_some(FAR)
-            });
+        if !self.0.contains_key(key) {
+            self.0.insert(key.clone(), vec![0; topology.size()]);
         }
+        if let Some(numbers) = self.0.get_mut(key) {
+            numbers[domain as usize] += amount;
+        }
+    }
+
+    /// Adds to the domains of many nodes, each as often as it has pods.
+    fn add_all(&mut self, key: &Arc<str>, slots: &SlotCounts, factor: i64, cluster: &Cluster) {
+        let topology = cluster.topology(key);
+        if !self.0.contains_key(key) {
+            self.0.insert(key.clone(), vec![0; topology.size()]);
+        }
+        if let Some(numbers) = self.0.get_mut(key) {
+            for (slot, pods) in slots.iter() {
+                numbers[topology.at(slot) as usize] += factor * pods;
+            }
+            // Nodes without the label are in no domain.
+            numbers[ABSENT as usize] = 0;
+        }
+    }
+
+    fn at(&self, key: &str, slot: Slot, cluster: &Cluster) -> i64 {
+        let numbers = self.0.get(key);
+        numbers.map_or(0, |numbers| {
+            numbers[cluster.topology(key).at(slot) as usize]
+        })
+    }
+
+    /// Whether nothing was ever added, or all of it was taken away again.
+    fn is_empty(&self) -> bool {
+        self.0.values().flatten().all(|number| *number == 0)
+    }
+}
+
+/// Whether all terms speak of this pod; no terms speak of none.
+fn all_match(terms: &[Term], pod: &LabelSet, namespaces: &Namespaces) -> bool {
+    !terms.is_empty()
+        && terms
+            .iter()
+            .all(|term| term.matcher.matches(pod, namespaces))
+}
+
+/// What was counted for a pod.
+#[derive(Debug, Default)]
+struct Counts {
+    /// Placed pods that all of the pod's affinity terms speak of.
+    near: Domains,
+    /// Placed pods that anti-affinity terms speak of.
+    far: Domains,
+    /// Placed pods whose anti-affinity speaks of the pod.
+    repelling: Domains,
+    /// No placed pod can be the one to be near, and the pod itself could: it begins the group.
+    first: bool,
+}
+
+impl State for Counts {
+    fn shift(&mut self, change: &Shift<'_>) {
+        let Shift {
+            pod,
+            other,
+            cluster,
+            slot,
+            sign,
+        } = *change;
+        let (template, namespaces) = (&pod.template, cluster.namespaces());
+        if all_match(&template.affinity, &other.label_set, namespaces) {
+            for term in &template.affinity {
+                self.near.add(&term.topology_key, slot, sign, cluster);
+            }
+            self.first = begins(pod, &self.near, cluster);
+        }
+        let matching = |term: &&Term, labels| term.matcher.matches(labels, namespaces);
+        let far = template.anti_affinity.iter();
+        for term in far.filter(|term| matching(term, &other.label_set)) {
+            self.far.add(&term.topology_key, slot, sign, cluster);
+        }
+        let theirs = other.template.anti_affinity.iter();
+        for term in theirs.filter(|term| matching(term, &pod.label_set)) {
+            self.repelling.add(&term.topology_key, slot, sign, cluster);
+        }
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+fn begins(pod: &PodInfo, near: &Domains, cluster: &Cluster) -> bool {
+    near.is_empty() && all_match(&pod.template.affinity, &pod.label_set, cluster.namespaces())
+}
+
+fn count(pod: &PodInfo, cluster: &Cluster) -> Counts {
+    let (template, namespaces) = (&pod.template, cluster.namespaces());
+    let mut counts = Counts::default();
+    if let Some(first) = template.affinity.first() {
+        for (labels, slots) in cluster.groups.matching(&first.matcher, namespaces) {
+            if !all_match(&template.affinity, labels, namespaces) {
+                continue;
+            }
+            for term in &template.affinity {
+                counts.near.add_all(&term.topology_key, slots, 1, cluster);
+            }
+        }
+        counts.first = begins(pod, &counts.near, cluster);
+    }
+    for term in &template.anti_affinity {
+        for (_, slots) in cluster.groups.matching(&term.matcher, namespaces) {
+            counts.far.add_all(&term.topology_key, slots, 1, cluster);
+        }
+    }
+    for (kind, term, slots) in cluster.holders.about(&pod.label_set, namespaces) {
+        if kind == TermKind::AntiAffinity {
+            counts
+                .repelling
+                .add_all(&term.topology_key, slots, 1, cluster);
+        }
+    }
+    counts
+}
+
+impl Counts {
+    fn is_near(&self, pod: &PodInfo, cluster: &Cluster, slot: Slot) -> bool {
+        pod.template.affinity.iter().all(|term| {
+            let labelled = cluster.topology(&term.topology_key).at(slot) != ABSENT;
+            labelled && (self.first || self.near.at(&term.topology_key, slot, cluster) > 0)
+        })
+    }
+
+    fn is_far(&self, cluster: &Cluster, slot: Slot) -> bool {
+        self.far
+            .0
+            .keys()
+            .all(|key| self.far.at(key, slot, cluster) <= 0)
+    }
+
+    fn is_repelled(&self, cluster: &Cluster, slot: Slot) -> bool {
+        let mut keys = self.repelling.0.keys();
+        keys.any(|key| self.repelling.at(key, slot, cluster) > 0)
     }
 }
 
 impl Plugin for InterPodAffinity {
     fn name(&self) -> &'static str {
-        "InterPodAffinity"
+        NAME
     }
 
-    fn filter(&self, pod: &PodInfo, cluster: &Cluster, candidates: &mut Candidates) {
-        if !pod.affinity.is_empty() {
-            self.near(pod, cluster, candidates);
+    fn points(&self) -> &'static [Point] {
+        &[
+            Point::PreFilter,
+            Point::Filter,
+            Point::PreScore,
+            Point::Score,
+        ]
+    }
+
+    fn prepare(&self, pod: &PodInfo, cluster: &mut Cluster) {
+        let template = &pod.template;
+        let terms = template.affinity.iter().chain(&template.anti_affinity);
+        for term in terms.chain(&template.preferences) {
+            cluster.prepare_key(&term.topology_key);
+            cluster.prepare_matcher(&term.matcher);
         }
-        self.far(pod, cluster, candidates);
-        self.repelled(pod, cluster, candidates);
     }
 
-    fn score(&self, pod: &PodInfo, cluster: &Cluster, nodes: &[Slot]) -> Option<Vec<i64>> {
-        if pod.preferences.is_empty() {
+    fn pre_filter(&self, pod: &PodInfo, cluster: &Cluster) -> PreFilter {
+        let counts = count(pod, cluster);
+        let template = &pod.template;
+        let asks = !template.affinity.is_empty() || !template.anti_affinity.is_empty();
+        if !asks && counts.repelling.is_empty() && cluster.nominated.is_empty() {
+            return PreFilter::Skip;
+        }
+        PreFilter::Continue(Box::new(counts))
+    }
+
+    fn filter(
+        &self,
+        pod: &PodInfo,
+        cluster: &Cluster,
+        state: &dyn Any,
+        candidates: &mut Candidates,
+    ) {
+        let Some(counts) = state.downcast_ref::<Counts>() else {
+            return;
+        };
+        candidates.retain_with(NAME, |slot| {
+            let found = |reason: &'static str, resolvable| Some((vec![reason.into()], resolvable));
+            if !counts.is_near(pod, cluster, slot) {
+                return found(NEAR, false);
+            }
+            if !counts.is_far(cluster, slot) {
+                return found(FAR, true);
+            }
+            counts
+                .is_repelled(cluster, slot)
+                .then(|| found(REPELLED, true))?
+        });
+    }
+
+    fn pre_score(&self, pod: &PodInfo, cluster: &Cluster, _: &[Slot]) -> Option<Box<dyn Any>> {
+        let (preferences, namespaces) = (&pod.template.preferences, cluster.namespaces());
+        if self.ignore_existing && preferences.is_empty() {
             return None;
         }
-        let mut sums = vec![0_i64; nodes.len()];
-        for term in &pod.preferences {
-            let topology = cluster.topology(&term.topology_key);
-            let mut counts = vec![0_i64; topology.size()];
-            for slot in cluster.existing() {
-                let pods = cluster.pods[slot].values();
-                let matching = pods.filter(|other| term.matches(other, &cluster.namespaces));
-                counts[topology.at(slot) as usize] += i64::try_from(matching.count()).unwrap_or(0);
-            }
-            counts[ABSENT as usize] = 0;
-            for (sum, slot) in sums.iter_mut().zip(nodes) {
-                *sum += term.weight * counts[topology.at(*slot) as usize];
+        let mut sums = Domains::default();
+        for term in preferences {
+            for (_, slots) in cluster.groups.matching(&term.matcher, namespaces) {
+                sums.add_all(&term.topology_key, slots, term.weight, cluster);
             }
         }
-        let (least, most) = (sums.iter().min().copied()?, sums.iter().max().copied()?);
-        let stretch = |sum: i64| {
-            if most > least {
-                BEST * (sum - least) / (most - least)
+        for (kind, term, slots) in cluster.holders.about(&pod.label_set, namespaces) {
+            let weight = match kind {
+                TermKind::AntiAffinity => continue,
+                TermKind::Affinity => self.hard_weight,
+                TermKind::Preference => term.weight,
+            };
+            if weight != 0 {
+                sums.add_all(&term.topology_key, slots, weight, cluster);
+            }
+        }
+        (!sums.0.is_empty()).then(|| Box::new(sums) as Box<dyn Any>)
+    }
+
+    fn score(
+        &self,
+        _: &PodInfo,
+        cluster: &Cluster,
+        state: &dyn Any,
+        nodes: &[Slot],
+        scores: &mut [i64],
+    ) {
+        let Some(Domains(sums)) = state.downcast_ref() else {
+            return;
+        };
+        for (key, numbers) in sums {
+            let topology = cluster.topology(key);
+            for (slot, score) in nodes.iter().zip(scores.iter_mut()) {
+                *score += numbers[topology.at(*slot) as usize];
+            }
+        }
+    }
+
+    fn normalize(&self, _: &dyn Any, scores: &mut [i64]) {
+        let least = scores.iter().min().copied().unwrap_or(0);
+        let range = scores.iter().max().copied().unwrap_or(0) - least;
+        for score in scores {
+            *score = if range > 0 {
+                (BEST as f64 * ((*score - least) as f64 / range as f64)) as i64
             } else {
                 0
-            }
+            };
+        }
+    }
+
+    fn events(&self) -> &'static [EventKind] {
+        &[
+            EventKind::PodAdded,
+            EventKind::PodUpdated,
+            EventKind::PodDeleted,
+            EventKind::NodeAdded,
+            EventKind::NodeUpdated,
+            EventKind::OwnUpdate,
+            EventKind::Namespace,
+        ]
+    }
+
+    fn is_helped_by(&self, pod: &PodInfo, event: &Event<'_>, cluster: &Cluster) -> bool {
+        let (template, namespaces) = (&pod.template, cluster.namespaces());
+        let near = |other: &PodInfo| all_match(&template.affinity, &other.label_set, namespaces);
+        let far = |other: &PodInfo| {
+            let mut terms = template.anti_affinity.iter();
+            terms.any(|term| term.matcher.matches(&other.label_set, namespaces))
         };
-        Some(sums.into_iter().map(stretch).collect())
+        let repels = |other: &PodInfo| {
+            let mut terms = other.template.anti_affinity.iter();
+            terms.any(|term| term.matcher.matches(&pod.label_set, namespaces))
+        };
+        match event {
+            Event::PodAdded(other) => near(other),
+            Event::PodDeleted(other) => far(other) || repels(other),
+            Event::PodUpdated { old, new } => (near(new) && !near(old)) || (far(old) && !far(new)),
+            Event::OwnUpdate { old, new } => old.label_set.labels != new.label_set.labels,
+            Event::NodeAdded(node) => node_helps(pod, None, node),
+            Event::NodeUpdated { old, new } => node_helps(pod, Some(old), new),
+            Event::Namespace => true,
+            _ => false,
+        }
     }
+}
 
-    fn weight(&self) -> i64 {
-        2
-    }
-
-    fn helped_by(&self, change: Change) -> bool {
-        !matches!(change, Change::NodeAllocatable)
-    }
+/// Whether a node that came, or moved to another domain, could help.
+fn node_helps(pod: &PodInfo, old: Option<&NodeInfo>, new: &NodeInfo) -> bool {
+    let template = &pod.template;
+    let label = |node: &NodeInfo, term: &Term| node.labels.get(&*term.topology_key).cloned();
+    let Some(old) = old else {
+        // A pod that others keep away, or that keeps away from others, may go to any new node.
+        let mut near = template.affinity.iter();
+        return template.affinity.is_empty() || near.any(|term| label(new, term).is_some());
+    };
+    let mut terms = template.affinity.iter().chain(&template.anti_affinity);
+    terms.any(|term| label(old, term) != label(new, term))
+        || (template.affinity.is_empty() && old.labels != new.labels)
 }
 
 #[cfg(test)]
-mod tests {
-    use k8s_openapi::{
-        api::core::v1::{Affinity, PodAffinity, PodAffinityTerm, PodAntiAffinity},
-        apimachinery::pkg::apis::meta::v1::LabelSelector,
-    };
-
-    use super::*;
-    use crate::samples;
-
-    fn term(app: &str) -> PodAffinityTerm {
-        PodAffinityTerm {
-            label_selector: Some(LabelSelector {
-                match_labels: Some([("app".into(), app.into())].into()),
-                ..Default::default()
-            }),
-            topology_key: "zone".into(),
-            ..Default::default()
-        }
-    }
-
-    fn near(app: &str) -> Affinity {
-        let required = Some(vec![term(app)]);
-        let pod_affinity = PodAffinity {
-            required_during_scheduling_ignored_during_execution: required,
-            ..Default::default()
-        };
-        Affinity {
-            pod_affinity: Some(pod_affinity),
-            ..Default::default()
-        }
-    }
-
-    fn far(app: &str) -> Affinity {
-        let required = Some(vec![term(app)]);
-        let pod_anti_affinity = PodAntiAffinity {
-            required_during_scheduling_ignored_during_execution: required,
-            ..Default::default()
-        };
-        Affinity {
-            pod_anti_affinity: Some(pod_anti_affinity),
-            ..Default::default()
-        }
-    }
-
-    fn left(
-        app: &str,
-        affinity: Option<Affinity>,
-        placed: &[(&str, &str, Option<Affinity>)],
-    ) -> Vec<Slot> {
-        let mut cluster = Cluster::default();
-        for (name, zone) in [("a1", "a"), ("a2", "a"), ("b1", "b")] {
-            cluster.put_node(samples::labelled(name, &[("zone", zone)]));
-        }
-        for (node, app, affinity) in placed {
-            let affinity = affinity.clone();
-            let other =
-                samples::pod_labelled(node, &[("app", app)], |spec| spec.affinity = affinity);
-            cluster.put_pod(node, other);
-        }
-        let pod = samples::pod_labelled("new", &[("app", app)], |spec| spec.affinity = affinity);
-        cluster.prepare(&pod);
-        let mut candidates = Candidates::all(&cluster);
-        InterPodAffinity.filter(&pod, &cluster, &mut candidates);
-        candidates.slots().to_vec()
-    }
-
-    #[test]
-    fn a_pod_goes_near_those_it_wants_and_far_from_those_it_does_not() {
-        assert_eq!(left("web", Some(near("db")), &[("b1", "db", None)]), [2]);
-        assert_eq!(left("web", Some(far("db")), &[("b1", "db", None)]), [0, 1]);
-        assert!(left("web", Some(near("db")), &[]).is_empty());
-    }
-
-    #[test]
-    fn the_first_of_a_group_that_wants_to_be_together_may_begin_anywhere() {
-        assert_eq!(left("web", Some(near("web")), &[]), [0, 1, 2]);
-        assert_eq!(
-            left("web", Some(near("web")), &[("a1", "web", None)]),
-            [0, 1]
-        );
-    }
-
-    #[test]
-    fn placed_pods_keep_away_whom_they_do_not_want() {
-        assert_eq!(left("web", None, &[("a1", "db", Some(far("web")))]), [2]);
-        assert_eq!(
-            left("other", None, &[("a1", "db", Some(far("web")))]),
-            [0, 1, 2]
-        );
-    }
-}
+#[path = "inter_pod_affinity_tests.rs"]
+mod tests;

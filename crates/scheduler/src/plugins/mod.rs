@@ -1,93 +1,106 @@
-//! The rules that nodes are chosen by, one file each. A plugin may take nodes away, compare those
-//! that are left, and say which changes could help a pod that it turned away.
+//! The rules that nodes are chosen by, one file each, with upstream's names and formulas.
 
-pub mod balanced_allocation;
-pub mod image_locality;
-pub mod inter_pod_affinity;
-pub mod node_affinity;
-pub mod node_name;
-pub mod node_ports;
-pub mod node_resources;
-pub mod node_unschedulable;
-pub mod taint_toleration;
-pub mod topology_spread;
+mod balanced_allocation;
+mod default_binder;
+mod default_preemption;
+mod dynamic_resources;
+mod image_locality;
+mod inter_pod_affinity;
+mod node_affinity;
+mod node_declared_features;
+mod node_name;
+mod node_ports;
+mod node_resources_fit;
+mod node_unschedulable;
+mod pod_topology_spread;
+mod priority_sort;
+mod resource_score;
+mod scheduling_gates;
+mod taint_toleration;
+mod volume_binding;
+mod volume_restrictions;
+mod volume_zone;
 
-use crate::{
-    candidates::Candidates,
-    cluster::{Cluster, Slot},
-    pod::PodInfo,
-};
+use std::sync::Arc;
 
-/// The best score that a plugin can give.
-pub const BEST: i64 = 100;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
-/// Something that happened and that may make room for a waiting pod.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change {
-    /// A node came.
-    NodeAdded,
-    /// A node can hold more.
-    NodeAllocatable,
-    /// A node's labels changed.
-    NodeLabels,
-    /// A node's taints or cordon changed.
-    NodeTaints,
-    /// A pod left its node, or asks for less.
-    PodGone,
-    /// A pod was placed, or a placed pod's labels changed.
-    PodPlaced,
-    /// The waiting pod itself, or a namespace, changed.
-    PodUpdated,
+use crate::framework::{Plugin, profile::Enabled};
+
+/// Makes a plugin from its arguments in a configuration; [`Value::Null`] when there are none.
+type New = fn(&Value) -> Result<Arc<dyn Plugin>, String>;
+
+/// A plugin that configurations can name.
+pub struct Registration {
+    /// Its name.
+    pub name: &'static str,
+    /// How much its scores count by default.
+    pub weight: i64,
+    /// Makes it.
+    pub new: New,
 }
 
-/// A rule.
-pub trait Plugin: Send + Sync {
-    /// As in diagnoses.
-    fn name(&self) -> &'static str;
-
-    /// Takes away the candidates that cannot hold the pod.
-    fn filter(&self, _pod: &PodInfo, _cluster: &Cluster, _candidates: &mut Candidates) {}
-
-    /// Adds scores from 0 to [`BEST`] for the nodes; whoever has no opinion adds nothing.
-    fn score(&self, _pod: &PodInfo, _cluster: &Cluster, _nodes: &[Slot]) -> Option<Vec<i64>> {
-        None
-    }
-
-    /// How much its scores count.
-    fn weight(&self) -> i64 {
-        1
-    }
-
-    /// Whether a change could help a pod that this plugin turned away.
-    fn helped_by(&self, change: Change) -> bool;
+const fn plugin(name: &'static str, weight: i64, new: New) -> Registration {
+    Registration { name, weight, new }
 }
 
-/// Every rule, in the order in which they are asked: cheap ones and those that turn away most first.
-pub static ALL: &[&dyn Plugin] = &[
-    &node_unschedulable::NodeUnschedulable,
-    &node_name::NodeName,
-    &taint_toleration::TaintToleration,
-    &node_affinity::NodeAffinity,
-    &node_ports::NodePorts,
-    &node_resources::NodeResourcesFit,
-    &topology_spread::PodTopologySpread,
-    &inter_pod_affinity::InterPodAffinity,
-    &balanced_allocation::BalancedAllocation,
-    &image_locality::ImageLocality,
+/// Every plugin, in the order in which they are asked by default.
+pub const ALL: &[Registration] = &[
+    plugin(scheduling_gates::NAME, 1, scheduling_gates::new),
+    plugin(priority_sort::NAME, 1, priority_sort::new),
+    plugin(node_unschedulable::NAME, 1, node_unschedulable::new),
+    plugin(node_name::NAME, 1, node_name::new),
+    plugin(taint_toleration::NAME, 3, taint_toleration::new),
+    plugin(node_affinity::NAME, 2, node_affinity::new),
+    plugin(node_ports::NAME, 1, node_ports::new),
+    plugin(node_resources_fit::NAME, 1, node_resources_fit::new),
+    plugin(volume_restrictions::NAME, 1, volume_restrictions::new),
+    plugin(volume_binding::NAME, 1, volume_binding::new),
+    plugin(volume_zone::NAME, 1, volume_zone::new),
+    plugin(pod_topology_spread::NAME, 2, pod_topology_spread::new),
+    plugin(inter_pod_affinity::NAME, 2, inter_pod_affinity::new),
+    plugin(dynamic_resources::NAME, 1, dynamic_resources::new),
+    plugin(default_preemption::NAME, 1, default_preemption::new),
+    plugin(balanced_allocation::NAME, 1, balanced_allocation::new),
+    plugin(image_locality::NAME, 1, image_locality::new),
+    plugin(default_binder::NAME, 1, default_binder::new),
+    plugin(node_declared_features::NAME, 1, node_declared_features::new),
 ];
 
-/// Stretches scores so that the highest becomes [`BEST`]; `reverse` makes few the best.
-pub(crate) fn normalise(mut scores: Vec<i64>, reverse: bool) -> Vec<i64> {
-    let highest = scores.iter().copied().max().unwrap_or(0);
-    for score in &mut scores {
-        let stretched = if highest > 0 {
-            *score * BEST / highest
-        } else {
-            0
-        };
-        *score = if reverse { BEST - stretched } else { stretched };
+/// All plugins as v1.36 enables them.
+pub fn defaults() -> Vec<Enabled> {
+    let enabled = |registration: &Registration| {
+        let plugin = (registration.new)(&Value::Null);
+        let plugin =
+            plugin.expect("plugins have defaults for all arguments; a test makes them all");
+        Enabled {
+            plugin,
+            weight: registration.weight,
+        }
+    };
+    ALL.iter().map(enabled).collect()
+}
+
+/// Reads a plugin's arguments; unknown fields are refused.
+fn arguments<T: DeserializeOwned + Default>(value: &Value) -> Result<T, String> {
+    if value.is_null() {
+        return Ok(T::default());
     }
-    scores
+    let mut value = value.clone();
+    if let Some(fields) = value.as_object_mut() {
+        fields.remove("apiVersion");
+        fields.remove("kind");
+    }
+    serde_json::from_value(value).map_err(|error| error.to_string())
+}
+
+/// For plugins that take no arguments.
+fn no_arguments(value: &Value) -> Result<(), String> {
+    if value.is_null() {
+        return Ok(());
+    }
+    Err("takes no arguments".into())
 }
 
 #[cfg(test)]
@@ -95,23 +108,42 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::samples;
+    use crate::{
+        cycle::{Cycle, Outcome, Scheduling},
+        framework::{BEST, profile::Profile},
+        samples,
+    };
 
     #[test]
-    fn every_plugin_has_its_own_name_and_takes_nothing_from_a_pod_that_asks_for_nothing() {
-        let names: BTreeSet<_> = ALL.iter().map(|plugin| plugin.name()).collect();
+    fn every_plugin_is_made_under_its_own_name() {
+        let names: BTreeSet<_> = ALL.iter().map(|registration| registration.name).collect();
         assert_eq!(names.len(), ALL.len());
-        let cluster = samples::cluster(&[("n1", "1", "1Gi"), ("n2", "1", "1Gi")]);
-        let pod = samples::pod("a", "0", "0");
-        for plugin in ALL {
-            let mut candidates = Candidates::all(&cluster);
-            plugin.filter(&pod, &cluster, &mut candidates);
-            assert_eq!(candidates.slots().len(), 2, "{}", plugin.name());
-            let scores = plugin
-                .score(&pod, &cluster, candidates.slots())
-                .unwrap_or_default();
-            let fair = scores.iter().all(|score| (0..=BEST).contains(score));
-            assert!(fair, "{}: {scores:?}", plugin.name());
+        for registration in ALL {
+            let plugin = (registration.new)(&Value::Null).unwrap();
+            assert_eq!(plugin.name(), registration.name);
+            assert!(!plugin.points().is_empty(), "{}", plugin.name());
         }
+    }
+
+    #[test]
+    fn a_pod_that_asks_for_nothing_fits_everywhere_and_scores_stay_in_bounds() {
+        let mut scheduling = Scheduling::new(1);
+        scheduling.cluster = samples::cluster(&[("n1", "1", "1Gi"), ("n2", "1", "1Gi")]);
+        let (profile, pod) = (Profile::default_scheduler(), samples::pod("a", "0", "0"));
+        let outcome = scheduling.schedule(&profile, &pod);
+        assert!(
+            matches!(outcome, Outcome::Node { feasible: 2, .. }),
+            "{outcome:?}"
+        );
+        let (cycle, _) = Cycle::begin(&profile, &pod, &mut scheduling.cluster).unwrap();
+        let highest: i64 = ALL
+            .iter()
+            .map(|registration| registration.weight * BEST)
+            .sum();
+        let scores = cycle.scores(&scheduling.cluster, &[0, 1]);
+        assert!(
+            scores.iter().all(|score| (0..=highest).contains(score)),
+            "{scores:?}"
+        );
     }
 }

@@ -1,30 +1,40 @@
-//! A pod that names its node goes there or nowhere.
+//! A pod that names its node goes there or nowhere. The queue never holds such pods; the rule is
+//! here because configurations name it.
 
-use super::{Change, Plugin};
-use crate::{candidates::Candidates, cluster::Cluster, pod::PodInfo};
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::no_arguments;
+use crate::framework::{Plugin, Point};
+
+/// The plugin's name.
+pub const NAME: &str = "NodeName";
 
 /// The rule.
 pub struct NodeName;
 
+/// Makes it.
+pub fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
+    no_arguments(arguments)?;
+    Ok(Arc::new(NodeName))
+}
+
 impl Plugin for NodeName {
     fn name(&self) -> &'static str {
-        "NodeName"
+        NAME
     }
 
-    fn filter(&self, pod: &PodInfo, cluster: &Cluster, candidates: &mut Candidates) {
-        let wanted = pod
-            .spec()
-            .node_name
-            .as_deref()
-            .filter(|name| !name.is_empty());
-        let Some(wanted) = wanted else { return };
-        candidates.retain(self.name(), false, |slot| {
-            let other = &*cluster.names[slot] != wanted;
-            other.then_some("node(s) didn't match the requested node name")
-        });
+    fn points(&self) -> &'static [Point] {
+        &[Point::PreFilter, Point::Filter]
     }
 
-    fn helped_by(&self, change: Change) -> bool {
-        matches!(change, Change::NodeAdded)
+    fn pre_filter(
+        &self,
+        _: &crate::pod::PodInfo,
+        _: &crate::cluster::Cluster,
+    ) -> crate::framework::PreFilter {
+        // A pod with spec.nodeName is placed already: it is never given to a plugin.
+        crate::framework::PreFilter::Skip
     }
 }

@@ -1,0 +1,315 @@
+//! How many pods of a kind are on which nodes, kept up as pods come and go: by their labels, so that
+//! selectors count groups instead of pods; and by their affinity terms, so that a new pod finds the
+//! terms that speak of it without asking every placed pod.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use super::Slot;
+use crate::{
+    matching::{LabelSet, Matcher, Namespaces, SelectorIndex},
+    template::{Template, Term},
+};
+
+/// Matchers whose groups are remembered; beyond, all are forgotten and found again as needed.
+const REMEMBERED_MATCHERS: usize = 8192;
+
+/// Nodes with their number of pods, in order of their slots.
+#[derive(Debug, Default, Clone)]
+pub struct SlotCounts(Vec<(u32, u32)>);
+
+impl SlotCounts {
+    fn add(&mut self, slot: Slot) {
+        let slot = slot as u32;
+        match self.0.binary_search_by_key(&slot, |(slot, _)| *slot) {
+            Ok(at) => self.0[at].1 += 1,
+            Err(at) => self.0.insert(at, (slot, 1)),
+        }
+    }
+
+    fn remove(&mut self, slot: Slot) {
+        if let Ok(at) = self
+            .0
+            .binary_search_by_key(&(slot as u32), |(slot, _)| *slot)
+        {
+            self.0[at].1 -= 1;
+            if self.0[at].1 == 0 {
+                self.0.remove(at);
+            }
+        }
+    }
+
+    /// Each node and how many pods it has.
+    pub fn iter(&self) -> impl Iterator<Item = (Slot, i64)> {
+        self.0
+            .iter()
+            .map(|(slot, count)| (*slot as usize, i64::from(*count)))
+    }
+}
+
+#[derive(Debug)]
+struct Group {
+    labels: Arc<LabelSet>,
+    slots: SlotCounts,
+}
+
+/// Placed pods by namespace and labels.
+#[derive(Debug, Default)]
+pub struct Groups {
+    groups: Vec<Option<Group>>,
+    free: Vec<u32>,
+    known: HashMap<Arc<LabelSet>, u32>,
+    by_namespace: HashMap<Arc<str>, BTreeSet<u32>>,
+    matched: HashMap<Arc<Matcher>, Vec<u32>>,
+    matchers: SelectorIndex<Arc<Matcher>>,
+}
+
+impl Groups {
+    /// Counts a pod on a node.
+    pub fn add(&mut self, labels: &Arc<LabelSet>, slot: Slot, namespaces: &Namespaces) {
+        let id = match self.known.get(labels) {
+            Some(id) => *id,
+            None => self.make(labels, namespaces),
+        };
+        if let Some(group) = &mut self.groups[id as usize] {
+            group.slots.add(slot);
+        }
+    }
+
+    fn make(&mut self, labels: &Arc<LabelSet>, namespaces: &Namespaces) -> u32 {
+        let group = Group {
+            labels: labels.clone(),
+            slots: SlotCounts::default(),
+        };
+        let id = self.free.pop().unwrap_or_else(|| {
+            self.groups.push(None);
+            (self.groups.len() - 1) as u32
+        });
+        self.groups[id as usize] = Some(group);
+        self.known.insert(labels.clone(), id);
+        let namespace = self.by_namespace.entry(labels.namespace.clone());
+        namespace.or_default().insert(id);
+        for matcher in self.matchers.candidates(&labels.labels) {
+            if matcher.matches(labels, namespaces)
+                && let Some(ids) = self.matched.get_mut(matcher)
+            {
+                ids.push(id);
+            }
+        }
+        id
+    }
+
+    /// Counts a pod no longer.
+    pub fn remove(&mut self, labels: &Arc<LabelSet>, slot: Slot) {
+        let Some(id) = self.known.get(labels).copied() else {
+            return;
+        };
+        let Some(group) = &mut self.groups[id as usize] else {
+            return;
+        };
+        group.slots.remove(slot);
+        if !group.slots.0.is_empty() {
+            return;
+        }
+        self.groups[id as usize] = None;
+        self.known.remove(labels);
+        self.free.push(id);
+        if let Some(ids) = self.by_namespace.get_mut(&labels.namespace) {
+            ids.remove(&id);
+            if ids.is_empty() {
+                self.by_namespace.remove(&labels.namespace);
+            }
+        }
+        for matcher in self.matchers.candidates(&labels.labels) {
+            if let Some(ids) = self.matched.get_mut(matcher) {
+                ids.retain(|other| *other != id);
+            }
+        }
+    }
+
+    /// Remembers which groups a matcher selects.
+    pub fn prepare(&mut self, matcher: &Arc<Matcher>, namespaces: &Namespaces) {
+        if self.matched.contains_key(matcher) {
+            return;
+        }
+        if self.matched.len() >= REMEMBERED_MATCHERS {
+            self.forget_matchers();
+        }
+        let found = self.find(matcher, namespaces);
+        self.matchers.insert(&matcher.selector, matcher.clone());
+        self.matched.insert(matcher.clone(), found);
+    }
+
+    /// Labels of namespaces changed: what they selected is no longer known.
+    pub fn forget_matchers(&mut self) {
+        self.matched.clear();
+        self.matchers = SelectorIndex::default();
+    }
+
+    fn find(&self, matcher: &Matcher, namespaces: &Namespaces) -> Vec<u32> {
+        let covered = self
+            .by_namespace
+            .iter()
+            .filter(|(namespace, _)| matcher.covers(namespace, namespaces));
+        let ids = covered.flat_map(|(_, ids)| ids).copied();
+        let selected = |id: &u32| {
+            let group = self.groups[*id as usize].as_ref();
+            group.is_some_and(|group| matcher.selector.matches(Some(&group.labels.labels)))
+        };
+        ids.filter(selected).collect()
+    }
+
+    /// The groups that a matcher selects, with the nodes of their pods.
+    pub fn matching(
+        &self,
+        matcher: &Matcher,
+        namespaces: &Namespaces,
+    ) -> impl Iterator<Item = (&Arc<LabelSet>, &SlotCounts)> {
+        let found = match self.matched.get(matcher) {
+            Some(ids) => std::borrow::Cow::Borrowed(ids.as_slice()),
+            None => std::borrow::Cow::Owned(self.find(matcher, namespaces)),
+        };
+        (0..found.len()).filter_map(move |at| {
+            let group = self.groups[found[at] as usize].as_ref()?;
+            Some((&group.labels, &group.slots))
+        })
+    }
+}
+
+/// What a term of a placed pod means to others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TermKind {
+    /// Required affinity: others get a small bonus.
+    Affinity,
+    /// Required anti-affinity: others may not come.
+    AntiAffinity,
+    /// A preference for or against, by its weight.
+    Preference,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct TermAt {
+    holder: u32,
+    kind: TermKind,
+    index: u32,
+}
+
+#[derive(Debug)]
+struct Holder {
+    template: Arc<Template>,
+    slots: SlotCounts,
+}
+
+impl Holder {
+    fn term(&self, at: TermAt) -> Option<&Term> {
+        let terms = match at.kind {
+            TermKind::Affinity => &self.template.affinity,
+            TermKind::AntiAffinity => &self.template.anti_affinity,
+            TermKind::Preference => &self.template.preferences,
+        };
+        terms.get(at.index as usize)
+    }
+}
+
+/// The affinity terms of placed pods.
+#[derive(Debug, Default)]
+pub struct Holders {
+    holders: Vec<Option<Holder>>,
+    free: Vec<u32>,
+    known: HashMap<Arc<Template>, u32>,
+    terms: SelectorIndex<TermAt>,
+}
+
+fn all_terms(template: &Template) -> impl Iterator<Item = (TermKind, u32, &Term)> {
+    let numbered = |kind, terms: &'_ [Term]| {
+        (0..terms.len())
+            .map(move |index| (kind, index as u32))
+            .collect::<Vec<_>>()
+    };
+    let affinity = numbered(TermKind::Affinity, &template.affinity).into_iter();
+    let affinity = affinity.zip(&template.affinity);
+    let anti = numbered(TermKind::AntiAffinity, &template.anti_affinity).into_iter();
+    let anti = anti.zip(&template.anti_affinity);
+    let preferences = numbered(TermKind::Preference, &template.preferences).into_iter();
+    let preferences = preferences.zip(&template.preferences);
+    let all = affinity.chain(anti).chain(preferences);
+    all.map(|((kind, index), term)| (kind, index, term))
+}
+
+impl Holders {
+    /// Counts a pod's terms on its node.
+    pub fn add(&mut self, template: &Arc<Template>, slot: Slot) {
+        if !template.has_terms() {
+            return;
+        }
+        let id = match self.known.get(template) {
+            Some(id) => *id,
+            None => self.make(template),
+        };
+        if let Some(holder) = &mut self.holders[id as usize] {
+            holder.slots.add(slot);
+        }
+    }
+
+    fn make(&mut self, template: &Arc<Template>) -> u32 {
+        let id = self.free.pop().unwrap_or_else(|| {
+            self.holders.push(None);
+            (self.holders.len() - 1) as u32
+        });
+        self.holders[id as usize] = Some(Holder {
+            template: template.clone(),
+            slots: SlotCounts::default(),
+        });
+        self.known.insert(template.clone(), id);
+        for (kind, index, term) in all_terms(template) {
+            let at = TermAt {
+                holder: id,
+                kind,
+                index,
+            };
+            self.terms.insert(&term.matcher.selector, at);
+        }
+        id
+    }
+
+    /// Counts a pod's terms no longer.
+    pub fn remove(&mut self, template: &Arc<Template>, slot: Slot) {
+        let Some(id) = self.known.get(template).copied() else {
+            return;
+        };
+        let Some(holder) = &mut self.holders[id as usize] else {
+            return;
+        };
+        holder.slots.remove(slot);
+        if !holder.slots.0.is_empty() {
+            return;
+        }
+        self.holders[id as usize] = None;
+        self.known.remove(template);
+        self.free.push(id);
+        for (kind, index, term) in all_terms(template) {
+            let at = TermAt {
+                holder: id,
+                kind,
+                index,
+            };
+            self.terms.remove(&term.matcher.selector, &at);
+        }
+    }
+
+    /// The terms of placed pods that speak of a pod, with the nodes of those who have them.
+    pub fn about<'a>(
+        &'a self,
+        pod: &'a LabelSet,
+        namespaces: &'a Namespaces,
+    ) -> impl Iterator<Item = (TermKind, &'a Term, &'a SlotCounts)> {
+        self.terms.candidates(&pod.labels).filter_map(|at| {
+            let holder = self.holders[at.holder as usize].as_ref()?;
+            let term = holder.term(*at)?;
+            let matches = term.matcher.matches(pod, namespaces);
+            matches.then_some((at.kind, term, &holder.slots))
+        })
+    }
+}

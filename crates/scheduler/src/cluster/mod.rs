@@ -1,0 +1,493 @@
+//! The nodes and what runs on them, in columns: one entry per node in each, so that a filter over
+//! thousands of nodes is a loop over arrays. A node keeps its slot for life; slots of gone nodes are
+//! used again. What selectors count is kept up as pods come and go ([`counts`]).
+
+pub mod claims;
+pub mod counts;
+mod node;
+mod nominated;
+mod topology;
+pub mod workloads;
+
+use std::{collections::HashMap, sync::Arc};
+
+pub use node::NodeInfo;
+pub use nominated::Nominated;
+pub use topology::{ABSENT, Topology};
+
+use crate::{
+    matching::Namespaces,
+    pod::PodInfo,
+    preemption::Budgets,
+    template::{HostPort, NodeRequirements},
+};
+use claims::Claims;
+use counts::{Groups, Holders};
+use topology::Order;
+use workloads::Workloads;
+
+/// The number of a node's slot.
+pub type Slot = usize;
+
+/// Node requirements whose results are remembered for all nodes.
+const REMEMBERED_REQUIREMENTS: usize = 512;
+
+/// One resource: what each node has and what is taken.
+#[derive(Debug, Default)]
+pub struct Column {
+    /// What pods may use.
+    pub allocatable: Vec<i64>,
+    /// What they asked for.
+    pub used: Vec<i64>,
+}
+
+impl Column {
+    fn grow(&mut self, size: usize) {
+        self.allocatable.resize(size, 0);
+        self.used.resize(size, 0);
+    }
+
+    /// What is free.
+    pub fn free(&self, slot: Slot) -> i64 {
+        self.allocatable[slot] - self.used[slot]
+    }
+}
+
+/// Everything the scheduler knows about the cluster.
+#[derive(Debug, Default)]
+pub struct Cluster {
+    slots: HashMap<Arc<str>, Slot>,
+    free: Vec<Slot>,
+    order: Order,
+    /// Names, by slot.
+    pub names: Vec<Arc<str>>,
+    /// The node, or nothing when only its pods are known yet.
+    pub nodes: Vec<Option<Arc<NodeInfo>>>,
+    /// Thousandths of CPU.
+    pub cpu: Column,
+    /// Bytes.
+    pub memory: Column,
+    /// Bytes.
+    pub ephemeral: Column,
+    /// Pods.
+    pub count: Column,
+    /// Extended resources.
+    pub others: HashMap<String, Column>,
+    /// CPU and memory with assumptions for pods that ask for nothing, for comparing nodes.
+    pub non_zero: Vec<(i64, i64)>,
+    /// Ports in use.
+    pub ports: Vec<Vec<HostPort>>,
+    /// Pods on the node.
+    pub pods: Vec<Vec<Arc<PodInfo>>>,
+    /// Images, with the nodes that have them and their sizes there.
+    images: HashMap<String, HashMap<u32, i64>>,
+    topologies: HashMap<Arc<str>, Topology>,
+    /// Node requirements and which nodes meet them, by the requirements' address.
+    requirements: HashMap<usize, (Arc<NodeRequirements>, Vec<bool>)>,
+    /// Labels of namespaces.
+    namespaces: Namespaces,
+    placed: HashMap<Arc<str>, Slot>,
+    /// How many placed pods use a claim.
+    claim_users: HashMap<(Arc<str>, String), usize>,
+    /// Placed pods by labels.
+    pub groups: Groups,
+    /// Affinity terms of placed pods.
+    pub holders: Holders,
+    /// Services and controllers.
+    pub workloads: Workloads,
+    /// Claims and volumes.
+    pub claims: Claims,
+    /// Pods that wait for a node that was freed for them.
+    pub nominated: Nominated,
+    /// PodDisruptionBudgets.
+    pub budgets: Budgets,
+}
+
+impl Cluster {
+    /// All nodes in the order in which they are visited; [`Cluster::prepare`] keeps it up.
+    pub fn visits(&self) -> &[Slot] {
+        self.order.visits()
+    }
+
+    /// How many nodes exist.
+    pub fn size(&self) -> usize {
+        self.nodes.iter().flatten().count()
+    }
+
+    /// How many pods are placed.
+    pub fn placed_pods(&self) -> usize {
+        self.placed.len()
+    }
+
+    /// A node's slot by name.
+    pub fn slot(&self, name: &str) -> Option<Slot> {
+        self.slots.get(name).copied()
+    }
+
+    /// A node by slot; `None` when only its pods are known.
+    pub fn node(&self, slot: Slot) -> Option<&Arc<NodeInfo>> {
+        self.nodes[slot].as_ref()
+    }
+
+    /// The column of a topology key; [`Cluster::prepare_key`] made it.
+    pub fn topology(&self, key: &str) -> &Topology {
+        static NONE: std::sync::LazyLock<Topology> = std::sync::LazyLock::new(Topology::default);
+        self.topologies.get(key).unwrap_or(&NONE)
+    }
+
+    /// Labels of namespaces.
+    pub fn namespaces(&self) -> &Namespaces {
+        &self.namespaces
+    }
+
+    /// The nodes that have an image, with its size on each.
+    pub fn image(&self, name: &str) -> Option<&HashMap<u32, i64>> {
+        self.images.get(name)
+    }
+
+    /// How many placed pods use a claim.
+    pub fn claim_users(&self, namespace: &Arc<str>, claim: String) -> usize {
+        let users = self.claim_users.get(&(namespace.clone(), claim));
+        users.copied().unwrap_or(0)
+    }
+
+    /// The slot of a pod that is placed or assumed.
+    pub fn placed(&self, uid: &str) -> Option<Slot> {
+        self.placed.get(uid).copied()
+    }
+
+    /// To be called before pods are judged.
+    pub fn prepare(&mut self) {
+        self.order.refresh();
+    }
+
+    /// Makes the column of a topology key.
+    pub fn prepare_key(&mut self, key: &Arc<str>) {
+        if self.topologies.contains_key(key) {
+            return;
+        }
+        let mut topology = Topology::default();
+        for (slot, node) in self.nodes.iter().enumerate() {
+            let labels = node.as_ref().map(|node| &node.labels);
+            topology.set(slot, labels.and_then(|labels| labels.get(&**key)));
+        }
+        self.topologies.insert(key.clone(), topology);
+    }
+
+    /// Remembers which groups of pods a matcher selects.
+    pub fn prepare_matcher(&mut self, matcher: &Arc<crate::matching::Matcher>) {
+        self.groups.prepare(matcher, &self.namespaces);
+    }
+
+    /// Remembers which nodes meet the requirements.
+    pub fn prepare_requirements(&mut self, requirements: &Arc<NodeRequirements>) {
+        let address = Arc::as_ptr(requirements) as usize;
+        if requirements.is_empty() || self.requirements.contains_key(&address) {
+            return;
+        }
+        if self.requirements.len() >= REMEMBERED_REQUIREMENTS {
+            self.requirements.clear();
+        }
+        let meets = |node: &Option<Arc<NodeInfo>>| {
+            let node = node.as_ref();
+            node.is_some_and(|node| requirements.matches(&node.labels, &node.name))
+        };
+        let mask = self.nodes.iter().map(meets).collect();
+        self.requirements
+            .insert(address, (requirements.clone(), mask));
+    }
+
+    /// Whether a node meets the requirements.
+    pub fn meets(&self, requirements: &Arc<NodeRequirements>, slot: Slot) -> bool {
+        if requirements.is_empty() {
+            return true;
+        }
+        if let Some((_, mask)) = self.requirements.get(&(Arc::as_ptr(requirements) as usize)) {
+            return mask.get(slot).copied().unwrap_or(false);
+        }
+        let node = self.node(slot);
+        node.is_some_and(|node| requirements.matches(&node.labels, &node.name))
+    }
+
+    /// A namespace's newest labels; none when it is gone.
+    pub fn put_namespace(&mut self, name: &str, labels: Option<crate::matching::Labels>) {
+        let old = match labels.clone() {
+            Some(labels) => self.namespaces.insert(name.to_owned(), labels),
+            None => self.namespaces.remove(name),
+        };
+        if old != labels {
+            self.groups.forget_matchers();
+        }
+    }
+
+    fn slot_of(&mut self, name: &str) -> Slot {
+        if let Some(slot) = self.slots.get(name) {
+            return *slot;
+        }
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.grow();
+            self.names.len() - 1
+        });
+        let name: Arc<str> = Arc::from(name);
+        self.names[slot] = name.clone();
+        self.slots.insert(name, slot);
+        slot
+    }
+
+    fn grow(&mut self) {
+        let size = self.names.len() + 1;
+        self.names.push(Arc::from(""));
+        self.nodes.push(None);
+        self.non_zero.push((0, 0));
+        self.ports.push(Vec::new());
+        self.pods.push(Vec::new());
+        let fixed = [
+            &mut self.cpu,
+            &mut self.memory,
+            &mut self.ephemeral,
+            &mut self.count,
+        ];
+        for column in fixed.into_iter().chain(self.others.values_mut()) {
+            column.grow(size);
+        }
+    }
+
+    fn other(&mut self, name: &str) -> &mut Column {
+        let size = self.names.len();
+        if !self.others.contains_key(name) {
+            self.others.insert(name.to_owned(), Column::default());
+        }
+        let column = self.others.entry(name.to_owned()).or_default();
+        if column.used.len() < size {
+            column.grow(size);
+        }
+        column
+    }
+
+    /// Takes a node in, or its newest version; returns the version before.
+    pub fn put_node(&mut self, node: NodeInfo) -> Option<Arc<NodeInfo>> {
+        let (slot, node) = (self.slot_of(&node.name), Arc::new(node));
+        let old = self.nodes[slot].replace(node.clone());
+        let amounts = &node.allocatable;
+        self.cpu.allocatable[slot] = amounts.cpu;
+        self.memory.allocatable[slot] = amounts.memory;
+        self.ephemeral.allocatable[slot] = amounts.ephemeral;
+        self.count.allocatable[slot] = node.pods;
+        for column in self.others.values_mut() {
+            column.allocatable[slot] = 0;
+        }
+        for (name, amount) in &amounts.others {
+            self.other(name).allocatable[slot] = *amount;
+        }
+        if old.as_ref().is_none_or(|old| old.images != node.images) {
+            self.put_images(slot, old.as_deref(), Some(&node));
+        }
+        if old.as_ref().is_none_or(|old| old.zone() != node.zone()) {
+            self.order.remove(slot);
+            self.order.add(slot, &node);
+        }
+        if old.as_ref().is_none_or(|old| old.labels != node.labels) {
+            self.put_labels(slot, Some(&node));
+        }
+        old
+    }
+
+    fn put_labels(&mut self, slot: Slot, node: Option<&NodeInfo>) {
+        for (key, topology) in &mut self.topologies {
+            topology.set(slot, node.and_then(|node| node.labels.get(&**key)));
+        }
+        for (requirements, mask) in self.requirements.values_mut() {
+            if mask.len() <= slot {
+                mask.resize(slot + 1, false);
+            }
+            mask[slot] = node.is_some_and(|node| requirements.matches(&node.labels, &node.name));
+        }
+    }
+
+    fn put_images(&mut self, slot: Slot, old: Option<&NodeInfo>, new: Option<&NodeInfo>) {
+        let slot = slot as u32;
+        for name in old.into_iter().flat_map(|node| node.images.keys()) {
+            if let Some(nodes) = self.images.get_mut(name) {
+                nodes.remove(&slot);
+                if nodes.is_empty() {
+                    self.images.remove(name);
+                }
+            }
+        }
+        for (name, size) in new.into_iter().flat_map(|node| &node.images) {
+            if !self.images.contains_key(name) {
+                self.images.insert(name.clone(), HashMap::new());
+            }
+            if let Some(nodes) = self.images.get_mut(name) {
+                nodes.insert(slot, *size);
+            }
+        }
+    }
+
+    /// Forgets a node; its pods stay known until they are gone too.
+    pub fn remove_node(&mut self, name: &str) -> Option<Arc<NodeInfo>> {
+        let slot = self.slot(name)?;
+        let old = self.nodes[slot].take()?;
+        self.put_images(slot, Some(&old), None);
+        self.put_labels(slot, None);
+        self.order.remove(slot);
+        let fixed = [
+            &mut self.cpu,
+            &mut self.memory,
+            &mut self.ephemeral,
+            &mut self.count,
+        ];
+        for column in fixed.into_iter().chain(self.others.values_mut()) {
+            column.allocatable[slot] = 0;
+        }
+        self.release_if_empty(slot);
+        Some(old)
+    }
+
+    fn release_if_empty(&mut self, slot: Slot) {
+        if self.nodes[slot].is_none() && self.pods[slot].is_empty() {
+            self.slots.remove(&self.names[slot]);
+            self.free.push(slot);
+        }
+    }
+
+    /// Counts a pod on a node; a pod that was counted elsewhere or before is counted anew.
+    pub fn put_pod(&mut self, node: &str, pod: Arc<PodInfo>) -> Option<Arc<PodInfo>> {
+        // The slot first: it may be released and given to another when its only pod goes.
+        let slot = self.slot_of(node);
+        let same = self.placed(&pod.uid) == Some(slot);
+        let old = if same {
+            self.take_pod(&pod.uid)
+        } else {
+            self.remove_pod(&pod.uid)
+        };
+        self.shift(slot, &pod, 1);
+        self.groups.add(&pod.label_set, slot, &self.namespaces);
+        self.holders.add(&pod.template, slot);
+        let template = &pod.template;
+        let terms = template.affinity.iter().chain(&template.anti_affinity);
+        for term in terms.chain(&template.preferences) {
+            self.prepare_key(&term.topology_key);
+        }
+        for claim in &pod.template.claims {
+            let key = (pod.namespace().clone(), pod.claim_name(claim));
+            *self.claim_users.entry(key).or_default() += 1;
+        }
+        self.placed.insert(pod.uid.clone(), slot);
+        self.pods[slot].push(pod);
+        old
+    }
+
+    /// Forgets a pod; returns it when it was counted.
+    pub fn remove_pod(&mut self, uid: &str) -> Option<Arc<PodInfo>> {
+        let slot = self.placed(uid)?;
+        let pod = self.take_pod(uid);
+        self.release_if_empty(slot);
+        pod
+    }
+
+    fn take_pod(&mut self, uid: &str) -> Option<Arc<PodInfo>> {
+        let slot = self.placed.remove(uid)?;
+        let at = self.pods[slot].iter().position(|pod| &*pod.uid == uid)?;
+        let pod = self.pods[slot].swap_remove(at);
+        self.shift(slot, &pod, -1);
+        self.groups.remove(&pod.label_set, slot);
+        self.holders.remove(&pod.template, slot);
+        for claim in &pod.template.claims {
+            let key = (pod.namespace().clone(), pod.claim_name(claim));
+            if let Some(users) = self.claim_users.get_mut(&key) {
+                *users -= 1;
+                if *users == 0 {
+                    self.claim_users.remove(&key);
+                }
+            }
+        }
+        Some(pod)
+    }
+
+    /// Changes the columns as if the pod came to the node (`sign` 1) or left it (-1), and nothing
+    /// else: for trying what would fit.
+    pub fn shift(&mut self, slot: Slot, pod: &PodInfo, sign: i64) {
+        let (requests, non_zero) = (&pod.template.requests, pod.template.non_zero);
+        self.cpu.used[slot] += sign * requests.cpu;
+        self.memory.used[slot] += sign * requests.memory;
+        self.ephemeral.used[slot] += sign * requests.ephemeral;
+        self.count.used[slot] += sign;
+        for (name, amount) in &requests.others {
+            self.other(name).used[slot] += sign * amount;
+        }
+        self.non_zero[slot].0 += sign * non_zero.0;
+        self.non_zero[slot].1 += sign * non_zero.1;
+        let used = &mut self.ports[slot];
+        for port in &pod.template.ports {
+            if sign > 0 {
+                used.push(port.clone());
+            } else if let Some(at) = used.iter().position(|other| other == port) {
+                used.swap_remove(at);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples::{labelled, node, pod};
+
+    #[test]
+    fn what_a_pod_takes_is_given_back_when_it_goes() {
+        let mut cluster = Cluster::default();
+        cluster.put_node(node("n1", "2", "4Gi"));
+        let slot = cluster.slot("n1").unwrap();
+        cluster.put_pod("n1", pod("a", "500m", "1Gi"));
+        cluster.put_pod("n1", pod("a", "700m", "1Gi"));
+        assert_eq!(cluster.cpu.free(slot), 1300);
+        assert_eq!(cluster.count.used[slot], 1);
+        cluster.remove_pod("uid-a");
+        assert_eq!(cluster.cpu.free(slot), 2000);
+        assert_eq!(cluster.memory.used[slot], 0);
+    }
+
+    #[test]
+    fn pods_may_be_known_before_their_node_and_outlive_it() {
+        let mut cluster = Cluster::default();
+        cluster.put_pod("n1", pod("a", "500m", "1Gi"));
+        cluster.prepare();
+        assert!(cluster.visits().is_empty());
+        cluster.put_node(node("n1", "2", "4Gi"));
+        assert_eq!(cluster.cpu.free(cluster.slot("n1").unwrap()), 1500);
+        cluster.remove_node("n1");
+        assert_eq!(cluster.size(), 0);
+        cluster.remove_pod("uid-a");
+        assert_eq!(cluster.slot("n1"), None);
+        cluster.put_node(node("n2", "1", "1Gi"));
+        assert_eq!(cluster.slot("n2"), Some(0), "the slot is used again");
+    }
+
+    #[test]
+    fn nodes_are_visited_in_turns_over_zones() {
+        let mut cluster = Cluster::default();
+        let zone = "topology.kubernetes.io/zone";
+        for (name, at) in [
+            ("a1", "a"),
+            ("a2", "a"),
+            ("a3", "a"),
+            ("b1", "b"),
+            ("c1", "c"),
+        ] {
+            cluster.put_node(labelled(name, &[(zone, at)]));
+        }
+        let order = |cluster: &mut Cluster| {
+            cluster.prepare();
+            let names = cluster
+                .visits()
+                .iter()
+                .map(|slot| cluster.names[*slot].to_string());
+            names.collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(order(&mut cluster), "a1 b1 c1 a2 a3");
+        cluster.remove_node("b1");
+        cluster.put_node(labelled("a2", &[(zone, "c")]));
+        assert_eq!(order(&mut cluster), "a1 c1 a3 a2");
+    }
+}

@@ -1,0 +1,95 @@
+//! The values of node labels that pods are placed by, as small integers in columns; and the order
+//! in which nodes are visited.
+
+use std::collections::HashMap;
+
+use super::{NodeInfo, Slot};
+
+/// The value of a node that does not have the label.
+pub const ABSENT: u32 = 0;
+
+/// The values of one label key over all nodes.
+#[derive(Debug, Default)]
+pub struct Topology {
+    values: Vec<u32>,
+    known: HashMap<String, u32>,
+}
+
+impl Topology {
+    /// The value of a node, [`ABSENT`] when it has none.
+    pub fn at(&self, slot: Slot) -> u32 {
+        self.values.get(slot).copied().unwrap_or(ABSENT)
+    }
+
+    /// One more than the largest value.
+    pub fn size(&self) -> usize {
+        self.known.len() + 1
+    }
+
+    pub(super) fn set(&mut self, slot: Slot, value: Option<&String>) {
+        if self.values.len() <= slot {
+            self.values.resize(slot + 1, ABSENT);
+        }
+        self.values[slot] = match value {
+            None => ABSENT,
+            Some(value) => match self.known.get(value) {
+                Some(id) => *id,
+                None => {
+                    let id = u32::try_from(self.known.len() + 1).unwrap_or(u32::MAX);
+                    self.known.insert(value.clone(), id);
+                    id
+                }
+            },
+        };
+    }
+}
+
+/// All nodes, taken in turns from each zone.
+#[derive(Debug, Default)]
+pub(super) struct Order {
+    zones: Vec<((String, String), Vec<Slot>)>,
+    visits: Vec<Slot>,
+    stale: bool,
+}
+
+impl Order {
+    pub(super) fn add(&mut self, slot: Slot, node: &NodeInfo) {
+        let zone = node.zone();
+        let known = |((region, name), _): &((String, String), Vec<Slot>)| {
+            (region.as_str(), name.as_str()) == zone
+        };
+        match self.zones.iter().position(known) {
+            Some(at) => self.zones[at].1.push(slot),
+            None => {
+                let zone = (zone.0.to_owned(), zone.1.to_owned());
+                self.zones.push((zone, vec![slot]));
+            }
+        }
+        self.stale = true;
+    }
+
+    pub(super) fn remove(&mut self, slot: Slot) {
+        for (_, slots) in &mut self.zones {
+            slots.retain(|other| *other != slot);
+        }
+        self.zones.retain(|(_, slots)| !slots.is_empty());
+        self.stale = true;
+    }
+
+    pub(super) fn refresh(&mut self) {
+        if !std::mem::take(&mut self.stale) {
+            return;
+        }
+        self.visits.clear();
+        let longest = self.zones.iter().map(|(_, slots)| slots.len()).max();
+        for index in 0..longest.unwrap_or(0) {
+            let row = self.zones.iter().filter_map(|(_, slots)| slots.get(index));
+            self.visits.extend(row);
+        }
+    }
+
+    pub(super) fn visits(&self) -> &[Slot] {
+        debug_assert!(!self.stale, "prepare() was not called after a change");
+        &self.visits
+    }
+}

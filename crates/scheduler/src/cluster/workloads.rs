@@ -1,0 +1,92 @@
+//! Services and controllers of pods: pods that nobody told how to spread are spread with the others
+//! of their Services and their controller.
+
+use std::collections::{BTreeMap, HashMap};
+
+use reconcile::Selector;
+
+use crate::{
+    matching::{Labels, SelectorIndex},
+    pod::PodInfo,
+};
+
+/// Selectors by namespace and name.
+#[derive(Debug, Default)]
+pub struct Workloads {
+    services: HashMap<String, Services>,
+    controllers: HashMap<(&'static str, String, String), Selector>,
+}
+
+#[derive(Debug, Default)]
+struct Services {
+    selectors: BTreeMap<String, Labels>,
+    index: SelectorIndex<String>,
+}
+
+/// The controllers that count, with their API versions.
+pub const CONTROLLERS: [(&str, &str); 3] = [
+    ("v1", "ReplicationController"),
+    ("apps/v1", "ReplicaSet"),
+    ("apps/v1", "StatefulSet"),
+];
+
+impl Workloads {
+    /// A Service's newest selector; none when it is gone or selects nothing.
+    pub fn put_service(&mut self, namespace: &str, name: &str, selector: Option<Labels>) {
+        let services = self.services.entry(namespace.to_owned()).or_default();
+        if let Some(old) = services.selectors.remove(name) {
+            let name = name.to_owned();
+            services.index.remove(&Selector::labels(&old), &name);
+        }
+        if let Some(labels) = selector {
+            let compiled = Selector::labels(&labels);
+            services.index.insert(&compiled, name.to_owned());
+            services.selectors.insert(name.to_owned(), labels);
+        } else if services.selectors.is_empty() {
+            self.services.remove(namespace);
+        }
+    }
+
+    /// A controller's newest selector; none when it is gone.
+    pub fn put_controller(
+        &mut self,
+        kind: &'static str,
+        namespace: &str,
+        name: &str,
+        selector: Option<Selector>,
+    ) {
+        let key = (kind, namespace.to_owned(), name.to_owned());
+        match selector {
+            Some(selector) => self.controllers.insert(key, selector),
+            None => self.controllers.remove(&key),
+        };
+    }
+
+    /// What the pod's Services and its controller select together; none when nothing selects it.
+    pub fn selector_for(&self, pod: &PodInfo) -> Option<Selector> {
+        let namespace = &**pod.namespace();
+        let mut merged = Labels::new();
+        if let Some(services) = self.services.get(namespace) {
+            let labels = &pod.label_set.labels;
+            let mut names: Vec<&String> = services.index.candidates(labels).collect();
+            names.sort_unstable();
+            for name in names {
+                let selector = &services.selectors[name];
+                if Selector::labels(selector).matches(Some(labels)) {
+                    merged.extend(selector.clone());
+                }
+            }
+        }
+        let selector = Selector::labels(&merged);
+        let owned = pod.template.owner.as_ref().and_then(|owner| {
+            let known = (owner.api_version.as_str(), owner.kind.as_str());
+            let (_, kind) = CONTROLLERS
+                .iter()
+                .find(|controller| **controller == known)?;
+            let key = (*kind, namespace.to_owned(), owner.name.clone());
+            self.controllers.get(&key)
+        });
+        let selector = owned.map_or_else(|| selector.clone(), |owned| selector.and(owned));
+        (!selector.is_everything()).then_some(selector)
+    }
+}

@@ -1,0 +1,454 @@
+//! `KubeSchedulerConfiguration` of `kubescheduler.config.k8s.io/v1`: profiles, their plugins with
+//! weights and arguments, how many nodes are compared, and how long pods wait after failures.
+//!
+//! What this scheduler cannot do is refused, not ignored.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::{
+    framework::{
+        Plugin, Point,
+        profile::{Enabled, Profile},
+    },
+    plugins::ALL,
+    queue::Backoff,
+};
+
+/// What a configuration says.
+#[derive(Debug)]
+pub struct Configuration {
+    /// The schedulers.
+    pub profiles: Vec<Profile>,
+    /// How long pods wait after failures.
+    pub backoff: Backoff,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Document {
+    api_version: String,
+    kind: String,
+    #[serde(default)]
+    profiles: Vec<ProfileDocument>,
+    percentage_of_nodes_to_score: Option<usize>,
+    pod_initial_backoff_seconds: Option<u64>,
+    pod_max_backoff_seconds: Option<u64>,
+    #[serde(default)]
+    extenders: Vec<Value>,
+    /// Goroutines of upstream's filters; one loop needs none.
+    #[expect(dead_code, reason = "accepted: it changes no decision")]
+    parallelism: Option<u32>,
+    /// The process that runs the scheduler elects and connects.
+    #[expect(
+        dead_code,
+        reason = "accepted: the client and the lease belong to the process"
+    )]
+    leader_election: Option<Value>,
+    #[expect(
+        dead_code,
+        reason = "accepted: the client and the lease belong to the process"
+    )]
+    client_connection: Option<Value>,
+    #[expect(dead_code, reason = "accepted: it changes no decision")]
+    enable_profiling: Option<bool>,
+    #[expect(dead_code, reason = "accepted: it changes no decision")]
+    enable_contention_profiling: Option<bool>,
+    #[serde(default)]
+    delay_cache_until_active: bool,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct ProfileDocument {
+    scheduler_name: Option<String>,
+    percentage_of_nodes_to_score: Option<usize>,
+    plugins: BTreeMap<String, PluginSet>,
+    plugin_config: Vec<PluginConfig>,
+}
+
+#[derive(Debug, Default, Clone, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct PluginSet {
+    enabled: Vec<PluginName>,
+    disabled: Vec<PluginName>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct PluginName {
+    name: String,
+    #[serde(default)]
+    weight: i64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct PluginConfig {
+    name: String,
+    #[serde(default)]
+    args: Value,
+}
+
+const POINTS: [(&str, Point); 12] = [
+    ("preEnqueue", Point::PreEnqueue),
+    ("queueSort", Point::QueueSort),
+    ("preFilter", Point::PreFilter),
+    ("filter", Point::Filter),
+    ("postFilter", Point::PostFilter),
+    ("preScore", Point::PreScore),
+    ("score", Point::Score),
+    ("reserve", Point::Reserve),
+    ("permit", Point::Permit),
+    ("preBind", Point::PreBind),
+    ("bind", Point::Bind),
+    ("postBind", Point::PostBind),
+];
+
+impl PluginSet {
+    fn disables(&self, name: &str) -> bool {
+        let mut disabled = self.disabled.iter();
+        disabled.any(|plugin| plugin.name == "*" || plugin.name == name)
+    }
+}
+
+/// Reads a configuration.
+pub fn parse(value: &Value) -> Result<Configuration, String> {
+    let document = Document::deserialize(value).map_err(|error| error.to_string())?;
+    let known = (
+        "kubescheduler.config.k8s.io/v1",
+        "KubeSchedulerConfiguration",
+    );
+    if (document.api_version.as_str(), document.kind.as_str()) != known {
+        let (version, kind) = (document.api_version, document.kind);
+        return Err(format!("unknown configuration {version} {kind}"));
+    }
+    if !document.extenders.is_empty() {
+        return Err("extenders are not supported".into());
+    }
+    if document.delay_cache_until_active {
+        return Err("delayCacheUntilActive is not supported".into());
+    }
+    let percentage = percentage(document.percentage_of_nodes_to_score.unwrap_or(0))?;
+    let mut profiles = document.profiles;
+    if profiles.is_empty() {
+        profiles.push(ProfileDocument::default());
+    }
+    let alone = profiles.len() == 1;
+    let mut names = BTreeSet::new();
+    let mut made = Vec::new();
+    for mut profile in profiles {
+        if alone && profile.scheduler_name.is_none() {
+            profile.scheduler_name = Some("default-scheduler".into());
+        }
+        let name = profile.scheduler_name.clone().unwrap_or_default();
+        if name.is_empty() || !names.insert(name.clone()) {
+            return Err(format!("profiles need different names, not {name:?}"));
+        }
+        made.push(build(&name, &profile, percentage).map_err(|why| format!("{name}: {why}"))?);
+    }
+    Ok(Configuration {
+        profiles: made,
+        backoff: backoff(
+            document.pod_initial_backoff_seconds,
+            document.pod_max_backoff_seconds,
+        )?,
+    })
+}
+
+fn percentage(percentage: usize) -> Result<usize, String> {
+    if percentage > 100 {
+        return Err("percentageOfNodesToScore must be between 0 and 100".into());
+    }
+    Ok(percentage)
+}
+
+fn backoff(first: Option<u64>, last: Option<u64>) -> Result<Backoff, String> {
+    let default = Backoff::default();
+    let first = first.map_or(default.first, Duration::from_secs);
+    let last = last.map_or(default.last, Duration::from_secs);
+    if first.is_zero() {
+        return Err("podInitialBackoffSeconds must be greater than 0".into());
+    }
+    if last < first {
+        return Err("podMaxBackoffSeconds must not be less than podInitialBackoffSeconds".into());
+    }
+    Ok(Backoff {
+        first,
+        last,
+        ..default
+    })
+}
+
+/// Every plugin with the arguments that the profile gives it.
+fn instances(profile: &ProfileDocument) -> Result<Vec<Enabled>, String> {
+    let mut seen = BTreeSet::new();
+    for config in &profile.plugin_config {
+        if !ALL.iter().any(|plugin| plugin.name == config.name) {
+            return Err(format!(
+                "pluginConfig of the unknown plugin {:?}",
+                config.name
+            ));
+        }
+        if !seen.insert(&config.name) {
+            return Err(format!("pluginConfig of {} is given twice", config.name));
+        }
+    }
+    let instance = |registration: &crate::plugins::Registration| {
+        let mut configs = profile.plugin_config.iter();
+        let config = configs.find(|config| config.name == registration.name);
+        let arguments = config.map_or(&Value::Null, |config| &config.args);
+        let plugin = (registration.new)(arguments);
+        Ok(Enabled {
+            plugin: plugin.map_err(|why| format!("{}: {why}", registration.name))?,
+            weight: registration.weight,
+        })
+    };
+    ALL.iter().map(instance).collect()
+}
+
+fn build(name: &str, profile: &ProfileDocument, percentage: usize) -> Result<Profile, String> {
+    let all = instances(profile)?;
+    let find = |wanted: &PluginName| -> Result<Enabled, String> {
+        let mut known = all.iter();
+        let found = known.find(|enabled| enabled.plugin.name() == wanted.name);
+        let found = found.ok_or_else(|| format!("unknown plugin {:?}", wanted.name))?;
+        let weight = if wanted.weight == 0 {
+            found.weight
+        } else {
+            wanted.weight
+        };
+        Ok(Enabled {
+            plugin: found.plugin.clone(),
+            weight,
+        })
+    };
+    for point in profile.plugins.keys() {
+        if point != "multiPoint" && !POINTS.iter().any(|(known, _)| known == point) {
+            return Err(format!("unknown extension point {point:?}"));
+        }
+    }
+    let everywhere = multi_point(profile.plugins.get("multiPoint"), &all, &find)?;
+    let mut points: BTreeMap<Point, Vec<Enabled>> = BTreeMap::new();
+    for (key, point) in POINTS {
+        let set = profile.plugins.get(key).cloned().unwrap_or_default();
+        let mut enabled: Vec<Enabled> = Vec::new();
+        for wanted in &set.enabled {
+            let one = find(wanted)?;
+            if !one.plugin.points().contains(&point) {
+                return Err(format!("{} does not take part in {key}", wanted.name));
+            }
+            enabled.push(one);
+        }
+        for one in &everywhere {
+            let name = one.plugin.name();
+            let given = enabled.iter().any(|other| other.plugin.name() == name);
+            if one.plugin.points().contains(&point) && !given && !set.disables(name) {
+                enabled.push(one.clone());
+            }
+        }
+        points.insert(point, enabled);
+    }
+    check(&points)?;
+    let own = profile.percentage_of_nodes_to_score;
+    let percentage = self::percentage(own.unwrap_or(percentage))?;
+    Ok(Profile::new(name, percentage, points))
+}
+
+/// The default plugins, changed as `multiPoint` says: replaced in place, or added behind.
+fn multi_point(
+    set: Option<&PluginSet>,
+    all: &[Enabled],
+    find: &impl Fn(&PluginName) -> Result<Enabled, String>,
+) -> Result<Vec<Enabled>, String> {
+    let none = PluginSet::default();
+    let set = set.unwrap_or(&none);
+    let defaults = all
+        .iter()
+        .filter(|enabled| !set.disables(enabled.plugin.name()));
+    let mut everywhere: Vec<Enabled> = defaults.cloned().collect();
+    for wanted in &set.enabled {
+        let one = find(wanted)?;
+        let mut known = everywhere.iter_mut();
+        match known.find(|other| other.plugin.name() == one.plugin.name()) {
+            Some(other) => *other = one,
+            None => everywhere.push(one),
+        }
+    }
+    Ok(everywhere)
+}
+
+/// What every profile needs.
+fn check(points: &BTreeMap<Point, Vec<Enabled>>) -> Result<(), String> {
+    let at = |point: Point| points.get(&point).map_or(&[][..], Vec::as_slice);
+    if at(Point::QueueSort).len() != 1 {
+        return Err("exactly one queueSort plugin is needed".into());
+    }
+    if at(Point::Bind).is_empty() {
+        return Err("at least one bind plugin is needed".into());
+    }
+    // Filter and Score work on what the point before them has prepared.
+    for (before, after) in [
+        (Point::PreFilter, Point::Filter),
+        (Point::PreScore, Point::Score),
+    ] {
+        for enabled in at(after) {
+            let plugin: &Arc<dyn Plugin> = &enabled.plugin;
+            let prepared = at(before)
+                .iter()
+                .any(|other| other.plugin.name() == plugin.name());
+            if plugin.points().contains(&before) && !prepared {
+                let name = plugin.name();
+                return Err(format!("{name} at {after:?} needs {name} at {before:?}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn with(fields: Value) -> Result<Configuration, String> {
+        let mut document = json!({
+            "apiVersion": "kubescheduler.config.k8s.io/v1",
+            "kind": "KubeSchedulerConfiguration",
+        });
+        let fields = fields.as_object().unwrap().clone();
+        document.as_object_mut().unwrap().extend(fields);
+        parse(&document)
+    }
+
+    fn profile(fields: Value) -> Result<Profile, String> {
+        Ok(with(json!({"profiles": [fields]}))?.profiles.remove(0))
+    }
+
+    fn names(profile: &Profile, point: Point) -> Vec<(&'static str, i64)> {
+        let named = |enabled: &Enabled| (enabled.plugin.name(), enabled.weight);
+        profile.at(point).iter().map(named).collect()
+    }
+
+    #[test]
+    fn an_empty_configuration_is_the_default_scheduler() {
+        let configuration = with(json!({})).unwrap();
+        let [one] = configuration.profiles.as_slice() else {
+            panic!("{configuration:?}");
+        };
+        let default = Profile::default_scheduler();
+        assert_eq!(one.name, default.name);
+        for (_, point) in POINTS {
+            assert_eq!(names(one, point), names(&default, point), "{point:?}");
+        }
+        let scores = names(one, Point::Score);
+        assert_eq!(scores[..2], [("TaintToleration", 3), ("NodeAffinity", 2)]);
+        assert_eq!(configuration.backoff.last, Duration::from_secs(10));
+    }
+
+    #[test]
+    fn plugins_are_enabled_disabled_and_weighted() {
+        let plugins = json!({
+            "multiPoint": {"enabled": [{"name": "ImageLocality", "weight": 7}],
+                "disabled": [{"name": "NodeAffinity"}]},
+            "score": {"enabled": [{"name": "InterPodAffinity", "weight": 50}],
+                "disabled": [{"name": "PodTopologySpread"}]},
+        });
+        let one = profile(json!({"schedulerName": "mine", "plugins": plugins})).unwrap();
+        let scores = names(&one, Point::Score);
+        assert_eq!(scores[0], ("InterPodAffinity", 50), "named ones come first");
+        assert!(scores.contains(&("ImageLocality", 7)));
+        let has = |point, name| names(&one, point).iter().any(|(known, _)| *known == name);
+        assert!(!has(Point::Score, "PodTopologySpread") && has(Point::Filter, "PodTopologySpread"));
+        assert!(!has(Point::Filter, "NodeAffinity") && !has(Point::Score, "NodeAffinity"));
+        let few = json!({"score": {"disabled": [{"name": "*"}],
+            "enabled": [{"name": "NodeResourcesFit"}]}});
+        let few = profile(json!({"plugins": few})).unwrap();
+        assert_eq!(names(&few, Point::Score), [("NodeResourcesFit", 1)]);
+    }
+
+    #[test]
+    fn arguments_reach_their_plugin_and_several_schedulers_have_names() {
+        let config = json!([{"name": "NodeResourcesFit", "args": {
+            "apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "NodeResourcesFitArgs",
+            "scoringStrategy": {"type": "MostAllocated"}}}]);
+        let two = with(json!({"percentageOfNodesToScore": 30, "profiles": [
+            {"schedulerName": "spread"},
+            {"schedulerName": "pack", "pluginConfig": config, "percentageOfNodesToScore": 50},
+        ]}));
+        let two = two.unwrap().profiles;
+        let percentages = two.iter().map(|profile| profile.percentage_of_nodes);
+        assert_eq!(percentages.collect::<Vec<_>>(), [30, 50]);
+        let fit = two[1].plugin("NodeResourcesFit").unwrap();
+        let mut cluster = crate::samples::cluster(&[("a", "4", "8Gi")]);
+        let pod = crate::samples::pod("p", "1", "2Gi");
+        let scores = crate::samples::scored(&**fit, &pod, &mut cluster, &[0]);
+        assert_eq!(scores.unwrap(), [25]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_refused() {
+        for (wrong, word) in [
+            (
+                json!({"extenders": [{"urlPrefix": "http://x"}]}),
+                "extenders",
+            ),
+            (
+                json!({"percentageOfNodesToScore": 101}),
+                "percentageOfNodesToScore",
+            ),
+            (
+                json!({"podInitialBackoffSeconds": 0}),
+                "podInitialBackoffSeconds",
+            ),
+            (json!({"podMaxBackoffSeconds": 0}), "podMaxBackoffSeconds"),
+            (json!({"profile": []}), "unknown field"),
+            (json!({"kind": "Other"}), "unknown configuration"),
+            (json!({"profiles": [{}, {}]}), "different names"),
+        ] {
+            let why = with(wrong.clone()).unwrap_err();
+            assert!(why.contains(word), "{wrong}: {why}");
+        }
+        for (wrong, word) in [
+            (
+                json!({"plugins": {"filters": {}}}),
+                "unknown extension point",
+            ),
+            (
+                json!({"plugins": {"filter": {"enabled": [{"name": "X"}]}}}),
+                "unknown plugin",
+            ),
+            (
+                json!({"plugins": {"filter": {"enabled": [{"name": "ImageLocality"}]}}}),
+                "does not take part",
+            ),
+            (
+                json!({"plugins": {"bind": {"disabled": [{"name": "*"}]}}}),
+                "bind",
+            ),
+            (
+                json!({"plugins": {"queueSort": {"disabled": [{"name": "*"}]}}}),
+                "queueSort",
+            ),
+            (
+                json!({"plugins": {"preFilter": {"disabled": [{"name": "*"}]}}}),
+                "needs",
+            ),
+            (json!({"pluginConfig": [{"name": "X"}]}), "unknown plugin"),
+            (
+                json!({"pluginConfig": [{"name": "NodePorts", "args": {"a": 1}}]}),
+                "takes no arguments",
+            ),
+        ] {
+            let why = profile(wrong.clone()).unwrap_err();
+            assert!(why.contains(word), "{wrong}: {why}");
+        }
+    }
+}

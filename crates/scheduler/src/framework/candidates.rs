@@ -1,0 +1,108 @@
+//! The nodes that are still possible for a pod, and why the others are not: by node and plugin.
+
+use std::{borrow::Cow, collections::BTreeMap};
+
+use crate::cluster::Slot;
+
+/// Why a plugin turned a node down.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rejection {
+    /// The node.
+    pub slot: Slot,
+    /// The plugin's name.
+    pub plugin: &'static str,
+    /// In Kubernetes' words; several when several resources are missing.
+    pub reasons: Vec<Cow<'static, str>>,
+    /// Whether removing pods from the node could help.
+    pub resolvable: bool,
+}
+
+/// What is left, and what was turned down.
+#[derive(Debug, Clone, Default)]
+pub struct Candidates {
+    left: Vec<Slot>,
+    rejected: Vec<Rejection>,
+}
+
+impl Candidates {
+    /// These nodes.
+    pub fn new(slots: Vec<Slot>) -> Self {
+        Self {
+            left: slots,
+            rejected: Vec::new(),
+        }
+    }
+
+    /// Those that are left.
+    pub fn slots(&self) -> &[Slot] {
+        &self.left
+    }
+
+    /// Those that were turned down.
+    pub fn rejected(&self) -> &[Rejection] {
+        &self.rejected
+    }
+
+    /// Both, apart.
+    pub fn into_parts(self) -> (Vec<Slot>, Vec<Rejection>) {
+        (self.left, self.rejected)
+    }
+
+    /// Keeps the nodes for which `judge` has no objection.
+    pub fn retain(
+        &mut self,
+        plugin: &'static str,
+        resolvable: bool,
+        judge: impl Fn(Slot) -> Option<&'static str>,
+    ) {
+        self.retain_with(plugin, |slot| {
+            judge(slot).map(|reason| (vec![Cow::Borrowed(reason)], resolvable))
+        });
+    }
+
+    /// The same with several reasons, and for each node whether removing pods could help.
+    pub fn retain_with(
+        &mut self,
+        plugin: &'static str,
+        judge: impl Fn(Slot) -> Option<(Vec<Cow<'static, str>>, bool)>,
+    ) {
+        let rejected = &mut self.rejected;
+        self.left.retain(|slot| match judge(*slot) {
+            None => true,
+            Some((reasons, resolvable)) => {
+                rejected.push(Rejection {
+                    slot: *slot,
+                    plugin,
+                    reasons,
+                    resolvable,
+                });
+                false
+            }
+        });
+    }
+
+    /// Turns down a node that was left.
+    pub fn reject(&mut self, rejection: Rejection) {
+        self.left.retain(|slot| *slot != rejection.slot);
+        self.rejected.push(rejection);
+    }
+}
+
+/// `0/3 nodes are available: 1 Insufficient cpu, 2 node(s) were unschedulable.`
+pub fn histogram<'a>(total: usize, reasons: impl Iterator<Item = (&'a str, usize)>) -> String {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for (reason, count) in reasons {
+        *counts.entry(reason).or_default() += count;
+    }
+    let mut parts: Vec<String> = counts
+        .into_iter()
+        .map(|(reason, count)| format!("{count} {reason}"))
+        .collect();
+    parts.sort();
+    let start = format!("0/{total} nodes are available:");
+    if parts.is_empty() {
+        start
+    } else {
+        format!("{start} {}.", parts.join(", "))
+    }
+}

@@ -1,0 +1,109 @@
+//! What happened in the cluster, with the objects before and after: plugins say of each whether it
+//! could help a pod that they turned away.
+
+use crate::{cluster::NodeInfo, pod::PodInfo};
+
+/// What kind of thing happened: plugins name those that can matter to them at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each is described at the event of its name")]
+pub enum EventKind {
+    NodeAdded,
+    NodeUpdated,
+    NodeDeleted,
+    PodAdded,
+    PodUpdated,
+    PodDeleted,
+    OwnUpdate,
+    Claim,
+    Volume,
+    DeviceClaim,
+    Namespace,
+}
+
+/// Something that happened.
+#[derive(Debug, Clone, Copy)]
+pub enum Event<'a> {
+    /// A node came.
+    NodeAdded(&'a NodeInfo),
+    /// A node changed.
+    NodeUpdated {
+        /// Before.
+        old: &'a NodeInfo,
+        /// After.
+        new: &'a NodeInfo,
+    },
+    /// A node went.
+    NodeDeleted(&'a NodeInfo),
+    /// A pod was placed.
+    PodAdded(&'a PodInfo),
+    /// A placed pod changed.
+    PodUpdated {
+        /// Before.
+        old: &'a PodInfo,
+        /// After.
+        new: &'a PodInfo,
+    },
+    /// A placed pod left its node.
+    PodDeleted(&'a PodInfo),
+    /// The waiting pod itself changed; only it is asked.
+    OwnUpdate {
+        /// Before.
+        old: &'a PodInfo,
+        /// After.
+        new: &'a PodInfo,
+    },
+    /// A PersistentVolumeClaim came or changed.
+    Claim {
+        /// Its namespace.
+        namespace: &'a str,
+        /// Its name.
+        name: &'a str,
+    },
+    /// A PersistentVolume or a StorageClass came or changed.
+    Volume,
+    /// A ResourceClaim came or changed.
+    DeviceClaim {
+        /// Its namespace.
+        namespace: &'a str,
+        /// Its name.
+        name: &'a str,
+    },
+    /// The labels of a namespace changed.
+    Namespace,
+}
+
+impl Event<'_> {
+    /// What kind it is.
+    pub fn kind(&self) -> EventKind {
+        match self {
+            Self::NodeAdded(_) => EventKind::NodeAdded,
+            Self::NodeUpdated { .. } => EventKind::NodeUpdated,
+            Self::NodeDeleted(_) => EventKind::NodeDeleted,
+            Self::PodAdded(_) => EventKind::PodAdded,
+            Self::PodUpdated { .. } => EventKind::PodUpdated,
+            Self::PodDeleted(_) => EventKind::PodDeleted,
+            Self::OwnUpdate { .. } => EventKind::OwnUpdate,
+            Self::Claim { .. } => EventKind::Claim,
+            Self::Volume => EventKind::Volume,
+            Self::DeviceClaim { .. } => EventKind::DeviceClaim,
+            Self::Namespace => EventKind::Namespace,
+        }
+    }
+
+    /// As upstream's metrics name it.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::NodeAdded(_) => "NodeAdd",
+            Self::NodeUpdated { .. } => "NodeUpdate",
+            Self::NodeDeleted(_) => "NodeDelete",
+            Self::PodAdded(_) => "AssignedPodAdd",
+            Self::PodUpdated { .. } => "AssignedPodUpdate",
+            Self::PodDeleted(_) => "AssignedPodDelete",
+            Self::OwnUpdate { .. } => "UnschedulablePodUpdate",
+            Self::Claim { .. } => "PvcUpdate",
+            Self::Volume => "PvUpdate",
+            Self::DeviceClaim { .. } => "ResourceClaimUpdate",
+            Self::Namespace => "NamespaceUpdate",
+        }
+    }
+}

@@ -1,0 +1,439 @@
+//! A node must have free what the pod asks for. Of several, the emptier is better, or the fuller, or
+//! what a shape says, as the configuration wants it.
+
+use std::{any::Any, borrow::Cow, sync::Arc};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{
+    arguments,
+    resource_score::{ResourceWeight, Scored, checked},
+};
+use crate::{
+    cluster::{Cluster, Column, NodeInfo, Slot},
+    framework::{
+        BEST, Plugin, Point,
+        candidates::Candidates,
+        event::{Event, EventKind},
+    },
+    pod::PodInfo,
+    resources::Resources,
+};
+
+/// The plugin's name.
+pub const NAME: &str = "NodeResourcesFit";
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Arguments {
+    ignored_resources: Vec<String>,
+    ignored_resource_groups: Vec<String>,
+    scoring_strategy: Strategy,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Strategy {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    resources: Vec<ResourceWeight>,
+    requested_to_capacity_ratio: Option<Ratio>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Ratio {
+    shape: Vec<ShapePoint>,
+}
+
+/// A score from 0 to 10 at a utilization in percent.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct ShapePoint {
+    utilization: i64,
+    score: i64,
+}
+
+#[derive(Debug)]
+enum Scoring {
+    LeastAllocated,
+    MostAllocated,
+    /// Straight lines between points, with scores from 0 to [`BEST`].
+    Ratio(Vec<ShapePoint>),
+}
+
+/// The rule.
+#[derive(Debug)]
+pub struct NodeResourcesFit {
+    ignored: Vec<String>,
+    ignored_groups: Vec<String>,
+    scoring: Scoring,
+    resources: Vec<ResourceWeight>,
+}
+
+/// Makes it.
+pub fn new(value: &Value) -> Result<Arc<dyn Plugin>, String> {
+    let arguments: Arguments = arguments(value)?;
+    let strategy = arguments.scoring_strategy;
+    let scoring = match strategy.kind.as_deref() {
+        None | Some("LeastAllocated") => Scoring::LeastAllocated,
+        Some("MostAllocated") => Scoring::MostAllocated,
+        Some("RequestedToCapacityRatio") => {
+            let ratio = strategy.requested_to_capacity_ratio;
+            Scoring::Ratio(shape(ratio.map(|ratio| ratio.shape).unwrap_or_default())?)
+        }
+        Some(other) => return Err(format!("unknown scoring strategy {other:?}")),
+    };
+    Ok(Arc::new(NodeResourcesFit {
+        ignored: arguments.ignored_resources,
+        ignored_groups: arguments.ignored_resource_groups,
+        scoring,
+        resources: checked(strategy.resources)?,
+    }))
+}
+
+fn shape(mut points: Vec<ShapePoint>) -> Result<Vec<ShapePoint>, String> {
+    if points.is_empty() {
+        return Err("a shape needs at least one point".into());
+    }
+    let rising = points
+        .windows(2)
+        .all(|pair| pair[0].utilization < pair[1].utilization);
+    let bounded = points
+        .iter()
+        .all(|p| (0..=100).contains(&p.utilization) && (0..=10).contains(&p.score));
+    if !rising || !bounded {
+        return Err("a shape has rising utilizations from 0 to 100 and scores from 0 to 10".into());
+    }
+    for point in &mut points {
+        point.score *= BEST / 10;
+    }
+    Ok(points)
+}
+
+fn on_shape(points: &[ShapePoint], utilization: i64) -> i64 {
+    let next = points
+        .iter()
+        .position(|point| utilization <= point.utilization);
+    match next {
+        Some(0) => points[0].score,
+        Some(at) => {
+            let (low, high) = (&points[at - 1], &points[at]);
+            let rise = (high.score - low.score) * (utilization - low.utilization);
+            low.score + rise / (high.utilization - low.utilization)
+        }
+        None => points.last().map_or(0, |point| point.score),
+    }
+}
+
+impl NodeResourcesFit {
+    fn is_ignored(&self, resource: &str) -> bool {
+        let group = resource.split('/').next().unwrap_or_default();
+        let is_extended = resource.contains('/');
+        is_extended
+            && (self.ignored.iter().any(|name| name == resource)
+                || self.ignored_groups.iter().any(|name| name == group))
+    }
+
+    fn score_node(&self, resources: &[Scored<'_>], slot: Slot) -> i64 {
+        let (mut sum, mut weights) = (0, 0);
+        for resource in resources {
+            let Some((has, _, wanted)) = resource.amounts(slot) else {
+                continue;
+            };
+            let score = match &self.scoring {
+                Scoring::LeastAllocated if wanted > has => 0,
+                Scoring::LeastAllocated => (has - wanted) * BEST / has,
+                Scoring::MostAllocated => wanted.min(has) * BEST / has,
+                Scoring::Ratio(shape) if wanted > has => on_shape(shape, 100),
+                Scoring::Ratio(shape) => on_shape(shape, wanted * 100 / has),
+            };
+            if score > 0 || !matches!(self.scoring, Scoring::Ratio(_)) {
+                sum += score * resource.weight;
+                weights += resource.weight;
+            }
+        }
+        match (&self.scoring, weights) {
+            (_, 0) => 0,
+            (Scoring::Ratio(_), weights) => (sum as f64 / weights as f64).round() as i64,
+            (_, weights) => sum / weights,
+        }
+    }
+
+    /// What the node lacks, and whether it would be too small even if it were empty.
+    fn lacks(&self, wanted: &Resources, cluster: &Cluster, slot: Slot) -> Lack {
+        let mut lack = Lack::default();
+        if cluster.count.free(slot) < 1 {
+            lack.reasons.push("Too many pods".into());
+        }
+        let fixed = [
+            (wanted.cpu, &cluster.cpu, "Insufficient cpu"),
+            (wanted.memory, &cluster.memory, "Insufficient memory"),
+            (
+                wanted.ephemeral,
+                &cluster.ephemeral,
+                "Insufficient ephemeral-storage",
+            ),
+        ];
+        for (amount, column, reason) in fixed {
+            lack.check(amount, Some(column), slot, || Cow::Borrowed(reason));
+        }
+        for (name, amount) in &wanted.others {
+            if *amount > 0 && !self.is_ignored(name) {
+                let reason = || Cow::Owned(format!("Insufficient {name}"));
+                lack.check(*amount, cluster.others.get(name), slot, reason);
+            }
+        }
+        lack
+    }
+}
+
+#[derive(Debug, Default)]
+struct Lack {
+    reasons: Vec<Cow<'static, str>>,
+    too_small: bool,
+}
+
+impl Lack {
+    fn check(
+        &mut self,
+        wanted: i64,
+        column: Option<&Column>,
+        slot: Slot,
+        reason: impl Fn() -> Cow<'static, str>,
+    ) {
+        let (free, has) = column.map_or((0, 0), |c| (c.free(slot), c.allocatable[slot]));
+        if wanted > 0 && wanted > free {
+            self.reasons.push(reason());
+            self.too_small |= wanted > has;
+        }
+    }
+}
+
+/// Whether an empty node would hold the pod.
+fn fits_empty(wanted: &Resources, node: &NodeInfo) -> bool {
+    let has = &node.allocatable;
+    let others = wanted.others.iter();
+    node.pods >= 1
+        && wanted.cpu <= has.cpu
+        && wanted.memory <= has.memory
+        && wanted.ephemeral <= has.ephemeral
+        && others
+            .into_iter()
+            .all(|(name, amount)| *amount <= has.amount(name))
+}
+
+/// Whether there is more of anything that the pod asks for.
+fn grew(wanted: &Resources, less: &Resources, more: &Resources) -> bool {
+    let names = ["cpu", "memory", "ephemeral-storage"].into_iter();
+    let mut names = names.chain(wanted.others.keys().map(String::as_str));
+    names.any(|name| wanted.amount(name) > 0 && more.amount(name) > less.amount(name))
+}
+
+impl Plugin for NodeResourcesFit {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn points(&self) -> &'static [Point] {
+        &[
+            Point::PreFilter,
+            Point::Filter,
+            Point::PreScore,
+            Point::Score,
+        ]
+    }
+
+    fn filter(&self, pod: &PodInfo, cluster: &Cluster, _: &dyn Any, candidates: &mut Candidates) {
+        let wanted = &pod.template.requests;
+        candidates.retain_with(NAME, |slot| {
+            let fits = cluster.count.free(slot) >= 1
+                && (wanted.cpu == 0 || wanted.cpu <= cluster.cpu.free(slot))
+                && (wanted.memory == 0 || wanted.memory <= cluster.memory.free(slot))
+                && wanted.ephemeral == 0
+                && wanted.others.is_empty();
+            if fits {
+                return None;
+            }
+            let lack = self.lacks(wanted, cluster, slot);
+            (!lack.reasons.is_empty()).then_some((lack.reasons, !lack.too_small))
+        });
+    }
+
+    fn pre_score(&self, _: &PodInfo, _: &Cluster, _: &[Slot]) -> Option<Box<dyn Any>> {
+        Some(Box::new(()))
+    }
+
+    fn score(
+        &self,
+        pod: &PodInfo,
+        cluster: &Cluster,
+        _: &dyn Any,
+        nodes: &[Slot],
+        scores: &mut [i64],
+    ) {
+        let resources = Scored::of(&self.resources, pod, cluster, true);
+        for (slot, score) in nodes.iter().zip(scores) {
+            *score = self.score_node(&resources, *slot);
+        }
+    }
+
+    fn events(&self) -> &'static [EventKind] {
+        &[
+            EventKind::NodeAdded,
+            EventKind::NodeUpdated,
+            EventKind::PodDeleted,
+            EventKind::PodUpdated,
+            EventKind::OwnUpdate,
+        ]
+    }
+
+    fn is_helped_by(&self, pod: &PodInfo, event: &Event<'_>, _: &Cluster) -> bool {
+        let wanted = &pod.template.requests;
+        match event {
+            Event::NodeAdded(node) => fits_empty(wanted, node),
+            Event::NodeUpdated { old, new } => {
+                let more = grew(wanted, &old.allocatable, &new.allocatable);
+                fits_empty(wanted, new) && (new.pods > old.pods || more)
+            }
+            Event::PodDeleted(_) => true,
+            Event::PodUpdated { old, new } => {
+                grew(wanted, &new.template.requests, &old.template.requests)
+            }
+            Event::OwnUpdate { old, new } => {
+                let (old, new) = (&old.template.requests, &new.template.requests);
+                grew(old, new, old)
+            }
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::samples::{self, rejected, scored};
+
+    fn default() -> Arc<dyn Plugin> {
+        new(&Value::Null).unwrap()
+    }
+
+    #[test]
+    fn every_missing_resource_is_named_and_a_node_too_small_is_beyond_help() {
+        let mut cluster = samples::cluster(&[
+            ("small", "1", "1Gi"),
+            ("full", "4", "8Gi"),
+            ("free", "4", "8Gi"),
+        ]);
+        cluster.put_pod("full", samples::pod("big", "3", "7Gi"));
+        let pod = samples::pod("a", "2", "2Gi");
+        let both = ["Insufficient cpu", "Insufficient memory"];
+        let found = rejected(&*default(), &pod, &mut cluster);
+        let found: Vec<_> = found
+            .iter()
+            .map(|r| (r.slot, r.reasons.clone(), r.resolvable))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                (0, both.map(Cow::from).to_vec(), false),
+                (1, both.map(Cow::from).to_vec(), true)
+            ]
+        );
+    }
+
+    #[test]
+    fn pods_count_and_a_pod_that_asks_for_nothing_fits_a_node_that_is_overcommitted() {
+        let mut cluster = samples::cluster(&[("n1", "1", "1Gi")]);
+        cluster.put_pod("n1", samples::pod("big", "2", "2Gi"));
+        let nothing = samples::pod_with("a", |_| {});
+        assert!(rejected(&*default(), &nothing, &mut cluster).is_empty());
+        let mut node = samples::node("n1", "1", "1Gi");
+        node.pods = 1;
+        cluster.put_node(node);
+        let found = rejected(&*default(), &nothing, &mut cluster);
+        assert_eq!(found[0].reasons, ["Too many pods"]);
+    }
+
+    #[test]
+    fn extended_resources_can_be_ignored_by_name_and_by_group() {
+        let mut cluster = samples::cluster(&[("n1", "1", "1Gi")]);
+        let pod = samples::pod_requesting("a", &[("example.com/gpu", "1")]);
+        let found = rejected(&*default(), &pod, &mut cluster);
+        assert_eq!(found[0].reasons, ["Insufficient example.com/gpu"]);
+        assert!(!found[0].resolvable);
+        for ignoring in [
+            json!({"ignoredResources": ["example.com/gpu"]}),
+            json!({"ignoredResourceGroups": ["example.com"]}),
+        ] {
+            let plugin = new(&ignoring).unwrap();
+            assert!(
+                rejected(&*plugin, &pod, &mut cluster).is_empty(),
+                "{ignoring}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_three_strategies_score_as_upstream_does() {
+        let mut cluster = samples::cluster(&[("a", "4", "8Gi"), ("b", "4", "8Gi")]);
+        cluster.put_pod("a", samples::pod("x", "2", "4Gi"));
+        let pod = samples::pod("p", "1", "2Gi");
+        let shape = json!([{"utilization": 0, "score": 0}, {"utilization": 100, "score": 10}]);
+        for (arguments, expected) in [
+            (Value::Null, [25, 75]),
+            (
+                json!({"scoringStrategy": {"type": "MostAllocated"}}),
+                [75, 25],
+            ),
+            (
+                json!({"scoringStrategy": {"type": "RequestedToCapacityRatio",
+                    "requestedToCapacityRatio": {"shape": shape}}}),
+                [75, 25],
+            ),
+            (
+                json!({"scoringStrategy": {"type": "LeastAllocated",
+                    "resources": [{"name": "cpu", "weight": 3}, {"name": "nvidia.com/gpu"}]}}),
+                [25, 75],
+            ),
+        ] {
+            let plugin = new(&arguments).unwrap();
+            let scores = scored(&*plugin, &pod, &mut cluster, &[0, 1]).unwrap();
+            assert_eq!(scores, expected, "{arguments}");
+        }
+    }
+
+    #[test]
+    fn only_what_could_make_room_wakes_a_pod() {
+        let cluster = Cluster::default();
+        let pod = samples::pod("p", "2", "1Gi");
+        let helped = |event: Event<'_>| default().is_helped_by(&pod, &event, &cluster);
+        let (small, large) = (
+            samples::node("n", "1", "1Gi"),
+            samples::node("n", "2", "1Gi"),
+        );
+        assert!(!helped(Event::NodeAdded(&small)));
+        assert!(helped(Event::NodeAdded(&large)));
+        assert!(helped(Event::NodeUpdated {
+            old: &small,
+            new: &large
+        }));
+        assert!(!helped(Event::NodeUpdated {
+            old: &large,
+            new: &large
+        }));
+        let (before, after) = (samples::pod("q", "2", "1Gi"), samples::pod("q", "1", "1Gi"));
+        assert!(helped(Event::PodUpdated {
+            old: &before,
+            new: &after
+        }));
+        assert!(!helped(Event::PodUpdated {
+            old: &after,
+            new: &before
+        }));
+        assert!(helped(Event::PodDeleted(&before)));
+    }
+}

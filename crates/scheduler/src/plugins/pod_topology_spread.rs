@@ -1,0 +1,475 @@
+//! Spreads pods over zones, nodes or whatever a label says, within a skew. Pods without constraints
+//! of their own are spread with the others of their Services and controller, softly.
+//!
+//! Domains are counted over the nodes that the pod could be on at all (its node affinity, and its
+//! tolerations when the constraint says so).
+
+use std::{any::Any, borrow::Cow, sync::Arc};
+
+use k8s_openapi::api::core::v1::TopologySpreadConstraint;
+use reconcile::placement::untolerated;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{arguments, taint_toleration::HARD};
+use crate::{
+    cluster::{ABSENT, Cluster, NodeInfo, Slot},
+    framework::{
+        BEST, Plugin, Point, PreFilter, Shift, State,
+        candidates::Candidates,
+        event::{Event, EventKind},
+    },
+    matching::{Labels, Matcher},
+    pod::PodInfo,
+    template::Spread,
+};
+
+/// The plugin's name.
+pub const NAME: &str = "PodTopologySpread";
+
+const SKEWED: &str = "node(s) didn't match pod topology spread constraints";
+const NO_LABEL: &str =
+    "node(s) didn't match pod topology spread constraints (missing required label)";
+const HOSTNAME: &str = "kubernetes.io/hostname";
+const ZONE: &str = "topology.kubernetes.io/zone";
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Arguments {
+    default_constraints: Vec<TopologySpreadConstraint>,
+    defaulting_type: Option<String>,
+}
+
+/// The rule.
+#[derive(Debug)]
+pub struct PodTopologySpread {
+    /// For pods that have no constraints; what they select comes from the pod.
+    defaults: Vec<TopologySpreadConstraint>,
+    /// Whether the defaults are upstream's own: nodes without a zone then still spread by name.
+    system: bool,
+}
+
+/// Makes it.
+pub fn new(value: &Value) -> Result<Arc<dyn Plugin>, String> {
+    let arguments: Arguments = arguments(value)?;
+    let given = arguments.default_constraints;
+    let (defaults, system) = match arguments.defaulting_type.as_deref() {
+        None | Some("System") if given.is_empty() => (system_defaults(), true),
+        None | Some("System") => {
+            return Err("defaultConstraints need defaultingType List".into());
+        }
+        Some("List")
+            if given
+                .iter()
+                .any(|constraint| constraint.label_selector.is_some()) =>
+        {
+            return Err("defaultConstraints must not have a labelSelector".into());
+        }
+        Some("List") => (given, false),
+        Some(other) => return Err(format!("unknown defaultingType {other:?}")),
+    };
+    Ok(Arc::new(PodTopologySpread { defaults, system }))
+}
+
+fn system_defaults() -> Vec<TopologySpreadConstraint> {
+    let soft = |key: &str, skew| TopologySpreadConstraint {
+        max_skew: skew,
+        topology_key: key.into(),
+        when_unsatisfiable: "ScheduleAnyway".into(),
+        ..Default::default()
+    };
+    vec![soft(HOSTNAME, 3), soft(ZONE, 5)]
+}
+
+impl PodTopologySpread {
+    /// The pod's constraints, or the defaults for it.
+    fn constraints<'a>(
+        &self,
+        pod: &'a PodInfo,
+        cluster: &Cluster,
+        hard: bool,
+    ) -> Vec<Cow<'a, Spread>> {
+        if !pod.template.spread.is_empty() {
+            let own = pod.template.spread.iter();
+            return own
+                .filter(|spread| spread.hard == hard)
+                .map(Cow::Borrowed)
+                .collect();
+        }
+        let wish = if hard {
+            "DoNotSchedule"
+        } else {
+            "ScheduleAnyway"
+        };
+        let defaults = self.defaults.iter();
+        let mut defaults = defaults
+            .filter(|one| one.when_unsatisfiable == wish)
+            .peekable();
+        if defaults.peek().is_none() {
+            return Vec::new();
+        }
+        let Some(selector) = cluster.workloads.selector_for(pod) else {
+            return Vec::new();
+        };
+        let matcher = Arc::new(Matcher::within(pod.namespace(), selector));
+        let made = |constraint: &TopologySpreadConstraint| {
+            let mut spread = Spread::new(constraint, pod.namespace(), &Labels::new());
+            spread.matcher = matcher.clone();
+            Cow::Owned(spread)
+        };
+        defaults.map(made).collect()
+    }
+}
+
+/// Whether the node counts for a constraint.
+fn is_eligible(pod: &PodInfo, spread: &Spread, cluster: &Cluster, slot: Slot) -> bool {
+    if spread.honor_affinity && !cluster.meets(&pod.template.node, slot) {
+        return false;
+    }
+    !spread.honor_taints
+        || cluster.node(slot).is_some_and(|node| {
+            untolerated(&node.taints, &pod.template.tolerations, &HARD).is_none()
+        })
+}
+
+fn has_all_keys<'a>(
+    constraints: impl IntoIterator<Item = &'a Cow<'a, Spread>>,
+    cluster: &Cluster,
+    slot: Slot,
+) -> bool {
+    let mut constraints = constraints.into_iter();
+    constraints.all(|spread| cluster.topology(&spread.topology_key).at(slot) != ABSENT)
+}
+
+/// Calls `count` with each node that has pods that the constraint counts.
+fn matching(spread: &Spread, cluster: &Cluster, mut count: impl FnMut(Slot, i64)) {
+    // As upstream has it: a selector that selects everything counts nothing.
+    if spread.matcher.selector.is_everything() {
+        return;
+    }
+    let groups = cluster
+        .groups
+        .matching(&spread.matcher, cluster.namespaces());
+    for (labels, slots) in groups {
+        if !labels.terminating {
+            slots.iter().for_each(|(slot, pods)| count(slot, pods));
+        }
+    }
+}
+
+/// One hard constraint with the pods of each domain.
+struct Counted {
+    spread: Spread,
+    /// Pods by domain; `None` for domains without eligible nodes.
+    domains: Vec<Option<i64>>,
+    own: i64,
+}
+
+impl Counted {
+    /// The pods of the emptiest domain. Missing domains are empty ones.
+    fn lowest(&self) -> i64 {
+        let (mut count, mut lowest) = (0, i64::from(i32::MAX));
+        for pods in self.domains.iter().flatten() {
+            count += 1;
+            lowest = lowest.min(*pods);
+        }
+        if count < self.spread.min_domains {
+            0
+        } else {
+            lowest
+        }
+    }
+}
+
+struct Hard(Vec<Counted>);
+
+impl State for Hard {
+    fn shift(&mut self, change: &Shift<'_>) {
+        let Shift {
+            pod,
+            other,
+            cluster,
+            slot,
+            sign,
+        } = *change;
+        let keys = self.0.iter().map(|counted| &counted.spread.topology_key);
+        let complete = |key: &Arc<str>| cluster.topology(key).at(slot) != ABSENT;
+        if other.namespace() != pod.namespace() || !keys.into_iter().all(complete) {
+            return;
+        }
+        for counted in &mut self.0 {
+            let spread = &counted.spread;
+            let selected = spread
+                .matcher
+                .selector
+                .matches(Some(&other.label_set.labels));
+            if selected && is_eligible(pod, spread, cluster, slot) {
+                let domain = cluster.topology(&spread.topology_key).at(slot) as usize;
+                *counted.domains[domain].get_or_insert(0) += sign;
+            }
+        }
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+fn count(pod: &PodInfo, all: &[Cow<'_, Spread>], at: usize, cluster: &Cluster) -> Counted {
+    let spread = &all[at];
+    let topology = cluster.topology(&spread.topology_key);
+    let mut domains: Vec<Option<i64>> = vec![None; topology.size()];
+    let counts =
+        |slot: Slot| has_all_keys(all, cluster, slot) && is_eligible(pod, spread, cluster, slot);
+    for slot in cluster.visits() {
+        let domain = topology.at(*slot) as usize;
+        if domains[domain].is_none() && counts(*slot) {
+            domains[domain] = Some(0);
+        }
+    }
+    matching(spread, cluster, |slot, pods| {
+        if counts(slot) {
+            *domains[topology.at(slot) as usize].get_or_insert(0) += pods;
+        }
+    });
+    Counted {
+        own: i64::from(spread.matcher.selector.matches(Some(&pod.label_set.labels))),
+        spread: spread.clone().into_owned(),
+        domains,
+    }
+}
+
+/// One soft constraint over the nodes that are compared.
+struct Soft {
+    topology_key: Arc<str>,
+    max_skew: i64,
+    weight: f64,
+    /// By domain; by node for the host name.
+    pods: Vec<i64>,
+    by_node: bool,
+}
+
+struct SoftState {
+    constraints: Vec<Soft>,
+    /// Of the nodes that are compared, those that lack a label.
+    ignored: Vec<bool>,
+}
+
+impl PodTopologySpread {
+    fn soften(
+        &self,
+        pod: &PodInfo,
+        cluster: &Cluster,
+        nodes: &[Slot],
+        constraints: &[Cow<'_, Spread>],
+    ) -> SoftState {
+        let needs_all = !pod.template.spread.is_empty() || !self.system;
+        let ignored: Vec<bool> = nodes
+            .iter()
+            .map(|slot| needs_all && !has_all_keys(constraints, cluster, *slot))
+            .collect();
+        let compared = || nodes.iter().zip(&ignored).filter(|(_, ignored)| !**ignored);
+        let soft = |spread: &Cow<'_, Spread>| {
+            let topology = cluster.topology(&spread.topology_key);
+            let by_node = &*spread.topology_key == HOSTNAME;
+            let mut seen = vec![false; topology.size()];
+            compared().for_each(|(slot, _)| seen[topology.at(*slot) as usize] = true);
+            let domains = if by_node {
+                compared().count()
+            } else {
+                seen.iter().filter(|seen| **seen).count()
+            };
+            let size = if by_node {
+                cluster.names.len()
+            } else {
+                topology.size()
+            };
+            let mut pods = vec![0; size];
+            matching(spread, cluster, |slot, count| {
+                if by_node {
+                    pods[slot] += count;
+                    return;
+                }
+                let complete = !needs_all || has_all_keys(constraints, cluster, slot);
+                let exists = cluster.node(slot).is_some();
+                if exists && complete && is_eligible(pod, spread, cluster, slot) {
+                    pods[topology.at(slot) as usize] += count;
+                }
+            });
+            Soft {
+                topology_key: spread.topology_key.clone(),
+                max_skew: spread.max_skew,
+                weight: (domains as f64 + 2.0).ln(),
+                pods,
+                by_node,
+            }
+        };
+        let constraints = constraints.iter().map(soft).collect();
+        SoftState {
+            constraints,
+            ignored,
+        }
+    }
+}
+
+impl Plugin for PodTopologySpread {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn points(&self) -> &'static [Point] {
+        &[
+            Point::PreFilter,
+            Point::Filter,
+            Point::PreScore,
+            Point::Score,
+        ]
+    }
+
+    fn prepare(&self, pod: &PodInfo, cluster: &mut Cluster) {
+        for hard in [true, false] {
+            let constraints = self.constraints(pod, cluster, hard);
+            for spread in constraints {
+                cluster.prepare_key(&spread.topology_key);
+                cluster.prepare_matcher(&spread.matcher);
+            }
+        }
+        cluster.prepare_requirements(&pod.template.node);
+    }
+
+    fn pre_filter(&self, pod: &PodInfo, cluster: &Cluster) -> PreFilter {
+        let hard = self.constraints(pod, cluster, true);
+        if hard.is_empty() {
+            return PreFilter::Skip;
+        }
+        let counted = (0..hard.len()).map(|at| count(pod, &hard, at, cluster));
+        PreFilter::Continue(Box::new(Hard(counted.collect())))
+    }
+
+    fn filter(&self, _: &PodInfo, cluster: &Cluster, state: &dyn Any, candidates: &mut Candidates) {
+        let Some(Hard(constraints)) = state.downcast_ref() else {
+            return;
+        };
+        for counted in constraints {
+            let topology = cluster.topology(&counted.spread.topology_key);
+            let most = counted.lowest() + counted.spread.max_skew - counted.own;
+            candidates.retain_with(NAME, |slot| {
+                let domain = topology.at(slot);
+                if domain == ABSENT {
+                    return Some((vec![NO_LABEL.into()], false));
+                }
+                let pods = counted.domains[domain as usize].unwrap_or(0);
+                (pods > most).then(|| (vec![SKEWED.into()], true))
+            });
+        }
+    }
+
+    fn pre_score(&self, pod: &PodInfo, cluster: &Cluster, nodes: &[Slot]) -> Option<Box<dyn Any>> {
+        let soft = self.constraints(pod, cluster, false);
+        if soft.is_empty() {
+            return None;
+        }
+        Some(Box::new(self.soften(pod, cluster, nodes, &soft)))
+    }
+
+    fn score(
+        &self,
+        _: &PodInfo,
+        cluster: &Cluster,
+        state: &dyn Any,
+        nodes: &[Slot],
+        scores: &mut [i64],
+    ) {
+        let Some(state) = state.downcast_ref::<SoftState>() else {
+            return;
+        };
+        let mut crowd = vec![0.0_f64; nodes.len()];
+        for soft in &state.constraints {
+            let topology = cluster.topology(&soft.topology_key);
+            for (sum, slot) in crowd.iter_mut().zip(nodes) {
+                let domain = topology.at(*slot);
+                if domain != ABSENT {
+                    let at = if soft.by_node { *slot } else { domain as usize };
+                    *sum += soft.pods[at] as f64 * soft.weight + (soft.max_skew - 1) as f64;
+                }
+            }
+        }
+        for ((score, sum), ignored) in scores.iter_mut().zip(crowd).zip(&state.ignored) {
+            *score = if *ignored { 0 } else { sum.round() as i64 };
+        }
+    }
+
+    fn normalize(&self, state: &dyn Any, scores: &mut [i64]) {
+        let Some(state) = state.downcast_ref::<SoftState>() else {
+            return;
+        };
+        let (mut least, mut most) = (i64::MAX, 0);
+        for (score, ignored) in scores.iter().zip(&state.ignored) {
+            if !ignored {
+                least = least.min(*score);
+                most = most.max(*score);
+            }
+        }
+        for (score, ignored) in scores.iter_mut().zip(&state.ignored) {
+            *score = match (ignored, most) {
+                (true, _) => 0,
+                (_, 0) => BEST,
+                _ => BEST * (most + least - *score) / most,
+            };
+        }
+    }
+
+    fn events(&self) -> &'static [EventKind] {
+        &[
+            EventKind::PodAdded,
+            EventKind::PodUpdated,
+            EventKind::PodDeleted,
+            EventKind::NodeAdded,
+            EventKind::NodeUpdated,
+            EventKind::NodeDeleted,
+            EventKind::OwnUpdate,
+        ]
+    }
+
+    fn is_helped_by(&self, pod: &PodInfo, event: &Event<'_>, cluster: &Cluster) -> bool {
+        let hard = self.constraints(pod, cluster, true);
+        let selects = |other: &PodInfo, spread: &Cow<'_, Spread>| {
+            spread
+                .matcher
+                .matches(&other.label_set, cluster.namespaces())
+        };
+        let involved = |other: &PodInfo| hard.iter().any(|spread| selects(other, spread));
+        let has_keys = |node: &NodeInfo| {
+            let mut keys = hard.iter().map(|spread| &spread.topology_key);
+            keys.all(|key| node.labels.contains_key(&**key))
+        };
+        match event {
+            Event::PodAdded(other) | Event::PodDeleted(other) => involved(other),
+            Event::PodUpdated { old, new } => {
+                // A pod that begins to terminate is counted no longer.
+                let terminates = old.is_terminating() != new.is_terminating();
+                let changes = |spread| selects(old, spread) != selects(new, spread);
+                hard.iter().any(changes) || (terminates && involved(new))
+            }
+            Event::NodeAdded(node) | Event::NodeDeleted(node) => has_keys(node),
+            Event::NodeUpdated { old, new } => {
+                let moved = |spread: &Cow<'_, Spread>| {
+                    let key = &*spread.topology_key;
+                    old.labels.get(key) != new.labels.get(key)
+                };
+                has_keys(old) != has_keys(new)
+                    || has_keys(new) && (hard.iter().any(moved) || old.taints != new.taints)
+            }
+            Event::OwnUpdate { old, new } => {
+                old.label_set.labels != new.label_set.labels
+                    || old.template.tolerations != new.template.tolerations
+                    || old.template.spread != new.template.spread
+            }
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "pod_topology_spread_tests.rs"]
+mod tests;

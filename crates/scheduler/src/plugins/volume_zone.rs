@@ -1,0 +1,136 @@
+//! A volume with zone or region labels can be used only on nodes there.
+
+use std::{any::Any, sync::Arc};
+
+use serde_json::Value;
+
+use super::no_arguments;
+use crate::{
+    cluster::{Cluster, claims::ZONE_LABELS},
+    framework::{
+        Plugin, Point, PreFilter, State,
+        candidates::Candidates,
+        event::{Event, EventKind},
+    },
+    pod::PodInfo,
+};
+
+/// The plugin's name.
+pub const NAME: &str = "VolumeZone";
+
+/// The rule.
+pub struct VolumeZone;
+
+/// Makes it.
+pub fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
+    no_arguments(arguments)?;
+    Ok(Arc::new(VolumeZone))
+}
+
+/// Labels, each with the values that will do.
+struct Zones(Vec<(String, Vec<String>)>);
+
+impl State for Zones {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// The label that took the place of an old one.
+fn newer(key: &str) -> Option<&'static str> {
+    match key {
+        "failure-domain.beta.kubernetes.io/zone" => Some("topology.kubernetes.io/zone"),
+        "failure-domain.beta.kubernetes.io/region" => Some("topology.kubernetes.io/region"),
+        _ => None,
+    }
+}
+
+impl Plugin for VolumeZone {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn points(&self) -> &'static [Point] {
+        &[Point::PreFilter, Point::Filter]
+    }
+
+    fn pre_filter(&self, pod: &PodInfo, cluster: &Cluster) -> PreFilter {
+        let claims = pod.template.claims.iter();
+        let volumes = claims.filter_map(|claim| {
+            let claim = cluster
+                .claims
+                .claim(pod.namespace(), &pod.claim_name(claim))?;
+            cluster.claims.volume(claim.volume.as_ref()?)
+        });
+        let zones = volumes.flat_map(|volume| volume.zones.clone());
+        // One volume may be in several zones.
+        let several = |(key, values): (String, String)| {
+            (key, values.split("__").map(ToOwned::to_owned).collect())
+        };
+        let zones: Vec<_> = zones.map(several).collect();
+        if zones.is_empty() {
+            return PreFilter::Skip;
+        }
+        PreFilter::Continue(Box::new(Zones(zones)))
+    }
+
+    fn filter(&self, _: &PodInfo, cluster: &Cluster, state: &dyn Any, candidates: &mut Candidates) {
+        let Some(Zones(zones)) = state.downcast_ref() else {
+            return;
+        };
+        candidates.retain(NAME, false, |slot| {
+            let labels = &cluster.node(slot)?.labels;
+            // Nodes without any zone are those of a cluster that has no zones.
+            let placed = ZONE_LABELS.iter().any(|key| labels.contains_key(*key));
+            let fits = |(key, values): &(String, Vec<String>)| {
+                let own = labels.get(key).or_else(|| labels.get(newer(key)?));
+                own.is_some_and(|own| values.contains(own))
+            };
+            let conflict = placed && !zones.iter().all(fits);
+            conflict.then_some("node(s) had no available volume zone")
+        });
+    }
+
+    fn events(&self) -> &'static [EventKind] {
+        &[
+            EventKind::NodeAdded,
+            EventKind::NodeUpdated,
+            EventKind::Volume,
+            EventKind::Claim,
+        ]
+    }
+
+    fn is_helped_by(&self, pod: &PodInfo, event: &Event<'_>, _: &Cluster) -> bool {
+        match event {
+            Event::NodeAdded(_) | Event::Volume => true,
+            Event::NodeUpdated { old, new } => old.labels != new.labels,
+            Event::Claim { namespace, .. } => **namespace == **pod.namespace(),
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::samples::{self, filtered};
+
+    #[test]
+    fn a_volume_draws_its_pod_into_one_of_its_zones() {
+        let mut cluster = Cluster::default();
+        for (name, zone) in [("a1", "a"), ("b1", "b"), ("c1", "c")] {
+            cluster.put_node(samples::labelled(
+                name,
+                &[("topology.kubernetes.io/zone", zone)],
+            ));
+        }
+        cluster.put_node(samples::labelled("nowhere", &[]));
+        let volume =
+            json!({"metadata": {"labels": {"failure-domain.beta.kubernetes.io/zone": "a__b"}}});
+        samples::bound_claim(&mut cluster, "data", "pv", volume);
+        let pod = samples::pod_with_claim("p", "data");
+        assert_eq!(filtered(&VolumeZone, &pod, &mut cluster), [0, 1, 3]);
+    }
+}
