@@ -16,6 +16,7 @@ use k8s_openapi::api::core::v1::{Container as Spec, Pod};
 use init::advance_init;
 pub use kill::KillReason;
 use kill::{Kill, own_grace, reason_to_kill};
+pub use reset::source as restart_all_source;
 use stop::stop_pod;
 
 use super::{

@@ -9,9 +9,12 @@ use k8s_openapi::api::core::v1::{Container, ContainerRestartRule, PodSpec};
 pub const INITIAL: Duration = Duration::from_secs(10);
 pub const CAP: Duration = Duration::from_secs(300);
 
+/// The action of a rule that restarts the whole pod.
+const RESTART_ALL: &str = "RestartAllContainers";
+
 /// Whether a container that ended with this code starts again.
 pub fn should_restart(container: &Container, spec: &PodSpec, exit_code: i32) -> bool {
-    if let Some("Restart" | "RestartAllContainers") =
+    if let Some("Restart" | RESTART_ALL) =
         rule(container, exit_code).map(|rule| rule.action.as_str())
     {
         return true;
@@ -29,7 +32,13 @@ pub fn should_restart(container: &Container, spec: &PodSpec, exit_code: i32) -> 
 
 /// Whether a container that ended with this code restarts all containers of its pod.
 pub fn restarts_all(container: &Container, exit_code: i32) -> bool {
-    rule(container, exit_code).is_some_and(|rule| rule.action == "RestartAllContainers")
+    rule(container, exit_code).is_some_and(|rule| rule.action == RESTART_ALL)
+}
+
+/// Whether any rule of the container could restart all containers of its pod.
+pub fn could_restart_all(container: &Container) -> bool {
+    let mut rules = container.restart_policy_rules.iter().flatten();
+    rules.any(|rule| rule.action == RESTART_ALL)
 }
 
 /// The first rule for this code. Rules count only beside a policy of the container's own.

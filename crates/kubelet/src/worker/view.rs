@@ -36,7 +36,7 @@ impl Worker {
     }
 
     /// Beside that, a container that was killed to run again is shown as it was until the next one
-    /// runs: nobody is to be sent away for a moment.
+    /// runs: its pod's endpoints do not go and come back within a moment.
     pub(super) fn observed_for_users(&self, now: Timestamp) -> Cow<'_, Observed> {
         let mut seen = self.observed_for_decision();
         if self.life.ending().is_some() {

@@ -289,6 +289,13 @@ async fn an_end_by_a_rule_restarts_the_whole_pod() {
     node.create("p", spec).await;
     node.shows("p", "/containerStatuses/1/ready", true).await;
     node.runtime.exit("b", 7);
+    node.wait("the condition", || async {
+        let conditions = node.status("p").await["conditions"].clone();
+        let all = conditions.as_array().cloned().unwrap_or_default();
+        all.iter()
+            .any(|c| c["type"] == "AllContainersRestarting" && c["status"] == "False")
+    })
+    .await;
     for container in ["0", "1"] {
         let path = format!("/containerStatuses/{container}/restartCount");
         node.shows("p", &path, 1).await;

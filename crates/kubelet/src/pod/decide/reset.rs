@@ -1,16 +1,18 @@
 //! A container's end that restarts the whole pod in its sandbox: every container is stopped and
 //! forgotten by the runtime, and the pod begins again with its init containers.
 
+use k8s_openapi::api::core::v1::Pod;
+
 use super::{Action, Decision, Kill, KillReason, View, crash_loop};
 use crate::pod::{
-    observed::{Container, State},
+    observed::{Container, Observed, State},
     restart::{self, Verdict},
     spec::{self, Role},
 };
 
 /// Brings such a restart on; true while it is under way.
 pub(super) fn restart_all(view: &View, decision: &mut Decision) -> bool {
-    let Some(source) = source(view) else {
+    let Some(source) = source(view.pod, view.observed) else {
         return false;
     };
     let finished = source.finished_at.unwrap_or(source.created_at);
@@ -53,9 +55,9 @@ fn is_reset(view: &View, container: &Container) -> bool {
 }
 
 /// The ended container whose rule asks for it.
-fn source<'a>(view: &'a View) -> Option<&'a Container> {
-    spec::containers(view.pod).find_map(|(_, container)| {
-        let latest = view.observed.active(&container.name)?;
+pub fn source<'a>(pod: &Pod, observed: &'a Observed) -> Option<&'a Container> {
+    spec::containers(pod).find_map(|(_, container)| {
+        let latest = observed.active(&container.name)?;
         let asks =
             latest.state == State::Exited && restart::restarts_all(&container, latest.exit_code);
         asks.then_some(latest)

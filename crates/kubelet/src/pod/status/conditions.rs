@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{ContainerStatus, PodCondition, PodStatus};
 
 use super::{Facts, Resize, time};
-use crate::pod::{observed::SandboxNeed, spec};
+use crate::pod::{decide::restart_all_source, observed::SandboxNeed, restart, spec};
 
 const OWNED: &[&str] = &[
     "PodReadyToStartContainers",
@@ -13,6 +13,7 @@ const OWNED: &[&str] = &[
     "PodScheduled",
     "PodResizePending",
     "PodResizeInProgress",
+    "AllContainersRestarting",
 ];
 
 struct Verdict {
@@ -65,6 +66,7 @@ pub(super) fn all(facts: &Facts, status: &PodStatus) -> Vec<PodCondition> {
         ("PodScheduled", TRUE),
     ];
     conditions.extend(resize(facts));
+    conditions.extend(restarting_all(facts, status));
     conditions.extend(
         verdicts
             .into_iter()
@@ -111,6 +113,23 @@ fn resize(facts: &Facts) -> Option<PodCondition> {
             message,
         },
     ))
+}
+
+/// Only of a pod that a container's end could restart as a whole.
+fn restarting_all(facts: &Facts, status: &PodStatus) -> Option<PodCondition> {
+    let mut containers = spec::containers(facts.pod);
+    containers.find(|(_, container)| restart::could_restart_all(container))?;
+    let verdict = match status.phase.as_deref() {
+        Some("Succeeded") => not("PodCompleted", String::new()),
+        Some("Failed") => not("PodFailed", String::new()),
+        _ if restart_all_source(facts.pod, facts.observed).is_some() => Verdict {
+            status: "True",
+            reason: "RestartAllContainersStarted",
+            message: "container exited with restart policy rule".into(),
+        },
+        _ => not("", String::new()),
+    };
+    Some(build(facts, "AllContainersRestarting", verdict))
 }
 
 fn statuses(status: &PodStatus) -> Vec<&ContainerStatus> {
