@@ -4,6 +4,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod apply;
+pub mod cron;
 pub mod decode;
 pub mod duration;
 pub mod encode;

@@ -1,13 +1,19 @@
 //! CronJob: a Job at every time of its schedule, and only as many old ones as shall be kept.
 
 mod decide;
-mod schedule;
 
 use std::sync::Arc;
 
 use jiff::{Timestamp, tz::TimeZone};
-use k8s_openapi::api::batch::v1::{CronJob, Job};
-use kube::api::{ObjectMeta, PropagationPolicy};
+use k8s_openapi::{
+    api::batch::v1::{CronJob, CronJobStatus, Job},
+    apimachinery::pkg::apis::meta::v1::Time,
+};
+use kube::{
+    Api, Resource,
+    api::{ObjectMeta, PropagationPolicy},
+};
+use machinery::cron;
 use reconcile::{Action, Controller, Error, Key, Kind, Queue, Recorder, Writer};
 
 use crate::{
@@ -42,8 +48,9 @@ pub fn start(shared: &Arc<Shared>) {
         controller.jobs.cache().synced().await;
         let queue = Queue::default();
         let context = &shared.context;
-        reconcile::follow(context, controller.crons.cache(), &queue, |event| {
-            vec![Key::of(&**event.object())]
+        let (changed, later) = (controller.clone(), queue.clone());
+        reconcile::follow(context, controller.crons.cache(), &queue, move |event| {
+            changed.changed(event, &later)
         });
         reconcile::follow(context, controller.jobs.cache(), &queue, |event| {
             let job = event.object();
@@ -68,111 +75,200 @@ impl Controller for Crons {
         let Some(cron) = self.crons.cache().get(&key.namespace, &key.name) else {
             return Ok(Action::Done);
         };
-        let spec = cron.spec.clone();
-        let about = kube::Resource::object_ref(&*cron, &());
-        let schedule = match schedule::Schedule::parse(&spec.schedule) {
-            Ok(schedule) => schedule,
-            Err(error) => {
-                let text = format!("unparseable schedule: {} : {error}", spec.schedule);
-                self.recorder
-                    .event(&about, Kind::Warning, "UnparseableSchedule", text);
-                return Ok(Action::Done);
-            }
-        };
-        let zone = match spec.time_zone.as_deref().map(TimeZone::get) {
-            None => TimeZone::UTC,
-            Some(Ok(zone)) => zone,
-            Some(Err(error)) => {
-                let name = spec.time_zone.as_deref().unwrap_or_default();
-                let text = format!("invalid timeZone: \"{name}\": {error}");
-                self.recorder
-                    .event(&about, Kind::Warning, "UnknownTimeZone", text);
-                return Ok(Action::Done);
-            }
-        };
         let uid = cron.metadata.uid.as_deref().unwrap_or_default();
         let jobs = self.jobs.cache().by_index(OWNER, uid);
-        let now = self.shared.now();
-        let plan = decide(&View {
+        let mut plan = decide(&View {
             cron: &cron,
             jobs: &jobs,
-            schedule: &schedule,
-            zone,
-            now,
+            now: self.shared.now(),
         });
-        self.act(&cron, plan).await
+        let outcome = self.act(&cron, &mut plan).await;
+        self.write_status(&cron, plan.status).await?;
+        outcome?;
+        Ok(plan.after.map_or(Action::Done, Action::After))
     }
 }
 
 impl Crons {
-    async fn act(&self, cron: &CronJob, plan: Plan) -> Result<Action, Error> {
-        let about = kube::Resource::object_ref(cron, &());
-        for (kind, reason, text) in plan.events {
-            self.recorder.event(&about, kind, reason, text);
+    /// A new schedule takes effect at its next time: what it would have missed is not made up for.
+    fn changed(&self, event: &client::Event<CronJob>, queue: &Queue<Key>) -> Vec<Key> {
+        let cron = event.object();
+        let key = Key::of(&**cron);
+        let timing = |cron: &CronJob| (cron.spec.schedule.clone(), cron.spec.time_zone.clone());
+        if event.old().is_none_or(|old| timing(old) == timing(cron)) {
+            return vec![key];
         }
-        for job in plan.delete {
-            let name = job.metadata.name.clone().unwrap_or_default();
-            self.jobs
-                .delete_with(&job, PropagationPolicy::Background)
-                .await?;
-            let text = format!("Deleted job {name}");
-            self.recorder
-                .event(&about, Kind::Normal, "SuccessfulDelete", text);
+        if cron::Schedule::parse(&cron.spec.schedule).is_err() {
+            let text = format!("unparseable schedule for cronjob: {}", cron.spec.schedule);
+            self.event(cron, Kind::Warning, "UnParseableCronJobSchedule", text);
+            return Vec::new();
         }
-        let namespace = cron.metadata.namespace.as_deref().unwrap_or_default();
-        let mut status = plan.status;
-        if let Some(time) = plan.start {
-            let job = job(cron, time);
-            match self.jobs.create(namespace, &job).await {
-                Ok(created) => {
-                    let name = created.metadata.name.clone().unwrap_or_default();
-                    let text = format!("Created job {name}");
-                    self.recorder
-                        .event(&about, Kind::Normal, "SuccessfulCreate", text);
-                    status
-                        .active
-                        .get_or_insert_default()
-                        .push(decide::reference(&created));
-                }
-                // It was made before, and the status not written.
-                Err(error) if error.reason() == "AlreadyExists" => {}
-                Err(error) if error.is_namespace_terminating() => return Ok(Action::Done),
-                Err(error) => {
-                    let text = format!("Error creating job: {}", podcontrol::message(&error));
-                    self.recorder
-                        .event(&about, Kind::Warning, "FailedCreate", text);
-                    return Err(error);
-                }
+        if let Some(wait) = decide::wait_for_next(cron, self.shared.now()) {
+            queue.add_after(key, wait);
+            return Vec::new();
+        }
+        // It is never due: the reconciliation records why.
+        vec![key]
+    }
+
+    fn event(&self, cron: &CronJob, kind: Kind, reason: &str, text: String) {
+        self.recorder
+            .event(&cron.object_ref(&()), kind, reason, text);
+    }
+
+    /// Deletes and makes jobs; the plan's status says what became of that.
+    async fn act(&self, cron: &CronJob, plan: &mut Plan) -> Result<(), Error> {
+        for (kind, reason, text) in std::mem::take(&mut plan.events) {
+            self.event(cron, kind, reason, text);
+        }
+        for job in &plan.expired {
+            // One that stays does not keep the others from being made.
+            if let Err(error) = self.delete(cron, job, &mut plan.status).await {
+                tracing::warn!(job = job.metadata.name, %error, "cannot delete a finished job");
             }
         }
-        if cron.status.as_ref() != Some(&status) {
-            let updated = CronJob {
-                status: Some(status),
-                ..cron.clone()
-            };
-            self.crons.update_status(namespace, &updated).await?;
+        for job in &plan.replaced {
+            self.delete(cron, job, &mut plan.status).await?;
         }
-        Ok(plan.after.map_or(Action::Done, Action::After))
+        if let Some(time) = plan.start {
+            self.create(cron, time, &mut plan.status).await?;
+        }
+        Ok(())
+    }
+
+    async fn delete(
+        &self,
+        cron: &CronJob,
+        job: &Job,
+        status: &mut CronJobStatus,
+    ) -> Result<(), Error> {
+        let policy = PropagationPolicy::Background;
+        if let Err(error) = self.jobs.delete_with(job, policy).await {
+            let text = format!("Deleted job: {}", podcontrol::message(&error));
+            self.event(cron, Kind::Warning, "FailedDelete", text);
+            return Err(error);
+        }
+        if let Some(active) = &mut status.active {
+            active.retain(|known| known.uid != job.metadata.uid);
+        }
+        status.active = status.active.take().filter(|active| !active.is_empty());
+        let name = job.metadata.name.as_deref().unwrap_or_default();
+        let text = format!("Deleted job {name}");
+        self.event(cron, Kind::Normal, "SuccessfulDelete", text);
+        Ok(())
+    }
+
+    async fn create(
+        &self,
+        cron: &CronJob,
+        time: Timestamp,
+        status: &mut CronJobStatus,
+    ) -> Result<(), Error> {
+        let namespace = cron.metadata.namespace.as_deref().unwrap_or_default();
+        let job = job(cron, time);
+        let made = match self.jobs.create(namespace, &job).await {
+            Ok(made) => {
+                let name = made.metadata.name.as_deref().unwrap_or_default();
+                let text = format!("Created job {name}");
+                self.event(cron, Kind::Normal, "SuccessfulCreate", text);
+                made
+            }
+            // Made before, and the status not written; or somebody else's.
+            Err(error) if error.reason() == "AlreadyExists" => {
+                let name = job.metadata.name.unwrap_or_default();
+                let api: Api<Job> = Api::namespaced(self.shared.client(ACCOUNT), namespace);
+                let found = api.get_opt(&name).await?.filter(|found| {
+                    controller_of(found).map(|owner| &owner.uid) == cron.metadata.uid.as_ref()
+                });
+                let Some(found) = found else { return Ok(()) };
+                found
+            }
+            Err(error) if error.is_namespace_terminating() => return Ok(()),
+            Err(error) => {
+                let text = format!("Error creating job: {}", podcontrol::message(&error));
+                self.event(cron, Kind::Warning, "FailedCreate", text);
+                return Err(error);
+            }
+        };
+        let active = status.active.get_or_insert_default();
+        if !active.iter().any(|known| known.uid == made.metadata.uid) {
+            active.push(decide::reference(&made));
+        }
+        status.last_schedule_time = Some(Time(time));
+        Ok(())
+    }
+
+    async fn write_status(&self, cron: &CronJob, status: CronJobStatus) -> Result<(), Error> {
+        if cron.status.clone().unwrap_or_default() == status {
+            return Ok(());
+        }
+        let namespace = cron.metadata.namespace.as_deref().unwrap_or_default();
+        let updated = CronJob {
+            status: Some(status),
+            ..cron.clone()
+        };
+        self.crons.update_status(namespace, &updated).await?;
+        Ok(())
     }
 }
 
 /// The name comes from the time: two tries for one time make one job.
 fn job(cron: &CronJob, time: Timestamp) -> Job {
-    let template = cron.spec.clone().job_template;
-    let meta = template.metadata.unwrap_or_default();
-    let name = cron.metadata.name.as_deref().unwrap_or_default();
+    let template = &cron.spec.job_template;
+    let meta = template.metadata.clone().unwrap_or_default();
     let mut annotations = meta.annotations.unwrap_or_default();
-    annotations.insert(SCHEDULED.to_owned(), time.to_string());
+    annotations.insert(SCHEDULED.to_owned(), scheduled_time(cron, time));
     Job {
         metadata: ObjectMeta {
-            name: Some(format!("{name}-{}", time.as_second() / 60)),
+            name: Some(decide::job_name(cron, time)),
             namespace: cron.metadata.namespace.clone(),
             labels: meta.labels,
             annotations: Some(annotations),
             owner_references: Some(vec![controller_reference(cron)]),
             ..Default::default()
         },
-        spec: template.spec,
+        spec: template.spec.clone(),
         status: None,
+    }
+}
+
+/// The time as RFC 3339 writes it in the CronJob's zone.
+fn scheduled_time(cron: &CronJob, time: Timestamp) -> String {
+    let zone = cron.spec.time_zone.as_deref().and_then(cron::find_zone);
+    let zone = zone.unwrap_or(TimeZone::UTC);
+    let offset = zone.to_offset(time);
+    if offset.is_zero() {
+        return time.to_string();
+    }
+    time.display_with_offset(offset).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::pods::samples::at;
+
+    #[test]
+    fn a_job_is_named_after_its_time_and_says_it_in_the_zone_of_the_schedule() {
+        for (zone, expected) in [
+            (None, "2026-07-01T10:00:00Z"),
+            (Some("UTC"), "2026-07-01T10:00:00Z"),
+            (Some("Europe/Berlin"), "2026-07-01T12:00:00+02:00"),
+        ] {
+            let cron: CronJob = serde_json::from_value(json!({
+                "metadata": {"name": "c", "uid": "u"},
+                "spec": {"schedule": "@hourly", "timeZone": zone, "jobTemplate": {
+                    "metadata": {"labels": {"a": "b"}},
+                }},
+            }))
+            .unwrap();
+            let time = at(1_782_900_000);
+            let job = job(&cron, time);
+            assert_eq!(job.metadata.name.as_deref(), Some("c-29715000"));
+            assert_eq!(job.metadata.labels.unwrap()["a"], "b");
+            assert_eq!(job.metadata.annotations.unwrap()[SCHEDULED], expected);
+        }
     }
 }

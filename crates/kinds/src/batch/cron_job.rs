@@ -2,7 +2,7 @@
 
 use super::job::default_pods;
 use super::job_spec::{check_spec, warn_spec};
-use super::schedule;
+use super::timezone;
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{
@@ -11,6 +11,7 @@ use crate::columns::{
 use crate::pod::same_generation;
 use crate::tree::{child_or_new, default_empty, default_to, get, is_set, list, name, text, truth};
 use crate::{Column, Subresource};
+use machinery::cron;
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value};
 
@@ -120,12 +121,7 @@ fn validate(object: &Object, was: Option<&Value>) -> Errors {
     let zone = &spec["timeZone"];
     if is_set(zone) && was.is_none_or(|was| was["timeZone"] != *zone) {
         let at = path.child("timeZone");
-        check::form(
-            schedule::check_zone(text(zone)),
-            text(zone),
-            &at,
-            &mut errors,
-        );
+        check::form(timezone::check(text(zone)), text(zone), &at, &mut errors);
     }
     let policies = ["Allow", "Forbid", "Replace"];
     let at = path.child("concurrencyPolicy");
@@ -161,7 +157,7 @@ fn check_schedule(spec: &Value, was: Option<&Value>, path: &Path, errors: &mut E
         errors.push(Error::required(path, ""));
         return;
     }
-    if let Err(detail) = schedule::check(schedule) {
+    if let Err(detail) = cron::Schedule::parse(schedule) {
         errors.push(Error::invalid(path, schedule, detail));
     }
     let allowed = was.is_some_and(|was| text(&was["schedule"]).contains("TZ"));

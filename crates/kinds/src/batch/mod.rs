@@ -5,4 +5,4 @@ mod indexes;
 pub mod job;
 mod job_spec;
 mod job_status;
-mod schedule;
+mod timezone;
