@@ -33,13 +33,15 @@ fn decide<O: Resource, K: Resource>(owner: &O, selected: bool, object: &K) -> Cl
     }
 }
 
-/// Those of `objects` that `owner` has, after adopting and releasing.
+/// Those of `objects` that `owner` has, after adopting and releasing. With a `finalizer`, adopted
+/// objects get it and released ones lose it.
 pub async fn claim<O, K>(
     owner: &O,
     owners: &Api<O>,
     selector: &Selector,
     writer: &Writer<K>,
     objects: Vec<Arc<K>>,
+    finalizer: Option<&str>,
 ) -> Result<Vec<Arc<K>>, Error>
 where
     O: Watched,
@@ -62,7 +64,7 @@ where
     if !adopt.is_empty() && still_there(owner, owners).await? {
         for object in adopt {
             owned.extend(
-                write_owners(writer, &object, Some(owner))
+                write_owners(writer, &object, Some(owner), finalizer)
                     .await?
                     .map(Arc::new),
             );
@@ -70,7 +72,7 @@ where
     }
     let released = release
         .iter()
-        .map(|object| write_owners::<O, K>(writer, object, None));
+        .map(|object| write_owners::<O, K>(writer, object, None, finalizer));
     for released in join_all(released).await {
         released?;
     }
@@ -91,6 +93,7 @@ async fn write_owners<O, K>(
     writer: &Writer<K>,
     object: &K,
     adopter: Option<&O>,
+    finalizer: Option<&str>,
 ) -> Result<Option<K>, Error>
 where
     O: Watched,
@@ -102,12 +105,18 @@ where
         Some(adopter) => owners.push(controller_reference(adopter)),
         None => owners.retain(|owner| owner.controller != Some(true)),
     }
-    // The version guards the list of owners, which a merge patch replaces as a whole.
-    let patch = json!({"metadata": {
+    // The version guards the lists, which a merge patch replaces as a whole.
+    let mut patch = json!({"metadata": {
         "uid": meta.uid,
         "resourceVersion": meta.resource_version,
         "ownerReferences": owners,
     }});
+    if let Some(finalizer) = finalizer {
+        let mut finalizers = meta.finalizers.clone().unwrap_or_default();
+        finalizers.retain(|known| known != finalizer);
+        finalizers.extend(adopter.map(|_| finalizer.to_owned()));
+        patch["metadata"]["finalizers"] = json!(finalizers);
+    }
     let namespace = meta.namespace.as_deref().unwrap_or_default();
     match writer
         .patch(namespace, meta.name.as_deref().unwrap_or_default(), &patch)

@@ -128,7 +128,7 @@ impl Controller for Daemons {
         let mut candidates = cache.by_index(OWNER, uid);
         candidates.extend(cache.by_index(OWNER, &orphans_of(&key.namespace)));
         let api = Api::namespaced(self.shared.client(ACCOUNT), &key.namespace);
-        let pods = claim::claim(&*set, &api, &selector, &self.pods, candidates).await?;
+        let pods = claim::claim(&*set, &api, &selector, &self.pods, candidates, None).await?;
         let now = self.shared.now();
         let nodes = self.nodes.list();
         let view = View {
@@ -176,7 +176,7 @@ impl Daemons {
             let pod = daemon(set, &plan.create[number], hash);
             async move { podcontrol::create(&self.pods, &self.recorder, set, &pod).await }
         });
-        created.await.and(deleted)
+        created.await.1.and(deleted)
     }
 }
 
@@ -493,7 +493,7 @@ fn template(set: &DaemonSet) -> PodTemplateSpec {
 
 /// A pod that can run on one node only.
 fn daemon(set: &DaemonSet, node: &str, hash: &str) -> Pod {
-    let mut pod = podcontrol::from_template(set, &template(set));
+    let mut pod = podcontrol::from_template(set, Some(&template(set)));
     let labels = pod.metadata.labels.get_or_insert_default();
     labels.insert(history::HASH.to_owned(), hash.to_owned());
     let generation = set.metadata.generation.unwrap_or(1).to_string();

@@ -10,37 +10,49 @@ use reconcile::{Error, Key, Kind, Recorder, Writer};
 
 use crate::shared::{Watched, controller_of, controller_reference};
 
+/// Names of objects have at most this many characters.
+const NAME_LENGTH: usize = 253;
+/// At most this many calls are under way at once.
+const MOST_AT_ONCE: usize = 128;
+
 /// A pod as its template says, owned by `owner`, with a name made from the owner's.
-pub fn from_template<O: Watched>(owner: &O, template: &PodTemplateSpec) -> Pod {
-    let template_meta = template.metadata.clone().unwrap_or_default();
+pub fn from_template<O: Watched>(owner: &O, template: Option<&PodTemplateSpec>) -> Pod {
+    let meta = template.and_then(|template| template.metadata.clone());
+    let meta = meta.unwrap_or_default();
     let metadata = ObjectMeta {
         namespace: owner.meta().namespace.clone(),
         generate_name: Some(prefix(owner.meta().name.as_deref().unwrap_or_default())),
-        labels: template_meta.labels,
-        annotations: template_meta.annotations,
-        finalizers: template_meta.finalizers,
+        labels: meta.labels,
+        annotations: meta.annotations,
+        finalizers: meta.finalizers,
         owner_references: Some(vec![controller_reference(owner)]),
         ..Default::default()
     };
     Pod {
         metadata,
-        spec: template.spec.clone(),
+        spec: template.and_then(|template| template.spec.clone()),
         status: None,
     }
 }
 
-/// The server adds five characters; a pod's name has at most 63 to be a host name.
+/// With a dash, unless that makes it too long for a name. The server cuts a prefix to make room for
+/// the suffix that it generates.
 fn prefix(name: &str) -> String {
-    format!("{name}-")
+    if name.len() < NAME_LENGTH {
+        format!("{name}-")
+    } else {
+        name.to_owned()
+    }
 }
 
-/// Creates a pod and says so. A namespace that is being deleted wants no pods: that is no failure.
+/// Creates a pod, records the event, and says whether there is a new pod. A namespace that is being
+/// deleted takes no pods: that is no failure.
 pub async fn create<O: Watched>(
     pods: &Writer<Pod>,
     recorder: &Recorder,
     owner: &O,
     pod: &Pod,
-) -> Result<(), Error> {
+) -> Result<bool, Error> {
     let namespace = owner.meta().namespace.as_deref().unwrap_or_default();
     match pods.create(namespace, pod).await {
         Ok(created) => {
@@ -52,9 +64,9 @@ pub async fn create<O: Watched>(
                 "SuccessfulCreate",
                 format!("Created pod: {name}"),
             );
-            Ok(())
+            Ok(true)
         }
-        Err(error) if error.is_namespace_terminating() => Ok(()),
+        Err(error) if error.is_namespace_terminating() => Ok(false),
         Err(error) => {
             let text = format!("Error creating: {}", message(&error));
             recorder.event(&owner.object_ref(&()), Kind::Warning, "FailedCreate", text);
@@ -63,7 +75,7 @@ pub async fn create<O: Watched>(
     }
 }
 
-/// Deletes a pod and says so.
+/// Deletes a pod and records the event.
 pub async fn delete<O: Watched>(
     pods: &Writer<Pod>,
     recorder: &Recorder,
@@ -101,20 +113,30 @@ pub fn message(error: &Error) -> String {
     }
 }
 
-/// Runs `count` calls, one, then two, then four at once, until a batch has a failure.
-pub async fn in_growing_batches<F>(count: usize, call: impl Fn(usize) -> F) -> Result<(), Error>
+/// Makes `count` pods, one, then two, then four at once, until a batch has a failure: a quota or a
+/// broken template costs few refusals, not hundreds. Says how many were made.
+pub async fn in_growing_batches<F>(
+    count: usize,
+    create: impl Fn(usize) -> F,
+) -> (usize, Result<(), Error>)
 where
-    F: Future<Output = Result<(), Error>>,
+    F: Future<Output = Result<bool, Error>>,
 {
-    let (mut done, mut size) = (0, 1);
-    while done < count {
-        let batch = size.min(count - done);
-        let results = join_all((done..done + batch).map(&call)).await;
-        reconcile::all(results)?;
-        done += batch;
-        size *= 2;
+    let (mut begun, mut size, mut made) = (0, 1, 0);
+    while begun < count {
+        let batch = size.min(count - begun);
+        let mut results = Vec::with_capacity(batch);
+        for result in join_all((begun..begun + batch).map(&create)).await {
+            made += usize::from(matches!(result, Ok(true)));
+            results.push(result.map(drop));
+        }
+        if let Err(error) = reconcile::all(results) {
+            return (made, Err(error));
+        }
+        begun += batch;
+        size = (size * 2).min(MOST_AT_ONCE);
     }
-    Ok(())
+    (made, Ok(()))
 }
 
 /// The owners that a pod's change concerns: the controllers it has and had, and for an orphan those
@@ -143,4 +165,48 @@ pub fn owner_keys(
         keys.extend(candidates(new));
     }
     keys
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn batches_grow_until_one_fails() {
+        for (count, fails_at, calls, made) in [
+            (0, usize::MAX, 0, 0),
+            (10, usize::MAX, 10, 10),
+            (500, 0, 1, 0),
+            (500, 4, 7, 6),
+            (500, usize::MAX, 500, 500),
+        ] {
+            let called = AtomicUsize::new(0);
+            let (seen, outcome) = in_growing_batches(count, |number| {
+                called.fetch_add(1, Ordering::Relaxed);
+                async move {
+                    if number == fails_at {
+                        return Err(Error::Invalid("no".into()));
+                    }
+                    Ok(true)
+                }
+            })
+            .await;
+            let fails = fails_at < count;
+            assert_eq!(
+                (seen, outcome.is_err()),
+                (made, fails),
+                "{count} {fails_at}"
+            );
+            assert_eq!(called.into_inner(), calls, "{count} {fails_at}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_leaves_no_room_for_a_dash_is_its_own_prefix() {
+        assert_eq!(prefix("web"), "web-");
+        assert_eq!(prefix(&"a".repeat(252)).len(), 253);
+        assert_eq!(prefix(&"a".repeat(253)).len(), 253);
+    }
 }

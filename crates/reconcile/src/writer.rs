@@ -106,6 +106,23 @@ where
         Ok(self.shown(patched).await)
     }
 
+    /// Applies a strategic merge patch: it changes elements of a list without replacing the list.
+    pub async fn patch_strategic(
+        &self,
+        namespace: &str,
+        name: &str,
+        patch: &Value,
+    ) -> Result<K, Error>
+    where
+        K: Resource<Scope = NamespaceResourceScope>,
+    {
+        let api = self.api(namespace);
+        let patched = api
+            .patch(name, &PatchParams::default(), &Patch::Strategic(patch))
+            .await?;
+        Ok(self.shown(patched).await)
+    }
+
     /// Merges `patch` into an object's status.
     pub async fn patch_status(&self, namespace: &str, name: &str, patch: &Value) -> Result<K, Error>
     where

@@ -142,7 +142,8 @@ impl Deployments {
         let mut candidates = cache.by_index(OWNER, uid);
         candidates.extend(cache.by_index(OWNER, &orphans_of(&key.namespace)));
         let api = Api::namespaced(self.shared.client(ACCOUNT), &key.namespace);
-        let sets = claim::claim(&**deployment, &api, selector, &self.sets, candidates).await?;
+        let sets =
+            claim::claim(&**deployment, &api, selector, &self.sets, candidates, None).await?;
         let running = |set: &ReplicaSet| {
             let pods = self
                 .pods

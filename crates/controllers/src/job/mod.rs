@@ -1,38 +1,47 @@
 //! Job: pods that run to their end, as many at once and as many in all as wanted, tried again when
-//! they fail. Every ended pod is counted exactly once: a finalizer holds it until its count is
-//! written.
+//! they fail. Every ended pod is counted exactly once: a finalizer holds it until the status names
+//! it.
 
+mod backoff;
 mod decide;
+mod failurepolicy;
 mod indexes;
+mod orphans;
+mod pod;
+mod successpolicy;
+mod template;
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use futures::future::join_all;
 use k8s_openapi::api::{
-    batch::v1::Job,
-    core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector, Pod},
+    batch::v1::{Job, JobStatus},
+    core::v1::Pod,
 };
-use kube::Api;
+use kube::{Api, Resource};
+use parking_lot::Mutex;
 use reconcile::{Action, Controller, Error, Key, Kind, Queue, Recorder, Selector, Writer};
-use serde_json::json;
 
 use crate::{
     claim, podcontrol,
-    shared::{OWNER, Shared, controller_of, orphans_of},
+    shared::{OWNER, Shared, orphans_of},
 };
-use decide::{Plan, View, decide};
+use backoff::Backoff;
+use decide::{Done, Round, Step, View, is_finished};
+use pod::FINALIZER;
 
 /// As in the table of controllers.
 pub const NAME: &str = "job";
 const ACCOUNT: &str = "job-controller";
-const FINALIZER: &str = "batch.kubernetes.io/job-tracking";
-const INDEX: &str = "batch.kubernetes.io/job-completion-index";
+const WORKERS: usize = 5;
 
 struct Jobs {
     shared: Arc<Shared>,
     jobs: Writer<Job>,
     pods: Writer<Pod>,
     recorder: Recorder,
+    /// Guards the failures of each unfinished Job, by its key, with the uid they belong to.
+    backoffs: Mutex<HashMap<Key, (String, Backoff)>>,
 }
 
 /// Starts it.
@@ -42,6 +51,7 @@ pub fn start(shared: &Arc<Shared>) {
         jobs: shared.writer(ACCOUNT),
         pods: shared.writer(ACCOUNT),
         recorder: shared.recorder(ACCOUNT, ACCOUNT),
+        backoffs: Mutex::default(),
     });
     let shared = shared.clone();
     shared.context.clone().spawn(NAME, async move {
@@ -53,27 +63,28 @@ pub fn start(shared: &Arc<Shared>) {
         reconcile::follow(context, &jobs, &queue, |event| {
             vec![Key::of(&**event.object())]
         });
+        let lookup = jobs.clone();
         reconcile::follow(context, controller.pods.cache(), &queue, move |event| {
             podcontrol::owner_keys(event, "Job", |pod| {
                 let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-                let matching = jobs.list_in(namespace).into_iter().filter(|job| {
+                let matching = lookup.list_in(namespace).into_iter().filter(|job| {
                     let selector = job.spec.as_ref().and_then(|spec| spec.selector.as_ref());
                     Selector::of(selector).matches(pod.metadata.labels.as_ref())
                 });
                 matching.map(|job| Key::of(&*job)).collect()
             })
         });
-        reconcile::run(context, controller, queue, 5);
+        orphans::start(context, jobs, controller.pods.clone());
+        reconcile::run(context, controller, queue, WORKERS);
         std::future::pending::<()>().await;
     });
 }
 
-fn is_held(pod: &Pod) -> bool {
-    pod.metadata
-        .finalizers
-        .iter()
-        .flatten()
-        .any(|finalizer| finalizer == FINALIZER)
+/// Whether another controller has taken the Job over.
+fn is_foreign(job: &Job) -> bool {
+    let spec = job.spec.as_ref();
+    let manager = spec.and_then(|spec| spec.managed_by.as_deref());
+    manager.is_some_and(|manager| manager != "kubernetes.io/job-controller")
 }
 
 impl Controller for Jobs {
@@ -82,150 +93,148 @@ impl Controller for Jobs {
     }
 
     async fn reconcile(&self, key: &Key) -> Result<Action, Error> {
-        let Some(job) = self.jobs.cache().get(&key.namespace, &key.name) else {
-            return self.release_orphans(key).await;
+        let job = self.jobs.cache().get(&key.namespace, &key.name);
+        let live = job.filter(|job| !is_foreign(job) && !is_finished(job));
+        let Some(job) = live else {
+            self.backoffs.lock().remove(key);
+            return Ok(Action::Done);
         };
-        let managed_by = job
-            .spec
-            .as_ref()
-            .and_then(|spec| spec.managed_by.as_deref());
-        if managed_by.is_some_and(|manager| manager != "kubernetes.io/job-controller") {
+        if !has_known_mode(&job) {
+            let text = "Skipped Job sync because completion mode is unknown";
+            let about = job.object_ref(&());
+            self.recorder
+                .event(&about, Kind::Warning, "UnknownCompletionMode", text);
             return Ok(Action::Done);
         }
+        let pods = self.pods(&job, key).await?;
+        let uid = job.metadata.uid.clone().unwrap_or_default();
+        let round = Round::new(&View {
+            job: &job,
+            pods: &pods,
+            backoff: self.backoff(key, &uid),
+            now: self.shared.now(),
+        });
+        let (done, outcome) = self.act(&job, &round.step).await;
+        let (backoff, after) = (round.backoff, round.after);
+        let conclusion = round.conclude(done);
+        self.write_status(&job, conclusion.status).await?;
+        self.backoffs.lock().insert(key.clone(), (uid, backoff));
+        for (kind, reason, text) in conclusion.events {
+            self.recorder
+                .event(&job.object_ref(&()), kind, &reason, text);
+        }
+        let released = conclusion
+            .release
+            .iter()
+            .map(|pod| release(&self.pods, pod));
+        reconcile::all(join_all(released).await)?;
+        outcome?;
+        Ok(after.map_or(Action::Done, Action::After))
+    }
+}
+
+fn has_known_mode(job: &Job) -> bool {
+    let mode = job
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.completion_mode.as_deref());
+    matches!(mode, None | Some("NonIndexed" | "Indexed"))
+}
+
+impl Jobs {
+    fn backoff(&self, key: &Key, uid: &str) -> Backoff {
+        let backoffs = self.backoffs.lock();
+        let known = backoffs.get(key).filter(|(owner, _)| owner == uid);
+        known.map(|(_, backoff)| *backoff).unwrap_or_default()
+    }
+
+    async fn pods(&self, job: &Job, key: &Key) -> Result<Vec<Arc<Pod>>, Error> {
         let selector = Selector::of(job.spec.as_ref().and_then(|spec| spec.selector.as_ref()));
         let cache = self.pods.cache();
         let mut candidates = cache.by_index(OWNER, job.metadata.uid.as_deref().unwrap_or_default());
         candidates.extend(cache.by_index(OWNER, &orphans_of(&key.namespace)));
         let api = Api::namespaced(self.shared.client(ACCOUNT), &key.namespace);
-        let pods = claim::claim(&*job, &api, &selector, &self.pods, candidates).await?;
-        let plan = decide(&View {
-            job: &job,
-            pods: &pods,
-            now: self.shared.now(),
-        });
-        self.act(&job, &pods, plan).await
+        let finalizer = Some(FINALIZER);
+        claim::claim(job, &api, &selector, &self.pods, candidates, finalizer).await
     }
-}
 
-impl Jobs {
-    /// Deletes and creates, writes the counts, and only then lets the counted pods go.
-    async fn act(&self, job: &Job, pods: &[Arc<Pod>], plan: Plan) -> Result<Action, Error> {
-        let deletions = plan.delete.iter().map(|pod| self.delete(job, pod));
-        let mut outcome = reconcile::all(join_all(deletions).await);
-        if outcome.is_ok() {
-            let created = podcontrol::in_growing_batches(plan.create.len(), |number| {
-                let pod = self.pod(job, plan.create[number]);
-                async move { podcontrol::create(&self.pods, &self.recorder, job, &pod).await }
-            });
-            outcome = created.await;
-        }
-        let namespace = job.metadata.namespace.as_deref().unwrap_or_default();
-        if job.status.as_ref() != Some(&plan.status) {
-            let updated = Job {
-                status: Some(plan.status),
-                ..job.clone()
-            };
-            self.jobs.update_status(namespace, &updated).await?;
-        }
-        for (kind, reason, text) in plan.events {
-            self.recorder
-                .event(&kube::Resource::object_ref(job, &()), kind, reason, text);
-        }
-        let counted = pods.iter().filter(|pod| {
-            is_held(pod)
-                && pod
-                    .metadata
-                    .uid
-                    .as_ref()
-                    .is_some_and(|uid| plan.release.contains(uid))
-        });
-        reconcile::all(join_all(counted.map(|pod| self.release(pod))).await)?;
-        outcome?;
-        Ok(plan.after.map_or(Action::Done, Action::After))
+    /// Deletes or makes pods.
+    async fn act(&self, job: &Job, step: &Step) -> (Done, Result<(), Error>) {
+        let mut done = Done::default();
+        let outcome = match step {
+            Step::Nothing => Ok(()),
+            Step::Create(new) => {
+                let create = |number: usize| {
+                    let pod = template::pod(job, &new[number]);
+                    async move { podcontrol::create(&self.pods, &self.recorder, job, &pod).await }
+                };
+                let (created, outcome) = podcontrol::in_growing_batches(new.len(), create).await;
+                done.created = created;
+                outcome
+            }
+            Step::Stop(pods) => {
+                let deleted = pods.iter().map(|pod| self.delete(job, pod));
+                done.all(pods, join_all(deleted).await)
+            }
+            Step::Remove(pods) => {
+                let removed = pods.iter().map(|pod| self.remove(job, pod));
+                done.all(pods, join_all(removed).await)
+            }
+        };
+        (done, outcome)
     }
 
     async fn delete(&self, job: &Job, pod: &Pod) -> Result<(), Error> {
         podcontrol::delete(&self.pods, &self.recorder, job, pod).await
     }
 
-    /// Lets a pod go.
-    async fn release(&self, pod: &Pod) -> Result<(), Error> {
-        let mut left = pod.metadata.finalizers.clone().unwrap_or_default();
-        left.retain(|finalizer| finalizer != FINALIZER);
-        let patch = json!({"metadata": {
-            "uid": pod.metadata.uid,
-            "resourceVersion": pod.metadata.resource_version,
-            "finalizers": left,
-        }});
-        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-        let name = pod.metadata.name.as_deref().unwrap_or_default();
-        match self.pods.patch(namespace, name, &patch).await {
-            Err(error) if !error.is_not_found() => Err(error),
-            _ => Ok(()),
-        }
+    /// A pod without the finalizer is not counted.
+    async fn remove(&self, job: &Job, pod: &Pod) -> Result<(), Error> {
+        release(&self.pods, pod).await?;
+        self.delete(job, pod).await
     }
 
-    /// Pods of a job that is gone are not counted by anybody any more.
-    async fn release_orphans(&self, key: &Key) -> Result<Action, Error> {
-        let pods = self
-            .pods
-            .cache()
-            .list_in(&key.namespace)
-            .into_iter()
-            .filter(|pod| {
-                let owner = controller_of(&**pod).filter(|owner| owner.kind == "Job");
-                is_held(pod) && owner.is_some_and(|owner| owner.name == key.name)
-            });
-        for pod in pods {
-            self.release(&pod).await?;
+    async fn write_status(&self, job: &Job, status: JobStatus) -> Result<(), Error> {
+        if job.status.as_ref() == Some(&status) {
+            return Ok(());
         }
-        Ok(Action::Done)
-    }
-
-    fn pod(&self, job: &Job, index: Option<i32>) -> Pod {
-        let template = job.spec.clone().unwrap_or_default().template;
-        let mut pod = podcontrol::from_template(job, &template);
-        pod.metadata
-            .finalizers
-            .get_or_insert_default()
-            .push(FINALIZER.to_owned());
-        let Some(index) = index else { return pod };
-        let name = job.metadata.name.clone().unwrap_or_default();
-        pod.metadata.generate_name = Some(format!("{name}-{index}-"));
-        let number = index.to_string();
-        pod.metadata
-            .annotations
-            .get_or_insert_default()
-            .insert(INDEX.to_owned(), number.clone());
-        pod.metadata
-            .labels
-            .get_or_insert_default()
-            .insert(INDEX.to_owned(), number);
-        let spec = pod.spec.get_or_insert_default();
-        spec.hostname = Some(format!("{name}-{index}"));
-        let field = ObjectFieldSelector {
-            field_path: format!("metadata.labels['{INDEX}']"),
-            ..Default::default()
+        let namespace = job.metadata.namespace.as_deref().unwrap_or_default();
+        let updated = Job {
+            status: Some(status),
+            ..job.clone()
         };
-        let source = EnvVarSource {
-            field_ref: Some(field),
-            ..Default::default()
-        };
-        let variable = EnvVar {
-            name: "JOB_COMPLETION_INDEX".into(),
-            value_from: Some(source),
-            ..Default::default()
-        };
-        let inits = spec.init_containers.iter_mut().flatten();
-        for container in spec.containers.iter_mut().chain(inits) {
-            let env = container.env.get_or_insert_default();
-            if !env.iter().any(|known| known.name == variable.name) {
-                env.push(variable.clone());
-            }
-        }
-        pod
+        self.jobs.update_status(namespace, &updated).await?;
+        Ok(())
     }
 }
 
-/// What `decide` says to people.
-type Told = (Kind, &'static str, String);
+impl Done {
+    /// Counts the pods that were deleted.
+    fn all(&mut self, pods: &[Arc<Pod>], results: Vec<Result<(), Error>>) -> Result<(), Error> {
+        for (pod, result) in pods.iter().zip(&results) {
+            if result.is_ok() {
+                self.delete(pod);
+            }
+        }
+        reconcile::all(results)
+    }
+}
+
+/// Removes the tracking finalizer. Neither other finalizers nor a concurrent write matter to that.
+async fn release(pods: &Writer<Pod>, pod: &Pod) -> Result<(), Error> {
+    if !pod::is_tracked(pod) {
+        return Ok(());
+    }
+    let patch = serde_json::json!({"metadata": {
+        "uid": pod.metadata.uid,
+        "$deleteFromPrimitiveList/finalizers": [FINALIZER],
+    }});
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let name = pod.metadata.name.as_deref().unwrap_or_default();
+    match pods.patch_strategic(namespace, name, &patch).await {
+        // Gone, or another pod has the name now.
+        Err(error) if error.is_not_found() || error.is_conflict() => Ok(()),
+        Err(error) => Err(error),
+        Ok(_) => Ok(()),
+    }
+}

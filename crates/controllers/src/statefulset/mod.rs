@@ -98,7 +98,7 @@ impl Controller for Sets {
         );
         let selector = Selector::of(Some(&spec.selector));
         let api = Api::namespaced(self.shared.client(ACCOUNT), &key.namespace);
-        let pods = claim::claim(&*set, &api, &selector, &self.pods, candidates).await?;
+        let pods = claim::claim(&*set, &api, &selector, &self.pods, candidates, None).await?;
         let newest_hash = newest.metadata.name.clone().unwrap_or_default();
         let view = View {
             set: &set,
@@ -258,7 +258,7 @@ fn identified(set: &StatefulSet, ordinal: i32, revision: &str, template: &PodTem
         "{}-{ordinal}",
         set.metadata.name.as_deref().unwrap_or_default()
     );
-    let mut pod = podcontrol::from_template(set, template);
+    let mut pod = podcontrol::from_template(set, Some(template));
     pod.metadata.generate_name = None;
     pod.metadata.name = Some(name.clone());
     let labels = pod.metadata.labels.get_or_insert_default();
