@@ -15,8 +15,8 @@ use k8s_openapi::{
 use reconcile::{Action, Controller, Error, Key, Kind, Queue, Recorder, Selector, Writer};
 
 use crate::{
+    intorpercent::scaled,
     pods::{is_deleting, is_ready, is_terminal},
-    rounding::scaled,
     shared::{Shared, controller_of},
 };
 

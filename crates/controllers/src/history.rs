@@ -1,132 +1,279 @@
 //! Revisions of templates as ControllerRevisions: what DaemonSets and StatefulSets can go back to.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use k8s_openapi::{
+    NamespaceResourceScope,
     api::{apps::v1::ControllerRevision, core::v1::PodTemplateSpec},
     apimachinery::pkg::{apis::meta::v1::LabelSelector, runtime::RawExtension},
 };
-use kube::api::ObjectMeta;
-use reconcile::{Error, Writer};
-use serde_json::{Value, json};
+use kube::{Api, Resource, api::ObjectMeta};
+use reconcile::{Error, Selector, Writer};
+use serde_json::{Map, Value, json};
 
 use crate::{
-    rounding::safe_hash,
-    shared::{OWNER, Watched, controller_reference},
+    claim,
+    shared::{OWNER, Watched, controller_reference, orphans_of},
+    templatehash::short_hash,
 };
 
-/// The label that tells a pod's revision.
+/// The label of pods that tells their revision; DaemonSets label their revisions with it, too.
 pub const HASH: &str = "controller-revision-hash";
+/// A revision's name has room for the hash.
+const PREFIX_LENGTH: usize = 223;
 
-/// What a revision holds: a patch that puts the template back.
+/// What a revision holds: the patch that puts the template back, with its keys in order. Clients find
+/// the revision of a template by comparing these bytes.
 pub fn data(template: &PodTemplateSpec) -> Value {
     let mut template = serde_json::to_value(template).unwrap_or_default();
     if let Some(template) = template.as_object_mut() {
+        template.entry("metadata").or_insert_with(|| json!({}));
         template.insert("$patch".into(), json!("replace"));
     }
-    json!({"spec": {"template": template}})
+    sorted(json!({"spec": {"template": template}}))
 }
 
-/// The revisions of an owner, oldest first.
-pub fn of(revisions: &Writer<ControllerRevision>, uid: &str) -> Vec<Arc<ControllerRevision>> {
-    let mut all = revisions.cache().by_index(OWNER, uid);
-    all.sort_by_key(|revision| (revision.revision, revision.metadata.name.clone()));
-    all
+fn sorted(value: Value) -> Value {
+    match value {
+        Value::Object(map) => {
+            let mut entries: Vec<_> = map.into_iter().collect();
+            entries.sort_by(|(a, _), (b, _)| a.cmp(b));
+            let entries = entries.into_iter().map(|(key, value)| (key, sorted(value)));
+            Value::Object(entries.collect::<Map<_, _>>())
+        }
+        Value::Array(items) => Value::Array(items.into_iter().map(sorted).collect()),
+        other => other,
+    }
 }
 
+/// The template that a revision holds.
+pub fn template(revision: &ControllerRevision) -> Option<PodTemplateSpec> {
+    let template = revision.data.as_ref()?.0.get("spec")?.get("template")?;
+    serde_json::from_value(template.clone()).ok()
+}
+
+/// All revisions of an owner, oldest first.
+pub struct History {
+    revisions: Vec<Arc<ControllerRevision>>,
+    /// Which label of a revision has its hash.
+    label: &'static str,
+}
+
+/// The revision of the template as it is now.
+pub struct Newest {
+    pub revision: Arc<ControllerRevision>,
+    /// Other revisions of the same template.
+    pub duplicates: Vec<Arc<ControllerRevision>>,
+    /// How often a name was taken by another template.
+    pub collisions: Option<i32>,
+}
+
+#[derive(Debug)]
 enum Step {
     /// It is the newest already.
     Keep(Arc<ControllerRevision>),
     /// An old one becomes the newest again.
     Renew(Box<ControllerRevision>),
-    Create(Box<ControllerRevision>),
+    /// There is none; this is its number.
+    Create(i64),
 }
 
-fn decide<O: Watched>(
-    owner: &O,
-    selector: &LabelSelector,
-    data: Value,
-    known: &[Arc<ControllerRevision>],
-    collisions: Option<i32>,
-) -> Step {
-    let next = known.last().map_or(1, |newest| newest.revision + 1);
-    let same = known
-        .iter()
-        .rev()
-        .find(|r| r.data.as_ref().map(|data| &data.0) == Some(&data));
-    if let Some(same) = same {
-        if same.revision + 1 == next {
-            return Step::Keep(same.clone());
+impl History {
+    /// The revisions of `owner`, after adopting and releasing.
+    pub async fn read<O>(
+        owner: &O,
+        owners: &Api<O>,
+        selector: &LabelSelector,
+        revisions: &Writer<ControllerRevision>,
+        label: &'static str,
+    ) -> Result<Self, Error>
+    where
+        O: Watched + Resource<Scope = NamespaceResourceScope>,
+    {
+        let cache = revisions.cache();
+        let namespace = owner.meta().namespace.as_deref().unwrap_or_default();
+        let mut known = cache.by_index(OWNER, owner.meta().uid.as_deref().unwrap_or_default());
+        known.extend(cache.by_index(OWNER, &orphans_of(namespace)));
+        let selector = Selector::of(Some(selector));
+        let known = claim::claim(owner, owners, &selector, revisions, known, None).await?;
+        Ok(Self::new(known, label))
+    }
+
+    fn new(mut revisions: Vec<Arc<ControllerRevision>>, label: &'static str) -> Self {
+        revisions.sort_by_key(|revision| {
+            let meta = &revision.metadata;
+            (
+                revision.revision,
+                meta.creation_timestamp.clone(),
+                meta.name.clone(),
+            )
+        });
+        Self { revisions, label }
+    }
+
+    /// Makes the template the newest revision.
+    pub async fn sync<O: Watched>(
+        &self,
+        owner: &O,
+        template: &PodTemplateSpec,
+        revisions: &Writer<ControllerRevision>,
+        api: &Api<ControllerRevision>,
+        collisions: Option<i32>,
+    ) -> Result<Newest, Error> {
+        let data = data(template);
+        let namespace = owner.meta().namespace.as_deref().unwrap_or_default();
+        let (revision, collisions) = match self.decide(&data) {
+            Step::Keep(revision) => (revision, collisions),
+            Step::Renew(revision) => {
+                let renewed = revisions.update(namespace, &revision).await?;
+                (Arc::new(renewed), collisions)
+            }
+            Step::Create(number) => {
+                let new =
+                    |collisions| self.new_revision(owner, template, number, &data, collisions);
+                create(revisions, api, namespace, new, collisions).await?
+            }
+        };
+        let others = self
+            .revisions
+            .iter()
+            .filter(|other| other.metadata.uid != revision.metadata.uid && holds(other, &data));
+        let duplicates = others.cloned().collect();
+        Ok(Newest {
+            revision,
+            duplicates,
+            collisions,
+        })
+    }
+
+    fn decide(&self, data: &Value) -> Step {
+        let same = self.revisions.iter().rev().find(|known| holds(known, data));
+        let others = self.revisions.iter().filter(|known| !holds(known, data));
+        let next = others.map(|other| other.revision).max().unwrap_or(0) + 1;
+        match same {
+            Some(same) if same.revision >= next => Step::Keep(same.clone()),
+            Some(same) => Step::Renew(Box::new(ControllerRevision {
+                revision: next,
+                ..(**same).clone()
+            })),
+            None => Step::Create(next),
         }
-        return Step::Renew(Box::new(ControllerRevision {
-            revision: next,
-            ..(**same).clone()
-        }));
     }
-    let hash = safe_hash(data.to_string().as_bytes(), collisions);
-    let mut labels = selector.match_labels.clone().unwrap_or_default();
-    labels.insert(HASH.to_owned(), hash.clone());
-    let metadata = ObjectMeta {
-        name: Some(format!(
-            "{}-{hash}",
-            owner.meta().name.as_deref().unwrap_or_default()
-        )),
-        namespace: owner.meta().namespace.clone(),
-        labels: Some(labels),
-        owner_references: Some(vec![controller_reference(owner)]),
-        ..Default::default()
-    };
-    let data = Some(RawExtension(data));
-    Step::Create(Box::new(ControllerRevision {
-        metadata,
-        data,
-        revision: next,
-    }))
+
+    fn new_revision<O: Watched>(
+        &self,
+        owner: &O,
+        template: &PodTemplateSpec,
+        number: i64,
+        data: &Value,
+        collisions: Option<i32>,
+    ) -> ControllerRevision {
+        let hash = short_hash(data.to_string().as_bytes(), collisions);
+        let meta = template.metadata.as_ref();
+        let mut labels = meta
+            .and_then(|meta| meta.labels.clone())
+            .unwrap_or_default();
+        labels.insert(self.label.to_owned(), hash.clone());
+        let owner_name = owner.meta().name.as_deref().unwrap_or_default();
+        // Names of objects are ASCII.
+        let prefix = &owner_name[..owner_name.len().min(PREFIX_LENGTH)];
+        let metadata = ObjectMeta {
+            name: Some(format!("{prefix}-{hash}")),
+            namespace: owner.meta().namespace.clone(),
+            labels: Some(labels),
+            // `kubectl rollout history` reads the cause of the change from them.
+            annotations: owner.meta().annotations.clone(),
+            owner_references: Some(vec![controller_reference(owner)]),
+            ..Default::default()
+        };
+        ControllerRevision {
+            metadata,
+            data: Some(RawExtension(data.clone())),
+            revision: number,
+        }
+    }
+
+    /// Those beyond the limit, oldest first. `live` ones stay, and count only if `live_count`.
+    pub fn expired(
+        &self,
+        newest: &ControllerRevision,
+        live: impl Fn(&ControllerRevision) -> bool,
+        limit: i32,
+        live_count: bool,
+    ) -> Vec<Arc<ControllerRevision>> {
+        let old = self
+            .revisions
+            .iter()
+            .filter(|known| known.metadata.uid != newest.metadata.uid);
+        let counted = old
+            .clone()
+            .filter(|known| live_count || !live(known))
+            .count();
+        let surplus = counted.saturating_sub(usize::try_from(limit).unwrap_or(usize::MAX));
+        let dead = old.filter(|known| !live(known));
+        dead.take(surplus).cloned().collect()
+    }
 }
 
-/// Makes the template the newest revision and returns it.
-pub async fn sync<O: Watched>(
-    owner: &O,
-    selector: &LabelSelector,
-    template: &PodTemplateSpec,
+fn holds(revision: &ControllerRevision, data: &Value) -> bool {
+    revision.data.as_ref().map(|data| &data.0) == Some(data)
+}
+
+/// Creates a revision under the first name that no other template has.
+async fn create(
     revisions: &Writer<ControllerRevision>,
-    collisions: Option<i32>,
-) -> Result<Arc<ControllerRevision>, Error> {
-    let known = of(revisions, owner.meta().uid.as_deref().unwrap_or_default());
-    let namespace = owner.meta().namespace.as_deref().unwrap_or_default();
-    match decide(owner, selector, data(template), &known, collisions) {
-        Step::Keep(revision) => Ok(revision),
-        Step::Renew(revision) => Ok(Arc::new(revisions.update(namespace, &revision).await?)),
-        Step::Create(revision) => Ok(Arc::new(revisions.create(namespace, &revision).await?)),
+    api: &Api<ControllerRevision>,
+    namespace: &str,
+    new: impl Fn(Option<i32>) -> ControllerRevision,
+    mut collisions: Option<i32>,
+) -> Result<(Arc<ControllerRevision>, Option<i32>), Error> {
+    loop {
+        let revision = new(collisions);
+        match revisions.create(namespace, &revision).await {
+            Ok(created) => return Ok((Arc::new(created), collisions)),
+            Err(error) if error.reason() == "AlreadyExists" => {
+                let name = revision.metadata.name.as_deref().unwrap_or_default();
+                let taken = api.get(name).await?;
+                if taken.data == revision.data {
+                    return Ok((Arc::new(taken), collisions));
+                }
+                collisions = Some(collisions.unwrap_or(0) + 1);
+            }
+            Err(error) => return Err(error),
+        }
     }
 }
 
-/// Deletes the oldest revisions that no pod has any more, beyond `limit`.
-pub async fn trim(
+/// Deletes revisions.
+pub async fn delete(
     revisions: &Writer<ControllerRevision>,
-    uid: &str,
-    live: &[&str],
-    limit: i32,
+    expired: &[Arc<ControllerRevision>],
 ) -> Result<(), Error> {
-    let unused: Vec<_> = of(revisions, uid)
-        .into_iter()
-        .filter(|revision| !live.contains(&hash(revision).as_str()))
-        .collect();
-    let surplus = unused
-        .len()
-        .saturating_sub(usize::try_from(limit).unwrap_or(0));
-    for revision in &unused[..surplus] {
+    for revision in expired {
         revisions.delete(revision).await?;
     }
     Ok(())
 }
 
+/// The hashes or names that pods carry.
+pub fn revisions_of<'a>(
+    pods: impl IntoIterator<Item = &'a Arc<k8s_openapi::api::core::v1::Pod>>,
+) -> BTreeSet<&'a str> {
+    let labels = pods
+        .into_iter()
+        .filter_map(|pod| pod.metadata.labels.as_ref());
+    labels
+        .filter_map(|labels| labels.get(HASH))
+        .map(String::as_str)
+        .collect()
+}
+
 /// The hash in a revision's label.
-pub fn hash(revision: &ControllerRevision) -> String {
+pub fn hash<'a>(revision: &'a ControllerRevision, label: &str) -> &'a str {
     let labels = revision.metadata.labels.as_ref();
     labels
-        .and_then(|labels| labels.get(HASH).cloned())
-        .unwrap_or_default()
+        .and_then(|labels| labels.get(label))
+        .map_or("", String::as_str)
 }
 
 #[cfg(test)]
@@ -135,30 +282,97 @@ mod tests {
 
     use super::*;
 
-    fn revision(number: i64, data: Value) -> Arc<ControllerRevision> {
-        let data = Some(RawExtension(data));
-        Arc::new(ControllerRevision {
-            revision: number,
-            data,
+    fn revision(number: i64, data: &str) -> Arc<ControllerRevision> {
+        let metadata = ObjectMeta {
+            uid: Some(format!("{number}-{data}")),
+            name: Some(format!("r{number}")),
             ..Default::default()
+        };
+        Arc::new(ControllerRevision {
+            metadata,
+            revision: number,
+            data: Some(RawExtension(json!(data))),
         })
     }
 
-    fn told(data: Value, known: &[Arc<ControllerRevision>]) -> String {
-        let selector = LabelSelector::default();
-        match decide(&DaemonSet::default(), &selector, data, known, None) {
-            Step::Keep(revision) => format!("keep {}", revision.revision),
-            Step::Renew(revision) => format!("renew as {}", revision.revision),
-            Step::Create(revision) => format!("create {}", revision.revision),
-        }
+    fn history(revisions: &[(i64, &str)]) -> History {
+        let revisions = revisions
+            .iter()
+            .map(|(number, data)| revision(*number, data));
+        History::new(revisions.collect(), HASH)
     }
 
     #[test]
     fn a_known_template_is_used_again_under_a_new_number() {
-        let known = [revision(1, json!("a")), revision(2, json!("b"))];
-        assert_eq!(told(json!("a"), &[]), "create 1");
-        assert_eq!(told(json!("b"), &known), "keep 2");
-        assert_eq!(told(json!("c"), &known), "create 3");
-        assert_eq!(told(json!("a"), &known), "renew as 3");
+        for (known, data, expected) in [
+            (&[][..], "a", "create 1"),
+            (&[(1, "a"), (2, "b")], "b", "keep 2"),
+            (&[(1, "a"), (2, "b")], "c", "create 3"),
+            (&[(1, "a"), (2, "b")], "a", "renew as 3"),
+            (&[(1, "a"), (2, "b"), (2, "a")], "a", "renew as 3"),
+            (&[(1, "a"), (5, "a")], "a", "keep 5"),
+        ] {
+            let seen = match history(known).decide(&json!(data)) {
+                Step::Keep(revision) => format!("keep {}", revision.revision),
+                Step::Renew(revision) => format!("renew as {}", revision.revision),
+                Step::Create(number) => format!("create {number}"),
+            };
+            assert_eq!(seen, expected, "{known:?} {data}");
+        }
+    }
+
+    #[test]
+    fn the_data_is_the_patch_that_clients_compute_byte_for_byte() {
+        let template: PodTemplateSpec = serde_json::from_value(json!({
+            "spec": {"containers": [{"name": "c", "image": "i", "resources": {}}]},
+        }))
+        .unwrap();
+        let expected = r#"{"spec":{"template":{"$patch":"replace","metadata":{},"spec":{"containers":[{"image":"i","name":"c","resources":{}}]}}}}"#;
+        assert_eq!(data(&template).to_string(), expected);
+    }
+
+    #[test]
+    fn a_new_revision_has_the_labels_of_the_template_and_the_annotations_of_the_owner() {
+        let mut set = DaemonSet::default();
+        set.metadata.name = Some("d".repeat(240));
+        let cause = ("kubernetes.io/change-cause".to_owned(), "why".to_owned());
+        set.metadata.annotations = Some([cause.clone()].into());
+        let template: PodTemplateSpec =
+            serde_json::from_value(json!({"metadata": {"labels": {"a": "b"}}})).unwrap();
+        let data = data(&template);
+        let history = history(&[]);
+        let new = |collisions| history.new_revision(&set, &template, 4, &data, collisions);
+        let (one, other) = (new(None), new(Some(1)));
+        assert_ne!(
+            one.metadata.name, other.metadata.name,
+            "a collision changes the name"
+        );
+        assert_eq!(one.metadata.annotations, Some([cause].into()));
+        let labels = one.metadata.labels.clone().unwrap();
+        assert_eq!(labels["a"], "b");
+        assert_eq!(
+            one.metadata.name.unwrap(),
+            format!("{}-{}", "d".repeat(223), labels[HASH])
+        );
+    }
+
+    #[test]
+    fn the_oldest_that_no_pod_has_go_first() {
+        let known = history(&[(1, "a"), (2, "b"), (3, "c"), (4, "d"), (5, "e")]);
+        let newest = revision(5, "e");
+        let live = |revision: &ControllerRevision| revision.revision == 1;
+        for (limit, live_count, expected) in [
+            (10, false, vec![]),
+            (3, false, vec![]),
+            (3, true, vec![2]),
+            (1, false, vec![2, 3]),
+            (1, true, vec![2, 3, 4]),
+            (0, false, vec![2, 3, 4]),
+            (-1, false, vec![]),
+        ] {
+            let expired = known.expired(&newest, live, limit, live_count);
+            let numbers: Vec<_> = expired.iter().map(|revision| revision.revision).collect();
+            assert_eq!(numbers, expected, "{limit} {live_count}");
+        }
     }
 }

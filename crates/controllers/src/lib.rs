@@ -4,11 +4,13 @@
 mod claim;
 mod discovery;
 mod history;
+mod intorpercent;
 mod podcontrol;
 mod pods;
 mod replicas;
-mod rounding;
+
 mod shared;
+mod templatehash;
 
 pub mod bootstrapsigner;
 pub mod clusterroleaggregation;

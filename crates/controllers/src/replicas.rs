@@ -1,15 +1,15 @@
 //! Keeps as many pods of a template as wanted: the core of ReplicaSet and ReplicationController,
 //! which differ in nothing but their type.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use futures::future::join_all;
 use jiff::Timestamp;
 use k8s_openapi::{
     NamespaceResourceScope,
     api::{
-        apps::v1::{ReplicaSet, ReplicaSetCondition, ReplicaSetStatus},
-        core::v1::Pod,
+        apps::v1::{ReplicaSetCondition, ReplicaSetStatus},
+        core::v1::{Pod, PodTemplateSpec},
     },
     apimachinery::pkg::apis::meta::v1::Time,
 };
@@ -26,14 +26,26 @@ use crate::{
 const BURST: usize = 500;
 const WORKERS: usize = 5;
 
+/// How many pods of which template an object wants.
+pub struct Wish<'a> {
+    pub replicas: i32,
+    pub min_ready_seconds: i32,
+    pub selector: Selector,
+    pub template: Option<&'a PodTemplateSpec>,
+}
+
 /// A kind that says how many pods of a template it wants.
 pub trait Owner: Watched + Resource<Scope = NamespaceResourceScope> {
     /// Whose service account writes.
     const ACCOUNT: &'static str;
     /// The component in events.
     const COMPONENT: &'static str;
-    /// The same wish as a ReplicaSet.
-    fn as_replica_set(&self) -> ReplicaSet;
+    /// Whether the status counts pods that are being deleted.
+    const COUNTS_TERMINATING: bool;
+    /// What it wants.
+    fn wish(&self) -> Wish<'_>;
+    /// Its status, as that of a ReplicaSet.
+    fn status(&self) -> Option<ReplicaSetStatus>;
     /// This object with another status.
     fn with_status(&self, status: ReplicaSetStatus) -> Self;
 }
@@ -70,10 +82,9 @@ pub fn start<K: Owner>(shared: &Arc<Shared>) {
         reconcile::follow(&shared.context, &pods, &queue, move |event| {
             podcontrol::owner_keys(event, &K::kind(&()), |pod| {
                 let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-                let matching = lookup.list_in(namespace).into_iter().filter(|owner| {
-                    let selector = owner.as_replica_set().spec.map(|spec| spec.selector);
-                    Selector::of(selector.as_ref()).matches(pod.metadata.labels.as_ref())
-                });
+                let labels = pod.metadata.labels.as_ref();
+                let owners = lookup.list_in(namespace).into_iter();
+                let matching = owners.filter(|owner| owner.wish().selector.matches(labels));
                 matching.map(|owner| Key::of(&*owner)).collect()
             })
         });
@@ -91,51 +102,56 @@ impl<K: Owner> Controller for Replicas<K> {
         let Some(owner) = self.owners.cache().get(&key.namespace, &key.name) else {
             return Ok(Action::Done);
         };
-        let set = owner.as_replica_set();
-        let spec = set.spec.clone().unwrap_or_default();
+        let wish = owner.wish();
+        let uid = owner.meta().uid.as_deref().unwrap_or_default();
         let cache = self.pods.cache();
-        let mut all = cache.by_index(OWNER, set.metadata.uid.as_deref().unwrap_or_default());
+        let mut all = cache.by_index(OWNER, uid);
         all.extend(cache.by_index(OWNER, &orphans_of(&key.namespace)));
         let (active, rest): (Vec<_>, Vec<_>) = all.into_iter().partition(|pod| is_active(pod));
-        let selector = Selector::of(Some(&spec.selector));
         let api = Api::namespaced(self.shared.client(K::ACCOUNT), &key.namespace);
-        let mut active = claim::claim(&*owner, &api, &selector, &self.pods, active, None).await?;
+        let selector = &wish.selector;
+        let mut active = claim::claim(&*owner, &api, selector, &self.pods, active, None).await?;
         let mine = |pod: &Pod| {
-            controller_of(pod).map(|owner| &owner.uid) == set.metadata.uid.as_ref()
+            controller_of(pod).is_some_and(|owner| owner.uid == uid)
                 && selector.matches(pod.metadata.labels.as_ref())
         };
-        let terminating = rest
-            .iter()
-            .filter(|pod| is_terminating(pod) && mine(pod))
-            .count();
+        let terminating = rest.iter().filter(|pod| is_terminating(pod) && mine(pod));
+        let terminating = K::COUNTS_TERMINATING.then(|| count(terminating));
         let now = self.shared.now();
         let mut outcome = Ok(());
-        if set.metadata.deletion_timestamp.is_none() {
-            let related = self.related(&set, &active);
-            outcome = match plan(&set, &mut active, &related, now) {
+        if owner.meta().deletion_timestamp.is_none() {
+            let related = |own: &[Arc<Pod>]| self.related(&*owner, own);
+            outcome = match plan(wish.replicas, &mut active, related, now) {
                 Plan::Nothing => Ok(()),
-                Plan::Create(count) => self.create(&*owner, &set, count).await,
+                Plan::Create(count) => self.create(&*owner, wish.template, count).await,
                 Plan::Delete(pods) => self.delete(&*owner, pods).await,
             };
         }
+        let before = owner.status();
         let failure = outcome.as_ref().err().map(podcontrol::message);
-        let status = status(&set, &active, terminating, failure, now);
-        let updated = owner.with_status(status);
-        if updated.as_replica_set().status != set.status {
+        let known = before.as_ref().and_then(|before| before.conditions.clone());
+        let status = ReplicaSetStatus {
+            terminating_replicas: terminating,
+            observed_generation: owner.meta().generation,
+            conditions: conditions(known, failure, count(active.iter()), wish.replicas, now),
+            ..counts(&wish, &active, now)
+        };
+        if before.as_ref() != Some(&status) {
+            let updated = owner.with_status(status);
             self.owners.update_status(&key.namespace, &updated).await?;
         }
         outcome?;
-        Ok(next_look(&active, spec.min_ready_seconds.unwrap_or(0), now))
+        Ok(next_look(&active, wish.min_ready_seconds, now))
     }
 }
 
 impl<K: Owner> Replicas<K> {
-    /// The pods of all sets with the same controller: their crowding decides who goes.
-    fn related(&self, set: &ReplicaSet, own: &[Arc<Pod>]) -> Vec<Arc<Pod>> {
-        let Some(controller) = controller_of(set) else {
+    /// The pods of all sets with the same controller: their crowding decides which of them go.
+    fn related(&self, owner: &K, own: &[Arc<Pod>]) -> Vec<Arc<Pod>> {
+        let Some(controller) = controller_of(owner) else {
             return own.to_vec();
         };
-        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
+        let namespace = owner.meta().namespace.as_deref().unwrap_or_default();
         let siblings = self
             .owners
             .cache()
@@ -151,15 +167,15 @@ impl<K: Owner> Replicas<K> {
             .collect()
     }
 
-    /// Creates pods in batches that double as long as they succeed, so that a quota or a broken
-    /// template costs one refusal, not hundreds.
-    async fn create(&self, owner: &K, set: &ReplicaSet, count: usize) -> Result<(), Error> {
-        let template = set.spec.as_ref().and_then(|spec| spec.template.as_ref());
+    async fn create(
+        &self,
+        owner: &K,
+        template: Option<&PodTemplateSpec>,
+        count: usize,
+    ) -> Result<(), Error> {
         let pod = podcontrol::from_template(owner, template);
-        let (_, outcome) = podcontrol::in_growing_batches(count, |_| {
-            podcontrol::create(&self.pods, &self.recorder, owner, &pod)
-        })
-        .await;
+        let create = |_| podcontrol::create(&self.pods, &self.recorder, owner, &pod);
+        let (_, outcome) = podcontrol::in_growing_batches(count, create).await;
         outcome
     }
 
@@ -177,12 +193,13 @@ enum Plan {
     Delete(Vec<Arc<Pod>>),
 }
 
-fn plan(set: &ReplicaSet, active: &mut [Arc<Pod>], related: &[Arc<Pod>], now: Timestamp) -> Plan {
-    let wanted = set
-        .spec
-        .as_ref()
-        .and_then(|spec| spec.replicas)
-        .unwrap_or(1);
+/// `related` is asked only when pods have to go.
+fn plan(
+    wanted: i32,
+    active: &mut [Arc<Pod>],
+    related: impl FnOnce(&[Arc<Pod>]) -> Vec<Arc<Pod>>,
+    now: Timestamp,
+) -> Plan {
     let wanted = usize::try_from(wanted).unwrap_or(0);
     if active.len() < wanted {
         return Plan::Create((wanted - active.len()).min(BURST));
@@ -191,7 +208,8 @@ fn plan(set: &ReplicaSet, active: &mut [Arc<Pod>], related: &[Arc<Pod>], now: Ti
     if surplus == 0 {
         return Plan::Nothing;
     }
-    pods::deletion_order(active, related, now);
+    let related = related(active);
+    pods::deletion_order(active, &related, now);
     Plan::Delete(active[..surplus].to_vec())
 }
 
@@ -199,47 +217,36 @@ fn count(pods: impl Iterator) -> i32 {
     i32::try_from(pods.count()).unwrap_or(i32::MAX)
 }
 
-fn status(
-    set: &ReplicaSet,
-    active: &[Arc<Pod>],
-    terminating: usize,
-    failure: Option<String>,
-    now: Timestamp,
-) -> ReplicaSetStatus {
-    let spec = set.spec.clone().unwrap_or_default();
-    let min_ready = spec.min_ready_seconds.unwrap_or(0);
-    let labels = spec
+/// The counts of a status.
+fn counts(wish: &Wish, active: &[Arc<Pod>], now: Timestamp) -> ReplicaSetStatus {
+    let meta = wish
         .template
-        .and_then(|template| template.metadata?.labels)
-        .unwrap_or_default();
-    let labelled = Selector::labels(&labels);
+        .and_then(|template| template.metadata.as_ref());
+    let labels = meta.and_then(|meta| meta.labels.as_ref());
+    let labelled = labels.map_or_else(|| Selector::labels(&BTreeMap::new()), Selector::labels);
     let positive = |count: i32| (count > 0).then_some(count);
-    let replicas = count(active.iter());
     let full = active
         .iter()
         .filter(|pod| labelled.matches(pod.metadata.labels.as_ref()));
     let ready = active.iter().filter(|pod| pods::is_ready(pod));
     let available = active
         .iter()
-        .filter(|pod| pods::is_available(pod, min_ready, now));
-    let before = set.status.clone().unwrap_or_default();
+        .filter(|pod| pods::is_available(pod, wish.min_ready_seconds, now));
     ReplicaSetStatus {
-        replicas,
+        replicas: count(active.iter()),
         fully_labeled_replicas: positive(count(full)),
         ready_replicas: positive(count(ready)),
         available_replicas: positive(count(available)),
-        terminating_replicas: Some(i32::try_from(terminating).unwrap_or(i32::MAX)),
-        observed_generation: set.metadata.generation,
-        conditions: conditions(before.conditions, failure, replicas, spec.replicas, now),
+        ..Default::default()
     }
 }
 
-/// A failure stays told as it was first told until it is over.
+/// A failure keeps the words of its first report until it is over.
 fn conditions(
     before: Option<Vec<ReplicaSetCondition>>,
     failure: Option<String>,
     replicas: i32,
-    wanted: Option<i32>,
+    wanted: i32,
     now: Timestamp,
 ) -> Option<Vec<ReplicaSetCondition>> {
     const FAILURE: &str = "ReplicaFailure";
@@ -252,7 +259,7 @@ fn conditions(
             type_: FAILURE.into(),
             status: "True".into(),
             reason: Some(
-                if replicas < wanted.unwrap_or(1) {
+                if replicas < wanted {
                     "FailedCreate"
                 } else {
                     "FailedDelete"
@@ -281,26 +288,12 @@ fn next_look(active: &[Arc<Pod>], min_ready_seconds: i32, now: Timestamp) -> Act
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::apps::v1::ReplicaSetSpec;
-
     use super::*;
     use crate::pods::samples::{at, pod};
 
-    fn set(replicas: i32) -> ReplicaSet {
-        let spec = ReplicaSetSpec {
-            replicas: Some(replicas),
-            ..Default::default()
-        };
-        ReplicaSet {
-            spec: Some(spec),
-            ..Default::default()
-        }
-    }
-
     fn decided(replicas: i32, pods: Vec<Pod>) -> String {
         let mut pods: Vec<_> = pods.into_iter().map(Arc::new).collect();
-        let related = pods.clone();
-        match plan(&set(replicas), &mut pods, &related, at(100)) {
+        match plan(replicas, &mut pods, <[_]>::to_vec, at(100)) {
             Plan::Nothing => "nothing".into(),
             Plan::Create(count) => format!("create {count}"),
             Plan::Delete(pods) => {
@@ -326,28 +319,40 @@ mod tests {
     }
 
     #[test]
+    fn siblings_are_collected_only_when_pods_have_to_go() {
+        let mut one = [Arc::new(pod("a", None))];
+        for wanted in [1, 2] {
+            let never = |_: &[Arc<Pod>]| panic!("nothing is deleted");
+            plan(wanted, &mut one, never, at(100));
+        }
+    }
+
+    #[test]
     fn the_status_counts_what_is_there() {
         let pods = [pod("a", Some(10)), pod("b", Some(99)), pod("c", None)].map(Arc::new);
-        let mut set = set(3);
-        set.spec.as_mut().unwrap().min_ready_seconds = Some(10);
-        let status = status(&set, &pods, 1, None, at(100));
+        let wish = Wish {
+            replicas: 3,
+            min_ready_seconds: 10,
+            selector: Selector::nothing(),
+            template: None,
+        };
+        let status = counts(&wish, &pods, at(100));
         assert_eq!(status.replicas, 3);
         assert_eq!(status.ready_replicas, Some(2));
         assert_eq!(status.available_replicas, Some(1));
-        assert_eq!(status.terminating_replicas, Some(1));
         let wait = Duration::from_millis(9001);
         assert_eq!(next_look(&pods, 10, at(100)), Action::After(wait));
     }
 
     #[test]
-    fn a_failure_is_told_once_and_taken_back_when_it_is_over() {
-        let failed = conditions(None, Some("no".into()), 0, Some(1), at(1));
+    fn a_failure_is_reported_once_and_taken_back_when_it_is_over() {
+        let failed = conditions(None, Some("no".into()), 0, 1, at(1));
         assert_eq!(
             failed.as_ref().unwrap()[0].reason.as_deref(),
             Some("FailedCreate")
         );
-        let again = conditions(failed.clone(), Some("still no".into()), 0, Some(1), at(2));
+        let again = conditions(failed.clone(), Some("still no".into()), 0, 1, at(2));
         assert_eq!(again, failed);
-        assert_eq!(conditions(failed, None, 1, Some(1), at(3)), None);
+        assert_eq!(conditions(failed, None, 1, 1, at(3)), None);
     }
 }

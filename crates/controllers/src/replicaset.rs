@@ -4,7 +4,12 @@ use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::{ReplicaSet, ReplicaSetStatus};
 
-use crate::{replicas, shared::Shared};
+use reconcile::Selector;
+
+use crate::{
+    replicas::{self, Wish},
+    shared::Shared,
+};
 
 /// As in the table of controllers.
 pub const NAME: &str = "replicaset";
@@ -13,8 +18,20 @@ impl replicas::Owner for ReplicaSet {
     const ACCOUNT: &'static str = "replicaset-controller";
     const COMPONENT: &'static str = "replicaset-controller";
 
-    fn as_replica_set(&self) -> ReplicaSet {
-        self.clone()
+    const COUNTS_TERMINATING: bool = true;
+
+    fn wish(&self) -> Wish<'_> {
+        let spec = self.spec.as_ref();
+        Wish {
+            replicas: spec.and_then(|spec| spec.replicas).unwrap_or(1),
+            min_ready_seconds: spec.and_then(|spec| spec.min_ready_seconds).unwrap_or(0),
+            selector: Selector::of(spec.map(|spec| &spec.selector)),
+            template: spec.and_then(|spec| spec.template.as_ref()),
+        }
+    }
+
+    fn status(&self) -> Option<ReplicaSetStatus> {
+        self.status.clone()
     }
 
     fn with_status(&self, status: ReplicaSetStatus) -> Self {

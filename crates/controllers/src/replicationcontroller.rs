@@ -2,17 +2,18 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::{
-    api::{
-        apps::v1::{ReplicaSet, ReplicaSetCondition, ReplicaSetSpec, ReplicaSetStatus},
-        core::v1::{
-            ReplicationController, ReplicationControllerCondition, ReplicationControllerStatus,
-        },
+use k8s_openapi::api::{
+    apps::v1::{ReplicaSetCondition, ReplicaSetStatus},
+    core::v1::{
+        ReplicationController, ReplicationControllerCondition, ReplicationControllerStatus,
     },
-    apimachinery::pkg::apis::meta::v1::LabelSelector,
 };
+use reconcile::Selector;
 
-use crate::{replicas, shared::Shared};
+use crate::{
+    replicas::{self, Wish},
+    shared::Shared,
+};
 
 /// As in the table of controllers.
 pub const NAME: &str = "replicationcontroller";
@@ -21,39 +22,40 @@ impl replicas::Owner for ReplicationController {
     const ACCOUNT: &'static str = "replication-controller";
     const COMPONENT: &'static str = "replication-controller";
 
-    fn as_replica_set(&self) -> ReplicaSet {
-        let spec = self.spec.as_ref().map(|spec| ReplicaSetSpec {
-            replicas: spec.replicas,
-            min_ready_seconds: spec.min_ready_seconds,
-            selector: LabelSelector {
-                match_labels: spec.selector.clone(),
-                match_expressions: None,
-            },
-            template: spec.template.clone(),
-        });
-        let status = self.status.as_ref().map(|status| ReplicaSetStatus {
+    const COUNTS_TERMINATING: bool = false;
+
+    fn wish(&self) -> Wish<'_> {
+        let spec = self.spec.as_ref();
+        let selector = spec.and_then(|spec| spec.selector.as_ref());
+        let selector = selector.filter(|selector| !selector.is_empty());
+        Wish {
+            replicas: spec.and_then(|spec| spec.replicas).unwrap_or(1),
+            min_ready_seconds: spec.and_then(|spec| spec.min_ready_seconds).unwrap_or(0),
+            selector: selector.map_or_else(Selector::nothing, Selector::labels),
+            template: spec.and_then(|spec| spec.template.as_ref()),
+        }
+    }
+
+    fn status(&self) -> Option<ReplicaSetStatus> {
+        let convert = |condition: &ReplicationControllerCondition| ReplicaSetCondition {
+            type_: condition.type_.clone(),
+            status: condition.status.clone(),
+            reason: condition.reason.clone(),
+            message: condition.message.clone(),
+            last_transition_time: condition.last_transition_time.clone(),
+        };
+        self.status.as_ref().map(|status| ReplicaSetStatus {
             replicas: status.replicas,
             fully_labeled_replicas: status.fully_labeled_replicas,
             ready_replicas: status.ready_replicas,
             available_replicas: status.available_replicas,
             observed_generation: status.observed_generation,
-            conditions: status.conditions.as_ref().map(|conditions| {
-                let convert = |condition: &ReplicationControllerCondition| ReplicaSetCondition {
-                    type_: condition.type_.clone(),
-                    status: condition.status.clone(),
-                    reason: condition.reason.clone(),
-                    message: condition.message.clone(),
-                    last_transition_time: condition.last_transition_time.clone(),
-                };
-                conditions.iter().map(convert).collect()
-            }),
+            conditions: status
+                .conditions
+                .as_ref()
+                .map(|all| all.iter().map(convert).collect()),
             terminating_replicas: None,
-        });
-        ReplicaSet {
-            metadata: self.metadata.clone(),
-            spec,
-            status,
-        }
+        })
     }
 
     fn with_status(&self, status: ReplicaSetStatus) -> Self {

@@ -1,10 +1,10 @@
-//! Jobs that have ended go after the time that they asked for.
+//! Deletes finished Jobs after their ttlSecondsAfterFinished.
 
 use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::Job;
-use kube::api::PropagationPolicy;
+use kube::{Api, api::PropagationPolicy};
 use reconcile::{Action, Controller, Error, Key, Queue, Writer};
 
 use crate::shared::Shared;
@@ -62,13 +62,27 @@ impl Controller for Expiry {
         match left(&job, self.shared.now()) {
             None => Ok(Action::Done),
             Some(left) if !left.is_zero() => Ok(Action::After(left)),
+            Some(_) => self.delete(key).await,
+        }
+    }
+}
+
+impl Expiry {
+    /// Asks the server first: the time may have been prolonged since the cache was written.
+    async fn delete(&self, key: &Key) -> Result<Action, Error> {
+        let api: Api<Job> = Api::namespaced(self.shared.client(ACCOUNT), &key.namespace);
+        let Some(job) = api.get_opt(&key.name).await? else {
+            return Ok(Action::Done);
+        };
+        match left(&job, self.shared.now()) {
+            None => {}
+            Some(left) if !left.is_zero() => return Ok(Action::After(left)),
             Some(_) => {
-                self.jobs
-                    .delete_with(&job, PropagationPolicy::Foreground)
-                    .await?;
-                Ok(Action::Done)
+                let policy = PropagationPolicy::Foreground;
+                self.jobs.delete_with(&job, policy).await?;
             }
         }
+        Ok(Action::Done)
     }
 }
 

@@ -16,8 +16,8 @@ use super::{
     scale::{self, replicas, size},
 };
 use crate::{
-    rounding::{TEMPLATE_HASH, template_hash},
     shared::{controller_of, controller_reference},
+    templatehash::{TEMPLATE_HASH, template_hash},
 };
 
 /// Names of objects have at most this many characters.

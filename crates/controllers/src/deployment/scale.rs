@@ -5,7 +5,7 @@ use std::{cmp::Reverse, sync::Arc};
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, ReplicaSet};
 
 use super::revision;
-use crate::rounding::scaled;
+use crate::intorpercent::scaled;
 
 pub(super) fn spec(deployment: &Deployment) -> DeploymentSpec {
     deployment.spec.clone().unwrap_or_default()

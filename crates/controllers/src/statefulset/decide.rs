@@ -4,12 +4,13 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use k8s_openapi::api::{
-    apps::v1::{StatefulSet, StatefulSetSpec, StatefulSetStatus},
+    apps::v1::{RollingUpdateStatefulSetStrategy, StatefulSet, StatefulSetSpec, StatefulSetStatus},
     core::v1::Pod,
 };
 
+use super::pod::{ordinal, range, revision};
 use crate::{
-    history,
+    intorpercent::scaled,
     pods::{available_in, is_available, is_deleting, is_ready, is_terminal, phase},
 };
 
@@ -17,102 +18,109 @@ pub(super) struct View<'a> {
     pub(super) set: &'a StatefulSet,
     /// The name of the newest revision.
     pub(super) newest: &'a str,
+    /// The name of the revision that the set is rolling away from, if it still exists.
+    pub(super) current: Option<&'a str>,
     pub(super) pods: &'a [Arc<Pod>],
+    /// Whether a claim of the ordinal is about to go with its last pod.
+    pub(super) has_stale_claim: &'a dyn Fn(i32) -> bool,
     pub(super) now: Timestamp,
 }
 
 #[derive(Debug)]
 pub(super) enum Step {
-    Create { ordinal: i32, revision: String },
+    Create {
+        ordinal: i32,
+        revision: String,
+    },
     Delete(Arc<Pod>),
+    /// Make the claims that a pod which waits has lost.
+    EnsureClaims(Arc<Pod>),
+    /// Mend labels, volumes and the owners of claims.
+    Correct(Arc<Pod>),
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Plan {
+    /// In order, unless they may be done all at once.
     pub(super) steps: Vec<Step>,
+    pub(super) at_once: bool,
     pub(super) status: StatefulSetStatus,
     pub(super) after: Option<Duration>,
-}
-
-/// The ordinal in a pod's name, when the name is this set's.
-pub(super) fn ordinal(set: &StatefulSet, pod: &Pod) -> Option<i32> {
-    let (name, number) = pod.metadata.name.as_deref()?.rsplit_once('-')?;
-    (Some(name) == set.metadata.name.as_deref())
-        .then(|| number.parse().ok())
-        .flatten()
-}
-
-fn revision(pod: &Pod) -> &str {
-    let labels = pod.metadata.labels.as_ref();
-    labels
-        .and_then(|labels| labels.get(history::HASH))
-        .map(String::as_str)
-        .unwrap_or_default()
 }
 
 struct Round<'a> {
     view: &'a View<'a>,
     spec: StatefulSetSpec,
-    current: String,
+    current: &'a str,
     pods: BTreeMap<i32, Arc<Pod>>,
     first: i32,
     replicas: i32,
     ordered: bool,
+    steps: Vec<Step>,
+    /// How many pods were deleted because they are old.
+    replaced: i32,
 }
 
 pub(super) fn decide(view: &View) -> Plan {
     let spec = view.set.spec.clone().unwrap_or_default();
-    let told = view.set.status.clone().unwrap_or_default().current_revision;
     let pods = view
         .pods
         .iter()
         .filter_map(|pod| Some((ordinal(view.set, pod)?, pod.clone())));
-    let round = Round {
+    let (first, replicas) = range(view.set);
+    let mut round = Round {
         view,
-        current: told
-            .filter(|name| !name.is_empty())
-            .unwrap_or_else(|| view.newest.to_owned()),
+        current: view.current.unwrap_or(view.newest),
         pods: pods.collect(),
-        first: spec
-            .ordinals
-            .as_ref()
-            .and_then(|ordinals| ordinals.start)
-            .unwrap_or(0),
-        replicas: spec.replicas.unwrap_or(1),
+        first,
+        replicas,
         ordered: spec.pod_management_policy.as_deref() != Some("Parallel"),
         spec,
+        steps: Vec::new(),
+        replaced: 0,
     };
-    let mut plan = Plan {
-        steps: round.steps(),
-        ..Plan::default()
-    };
-    plan.status = round.status();
+    if view.set.metadata.deletion_timestamp.is_none() {
+        round.plan();
+    }
+    let status = round.status();
     let min_ready = round.spec.min_ready_seconds.unwrap_or(0);
     let waits = round
         .pods
         .values()
         .filter_map(|pod| available_in(pod, min_ready, view.now));
-    plan.after = waits.filter(|wait| !wait.is_zero()).min();
-    plan
+    let after = waits.filter(|wait| !wait.is_zero()).min();
+    Plan {
+        steps: round.steps,
+        at_once: !round.ordered,
+        status,
+        after,
+    }
 }
 
 impl Round<'_> {
     fn wanted(&self) -> std::ops::Range<i32> {
-        self.first..self.first + self.replicas
+        self.first..self.first.saturating_add(self.replicas)
+    }
+
+    fn min_ready(&self) -> i32 {
+        self.spec.min_ready_seconds.unwrap_or(0)
     }
 
     fn is_available(&self, pod: &Pod) -> bool {
-        is_available(pod, self.spec.min_ready_seconds.unwrap_or(0), self.view.now)
+        is_available(pod, self.min_ready(), self.view.now)
+    }
+
+    fn is_unavailable(&self, pod: Option<&Arc<Pod>>) -> bool {
+        pod.is_none_or(|pod| !self.is_available(pod) || is_deleting(pod))
     }
 
     fn is_well(&self, pod: &Pod) -> bool {
-        phase(pod) == "Running" && !is_deleting(pod) && self.is_available(pod)
+        phase(pod) == "Running" && self.is_available(pod)
     }
 
-    fn partition(&self) -> i32 {
-        let strategy = self.spec.update_strategy.as_ref();
-        let rolling = strategy.and_then(|strategy| strategy.rolling_update.as_ref());
-        rolling.and_then(|rolling| rolling.partition).unwrap_or(0)
+    fn rolling(&self) -> Option<&RollingUpdateStatefulSetStrategy> {
+        let strategy = self.spec.update_strategy.as_ref()?;
+        strategy.rolling_update.as_ref()
     }
 
     fn rolls(&self) -> bool {
@@ -120,251 +128,426 @@ impl Round<'_> {
         strategy.and_then(|strategy| strategy.type_.as_deref()) != Some("OnDelete")
     }
 
-    /// Below the partition, and where an update has not come yet, pods are made as they were.
-    fn revision_for(&self, ordinal: i32) -> String {
-        let current = self
-            .pods
-            .values()
-            .filter(|pod| revision(pod) == self.current)
-            .count();
-        let current = i32::try_from(current).unwrap_or(0);
-        let kept = self.rolls() && ordinal < self.first + self.partition();
-        let waiting = !self.rolls() && ordinal < self.first + current;
-        if kept || waiting {
-            self.current.clone()
+    /// Below the partition pods are made as they were; without one, where an update has not come yet.
+    fn revision_for(&self, ordinal: i32) -> &str {
+        let known = self.view.set.status.as_ref();
+        let unreached = || known.and_then(|known| known.current_replicas).unwrap_or(0);
+        let kept = match self.rolling() {
+            Some(rolling) => rolling.partition.unwrap_or(0),
+            None if self.rolls() => unreached(),
+            None => 0,
+        };
+        if ordinal < self.first.saturating_add(kept) {
+            self.current
         } else {
-            self.view.newest.to_owned()
+            self.view.newest
         }
     }
 
-    fn steps(&self) -> Vec<Step> {
-        let mut steps = Vec::new();
-        let mut all_well = true;
+    fn plan(&mut self) {
+        if self.keep_wanted() && self.remove_unwanted() && self.rolls() {
+            self.replace_old();
+        }
+    }
+
+    /// Steps for the ordinals that are wanted; whether all is well enough to go on.
+    fn keep_wanted(&mut self) -> bool {
         for ordinal in self.wanted() {
-            match self.pods.get(&ordinal) {
+            let well = match self.pods.get(&ordinal).cloned() {
                 None => {
-                    steps.push(Step::Create {
-                        ordinal,
-                        revision: self.revision_for(ordinal),
-                    });
-                    all_well = false;
+                    if (self.view.has_stale_claim)(ordinal) {
+                        // The claim goes first; its deletion comes as an event.
+                        false
+                    } else {
+                        let revision = self.revision_for(ordinal).to_owned();
+                        self.steps.push(Step::Create { ordinal, revision });
+                        false
+                    }
                 }
-                Some(pod) if is_terminal(pod) && !is_deleting(pod) => {
-                    steps.push(Step::Delete(pod.clone()));
-                    all_well = false;
-                }
-                Some(pod) => all_well &= self.is_well(pod),
-            }
-            if self.ordered && !all_well {
-                return steps;
+                Some(pod) => self.keep(pod),
+            };
+            if self.ordered && !well {
+                return false;
             }
         }
-        let condemned = self
-            .pods
-            .iter()
-            .rev()
-            .filter(|(ordinal, _)| !self.wanted().contains(ordinal));
-        // In order, only the first of the pods that are not well may go while it is not.
-        let first_unwell = self.pods.values().find(|pod| !self.is_well(pod));
-        for (_, pod) in condemned {
-            let waits = self.ordered
-                && !self.is_well(pod)
-                && first_unwell.is_some_and(|first| !Arc::ptr_eq(first, pod));
-            if !is_deleting(pod) && !waits {
-                steps.push(Step::Delete(pod.clone()));
+        true
+    }
+
+    fn keep(&mut self, pod: Arc<Pod>) -> bool {
+        if is_terminal(&pod) {
+            // Made again when it is gone, whatever its containers ended with.
+            if !is_deleting(&pod) {
+                self.steps.push(Step::Delete(pod));
+            }
+            return false;
+        }
+        if phase(&pod) == "Pending" {
+            self.steps.push(Step::EnsureClaims(pod.clone()));
+        }
+        let well = self.is_well(&pod) && !is_deleting(&pod);
+        if well || !self.ordered {
+            self.steps.push(Step::Correct(pod));
+        }
+        well
+    }
+
+    /// Steps for pods beyond the wanted ordinals, the highest first; whether none is left.
+    fn remove_unwanted(&mut self) -> bool {
+        let unwell = |pod: &&Arc<Pod>| self.is_unavailable(Some(pod));
+        let wanted = self.wanted().map(|ordinal| self.pods.get(&ordinal));
+        let first_wanted = wanted.flatten().find(unwell);
+        let unwanted = || {
+            self.pods
+                .iter()
+                .filter(|(ordinal, _)| !self.wanted().contains(ordinal))
+        };
+        let first_unwell = first_wanted.or_else(|| unwanted().map(|(_, pod)| pod).find(unwell));
+        let first_unwell = first_unwell.cloned();
+        let unwanted: Vec<_> = unwanted().rev().map(|(_, pod)| pod.clone()).collect();
+        self.steps
+            .extend(unwanted.iter().cloned().map(Step::Correct));
+        for pod in unwanted {
+            let is_first = first_unwell
+                .as_ref()
+                .is_some_and(|first| Arc::ptr_eq(first, &pod));
+            let waits = self.ordered && !self.is_well(&pod) && !is_first;
+            if !is_deleting(&pod) && !waits {
+                self.steps.push(Step::Delete(pod));
             }
             if self.ordered {
-                return steps;
+                return false;
             }
         }
-        if self.rolls() && steps.is_empty() {
-            steps.extend(self.replace());
-        }
-        steps
+        true
     }
 
-    /// The highest pod of an old revision, once all above it are well.
-    fn replace(&self) -> Option<Step> {
-        for ordinal in self
+    fn replace_old(&mut self) {
+        let partition = self
+            .rolling()
+            .and_then(|rolling| rolling.partition)
+            .unwrap_or(0);
+        let lowest = self.first.saturating_add(partition);
+        let most = self
+            .rolling()
+            .and_then(|rolling| rolling.max_unavailable.clone());
+        let ordinals = self.wanted().rev().take_while(|ordinal| *ordinal >= lowest);
+        let Some(most) = most else {
+            for ordinal in ordinals {
+                let pod = self.pods.get(&ordinal).cloned();
+                if let Some(pod) = pod.clone().filter(|pod| self.is_old(pod)) {
+                    return self.replace(pod);
+                }
+                if self.is_unavailable(pod.as_ref()) {
+                    return;
+                }
+            }
+            return;
+        };
+        let most = scaled(Some(&most), self.replicas, false).max(1);
+        let missing = self
             .wanted()
-            .rev()
-            .take_while(|o| *o >= self.first + self.partition())
-        {
-            let pod = self.pods.get(&ordinal)?;
-            if revision(pod) != self.view.newest && !is_deleting(pod) {
-                return Some(Step::Delete(pod.clone()));
-            }
-            if !self.is_well(pod) {
-                return None;
-            }
+            .filter(|ordinal| self.is_unavailable(self.pods.get(ordinal)));
+        let missing = i32::try_from(missing.count()).unwrap_or(i32::MAX);
+        let old = ordinals.filter_map(|ordinal| self.pods.get(&ordinal).cloned());
+        let old = old.filter(|pod| self.is_old(pod));
+        let room = usize::try_from(most - missing).unwrap_or(0);
+        for pod in old.take(room).collect::<Vec<_>>() {
+            self.replace(pod);
         }
-        None
+    }
+
+    fn is_old(&self, pod: &Pod) -> bool {
+        revision(pod) != self.view.newest && !is_deleting(pod)
+    }
+
+    fn replace(&mut self, pod: Arc<Pod>) {
+        self.replaced += i32::from(revision(&pod) == self.current);
+        self.steps.push(Step::Delete(pod));
     }
 
     fn status(&self) -> StatefulSetStatus {
-        let before = self.view.set.status.clone().unwrap_or_default();
-        let alive: Vec<_> = self.pods.values().filter(|pod| !is_terminal(pod)).collect();
         let count = |test: &dyn Fn(&Pod) -> bool| {
-            let found = alive.iter().filter(|pod| test(pod)).count();
+            let found = self.pods.values().filter(|pod| test(pod)).count();
             i32::try_from(found).unwrap_or(i32::MAX)
         };
         let positive = |count: i32| (count > 0).then_some(count);
         let of = |name: &str| count(&|pod| revision(pod) == name && !is_deleting(pod));
-        let ready = count(&|pod| phase(pod) == "Running" && is_ready(pod));
+        let is_ready = |pod: &Pod| phase(pod) == "Running" && is_ready(pod);
+        let (all, ready) = (count(&|_| true), count(&is_ready));
         let updated = of(self.view.newest);
-        let finished = self.rolls()
-            && updated == self.replicas
-            && ready == self.replicas
-            && count(&|_| true) == self.replicas;
-        let current = if finished {
-            self.view.newest.to_owned()
+        let is_over = self.rolls() && [updated, ready, all].iter().all(|n| *n == self.replicas);
+        let (current, current_replicas) = if is_over {
+            (self.view.newest, updated)
         } else {
-            self.current.clone()
+            (self.current, of(self.current) - self.replaced)
         };
+        let before = self.view.set.status.as_ref();
         StatefulSetStatus {
             observed_generation: self.view.set.metadata.generation,
-            replicas: count(&|_| true),
+            replicas: all,
             ready_replicas: positive(ready),
-            available_replicas: Some(count(&|pod| self.is_available(pod))),
-            current_replicas: positive(of(&current)),
+            available_replicas: Some(count(&|pod| is_ready(pod) && self.is_available(pod))),
+            current_replicas: positive(current_replicas),
             updated_replicas: positive(updated),
-            current_revision: Some(current),
+            current_revision: Some(current.to_owned()),
             update_revision: Some(self.view.newest.to_owned()),
-            collision_count: Some(before.collision_count.unwrap_or(0)),
-            conditions: before.conditions,
+            collision_count: before.and_then(|before| before.collision_count),
+            conditions: before.and_then(|before| before.conditions.clone()),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::apps::v1::{RollingUpdateStatefulSetStrategy, StatefulSetUpdateStrategy};
+    use serde_json::{Value, json};
 
     use super::*;
-    use crate::pods::samples;
+    use crate::{history, pods::samples::at};
 
-    fn set(replicas: i32, change: impl FnOnce(&mut StatefulSetSpec)) -> StatefulSet {
-        let mut spec = StatefulSetSpec {
-            replicas: Some(replicas),
-            ..Default::default()
-        };
-        change(&mut spec);
-        let mut set = StatefulSet {
-            spec: Some(spec),
-            ..Default::default()
-        };
-        set.metadata.name = Some("db".into());
-        set.status = Some(StatefulSetStatus {
-            current_revision: Some("old".into()),
-            ..Default::default()
+    fn set(replicas: i32, spec: Value) -> StatefulSet {
+        let mut all = json!({"replicas": replicas, "selector": {}, "template": {}});
+        for (key, value) in spec.as_object().unwrap() {
+            all[key] = value.clone();
+        }
+        serde_json::from_value(json!({"metadata": {"name": "db"}, "spec": all})).unwrap()
+    }
+
+    /// `ordinal revision [ready|Failed|Succeeded|Pending|deleted|young]`.
+    fn pod(text: &str) -> Arc<Pod> {
+        let words: Vec<&str> = text.split(' ').collect();
+        let has = |word: &str| words[2..].contains(&word);
+        let phases = ["Failed", "Succeeded", "Pending"];
+        let phase = phases
+            .into_iter()
+            .find(|phase| has(phase))
+            .unwrap_or("Running");
+        let since = if has("young") { 95 } else { 1 };
+        let ready = json!([{"type": "Ready", "status": "True",
+            "lastTransitionTime": at(since).to_string()}]);
+        let pod = json!({
+            "metadata": {
+                "name": format!("db-{}", words[0]), "labels": {(history::HASH): words[1]},
+                "deletionTimestamp": has("deleted").then(|| at(1).to_string()),
+            },
+            "status": {"phase": phase,
+                "conditions": if has("ready") || has("young") { ready } else { json!([]) }},
         });
-        set
+        Arc::new(serde_json::from_value(pod).unwrap())
     }
 
-    fn pod(ordinal: i32, revision: &str, ready: bool) -> Arc<Pod> {
-        let mut pod = samples::pod(&format!("db-{ordinal}"), ready.then_some(1));
-        pod.metadata.labels = Some([(history::HASH.into(), revision.into())].into());
-        Arc::new(pod)
-    }
-
-    fn told(set: &StatefulSet, pods: &[Arc<Pod>]) -> Vec<String> {
-        let plan = decide(&View {
+    fn plan(set: &StatefulSet, pods: &[&str], stale: i32) -> Plan {
+        let pods: Vec<_> = pods.iter().map(|text| pod(text)).collect();
+        decide(&View {
             set,
             newest: "new",
-            pods,
-            now: samples::at(100),
-        });
-        let tell = |step: &Step| match step {
-            Step::Create { ordinal, revision } => format!("+{ordinal} {revision}"),
-            Step::Delete(pod) => format!("-{}", ordinal(set, pod).unwrap()),
-        };
-        plan.steps.iter().map(tell).collect()
+            current: Some("old"),
+            pods: &pods,
+            has_stale_claim: &|ordinal| ordinal == stale,
+            now: at(100),
+        })
+    }
+
+    /// `+ordinal revision` and `-ordinal` for pods that are made and deleted.
+    fn changes(set: &StatefulSet, pods: &[&str]) -> String {
+        let name = |pod: &Pod| pod.metadata.name.clone().unwrap().replace("db-", "");
+        let text = plan(set, pods, 99)
+            .steps
+            .into_iter()
+            .filter_map(|step| match step {
+                Step::Create { ordinal, revision } => Some(format!("+{ordinal} {revision}")),
+                Step::Delete(pod) => Some(format!("-{}", name(&pod))),
+                Step::EnsureClaims(_) | Step::Correct(_) => None,
+            });
+        text.collect::<Vec<_>>().join(", ")
     }
 
     #[test]
-    fn pods_come_one_after_the_other_when_order_matters_and_together_when_not() {
-        let ordered = set(3, |_| {});
-        assert_eq!(told(&ordered, &[]), ["+0 new"]);
-        assert!(told(&ordered, &[pod(0, "new", false)]).is_empty());
-        assert_eq!(told(&ordered, &[pod(0, "new", true)]), ["+1 new"]);
-        let parallel = set(3, |spec| {
-            spec.pod_management_policy = Some("Parallel".into())
-        });
-        assert_eq!(
-            told(&parallel, &[pod(1, "new", false)]),
-            ["+0 new", "+2 new"]
-        );
+    fn pods_come_one_after_the_other_when_the_last_is_well_or_all_at_once() {
+        let ordered = set(3, json!({}));
+        let parallel = set(3, json!({"podManagementPolicy": "Parallel"}));
+        let patient = set(3, json!({"minReadySeconds": 10}));
+        let shifted = set(2, json!({"ordinals": {"start": 5}}));
+        for (set, pods, expected) in [
+            (&ordered, &[][..], "+0 new"),
+            (&ordered, &["0 new"], ""),
+            (&ordered, &["0 new ready"], "+1 new"),
+            (&ordered, &["0 new ready deleted"], ""),
+            (&ordered, &["1 new ready"], "+0 new"),
+            (&ordered, &["0 new Failed", "1 new ready"], "-0"),
+            (&ordered, &["0 new Succeeded"], "-0"),
+            (&ordered, &["0 new Failed deleted"], ""),
+            (&patient, &["0 new young"], ""),
+            (&patient, &["0 new ready"], "+1 new"),
+            (&parallel, &[], "+0 new, +1 new, +2 new"),
+            (&parallel, &["1 new"], "+0 new, +2 new"),
+            (&parallel, &["0 new Failed", "1 new"], "-0, +2 new"),
+            (&shifted, &[], "+5 new"),
+            (
+                &shifted,
+                &["5 new ready", "6 new ready", "0 new ready"],
+                "-0",
+            ),
+        ] {
+            assert_eq!(changes(set, pods), expected, "{pods:?}");
+        }
     }
 
     #[test]
-    fn pods_go_from_the_top_one_at_a_time() {
-        let pods = [
-            pod(0, "new", true),
-            pod(1, "new", true),
-            pod(2, "new", true),
-        ];
-        assert_eq!(told(&set(1, |_| {}), &pods), ["-2"]);
-        let unwell = [
-            pod(0, "new", true),
-            pod(1, "new", false),
-            pod(2, "new", false),
-        ];
-        assert!(told(&set(0, |_| {}), &unwell).is_empty());
-        assert_eq!(told(&set(0, |_| {}), &unwell[..2]), ["-1"]);
+    fn pods_go_from_the_top_one_at_a_time_or_all_at_once() {
+        let (one, none) = (set(1, json!({})), set(0, json!({})));
+        let parallel = set(0, json!({"podManagementPolicy": "Parallel"}));
+        for (set, pods, expected) in [
+            (
+                &one,
+                &["0 new ready", "1 new ready", "2 new ready"][..],
+                "-2",
+            ),
+            (
+                &one,
+                &["0 new ready", "1 new ready", "2 new ready deleted"],
+                "",
+            ),
+            (&one, &["0 new", "1 new ready"], ""),
+            // The first pod that is not well may go; others wait for it.
+            (&none, &["0 new ready", "1 new", "2 new"], ""),
+            (&none, &["0 new ready", "1 new"], "-1"),
+            (&none, &["0 new ready", "1 new", "2 new ready"], "-2"),
+            (&parallel, &["0 new", "1 new ready", "2 new"], "-2, -1, -0"),
+        ] {
+            assert_eq!(changes(set, pods), expected, "{pods:?}");
+        }
     }
 
     #[test]
     fn an_update_begins_at_the_top_waits_for_each_and_stops_at_the_partition() {
-        let rolling = set(3, |_| {});
-        let old = [
-            pod(0, "old", true),
-            pod(1, "old", true),
-            pod(2, "old", true),
-        ];
-        assert_eq!(told(&rolling, &old), ["-2"]);
-        let unready = [
-            pod(0, "old", true),
-            pod(1, "old", true),
-            pod(2, "new", false),
-        ];
-        assert!(told(&rolling, &unready).is_empty());
-        let half = [
-            pod(0, "old", true),
-            pod(1, "old", true),
-            pod(2, "new", true),
-        ];
-        assert_eq!(told(&rolling, &half), ["-1"]);
-        let partition = RollingUpdateStatefulSetStrategy {
-            partition: Some(2),
-            ..Default::default()
-        };
-        let held = set(3, |spec| {
-            spec.update_strategy = Some(StatefulSetUpdateStrategy {
-                rolling_update: Some(partition),
-                ..Default::default()
-            });
-        });
-        assert!(told(&held, &half).is_empty());
-        assert_eq!(
-            told(&held, &half[1..]),
-            ["+0 old"],
-            "below the partition it stays as it was"
-        );
+        let strategy = |strategy: Value| set(3, json!({ "updateStrategy": strategy }));
+        let plain = strategy(json!({"type": "RollingUpdate", "rollingUpdate": {"partition": 0}}));
+        let held = strategy(json!({"rollingUpdate": {"partition": 2}}));
+        let on_delete = strategy(json!({"type": "OnDelete"}));
+        for (set, pods, expected) in [
+            (
+                &plain,
+                &["0 old ready", "1 old ready", "2 old ready"][..],
+                "-2",
+            ),
+            (
+                &plain,
+                &["0 old ready", "1 old ready", "2 old ready deleted"],
+                "",
+            ),
+            (&plain, &["0 old ready", "1 old ready"], "+2 new"),
+            (&plain, &["0 old ready", "1 old ready", "2 new"], ""),
+            (&plain, &["0 old ready", "1 old ready", "2 new ready"], "-1"),
+            (&plain, &["0 new ready", "1 new ready", "2 new ready"], ""),
+            (&held, &["0 old ready", "1 old ready", "2 old ready"], "-2"),
+            (&held, &["0 old ready", "1 old ready", "2 new ready"], ""),
+            (&held, &["1 old ready", "2 new ready"], "+0 old"),
+            (&held, &["0 old ready", "1 old ready"], "+2 new"),
+            (
+                &on_delete,
+                &["0 old ready", "1 old ready", "2 old ready"],
+                "",
+            ),
+            (&on_delete, &["1 old ready", "2 old ready"], "+0 new"),
+        ] {
+            assert_eq!(changes(set, pods), expected, "{pods:?}");
+        }
     }
 
     #[test]
-    fn the_update_is_over_when_all_pods_are_new_and_ready() {
-        let set = set(2, |_| {});
-        let pods = [pod(0, "new", true), pod(1, "new", true)];
-        let view = View {
-            set: &set,
-            newest: "new",
-            pods: &pods,
-            now: samples::at(100),
+    fn in_parallel_an_update_goes_on_while_pods_come_and_stops_at_one_that_is_not_available() {
+        let parallel = set(3, json!({"podManagementPolicy": "Parallel"}));
+        for (pods, expected) in [
+            (&["0 old ready", "2 old ready"][..], "+1 new, -2"),
+            (&["0 old ready", "1 old", "2 new ready"], "-1"),
+            (&["0 old ready", "1 old ready", "2 new"], ""),
+        ] {
+            assert_eq!(changes(&parallel, pods), expected, "{pods:?}");
+        }
+    }
+
+    #[test]
+    fn max_unavailable_lets_several_be_replaced_at_once() {
+        let set = |most: Value, policy: &str| {
+            set(
+                4,
+                json!({"podManagementPolicy": policy, "updateStrategy": {"rollingUpdate": {
+                "partition": 1, "maxUnavailable": most}}}),
+            )
         };
+        let all = ["0 old ready", "1 old ready", "2 old ready", "3 old ready"];
+        assert_eq!(changes(&set(json!(2), "OrderedReady"), &all), "-3, -2");
+        assert_eq!(changes(&set(json!(9), "OrderedReady"), &all), "-3, -2, -1");
+        assert_eq!(changes(&set(json!("50%"), "OrderedReady"), &all), "-3, -2");
         assert_eq!(
-            decide(&view).status.current_revision.as_deref(),
-            Some("new")
+            changes(&set(json!("10%"), "OrderedReady"), &all),
+            "-3",
+            "at least one"
         );
+        let some = ["0 old ready", "1 old ready", "2 new", "3 new ready"];
+        assert_eq!(changes(&set(json!(2), "Parallel"), &some), "-1");
+        assert_eq!(changes(&set(json!(1), "Parallel"), &some), "");
+    }
+
+    #[test]
+    fn a_pod_waits_until_the_claim_of_its_predecessor_is_gone() {
+        let parallel = set(2, json!({"podManagementPolicy": "Parallel"}));
+        let steps = plan(&parallel, &[], 0).steps;
+        assert!(
+            matches!(steps[..], [Step::Create { ordinal: 1, .. }]),
+            "{steps:?}"
+        );
+        assert!(plan(&set(2, json!({})), &[], 0).steps.is_empty());
+    }
+
+    #[test]
+    fn a_set_that_is_deleted_only_tells_its_status() {
+        let mut leaving = set(2, json!({}));
+        leaving.metadata.deletion_timestamp =
+            Some(serde_json::from_value(json!(at(1).to_string())).unwrap());
+        let plan = plan(&leaving, &["0 new ready"], 99);
+        assert!(plan.steps.is_empty());
+        assert_eq!(plan.status.replicas, 1);
+    }
+
+    #[test]
+    fn the_status_counts_pods_and_ends_the_update_when_all_are_new_and_ready() {
+        let status = |pods: &[&str]| {
+            let status = plan(&set(2, json!({})), pods, 99).status;
+            (
+                status.replicas,
+                status.ready_replicas,
+                status.current_replicas,
+                status.updated_replicas,
+                status.current_revision.unwrap(),
+            )
+        };
+        let (old, new) = ("old".to_owned(), "new".to_owned());
+        for (pods, expected) in [
+            (
+                &["0 new ready", "1 new ready"][..],
+                (2, Some(2), Some(2), Some(2), new),
+            ),
+            (
+                &["0 new ready", "1 new"],
+                (2, Some(1), None, Some(2), old.clone()),
+            ),
+            (
+                &["0 old ready", "1 new"],
+                (2, Some(1), Some(1), Some(1), old.clone()),
+            ),
+            // The one that is replaced now does not count as current any more.
+            (
+                &["0 old ready", "1 old ready"],
+                (2, Some(2), Some(1), None, old.clone()),
+            ),
+            (
+                &["0 old ready", "1 new Failed"],
+                (2, Some(1), Some(1), Some(1), old.clone()),
+            ),
+            (&["0 old ready deleted"], (1, Some(1), None, None, old)),
+        ] {
+            assert_eq!(status(pods), expected, "{pods:?}");
+        }
     }
 }

@@ -1,34 +1,41 @@
 //! StatefulSet: pods with names, storage and an order of their own. One with an ordinal is never
 //! replaced before the old one is really gone.
 
+mod claims;
 mod decide;
+mod pod;
 
-use std::sync::Arc;
+use std::{fmt::Display, sync::Arc};
 
 use k8s_openapi::api::{
-    apps::v1::{ControllerRevision, StatefulSet},
-    core::v1::{
-        PersistentVolumeClaim, PersistentVolumeClaimVolumeSource, Pod, PodTemplateSpec, Volume,
-    },
+    apps::v1::{ControllerRevision, StatefulSet, StatefulSetStatus},
+    core::v1::{PersistentVolumeClaim, Pod, PodTemplateSpec},
 };
-use kube::Api;
+use kube::{Api, Resource};
 use reconcile::{Action, Controller, Error, Key, Kind, Queue, Recorder, Selector, Writer};
 
 use crate::{
-    claim, history, podcontrol,
+    claim,
+    history::{self, History, Newest},
+    podcontrol,
     pods::is_active,
     shared::{OWNER, Shared, orphans_of},
 };
-use decide::{Step, View, decide, ordinal};
+use decide::{Step, View, decide};
+use pod::ordinal;
 
 /// As in the table of controllers.
 pub const NAME: &str = "statefulset";
 const ACCOUNT: &str = "statefulset-controller";
+const WORKERS: usize = 5;
+/// The label of a revision with its hash; pods have the revision's whole name.
+const REVISION_HASH: &str = "controller.kubernetes.io/hash";
 
 struct Sets {
     shared: Arc<Shared>,
     sets: Writer<StatefulSet>,
     pods: Writer<Pod>,
+    claims: Writer<PersistentVolumeClaim>,
     revisions: Writer<ControllerRevision>,
     recorder: Recorder,
 }
@@ -39,6 +46,7 @@ pub fn start(shared: &Arc<Shared>) {
         shared: shared.clone(),
         sets: shared.writer(ACCOUNT),
         pods: shared.writer(ACCOUNT),
+        claims: shared.writer(ACCOUNT),
         revisions: shared.writer(ACCOUNT),
         recorder: shared.recorder(ACCOUNT, ACCOUNT),
     });
@@ -47,6 +55,7 @@ pub fn start(shared: &Arc<Shared>) {
         let sets = controller.sets.cache().clone();
         sets.synced().await;
         controller.pods.cache().synced().await;
+        controller.claims.cache().synced().await;
         controller.revisions.cache().synced().await;
         let queue = Queue::default();
         let context = &shared.context;
@@ -63,7 +72,11 @@ pub fn start(shared: &Arc<Shared>) {
                 matching.map(|set| Key::of(&*set)).collect()
             })
         });
-        reconcile::run(context, controller, queue, 5);
+        let lookup = controller.clone();
+        reconcile::follow(context, controller.claims.cache(), &queue, move |event| {
+            lookup.sets_of_claim(event)
+        });
+        reconcile::run(context, controller, queue, WORKERS);
         std::future::pending::<()>().await;
     });
 }
@@ -77,243 +90,282 @@ impl Controller for Sets {
         let Some(set) = self.sets.cache().get(&key.namespace, &key.name) else {
             return Ok(Action::Done);
         };
-        let spec = set.spec.clone().unwrap_or_default();
-        if set.metadata.deletion_timestamp.is_some() {
+        let Some(spec) = &set.spec else {
             return Ok(Action::Done);
-        }
+        };
+        let client = self.shared.client(ACCOUNT);
+        let api = Api::namespaced(client.clone(), &key.namespace);
+        let (revisions, selector) = (&self.revisions, &spec.selector);
+        let history = History::read(&*set, &api, selector, revisions, REVISION_HASH).await?;
         let collisions = set
             .status
             .as_ref()
             .and_then(|status| status.collision_count);
-        let (template, revisions) = (&spec.template, &self.revisions);
-        let newest = history::sync(&*set, &spec.selector, template, revisions, collisions).await?;
-        let uid = set.metadata.uid.as_deref().unwrap_or_default();
-        let cache = self.pods.cache();
-        let mut candidates = cache.by_index(OWNER, uid);
-        let orphans = cache.by_index(OWNER, &orphans_of(&key.namespace));
-        candidates.extend(
-            orphans
-                .into_iter()
-                .filter(|pod| ordinal(&set, pod).is_some() && is_active(pod)),
-        );
-        let selector = Selector::of(Some(&spec.selector));
-        let api = Api::namespaced(self.shared.client(ACCOUNT), &key.namespace);
-        let pods = claim::claim(&*set, &api, &selector, &self.pods, candidates, None).await?;
-        let newest_hash = newest.metadata.name.clone().unwrap_or_default();
-        let view = View {
-            set: &set,
-            newest: &newest_hash,
-            pods: &pods,
-            now: self.shared.now(),
+        let revision_api = Api::namespaced(client, &key.namespace);
+        let template = &spec.template;
+        let newest = history.sync(&*set, template, revisions, &revision_api, collisions);
+        let newest = newest.await?;
+        let pods = self.pods(&set, &api).await?;
+        let (plan, current) = self.decide(&set, &newest, &pods);
+        let outcome = self.act(&set, &plan.steps, plan.at_once).await;
+        let status = StatefulSetStatus {
+            collision_count: Some(newest.collisions.unwrap_or(0)),
+            ..plan.status
         };
-        let plan = decide(&view);
-        let mut outcome = Ok(());
-        for step in &plan.steps {
-            outcome = self.act(&set, step).await;
-            if outcome.is_err() {
-                break;
-            }
-        }
-        if set.status.as_ref() != Some(&plan.status) {
-            let updated = StatefulSet {
-                status: Some(plan.status.clone()),
-                ..(*set).clone()
-            };
-            self.sets.update_status(&key.namespace, &updated).await?;
-        }
+        self.write_status(&set, status).await?;
         outcome?;
-        let live = pods
-            .iter()
-            .filter_map(|pod| pod.metadata.labels.as_ref()?.get(history::HASH));
-        let mut live: Vec<String> = live.map(|label| short(&key.name, label)).collect();
-        live.extend(
-            plan.status
-                .current_revision
-                .iter()
-                .map(|name| short(&key.name, name)),
-        );
-        live.push(history::hash(&newest));
-        let live: Vec<&str> = live.iter().map(String::as_str).collect();
-        history::trim(
-            revisions,
-            uid,
-            &live,
-            spec.revision_history_limit.unwrap_or(10),
-        )
-        .await?;
+        let live = history::revisions_of(&pods);
+        let is_live = |revision: &ControllerRevision| {
+            let name = revision.metadata.name.as_deref().unwrap_or_default();
+            live.contains(name) || current.as_deref() == Some(name)
+        };
+        let limit = spec.revision_history_limit.unwrap_or(10);
+        let expired = history.expired(&newest.revision, is_live, limit, false);
+        history::delete(revisions, &expired).await?;
         Ok(plan.after.map_or(Action::Done, Action::After))
     }
 }
 
-/// Pods of a StatefulSet carry the revision's whole name; the revision its hash.
-fn short(set: &str, name: &str) -> String {
-    name.strip_prefix(&format!("{set}-"))
-        .unwrap_or(name)
-        .to_owned()
-}
-
 impl Sets {
-    async fn act(&self, set: &StatefulSet, step: &Step) -> Result<(), Error> {
-        let about = kube::Resource::object_ref(set, &());
-        let name = set.metadata.name.as_deref().unwrap_or_default();
-        let (verb, pod, outcome) = match step {
-            Step::Create { ordinal, revision } => {
-                let pod = self.pod(set, *ordinal, revision);
-                let pod_name = pod.metadata.name.clone().unwrap_or_default();
-                self.claim_storage(set, *ordinal, &pod_name).await?;
-                let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
-                let created = self.pods.create(namespace, &pod).await.map(|_| ());
-                ("create", pod_name, created)
-            }
+    /// The sets that may have waited for a claim to go.
+    fn sets_of_claim(&self, event: &client::Event<PersistentVolumeClaim>) -> Vec<Key> {
+        let client::Event::Deleted(claim) = event else {
+            return Vec::new();
+        };
+        let owners = claim.metadata.owner_references.iter().flatten();
+        let pod = owners.into_iter().find(|owner| owner.kind == "Pod");
+        let set = pod
+            .and_then(|pod| pod.name.rsplit_once('-'))
+            .map(|(set, _)| set);
+        let namespace = claim.metadata.namespace.clone().unwrap_or_default();
+        set.map(|set| Key::new(namespace, set))
+            .into_iter()
+            .collect()
+    }
+
+    fn claim(&self, set: &StatefulSet, name: &str) -> Option<Arc<PersistentVolumeClaim>> {
+        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
+        self.claims.cache().get(namespace, name)
+    }
+
+    async fn pods(
+        &self,
+        set: &StatefulSet,
+        api: &Api<StatefulSet>,
+    ) -> Result<Vec<Arc<Pod>>, Error> {
+        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
+        let cache = self.pods.cache();
+        let mut candidates = cache.by_index(OWNER, set.metadata.uid.as_deref().unwrap_or_default());
+        let orphans = cache.by_index(OWNER, &orphans_of(namespace));
+        let ours = |pod: &Arc<Pod>| ordinal(set, pod).is_some() && is_active(pod);
+        candidates.extend(orphans.into_iter().filter(ours));
+        let selector = Selector::of(set.spec.as_ref().map(|spec| &spec.selector));
+        claim::claim(set, api, &selector, &self.pods, candidates, None).await
+    }
+
+    /// The plan, and the revision that the set is rolling away from.
+    fn decide(
+        &self,
+        set: &StatefulSet,
+        newest: &Newest,
+        pods: &[Arc<Pod>],
+    ) -> (decide::Plan, Option<String>) {
+        let status = set.status.as_ref();
+        let current = status.and_then(|status| status.current_revision.clone());
+        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
+        let exists = |name: &String| self.revisions.cache().get(namespace, name).is_some();
+        let current = current.filter(exists);
+        let has_stale_claim = |ordinal: i32| {
+            let pod = pod::name(set, ordinal);
+            let claims = claims::names(set, ordinal).into_iter();
+            let mut claims = claims.filter_map(|(_, name)| self.claim(set, &name));
+            claims.any(|claim| claims::is_stale(set, &pod, &claim))
+        };
+        let plan = decide(&View {
+            set,
+            newest: newest.revision.metadata.name.as_deref().unwrap_or_default(),
+            current: current.as_deref(),
+            pods,
+            has_stale_claim: &has_stale_claim,
+            now: self.shared.now(),
+        });
+        (plan, current)
+    }
+
+    async fn act(&self, set: &StatefulSet, steps: &[Step], at_once: bool) -> Result<(), Error> {
+        if at_once {
+            let create =
+                |number: usize| async move { self.step(set, &steps[number]).await.map(|()| true) };
+            return podcontrol::in_growing_batches(steps.len(), create).await.1;
+        }
+        for step in steps {
+            self.step(set, step).await?;
+        }
+        Ok(())
+    }
+
+    async fn step(&self, set: &StatefulSet, step: &Step) -> Result<(), Error> {
+        match step {
+            Step::Create { ordinal, revision } => self.create(set, *ordinal, revision).await,
             Step::Delete(pod) => {
-                let pod_name = pod.metadata.name.clone().unwrap_or_default();
-                ("delete", pod_name, self.pods.delete(pod).await)
+                let deleted = self.pods.delete(pod).await;
+                self.record("Delete", set, pod, deleted)
             }
+            Step::EnsureClaims(pod) => {
+                let Some(ordinal) = ordinal(set, pod) else {
+                    return Ok(());
+                };
+                let name = pod.metadata.name.as_deref().unwrap_or_default();
+                self.create_claims(set, ordinal, name).await?;
+                self.own_claims(set, pod).await
+            }
+            Step::Correct(pod) => self.correct(set, pod).await,
+        }
+    }
+
+    async fn create(&self, set: &StatefulSet, ordinal: i32, revision: &str) -> Result<(), Error> {
+        let template = self.template(set, revision);
+        let pod = pod::new(set, ordinal, revision, template.as_ref());
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        if let Err(error) = self.create_claims(set, ordinal, name).await {
+            return self.record("Create", set, &pod, Err(error));
+        }
+        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
+        match self.pods.create(namespace, &pod).await {
+            Ok(created) => {
+                self.own_claims(set, &created).await?;
+                self.record("Create", set, &created, Ok(()))
+            }
+            Err(error) if error.is_namespace_terminating() => Ok(()),
+            Err(error) if error.reason() == "AlreadyExists" => Err(error),
+            Err(error) => self.record("Create", set, &pod, Err(error)),
+        }
+    }
+
+    /// The template of a revision, or the set's own.
+    fn template(&self, set: &StatefulSet, revision: &str) -> Option<PodTemplateSpec> {
+        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
+        let stored = self.revisions.cache().get(namespace, revision);
+        let stored = stored.and_then(|stored| history::template(&stored));
+        stored.or_else(|| set.spec.as_ref().map(|spec| spec.template.clone()))
+    }
+
+    /// Makes the claims that a pod uses. Those that exist stay as they are; one that is being deleted
+    /// has to go first.
+    async fn create_claims(&self, set: &StatefulSet, ordinal: i32, pod: &str) -> Result<(), Error> {
+        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
+        let set_name = set.metadata.name.as_deref().unwrap_or_default();
+        for claim in claims::wanted(set, ordinal) {
+            let name = claim.metadata.name.clone().unwrap_or_default();
+            if let Some(known) = self.claim(set, &name) {
+                if known.metadata.deletion_timestamp.is_some() {
+                    return Err(Error::Invalid(format!("pvc {name} is being deleted")));
+                }
+                continue;
+            }
+            match self.claims.create(namespace, &claim).await {
+                Ok(_) => {
+                    let text =
+                        format!("Create Claim {name} Pod {pod} in StatefulSet {set_name} success");
+                    self.event(set, Kind::Normal, "SuccessfulCreate", text);
+                }
+                Err(error) if error.reason() == "AlreadyExists" => {}
+                Err(error) => {
+                    let why = podcontrol::message(&error);
+                    let text = format!(
+                        "Create Claim {name} for Pod {pod} in StatefulSet {set_name} failed error: {why}"
+                    );
+                    self.event(set, Kind::Warning, "FailedCreate", text);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the claims of a pod the owners that the retention policy asks for.
+    async fn own_claims(&self, set: &StatefulSet, pod: &Pod) -> Result<(), Error> {
+        let Some(ordinal) = ordinal(set, pod) else {
+            return Ok(());
         };
-        let (good, bad) = if verb == "create" {
-            ("SuccessfulCreate", "FailedCreate")
-        } else {
-            ("SuccessfulDelete", "FailedDelete")
+        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
+        for (_, name) in claims::names(set, ordinal) {
+            let Some(claim) = self.claim(set, &name) else {
+                continue;
+            };
+            let Some(owners) = claims::owners(set, pod, &claim) else {
+                continue;
+            };
+            if claims::has_other_controller(set, pod, &claim) {
+                let text = format!(
+                    "PersistentVolumeClaim {name} has a conflicting OwnerReference that acts as a managing controller, the retention policy is ignored for this claim"
+                );
+                self.event(set, Kind::Warning, "ConflictingController", text);
+            }
+            let mut updated = (*claim).clone();
+            updated.metadata.owner_references = Some(owners);
+            self.claims.update(namespace, &updated).await?;
+        }
+        Ok(())
+    }
+
+    async fn correct(&self, set: &StatefulSet, pod: &Arc<Pod>) -> Result<(), Error> {
+        self.own_claims(set, pod).await?;
+        let Some(right) = pod::corrected(set, pod) else {
+            return Ok(());
         };
+        if let Some(ordinal) = ordinal(set, pod).filter(|ordinal| pod::is_wanted(set, *ordinal)) {
+            let name = pod.metadata.name.as_deref().unwrap_or_default();
+            self.create_claims(set, ordinal, name).await?;
+        }
+        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
+        let updated = self.pods.update(namespace, &right).await.map(drop);
+        self.record("Update", set, pod, updated)
+    }
+
+    fn event(&self, set: &StatefulSet, kind: Kind, reason: &str, text: String) {
+        self.recorder
+            .event(&set.object_ref(&()), kind, reason, text);
+    }
+
+    /// Records what became of a pod.
+    fn record(
+        &self,
+        verb: impl Display,
+        set: &StatefulSet,
+        pod: &Pod,
+        outcome: Result<(), Error>,
+    ) -> Result<(), Error> {
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        let set_name = set.metadata.name.as_deref().unwrap_or_default();
+        let text = format!("{verb} Pod {name} in StatefulSet {set_name}");
         match &outcome {
             Ok(()) => {
-                let text = format!("{verb} Pod {pod} in StatefulSet {name} successful");
-                self.recorder.event(&about, Kind::Normal, good, text);
+                let text = format!("{text} successful");
+                self.event(set, Kind::Normal, &format!("Successful{verb}"), text);
             }
-            Err(error) if error.is_namespace_terminating() => return Ok(()),
             Err(error) => {
-                let reason = podcontrol::message(error);
-                let text = format!("{verb} Pod {pod} in StatefulSet {name} failed error: {reason}");
-                self.recorder.event(&about, Kind::Warning, bad, text);
+                let text = format!("{text} failed error: {}", podcontrol::message(error));
+                self.event(set, Kind::Warning, &format!("Failed{verb}"), text);
             }
         }
         outcome
     }
 
-    /// The template of a revision, or the set's own.
-    fn template(&self, set: &StatefulSet, revision: &str) -> PodTemplateSpec {
-        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
-        let stored = self
-            .revisions
-            .cache()
-            .get(namespace, revision)
-            .and_then(|stored| {
-                let template = stored
-                    .data
-                    .as_ref()?
-                    .0
-                    .get("spec")?
-                    .get("template")?
-                    .clone();
-                serde_json::from_value(template).ok()
-            });
-        stored.unwrap_or_else(|| set.spec.clone().unwrap_or_default().template)
-    }
-
-    fn pod(&self, set: &StatefulSet, ordinal: i32, revision: &str) -> Pod {
-        identified(set, ordinal, revision, &self.template(set, revision))
-    }
-
-    /// Makes the claims that a pod will use; those that exist stay as they are.
-    async fn claim_storage(&self, set: &StatefulSet, ordinal: i32, pod: &str) -> Result<(), Error> {
-        let spec = set.spec.clone().unwrap_or_default();
-        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
-        let api: Api<PersistentVolumeClaim> =
-            Api::namespaced(self.shared.client(ACCOUNT), namespace);
-        for template in spec.volume_claim_templates.iter().flatten() {
-            let mut claim = template.clone();
-            let name = claim_name(set, template, ordinal);
-            if api.get_opt(&name).await?.is_some() {
-                continue;
-            }
-            claim.metadata.name = Some(name.clone());
-            claim.metadata.namespace = Some(namespace.to_owned());
-            let labels = spec.selector.match_labels.clone().unwrap_or_default();
-            claim.metadata.labels.get_or_insert_default().extend(labels);
-            claim.status = None;
-            api.create(&kube::api::PostParams::default(), &claim)
-                .await?;
-            let set_name = set.metadata.name.as_deref().unwrap_or_default();
-            let text = format!("create Claim {name} Pod {pod} in StatefulSet {set_name} success");
-            let about = kube::Resource::object_ref(set, &());
-            self.recorder
-                .event(&about, Kind::Normal, "SuccessfulCreate", text);
+    async fn write_status(
+        &self,
+        set: &StatefulSet,
+        status: StatefulSetStatus,
+    ) -> Result<(), Error> {
+        if set.status.as_ref() == Some(&status) {
+            return Ok(());
         }
-        Ok(())
-    }
-}
-
-fn claim_name(set: &StatefulSet, template: &PersistentVolumeClaim, ordinal: i32) -> String {
-    let name = template.metadata.name.as_deref().unwrap_or_default();
-    format!(
-        "{name}-{}-{ordinal}",
-        set.metadata.name.as_deref().unwrap_or_default()
-    )
-}
-
-/// A pod with the name, host name and storage of its ordinal.
-fn identified(set: &StatefulSet, ordinal: i32, revision: &str, template: &PodTemplateSpec) -> Pod {
-    let spec = set.spec.clone().unwrap_or_default();
-    let name = format!(
-        "{}-{ordinal}",
-        set.metadata.name.as_deref().unwrap_or_default()
-    );
-    let mut pod = podcontrol::from_template(set, Some(template));
-    pod.metadata.generate_name = None;
-    pod.metadata.name = Some(name.clone());
-    let labels = pod.metadata.labels.get_or_insert_default();
-    labels.insert("statefulset.kubernetes.io/pod-name".into(), name.clone());
-    labels.insert("apps.kubernetes.io/pod-index".into(), ordinal.to_string());
-    labels.insert(history::HASH.into(), revision.to_owned());
-    let pod_spec = pod.spec.get_or_insert_default();
-    pod_spec.hostname = Some(name);
-    pod_spec.subdomain = spec.service_name.clone().filter(|name| !name.is_empty());
-    let volumes = pod_spec.volumes.get_or_insert_default();
-    for template in spec.volume_claim_templates.iter().flatten() {
-        let volume = template.metadata.name.clone().unwrap_or_default();
-        volumes.retain(|known| known.name != volume);
-        let source = PersistentVolumeClaimVolumeSource {
-            claim_name: claim_name(set, template, ordinal),
-            read_only: None,
+        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
+        let updated = StatefulSet {
+            status: Some(status),
+            ..set.clone()
         };
-        volumes.push(Volume {
-            name: volume,
-            persistent_volume_claim: Some(source),
-            ..Default::default()
-        });
-    }
-    if volumes.is_empty() {
-        pod_spec.volumes = None;
-    }
-    pod
-}
-
-#[cfg(test)]
-mod tests {
-    use k8s_openapi::api::apps::v1::StatefulSetSpec;
-
-    use super::*;
-
-    #[test]
-    fn a_pod_has_the_name_host_name_and_storage_of_its_ordinal() {
-        let mut claim = PersistentVolumeClaim::default();
-        claim.metadata.name = Some("data".into());
-        let mut set = StatefulSet::default();
-        set.metadata.name = Some("db".into());
-        set.spec = Some(StatefulSetSpec {
-            service_name: Some("peers".into()),
-            volume_claim_templates: Some(vec![claim]),
-            ..Default::default()
-        });
-        let pod = identified(&set, 2, "db-abc", &PodTemplateSpec::default());
-        assert_eq!(pod.metadata.name.as_deref(), Some("db-2"));
-        let spec = pod.spec.unwrap();
-        assert_eq!(spec.hostname.as_deref(), Some("db-2"));
-        assert_eq!(spec.subdomain.as_deref(), Some("peers"));
-        let volume = spec.volumes.unwrap().remove(0);
-        assert_eq!(
-            volume.persistent_volume_claim.unwrap().claim_name,
-            "data-db-2"
-        );
+        self.sets.update_status(namespace, &updated).await?;
+        Ok(())
     }
 }

@@ -1,0 +1,241 @@
+//! DaemonSet: one pod on every node that fits, replaced node by node when the template changes.
+
+mod backoff;
+mod decide;
+mod pod;
+mod roll;
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use client::{Event, Informer};
+use futures::future::join_all;
+use k8s_openapi::api::{
+    apps::v1::{ControllerRevision, DaemonSet, DaemonSetStatus},
+    core::v1::{Node, Pod},
+};
+use kube::{Api, Resource};
+use parking_lot::Mutex;
+use reconcile::{Action, Controller, Error, Key, Kind, Queue, Recorder, Selector, Writer};
+
+use crate::{
+    claim,
+    history::{self, History, Newest},
+    podcontrol,
+    shared::{NODE, OWNER, Shared, controller_of, orphans_of},
+};
+use backoff::Backoffs;
+use decide::{Plan, View, decide, status};
+
+/// As in the table of controllers.
+pub const NAME: &str = "daemonset";
+const ACCOUNT: &str = "daemon-set-controller";
+const COMPONENT: &str = "daemonset-controller";
+const WORKERS: usize = 2;
+
+struct Daemons {
+    shared: Arc<Shared>,
+    sets: Writer<DaemonSet>,
+    pods: Writer<Pod>,
+    revisions: Writer<ControllerRevision>,
+    nodes: Informer<Node>,
+    recorder: Recorder,
+    /// Guards how long failed daemons are kept.
+    backoffs: Mutex<Backoffs>,
+}
+
+/// Starts it.
+pub fn start(shared: &Arc<Shared>) {
+    let controller = Arc::new(Daemons {
+        shared: shared.clone(),
+        sets: shared.writer(ACCOUNT),
+        pods: shared.writer(ACCOUNT),
+        revisions: shared.writer(ACCOUNT),
+        nodes: shared.informer(),
+        recorder: shared.recorder(ACCOUNT, COMPONENT),
+        backoffs: Mutex::default(),
+    });
+    let shared = shared.clone();
+    shared.context.clone().spawn(NAME, async move {
+        let sets = controller.sets.cache().clone();
+        sets.synced().await;
+        controller.pods.cache().synced().await;
+        controller.revisions.cache().synced().await;
+        controller.nodes.synced().await;
+        let queue = Queue::default();
+        let context = &shared.context;
+        reconcile::follow(context, &sets, &queue, |event| {
+            vec![Key::of(&**event.object())]
+        });
+        reconcile::follow(context, controller.pods.cache(), &queue, move |event| {
+            podcontrol::owner_keys(event, "DaemonSet", |pod| {
+                let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+                let matching = sets.list_in(namespace).into_iter().filter(|set| {
+                    let selector = set.spec.as_ref().map(|spec| &spec.selector);
+                    Selector::of(selector).matches(pod.metadata.labels.as_ref())
+                });
+                matching.map(|set| Key::of(&*set)).collect()
+            })
+        });
+        let concerned = controller.clone();
+        reconcile::follow(context, &controller.nodes, &queue, move |event| {
+            concerned.sets_of_node(event)
+        });
+        reconcile::run(context, controller, queue, WORKERS);
+        std::future::pending::<()>().await;
+    });
+}
+
+impl Controller for Daemons {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn reconcile(&self, key: &Key) -> Result<Action, Error> {
+        let Some(set) = self.sets.cache().get(&key.namespace, &key.name) else {
+            return Ok(Action::Done);
+        };
+        let Some(spec) = &set.spec else {
+            return Ok(Action::Done);
+        };
+        let selector = Selector::of(Some(&spec.selector));
+        if selector.is_everything() {
+            let text = "This daemon set is selecting all pods. A non-empty selector is required.";
+            self.event(&set, Kind::Warning, "SelectingAll", text.to_owned());
+            return Ok(Action::Done);
+        }
+        if set.metadata.deletion_timestamp.is_some() {
+            return Ok(Action::Done);
+        }
+        let api = Api::namespaced(self.shared.client(ACCOUNT), &key.namespace);
+        let label = history::HASH;
+        let history = History::read(&*set, &api, &spec.selector, &self.revisions, label).await?;
+        let newest = self.newest(&set, &history).await?;
+        let pods = self.pods(&set, &selector, &api).await?;
+        self.remove_duplicates(&newest, &pods).await?;
+        let nodes = self.nodes.list();
+        let hash = history::hash(&newest.revision, history::HASH);
+        let view = View::new(&set, hash, &nodes, &pods, self.shared.now());
+        let plan = decide(&view, &mut self.backoffs.lock());
+        let outcome = self.act(&set, hash, &plan).await;
+        let status = DaemonSetStatus {
+            collision_count: newest.collisions,
+            ..status(&view)
+        };
+        self.write_status(&set, status).await?;
+        outcome?;
+        let live = history::revisions_of(&pods);
+        let is_live = |revision: &ControllerRevision| live.contains(history::hash(revision, label));
+        let limit = spec.revision_history_limit.unwrap_or(10);
+        let expired = history.expired(&newest.revision, is_live, limit, true);
+        history::delete(&self.revisions, &expired).await?;
+        Ok(plan.after.map_or(Action::Done, Action::After))
+    }
+}
+
+impl Daemons {
+    fn event(&self, set: &DaemonSet, kind: Kind, reason: &str, text: String) {
+        self.recorder
+            .event(&set.object_ref(&()), kind, reason, text);
+    }
+
+    /// The sets for which a node's change means work: others need not look at all nodes again.
+    fn sets_of_node(&self, event: &Event<Node>) -> Vec<Key> {
+        let node = event.object();
+        let facts = |node: &Node| {
+            let taints = node.spec.as_ref().and_then(|spec| spec.taints.clone());
+            (node.metadata.labels.clone(), taints)
+        };
+        if event.old().is_some_and(|old| facts(old) == facts(node)) {
+            return Vec::new();
+        }
+        let name = node.metadata.name.as_deref().unwrap_or_default();
+        let mut daemons: BTreeMap<String, usize> = BTreeMap::new();
+        for pod in self.pods.cache().by_index(NODE, name) {
+            if let Some(owner) = controller_of(&*pod) {
+                *daemons.entry(owner.uid.clone()).or_default() += 1;
+            }
+        }
+        let gone = matches!(event, Event::Deleted(_));
+        let concerned = self.sets.cache().list().into_iter().filter(|set| {
+            let fits = decide::fits(&pod::spec(set), node);
+            let uid = set.metadata.uid.as_deref().unwrap_or_default();
+            let here = daemons.contains_key(uid);
+            let misplaced = set.status.as_ref().map_or(0, |s| s.number_misscheduled) > 0;
+            (fits.comes && (gone || !here)) || (!fits.stays && here) || (here && misplaced)
+        });
+        concerned.map(|set| Key::of(&*set)).collect()
+    }
+
+    async fn newest(&self, set: &DaemonSet, history: &History) -> Result<Newest, Error> {
+        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
+        let api = Api::namespaced(self.shared.client(ACCOUNT), namespace);
+        let collisions = set
+            .status
+            .as_ref()
+            .and_then(|status| status.collision_count);
+        let template = set.spec.as_ref().map(|spec| spec.template.clone());
+        let template = template.unwrap_or_default();
+        let revisions = &self.revisions;
+        history
+            .sync(set, &template, revisions, &api, collisions)
+            .await
+    }
+
+    async fn pods(
+        &self,
+        set: &DaemonSet,
+        selector: &Selector,
+        api: &Api<DaemonSet>,
+    ) -> Result<Vec<Arc<Pod>>, Error> {
+        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
+        let cache = self.pods.cache();
+        let mut candidates = cache.by_index(OWNER, set.metadata.uid.as_deref().unwrap_or_default());
+        candidates.extend(cache.by_index(OWNER, &orphans_of(namespace)));
+        claim::claim(set, api, selector, &self.pods, candidates, None).await
+    }
+
+    /// One revision for each template: pods of the others are relabelled, then the others go.
+    async fn remove_duplicates(&self, newest: &Newest, pods: &[Arc<Pod>]) -> Result<(), Error> {
+        let hash = history::hash(&newest.revision, history::HASH);
+        for duplicate in &newest.duplicates {
+            let other = history::hash(duplicate, history::HASH);
+            let patch = serde_json::json!({"metadata": {"labels": {(history::HASH): hash}}});
+            for pod in pods.iter().filter(|pod| pod::hash(pod) == Some(other)) {
+                let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+                let name = pod.metadata.name.as_deref().unwrap_or_default();
+                self.pods.patch(namespace, name, &patch).await?;
+            }
+        }
+        history::delete(&self.revisions, &newest.duplicates).await
+    }
+
+    async fn act(&self, set: &DaemonSet, hash: &str, plan: &Plan) -> Result<(), Error> {
+        for (kind, reason, text) in &plan.events {
+            self.event(set, *kind, reason, text.clone());
+        }
+        let (_, created) = podcontrol::in_growing_batches(plan.create.len(), |number| {
+            let pod = pod::daemon(set, &plan.create[number], hash);
+            async move { podcontrol::create(&self.pods, &self.recorder, set, &pod).await }
+        })
+        .await;
+        let deletions = plan
+            .delete
+            .iter()
+            .map(|pod| podcontrol::delete(&self.pods, &self.recorder, set, pod));
+        let deleted = reconcile::all(join_all(deletions).await);
+        created.and(deleted)
+    }
+
+    async fn write_status(&self, set: &DaemonSet, status: DaemonSetStatus) -> Result<(), Error> {
+        if set.status.as_ref() == Some(&status) {
+            return Ok(());
+        }
+        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
+        let updated = DaemonSet {
+            status: Some(status),
+            ..set.clone()
+        };
+        self.sets.update_status(namespace, &updated).await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,160 @@
+//! The pods that a DaemonSet makes, and which node a pod is meant for. Pure.
+
+use k8s_openapi::api::{
+    apps::v1::DaemonSet,
+    core::v1::{
+        Affinity, NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod,
+        PodSpec, Toleration,
+    },
+};
+
+use crate::{history, podcontrol};
+
+/// The annotation in which the API server counts changes of the template, and the label that the
+/// first DaemonSets compared.
+const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
+const GENERATION_LABEL: &str = "pod-template-generation";
+
+/// The revision that a pod was made from.
+pub(super) fn hash(pod: &Pod) -> Option<&str> {
+    let labels = pod.metadata.labels.as_ref()?;
+    labels.get(history::HASH).map(String::as_str)
+}
+
+fn template_generation(set: &DaemonSet) -> Option<&str> {
+    let annotations = set.metadata.annotations.as_ref()?;
+    let text = annotations.get(TEMPLATE_GENERATION)?;
+    text.parse::<i64>().is_ok().then_some(text)
+}
+
+/// Whether a pod is of the newest template.
+pub(super) fn is_current(set: &DaemonSet, newest: &str, pod: &Pod) -> bool {
+    let labels = pod.metadata.labels.as_ref();
+    let label = labels.and_then(|labels| labels.get(GENERATION_LABEL));
+    let generation = template_generation(set).map(str::to_owned);
+    hash(pod) == Some(newest) || (generation.is_some() && label == generation.as_ref())
+}
+
+/// The node a pod is on, or is meant for.
+pub(super) fn target(pod: &Pod) -> Option<&str> {
+    let spec = pod.spec.as_ref()?;
+    if let Some(node) = spec.node_name.as_deref().filter(|node| !node.is_empty()) {
+        return Some(node);
+    }
+    let terms = reconcile::placement::required_terms(spec)?;
+    let fields = terms
+        .iter()
+        .flat_map(|term| term.match_fields.iter().flatten());
+    let mut names = fields.filter(|field| field.key == "metadata.name");
+    names.next()?.values.as_ref()?.first().map(String::as_str)
+}
+
+/// What a daemon runs, with what every daemon tolerates: it belongs to the node, sick or well.
+pub(super) fn spec(set: &DaemonSet) -> PodSpec {
+    let template = set
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.template.spec.clone());
+    let mut spec = template.unwrap_or_default();
+    let mut taints = vec![
+        ("not-ready", "NoExecute"),
+        ("unreachable", "NoExecute"),
+        ("disk-pressure", "NoSchedule"),
+        ("memory-pressure", "NoSchedule"),
+        ("pid-pressure", "NoSchedule"),
+        ("unschedulable", "NoSchedule"),
+    ];
+    let host_network = spec.host_network == Some(true);
+    taints.extend(host_network.then_some(("network-unavailable", "NoSchedule")));
+    let tolerations = spec.tolerations.get_or_insert_default();
+    for (key, effect) in taints {
+        let toleration = Toleration {
+            key: Some(format!("node.kubernetes.io/{key}")),
+            operator: Some("Exists".into()),
+            effect: Some(effect.into()),
+            ..Default::default()
+        };
+        if !tolerations.contains(&toleration) {
+            tolerations.push(toleration);
+        }
+    }
+    spec
+}
+
+/// A pod that can run on one node only.
+pub(super) fn daemon(set: &DaemonSet, node: &str, hash: &str) -> Pod {
+    let template = set.spec.as_ref().map(|spec| &spec.template);
+    let mut pod = podcontrol::from_template(set, template);
+    let labels = pod.metadata.labels.get_or_insert_default();
+    labels.insert(history::HASH.to_owned(), hash.to_owned());
+    if let Some(generation) = template_generation(set) {
+        labels.insert(GENERATION_LABEL.to_owned(), generation.to_owned());
+    }
+    let mut spec = spec(set);
+    let affinity: &mut Affinity = spec.affinity.get_or_insert_default();
+    let affinity: &mut NodeAffinity = affinity.node_affinity.get_or_insert_default();
+    let required = &mut affinity.required_during_scheduling_ignored_during_execution;
+    let terms = match required.take() {
+        Some(required) if !required.node_selector_terms.is_empty() => required.node_selector_terms,
+        _ => vec![NodeSelectorTerm::default()],
+    };
+    let field = NodeSelectorRequirement {
+        key: "metadata.name".into(),
+        operator: "In".into(),
+        values: Some(vec![node.to_owned()]),
+    };
+    let pinned = terms.into_iter().map(|term| NodeSelectorTerm {
+        match_fields: Some(vec![field.clone()]),
+        ..term
+    });
+    *required = Some(NodeSelector {
+        node_selector_terms: pinned.collect(),
+    });
+    pod.spec = Some(spec);
+    pod
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_daemon_is_pinned_to_its_node_and_tolerates_what_makes_nodes_sick() {
+        let set: DaemonSet = serde_json::from_value(json!({
+            "metadata": {"name": "d", "annotations": {(TEMPLATE_GENERATION): "7"}},
+            "spec": {"selector": {}, "template": {"spec": {"containers": [], "hostNetwork": true}}},
+        }))
+        .unwrap();
+        let pod = daemon(&set, "n1", "abc");
+        assert_eq!(target(&pod), Some("n1"));
+        assert_eq!(hash(&pod), Some("abc"));
+        assert_eq!(pod.metadata.labels.as_ref().unwrap()[GENERATION_LABEL], "7");
+        let keys: Vec<_> = pod.spec.unwrap().tolerations.unwrap();
+        assert!(
+            keys.iter()
+                .any(|t| t.key.as_deref() == Some("node.kubernetes.io/network-unavailable"))
+        );
+    }
+
+    #[test]
+    fn a_pod_is_current_by_its_hash_or_by_the_generation_of_the_template() {
+        let mut set = DaemonSet::default();
+        let pod = |hash: &str, generation: &str| {
+            let mut pod = Pod::default();
+            pod.metadata.labels = Some(
+                [
+                    (history::HASH.into(), hash.into()),
+                    (GENERATION_LABEL.into(), generation.into()),
+                ]
+                .into(),
+            );
+            pod
+        };
+        assert!(is_current(&set, "new", &pod("new", "1")));
+        assert!(!is_current(&set, "new", &pod("old", "1")));
+        set.metadata.annotations = Some([(TEMPLATE_GENERATION.into(), "1".into())].into());
+        assert!(is_current(&set, "new", &pod("old", "1")));
+    }
+}
