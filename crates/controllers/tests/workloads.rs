@@ -199,3 +199,183 @@ async fn a_job_runs_its_pods_to_the_end_and_counts_each_once() {
     assert!(!held, "counted pods may go");
     world.stop.cancel();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stateful_set_with_on_delete_gives_a_deleted_pod_the_new_template() {
+    let world = World::new().await;
+    world.pretend_node();
+    let set = json!({
+        "metadata": {"name": "db"},
+        "spec": {
+            "replicas": 2,
+            "serviceName": "db",
+            "updateStrategy": {"type": "OnDelete"},
+            "selector": {"matchLabels": {"app": "db"}},
+            "template": template(json!({"app": "db"})),
+        },
+    });
+    world.create::<StatefulSet>("default", set).await;
+    let sets: Api<StatefulSet> = world.api("default");
+    let status =
+        || async { Ok::<_, kube::Error>(sets.get("db").await?.status.unwrap_or_default()) };
+    world
+        .until("two pods", || async {
+            Ok::<_, kube::Error>(status().await?.ready_replicas == Some(2))
+        })
+        .await;
+    let image =
+        json!({"spec": {"template": {"spec": {"containers": [{"name": "c", "image": "two"}]}}}});
+    let params = PatchParams::default();
+    sets.patch("db", &params, &Patch::Merge(&image))
+        .await
+        .unwrap();
+    world
+        .until("a new revision", || async {
+            let status = status().await?;
+            Ok::<_, kube::Error>(status.update_revision != status.current_revision)
+        })
+        .await;
+    let pods: Api<Pod> = world.api("default");
+    pods.delete("db-0", &Default::default()).await.unwrap();
+    let images = || async {
+        let pods = pods.list(&ListParams::default()).await?.items;
+        let image = |pod: &Pod| pod.spec.as_ref()?.containers[0].image.clone();
+        let images = pods.iter().filter_map(image).collect::<Vec<_>>();
+        Ok::<_, kube::Error>((images, status().await?.ready_replicas))
+    };
+    world
+        .until("the deleted pod is new, the other is not", || async {
+            let (images, ready) = images().await?;
+            Ok::<_, kube::Error>(images == ["two", "one"] && ready == Some(2))
+        })
+        .await;
+    world.stop.cancel();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claims_go_with_the_pod_that_is_scaled_away_and_with_the_set() {
+    let world = World::new().await;
+    world.pretend_node();
+    let set = json!({
+        "metadata": {"name": "db"},
+        "spec": {
+            "replicas": 2,
+            "serviceName": "db",
+            "podManagementPolicy": "Parallel",
+            "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete", "whenScaled": "Delete"},
+            "selector": {"matchLabels": {"app": "db"}},
+            "template": template(json!({"app": "db"})),
+            "volumeClaimTemplates": [{
+                "metadata": {"name": "data"},
+                "spec": {
+                    "accessModes": ["ReadWriteOnce"],
+                    "resources": {"requests": {"storage": "1Gi"}},
+                },
+            }],
+        },
+    });
+    world.create::<StatefulSet>("default", set).await;
+    let claims: Api<PersistentVolumeClaim> = world.api("default");
+    // The claims, each with the kind of its owner.
+    let owned = || async {
+        let claims = claims.list(&ListParams::default()).await?.items;
+        let text = claims.into_iter().map(|claim| {
+            let owners = claim.metadata.owner_references.unwrap_or_default();
+            let kinds: Vec<_> = owners.into_iter().map(|owner| owner.kind).collect();
+            format!("{} {}", claim.metadata.name.unwrap(), kinds.join(" "))
+        });
+        Ok::<_, kube::Error>(text.collect::<Vec<_>>())
+    };
+    let both = ["data-db-0 StatefulSet", "data-db-1 StatefulSet"];
+    world
+        .until("the set owns both claims", || async {
+            Ok::<_, kube::Error>(owned().await? == both)
+        })
+        .await;
+    let sets: Api<StatefulSet> = world.api("default");
+    let scale = |replicas: i32| json!({"spec": {"replicas": replicas}});
+    let params = PatchParams::default();
+    sets.patch("db", &params, &Patch::Merge(&scale(1)))
+        .await
+        .unwrap();
+    world
+        .until("the claim goes with its pod", || async {
+            Ok::<_, kube::Error>(owned().await? == both[..1])
+        })
+        .await;
+    sets.patch("db", &params, &Patch::Merge(&scale(2)))
+        .await
+        .unwrap();
+    world
+        .until("a new claim for a new pod", || async {
+            Ok::<_, kube::Error>(owned().await? == both)
+        })
+        .await;
+    sets.delete("db", &Default::default()).await.unwrap();
+    world
+        .until("all claims go with the set", || async {
+            Ok::<_, kube::Error>(owned().await?.is_empty())
+        })
+        .await;
+    world.stop.cancel();
+}
+
+/// With all keys in order, as Go writes maps.
+fn in_order(value: Value) -> Value {
+    match value {
+        Value::Object(map) => {
+            let mut entries: Vec<_> = map.into_iter().collect();
+            entries.sort_by(|(a, _), (b, _)| a.cmp(b));
+            let entries = entries
+                .into_iter()
+                .map(|(key, value)| (key, in_order(value)));
+            Value::Object(entries.collect())
+        }
+        Value::Array(items) => Value::Array(items.into_iter().map(in_order).collect()),
+        other => other,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_revision_holds_the_patch_that_clients_compute_and_the_cause_of_the_change() {
+    let world = World::new().await;
+    let set = json!({
+        "metadata": {"name": "agent", "annotations": {"kubernetes.io/change-cause": "first"}},
+        "spec": {
+            "selector": {"matchLabels": {"app": "agent"}},
+            "template": {
+                "metadata": {"labels": {"app": "agent"}},
+                "spec": {
+                    "containers": [{"name": "c", "image": "one", "ports": [{"containerPort": 80}]}],
+                    "volumes": [{"name": "v", "emptyDir": {}}],
+                },
+            },
+        },
+    });
+    world.create::<DaemonSet>("default", set).await;
+    let get = |path: &str| {
+        let request = http::Request::get(format!("/apis/apps/v1/namespaces/default/{path}"));
+        world
+            .client
+            .request::<Value>(request.body(Vec::new()).unwrap())
+    };
+    world
+        .until("a revision", || async {
+            let list = get("controllerrevisions").await?;
+            Ok::<_, kube::Error>(
+                list["items"]
+                    .as_array()
+                    .is_some_and(|items| items.len() == 1),
+            )
+        })
+        .await;
+    let mut template = get("daemonsets/agent").await.unwrap()["spec"]["template"].clone();
+    template["$patch"] = json!("replace");
+    let patch = in_order(json!({"spec": {"template": template}}));
+    let revision = get("controllerrevisions").await.unwrap()["items"][0].clone();
+    assert_eq!(revision["data"].to_string(), patch.to_string());
+    let annotations = &revision["metadata"]["annotations"];
+    assert_eq!(annotations["kubernetes.io/change-cause"], "first");
+    assert_eq!(revision["metadata"]["labels"]["app"], "agent");
+    world.stop.cancel();
+}
