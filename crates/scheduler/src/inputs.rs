@@ -5,8 +5,7 @@ use futures::future::{BoxFuture, select_all};
 use k8s_openapi::api::{
     apps::v1::{ReplicaSet, StatefulSet},
     core::v1::{
-        Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, ReplicationController,
-        Service,
+        Namespace, Node, PersistentVolume, PersistentVolumeClaim, ReplicationController, Service,
     },
     policy::v1::PodDisruptionBudget,
     resource::v1::ResourceClaim,
@@ -17,7 +16,7 @@ use lifecycle::Context;
 use reconcile::Selector;
 use tokio::time::Instant;
 
-use crate::run::Loop;
+use crate::{run::Loop, watched::WatchedPod};
 
 /// A change that waits to be taken in.
 type Change = Box<dyn FnOnce(&mut Loop) + Send>;
@@ -98,7 +97,7 @@ impl Inputs {
             async {
                 tokio::join!(
                     watch::<Node>(context, client, Loop::on_node),
-                    watch::<Pod>(context, client, Loop::on_pod),
+                    watch::<WatchedPod>(context, client, Loop::on_pod),
                 )
             },
         );

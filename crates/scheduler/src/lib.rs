@@ -9,6 +9,7 @@ pub mod cycle;
 pub mod framework;
 mod inputs;
 pub mod matching;
+pub mod metrics;
 pub mod plugins;
 pub mod pod;
 pub mod preemption;
@@ -20,12 +21,14 @@ mod run;
 #[cfg(test)]
 mod samples;
 pub mod template;
+mod watched;
 mod write;
 
 use std::{collections::HashMap, sync::Arc};
 
 use framework::profile::Profile;
 use lifecycle::{Context, Run, Service};
+use metrics::Metrics;
 use parking_lot::RwLock;
 use queue::Backoff;
 pub use write::Writes;
@@ -53,11 +56,22 @@ impl Config {
         }
     }
 
+    /// The schedulers of a KubeSchedulerConfiguration.
+    pub fn configured(client: kube::Client, document: &serde_json::Value) -> Result<Self, String> {
+        let configuration = configuration::parse(document)?;
+        Ok(Self {
+            profiles: configuration.profiles,
+            backoff: configuration.backoff,
+            ..Self::new(client)
+        })
+    }
+
     /// The service.
     pub fn build(self) -> Scheduler {
         Scheduler {
             config: self,
             diagnoses: Diagnoses::default(),
+            metrics: Metrics::default(),
         }
     }
 }
@@ -97,12 +111,18 @@ impl Diagnoses {
 pub struct Scheduler {
     config: Config,
     diagnoses: Diagnoses,
+    metrics: Metrics,
 }
 
 impl Scheduler {
     /// Why pods wait; stays valid while the service runs.
     pub fn diagnoses(&self) -> Diagnoses {
         self.diagnoses.clone()
+    }
+
+    /// What it does, counted; stays valid while the service runs.
+    pub fn metrics(&self) -> Metrics {
+        self.metrics.clone()
     }
 }
 
@@ -123,6 +143,7 @@ impl Service for Scheduler {
                 backoff: self.config.backoff,
                 seed: self.config.seed.unwrap_or_else(rand::random),
                 diagnoses: self.diagnoses.clone(),
+                metrics: self.metrics.clone(),
             };
             tokio::select! {
                 () = run::run(context.clone(), parts) => Err("the watches ended".into()),

@@ -54,6 +54,8 @@ pub struct Waiting {
     pub attempts: u32,
     /// When it was tried first.
     pub first_attempt: Option<Instant>,
+    /// When it was tried last.
+    pub last_attempt: Option<Instant>,
     /// When it came into the queue or was tried last: the order of equals.
     since: Instant,
     /// How often no node was found.
@@ -100,7 +102,8 @@ pub struct Queue {
     unschedulable: BTreeSet<(Instant, Arc<str>)>,
     /// Pods that wait for an event, by the plugins that turned them away.
     rejected: HashMap<&'static str, HashSet<Arc<str>>>,
-    gated: HashSet<Arc<str>>,
+    /// Pods that may not be tried, by the plugin that does not let them.
+    gated: HashMap<&'static str, HashSet<Arc<str>>>,
     /// Pods whose victims are still being deleted; and whether an event could have helped since.
     held: HashMap<Arc<str>, bool>,
 }
@@ -142,6 +145,7 @@ impl Queue {
                 pod,
                 attempts: 0,
                 first_attempt: None,
+                last_attempt: None,
                 since: now,
                 unschedulable: 0,
                 errors: 0,
@@ -192,6 +196,7 @@ impl Queue {
         let (mut waiting, _) = self.take(&uid)?;
         waiting.attempts += 1;
         waiting.first_attempt.get_or_insert(now);
+        waiting.last_attempt = Some(now);
         Some(waiting)
     }
 
@@ -279,18 +284,24 @@ impl Queue {
         profiles: &HashMap<String, Profile>,
         cluster: &Cluster,
     ) -> usize {
-        let opens = |uid: &&Arc<str>| {
-            let Some((waiting, Place::Gated(plugin))) = self.pods.get(*uid) else {
-                return false;
-            };
-            let profile = profiles.get(&waiting.pod.template.scheduler_name);
-            profile.is_some_and(|profile| {
-                let plugin = profile.plugin(plugin);
-                plugin.is_some_and(|plugin| plugin.events().contains(&event.kind()))
-                    && gate(&waiting.pod, profile, cluster).is_none()
-            })
-        };
-        let open: Vec<Arc<str>> = self.gated.iter().filter(opens).cloned().collect();
+        let mut open = BTreeSet::new();
+        for profile in profiles.values() {
+            for enabled in profile.at(Point::PreEnqueue) {
+                let plugin = &enabled.plugin;
+                if !plugin.events().contains(&event.kind()) {
+                    continue;
+                }
+                let uids = self.gated.get(plugin.name()).into_iter().flatten();
+                let opens = |uid: &&Arc<str>| {
+                    let waiting = self.pods.get(*uid).map(|(waiting, _)| &waiting.pod);
+                    waiting.is_some_and(|pod| {
+                        pod.template.scheduler_name == profile.name
+                            && gate(pod, profile, cluster).is_none()
+                    })
+                };
+                open.extend(uids.filter(opens).cloned());
+            }
+        }
         for uid in &open {
             if let Some((waiting, _)) = self.take(uid) {
                 self.place(waiting, Place::Active);
@@ -314,7 +325,7 @@ impl Queue {
             active: self.active.len(),
             backoff: self.backoff.len() + self.errors.len(),
             unschedulable: self.unschedulable.len(),
-            gated: self.gated.len(),
+            gated: self.gated.values().map(HashSet::len).sum(),
         }
     }
 
@@ -372,8 +383,10 @@ impl Queue {
                     }
                 }
             }
-            Place::Gated(_) => {
-                self.gated.remove(uid);
+            Place::Gated(plugin) => {
+                if let Some(uids) = self.gated.get_mut(plugin) {
+                    uids.remove(uid);
+                }
             }
         }
         Some((waiting, place))
@@ -406,8 +419,8 @@ impl Queue {
                     self.rejected.entry(plugin).or_default().insert(uid.clone());
                 }
             }
-            Place::Gated(_) => {
-                self.gated.insert(uid.clone());
+            Place::Gated(plugin) => {
+                self.gated.entry(plugin).or_default().insert(uid.clone());
             }
         }
         self.pods.insert(uid, (waiting, place));

@@ -7,7 +7,7 @@ use std::{
 };
 
 use client::Event as Change;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Node;
 use lifecycle::Context;
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
@@ -18,10 +18,15 @@ use crate::{
     cycle::{Failure, Outcome, Scheduling},
     framework::{Permit, Point, PostFilter, event::Event, profile::Profile},
     inputs::Inputs,
-    pod::{PodInfo, Pods, Unscheduled, has_ended, node_name},
+    metrics::{Attempt, Metrics},
+    pod::{PodInfo, Unscheduled},
     queue::{Backoff, Queue, Waiting},
+    watched::WatchedPod,
     write::{Nomination, Writes},
 };
+
+/// After so many attempts without a pause the sizes of queues are counted.
+const SIZES_EVERY: usize = 256;
 
 /// How work in the background ended.
 enum Done {
@@ -41,13 +46,15 @@ pub(crate) struct Loop {
     scheduling: Scheduling,
     profiles: HashMap<String, Profile>,
     queue: Queue,
-    pods: Pods,
     /// Chosen, counted, and not yet seen as bound.
     assumed: HashMap<Arc<str>, Arc<PodInfo>>,
     writes: HashMap<String, Writes>,
     done: mpsc::UnboundedSender<Done>,
     results: mpsc::UnboundedReceiver<Done>,
     diagnoses: Diagnoses,
+    metrics: Metrics,
+    /// Attempts so far: sizes are counted now and then.
+    attempts: usize,
 }
 
 /// What the loop is made of.
@@ -57,6 +64,7 @@ pub(crate) struct Parts {
     pub(crate) backoff: Backoff,
     pub(crate) seed: u64,
     pub(crate) diagnoses: Diagnoses,
+    pub(crate) metrics: Metrics,
 }
 
 /// Runs until the watches end.
@@ -74,6 +82,7 @@ pub(crate) async fn run(context: Context, parts: Parts) {
             tokio::task::yield_now().await;
             continue;
         }
+        scheduler.count_sizes();
         let due = scheduler.queue.due();
         let due = due.unwrap_or(now + Duration::from_secs(60));
         if !inputs.wait(&mut scheduler, due.into()).await {
@@ -103,11 +112,12 @@ impl Loop {
                 .map(|profile| (profile.name.clone(), profile))
                 .collect(),
             queue: Queue::new(parts.backoff),
-            pods: Pods::default(),
             assumed: HashMap::new(),
             done,
             results,
             diagnoses: parts.diagnoses,
+            metrics: parts.metrics,
+            attempts: 0,
         }
     }
 
@@ -117,8 +127,25 @@ impl Loop {
 
     /// Pods that an event could help are tried again.
     pub(crate) fn happened(&mut self, event: &Event<'_>) {
+        let depth = self.queue.depth();
         let (cluster, now) = (&self.scheduling.cluster, Instant::now());
-        self.queue.on_event(event, &self.profiles, cluster, now);
+        if self.queue.on_event(event, &self.profiles, cluster, now) == 0 {
+            return;
+        }
+        let (before, after) = (depth, self.queue.depth());
+        let (label, metrics) = (event.label(), &self.metrics);
+        metrics.incoming("active", label, after.active.saturating_sub(before.active));
+        metrics.incoming(
+            "backoff",
+            label,
+            after.backoff.saturating_sub(before.backoff),
+        );
+    }
+
+    fn count_sizes(&self) {
+        let (cluster, depth) = (&self.scheduling.cluster, self.queue.depth());
+        let (pods, assumed) = (cluster.placed_pods(), self.assumed.len());
+        self.metrics.sizes(depth, cluster.size(), pods, assumed);
     }
 
     pub(crate) fn on_node(&mut self, change: &Change<Node>) {
@@ -148,15 +175,14 @@ impl Loop {
         }
     }
 
-    pub(crate) fn on_pod(&mut self, change: &Change<Pod>) {
+    pub(crate) fn on_pod(&mut self, change: &Change<WatchedPod>) {
         let pod = change.object();
-        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-        if matches!(change, Change::Deleted(_)) || has_ended(pod) {
-            return self.forget(uid);
+        if matches!(change, Change::Deleted(_)) || pod.ended {
+            return self.forget(&pod.info.uid);
         }
-        match node_name(pod) {
-            Some(node) => self.on_placed(pod, node),
-            None => self.on_waiting(pod),
+        match &pod.node {
+            Some(node) => self.on_placed(&pod.info, node),
+            None => self.on_waiting(&pod.info),
         }
     }
 
@@ -172,27 +198,24 @@ impl Loop {
         }
     }
 
-    fn on_placed(&mut self, pod: &Pod, node: &str) {
-        let new = Arc::new(self.pods.info(pod));
+    fn on_placed(&mut self, new: &Arc<PodInfo>, node: &str) {
         self.assumed.remove(&new.uid);
         self.queue.remove(&new.uid);
         self.diagnoses.remove(&new.uid);
         self.cluster().nominated.remove(&new.uid);
         match self.cluster().put_pod(node, new.clone()) {
-            Some(old) => self.happened(&Event::PodUpdated {
-                old: &old,
-                new: &new,
-            }),
-            None => self.happened(&Event::PodAdded(&new)),
+            Some(old) => self.happened(&Event::PodUpdated { old: &old, new }),
+            None => self.happened(&Event::PodAdded(new)),
         }
     }
 
-    fn on_waiting(&mut self, pod: &Pod) {
-        let new = Arc::new(self.pods.info(pod));
+    fn on_waiting(&mut self, new: &Arc<PodInfo>) {
         let Some(profile) = self.profiles.get(&new.template.scheduler_name) else {
             return;
         };
-        if self.assumed.contains_key(&new.uid) {
+        if let Some(known) = self.assumed.get_mut(&new.uid) {
+            // Should its binding fail, the newest version is tried again.
+            *known = new.clone();
             return;
         }
         if new.is_terminating() {
@@ -209,7 +232,12 @@ impl Loop {
             self.scheduling.cluster.nominated.remove(&new.uid);
         }
         let (cluster, now) = (&self.scheduling.cluster, Instant::now());
+        let known = self.queue.get(&new.uid).is_some();
         let gated = self.queue.put(new.clone(), profile, cluster, now);
+        if !known {
+            let queue = if gated.is_some() { "gated" } else { "active" };
+            self.metrics.incoming(queue, "PodAdd", 1);
+        }
         let Some(message) = gated.filter(|_| new.template.gates.is_empty()) else {
             return;
         };
@@ -219,6 +247,7 @@ impl Loop {
             message,
         };
         let writes = self.writes[&new.template.scheduler_name].clone();
+        let new = new.clone();
         self.context.spawn("explain", async move {
             writes.gated(&new, &why).await;
         });
@@ -230,7 +259,14 @@ impl Loop {
         let Some(profile) = self.profiles.get(&pod.template.scheduler_name) else {
             return;
         };
-        match self.scheduling.schedule(profile, &pod) {
+        let begun = Instant::now();
+        let outcome = self.scheduling.schedule(profile, &pod);
+        self.metrics.chose(begun.elapsed());
+        self.attempts += 1;
+        if self.attempts.is_multiple_of(SIZES_EVERY) {
+            self.count_sizes();
+        }
+        match outcome {
             Outcome::Node { slot, .. } => self.assume(waiting, slot),
             Outcome::Failed(failure) => self.no_node(waiting, &failure),
         }
@@ -318,6 +354,7 @@ impl Loop {
                 }) => {
                     let node = self.scheduling.cluster.names[slot].clone();
                     nomination = Nomination::Set(node.to_string());
+                    self.metrics.tried_preemption(Some(found.len()));
                     victims = Some((node, found));
                 }
                 Some(PostFilter::Nothing {
@@ -325,6 +362,7 @@ impl Loop {
                     clear,
                 }) => {
                     message = format!("{message} {more}");
+                    self.metrics.tried_preemption(None);
                     if clear {
                         nomination = Nomination::Clear;
                         self.cluster().nominated.remove(&pod.uid);
@@ -334,6 +372,9 @@ impl Loop {
             }
         }
         debug!(pod = &*pod.name, message, "no node");
+        self.count_attempt(&waiting, Attempt::Unschedulable);
+        self.metrics
+            .incoming("unschedulable", "ScheduleAttemptFailure", 1);
         self.diagnoses
             .put(&pod.uid, self.diagnosis(failure, &message));
         self.queue
@@ -401,25 +442,46 @@ impl Loop {
     fn on_done(&mut self, done: Done) {
         match done {
             Done::Preempted { uid, all } => self.queue.release(&uid, !all, Instant::now()),
-            Done::Bound { error: None, .. } => {}
+            Done::Bound {
+                waiting,
+                error: None,
+                ..
+            } => {
+                self.count_attempt(&waiting, Attempt::Scheduled);
+                if let Some(first) = waiting.first_attempt {
+                    self.metrics.scheduled(waiting.attempts, first.elapsed());
+                }
+            }
             Done::Bound {
                 waiting,
                 slot,
                 error: Some(error),
-            } => {
-                // Not assumed any more: it was seen as bound, or it is gone.
-                if !self.assumed.contains_key(&waiting.pod.uid) {
-                    return;
-                }
-                self.take_back(&waiting, slot);
-                self.happened(&Event::PodDeleted(&waiting.pod));
-                if matches!(&error, kube::Error::Api(status) if status.code == 404) {
-                    debug!(pod = &*waiting.pod.name, "gone before it was bound");
-                    return;
-                }
-                warn!(pod = &*waiting.pod.name, %error, "cannot bind, will be tried again");
-                self.queue.retry(*waiting, Instant::now());
-            }
+            } => self.on_bind_error(*waiting, slot, &error),
+        }
+    }
+
+    fn on_bind_error(&mut self, mut waiting: Waiting, slot: Slot, error: &kube::Error) {
+        // Not assumed any more: it was seen as bound, or it is gone.
+        let Some(newest) = self.assumed.get(&waiting.pod.uid).cloned() else {
+            return;
+        };
+        self.take_back(&waiting, slot);
+        self.count_attempt(&waiting, Attempt::Error);
+        self.happened(&Event::PodDeleted(&waiting.pod));
+        let gone = matches!(error, kube::Error::Api(status) if status.code == 404);
+        if gone || newest.is_terminating() {
+            debug!(pod = &*waiting.pod.name, "gone before it was bound");
+            return;
+        }
+        warn!(pod = &*waiting.pod.name, %error, "cannot bind, will be tried again");
+        waiting.pod = newest;
+        self.queue.retry(waiting, Instant::now());
+    }
+
+    fn count_attempt(&self, waiting: &Waiting, attempt: Attempt) {
+        if let Some(begun) = waiting.last_attempt {
+            let profile = &waiting.pod.template.scheduler_name;
+            self.metrics.attempted(profile, attempt, begun.elapsed());
         }
     }
 

@@ -111,7 +111,7 @@ impl Cluster {
 
     /// How many nodes exist.
     pub fn size(&self) -> usize {
-        self.nodes.iter().flatten().count()
+        self.order.len()
     }
 
     /// How many pods are placed.
@@ -197,12 +197,18 @@ impl Cluster {
             .insert(address, (requirements.clone(), mask));
     }
 
+    /// Which nodes meet the requirements, when that was prepared; nodes beyond its end do not.
+    pub fn requirement_mask(&self, requirements: &Arc<NodeRequirements>) -> Option<&[bool]> {
+        let known = self.requirements.get(&(Arc::as_ptr(requirements) as usize));
+        known.map(|(_, mask)| mask.as_slice())
+    }
+
     /// Whether a node meets the requirements.
     pub fn meets(&self, requirements: &Arc<NodeRequirements>, slot: Slot) -> bool {
         if requirements.is_empty() {
             return true;
         }
-        if let Some((_, mask)) = self.requirements.get(&(Arc::as_ptr(requirements) as usize)) {
+        if let Some(mask) = self.requirement_mask(requirements) {
             return mask.get(slot).copied().unwrap_or(false);
         }
         let node = self.node(slot);

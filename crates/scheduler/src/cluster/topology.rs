@@ -76,6 +76,10 @@ impl Order {
         self.stale = true;
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.zones.iter().map(|(_, slots)| slots.len()).sum()
+    }
+
     pub(super) fn refresh(&mut self) {
         if !std::mem::take(&mut self.stale) {
             return;

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::arguments;
 use crate::{
     cluster::{
-        ABSENT, Cluster, NodeInfo, Slot,
+        ABSENT, Cluster, NodeInfo, Slot, Topology,
         counts::{SlotCounts, TermKind},
     },
     framework::{
@@ -102,13 +102,6 @@ impl Domains {
             // Nodes without the label are in no domain.
             numbers[ABSENT as usize] = 0;
         }
-    }
-
-    fn at(&self, key: &str, slot: Slot, cluster: &Cluster) -> i64 {
-        let numbers = self.0.get(key);
-        numbers.map_or(0, |numbers| {
-            numbers[cluster.topology(key).at(slot) as usize]
-        })
     }
 
     /// Whether nothing was ever added, or all of it was taken away again.
@@ -203,25 +196,33 @@ fn count(pod: &PodInfo, cluster: &Cluster) -> Counts {
     counts
 }
 
-impl Counts {
-    fn is_near(&self, pod: &PodInfo, cluster: &Cluster, slot: Slot) -> bool {
-        pod.template.affinity.iter().all(|term| {
-            let labelled = cluster.topology(&term.topology_key).at(slot) != ABSENT;
-            labelled && (self.first || self.near.at(&term.topology_key, slot, cluster) > 0)
-        })
+/// Columns and numbers of some topology keys, looked up once for many nodes.
+struct Looked<'a>(Vec<(&'a Topology, &'a [i64])>);
+
+impl<'a> Looked<'a> {
+    fn new(domains: &'a Domains, cluster: &'a Cluster) -> Self {
+        let all = domains.0.iter();
+        let looked = all.map(|(key, numbers)| (cluster.topology(key), numbers.as_slice()));
+        Self(looked.collect())
     }
 
-    fn is_far(&self, cluster: &Cluster, slot: Slot) -> bool {
-        self.far
-            .0
-            .keys()
-            .all(|key| self.far.at(key, slot, cluster) <= 0)
+    /// Whether there is something in one of the node's domains.
+    fn any(&self, slot: Slot) -> bool {
+        let mut all = self.0.iter();
+        all.any(|(topology, numbers)| numbers[topology.at(slot) as usize] > 0)
     }
+}
 
-    fn is_repelled(&self, cluster: &Cluster, slot: Slot) -> bool {
-        let mut keys = self.repelling.0.keys();
-        keys.any(|key| self.repelling.at(key, slot, cluster) > 0)
-    }
+/// For each affinity term, its column and the pods to be near by domain.
+fn wanted<'a>(
+    counts: &'a Counts,
+    pod: &PodInfo,
+    cluster: &'a Cluster,
+) -> Vec<(&'a Topology, Option<&'a Vec<i64>>)> {
+    let terms = pod.template.affinity.iter().map(|term| &term.topology_key);
+    terms
+        .map(|key| (cluster.topology(key), counts.near.0.get(key)))
+        .collect()
 }
 
 impl Plugin for InterPodAffinity {
@@ -267,17 +268,25 @@ impl Plugin for InterPodAffinity {
         let Some(counts) = state.downcast_ref::<Counts>() else {
             return;
         };
+        let near = wanted(counts, pod, cluster);
+        let far = Looked::new(&counts.far, cluster);
+        let repelling = Looked::new(&counts.repelling, cluster);
+        let is_near = |slot: Slot| {
+            near.iter().all(|(topology, pods)| {
+                let domain = topology.at(slot);
+                let found = pods.is_some_and(|pods| pods[domain as usize] > 0);
+                domain != ABSENT && (counts.first || found)
+            })
+        };
         candidates.retain_with(NAME, |slot| {
             let found = |reason: &'static str, resolvable| Some((vec![reason.into()], resolvable));
-            if !counts.is_near(pod, cluster, slot) {
+            if !is_near(slot) {
                 return found(NEAR, false);
             }
-            if !counts.is_far(cluster, slot) {
+            if far.any(slot) {
                 return found(FAR, true);
             }
-            counts
-                .is_repelled(cluster, slot)
-                .then(|| found(REPELLED, true))?
+            repelling.any(slot).then(|| found(REPELLED, true))?
         });
     }
 

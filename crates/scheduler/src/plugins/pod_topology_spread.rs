@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::{arguments, taint_toleration::HARD};
 use crate::{
-    cluster::{ABSENT, Cluster, NodeInfo, Slot},
+    cluster::{ABSENT, Cluster, NodeInfo, Slot, Topology},
     framework::{
         BEST, Plugin, Point, PreFilter, Shift, State,
         candidates::Candidates,
@@ -132,13 +132,53 @@ fn is_eligible(pod: &PodInfo, spread: &Spread, cluster: &Cluster, slot: Slot) ->
         })
 }
 
-fn has_all_keys<'a>(
-    constraints: impl IntoIterator<Item = &'a Cow<'a, Spread>>,
-    cluster: &Cluster,
-    slot: Slot,
-) -> bool {
-    let mut constraints = constraints.into_iter();
-    constraints.all(|spread| cluster.topology(&spread.topology_key).at(slot) != ABSENT)
+/// Which nodes count for a constraint, with everything looked up that is the same for all.
+struct Eligible<'a> {
+    /// The keys that a node must have.
+    keys: Vec<&'a Topology>,
+    /// The nodes that the pod's node affinity allows, when that matters.
+    affinity: Option<&'a [bool]>,
+    pod: &'a PodInfo,
+    spread: &'a Spread,
+    cluster: &'a Cluster,
+}
+
+impl<'a> Eligible<'a> {
+    fn new(
+        pod: &'a PodInfo,
+        spread: &'a Spread,
+        keys: Vec<&'a Topology>,
+        cluster: &'a Cluster,
+    ) -> Self {
+        let mask = cluster.requirement_mask(&pod.template.node);
+        Self {
+            keys,
+            affinity: mask.filter(|_| spread.honor_affinity),
+            pod,
+            spread,
+            cluster,
+        }
+    }
+
+    fn has(&self, slot: Slot) -> bool {
+        if !has_all(&self.keys, slot) {
+            return false;
+        }
+        match self.affinity {
+            Some(mask) if !self.spread.honor_taints => mask.get(slot).copied().unwrap_or(false),
+            _ => is_eligible(self.pod, self.spread, self.cluster, slot),
+        }
+    }
+}
+
+/// The columns of the constraints' topology keys.
+fn topologies<'a>(constraints: &[Cow<'_, Spread>], cluster: &'a Cluster) -> Vec<&'a Topology> {
+    let keys = constraints.iter().map(|spread| &*spread.topology_key);
+    keys.map(|key| cluster.topology(key)).collect()
+}
+
+fn has_all(keys: &[&Topology], slot: Slot) -> bool {
+    keys.iter().all(|topology| topology.at(slot) != ABSENT)
 }
 
 /// Calls `count` with each node that has pods that the constraint counts.
@@ -219,16 +259,15 @@ fn count(pod: &PodInfo, all: &[Cow<'_, Spread>], at: usize, cluster: &Cluster) -
     let spread = &all[at];
     let topology = cluster.topology(&spread.topology_key);
     let mut domains: Vec<Option<i64>> = vec![None; topology.size()];
-    let counts =
-        |slot: Slot| has_all_keys(all, cluster, slot) && is_eligible(pod, spread, cluster, slot);
+    let eligible = Eligible::new(pod, spread, topologies(all, cluster), cluster);
     for slot in cluster.visits() {
         let domain = topology.at(*slot) as usize;
-        if domains[domain].is_none() && counts(*slot) {
+        if domains[domain].is_none() && eligible.has(*slot) {
             domains[domain] = Some(0);
         }
     }
     matching(spread, cluster, |slot, pods| {
-        if counts(slot) {
+        if eligible.has(slot) {
             *domains[topology.at(slot) as usize].get_or_insert(0) += pods;
         }
     });
@@ -264,10 +303,13 @@ impl PodTopologySpread {
         constraints: &[Cow<'_, Spread>],
     ) -> SoftState {
         let needs_all = !pod.template.spread.is_empty() || !self.system;
-        let ignored: Vec<bool> = nodes
-            .iter()
-            .map(|slot| needs_all && !has_all_keys(constraints, cluster, *slot))
-            .collect();
+        let keys = if needs_all {
+            topologies(constraints, cluster)
+        } else {
+            Vec::new()
+        };
+        let lacks = |slot: &Slot| !has_all(&keys, *slot);
+        let ignored: Vec<bool> = nodes.iter().map(lacks).collect();
         let compared = || nodes.iter().zip(&ignored).filter(|(_, ignored)| !**ignored);
         let soft = |spread: &Cow<'_, Spread>| {
             let topology = cluster.topology(&spread.topology_key);
@@ -285,14 +327,11 @@ impl PodTopologySpread {
                 topology.size()
             };
             let mut pods = vec![0; size];
+            let eligible = Eligible::new(pod, spread, keys.clone(), cluster);
             matching(spread, cluster, |slot, count| {
                 if by_node {
                     pods[slot] += count;
-                    return;
-                }
-                let complete = !needs_all || has_all_keys(constraints, cluster, slot);
-                let exists = cluster.node(slot).is_some();
-                if exists && complete && is_eligible(pod, spread, cluster, slot) {
+                } else if cluster.node(slot).is_some() && eligible.has(slot) {
                     pods[topology.at(slot) as usize] += count;
                 }
             });

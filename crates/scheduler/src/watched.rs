@@ -1,0 +1,110 @@
+//! A pod as the scheduler's watch keeps it: its identity and the scheduler's projection of it. The
+//! API's form is read, projected and dropped where the watch decodes, so that fifty thousand pods
+//! take what their projections take.
+
+use std::{
+    borrow::Cow,
+    sync::{Arc, LazyLock},
+};
+
+use k8s_openapi::{NamespaceResourceScope, api::core::v1::Pod};
+use kube::{Resource, api::ObjectMeta};
+use parking_lot::Mutex;
+use serde::{Deserialize, Deserializer};
+
+use crate::pod::{PodInfo, Pods, has_ended, node_name};
+
+/// One version of a pod.
+#[derive(Debug)]
+pub(crate) struct WatchedPod {
+    /// Name, namespace, uid and resourceVersion.
+    metadata: ObjectMeta,
+    /// Its node, when it has one.
+    pub(crate) node: Option<Arc<str>>,
+    /// Whether its containers have ended for good.
+    pub(crate) ended: bool,
+    /// What the scheduler needs of it.
+    pub(crate) info: Arc<PodInfo>,
+}
+
+/// Templates and labels that pods share. One for the process, because decoding has no other place
+/// to find it; it holds what is equal in any case.
+static SHARED: LazyLock<Mutex<Pods>> = LazyLock::new(Mutex::default);
+
+impl From<&Pod> for WatchedPod {
+    fn from(pod: &Pod) -> Self {
+        let meta = &pod.metadata;
+        Self {
+            metadata: ObjectMeta {
+                name: meta.name.clone(),
+                namespace: meta.namespace.clone(),
+                uid: meta.uid.clone(),
+                resource_version: meta.resource_version.clone(),
+                ..ObjectMeta::default()
+            },
+            node: node_name(pod).map(Arc::from),
+            ended: has_ended(pod),
+            info: Arc::new(SHARED.lock().info(pod)),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for WatchedPod {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Pod::deserialize(deserializer).map(|pod| Self::from(&pod))
+    }
+}
+
+impl Resource for WatchedPod {
+    type DynamicType = ();
+    type Scope = NamespaceResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        Pod::kind(&())
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        Pod::group(&())
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        Pod::version(&())
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        Pod::plural(&())
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_watched_pod_is_at_the_path_of_pods_and_keeps_only_what_is_needed() {
+        assert_eq!(WatchedPod::url_path(&(), None), Pod::url_path(&(), None));
+        let pod = |name: &str| {
+            let meta = json!({"name": name, "namespace": "d", "uid": name, "resourceVersion": "7",
+                "annotations": {"large": "text"}, "labels": {"app": "web"}});
+            let spec = json!({"nodeName": "n1", "containers": []});
+            let pod = json!({"metadata": meta, "spec": spec, "status": {"phase": "Failed"}});
+            serde_json::from_value::<WatchedPod>(pod).unwrap()
+        };
+        let (one, other) = (pod("a"), pod("b"));
+        assert_eq!(one.metadata.resource_version.as_deref(), Some("7"));
+        assert_eq!(one.metadata.annotations, None);
+        assert_eq!((one.node.as_deref(), one.ended), (Some("n1"), true));
+        assert!(Arc::ptr_eq(&one.info.template, &other.info.template));
+        assert!(Arc::ptr_eq(&one.info.label_set, &other.info.label_set));
+    }
+}
