@@ -1,3 +1,5 @@
+//! Rounds of Jobs in tables: pods in, steps and conditions out.
+
 use reconcile::Kind;
 use serde_json::{Value, json};
 
