@@ -1,7 +1,7 @@
 //! HorizontalPodAutoscaler: as many replicas as the metrics call for. Kept as autoscaling/v2;
 //! autoscaling/v1 shows the part that it knows and keeps the rest in annotations.
 
-use super::metrics::{check_metric, check_reference, check_rules};
+use super::metrics::{ApiVersion, check_metric, check_reference, check_rules, of_described};
 use super::versions::{cpu, keep_notes, take_notes, v1_to_v2, v2_to_v1};
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
@@ -29,7 +29,7 @@ pub const KIND: Builtin = Builtin {
     },
     validate_create: validate,
     validate_update: |object, old, subresource: Subresource<'_>| match subresource {
-        None => validate_spec(get(object, "spec"), retargets(object, old)),
+        None => validate_spec(get(object, "spec"), Some(get(old, "spec"))),
         Some(_) => check_status(get(object, "status")),
     },
     columns: COLUMNS,
@@ -54,7 +54,8 @@ pub const V1: Builtin = Builtin {
     validate_update: |object, old, subresource: Subresource<'_>| match subresource {
         None => {
             let new = v1_to_v2(object.clone());
-            validate_spec(get(&new, "spec"), retargets(object, old))
+            let old = v1_to_v2(old.clone());
+            validate_spec(get(&new, "spec"), Some(get(&old, "spec")))
         }
         Some(_) => check_status(get(object, "status")),
     },
@@ -182,7 +183,7 @@ fn default(object: &mut Object) {
 }
 
 fn validate(object: &Object) -> Errors {
-    validate_spec(get(object, "spec"), true)
+    validate_spec(get(object, "spec"), None)
 }
 
 fn check_status(status: &Value) -> Errors {
@@ -194,20 +195,33 @@ fn check_status(status: &Value) -> Errors {
     errors
 }
 
-/// Whether the target has another version now.
-fn retargets(object: &Object, old: &Object) -> bool {
-    let version = |o: &Object| text(&get(o, "spec")["scaleTargetRef"]["apiVersion"]).to_owned();
-    version(object) != version(old)
+/// What is wanted of the target's version: what was there before may stay, and of the core group there is one
+/// kind that can be scaled.
+fn of_target(spec: &Value, old: Option<&Value>) -> ApiVersion {
+    let part = |spec: &Value, field: &str| text(&spec["scaleTargetRef"][field]).to_owned();
+    let kept = |old: &Value| {
+        ["apiVersion", "kind"]
+            .iter()
+            .all(|field| part(old, field) == part(spec, field))
+    };
+    match part(spec, "kind").as_str() {
+        _ if old.is_some_and(kept) => ApiVersion::Any,
+        "ReplicationController" => ApiVersion::Valid,
+        _ => ApiVersion::Grouped,
+    }
 }
 
-/// `strict`: the target's version has to be one; what was there before may stay.
-fn validate_spec(spec: &Value, strict: bool) -> Errors {
+fn validate_spec(spec: &Value, old: Option<&Value>) -> Errors {
     let mut errors = Vec::new();
     let path = Path::new("spec");
     let (least, most) = (&spec["minReplicas"], int(&spec["maxReplicas"]));
     let at = path.child("maxReplicas");
-    if is_set(least) && int(least) < 1 {
-        let detail = "must be greater than or equal to 1";
+    let bound = match old.map(|old| &old["minReplicas"]) {
+        Some(old) if is_set(old) && int(old) == 0 => 0,
+        _ => 1,
+    };
+    if is_set(least) && int(least) < bound {
+        let detail = format!("must be greater than or equal to {bound}");
         let at = path.child("minReplicas");
         errors.push(Error::invalid(&at, int(least), detail));
     }
@@ -222,9 +236,11 @@ fn validate_spec(spec: &Value, strict: bool) -> Errors {
         errors.push(Error::invalid(&at, most, detail));
     }
     let at = path.child("scaleTargetRef");
-    check_reference(&spec["scaleTargetRef"], strict, &at, &mut errors);
+    let version = of_target(spec, old);
+    check_reference(&spec["scaleTargetRef"], version, &at, &mut errors);
     for (i, metric) in list(&spec["metrics"]).iter().enumerate() {
-        check_metric(metric, &path.child("metrics").index(i), &mut errors);
+        let at = path.child("metrics").index(i);
+        check_metric(metric, of_described(old), &at, &mut errors);
     }
     let elsewhere = |metric: &Value| matches!(text(&metric["type"]), "Object" | "External");
     if *least == 0 && !list(&spec["metrics"]).iter().any(elsewhere) {
@@ -283,11 +299,29 @@ mod tests {
     }
 
     #[test]
+    fn a_target_of_the_core_group_is_a_replication_controller() {
+        let spec = |version: &str, kind: &str| {
+            json!({"maxReplicas": 1,
+            "scaleTargetRef": {"apiVersion": version, "kind": kind, "name": "x"}})
+        };
+        let told =
+            |spec: &Value, old: Option<&Value>| crate::testing::lines(validate_spec(spec, old));
+        let line = "spec.scaleTargetRef.apiVersion: Invalid value: \"v1\": apiVersion must specify API group";
+        assert_eq!(told(&spec("v1", "ReplicationController"), None), [""; 0]);
+        assert_eq!(told(&spec("", "ReplicationController"), None), [""; 0]);
+        assert_eq!(told(&spec("v1", "Pod"), None), [line]);
+        assert_eq!(told(&spec("v1", "Pod"), Some(&spec("v1", "Pod"))), [""; 0]);
+        let other = Some(spec("v1", "ReplicationController"));
+        assert_eq!(told(&spec("v1", "Pod"), other.as_ref()), [line]);
+        assert_eq!(told(&spec("a/b/c", "ReplicationController"), None).len(), 1);
+    }
+
+    #[test]
     fn only_what_is_measured_elsewhere_scales_from_zero() {
         let told = |kind: &str| {
             let spec = json!({"minReplicas": 0, "maxReplicas": 1, "scaleTargetRef": {"kind": "D", "name": "d"},
                 "metrics": [{"type": kind}]});
-            crate::testing::lines(validate_spec(&spec, false))
+            crate::testing::lines(validate_spec(&spec, None))
         };
         let line = "spec.metrics: Forbidden: must specify at least one Object or External metric to support scaling to zero replicas";
         assert!(told("Resource").contains(&line.to_owned()));

@@ -12,10 +12,21 @@ const WINDOW: i64 = 3600;
 /// Longest period of a policy.
 const PERIOD: i64 = 1800;
 
-/// An object by version, kind and name; `needs_group` when the core group is none.
+/// What a reference's apiVersion has to be.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum ApiVersion {
+    /// Whatever it was before.
+    Any,
+    /// A version, also of the core group.
+    Valid,
+    /// A version of a group with a name.
+    Grouped,
+}
+
+/// An object by version, kind and name.
 pub(super) fn check_reference(
     reference: &Value,
-    needs_group: bool,
+    wanted: ApiVersion,
     path: &Path,
     errors: &mut Errors,
 ) {
@@ -27,17 +38,33 @@ pub(super) fn check_reference(
         }
     }
     let version = text(&reference["apiVersion"]);
-    let detail = match version.matches('/').count() {
-        0 | 1 => {
-            let group = version.split_once('/').map_or("", |(group, _)| group);
-            if !needs_group || !group.is_empty() {
-                return;
-            }
-            "apiVersion must specify API group".to_owned()
-        }
-        _ => format!("unexpected GroupVersion string: {version}"),
-    };
-    errors.push(Error::invalid(&path.child("apiVersion"), version, detail));
+    if let Some(detail) = check_version(version, wanted) {
+        errors.push(Error::invalid(&path.child("apiVersion"), version, detail));
+    }
+}
+
+fn check_version(version: &str, wanted: ApiVersion) -> Option<String> {
+    if wanted == ApiVersion::Any {
+        return None;
+    }
+    if version.matches('/').count() > 1 {
+        return Some(format!("unexpected GroupVersion string: {version}"));
+    }
+    let group = version.split_once('/').map_or("", |(group, _)| group);
+    let missing = wanted == ApiVersion::Grouped && group.is_empty();
+    missing.then(|| "apiVersion must specify API group".to_owned())
+}
+
+/// What is wanted of the objects that metrics describe: as long as one is wrong already, all may be.
+pub(super) fn of_described(old: Option<&Value>) -> ApiVersion {
+    let metrics = old.into_iter().flat_map(|old| list(&old["metrics"]));
+    let mut versions = metrics
+        .filter(|metric| metric["type"] == "Object")
+        .map(|metric| text(&metric["object"]["describedObject"]["apiVersion"]));
+    match versions.any(|version| check_version(version, ApiVersion::Valid).is_some()) {
+        true => ApiVersion::Any,
+        false => ApiVersion::Valid,
+    }
 }
 
 /// Where a metric comes from: the value of `type`, and the field that says more.
@@ -57,7 +84,12 @@ const TYPES: &[&str] = &[
     "Resource",
 ];
 
-pub(super) fn check_metric(metric: &Value, path: &Path, errors: &mut Errors) {
+pub(super) fn check_metric(
+    metric: &Value,
+    described: ApiVersion,
+    path: &Path,
+    errors: &mut Errors,
+) {
     let (kind, at) = (text(&metric["type"]), path.child("type"));
     if kind.is_empty() {
         errors.push(Error::required(&at, "must specify a metric source type"));
@@ -69,7 +101,8 @@ pub(super) fn check_metric(metric: &Value, path: &Path, errors: &mut Errors) {
         .filter(|field| is_set(&metric[*field]))
         .collect();
     if let Some(first) = present.first() {
-        check_source(first, &metric[*first], &path.child(first), errors);
+        let at = path.child(first);
+        check_source(first, &metric[*first], described, &at, errors);
     }
     let expected = SOURCES.iter().find(|s| s.0 == kind).map(|s| s.1);
     match expected {
@@ -89,11 +122,17 @@ pub(super) fn check_metric(metric: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn check_source(kind: &str, source: &Value, path: &Path, errors: &mut Errors) {
+fn check_source(
+    kind: &str,
+    source: &Value,
+    described: ApiVersion,
+    path: &Path,
+    errors: &mut Errors,
+) {
     let resource = matches!(kind, "resource" | "containerResource");
     if kind == "object" {
         let at = path.child("describedObject");
-        check_reference(&source["describedObject"], false, &at, errors);
+        check_reference(&source["describedObject"], described, &at, errors);
     }
     if resource {
         let at = path.child("name");
@@ -254,7 +293,7 @@ mod tests {
     fn a_metric_says_what_its_type_needs_and_no_more() {
         let told = |metric: Value| {
             let mut errors = Vec::new();
-            check_metric(&metric, &Path::new("m"), &mut errors);
+            check_metric(&metric, ApiVersion::Valid, &Path::new("m"), &mut errors);
             lines(errors)
         };
         let cpu =
@@ -291,7 +330,7 @@ mod tests {
     fn a_target_names_its_group() {
         let mut errors = Vec::new();
         let pod = json!({"apiVersion": "v1", "kind": "Pod", "name": "a/b"});
-        check_reference(&pod, true, &Path::new("t"), &mut errors);
+        check_reference(&pod, ApiVersion::Grouped, &Path::new("t"), &mut errors);
         assert_eq!(
             lines(errors),
             [
