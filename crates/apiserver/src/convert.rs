@@ -213,13 +213,12 @@ fn unreadable_as(kind: &str, version: &str, own: &str, why: &str) -> Status {
 
 /// The options of a deletion.
 pub(crate) fn delete_options(media: media::Body, bytes: &[u8]) -> Result<DeleteOptions, Status> {
-    const SCHEME: &str = "k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme/register.go:27";
     unrecognized::version_and_kind(media, bytes)
         .map_err(Status::bad_request)
         .and_then(|given| match given.kind.as_str() {
             "" | "DeleteOptions" => Ok(()),
             other => Err(Status::bad_request(format!(
-                "no kind {other:?} is registered for version {:?} in scheme {SCHEME:?}",
+                "no kind {other:?} is registered for version {:?}",
                 given.api_version
             ))),
         })?;

@@ -11,8 +11,6 @@ use machinery::{
 use super::{Part, decode_as, unreadable, unreadable_as};
 use crate::{Resource, media};
 
-/// Where upstream registers its kinds, as its sentences name it.
-const SCHEME: &str = "pkg/api/legacyscheme/scheme.go:30";
 /// How many bytes of a body are shown.
 const SHOWN: usize = 30;
 
@@ -226,10 +224,9 @@ fn no_conversion(package: &str, own: &str, given: &Given) -> String {
         });
     if !list && known(given).is_none() {
         return format!(
-            "no kind {} is registered for version {} in scheme {}",
+            "no kind {} is registered for version {}",
             quote(&given.kind),
             quote(&given.api_version),
-            quote(SCHEME)
         );
     }
     format!(

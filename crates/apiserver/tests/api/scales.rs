@@ -98,7 +98,7 @@ async fn a_scale_is_judged_as_the_patch_leaves_it() {
             "merge",
             json!({"kind": "Pod"}),
             422,
-            "no kind \"Pod\" is registered for version \"autoscaling/v1\" in scheme",
+            "no kind \"Pod\" is registered for version \"autoscaling/v1\"",
         ),
         (
             "json",
