@@ -19,9 +19,7 @@ fn in_scope(scope: &str, expression: &Value, resource: &str, object: &Object) ->
         return false;
     }
     let spec = tree::get(object, "spec");
-    let terminating = spec["activeDeadlineSeconds"]
-        .as_i64()
-        .is_some_and(|seconds| seconds >= 0);
+    let terminating = is_terminating(object);
     match scope {
         "Terminating" => terminating,
         "NotTerminating" => !terminating,
@@ -31,6 +29,12 @@ fn in_scope(scope: &str, expression: &Value, resource: &str, object: &Object) ->
         "CrossNamespacePodAffinity" => crosses_namespaces(spec),
         _ => false,
     }
+}
+
+/// Whether a pod ends by itself after a time.
+pub fn is_terminating(pod: &Object) -> bool {
+    let deadline = &tree::get(pod, "spec")["activeDeadlineSeconds"];
+    deadline.as_i64().is_some_and(|seconds| seconds >= 0)
 }
 
 fn selects(expression: &Value, class: &str) -> bool {

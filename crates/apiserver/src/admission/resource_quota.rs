@@ -45,6 +45,9 @@ impl Plugin for ResourceQuota {
         object: Option<&Object>,
     ) -> Result<(), Status> {
         let Some(object) = object else { return Ok(()) };
+        if !counts(attributes, object) {
+            return Ok(());
+        }
         let namespace = attributes.namespace;
         let (_, quotas) = attributes
             .reader
@@ -58,11 +61,23 @@ impl Plugin for ResourceQuota {
             (Operation::Update, Some(old)) => usage(attributes.group, attributes.resource, old),
             _ => Amounts::new(),
         };
+        let growth = growth(&new, &old);
         for stored in &quotas {
-            charge(attributes, object, stored, &growth(&new, &old)).await?;
+            charge(attributes, object, stored, &new, &growth).await?;
         }
         Ok(())
     }
+}
+
+/// Whether a write can use more of a quota. A pod's update does when it is a resize, or when the pod moves between the
+/// scopes Terminating and NotTerminating.
+fn counts(attributes: &Attributes<'_>, object: &Object) -> bool {
+    let Some(old) = attributes.old else {
+        return true;
+    };
+    !attributes.is("", "pods")
+        || attributes.subresource == "resize"
+        || scopes::is_terminating(old) != scopes::is_terminating(object)
 }
 
 /// What is used now and was not before; what went down is the controller's to count.
@@ -79,6 +94,7 @@ async fn charge(
     attributes: &Attributes<'_>,
     object: &Object,
     stored: &Stored,
+    whole: &Amounts,
     growth: &Amounts,
 ) -> Result<(), Status> {
     let mut quota = stored.parse();
@@ -92,7 +108,13 @@ async fn charge(
         unspecified(&name, &hard, tree::get(object, "spec"))
             .map_err(|why| attributes.forbidden(&why))?;
     }
-    let asked: Amounts = growth
+    // What did not count for this quota before is charged as if it were new.
+    let counted = |old: &Object| scopes::matches(&spec, attributes.resource, old);
+    let charged = match attributes.old {
+        Some(old) if !counted(old) => whole,
+        _ => growth,
+    };
+    let asked: Amounts = charged
         .iter()
         .filter(|(n, _)| hard.contains_key(*n))
         .map(|(n, a)| (n.clone(), *a))
