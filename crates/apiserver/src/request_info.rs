@@ -28,6 +28,8 @@ pub struct ResourceRequest {
     pub subresource: String,
     /// What follows the subresource, for proxies.
     pub rest: String,
+    /// How many parts of the path come before that.
+    pub depth: usize,
 }
 
 impl RequestInfo {
@@ -95,14 +97,18 @@ fn method_verb(method: &Method) -> &'static str {
 
 /// The parts of `/api/v1/…` and `/apis/group/version/…`; whether it was written as a watch.
 fn resource(path: &str) -> Option<(ResourceRequest, bool)> {
-    let mut parts = path.strip_prefix('/')?.trim_end_matches('/').split('/');
+    let parts = path.strip_prefix('/')?.trim_end_matches('/').split('/');
+    let depth = parts.clone().count();
+    let mut parts = parts;
     let group = match parts.next()? {
         "api" => "",
         "apis" => parts.next()?,
         _ => return None,
     };
     let version = parts.next()?;
-    below(group.to_owned(), version.to_owned(), parts)
+    let (mut request, watch) = below(group.to_owned(), version.to_owned(), parts)?;
+    request.depth = depth - request.depth;
+    Some((request, watch))
 }
 
 /// The parts behind the version.
@@ -138,6 +144,8 @@ fn below<'a>(
     }
     request.subresource = parts.next().unwrap_or_default().to_owned();
     for part in parts {
+        // Counted from the end, until the whole path is known.
+        request.depth += 1;
         if !request.rest.is_empty() {
             request.rest.push('/');
         }

@@ -24,7 +24,7 @@ const ANSWER: Duration = Duration::from_secs(60);
 const BUFFER: usize = 64 * 1024;
 
 /// Credentials and identities are for us, not for the backend.
-const PRIVATE: &[&str] = &["authorization", "cookie", "x-remote-user", "x-remote-uid"];
+const PRIVATE: &[&str] = &["authorization", "x-remote-user", "x-remote-uid"];
 const PRIVATE_PREFIXES: &[&str] = &["impersonate-", "x-remote-group", "x-remote-extra-"];
 
 /// Two connections that are to be joined once the client has read the answer.

@@ -1,9 +1,10 @@
-//! Bearer tokens: where requests carry them, and how two are compared.
+//! Bearer tokens: where requests carry them, how two are compared, and how they are taken off a request before
+//! it is passed on.
 
 use std::borrow::Cow;
 
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
-use http::{HeaderMap, header};
+use http::{HeaderMap, HeaderValue, header};
 
 /// Browsers cannot set headers on a WebSocket: the token comes as a protocol name.
 const PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
@@ -16,14 +17,81 @@ pub(crate) fn token(headers: &HeaderMap) -> Option<Cow<'_, str>> {
         let usable = scheme.eq_ignore_ascii_case("bearer") && !token.is_empty();
         return usable.then_some(Cow::Borrowed(token));
     }
-    let protocols = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL);
-    let mut names = protocols
-        .into_iter()
-        .filter_map(|v| v.to_str().ok())
-        .flat_map(|v| v.split(','));
-    let encoded = names.find_map(|name| name.trim().strip_prefix(PROTOCOL))?;
-    let token = String::from_utf8(BASE64_URL_SAFE_NO_PAD.decode(encoded).ok()?).ok()?;
-    Some(Cow::Owned(token))
+    match of_websocket(headers) {
+        WebSocket::Token(token) => Some(Cow::Owned(token)),
+        WebSocket::None | WebSocket::Malformed => None,
+    }
+}
+
+/// Whether a request carries a token in a form in which it cannot be used: such a caller is not anonymous.
+pub(crate) fn is_malformed(headers: &HeaderMap) -> bool {
+    of_websocket(headers) == WebSocket::Malformed
+}
+
+#[derive(Debug, PartialEq)]
+enum WebSocket {
+    None,
+    Token(String),
+    Malformed,
+}
+
+/// The token among the subprotocols of a WebSocket. There must be one token, and another protocol that the
+/// server can agree to.
+fn of_websocket(headers: &HeaderMap) -> WebSocket {
+    if !headers.contains_key(header::SEC_WEBSOCKET_PROTOCOL) || !streaming::is_websocket(headers) {
+        return WebSocket::None;
+    }
+    let (tokens, others): (Vec<_>, Vec<_>) =
+        protocols(headers).partition(|name| name.starts_with(PROTOCOL));
+    let token = match (tokens.as_slice(), others.as_slice()) {
+        ([], _) => return WebSocket::None,
+        ([_], []) => None,
+        ([token], _) => token.strip_prefix(PROTOCOL),
+        _ => None,
+    };
+    let decoded = token.and_then(|token| BASE64_URL_SAFE_NO_PAD.decode(token).ok());
+    match decoded.map(String::from_utf8) {
+        Some(Ok(token)) if token.is_empty() => WebSocket::None,
+        Some(Ok(token)) => WebSocket::Token(token),
+        _ => WebSocket::Malformed,
+    }
+}
+
+/// Every subprotocol that a request names.
+fn protocols(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let values = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL).into_iter();
+    values
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(str::trim)
+}
+
+/// Takes off a request what says who its caller is: whoever it is passed on to could act as the caller.
+pub(crate) fn strip(headers: &mut HeaderMap) {
+    headers.remove(header::AUTHORIZATION);
+    let names = headers.keys().map(http::HeaderName::as_str);
+    let identity: Vec<String> = names
+        .filter(|name| {
+            matches!(*name, "x-remote-user" | "x-remote-uid" | "x-remote-group")
+                || name.starts_with("x-remote-extra-")
+                || name.starts_with("impersonate-")
+        })
+        .map(str::to_owned)
+        .collect();
+    for name in identity {
+        headers.remove(name);
+    }
+    if !protocols(headers).any(|name| name.starts_with(PROTOCOL)) {
+        return;
+    }
+    let others = protocols(headers).filter(|name| !name.starts_with(PROTOCOL));
+    let others = others.collect::<Vec<_>>().join(",");
+    headers.remove(header::SEC_WEBSOCKET_PROTOCOL);
+    if !others.is_empty()
+        && let Ok(others) = HeaderValue::from_str(&others)
+    {
+        headers.insert(header::SEC_WEBSOCKET_PROTOCOL, others);
+    }
 }
 
 /// What is said to whoever puts a token where it is not looked for.
@@ -69,12 +137,67 @@ mod tests {
         assert!(warning(&spaced).is_some());
         assert_eq!(warning(&with("authorization", "Bearer abc")), None);
         assert_eq!(token(&with("authorization", "Basic abc")), None);
-        let protocol = format!("v4.channel.k8s.io, {PROTOCOL}YWJj");
-        assert_eq!(
-            token(&with("sec-websocket-protocol", &protocol)).as_deref(),
-            Some("abc")
-        );
         assert_eq!(token(&HeaderMap::new()), None);
+    }
+
+    fn websocket(protocols: &[&str]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+        headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+        for protocol in protocols {
+            let protocol = protocol.replace("TOKEN", &format!("{PROTOCOL}YWJj"));
+            headers.append(header::SEC_WEBSOCKET_PROTOCOL, protocol.parse().unwrap());
+        }
+        headers
+    }
+
+    #[test]
+    fn a_websockets_token_is_one_of_several_protocols() {
+        for (given, expected) in [
+            (
+                &["v4.channel.k8s.io, TOKEN"][..],
+                WebSocket::Token("abc".to_owned()),
+            ),
+            (
+                &["TOKEN", "v4.channel.k8s.io"],
+                WebSocket::Token("abc".to_owned()),
+            ),
+            (&["v4.channel.k8s.io"], WebSocket::None),
+            (&["TOKEN"], WebSocket::Malformed),
+            (&["TOKEN, TOKEN, v4.channel.k8s.io"], WebSocket::Malformed),
+            (&["TOKEN=, v4.channel.k8s.io"], WebSocket::Malformed),
+        ] {
+            assert_eq!(of_websocket(&websocket(given)), expected, "{given:?}");
+        }
+        let mut plain = websocket(&["TOKEN, v4.channel.k8s.io"]);
+        plain.remove(header::UPGRADE);
+        assert_eq!(of_websocket(&plain), WebSocket::None, "no WebSocket");
+    }
+
+    #[test]
+    fn nothing_that_says_who_the_caller_is_is_passed_on() {
+        let mut headers = websocket(&["a, TOKEN", "b,TOKEN"]);
+        for name in [
+            "authorization",
+            "x-remote-user",
+            "x-remote-uid",
+            "x-remote-group",
+            "x-remote-extra-scopes",
+            "impersonate-user",
+            "impersonate-extra-a",
+        ] {
+            headers.append(name, HeaderValue::from_static("x"));
+            headers.append(name, HeaderValue::from_static("y"));
+        }
+        headers.insert("cookie", HeaderValue::from_static("theirs"));
+        strip(&mut headers);
+        let mut left: Vec<&str> = headers.keys().map(http::HeaderName::as_str).collect();
+        left.sort_unstable();
+        assert_eq!(
+            left,
+            ["connection", "cookie", "sec-websocket-protocol", "upgrade"]
+        );
+        assert_eq!(headers["sec-websocket-protocol"], "a,b");
     }
 
     #[test]

@@ -267,21 +267,27 @@ impl<'a> Target<'a> {
 
 /// The path behind `proxy`, and the query as it came.
 fn rest(request: &Request, subject: &ResourceRequest) -> String {
-    let path = request.parts.uri.path();
-    let marker = format!("/{}/proxy", path_name(path, subject));
-    let tail = path.split_once(&marker).map_or("", |(_, tail)| tail);
-    let tail = if tail.is_empty() { "/" } else { tail };
+    let tail = tail(request.parts.uri.path(), subject.depth);
+    let tail = match tail.strip_prefix('/') {
+        Some(_) => tail.to_owned(),
+        // The separator was escaped.
+        None => format!("/{}", tail.get(3..).unwrap_or_default()),
+    };
     match request.parts.uri.query() {
         Some(query) => format!("{tail}?{query}"),
-        None => tail.to_owned(),
+        None => tail,
     }
 }
 
-/// The target's name as it stands in the path, escapes included.
-fn path_name<'a>(path: &'a str, subject: &ResourceRequest) -> &'a str {
-    let marker = format!("/{}/", subject.resource);
-    let after = path.rsplit_once(&marker).map_or("", |(_, after)| after);
-    after.split('/').next().unwrap_or_default()
+/// What follows the first `depth` parts of a path, with its separator and its escapes. An escaped slash separates, too:
+/// paths are read after unescaping.
+pub(super) fn tail(path: &str, depth: usize) -> &str {
+    let is_separator = |at: usize| {
+        let rest = &path.as_bytes()[at..];
+        rest[0] == b'/' || rest.len() > 2 && rest[..3].eq_ignore_ascii_case(b"%2f")
+    };
+    let mut separators = (0..path.len()).filter(|at| is_separator(*at));
+    separators.nth(depth).map_or("", |start| &path[start..])
 }
 
 async fn node_proxy(request: &Request, subject: &ResourceRequest) -> Result<Location, Status> {
@@ -473,6 +479,19 @@ mod tests {
             let refused = Target::parse(refused, "pod").unwrap_err();
             assert_eq!(refused.code, 400);
             assert!(refused.message.starts_with("invalid pod request \""));
+        }
+        for (path, expected) in [
+            ("/api/v1/namespaces/a/pods/b/proxy", ""),
+            ("/api/v1/namespaces/a/pods/b/proxy/", "/"),
+            ("/api/v1/namespaces/a/pods/b/proxy/x/pods/y", "/x/pods/y"),
+            (
+                "/api/v1/namespaces/a/pods/b/proxy/pods/b/proxy",
+                "/pods/b/proxy",
+            ),
+            ("/api/v1/namespaces/a/pods/b/proxy/%2Fx%20y", "/%2Fx%20y"),
+            ("/api/v1/namespaces/a/pods%2Fb/proxy/x", "/x"),
+        ] {
+            assert_eq!(tail(path, 7), expected, "{path}");
         }
         assert_eq!(escape("a b&c/ü"), "a%20b%26c%2F%C3%BC");
     }

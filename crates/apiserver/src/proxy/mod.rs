@@ -40,7 +40,8 @@ pub(crate) enum Trust {
     Anybody,
 }
 
-/// Headers that are about the connection to us, or about who the caller is.
+/// Headers that are about the connection to us. What says who the caller is has been taken off every request
+/// ([`crate::authn::bearer::strip`]).
 const OURS: &[&str] = &[
     "connection",
     "keep-alive",
@@ -49,11 +50,7 @@ const OURS: &[&str] = &[
     "te",
     "trailer",
     "upgrade",
-    "authorization",
-    "cookie",
     "host",
-    "x-remote-user",
-    "x-remote-uid",
 ];
 
 /// Why nothing came back.
@@ -67,7 +64,7 @@ pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     let subject = request.info.resource.clone().unwrap_or_default();
     let location = locate::locate(&request, &resource).await?;
     if subject.subresource == "proxy"
-        && let Some(answer) = redirect::to_root(&request.parts)
+        && let Some(answer) = redirect::to_root(&request.parts, subject.depth)
     {
         return Ok(answer);
     }
@@ -132,12 +129,7 @@ fn authority(location: &Location) -> String {
 }
 
 fn headers(given: &HeaderMap, location: &Location) -> HeaderMap {
-    let private = |name: &str| {
-        OURS.contains(&name)
-            || name.starts_with("impersonate-")
-            || name.starts_with("x-remote-group")
-            || name.starts_with("x-remote-extra-")
-    };
+    let private = |name: &str| OURS.contains(&name);
     let mut headers = HeaderMap::new();
     for (name, value) in given.iter().filter(|(name, _)| !private(name.as_str())) {
         headers.append(name, value.clone());

@@ -5,18 +5,18 @@ use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Uri, header, re
 use http_body_util::BodyExt;
 use machinery::Status;
 
-use super::{Location, authority, html};
+use super::{Location, authority, html, locate};
 use crate::{Body, pipeline::Request, respond::Answer};
 
 /// Longer pages are passed on as they are, or cut off if they did not say how long they are.
 const MAX_PAGE: usize = 8 << 20;
 
 /// A browser at `…/proxy` would take relative links for our own: it is sent to `…/proxy/`.
-pub(super) fn to_root(parts: &Parts) -> Option<Response<Body>> {
+pub(super) fn to_root(parts: &Parts, depth: usize) -> Option<Response<Body>> {
     let path = parts.uri.path();
     let upgrades = parts.headers.contains_key(header::UPGRADE);
-    if !path.ends_with("/proxy") || upgrades || !matches!(parts.method, Method::GET | Method::HEAD)
-    {
+    let reads = matches!(parts.method, Method::GET | Method::HEAD);
+    if !locate::tail(path, depth).is_empty() || upgrades || !reads {
         return None;
     }
     let target = match parts.uri.query() {
