@@ -73,6 +73,19 @@ const KINDS: &[(&str, &str, &str, Scope)] = &[
         "storageclasses",
         Scope::Cluster,
     ),
+    ("storage.k8s.io", "CSIDriver", "csidrivers", Scope::Cluster),
+    (
+        "resource.k8s.io",
+        "ResourceSlice",
+        "resourceslices",
+        Scope::Cluster,
+    ),
+    (
+        "resource.k8s.io",
+        "ResourceClaim",
+        "resourceclaims",
+        Scope::Namespaced,
+    ),
     (
         "storage.k8s.io",
         "VolumeAttachment",
@@ -251,6 +264,7 @@ impl Case {
     pub(crate) fn attributes(&self) -> Attributes<'_> {
         Attributes {
             user: &self.user,
+            peer: None,
             operation: self.operation,
             group: self.group,
             version: "v1",

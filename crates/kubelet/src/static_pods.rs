@@ -193,23 +193,28 @@ async fn keep_mirror(core: &Core, pod: &Pod) {
     while core.registry.is_from_file(spec::uid(pod)) {
         let attempt = async {
             let node = nodes.get(&core.config.node_name).await?;
-            match api.get_opt(spec::name(pod)).await? {
-                Some(old) if spec::annotation(&old, MIRROR_ANNOTATION) == Some(spec::uid(pod)) => {
-                    core.registry
-                        .tell(spec::uid(pod), Message::Mirror(Some(Arc::new(old))));
+            let mirror = mirror_of(pod, &node);
+            let tell = |mirror: Pod| {
+                let message = Message::Mirror(Some(Arc::new(mirror)));
+                core.registry.tell(spec::uid(pod), message);
+            };
+            // A node may not look for pods that are not its own, and so not for one that does not exist.
+            match api.create(&PostParams::default(), &mirror).await {
+                Ok(made) => {
+                    tell(made);
                     return Ok(());
                 }
-                Some(_) => {
-                    let params = DeleteParams::default().grace_period(0);
-                    api.delete(spec::name(pod), &params).await?;
-                }
-                None => {}
+                Err(kube::Error::Api(status)) if status.code == 409 => {}
+                Err(error) => return Err(error),
             }
-            let made = api
-                .create(&PostParams::default(), &mirror_of(pod, &node))
-                .await?;
-            core.registry
-                .tell(spec::uid(pod), Message::Mirror(Some(Arc::new(made))));
+            let old = api.get(spec::name(pod)).await?;
+            if spec::annotation(&old, MIRROR_ANNOTATION) == Some(spec::uid(pod)) {
+                tell(old);
+                return Ok(());
+            }
+            let params = DeleteParams::default().grace_period(0);
+            api.delete(spec::name(pod), &params).await?;
+            tell(api.create(&PostParams::default(), &mirror).await?);
             Ok::<_, kube::Error>(())
         };
         match attempt.await {

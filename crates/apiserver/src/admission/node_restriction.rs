@@ -1,17 +1,20 @@
 //! A kubelet writes only what concerns its own node: its Node, its Lease, its CSINode, the status of
-//! its pods, mirror pods, and tokens for its pods. Identity comes from the certificate, so a stolen
-//! one harms one node.
+//! its pods and of their claims, mirror pods, and requests for tokens of its pods and for its own certificates.
+//! Identity comes from the certificate, so a stolen one harms one node.
+
+mod mirror_pod;
+mod token;
 
 use async_trait::async_trait;
+use base64::{Engine, prelude::BASE64_STANDARD};
 use kinds::tree;
-use machinery::{Object, Status};
+use machinery::{Object, Status, Value};
 
-use super::{Attributes, Operation, Plugin};
+use super::{Attributes, Operation, Plugin, signers::Authorizers};
 use crate::authz::node_name;
 
 pub const NAME: &str = "NodeRestriction";
 
-const MIRROR: &str = "kubernetes.io/config.mirror";
 /// Labels of Kubernetes' own that a kubelet may say about itself.
 const OWN_LABELS: &[&str] = &[
     "kubernetes.io/hostname",
@@ -29,7 +32,15 @@ const OWN_LABELS: &[&str] = &[
 const OWN_LABEL_DOMAINS: &[&str] = &["kubelet.kubernetes.io", "node.kubernetes.io"];
 const RESERVED_DOMAIN: &str = "node-restriction.kubernetes.io";
 
-pub struct NodeRestriction;
+/// The signers of a kubelet's certificates.
+const NODE_SIGNERS: [&str; 2] = [
+    "kubernetes.io/kubelet-serving",
+    "kubernetes.io/kube-apiserver-client-kubelet",
+];
+
+pub struct NodeRestriction {
+    pub(super) authorizers: Authorizers,
+}
 
 #[async_trait]
 impl Plugin for NodeRestriction {
@@ -42,178 +53,111 @@ impl Plugin for NodeRestriction {
     }
 
     async fn mutate(&self, attributes: &Attributes<'_>, object: &mut Object) -> Result<(), Status> {
-        check(attributes, Some(object)).await
+        self.check(attributes, object).await
     }
 
     async fn validate(
         &self,
         attributes: &Attributes<'_>,
-        object: Option<&Object>,
+        _object: Option<&Object>,
     ) -> Result<(), Status> {
         match attributes.operation {
-            Operation::Delete => check(attributes, object).await,
+            // Deletes are not mutated.
+            Operation::Delete => self.check(attributes, &Object::new()).await,
             _ => Ok(()),
         }
     }
 }
 
-async fn check(attributes: &Attributes<'_>, object: Option<&Object>) -> Result<(), Status> {
-    let Some(node) = node_name(attributes.user) else {
-        return Ok(());
-    };
-    let none = Object::new();
-    let object = object.unwrap_or(&none);
-    let checked = match (
-        attributes.group,
-        attributes.resource,
-        attributes.subresource,
-    ) {
-        ("", "pods", "") => return pod(attributes, node, object).await,
-        ("", "pods", "status") => pod_status(attributes, node, object),
-        ("", "pods", "eviction") => return eviction(attributes, node).await,
-        ("", "pods", other) => Err(format!(
-            "unexpected pod subresource {other:?}, only 'status' and 'eviction' are allowed"
-        )),
-        ("", "nodes", _) => own_node(attributes, node, object),
-        ("", "persistentvolumeclaims", subresource) if subresource != "status" => {
-            Err("may only update PVC status".to_owned())
-        }
-        ("", "serviceaccounts", "token") => return token(attributes, node, object).await,
-        ("coordination.k8s.io", "leases", _) => lease(attributes, node, object),
-        ("storage.k8s.io", "csinodes", _) => own_name(attributes, node, object, "CSINode"),
-        ("resource.k8s.io", "resourceslices", _) => slice(attributes, node, object),
-        _ => Ok(()),
-    };
-    checked.map_err(|why| attributes.forbidden(&why))
-}
-
-async fn pod(attributes: &Attributes<'_>, node: &str, pod: &Object) -> Result<(), Status> {
-    match attributes.operation {
-        Operation::Create => {
-            let uid = attributes.reader.get("", "nodes", "", node).await?;
-            let uid = uid
-                .map(|found| tree::text(&tree::get(&found.parse(), "metadata")["uid"]).to_owned());
-            let Some(uid) = uid else {
-                return Err(Status::not_found("", "nodes", node));
-            };
-            mirror_pod(node, &uid, pod).map_err(|why| attributes.forbidden(&why))
-        }
-        Operation::Delete => {
-            let own = attributes.old.is_some_and(|old| on(old, node));
-            let why =
-                format!("node {node:?} can only delete pods with spec.nodeName set to itself");
-            if own {
-                Ok(())
-            } else {
-                Err(attributes.forbidden(&why))
+impl NodeRestriction {
+    async fn check(&self, attributes: &Attributes<'_>, object: &Object) -> Result<(), Status> {
+        let Some(node) = node_name(attributes.user) else {
+            return Ok(());
+        };
+        let create = attributes.operation == Operation::Create;
+        let checked = match (
+            attributes.group,
+            attributes.resource,
+            attributes.subresource,
+        ) {
+            _ if node.is_empty() => Err(format!(
+                "could not determine node from user {:?}",
+                attributes.user.name
+            )),
+            ("", "pods", "") if create => {
+                return mirror_pod::admit(attributes, node, object).await;
             }
-        }
-        _ => {
-            let why = format!(
-                "unexpected operation \"UPDATE\", node {node:?} can only create and delete mirror \
-                 pods"
-            );
-            Err(attributes.forbidden(&why))
-        }
+            ("", "pods", "") => delete_pod(attributes, node),
+            ("", "pods", "status") => pod_status(attributes, node, object),
+            ("", "pods", "eviction") => return eviction(attributes, node).await,
+            ("", "pods", other) => Err(format!(
+                "unexpected pod subresource {other:?}, only 'status' and 'eviction' are allowed"
+            )),
+            ("", "nodes", _) => own_node(attributes, node, object),
+            ("", "persistentvolumeclaims", "status") => claim_status(attributes, node, object),
+            ("", "persistentvolumeclaims", _) => Err("may only update PVC status".to_owned()),
+            ("", "serviceaccounts", "token") if create => {
+                return token::admit(attributes, &self.authorizers, node, object).await;
+            }
+            ("coordination.k8s.io", "leases", _) => lease(attributes, node, object),
+            ("storage.k8s.io", "csinodes", _) => csi_node(attributes, node, object),
+            ("resource.k8s.io", "resourceslices", _) => slice(attributes, node, object),
+            ("certificates.k8s.io", "podcertificaterequests", _) => {
+                Err("PodCertificateRequest feature gate is disabled".to_owned())
+            }
+            ("certificates.k8s.io", "certificatesigningrequests", "") if create => {
+                signing_request(node, object)
+            }
+            _ => Ok(()),
+        };
+        checked.map_err(|why| attributes.forbidden(&why))
     }
 }
 
+/// Whether a pod is bound to the node.
 fn on(pod: &Object, node: &str) -> bool {
     tree::get(pod, "spec")["nodeName"] == node
 }
 
-fn mirror_pod(node: &str, node_uid: &str, pod: &Object) -> Result<(), String> {
-    let metadata = tree::get(pod, "metadata");
-    if !tree::is_set(&metadata["annotations"][MIRROR]) {
+fn delete_pod(attributes: &Attributes<'_>, node: &str) -> Result<(), String> {
+    if attributes.operation != Operation::Delete {
         return Err(format!(
-            "pod does not have {MIRROR:?} annotation, node {node:?} can only create mirror pods"
+            "unexpected operation \"UPDATE\", node {node:?} can only create and delete mirror pods"
         ));
     }
-    let only = |what: &str| {
-        Err(format!(
-            "node {node:?} can only create pods with {what} set to itself"
-        ))
-    };
-    if !on(pod, node) {
-        return only("spec.nodeName");
-    }
-    let [owner] = tree::list(&metadata["ownerReferences"]) else {
-        return only("a single owner reference");
-    };
-    if owner["apiVersion"] != "v1" || owner["kind"] != "Node" || owner["name"] != node {
-        return only("an owner reference");
-    }
-    if !tree::truth(&owner["controller"]) {
-        return only("a controller owner reference");
-    }
-    if tree::truth(&owner["blockOwnerDeletion"]) {
-        return Err(format!(
-            "node {node:?} must not set blockOwnerDeletion on an owner reference"
-        ));
-    }
-    if owner["uid"] != node_uid {
-        let got = tree::text(&owner["uid"]);
-        return Err(format!(
-            "node {node} UID mismatch: expected {got} got {node_uid}"
-        ));
-    }
-    match references(tree::get(pod, "spec")) {
-        Some(what) => Err(format!(
-            "node {node:?} can not create pods that reference {what}"
+    match attributes.old.is_some_and(|old| on(old, node)) {
+        true => Ok(()),
+        false => Err(format!(
+            "node {node:?} can only delete pods with spec.nodeName set to itself"
         )),
-        None => Ok(()),
     }
-}
-
-/// Whatever a pod uses of the API's objects.
-fn references(spec: &machinery::Value) -> Option<&'static str> {
-    if !tree::text(&spec["serviceAccountName"]).is_empty() {
-        return Some("serviceaccounts");
-    }
-    if !tree::list(&spec["resourceClaims"]).is_empty() {
-        return Some("resourceclaims");
-    }
-    let uses = crate::authz::uses(spec);
-    for (kind, what) in [
-        ("secrets", "secrets"),
-        ("configmaps", "configmaps"),
-        ("persistentvolumeclaims", "persistentvolumeclaims"),
-    ] {
-        if uses.iter().any(|used| used.resource == kind) {
-            return Some(what);
-        }
-    }
-    let projected = |source: &machinery::Value| tree::is_set(&source["serviceAccountToken"]);
-    let mut volumes = tree::list(&spec["volumes"]).iter();
-    volumes
-        .any(|volume| {
-            tree::list(&volume["projected"]["sources"])
-                .iter()
-                .any(projected)
-        })
-        .then_some("serviceaccounts")
 }
 
 fn pod_status(attributes: &Attributes<'_>, node: &str, pod: &Object) -> Result<(), String> {
     let Some(old) = attributes.old else {
-        return Ok(());
+        return Err("unexpected operation \"CREATE\"".to_owned());
     };
     if !on(old, node) {
         return Err(format!(
             "node {node:?} can only update pod status for pods with spec.nodeName set to itself"
         ));
     }
-    let labels = |pod: &Object| tree::get(pod, "metadata")["labels"].clone();
-    if !tree::same(&labels(old), &labels(pod)) {
-        return Err(format!(
-            "node {node:?} cannot update labels through pod status"
-        ));
-    }
-    let claims = |pod: &Object| tree::get(pod, "status")["resourceClaimStatuses"].clone();
-    if !tree::same(&claims(old), &claims(pod)) {
-        return Err(format!(
-            "node {node:?} cannot update resource claim statues"
-        ));
+    let changed = |part: &str, field: &str| {
+        let of = |pod: &Object| tree::get(pod, part)[field].clone();
+        !tree::same(&of(old), &of(pod))
+    };
+    for (part, field, what) in [
+        ("metadata", "labels", "labels through pod status"),
+        ("status", "resourceClaimStatuses", "resource claim statues"),
+        (
+            "status",
+            "extendedResourceClaimStatus",
+            "extended resource claim status",
+        ),
+    ] {
+        if changed(part, field) {
+            return Err(format!("node {node:?} cannot update {what}"));
+        }
     }
     Ok(())
 }
@@ -221,7 +165,7 @@ fn pod_status(attributes: &Attributes<'_>, node: &str, pod: &Object) -> Result<(
 async fn eviction(attributes: &Attributes<'_>, node: &str) -> Result<(), Status> {
     let (namespace, name) = (attributes.namespace, attributes.name);
     let found = attributes.reader.get("", "pods", namespace, name).await?;
-    let pod = found.ok_or_else(|| Status::not_found("", "pods", name))?;
+    let pod = found.ok_or_else(|| Status::not_found("", "pod", name))?;
     if pod.field("spec.nodeName") == Some(node) {
         return Ok(());
     }
@@ -229,46 +173,82 @@ async fn eviction(attributes: &Attributes<'_>, node: &str) -> Result<(), Status>
     Err(attributes.forbidden(&why))
 }
 
+/// A kubelet that resizes a volume says so in the claim's status and changes nothing else.
+fn claim_status(attributes: &Attributes<'_>, node: &str, claim: &Object) -> Result<(), String> {
+    let Some(old) = attributes.old else {
+        return Err("unexpected operation \"CREATE\"".to_owned());
+    };
+    let rest = |claim: &Object| {
+        let mut rest = Value::Object(claim.clone());
+        for (part, field) in [
+            ("metadata", "resourceVersion"),
+            ("metadata", "managedFields"),
+            ("status", "capacity"),
+            ("status", "conditions"),
+            ("status", "allocatedResourceStatuses"),
+            ("status", "allocatedResources"),
+        ] {
+            if let Some(part) = rest.get_mut(part).and_then(Value::as_object_mut) {
+                part.shift_remove(field);
+            }
+        }
+        rest
+    };
+    match tree::same(&rest(old), &rest(claim)) {
+        true => Ok(()),
+        false => Err(format!(
+            "node {node:?} is not allowed to update fields other than status.quantity and status.conditions"
+        )),
+    }
+}
+
 fn own_node(attributes: &Attributes<'_>, node: &str, object: &Object) -> Result<(), String> {
-    own_name(attributes, node, object, "node")?;
-    if attributes.operation == Operation::Delete {
-        return Ok(());
+    let name = attributes.name;
+    if name != node {
+        return Err(format!(
+            "node {node:?} is not allowed to modify node {name:?}"
+        ));
     }
     let none = Object::new();
     let old = attributes.old.unwrap_or(&none);
-    let labels = |object: &Object| tree::get(object, "metadata")["labels"].clone();
-    let forbidden = forbidden_labels(&labels(object), &labels(old));
-    if attributes.operation == Operation::Create {
-        if !forbidden.is_empty() {
-            let labels = forbidden.join(", ");
-            return Err(format!(
-                "node {node:?} is not allowed to set the following labels: {labels}"
-            ));
+    let field = |object: &Object, part: &str, field: &str| tree::get(object, part)[field].clone();
+    let labels = |object: &Object| field(object, "metadata", "labels");
+    let source = field(object, "spec", "configSource");
+    match attributes.operation {
+        Operation::Create => {
+            if tree::is_set(&source) {
+                return Err(format!(
+                    "node {node:?} is not allowed to create pods with a non-nil configSource"
+                ));
+            }
+            match forbidden_labels(&labels(object), &Value::Null).join(", ") {
+                none if none.is_empty() => Ok(()),
+                labels => Err(format!(
+                    "node {node:?} is not allowed to set the following labels: {labels}"
+                )),
+            }
         }
-        return Ok(());
+        Operation::Update => {
+            if tree::is_set(&source) && !tree::same(&source, &field(old, "spec", "configSource")) {
+                return Err(format!(
+                    "node {node:?} is not allowed to update configSource to a new non-nil configSource"
+                ));
+            }
+            for (part, name) in [("spec", "taints"), ("metadata", "ownerReferences")] {
+                if !tree::same(&field(object, part, name), &field(old, part, name)) {
+                    return Err(format!("node {node:?} is not allowed to modify {name}"));
+                }
+            }
+            match forbidden_labels(&labels(object), &labels(old)).join(", ") {
+                none if none.is_empty() => Ok(()),
+                labels => Err(format!("is not allowed to modify labels: {labels}")),
+            }
+        }
+        _ => Ok(()),
     }
-    let changed = |what: &str, field: &str| {
-        let of = |object: &Object| tree::get(object, what)[field].clone();
-        !tree::same(&of(object), &of(old))
-    };
-    if changed("spec", "taints") {
-        return Err(format!("node {node:?} is not allowed to modify taints"));
-    }
-    if changed("metadata", "ownerReferences") {
-        return Err(format!(
-            "node {node:?} is not allowed to modify ownerReferences"
-        ));
-    }
-    if !forbidden.is_empty() {
-        return Err(format!(
-            "is not allowed to modify labels: {}",
-            forbidden.join(", ")
-        ));
-    }
-    Ok(())
 }
 
-fn forbidden_labels(new: &machinery::Value, old: &machinery::Value) -> Vec<String> {
+fn forbidden_labels(new: &machinery::Value, old: &Value) -> Vec<String> {
     let below = |domain: &str, root: &str| {
         domain == root
             || domain
@@ -292,22 +272,12 @@ fn forbidden_labels(new: &machinery::Value, old: &machinery::Value) -> Vec<Strin
     labels
 }
 
-fn own_name(
-    attributes: &Attributes<'_>,
-    node: &str,
-    object: &Object,
-    what: &str,
-) -> Result<(), String> {
-    let name = match attributes.name {
-        "" => tree::name(object),
-        name => name,
-    };
-    if name == node {
-        return Ok(());
+/// The name of what is written.
+fn written<'a>(attributes: &'a Attributes<'_>, object: &'a Object) -> &'a str {
+    match attributes.operation {
+        Operation::Create => tree::name(object),
+        _ => attributes.name,
     }
-    Err(format!(
-        "node {node:?} is not allowed to modify {what} {name:?}"
-    ))
 }
 
 fn lease(attributes: &Attributes<'_>, node: &str, object: &Object) -> Result<(), String> {
@@ -316,50 +286,56 @@ fn lease(attributes: &Attributes<'_>, node: &str, object: &Object) -> Result<(),
             "can only access leases in the \"kube-node-lease\" system namespace".to_owned(),
         );
     }
-    own_name(attributes, node, object, "lease")
+    match written(attributes, object) == node {
+        true => Ok(()),
+        false => {
+            Err("can only access node lease with the same name as the requesting node".to_owned())
+        }
+    }
 }
 
+fn csi_node(attributes: &Attributes<'_>, node: &str, object: &Object) -> Result<(), String> {
+    match written(attributes, object) == node {
+        true => Ok(()),
+        false => {
+            Err("can only access CSINode with the same name as the requesting node".to_owned())
+        }
+    }
+}
+
+/// The authorizer has looked at updates; it sees neither new slices nor each of those that are deleted together.
 fn slice(attributes: &Attributes<'_>, node: &str, object: &Object) -> Result<(), String> {
-    let owner = |slice: &Object| tree::get(slice, "spec")["nodeName"] == node;
-    let own = match attributes.operation {
-        Operation::Create => owner(object),
-        _ => attributes.old.is_none_or(owner),
+    let (what, slice) = match (attributes.operation, attributes.old) {
+        (Operation::Create, _) => ("create", object),
+        (Operation::Delete, Some(old)) => ("delete", old),
+        _ => return Ok(()),
     };
-    if own {
-        Ok(())
-    } else {
-        Err("can only modify ResourceSlices of its own node".to_owned())
+    match on(slice, node) {
+        true => Ok(()),
+        false => Err(format!(
+            "can only {what} ResourceSlice with the same NodeName as the requesting node"
+        )),
     }
 }
 
-async fn token(attributes: &Attributes<'_>, node: &str, asked: &Object) -> Result<(), Status> {
-    let refuse = |why: &str| Err(attributes.forbidden(why));
-    let bound = &tree::get(asked, "spec")["boundObjectRef"];
-    let (name, uid) = (tree::text(&bound["name"]), tree::text(&bound["uid"]));
-    if bound["kind"] != "Pod" || bound["apiVersion"] != "v1" || name.is_empty() {
-        return refuse("node requested token not bound to a pod");
+/// A kubelet asks the signers of kubelets for certificates of its own node.
+fn signing_request(node: &str, object: &Object) -> Result<(), String> {
+    let spec = tree::get(object, "spec");
+    if !NODE_SIGNERS
+        .iter()
+        .any(|signer| spec["signerName"] == *signer)
+    {
+        return Ok(());
     }
-    if uid.is_empty() {
-        return refuse("node requested token with a pod binding without a uid");
+    let pem = BASE64_STANDARD.decode(tree::text(&spec["request"]));
+    let request = pki::csr::Request::parse(&pem.unwrap_or_default())
+        .map_err(|why| format!("unable to parse csr: {why}"))?;
+    if request.common_name.strip_prefix("system:node:") == Some(node) {
+        return Ok(());
     }
-    let found = attributes
-        .reader
-        .get("", "pods", attributes.namespace, name)
-        .await?;
-    let pod = found
-        .ok_or_else(|| Status::not_found("", "pods", name))?
-        .parse();
-    if tree::get(&pod, "metadata")["uid"] != uid {
-        let why = format!(
-            "the UID in the bound object reference ({uid}) does not match the UID in record. The \
-             object might have been deleted and then recreated"
-        );
-        return refuse(&why);
-    }
-    if !on(&pod, node) {
-        return refuse("node requested token bound to a pod scheduled on a different node");
-    }
-    Ok(())
+    Err(format!(
+        "can only create a node CSR with CN=system:node:{node}"
+    ))
 }
 
 #[cfg(test)]
@@ -369,21 +345,21 @@ mod tests {
     use super::*;
     use crate::{
         User,
+        authz::MIRROR,
         testing::{Case, object},
     };
 
     async fn asked(case: &Case, object: Value) -> Result<(), Status> {
         let mut object = crate::testing::object(object);
-        if !NodeRestriction.handles(&case.attributes()) {
+        let plugin = NodeRestriction {
+            authorizers: [].into(),
+        };
+        if !plugin.handles(&case.attributes()) {
             return Ok(());
         }
         match case.operation {
-            Operation::Delete => NodeRestriction.validate(&case.attributes(), None).await,
-            _ => {
-                NodeRestriction
-                    .mutate(&case.attributes(), &mut object)
-                    .await
-            }
+            Operation::Delete => plugin.validate(&case.attributes(), None).await,
+            _ => plugin.mutate(&case.attributes(), &mut object).await,
         }
     }
 
@@ -478,13 +454,56 @@ mod tests {
         case.subresource = "token";
         for (name, node) in [("mine", "a"), ("theirs", "b")] {
             let metadata = json!({"name": name, "namespace": "default", "uid": name});
-            let pod = json!({"metadata": metadata, "spec": {"nodeName": node}});
-            case.world.put("", "pods", pod).await;
+            let token = json!({"projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}});
+            let vault =
+                json!({"projected": {"sources": [{"serviceAccountToken": {"audience": "vault"}}]}});
+            let claimed = json!({"persistentVolumeClaim": {"claimName": "data"}});
+            let spec = json!({"nodeName": node, "volumes": [token, vault, claimed]});
+            case.world
+                .put("", "pods", json!({"metadata": metadata, "spec": spec}))
+                .await;
         }
         let bound = |name: &str, uid: &str| {
             json!({"spec": {"boundObjectRef": {"apiVersion": "v1", "kind": "Pod", "name": name,
                                                "uid": uid}}})
         };
+        let for_audiences = |audiences: &[&str]| {
+            let mut asked = bound("mine", "mine");
+            asked["spec"]["audiences"] = audiences.into();
+            asked
+        };
+        asked(&case, for_audiences(&[])).await.unwrap();
+        asked(&case, for_audiences(&["vault"])).await.unwrap();
+        let refused = asked(&case, for_audiences(&["vault", "api"])).await;
+        let why = refused.unwrap_err().message;
+        assert!(
+            why.ends_with("node may only request 0 or 1 audiences"),
+            "{why}"
+        );
+        let why = asked(&case, for_audiences(&["api"])).await.unwrap_err();
+        let why = why.message;
+        assert!(
+            why.ends_with(
+                "error validating audience \"api\": persistentvolumeclaim \"data\" not found"
+            ),
+            "{why}"
+        );
+        // A driver asks for tokens of the pods that use its volumes.
+        let claim = json!({"metadata": {"name": "data", "namespace": "default"}, "spec": {"volumeName": "v"}});
+        case.world.put("", "persistentvolumeclaims", claim).await;
+        let volume = json!({"metadata": {"name": "v"}, "spec": {"csi": {"driver": "d"}}});
+        case.world.put("", "persistentvolumes", volume).await;
+        let driver =
+            json!({"metadata": {"name": "d"}, "spec": {"tokenRequests": [{"audience": "disk"}]}});
+        case.world.put("storage.k8s.io", "csidrivers", driver).await;
+        asked(&case, for_audiences(&["disk"])).await.unwrap();
+        let why = asked(&case, for_audiences(&["api"])).await.unwrap_err();
+        assert!(
+            why.message.ends_with(
+                "audience \"api\" not found in pod spec volume, system:node:a is not authorized to request tokens for this audience"
+            ),
+            "{why}"
+        );
         asked(&case, bound("mine", "mine")).await.unwrap();
         asked(&case, bound("mine", "old")).await.unwrap_err();
         asked(&case, bound("theirs", "theirs")).await.unwrap_err();

@@ -97,7 +97,12 @@ fn all(
         entry(Itself, namespace_lifecycle::NamespaceLifecycle),
         entry(Itself, limit_ranger::LimitRanger),
         entry(Itself, service_account::ServiceAccount),
-        entry(Itself, node_restriction::NodeRestriction),
+        entry(
+            Itself,
+            node_restriction::NodeRestriction {
+                authorizers: asks(),
+            },
+        ),
         entry(Itself, taint_nodes_by_condition::TaintNodesByCondition),
         entry(Request, always_pull_images::AlwaysPullImages),
         entry(
@@ -150,6 +155,7 @@ fn all(
         entry(Itself, deny_service_external_ips::DenyServiceExternalIPs),
         entry(Itself, pod_topology_labels::PodTopologyLabels),
         entry(Itself, pod_resize_validator::PodResizeValidator),
+        entry(Law, certificate_origin::CertificateOrigin),
         entry(Law, rbac_escalation::RbacEscalation::new(rbac.clone())),
         entry(Itself, resource_quota::ResourceQuota),
     ])

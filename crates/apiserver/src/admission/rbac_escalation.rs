@@ -1,11 +1,13 @@
-//! Nobody gives away what they do not have: whoever writes a role needs all of its rules or the verb
-//! `escalate` on it, whoever binds a role needs all of its rules or the verb `bind` on it.
+//! Prevents privilege escalation through RBAC objects. Writing a role needs every permission in it or the verb
+//! `escalate` on it; writing a binding needs every permission of its role or the verb `bind` on that role. Only
+//! an update that touches nothing but finalizers and owner references (the garbage collector's) is exempt: a
+//! label alone can make an aggregated ClusterRole take over all rules of the labelled one.
 
 use async_trait::async_trait;
 use kinds::tree;
 use machinery::{Object, Status, Value};
 
-use super::{Attributes, Plugin};
+use super::{Attributes, Operation, Plugin};
 use crate::{
     authz::{self, Index, Rbac, Rule, uncovered},
     user,
@@ -53,83 +55,96 @@ impl Plugin for RbacEscalation {
         object: Option<&Object>,
     ) -> Result<(), Status> {
         let Some(object) = object else { return Ok(()) };
-        check(&self.rbac.index(), attributes, object).map_err(|why| attributes.forbidden(&why))
+        if attributes.old.is_some_and(|old| collects_only(object, old)) {
+            return Ok(());
+        }
+        let index = self.rbac.index();
+        match attributes.resource {
+            "roles" | "clusterroles" => check_role(&index, attributes, object),
+            _ => check_binding(&index, attributes, tree::get(object, "roleRef")),
+        }
     }
 }
 
-fn check(index: &Index, attributes: &Attributes<'_>, object: &Object) -> Result<(), String> {
-    let unchanged = |field: &str| {
-        let old = attributes.old.map(|old| tree::get(old, field));
-        old.is_some_and(|old| tree::same(old, tree::get(object, field)))
+/// Whether an update changes nothing but what the garbage collector needs to delete the object in the end.
+fn collects_only(object: &Object, old: &Object) -> bool {
+    let rest = |object: &Object| {
+        let mut rest = object.clone();
+        if let Some(metadata) = rest.get_mut("metadata").and_then(Value::as_object_mut) {
+            for field in [
+                "ownerReferences",
+                "finalizers",
+                "managedFields",
+                "selfLink",
+                "resourceVersion",
+            ] {
+                metadata.shift_remove(field);
+            }
+        }
+        Value::Object(rest)
     };
-    match attributes.resource {
-        "roles" | "clusterroles" => {
-            if unchanged("rules") && unchanged("aggregationRule") {
-                return Ok(());
-            }
-            let name = tree::name(object);
-            if may(
-                index,
-                attributes,
-                "escalate",
-                attributes.resource,
-                attributes.namespace,
-                name,
-            ) {
-                return Ok(());
-            }
-            let mut wanted = rules(tree::get(object, "rules"));
-            if !tree::is_empty(tree::get(object, "aggregationRule")) {
-                // Such a role can come to hold anything.
-                wanted.push(everything());
-                wanted.push(Rule {
-                    verbs: vec!["*".to_owned()],
-                    paths: vec!["*".to_owned()],
-                    ..Rule::default()
-                });
-            }
-            holds(index, attributes, &wanted)
-        }
-        _ => {
-            if unchanged("subjects") && unchanged("roleRef") {
-                return Ok(());
-            }
-            bind(index, attributes, tree::get(object, "roleRef"))
-        }
-    }
+    tree::same(&rest(object), &rest(old))
 }
 
-fn everything() -> Rule {
+fn check_role(index: &Index, attributes: &Attributes<'_>, role: &Object) -> Result<(), Status> {
+    // A create has no name yet when it is authorized: a permission for one name does not cover it.
+    let name = match attributes.operation {
+        Operation::Create => "",
+        _ => attributes.name,
+    };
+    let (resource, namespace) = (attributes.resource, attributes.namespace);
+    if may(index, attributes, "escalate", resource, namespace, name) {
+        return Ok(());
+    }
+    let wanted: Vec<Rule> = tree::list(tree::get(role, "rules"))
+        .iter()
+        .map(Rule::of)
+        .collect();
+    check_held(index, attributes, &wanted)?;
+    // An aggregated role can come to hold anything, and whoever changes one can keep it from shrinking.
+    let old = attributes.old.is_some_and(has_aggregation_rule);
+    if (old || has_aggregation_rule(role)) && !lacks(index, attributes, &everything()).is_empty() {
+        let why = "must have cluster-admin privileges to use the aggregationRule";
+        return Err(attributes.forbidden(why));
+    }
+    Ok(())
+}
+
+fn has_aggregation_rule(role: &Object) -> bool {
+    !tree::list(&tree::get(role, "aggregationRule")["clusterRoleSelectors"]).is_empty()
+}
+
+fn everything() -> [Rule; 2] {
     let all = || vec!["*".to_owned()];
-    Rule {
-        verbs: all(),
-        groups: all(),
-        resources: all(),
-        ..Rule::default()
-    }
+    [
+        Rule {
+            verbs: all(),
+            groups: all(),
+            resources: all(),
+            ..Rule::default()
+        },
+        Rule {
+            verbs: all(),
+            paths: all(),
+            ..Rule::default()
+        },
+    ]
 }
 
-fn bind(index: &Index, attributes: &Attributes<'_>, role: &Value) -> Result<(), String> {
+fn check_binding(index: &Index, attributes: &Attributes<'_>, role: &Value) -> Result<(), Status> {
     let name = tree::text(&role["name"]);
     let (resource, namespace) = match tree::text(&role["kind"]) {
         "Role" => ("roles", attributes.namespace),
         _ => ("clusterroles", ""),
     };
-    if may(
-        index,
-        attributes,
-        "bind",
-        resource,
-        attributes.namespace,
-        name,
-    ) {
+    let here = attributes.namespace;
+    if may(index, attributes, "bind", resource, here, name) {
         return Ok(());
     }
-    let Some(wanted) = index.role(namespace, name) else {
-        let kind = resource.trim_end_matches('s');
-        return Err(format!("{kind}.{GROUP} {name:?} not found"));
-    };
-    holds(index, attributes, wanted)
+    match index.role(namespace, name) {
+        Some(wanted) => check_held(index, attributes, wanted),
+        None => Err(Status::not_found(GROUP, resource, name)),
+    }
 }
 
 fn may(
@@ -156,27 +171,55 @@ fn may(
     })
 }
 
-fn rules(json: &Value) -> Vec<Rule> {
-    tree::list(json).iter().map(Rule::of).collect()
+/// What the user does not hold of these rules.
+fn lacks(index: &Index, attributes: &Attributes<'_>, wanted: &[Rule]) -> Vec<Rule> {
+    let held = index.rules_for(attributes.user, attributes.namespace);
+    uncovered(&held, wanted)
 }
 
-fn holds(index: &Index, attributes: &Attributes<'_>, wanted: &[Rule]) -> Result<(), String> {
-    let owned = index.rules_for(attributes.user, attributes.namespace);
-    let missing = uncovered(&owned, wanted);
+fn check_held(index: &Index, attributes: &Attributes<'_>, wanted: &[Rule]) -> Result<(), Status> {
+    let missing = lacks(index, attributes, wanted);
     if missing.is_empty() {
         return Ok(());
     }
+    let mut missing: Vec<String> = compact(missing).iter().map(ToString::to_string).collect();
+    missing.sort();
+    missing.dedup();
     let user = attributes.user;
-    let missing: Vec<String> = missing
+    let groups: Vec<String> = user
+        .groups
         .iter()
-        .map(|rule| rule.to_json().to_string())
+        .map(|group| format!("{group:?}"))
         .collect();
-    Err(format!(
-        "user {:?} (groups={:?}) is attempting to grant RBAC permissions not currently held:\n{}",
+    let complaint = index.complaint(user, attributes.namespace);
+    let unresolved = match complaint.strip_prefix("RBAC: ") {
+        Some(roles) => format!("; resolution errors: [{roles}]"),
+        None => String::new(),
+    };
+    let why = format!(
+        "user {:?} (groups=[{}]) is attempting to grant RBAC permissions not currently held:\n{}{unresolved}",
         user.name,
-        user.groups,
+        groups.join(" "),
         missing.join("\n")
-    ))
+    );
+    Err(attributes.forbidden(&why))
+}
+
+/// Rules that differ in their verbs alone become one.
+fn compact(rules: Vec<Rule>) -> Vec<Rule> {
+    let mut compact: Vec<Rule> = Vec::new();
+    for rule in rules {
+        let alike = |known: &&mut Rule| {
+            known.paths.is_empty()
+                && (&known.groups, &known.resources, &known.names)
+                    == (&rule.groups, &rule.resources, &rule.names)
+        };
+        match compact.iter_mut().find(alike) {
+            Some(known) if rule.paths.is_empty() => known.verbs.extend(rule.verbs),
+            _ => compact.push(rule),
+        }
+    }
+    compact
 }
 
 #[cfg(test)]
@@ -235,6 +278,57 @@ mod tests {
         let cluster = Case::new(Operation::Create, GROUP, "clusterroles").named("", "x");
         let gathering = json!({"aggregationRule": {"clusterRoleSelectors": [{}]}});
         assert!(!ask(&cluster, gathering).await);
+    }
+
+    #[tokio::test]
+    async fn any_change_of_a_role_needs_its_rules_but_not_one_of_the_garbage_collector() {
+        let old = json!({"metadata": {"name": "x", "uid": "1"}, "rules": [
+            {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}]});
+        let mut case = Case::new(Operation::Update, GROUP, "clusterroles").named("", "x");
+        case.old = Some(object(old.clone()));
+        let with = |field: &str, value: Value| {
+            let mut new = old.clone();
+            new["metadata"][field] = value;
+            new
+        };
+        for (new, allowed) in [
+            (with("finalizers", json!(["a/b"])), true),
+            (with("ownerReferences", json!([{"uid": "2"}])), true),
+            (with("labels", json!({"to-view": "true"})), false),
+            (with("annotations", json!({"a": "b"})), false),
+        ] {
+            assert_eq!(ask(&case, new.clone()).await, allowed, "{new}");
+        }
+        let aggregated = json!({"metadata": {"name": "x"},
+            "aggregationRule": {"clusterRoleSelectors": [{"matchLabels": {"a": "b"}}]}});
+        case.old = Some(object(aggregated));
+        assert!(
+            !ask(&case, json!({"metadata": {"name": "x"}})).await,
+            "who drops the rule keeps the aggregate from shrinking"
+        );
+    }
+
+    #[test]
+    fn missing_permissions_are_told_in_few_rules() {
+        let rule = |verb: &str, resource: &str| Rule {
+            verbs: vec![verb.to_owned()],
+            groups: vec![String::new()],
+            resources: vec![resource.to_owned()],
+            ..Rule::default()
+        };
+        let rules = [
+            rule("get", "pods"),
+            rule("get", "nodes"),
+            rule("list", "pods"),
+        ];
+        let told: Vec<String> = compact(rules.into()).iter().map(Rule::to_string).collect();
+        assert_eq!(
+            told,
+            [
+                r#"{APIGroups:[""], Resources:["pods"], Verbs:["get" "list"]}"#,
+                r#"{APIGroups:[""], Resources:["nodes"], Verbs:["get"]}"#,
+            ]
+        );
     }
 
     #[tokio::test]

@@ -5,6 +5,7 @@ pub(crate) mod defaults;
 mod index;
 mod node;
 mod node_pods;
+mod pod_references;
 pub mod policy;
 mod rbac;
 mod rules;
@@ -16,8 +17,8 @@ use async_trait::async_trait;
 use crate::{Config, Reader, User, user};
 
 pub use index::{Index, Objects};
-pub(crate) use node::uses;
 pub use node::{Node, node_name};
+pub(crate) use pod_references::{MIRROR, uses};
 pub use rbac::Rbac;
 pub use rules::{Rule, uncovered};
 

@@ -1,5 +1,7 @@
-//! A kubelet reads only the secrets, config maps, claims, volumes and accounts of pods that are
-//! bound to its node. Everything else that it may do is the role `system:node`.
+//! The Node authorizer: a kubelet reads the secrets, config maps, claims, volumes and accounts of pods that are bound
+//! to its node, and writes what concerns its node. What is not divided by node is the role `system:node`. Verbs and
+//! reasons are those of upstream; what depends on the object that is written is the business of the admission plugin
+//! NodeRestriction.
 //!
 //! The pods of each node are at hand ([`NodePods`]): a question costs the same in a cluster of any
 //! size.
@@ -8,100 +10,199 @@ use std::sync::LazyLock;
 
 use async_trait::async_trait;
 use kinds::tree;
-use machinery::Value;
+use machinery::fields::Selector;
 
-use super::{Attributes, Authorizer, Decision, node_pods::NodePods, policy, rules::Rule};
+use super::{
+    Attributes, Authorizer, Decision,
+    node_pods::NodePods,
+    pod_references::{claims, grants, volume_secrets},
+    policy,
+    rules::Rule,
+};
 use crate::{Reader, User};
 
 const PREFIX: &str = "system:node:";
 const GROUP: &str = "system:nodes";
 const CLAIMS: &str = "persistentvolumeclaims";
 
-/// The node that a user is the kubelet of.
+/// The node that a user is the kubelet of. Empty for a kubelet that does not say of which: it may do nothing.
 pub fn node_name(user: &User) -> Option<&str> {
     let name = user.name.strip_prefix(PREFIX)?;
-    (!name.is_empty() && user.is_in(GROUP)).then_some(name)
+    user.is_in(GROUP).then_some(name)
 }
 
-/// An object in a pod's namespace that the pod needs.
+/// The role's rules, for what is not divided by node.
+static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
+    let rules = policy::cluster_role("system:node").map(|role| role.rules.clone());
+    rules.unwrap_or_default()
+});
+
+/// What a request comes down to.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Use<'a> {
-    pub(crate) resource: &'static str,
-    pub(crate) name: &'a str,
+enum Verdict {
+    Allow,
+    Refuse(&'static str),
+    /// Allowed for objects that have to do with the node.
+    IfRelated,
 }
 
-/// Everything that a pod's spec names.
-pub(crate) fn uses(spec: &Value) -> Vec<Use<'_>> {
-    let mut found = Vec::new();
-    collect(spec, &mut found);
-    found
-        .into_iter()
-        .map(|(resource, name)| Use { resource, name })
-        .collect()
-}
+use Verdict::{IfRelated, Refuse};
 
-type Found<'a> = Vec<(&'static str, &'a str)>;
-
-fn note<'a>(found: &mut Found<'a>, resource: &'static str, name: &'a Value) {
-    if let Some(name) = name.as_str().filter(|name| !name.is_empty()) {
-        found.push((resource, name));
+/// What the request alone says, without looking at any object.
+fn judge(node: &str, asked: &Attributes<'_>) -> Verdict {
+    match (asked.group, asked.resource) {
+        ("", "secrets" | "configmaps") => read_namespaced(asked),
+        ("", CLAIMS) if asked.subresource == "status" => match asked.verb {
+            "update" | "patch" => IfRelated,
+            _ => Refuse("can only get/update/patch this type"),
+        },
+        ("", CLAIMS | "persistentvolumes")
+        | ("resource.k8s.io", "resourceclaims")
+        | ("storage.k8s.io", "volumeattachments") => get(asked),
+        ("", "serviceaccounts") => service_account(asked),
+        ("coordination.k8s.io", "leases") => lease(node, asked),
+        ("storage.k8s.io", "csinodes") => csi_node(node, asked),
+        ("resource.k8s.io", "resourceslices") => slice(node, asked),
+        ("", "nodes") => own_node(node, asked),
+        ("", "pods") => pod(node, asked),
+        // Behind a gate that is closed.
+        ("certificates.k8s.io", "podcertificaterequests") => Refuse(""),
+        _ => by_role(asked),
     }
 }
 
-fn collect<'a>(spec: &'a Value, found: &mut Found<'a>) {
-    note(found, "serviceaccounts", &spec["serviceAccountName"]);
-    for secret in tree::list(&spec["imagePullSecrets"]) {
-        note(found, "secrets", &secret["name"]);
+fn by_role(asked: &Attributes<'_>) -> Verdict {
+    match RULES.iter().any(|rule| rule.allows(asked)) {
+        true => Verdict::Allow,
+        false => Refuse(""),
     }
-    for containers in ["containers", "initContainers", "ephemeralContainers"] {
-        for container in tree::list(&spec[containers]) {
-            for variable in tree::list(&container["env"]) {
-                note(
-                    found,
-                    "secrets",
-                    &variable["valueFrom"]["secretKeyRef"]["name"],
-                );
-                note(
-                    found,
-                    "configmaps",
-                    &variable["valueFrom"]["configMapKeyRef"]["name"],
-                );
-            }
-            for source in tree::list(&container["envFrom"]) {
-                note(found, "secrets", &source["secretRef"]["name"]);
-                note(found, "configmaps", &source["configMapRef"]["name"]);
-            }
-        }
+}
+
+fn get(asked: &Attributes<'_>) -> Verdict {
+    match (asked.verb, asked.subresource) {
+        ("get", "") => IfRelated,
+        ("get", _) => Refuse("cannot get subresource"),
+        _ => Refuse("can only get individual resources of this type"),
     }
-    for volume in tree::list(&spec["volumes"]) {
-        note(found, "secrets", &volume["secret"]["secretName"]);
-        note(found, "configmaps", &volume["configMap"]["name"]);
-        note(
-            found,
-            "persistentvolumeclaims",
-            &volume["persistentVolumeClaim"]["claimName"],
-        );
-        for source in tree::list(&volume["projected"]["sources"]) {
-            note(found, "secrets", &source["secret"]["name"]);
-            note(found, "configmaps", &source["configMap"]["name"]);
+}
+
+fn read_namespaced(asked: &Attributes<'_>) -> Verdict {
+    if !matches!(asked.verb, "get" | "list" | "watch") {
+        return Refuse("can only read resources of this type");
+    }
+    if !asked.subresource.is_empty() {
+        return Refuse("cannot read subresource");
+    }
+    if asked.namespace.is_empty() {
+        return Refuse("can only read namespaced object of this type");
+    }
+    IfRelated
+}
+
+fn service_account(asked: &Attributes<'_>) -> Verdict {
+    match (asked.verb, asked.subresource) {
+        ("get", "") => read_namespaced(asked),
+        ("create", "token") if !asked.name.is_empty() => IfRelated,
+        ("create", "token") => Refuse("can only create tokens for individual service accounts"),
+        ("create", _) if !asked.name.is_empty() => {
+            Refuse("can only create token subresource of serviceaccount")
         }
-        for driver in [
-            "azureFile",
-            "flexVolume",
-            "cephfs",
-            "rbd",
-            "scaleIO",
-            "iscsi",
-            "storageos",
-        ] {
-            note(found, "secrets", &volume[driver]["secretName"]);
-            note(found, "secrets", &volume[driver]["secretRef"]["name"]);
+        _ => Refuse("can only create tokens for individual service accounts"),
+    }
+}
+
+fn is_keeping(verb: &str) -> bool {
+    matches!(verb, "get" | "create" | "update" | "patch" | "delete")
+}
+
+/// A create does not name its object yet; NodeRestriction looks at that one.
+fn is_own(node: &str, asked: &Attributes<'_>) -> bool {
+    asked.verb == "create" || asked.name == node
+}
+
+fn lease(node: &str, asked: &Attributes<'_>) -> Verdict {
+    if !is_keeping(asked.verb) {
+        return Refuse("can only get, create, update, patch, or delete a node lease");
+    }
+    if asked.namespace != "kube-node-lease" {
+        return Refuse("can only access leases in the \"kube-node-lease\" system namespace");
+    }
+    match is_own(node, asked) {
+        true => Verdict::Allow,
+        false => Refuse("can only access node lease with the same name as the requesting node"),
+    }
+}
+
+fn csi_node(node: &str, asked: &Attributes<'_>) -> Verdict {
+    if !is_keeping(asked.verb) {
+        return Refuse("can only get, create, update, patch, or delete a CSINode");
+    }
+    if !asked.subresource.is_empty() {
+        return Refuse("cannot authorize CSINode subresources");
+    }
+    match is_own(node, asked) {
+        true => Verdict::Allow,
+        false => Refuse("can only access CSINode with the same name as the requesting node"),
+    }
+}
+
+/// Whether a field selector pins the node down.
+fn selects(node: &str, asked: &Attributes<'_>) -> bool {
+    let selector = Selector::parse(asked.field_selector).unwrap_or_default();
+    selector.exact("spec.nodeName") == Some(node)
+}
+
+fn slice(node: &str, asked: &Attributes<'_>) -> Verdict {
+    if !asked.subresource.is_empty() {
+        return Refuse("cannot authorize ResourceSlice subresources");
+    }
+    match asked.verb {
+        "create" => Verdict::Allow,
+        "get" | "update" | "patch" | "delete" => IfRelated,
+        "watch" | "list" | "deletecollection" if selects(node, asked) => Verdict::Allow,
+        "watch" | "list" | "deletecollection" => Refuse(
+            "can only list/watch/deletecollection resourceslices with nodeName field selector",
+        ),
+        _ => Refuse(
+            "only the following verbs are allowed for a ResourceSlice: get, watch, list, create, update, patch, delete, deletecollection",
+        ),
+    }
+}
+
+/// A kubelet registers, reads and updates its own Node. It does not delete it: a Node that comes anew has none of the
+/// taints and labels that were set for it.
+fn own_node(node: &str, asked: &Attributes<'_>) -> Verdict {
+    match (asked.subresource, asked.verb) {
+        ("", "create" | "update" | "patch") | ("status", "update" | "patch") => Verdict::Allow,
+        ("", "get" | "list" | "watch") if asked.name == node => Verdict::Allow,
+        ("", "get" | "list" | "watch") => Refuse("only its own Node object"),
+        _ => Refuse(""),
+    }
+}
+
+fn pod(node: &str, asked: &Attributes<'_>) -> Verdict {
+    match (asked.subresource, asked.verb) {
+        ("", "get") => IfRelated,
+        ("", "list" | "watch") if selects(node, asked) => Verdict::Allow,
+        ("", "list" | "watch") if !asked.name.is_empty() => IfRelated,
+        ("", "list" | "watch") => {
+            Refuse("can only list/watch pods with spec.nodeName field selector")
         }
-        note(
-            found,
-            "secrets",
-            &volume["csi"]["nodePublishSecretRef"]["name"],
-        );
+        ("", "create" | "delete") | ("status", "update" | "patch") | ("eviction", "create") => {
+            Verdict::Allow
+        }
+        _ => Refuse(""),
+    }
+}
+
+/// The reason in full, where it names the node.
+fn reason(node: &str, asked: &Attributes<'_>, why: &str) -> String {
+    if (asked.group, asked.resource) != ("", "nodes") || why.is_empty() {
+        return why.to_owned();
+    }
+    match asked.name {
+        "" => format!("node '{node}' cannot read all nodes, {why}"),
+        other => format!("node '{node}' cannot read '{other}', {why}"),
     }
 }
 
@@ -111,16 +212,38 @@ pub struct Node {
     pods: NodePods,
 }
 
-/// The role's rules, without those that only hold for what belongs to the node.
-static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
-    let rules = policy::cluster_role("system:node").map(|role| role.rules.clone());
-    rules.unwrap_or_default()
-});
-
 impl Node {
     pub fn new(reader: Reader) -> Self {
         let pods = NodePods::new(reader.clone());
         Self { reader, pods }
+    }
+
+    /// Whether an object has to do with the node. What cannot be read has not.
+    async fn is_related(&self, node: &str, asked: &Attributes<'_>) -> bool {
+        let (namespace, name) = (asked.namespace, asked.name);
+        if name.is_empty() {
+            return false;
+        }
+        let related = match (asked.group, asked.resource) {
+            ("", "pods") => self.runs(node, namespace, name).await,
+            ("", "secrets") => match self.uses(node, namespace, "secrets", name).await {
+                Some(false) => self.uses_secret_of_volume(node, namespace, name).await,
+                known => known,
+            },
+            ("", "persistentvolumes") => self.uses_volume(node, name).await,
+            ("storage.k8s.io", resource @ "volumeattachments")
+            | ("resource.k8s.io", resource @ "resourceslices") => {
+                self.names_node(node, asked.group, resource, name).await
+            }
+            (_, resource) => self.uses(node, namespace, resource, name).await,
+        };
+        related.unwrap_or(false)
+    }
+
+    /// Whether a pod is bound to the node.
+    async fn runs(&self, node: &str, namespace: &str, name: &str) -> Option<bool> {
+        let found = self.reader.get("", "pods", namespace, name).await.ok()?;
+        Some(found.is_some_and(|pod| pod.field("spec.nodeName") == Some(node)))
     }
 
     /// Whether some pod on the node uses an object; `None` if the store does not answer.
@@ -139,7 +262,7 @@ impl Node {
             // own volumes have names that are put together.
             let own = name.starts_with(&*pod.header.name);
             let likely = contains(pod.bytes(), name) || (own && resource == CLAIMS);
-            likely && uses_it(&pod.parse(), &pod.header.name, resource, name)
+            likely && grants(&pod.parse(), resource, name)
         })
     }
 
@@ -155,85 +278,40 @@ impl Node {
         if claim.is_empty() {
             return Some(false);
         }
-        self.uses(node, namespace, "persistentvolumeclaims", claim)
-            .await
+        self.uses(node, namespace, CLAIMS, claim).await
     }
 
-    async fn attachment(&self, node: &str, name: &str) -> Option<bool> {
-        let found = self
-            .reader
-            .get("storage.k8s.io", "volumeattachments", "", name)
-            .await
-            .ok()??;
-        Some(tree::get(&found.parse(), "spec")["nodeName"] == node)
-    }
-
-    async fn decide(&self, node: &str, attributes: &Attributes<'_>) -> Decision {
-        let no = |why: String| Decision::NoOpinion(why);
-        let reads = matches!(attributes.verb, "get" | "list" | "watch");
-        let (namespace, name) = (attributes.namespace, attributes.name);
-        let related = match (
-            attributes.group,
-            attributes.resource,
-            attributes.subresource,
-        ) {
-            ("", resource @ ("secrets" | "configmaps"), "") => {
-                if !reads {
-                    return no(format!("can only read {resource}"));
-                }
-                self.named(node, namespace, resource, name).await
-            }
-            ("", "persistentvolumeclaims", subresource) => {
-                let status = matches!(attributes.verb, "update" | "patch");
-                let allowed = match subresource {
-                    "" => attributes.verb == "get",
-                    "status" => status || attributes.verb == "get",
-                    _ => false,
+    /// Whether a secret belongs to a volume that is bound to the claim of some pod on the node.
+    async fn uses_secret_of_volume(&self, node: &str, namespace: &str, name: &str) -> Option<bool> {
+        for pod in self.pods.of_node(node) {
+            let home = &*pod.header.namespace;
+            for claim in claims(&pod.parse()) {
+                let Some(found) = self.reader.get("", CLAIMS, home, &claim).await.ok()? else {
+                    continue;
                 };
-                if !allowed {
-                    return no("can only read claims and update their status".to_owned());
+                let claimed = found.parse();
+                let volume = tree::text(&tree::get(&claimed, "spec")["volumeName"]);
+                let found = self.reader.get("", "persistentvolumes", "", volume).await;
+                let Some(volume) = found.ok()? else {
+                    continue;
+                };
+                let volume = volume.parse();
+                let reference = &tree::get(&volume, "spec")["claimRef"];
+                if reference["namespace"] == home
+                    && reference["name"] == claim.as_str()
+                    && volume_secrets(&volume).contains(&(namespace, name))
+                    && grants(&pod.parse(), CLAIMS, &claim)
+                {
+                    return Some(true);
                 }
-                self.named(node, namespace, "persistentvolumeclaims", name)
-                    .await
             }
-            ("", "persistentvolumes", "") => {
-                if attributes.verb != "get" {
-                    return no("can only get individual resources of this type".to_owned());
-                }
-                self.uses_volume(node, name).await
-            }
-            ("", "serviceaccounts", "token") => {
-                if attributes.verb != "create" {
-                    return no("can only create tokens for individual service accounts".to_owned());
-                }
-                self.named(node, namespace, "serviceaccounts", name).await
-            }
-            ("storage.k8s.io", "volumeattachments", "") => {
-                if attributes.verb != "get" {
-                    return no("can only get individual resources of this type".to_owned());
-                }
-                self.attachment(node, name).await
-            }
-            ("coordination.k8s.io", "leases", "") => return lease(node, attributes),
-            ("storage.k8s.io", "csinodes", "") => return csi_node(node, attributes),
-            ("", "nodes", _) => return own_node(node, attributes),
-            ("", "pods", "") if reads => return pods(node, attributes),
-            _ => return by_role(attributes),
-        };
-        match related {
-            Some(true) => Decision::Allow,
-            Some(false) => no(format!(
-                "no relationship found between node '{node}' and this object"
-            )),
-            None => no("the object or its users cannot be read".to_owned()),
         }
+        Some(false)
     }
 
-    async fn named(&self, node: &str, namespace: &str, resource: &str, name: &str) -> Option<bool> {
-        if namespace.is_empty() || name.is_empty() {
-            return Some(false);
-        }
-        self.uses(node, namespace, resource, name).await
+    async fn names_node(&self, node: &str, group: &str, plural: &str, name: &str) -> Option<bool> {
+        let found = self.reader.get(group, plural, "", name).await.ok()??;
+        Some(tree::get(&found.parse(), "spec")["nodeName"] == node)
     }
 }
 
@@ -241,103 +319,6 @@ fn contains(bytes: &[u8], name: &str) -> bool {
     bytes
         .windows(name.len())
         .any(|window| window == name.as_bytes())
-}
-
-fn uses_it(pod: &machinery::Object, pod_name: &str, resource: &str, name: &str) -> bool {
-    let spec = tree::get(pod, "spec");
-    let generic = |volume: &Value| {
-        // A volume of the pod's own has a claim named after both.
-        let own = tree::text(&volume["name"]);
-        tree::is_set(&volume["ephemeral"]) && name == format!("{pod_name}-{own}")
-    };
-    uses(spec).contains(&Use {
-        resource: known(resource),
-        name,
-    }) || (resource == "persistentvolumeclaims" && tree::list(&spec["volumes"]).iter().any(generic))
-}
-
-/// The names that [`uses`] speaks in.
-fn known(resource: &str) -> &'static str {
-    [
-        "secrets",
-        "configmaps",
-        "persistentvolumeclaims",
-        "serviceaccounts",
-    ]
-    .into_iter()
-    .find(|name| *name == resource)
-    .unwrap_or("")
-}
-
-fn by_role(attributes: &Attributes<'_>) -> Decision {
-    if RULES.iter().any(|rule| rule.allows(attributes)) {
-        Decision::Allow
-    } else {
-        Decision::NoOpinion(String::new())
-    }
-}
-
-fn lease(node: &str, attributes: &Attributes<'_>) -> Decision {
-    let verb = matches!(
-        attributes.verb,
-        "get" | "create" | "update" | "patch" | "delete"
-    );
-    let name =
-        attributes.name == node || (attributes.name.is_empty() && attributes.verb == "create");
-    if verb && name && attributes.namespace == "kube-node-lease" {
-        return Decision::Allow;
-    }
-    Decision::NoOpinion("can only access its own lease".to_owned())
-}
-
-fn csi_node(node: &str, attributes: &Attributes<'_>) -> Decision {
-    let verb = matches!(
-        attributes.verb,
-        "get" | "create" | "update" | "patch" | "delete"
-    );
-    let name =
-        attributes.name == node || (attributes.name.is_empty() && attributes.verb == "create");
-    if verb && name {
-        return Decision::Allow;
-    }
-    Decision::NoOpinion(
-        "can only access CSINode with the same name as the requesting node".to_owned(),
-    )
-}
-
-/// A kubelet registers and reads its own node; others' nodes are none of its business.
-fn own_node(node: &str, attributes: &Attributes<'_>) -> Decision {
-    let unnamed = attributes.name.is_empty();
-    let allowed = match attributes.verb {
-        "create" => attributes.subresource.is_empty(),
-        "get" | "list" | "watch" | "update" | "patch" | "delete" => {
-            !unnamed && attributes.name == node
-        }
-        _ => false,
-    };
-    let known = matches!(attributes.subresource, "" | "status");
-    if allowed && known {
-        return Decision::Allow;
-    }
-    Decision::NoOpinion(format!("node '{node}' cannot access other nodes"))
-}
-
-/// Lists and watches of pods must be for the node's own.
-fn pods(node: &str, attributes: &Attributes<'_>) -> Decision {
-    if attributes.verb == "get" {
-        return by_role(attributes);
-    }
-    let terms = attributes
-        .field_selector
-        .split(',')
-        .filter_map(|term| term.split_once('='));
-    let selected = terms.into_iter().find(|(key, _)| *key == "spec.nodeName");
-    let selected = selected.map(|(_, value)| value.trim_start_matches('='));
-    let named = !attributes.name.is_empty() && !attributes.namespace.is_empty();
-    if selected == Some(node) || named {
-        return by_role(attributes);
-    }
-    Decision::NoOpinion("can only list/watch pods with spec.nodeName field selector".to_owned())
 }
 
 #[async_trait]
@@ -354,52 +335,94 @@ impl Authorizer for Node {
         let Some(node) = node_name(attributes.user) else {
             return Decision::NoOpinion(String::new());
         };
-        if !attributes.is_resource {
-            return by_role(attributes);
+        if node.is_empty() {
+            let who = &attributes.user.name;
+            return Decision::NoOpinion(format!("unknown node for user {who:?}"));
         }
-        self.decide(node, attributes).await
+        let verdict = match attributes.is_resource {
+            true => judge(node, attributes),
+            false => by_role(attributes),
+        };
+        match verdict {
+            Verdict::Allow => Decision::Allow,
+            Refuse(why) => Decision::NoOpinion(reason(node, attributes, why)),
+            IfRelated if attributes.name.is_empty() => {
+                Decision::NoOpinion("No Object name found".to_owned())
+            }
+            IfRelated if self.is_related(node, attributes).await => Decision::Allow,
+            IfRelated => Decision::NoOpinion(format!(
+                "no relationship found between node '{node}' and this object"
+            )),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use machinery::json::json;
+    use machinery::json::{Value, json};
 
     use super::*;
-    use crate::testing::World;
+    use crate::{authz::MIRROR, testing::World};
+
+    fn pod(name: &str, node: &str, uses: &str) -> Value {
+        json!({
+            "metadata": {"name": name, "namespace": "team"},
+            "spec": {
+                "nodeName": node,
+                "serviceAccountName": format!("{uses}-account"),
+                "containers": [{"envFrom": [{"secretRef": {"name": format!("{uses}-env")}}]}],
+                "resourceClaims": [
+                    {"name": "direct", "resourceClaimName": format!("{uses}-device")},
+                    {"name": "template", "resourceClaimTemplateName": "t"}],
+                "volumes": [
+                    {"name": "s", "secret": {"secretName": format!("{uses}-secret")}},
+                    {"name": "c", "configMap": {"name": format!("{uses}-map")}},
+                    {"name": "d", "ephemeral": {}},
+                    {"name": "p", "persistentVolumeClaim": {"claimName": format!("{uses}-claim")}},
+                ],
+            },
+            "status": {
+                "resourceClaimStatuses": [{"name": "template", "resourceClaimName": format!("{uses}-made")}],
+                "extendedResourceClaimStatus": {"resourceClaimName": format!("{uses}-extended")},
+            },
+        })
+    }
 
     async fn world() -> World {
         let world = World::new();
-        let pod = |name: &str, node: &str, uses: &str| {
-            json!({
-                "metadata": {"name": name, "namespace": "team"},
-                "spec": {
-                    "nodeName": node,
-                    "serviceAccountName": format!("{uses}-account"),
-                    "containers": [{"envFrom": [{"secretRef": {"name": format!("{uses}-env")}}]}],
-                    "volumes": [
-                        {"name": "s", "secret": {"secretName": format!("{uses}-secret")}},
-                        {"name": "c", "configMap": {"name": format!("{uses}-map")}},
-                        {"name": "d", "ephemeral": {}},
-                        {"name": "p", "persistentVolumeClaim": {"claimName": format!("{uses}-claim")}},
-                    ],
-                },
-            })
-        };
         world.put("", "pods", pod("web", "a", "mine")).await;
         world.put("", "pods", pod("db", "b", "theirs")).await;
-        for uses in ["mine", "theirs"] {
-            let claim = json!({"namespace": "team", "name": format!("{uses}-claim")});
-            let volume = json!({"metadata": {"name": format!("{uses}-volume")},
-                                "spec": {"claimRef": claim}});
+        let mut mirror = pod("mirror", "a", "mirrored");
+        mirror["metadata"]["annotations"] = json!({MIRROR: "x"});
+        world.put("", "pods", mirror).await;
+        for (uses, node) in [("mine", "a"), ("theirs", "b")] {
+            let name = |what: &str| json!({"name": format!("{uses}-{what}"), "namespace": "team"});
+            let volume = format!("{uses}-volume");
+            let claim = json!({"metadata": name("claim"), "spec": {"volumeName": volume}});
+            world.put("", "persistentvolumeclaims", claim).await;
+            let csi = json!({"nodePublishSecretRef": {"name": format!("{uses}-disk"), "namespace": "store"},
+                             "controllerPublishSecretRef": {"name": format!("{uses}-admin"), "namespace": "store"}});
+            let volume = json!({"metadata": {"name": volume},
+                                "spec": {"claimRef": name("claim"), "csi": csi}});
             world.put("", "persistentvolumes", volume).await;
+            for (group, plural) in [
+                ("storage.k8s.io", "volumeattachments"),
+                ("resource.k8s.io", "resourceslices"),
+            ] {
+                let object = json!({"metadata": {"name": format!("{uses}-{plural}")}, "spec": {"nodeName": node}});
+                world.put(group, plural, object).await;
+            }
         }
         world
     }
 
     /// Asks as the kubelet of node `a`: verb, group:resource/subresource, namespace, name, selector.
     async fn may(world: &World, request: &str) -> bool {
-        let user = User::new("system:node:a", ["system:nodes"]);
+        ask(world, "system:node:a", request).await == Decision::Allow
+    }
+
+    async fn ask(world: &World, user: &str, request: &str) -> Decision {
+        let user = User::new(user, ["system:nodes"]);
         let mut words = request.split(' ');
         let mut next = || match words.next().unwrap_or_default() {
             "-" => "",
@@ -423,44 +446,62 @@ mod tests {
             field_selector,
             label_selector: "",
         };
-        let node = Node::new(world.reader.clone());
-        node.authorize(&attributes).await == Decision::Allow
+        Node::new(world.reader.clone()).authorize(&attributes).await
     }
+
+    const VERBS: [&str; 8] = [
+        "get",
+        "list",
+        "watch",
+        "create",
+        "update",
+        "patch",
+        "delete",
+        "deletecollection",
+    ];
+
+    /// What a kubelet may do: the verbs, the resource, and where `{}` stands for `mine` (allowed) and `theirs`
+    /// (refused). Every other verb is refused in both.
+    const RELATED: &[(&str, &str)] = &[
+        ("get list watch", "secrets team {}-secret"),
+        ("get list watch", "secrets team {}-env"),
+        ("get list watch", "secrets store {}-disk"),
+        ("get list watch", "configmaps team {}-map"),
+        ("get", "persistentvolumeclaims team {}-claim"),
+        (
+            "update patch",
+            "persistentvolumeclaims/status team {}-claim",
+        ),
+        ("get", "persistentvolumes - {}-volume"),
+        ("get", "resource.k8s.io:resourceclaims team {}-device"),
+        ("get", "resource.k8s.io:resourceclaims team {}-made"),
+        ("get", "resource.k8s.io:resourceclaims team {}-extended"),
+        (
+            "get",
+            "storage.k8s.io:volumeattachments - {}-volumeattachments",
+        ),
+        ("get", "serviceaccounts team {}-account"),
+        ("create", "serviceaccounts/token team {}-account"),
+    ];
 
     #[tokio::test]
     async fn a_kubelet_reads_what_its_pods_use_and_nothing_of_others() {
         let world = world().await;
-        for what in [
-            "secrets team {}-secret",
-            "secrets team {}-env",
-            "configmaps team {}-map",
-            "persistentvolumeclaims team {}-claim",
-            "persistentvolumes - {}-volume",
-        ] {
-            assert!(
-                may(&world, &format!("get {}", what.replace("{}", "mine"))).await,
-                "{what}"
-            );
-            assert!(
-                !may(&world, &format!("get {}", what.replace("{}", "theirs"))).await,
-                "{what}"
-            );
+        for (allowed, what) in RELATED {
+            for verb in VERBS {
+                let mine = format!("{verb} {}", what.replace("{}", "mine"));
+                let allowed = allowed.split(' ').any(|other| other == verb);
+                assert_eq!(may(&world, &mine).await, allowed, "{mine}");
+                let theirs = format!("{verb} {}", what.replace("{}", "theirs"));
+                assert!(!may(&world, &theirs).await, "{theirs}");
+                let mirrored = format!("{verb} {}", what.replace("{}", "mirrored"));
+                assert!(!may(&world, &mirrored).await, "{mirrored}");
+            }
         }
         assert!(
             may(&world, "get persistentvolumeclaims team web-d").await,
             "of its own volume"
         );
-        assert!(may(&world, "create serviceaccounts/token team mine-account").await);
-        assert!(!may(&world, "create serviceaccounts/token team theirs-account").await);
-        for refused in [
-            "list secrets team",
-            "get secrets other mine-secret",
-            "update secrets team mine-secret",
-            "list secrets",
-            "delete persistentvolumes - mine-volume",
-        ] {
-            assert!(!may(&world, refused).await, "{refused}");
-        }
         world.delete("", "pods", "team", "web").await;
         assert!(
             !may(&world, "get secrets team mine-secret").await,
@@ -468,32 +509,131 @@ mod tests {
         );
     }
 
+    /// Every verb of these is listed; what is not is refused.
+    const WHOLE: &[(&str, &str)] = &[
+        ("get list watch create update patch", "nodes - a"),
+        ("create update patch", "nodes - b"),
+        ("create update patch", "nodes"),
+        ("update patch", "nodes/status - a"),
+        ("", "nodes/proxy - a"),
+        ("get create delete list watch", "pods team web"),
+        ("create delete", "pods team db"),
+        ("create delete", "pods team"),
+        ("create delete list watch", "pods - - spec.nodeName=a"),
+        (
+            "create delete list watch",
+            "pods team - status.phase=Running,spec.nodeName==a",
+        ),
+        ("create delete", "pods - - spec.nodeName=b"),
+        ("create delete", "pods - - spec.nodeName!=a"),
+        ("create delete", "pods - - x!=\\,spec.nodeName=a"),
+        ("update patch", "pods/status team web"),
+        ("create", "pods/eviction team web"),
+        ("", "pods/exec team web"),
+        ("", "pods/attach team web"),
+        ("", "pods/portforward team web"),
+        ("", "pods/proxy team web"),
+        ("", "pods/log team web"),
+        ("", "pods/binding team web"),
+        ("", "pods/ephemeralcontainers team web"),
+        ("", "pods/resize team web"),
+        ("", "secrets team"),
+        ("", "secrets"),
+        ("", "secrets store mine-admin"),
+        ("", "secrets other mine-secret"),
+        ("", "secrets/status team mine-secret"),
+        ("", "configmaps team"),
+        ("", "persistentvolumeclaims team"),
+        ("", "persistentvolumes/status - mine-volume"),
+        ("", "resource.k8s.io:resourceclaims/status team mine-device"),
+        (
+            "",
+            "storage.k8s.io:volumeattachments/status - mine-volumeattachments",
+        ),
+        ("", "serviceaccounts team"),
+        ("", "serviceaccounts/token team theirs-account"),
+        (
+            "get create update patch delete",
+            "coordination.k8s.io:leases kube-node-lease a",
+        ),
+        ("create", "coordination.k8s.io:leases kube-node-lease b"),
+        ("", "coordination.k8s.io:leases default a"),
+        (
+            "get create update patch delete",
+            "storage.k8s.io:csinodes - a",
+        ),
+        ("create", "storage.k8s.io:csinodes - b"),
+        ("", "storage.k8s.io:csinodes/status - a"),
+        (
+            "get create update patch delete",
+            "resource.k8s.io:resourceslices - mine-resourceslices",
+        ),
+        (
+            "create",
+            "resource.k8s.io:resourceslices - theirs-resourceslices",
+        ),
+        (
+            "create list watch deletecollection",
+            "resource.k8s.io:resourceslices - - spec.nodeName=a",
+        ),
+        (
+            "create",
+            "resource.k8s.io:resourceslices - - spec.nodeName=b",
+        ),
+        ("create", "resource.k8s.io:resourceslices"),
+        ("get list watch", "services team x"),
+        ("get", "endpoints team x"),
+        ("create update patch", "events team x"),
+        ("create update patch", "events.k8s.io:events team x"),
+        ("get list watch", "storage.k8s.io:csidrivers - x"),
+        ("get list watch", "node.k8s.io:runtimeclasses - x"),
+        (
+            "get list watch create",
+            "certificates.k8s.io:certificatesigningrequests - x",
+        ),
+        (
+            "",
+            "certificates.k8s.io:certificatesigningrequests/approval - x",
+        ),
+        (
+            "",
+            "certificates.k8s.io:certificatesigningrequests/status - x",
+        ),
+        (
+            "",
+            "certificates.k8s.io:certificatesigningrequests/selfnodeclient - x",
+        ),
+        ("", "certificates.k8s.io:podcertificaterequests team x"),
+        ("", "certificates.k8s.io:clustertrustbundles - x"),
+        ("create", "authentication.k8s.io:tokenreviews"),
+        ("create", "authorization.k8s.io:subjectaccessreviews"),
+        (
+            "create",
+            "authorization.k8s.io:localsubjectaccessreviews team",
+        ),
+        ("", "apps:deployments team x"),
+        ("", "namespaces - team"),
+        ("", "bindings team x"),
+        ("", "rbac.authorization.k8s.io:clusterroles - x"),
+    ];
+
     #[tokio::test]
-    async fn a_kubelet_keeps_its_own_node_and_lease_and_watches_its_own_pods() {
+    async fn every_verb_of_a_kubelet_is_as_upstreams() {
         let world = world().await;
-        for allowed in [
-            "create nodes",
-            "get nodes - a",
-            "patch nodes/status - a",
-            "update coordination.k8s.io:leases kube-node-lease a",
-            "watch pods - - spec.nodeName=a",
-            "patch pods/status team web",
-            "watch services",
-            "create events team",
-        ] {
-            assert!(may(&world, allowed).await, "{allowed}");
+        for (allowed, what) in WHOLE {
+            for verb in VERBS {
+                let request = format!("{verb} {what}");
+                let allowed = allowed.split(' ').any(|other| other == verb);
+                assert_eq!(may(&world, &request).await, allowed, "{request}");
+            }
         }
-        for refused in [
-            "get nodes - b",
-            "patch nodes/status - b",
-            "list nodes",
-            "update coordination.k8s.io:leases kube-node-lease b",
-            "update coordination.k8s.io:leases default a",
-            "watch pods",
-            "watch pods - - spec.nodeName=b",
-            "create apps:deployments team",
-        ] {
-            assert!(!may(&world, refused).await, "{refused}");
-        }
+    }
+
+    #[tokio::test]
+    async fn a_kubelet_without_a_node_may_nothing() {
+        let world = world().await;
+        let refused = ask(&world, "system:node:", "list services").await;
+        let why = "unknown node for user \"system:node:\"".to_owned();
+        assert_eq!(refused, Decision::NoOpinion(why));
     }
 }

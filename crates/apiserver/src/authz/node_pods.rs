@@ -95,6 +95,13 @@ impl NodePods {
             .collect()
     }
 
+    /// The pods of a node in all namespaces, as far as they are known.
+    pub(crate) fn of_node(&self, node: &str) -> Vec<Arc<Stored>> {
+        let known = self.known.read();
+        let pods = known.nodes.get(node).into_iter().flat_map(BTreeMap::values);
+        pods.cloned().collect()
+    }
+
     /// Learns everything that the store held when this was called.
     pub(crate) async fn catch_up(&self) -> Result<(), Status> {
         let newest = self.reader.revision().await?;

@@ -1,5 +1,7 @@
 //! What a rule of a role allows, and what one set of rules covers of another.
 
+use std::fmt;
+
 use machinery::Value;
 
 use super::Attributes;
@@ -140,6 +142,27 @@ impl Rule {
             && atom.resources.iter().all(resource)
             && (self.names.is_empty()
                 || (!atom.names.is_empty() && atom.names.iter().all(|n| self.names.contains(n))))
+    }
+}
+
+/// As Kubernetes' messages show a rule.
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = [
+            ("APIGroups", &self.groups),
+            ("Resources", &self.resources),
+            ("NonResourceURLs", &self.paths),
+            ("ResourceNames", &self.names),
+            ("Verbs", &self.verbs),
+        ];
+        let parts = parts.iter().filter(|(_, list)| !list.is_empty());
+        let parts: Vec<String> = parts
+            .map(|(name, list)| {
+                let quoted: Vec<String> = list.iter().map(|item| format!("{item:?}")).collect();
+                format!("{name}:[{}]", quoted.join(" "))
+            })
+            .collect();
+        write!(f, "{{{}}}", parts.join(", "))
     }
 }
 

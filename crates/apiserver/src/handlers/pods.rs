@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     Resource,
+    admission::{self, Attributes, Operation},
     convert::{self, Decoded, Part},
     disruption, media, meta,
     pipeline::Request,
@@ -240,7 +241,7 @@ pub(crate) async fn evict(request: Request, resource: Arc<Resource>) -> Answer {
     write.settle_place(&mut eviction).map_err(refuse)?;
     let delete = check_eviction(&mut write, &eviction).map_err(refuse)?;
     let core = request.core.clone();
-    core.supervise(async move { evict_pod(write, delete).await })
+    core.supervise(async move { evict_pod(write, eviction, delete).await })
         .await
         .map_err(refuse)?;
     Ok(respond::warn(success(StatusCode::CREATED), &warnings))
@@ -280,8 +281,37 @@ fn check_eviction(write: &mut Write, eviction: &Object) -> Result<DeleteOptions,
 /// How often an eviction that lost a race is tried again.
 const EVICTIONS: usize = 10;
 
-async fn evict_pod(mut write: Write, delete: DeleteOptions) -> Result<(), Status> {
+/// An eviction is created, not stored: plugins may refuse it before any budget is charged for it.
+async fn admit_eviction(write: &Write, eviction: &Object) -> Result<(), Status> {
+    let attributes = Attributes {
+        user: &write.user,
+        peer: write.peer,
+        operation: Operation::Create,
+        group: "",
+        version: "v1",
+        kind: "Eviction",
+        resource: "pods",
+        subresource: "eviction",
+        namespace: &write.namespace,
+        name: &write.name,
+        dry_run: write.dry_run,
+        old: None,
+        reader: &write.core.reader,
+        effects: &write.effects,
+    };
+    let mut eviction = eviction.clone();
+    let (chain, timing) = (&write.core.admission, &write.core.metrics.admission);
+    admission::mutate(chain, timing, &attributes, &mut eviction).await?;
+    admission::validate(chain, timing, &attributes, Some(&eviction)).await
+}
+
+async fn evict_pod(
+    mut write: Write,
+    eviction: Object,
+    delete: DeleteOptions,
+) -> Result<(), Status> {
     let asked = delete.preconditions.clone().unwrap_or_default();
+    admit_eviction(&write, &eviction).await?;
     let mut attempts = EVICTIONS;
     loop {
         attempts -= 1;
