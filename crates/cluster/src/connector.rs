@@ -1,6 +1,6 @@
 //! In-process clients: each part speaks to the API server as itself, through a function call.
 
-use std::sync::Arc;
+use std::{net::IpAddr, sync::Arc};
 
 use apiserver::{ApiServer, User};
 use client::{Connector, kube};
@@ -12,13 +12,34 @@ pub struct InProcess(pub Arc<ApiServer>);
 impl InProcess {
     /// A client that counts as this user.
     pub fn as_user(&self, user: User) -> kube::Client {
-        client::in_process(self.0.connect(user))
+        let agent = agent(&user.name);
+        client::in_process(self.0.connect(user).agent(agent))
+    }
+
+    /// A client for the kubelet of this machine's node.
+    pub fn as_node(&self, name: &str, address: IpAddr) -> kube::Client {
+        let user = user(&format!("system:node:{name}"));
+        let service = self.0.connect(user).agent("kubelet");
+        client::in_process(service.of_node(address))
     }
 }
 
 impl Connector for InProcess {
     fn client(&self, name: &str) -> kube::Client {
         self.as_user(user(name))
+    }
+}
+
+/// What a component calls itself, as upstream's do.
+fn agent(user: &str) -> &'static str {
+    match user {
+        "system:kube-scheduler" => "kube-scheduler",
+        "system:kube-proxy" => "kube-proxy",
+        "system:kube-controller-manager" => "kube-controller-manager",
+        // Controllers write each as its own account.
+        _ if user.starts_with("system:serviceaccount:kube-system:") => "kube-controller-manager",
+        _ if user.starts_with("system:node:") => "kubelet",
+        _ => "mainstay",
     }
 }
 
@@ -54,6 +75,17 @@ mod tests {
         ] {
             assert!(user(name).is_in(group), "{name}");
             assert_eq!(user(name).name, name);
+        }
+        for (name, expected) in [
+            ("system:node:one", "kubelet"),
+            ("system:kube-scheduler", "kube-scheduler"),
+            (
+                "system:serviceaccount:kube-system:job-controller",
+                "kube-controller-manager",
+            ),
+            ("kubernetes-admin", "mainstay"),
+        ] {
+            assert_eq!(agent(name), expected, "{name}");
         }
         assert!(!user("system:kube-scheduler").is_in("system:masters"));
     }

@@ -116,14 +116,10 @@ fn kubelet(
     connector: &InProcess,
     socket: PathBuf,
 ) -> Result<Arc<dyn Service>, Error> {
-    let user = User::new(
-        format!("system:node:{}", settings.node_name),
-        ["system:nodes"],
-    );
     let mut config = kubelet::Config::new(
         &settings.node_name,
         settings.node_ip,
-        connector.as_user(user),
+        connector.as_node(&settings.node_name, settings.node_ip),
         socket,
         &settings.data_dir,
         pki.kubelet_config()?,

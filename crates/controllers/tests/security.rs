@@ -113,7 +113,7 @@ async fn with_node() -> World {
 }
 
 fn kubelet(world: &World) -> kube::Client {
-    world.as_user(User::new("system:node:n1", ["system:nodes"]))
+    world.as_node("n1", "192.0.2.1")
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -147,9 +147,12 @@ async fn a_kubelet_gets_its_own_certificates_and_nobody_elses() {
         .await
         .unwrap();
     let other = request("system:node:n2", "system:nodes", &[]);
-    ask(kubelet(&world), "other", KUBELET_CLIENT, &client, other)
-        .await
-        .unwrap();
+    let refused = ask(kubelet(&world), "other", KUBELET_CLIENT, &client, other).await;
+    let refused = refused.unwrap_err().to_string();
+    assert!(
+        refused.contains("can only create a node CSR with CN=system:node:n1"),
+        "{refused}"
+    );
     let legacy = request("system:node:n1", "system:nodes", &[]);
     let unknown = "kubernetes.io/legacy-unknown";
     let refused = ask(world.client.clone(), "legacy", unknown, &client, legacy)
@@ -165,29 +168,52 @@ async fn a_kubelet_gets_its_own_certificates_and_nobody_elses() {
         .await
         .unwrap();
     until(&world, "last", is_issued).await;
-    for name in ["greedy", "other"] {
-        let csr = until(&world, name, |_| true).await;
-        assert!(conditions(&csr).is_empty(), "{name}: {:?}", csr.status);
-    }
+    let csr = until(&world, "greedy", |_| true).await;
+    assert!(conditions(&csr).is_empty(), "{:?}", csr.status);
 }
 
+/// A node over which somebody has power: it says that it has the addresses of the API server and of others.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_tells_its_addresses_late_gets_its_certificate_then() {
+async fn a_node_gets_no_certificate_for_addresses_that_it_only_says_it_has() {
     let world = with_node().await;
     let server = ["digital signature", "server auth"];
-    let serving = request("system:node:n1", "system:nodes", &["192.0.2.9"]);
-    ask(kubelet(&world), "late", KUBELET_SERVING, &server, serving)
-        .await
-        .unwrap();
-    let addresses = json!([{"type": "InternalIP", "address": "192.0.2.9"}]);
+    let hostile = world.as_user(User::new("system:node:n1", ["system:nodes"]));
+    let addresses = json!([{"type": "InternalIP", "address": "10.43.0.1"},
+                           {"type": "InternalIP", "address": "192.0.2.2"},
+                           {"type": "InternalDNS", "address": "kubernetes.default.svc"}]);
     let patch = json!({"status": {"addresses": addresses}});
-    let nodes: Api<Node> = Api::all(world.client.clone());
+    let nodes: Api<Node> = Api::all(hostile.clone());
     let params = PatchParams::default();
     nodes
         .patch_status("n1", &params, &Patch::Merge(&patch))
         .await
         .unwrap();
-    until(&world, "late", is_issued).await;
+    let beside = kubelet(&world);
+    for (name, client, wanted) in [
+        (
+            "server",
+            &hostile,
+            &["kubernetes.default.svc", "10.43.0.1"][..],
+        ),
+        ("unseen", &hostile, &["n1"]),
+        ("service", &beside, &["10.43.0.1"]),
+        ("neighbour", &beside, &["192.0.2.2"]),
+        ("name", &beside, &["kubernetes.default.svc"]),
+    ] {
+        let request = request("system:node:n1", "system:nodes", wanted);
+        ask(client.clone(), name, KUBELET_SERVING, &server, request)
+            .await
+            .unwrap();
+    }
+    let own = request("system:node:n1", "system:nodes", &["n1", "192.0.2.1"]);
+    ask(beside, "own", KUBELET_SERVING, &server, own)
+        .await
+        .unwrap();
+    until(&world, "own", is_issued).await;
+    for name in ["server", "unseen", "service", "neighbour", "name"] {
+        let csr = until(&world, name, |_| true).await;
+        assert!(conditions(&csr).is_empty(), "{name}: {:?}", csr.status);
+    }
 }
 
 async fn decide(client: kube::Client, name: &str, kind: &str) -> Result<(), kube::Error> {

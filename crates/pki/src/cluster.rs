@@ -65,6 +65,11 @@ impl Pki {
         })
     }
 
+    /// The names and addresses that the serving certificates are for.
+    pub fn names(&self) -> Names {
+        self.state.lock().names.clone()
+    }
+
     /// The cluster's authority.
     pub fn ca(&self) -> &Authority {
         &self.ca

@@ -33,10 +33,11 @@ impl Default for Names {
 }
 
 /// Subject alternative names in a form that two certificates can be compared by.
-pub(crate) type AltNames = BTreeSet<String>;
+pub type AltNames = BTreeSet<String>;
 
 impl Names {
-    pub(crate) fn of_apiserver(&self) -> AltNames {
+    /// Every name and address of the API server's certificate, as text.
+    pub fn of_apiserver(&self) -> AltNames {
         let service = ["kubernetes", "kubernetes.default", "kubernetes.default.svc"];
         let mut names: AltNames = service.iter().map(|name| (*name).to_owned()).collect();
         names.insert(format!("kubernetes.default.svc.{}", self.cluster_domain));

@@ -3,6 +3,7 @@
 
 mod always_pull_images;
 mod certificate_approval;
+mod certificate_origin;
 mod certificate_signing;
 mod certificate_subject_restriction;
 mod cluster_trust_bundle_attest;
@@ -30,7 +31,7 @@ mod storage_object_in_use_protection;
 mod taint_nodes_by_condition;
 mod timing;
 
-use std::sync::Arc;
+use std::{net::IpAddr, sync::Arc};
 
 use async_trait::async_trait;
 use machinery::{Object, Status};
@@ -54,9 +55,20 @@ pub enum Operation {
     Connect,
 }
 
+/// Where a user is, as the server knows it by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Peer {
+    /// At the other end of a connection that shows the user's own certificate, with nothing in between.
+    Certified(IpAddr),
+    /// In this process, on the node with this address.
+    InProcess(IpAddr),
+}
+
 /// The request as plugins see it.
 pub struct Attributes<'a> {
     pub user: &'a User,
+    /// `None` where the server does not know it.
+    pub peer: Option<Peer>,
     pub operation: Operation,
     pub group: &'a str,
     pub version: &'a str,

@@ -1,15 +1,17 @@
 //! Approves what a kubelet asks for itself: its client certificate when it may have one, and its
-//! serving certificate when every name and address in it is the Node's own. Everything else waits
+//! serving certificate for its name and the address that it asks from ([`super::serving`]). Everything else waits
 //! for a person.
 
-use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
+use std::sync::Arc;
 
 use client::Informer;
 use k8s_openapi::{
     api::{
         authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec},
         certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition},
-        core::v1::Node,
+        core::v1::{Node, Pod, Service},
+        discovery::v1::EndpointSlice,
+        networking::v1::ServiceCIDR,
     },
     apimachinery::pkg::apis::meta::v1::Time,
 };
@@ -19,7 +21,7 @@ use reconcile::{Action, Controller, Error, Key, Queue};
 
 use super::{
     ACCOUNT, KUBELET_CLIENT, KUBELET_SERVING, NODE_PREFIX, has, is_issued, is_kubelet_client,
-    is_kubelet_serving, usages,
+    is_kubelet_serving, serving, usages,
 };
 use crate::shared::Shared;
 
@@ -30,6 +32,10 @@ struct Approver {
     shared: Arc<Shared>,
     requests: Informer<CertificateSigningRequest>,
     nodes: Informer<Node>,
+    services: Informer<Service>,
+    service_cidrs: Informer<ServiceCIDR>,
+    pods: Informer<Pod>,
+    slices: Informer<EndpointSlice>,
     client: kube::Client,
 }
 
@@ -39,26 +45,32 @@ pub fn start(shared: &Arc<Shared>) {
         shared: shared.clone(),
         requests: shared.informer(),
         nodes: shared.informer(),
+        services: shared.informer(),
+        service_cidrs: shared.informer(),
+        pods: shared.informer(),
+        slices: shared.informer(),
         client: shared.client(ACCOUNT),
     });
     let shared = shared.clone();
     shared.context.clone().spawn(NAME, async move {
         controller.requests.synced().await;
         controller.nodes.synced().await;
+        controller.services.synced().await;
+        controller.service_cidrs.synced().await;
+        controller.pods.synced().await;
+        controller.slices.synced().await;
         let queue = Queue::default();
         let context = &shared.context;
         reconcile::follow(context, &controller.requests, &queue, |event| {
             vec![Key::of(&**event.object())]
         });
-        // A node that says its addresses later than it asks is not kept waiting.
+        // What stood in the way may be another node that is deleted now.
         let requests = controller.requests.clone();
-        reconcile::follow(context, &controller.nodes, &queue, move |event| {
-            let node = event.object().metadata.name.clone().unwrap_or_default();
-            let user = format!("{NODE_PREFIX}{node}");
+        reconcile::follow(context, &controller.nodes, &queue, move |_| {
             let waiting = requests
                 .list()
                 .into_iter()
-                .filter(|csr| csr.spec.username.as_deref() == Some(&user) && !has(csr, "Approved"));
+                .filter(|csr| csr.spec.signer_name == KUBELET_SERVING && !has(csr, "Approved"));
             waiting.map(|csr| Key::of(&*csr)).collect()
         });
         reconcile::run(context, controller, queue, 1);
@@ -73,21 +85,22 @@ enum Choice {
     Leave,
     /// Approve it if its author may create one of these.
     Ask(Vec<(&'static str, &'static str)>),
-    /// Approve it.
-    Approve(&'static str),
+    /// Approve it if it names the node and nothing else.
+    Serving,
 }
 
 const SELF: (&str, &str) = (
     "selfnodeclient",
     "Auto approving self kubelet client certificate after SubjectAccessReview.",
 );
+const SERVING: &str = "Auto approving kubelet serving certificate for the node's name and the address it was requested from.";
 const OTHER: (&str, &str) = (
     "nodeclient",
     "Auto approving kubelet client certificate after SubjectAccessReview.",
 );
 
-fn decide(csr: &CertificateSigningRequest, request: &Wish, node: Option<&Node>) -> Choice {
-    if is_issued(csr) || has(csr, "Approved") || has(csr, "Denied") {
+fn decide(csr: &CertificateSigningRequest, request: &Wish) -> Choice {
+    if is_issued(csr) || has(csr, "Approved") || has(csr, "Denied") || has(csr, "Failed") {
         return Choice::Leave;
     }
     let author = csr.spec.username.as_deref().unwrap_or_default();
@@ -98,42 +111,13 @@ fn decide(csr: &CertificateSigningRequest, request: &Wish, node: Option<&Node>) 
         }
         KUBELET_SERVING if own && is_kubelet_serving(request, &usages(csr)).is_ok() => {
             let mut groups = csr.spec.groups.iter().flatten();
-            let is_node = groups.any(|group| group == "system:nodes");
-            match node {
-                Some(node) if is_node && are_its_own(request, node) => Choice::Approve(
-                    "Auto approving kubelet serving certificate of the node's own names and addresses.",
-                ),
-                _ => Choice::Leave,
+            match groups.any(|group| group == "system:nodes") {
+                true => Choice::Serving,
+                false => Choice::Leave,
             }
         }
         _ => Choice::Leave,
     }
-}
-
-/// Whether a node has every name and address that the request lists.
-fn are_its_own(request: &Wish, node: &Node) -> bool {
-    let addresses = node
-        .status
-        .as_ref()
-        .and_then(|status| status.addresses.as_ref());
-    let (mut names, mut ips) = (BTreeSet::new(), BTreeSet::new());
-    for known in addresses.into_iter().flatten() {
-        match known.type_.as_str() {
-            "Hostname" | "InternalDNS" | "ExternalDNS" => {
-                names.insert(known.address.as_str());
-            }
-            "InternalIP" | "ExternalIP" => ips.extend(known.address.parse::<IpAddr>()),
-            _ => {}
-        }
-    }
-    request
-        .dns_names
-        .iter()
-        .all(|name| names.contains(name.as_str()))
-        && request
-            .addresses
-            .iter()
-            .all(|address| ips.contains(address))
 }
 
 impl Approver {
@@ -161,6 +145,25 @@ impl Approver {
         let api: Api<SubjectAccessReview> = Api::all(self.client.clone());
         let answer = api.create(&PostParams::default(), &review).await?;
         Ok(answer.status.is_some_and(|status| status.allowed))
+    }
+
+    /// Why a request for a serving certificate waits for a person, if it does.
+    fn check_serving(&self, csr: &CertificateSigningRequest, request: &Wish) -> Result<(), String> {
+        let config = &self.shared.config;
+        let authority = config.authority.as_ref().ok_or("nobody signs it")?;
+        let names = authority.0.names();
+        let cluster = serving::Cluster {
+            nodes: self.nodes.list(),
+            services: self.services.list(),
+            service_cidrs: self.service_cidrs.list(),
+            pods: self.pods.list(),
+            slices: self.slices.list(),
+            pod_cidr: config.cluster_cidr.clone(),
+            server_names: names.of_apiserver(),
+            domain: names.cluster_domain,
+        };
+        let node = request.common_name.strip_prefix(NODE_PREFIX);
+        cluster.check(csr, request, node.unwrap_or_default())
     }
 
     async fn approve(&self, csr: &CertificateSigningRequest, message: &str) -> Result<(), Error> {
@@ -193,11 +196,14 @@ impl Controller for Approver {
         let Ok(request) = Request::parse(&csr.spec.request.0) else {
             return Ok(Action::Done);
         };
-        let node = request.common_name.strip_prefix(NODE_PREFIX);
-        let node = node.and_then(|name| self.nodes.get("", name));
-        match decide(&csr, &request, node.as_deref()) {
+        match decide(&csr, &request) {
             Choice::Leave => {}
-            Choice::Approve(message) => self.approve(&csr, message).await?,
+            Choice::Serving => match self.check_serving(&csr, &request) {
+                Ok(()) => self.approve(&csr, SERVING).await?,
+                Err(why) => {
+                    tracing::info!(csr = key.name, why, "waits for a person's approval");
+                }
+            },
             Choice::Ask(kinds) => {
                 for (kind, message) in kinds {
                     if self.may(&csr, kind).await? {
@@ -224,16 +230,6 @@ mod tests {
         serde_json::from_value(json).unwrap()
     }
 
-    fn node() -> Node {
-        let addresses = serde_json::json!([
-            {"type": "Hostname", "address": "n1"},
-            {"type": "InternalIP", "address": "10.0.0.1"},
-        ]);
-        let json =
-            serde_json::json!({"metadata": {"name": "n1"}, "status": {"addresses": addresses}});
-        serde_json::from_value(json).unwrap()
-    }
-
     fn request(names: &[&str], addresses: &[&str]) -> Wish {
         Wish {
             common_name: "system:node:n1".to_owned(),
@@ -254,34 +250,27 @@ mod tests {
     fn a_client_certificate_depends_on_what_its_author_may() {
         let own = csr(KUBELET_CLIENT, "system:node:n1", &CLIENT);
         let plain = request(&[], &[]);
-        assert_eq!(decide(&own, &plain, None), Choice::Ask(vec![SELF, OTHER]));
+        assert_eq!(decide(&own, &plain), Choice::Ask(vec![SELF, OTHER]));
         let token = csr(KUBELET_CLIENT, "system:bootstrap:abcdef", &CLIENT);
-        assert_eq!(decide(&token, &plain, None), Choice::Ask(vec![OTHER]));
+        assert_eq!(decide(&token, &plain), Choice::Ask(vec![OTHER]));
         let legacy = csr(super::super::LEGACY, "system:node:n1", &CLIENT);
-        assert_eq!(decide(&legacy, &plain, None), Choice::Leave);
+        assert_eq!(decide(&legacy, &plain), Choice::Leave);
         let person = csr(super::super::CLIENT, "system:node:n1", &CLIENT);
-        assert_eq!(decide(&person, &plain, None), Choice::Leave);
+        assert_eq!(decide(&person, &plain), Choice::Leave);
     }
 
     #[test]
-    fn a_serving_certificate_names_the_node_and_nobody_else() {
+    fn a_serving_certificate_is_for_the_node_that_asks() {
+        let choose =
+            |csr: &CertificateSigningRequest| decide(csr, &request(&["n1"], &["10.0.0.1"]));
         let own = csr(KUBELET_SERVING, "system:node:n1", &SERVER);
-        let approved = |csr: &CertificateSigningRequest, names: &[&str], addresses: &[&str]| {
-            let choice = decide(csr, &request(names, addresses), Some(&node()));
-            matches!(choice, Choice::Approve(_))
-        };
-        assert!(approved(&own, &["n1"], &["10.0.0.1"]));
-        assert!(approved(&own, &[], &["10.0.0.1"]));
-        assert!(!approved(&own, &["n2"], &["10.0.0.1"]));
-        assert!(!approved(&own, &["n1"], &["10.0.0.1", "10.0.0.2"]));
-        assert!(!approved(&own, &["kubernetes.default"], &[]));
+        assert_eq!(choose(&own), Choice::Serving);
         let other = csr(KUBELET_SERVING, "system:node:n2", &SERVER);
-        assert!(!approved(&other, &["n1"], &["10.0.0.1"]));
+        assert_eq!(choose(&other), Choice::Leave);
         let mut outsider = own.clone();
         outsider.spec.groups = Some(vec!["dev".to_owned()]);
-        assert!(!approved(&outsider, &["n1"], &["10.0.0.1"]));
-        let gone = decide(&own, &request(&["n1"], &[]), None);
-        assert_eq!(gone, Choice::Leave);
+        assert_eq!(choose(&outsider), Choice::Leave);
+        assert_eq!(decide(&own, &request(&[], &[])), Choice::Leave);
     }
 
     #[test]
@@ -293,6 +282,6 @@ mod tests {
             ..Default::default()
         };
         denied.status.get_or_insert_default().conditions = Some(vec![condition]);
-        assert_eq!(decide(&denied, &request(&[], &[]), None), Choice::Leave);
+        assert_eq!(decide(&denied, &request(&[], &[])), Choice::Leave);
     }
 }

@@ -3,6 +3,7 @@
 
 pub mod approving;
 pub mod cleaner;
+mod serving;
 pub mod signing;
 
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;

@@ -60,6 +60,14 @@ impl World {
         client::in_process(self.server.connect(user))
     }
 
+    /// The client of a kubelet that runs beside the server, on a node with this address.
+    #[allow(dead_code, reason = "not every test needs it")]
+    pub fn as_node(&self, name: &str, address: &str) -> kube::Client {
+        let user = User::new(format!("system:node:{name}"), ["system:nodes"]);
+        let service = self.server.connect(user);
+        client::in_process(service.of_node(address.parse().unwrap()))
+    }
+
     /// Everything running, with the namespace "default".
     pub async fn new() -> Self {
         let _ = tracing_subscriber::fmt()
