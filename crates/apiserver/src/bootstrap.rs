@@ -45,9 +45,24 @@ pub(crate) async fn ensure(core: &Arc<Core>) -> Result<(), Status> {
     for wanted in fixed(core) {
         create(core, wanted).await?;
     }
+    create(core, token_tracking(core)).await?;
     settle(core, authentication(core), AUTHENTICATION).await?;
     ready_range(core).await?;
     repair(core).await
+}
+
+/// Since when the use of tokens in Secrets is written down.
+fn token_tracking(core: &Core) -> Wanted {
+    let today = core.config.clock.now().strftime("%Y-%m-%d").to_string();
+    let name = "kube-apiserver-legacy-service-account-token-tracking";
+    let object = json!({
+        "metadata": {"name": name, "namespace": "kube-system"}, "data": {"since": today},
+    });
+    Wanted {
+        group: "",
+        plural: "configmaps",
+        object,
+    }
 }
 
 /// What others need to know whom this server trusts; what they add is theirs.
@@ -243,6 +258,7 @@ fn write(core: &Arc<Core>, resource: Arc<Resource>, object: &Value) -> Write {
     Write {
         core: core.clone(),
         user: Arc::new(User::new("system:apiserver", [user::MASTERS])),
+        peer: None,
         namespace: if resource.namespaced() {
             text("namespace")
         } else {

@@ -107,6 +107,14 @@ pub trait TokenIssuer: Send + Sync + 'static {
         token: &str,
         audiences: Option<&[String]>,
     ) -> Option<Result<Arc<authn::Claims>, authn::Refused>>;
+    /// What a token says that is kept in a Secret, if it is one of ours; only its signature and audience are checked.
+    fn verify_legacy(
+        &self,
+        _token: &str,
+        _audiences: Option<&[String]>,
+    ) -> Option<Result<authn::LegacyClaims, authn::Refused>> {
+        None
+    }
     /// Whom tokens are for when nobody is named: this server.
     fn audiences(&self) -> &[String];
     /// The document at `/.well-known/openid-configuration`.

@@ -24,6 +24,7 @@ pub mod endpointslice;
 pub mod endpointslicemirroring;
 pub mod gc;
 pub mod job;
+pub mod legacytokencleaner;
 pub mod namespace;
 pub mod nodeipam;
 pub mod nodelifecycle;
@@ -35,6 +36,7 @@ pub mod replicationcontroller;
 pub mod resourcequota;
 pub mod rootca;
 pub mod serviceaccount;
+pub mod serviceaccounttokens;
 pub mod servicecidrs;
 pub mod statefulset;
 pub mod tainteviction;
@@ -74,6 +76,8 @@ pub const ALL: &[Entry] = table![
     endpoints,
     namespace,
     serviceaccount,
+    serviceaccounttokens,
+    legacytokencleaner,
     rootca,
     gc,
     nodelifecycle,

@@ -4,6 +4,7 @@
 pub(crate) mod bearer;
 mod bootstrap;
 mod certificate;
+pub(crate) mod legacy_tokens;
 mod request_header;
 mod service_account;
 mod static_tokens;
@@ -19,6 +20,7 @@ use crate::{Config, Error, Reader, User};
 
 pub use bootstrap::BootstrapTokens;
 pub use certificate::Certificate;
+pub use legacy_tokens::LegacyClaims;
 pub use request_header::RequestHeader;
 pub use service_account::{Claims, Private, Reference, ServiceAccounts, Tokens};
 pub use static_tokens::StaticTokens;
@@ -62,7 +64,11 @@ pub trait Authenticator: Send + Sync + 'static {
 }
 
 /// The authenticators, in the order they are asked.
-pub fn chain(config: &Config, reader: &Reader) -> Result<Vec<Arc<dyn Authenticator>>, Error> {
+pub(crate) fn chain(
+    config: &Config,
+    reader: &Reader,
+    uses: &Arc<legacy_tokens::Uses>,
+) -> Result<Vec<Arc<dyn Authenticator>>, Error> {
     let mut chain: Vec<Arc<dyn Authenticator>> = Vec::new();
     let invalid = |what: &str, why: String| Error::Invalid(format!("{what}: {why}"));
     // A server without a client CA knows nobody by certificate.
@@ -87,6 +93,7 @@ pub fn chain(config: &Config, reader: &Reader) -> Result<Vec<Arc<dyn Authenticat
             tokens,
             reader.clone(),
             clock,
+            uses.clone(),
         )));
     }
     chain.push(Arc::new(BootstrapTokens::new(

@@ -11,7 +11,10 @@ use pki::{Pki, jwt};
 use serde::{Deserialize, Serialize};
 use stdx::Clock;
 
-use super::{Authenticator, Credentials, Refused, bearer};
+use super::{
+    Authenticator, Credentials, LegacyClaims, Refused, bearer,
+    legacy_tokens::{self, Uses},
+};
 use crate::{IssuedToken, Reader, Stored, TokenIssuer, TokenRequest, User};
 
 /// Pods and accounts that are being deleted keep their tokens this long, to end their work.
@@ -129,17 +132,21 @@ fn timely(claims: &Claims, audiences: &[String], now: Timestamp) -> Result<(), R
         .iter()
         .any(|audience| audiences.contains(audience))
     {
-        let listed = |all: &[String]| {
-            let quoted: Vec<String> = all.iter().map(|a| machinery::text::quote(a)).collect();
-            quoted.join(" ")
-        };
-        return Err(Refused(format!(
-            "token audiences [{}] is invalid for the target audiences [{}]",
-            listed(&claims.aud),
-            listed(audiences)
-        )));
+        return Err(audience_error(&claims.aud, audiences));
     }
     Ok(())
+}
+
+fn audience_error(own: &[String], wanted: &[String]) -> Refused {
+    let listed = |all: &[String]| {
+        let quoted: Vec<String> = all.iter().map(|a| machinery::text::quote(a)).collect();
+        quoted.join(" ")
+    };
+    Refused(format!(
+        "token audiences [{}] is invalid for the target audiences [{}]",
+        listed(own),
+        listed(wanted)
+    ))
 }
 
 impl TokenIssuer for Tokens {
@@ -212,6 +219,27 @@ impl TokenIssuer for Tokens {
         Some(claims)
     }
 
+    fn verify_legacy(
+        &self,
+        token: &str,
+        audiences: Option<&[String]>,
+    ) -> Option<Result<LegacyClaims, Refused>> {
+        if jwt::issuer(token)? != legacy_tokens::ISSUER {
+            return None;
+        }
+        // Such tokens name no audience: they are for this server.
+        let wanted = audiences.filter(|wanted| !wanted.is_empty());
+        let fits = wanted.is_none_or(|wanted| wanted.iter().any(|a| self.audiences.contains(a)));
+        if !fits {
+            return Some(Err(audience_error(
+                &self.audiences,
+                wanted.unwrap_or_default(),
+            )));
+        }
+        let claims = self.pki.service_account().verify(token);
+        Some(claims.map_err(|error: jwt::TokenError| Refused(error.to_string())))
+    }
+
     fn audiences(&self) -> &[String] {
         &self.audiences
     }
@@ -236,14 +264,21 @@ pub struct ServiceAccounts {
     tokens: Arc<dyn TokenIssuer>,
     reader: Reader,
     clock: Arc<dyn Clock>,
+    legacy: Arc<Uses>,
 }
 
 impl ServiceAccounts {
-    pub fn new(tokens: Arc<dyn TokenIssuer>, reader: Reader, clock: Arc<dyn Clock>) -> Self {
+    pub(crate) fn new(
+        tokens: Arc<dyn TokenIssuer>,
+        reader: Reader,
+        clock: Arc<dyn Clock>,
+        legacy: Arc<Uses>,
+    ) -> Self {
         Self {
             tokens,
             reader,
             clock,
+            legacy,
         }
     }
 
@@ -329,7 +364,12 @@ impl Authenticator for ServiceAccounts {
         audiences: Option<&[String]>,
     ) -> Result<Option<User>, Refused> {
         let Some(claims) = self.tokens.verify(token, audiences) else {
-            return Ok(None);
+            let Some(claims) = self.tokens.verify_legacy(token, audiences) else {
+                return Ok(None);
+            };
+            let (claims, reader, clock) = (claims?, &self.reader, &*self.clock);
+            let user = legacy_tokens::account(reader, &self.legacy, clock, token, &claims);
+            return user.await.map(Some);
         };
         let claims = claims?;
         let private = &claims.private;
@@ -385,7 +425,8 @@ mod tests {
                 .put("", resource, json!({ "metadata": metadata }))
                 .await;
         }
-        let accounts = ServiceAccounts::new(tokens.clone(), world.reader.clone(), shared);
+        let reader = world.reader.clone();
+        let accounts = ServiceAccounts::new(tokens.clone(), reader, shared, Arc::default());
         Setup {
             _directory: directory,
             clock,

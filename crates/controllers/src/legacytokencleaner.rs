@@ -1,0 +1,238 @@
+//! Tokens that were once made for accounts by themselves and that nobody has used for a year: the Secret is marked as
+//! invalid first, and deleted when it has been so for another year. Secrets that people made are left alone: an
+//! account does not refer to them.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use client::Informer;
+use jiff::{Timestamp, ToSpan, civil::Date, tz::TimeZone};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, ServiceAccount};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, Patch, PatchParams, Preconditions},
+};
+use reconcile::Error;
+use serde_json::json;
+
+use crate::{serviceaccounttokens::TYPE, shared::Shared};
+
+/// As in the table of controllers.
+pub const NAME: &str = "legacy-serviceaccount-token-cleaner";
+const ACCOUNT: &str = "legacy-service-account-token-cleaner";
+const TRACKING: &str = "kube-apiserver-legacy-service-account-token-tracking";
+const LAST_USED: &str = "kubernetes.io/legacy-token-last-used";
+const INVALID_SINCE: &str = "kubernetes.io/legacy-token-invalid-since";
+const EVERY: Duration = Duration::from_secs(24 * 3600);
+
+struct Cleaner {
+    shared: Arc<Shared>,
+    secrets: Informer<Secret>,
+    accounts: Informer<ServiceAccount>,
+    pods: Informer<Pod>,
+    client: kube::Client,
+}
+
+/// Starts it.
+pub fn start(shared: &Arc<Shared>) {
+    let cleaner = Cleaner {
+        shared: shared.clone(),
+        secrets: Informer::builder(shared.reader())
+            .fields(format!("type={TYPE}"))
+            .start(&shared.context),
+        accounts: shared.informer(),
+        pods: shared.informer(),
+        client: shared.client(ACCOUNT),
+    };
+    shared.context.spawn(NAME, async move {
+        cleaner.secrets.synced().await;
+        cleaner.accounts.synced().await;
+        cleaner.pods.synced().await;
+        loop {
+            if let Err(error) = cleaner.clean().await {
+                tracing::debug!(%error, "old tokens are not looked at");
+            }
+            cleaner.shared.clock().sleep(EVERY).await;
+        }
+    });
+}
+
+/// What becomes of a token.
+#[derive(Debug, PartialEq, Eq)]
+enum Fate {
+    Keep,
+    Invalidate,
+    Delete,
+}
+
+fn date(text: Option<&String>) -> Option<Date> {
+    text?.parse().ok()
+}
+
+fn day(time: Timestamp) -> Date {
+    time.to_zoned(TimeZone::UTC).date()
+}
+
+/// Decides about a Secret that its account refers to and that no pod uses. `limit` is a year ago.
+fn decide(secret: &Secret, limit: Timestamp) -> Fate {
+    let metadata = &secret.metadata;
+    let born = metadata.creation_timestamp.as_ref().map(|time| time.0);
+    if born.is_none_or(|born| born >= limit) || metadata.deletion_timestamp.is_some() {
+        return Fate::Keep;
+    }
+    let labels = secret.labels();
+    match labels.get(LAST_USED).map(|text| date(Some(text))) {
+        // A date that nobody can read says nothing.
+        Some(None) => return Fate::Keep,
+        Some(Some(used)) if used >= day(limit) => return Fate::Keep,
+        _ => {}
+    }
+    match date(labels.get(INVALID_SINCE)) {
+        None => Fate::Invalidate,
+        Some(since) if since >= day(limit) => Fate::Keep,
+        Some(_) => Fate::Delete,
+    }
+}
+
+impl Cleaner {
+    async fn clean(&self) -> Result<(), Error> {
+        let now = self.shared.now();
+        let year = now.to_zoned(TimeZone::UTC).checked_sub(1.year());
+        let limit = year.map_or(Timestamp::MIN, |year| year.timestamp());
+        let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), "kube-system");
+        let tracking = maps.get(TRACKING).await?.data.unwrap_or_default();
+        // Uses of the first day may be missing.
+        let tracked = date(tracking.get("since")).and_then(|since| since.tomorrow().ok());
+        if tracked.is_none_or(|tracked| day(limit) < tracked) {
+            return Ok(());
+        }
+        for secret in self.secrets.list() {
+            if !self.is_of_account(&secret) || self.is_used(&secret) {
+                continue;
+            }
+            let done = match decide(&secret, limit) {
+                Fate::Keep => Ok(()),
+                Fate::Invalidate => self.invalidate(&secret, day(now)).await,
+                Fate::Delete => self.delete(&secret).await,
+            };
+            if let Err(error) = done {
+                tracing::debug!(%error, secret = secret.name_any(), "an old token stays");
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the account that a Secret names refers to it, as it does to those that were made for it.
+    fn is_of_account(&self, secret: &Secret) -> bool {
+        let annotation = |key: &str| secret.annotations().get(key).cloned().unwrap_or_default();
+        let name = annotation("kubernetes.io/service-account.name");
+        let uid = annotation("kubernetes.io/service-account.uid");
+        let namespace = secret.namespace().unwrap_or_default();
+        self.accounts.get(&namespace, &name).is_some_and(|account| {
+            let mut references = account.secrets.iter().flatten();
+            (uid.is_empty() || account.uid().unwrap_or_default() == uid)
+                && references.any(|reference| reference.name.as_ref() == Some(&secret.name_any()))
+        })
+    }
+
+    fn is_used(&self, secret: &Secret) -> bool {
+        let pods = self.pods.list();
+        let mut pods = pods
+            .iter()
+            .filter(|pod| pod.namespace() == secret.namespace());
+        pods.any(|pod| secrets_of(pod).contains(&secret.name_any()))
+    }
+
+    async fn invalidate(&self, secret: &Secret, today: Date) -> Result<(), Error> {
+        let patch = json!({"metadata": {"uid": secret.uid(),
+                                        "labels": {INVALID_SINCE: today.to_string()}}});
+        let params = PatchParams::default();
+        self.api(secret)
+            .patch(&secret.name_any(), &params, &Patch::Merge(&patch))
+            .await?;
+        Ok(())
+    }
+
+    async fn delete(&self, secret: &Secret) -> Result<(), Error> {
+        let params = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: None,
+                resource_version: secret.resource_version(),
+            }),
+            ..DeleteParams::default()
+        };
+        self.api(secret).delete(&secret.name_any(), &params).await?;
+        Ok(())
+    }
+
+    fn api(&self, secret: &Secret) -> Api<Secret> {
+        Api::namespaced(self.client.clone(), &secret.namespace().unwrap_or_default())
+    }
+}
+
+/// The secrets that a pod names.
+fn secrets_of(pod: &Pod) -> BTreeSet<String> {
+    let Some(spec) = &pod.spec else {
+        return BTreeSet::new();
+    };
+    let mut names = BTreeSet::new();
+    for secret in spec.image_pull_secrets.iter().flatten() {
+        names.insert(secret.name.clone());
+    }
+    for volume in spec.volumes.iter().flatten() {
+        let secret = volume.secret.as_ref();
+        names.extend(secret.and_then(|secret| secret.secret_name.clone()));
+        let sources = volume
+            .projected
+            .iter()
+            .flat_map(|volume| volume.sources.iter().flatten());
+        let secrets = sources.filter_map(|source| source.secret.as_ref());
+        names.extend(secrets.map(|secret| secret.name.clone()));
+    }
+    let containers = spec.containers.iter();
+    let containers = containers
+        .chain(spec.init_containers.iter().flatten())
+        .map(|container| (&container.env, &container.env_from));
+    let ephemeral = spec.ephemeral_containers.iter().flatten();
+    let ephemeral = ephemeral.map(|container| (&container.env, &container.env_from));
+    for (variables, sources) in containers.chain(ephemeral) {
+        let variables = variables.iter().flatten();
+        let keys = variables.filter_map(|v| v.value_from.as_ref()?.secret_key_ref.as_ref());
+        names.extend(keys.map(|key| key.name.clone()));
+        let sources = sources.iter().flatten();
+        let secrets = sources.filter_map(|source| source.secret_ref.as_ref());
+        names.extend(secrets.map(|secret| secret.name.clone()));
+    }
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_used_for_a_year_is_marked_and_a_year_later_deleted() {
+        let limit: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        for (born, used, invalid, fate) in [
+            ("2025-01-01", "", "", Fate::Invalidate),
+            ("2025-01-01", "2025-06-01", "", Fate::Invalidate),
+            ("2025-01-01", "2026-06-01", "", Fate::Keep),
+            ("2025-01-01", "some day", "", Fate::Keep),
+            ("2026-03-01", "", "", Fate::Keep),
+            ("2024-01-01", "", "2026-03-01", Fate::Keep),
+            ("2024-01-01", "", "2025-03-01", Fate::Delete),
+            ("2024-01-01", "2026-06-01", "2025-03-01", Fate::Keep),
+            ("2024-01-01", "", "some day", Fate::Invalidate),
+        ] {
+            let mut labels = std::collections::BTreeMap::new();
+            for (key, value) in [(LAST_USED, used), (INVALID_SINCE, invalid)] {
+                if !value.is_empty() {
+                    labels.insert(key.to_owned(), value.to_owned());
+                }
+            }
+            let json = json!({"metadata": {"name": "s", "labels": labels,
+                                           "creationTimestamp": format!("{born}T00:00:00Z")}});
+            let secret: Secret = serde_json::from_value(json).unwrap();
+            assert_eq!(decide(&secret, limit), fate, "{born} {used} {invalid}");
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! Secrets of type `kubernetes.io/service-account-token` get their token, the cluster's CA and their namespace; they go
+//! with their account. Accounts lose the references to such Secrets that are gone.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use client::Informer;
+use k8s_openapi::{
+    ByteString,
+    api::core::v1::{Secret, ServiceAccount},
+};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, PostParams, Preconditions},
+};
+use pki::Pki;
+use reconcile::{Action, Controller, Error, Key, Queue};
+use serde_json::json;
+
+use crate::shared::Shared;
+
+/// As in the table of controllers.
+pub const NAME: &str = "serviceaccount-token";
+pub(crate) const TYPE: &str = "kubernetes.io/service-account-token";
+const ACCOUNT_NAME: &str = "kubernetes.io/service-account.name";
+const ACCOUNT_UID: &str = "kubernetes.io/service-account.uid";
+
+struct Tokens {
+    pki: Arc<Pki>,
+    cluster_ca: String,
+    secrets: Informer<Secret>,
+    accounts: Informer<ServiceAccount>,
+    /// Acts as all controllers together, as upstream's does: no service account may write everybody's tokens.
+    client: kube::Client,
+}
+
+/// Starts it, if there is a key to sign with.
+pub fn start(shared: &Arc<Shared>) {
+    let Some(authority) = &shared.config.authority else {
+        return;
+    };
+    let controller = Arc::new(Tokens {
+        pki: authority.0.clone(),
+        cluster_ca: shared.config.cluster_ca.clone(),
+        // Only tokens are watched, not everybody's secrets.
+        secrets: Informer::builder(shared.reader())
+            .fields(format!("type={TYPE}"))
+            .start(&shared.context),
+        accounts: shared.informer(),
+        client: shared.reader(),
+    });
+    let shared = shared.clone();
+    shared.context.clone().spawn(NAME, async move {
+        controller.secrets.synced().await;
+        controller.accounts.synced().await;
+        let queue = Queue::default();
+        let context = &shared.context;
+        reconcile::follow(context, &controller.secrets, &queue, |event| {
+            vec![Key::of(&**event.object())]
+        });
+        let secrets = controller.secrets.clone();
+        reconcile::follow(context, &controller.accounts, &queue, move |event| {
+            let account = event.object();
+            let tokens = secrets.list().into_iter();
+            let tokens = tokens.filter(|secret| names(secret, account));
+            tokens.map(|secret| Key::of(&*secret)).collect()
+        });
+        reconcile::run(context, controller, queue, 1);
+        std::future::pending::<()>().await;
+    });
+}
+
+fn annotation<'a>(secret: &'a Secret, key: &str) -> &'a str {
+    secret.annotations().get(key).map_or("", String::as_str)
+}
+
+/// Whether a Secret is for an account of this name.
+fn names(secret: &Secret, account: &ServiceAccount) -> bool {
+    secret.namespace() == account.namespace()
+        && annotation(secret, ACCOUNT_NAME) == account.name_any()
+}
+
+/// Whether a Secret is for this very account. A Secret that does not say which takes the one there is.
+fn is_for(secret: &Secret, account: &ServiceAccount) -> bool {
+    let uid = annotation(secret, ACCOUNT_UID);
+    names(secret, account) && (uid.is_empty() || account.uid().as_deref() == Some(uid))
+}
+
+/// The claims of a token, as its authenticator wants them.
+fn claims(secret: &Secret, account: &ServiceAccount) -> serde_json::Value {
+    let namespace = account.namespace().unwrap_or_default();
+    let name = account.name_any();
+    json!({
+        "iss": "kubernetes/serviceaccount",
+        "sub": format!("system:serviceaccount:{namespace}:{name}"),
+        "kubernetes.io/serviceaccount/namespace": namespace,
+        "kubernetes.io/serviceaccount/secret.name": secret.name_any(),
+        "kubernetes.io/serviceaccount/service-account.name": name,
+        "kubernetes.io/serviceaccount/service-account.uid": account.uid().unwrap_or_default(),
+    })
+}
+
+/// The Secret with what it lacks; `None` when it lacks nothing.
+fn filled(
+    secret: &Secret,
+    account: &ServiceAccount,
+    ca: &str,
+    sign: impl FnOnce(&serde_json::Value) -> Result<String, Error>,
+) -> Result<Option<Secret>, Error> {
+    let none = BTreeMap::new();
+    let data = secret.data.as_ref().unwrap_or(&none);
+    let held = |key: &str| data.get(key).map_or(&[][..], |value| &value.0);
+    let needs_ca = !ca.is_empty() && held("ca.crt") != ca.as_bytes();
+    let (needs_namespace, needs_token) = (held("namespace").is_empty(), held("token").is_empty());
+    if !needs_ca && !needs_namespace && !needs_token {
+        return Ok(None);
+    }
+    let mut filled = secret.clone();
+    let data = filled.data.get_or_insert_default();
+    let mut put =
+        |key: &str, value: String| data.insert(key.to_owned(), ByteString(value.into_bytes()));
+    if needs_ca {
+        put("ca.crt", ca.to_owned());
+    }
+    if needs_namespace {
+        put("namespace", secret.namespace().unwrap_or_default());
+    }
+    if needs_token {
+        put("token", sign(&claims(secret, account))?);
+    }
+    let annotations = filled.annotations_mut();
+    annotations.insert(ACCOUNT_NAME.to_owned(), account.name_any());
+    annotations.insert(ACCOUNT_UID.to_owned(), account.uid().unwrap_or_default());
+    Ok(Some(filled))
+}
+
+/// What is done already, by somebody else or by the object's end.
+fn settled(result: Result<(), kube::Error>) -> Result<(), Error> {
+    match result.map_err(Error::from) {
+        Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+impl Tokens {
+    /// The account that a Secret is for, as the API server knows it when the cache does not.
+    async fn account(&self, secret: &Secret) -> Result<Option<Arc<ServiceAccount>>, Error> {
+        let (namespace, name) = (
+            secret.namespace().unwrap_or_default(),
+            annotation(secret, ACCOUNT_NAME),
+        );
+        if name.is_empty() {
+            return Ok(None);
+        }
+        let known = self.accounts.get(&namespace, name);
+        if let Some(account) = known.filter(|account| is_for(secret, account)) {
+            return Ok(Some(account));
+        }
+        let api: Api<ServiceAccount> = Api::namespaced(self.client.clone(), &namespace);
+        let found = api.get_opt(name).await?;
+        Ok(found
+            .filter(|account| is_for(secret, account))
+            .map(Arc::new))
+    }
+
+    async fn delete(&self, secret: &Secret) -> Result<(), Error> {
+        let api: Api<Secret> =
+            Api::namespaced(self.client.clone(), &secret.namespace().unwrap_or_default());
+        let params = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: secret.uid(),
+                resource_version: None,
+            }),
+            ..DeleteParams::default()
+        };
+        settled(api.delete(&secret.name_any(), &params).await.map(drop))
+    }
+
+    /// Takes the references to a Secret that is gone from the accounts of its namespace.
+    async fn unreference(&self, key: &Key) -> Result<(), Error> {
+        let refers = |account: &ServiceAccount| {
+            let mut secrets = account.secrets.iter().flatten();
+            secrets.any(|secret| secret.name.as_deref() == Some(&key.name))
+        };
+        let accounts = self.accounts.list();
+        let accounts = accounts.iter().filter(|account| {
+            account.namespace().as_deref() == Some(&key.namespace) && refers(account)
+        });
+        for account in accounts {
+            let mut account = ServiceAccount::clone(account);
+            let secrets = account.secrets.iter_mut();
+            secrets.for_each(|secrets| {
+                secrets.retain(|secret| secret.name.as_deref() != Some(&key.name));
+            });
+            let api: Api<ServiceAccount> = Api::namespaced(self.client.clone(), &key.namespace);
+            let (name, params) = (account.name_any(), PostParams::default());
+            let replaced = api.replace(&name, &params, &account);
+            settled(replaced.await.map(drop))?;
+        }
+        Ok(())
+    }
+}
+
+impl Controller for Tokens {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn reconcile(&self, key: &Key) -> Result<Action, Error> {
+        let Some(secret) = self.secrets.get(&key.namespace, &key.name) else {
+            self.unreference(key).await?;
+            return Ok(Action::Done);
+        };
+        if secret.metadata.deletion_timestamp.is_some() {
+            return Ok(Action::Done);
+        }
+        let Some(account) = self.account(&secret).await? else {
+            self.delete(&secret).await?;
+            return Ok(Action::Done);
+        };
+        let sign = |claims: &serde_json::Value| {
+            let signed = self.pki.service_account().sign(claims);
+            signed.map_err(|error| Error::Invalid(error.to_string()))
+        };
+        if let Some(filled) = filled(&secret, &account, &self.cluster_ca, sign)? {
+            let api: Api<Secret> = Api::namespaced(self.client.clone(), &key.namespace);
+            let params = PostParams::default();
+            let replaced = api.replace(&key.name, &params, &filled);
+            // A newer version comes as an event.
+            settled(replaced.await.map(drop))?;
+        }
+        Ok(Action::Done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn account(uid: &str) -> ServiceAccount {
+        let json = json!({"metadata": {"name": "bot", "namespace": "team", "uid": uid}});
+        serde_json::from_value(json).unwrap()
+    }
+
+    fn secret(uid: &str) -> Secret {
+        let json = json!({"metadata": {"name": "s", "namespace": "team", "annotations": {
+            ACCOUNT_NAME: "bot", ACCOUNT_UID: uid}}, "type": TYPE});
+        serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn a_secret_gets_what_it_lacks_and_keeps_what_it_has() {
+        let sign = |claims: &serde_json::Value| Ok(claims["sub"].as_str().unwrap().to_owned());
+        let made = filled(&secret(""), &account("1"), "CA", sign)
+            .unwrap()
+            .unwrap();
+        let data = made.data.clone().unwrap();
+        let text = |key: &str| String::from_utf8(data[key].0.clone()).unwrap();
+        assert_eq!(text("token"), "system:serviceaccount:team:bot");
+        assert_eq!(
+            (text("namespace"), text("ca.crt")),
+            ("team".into(), "CA".into())
+        );
+        assert_eq!(annotation(&made, ACCOUNT_UID), "1");
+        let again = |ca: &str| filled(&made, &account("1"), ca, |_| panic!("signs again"));
+        assert!(again("CA").unwrap().is_none() && again("").unwrap().is_none());
+        let renewed = again("other CA").unwrap().unwrap();
+        assert_eq!(renewed.data.unwrap()["token"], data["token"]);
+    }
+
+    #[test]
+    fn a_secret_is_for_one_account_and_not_for_another_of_its_name() {
+        assert!(is_for(&secret("1"), &account("1")) && is_for(&secret(""), &account("2")));
+        assert!(!is_for(&secret("1"), &account("2")));
+    }
+}
