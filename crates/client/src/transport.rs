@@ -10,7 +10,11 @@ use std::{
     time::Duration,
 };
 
-use http::{HeaderValue, Request, Uri, header::AUTHORIZATION, uri::Authority};
+use http::{
+    HeaderValue, Request, Uri,
+    header::{AUTHORIZATION, USER_AGENT},
+    uri::Authority,
+};
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::{
     client::legacy::{
@@ -27,6 +31,8 @@ use tower::{BoxError, ServiceExt};
 
 use crate::Error;
 
+/// What a client calls itself that says nothing else.
+const AGENT: &str = concat!("mainstay/", env!("CARGO_PKG_VERSION"));
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// A peer that vanished without closing is noticed after this long, watches included.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -110,6 +116,11 @@ impl Base {
         if let Some(value) = &self.authorization {
             request.headers_mut().insert(AUTHORIZATION, value.clone());
         }
+        let agent = || HeaderValue::from_static(AGENT);
+        request
+            .headers_mut()
+            .entry(USER_AGENT)
+            .or_insert_with(agent);
         request
     }
 }

@@ -14,10 +14,15 @@ use crate::error::ServerError;
 /// What a list is asked for as, so that the server makes the table.
 pub const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json";
 
+/// What kubectl calls itself: writes for which a command names no field manager are known by its first word.
+const AGENT: &str = concat!("kubectl/v1.36.4 mainstay/", env!("CARGO_PKG_VERSION"));
+
 /// A connection to one API server.
 #[derive(Clone)]
 pub struct Api {
     client: kube::Client,
+    /// Who is noted in `managedFields` for what is written.
+    field_manager: &'static str,
 }
 
 /// How a patch is written.
@@ -43,8 +48,22 @@ impl PatchType {
 
 impl Api {
     /// Over any client.
-    pub fn new(client: kube::Client) -> Self {
-        Self { client }
+    pub fn new(client: kube::Client, field_manager: &'static str) -> Self {
+        Self {
+            client,
+            field_manager,
+        }
+    }
+
+    /// The path of a write, with the field manager unless it names one.
+    fn managed(&self, path: &str) -> String {
+        let manager = self.field_manager;
+        match path.split_once('?') {
+            _ if manager.is_empty() => path.to_owned(),
+            Some((_, query)) if query.contains("fieldManager=") => path.to_owned(),
+            Some(_) => format!("{path}&fieldManager={manager}"),
+            None => format!("{path}?fieldManager={manager}"),
+        }
     }
 
     pub async fn get(&self, path: &str) -> Result<Value> {
@@ -61,7 +80,7 @@ impl Api {
         let body = serde_json::to_vec(object)?;
         self.json(
             Method::POST,
-            path,
+            &self.managed(path),
             "application/json",
             "application/json",
             body,
@@ -71,14 +90,15 @@ impl Api {
 
     pub async fn replace(&self, path: &str, object: &Value) -> Result<Value> {
         let (body, media) = (serde_json::to_vec(object)?, "application/json");
-        self.json(Method::PUT, path, media, media, body).await
+        let path = self.managed(path);
+        self.json(Method::PUT, &path, media, media, body).await
     }
 
     pub async fn patch(&self, path: &str, kind: PatchType, patch: &Value) -> Result<Value> {
         let body = serde_json::to_vec(patch)?;
         self.json(
             Method::PATCH,
-            path,
+            &self.managed(path),
             "application/json",
             kind.media_type(),
             body,
@@ -154,6 +174,7 @@ impl Api {
         let mut request = Request::builder()
             .method(method)
             .uri(path)
+            .header(header::USER_AGENT, AGENT)
             .header(header::ACCEPT, accept);
         if !content.is_empty() {
             request = request.header(header::CONTENT_TYPE, content);

@@ -20,7 +20,7 @@ pub struct Session {
 
 impl Session {
     /// Reads the kubeconfig and prepares a client; nothing is sent yet.
-    pub fn open(global: &Global) -> Result<Self> {
+    pub fn open(global: &Global, field_manager: &'static str) -> Result<Self> {
         let path = kubeconfig_path(global)?;
         let kubeconfig = Kubeconfig::read(&path)?;
         let context = global.context.clone();
@@ -32,7 +32,7 @@ impl Session {
             .unwrap_or_else(|| "default".into());
         let client = kubeconfig.client(context.as_deref())?;
         Ok(Self {
-            api: Api::new(client),
+            api: Api::new(client, field_manager),
             namespace,
             namespace_given: global.namespace.is_some(),
             kubeconfig,

@@ -70,6 +70,23 @@ pub enum Command {
     Version(version::Version),
 }
 
+impl Command {
+    /// Under which name its writes are noted in `managedFields`; empty: kubectl's own.
+    fn field_manager(&self) -> &'static str {
+        match self {
+            Self::Create(_) => "kubectl-create",
+            Self::Run(_) => "kubectl-run",
+            Self::Expose(_) => "kubectl-expose",
+            Self::Apply(_) => "kubectl-client-side-apply",
+            Self::Rollout(command) => command.field_manager(),
+            Self::Patch(_) => "kubectl-patch",
+            Self::Label(_) => "kubectl-label",
+            Self::Annotate(_) => "kubectl-annotate",
+            _ => "",
+        }
+    }
+}
+
 /// Runs the command that was asked for.
 pub async fn run(cli: Cli) -> Result<ExitCode> {
     if let Command::Version(command) = &cli.command
@@ -78,7 +95,7 @@ pub async fn run(cli: Cli) -> Result<ExitCode> {
         command.print(None)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let session = Session::open(&cli.global)?;
+    let session = Session::open(&cli.global, cli.command.field_manager())?;
     match cli.command {
         Command::Get(command) => command.run(&session).await?,
         Command::Describe(command) => command.run(&session).await?,

@@ -33,6 +33,16 @@ pub enum Rollout {
     Undo(Undo),
 }
 
+impl Rollout {
+    /// Under which name writes are noted in `managedFields`; going back is kubectl's own, as upstream's is.
+    pub fn field_manager(&self) -> &'static str {
+        match self {
+            Self::Undo(_) => "",
+            _ => "kubectl-rollout",
+        }
+    }
+}
+
 #[derive(Debug, Args)]
 pub struct Which {
     /// TYPE NAME or TYPE/NAME
