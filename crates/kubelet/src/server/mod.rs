@@ -65,7 +65,16 @@ async fn connection(core: Arc<Core>, acceptor: TlsAcceptor, stream: TcpStream) {
     let peer = Arc::new(tls.get_ref().1.peer_certificates().and_then(peer));
     let service = service_fn(move |request| {
         let (core, peer) = (core.clone(), peer.clone());
-        async move { Ok::<_, std::convert::Infallible>(handle(core, &peer, request).await) }
+        async move {
+            let is_head = request.method() == Method::HEAD;
+            let response = handle(core, &peer, request).await;
+            let response = if is_head {
+                without_body(response)
+            } else {
+                response
+            };
+            Ok::<_, std::convert::Infallible>(response)
+        }
     });
     let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
     let served = builder
@@ -177,6 +186,18 @@ async fn handle(
         ["exec" | "attach" | "portForward", ..] => upgrade::serve(&core, &ask, request).await,
         _ => text(StatusCode::NOT_FOUND, "404 page not found"),
     }
+}
+
+/// The answer to HEAD: the headers of the one to GET, with the length of the body that is left out.
+fn without_body(response: Response<Body>) -> Response<Body> {
+    let (mut parts, body) = response.into_parts();
+    if let Some(length) = hyper::body::Body::size_hint(&body).exact() {
+        let length = || length.into();
+        let headers = &mut parts.headers;
+        headers.entry(header::CONTENT_LENGTH).or_insert_with(length);
+    }
+    let nothing = http_body_util::Empty::new().map_err(|never| match never {});
+    Response::from_parts(parts, nothing.boxed())
 }
 
 /// A plain answer.
