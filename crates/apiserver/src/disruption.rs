@@ -89,6 +89,7 @@ fn of_budget(write: &Write, budgets: Arc<Resource>, name: &str) -> Write {
     Write {
         core: write.core.clone(),
         user: write.user.clone(),
+        peer: None,
         resource: budgets,
         namespace: write.namespace.clone(),
         name: name.to_owned(),

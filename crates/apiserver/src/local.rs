@@ -4,13 +4,14 @@
 use std::{
     convert::Infallible,
     future::Future,
+    net::IpAddr,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
 };
 
 use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode};
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full};
 use kinds::tree;
 use machinery::{Object, Value};
@@ -26,6 +27,8 @@ use crate::{
 pub struct LocalService {
     core: Arc<Core>,
     user: Arc<User>,
+    node_address: Option<IpAddr>,
+    agent: Option<HeaderValue>,
 }
 
 impl LocalService {
@@ -33,7 +36,22 @@ impl LocalService {
         Self {
             core,
             user: Arc::new(user),
+            node_address: None,
+            agent: None,
         }
+    }
+
+    /// What the client calls itself, as in the header `User-Agent`: by its first word its writes are known in
+    /// `managedFields`.
+    pub fn agent(mut self, name: &str) -> Self {
+        self.agent = HeaderValue::from_str(name).ok();
+        self
+    }
+
+    /// The client is the kubelet of a node that runs in this process, at this address.
+    pub fn of_node(mut self, address: IpAddr) -> Self {
+        self.node_address = Some(address);
+        self
     }
 }
 
@@ -101,9 +119,14 @@ where
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<B>) -> Self::Future {
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+        if let Some(agent) = &self.agent {
+            let agent = || agent.clone();
+            let headers = request.headers_mut();
+            headers.entry(header::USER_AGENT).or_insert_with(agent);
+        }
         let core = self.core.clone();
-        let caller = Caller::Known(self.user.clone());
+        let caller = Caller::Known(self.user.clone(), self.node_address);
         let request = request
             .map(|body| (!body.is_end_stream()).then(|| body.map_err(Into::into).boxed_unsync()));
         Box::pin(async move { Ok(core.handle(request, caller).await) })

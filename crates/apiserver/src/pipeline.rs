@@ -3,7 +3,7 @@
 //! the caller is known.
 
 use std::{
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     panic::AssertUnwindSafe,
     sync::{Arc, OnceLock},
     task::Poll,
@@ -23,7 +23,7 @@ use tracing::error;
 
 use crate::{
     Body, Config, Error, Reader, Registry, RequestInfo, Resource, Store, User,
-    admission::{self, Plugin},
+    admission::{self, Peer, Plugin},
     audit::{self, Arrival, Audit, Ticket},
     authn::{self, Authenticator, Credentials},
     authz::{self, Attributes, Authorizer, Decision, Rbac},
@@ -46,10 +46,24 @@ pub(crate) type RequestBody = UnsyncBoxBody<Bytes, BodyError>;
 
 /// How the caller is known.
 pub(crate) enum Caller {
-    /// By the part of this process that connects it.
-    Known(Arc<User>),
+    /// By the part of this process that connects it; with the address of its node, if it is a kubelet.
+    Known(Arc<User>, Option<IpAddr>),
     /// By what comes with the connection and the request.
     Connection(Arc<Connection>),
+}
+
+impl Caller {
+    /// Where the user is, as far as the server knows it by itself: at the other end of a connection that shows the
+    /// user's own certificate, or in this process.
+    fn peer(&self, headers: &HeaderMap) -> Option<Peer> {
+        match self {
+            Self::Known(_, address) => address.map(Peer::InProcess),
+            Self::Connection(connection) => {
+                let certified = shows_certificate_alone(&connection.credentials(headers));
+                certified.then(|| Peer::Certified(connection.remote.ip().to_canonical()))
+            }
+        }
+    }
 }
 
 /// What the TLS handshake told.
@@ -96,6 +110,8 @@ pub(crate) struct Core {
     pub(crate) registry: Arc<Registry>,
     pub(crate) reader: Reader,
     pub(crate) authenticators: Vec<Arc<dyn Authenticator>>,
+    /// Tokens in Secrets that were used.
+    pub(crate) legacy_uses: Arc<authn::legacy_tokens::Uses>,
     pub(crate) authorizers: Vec<Arc<dyn Authorizer>>,
     /// The authorizer that can also say what somebody may do.
     pub(crate) rbac: Rbac,
@@ -131,6 +147,8 @@ struct Arrived {
 pub(crate) struct Request {
     pub(crate) core: Arc<Core>,
     pub(crate) user: Arc<User>,
+    /// Where the user is known to be.
+    pub(crate) peer: Option<Peer>,
     pub(crate) info: RequestInfo,
     /// What serves its path, if anything does.
     pub(crate) resource: Option<Arc<Resource>>,
@@ -176,9 +194,11 @@ impl Core {
             .transpose()
             .map_err(|why| Error::Invalid(format!("audit: {why}")))?;
         let authorizers = authz::chain(&config, &reader, &rbac);
+        let legacy_uses = Arc::default();
         let (metrics, limits) = (Metrics::new(), &config.limits);
         Ok(Self {
-            authenticators: authn::chain(&config, &reader)?,
+            authenticators: authn::chain(&config, &reader, &legacy_uses)?,
+            legacy_uses,
             admission: admission::chain(&config.admission, &rbac, &authorizers)?,
             authorizers,
             audit,
@@ -198,8 +218,22 @@ impl Core {
         })
     }
 
-    /// Answers one request; a panic on the way is a 500.
+    /// Answers one request. An answer to HEAD has the headers of the one to GET and no body, whatever it says.
     pub(crate) async fn handle(
+        self: Arc<Self>,
+        request: http::Request<Option<RequestBody>>,
+        caller: Caller,
+    ) -> Response<Body> {
+        let is_head = request.method() == Method::HEAD;
+        let response = self.handle_any(request, caller).await;
+        match is_head {
+            true => respond::without_body(response),
+            false => response,
+        }
+    }
+
+    /// A panic on the way is a 500.
+    async fn handle_any(
         self: Arc<Self>,
         request: http::Request<Option<RequestBody>>,
         caller: Caller,
@@ -242,7 +276,7 @@ impl Core {
         };
         let connection = match &caller {
             Caller::Connection(connection) => Some(connection.clone()),
-            Caller::Known(_) => None,
+            Caller::Known(..) => None,
         };
         let (mut ticket, mut flow) = (None, None);
         let answer = self.clone();
@@ -331,7 +365,7 @@ impl Core {
         flow: &mut Option<fairness::Flow>,
     ) -> Answer {
         let Arrived {
-            parts,
+            mut parts,
             body,
             query,
             info,
@@ -342,7 +376,7 @@ impl Core {
         } = arrived;
         let remote = match &caller {
             Caller::Connection(connection) => Some(connection.remote),
-            Caller::Known(_) => None,
+            Caller::Known(..) => None,
         };
         let arrival = || Arrival {
             id: id.to_str().unwrap_or_default(),
@@ -354,6 +388,7 @@ impl Core {
             long,
         };
         let deadline = self.deadline(&query)?;
+        let mut peer = caller.peer(&parts.headers);
         let known = match self.known(&parts, &caller) {
             Some(user) => Ok(user),
             None => self.authenticate(&parts, caller).await,
@@ -372,6 +407,7 @@ impl Core {
                 ticket.impersonates(&assumed);
             }
             user = Arc::new(assumed.user);
+            peer = None;
         }
         let mut seat = None;
         *flow = self.fairness.classify(&user, &info);
@@ -400,9 +436,11 @@ impl Core {
             };
             self.authorize(&user, &writing, &query, None).await?;
         }
+        authn::bearer::strip(&mut parts.headers);
         let request = Request {
             core: self.clone(),
             user,
+            peer,
             info,
             resource,
             query,
@@ -460,7 +498,7 @@ impl Core {
     /// The user, if that can be told at once.
     fn known(&self, parts: &Parts, caller: &Caller) -> Option<Arc<User>> {
         let connection = match caller {
-            Caller::Known(user) => return Some(user.clone()),
+            Caller::Known(user, _) => return Some(user.clone()),
             Caller::Connection(connection) => connection,
         };
         let credentials = connection.credentials(&parts.headers);
@@ -480,14 +518,15 @@ impl Core {
     ) -> BoxFuture<'a, Result<Arc<User>, Status>> {
         Box::pin(async move {
             let connection = match caller {
-                Caller::Known(user) => return Ok(user),
+                Caller::Known(user, _) => return Ok(user),
                 Caller::Connection(connection) => connection,
             };
             let credentials = connection.credentials(&parts.headers);
             let now = self.config.clock.now();
             let by_certificate = shows_certificate_alone(&credentials);
             // Another may still know the caller; but who shows something wrong is not anonymous.
-            let mut wrong = authn::bearer::token(&parts.headers).is_some();
+            let mut wrong = authn::bearer::token(&parts.headers).is_some()
+                || authn::bearer::is_malformed(&parts.headers);
             for authenticator in &self.authenticators {
                 match authenticator.authenticate(&credentials).await {
                     Ok(Some(user)) => {
@@ -555,7 +594,7 @@ fn malformed(parts: &Parts, caller: &Caller) -> Option<Response<Body>> {
     if path.is_empty() || !query::is_well_escaped(path) {
         return refuse(StatusCode::BAD_REQUEST, "400 Bad Request");
     }
-    if parts.version != Version::HTTP_11 || matches!(caller, Caller::Known(_)) {
+    if parts.version != Version::HTTP_11 || matches!(caller, Caller::Known(..)) {
         return None;
     }
     if !parts.headers.contains_key(header::HOST) && parts.uri.host().is_none() {

@@ -44,6 +44,21 @@ pub(crate) fn lines(value: &Value) -> Response<Body> {
     }
 }
 
+/// The answer's headers alone, with the length of the body that it had. HTTP/2 has no other way to leave a body
+/// out: a client takes data in an answer to HEAD for a broken stream.
+pub(crate) fn without_body(response: Response<Body>) -> Response<Body> {
+    use http_body::Body as _;
+    let (mut parts, body) = response.into_parts();
+    if let Some(length) = body.size_hint().exact().filter(|length| *length > 0) {
+        let length = || length.into();
+        parts
+            .headers
+            .entry(header::CONTENT_LENGTH)
+            .or_insert_with(length);
+    }
+    Response::from_parts(parts, Body::empty())
+}
+
 /// Tells browsers not to guess what an answer is.
 pub(crate) fn unsniffed(mut response: Response<Body>) -> Response<Body> {
     let never = HeaderValue::from_static("nosniff");

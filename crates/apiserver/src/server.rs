@@ -8,8 +8,8 @@ use tokio_rustls::TlsAcceptor;
 use tracing::{debug, info};
 
 use crate::{
-    Config, Error, LocalService, Registry, Store, User, api_services, authz, bootstrap, connection,
-    custom, fairness, identity, pipeline::Core, services,
+    Config, Error, LocalService, Registry, Store, User, api_services, authn, authz, bootstrap,
+    connection, custom, fairness, identity, pipeline::Core, services,
 };
 
 /// The API server.
@@ -74,6 +74,9 @@ impl ApiServer {
             "custom-resources",
             custom::follow(self.core.clone(), definitions),
         );
+        let uses = self.core.legacy_uses.clone();
+        let track = authn::legacy_tokens::track(self.core.clone(), uses);
+        context.spawn("legacy-token-tracking", track);
         context.spawn("bootstrap", bootstrap::keep(self.core.clone()));
         context.spawn("api-services", api_services::keep(self.core.clone()));
         let identity = identity::keep(self.core.clone(), context.token());

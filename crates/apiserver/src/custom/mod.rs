@@ -290,6 +290,7 @@ fn write(core: &Arc<Core>, resource: Arc<Resource>, namespace: &str, name: &str)
     Write {
         core: core.clone(),
         user: Arc::new(User::new("system:apiserver", [user::MASTERS])),
+        peer: None,
         resource,
         namespace: namespace.to_owned(),
         name: name.to_owned(),

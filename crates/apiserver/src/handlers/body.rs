@@ -11,6 +11,9 @@ use crate::{
     pipeline::{Request, RequestBody},
 };
 
+/// Bytes of a field manager's name.
+const MANAGER_LENGTH: usize = 128;
+
 /// What the query says about a write.
 #[derive(Default)]
 pub(crate) struct WriteOptions {
@@ -78,12 +81,24 @@ fn manager(request: &Request, given: &str) -> String {
         return given.to_owned();
     }
     let agent = request.parts.headers.get(http::header::USER_AGENT);
-    let agent = agent
-        .and_then(|agent| agent.to_str().ok())
-        .unwrap_or_default();
-    match agent.split('/').next().unwrap_or_default() {
+    manager_of(agent.map_or(&[], |agent| agent.as_bytes()))
+}
+
+/// What a `User-Agent` says before its first slash, without control characters and no longer than a field manager
+/// may be.
+fn manager_of(agent: &[u8]) -> String {
+    let agent = String::from_utf8_lossy(agent);
+    let mut name = String::new();
+    let begin = agent.split('/').next().unwrap_or_default();
+    for letter in begin.chars().filter(|letter| !letter.is_control()) {
+        if name.len() + letter.len_utf8() > MANAGER_LENGTH {
+            break;
+        }
+        name.push(letter);
+    }
+    match name.as_str() {
         "" => "unknown".to_owned(),
-        name => name.to_owned(),
+        _ => name,
     }
 }
 
@@ -170,4 +185,27 @@ pub(crate) async fn take(request: &Request) -> Result<Bytes, Status> {
         ticket.request(&bytes);
     }
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clients_name_is_its_field_manager() {
+        let long = "x".repeat(200);
+        for (agent, manager) in [
+            (
+                "kubelet/v1.36.4 (linux/amd64) kubernetes/0123456",
+                "kubelet",
+            ),
+            ("kube-controller-manager", "kube-controller-manager"),
+            ("curl\t8/1", "curl8"),
+            ("", "unknown"),
+            ("/x", "unknown"),
+            (&long, &long[..MANAGER_LENGTH]),
+        ] {
+            assert_eq!(manager_of(agent.as_bytes()), manager);
+        }
+    }
 }

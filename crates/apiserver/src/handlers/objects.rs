@@ -62,6 +62,7 @@ pub(crate) fn write(request: &Request, resource: &Arc<Resource>, options: &Write
     Write {
         core: request.core.clone(),
         user: request.user.clone(),
+        peer: request.peer,
         resource: resource.clone(),
         namespace,
         name,

@@ -182,6 +182,7 @@ async fn admit(write: &Write, asked: &Value) -> Result<(), Status> {
     let mut object = asked.as_object().cloned().unwrap_or_default();
     let attributes = Attributes {
         user: &write.user,
+        peer: write.peer,
         operation: Operation::Create,
         group: "",
         version: "v1",

@@ -80,11 +80,12 @@ async fn attempt(
     for warning in kind.warnings(&object, None) {
         write.effects.warn(warning);
     }
+    let name = meta::text(&object, "name").to_owned();
+    write.authorize_create(&name).await?;
     write
         .admit_validating(Operation::Create, Some(&object), None)
         .await?;
     ops.extend(write.effects.take_ops());
-    let name = meta::text(&object, "name").to_owned();
     let draft = draft_new(&write.resource, &mut object, owned.as_deref())?;
     let warnings = write.effects.take_warnings();
     if write.dry_run {

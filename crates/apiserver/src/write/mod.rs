@@ -16,9 +16,10 @@ use store::{Action, Durability, Entry, Op, Precondition, Revision};
 
 use crate::{
     Draft, Resource, Stored, User,
-    admission::{self, Attributes, Effects, Operation},
+    admission::{self, Attributes, Effects, Operation, Peer},
+    authz::{self, Decision},
     failure, meta,
-    pipeline::Core,
+    pipeline::{Core, forbidden},
 };
 
 pub(crate) use create::create;
@@ -33,6 +34,7 @@ pub(crate) use versions::Versions;
 pub(crate) struct Write {
     pub(crate) core: Arc<Core>,
     pub(crate) user: Arc<User>,
+    pub(crate) peer: Option<Peer>,
     pub(crate) resource: Arc<Resource>,
     pub(crate) namespace: String,
     /// Empty for creates.
@@ -104,6 +106,34 @@ impl Write {
         meta::check_name(object, &self.name)
     }
 
+    /// PUT and apply that find no object create it, and need the verb `create` for that beside their own. Asked
+    /// after validation, as upstream does.
+    async fn authorize_create(&self, name: &str) -> Result<(), Status> {
+        if self.verb == "create" || self.internal {
+            return Ok(());
+        }
+        let attributes = authz::Attributes {
+            user: &self.user,
+            verb: "create",
+            is_resource: true,
+            group: &self.resource.group,
+            version: &self.resource.version,
+            resource: &self.resource.plural,
+            subresource: &self.subresource,
+            namespace: &self.namespace,
+            name,
+            path: "",
+            field_selector: "",
+            label_selector: "",
+        };
+        match authz::decide(&self.core.authorizers, &attributes).await {
+            Decision::Allow => Ok(()),
+            Decision::Deny(reason) | Decision::NoOpinion(reason) => {
+                Err(forbidden(&attributes, &reason))
+            }
+        }
+    }
+
     /// What admission sees.
     fn attributes<'a>(
         &'a self,
@@ -113,6 +143,7 @@ impl Write {
     ) -> Attributes<'a> {
         Attributes {
             user: &self.user,
+            peer: self.peer,
             operation,
             group: &self.resource.group,
             version: &self.resource.version,
