@@ -10,7 +10,7 @@ use k8s_openapi::{
     ByteString,
     api::{
         certificates::v1::{CertificateSigningRequest, CertificateSigningRequestSpec},
-        core::v1::{ConfigMap, Node, Pod, ResourceQuota, Secret},
+        core::v1::{ConfigMap, Node, Pod, ResourceQuota, Secret, ServiceAccount},
     },
 };
 use kube::{
@@ -302,6 +302,46 @@ async fn people_approve_and_what_a_signer_does_not_stand_for_fails() {
         refused.contains("system:masters group is not allowed"),
         "{refused}"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_secret_for_an_account_gets_its_token_and_goes_with_the_account() {
+    let world = World::new().await;
+    let account = json!({"metadata": {"name": "bot"}});
+    world.create::<ServiceAccount>("default", account).await;
+    let secret = |name: &str, account: &str| {
+        json!({"metadata": {"name": name, "annotations": {"kubernetes.io/service-account.name": account}},
+               "type": "kubernetes.io/service-account-token"})
+    };
+    world
+        .create::<Secret>("default", secret("own", "bot"))
+        .await;
+    world
+        .create::<Secret>("default", secret("stray", "nobody"))
+        .await;
+    let secrets = world.api::<Secret>("default");
+    let data = soon("the token", || async {
+        let secret = secrets.get("own").await.unwrap();
+        secret.data.filter(|data| data.contains_key("token"))
+    })
+    .await;
+    let text = |key: &str| String::from_utf8_lossy(&data[key].0).into_owned();
+    assert_eq!(
+        (text("namespace"), text("ca.crt")),
+        ("default".into(), "CA".into())
+    );
+    assert_eq!(text("token").split('.').count(), 3);
+    let gone = async |name: &str| {
+        soon("the secret goes", || async {
+            secrets.get_opt(name).await.unwrap().is_none().then_some(())
+        })
+        .await;
+    };
+    gone("stray").await;
+    let accounts = world.api::<ServiceAccount>("default");
+    let params = DeleteParams::default();
+    accounts.delete("bot", &params).await.unwrap();
+    gone("own").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -302,6 +302,43 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_pod_that_comes_into_a_scope_is_charged_and_other_updates_are_not_judged() {
+        let mut case = case();
+        case.operation = Operation::Update;
+        case.old = Some(object(pod("1")));
+        let scoped =
+            |scope: &str| json!({"matchExpressions": [{"scopeName": scope, "operator": "Exists"}]});
+        for (name, scope) in [("ends", "Terminating"), ("stays", "NotTerminating")] {
+            let quota = json!({"metadata": {"name": name, "namespace": "team"},
+                "spec": {"hard": {"pods": "1"}, "scopeSelector": scoped(scope)},
+                "status": {"hard": {"pods": "1"}, "used": {"pods": "0"}}});
+            case.world.put("", "resourcequotas", quota).await;
+        }
+        let mut ending = pod("1");
+        ending["spec"]["activeDeadlineSeconds"] = 60.into();
+        ask(&case, ending.clone()).await.unwrap();
+        let ops = case.effects.take_ops();
+        assert_eq!(ops.len(), 1);
+        let Action::Put { draft, .. } = &ops[0].action else {
+            panic!()
+        };
+        let written: Value = machinery::json::from_slice(&draft.bytes).unwrap();
+        assert_eq!(written["metadata"]["name"], "ends");
+        assert_eq!(written["status"]["used"], json!({"pods": "1"}));
+        // A quota that wants requests says nothing of a pod that only gets a label.
+        quota(
+            &case,
+            json!({"requests.memory": "1"}),
+            json!({"requests.memory": "0"}),
+        )
+        .await;
+        let mut labelled = pod("1");
+        labelled["metadata"]["labels"] = json!({"a": "b"});
+        ask(&case, labelled).await.unwrap();
+        assert!(case.effects.take_ops().is_empty());
+    }
+
+    #[tokio::test]
     async fn a_quota_that_nobody_has_counted_yet_is_counted() {
         let case = case();
         let metadata = json!({"name": "q", "namespace": "team"});
