@@ -23,6 +23,9 @@ use crate::{core::Core, pod::spec, registry::Message};
 use pace::Pace;
 use threshold::Threshold;
 
+/// How often a probe that does not work is tried before its answer counts as unknown.
+const TRIES: usize = 3;
+
 /// What a probe is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ProbeKind {
@@ -128,7 +131,7 @@ async fn probe_loop(core: &Core, running: &mut Running) {
     let timeout = seconds(probe.timeout_seconds, 1);
     loop {
         let begun = core.now();
-        let answer = ask(core, running, &probe, timeout).await;
+        let answer = ask_repeatedly(core, running, &probe, timeout).await;
         report(core, running, &answer);
         if let Some(ok) = threshold.record(&answer) {
             let result = ProbeResult {
@@ -171,6 +174,23 @@ fn report(core: &Core, running: &Running, answer: &Answer) {
         reason,
         message,
     );
+}
+
+/// A probe that did not work is tried again at once, a few times.
+async fn ask_repeatedly(
+    core: &Core,
+    running: &Running,
+    probe: &Probe,
+    timeout: Duration,
+) -> Answer {
+    let mut answer = ask(core, running, probe, timeout).await;
+    for _ in 1..TRIES {
+        if !matches!(answer, Answer::Broken(_)) {
+            break;
+        }
+        answer = ask(core, running, probe, timeout).await;
+    }
+    answer
 }
 
 async fn ask(core: &Core, running: &Running, probe: &Probe, timeout: Duration) -> Answer {

@@ -381,3 +381,29 @@ async fn several_containers_get_new_sizes_at_once() {
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_container_never_starts_from_an_image_that_nothing_is_known_about() {
+    let node = TestNode::start().await;
+    let spec = json!({"containers": [{"name": "a", "image": "odd:1"}]});
+    node.create("p", spec).await;
+    let reason = "/containerStatuses/0/state/waiting/reason";
+    node.shows("p", reason, "ImageInspectError").await;
+    assert!(node.runtime.container("a").is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_probe_that_does_not_work_is_tried_again_and_says_nothing_about_the_container() {
+    let node = TestNode::start().await;
+    node.runtime.state.lock().broken.insert("broken".into(), 0);
+    let probe =
+        json!({"exec": {"command": ["broken"]}, "periodSeconds": 600, "failureThreshold": 1});
+    node.create("p", one(json!({"name": "a", "livenessProbe": probe})))
+        .await;
+    node.wait("three tries", || async {
+        node.runtime.state.lock().broken["broken"] == 3
+    })
+    .await;
+    node.shows("p", "/containerStatuses/0/ready", true).await;
+    assert_eq!(node.runtime.state.lock().stops, []);
+}

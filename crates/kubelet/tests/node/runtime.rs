@@ -40,6 +40,10 @@ pub struct State {
     pub stop_code: Option<i32>,
     /// The runtime knows no events.
     pub is_mute: bool,
+    /// Images that were pulled. Those called `odd` cannot be looked at afterwards.
+    pub pulled: Vec<String>,
+    /// Commands that the runtime cannot run, and how often it was asked to.
+    pub broken: BTreeMap<String, u32>,
     /// Commands that never end.
     pub hanging: Vec<String>,
     count: u64,
@@ -422,6 +426,10 @@ impl RuntimeService for Fake {
     ) -> Answer<v1::ExecSyncResponse> {
         let request = request.into_inner();
         self.state.lock().executed.push(request.cmd.clone());
+        if let Some(times) = self.state.lock().broken.get_mut(&request.cmd[0]) {
+            *times += 1;
+            return Err(Status::internal("cannot run it"));
+        }
         let hangs = |state: &State| state.hanging.contains(&request.cmd[0]);
         if hangs(&self.state.lock()) {
             std::future::pending::<()>().await;
@@ -457,6 +465,9 @@ impl ImageService for Fake {
         request: Request<v1::ImageStatusRequest>,
     ) -> Answer<v1::ImageStatusResponse> {
         let name = request.into_inner().image.unwrap().image;
+        if self.state.lock().pulled.contains(&name) {
+            return Err(Status::internal("cannot look"));
+        }
         let image = name.starts_with("here").then(|| v1::Image {
             id: format!("sha256:{name}"),
             repo_tags: vec![name],
@@ -480,6 +491,10 @@ impl ImageService for Fake {
         request: Request<v1::PullImageRequest>,
     ) -> Answer<v1::PullImageResponse> {
         let name = request.into_inner().image.unwrap().image;
+        if name.starts_with("odd") {
+            self.state.lock().pulled.push(name);
+            return Ok(Response::new(Default::default()));
+        }
         Err(Status::not_found(format!("{name}: no such image")))
     }
 }
