@@ -43,6 +43,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("bench-store", 9),
     ("bench-apiserver", 9),
     ("bench-runtime", 9),
+    ("bench-scheduler", 9),
 ];
 
 /// Only these may know what an API object is made of and where it is kept.

@@ -1,3 +1,5 @@
+//! Tables of upstream's corners of affinity between pods.
+
 use serde_json::json;
 
 use super::*;

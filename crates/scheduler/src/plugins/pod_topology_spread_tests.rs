@@ -1,3 +1,5 @@
+//! Tables of upstream's corners of spreading.
+
 use serde_json::json;
 
 use super::*;
