@@ -1,6 +1,11 @@
 //! Which controllers are mounted where.
 
-use std::{collections::BTreeMap, fs, path::PathBuf, sync::OnceLock};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    sync::OnceLock,
+};
 
 /// The trees of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,6 +86,25 @@ impl Hierarchies {
         }
     }
 
+    /// The trees of version 1 that have controllers, by the names under which they are mounted: each
+    /// controller's, and the directory's where several share one. None for version 2.
+    pub fn controllers(&self) -> BTreeMap<String, &Path> {
+        let Self::Split(roots) = self else {
+            return BTreeMap::new();
+        };
+        let mut found = BTreeMap::new();
+        for (name, root) in roots {
+            if name == BESIDE || name.starts_with("name=") {
+                continue;
+            }
+            found.insert(name.clone(), root.as_path());
+            if let Some(shared) = root.file_name().and_then(|name| name.to_str()) {
+                found.insert(shared.to_owned(), root.as_path());
+            }
+        }
+        found
+    }
+
     /// Whether this is version 2.
     pub fn is_unified(&self) -> bool {
         matches!(self, Self::Unified(_))
@@ -104,6 +128,9 @@ mod tests {
             roots["name=systemd"],
             PathBuf::from("/sys/fs/cgroup/systemd")
         );
+        let shown = Hierarchies::parse(v1);
+        let names: Vec<_> = shown.controllers().into_keys().collect();
+        assert_eq!(names, ["cpu", "cpu,cpuacct", "cpuacct"]);
         let v2 = "30 1 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
         assert_eq!(
             Hierarchies::parse(v2),

@@ -39,6 +39,10 @@ pub struct Record {
     pub addresses: Vec<IpAddr>,
     /// The node's ports that lead to it.
     pub port_mappings: Vec<PortMapping>,
+    /// When it was attached, in nanoseconds since 1970: of several that want one port, the first has
+    /// it.
+    #[serde(default)]
+    pub attached_at: u64,
 }
 
 /// The address book of the node.
@@ -229,6 +233,7 @@ mod tests {
             host_link: format!("l-{sandbox}"),
             addresses: vec![],
             port_mappings: vec![],
+            attached_at: 0,
         }
     }
 

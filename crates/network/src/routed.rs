@@ -126,7 +126,6 @@ impl RoutedNetwork {
 
     async fn rewrite_rules(&self) -> Result<()> {
         let records: Vec<Record> = self.ipam.lock().records().cloned().collect();
-        let records: Vec<&Record> = records.iter().collect();
         self.nft
             .apply(&rules::full(
                 &self.config.id,
@@ -134,6 +133,18 @@ impl RoutedNetwork {
                 &records,
             ))
             .await
+    }
+
+    /// Everything that is attached beside this one.
+    fn others(&self, record: &Record) -> Vec<Record> {
+        let ipam = self.ipam.lock();
+        let others = ipam.records();
+        others
+            .filter(|other| {
+                other.sandbox_id != record.sandbox_id && !other.port_mappings.is_empty()
+            })
+            .cloned()
+            .collect()
     }
 
     /// Applies a small change, and writes the whole table when it does not fit what is there.
@@ -187,6 +198,7 @@ impl RoutedNetwork {
             host_link,
             addresses: Vec::new(),
             port_mappings: request.port_mappings.clone(),
+            attached_at: now_nanos(),
         })
     }
 
@@ -199,9 +211,14 @@ impl RoutedNetwork {
             node_ips: &self.config.node_ips,
         };
         links::connect(host, &request.netns, &link).await?;
-        self.change_rules(&rules::open_ports(&self.config.id, record))
-            .await
+        let opened = rules::open_ports(&self.config.id, record, &self.others(record));
+        self.change_rules(&opened).await
     }
+}
+
+fn now_nanos() -> u64 {
+    let since = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Datagrams that are still being sent to a host port must not wait for the next pod's address.
@@ -249,7 +266,7 @@ impl PodNetwork for RoutedNetwork {
         links::disconnect(host, &record.host_link).await?;
         // The record goes first: should the table be written anew, these ports are not in it.
         self.ipam.lock().release(sandbox_id)?;
-        let closed = rules::close_ports(&self.config.id, &record);
+        let closed = rules::close_ports(&self.config.id, &record, &self.others(&record));
         self.change_rules(&closed).await?;
         forget_datagrams(record).await
     }

@@ -1,7 +1,7 @@
 //! The nftables table of the pod network: node ports that lead to pods, and masquerading of what
 //! leaves the cluster. Pure: builds batches, applies nothing.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use ipnet::IpNet;
 
@@ -11,7 +11,7 @@ use crate::{ipam::Record, names, nft::Batch};
 const FAMILIES: [(&str, &str, &str); 2] = [("4", "ip", "ipv4_addr"), ("6", "ip6", "ipv6_addr")];
 
 /// The whole table, written anew.
-pub fn full(id: &str, cluster_cidrs: &[IpNet], records: &[&Record]) -> Batch {
+pub fn full(id: &str, cluster_cidrs: &[IpNet], records: &[Record]) -> Batch {
     let table = names::table(id);
     let mut batch = Batch::new();
     batch.replace_table("inet", &table);
@@ -34,9 +34,7 @@ pub fn full(id: &str, cluster_cidrs: &[IpNet], records: &[&Record]) -> Batch {
     }
     chains(&mut batch, &table, cluster_cidrs);
     loopback(&mut batch, id);
-    for record in records {
-        change(&mut batch, &table, "add", record);
-    }
+    change(&mut batch, &table, &Elements::new(), &elements(records));
     batch
 }
 
@@ -104,46 +102,79 @@ fn loopback(batch: &mut Batch, id: &str) {
     ));
 }
 
-/// Adds the node's ports that lead to a pod.
-pub fn open_ports(id: &str, record: &Record) -> Batch {
+/// Adds the node's ports that lead to a pod, unless one of the others has them.
+pub fn open_ports(id: &str, record: &Record, others: &[Record]) -> Batch {
+    let (without, with) = beside(record, others);
     let mut batch = Batch::new();
-    change(&mut batch, &names::table(id), "add", record);
+    change(&mut batch, &names::table(id), &without, &with);
     batch
 }
 
-/// Takes them away again.
-pub fn close_ports(id: &str, record: &Record) -> Batch {
+/// Takes them away again. A port that another one waits for is its now.
+pub fn close_ports(id: &str, record: &Record, others: &[Record]) -> Batch {
+    let (without, with) = beside(record, others);
     let mut batch = Batch::new();
-    change(&mut batch, &names::table(id), "delete", record);
+    change(&mut batch, &names::table(id), &with, &without);
     batch
 }
 
-fn change(batch: &mut Batch, table: &str, verb: &str, record: &Record) {
-    let ports: BTreeSet<_> = record
-        .port_mappings
-        .iter()
-        .filter(|port| port.host_port != 0)
-        .collect();
-    if ports.is_empty() {
-        return;
-    }
-    for address in &record.addresses {
-        let suffix = if address.is_ipv4() { "4" } else { "6" };
-        for port in &ports {
-            let key = format!("{} . {}", port.protocol.as_str(), port.host_port);
-            let (map, key) = match port.host_ip.filter(|ip| !ip.is_unspecified()) {
-                None => ("hostports", key),
-                Some(ip) if ip.is_ipv4() != address.is_ipv4() => continue,
-                Some(ip) => ("hostports-at", format!("{ip} . {key}")),
-            };
-            batch.push(format!(
-                "{verb} element inet {table} {map}{suffix} {{ {key} : {address} . {} }}",
-                port.container_port
-            ));
+/// Elements of maps and sets: where and under which key, and what is there.
+type Elements = BTreeMap<(String, String), Option<String>>;
+
+fn beside(record: &Record, others: &[Record]) -> (Elements, Elements) {
+    let mut all = others.to_vec();
+    let without = elements(&all);
+    all.push(record.clone());
+    (without, elements(&all))
+}
+
+/// What the table shows of these. A port leads to the one that was attached first.
+fn elements(records: &[Record]) -> Elements {
+    let mut records: Vec<&Record> = records.iter().collect();
+    records.sort_by_key(|record| (record.attached_at, &record.sandbox_id));
+    let mut all = Elements::new();
+    for record in records {
+        let ports = record.port_mappings.iter();
+        let ports: Vec<_> = ports.filter(|port| port.host_port != 0).collect();
+        for address in record.addresses.iter().filter(|_| !ports.is_empty()) {
+            let suffix = if address.is_ipv4() { "4" } else { "6" };
+            for port in &ports {
+                let key = format!("{} . {}", port.protocol.as_str(), port.host_port);
+                let (map, key) = match port.host_ip.filter(|ip| !ip.is_unspecified()) {
+                    None => ("hostports", key),
+                    Some(ip) if ip.is_ipv4() != address.is_ipv4() => continue,
+                    Some(ip) => ("hostports-at", format!("{ip} . {key}")),
+                };
+                let target = format!("{address} . {}", port.container_port);
+                all.entry((format!("{map}{suffix}"), key))
+                    .or_insert(Some(target));
+            }
+            let itself = format!("{address} . {address}");
+            all.insert((format!("hairpin{suffix}"), itself), None);
         }
+    }
+    all
+}
+
+fn change(batch: &mut Batch, table: &str, before: &Elements, after: &Elements) {
+    let mut push = |verb: &str, (map, key): &(String, String), value: &Option<String>| {
+        let value = value.as_ref().map(|value| format!(" : {value}"));
+        let value = value.unwrap_or_default();
         batch.push(format!(
-            "{verb} element inet {table} hairpin{suffix} {{ {address} . {address} }}"
+            "{verb} element inet {table} {map} {{ {key}{value} }}"
         ));
+    };
+    for (key, value) in before
+        .iter()
+        .filter(|(key, value)| after.get(*key) != Some(value))
+    {
+        push("delete", key, value);
+    }
+    for (key, value) in after
+        .iter()
+        .filter(|(key, value)| before.get(*key) != Some(value))
+    {
+        push("add", key, value);
     }
 }
 
@@ -166,25 +197,53 @@ mod tests {
                 host_port: 8080,
                 host_ip: host_ip.map(|ip| ip.parse().unwrap()),
             }],
+            attached_at: 1,
         }
+    }
+
+    #[test]
+    fn of_two_that_want_a_port_the_first_has_it_and_the_second_gets_it_after() {
+        let (first, mut second) = (record(None), record(None));
+        second.sandbox_id = "a".into();
+        second.addresses = vec!["10.42.0.6".parse().unwrap()];
+        second.attached_at = 2;
+        let table = "inet mainstay-0123abcd";
+        let itself = |verb: &str, last: u8| {
+            format!("{verb} element {table} hairpin4 {{ 10.42.0.{last} . 10.42.0.{last} }}")
+        };
+        let opened = open_ports("0123abcd", &second, &[first.clone()]);
+        assert_eq!(opened.statements(), [itself("add", 6)]);
+        let leads = |verb: &str, last: u8| {
+            format!("{verb} element {table} hostports4 {{ tcp . 8080 : 10.42.0.{last} . 80 }}")
+        };
+        let closed = close_ports("0123abcd", &first, &[second.clone()]);
+        assert_eq!(
+            closed.statements(),
+            [itself("delete", 5), leads("delete", 5), leads("add", 6)]
+        );
+        let closed = close_ports("0123abcd", &second, &[first.clone()]);
+        assert_eq!(closed.statements(), [itself("delete", 6)]);
+        let whole = full("0123abcd", &[], &[second, first]);
+        let ports = whole.statements().iter().filter(|s| s.contains("8080"));
+        assert_eq!(ports.collect::<Vec<_>>(), [&leads("add", 5)]);
     }
 
     #[test]
     fn a_host_port_leads_to_the_pod_and_back_to_itself() {
         assert_eq!(
-            open_ports("0123abcd", &record(None)).statements(),
+            open_ports("0123abcd", &record(None), &[]).statements(),
             [
-                "add element inet mainstay-0123abcd hostports4 { tcp . 8080 : 10.42.0.5 . 80 }",
                 "add element inet mainstay-0123abcd hairpin4 { 10.42.0.5 . 10.42.0.5 }",
+                "add element inet mainstay-0123abcd hostports4 { tcp . 8080 : 10.42.0.5 . 80 }",
             ]
         );
     }
 
     #[test]
     fn a_host_address_limits_the_port() {
-        let batch = close_ports("0123abcd", &record(Some("192.0.2.7")));
+        let batch = close_ports("0123abcd", &record(Some("192.0.2.7")), &[]);
         assert_eq!(
-            batch.statements()[0],
+            batch.statements()[1],
             "delete element inet mainstay-0123abcd hostports-at4 { 192.0.2.7 . tcp . 8080 : 10.42.0.5 . 80 }"
         );
     }
@@ -193,7 +252,7 @@ mod tests {
     fn a_pod_without_ports_needs_no_rules() {
         let mut record = record(None);
         record.port_mappings.clear();
-        assert!(open_ports("0123abcd", &record).is_empty());
+        assert!(open_ports("0123abcd", &record, &[]).is_empty());
     }
 
     #[test]

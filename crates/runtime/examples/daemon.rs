@@ -93,6 +93,7 @@ fn set(config: &mut Config, name: &str, value: &str) -> Result<(), Box<dyn std::
         "--registries" => config.registries = serde_json::from_slice(&std::fs::read(value)?)?,
         "--max-bytes" => config.image_limits.bytes = value.parse()?,
         "--max-entries" => config.image_limits.entries = value.parse()?,
+        "--log-max-bytes" => config.log_limits.max_bytes = value.parse()?,
         "--cdi" => config.cdi_dirs = value.split(':').map(PathBuf::from).collect(),
         handler => {
             config.handlers.insert(handler.to_owned(), value.into());

@@ -38,6 +38,27 @@ pub struct Config {
     pub image_limits: Limits,
     /// Where devices are described that containers ask for by name; later ones win.
     pub cdi_dirs: Vec<PathBuf>,
+    /// How much is kept of each container's log.
+    pub log_limits: LogLimits,
+}
+
+/// How much is kept of a container's log. Kubelets rotate logs now and then; these limits hold while
+/// output is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogLimits {
+    /// A file that has grown beyond this is set aside; zero: never.
+    pub max_bytes: u64,
+    /// How many files there may be, with the one that is written.
+    pub max_files: usize,
+}
+
+impl Default for LogLimits {
+    fn default() -> Self {
+        Self {
+            max_bytes: 10 * 1024 * 1024,
+            max_files: 5,
+        }
+    }
 }
 
 impl Config {
@@ -57,6 +78,7 @@ impl Config {
             snapshots: Snapshots::default(),
             image_limits: Limits::default(),
             cdi_dirs: ["/etc/cdi", "/var/run/cdi"].map(PathBuf::from).into(),
+            log_limits: LogLimits::default(),
         }
     }
 

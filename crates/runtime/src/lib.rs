@@ -35,7 +35,7 @@ mod xattrs;
 
 use std::sync::Arc;
 
-pub use config::Config;
+pub use config::{Config, LogLimits};
 pub use error::{Error, Result};
 use lifecycle::{Context, Run, Service};
 pub use snapshot::Snapshots;

@@ -2,10 +2,12 @@
 //! point anywhere. The kernel resolves every path as if the container's root were ours.
 
 use std::{
+    collections::VecDeque,
+    ffi::OsString,
     fs::File,
     io::{self, Read},
     os::fd::{AsFd, OwnedFd},
-    path::{Component, Path},
+    path::{Component, Path, PathBuf},
 };
 
 use nix::{
@@ -39,6 +41,59 @@ pub fn read_to_string(root: &Path, path: impl AsRef<Path>) -> io::Result<String>
     let mut text = String::new();
     file.take(MAX_READ).read_to_string(&mut text)?;
     Ok(text)
+}
+
+/// As many links as the kernel follows on one path.
+const MAX_LINKS: usize = 40;
+
+/// The path without symbolic links, as a process with this root would resolve it. Missing parts stay
+/// as they are, so the target of a dangling link is found, too. Links are followed only where
+/// `follows` allows it: what will be hidden by a mount says nothing about the container's view.
+///
+/// Only for roots that no other process writes to: use the result with functions that check again.
+pub fn resolve(
+    root: &Path,
+    path: impl AsRef<Path>,
+    follows: impl Fn(&Path) -> bool,
+) -> io::Result<PathBuf> {
+    let mut left: VecDeque<OsString> = parts(path.as_ref());
+    let mut walked = PathBuf::from("/");
+    let mut links = 0;
+    while let Some(part) = left.pop_front() {
+        if part == ".." {
+            walked.pop();
+            continue;
+        }
+        walked.push(part);
+        let place = root.join(walked.strip_prefix("/").unwrap_or(&walked));
+        let Ok(target) = std::fs::read_link(place) else {
+            continue;
+        };
+        if !follows(&walked) {
+            continue;
+        }
+        links += 1;
+        if links > MAX_LINKS {
+            return Err(io::Error::from_raw_os_error(libc::ELOOP));
+        }
+        walked.pop();
+        if target.is_absolute() {
+            walked = PathBuf::from("/");
+        }
+        for part in parts(&target).into_iter().rev() {
+            left.push_front(part);
+        }
+    }
+    Ok(walked)
+}
+
+fn parts(path: &Path) -> VecDeque<OsString> {
+    let named = path.components().filter_map(|component| match component {
+        Component::Normal(name) => Some(name.to_owned()),
+        Component::ParentDir => Some("..".into()),
+        _ => None,
+    });
+    named.collect()
 }
 
 /// Makes a directory and those above it. What exists stays as it is.
@@ -84,5 +139,28 @@ mod tests {
         create_dir_all(&root, "/up/a/b").unwrap();
         assert!(root.join("a/b").is_dir());
         assert!(!dir.path().join("a").exists());
+    }
+
+    #[test]
+    fn links_are_resolved_inside_the_root_also_when_they_dangle() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        std::fs::create_dir_all(root.join("etc")).unwrap();
+        symlink("../run/stub.conf", root.join("etc/resolv.conf")).unwrap();
+        symlink("/var/run", root.join("run")).unwrap();
+        symlink("../../../../etc", root.join("out")).unwrap();
+        symlink("loop", root.join("loop")).unwrap();
+        let resolved = |path: &str| resolve(root, path, |_| true);
+        for (path, expected) in [
+            ("/etc/resolv.conf", "/var/run/stub.conf"),
+            ("/out/x/../y", "/etc/y"),
+            ("/no/such", "/no/such"),
+            ("/../../etc", "/etc"),
+        ] {
+            assert_eq!(resolved(path).unwrap(), Path::new(expected), "{path}");
+        }
+        assert!(resolved("/loop/x").is_err());
+        let hidden = resolve(root, "/etc/resolv.conf", |at| !at.starts_with("/etc"));
+        assert_eq!(hidden.unwrap(), Path::new("/etc/resolv.conf"));
     }
 }

@@ -56,7 +56,7 @@ fn filesystem(mountpoint: &Path, size: Size) -> v1::FilesystemUsage {
     }
 }
 
-fn measure(container: &Container, root: &Path) -> v1::ContainerStats {
+fn measure(container: &Container, pod_files: Size, root: &Path) -> v1::ContainerStats {
     let usage = Cgroup::new(&container.facts.cgroup).usage();
     let timestamp = stamp::now();
     let attributes = v1::ContainerAttributes {
@@ -69,7 +69,7 @@ fn measure(container: &Container, root: &Path) -> v1::ContainerStats {
         attributes: Some(attributes),
         cpu: Some(cpu(&usage, timestamp)),
         memory: Some(memory(&usage, timestamp)),
-        writable_layer: Some(filesystem(root, snapshot::written(container.dir()))),
+        writable_layer: Some(filesystem(root, container.written() + pod_files)),
         swap: Some(v1::SwapUsage {
             timestamp,
             swap_available_bytes: None,
@@ -86,8 +86,20 @@ impl Engine {
         containers: Vec<Arc<Container>>,
     ) -> Result<Vec<v1::ContainerStats>> {
         let root = self.config.root_dir.clone();
-        self.blocking(move || containers.iter().map(|c| measure(c, &root)).collect())
-            .await
+        let with_files = containers.into_iter().map(|container| {
+            let sandbox = self.sandbox(&container.facts.sandbox).ok();
+            (container, sandbox)
+        });
+        let with_files: Vec<_> = with_files.collect();
+        self.blocking(move || {
+            let all = with_files.iter().map(|(container, sandbox)| {
+                // Written by any of the pod's containers: each is asked about it.
+                let files = sandbox.as_ref().map(|sandbox| sandbox.files_size());
+                measure(container, files.unwrap_or_default(), &root)
+            });
+            all.collect()
+        })
+        .await
     }
 
     /// Usage of the running containers that a filter matches.
@@ -178,18 +190,23 @@ impl Engine {
     /// What images take on disk.
     pub(crate) fn image_filesystem(&self) -> v1::FilesystemUsage {
         let root = &self.config.root_dir;
-        let parts = ["blobs", "layers"].map(|part| size(&root.join(part)));
-        filesystem(root, parts[0] + parts[1])
+        let measured = self.images_size.get(|| {
+            let parts = ["blobs", "layers"].map(|part| size(&root.join(part)));
+            parts[0] + parts[1]
+        });
+        filesystem(root, measured)
     }
 
     /// What containers take beside their images.
     pub(crate) fn container_filesystem(&self) -> v1::FilesystemUsage {
-        let containers: Vec<_> = self.containers.read().values().cloned().collect();
-        let sizes = containers
-            .iter()
-            .map(|container| snapshot::taken(container.dir()));
-        let sum = sizes.fold(Size::default(), |sum, size| sum + size);
-        filesystem(&self.config.root_dir, sum)
+        let measured = self.containers_size.get(|| {
+            let containers: Vec<_> = self.containers.read().values().cloned().collect();
+            let sizes = containers
+                .iter()
+                .map(|container| snapshot::taken(container.dir()));
+            sizes.fold(Size::default(), |sum, size| sum + size)
+        });
+        filesystem(&self.config.root_dir, measured)
     }
 
     /// The conditions that a kubelet looks at.

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
     sync::Arc,
 };
 
@@ -19,6 +19,7 @@ use crate::{
     rooted,
     sandbox::Sandbox,
     signals,
+    snapshot::Measured,
     spec::{self, BoundImage, Built, Inputs},
     stamp,
 };
@@ -107,7 +108,7 @@ impl Engine {
             image_ref: image.reference(),
             layers,
             cgroup,
-            log: log_path(&sandbox.config.log_directory, &config.log_path),
+            log: log_path(&sandbox.config.log_directory, &config.log_path)?,
             identity: built.identity,
             shares_pids: built.shares_pids,
             stop_signal: stop_signal(&config, &image.config.stop_signal)?,
@@ -127,6 +128,7 @@ impl Engine {
             status: watch::Sender::new(status),
             limits: parking_lot::Mutex::default(),
             dir,
+            written: Measured::default(),
             changing: tokio::sync::Mutex::default(),
         }))
     }
@@ -183,8 +185,16 @@ fn make_working_dir(rootfs: &Path, built: &Built) {
     }
 }
 
-fn log_path(directory: &str, path: &str) -> Option<PathBuf> {
-    (!directory.is_empty() && !path.is_empty()).then(|| Path::new(directory).join(path))
+fn log_path(directory: &str, path: &str) -> Result<Option<PathBuf>> {
+    if directory.is_empty() || path.is_empty() {
+        return Ok(None);
+    }
+    let plain = |part: Component<'_>| matches!(part, Component::Normal(_));
+    if !Path::new(path).components().all(plain) {
+        let message = format!("log path {path:?} leads out of {directory:?}");
+        return Err(Error::Invalid(message));
+    }
+    Ok(Some(Path::new(directory).join(path)))
 }
 
 /// The pod's choice, or the image's, or SIGTERM.

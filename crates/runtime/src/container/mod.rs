@@ -24,6 +24,7 @@ use crate::{
     disk,
     error::Result,
     shim::protocol::{EXIT_FILE, Exit},
+    snapshot::{self, Measured, Size},
     spec::Identity,
 };
 
@@ -40,6 +41,8 @@ pub struct Container {
     dir: PathBuf,
     /// Its limits as they were changed last, if they were.
     limits: Mutex<Option<LinuxContainerResources>>,
+    /// What it has written to its root.
+    written: Measured,
     /// Held while it is started, changed or removed.
     changing: tokio::sync::Mutex<()>,
 }
@@ -141,6 +144,11 @@ impl Container {
         &self.dir
     }
 
+    /// What it has written beside its image, as measured not long ago.
+    pub fn written(&self) -> Size {
+        self.written.get(|| snapshot::written(&self.dir))
+    }
+
     /// Its status now.
     pub fn status(&self) -> Status {
         self.status.borrow().clone()
@@ -224,6 +232,7 @@ impl Container {
             status: watch::Sender::new(status),
             limits: Mutex::new(disk::load_message(&dir.join(update::FILE)).ok()),
             dir,
+            written: Measured::default(),
             changing: tokio::sync::Mutex::default(),
         }))
     }

@@ -1,7 +1,7 @@
 //! Starting a container. When this returns, the container's own program runs; when it fails, the
 //! container has ended with 128 and says why.
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use cri::v1::ContainerEventType;
 
@@ -9,7 +9,10 @@ use super::{Container, Phase, Status};
 use crate::{
     engine::Engine,
     error::{Error, Result},
-    shim::protocol::{Answer, Call, Run},
+    shim::{
+        Target,
+        protocol::{Answer, Call, Run},
+    },
     stamp,
 };
 
@@ -47,10 +50,26 @@ impl Engine {
             cgroup: container.facts.cgroup.clone(),
             kill_cgroup: container.facts.shares_pids,
             log: container.facts.log.clone(),
+            log_target: self.log_target(container),
             tty: container.config.tty,
             stdin: container.config.stdin,
             stdin_once: container.config.stdin_once,
         }
+    }
+
+    /// The log with its limits. The directory above the pod's is trusted: a pod that may write there
+    /// is trusted, too.
+    fn log_target(&self, container: &Container) -> Option<Target> {
+        let log = container.facts.log.as_ref()?;
+        let sandbox = self.sandbox(&container.facts.sandbox).ok()?;
+        let base = Path::new(&sandbox.config.log_directory).parent()?;
+        let limits = self.config.log_limits;
+        Some(Target {
+            base: base.to_path_buf(),
+            file: log.strip_prefix(base).ok()?.to_path_buf(),
+            max_bytes: limits.max_bytes,
+            max_files: limits.max_files,
+        })
     }
 
     /// It runs, unless the news of its end have overtaken us.

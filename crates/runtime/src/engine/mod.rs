@@ -19,7 +19,7 @@ use crate::{
     reexec::Program,
     sandbox::Sandbox,
     shim,
-    snapshot::Snapshots,
+    snapshot::{Measured, Snapshots},
     streams::Streams,
 };
 
@@ -44,6 +44,9 @@ pub struct Engine {
     pub(crate) events: broadcast::Sender<ContainerEventResponse>,
     /// The lowest OOM score that may be set here, if that is limited.
     pub(crate) lowest_oom_score: Option<i32>,
+    /// What images and containers take on disk.
+    pub(crate) images_size: Measured,
+    pub(crate) containers_size: Measured,
 }
 
 impl Engine {
@@ -71,6 +74,8 @@ impl Engine {
             containers: RwLock::default(),
             events: broadcast::Sender::new(EVENT_BACKLOG),
             lowest_oom_score: lowest_oom_score(),
+            images_size: Measured::default(),
+            containers_size: Measured::default(),
             config,
         });
         engine.reattach().await?;
@@ -145,13 +150,16 @@ impl Engine {
         sandbox: &Arc<Sandbox>,
     ) -> Result<Vec<shim::protocol::Held>> {
         let client = shim::Client::connect(&sandbox.id, &sandbox.paths().socket()).await?;
+        sandbox.set_shim(Some(client.clone()));
         let (engine, of, listener) = (self.clone(), sandbox.clone(), client.clone());
         self.context.spawn("shim", async move {
             listener.listen(|notice| engine.noticed(&of, notice)).await;
             engine.shim_lost(&of).await;
         });
-        let (_, held) = client.hello().await?;
-        sandbox.set_shim(Some(client));
+        let (_, held) = client
+            .hello()
+            .await
+            .inspect_err(|_| sandbox.set_shim(None))?;
         Ok(held)
     }
 
@@ -187,8 +195,7 @@ impl Engine {
 
     /// A shim that died takes its containers with it: nobody holds their streams any more.
     async fn shim_lost(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
-        sandbox.set_shim(None);
-        if !sandbox.is_ready() {
+        if !sandbox.let_go_of_shim() || !sandbox.is_ready() {
             return;
         }
         tracing::warn!(sandbox = sandbox.id, "shim lost");

@@ -17,7 +17,10 @@ use nix::{
 use oci_spec::runtime::{Capabilities, LinuxCapabilities, Spec};
 use seccompiler::BpfProgram;
 
-use super::oci::{Executed, Outcome};
+use super::{
+    mount_points,
+    oci::{Executed, Outcome},
+};
 
 /// What is left to do inside the container.
 #[derive(Clone, Default)]
@@ -27,6 +30,8 @@ pub(super) struct Finish {
     /// What to reduce the capabilities to: set when installing a filter needs more than the
     /// container may keep.
     pub capabilities: Option<LinuxCapabilities>,
+    /// Whether to look once more at where the container's mounts ended up.
+    pub checks_mounts: bool,
 }
 
 /// Executes the container's program.
@@ -56,6 +61,9 @@ impl Program {
             .iter()
             .map(|arg| CString::new(arg.as_str()))
             .collect::<Result<_, _>>()?;
+        if self.finish.checks_mounts {
+            mount_points::check_result(spec)?;
+        }
         reset_signals()?;
         self.finish.apply()?;
         let Err(error) = execv(&path, &args);

@@ -7,6 +7,7 @@
 mod complaints;
 mod executor;
 pub(crate) mod init;
+mod mount_points;
 mod oci;
 mod outside;
 mod prepare;

@@ -1,5 +1,5 @@
-//! What libcontainer is given differs from the bundle in two points: propagation of single mounts
-//! (see [`propagate`]) and capabilities. It drops capabilities before our
+//! What libcontainer is given differs from the bundle in three points: propagation of single mounts
+//! (see [`propagate`]), destinations of mounts (see [`mount_points`]) and capabilities. It drops capabilities before our
 //! executor can install a seccomp filter, and installing one needs CAP_SYS_ADMIN unless the process
 //! gives up gaining privileges. So the process keeps that capability for the last step, in which our
 //! executor installs the filter and reduces the capabilities to what was asked for.
@@ -14,6 +14,7 @@ use oci_spec::runtime::{Capabilities, Capability, Process, Spec};
 
 use super::{
     executor::Finish,
+    mount_points,
     oci::Outcome,
     propagate,
     seccomp::{self},
@@ -30,12 +31,14 @@ pub(super) fn container(bundle: &Path) -> Outcome<Prepared> {
     let mut finish = Finish {
         filters: Rc::new(filters(&spec)?),
         capabilities: None,
+        checks_mounts: true,
     };
     let Some(mut process) = spec.process().clone() else {
         return Err("no process".into());
     };
     let lent = lend_capabilities(&mut process, &mut finish);
-    if !propagate::add_hook(&mut spec)? && !lent {
+    let moved = mount_points::settle(&mut spec)?;
+    if !propagate::add_hook(&mut spec)? && !lent && !moved {
         return Ok(Prepared {
             bundle: bundle.to_path_buf(),
             finish,
@@ -57,6 +60,8 @@ pub(super) fn process(bundle: &Path, file: &Path) -> Outcome<Prepared> {
     let mut finish = Finish {
         filters: Rc::new(filters(&spec)?),
         capabilities: None,
+        // The container may have been allowed to mount since it started.
+        checks_mounts: false,
     };
     let mut process: Process = serde_json::from_slice(&fs::read(file)?)?;
     if lend_capabilities(&mut process, &mut finish) {

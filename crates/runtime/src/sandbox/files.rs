@@ -1,13 +1,18 @@
-//! Files that all containers of a pod see.
+//! Files that all containers of a pod see, and may write to: they are on disk beside the containers'
+//! own, where they count as the pod's, and not in the node's `/run`, which a pod could fill.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt, PermissionsExt},
+    path::Path,
+};
 
 use cri::v1::{DnsConfig, PodSandboxConfig};
 
 use super::Paths;
 use crate::{
-    disk,
     error::{Error, Result},
+    snapshot::Size,
 };
 
 /// Writes them.
@@ -26,13 +31,29 @@ pub(super) fn write(paths: &Paths, config: &PodSandboxConfig, own_hostname: bool
     } else {
         host("/etc/hosts")
     };
-    disk::replace(
-        &paths.state.join("hostname"),
-        format!("{hostname}\n").as_bytes(),
-    )?;
-    disk::replace(&paths.state.join("hosts"), hosts.as_bytes())?;
-    disk::replace(&paths.state.join("resolv.conf"), resolv_conf.as_bytes())?;
-    readable(&paths.state)
+    let contents = [format!("{hostname}\n"), hosts, resolv_conf];
+    for (name, text) in NAMES.iter().zip(contents) {
+        // Not synced: after a power failure the pod is made anew.
+        let path = paths.root.join(name);
+        fs::write(&path, text).map_err(Error::file(&path))?;
+        readable(&path)?;
+    }
+    Ok(())
+}
+
+/// Their names.
+pub(super) const NAMES: [&str; 3] = ["hostname", "hosts", "resolv.conf"];
+
+/// What they take on disk.
+pub(super) fn size(paths: &Paths) -> Size {
+    let sizes = NAMES.iter().filter_map(|name| {
+        let meta = fs::symlink_metadata(paths.root.join(name)).ok()?;
+        Some(Size {
+            bytes: meta.blocks() * 512,
+            inodes: 1,
+        })
+    });
+    sizes.fold(Size::default(), |sum, size| sum + size)
 }
 
 const HOSTS: &str = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n";
@@ -42,14 +63,9 @@ fn host(path: &str) -> String {
 }
 
 /// Processes of every user read them.
-fn readable(root: &Path) -> Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    for name in ["hostname", "hosts", "resolv.conf"] {
-        let path = root.join(name);
-        let mode = fs::Permissions::from_mode(0o644);
-        fs::set_permissions(&path, mode).map_err(Error::file(&path))?;
-    }
-    Ok(())
+fn readable(path: &Path) -> Result<()> {
+    let mode = fs::Permissions::from_mode(0o644);
+    fs::set_permissions(path, mode).map_err(Error::file(path))
 }
 
 fn resolv_conf(dns: &DnsConfig) -> String {

@@ -26,6 +26,7 @@ use crate::{
         self,
         protocol::{Exit, Pins},
     },
+    snapshot::Size,
     spec::PodFiles,
 };
 
@@ -156,6 +157,13 @@ impl Sandbox {
         }
     }
 
+    /// Its shim is gone. `false` if that was expected: the sandbox is being stopped.
+    pub(crate) fn let_go_of_shim(&self) -> bool {
+        let had = self.shim.lock().is_some();
+        self.set_shim(None);
+        had
+    }
+
     /// Where its things are.
     pub fn paths(&self) -> &Paths {
         &self.paths
@@ -164,16 +172,30 @@ impl Sandbox {
     /// The files that its containers see.
     pub fn pod_files(&self) -> PodFiles {
         let host_ipc = self.facts.pins.ipc.is_none();
+        let file = |name: &str| {
+            let kept = self.paths.root.join(name);
+            // An earlier version has put them elsewhere.
+            if kept.exists() {
+                kept
+            } else {
+                self.paths.state.join(name)
+            }
+        };
         PodFiles {
-            hostname: self.paths.state.join("hostname"),
-            hosts: self.paths.state.join("hosts"),
-            resolv_conf: self.paths.state.join("resolv.conf"),
+            hostname: file("hostname"),
+            hosts: file("hosts"),
+            resolv_conf: file("resolv.conf"),
             shm: if host_ipc {
                 "/dev/shm".into()
             } else {
                 self.paths.state.join("shm")
             },
         }
+    }
+
+    /// What containers may have written to them.
+    pub fn files_size(&self) -> Size {
+        files::size(&self.paths)
     }
 
     /// Waits for a process that is about to run in one of its containers.

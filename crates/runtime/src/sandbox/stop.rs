@@ -57,11 +57,17 @@ impl Engine {
             self.stop_container(&container.id, Duration::ZERO).await?;
         }
         if let Ok(shim) = sandbox.shim() {
+            // From here on its end is no loss.
+            sandbox.set_shim(None);
             let shutdown = shim.ask(Call::Shutdown);
-            match tokio::time::timeout(SHUTDOWN_DEADLINE, shutdown).await {
-                Ok(Ok(()) | Err(Error::ShimGone(_))) => {}
-                Ok(Err(error)) => return Err(error),
-                Err(_) => return Err(Error::Deadline("the shim does not end".into())),
+            let failed = match tokio::time::timeout(SHUTDOWN_DEADLINE, shutdown).await {
+                Ok(Ok(()) | Err(Error::ShimGone(_))) => None,
+                Ok(Err(error)) => Some(error),
+                Err(_) => Some(Error::Deadline("the shim does not end".into())),
+            };
+            if let Some(error) = failed {
+                sandbox.set_shim(Some(shim));
+                return Err(error);
             }
         }
         let netns = sandbox.facts.pins.net.as_deref();
@@ -77,7 +83,6 @@ impl Engine {
         }
         mounts::unmount(&sandbox.paths.state.join("shm"))?;
         disk::remove_dir(&sandbox.paths.state)?;
-        sandbox.set_shim(None);
         if sandbox.state().phase != Phase::Stopped {
             sandbox.set_state(|state| state.phase = Phase::Stopped)?;
         }

@@ -10,6 +10,7 @@ use std::{
 use super::{
     attached::{Attached, Sink, set_nonblocking},
     log::{Log, Stream},
+    log_file::Target,
     protocol::{EXIT_FILE, Exit, Run},
 };
 use crate::{cgroup::Cgroup, stamp::now};
@@ -57,7 +58,8 @@ pub struct Ends {
 impl Container {
     /// Opens the log and makes the pipes, unless there will be a terminal.
     pub fn prepare(run: Run) -> io::Result<(Self, Option<Ends>)> {
-        let log = Log::open(run.log.as_deref())?;
+        let whole = run.log.as_deref().map(Target::unlimited);
+        let log = Log::open(run.log_target.clone().or(whole))?;
         let mut container = Self {
             run,
             pid: 0,

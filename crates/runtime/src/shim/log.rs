@@ -1,13 +1,9 @@
 //! A container's log file in the format that kubelets read: one line per line of output, with its
 //! time, its stream and whether it is whole (`F`) or goes on in the next (`P`).
 
-use std::{
-    fs::{File, OpenOptions},
-    io::{self, Write},
-    os::unix::fs::OpenOptionsExt,
-    path::{Path, PathBuf},
-};
+use std::io;
 
+use super::log_file::{LogFile, Target};
 use crate::stamp::now;
 
 /// Lines longer than this are cut into parts.
@@ -25,20 +21,17 @@ pub enum Stream {
 /// The file and what is not a whole line yet.
 #[derive(Default)]
 pub struct Log {
-    path: Option<PathBuf>,
-    file: Option<File>,
+    file: Option<LogFile>,
     rest: [Vec<u8>; 2],
     /// The last write failed somewhere in a line.
     torn: bool,
 }
 
 impl Log {
-    /// Appends to `path`, or drops everything when there is none.
-    pub fn open(path: Option<&Path>) -> io::Result<Self> {
-        let file = path.map(append).transpose()?;
+    /// Appends to a file, or drops everything when there is none.
+    pub fn open(target: Option<Target>) -> io::Result<Self> {
         Ok(Self {
-            path: path.map(Path::to_path_buf),
-            file,
+            file: target.map(LogFile::open).transpose()?,
             rest: Default::default(),
             torn: false,
         })
@@ -46,8 +39,8 @@ impl Log {
 
     /// Opens the path again: the file was moved away.
     pub fn reopen(&mut self) -> io::Result<()> {
-        if let Some(path) = &self.path {
-            self.file = Some(append(path)?);
+        if let Some(file) = &mut self.file {
+            file.reopen()?;
             self.torn = false;
         }
         Ok(())
@@ -100,23 +93,12 @@ impl Log {
 
 /// A full disk must not stop the container: what cannot be written is lost. The next lines begin a
 /// line of their own, so that only the one that was cut off is damaged.
-fn put(file: &mut File, torn: &mut bool, lines: &[u8]) {
+fn put(file: &mut LogFile, torn: &mut bool, lines: &[u8]) {
     if lines.is_empty() {
         return;
     }
-    let mended = if *torn { file.write_all(b"\n") } else { Ok(()) };
-    *torn = mended.and_then(|()| file.write_all(lines)).is_err();
-}
-
-fn append(path: &Path) -> io::Result<File> {
-    if let Some(parent) = path.parent() {
-        std::fs::create_dir_all(parent)?;
-    }
-    OpenOptions::new()
-        .create(true)
-        .append(true)
-        .mode(0o640)
-        .open(path)
+    let mended = if *torn { file.append(b"\n") } else { Ok(()) };
+    *torn = mended.and_then(|()| file.append(lines)).is_err();
 }
 
 fn name(stream: Stream) -> &'static str {
@@ -148,7 +130,8 @@ mod tests {
     fn logged(write: impl FnOnce(&mut Log)) -> Vec<(String, String)> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("pod/0.log");
-        let mut log = Log::open(Some(&path)).unwrap();
+        std::fs::create_dir(dir.path().join("pod")).unwrap();
+        let mut log = Log::open(Some(Target::unlimited(&path))).unwrap();
         write(&mut log);
         log.close();
         let text = std::fs::read_to_string(path).unwrap();
@@ -197,7 +180,7 @@ mod tests {
     fn a_reopened_log_goes_to_the_new_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("0.log");
-        let mut log = Log::open(Some(&path)).unwrap();
+        let mut log = Log::open(Some(Target::unlimited(&path))).unwrap();
         log.write(Stream::Stdout, b"old\n");
         std::fs::rename(&path, dir.path().join("0.log.1")).unwrap();
         log.write(Stream::Stdout, b"still old\n");

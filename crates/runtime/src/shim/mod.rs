@@ -12,6 +12,7 @@ mod conn;
 mod down;
 mod held;
 mod log;
+mod log_file;
 mod main;
 mod pin;
 pub mod protocol;
@@ -24,5 +25,6 @@ mod tasks;
 
 pub(crate) use attached::set_nonblocking;
 pub use client::{Client, ExecStdio, Notice};
+pub use log_file::Target;
 pub(crate) use main::run;
 pub(crate) use spawn::{is_held, start};

@@ -10,6 +10,8 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::log_file::Target;
+
 /// The protocol of this build.
 pub const VERSION: u32 = 2;
 
@@ -153,6 +155,9 @@ pub struct Run {
     pub kill_cgroup: bool,
     /// The file for its output.
     pub log: Option<PathBuf>,
+    /// The same in more detail; older daemons do not say it.
+    #[serde(default)]
+    pub log_target: Option<Target>,
     /// It has a terminal.
     pub tty: bool,
     /// Its input is a pipe instead of nothing.

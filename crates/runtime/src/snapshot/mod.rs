@@ -11,7 +11,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-pub use size::{Size, size};
+pub use size::{Measured, Size, size};
 
 use crate::{
     disk,

@@ -1,8 +1,14 @@
 //! What a tree takes on disk.
 
-use std::{collections::HashSet, fs, ops::Add, os::unix::fs::MetadataExt, path::Path};
+use std::{
+    ops::Add,
+    path::Path,
+    time::{Duration, Instant},
+};
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use stdx::DiskUsage;
 
 /// Bytes on disk, and files.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,38 +40,58 @@ impl Add for Size {
     }
 }
 
-/// Everything below a directory; a file with several names counts once.
-pub fn size(dir: &Path) -> Size {
-    let mut seen = HashSet::new();
-    below(dir, &mut seen)
+/// The last measure of a tree. A tree that takes long to walk is walked seldom: a container with
+/// millions of files costs the node no more than others.
+#[derive(Debug, Default)]
+pub struct Measured {
+    /// The size, when it was measured and how long that took.
+    last: Mutex<Option<(Size, Instant, Duration)>>,
 }
 
-fn below(dir: &Path, seen: &mut HashSet<(u64, u64)>) -> Size {
-    let mut sum = Size::default();
-    let Ok(entries) = fs::read_dir(dir) else {
-        return sum;
-    };
-    for entry in entries.flatten() {
-        let Ok(metadata) = entry.metadata() else {
-            continue;
-        };
-        if metadata.is_dir() {
-            sum = sum + below(&entry.path(), seen);
-        } else if metadata.nlink() > 1 && !seen.insert((metadata.dev(), metadata.ino())) {
-            continue;
+/// A measure counts so many times longer than it took.
+const FACTOR: u32 = 50;
+
+impl Measured {
+    /// The last measure while it counts, or a new one.
+    pub fn get(&self, measure: impl FnOnce() -> Size) -> Size {
+        let mut last = self.last.lock();
+        if let Some((size, at, took)) = *last
+            && at.elapsed() < took * FACTOR
+        {
+            return size;
         }
-        sum = sum
-            + Size {
-                bytes: metadata.blocks() * 512,
-                inodes: 1,
-            };
+        let begin = Instant::now();
+        let size = measure();
+        *last = Some((size, Instant::now(), begin.elapsed()));
+        size
     }
-    sum
+}
+
+/// Everything below a directory; a file with several names counts once. Nothing if it cannot be read.
+pub fn size(dir: &Path) -> Size {
+    let used = DiskUsage::measure(dir).unwrap_or_default();
+    Size {
+        bytes: used.bytes,
+        inodes: used.inodes,
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
+
+    #[test]
+    fn what_takes_long_is_measured_seldom() {
+        let measured = Measured::default();
+        let slow = |bytes| {
+            std::thread::sleep(Duration::from_millis(200));
+            Size { bytes, inodes: 1 }
+        };
+        assert_eq!(measured.get(|| slow(1)).bytes, 1);
+        assert_eq!(measured.get(|| slow(2)).bytes, 1);
+    }
 
     #[test]
     fn a_file_with_two_names_counts_once() {

@@ -2,6 +2,7 @@
 //! into the container's root file system and at the node's devices; everything in the request takes
 //! effect here or is refused.
 
+mod apparmor;
 mod capabilities;
 mod cdi;
 mod devices;
@@ -15,20 +16,13 @@ mod user;
 
 use std::path::{Path, PathBuf};
 
-use cri::v1::{
-    ContainerConfig, LinuxContainerSecurityContext, PodSandboxConfig, SecurityProfile,
-    security_profile::ProfileType,
-};
+use cri::v1::{ContainerConfig, LinuxContainerSecurityContext, PodSandboxConfig};
 pub use mounts::BoundImage;
 pub use resources::limits;
 use serde_json::{Value, json};
 pub use user::Identity;
 
-use crate::{
-    error::{Error, Result},
-    images::ImageConfig,
-    shim::protocol::Pins,
-};
+use crate::{error::Result, images::ImageConfig, shim::protocol::Pins};
 
 /// Where programs are looked for when neither image nor pod say.
 pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -151,26 +145,4 @@ pub fn exec_process(container: &Value, command: &[String], tty: bool) -> Value {
         process.remove("oomScoreAdj");
     }
     process
-}
-
-/// The AppArmor profile by name, if one is wanted.
-fn apparmor(security: &LinuxContainerSecurityContext) -> Result<Option<String>> {
-    let wanted = match &security.apparmor {
-        Some(SecurityProfile {
-            profile_type,
-            localhost_ref,
-        }) => match ProfileType::try_from(*profile_type) {
-            Ok(ProfileType::Localhost) => Some(localhost_ref.as_str()),
-            _ => None,
-        },
-        None => None,
-    };
-    let Some(name) = wanted else { return Ok(None) };
-    let enabled = std::fs::read_to_string("/sys/module/apparmor/parameters/enabled");
-    if enabled.is_ok_and(|text| text.starts_with('Y')) {
-        return Ok(Some(name.trim_start_matches("localhost/").to_owned()));
-    }
-    Err(Error::Invalid(format!(
-        "AppArmor profile {name:?} is wanted but AppArmor is not enabled"
-    )))
 }

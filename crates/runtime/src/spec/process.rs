@@ -29,7 +29,7 @@ pub(super) fn process(
         "capabilities": capabilities::sets(security)?,
         "noNewPrivileges": security.no_new_privs,
     });
-    if let Some(profile) = apparmor(security)? {
+    if let Some(profile) = apparmor::profile(security)? {
         process["apparmorProfile"] = json!(profile);
     }
     if let Some(score) = oom_score(inputs) {

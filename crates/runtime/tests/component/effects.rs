@@ -16,12 +16,12 @@ use crate::{
     support::{Node, container_config, own_pids, sandbox_config},
 };
 
-fn security(config: &mut v1::ContainerConfig) -> &mut v1::LinuxContainerSecurityContext {
+pub fn security(config: &mut v1::ContainerConfig) -> &mut v1::LinuxContainerSecurityContext {
     let linux = config.linux.as_mut().unwrap();
     linux.security_context.as_mut().unwrap()
 }
 
-async fn run(node: &Node, container: &str, command: &[&str]) -> Result<String, String> {
+pub async fn run(node: &Node, container: &str, command: &[&str]) -> Result<String, String> {
     let output = node.exec(container, command).await;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
     match output.exit_code {
@@ -30,13 +30,18 @@ async fn run(node: &Node, container: &str, command: &[&str]) -> Result<String, S
     }
 }
 
-async fn hello(node: &Node, container: &str, args: &[&str]) -> Result<String, String> {
+pub async fn hello(node: &Node, container: &str, args: &[&str]) -> Result<String, String> {
     let command: Vec<&str> = ["/mainstay", "hello"].iter().chain(args).copied().collect();
     run(node, container, &command).await
 }
 
 /// An image of busybox with users and groups.
 async fn busybox(node: &Node) {
+    busybox_with(node, &[]).await;
+}
+
+/// The same with symbolic links in it: names and targets.
+pub async fn busybox_with(node: &Node, links: &[(&str, &str)]) {
     let binary = fs::read("/usr/bin/busybox")
         .or_else(|_| fs::read("/bin/busybox"))
         .unwrap();
@@ -58,6 +63,13 @@ async fn busybox(node: &Node) {
         0o644,
         b"ada:x:1000:\nvideo:x:44:ada\naudio:x:29:ada,bob\n",
     );
+    for (name, target) in links {
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(tar::EntryType::Symlink);
+        header.set_size(0);
+        header.set_mode(0o777);
+        archive.append_link(&mut header, name, target).unwrap();
+    }
     let plain = [archive.into_inner().unwrap()];
     let config = image(&plain, json!({ "Cmd": ["/busybox", "sleep", "1000"] })).config;
     import(node, Sample::docker_archive(&plain, &config, "box:1"))
@@ -65,7 +77,7 @@ async fn busybox(node: &Node) {
         .unwrap();
 }
 
-fn in_busybox(name: &str) -> v1::ContainerConfig {
+pub fn in_busybox(name: &str) -> v1::ContainerConfig {
     let mut config = container_config(name, &[]);
     config.image = spec("box:1");
     config

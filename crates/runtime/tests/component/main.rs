@@ -10,6 +10,7 @@ mod events;
 mod first_light;
 mod handlers;
 mod hello;
+mod hostile;
 mod images;
 mod logs;
 mod protocols;

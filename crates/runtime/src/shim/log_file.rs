@@ -1,0 +1,238 @@
+//! The file behind a container's log: opened without following links, and replaced by a new one as
+//! soon as it is full, so that no burst of output takes more than its share of the disk.
+
+use std::{
+    fs::File,
+    io::{self, Write},
+    os::fd::{AsFd, OwnedFd},
+    path::{Component, Path, PathBuf},
+};
+
+use nix::{
+    dir::Dir,
+    fcntl::{OFlag, OpenHow, ResolveFlag, openat2, renameat},
+    sys::stat::{Mode, mkdirat},
+    unistd::{UnlinkatFlags, unlinkat},
+};
+use serde::{Deserialize, Serialize};
+
+/// Where a log is and how much of it is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Target {
+    /// The directory that is trusted: no link below it is followed.
+    pub base: PathBuf,
+    /// The file, relative to it.
+    pub file: PathBuf,
+    /// A file that has grown beyond this is set aside; zero: never.
+    pub max_bytes: u64,
+    /// How many files there may be, with the one that is written; zero: any number.
+    pub max_files: usize,
+}
+
+impl Target {
+    /// A log that is never set aside. Its own directory is trusted.
+    pub fn unlimited(path: &Path) -> Self {
+        Self {
+            base: path.parent().unwrap_or(Path::new("/")).to_path_buf(),
+            file: path.file_name().unwrap_or_default().into(),
+            max_bytes: 0,
+            max_files: 0,
+        }
+    }
+
+    fn name(&self) -> &Path {
+        self.file.file_name().map_or(Path::new(""), Path::new)
+    }
+}
+
+/// An open log.
+pub struct LogFile {
+    target: Target,
+    /// The log's own directory: what is planted above it later has no effect.
+    dir: OwnedFd,
+    file: File,
+    bytes: u64,
+}
+
+impl LogFile {
+    /// Opens the log to append to it; makes it and its directories if they are missing.
+    pub fn open(target: Target) -> io::Result<Self> {
+        std::fs::create_dir_all(&target.base)?;
+        let base = File::open(&target.base)?.into();
+        let dir = open_dirs(base, target.file.parent().unwrap_or(Path::new("")))?;
+        let (file, bytes) = append(&dir, target.name())?;
+        Ok(Self {
+            target,
+            dir,
+            file,
+            bytes,
+        })
+    }
+
+    /// Opens the file of that name anew: it was moved away.
+    pub fn reopen(&mut self) -> io::Result<()> {
+        (self.file, self.bytes) = append(&self.dir, self.target.name())?;
+        Ok(())
+    }
+
+    /// Appends whole lines, in a new file if the current one is full.
+    pub fn append(&mut self, lines: &[u8]) -> io::Result<()> {
+        let full = self.target.max_bytes > 0 && self.bytes > 0;
+        if full && self.bytes + lines.len() as u64 > self.target.max_bytes {
+            self.rotate();
+        }
+        self.file.write_all(lines)?;
+        self.bytes += lines.len() as u64;
+        Ok(())
+    }
+
+    /// Sets the file aside under a name that tells when, and removes the oldest such files. What
+    /// cannot be moved goes on: output is worth more than its limit.
+    fn rotate(&mut self) {
+        let stamp = jiff::Timestamp::now().strftime("%Y%m%d-%H%M%S.%9f");
+        let aside = format!("{}.{stamp}", self.target.name().display());
+        let name = self.target.name();
+        let moved = renameat(&self.dir, name, &self.dir, aside.as_str());
+        // If it was moved away by somebody else, there is a place for a new one, too.
+        if moved.is_ok() || moved == Err(nix::errno::Errno::ENOENT) {
+            let _ = self.reopen();
+        }
+        self.remove_oldest();
+    }
+
+    fn remove_oldest(&self) {
+        let Some(kept) = self.target.max_files.checked_sub(1) else {
+            return;
+        };
+        let prefix = format!("{}.", self.target.name().display());
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let Ok(mut dir) = Dir::openat(&self.dir, ".", flags, Mode::empty()) else {
+            return;
+        };
+        let names = dir.iter().flatten();
+        let names = names.filter_map(|entry| entry.file_name().to_str().ok().map(str::to_owned));
+        let mut aside: Vec<String> = names.filter(|name| name.starts_with(&prefix)).collect();
+        aside.sort();
+        aside.truncate(aside.len().saturating_sub(kept));
+        for name in aside {
+            let _ = unlinkat(&self.dir, name.as_str(), UnlinkatFlags::NoRemoveDir);
+        }
+    }
+}
+
+fn beneath(flags: OFlag) -> OpenHow {
+    let resolve = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS;
+    OpenHow::new()
+        .flags(flags | OFlag::O_CLOEXEC)
+        .resolve(resolve)
+}
+
+fn open_dirs(mut here: OwnedFd, path: &Path) -> io::Result<OwnedFd> {
+    for component in path.components() {
+        let Component::Normal(name) = component else {
+            return Err(io::Error::other(
+                "the log's path leads out of its directory",
+            ));
+        };
+        match mkdirat(here.as_fd(), name, Mode::from_bits_retain(0o755)) {
+            Ok(()) | Err(nix::errno::Errno::EEXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+        here = openat2(
+            here.as_fd(),
+            name,
+            beneath(OFlag::O_RDONLY | OFlag::O_DIRECTORY),
+        )?;
+    }
+    Ok(here)
+}
+
+fn append(dir: &OwnedFd, name: &Path) -> io::Result<(File, u64)> {
+    // Without waiting: something else than a file may have been planted there.
+    let flags = OFlag::O_WRONLY | OFlag::O_APPEND | OFlag::O_CREAT | OFlag::O_NONBLOCK;
+    let how = beneath(flags).mode(Mode::from_bits_retain(0o640));
+    let file = File::from(openat2(dir.as_fd(), name, how)?);
+    let meta = file.metadata()?;
+    if !meta.is_file() {
+        return Err(io::Error::other("the log is not a regular file"));
+    }
+    Ok((file, meta.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn target(base: &Path, max_bytes: u64) -> Target {
+        Target {
+            base: base.to_path_buf(),
+            file: "pod/container/0.log".into(),
+            max_bytes,
+            max_files: 3,
+        }
+    }
+
+    #[test]
+    fn links_at_any_place_below_the_base_are_not_followed() {
+        let elsewhere = tempfile::tempdir().unwrap();
+        for planted in ["pod", "pod/container", "pod/container/0.log"] {
+            let dir = tempfile::tempdir().unwrap();
+            let place = dir.path().join(planted);
+            std::fs::create_dir_all(place.parent().unwrap()).unwrap();
+            symlink(elsewhere.path(), &place).unwrap();
+            assert!(LogFile::open(target(dir.path(), 0)).is_err(), "{planted}");
+        }
+        assert_eq!(std::fs::read_dir(elsewhere.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_link_planted_later_is_not_followed_when_the_log_is_opened_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let secret = dir.path().join("secret");
+        std::fs::write(&secret, "").unwrap();
+        let mut log = LogFile::open(target(dir.path(), 0)).unwrap();
+        let path = dir.path().join("pod/container/0.log");
+        std::fs::remove_file(&path).unwrap();
+        symlink(&secret, &path).unwrap();
+        assert!(log.reopen().is_err());
+        log.append(b"line\n").unwrap();
+        assert_eq!(std::fs::read(&secret).unwrap(), b"");
+    }
+
+    #[test]
+    fn a_pipe_in_the_place_of_the_log_is_refused_without_waiting() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pod/container/0.log");
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        nix::unistd::mkfifo(&path, Mode::S_IRWXU).unwrap();
+        assert!(LogFile::open(target(dir.path(), 0)).is_err());
+    }
+
+    #[test]
+    fn a_burst_takes_no_more_than_the_limit() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut log = LogFile::open(target(dir.path(), 1000)).unwrap();
+        for number in 0..1000 {
+            let line = format!("{number:0>98}\n");
+            log.append(line.as_bytes()).unwrap();
+        }
+        let mut files: Vec<_> = std::fs::read_dir(dir.path().join("pod/container"))
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .collect();
+        files.sort();
+        assert_eq!(files.len(), 3);
+        let mut lines = Vec::new();
+        for file in files[1..].iter().chain(&files[..1]) {
+            let text = std::fs::read_to_string(file).unwrap();
+            assert!(text.len() <= 1000);
+            lines.extend(text.lines().map(|line| line.parse::<usize>().unwrap()));
+        }
+        // The newest lines, none missing between them.
+        let first = lines[0];
+        assert_eq!(lines, (first..1000).collect::<Vec<_>>());
+        assert!(lines.len() > 20);
+    }
+}
