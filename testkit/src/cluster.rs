@@ -71,6 +71,7 @@ impl Cluster {
             .command(binary())
             .args(["up", "--node-name", "one"])
             .args(self.log_level())
+            .args(self.kubelet_config())
             .arg("--data-dir")
             .arg(self.data_dir())
             .args(&self.flags)
@@ -80,6 +81,19 @@ impl Cluster {
             .expect("the binary starts");
         self.daemon = Some(daemon);
         self.wait_ready();
+    }
+
+    /// How the node is configured unless a flag says otherwise: a machine whose disk is nearly full of
+    /// other things must not make tests fail that are about something else.
+    fn kubelet_config(&self) -> Vec<String> {
+        if self.flags.iter().any(|flag| flag == "--kubelet-config") {
+            return Vec::new();
+        }
+        let file = self.machine.dir().join("kubelet.yaml");
+        let text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
+                    evictionHard: {memory.available: 50Mi, nodefs.available: 1%}\n";
+        std::fs::write(&file, text).expect("a file");
+        vec!["--kubelet-config".to_owned(), file.display().to_string()]
     }
 
     /// What is logged unless a flag says otherwise.

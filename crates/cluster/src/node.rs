@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, path::PathBuf, sync::Arc};
 
 use apiserver::User;
+use kubelet::configuration::KubeletConfiguration;
 use lifecycle::Service;
 use network::{CniConfig, PodNetwork, nft::Nft};
 use pki::Pki;
@@ -30,6 +31,7 @@ pub fn services(
             config.socket = settings.cri_socket.clone();
             config.handlers = settings.runtime_handlers.clone();
             config.registries = settings.registries.clone();
+            config.log_limits = log_limits(&settings.kubelet.configuration);
             services.push(config.build()?);
             settings.cri_socket.clone()
         }
@@ -129,12 +131,59 @@ fn kubelet(
     config.cluster_domain = settings.cluster_domain.clone();
     config.cgroup_root = format!("/mainstay-{}", settings.id);
     config.resolv_conf = resolv_conf();
-    config.static_pods_dir = settings.static_pod_path.clone();
-    config.allowed_unsafe_sysctls = settings.allowed_unsafe_sysctls.clone();
+    for warning in &settings.kubelet.warnings {
+        tracing::warn!("kubelet configuration: {warning}");
+    }
+    apply(&mut config, settings.kubelet.configuration.clone());
+    // A flag wins over the file.
+    if settings.static_pod_path.is_some() {
+        config.static_pods_dir = settings.static_pod_path.clone();
+    }
+    config
+        .allowed_unsafe_sysctls
+        .extend(settings.allowed_unsafe_sysctls.clone());
     config.version = VERSION.to_owned();
     config.after = match settings.container_runtime_endpoint {
         Some(_) => &["apiserver"],
         None => &["apiserver", "runtime"],
     };
     Ok(config.build())
+}
+
+/// What a KubeletConfiguration changes.
+fn apply(config: &mut kubelet::Config, kubelet: KubeletConfiguration) {
+    let set = |text: &str| {
+        Some(text)
+            .filter(|text| !text.is_empty())
+            .map(PathBuf::from)
+    };
+    if let Some(path) = set(&kubelet.resolv_conf) {
+        config.resolv_conf = path;
+    }
+    if let Some(path) = set(&kubelet.static_pod_path) {
+        config.static_pods_dir = Some(path);
+    }
+    if let Some(path) = set(&kubelet.pod_logs_dir) {
+        config.pod_logs_dir = path;
+    }
+    config.allowed_unsafe_sysctls = kubelet.allowed_unsafe_sysctls.clone();
+    config.node_taints = kubelet.register_with_taints.clone();
+    config.status_interval = kubelet.node_status_report_frequency.0;
+    config.max_pods =
+        kubelet.pod_capacity(std::thread::available_parallelism().map_or(1, usize::from));
+    let port = u16::try_from(kubelet.healthz_port).unwrap_or(0);
+    let address = kubelet.healthz_bind_address.parse();
+    config.healthz = address
+        .ok()
+        .filter(|_| port != 0)
+        .map(|address: std::net::IpAddr| SocketAddr::new(address, port));
+    config.kubelet = kubelet;
+}
+
+fn log_limits(kubelet: &KubeletConfiguration) -> runtime::LogLimits {
+    let usual = runtime::LogLimits::default();
+    runtime::LogLimits {
+        max_bytes: kubelet.log_max_bytes().unwrap_or(usual.max_bytes),
+        max_files: usize::try_from(kubelet.container_log_max_files).unwrap_or(usual.max_files),
+    }
 }

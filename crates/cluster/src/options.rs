@@ -99,6 +99,12 @@ pub struct Options {
     /// Unsafe sysctls that pods may set: kernel.msg*,net.core.somaxconn
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub allowed_unsafe_sysctls: Option<Vec<String>>,
+    /// A KubeletConfiguration (kubelet.config.k8s.io/v1beta1) for this node
+    #[arg(long, value_name = "FILE")]
+    pub kubelet_config: Option<PathBuf>,
+    /// A directory of drop-in files (*.conf) for the KubeletConfiguration
+    #[arg(long, value_name = "DIR")]
+    pub kubelet_config_dir: Option<PathBuf>,
     /// Ports for services of type NodePort [default: 30000-32767]
     #[arg(long, value_name = "FIRST-LAST")]
     pub service_node_port_range: Option<String>,
@@ -206,6 +212,8 @@ impl Options {
             kubelet_port: self.kubelet_port.or(file.kubelet_port),
             static_pod_path: self.static_pod_path.or(file.static_pod_path),
             allowed_unsafe_sysctls: self.allowed_unsafe_sysctls.or(file.allowed_unsafe_sysctls),
+            kubelet_config: self.kubelet_config.or(file.kubelet_config),
+            kubelet_config_dir: self.kubelet_config_dir.or(file.kubelet_config_dir),
             service_node_port_range: self
                 .service_node_port_range
                 .or(file.service_node_port_range),

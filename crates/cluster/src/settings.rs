@@ -41,6 +41,8 @@ pub struct Settings {
     /// Manifests of pods that this node runs by itself.
     pub static_pod_path: Option<PathBuf>,
     pub allowed_unsafe_sysctls: Vec<String>,
+    /// What the KubeletConfiguration says, with defaults.
+    pub kubelet: kubelet::configuration::Loaded,
     pub node_ports: RangeInclusive<u16>,
     pub container_runtime_endpoint: Option<PathBuf>,
     pub cri_socket: PathBuf,
@@ -121,6 +123,11 @@ impl Settings {
             kubelet_port: options.kubelet_port.unwrap_or(10250),
             static_pod_path: static_pod_path(options.static_pod_path)?,
             allowed_unsafe_sysctls: sysctls(options.allowed_unsafe_sysctls.unwrap_or_default())?,
+            kubelet: kubelet::configuration::load(
+                options.kubelet_config.as_deref(),
+                options.kubelet_config_dir.as_deref(),
+            )
+            .map_err(|why| Error::Option("kubelet-config", why))?,
             node_ports: port_range(options.service_node_port_range.as_deref())?,
             container_runtime_endpoint: options
                 .container_runtime_endpoint

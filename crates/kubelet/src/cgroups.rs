@@ -2,15 +2,16 @@
 //! cgroup v1 and v2. Without a root, cgroups are left to the runtime.
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
 };
 
 use k8s_openapi::api::core::v1::Pod;
-use tracing::debug;
+use tracing::{debug, warn};
 
 use crate::{
-    Error, Result,
+    Config, Error, Result,
     make::{
         cgroups,
         resources::{self, PodBounds},
@@ -41,8 +42,8 @@ fn below(controller: &str, path: &str) -> PathBuf {
         .join(path.trim_start_matches('/'))
 }
 
-/// Makes the cgroups of the classes.
-pub fn ensure_classes(root: &str) -> Result<()> {
+/// Makes the cgroups of the classes. All pods together may have `max_pids` processes and threads.
+pub fn ensure_classes(root: &str, max_pids: Option<i64>) -> Result<()> {
     if root.is_empty() {
         return Ok(());
     }
@@ -55,17 +56,38 @@ pub fn ensure_classes(root: &str) -> Result<()> {
         memory: None,
     };
     apply(&cgroups::class(root, QosClass::BestEffort), least);
+    limit_pids(&cgroups::kubepods(root), max_pids);
     Ok(())
 }
 
+/// Limits the processes and threads below a cgroup, or lifts the limit.
+fn limit_pids(path: &str, max: Option<i64>) {
+    let dir = if is_v2() {
+        below("", path)
+    } else {
+        below("pids", path)
+    };
+    if !dir.exists() {
+        return;
+    }
+    let value = max.map_or_else(|| "max".to_owned(), |max| max.to_string());
+    let file = dir.join("pids.max");
+    if let Err(error) = fs::write(&file, value) {
+        warn!(file = %file.display(), %error, "cannot limit processes");
+    }
+}
+
 /// Makes a pod's cgroup and sets its bounds.
-pub fn ensure_pod(root: &str, pod: &Pod) -> Result<()> {
+pub fn ensure_pod(config: &Config, pod: &Pod) -> Result<()> {
+    let (root, pids_limit) = (&config.cgroup_root, config.kubelet.pod_pids_limit);
     if root.is_empty() {
         return Ok(());
     }
     let path = cgroups::pod(root, pod);
     make(&path)?;
     apply(&path, resources::of_pod(pod));
+    // Otherwise the node's limit holds.
+    limit_pids(&path, Some(pids_limit).filter(|limit| *limit > 0));
     Ok(())
 }
 
@@ -113,15 +135,38 @@ pub fn remove_pod(root: &str, uid: &str) {
         return;
     }
     for class in CLASSES {
-        let path = cgroups::pod_of_class(root, class, uid);
-        if is_v2() {
-            let _ = fs::remove_dir(below("", &path));
-            continue;
-        }
-        for controller in V1 {
-            let _ = fs::remove_dir(below(controller, &path));
+        remove(&cgroups::pod_of_class(root, class, uid));
+    }
+}
+
+/// Removes a cgroup with those below it. What still holds a process stays.
+pub fn remove(path: &str) {
+    if let Err(error) = libcgroups::Cgroup::new(path).remove() {
+        debug!(path, %error, "a cgroup stays");
+    }
+}
+
+/// The cgroups of pods that there are: uids and paths.
+pub fn pods(root: &str) -> Vec<(String, String)> {
+    if root.is_empty() {
+        return Vec::new();
+    }
+    let mut found = BTreeSet::new();
+    let controllers: &[&str] = if is_v2() { &[""] } else { V1 };
+    for class in CLASSES.map(|class| cgroups::class(root, class)) {
+        for controller in controllers {
+            let Ok(entries) = fs::read_dir(below(controller, &class)) else {
+                continue;
+            };
+            for entry in entries.flatten() {
+                let name = entry.file_name().to_string_lossy().into_owned();
+                if let Some(uid) = name.strip_prefix("pod") {
+                    found.insert((uid.to_owned(), format!("{class}/{name}")));
+                }
+            }
         }
     }
+    found.into_iter().collect()
 }
 
 fn make(path: &str) -> Result<()> {
@@ -181,7 +226,7 @@ fn make_dir(dir: &Path) -> Result<()> {
 fn apply(path: &str, bounds: PodBounds) {
     let write = |file: PathBuf, value: String| {
         if let Err(error) = fs::write(&file, value) {
-            debug!(file = %file.display(), %error, "cannot set bound");
+            warn!(file = %file.display(), %error, "cannot set a limit");
         }
     };
     if is_v2() {

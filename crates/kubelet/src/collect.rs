@@ -1,29 +1,28 @@
-//! Garbage: dead containers beyond the last one of each name, and images when the disk fills up.
+//! Garbage: dead containers beyond the last one of each name, and images that nobody uses, the longest
+//! unused first, when the disk fills up or they are too old.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
     time::Duration,
 };
 
 use cri::v1;
+use jiff::Timestamp;
 use tracing::{info, warn};
 
 use crate::{Result, core::Core, make::labels, node::machine};
 
 const INTERVAL: Duration = Duration::from_secs(60);
-/// Images are removed above the first and down to the second share of the disk, in percent.
-const HIGH: i64 = 85;
-const LOW: i64 = 80;
 
 /// Collects for ever.
 pub async fn run(core: Arc<Core>) {
     loop {
         core.config.clock.sleep(INTERVAL).await;
-        if let Err(error) = containers(&core).await {
+        if let Err(error) = dead_containers(&core).await {
             warn!(%error, "cannot collect containers");
         }
-        if let Err(error) = images(&core).await {
+        if let Err(error) = images_beyond_policy(&core).await {
             warn!(%error, "cannot collect images");
         }
     }
@@ -31,7 +30,7 @@ pub async fn run(core: Arc<Core>) {
 
 /// Of each container the newest dead one stays, for its logs and its end; for a pod's users the one
 /// before a running one, too.
-async fn containers(core: &Core) -> Result<()> {
+pub async fn dead_containers(core: &Core) -> Result<()> {
     let listed = core.runtime.list_containers(BTreeMap::new()).await?;
     for id in superfluous(&listed) {
         core.runtime.remove_container(&id).await?;
@@ -61,63 +60,160 @@ fn superfluous(listed: &[v1::Container]) -> Vec<String> {
         .collect()
 }
 
-async fn images(core: &Core) -> Result<()> {
+/// Removes images that were not used for too long, and others while the disk is fuller than it should
+/// be.
+async fn images_beyond_policy(core: &Core) -> Result<()> {
+    let unused = find_unused(core).await?;
+    let (settings, now) = (&core.config.kubelet, core.now());
+    let most = settings.image_maximum_gc_age.0;
+    let (old, rest): (Vec<_>, Vec<_>) = unused
+        .into_iter()
+        .partition(|image| !most.is_zero() && now - most > image.last_used);
+    for image in &old {
+        remove(core, image, "it was not used for too long").await?;
+    }
     let (size, free) = machine::storage(&core.config.root_dir);
+    let high = i64::from(settings.image_gc_high_threshold_percent);
+    let low = i64::from(settings.image_gc_low_threshold_percent);
     let used = size - free;
-    if size == 0 || used * 100 / size < HIGH {
+    if high == 100 || size == 0 || used * 100 / size < high {
         return Ok(());
     }
-    let mut images = core.runtime.client.clone().images;
-    let request = v1::ListImagesRequest { filter: None };
-    let listed = images.list_images(request).await?.into_inner().images;
-    let containers = core.runtime.list_containers(BTreeMap::new()).await?;
-    let mut to_free = used - size * LOW / 100;
-    for image in unused(&listed, &containers) {
+    let mut to_free = used - size * low / 100;
+    for image in rest {
         if to_free <= 0 {
-            break;
+            return Ok(());
         }
-        info!(
-            image = image.id,
-            size = image.size,
-            "removes image: the disk is full"
+        remove(core, &image, "the disk is full").await?;
+        to_free -= image.size;
+    }
+    if to_free > 0 {
+        let message = format!(
+            "Failed to garbage collect required amount of images: {to_free} bytes are missing"
         );
-        let spec = v1::ImageSpec {
-            image: image.id.clone(),
-            ..Default::default()
-        };
-        images
-            .remove_image(v1::RemoveImageRequest { image: Some(spec) })
-            .await?;
-        to_free -= i64::try_from(image.size).unwrap_or(0);
+        core.events
+            .node(reconcile::Kind::Warning, "FreeDiskSpaceFailed", message);
     }
     Ok(())
 }
 
-/// Images that no container uses and nobody pinned, the largest first.
-fn unused<'a>(images: &'a [v1::Image], containers: &[v1::Container]) -> Vec<&'a v1::Image> {
-    let used: HashSet<&str> = containers
-        .iter()
+/// Removes all images that nobody uses and that are old enough.
+pub async fn unused_images(core: &Core) -> Result<()> {
+    for image in find_unused(core).await? {
+        remove(core, &image, "the node is short of disk").await?;
+    }
+    Ok(())
+}
+
+async fn find_unused(core: &Core) -> Result<Vec<Unused>> {
+    let mut images = core.runtime.client.clone().images;
+    let request = v1::ListImagesRequest { filter: None };
+    let listed = images.list_images(request).await?.into_inner().images;
+    let containers = core.runtime.list_containers(BTreeMap::new()).await?;
+    let youngest = core.config.kubelet.image_minimum_gc_age.0;
+    let now = core.now();
+    let mut ledger = core.images_seen.lock();
+    ledger.update(&listed, &containers, now);
+    Ok(ledger.unused(&listed, &containers, youngest, now))
+}
+
+async fn remove(core: &Core, image: &Unused, why: &str) -> Result<()> {
+    info!(image = image.id, size = image.size, why, "removes image");
+    let spec = v1::ImageSpec {
+        image: image.id.clone(),
+        ..Default::default()
+    };
+    let mut images = core.runtime.client.clone().images;
+    let request = v1::RemoveImageRequest { image: Some(spec) };
+    images.remove_image(request).await?;
+    Ok(())
+}
+
+/// An image that may go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Unused {
+    id: String,
+    size: i64,
+    last_used: Timestamp,
+}
+
+/// When images were first seen and last used. Begins anew with each kubelet, as upstream's does.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    records: HashMap<String, Record>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Record {
+    first_seen: Timestamp,
+    last_used: Timestamp,
+}
+
+impl Ledger {
+    fn update(&mut self, images: &[v1::Image], containers: &[v1::Container], now: Timestamp) {
+        let used = used_names(containers);
+        for image in images {
+            let record = self.records.entry(image.id.clone()).or_insert(Record {
+                first_seen: now,
+                last_used: now,
+            });
+            if is_used(image, &used) {
+                record.last_used = now;
+            }
+        }
+        let there: HashSet<&str> = images.iter().map(|image| image.id.as_str()).collect();
+        self.records.retain(|id, _| there.contains(id.as_str()));
+    }
+
+    /// Images that no container uses and nobody pinned, the longest unused first. Those that came
+    /// lately stay: their container may be about to be made.
+    fn unused(
+        &self,
+        images: &[v1::Image],
+        containers: &[v1::Container],
+        youngest: Duration,
+        now: Timestamp,
+    ) -> Vec<Unused> {
+        let used = used_names(containers);
+        let mut found: Vec<(Record, Unused)> = images
+            .iter()
+            .filter(|image| !image.pinned && !is_used(image, &used))
+            .filter_map(|image| {
+                let record = *self.records.get(&image.id)?;
+                let unused = Unused {
+                    id: image.id.clone(),
+                    size: i64::try_from(image.size).unwrap_or(i64::MAX),
+                    last_used: record.last_used,
+                };
+                (now - youngest >= record.first_seen).then_some((record, unused))
+            })
+            .collect();
+        found.sort_by(|(a, x), (b, y)| {
+            let order = a.last_used.cmp(&b.last_used);
+            order
+                .then(a.first_seen.cmp(&b.first_seen))
+                .then(x.id.cmp(&y.id))
+        });
+        found.into_iter().map(|(_, unused)| unused).collect()
+    }
+}
+
+fn used_names(containers: &[v1::Container]) -> HashSet<&str> {
+    let named = containers.iter();
+    named
         .flat_map(|c| [c.image_id.as_str(), c.image_ref.as_str()])
         .chain(
             containers
                 .iter()
                 .filter_map(|c| c.image.as_ref().map(|i| i.image.as_str())),
         )
-        .collect();
-    let is_used = |image: &v1::Image| {
-        used.contains(image.id.as_str())
-            || image
-                .repo_tags
-                .iter()
-                .any(|tag| used.contains(tag.as_str()))
-            || image
-                .repo_digests
-                .iter()
-                .any(|digest| used.contains(digest.as_str()))
-    };
-    let mut free: Vec<_> = images.iter().filter(|i| !i.pinned && !is_used(i)).collect();
-    free.sort_by_key(|image| std::cmp::Reverse(image.size));
-    free
+        .filter(|name| !name.is_empty())
+        .collect()
+}
+
+fn is_used(image: &v1::Image, used: &HashSet<&str>) -> bool {
+    let names = image.repo_tags.iter().chain(&image.repo_digests);
+    used.contains(image.id.as_str()) || names.into_iter().any(|name| used.contains(name.as_str()))
 }
 
 #[cfg(test)]
@@ -154,23 +250,36 @@ mod tests {
     }
 
     #[test]
-    fn used_and_pinned_images_stay() {
-        let image = |id: &str, size, pinned| v1::Image {
+    fn the_longest_unused_images_go_first_and_young_used_and_pinned_ones_stay() {
+        let image = |id: &str, pinned| v1::Image {
             id: id.into(),
-            size,
+            size: 1,
             pinned,
             ..Default::default()
         };
-        let images = [
-            image("used", 9, false),
-            image("small", 1, false),
-            image("big", 5, false),
-            image("pinned", 7, true),
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let youngest = Duration::from_secs(120);
+        let mut ledger = Ledger::default();
+        let early = [
+            image("used", false),
+            image("a", false),
+            image("pinned", true),
         ];
-        let found: Vec<_> = unused(&images, &[container("c", "a", 1, false)])
-            .iter()
-            .map(|i| i.id.as_str())
-            .collect();
-        assert_eq!(found, ["big", "small"]);
+        let mut of_a = container("c", "a", 1, false);
+        of_a.image_id = "a".into();
+        let both = [container("c", "x", 1, false), of_a];
+        ledger.update(&early, &both, at(0));
+        ledger.update(&early, &both, at(100));
+        let all = [&early[..], &[image("b", false), image("young", false)]].concat();
+        let one = [container("c", "x", 1, false)];
+        ledger.update(&all[..4], &one, at(150));
+        ledger.update(&all, &one, at(400));
+        let ids = |now| -> Vec<String> {
+            let found = ledger.unused(&all, &one, youngest, now);
+            found.into_iter().map(|unused| unused.id).collect()
+        };
+        // `a` was used until 100, `b` was seen at 150 and never used.
+        assert_eq!(ids(at(400)), ["a", "b"]);
+        assert_eq!(ids(at(520)), ["a", "b", "young"]);
     }
 }

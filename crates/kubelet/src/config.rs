@@ -1,14 +1,17 @@
 //! What a kubelet is told at its start.
 
-use std::{collections::BTreeMap, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 
 use k8s_openapi::api::core::v1::Taint;
 use stdx::{Clock, SystemClock};
 
-use crate::{
-    Kubelet,
-    server::authorize::{ApiserverOnly, Authorize},
-};
+use crate::{Kubelet, configuration::KubeletConfiguration};
 
 /// The version that the node reports.
 pub const VERSION: &str = "v1.36.4+mainstay";
@@ -33,8 +36,10 @@ pub struct Config {
     pub port: u16,
     /// Its TLS; client certificates are verified there.
     pub tls: Arc<rustls::ServerConfig>,
-    /// Who may ask the server what.
-    pub authorize: Arc<dyn Authorize>,
+    /// Where `/healthz` is served without TLS, as upstream does on 127.0.0.1:10248.
+    pub healthz: Option<SocketAddr>,
+    /// The node's own logs, which `/logs/` serves.
+    pub node_logs_dir: PathBuf,
     /// Addresses of the cluster's DNS; none means that pods use the node's.
     pub cluster_dns: Vec<IpAddr>,
     /// The cluster's domain.
@@ -54,6 +59,8 @@ pub struct Config {
     pub node_taints: Vec<Taint>,
     /// How many pods fit.
     pub max_pods: u32,
+    /// What a KubeletConfiguration says.
+    pub kubelet: KubeletConfiguration,
     /// How often the Lease is renewed.
     pub lease_interval: Duration,
     /// How often the node's status is written though nothing changed.
@@ -87,7 +94,8 @@ impl Config {
             listen: IpAddr::from([0, 0, 0, 0]),
             port: 10250,
             tls,
-            authorize: Arc::new(ApiserverOnly),
+            healthz: None,
+            node_logs_dir: "/var/log".into(),
             cluster_dns: Vec::new(),
             cluster_domain: "cluster.local".into(),
             cgroup_root: String::new(),
@@ -97,6 +105,7 @@ impl Config {
             node_labels: BTreeMap::new(),
             node_taints: Vec::new(),
             max_pods: 110,
+            kubelet: KubeletConfiguration::default().complete(),
             lease_interval: Duration::from_secs(10),
             status_interval: Duration::from_secs(300),
             version: VERSION.into(),

@@ -1,16 +1,19 @@
 //! What all workers of a kubelet share.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use client::Informer;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use lifecycle::Context;
+use parking_lot::Mutex;
+use tokio::sync::watch;
 use volume::{LinuxMounter, NodeFacts};
 
 use crate::{
-    Config, admit::Admitted, events::Events, make::dns::Dns, node::machine::Machine, pod::spec,
-    registry::Registry, runtime::Runtime, sources::Sources,
+    Config, admit::Admitted, collect::Ledger, events::Events, make::dns::Dns,
+    node::machine::Machine, pod::spec, registry::Registry, runtime::Runtime, server::auth::Auth,
+    sources::Sources, stats,
 };
 
 /// Shared, immutable after the start.
@@ -32,6 +35,16 @@ pub struct Core {
     pub registry: Registry,
     pub machine: Machine,
     pub mounter: LinuxMounter,
+    pub auth: Auth,
+    pub stats: stats::Provider,
+    /// How many pods were evicted, by what was short.
+    pub evictions: Mutex<BTreeMap<&'static str, u64>>,
+    /// Guards the record only.
+    pub images_seen: Mutex<Ledger>,
+    /// The pressures that the node is under, as its conditions name them.
+    pub pressures: watch::Sender<Vec<&'static str>>,
+    /// When the node's status was looked at last.
+    pub status_seen: watch::Sender<Option<Timestamp>>,
 }
 
 impl Core {
@@ -57,7 +70,9 @@ impl Core {
     /// What pods may know about the node.
     pub fn node_facts(&self) -> NodeFacts {
         NodeFacts {
-            allocatable: self.machine.allocatable(self.config.max_pods),
+            allocatable: self
+                .machine
+                .allocatable(self.config.max_pods, &self.config.kubelet),
             host_ip: self.host_ips().first().cloned().unwrap_or_default(),
         }
     }

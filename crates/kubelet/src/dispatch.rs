@@ -128,7 +128,7 @@ fn tell(core: &Core, event: v1::ContainerEventResponse) {
     let Some(uid) = uid else {
         return core.registry.wake_all();
     };
-    let message = match runtime::snapshot(event) {
+    let message = match runtime::snapshot(event, &core.runtime.logs_dir) {
         Some(snapshot) => Message::Snapshot(Box::new(snapshot)),
         None => Message::Runtime,
     };

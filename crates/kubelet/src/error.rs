@@ -34,6 +34,11 @@ impl Error {
         let path = path.into();
         move |source| Self::Io { path, source }
     }
+
+    /// The API does not have what was asked for.
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Self::Api(kube::Error::Api(status)) if status.code == 404)
+    }
 }
 
 /// The crate's result.

@@ -32,6 +32,8 @@ pub enum Message {
     Fail {
         reason: &'static str,
         message: String,
+        /// How long it has, if less than it asked for.
+        grace: Option<i64>,
     },
 }
 

@@ -1,33 +1,35 @@
 //! Keeps logs from filling the disk: a log that grew too large is set aside and its container told
-//! to begin a new one.
+//! to begin a new one. The runtime inside does that by itself as it writes; other runtimes leave it to
+//! the kubelet.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{os::fd::OwnedFd, path::Path, sync::Arc};
 
 use cri::v1;
 use tracing::{debug, warn};
 
-use crate::{Result, core::Core, make::sandbox::log_directory, registry::Seen, server::bare_id};
-
-const INTERVAL: Duration = Duration::from_secs(10);
-const MAX_SIZE: u64 = 10 * 1024 * 1024;
-/// With the one that is written.
-const MAX_FILES: usize = 5;
+use crate::{
+    Error, Result, core::Core, logs::LogFile, make::sandbox::log_directory, registry::Seen,
+    server::bare_id,
+};
 
 /// Looks at all logs for ever.
 pub async fn run(core: Arc<Core>) {
+    let settings = &core.config.kubelet;
+    let Some(max) = settings.log_max_bytes() else {
+        return;
+    };
     loop {
-        core.config.clock.sleep(INTERVAL).await;
+        core.config
+            .clock
+            .sleep(settings.container_log_monitor_interval.0)
+            .await;
         for seen in core.registry.pods() {
             for (id, log) in logs(&core, &seen) {
-                if !std::fs::metadata(&log).is_ok_and(|meta| meta.len() > MAX_SIZE) {
+                if !std::fs::symlink_metadata(log.path()).is_ok_and(|meta| meta.len() > max) {
                     continue;
                 }
                 if let Err(error) = rotate(&core, &id, &log).await {
-                    warn!(log = %log.display(), %error, "cannot rotate log");
+                    warn!(log = %log.path().display(), %error, "cannot rotate log");
                 }
             }
         }
@@ -35,8 +37,9 @@ pub async fn run(core: Arc<Core>) {
 }
 
 /// The running containers of a pod and their logs.
-fn logs(core: &Core, seen: &Seen) -> Vec<(String, PathBuf)> {
-    let dir = log_directory(&core.config.pod_logs_dir.to_string_lossy(), &seen.pod);
+fn logs(core: &Core, seen: &Seen) -> Vec<(String, LogFile)> {
+    let root = &core.config.pod_logs_dir;
+    let dir = log_directory(&root.to_string_lossy(), &seen.pod);
     let status = &seen.status;
     [&status.container_statuses, &status.init_container_statuses]
         .into_iter()
@@ -50,51 +53,42 @@ fn logs(core: &Core, seen: &Seen) -> Vec<(String, PathBuf)> {
         .filter_map(|status| {
             let id = bare_id(status.container_id.as_deref()?).to_owned();
             let file = format!("{}.log", status.restart_count);
-            Some((id, Path::new(&dir).join(&status.name).join(file)))
+            let path = Path::new(&dir).join(&status.name).join(file);
+            Some((id, LogFile::new(root, &path)))
         })
         .collect()
 }
 
-async fn rotate(core: &Core, id: &str, log: &Path) -> Result<()> {
+async fn rotate(core: &Core, id: &str, log: &LogFile) -> Result<()> {
+    let dir = log.directory().map_err(Error::io(log.path()))?;
     let stamp = core.now().strftime("%Y%m%d-%H%M%S");
-    let aside = PathBuf::from(format!("{}.{stamp}", log.display()));
-    std::fs::rename(log, &aside).map_err(crate::Error::io(log))?;
+    let (name, aside) = (log.name(), format!("{}.{stamp}", log.name()));
+    let moved = rustix::fs::renameat(&dir, &name, &dir, &aside);
+    moved.map_err(|error| Error::io(log.path())(error.into()))?;
     let request = v1::ReopenContainerLogRequest {
         container_id: id.to_owned(),
     };
-    if let Err(status) = core
-        .runtime
-        .client
-        .clone()
-        .runtime
-        .reopen_container_log(request)
-        .await
-    {
+    let mut runtime = core.runtime.client.clone().runtime;
+    if let Err(status) = runtime.reopen_container_log(request).await {
         // The container goes on writing where it wrote.
-        let _ = std::fs::rename(&aside, log);
+        let _ = rustix::fs::renameat(&dir, &aside, &dir, &name);
         return Err(status.into());
     }
-    debug!(log = %log.display(), "log rotated");
-    for old in superfluous(log) {
-        let _ = std::fs::remove_file(old);
-    }
+    debug!(log = %log.path().display(), "log rotated");
+    let files = usize::try_from(core.config.kubelet.container_log_max_files).unwrap_or(2);
+    remove_oldest(log, &dir, files);
     Ok(())
 }
 
-/// Logs set aside beyond what is kept, the oldest.
-fn superfluous(log: &Path) -> Vec<PathBuf> {
-    let prefix = format!("{}.", log.file_name().unwrap_or_default().to_string_lossy());
-    let dir = log.parent().unwrap_or(Path::new("/"));
-    let mut aside: Vec<PathBuf> = std::fs::read_dir(dir)
-        .map(|entries| entries.flatten().map(|entry| entry.path()).collect())
-        .unwrap_or_default();
-    aside.retain(|path| {
-        path.file_name()
-            .is_some_and(|name| name.to_string_lossy().starts_with(&prefix))
-    });
-    aside.sort();
-    aside.truncate(aside.len().saturating_sub(MAX_FILES - 1));
-    aside
+/// Removes logs that were set aside beyond what is kept with the one that is written.
+fn remove_oldest(log: &LogFile, dir: &OwnedFd, files: usize) {
+    let aside = log.set_aside(dir);
+    let beyond = aside.len().saturating_sub(files.saturating_sub(1));
+    for name in &aside[..beyond] {
+        if let Err(error) = LogFile::remove(dir, name) {
+            warn!(name, %error, "cannot remove an old log");
+        }
+    }
 }
 
 #[cfg(test)]
@@ -104,15 +98,16 @@ mod tests {
     #[test]
     fn the_oldest_logs_go_first() {
         let dir = tempfile::tempdir().unwrap();
-        let log = dir.path().join("0.log");
+        let log = LogFile::new(dir.path(), &dir.path().join("0.log"));
         for day in 1..=6 {
             std::fs::write(dir.path().join(format!("0.log.2026010{day}-000000")), "").unwrap();
         }
-        std::fs::write(&log, "").unwrap();
-        let gone: Vec<_> = superfluous(&log)
-            .iter()
-            .map(|path| path.file_name().unwrap().to_string_lossy().into_owned())
-            .collect();
-        assert_eq!(gone, ["0.log.20260101-000000", "0.log.20260102-000000"]);
+        std::fs::write(log.path(), "").unwrap();
+        let opened = log.directory().unwrap();
+        remove_oldest(&log, &opened, 5);
+        let left = log.set_aside(&opened);
+        assert_eq!(left.len(), 4);
+        assert_eq!(left[0], "0.log.20260103-000000");
+        assert!(log.path().exists());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    path::Path,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tonic::Status;
 
 use crate::{
-    logs,
+    logs::{self, LogFile},
     make::labels,
     pod::observed::{Container, Observed, Sandbox, Snapshot, State},
 };
@@ -27,6 +27,8 @@ pub struct Runtime {
     pub client: cri::Client,
     /// Whether the runtime streams its events now.
     pub events: watch::Sender<bool>,
+    /// The directory of all logs.
+    pub logs_dir: PathBuf,
 }
 
 /// Containers that have ended never change again.
@@ -133,7 +135,8 @@ impl Runtime {
         let statuses = stream::iter(unknown).map(|listed| async move {
             let status = gone_is_none(self.container_status(&listed.id).await.map(Some))?;
             Ok::<_, Status>(status.map(|status| {
-                with_last_words(Container::from_status(status, listed.pod_sandbox_id))
+                let container = Container::from_status(status, listed.pod_sandbox_id);
+                with_last_words(container, &self.logs_dir)
             }))
         });
         let fresh: Vec<Option<Container>> = statuses.buffer_unordered(16).try_collect().await?;
@@ -214,13 +217,16 @@ impl Runtime {
 }
 
 /// What an event tells about its sandbox; nothing if it only says that something happened.
-pub fn snapshot(event: v1::ContainerEventResponse) -> Option<Snapshot> {
+pub fn snapshot(event: v1::ContainerEventResponse, logs_dir: &Path) -> Option<Snapshot> {
     let at = Timestamp::from_nanosecond(event.created_at.into()).ok()?;
     let sandbox = Sandbox::from(event.pod_sandbox_status?);
     let containers: Vec<Container> = event
         .containers_statuses
         .into_iter()
-        .map(|status| with_last_words(Container::from_status(status, sandbox.id.clone())))
+        .map(|status| {
+            let container = Container::from_status(status, sandbox.id.clone());
+            with_last_words(container, logs_dir)
+        })
         .collect();
     (!containers.is_empty()).then_some(Snapshot {
         at,
@@ -238,7 +244,7 @@ pub fn gone_is_none<T>(result: Result<Option<T>, Status>) -> Result<Option<T>, S
 }
 
 /// The last words of an ended container: from its file, or from its log if it asked for that.
-fn with_last_words(mut container: Container) -> Container {
+fn with_last_words(mut container: Container, logs_dir: &Path) -> Container {
     let Some((file, policy)) = container.termination_message.clone() else {
         return container;
     };
@@ -247,7 +253,8 @@ fn with_last_words(mut container: Container) -> Container {
     }
     let mut words = read_limited(Path::new(&file));
     if words.is_empty() && policy == "FallbackToLogsOnError" && container.exit_code != 0 {
-        words = logs::last_lines(Path::new(&container.log_path), 80, 2048);
+        let log = LogFile::new(logs_dir, Path::new(&container.log_path));
+        words = logs::last_lines(&log, 80, 2048);
     }
     if !words.is_empty() {
         if !container.message.is_empty() {
@@ -261,7 +268,10 @@ fn with_last_words(mut container: Container) -> Container {
 fn read_limited(file: &Path) -> String {
     use std::io::Read;
     let mut bytes = Vec::new();
-    match std::fs::File::open(file) {
+    // The container wrote it: links are not followed, and a pipe must not stop us.
+    let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC | flags;
+    match rustix::fs::open(file, flags, rustix::fs::Mode::empty()).map(std::fs::File::from) {
         Ok(open) => {
             let _ = open.take(MESSAGE_LIMIT).read_to_end(&mut bytes);
         }

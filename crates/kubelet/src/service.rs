@@ -19,14 +19,15 @@ use crate::{
     core::Core,
     dispatch,
     events::Events,
+    eviction,
     make::apparmor,
     node::{lease, machine::Machine, register, status},
     registry::Registry,
     relist, rotate,
     runtime::Runtime,
-    server,
+    server::{self, auth::Auth},
     sources::Sources,
-    static_pods,
+    static_pods, stats, sweep,
 };
 
 /// The node's agent.
@@ -60,10 +61,14 @@ async fn run(config: Arc<Config>, context: Context) -> Outcome {
     for dir in [config.root_dir.join("pods"), config.pod_logs_dir.clone()] {
         std::fs::create_dir_all(&dir).map_err(Error::io(&dir))?;
     }
-    cgroups::ensure_classes(&config.cgroup_root)?;
     let core = Arc::new(core(&config, &context));
+    cgroups::ensure_classes(
+        &config.cgroup_root,
+        core.machine.pids_for_pods(&config.kubelet),
+    )?;
     let listener = server::bind(&core).await?;
     context.spawn("server", server::serve(core.clone(), listener));
+    context.spawn("healthz", server::serve_healthz(core.clone()));
 
     let node = retry(&config, "cannot register the node", || {
         register::register(&config)
@@ -72,12 +77,13 @@ async fn run(config: Arc<Config>, context: Context) -> Outcome {
     core.events
         .node(Kind::Normal, "Starting", "Starting kubelet.");
     let (ready, mut is_ready) = watch::channel(false);
+    let (node_uid, owner) = watch::channel(None);
     context.spawn(
         "node status",
-        status::run(core.clone(), node.clone(), core.nodes.subscribe(), ready),
+        status::run(core.clone(), node, core.nodes.subscribe(), ready, node_uid),
     );
     let holder = config.clone();
-    context.spawn("lease", async move { lease::run(&holder, &node).await });
+    context.spawn("lease", async move { lease::run(&holder, owner).await });
 
     start_pods(&core, &context).await;
     tokio::select! {
@@ -109,6 +115,8 @@ async fn start_pods(core: &Arc<Core>, context: &Context) {
     context.spawn("runtime events", dispatch::follow_runtime(core.clone()));
     context.spawn("garbage", collect::run(core.clone()));
     context.spawn("logs", rotate::run(core.clone()));
+    context.spawn("sweep", sweep::run(core.clone()));
+    context.spawn("eviction", eviction::run(core.clone()));
 }
 
 fn core(config: &Arc<Config>, context: &Context) -> Core {
@@ -119,6 +127,7 @@ fn core(config: &Arc<Config>, context: &Context) -> Core {
         runtime: Runtime {
             client: cri::connect(&config.cri_socket),
             events: watch::Sender::new(false),
+            logs_dir: config.pod_logs_dir.clone(),
         },
         events: Events::new(recorder, &config.node_name),
         sources: Sources::new(client.clone(), context.clone(), registry.clone()),
@@ -132,6 +141,16 @@ fn core(config: &Arc<Config>, context: &Context) -> Core {
         registry,
         machine: Machine::read(&config.root_dir),
         mounter: LinuxMounter,
+        auth: Auth::new(
+            config.client.clone(),
+            &config.node_name,
+            config.clock.clone(),
+        ),
+        stats: stats::Provider::default(),
+        evictions: parking_lot::Mutex::default(),
+        images_seen: parking_lot::Mutex::default(),
+        pressures: watch::Sender::new(Vec::new()),
+        status_seen: watch::Sender::new(None),
         context: context.clone(),
         config: config.clone(),
     }

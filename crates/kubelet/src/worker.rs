@@ -202,7 +202,11 @@ impl Worker {
                 self.mounts.refresh_soon();
             }
             Message::Probe(result) => self.probing.record(&result, &mut self.memory),
-            Message::Fail { reason, message } => self.fail(reason, message),
+            Message::Fail {
+                reason,
+                message,
+                grace,
+            } => self.fail_within(reason, message, grace),
         }
     }
 
@@ -224,12 +228,18 @@ impl Worker {
     }
 
     fn fail(&mut self, reason: &str, message: String) {
+        self.fail_within(reason, message, None);
+    }
+
+    /// Fails the pod, which has no longer than `most` seconds to end.
+    fn fail_within(&mut self, reason: &str, message: String, most: Option<i64>) {
         let failure = Failure {
             reason: reason.to_owned(),
             message,
             rejected: false,
         };
-        let grace = spec::grace_period(&self.subject.pod).max(1);
+        let asked = spec::grace_period(&self.subject.pod);
+        let grace = most.map_or(asked, |most| asked.min(most)).max(1);
         self.change(Change::Fail { failure, grace });
     }
 

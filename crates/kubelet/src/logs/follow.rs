@@ -4,13 +4,14 @@ use std::{
     fs::File,
     io::{Read, Seek, SeekFrom},
     os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
 use super::{
+    LogFile,
     parse::{Options, Printer},
     tail_offset,
 };
@@ -21,7 +22,7 @@ const CHUNK: usize = 64 * 1024;
 /// Sends a log to `reader`. With `follow`, ends once `running` says that the container has ended and
 /// everything it wrote is sent; `running` waits for news and gives false at the end.
 pub async fn send<F>(
-    path: PathBuf,
+    log: LogFile,
     options: Options,
     reader: mpsc::Sender<Bytes>,
     mut running: impl FnMut() -> F,
@@ -29,24 +30,32 @@ pub async fn send<F>(
 where
     F: Future<Output = bool>,
 {
-    let mut tail = Tail::open(&path, &options)?;
+    let mut tail = Tail::open(&log, &options)?;
     // Watched before the first read: nothing is missed in between.
     let watch = if options.follow {
-        Some(Watch::new(path.parent().unwrap_or(Path::new("/")), true)?)
+        Some(Watch::new(
+            log.path().parent().unwrap_or(Path::new("/")),
+            true,
+        )?)
     } else {
         None
     };
     let mut printer = Printer::new(options);
     let mut is_running = true;
     loop {
+        // Looked at before the last read: what was written until then is in the old file.
+        let rotated = tail.was_rotated(&log);
         while let Some(chunk) = tail.next(&mut printer)? {
             let sent = chunk.is_empty() || reader.send(chunk.into()).await.is_ok();
             if printer.is_full() || !sent {
                 return Ok(());
             }
         }
-        if tail.was_rotated(&path) {
-            tail.reopen(&path)?;
+        if rotated {
+            tail.reopen(&log)?;
+            continue;
+        }
+        if tail.was_rotated(&log) {
             continue;
         }
         let Some(watch) = watch.as_ref().filter(|_| is_running) else {
@@ -67,8 +76,8 @@ struct Tail {
 }
 
 impl Tail {
-    fn open(path: &Path, options: &Options) -> std::io::Result<Self> {
-        let mut file = File::open(path)?;
+    fn open(log: &LogFile, options: &Options) -> std::io::Result<Self> {
+        let mut file = log.open()?;
         let start = match options.tail_lines {
             Some(lines) => tail_offset(&mut file, lines)?,
             None => 0,
@@ -107,15 +116,15 @@ impl Tail {
         Ok(Some(out))
     }
 
-    fn was_rotated(&self, path: &Path) -> bool {
+    fn was_rotated(&self, log: &LogFile) -> bool {
         let own = self.file.metadata().map(|meta| meta.ino());
-        let named = std::fs::metadata(path).map(|meta| meta.ino());
+        let named = std::fs::symlink_metadata(log.path()).map(|meta| meta.ino());
         matches!((own, named), (Ok(own), Ok(named)) if own != named)
     }
 
-    fn reopen(&mut self, path: &Path) -> std::io::Result<()> {
+    fn reopen(&mut self, log: &LogFile) -> std::io::Result<()> {
         *self = Self {
-            file: File::open(path)?,
+            file: log.open()?,
             rest: Vec::new(),
         };
         Ok(())
@@ -146,7 +155,8 @@ mod tests {
             tail_lines: Some(1),
             ..Default::default()
         };
-        let following = tokio::spawn(send(path.clone(), options, sender, move || {
+        let log = LogFile::new(dir.path(), &path);
+        let following = tokio::spawn(send(log, options, sender, move || {
             let mut ended = ended.clone();
             async move { ended.wait_for(|running| !running).await.is_err() }
         }));

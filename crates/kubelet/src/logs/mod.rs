@@ -1,17 +1,22 @@
 //! Containers' logs as the runtime writes them: one line per record with time, stream and tag.
+//!
+//! Pods with a hostPath may be able to write to the log directory. So no link in it is followed, and
+//! nothing but regular files is opened.
 
+mod confined;
 pub mod follow;
 pub mod parse;
+
+pub use confined::LogFile;
 
 use std::{
     fs::File,
     io::{BufRead, BufReader, Read, Seek, SeekFrom},
-    path::Path,
 };
 
 /// The text of the last lines, at most `bytes` of it. Nothing if there is no log.
-pub fn last_lines(path: &Path, lines: usize, bytes: usize) -> String {
-    let Ok(mut file) = File::open(path) else {
+pub fn last_lines(log: &LogFile, lines: usize, bytes: usize) -> String {
+    let Ok(mut file) = log.open() else {
         return String::new();
     };
     let Ok(start) = tail_offset(&mut file, lines) else {
@@ -83,10 +88,12 @@ mod tests {
     #[test]
     fn the_last_lines_are_found_from_the_end() {
         let file = log(&["one", "two", "three"]);
-        assert_eq!(last_lines(file.path(), 2, 1000), "two\nthree\n");
-        assert_eq!(last_lines(file.path(), 9, 1000), "one\ntwo\nthree\n");
-        assert_eq!(last_lines(file.path(), 1, 4), "ree\n");
-        assert_eq!(last_lines(Path::new("/nope"), 1, 4), "");
+        let dir = file.path().parent().unwrap();
+        let last = |lines, bytes| last_lines(&LogFile::new(dir, file.path()), lines, bytes);
+        assert_eq!(last(2, 1000), "two\nthree\n");
+        assert_eq!(last(9, 1000), "one\ntwo\nthree\n");
+        assert_eq!(last(1, 4), "ree\n");
+        assert_eq!(last_lines(&LogFile::new(dir, &dir.join("nope")), 1, 4), "");
     }
 
     #[test]

@@ -1,5 +1,4 @@
-//! The node's conditions, from the runtime and the machine. Thresholds have a margin, so that a node
-//! at the edge does not flap.
+//! The node's conditions, from the runtime and from what eviction says about pressure.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::NodeCondition;
@@ -11,29 +10,19 @@ use crate::pod::status::time;
 pub struct Health {
     /// Why the runtime or its network is not ready.
     pub runtime: Option<String>,
-    pub memory_available: i64,
-    pub disk_size: i64,
-    pub disk_available: i64,
-    pub pids_available: i64,
-    pub pids_max: i64,
+    /// The conditions of pressure that are true, as eviction sees them.
+    pub pressures: Vec<&'static str>,
 }
-
-const MIB: i64 = 1024 * 1024;
 
 /// Computes all conditions, keeping the times of those that did not change.
 pub fn conditions(health: &Health, old: &[NodeCondition], now: Timestamp) -> Vec<NodeCondition> {
     let was = |type_: &str| old.iter().find(|condition| condition.type_ == type_);
-    let pressed = |type_: &str| was(type_).is_some_and(|condition| condition.status == "True");
-    let margin = |type_: &str, bound: i64| {
-        if pressed(type_) {
-            bound + bound / 5
-        } else {
-            bound
-        }
-    };
-    let memory = health.memory_available < margin("MemoryPressure", 100 * MIB);
-    let disk = health.disk_available < margin("DiskPressure", health.disk_size / 20);
-    let pids = health.pids_available < margin("PIDPressure", health.pids_max / 10);
+    let has = |type_: &str| health.pressures.contains(&type_);
+    let (memory, disk, pids) = (
+        has("MemoryPressure"),
+        has("DiskPressure"),
+        has("PIDPressure"),
+    );
     let pressure = |on: bool, yes: [&'static str; 2], no: [&'static str; 2]| {
         let [reason, message] = if on { yes } else { no };
         (
@@ -110,17 +99,6 @@ pub fn conditions(health: &Health, old: &[NodeCondition], now: Timestamp) -> Vec
 mod tests {
     use super::*;
 
-    fn health() -> Health {
-        Health {
-            runtime: None,
-            memory_available: 1000 * MIB,
-            disk_size: 1000 * MIB,
-            disk_available: 500 * MIB,
-            pids_available: 1000,
-            pids_max: 2000,
-        }
-    }
-
     fn status<'a>(all: &'a [NodeCondition], type_: &str) -> &'a str {
         &all.iter()
             .find(|condition| condition.type_ == type_)
@@ -130,7 +108,7 @@ mod tests {
 
     #[test]
     fn a_healthy_node_is_ready_and_unpressed() {
-        let all = conditions(&health(), &[], Timestamp::UNIX_EPOCH);
+        let all = conditions(&Health::default(), &[], Timestamp::UNIX_EPOCH);
         assert_eq!(status(&all, "Ready"), "True");
         for type_ in ["MemoryPressure", "DiskPressure", "PIDPressure"] {
             assert_eq!(status(&all, type_), "False", "{type_}");
@@ -138,32 +116,32 @@ mod tests {
     }
 
     #[test]
-    fn pressure_ends_only_with_a_margin() {
+    fn a_condition_keeps_its_time_until_it_changes() {
+        let at = |second| Timestamp::from_second(second).unwrap();
         let short = Health {
-            memory_available: 99 * MIB,
-            ..health()
+            pressures: vec!["DiskPressure"],
+            ..Health::default()
         };
-        let pressed = conditions(&short, &[], Timestamp::UNIX_EPOCH);
-        assert_eq!(status(&pressed, "MemoryPressure"), "True");
-        let better = Health {
-            memory_available: 110 * MIB,
-            ..health()
+        let first = conditions(&short, &[], at(1));
+        assert_eq!(status(&first, "DiskPressure"), "True");
+        let since = |all: &[NodeCondition]| {
+            let disk = all.iter().find(|c| c.type_ == "DiskPressure");
+            disk.unwrap().last_transition_time.clone().unwrap().0
         };
-        let still = conditions(&better, &pressed, Timestamp::UNIX_EPOCH);
-        assert_eq!(status(&still, "MemoryPressure"), "True");
-        let good = Health {
-            memory_available: 121 * MIB,
-            ..health()
-        };
-        let free = conditions(&good, &pressed, Timestamp::UNIX_EPOCH);
-        assert_eq!(status(&free, "MemoryPressure"), "False");
+        let second = conditions(&short, &first, at(2));
+        assert_eq!(since(&second), at(1));
+        let third = conditions(&Health::default(), &second, at(3));
+        assert_eq!(
+            (status(&third, "DiskPressure"), since(&third)),
+            ("False", at(3))
+        );
     }
 
     #[test]
     fn the_runtimes_reason_is_the_nodes() {
         let down = Health {
             runtime: Some("container runtime is down".into()),
-            ..health()
+            ..Health::default()
         };
         let all = conditions(&down, &[], Timestamp::UNIX_EPOCH);
         let ready = all

@@ -1,15 +1,15 @@
-//! The node's sign of life.
+//! The node's sign of life. It belongs to the Node object: without one there is no Lease, and the
+//! Lease of a node that was registered again belongs to the new object. Otherwise the garbage
+//! collector would remove each one that is made.
 
 use std::time::Duration;
 
 use k8s_openapi::{
-    api::{
-        coordination::v1::{Lease, LeaseSpec},
-        core::v1::Node,
-    },
+    api::coordination::v1::{Lease, LeaseSpec},
     apimachinery::pkg::apis::meta::v1::{MicroTime, OwnerReference},
 };
 use kube::{Api, api::PostParams};
+use tokio::sync::watch;
 use tracing::{debug, warn};
 
 use crate::{Config, Result};
@@ -17,25 +17,35 @@ use crate::{Config, Result};
 const NAMESPACE: &str = "kube-node-lease";
 const DURATION: i32 = 40;
 
-/// Renews the Lease for ever.
-pub async fn run(config: &Config, node: &Node) {
+/// Renews the Lease for ever. `node_uid` is that of the Node object, while there is one.
+pub async fn run(config: &Config, mut node_uid: watch::Receiver<Option<String>>) {
     let mut known: Option<Lease> = None;
     loop {
-        match renew(config, node, known.take()).await {
+        let uid = match node_uid.wait_for(Option::is_some).await {
+            Ok(uid) => uid.clone().unwrap_or_default(),
+            Err(_) => return,
+        };
+        let wait = match renew(config, &uid, known.take()).await {
             Ok(lease) => {
                 debug!("lease renewed");
                 known = Some(lease);
-                config.clock.sleep(config.lease_interval).await;
+                config.lease_interval
             }
             Err(error) => {
                 warn!(%error, "cannot renew lease");
-                config.clock.sleep(Duration::from_secs(1)).await;
+                Duration::from_secs(1)
             }
+        };
+        tokio::select! {
+            () = config.clock.sleep(wait) => {}
+            changed = node_uid.changed() => if changed.is_err() {
+                return;
+            },
         }
     }
 }
 
-async fn renew(config: &Config, node: &Node, known: Option<Lease>) -> Result<Lease> {
+async fn renew(config: &Config, node_uid: &str, known: Option<Lease>) -> Result<Lease> {
     let api: Api<Lease> = Api::namespaced(config.client.clone(), NAMESPACE);
     let known = match known {
         Some(lease) => Some(lease),
@@ -44,37 +54,61 @@ async fn renew(config: &Config, node: &Node, known: Option<Lease>) -> Result<Lea
     let params = PostParams::default();
     Ok(match known {
         Some(mut lease) => {
-            stamp(&mut lease, config, node);
+            stamp(&mut lease, config, node_uid);
             api.replace(&config.node_name, &params, &lease).await?
         }
         None => {
             let mut lease = Lease::default();
-            stamp(&mut lease, config, node);
+            stamp(&mut lease, config, node_uid);
             api.create(&params, &lease).await?
         }
     })
 }
 
-fn stamp(lease: &mut Lease, config: &Config, node: &Node) {
+fn stamp(lease: &mut Lease, config: &Config, node_uid: &str) {
     lease.metadata.name = Some(config.node_name.clone());
     lease.metadata.namespace = Some(NAMESPACE.into());
-    if lease
-        .metadata
-        .owner_references
-        .as_ref()
-        .is_none_or(Vec::is_empty)
-        && let Some(uid) = node.metadata.uid.clone()
-    {
-        lease.metadata.owner_references = Some(vec![OwnerReference {
-            api_version: "v1".into(),
-            kind: "Node".into(),
-            name: config.node_name.clone(),
-            uid,
-            ..Default::default()
-        }]);
-    }
+    let owners = lease.metadata.owner_references.get_or_insert_default();
+    set_owner(owners, &config.node_name, node_uid);
     let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
     spec.holder_identity = Some(config.node_name.clone());
     spec.lease_duration_seconds = Some(DURATION);
     spec.renew_time = Some(MicroTime(config.clock.now()));
+}
+
+/// The Node of that uid owns it, and no earlier one; owners of other kinds stay.
+fn set_owner(owners: &mut Vec<OwnerReference>, node_name: &str, node_uid: &str) {
+    let is_node = |owner: &OwnerReference| owner.kind == "Node" && owner.api_version == "v1";
+    if owners.iter().any(|o| is_node(o) && o.uid == node_uid) {
+        return;
+    }
+    owners.retain(|owner| !is_node(owner));
+    owners.push(OwnerReference {
+        api_version: "v1".into(),
+        kind: "Node".into(),
+        name: node_name.to_owned(),
+        uid: node_uid.to_owned(),
+        ..Default::default()
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_was_registered_again_owns_its_lease() {
+        let mut owners = Vec::new();
+        set_owner(&mut owners, "n", "old");
+        set_owner(&mut owners, "n", "old");
+        assert_eq!(owners.len(), 1);
+        owners.push(OwnerReference {
+            kind: "Other".into(),
+            uid: "x".into(),
+            ..Default::default()
+        });
+        set_owner(&mut owners, "n", "new");
+        let uids: Vec<_> = owners.iter().map(|owner| owner.uid.as_str()).collect();
+        assert_eq!(uids, ["x", "new"]);
+    }
 }

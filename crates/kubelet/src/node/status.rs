@@ -20,7 +20,6 @@ use tracing::{info, warn};
 
 use super::{
     conditions::{Health, conditions},
-    machine,
     register::register,
 };
 use crate::{Result, core::Core};
@@ -29,6 +28,10 @@ use crate::{Result, core::Core};
 const LOOK: Duration = Duration::from_secs(10);
 const SOON: Duration = Duration::from_millis(500);
 const MAX_IMAGES: usize = 50;
+/// How long the runtime may take to answer; a hung one must not keep the node from saying so.
+const RUNTIME_DEADLINE: Duration = Duration::from_secs(10);
+/// The conditions that the kubelet writes.
+const OWN_CONDITIONS: &[&str] = &["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"];
 
 /// Keeps the status right for ever; `changes` are those of this node's object. Says `ready` once the
 /// API shows a ready node.
@@ -37,28 +40,27 @@ pub async fn run(
     mut node: Node,
     mut changes: Subscription<Node>,
     ready: watch::Sender<bool>,
+    node_uid: watch::Sender<Option<String>>,
 ) {
     let mut configured = None;
     let mut written: Option<Timestamp> = None;
+    let mut pressures = core.pressures.subscribe();
     let mut before = node
         .status
         .clone()
         .and_then(|s| s.conditions)
         .unwrap_or_default();
     loop {
+        show_uid(&node_uid, node.metadata.uid.clone());
         if let Some(assigned) = pod_cidr(&node)
             && configured.as_ref() != Some(&assigned)
+            && configure_network(&core, &assigned).await
         {
-            match configure_network(&core, &assigned).await {
-                Ok(()) => {
-                    info!(pod_cidr = assigned, "network configured");
-                    configured = Some(assigned);
-                }
-                Err(error) => warn!(%error, "cannot tell the runtime the pod CIDR"),
-            }
+            configured = Some(assigned);
         }
         let now = core.now();
         let mut status = gather(&core, &before, now).await;
+        core.status_seen.send_replace(Some(core.now()));
         keep_foreign(&node, &mut status);
         let is_ready = is_true(status.conditions.iter().flatten(), "Ready");
         let due = written.is_none_or(|at| now - core.config.status_interval >= at);
@@ -69,7 +71,7 @@ pub async fn run(
                 &before,
                 status.conditions.as_deref().unwrap_or_default(),
             );
-            match write(&core, &status).await {
+            match write(&core, &node, &status).await {
                 Ok(fresh) => {
                     node = fresh;
                     written = Some(now);
@@ -78,6 +80,10 @@ pub async fn run(
                 Err(error) => {
                     warn!(%error, "cannot write node status");
                     wait = Duration::from_secs(1);
+                    // Deleted unseen, or not made again at the first try.
+                    if error.is_not_found() {
+                        node = register(&core.config).await.unwrap_or(node);
+                    }
                 }
             }
         }
@@ -86,21 +92,36 @@ pub async fn run(
         }
         tokio::select! {
             () = core.config.clock.sleep(wait) => {}
+            _ = pressures.changed() => {}
             change = changes.next() => match change {
                 Some(Event::Added(fresh) | Event::Modified { new: fresh, .. }) => {
                     node = (*fresh).clone();
                 }
                 // Somebody deleted the node: it is made again.
-                Some(Event::Deleted(_)) => {
-                    if let Ok(fresh) = register(&core.config).await {
-                        node = fresh;
-                        written = None;
+                Some(Event::Deleted(old)) if old.metadata.uid == node.metadata.uid => {
+                    show_uid(&node_uid, None);
+                    match register(&core.config).await {
+                        Ok(fresh) => {
+                            node = fresh;
+                            written = None;
+                        }
+                        Err(error) => warn!(%error, "cannot register the node again"),
                     }
                 }
+                Some(Event::Deleted(_)) => {}
                 None => core.config.clock.sleep(wait).await,
             },
         }
     }
+}
+
+/// Those who wait hear of changes only.
+fn show_uid(shown: &watch::Sender<Option<String>>, uid: Option<String>) {
+    shown.send_if_modified(|current| {
+        let changed = *current != uid;
+        *current = uid;
+        changed
+    });
 }
 
 fn pod_cidr(node: &Node) -> Option<String> {
@@ -110,7 +131,8 @@ fn pod_cidr(node: &Node) -> Option<String> {
         .filter(|cidr| !cidr.is_empty())
 }
 
-async fn configure_network(core: &Core, cidr: &str) -> Result<()> {
+/// Tells the runtime where its pods' addresses come from; whether it has heard.
+async fn configure_network(core: &Core, cidr: &str) -> bool {
     let network_config = v1::NetworkConfig {
         pod_cidr: cidr.to_owned(),
     };
@@ -120,13 +142,18 @@ async fn configure_network(core: &Core, cidr: &str) -> Result<()> {
     let request = v1::UpdateRuntimeConfigRequest {
         runtime_config: Some(runtime_config),
     };
-    core.runtime
-        .client
-        .clone()
-        .runtime
-        .update_runtime_config(request)
-        .await?;
-    Ok(())
+    let mut runtime = core.runtime.client.clone().runtime;
+    match runtime.update_runtime_config(request).await {
+        Ok(_) => {
+            info!(pod_cidr = cidr, "network configured");
+            true
+        }
+        Err(status) => {
+            let error = status.message();
+            warn!(error, "cannot tell the runtime the pod CIDR");
+            false
+        }
+    }
 }
 
 fn is_true<'a>(mut all: impl Iterator<Item = &'a NodeCondition>, type_: &str) -> bool {
@@ -160,21 +187,50 @@ fn differs(node: &Node, status: &NodeStatus) -> bool {
     plain(node.status.as_ref().unwrap_or(&NodeStatus::default())) != plain(status)
 }
 
-/// Conditions that others wrote stay.
+/// Extended resources are written by others: they stay, and pods may use all of them. So do
+/// conditions of other types.
 fn keep_foreign(node: &Node, status: &mut NodeStatus) {
-    let shown = node
-        .status
-        .as_ref()
-        .and_then(|status| status.conditions.as_ref());
-    let own = status.conditions.get_or_insert_with(Vec::new);
-    let foreign = shown.into_iter().flatten().filter(|condition| {
-        !matches!(
-            condition.type_.as_str(),
-            "Ready" | "MemoryPressure" | "DiskPressure" | "PIDPressure"
-        )
-    });
-    let foreign: Vec<NodeCondition> = foreign.cloned().collect();
-    own.splice(0..0, foreign);
+    let Some(shown) = &node.status else { return };
+    let own = status.conditions.get_or_insert_default();
+    let foreign = shown.conditions.iter().flatten();
+    let foreign = foreign.filter(|condition| !OWN_CONDITIONS.contains(&condition.type_.as_str()));
+    own.splice(0..0, foreign.cloned());
+    let capacity = status.capacity.get_or_insert_default();
+    let allocatable = status.allocatable.get_or_insert_default();
+    for (name, amount) in shown.capacity.iter().flatten() {
+        if name.contains('/') && !name.starts_with("kubernetes.io/") {
+            capacity.insert(name.clone(), amount.clone());
+            allocatable.insert(name.clone(), amount.clone());
+        }
+    }
+}
+
+/// What changes the node's status to `status`: strategic, so that conditions and resources of others
+/// stay. Lists of addresses are replaced as a whole.
+fn patch(node: &Node, status: &NodeStatus) -> Value {
+    let mut patch = json!({ "status": status });
+    if let Some(Value::Array(all)) = patch.pointer_mut("/status/conditions") {
+        all.retain(|condition| {
+            let type_ = condition["type"].as_str().unwrap_or_default();
+            OWN_CONDITIONS.contains(&type_)
+        });
+    }
+    if let Some(Value::Array(all)) = patch.pointer_mut("/status/addresses") {
+        all.insert(0, json!({ "$patch": "replace" }));
+    }
+    // Resources that are gone must be named to go.
+    let shown = node.status.clone().unwrap_or_default();
+    for (field, shown, now) in [
+        ("capacity", &shown.capacity, &status.capacity),
+        ("allocatable", &shown.allocatable, &status.allocatable),
+    ] {
+        for name in shown.iter().flatten().map(|(name, _)| name) {
+            if !now.iter().flatten().any(|(known, _)| known == name) {
+                patch["status"][field][name] = Value::Null;
+            }
+        }
+    }
+    patch
 }
 
 fn tell_changes(core: &Core, before: &[NodeCondition], after: &[NodeCondition]) {
@@ -190,12 +246,12 @@ fn tell_changes(core: &Core, before: &[NodeCondition], after: &[NodeCondition]) 
     }
 }
 
-async fn write(core: &Core, status: &NodeStatus) -> Result<Node> {
+async fn write(core: &Core, node: &Node, status: &NodeStatus) -> Result<Node> {
     let api: Api<Node> = Api::all(core.config.client.clone());
-    let patch = json!({"status": status});
+    let patch = Patch::Strategic(patch(node, status));
     let name = &core.config.node_name;
     Ok(api
-        .patch_status(name, &PatchParams::default(), &Patch::Merge(&patch))
+        .patch_status(name, &PatchParams::default(), &patch)
         .await?)
 }
 
@@ -215,12 +271,13 @@ async fn gather(core: &Core, before: &[NodeCondition], now: Timestamp) -> NodeSt
     });
     let mut info = core.machine.info.clone();
     info.kubelet_version = config.version.clone();
-    info.container_runtime_version = runtime_version(core).await.unwrap_or_default();
-    let (runtime, handlers, features) = runtime_status(core).await;
+    let (version, (runtime, handlers, features), images) =
+        tokio::join!(runtime_version(core), runtime_status(core), images(core));
+    info.container_runtime_version = version.unwrap_or_default();
     NodeStatus {
         addresses: Some(addresses),
         capacity: Some(core.machine.capacity(config.max_pods)),
-        allocatable: Some(core.machine.allocatable(config.max_pods)),
+        allocatable: Some(core.machine.allocatable(config.max_pods, &config.kubelet)),
         conditions: Some(conditions(&health(core, runtime), before, now)),
         daemon_endpoints: Some(NodeDaemonEndpoints {
             kubelet_endpoint: Some(DaemonEndpoint {
@@ -228,7 +285,7 @@ async fn gather(core: &Core, before: &[NodeCondition], now: Timestamp) -> NodeSt
             }),
         }),
         node_info: Some(info),
-        images: Some(images(core).await),
+        images: Some(images),
         runtime_handlers: Some(handlers),
         features,
         ..Default::default()
@@ -236,40 +293,28 @@ async fn gather(core: &Core, before: &[NodeCondition], now: Timestamp) -> NodeSt
 }
 
 fn health(core: &Core, runtime: Option<String>) -> Health {
-    let (disk_size, disk_available) = machine::storage(&core.config.root_dir);
-    let number = |path: &str| {
-        std::fs::read_to_string(path)
-            .ok()
-            .and_then(|text| text.trim().parse::<i64>().ok())
-    };
-    let pids_max = number("/proc/sys/kernel/pid_max").unwrap_or(i64::MAX);
-    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let processes = load
-        .split(' ')
-        .nth(3)
-        .and_then(|pair| pair.split('/').nth(1)?.parse().ok());
     Health {
         runtime,
-        memory_available: machine::available_memory(),
-        disk_size,
-        disk_available,
-        pids_available: pids_max - processes.unwrap_or(0),
-        pids_max,
+        pressures: core.pressures.borrow().clone(),
     }
+}
+
+/// The answer of the runtime, unless it takes too long.
+async fn in_time<T>(
+    call: impl Future<Output = std::result::Result<T, tonic::Status>>,
+) -> std::result::Result<T, tonic::Status> {
+    let late = |_| tonic::Status::deadline_exceeded("the runtime does not answer");
+    tokio::time::timeout(RUNTIME_DEADLINE, call)
+        .await
+        .map_err(late)?
 }
 
 async fn runtime_version(core: &Core) -> Result<String> {
     let request = v1::VersionRequest {
         version: cri::API_VERSION.into(),
     };
-    let answer = core
-        .runtime
-        .client
-        .clone()
-        .runtime
-        .version(request)
-        .await?
-        .into_inner();
+    let mut runtime = core.runtime.client.clone().runtime;
+    let answer = in_time(runtime.version(request)).await?.into_inner();
     Ok(format!(
         "{}://{}",
         answer.runtime_name, answer.runtime_version
@@ -285,7 +330,8 @@ async fn runtime_status(
     Option<NodeFeatures>,
 ) {
     let request = v1::StatusRequest { verbose: false };
-    let answer = match core.runtime.client.clone().runtime.status(request).await {
+    let mut runtime = core.runtime.client.clone().runtime;
+    let answer = match in_time(runtime.status(request)).await {
         Ok(answer) => answer.into_inner(),
         Err(status) => {
             let why = format!("container runtime is down: {}", status.message());
@@ -333,13 +379,8 @@ async fn runtime_status(
 /// The largest images.
 async fn images(core: &Core) -> Vec<ContainerImage> {
     let request = v1::ListImagesRequest { filter: None };
-    let answer = core
-        .runtime
-        .client
-        .clone()
-        .images
-        .list_images(request)
-        .await;
+    let mut images = core.runtime.client.clone().images;
+    let answer = in_time(images.list_images(request)).await;
     let mut all = answer
         .map(|answer| answer.into_inner().images)
         .unwrap_or_default();
@@ -358,4 +399,47 @@ async fn images(core: &Core) -> Vec<ContainerImage> {
             size_bytes: i64::try_from(image.size).ok(),
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(status: Value) -> Node {
+        serde_json::from_value(json!({ "status": status })).unwrap()
+    }
+
+    #[test]
+    fn conditions_and_resources_of_others_stay() {
+        let shown = node(json!({
+            "capacity": {"cpu": "1", "example.com/gpu": "3", "hugepages-64Ki": "0"},
+            "conditions": [
+                {"type": "NetworkUnavailable", "status": "False"},
+                {"type": "Ready", "status": "False"},
+            ],
+        }));
+        let mut status: NodeStatus = serde_json::from_value(json!({
+            "capacity": {"cpu": "2"}, "allocatable": {"cpu": "2"},
+            "addresses": [{"type": "Hostname", "address": "n"}],
+            "conditions": [{"type": "Ready", "status": "True"}],
+        }))
+        .unwrap();
+        keep_foreign(&shown, &mut status);
+        let json = serde_json::to_value(&status).unwrap();
+        assert_eq!(
+            json["allocatable"],
+            json!({"cpu": "2", "example.com/gpu": "3"})
+        );
+        let patch = patch(&shown, &status);
+        assert_eq!(
+            patch["status"]["conditions"],
+            json!([{"type": "Ready", "status": "True"}])
+        );
+        assert_eq!(patch["status"]["capacity"]["hugepages-64Ki"], Value::Null);
+        assert_eq!(patch["status"]["capacity"]["example.com/gpu"], "3");
+        assert_eq!(
+            patch["status"]["addresses"][0],
+            json!({"$patch": "replace"})
+        );
+    }
 }

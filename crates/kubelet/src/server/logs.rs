@@ -15,7 +15,7 @@ use super::{Ask, Body, containers, text};
 use crate::{
     core::Core,
     logs::{
-        follow,
+        LogFile, follow,
         parse::{Options, Stream},
     },
     registry::Seen,
@@ -153,7 +153,8 @@ fn answer(
             let (core, id, uid) = (owner.clone(), id.clone(), uid.clone());
             async move { wait_for_end(&core, &uid, &id).await }
         };
-        if let Err(error) = follow::send(path.clone().into(), options, sender, running).await {
+        let log = LogFile::new(&owner.config.pod_logs_dir, std::path::Path::new(&path));
+        if let Err(error) = follow::send(log, options, sender, running).await {
             debug!(path, %error, "cannot read log");
         }
     });

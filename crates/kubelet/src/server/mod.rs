@@ -1,12 +1,18 @@
 //! The kubelet's HTTPS server: logs, exec, attach, port-forward and what the API server and metrics
-//! collectors ask of a node. Nobody without a verified certificate gets in.
+//! collectors ask of a node. Every request is authenticated and authorized ([`auth`]).
 
-pub mod authorize;
+pub(crate) mod auth;
 mod containers;
+mod exposition;
+mod healthz;
 mod logs;
+mod metrics;
+mod node_logs;
 mod pods;
 mod stats;
 mod upgrade;
+
+pub use healthz::serve as serve_healthz;
 
 pub(crate) use containers::bare_id;
 
@@ -16,18 +22,23 @@ use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full, combinators::BoxBody};
 use hyper::{body::Incoming, service::service_fn};
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tracing::{debug, info};
 
 use crate::{Error, Result, core::Core};
-use authorize::{Peer, peer};
+use auth::{User, certificate_user};
 
 /// Whole or streamed.
 pub type Body = BoxBody<Bytes, std::io::Error>;
 
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long a connection may wait for the next request's headers, as upstream's.
+const IDLE: Duration = Duration::from_secs(90);
+/// How large the headers of a request may be.
+const MAX_HEADERS: u32 = 1 << 20;
+const MAX_STREAMS: u32 = 250;
 
 /// A listening socket; before this the kubelet is not ready.
 pub async fn bind(core: &Core) -> Result<TcpListener> {
@@ -62,21 +73,33 @@ async fn connection(core: Arc<Core>, acceptor: TlsAcceptor, stream: TcpStream) {
     let Ok(Ok(tls)) = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await else {
         return;
     };
-    let peer = Arc::new(tls.get_ref().1.peer_certificates().and_then(peer));
-    let service = service_fn(move |request| {
-        let (core, peer) = (core.clone(), peer.clone());
+    let certificates = tls.get_ref().1.peer_certificates();
+    let user = Arc::new(certificates.and_then(certificate_user));
+    let service = service_fn(move |request: Request<Incoming>| {
+        let (core, user) = (core.clone(), user.clone());
         async move {
             let is_head = request.method() == Method::HEAD;
-            let response = handle(core, &peer, request).await;
-            let response = if is_head {
+            let response = handle(core, user.as_ref().as_ref(), request).await;
+            Ok::<_, std::convert::Infallible>(if is_head {
                 without_body(response)
             } else {
                 response
-            };
-            Ok::<_, std::convert::Infallible>(response)
+            })
         }
     });
-    let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+    let mut builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(IDLE)
+        .max_buf_size(MAX_HEADERS as usize);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MAX_STREAMS)
+        .max_header_list_size(MAX_HEADERS)
+        .keep_alive_interval(IDLE / 3)
+        .keep_alive_timeout(IDLE);
     let served = builder
         .serve_connection_with_upgrades(TokioIo::new(tls), service)
         .await;
@@ -161,43 +184,60 @@ fn decode(text: &str) -> String {
 
 async fn handle(
     core: Arc<Core>,
-    peer: &Option<Peer>,
+    certificate: Option<&User>,
     request: Request<Incoming>,
 ) -> Response<Body> {
     let ask = Ask::new(&request);
-    let Some(peer) = peer else {
-        return text(StatusCode::UNAUTHORIZED, "Unauthorized");
-    };
-    if !core.config.authorize.allows(peer, &ask) {
-        let what = request.uri().path();
-        let message = format!("Forbidden (user={}, path={what})", peer.user);
-        return text(StatusCode::FORBIDDEN, message);
+    let admitted = core.auth.admit(certificate, request.headers(), &ask).await;
+    if let Err(refused) = admitted {
+        return *refused;
     }
     let parts: Vec<&str> = ask.parts.iter().map(String::as_str).collect();
+    if matches!(parts.first(), Some(&("exec" | "attach" | "portForward"))) {
+        return match ask.method {
+            Method::GET | Method::POST => upgrade::serve(&core, &ask, request).await,
+            _ => text(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed"),
+        };
+    }
+    if !matches!(ask.method, Method::GET | Method::HEAD) {
+        return text(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed");
+    }
     match parts.as_slice() {
-        ["healthz", ..] => text(StatusCode::OK, "ok"),
+        ["healthz", ..] => healthz::answer(&core),
         ["pods"] => pods::all(&core),
         ["runningpods"] => pods::running(&core).await,
-        ["metrics"] => stats::metrics(&core),
-        ["stats", "summary"] => stats::summary(&core).await,
+        ["metrics"] => metrics::serve(&core),
+        ["metrics", "resource"] => stats::resource(&core).await,
+        ["metrics", "cadvisor"] => stats::cadvisor(&core).await,
+        ["stats", "summary"] => {
+            let reduced = ask.is_on(&["only_cpu_and_memory"]);
+            stats::summary(&core, reduced).await
+        }
+        ["configz"] => json(&serde_json::json!({ "kubeletconfig": core.config.kubelet })),
+        ["logs", ..] if !core.config.kubelet.enable_system_log_handler => {
+            text(StatusCode::METHOD_NOT_ALLOWED, "logs endpoint is disabled.")
+        }
+        ["logs", path @ ..] => node_logs::serve(&core, path, request.uri().path()),
         ["containerLogs", namespace, pod, container] => {
             logs::serve(core.clone(), namespace, pod, container, &ask).await
         }
-        ["exec" | "attach" | "portForward", ..] => upgrade::serve(&core, &ask, request).await,
         _ => text(StatusCode::NOT_FOUND, "404 page not found"),
     }
 }
 
-/// The answer to HEAD: the headers of the one to GET, with the length of the body that is left out.
+/// An answer to HEAD: the headers alone. HTTP/2 takes a body there for a broken stream.
 fn without_body(response: Response<Body>) -> Response<Body> {
-    let (mut parts, body) = response.into_parts();
-    if let Some(length) = hyper::body::Body::size_hint(&body).exact() {
-        let length = || length.into();
-        let headers = &mut parts.headers;
-        headers.entry(header::CONTENT_LENGTH).or_insert_with(length);
+    use hyper::body::Body as _;
+    let length = response.body().size_hint().exact();
+    let (mut parts, _) = response.into_parts();
+    if let Some(length) = length {
+        parts
+            .headers
+            .entry(header::CONTENT_LENGTH)
+            .or_insert_with(|| length.into());
     }
-    let nothing = http_body_util::Empty::new().map_err(|never| match never {});
-    Response::from_parts(parts, nothing.boxed())
+    let empty = http_body_util::Empty::new().map_err(|never| match never {});
+    Response::from_parts(parts, empty.boxed())
 }
 
 /// A plain answer.

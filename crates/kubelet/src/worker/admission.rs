@@ -9,6 +9,7 @@ use super::{Change, Life, Worker};
 use crate::{
     admit::{NodeView, Refusal},
     core::Core,
+    eviction,
     node::register,
     pod::{spec, status::Failure},
 };
@@ -53,8 +54,11 @@ pub fn has_begun(pod: &Pod) -> bool {
 
 async fn decide(core: &Core, pod: &Arc<Pod>) -> Result<(), Refusal> {
     let config = &core.config;
+    if let Some(refusal) = eviction::refusal(pod, &core.pressures.borrow()) {
+        return Err(refusal);
+    }
     let decide = |node: &Node| {
-        let mut allocatable = core.machine.allocatable(config.max_pods);
+        let mut allocatable = core.machine.allocatable(config.max_pods, &config.kubelet);
         // Extended resources are written to the Node by others.
         let shown = node
             .status

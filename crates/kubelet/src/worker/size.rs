@@ -108,7 +108,9 @@ impl Worker {
             size.follow(pod);
         } else {
             let core = &self.core;
-            let allocatable = core.machine.allocatable(core.config.max_pods);
+            let allocatable = core
+                .machine
+                .allocatable(core.config.max_pods, &core.config.kubelet);
             let pending = |reason, message: String| Some(Resize::Pending { reason, message });
             size.resize = match core.admitted.resize(pod, &allocatable) {
                 Ok(()) => None,

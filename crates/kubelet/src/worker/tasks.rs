@@ -34,7 +34,7 @@ pub(super) async fn create_sandbox(core: &Core, pod: &Pod, attempt: u32) -> Resu
         ));
     }
     let handler = runtime_handler(core, pod).await?;
-    cgroups::ensure_pod(&core.config.cgroup_root, pod)?;
+    cgroups::ensure_pod(&core.config, pod)?;
     let config = sandbox_config(core, pod, attempt);
     let logs = config.log_directory.clone();
     std::fs::create_dir_all(&logs).map_err(Error::io(&logs))?;
@@ -82,7 +82,7 @@ pub(super) async fn resize(
             Err(status) => failure = Some(status.into()),
         }
     }
-    let bounds = cgroups::ensure_pod(&core.config.cgroup_root, pod);
+    let bounds = cgroups::ensure_pod(&core.config, pod);
     match failure.map_or(bounds, Err) {
         Ok(()) => {
             let message = "Pod resize completed";

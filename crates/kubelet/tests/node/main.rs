@@ -4,6 +4,7 @@
 // A test that cannot go on fails where it stands.
 #![allow(clippy::unwrap_used)]
 
+mod node_side;
 mod pods;
 mod runtime;
 mod support;

@@ -46,6 +46,8 @@ pub struct State {
     pub broken: BTreeMap<String, u32>,
     /// Commands that never end.
     pub hanging: Vec<String>,
+    /// What each container has written to its root, by name.
+    pub written: BTreeMap<String, u64>,
     count: u64,
 }
 
@@ -138,6 +140,33 @@ fn matches(labels: &BTreeMap<String, String>, selector: &BTreeMap<String, String
     selector
         .iter()
         .all(|(key, value)| labels.get(key) == Some(value))
+}
+
+fn container_stats(state: &State, container: &Container) -> v1::ContainerStats {
+    let status = &container.status;
+    let name = &status.metadata.as_ref().unwrap().name;
+    let number = |value| Some(v1::UInt64Value { value });
+    v1::ContainerStats {
+        attributes: Some(v1::ContainerAttributes {
+            id: status.id.clone(),
+            metadata: status.metadata.clone(),
+            labels: status.labels.clone(),
+            ..Default::default()
+        }),
+        cpu: Some(v1::CpuUsage {
+            usage_core_nano_seconds: number(5_000_000_000),
+            ..Default::default()
+        }),
+        memory: Some(v1::MemoryUsage {
+            working_set_bytes: number(1 << 20),
+            ..Default::default()
+        }),
+        writable_layer: Some(v1::FilesystemUsage {
+            used_bytes: number(state.written.get(name).copied().unwrap_or(0)),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
 }
 
 #[tonic::async_trait]
@@ -384,6 +413,35 @@ impl RuntimeService for Fake {
         Ok(Response::new(v1::ListContainersResponse {
             containers: all.collect(),
         }))
+    }
+
+    async fn list_pod_sandbox_stats(
+        &self,
+        _: Request<v1::ListPodSandboxStatsRequest>,
+    ) -> Answer<v1::ListPodSandboxStatsResponse> {
+        let state = self.state.lock();
+        let stats = state.sandboxes.values().map(|sandbox| {
+            let containers = state.containers.values();
+            let containers = containers.filter(|c| c.sandbox == sandbox.id);
+            let containers: Vec<_> = containers.map(|c| container_stats(&state, c)).collect();
+            v1::PodSandboxStats {
+                attributes: Some(v1::PodSandboxAttributes {
+                    id: sandbox.id.clone(),
+                    metadata: sandbox.metadata.clone(),
+                    labels: sandbox.labels.clone(),
+                    ..Default::default()
+                }),
+                linux: Some(v1::LinuxPodSandboxStats {
+                    cpu: containers.first().and_then(|c| c.cpu),
+                    memory: containers.first().and_then(|c| c.memory.clone()),
+                    containers,
+                    ..Default::default()
+                }),
+                ..Default::default()
+            }
+        });
+        let stats = stats.collect();
+        Ok(Response::new(v1::ListPodSandboxStatsResponse { stats }))
     }
 
     async fn container_status(

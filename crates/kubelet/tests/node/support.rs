@@ -79,8 +79,12 @@ impl TestNode {
     pub fn start_kubelet(&mut self) {
         let user = User::new("system:node:node", ["system:nodes"]);
         let client = client::in_process(self.server.connect(user));
+        let mut kubelet = kubelet::configuration::KubeletConfiguration::default();
+        // Whatever this machine is short of is not what is tested here.
+        kubelet.eviction_hard = [("memory.available".to_owned(), "1Mi".to_owned())].into();
         let config = Config {
             port: self.port,
+            kubelet: kubelet.complete(),
             static_pods_dir: Some(self.path("manifests")),
             ..Config::new(
                 "node",
@@ -178,26 +182,93 @@ impl TestNode {
 
     /// What the kubelet's server answers to one of the cluster's identities.
     pub async fn ask(&self, leaf: Leaf, path: &str) -> (u16, String) {
-        use http_body_util::{BodyExt, Empty};
         let config = self.pki.client_config(leaf).unwrap();
+        let request = http::Request::get(path).header("host", "node");
+        let answer = self.send(config, request.body(()).unwrap()).await;
+        (answer.status, answer.body)
+    }
+
+    /// What it answers to somebody without a certificate.
+    pub async fn ask_with_token(&self, token: Option<&str>, path: &str) -> (u16, String) {
+        let config = self.anonymous();
+        let mut request = http::Request::get(path).header("host", "node");
+        if let Some(token) = token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        let answer = self.send(config, request.body(()).unwrap()).await;
+        (answer.status, answer.body)
+    }
+
+    fn anonymous(&self) -> rustls::ClientConfig {
+        use rustls::pki_types::{CertificateDer, pem::PemObject};
+        let mut roots = rustls::RootCertStore::empty();
+        let pem = self.pki.ca().pem().to_owned();
+        roots
+            .add(CertificateDer::from_pem_slice(pem.as_bytes()).unwrap())
+            .unwrap();
+        rustls::ClientConfig::builder()
+            .with_root_certificates(roots)
+            .with_no_client_auth()
+    }
+
+    async fn connect(
+        &self,
+        config: rustls::ClientConfig,
+    ) -> hyper_util::rt::TokioIo<tokio_rustls::client::TlsStream<tokio::net::TcpStream>> {
         let tcp = tokio::net::TcpStream::connect(("127.0.0.1", self.port))
             .await
             .unwrap();
         let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
         let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
-        let tls = connector.connect(name, tcp).await.unwrap();
-        let io = hyper_util::rt::TokioIo::new(tls);
+        hyper_util::rt::TokioIo::new(connector.connect(name, tcp).await.unwrap())
+    }
+
+    async fn send(&self, config: rustls::ClientConfig, request: http::Request<()>) -> Answered {
+        use http_body_util::{BodyExt, Empty};
+        let io = self.connect(config).await;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.unwrap();
         tokio::spawn(connection);
-        let request = http::Request::get(path)
-            .header("host", "node")
-            .body(Empty::<bytes::Bytes>::new())
-            .unwrap();
+        let request = request.map(|()| Empty::<bytes::Bytes>::new());
         let response = sender.send_request(request).await.unwrap();
         let status = response.status().as_u16();
         let body = response.into_body().collect().await.unwrap().to_bytes();
-        (status, String::from_utf8_lossy(&body).into_owned())
+        Answered {
+            status,
+            length: None,
+            body: String::from_utf8_lossy(&body).into_owned(),
+        }
     }
+
+    /// The answer to HEAD over HTTP/2.
+    pub async fn head(&self, leaf: Leaf, path: &str) -> Answered {
+        use http_body_util::{BodyExt, Empty};
+        let mut config = self.pki.client_config(leaf).unwrap();
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        let io = self.connect(config).await;
+        let executor = hyper_util::rt::TokioExecutor::new();
+        let (mut sender, connection) = hyper::client::conn::http2::handshake(executor, io)
+            .await
+            .unwrap();
+        tokio::spawn(connection);
+        let request = http::Request::head(format!("https://node{path}"));
+        let request = request.body(Empty::<bytes::Bytes>::new()).unwrap();
+        let response = sender.send_request(request).await.unwrap();
+        let status = response.status().as_u16();
+        let length = response.headers().get("content-length").cloned();
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        Answered {
+            status,
+            length: length.and_then(|length| length.to_str().ok()?.parse().ok()),
+            body: String::from_utf8_lossy(&body).into_owned(),
+        }
+    }
+}
+
+/// An answer of the kubelet's server.
+pub struct Answered {
+    pub status: u16,
+    pub length: Option<u64>,
+    pub body: String,
 }
 
 impl Drop for TestNode {

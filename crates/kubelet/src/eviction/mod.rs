@@ -1,0 +1,529 @@
+//! Keeps the node from running out of memory, disk, inodes and processes: watches them, frees what
+//! nobody needs, and evicts pods by rank. The decisions are pure ([`decide`], [`rank`], [`storage`]);
+//! here is what reads and acts.
+
+pub mod decide;
+pub mod rank;
+pub mod storage;
+pub mod thresholds;
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Pod, Toleration};
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
+use reconcile::Kind;
+use serde_json::json;
+use tracing::{info, warn};
+
+use self::{
+    decide::{Observation, Observations, State},
+    rank::{ContainerUsage, PodUsage},
+    storage::LocalUsage,
+    thresholds::{Resource, Signal, Threshold},
+};
+use crate::{
+    admit::{self, Refusal},
+    collect,
+    core::Core,
+    pod::{
+        spec::{self, QosClass},
+        status::time,
+    },
+    registry::{Message, Seen},
+    stats::{FsStats, NodeStats, PodStats, Summary},
+};
+
+/// How often the node is looked at, which costs little…
+const INTERVAL: Duration = Duration::from_secs(2);
+/// …and how often each pod's local storage.
+const STORAGE_INTERVAL: Duration = Duration::from_secs(10);
+/// How long a pod that was evicted may take to go before the next one must.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Hard evictions leave a pod this long.
+const IMMEDIATE: i64 = 1;
+/// Pods of this priority and above are the system's.
+const SYSTEM_CRITICAL: i32 = 2_000_000_000;
+
+const REASON: &str = "Evicted";
+
+/// Watches the node for ever.
+pub async fn run(core: Arc<Core>) {
+    let settings = &core.config.kubelet;
+    let thresholds = match settings.thresholds() {
+        Ok(thresholds) => thresholds,
+        Err(error) => {
+            warn!(error, "no eviction: the thresholds cannot be read");
+            return;
+        }
+    };
+    let mut manager = Manager {
+        thresholds,
+        state: State::default(),
+        leaving: None,
+        storage_seen: None,
+    };
+    loop {
+        core.config.clock.sleep(INTERVAL).await;
+        manager.look(&core).await;
+    }
+}
+
+struct Manager {
+    thresholds: Vec<Threshold>,
+    state: State,
+    /// The pod that was evicted last and until when it may take.
+    leaving: Option<(String, Timestamp)>,
+    /// When pods' local storage was looked at last.
+    storage_seen: Option<Timestamp>,
+}
+
+impl Manager {
+    async fn look(&mut self, core: &Core) {
+        let node = core.stats.node(core).await;
+        let seen = observations(core, &node);
+        let settings = &core.config.kubelet;
+        let transition = settings.eviction_pressure_transition_period.0;
+        let now = core.now();
+        let verdict = decide::look(&mut self.state, &self.thresholds, transition, &seen, now);
+        show_conditions(core, &verdict.conditions);
+        let pods = active_pods(core);
+        if settings.local_storage_capacity_isolation
+            && self
+                .storage_seen
+                .is_none_or(|at| now - STORAGE_INTERVAL >= at)
+        {
+            self.storage_seen = Some(now);
+            let summary = core.stats.summary(core, STORAGE_INTERVAL).await;
+            if evict_beyond_limits(core, &pods, &summary).await {
+                return;
+            }
+        }
+        let Some(threshold) = verdict.thresholds.first().copied() else {
+            return;
+        };
+        if self.waits(&pods, now) {
+            return;
+        }
+        let resource = threshold.signal.resource();
+        let message = format!("Attempting to reclaim {resource}");
+        core.events
+            .node(Kind::Warning, "EvictionThresholdMet", message);
+        if reclaim_node_level(core, &threshold).await {
+            info!(%resource, "freed what nobody needs");
+            return;
+        }
+        // Without the runtime's figures pods are ranked by what is known: their priorities.
+        let summary = core.stats.summary(core, INTERVAL / 2).await;
+        self.evict_one(core, &pods, &summary, &threshold, &seen)
+            .await;
+    }
+
+    /// Whether the last one to go is still on its way.
+    fn waits(&mut self, pods: &[Seen], now: Timestamp) -> bool {
+        let Some((uid, until)) = &self.leaving else {
+            return false;
+        };
+        let there = pods.iter().any(|seen| spec::uid(&seen.pod) == uid);
+        if there && now < *until {
+            return true;
+        }
+        self.leaving = None;
+        false
+    }
+
+    async fn evict_one(
+        &mut self,
+        core: &Core,
+        pods: &[Seen],
+        summary: &Summary,
+        threshold: &Threshold,
+        seen: &Observations,
+    ) {
+        let mut ranked: Vec<PodUsage> = pods
+            .iter()
+            .map(|seen| usage(&seen.pod, stats_of(summary, &seen.pod)))
+            .collect();
+        rank::rank(&mut ranked, threshold.signal.resource());
+        let Some(first) = ranked.iter().find(|pod| !pod.is_critical) else {
+            warn!("the node is short, and no pod can be evicted");
+            return;
+        };
+        let grace = if threshold.is_hard() {
+            IMMEDIATE
+        } else {
+            let most = i64::from(core.config.kubelet.eviction_max_pod_grace_period);
+            most.min(first.grace_period).max(IMMEDIATE)
+        };
+        let message = rank::message(first, threshold, seen);
+        let found = pods.iter().find(|seen| spec::uid(&seen.pod) == first.uid);
+        if let Some(seen) = found {
+            evict(core, &seen.pod, grace, &message, true).await;
+            *core
+                .evictions
+                .lock()
+                .entry(threshold.signal.name())
+                .or_default() += 1;
+            let wait = PATIENCE + Duration::from_secs(u64::try_from(grace).unwrap_or(0));
+            self.leaving = Some((first.uid.clone(), core.now() + wait));
+        }
+    }
+}
+
+/// Pods that use the node: all that have not ended.
+fn active_pods(core: &Core) -> Vec<Seen> {
+    let ended = |seen: &Seen| matches!(seen.status.phase.as_deref(), Some("Succeeded" | "Failed"));
+    let all = core.registry.pods().into_iter();
+    all.filter(|seen| !ended(seen)).collect()
+}
+
+fn stats_of<'a>(summary: &'a Summary, pod: &Pod) -> Option<&'a PodStats> {
+    summary
+        .pods
+        .iter()
+        .find(|stats| stats.pod_ref.uid == spec::uid(pod))
+}
+
+/// Tells the node's status when a condition begins or ends.
+fn show_conditions(core: &Core, conditions: &[&'static str]) {
+    let changed = core.pressures.send_if_modified(|shown| {
+        let changed = shown != conditions;
+        *shown = conditions.to_vec();
+        changed
+    });
+    if changed {
+        info!(?conditions, "the node's pressure has changed");
+    }
+}
+
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// What there is of everything.
+fn observations(core: &Core, node: &NodeStats) -> Observations {
+    let mut seen = Observations::new();
+    let mut put = |signal, available: Option<u64>, capacity: Option<u64>| {
+        if let (Some(available), Some(capacity)) = (available, capacity) {
+            let observation = Observation {
+                available: signed(available),
+                capacity: signed(capacity),
+            };
+            seen.insert(signal, observation);
+        }
+    };
+    let total = u64::try_from(core.machine.memory).ok();
+    let memory = node.memory.as_ref();
+    put(
+        Signal::MemoryAvailable,
+        memory.and_then(|m| m.available_bytes),
+        total,
+    );
+    let pods = node
+        .system_containers
+        .iter()
+        .find(|system| system.name == "pods");
+    let used = pods.and_then(|pods| pods.memory.as_ref()?.working_set_bytes);
+    let reserved = core.config.kubelet.reserved("memory").value();
+    let allowed = u64::try_from(core.machine.memory - reserved).ok();
+    let left = allowed
+        .zip(used)
+        .map(|(allowed, used)| allowed.saturating_sub(used));
+    put(Signal::AllocatableMemoryAvailable, left, allowed);
+    let disks: [(Option<&FsStats>, Signal, Signal); 3] = [
+        (
+            node.fs.as_ref(),
+            Signal::NodeFsAvailable,
+            Signal::NodeFsInodesFree,
+        ),
+        (
+            node.runtime.image_fs.as_ref(),
+            Signal::ImageFsAvailable,
+            Signal::ImageFsInodesFree,
+        ),
+        (
+            node.runtime.container_fs.as_ref(),
+            Signal::ContainerFsAvailable,
+            Signal::ContainerFsInodesFree,
+        ),
+    ];
+    for (fs, bytes, inodes) in disks {
+        let Some(fs) = fs else { continue };
+        // Blocks that the file system keeps for root count neither as there nor as free: shares of
+        // the capacity are shares of what can be used.
+        let usable = fs.usable_bytes;
+        put(bytes, fs.available_bytes, usable.or(fs.capacity_bytes));
+        put(inodes, fs.inodes_free, fs.inodes);
+    }
+    if let Some(limit) = &node.rlimit {
+        let max = limit.maxpid.and_then(|max| u64::try_from(max).ok());
+        let left = limit.maxpid.zip(limit.curproc).map(|(max, now)| max - now);
+        put(
+            Signal::PidAvailable,
+            left.and_then(|left| u64::try_from(left).ok()),
+            max,
+        );
+    }
+    seen
+}
+
+/// Frees what nobody needs; whether that was enough. Only disks have such things.
+async fn reclaim_node_level(core: &Core, threshold: &Threshold) -> bool {
+    let resource = threshold.signal.resource();
+    if !matches!(resource, Resource::EphemeralStorage | Resource::Inodes) {
+        return false;
+    }
+    if let Err(error) = collect::dead_containers(core).await {
+        warn!(%error, "cannot remove dead containers");
+    }
+    if let Err(error) = collect::unused_images(core).await {
+        warn!(%error, "cannot remove unused images");
+    }
+    let node = core.stats.node(core).await;
+    !decide::is_met(threshold, &observations(core, &node), true)
+}
+
+/// Evicts the pods that use more local storage than they may; whether there were any.
+async fn evict_beyond_limits(core: &Core, pods: &[Seen], summary: &Summary) -> bool {
+    let mut any = false;
+    for seen in pods {
+        if is_critical(&seen.pod) || seen.pod.metadata.deletion_timestamp.is_some() {
+            continue;
+        }
+        let Some(stats) = stats_of(summary, &seen.pod) else {
+            continue;
+        };
+        if let Some(message) = storage::exceeded(&seen.pod, &local_usage(stats)) {
+            evict(core, &seen.pod, IMMEDIATE, &message, false).await;
+            *core
+                .evictions
+                .lock()
+                .entry("localStorageLimit")
+                .or_default() += 1;
+            any = true;
+        }
+    }
+    any
+}
+
+fn local_usage(stats: &PodStats) -> LocalUsage {
+    let bytes = |fs: Option<&FsStats>| signed(fs.and_then(|fs| fs.used_bytes).unwrap_or(0));
+    let containers = stats.containers.iter().map(|container| {
+        let used = bytes(container.rootfs.as_ref()) + bytes(container.logs.as_ref());
+        (container.name.clone(), used)
+    });
+    let volumes = stats.volumes.iter();
+    LocalUsage {
+        volumes: volumes
+            .map(|v| (v.name.clone(), bytes(Some(&v.fs))))
+            .collect(),
+        containers: containers.collect(),
+        total: bytes(Some(&stats.ephemeral_storage)),
+    }
+}
+
+fn priority(pod: &Pod) -> i32 {
+    spec::spec(pod).priority.unwrap_or(0)
+}
+
+fn is_critical(pod: &Pod) -> bool {
+    spec::is_static(pod) || spec::is_mirror(pod) || priority(pod) >= SYSTEM_CRITICAL
+}
+
+fn usage(pod: &Pod, stats: Option<&PodStats>) -> PodUsage {
+    let local = stats.map(local_usage);
+    let storage = "ephemeral-storage";
+    let requests: BTreeMap<&str, [i64; 2]> = spec::spec(pod)
+        .containers
+        .iter()
+        .map(|container| {
+            let requests = container
+                .resources
+                .as_ref()
+                .and_then(|r| r.requests.as_ref());
+            let of = |name: &str| {
+                let amount = requests.and_then(|requests| requests.get(name));
+                amount.and_then(volume::quantity::value).unwrap_or(0)
+            };
+            (container.name.as_str(), [of("memory"), of(storage)])
+        })
+        .collect();
+    let containers = stats.into_iter().flat_map(|stats| &stats.containers);
+    let containers = containers.map(|container| {
+        let memory = container.memory.as_ref().and_then(|m| m.working_set_bytes);
+        let disk = local
+            .as_ref()
+            .and_then(|local| local.containers.get(&container.name));
+        let [memory_request, disk_request] = requests
+            .get(container.name.as_str())
+            .copied()
+            .unwrap_or_default();
+        ContainerUsage {
+            name: container.name.clone(),
+            memory: signed(memory.unwrap_or(0)),
+            memory_request,
+            disk: disk.copied().unwrap_or(0),
+            disk_request,
+        }
+    });
+    PodUsage {
+        uid: spec::uid(pod).to_owned(),
+        name: spec::described(pod),
+        priority: priority(pod),
+        is_critical: is_critical(pod),
+        grace_period: spec::grace_period(pod),
+        memory: stats
+            .and_then(|stats| stats.memory.as_ref()?.working_set_bytes)
+            .map(signed),
+        memory_request: admit::request(pod, "memory"),
+        disk: local.as_ref().map(|local| local.total),
+        disk_request: admit::request(pod, storage),
+        inodes: stats
+            .and_then(|stats| stats.ephemeral_storage.inodes_used)
+            .map(signed),
+        processes: signed(
+            stats
+                .and_then(|stats| stats.process_stats.process_count)
+                .unwrap_or(0),
+        ),
+        containers: containers.collect(),
+    }
+}
+
+/// Ends a pod for good. With `disrupts`, the API shows that the node did it for want of something.
+async fn evict(core: &Core, pod: &Pod, grace: i64, message: &str, disrupts: bool) {
+    warn!(pod = spec::described(pod), message, "evicts pod");
+    core.events.warning(pod, REASON, message);
+    if disrupts && let Err(error) = mark_disrupted(core, pod, message).await {
+        warn!(pod = spec::described(pod), %error, "cannot mark the pod as disrupted");
+    }
+    core.registry.tell(
+        spec::uid(pod),
+        Message::Fail {
+            reason: REASON,
+            message: message.to_owned(),
+            grace: Some(grace),
+        },
+    );
+}
+
+async fn mark_disrupted(core: &Core, pod: &Pod, message: &str) -> crate::Result<()> {
+    let api: Api<Pod> = Api::namespaced(core.config.client.clone(), spec::namespace(pod));
+    let condition = json!({
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "TerminationByKubelet",
+        "message": message,
+        "lastTransitionTime": time(core.now()),
+        "observedGeneration": pod.metadata.generation,
+    });
+    let patch = Patch::Strategic(json!({
+        "metadata": {"uid": spec::uid(pod)},
+        "status": {"conditions": [condition]},
+    }));
+    api.patch_status(spec::name(pod), &PatchParams::default(), &patch)
+        .await?;
+    Ok(())
+}
+
+/// Whether a node under pressure refuses a pod, and why.
+pub fn refusal(pod: &Pod, pressures: &[&'static str]) -> Option<Refusal> {
+    if pressures.is_empty() || is_critical(pod) {
+        return None;
+    }
+    if pressures == ["MemoryPressure"] {
+        let asks = spec::qos_class(pod) != QosClass::BestEffort;
+        let tolerates = spec::spec(pod)
+            .tolerations
+            .iter()
+            .flatten()
+            .any(tolerates_memory_pressure);
+        if asks || tolerates {
+            return None;
+        }
+    }
+    Some(Refusal {
+        reason: REASON.into(),
+        message: format!("The node had condition: [{}]. ", pressures.join(" ")),
+    })
+}
+
+fn tolerates_memory_pressure(toleration: &Toleration) -> bool {
+    let key = toleration.key.as_deref().unwrap_or_default();
+    let exists = toleration.operator.as_deref() == Some("Exists");
+    let effect = toleration.effect.as_deref().unwrap_or_default();
+    let value = toleration.value.as_deref().unwrap_or_default();
+    let matches = (key.is_empty() && exists)
+        || (key == "node.kubernetes.io/memory-pressure" && (exists || value.is_empty()));
+    matches && matches!(effect, "" | "NoSchedule")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(spec: serde_json::Value) -> Pod {
+        serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": spec})).unwrap()
+    }
+
+    #[test]
+    fn a_node_under_pressure_takes_only_what_it_must() {
+        let plain = pod(json!({"containers": [{"name": "a"}]}));
+        let asking = pod(json!({"containers": [{"name": "a",
+            "resources": {"requests": {"memory": "1Mi"}}}]}));
+        let critical = pod(json!({"containers": [{"name": "a"}], "priority": 2_000_001_000}));
+        let tolerant = pod(json!({"containers": [{"name": "a"}], "tolerations": [
+            {"key": "node.kubernetes.io/memory-pressure", "operator": "Exists", "effect": "NoSchedule"}]}));
+        let memory: &[&str] = &["MemoryPressure"];
+        let both: &[&str] = &["DiskPressure", "MemoryPressure"];
+        for (pod, pressures, refused) in [
+            (&plain, &[][..], false),
+            (&plain, memory, true),
+            (&asking, memory, false),
+            (&tolerant, memory, false),
+            (&critical, both, false),
+            (&asking, both, true),
+            (&tolerant, both, true),
+        ] {
+            assert_eq!(refusal(pod, pressures).is_some(), refused, "{pressures:?}");
+        }
+        let told = refusal(&plain, both).unwrap();
+        assert_eq!(
+            told.message,
+            "The node had condition: [DiskPressure MemoryPressure]. "
+        );
+    }
+
+    #[test]
+    fn a_pods_usage_is_gathered_from_its_parts() {
+        let pod = pod(json!({"containers": [{"name": "a",
+            "resources": {"requests": {"memory": "10Mi", "ephemeral-storage": "1Mi"}}}], "priority": 7}));
+        let fs = |bytes| FsStats {
+            used_bytes: Some(bytes),
+            ..Default::default()
+        };
+        let stats = PodStats {
+            containers: vec![crate::stats::ContainerStats {
+                name: "a".into(),
+                rootfs: Some(fs(100)),
+                logs: Some(fs(20)),
+                ..Default::default()
+            }],
+            ephemeral_storage: fs(130),
+            ..Default::default()
+        };
+        let usage = usage(&pod, Some(&stats));
+        assert_eq!(
+            (usage.priority, usage.disk, usage.memory),
+            (7, Some(130), None)
+        );
+        assert_eq!(
+            (usage.containers[0].disk, usage.containers[0].disk_request),
+            (120, 1 << 20)
+        );
+        assert_eq!(usage.memory_request, 10 << 20);
+    }
+}

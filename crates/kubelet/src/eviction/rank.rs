@@ -1,0 +1,199 @@
+//! Which pod goes first, and what it is told. Pure.
+
+use std::cmp::Ordering;
+
+use machinery::quantity::{Format, Quantity};
+
+use super::{
+    decide::Observations,
+    thresholds::{Resource, Threshold},
+};
+
+/// What a pod uses and what it asked for.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct PodUsage {
+    pub uid: String,
+    pub name: String,
+    pub priority: i32,
+    /// Static, or of a system priority: never evicted.
+    pub is_critical: bool,
+    pub grace_period: i64,
+    /// Absent: nothing is known about it.
+    pub memory: Option<i64>,
+    pub memory_request: i64,
+    /// Writable layers, logs and local volumes.
+    pub disk: Option<i64>,
+    pub disk_request: i64,
+    pub inodes: Option<i64>,
+    pub processes: i64,
+    pub containers: Vec<ContainerUsage>,
+}
+
+/// The same of one container.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ContainerUsage {
+    pub name: String,
+    pub memory: i64,
+    pub memory_request: i64,
+    /// Writable layer and logs.
+    pub disk: i64,
+    pub disk_request: i64,
+}
+
+/// Sorts pods, the first to go first: those beyond their requests, then by priority, then by how far
+/// they are beyond. A pod of which nothing is known goes before all others.
+pub fn rank(pods: &mut [PodUsage], resource: Resource) {
+    let used = |pod: &PodUsage| match resource {
+        Resource::Memory => pod.memory.map(|used| (used, pod.memory_request)),
+        Resource::EphemeralStorage => pod.disk.map(|used| (used, pod.disk_request)),
+        Resource::Inodes => pod.inodes.map(|used| (used, 0)),
+        Resource::Pids => Some((pod.processes, 0)),
+    };
+    pods.sort_by(|a, b| match (used(a), used(b)) {
+        (None, None) => a.priority.cmp(&b.priority),
+        (None, Some(_)) => Ordering::Less,
+        (Some(_), None) => Ordering::Greater,
+        (Some(first), Some(second)) => {
+            let exceeds = |(used, request): (i64, i64)| used > request;
+            let beyond = |(used, request): (i64, i64)| used - request;
+            let by_request = if resource == Resource::Pids {
+                Ordering::Equal
+            } else {
+                exceeds(second).cmp(&exceeds(first))
+            };
+            by_request
+                .then(a.priority.cmp(&b.priority))
+                .then(beyond(second).cmp(&beyond(first)))
+        }
+    });
+}
+
+fn shown(amount: i64, resource: Resource) -> Quantity {
+    let format = match resource {
+        Resource::Memory | Resource::EphemeralStorage => Format::Binary,
+        Resource::Inodes | Resource::Pids => Format::Decimal,
+    };
+    Quantity::from_value(amount, format)
+}
+
+/// Why a pod goes, as in its status.
+pub fn message(pod: &PodUsage, threshold: &Threshold, seen: &Observations) -> String {
+    let resource = threshold.signal.resource();
+    let mut text = format!("The node was low on resource: {resource}. ");
+    if let Some(observed) = seen.get(&threshold.signal) {
+        let wanted = shown(threshold.value.of(observed.capacity), resource);
+        let available = shown(observed.available, resource);
+        text.push_str(&format!(
+            "Threshold quantity: {wanted}, available: {available}. "
+        ));
+    }
+    for container in &pod.containers {
+        let (used, request) = match resource {
+            Resource::Memory => (container.memory, container.memory_request),
+            Resource::EphemeralStorage => (container.disk, container.disk_request),
+            Resource::Inodes | Resource::Pids => continue,
+        };
+        if used > request {
+            text.push_str(&format!(
+                "Container {} was using {}, request is {}, has larger consumption of {resource}. ",
+                container.name,
+                shown(used, resource),
+                shown(request, resource),
+            ));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::{
+        super::{
+            decide::Observation,
+            thresholds::{Amount, Signal},
+        },
+        *,
+    };
+
+    fn pod(name: &str, priority: i32, memory: Option<i64>, memory_request: i64) -> PodUsage {
+        PodUsage {
+            name: name.into(),
+            priority,
+            memory,
+            memory_request,
+            ..PodUsage::default()
+        }
+    }
+
+    fn order(mut pods: Vec<PodUsage>, resource: Resource) -> Vec<String> {
+        rank(&mut pods, resource);
+        pods.into_iter().map(|pod| pod.name).collect()
+    }
+
+    #[test]
+    fn pods_beyond_their_requests_go_first_then_low_priorities_then_the_greediest() {
+        let pods = vec![
+            pod("within", 0, Some(50), 100),
+            pod("important", 10, Some(900), 100),
+            pod("little", 0, Some(110), 100),
+            pod("much", 0, Some(500), 100),
+            pod("unknown", 0, None, 0),
+        ];
+        assert_eq!(
+            order(pods, Resource::Memory),
+            ["unknown", "much", "little", "important", "within"]
+        );
+    }
+
+    #[test]
+    fn for_processes_priority_comes_before_their_number() {
+        let with = |name: &str, priority, processes| PodUsage {
+            processes,
+            ..pod(name, priority, None, 0)
+        };
+        let pods = vec![
+            with("bomb", 5, 9000),
+            with("calm", 0, 2),
+            with("busy", 0, 50),
+        ];
+        assert_eq!(order(pods, Resource::Pids), ["busy", "calm", "bomb"]);
+    }
+
+    #[test]
+    fn a_pod_is_told_what_was_short_and_what_it_used() {
+        let mib = 1024 * 1024;
+        let threshold = Threshold {
+            signal: Signal::MemoryAvailable,
+            value: Amount::Quantity(100 * mib),
+            grace: Duration::ZERO,
+            min_reclaim: Amount::Quantity(0),
+        };
+        let observation = Observation {
+            available: 50 * mib,
+            capacity: 1000 * mib,
+        };
+        let seen = [(Signal::MemoryAvailable, observation)].into();
+        let mut greedy = pod("p", 0, Some(700 * mib), 0);
+        greedy.containers = vec![
+            ContainerUsage {
+                name: "c".into(),
+                memory: 700 * mib,
+                memory_request: 10 * mib,
+                ..Default::default()
+            },
+            ContainerUsage {
+                name: "within".into(),
+                memory: mib,
+                memory_request: 10 * mib,
+                ..Default::default()
+            },
+        ];
+        assert_eq!(
+            message(&greedy, &threshold, &seen),
+            "The node was low on resource: memory. Threshold quantity: 100Mi, available: 50Mi. \
+             Container c was using 700Mi, request is 10Mi, has larger consumption of memory. "
+        );
+    }
+}

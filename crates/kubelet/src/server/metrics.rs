@@ -1,0 +1,153 @@
+//! `GET /metrics`: the kubelet about itself, under upstream's names.
+
+use std::collections::BTreeMap;
+
+use http::{Response, StatusCode};
+
+use super::{Body, exposition::Exposition, whole};
+use crate::{config::VERSION, core::Core, registry::Seen};
+
+/// The page.
+pub fn serve(core: &Core) -> Response<Body> {
+    let mut page = Exposition::default();
+    let pods = core.registry.pods();
+    node(&mut page, core, &pods);
+    containers(&mut page, &pods);
+    evictions(&mut page, core);
+    process(&mut page);
+    let kind = "text/plain; version=0.0.4; charset=utf-8";
+    whole(StatusCode::OK, kind, page.finish().into_bytes())
+}
+
+fn node(page: &mut Exposition, core: &Core, pods: &[Seen]) {
+    let name = "kubelet_node_name";
+    page.family(name, "gauge", "The node's name. The count is always 1.");
+    page.sample(name, &[("node", &core.config.node_name)], 1.0, None);
+    let running = pods
+        .iter()
+        .filter(|seen| seen.status.phase.as_deref() == Some("Running"));
+    let name = "kubelet_running_pods";
+    page.family(
+        name,
+        "gauge",
+        "Number of pods that have a running pod sandbox",
+    );
+    page.sample(name, &[], running.count() as f64, None);
+    let name = "kubelet_desired_pods";
+    page.family(
+        name,
+        "gauge",
+        "The number of pods the kubelet is being instructed to run",
+    );
+    let of_files = pods
+        .iter()
+        .filter(|seen| crate::pod::spec::is_static(&seen.pod))
+        .count();
+    for (is_static, count) in [("", pods.len() - of_files), ("true", of_files)] {
+        page.sample(name, &[("static", is_static)], count as f64, None);
+    }
+    let name = "kubernetes_build_info";
+    page.family(name, "gauge", "The version of this program.");
+    let arch = crate::node::machine::architecture();
+    let platform = format!("linux/{arch}");
+    page.sample(
+        name,
+        &[("git_version", VERSION), ("platform", &platform)],
+        1.0,
+        None,
+    );
+}
+
+fn containers(page: &mut Exposition, pods: &[Seen]) {
+    let mut states: BTreeMap<&str, usize> = BTreeMap::new();
+    let statuses = pods.iter().flat_map(|seen| {
+        let status = &seen.status;
+        let lists = [
+            &status.container_statuses,
+            &status.init_container_statuses,
+            &status.ephemeral_container_statuses,
+        ];
+        lists.into_iter().flat_map(|list| list.iter().flatten())
+    });
+    for state in statuses.filter_map(|status| status.state.as_ref()) {
+        let name = match state {
+            state if state.running.is_some() => "running",
+            state if state.terminated.is_some() => "exited",
+            _ => "created",
+        };
+        *states.entry(name).or_default() += 1;
+    }
+    states.entry("running").or_default();
+    let name = "kubelet_running_containers";
+    page.family(name, "gauge", "Number of containers currently running");
+    for (state, count) in states {
+        page.sample(name, &[("container_state", state)], count as f64, None);
+    }
+}
+
+fn evictions(page: &mut Exposition, core: &Core) {
+    let name = "kubelet_evictions";
+    page.family(
+        name,
+        "counter",
+        "Cumulative number of pod evictions by eviction signal",
+    );
+    for (signal, count) in core.evictions.lock().iter() {
+        page.sample(name, &[("eviction_signal", signal)], *count as f64, None);
+    }
+}
+
+/// What every client library of Prometheus tells about its process.
+fn process(page: &mut Exposition) {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let stat = read("/proc/self/stat");
+    let fields: Vec<f64> = stat
+        .rsplit_once(") ")
+        .map(|(_, rest)| {
+            rest.split(' ')
+                .map(|field| field.parse().unwrap_or(0.0))
+                .collect()
+        })
+        .unwrap_or_default();
+    let field = |number: usize| fields.get(number).copied().unwrap_or(0.0);
+    let boot = read("/proc/stat")
+        .lines()
+        .find_map(|line| line.strip_prefix("btime ")?.parse::<f64>().ok())
+        .unwrap_or(0.0);
+    let open = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
+    let page_size = rustix::param::page_size() as f64;
+    for (name, kind, help, value) in [
+        (
+            "process_cpu_seconds_total",
+            "counter",
+            "Total user and system CPU time spent in seconds.",
+            (field(11) + field(12)) / 100.0,
+        ),
+        (
+            "process_open_fds",
+            "gauge",
+            "Number of open file descriptors.",
+            open as f64,
+        ),
+        (
+            "process_resident_memory_bytes",
+            "gauge",
+            "Resident memory size in bytes.",
+            field(21) * page_size,
+        ),
+        (
+            "process_start_time_seconds",
+            "gauge",
+            "Start time of the process since unix epoch in seconds.",
+            boot + field(19) / 100.0,
+        ),
+        (
+            "process_virtual_memory_bytes",
+            "gauge",
+            "Virtual memory size in bytes.",
+            field(20),
+        ),
+    ] {
+        page.family(name, kind, help).sample(name, &[], value, None);
+    }
+}

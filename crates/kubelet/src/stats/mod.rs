@@ -1,0 +1,371 @@
+//! What the node and its pods use: one provider behind `/stats/summary`, `/metrics/resource`,
+//! `/metrics/cadvisor` and eviction. Pods and containers come from the runtime over CRI, the node
+//! from the kernel, volumes and logs from their directories.
+
+mod directories;
+mod host;
+mod pods;
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use parking_lot::Mutex;
+use serde::Serialize;
+
+pub use directories::Directories;
+
+/// How many processes and threads the node can have.
+pub fn max_pids() -> Option<i64> {
+    host::processes(Timestamp::UNIX_EPOCH).maxpid
+}
+
+use crate::core::Core;
+
+/// Everything at one time, in the form of `/stats/summary`.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Summary {
+    pub node: NodeStats,
+    pub pods: Vec<PodStats>,
+    /// Why nothing is known about pods: the runtime does not say.
+    #[serde(skip)]
+    pub pods_missing: Option<String>,
+}
+
+/// The node.
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeStats {
+    pub node_name: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub system_containers: Vec<ContainerStats>,
+    pub start_time: Option<Time>,
+    pub cpu: Option<CpuStats>,
+    pub memory: Option<MemoryStats>,
+    pub network: Option<NetworkStats>,
+    pub fs: Option<FsStats>,
+    pub runtime: RuntimeStats,
+    pub rlimit: Option<RlimitStats>,
+    pub swap: Option<SwapStats>,
+}
+
+/// Where images and containers are.
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RuntimeStats {
+    pub image_fs: Option<FsStats>,
+    pub container_fs: Option<FsStats>,
+}
+
+/// Processes of the node.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct RlimitStats {
+    pub time: Option<Time>,
+    pub maxpid: Option<i64>,
+    pub curproc: Option<i64>,
+}
+
+/// Processor time.
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CpuStats {
+    pub time: Option<Time>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage_nano_cores: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage_core_nano_seconds: Option<u64>,
+}
+
+/// Memory.
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MemoryStats {
+    pub time: Option<Time>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub available_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub working_set_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rss_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub page_faults: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub major_page_faults: Option<u64>,
+}
+
+/// Swap.
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SwapStats {
+    pub time: Option<Time>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub swap_available_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub swap_usage_bytes: Option<u64>,
+}
+
+/// One link.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct InterfaceStats {
+    pub name: String,
+    pub rx_bytes: Option<u64>,
+    pub rx_errors: Option<u64>,
+    pub tx_bytes: Option<u64>,
+    pub tx_errors: Option<u64>,
+}
+
+/// The default link and all of them.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct NetworkStats {
+    pub time: Option<Time>,
+    #[serde(flatten)]
+    pub default: InterfaceStats,
+    pub interfaces: Vec<InterfaceStats>,
+}
+
+/// A file system, or what something takes of one.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsStats {
+    pub time: Option<Time>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub available_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub capacity_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub used_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub inodes_free: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub inodes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub inodes_used: Option<u64>,
+    /// The capacity without what is kept for root.
+    #[serde(skip)]
+    pub usable_bytes: Option<u64>,
+}
+
+/// Which pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct PodReference {
+    pub name: String,
+    pub namespace: String,
+    pub uid: String,
+}
+
+/// A pod.
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodStats {
+    pub pod_ref: PodReference,
+    pub start_time: Option<Time>,
+    pub containers: Vec<ContainerStats>,
+    pub cpu: Option<CpuStats>,
+    pub memory: Option<MemoryStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkStats>,
+    #[serde(rename = "volume", skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<VolumeStats>,
+    #[serde(rename = "ephemeral-storage")]
+    pub ephemeral_storage: FsStats,
+    #[serde(rename = "process_stats")]
+    pub process_stats: ProcessStats,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub swap: Option<SwapStats>,
+}
+
+/// Processes and threads.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct ProcessStats {
+    pub process_count: Option<u64>,
+}
+
+/// A volume of a pod.
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VolumeStats {
+    #[serde(flatten)]
+    pub fs: FsStats,
+    pub name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pvc_ref: Option<PvcReference>,
+    /// Whether it counts as the pod's local storage.
+    #[serde(skip)]
+    pub is_local: bool,
+}
+
+/// The claim behind a volume.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct PvcReference {
+    pub name: String,
+    pub namespace: String,
+}
+
+/// A container.
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerStats {
+    pub name: String,
+    pub start_time: Option<Time>,
+    pub cpu: Option<CpuStats>,
+    pub memory: Option<MemoryStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rootfs: Option<FsStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logs: Option<FsStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub swap: Option<SwapStats>,
+    /// The runtime's id.
+    #[serde(skip)]
+    pub id: String,
+    /// As it is named in the pod's status.
+    #[serde(skip)]
+    pub image: String,
+}
+
+/// The provider. Those who ask at the same time share one answer.
+#[derive(Default)]
+pub struct Provider {
+    /// Held while the node is looked at.
+    last: tokio::sync::Mutex<Option<(Timestamp, Arc<Summary>)>>,
+    /// Processor time at the last look, by whose it is.
+    samples: Mutex<HashMap<String, Sample>>,
+    pub directories: Directories,
+}
+
+#[derive(Clone, Copy)]
+struct Sample {
+    at: Timestamp,
+    nanos: u64,
+    rate: Option<u64>,
+}
+
+/// Shorter times between two looks give no rate.
+const MIN_WINDOW: Duration = Duration::from_millis(900);
+
+impl Provider {
+    /// What is used now, or was at most `max_age` ago.
+    pub async fn summary(&self, core: &Core, max_age: Duration) -> Arc<Summary> {
+        let mut last = self.last.lock().await;
+        let now = core.now();
+        if let Some((at, summary)) = &*last
+            && now - max_age <= *at
+        {
+            return summary.clone();
+        }
+        let node = host::node(core, self, now).await;
+        let image_fs = node.runtime.image_fs.clone().unwrap_or_default();
+        let (pods, pods_missing) = match pods::all(core, self, &image_fs, now).await {
+            Ok(pods) => (pods, None),
+            Err(error) => (Vec::new(), Some(error.to_string())),
+        };
+        if pods_missing.is_none() {
+            self.forget_others(&pods);
+        }
+        let summary = Arc::new(Summary {
+            node,
+            pods,
+            pods_missing,
+        });
+        *last = Some((now, summary.clone()));
+        summary
+    }
+
+    /// The node alone, which costs little.
+    pub async fn node(&self, core: &Core) -> NodeStats {
+        host::node(core, self, core.now()).await
+    }
+
+    /// Processor time with the rate since the last look.
+    fn cpu(
+        &self,
+        whose: &str,
+        nanos: Option<u64>,
+        given_rate: Option<u64>,
+        now: Timestamp,
+    ) -> CpuStats {
+        let rate = given_rate.or_else(|| self.rate(whose, nanos?, now));
+        CpuStats {
+            time: Some(Time(now)),
+            usage_nano_cores: rate,
+            usage_core_nano_seconds: nanos,
+        }
+    }
+
+    fn rate(&self, whose: &str, nanos: u64, now: Timestamp) -> Option<u64> {
+        let mut samples = self.samples.lock();
+        let before = samples.get(whose).copied();
+        let Some(before) = before.filter(|before| before.nanos <= nanos) else {
+            let rate = None;
+            samples.insert(
+                whose.to_owned(),
+                Sample {
+                    at: now,
+                    nanos,
+                    rate,
+                },
+            );
+            return None;
+        };
+        let window = Duration::try_from(now - before.at).unwrap_or_default();
+        if window < MIN_WINDOW {
+            return before.rate;
+        }
+        let spent = u128::from(nanos - before.nanos) * 1_000_000_000;
+        let rate = u64::try_from(spent / window.as_nanos().max(1)).ok();
+        samples.insert(
+            whose.to_owned(),
+            Sample {
+                at: now,
+                nanos,
+                rate,
+            },
+        );
+        rate
+    }
+
+    fn forget_others(&self, pods: &[PodStats]) {
+        let known: std::collections::HashSet<&str> = pods
+            .iter()
+            .flat_map(|pod| {
+                let containers = pod.containers.iter().map(|container| container.id.as_str());
+                containers.chain([pod.pod_ref.uid.as_str()])
+            })
+            .collect();
+        self.samples
+            .lock()
+            .retain(|whose, _| whose.starts_with('/') || known.contains(whose.as_str()));
+        self.directories.retain(|owner| known.contains(owner));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_what_was_spent_between_two_looks() {
+        let provider = Provider::default();
+        let at = |millis| Timestamp::from_millisecond(millis).unwrap();
+        let rate = |nanos, millis| {
+            provider
+                .cpu("/", Some(nanos), None, at(millis))
+                .usage_nano_cores
+        };
+        assert_eq!(rate(1_000_000_000, 0), None);
+        assert_eq!(rate(2_000_000_000, 2000), Some(500_000_000));
+        // Too soon: the last rate still counts.
+        assert_eq!(rate(2_100_000_000, 2100), Some(500_000_000));
+        // A cgroup that was made anew begins anew.
+        assert_eq!(rate(5, 4000), None);
+        assert_eq!(
+            provider
+                .cpu("/", Some(9), Some(7), at(9000))
+                .usage_nano_cores,
+            Some(7)
+        );
+    }
+}

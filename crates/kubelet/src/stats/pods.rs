@@ -1,0 +1,291 @@
+//! Pods: what the runtime measures, with volumes and logs.
+
+use std::{collections::BTreeMap, path::Path};
+
+use cri::v1;
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::core::v1::{ContainerStatus, Pod, Volume},
+    apimachinery::pkg::apis::meta::v1::Time,
+};
+use stdx::DiskUsage;
+
+use super::{
+    ContainerStats, Directories, FsStats, InterfaceStats, MemoryStats, NetworkStats, PodReference,
+    PodStats, ProcessStats, Provider, PvcReference, SwapStats, VolumeStats, host,
+};
+use crate::{
+    Result,
+    core::Core,
+    make::{labels, sandbox::log_directory},
+    pod::spec,
+    registry::Seen,
+};
+
+pub(super) async fn all(
+    core: &Core,
+    provider: &Provider,
+    image_fs: &FsStats,
+    now: Timestamp,
+) -> Result<Vec<PodStats>> {
+    let mut runtime = core.runtime.client.clone().runtime;
+    let request = v1::ListPodSandboxStatsRequest { filter: None };
+    let measured = runtime.list_pod_sandbox_stats(request).await?.into_inner();
+    let seen: BTreeMap<String, Seen> = core
+        .registry
+        .pods()
+        .into_iter()
+        .map(|seen| (spec::uid(&seen.pod).to_owned(), seen))
+        .collect();
+    let mut all = Vec::new();
+    for stats in measured.stats {
+        let attributes = stats.attributes.clone().unwrap_or_default();
+        let uid = attributes.labels.get(labels::POD_UID).cloned();
+        // Without a uid it is not a kubelet's.
+        let Some(uid) = uid else { continue };
+        all.push(pod(provider, &uid, &stats, seen.get(&uid), image_fs, now));
+    }
+    let walked = Walk {
+        directories: provider.directories.clone(),
+        root_dir: core.config.root_dir.clone(),
+        logs_dir: core.config.pod_logs_dir.clone(),
+        now,
+    };
+    let done = tokio::task::spawn_blocking(move || {
+        for stats in &mut all {
+            if let Some(seen) = seen.get(&stats.pod_ref.uid) {
+                walked.measure(stats, &seen.pod);
+            }
+        }
+        all
+    });
+    done.await
+        .map_err(|error| crate::Error::Other(error.to_string()))
+}
+
+fn number(value: Option<v1::UInt64Value>) -> Option<u64> {
+    value.map(|value| value.value)
+}
+
+fn memory(usage: &v1::MemoryUsage, now: Timestamp) -> MemoryStats {
+    MemoryStats {
+        time: Some(Time(now)),
+        available_bytes: number(usage.available_bytes),
+        usage_bytes: number(usage.usage_bytes),
+        working_set_bytes: number(usage.working_set_bytes),
+        rss_bytes: number(usage.rss_bytes),
+        page_faults: number(usage.page_faults),
+        major_page_faults: number(usage.major_page_faults),
+    }
+}
+
+fn pod(
+    provider: &Provider,
+    uid: &str,
+    stats: &v1::PodSandboxStats,
+    seen: Option<&Seen>,
+    image_fs: &FsStats,
+    now: Timestamp,
+) -> PodStats {
+    let attributes = stats.attributes.clone().unwrap_or_default();
+    let metadata = attributes.metadata.unwrap_or_default();
+    let linux = stats.linux.clone().unwrap_or_default();
+    let cpu = linux.cpu.as_ref();
+    PodStats {
+        pod_ref: PodReference {
+            name: metadata.name,
+            namespace: metadata.namespace,
+            uid: uid.to_owned(),
+        },
+        start_time: seen.and_then(|seen| seen.status.start_time.clone()),
+        containers: linux
+            .containers
+            .iter()
+            .map(|stats| container(provider, stats, seen, image_fs, now))
+            .collect(),
+        cpu: cpu.map(|cpu| {
+            let nanos = number(cpu.usage_core_nano_seconds);
+            provider.cpu(uid, nanos, number(cpu.usage_nano_cores), now)
+        }),
+        memory: linux.memory.as_ref().map(|usage| memory(usage, now)),
+        network: linux.network.as_ref().map(|usage| network(usage, now)),
+        process_stats: ProcessStats {
+            process_count: linux
+                .process
+                .and_then(|process| number(process.process_count)),
+        },
+        ..Default::default()
+    }
+}
+
+fn status_of<'a>(seen: &'a Seen, name: &str) -> Option<&'a ContainerStatus> {
+    let status = &seen.status;
+    let lists = [
+        &status.container_statuses,
+        &status.init_container_statuses,
+        &status.ephemeral_container_statuses,
+    ];
+    let mut all = lists.into_iter().flat_map(|list| list.iter().flatten());
+    all.find(|status| status.name == name)
+}
+
+fn container(
+    provider: &Provider,
+    stats: &v1::ContainerStats,
+    seen: Option<&Seen>,
+    image_fs: &FsStats,
+    now: Timestamp,
+) -> ContainerStats {
+    let attributes = stats.attributes.clone().unwrap_or_default();
+    let name = attributes.labels.get(labels::CONTAINER_NAME).cloned();
+    let name = name
+        .or(attributes.metadata.map(|metadata| metadata.name))
+        .unwrap_or_default();
+    let status = seen.and_then(|seen| status_of(seen, &name));
+    let running = status.and_then(|status| status.state.as_ref()?.running.as_ref());
+    ContainerStats {
+        start_time: running.and_then(|running| running.started_at.clone()),
+        cpu: stats.cpu.as_ref().map(|cpu| {
+            let nanos = number(cpu.usage_core_nano_seconds);
+            provider.cpu(&attributes.id, nanos, number(cpu.usage_nano_cores), now)
+        }),
+        memory: stats.memory.as_ref().map(|usage| memory(usage, now)),
+        rootfs: stats.writable_layer.as_ref().map(|layer| FsStats {
+            used_bytes: number(layer.used_bytes),
+            inodes_used: number(layer.inodes_used),
+            ..image_fs.clone()
+        }),
+        swap: stats.swap.as_ref().map(|swap| SwapStats {
+            time: Some(Time(now)),
+            swap_available_bytes: number(swap.swap_available_bytes),
+            swap_usage_bytes: number(swap.swap_usage_bytes),
+        }),
+        image: status
+            .map(|status| status.image.clone())
+            .unwrap_or_default(),
+        id: attributes.id,
+        name,
+        ..Default::default()
+    }
+}
+
+fn network(usage: &v1::NetworkUsage, now: Timestamp) -> NetworkStats {
+    let link = |usage: &v1::NetworkInterfaceUsage| InterfaceStats {
+        name: usage.name.clone(),
+        rx_bytes: number(usage.rx_bytes),
+        rx_errors: number(usage.rx_errors),
+        tx_bytes: number(usage.tx_bytes),
+        tx_errors: number(usage.tx_errors),
+    };
+    NetworkStats {
+        time: Some(Time(now)),
+        default: usage
+            .default_interface
+            .as_ref()
+            .map(link)
+            .unwrap_or_default(),
+        interfaces: usage.interfaces.iter().map(link).collect(),
+    }
+}
+
+/// The part that reads directories.
+struct Walk {
+    directories: Directories,
+    root_dir: std::path::PathBuf,
+    logs_dir: std::path::PathBuf,
+    now: Timestamp,
+}
+
+impl Walk {
+    fn measure(&self, stats: &mut PodStats, pod: &Pod) {
+        let uid = stats.pod_ref.uid.clone();
+        let nodefs = host::file_system(&self.root_dir, self.now);
+        let logs = log_directory(&self.logs_dir.to_string_lossy(), pod);
+        let mut total = DiskUsage::default();
+        for container in &mut stats.containers {
+            let used = self
+                .directories
+                .usage(&uid, &Path::new(&logs).join(&container.name));
+            container.logs = Some(taken(&nodefs, used));
+        }
+        // Logs of containers that have ended count, too.
+        total = total + self.directories.usage(&uid, Path::new(&logs));
+        let dir = self.root_dir.join("pods").join(&uid);
+        // /etc/hosts and last words.
+        for own in ["etc-hosts", "containers"] {
+            total = total + own_files(&self.directories, &uid, &dir.join(own));
+        }
+        for volume in spec::spec(pod).volumes.iter().flatten() {
+            let Some(stats_of) = self.volume(&uid, &dir, volume, pod, &nodefs) else {
+                continue;
+            };
+            if stats_of.is_local {
+                total.bytes += stats_of.fs.used_bytes.unwrap_or(0);
+                total.inodes += stats_of.fs.inodes_used.unwrap_or(0);
+            }
+            stats.volumes.push(stats_of);
+        }
+        for rootfs in stats.containers.iter().filter_map(|c| c.rootfs.as_ref()) {
+            total.bytes += rootfs.used_bytes.unwrap_or(0);
+            total.inodes += rootfs.inodes_used.unwrap_or(0);
+        }
+        stats.ephemeral_storage = taken(&nodefs, total);
+    }
+
+    fn volume(
+        &self,
+        uid: &str,
+        pod_dir: &Path,
+        volume: &Volume,
+        pod: &Pod,
+        nodefs: &FsStats,
+    ) -> Option<VolumeStats> {
+        let plugin = volume::plugin_for(volume).ok()?;
+        let dir = volume::volume_dir(pod_dir, plugin.name(), &volume.name);
+        if !dir.is_dir() {
+            return None;
+        }
+        let in_memory = volume
+            .empty_dir
+            .as_ref()
+            .is_some_and(|source| source.medium.as_deref() == Some("Memory"));
+        let claim = volume.persistent_volume_claim.as_ref();
+        let fs = if in_memory || claim.is_some() {
+            host::file_system(&dir, self.now)
+        } else if volume.host_path.is_some() {
+            // The node's own files are not the pod's.
+            return None;
+        } else {
+            taken(nodefs, self.directories.usage(uid, &dir))
+        };
+        Some(VolumeStats {
+            fs,
+            name: volume.name.clone(),
+            is_local: claim.is_none() && !in_memory,
+            pvc_ref: claim.map(|claim| PvcReference {
+                name: claim.claim_name.clone(),
+                namespace: spec::namespace(pod).to_owned(),
+            }),
+        })
+    }
+}
+
+fn own_files(directories: &Directories, uid: &str, path: &Path) -> DiskUsage {
+    use std::os::unix::fs::MetadataExt;
+    match std::fs::symlink_metadata(path) {
+        Ok(meta) if meta.is_dir() => directories.usage(uid, path),
+        Ok(meta) => DiskUsage {
+            bytes: meta.blocks() * 512,
+            inodes: 1,
+        },
+        Err(_) => DiskUsage::default(),
+    }
+}
+
+fn taken(of: &FsStats, used: DiskUsage) -> FsStats {
+    FsStats {
+        used_bytes: Some(used.bytes),
+        inodes_used: Some(used.inodes),
+        ..of.clone()
+    }
+}

@@ -1,0 +1,103 @@
+//! What pods leave behind when the kubelet dies at the wrong moment: cgroups and log directories of
+//! pods that neither the API, nor a file, nor the runtime knows. The kubelet removes them as a pod's
+//! last step, so a crash just before it leaves nobody who would. Looked for at every start and now
+//! and then.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
+
+use tracing::{info, warn};
+
+use crate::{Result, cgroups, core::Core, make::labels};
+
+const INTERVAL: Duration = Duration::from_secs(60);
+
+/// Sweeps for ever, at once for the first time.
+pub async fn run(core: Arc<Core>) {
+    loop {
+        if let Err(error) = sweep(&core).await {
+            warn!(%error, "cannot look for what pods left behind");
+        }
+        core.config.clock.sleep(INTERVAL).await;
+    }
+}
+
+/// Removes what belongs to nobody. Directories are listed before owners: a pod has a worker before it
+/// has anything else.
+async fn sweep(core: &Core) -> Result<()> {
+    let logs = log_directories(&core.config.pod_logs_dir);
+    let groups = cgroups::pods(&core.config.cgroup_root);
+    if logs.is_empty() && groups.is_empty() {
+        return Ok(());
+    }
+    let known = known(core).await?;
+    let is_known = |uid: &String| known.contains(uid);
+    for (uid, dir) in logs.into_iter().filter(|(uid, _)| !is_known(uid)) {
+        info!(uid, dir = %dir.display(), "removes logs that a pod left behind");
+        match tokio::fs::remove_dir_all(&dir).await {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                warn!(dir = %dir.display(), %error, "cannot remove");
+            }
+            _ => {}
+        }
+    }
+    for (uid, path) in groups.into_iter().filter(|(uid, _)| !is_known(uid)) {
+        info!(uid, path, "removes a cgroup that a pod left behind");
+        cgroups::remove(&path);
+    }
+    Ok(())
+}
+
+/// The pods that have a worker or something in the runtime.
+async fn known(core: &Core) -> Result<HashSet<String>> {
+    let workers = core.registry.pods().into_iter();
+    let mut known: HashSet<String> = workers
+        .filter_map(|seen| seen.pod.metadata.uid.clone())
+        .collect();
+    let sandboxes = core.runtime.list_sandboxes(BTreeMap::new()).await?;
+    known.extend(
+        sandboxes
+            .iter()
+            .filter_map(|sandbox| sandbox.labels.get(labels::POD_UID).cloned()),
+    );
+    Ok(known)
+}
+
+/// Log directories by the uid in their names.
+fn log_directories(dir: &Path) -> Vec<(String, std::path::PathBuf)> {
+    let Ok(entries) = std::fs::read_dir(dir) else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            Some((log_owner(&name)?.to_owned(), entry.path()))
+        })
+        .collect()
+}
+
+/// The uid in `NAMESPACE_NAME_UID`; neither of the others contains an underscore.
+fn log_owner(name: &str) -> Option<&str> {
+    let mut parts = name.split('_');
+    let uid = parts.by_ref().nth(2).filter(|uid| !uid.is_empty())?;
+    parts.next().is_none().then_some(uid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_directory_names_its_pod() {
+        assert_eq!(log_owner("default_web-1_0a-1b"), Some("0a-1b"));
+        for other in ["default_web", "default_web_", "a_b_c_d", "lost+found"] {
+            assert_eq!(log_owner(other), None, "{other}");
+        }
+    }
+}

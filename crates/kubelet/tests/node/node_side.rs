@@ -1,0 +1,263 @@
+//! The node itself: who may ask its kubelet what, what it says about its usage, its Lease, and what it
+//! does when a pod uses too much.
+
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::Node};
+use kube::{
+    Api,
+    api::{DeleteParams, Patch, PatchParams, PostParams},
+};
+use pki::Leaf;
+use serde_json::{Value, json};
+
+use crate::support::TestNode;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn certificates_and_tokens_get_in_as_far_as_rbac_lets_them() {
+    let node = TestNode::start().await;
+    for path in [
+        "/healthz",
+        "/pods",
+        "/configz",
+        "/stats/summary",
+        "/metrics",
+        "/logs/",
+    ] {
+        let (status, body) = node.ask(Leaf::Admin, path).await;
+        assert_eq!(status, 200, "{path}: {body}");
+        for leaf in [Leaf::Scheduler, Leaf::Kubelet] {
+            let (status, _) = node.ask(leaf, path).await;
+            assert_eq!(status, 403, "{leaf:?} {path}");
+        }
+        for token in [None, Some("no such token")] {
+            let (status, _) = node.ask_with_token(token, path).await;
+            assert_eq!(status, 401, "{path}");
+        }
+    }
+    let (_, told) = node.ask(Leaf::Scheduler, "/pods").await;
+    assert_eq!(
+        told,
+        "Forbidden (user=system:kube-scheduler, verb=get, resource=nodes, subresource(s)=[pods proxy])\n"
+    );
+    // A role for metrics alone.
+    let role = json!({"metadata": {"name": "scraper"}, "rules": [
+        {"apiGroups": [""], "resources": ["nodes/metrics"], "verbs": ["get"]}]});
+    let roles: Api<k8s_openapi::api::rbac::v1::ClusterRole> = Api::all(node.client.clone());
+    let role = serde_json::from_value(role).unwrap();
+    roles.create(&PostParams::default(), &role).await.unwrap();
+    let binding = json!({"metadata": {"name": "scraper"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "scraper"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "system:kube-proxy"}]});
+    let bindings: Api<k8s_openapi::api::rbac::v1::ClusterRoleBinding> =
+        Api::all(node.client.clone());
+    let binding = serde_json::from_value(binding).unwrap();
+    bindings
+        .create(&PostParams::default(), &binding)
+        .await
+        .unwrap();
+    node.wait("the role to count", || async {
+        node.ask(Leaf::KubeProxy, "/metrics/resource").await.0 == 200
+    })
+    .await;
+    assert_eq!(node.ask(Leaf::KubeProxy, "/stats/summary").await.0, 403);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn head_over_http2_has_headers_and_no_body() {
+    let node = TestNode::start().await;
+    let answer = node.head(Leaf::Admin, "/healthz").await;
+    assert_eq!(
+        (answer.status, answer.length, answer.body.as_str()),
+        (200, Some(2), "")
+    );
+    let refused = node.head(Leaf::Scheduler, "/healthz").await;
+    assert_eq!((refused.status, refused.body.as_str()), (403, ""));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_summary_and_the_metrics_tell_the_same_about_pods_and_the_node() {
+    let node = TestNode::start().await;
+    node.create(
+        "web",
+        json!({"containers": [{"name": "web", "image": "here:1"}]}),
+    )
+    .await;
+    node.shows("web", "/phase", "Running").await;
+    let (status, body) = node.ask(Leaf::Admin, "/stats/summary").await;
+    assert_eq!(status, 200, "{body}");
+    let summary: Value = serde_json::from_str(&body).unwrap();
+    let of = |path: &str| summary.pointer(path).cloned().unwrap_or_default();
+    for path in [
+        "/node/cpu/usageCoreNanoSeconds",
+        "/node/memory/workingSetBytes",
+        "/node/fs/capacityBytes",
+        "/node/runtime/imageFs/capacityBytes",
+        "/node/rlimit/maxpid",
+    ] {
+        assert!(of(path).as_u64() > Some(0), "{path}: {}", of(path));
+    }
+    let started: jiff::Timestamp = of("/node/startTime").as_str().unwrap().parse().unwrap();
+    let boot = std::fs::read_to_string("/proc/stat").unwrap();
+    let boot = boot
+        .lines()
+        .find_map(|line| line.strip_prefix("btime "))
+        .unwrap();
+    assert_eq!(started.as_second(), boot.parse::<i64>().unwrap());
+    assert_eq!(of("/pods/0/podRef/name"), "web");
+    assert_eq!(of("/pods/0/containers/0/memory/workingSetBytes"), 1 << 20);
+    assert_ne!(of("/pods/0/containers/0/startTime"), Value::Null);
+    let (_, page) = node.ask(Leaf::Admin, "/metrics/resource").await;
+    let line =
+        "container_cpu_usage_seconds_total{container=\"web\",namespace=\"default\",pod=\"web\"} 5 ";
+    assert!(page.contains(line), "{page}");
+    assert!(page.contains("resource_scrape_error 0"), "{page}");
+    let (_, page) = node.ask(Leaf::Admin, "/metrics/cadvisor").await;
+    assert!(
+        page.contains("container_memory_working_set_bytes{container=\"web\""),
+        "{page}"
+    );
+    let (_, page) = node.ask(Leaf::Admin, "/metrics").await;
+    assert!(page.contains("kubelet_running_pods 1"), "{page}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_node_is_registered_again_and_owns_its_lease() {
+    let node = TestNode::start().await;
+    let nodes: Api<Node> = Api::all(node.client.clone());
+    let leases: Api<Lease> = Api::namespaced(node.client.clone(), "kube-node-lease");
+    let uid = async || {
+        nodes
+            .get_opt("node")
+            .await
+            .unwrap()
+            .and_then(|node| node.metadata.uid)
+    };
+    let owner = async || {
+        let lease = leases.get_opt("node").await.unwrap()?;
+        Some(lease.metadata.owner_references?.first()?.uid.clone())
+    };
+    let first = uid().await;
+    node.wait("the lease", || async {
+        owner().await == first && first.is_some()
+    })
+    .await;
+    nodes
+        .delete("node", &DeleteParams::default())
+        .await
+        .unwrap();
+    node.wait("a new node with its lease", || async {
+        let now = uid().await;
+        now.is_some() && now != first && owner().await == now
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn conditions_and_resources_that_others_write_stay_on_the_node() {
+    let node = TestNode::start().await;
+    let nodes: Api<Node> = Api::all(node.client.clone());
+    let foreign = json!({"status": {
+        "capacity": {"example.com/gpu": "3"},
+        "conditions": [{"type": "Frozen", "status": "False", "reason": "Warm", "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z", "lastHeartbeatTime": "2026-01-01T00:00:00Z"}],
+    }});
+    let params = PatchParams::default();
+    nodes
+        .patch_status("node", &params, &Patch::Strategic(foreign))
+        .await
+        .unwrap();
+    node.wait("the kubelet to offer what was added", || async {
+        let shown = nodes.get("node").await.unwrap().status.unwrap();
+        let amount = shown.allocatable.unwrap().get("example.com/gpu").cloned();
+        let types: Vec<String> = shown
+            .conditions
+            .unwrap()
+            .into_iter()
+            .map(|c| c.type_)
+            .collect();
+        amount.is_some_and(|amount| amount.0 == "3")
+            && types.contains(&"Frozen".to_owned())
+            && types.contains(&"Ready".to_owned())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_container_beyond_its_share_of_the_disk_is_evicted() {
+    let node = TestNode::start().await;
+    let limits = json!({"limits": {"ephemeral-storage": "10Mi"}});
+    let container = json!({"name": "greedy", "image": "here:1", "resources": limits});
+    node.create("greedy", json!({"containers": [container]}))
+        .await;
+    node.create(
+        "modest",
+        json!({"containers": [{"name": "modest", "image": "here:1"}]}),
+    )
+    .await;
+    node.shows("greedy", "/phase", "Running").await;
+    node.shows("modest", "/phase", "Running").await;
+    node.runtime
+        .state
+        .lock()
+        .written
+        .insert("greedy".into(), 11 << 20);
+    node.shows("greedy", "/reason", "Evicted").await;
+    node.shows("greedy", "/phase", "Failed").await;
+    let status = node.status("greedy").await;
+    let message = status["message"].as_str().unwrap();
+    assert!(
+        message.contains("ephemeral") && message.contains("10Mi"),
+        "{message}"
+    );
+    node.wait("its container to be stopped at once", || async {
+        let state = node.runtime.state.lock();
+        state
+            .stops
+            .iter()
+            .any(|(name, grace)| name == "greedy" && *grace <= 2)
+    })
+    .await;
+    assert_eq!(node.status("modest").await["phase"], "Running");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_link_in_the_place_of_a_log_is_not_read() {
+    let node = TestNode::start().await;
+    node.create(
+        "web",
+        json!({"containers": [{"name": "web", "image": "here:1"}]}),
+    )
+    .await;
+    node.shows("web", "/phase", "Running").await;
+    let log = node.runtime.container("web").unwrap().status.log_path;
+    let path = "/containerLogs/default/web/web";
+    assert_eq!(node.ask(Leaf::Admin, path).await.1, "hello\n");
+    let secret = node.path("secret");
+    std::fs::write(&secret, "2026-01-01T00:00:00Z stdout F secret\n").unwrap();
+    std::fs::remove_file(&log).unwrap();
+    std::os::unix::fs::symlink(&secret, &log).unwrap();
+    let (_, told) = node.ask(Leaf::Admin, path).await;
+    assert!(!told.contains("secret"), "{told}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn logs_of_pods_that_nobody_knows_are_swept() {
+    let mut node = TestNode::start().await;
+    node.create(
+        "web",
+        json!({"containers": [{"name": "web", "image": "here:1"}]}),
+    )
+    .await;
+    node.shows("web", "/phase", "Running").await;
+    node.stop_kubelet();
+    let logs = node.path("logs/pods");
+    let orphan = logs.join("default_gone_0123-4567/gone");
+    std::fs::create_dir_all(&orphan).unwrap();
+    std::fs::write(orphan.join("0.log"), "").unwrap();
+    node.start_kubelet();
+    // The logs of the pod that runs stay.
+    node.wait("the orphan's logs alone to go", || async {
+        std::fs::read_dir(&logs).unwrap().count() == 1
+    })
+    .await;
+    assert!(!orphan.exists());
+}

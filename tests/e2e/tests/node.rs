@@ -1,0 +1,176 @@
+//! A node that protects itself: pods that fork, write, print or eat without end harm neither the node
+//! nor their neighbours, and the node tells what it uses.
+
+use std::fs;
+
+use e2e::busybox_archive;
+use serde_json::{Value, json};
+use testkit::{Cluster, eventually};
+
+const IMAGE: &str = "local.test/busybox:1";
+
+fn pod(name: &str, script: &str, more: Value) -> String {
+    let mut container = json!({
+        "name": name, "image": IMAGE, "imagePullPolicy": "Never",
+        "command": ["/bin/busybox", "sh", "-c", script],
+    });
+    for (key, value) in more["container"].as_object().into_iter().flatten() {
+        container[key] = value.clone();
+    }
+    let mut spec = json!({
+        "terminationGracePeriodSeconds": 1, "restartPolicy": "Never", "containers": [container],
+    });
+    for (key, value) in more["spec"].as_object().into_iter().flatten() {
+        spec[key] = value.clone();
+    }
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}).to_string()
+}
+
+fn status(cluster: &Cluster, name: &str) -> Value {
+    cluster.get(&["pod", name])["status"].clone()
+}
+
+fn evicted(cluster: &Cluster, name: &str, because: &str) {
+    eventually(&format!("{name} to be evicted"), || {
+        let status = status(cluster, name);
+        let message = status["message"].as_str().unwrap_or_default();
+        if status["reason"] == "Evicted" && status["phase"] == "Failed" && message.contains(because)
+        {
+            Ok(())
+        } else {
+            Err(status.to_string())
+        }
+    });
+}
+
+#[test]
+fn pods_that_fork_write_print_and_eat_without_end_harm_nobody_else() {
+    let mut cluster = Cluster::stopped(&[]);
+    let file = cluster.machine().dir().join("node.yaml");
+    let text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
+        podPidsLimit: 60\ncontainerLogMaxSize: 100Ki\n\
+        evictionHard: {memory.available: 50Mi, nodefs.available: 1%}\n";
+    fs::write(&file, text).expect("a file");
+    cluster.add_flag("--kubelet-config", &file.display().to_string());
+    cluster.start();
+    let archive = busybox_archive(cluster.machine().dir());
+    cluster.mainstay(&["image", "import", &archive]).success();
+
+    let create = |manifest: String| {
+        cluster
+            .kubectl_stdin(&["create", "-f", "-"], &manifest)
+            .success()
+    };
+    create(pod("neighbour", "exec /bin/busybox sleep 10000", json!({})));
+    let limited = json!({"container": {"resources": {"limits": {"ephemeral-storage": "10Mi"}}}});
+    let fill = "/bin/busybox dd if=/dev/zero of=/big bs=1M count=20; exec /bin/busybox sleep 10000";
+    create(pod("writer", fill, limited));
+    let volume = json!({
+        "container": {"volumeMounts": [{"name": "data", "mountPath": "/data"}]},
+        "spec": {"volumes": [{"name": "data", "emptyDir": {"sizeLimit": "10Mi"}}]},
+    });
+    let fill =
+        "/bin/busybox dd if=/dev/zero of=/data/big bs=1M count=20; exec /bin/busybox sleep 10000";
+    create(pod("filler", fill, volume));
+    create(pod(
+        "bomb",
+        "while true; do /bin/busybox sleep 1000 & done",
+        json!({}),
+    ));
+    create(pod(
+        "loud",
+        "exec /bin/busybox yes what a long line this is",
+        json!({}),
+    ));
+    let small = json!({"container": {"resources": {"limits": {"memory": "32Mi"}}}});
+    create(pod("eater", "exec /bin/busybox tail /dev/zero", small));
+
+    evicted(&cluster, "writer", "10Mi");
+    evicted(
+        &cluster,
+        "filler",
+        "Usage of EmptyDir volume \"data\" exceeds the limit \"10Mi\". ",
+    );
+    eventually("the eater to be killed", || {
+        let status = status(&cluster, "eater");
+        let ended = &status["containerStatuses"][0]["state"]["terminated"];
+        if ended["reason"] == "OOMKilled" {
+            Ok(())
+        } else {
+            Err(status.to_string())
+        }
+    });
+    let bomb = cluster.get(&["pod", "bomb"]);
+    let uid = bomb["metadata"]["uid"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned();
+    let group = format!("/mainstay-{}/kubepods/besteffort/pod{uid}", cluster.id());
+    let tree = if fs::metadata("/sys/fs/cgroup/pids").is_ok() {
+        "/sys/fs/cgroup/pids"
+    } else {
+        "/sys/fs/cgroup"
+    };
+    let read = |file: &str| fs::read_to_string(format!("{tree}{group}/{file}")).unwrap_or_default();
+    assert_eq!(read("pids.max").trim(), "60");
+    let loud = cluster.get(&["pod", "loud"]);
+    let uid = loud["metadata"]["uid"].as_str().unwrap_or_default();
+    let logs = cluster
+        .data_dir()
+        .join(format!("logs/pods/default_loud_{uid}/loud"));
+    eventually("the loud pod's logs to be rotated", || {
+        let count = fs::read_dir(&logs).map(Iterator::count).unwrap_or(0);
+        if count == 5 {
+            Ok(())
+        } else {
+            Err(format!("{count} files"))
+        }
+    });
+    let files = fs::read_dir(&logs).expect("logs").flatten();
+    let total: u64 = files
+        .filter_map(|file| Some(file.metadata().ok()?.len()))
+        .sum();
+    assert!(total <= 5 * 110 * 1024, "{total} bytes of logs");
+
+    assert_eq!(status(&cluster, "neighbour")["phase"], "Running");
+    let conditions = cluster.get(&["node", "one"])["status"]["conditions"].clone();
+    for condition in conditions.as_array().into_iter().flatten() {
+        let wanted = if condition["type"] == "Ready" {
+            "True"
+        } else {
+            "False"
+        };
+        assert_eq!(condition["status"], wanted, "{condition}");
+    }
+    the_node_tells_what_it_uses(&cluster);
+}
+
+fn the_node_tells_what_it_uses(cluster: &Cluster) {
+    let raw = |path: &str| {
+        let path = format!("/api/v1/nodes/one/proxy{path}");
+        cluster.kubectl(&["get", "--raw", &path]).success()
+    };
+    let summary: Value = serde_json::from_str(&raw("/stats/summary")).expect("JSON");
+    let pods = summary["pods"].as_array().cloned().unwrap_or_default();
+    let neighbour = pods.iter().find(|pod| pod["podRef"]["name"] == "neighbour");
+    let neighbour = neighbour.expect("the pod in the summary");
+    assert!(
+        neighbour["memory"]["workingSetBytes"].as_u64() > Some(0),
+        "{neighbour}"
+    );
+    assert!(
+        summary["node"]["cpu"]["usageNanoCores"].as_u64() > Some(0),
+        "{summary}"
+    );
+    let page = raw("/metrics/resource");
+    assert!(
+        page.contains("pod_cpu_usage_seconds_total{namespace=\"default\",pod=\"neighbour\"}"),
+        "{page}"
+    );
+    assert!(raw("/configz").contains("\"podPidsLimit\":60"));
+    assert!(raw("/logs/").contains("<pre>"));
+    let healthy = cluster
+        .machine()
+        .run("curl", &["-s", "http://127.0.0.1:10248/healthz"]);
+    assert_eq!(healthy.success(), "ok");
+}
