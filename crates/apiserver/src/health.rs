@@ -95,9 +95,16 @@ async fn checks(core: &Core, endpoint: &str) -> Vec<Check> {
     }
     if endpoint != "livez" {
         for service in core.config.health.all() {
+            let problems: Vec<String> = service.problems.into_values().collect();
+            let problems = problems.join("; ");
             let failure = match service.state {
                 State::Failed(why) => Some(why),
                 State::Stopped => Some("stopped".to_owned()),
+                State::Waiting | State::Starting | State::Ready
+                    if endpoint == "readyz" && !problems.is_empty() =>
+                {
+                    Some(problems)
+                }
                 State::Waiting | State::Starting if endpoint == "readyz" => {
                     Some("not ready yet".to_owned())
                 }

@@ -1,6 +1,6 @@
 //! What a running service holds: the shutdown signal, its ready mark, and owned tasks.
 
-use std::future::Future;
+use std::{collections::BTreeMap, future::Future};
 
 use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -13,26 +13,39 @@ pub struct Context {
     name: &'static str,
     shutdown: CancellationToken,
     state: watch::Sender<State>,
+    problems: watch::Sender<Problems>,
     tasks: TaskTracker,
 }
+
+/// What keeps a service from its work although it runs: the source of each problem and its text.
+pub type Problems = BTreeMap<String, String>;
 
 impl Context {
     pub(crate) fn new(
         name: &'static str,
         shutdown: CancellationToken,
         state: watch::Sender<State>,
+        problems: watch::Sender<Problems>,
     ) -> Self {
+        // Problems of an earlier run are over.
+        problems.send_modify(Problems::clear);
         Self {
             name,
             shutdown,
             state,
+            problems,
             tasks: TaskTracker::new(),
         }
     }
 
     /// A context outside any supervisor, for tests and one-shot tools. Cancel the token to stop.
     pub fn standalone(name: &'static str, shutdown: CancellationToken) -> Self {
-        Self::new(name, shutdown, watch::Sender::new(State::Starting))
+        Self::new(
+            name,
+            shutdown,
+            watch::Sender::new(State::Starting),
+            watch::Sender::default(),
+        )
     }
 
     /// The service's name.
@@ -43,6 +56,20 @@ impl Context {
     /// This service does its work now; whoever waits for it may start.
     pub fn ready(&self) {
         self.state.send_replace(State::Ready);
+    }
+
+    /// Says what keeps the service from its work, by source; `None` when that has passed. A service
+    /// with problems is not ready in `/readyz`.
+    pub fn set_problem(&self, source: &str, problem: Option<String>) {
+        self.problems.send_if_modified(|problems| match problem {
+            Some(text) => problems.insert(source.to_owned(), text.clone()) != Some(text),
+            None => problems.remove(source).is_some(),
+        });
+    }
+
+    /// The problems of this run as they come and go.
+    pub fn problems(&self) -> watch::Receiver<Problems> {
+        self.problems.subscribe()
     }
 
     /// Resolves when the process is asked to stop, or when this run has failed.

@@ -7,7 +7,7 @@ mod supervisor;
 
 use std::{error::Error, future::Future, pin::Pin, sync::Arc};
 
-pub use context::Context;
+pub use context::{Context, Problems};
 pub use supervisor::{GraphError, Health, ServiceHealth, State, Supervisor, panics_caught};
 
 /// Why a service stopped. Anything that can be printed; the supervisor logs it and restarts.

@@ -17,7 +17,7 @@ use tokio::{sync::watch, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use crate::{Context, Failure, Outcome, Service};
+use crate::{Context, Failure, Outcome, Problems, Service};
 
 /// A run that lasted this long was healthy: the next failure starts the backoff anew.
 const HEALTHY_AFTER: Duration = Duration::from_secs(30);
@@ -46,6 +46,8 @@ pub struct ServiceHealth {
     pub state: State,
     /// How often it was restarted.
     pub restarts: u64,
+    /// What keeps it from its work although it runs.
+    pub problems: Problems,
 }
 
 /// The dependency graph cannot be run.
@@ -68,6 +70,7 @@ pub enum GraphError {
 #[derive(Clone)]
 struct Slot {
     state: watch::Sender<State>,
+    problems: watch::Sender<Problems>,
     restarts: Arc<AtomicU64>,
 }
 
@@ -85,6 +88,7 @@ impl Health {
             name,
             state: slot.state.borrow().clone(),
             restarts: slot.restarts.load(Ordering::Relaxed),
+            problems: slot.problems.borrow().clone(),
         };
         self.slots.get().into_iter().flatten().map(of).collect()
     }
@@ -128,6 +132,7 @@ impl Supervisor {
         let slots = services.iter().map(|service| {
             let slot = Slot {
                 state: watch::Sender::new(State::Waiting),
+                problems: watch::Sender::default(),
                 restarts: Arc::default(),
             };
             (service.name(), slot)
@@ -227,7 +232,12 @@ async fn run_until_stopped(service: Arc<dyn Service>, slot: &Slot, stop: Cancell
     let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(30));
     loop {
         slot.state.send_replace(State::Starting);
-        let context = Context::new(name, stop.child_token(), slot.state.clone());
+        let context = Context::new(
+            name,
+            stop.child_token(),
+            slot.state.clone(),
+            slot.problems.clone(),
+        );
         let begun = Instant::now();
         let outcome = catch(service.clone().run(context.clone())).await;
         context.close().await;
