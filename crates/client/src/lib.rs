@@ -4,6 +4,7 @@
 
 pub mod informer;
 pub mod kubeconfig;
+pub mod lenient;
 mod transport;
 
 use std::path::PathBuf;
@@ -73,4 +74,28 @@ where
     fn client(&self, user: &str) -> kube::Client {
         self(user)
     }
+}
+
+/// A client that sends writes only while `may_write` says so; reads always go through. What writes
+/// while a lease is held uses it, so that a holder that lost its lease cannot undo its successor's work.
+///
+/// Must be called inside a Tokio runtime.
+pub fn fenced(
+    client: &kube::Client,
+    may_write: impl Fn() -> bool + Send + Sync + 'static,
+) -> kube::Client {
+    let (client, may_write) = (client.clone(), std::sync::Arc::new(may_write));
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let (client, may_write) = (client.clone(), may_write.clone());
+        async move {
+            let writes = !matches!(*request.method(), http::Method::GET | http::Method::HEAD);
+            if writes && !may_write() {
+                return Err(BoxError::from(
+                    "no longer the leader: the write was not sent",
+                ));
+            }
+            client.send(request).await.map_err(BoxError::from)
+        }
+    });
+    in_process(service)
 }

@@ -1,4 +1,4 @@
-//! The objects of an informer, their secondary indexes, and those who hear of changes. Pure: no
+//! The objects of an informer, their secondary indexes, and its subscribers. Pure: no
 //! server and no task; the informer guards it with one lock.
 
 use std::{
@@ -6,12 +6,11 @@ use std::{
     sync::Arc,
 };
 
+use super::{Event, IndexFn, subscription::Sender};
 use kube::Resource;
-use tokio::sync::mpsc::UnboundedSender;
 
-use super::{Event, IndexFn};
-
-type Key = (String, String);
+/// Namespace and name.
+pub(super) type Key = (String, String);
 
 struct Index<K> {
     name: &'static str,
@@ -22,7 +21,7 @@ struct Index<K> {
 pub(super) struct Cache<K> {
     objects: BTreeMap<String, BTreeMap<String, Arc<K>>>,
     indexes: Vec<Index<K>>,
-    subscribers: Vec<UnboundedSender<Event<K>>>,
+    subscribers: Vec<Sender<K>>,
 }
 
 impl<K> Default for Cache<K> {
@@ -36,7 +35,7 @@ impl<K> Default for Cache<K> {
 }
 
 impl<K: Resource> Cache<K> {
-    /// Must be called before the first object comes.
+    /// Must be called before the first object is stored.
     pub(super) fn add_index(&mut self, name: &'static str, keys: IndexFn<K>) {
         self.indexes.push(Index {
             name,
@@ -83,17 +82,17 @@ impl<K: Resource> Cache<K> {
         self.objects.values().map(BTreeMap::len).sum()
     }
 
-    pub(super) fn subscribe(&mut self, sender: UnboundedSender<Event<K>>) {
+    pub(super) fn subscribe(&mut self, sender: Sender<K>) {
         for object in self.objects.values().flat_map(BTreeMap::values) {
-            if sender.send(Event::Added(object.clone())).is_err() {
+            if !sender.send(Event::Added(object.clone())) {
                 return;
             }
         }
         self.subscribers.push(sender);
     }
 
-    /// Stores the newest state of an object and tells what changed. An object that came back under
-    /// an old name is told as a deletion and an addition.
+    /// Stores the newest state of an object and publishes the change. An object that was made anew
+    /// under the same name is published as a deletion and an addition.
     pub(super) fn upsert(&mut self, new: Arc<K>) {
         let (namespace, name) = key(&*new);
         if let Some(old) = self.get(&namespace, &name) {
@@ -124,7 +123,7 @@ impl<K: Resource> Cache<K> {
                     .insert(key.clone(), new.clone());
             }
         }
-        self.tell(match old {
+        self.publish(match old {
             Some(old) => Event::Modified { old, new },
             None => Event::Added(new),
         });
@@ -145,7 +144,7 @@ impl<K: Resource> Cache<K> {
                 index.forget(&value, &key);
             }
         }
-        self.tell(Event::Deleted(last.unwrap_or(old)));
+        self.publish(Event::Deleted(last.unwrap_or(old)));
     }
 
     /// Takes a complete list: what is not in it is gone.
@@ -165,9 +164,9 @@ impl<K: Resource> Cache<K> {
         }
     }
 
-    fn tell(&mut self, event: Event<K>) {
+    fn publish(&mut self, event: Event<K>) {
         self.subscribers
-            .retain(|subscriber| subscriber.send(event.clone()).is_ok());
+            .retain(|subscriber| subscriber.send(event.clone()));
     }
 }
 
@@ -193,11 +192,12 @@ pub(super) fn key<K: Resource>(object: &K) -> Key {
 
 #[cfg(test)]
 mod tests {
+    use super::{
+        super::subscription::{Subscription, channel},
+        *,
+    };
     use k8s_openapi::api::core::v1::{Pod, PodSpec};
     use kube::api::ObjectMeta;
-    use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
-
-    use super::*;
 
     fn pod(name: &str, uid: &str, version: u32, node: &str) -> Arc<Pod> {
         let metadata = ObjectMeta {
@@ -218,7 +218,7 @@ mod tests {
         })
     }
 
-    fn cache() -> (Cache<Pod>, UnboundedReceiver<Event<Pod>>) {
+    fn cache() -> (Cache<Pod>, Subscription<Pod>) {
         let mut cache = Cache::default();
         cache.add_index("node", |pod: &Pod| {
             pod.spec
@@ -226,14 +226,14 @@ mod tests {
                 .filter_map(|spec| spec.node_name.clone())
                 .collect()
         });
-        let (sender, receiver) = unbounded_channel();
+        let (sender, receiver) = channel();
         cache.subscribe(sender);
         (cache, receiver)
     }
 
-    fn told(receiver: &mut UnboundedReceiver<Event<Pod>>) -> Vec<String> {
+    fn received(receiver: &mut Subscription<Pod>) -> Vec<String> {
         let version = |pod: &Pod| pod.metadata.resource_version.clone().unwrap_or_default();
-        std::iter::from_fn(|| receiver.try_recv().ok())
+        std::iter::from_fn(|| receiver.try_next())
             .map(|event| match event {
                 Event::Added(new) => format!("+{}", version(&new)),
                 Event::Modified { old, new } => format!("{}→{}", version(&old), version(&new)),
@@ -262,14 +262,14 @@ mod tests {
         cache.upsert(pod("changed", "2", 2, "n"));
         cache.upsert(pod("gone", "3", 3, "n"));
         cache.upsert(pod("reborn", "4", 4, "n"));
-        told(&mut events);
+        received(&mut events);
         cache.replace(vec![
             pod("same", "1", 1, "n"),
             pod("changed", "2", 5, "n"),
             pod("new", "6", 6, "n"),
             pod("reborn", "7", 7, "n"),
         ]);
-        assert_eq!(told(&mut events), ["-3", "2→5", "+6", "-4", "+7"]);
+        assert_eq!(received(&mut events), ["-3", "2→5", "+6", "-4", "+7"]);
         assert_eq!(cache.count(), 4);
     }
 
@@ -277,9 +277,9 @@ mod tests {
     fn a_late_subscriber_begins_with_everything_there_is() {
         let (mut cache, _events) = cache();
         cache.upsert(pod("a", "1", 1, "n"));
-        let (sender, mut late) = unbounded_channel();
+        let (sender, mut late) = channel();
         cache.subscribe(sender);
         cache.remove("default", "a", Some(pod("a", "1", 2, "n")));
-        assert_eq!(told(&mut late), ["+1", "-2"]);
+        assert_eq!(received(&mut late), ["+1", "-2"]);
     }
 }

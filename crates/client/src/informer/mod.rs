@@ -1,22 +1,26 @@
-//! One list and watch per kind, shared by all who read it: each object is decoded once, into an
+//! One list and watch per kind, shared by all its readers: each object is decoded once, into an
 //! `Arc`; reads are synchronous; subscribers get every change, in order, with the object before it.
 //!
 //! What an informer shows is always a state the server had, perhaps a little old. Objects come
-//! without `metadata.managedFields`: nobody reads them here and they are half of the memory.
+//! without `metadata.managedFields`: no component reads them and they are half of the memory.
 
 mod cache;
 mod reflector;
+mod subscription;
+mod waiters;
 
-use std::{fmt::Debug, sync::Arc};
+use std::{fmt::Debug, sync::Arc, time::Duration};
 
 use kube::Resource;
 use lifecycle::Context;
 use serde::de::DeserializeOwned;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 
 use cache::Cache;
-use parking_lot::RwLock;
-use reflector::Source;
+use parking_lot::{Mutex, RwLock};
+use reflector::{Reporter, Source};
+pub use subscription::Subscription;
+use waiters::{Departure, Waiters};
 
 /// What an informer can hold.
 pub trait Object: Resource + DeserializeOwned + Debug + Send + Sync + 'static {}
@@ -68,23 +72,6 @@ impl<K> Event<K> {
     }
 }
 
-/// A queue of changes. Nothing is lost between the subscription and the last `next`.
-pub struct Subscription<K> {
-    events: mpsc::UnboundedReceiver<Event<K>>,
-}
-
-impl<K> Subscription<K> {
-    /// The next change; `None` when the informer is gone.
-    pub async fn next(&mut self) -> Option<Event<K>> {
-        self.events.recv().await
-    }
-
-    /// The next change if one waits already.
-    pub fn try_next(&mut self) -> Option<Event<K>> {
-        self.events.try_recv().ok()
-    }
-}
-
 /// Under which keys an object is found: `"node"` → the names of its nodes.
 pub type IndexFn<K> = fn(&K) -> Vec<String>;
 
@@ -122,11 +109,16 @@ impl<K: Object> Builder<K> {
         self
     }
 
-    /// Begins to list and watch, for as long as the context's run lasts.
+    /// Begins to list and watch, for as long as the context's run lasts. While the server refuses
+    /// that, the context's service is not ready, with the refusal as the reason.
     pub fn start(self, context: &Context) -> Informer<K> {
         let Self { source, cache } = self;
         let informer = Informer::of(cache);
-        context.spawn("informer", reflector::run(source, informer.clone()));
+        let reporter = Reporter::new(context, source.description());
+        context.spawn(
+            "informer",
+            reflector::run(source, informer.clone(), reporter),
+        );
         informer
     }
 
@@ -143,8 +135,9 @@ struct Shared<K> {
     /// exactly once: either in the snapshot it begins with or as an event.
     cache: RwLock<Cache<K>>,
     synced: watch::Sender<bool>,
-    /// The newest version that was taken in, after the cache shows it.
-    seen: watch::Sender<u64>,
+    /// Guards the newest version that the cache shows and those who wait for a later one. Taken
+    /// after `cache` is written, or before `cache` is read; never while `cache` is locked.
+    waiters: Mutex<Waiters>,
 }
 
 /// A shared, indexed, read-only copy of a kind's objects. Cloning shares it.
@@ -187,7 +180,7 @@ impl<K: Object> Informer<K> {
         let shared = Shared {
             cache: RwLock::new(cache),
             synced: watch::Sender::new(false),
-            seen: watch::Sender::new(0),
+            waiters: Mutex::default(),
         };
         Self {
             shared: Arc::new(shared),
@@ -221,9 +214,9 @@ impl<K: Object> Informer<K> {
 
     /// Every object there is as `Added`, then every change.
     pub fn subscribe(&self) -> Subscription<K> {
-        let (sender, events) = mpsc::unbounded_channel();
+        let (sender, subscription) = subscription::channel();
         self.shared.cache.write().subscribe(sender);
-        Subscription { events }
+        subscription
     }
 
     /// Waits until the first list is here.
@@ -245,45 +238,107 @@ impl<K: Object> Informer<K> {
     /// Waits until the cache shows everything up to `version`, so that a writer reads its own write.
     /// A version that is not a number has no order and is not waited for.
     pub async fn reached(&self, version: &str) {
-        if let Ok(version) = version.parse::<u64>() {
-            let _ = self
-                .shared
-                .seen
-                .subscribe()
-                .wait_for(|seen| *seen >= version)
-                .await;
+        let Ok(version) = version.parse() else { return };
+        let waiter = self.shared.waiters.lock().version(version);
+        if let Some(waiter) = waiter {
+            // The other end is in the shared value that is borrowed here.
+            let _ = waiter.await;
         }
     }
 
-    /// Waits until the cache no longer shows this very object, or shows that it is being deleted.
-    pub async fn leaving(&self, namespace: &str, name: &str, uid: &str) {
-        let left = |_: &u64| match self.get(namespace, name) {
-            Some(object) => {
-                let meta = object.meta();
-                meta.uid.as_deref() != Some(uid) || meta.deletion_timestamp.is_some()
-            }
-            None => true,
-        };
-        let _ = self.shared.seen.subscribe().wait_for(left).await;
+    /// Like [`Informer::reached`], for at most `patience`. When that is over the cache counts as
+    /// behind until it shows the version.
+    pub async fn reached_within(&self, version: &str, patience: Duration) -> bool {
+        if tokio::time::timeout(patience, self.reached(version))
+            .await
+            .is_ok()
+        {
+            return true;
+        }
+        let version = version.parse().unwrap_or(0);
+        self.shared.waiters.lock().overdue_version(version);
+        false
     }
 
+    /// Waits until the cache no longer shows this very object, or shows that it is being deleted; for
+    /// at most `patience`. When that is over the cache counts as behind until it does.
+    pub async fn left_within(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+        patience: Duration,
+    ) -> bool {
+        let departure = Departure {
+            key: (namespace.to_owned(), name.to_owned()),
+            uid: uid.to_owned(),
+        };
+        let waiter = {
+            let mut waiters = self.shared.waiters.lock();
+            if self.has_left(&departure.key, uid) {
+                return true;
+            }
+            waiters.departure(departure.clone())
+        };
+        if tokio::time::timeout(patience, waiter).await.is_ok() {
+            return true;
+        }
+        self.shared.waiters.lock().overdue_departure(departure);
+        false
+    }
+
+    /// Whether a write that was waited for in vain is still not shown: too old to act on.
+    pub fn is_behind(&self) -> bool {
+        let mut waiters = self.shared.waiters.lock();
+        waiters.is_behind(|key, uid| self.has_left(key, uid))
+    }
+
+    fn has_left(&self, (namespace, name): &cache::Key, uid: &str) -> bool {
+        self.get(namespace, name).is_none_or(|object| {
+            let meta = object.meta();
+            meta.uid.as_deref() != Some(uid) || meta.deletion_timestamp.is_some()
+        })
+    }
+
+    /// The cache shows everything up to `version` now.
     fn advance(&self, version: &str) {
         let version = version.parse().unwrap_or(0);
-        self.shared
-            .seen
-            .send_modify(|seen| *seen = version.max(*seen));
+        self.shared.waiters.lock().advance(version);
+    }
+
+    /// The object of this key, or every object, may have left.
+    fn check_departures(&self, key: Option<&cache::Key>) {
+        let mut waiters = self.shared.waiters.lock();
+        waiters.changed(key, &|key, uid| self.has_left(key, uid));
     }
 
     /// Puts an object there as a watch event would.
     pub fn upsert(&self, object: K) {
         let version = object.meta().resource_version.clone().unwrap_or_default();
-        self.shared.cache.write().upsert(Arc::new(object));
+        self.store(Arc::new(object));
         self.advance(&version);
     }
 
     /// Removes an object as a watch event would.
     pub fn remove(&self, namespace: &str, name: &str) {
         self.shared.cache.write().remove(namespace, name, None);
-        self.advance("0");
+        self.check_departures(Some(&(namespace.to_owned(), name.to_owned())));
+    }
+
+    fn store(&self, object: Arc<K>) {
+        let key = cache::key(&*object);
+        self.shared.cache.write().upsert(object);
+        self.check_departures(Some(&key));
+    }
+
+    fn forget(&self, last: Arc<K>) {
+        let key = cache::key(&*last);
+        self.shared.cache.write().remove(&key.0, &key.1, Some(last));
+        self.check_departures(Some(&key));
+    }
+
+    fn replace(&self, objects: Vec<Arc<K>>) {
+        self.shared.cache.write().replace(objects);
+        self.check_departures(None);
     }
 }

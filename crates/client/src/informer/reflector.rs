@@ -1,5 +1,6 @@
 //! Keeps a cache equal to the server: list in pages, watch from there, resume after a cut from the
-//! last version seen, and list again only when the server no longer knows that version.
+//! last version seen, and list again only when the server no longer knows that version. A refusal is
+//! logged and makes the service that reads the cache not ready.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,12 +8,15 @@ use bytes::{Buf, BytesMut};
 use http::{Request, header::ACCEPT};
 use http_body_util::BodyExt;
 use kube::client::Body;
-use serde::{Deserialize, de::DeserializeOwned};
+use lifecycle::Context;
+use parking_lot::Mutex;
+use serde::Deserialize;
 use serde_json::value::RawValue;
 use stdx::Backoff;
-use tracing::{debug, warn};
+use tracing::{debug, error, warn};
 
-use super::{Informer, Object, cache::key};
+use super::{Informer, Object};
+use crate::lenient;
 
 const PAGE: u32 = 500;
 /// The server ends a watch after this long; a client that hears nothing for longer gives it up.
@@ -45,6 +49,58 @@ enum Failure {
     Decode(#[from] serde_json::Error),
     #[error("the server went silent")]
     Silent,
+}
+
+impl Failure {
+    /// Whether it will not pass by itself: the server answered, and the answer was no.
+    fn is_refusal(&self) -> bool {
+        matches!(self, Self::Refused(400..=499, _)) && !matches!(self, Self::Refused(429, _))
+    }
+}
+
+/// Tells the service that reads an informer why its objects do not come.
+pub(super) struct Reporter {
+    context: Context,
+    source: String,
+    /// Guards the failure that was last reported.
+    reported: Mutex<Option<String>>,
+}
+
+impl Reporter {
+    pub(super) fn new(context: &Context, source: String) -> Self {
+        Self {
+            context: context.clone(),
+            source,
+            reported: Mutex::default(),
+        }
+    }
+
+    /// A list or watch failed. A refusal makes the service not ready; what may pass by itself, such
+    /// as a server that restarts, does so only while there is no first list yet.
+    fn failed(&self, what: &str, failure: &Failure, is_synced: bool) {
+        let text = format!("cannot {what} {}: {failure}", self.source);
+        if is_synced && !failure.is_refusal() {
+            debug!(source = self.source, error = %failure, "cannot {what}");
+            return;
+        }
+        let mut reported = self.reported.lock();
+        if reported.as_ref() == Some(&text) {
+            return;
+        }
+        if failure.is_refusal() {
+            warn!(source = self.source, error = %failure, "cannot {what}");
+        } else {
+            debug!(source = self.source, error = %failure, "cannot {what}");
+        }
+        self.context.set_problem(&self.source, Some(text.clone()));
+        *reported = Some(text);
+    }
+
+    fn succeeded(&self) {
+        if self.reported.lock().take().is_some() {
+            self.context.set_problem(&self.source, None);
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -93,6 +149,13 @@ impl Source {
         }
     }
 
+    /// The path with its selectors.
+    pub(super) fn description(&self) -> String {
+        let selectors = self.labels.iter().chain(&self.fields);
+        let selectors = selectors.map(|selector| format!(" {selector}"));
+        format!("{}{}", self.path, selectors.collect::<String>())
+    }
+
     fn request(&self, query: &[(&str, &str)], accept: &str) -> Result<Request<Body>, Failure> {
         let mut uri = format!("{}?", self.path);
         let selectors = [
@@ -131,7 +194,7 @@ impl Source {
             let bytes = response.collect_bytes().await?;
             let list: List = serde_json::from_slice(&bytes)?;
             for item in list.items.unwrap_or_default() {
-                objects.extend(decode::<K>(&item, &self.path).map(Arc::new));
+                objects.extend(self.decode::<K>(&item).map(Arc::new));
             }
             match list.metadata.r#continue.filter(|token| !token.is_empty()) {
                 Some(next) => token = next,
@@ -156,6 +219,7 @@ impl Source {
         &self,
         informer: &Informer<K>,
         version: &mut String,
+        reporter: &Reporter,
     ) -> Result<(), Failure> {
         let seconds = WATCH_SECONDS.to_string();
         let query = [
@@ -165,6 +229,7 @@ impl Source {
             ("resourceVersion", version.as_str()),
         ];
         let mut body = self.send(self.request(&query, METADATA_ONLY)?).await?;
+        reporter.succeeded();
         let mut buffer = BytesMut::new();
         let silence = Duration::from_secs(WATCH_SECONDS.into()) + GRACE;
         loop {
@@ -209,47 +274,56 @@ impl Source {
             }
             _ => {}
         }
-        let Some(object) = decode::<K>(event.object, &self.path).map(Arc::new) else {
+        let Some(object) = self.decode::<K>(event.object).map(Arc::new) else {
             return Ok(());
         };
         let seen = object.meta().resource_version.clone().unwrap_or_default();
         match event.r#type {
-            "ADDED" | "MODIFIED" => informer.shared.cache.write().upsert(object),
-            "DELETED" => {
-                let (namespace, name) = key(&*object);
-                informer
-                    .shared
-                    .cache
-                    .write()
-                    .remove(&namespace, &name, Some(object));
-            }
+            "ADDED" | "MODIFIED" => informer.store(object),
+            "DELETED" => informer.forget(object),
             other => warn!(path = self.path, r#type = other, "unknown watch event"),
         }
         informer.advance(&seen);
         *version = seen;
         Ok(())
     }
+
+    /// What the server stores can be read; the bytes of a server that answers something else are left
+    /// out with an error, for they must not hide all others.
+    fn decode<K: Object>(&self, raw: &RawValue) -> Option<K> {
+        match lenient::from_str::<K>(raw.get()) {
+            Ok(mut object) => {
+                object.meta_mut().managed_fields = None;
+                Some(object)
+            }
+            Err(error) => {
+                error!(path = self.path, %error, "an object cannot be decoded and is left out");
+                None
+            }
+        }
+    }
 }
 
-/// Lists and watches for ever; whoever spawned this drops it.
-pub(super) async fn run<K: Object>(source: Source, informer: Informer<K>) {
+/// Lists and watches until it is dropped.
+pub(super) async fn run<K: Object>(source: Source, informer: Informer<K>, reporter: Reporter) {
     let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(10));
     loop {
         let mut version = match source.list::<K>().await {
             Ok((objects, version)) => {
-                informer.shared.cache.write().replace(objects);
+                informer.replace(objects);
                 informer.advance(&version);
                 debug!(path = source.path, version, "listed");
                 informer.shared.synced.send_replace(true);
+                reporter.succeeded();
                 version
             }
             Err(error) => {
-                debug!(path = source.path, %error, "cannot list");
+                reporter.failed("list", &error, informer.has_synced());
                 tokio::time::sleep(backoff.step()).await;
                 continue;
             }
         };
-        watch_until_expired(&source, &informer, &mut version, &mut backoff).await;
+        watch_until_expired(&source, &informer, &mut version, &mut backoff, &reporter).await;
     }
 }
 
@@ -258,10 +332,11 @@ async fn watch_until_expired<K: Object>(
     informer: &Informer<K>,
     version: &mut String,
     backoff: &mut Backoff,
+    reporter: &Reporter,
 ) {
     loop {
         let before = version.clone();
-        let outcome = source.watch(informer, version).await;
+        let outcome = source.watch(informer, version, reporter).await;
         // Progress was made, or the watch lasted its time: the server is well.
         if *version != before || matches!(outcome, Ok(())) {
             backoff.reset();
@@ -273,7 +348,7 @@ async fn watch_until_expired<K: Object>(
                 tokio::time::sleep(backoff.step()).await;
                 return;
             }
-            Err(error) => debug!(path = source.path, %error, "watch broke"),
+            Err(error) => reporter.failed("watch", &error, true),
         }
         tokio::time::sleep(backoff.step()).await;
     }
@@ -284,20 +359,6 @@ fn refusal(code: u16, status: Status) -> Failure {
         return Failure::Expired(status.message);
     }
     Failure::Refused(code, status.message)
-}
-
-/// An object that cannot be decoded is left out: it must not hide all others.
-fn decode<K: Object + DeserializeOwned>(raw: &RawValue, path: &str) -> Option<K> {
-    match serde_json::from_str::<K>(raw.get()) {
-        Ok(mut object) => {
-            object.meta_mut().managed_fields = None;
-            Some(object)
-        }
-        Err(error) => {
-            warn!(path, %error, "object left out: it cannot be decoded");
-            None
-        }
-    }
 }
 
 fn escape(value: &str, out: &mut String) {
@@ -320,8 +381,6 @@ mod tests {
     use http_body_util::{Full, StreamBody, combinators::UnsyncBoxBody};
     use hyper::body::{Bytes, Frame};
     use k8s_openapi::api::core::v1::ConfigMap;
-    use lifecycle::Context;
-    use parking_lot::Mutex;
     use tokio_util::sync::CancellationToken;
 
     use super::*;
@@ -469,6 +528,49 @@ mod tests {
         versions(&informer, &["8"]).await;
         let asked = asked.lock();
         assert!(asked[3].starts_with("/api/v1/namespaces/default/configmaps?limit=500"));
+        stop.cancel();
+    }
+
+    #[tokio::test]
+    async fn a_refused_list_is_a_problem_of_the_service_until_it_is_allowed() {
+        let forbidden = r#"{"code":403,"reason":"Forbidden","message":"no such right"}"#;
+        let (client, _asked) = server(vec![
+            json(403, forbidden.to_owned()),
+            json(403, forbidden.to_owned()),
+            list(5, &[object("a", 1)]),
+        ]);
+        let stop = CancellationToken::new();
+        let context = Context::standalone("test", stop.clone());
+        let informer = Informer::<ConfigMap>::builder(client).start(&context);
+        let mut problems = context.problems();
+        let refused = problems.wait_for(|problems| !problems.is_empty());
+        let refused = tokio::time::timeout(Duration::from_secs(10), refused).await;
+        let refused = refused.expect("nothing was reported").unwrap().clone();
+        let text = "cannot list /api/v1/configmaps: 403: no such right";
+        assert_eq!(refused.values().collect::<Vec<_>>(), [text]);
+        tokio::time::timeout(Duration::from_secs(10), informer.synced())
+            .await
+            .expect("never listed");
+        let cleared = problems.wait_for(|problems| problems.is_empty());
+        tokio::time::timeout(Duration::from_secs(10), cleared)
+            .await
+            .expect("the problem stayed")
+            .unwrap();
+        stop.cancel();
+    }
+
+    #[tokio::test]
+    async fn a_service_whose_condition_has_no_time_is_read() {
+        let condition = r#"{"type":"Ready","status":"True","lastTransitionTime":null}"#;
+        let meta = r#""metadata":{"name":"a","namespace":"default","resourceVersion":"1"}"#;
+        let service = format!(r#"{{{meta},"status":{{"conditions":[{condition}]}}}}"#);
+        let (client, _asked) = server(vec![list(5, &[service])]);
+        let stop = CancellationToken::new();
+        let context = Context::standalone("test", stop.clone());
+        let informer =
+            Informer::<k8s_openapi::api::core::v1::Service>::builder(client).start(&context);
+        informer.synced().await;
+        assert!(informer.get("default", "a").is_some());
         stop.cancel();
     }
 }
