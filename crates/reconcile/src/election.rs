@@ -1,8 +1,12 @@
-//! Leader election by a Lease: of several that could run, one does. Pure decisions here; the holder
-//! renews, the others wait until the lease has not changed for its duration by their own clock, so
-//! that clocks of different machines need not agree.
+//! Leader election by a Lease: of several that could do a piece of work, one does.
+//!
+//! The holder renews; the others wait until the lease has not changed for its duration by their own
+//! clock, so that clocks of different machines need not agree. A holder that cannot renew gives up at
+//! the renew deadline, which is before others may begin, and a client that is bound to its
+//! [`Leadership`] writes nothing from then on. A holder that stops cleanly ends its work first and then
+//! releases the lease, so that the next one begins at once.
 
-use std::time::Duration;
+use std::{future::Future, pin::pin, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -13,9 +17,11 @@ use kube::{
     Api,
     api::{ObjectMeta, PostParams},
 };
+use parking_lot::Mutex;
 use stdx::Clock;
 use tokio::time::Instant;
-use tracing::{debug, info};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
 
 /// How long a lease is believed, and how the holder renews it.
 #[derive(Debug, Clone)]
@@ -24,19 +30,140 @@ pub struct Config {
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// Who we are.
+    /// This candidate; every process has another one.
     pub identity: String,
     /// Others may take over when nothing changed for this long.
     pub duration: Duration,
+    /// The holder gives up when it could not renew for this long; less than `duration`.
+    pub renew_deadline: Duration,
     /// How often the holder renews and the others look.
     pub retry: Duration,
 }
 
+impl Config {
+    /// Kubernetes' own timings for its components.
+    pub fn new(namespace: &str, name: &str, identity: &str) -> Self {
+        Self {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            identity: identity.to_owned(),
+            duration: Duration::from_secs(15),
+            renew_deadline: Duration::from_secs(10),
+            retry: Duration::from_secs(2),
+        }
+    }
+}
+
+/// Proof of leading, for as long as it lasts. Cloning shares it.
+#[derive(Clone)]
+pub struct Leadership {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    over: CancellationToken,
+    /// How often the lease had changed hands when this term began: later terms have higher numbers.
+    term: i32,
+    /// Guards until when the lease counts, as far as its last renewal says.
+    until: Mutex<Instant>,
+}
+
+impl Leadership {
+    /// Whether this candidate leads now. Always false after the renew deadline has passed.
+    pub fn holds(&self) -> bool {
+        !self.shared.over.is_cancelled() && Instant::now() < *self.shared.until.lock()
+    }
+
+    /// Resolves when leading is over or shall end: the work ends.
+    pub async fn over(&self) {
+        self.shared.over.cancelled().await;
+    }
+
+    /// The number of this term; each later holder's is higher.
+    pub fn term(&self) -> i32 {
+        self.shared.term
+    }
+
+    /// A client whose writes are refused once leading is over.
+    pub fn client(&self, client: &kube::Client) -> kube::Client {
+        let leadership = self.clone();
+        client::fenced(client, move || leadership.holds())
+    }
+
+    fn renewed(&self, begun: Instant, config: &Config) {
+        *self.shared.until.lock() = begun + config.renew_deadline;
+    }
+}
+
+/// Why [`lead`] came back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// It was asked to stop; the lease is released if it was held.
+    Stopped,
+    /// The lease could not be renewed in time, or another holder has it.
+    Lost,
+    /// The work came to its end; the lease is released.
+    Finished,
+}
+
+/// Waits until this candidate leads, and does `work` until that is over. On `stop` the work hears it
+/// by [`Leadership::over`], has as long as the lease lasts to end, and the lease is released. When the
+/// lease is lost the work is dropped at once.
+pub async fn lead<W: Future<Output = ()>>(
+    client: &kube::Client,
+    config: &Config,
+    clock: &dyn Clock,
+    stop: &CancellationToken,
+    work: impl FnOnce(Leadership) -> W,
+) -> Ended {
+    let mut election = Election::new(client, config, clock);
+    let leadership = tokio::select! {
+        biased;
+        () = stop.cancelled() => return Ended::Stopped,
+        leadership = election.acquire() => leadership,
+    };
+    info!(
+        lease = config.name,
+        identity = config.identity,
+        term = leadership.term(),
+        "leading"
+    );
+    let over = leadership.shared.over.clone();
+    // Whatever way this ends, also when it is dropped, the proof is void.
+    let _void = over.clone().drop_guard();
+    let ended = {
+        let mut work = pin!(work(leadership.clone()));
+        let mut renewing = pin!(election.renew(&leadership));
+        tokio::select! {
+            biased;
+            () = &mut renewing => Ended::Lost,
+            () = &mut work => Ended::Finished,
+            () = stop.cancelled() => {
+                over.cancel();
+                tokio::select! {
+                    () = &mut work => Ended::Stopped,
+                    () = &mut renewing => Ended::Lost,
+                }
+            }
+        }
+    };
+    over.cancel();
+    match ended {
+        Ended::Lost => warn!(
+            lease = config.name,
+            identity = config.identity,
+            "leadership lost"
+        ),
+        Ended::Stopped | Ended::Finished => election.release().await,
+    }
+    ended
+}
+
 /// What an observer knows: the lease as last seen changing, and when that was by its own clock.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 struct Observation {
-    version: Option<String>,
-    at: Option<Instant>,
+    spec: Option<LeaseSpec>,
+    at: Instant,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -48,100 +175,159 @@ enum Step {
 }
 
 fn decide(lease: Option<&Lease>, identity: &str, unchanged_for: Duration) -> Step {
-    let Some(spec) = lease.and_then(|lease| lease.spec.as_ref()) else {
-        return if lease.is_some() {
-            Step::TakeOver
-        } else {
-            Step::Create
-        };
+    let Some(lease) = lease else {
+        return Step::Create;
+    };
+    let Some(spec) = &lease.spec else {
+        return Step::TakeOver;
     };
     let holder = spec.holder_identity.as_deref().unwrap_or("");
     let seconds = spec.lease_duration_seconds.unwrap_or(0).max(0);
+    let duration = Duration::from_secs(seconds.unsigned_abs().into());
     if holder == identity {
         Step::Renew
-    } else if holder.is_empty()
-        || unchanged_for >= Duration::from_secs(seconds.unsigned_abs().into())
-    {
+    } else if holder.is_empty() || unchanged_for >= duration {
         Step::TakeOver
     } else {
         Step::Wait
     }
 }
 
-/// Waits until this identity holds the lease.
-pub async fn acquire(client: &kube::Client, config: &Config, clock: &dyn Clock) {
-    let mut seen = Observation::default();
-    loop {
-        match attempt(client, config, clock.now(), &mut seen).await {
-            Ok(true) => {
-                info!(lease = config.name, identity = config.identity, "leading");
+struct Election<'a> {
+    api: Api<Lease>,
+    config: &'a Config,
+    clock: &'a dyn Clock,
+    seen: Option<Observation>,
+}
+
+impl<'a> Election<'a> {
+    fn new(client: &kube::Client, config: &'a Config, clock: &'a dyn Clock) -> Self {
+        Self {
+            api: Api::namespaced(client.clone(), &config.namespace),
+            config,
+            clock,
+            seen: None,
+        }
+    }
+
+    async fn acquire(&mut self) -> Leadership {
+        loop {
+            let begun = Instant::now();
+            match self.attempt().await {
+                Ok(Some(lease)) => {
+                    let spec = lease.spec.unwrap_or_default();
+                    let shared = Shared {
+                        over: CancellationToken::new(),
+                        term: spec.lease_transitions.unwrap_or(0),
+                        until: Mutex::new(begun + self.config.renew_deadline),
+                    };
+                    return Leadership {
+                        shared: Arc::new(shared),
+                    };
+                }
+                Ok(None) => {}
+                Err(error) => debug!(lease = self.config.name, %error, "cannot look at the lease"),
+            }
+            tokio::time::sleep(jittered(self.config.retry)).await;
+        }
+    }
+
+    /// Renews until that has failed for the renew deadline, or another holder has the lease.
+    async fn renew(&mut self, leadership: &Leadership) {
+        loop {
+            let until = *leadership.shared.until.lock();
+            let next = Instant::now() + self.config.retry;
+            tokio::time::sleep_until(next.min(until)).await;
+            let begun = Instant::now();
+            if begun >= until {
                 return;
             }
-            Ok(false) => {}
-            Err(error) => debug!(lease = config.name, %error, "cannot look at the lease"),
-        }
-        tokio::time::sleep(config.retry).await;
-    }
-}
-
-/// Renews until that has failed for longer than others believe the lease; then leading is over.
-pub async fn hold(client: &kube::Client, config: &Config, clock: &dyn Clock) {
-    let mut seen = Observation::default();
-    let mut renewed = Instant::now();
-    // Stop two retries before the others may begin.
-    let patience = config.duration.saturating_sub(config.retry * 2);
-    while renewed.elapsed() < patience {
-        tokio::time::sleep(config.retry).await;
-        let attempt = attempt(client, config, clock.now(), &mut seen);
-        match tokio::time::timeout(config.retry * 2, attempt).await {
-            Ok(Ok(true)) => renewed = Instant::now(),
-            Ok(Ok(false)) => return,
-            Ok(Err(error)) => debug!(lease = config.name, %error, "cannot renew"),
-            Err(_) => debug!(lease = config.name, "renewing takes too long"),
+            match tokio::time::timeout_at(until, self.attempt()).await {
+                Ok(Ok(Some(_))) => leadership.renewed(begun, self.config),
+                // Another holder has it, or it was written meanwhile: look again.
+                Ok(Ok(None)) if self.is_held_by_another() => return,
+                Ok(Ok(None)) => {}
+                Ok(Err(error)) => debug!(lease = self.config.name, %error, "cannot renew"),
+                Err(_) => return,
+            }
         }
     }
-}
 
-async fn attempt(
-    client: &kube::Client,
-    config: &Config,
-    now: Timestamp,
-    seen: &mut Observation,
-) -> Result<bool, kube::Error> {
-    let api: Api<Lease> = Api::namespaced(client.clone(), &config.namespace);
-    let lease = api.get_opt(&config.name).await?;
-    let version = lease
-        .as_ref()
-        .and_then(|lease| lease.metadata.resource_version.clone());
-    if seen.at.is_none() || seen.version != version {
-        *seen = Observation {
-            version,
-            at: Some(Instant::now()),
+    fn is_held_by_another(&self) -> bool {
+        let seen = self.seen.as_ref().and_then(|seen| seen.spec.as_ref());
+        let holder = seen.and_then(|spec| spec.holder_identity.as_deref());
+        holder.is_some_and(|holder| !holder.is_empty() && holder != self.config.identity)
+    }
+
+    /// The lease as it was written when this candidate holds it now.
+    async fn attempt(&mut self) -> Result<Option<Lease>, kube::Error> {
+        let lease = self.api.get_opt(&self.config.name).await?;
+        let spec = lease.as_ref().and_then(|lease| lease.spec.clone());
+        let known = self.seen.take().filter(|seen| seen.spec == spec);
+        let seen = known.unwrap_or_else(|| Observation {
+            spec,
+            at: Instant::now(),
+        });
+        let unchanged = seen.at.elapsed();
+        self.seen = Some(seen);
+        let now = self.clock.now();
+        let params = PostParams::default();
+        let written = match decide(lease.as_ref(), &self.config.identity, unchanged) {
+            Step::Wait => return Ok(None),
+            Step::Create => {
+                self.api
+                    .create(&params, &held(None, self.config, now))
+                    .await
+            }
+            Step::Renew | Step::TakeOver => {
+                let lease = held(lease, self.config, now);
+                self.api.replace(&self.config.name, &params, &lease).await
+            }
         };
+        match written {
+            Ok(lease) => Ok(Some(lease)),
+            // Another candidate was quicker.
+            Err(kube::Error::Api(status)) if status.code == 409 => Ok(None),
+            Err(error) => Err(error),
+        }
     }
-    let unchanged = seen.at.map(|at| at.elapsed()).unwrap_or_default();
-    let written = match decide(lease.as_ref(), &config.identity, unchanged) {
-        Step::Wait => return Ok(false),
-        Step::Create => {
-            api.create(&PostParams::default(), &next(None, config, now))
-                .await
+
+    /// Gives the lease away, if it is still held.
+    async fn release(&self) {
+        let released = async {
+            let Some(lease) = self.api.get_opt(&self.config.name).await? else {
+                return Ok(());
+            };
+            let spec = lease.spec.as_ref();
+            let holder = spec.and_then(|spec| spec.holder_identity.as_deref());
+            if holder != Some(&self.config.identity) {
+                return Ok(());
+            }
+            let lease = released(lease, self.clock.now());
+            let params = PostParams::default();
+            self.api.replace(&self.config.name, &params, &lease).await?;
+            info!(
+                lease = self.config.name,
+                identity = self.config.identity,
+                "released"
+            );
+            Ok::<_, kube::Error>(())
+        };
+        match tokio::time::timeout(self.config.retry, released).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => warn!(lease = self.config.name, %error, "cannot release the lease"),
+            Err(_) => warn!(lease = self.config.name, "cannot release the lease in time"),
         }
-        Step::Renew | Step::TakeOver => {
-            let lease = next(lease, config, now);
-            api.replace(&config.name, &PostParams::default(), &lease)
-                .await
-        }
-    };
-    match written {
-        Ok(_) => Ok(true),
-        // Somebody else was quicker.
-        Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
-        Err(error) => Err(error),
     }
 }
 
-/// The lease as we want to write it; its version makes sure that nobody wrote in between.
-fn next(lease: Option<Lease>, config: &Config, now: Timestamp) -> Lease {
+/// Up to a fifth more, so that candidates do not look all at once.
+fn jittered(retry: Duration) -> Duration {
+    retry.mul_f64(1.0 + rand::random::<f64>() * 0.2)
+}
+
+/// The lease as its holder writes it; its version makes sure that it has not changed meanwhile.
+fn held(lease: Option<Lease>, config: &Config, now: Timestamp) -> Lease {
     let metadata = match &lease {
         Some(lease) => lease.metadata.clone(),
         None => ObjectMeta {
@@ -164,8 +350,33 @@ fn next(lease: Option<Lease>, config: &Config, now: Timestamp) -> Lease {
     }
 }
 
+/// The lease without a holder; how often it changed hands stays.
+fn released(lease: Lease, now: Timestamp) -> Lease {
+    let transitions = lease.spec.and_then(|spec| spec.lease_transitions);
+    let spec = LeaseSpec {
+        holder_identity: Some(String::new()),
+        lease_duration_seconds: Some(1),
+        lease_transitions: transitions,
+        renew_time: Some(MicroTime(now)),
+        acquire_time: Some(MicroTime(now)),
+        ..Default::default()
+    };
+    Lease {
+        metadata: lease.metadata,
+        spec: Some(spec),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
+    use http::{Method, Request, Response};
+    use kube::client::Body;
+    use serde_json::{Value, json};
+    use stdx::SystemClock;
+    use tokio::sync::mpsc;
+
     use super::*;
 
     fn lease(holder: &str) -> Lease {
@@ -188,5 +399,171 @@ mod tests {
         assert_eq!(decide(Some(&lease("")), "me", young), Step::TakeOver);
         assert_eq!(decide(Some(&lease("other")), "me", young), Step::Wait);
         assert_eq!(decide(Some(&lease("other")), "me", old), Step::TakeOver);
+    }
+
+    /// One Lease with versions, behind clients that can be cut off.
+    #[derive(Clone, Default)]
+    struct Server {
+        lease: Arc<Mutex<Option<(u64, Value)>>>,
+    }
+
+    impl Server {
+        fn client(&self) -> (kube::Client, CancellationToken) {
+            let (server, cut) = (self.clone(), CancellationToken::new());
+            let is_cut = cut.clone();
+            let service = tower::service_fn(move |request: Request<Body>| {
+                let (server, is_cut) = (server.clone(), is_cut.clone());
+                async move {
+                    if is_cut.is_cancelled() {
+                        std::future::pending::<()>().await;
+                    }
+                    let (parts, body) = request.into_parts();
+                    let bytes = body.collect_bytes().await.unwrap();
+                    let (code, answer) = server.answer(&parts.method, &bytes);
+                    let body = Body::from(answer.to_string().into_bytes());
+                    let response = Response::builder().status(code).body(body);
+                    Ok::<_, Infallible>(response.unwrap())
+                }
+            });
+            (client::in_process(service), cut)
+        }
+
+        fn answer(&self, method: &Method, body: &[u8]) -> (u16, Value) {
+            let status = |code: u16, reason: &str| {
+                let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {},
+                    "status": "Failure", "code": code, "message": "", "reason": reason});
+                (code, status)
+            };
+            let mut stored = self.lease.lock();
+            if method == Method::GET {
+                let found = stored.as_ref().map(|(_, lease)| (200, lease.clone()));
+                return found.unwrap_or_else(|| status(404, "NotFound"));
+            }
+            let mut sent: Value = serde_json::from_slice(body).unwrap();
+            let known = stored.as_ref().map(|(version, _)| version.to_string());
+            let expected = sent["metadata"]["resourceVersion"].as_str();
+            if known.as_deref() != expected {
+                return status(409, "Conflict");
+            }
+            let version = stored.as_ref().map_or(1, |(version, _)| version + 1);
+            sent["metadata"]["resourceVersion"] = json!(version.to_string());
+            *stored = Some((version, sent.clone()));
+            (200, sent)
+        }
+
+        fn holder(&self) -> String {
+            let lease = self.lease.lock();
+            let (_, lease) = lease.as_ref().unwrap();
+            lease["spec"]["holderIdentity"].as_str().unwrap().to_owned()
+        }
+    }
+
+    struct Candidate {
+        stop: CancellationToken,
+        cut: CancellationToken,
+        ended: tokio::task::JoinHandle<Ended>,
+        leading: mpsc::UnboundedReceiver<(Leadership, kube::Client)>,
+    }
+
+    /// A lease that others would have to wait for an hour.
+    const LONG: (Duration, Duration) = (Duration::from_secs(3600), Duration::from_secs(1800));
+    const SHORT: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(1));
+
+    fn candidate(server: &Server, identity: &str, times: (Duration, Duration)) -> Candidate {
+        let (client, cut) = server.client();
+        let config = Config {
+            duration: times.0,
+            renew_deadline: times.1,
+            retry: Duration::from_millis(20),
+            ..Config::new("kube-system", "test", identity)
+        };
+        let stop = CancellationToken::new();
+        let (sender, leading) = mpsc::unbounded_channel();
+        let stopped = stop.clone();
+        let ended = tokio::spawn(async move {
+            let fenced = client.clone();
+            lead(
+                &client,
+                &config,
+                &SystemClock,
+                &stopped,
+                |leadership| async move {
+                    let fenced = leadership.client(&fenced);
+                    sender.send((leadership.clone(), fenced)).unwrap();
+                    leadership.over().await;
+                },
+            )
+            .await
+        });
+        Candidate {
+            stop,
+            cut,
+            ended,
+            leading,
+        }
+    }
+
+    async fn next_leader(candidate: &mut Candidate) -> (Leadership, kube::Client) {
+        let leading = candidate.leading.recv();
+        let leading = tokio::time::timeout(Duration::from_secs(30), leading).await;
+        leading.expect("nobody leads").unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_clean_stop_hands_over_at_once() {
+        let server = Server::default();
+        let mut first = candidate(&server, "first", LONG);
+        let (leading, _) = next_leader(&mut first).await;
+        assert_eq!((leading.term(), leading.holds()), (0, true));
+        let mut second = candidate(&server, "second", LONG);
+        let renewed = server.lease.lock().as_ref().unwrap().0 + 3;
+        while server.lease.lock().as_ref().unwrap().0 < renewed {
+            tokio::task::yield_now().await;
+        }
+        assert!(second.leading.try_recv().is_err(), "two leaders");
+        first.stop.cancel();
+        assert_eq!(first.ended.await.unwrap(), Ended::Stopped);
+        assert!(!leading.holds());
+        let (next, _) = next_leader(&mut second).await;
+        assert_eq!((next.term(), next.holds()), (1, true));
+        assert_eq!(server.holder(), "second");
+    }
+
+    #[tokio::test]
+    async fn a_holder_that_is_cut_off_gives_up_before_another_may_begin() {
+        let server = Server::default();
+        let mut first = candidate(&server, "first", SHORT);
+        let (leading, _) = next_leader(&mut first).await;
+        let mut second = candidate(&server, "second", SHORT);
+        first.cut.cancel();
+        let (next, _) = next_leader(&mut second).await;
+        assert!(!leading.holds(), "two leaders");
+        assert!(next.term() > leading.term());
+        assert_eq!(first.ended.await.unwrap(), Ended::Lost);
+        second.stop.cancel();
+        assert_eq!(second.ended.await.unwrap(), Ended::Stopped);
+        assert_eq!(server.holder(), "");
+    }
+
+    #[tokio::test]
+    async fn a_fenced_client_writes_only_while_it_leads() {
+        let server = Server::default();
+        let mut first = candidate(&server, "first", LONG);
+        let (_leading, fenced) = next_leader(&mut first).await;
+        let api: Api<Lease> = Api::namespaced(fenced, "kube-system");
+        let read = api.get("test").await.unwrap();
+        let params = PostParams::default();
+        let written = api.replace("test", &params, &read).await;
+        // The renewal may have been quicker; either way the write reached the server.
+        assert!(matches!(written, Ok(_) | Err(kube::Error::Api(_))));
+        first.stop.cancel();
+        first.ended.await.unwrap();
+        let read = api.get("test").await.expect("reading is allowed");
+        let refused = api.replace("test", &params, &read).await;
+        assert!(
+            matches!(refused, Err(kube::Error::Service(_))),
+            "{refused:?}"
+        );
+        assert_eq!(server.holder(), "");
     }
 }

@@ -1,7 +1,9 @@
-//! What every controller is made of: a queue of keys that never gives one key to two workers, a
-//! runner, an event recorder, writes that wait until the writer's own cache shows them, and label
-//! selectors over typed objects.
+//! What every controller is made of: a builder that starts it, a queue of keys that never gives one
+//! key to two workers, an event recorder, writes that wait until the writer's own cache shows them,
+//! conditions, and label selectors over typed objects.
 
+pub mod builder;
+pub mod condition;
 pub mod election;
 pub mod placement;
 pub mod queue;
@@ -10,9 +12,11 @@ pub mod runner;
 pub mod selector;
 pub mod writer;
 
+pub use builder::{Builder, Starting, Startup, controller_of};
+pub use condition::StatusPatch;
 pub use queue::Queue;
 pub use recorder::{Kind, Recorder};
-pub use runner::{Action, Controller, Key, follow, run};
+pub use runner::{Action, Controller, Key, follow};
 pub use selector::Selector;
 pub use writer::Writer;
 

@@ -1,6 +1,6 @@
-//! Runs controllers: events become keys, keys are given to workers, failures come back with
+//! What a worker of a controller does: take a key, reconcile it, put it back after a failure with
 //! backoff. A reconciliation reads caches, decides, and writes; it never assumes that it is the
-//! first, and it may be repeated at any time.
+//! first, and it may be repeated at any time. [`crate::Builder`] starts controllers.
 
 use std::{fmt, future::Future, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use kube::Resource;
 use lifecycle::Context;
 use tracing::{Instrument, debug, info_span, warn};
 
-use crate::{Error, Queue};
+use crate::{Error, Queue, builder::Cache};
 
 /// Namespace (empty for cluster-scoped objects) and name of an object.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -67,27 +67,23 @@ pub trait Controller: Send + Sync + 'static {
     fn reconcile(&self, key: &Key) -> impl Future<Output = Result<Action, Error>> + Send;
 }
 
-/// Gives keys to `workers` workers for as long as the context's run lasts.
-pub fn run<C: Controller>(
-    context: &Context,
-    controller: Arc<C>,
-    queue: Queue<Key>,
-    workers: usize,
-) {
-    for _ in 0..workers {
-        let (controller, queue) = (controller.clone(), queue.clone());
-        context.spawn(controller.name(), async move {
-            loop {
-                work(&*controller, &queue).await;
-            }
-        });
-    }
-}
+/// How long a key waits when a cache does not show an earlier write yet.
+const BEHIND: Duration = Duration::from_secs(1);
 
-/// One key, from the queue and back. A panic counts as a failure of this key and of no other.
-async fn work<C: Controller>(controller: &C, queue: &Queue<Key>) {
+/// One key, from the queue and back. A panic counts as a failure of this key and of no other. While
+/// one of `caches` is known to be too old, nothing is decided: the key waits.
+pub(crate) async fn work<C: Controller>(
+    controller: &C,
+    queue: &Queue<Key>,
+    caches: &[Arc<dyn Cache>],
+) {
     let held = queue.next().await;
     let key = held.key();
+    if caches.iter().any(|cache| cache.is_behind()) {
+        debug!(controller = controller.name(), %key, "a cache is behind");
+        queue.add_after(key.clone(), BEHIND);
+        return;
+    }
     let span = info_span!("reconcile", controller = controller.name(), %key);
     let reconciled = AssertUnwindSafe(controller.reconcile(key).instrument(span)).catch_unwind();
     match reconciled
@@ -102,7 +98,7 @@ async fn work<C: Controller>(controller: &C, queue: &Queue<Key>) {
         }
         Err(error) => {
             if error.is_conflict() || error.is_not_found() || error.is_namespace_terminating() {
-                debug!(controller = controller.name(), %key, %error, "again");
+                debug!(controller = controller.name(), %key, %error, "will be tried again");
             } else {
                 warn!(controller = controller.name(), %key, %error, "failed, will be tried again");
             }
@@ -111,7 +107,8 @@ async fn work<C: Controller>(controller: &C, queue: &Queue<Key>) {
     }
 }
 
-/// Adds the keys that an informer's events concern, for as long as the context's run lasts.
+/// Adds the keys that an informer's events concern, for as long as the context's run lasts. For kinds
+/// that are known only at run time; [`crate::Builder`] does it for all others.
 pub fn follow<K, F>(context: &Context, informer: &Informer<K>, queue: &Queue<Key>, keys: F)
 where
     K: Object,

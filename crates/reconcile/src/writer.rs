@@ -1,6 +1,7 @@
 //! Writes that come back only when the writer's own cache shows them. A controller that reads its
 //! own writes needs no ledger of what it expects to see: its next look is never older than its last
-//! act.
+//! act. A cache that stays behind for longer than the patience is marked as such, and no controller
+//! that reads it reconciles anything until it has caught up.
 
 use std::{fmt::Debug, time::Duration};
 
@@ -14,10 +15,9 @@ use serde::Serialize;
 use serde_json::Value;
 use tracing::warn;
 
-use crate::Error;
+use crate::{Error, StatusPatch};
 
-/// A cache that stays behind this long is given up on: the next look may be old, and then the API
-/// server's own checks (versions, uids, names) are what protects.
+/// How long a write waits for its cache.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Writes objects of one kind as one identity.
@@ -68,7 +68,7 @@ where
         Ok(self.shown(created).await)
     }
 
-    /// Replaces an object, if nobody has written since it was read.
+    /// Replaces an object, if it has not changed since it was read.
     pub async fn update(&self, namespace: &str, object: &K) -> Result<K, Error>
     where
         K: Resource<Scope = NamespaceResourceScope>,
@@ -81,7 +81,7 @@ where
         Ok(self.shown(updated).await)
     }
 
-    /// Replaces an object's status, if nobody has written since it was read.
+    /// Replaces an object's status, if it has not changed since it was read.
     pub async fn update_status(&self, namespace: &str, object: &K) -> Result<K, Error>
     where
         K: Resource<Scope = NamespaceResourceScope>,
@@ -123,15 +123,15 @@ where
         Ok(self.shown(patched).await)
     }
 
-    /// Merges `patch` into an object's status.
-    pub async fn patch_status(&self, namespace: &str, name: &str, patch: &Value) -> Result<K, Error>
+    /// Changes conditions and fields of an object's status.
+    pub async fn patch_status(&self, object: &K, patch: &StatusPatch) -> Result<K, Error>
     where
         K: Resource<Scope = NamespaceResourceScope>,
     {
-        let api = self.api(namespace);
-        let patched = api
-            .patch_status(name, &PatchParams::default(), &Patch::Merge(patch))
-            .await?;
+        let meta = object.meta();
+        let api = self.api(meta.namespace.as_deref().unwrap_or_default());
+        let name = meta.name.as_deref().unwrap_or_default();
+        let patched = patch.send(&api, name).await?;
         Ok(self.shown(patched).await)
     }
 
@@ -166,20 +166,24 @@ where
             Err(kube::Error::Api(status)) if status.code == 409 => {}
             Err(error) => return Err(error.into()),
         }
-        self.within_patience(self.informer.leaving(&namespace, &name, &uid))
+        let shown = self
+            .informer
+            .left_within(&namespace, &name, &uid, PATIENCE)
             .await;
+        self.warn_unless(shown);
         Ok(())
     }
 
     async fn shown(&self, object: K) -> K {
         let version = object.meta().resource_version.clone().unwrap_or_default();
-        self.within_patience(self.informer.reached(&version)).await;
+        let shown = self.informer.reached_within(&version, PATIENCE).await;
+        self.warn_unless(shown);
         object
     }
 
-    async fn within_patience(&self, shown: impl Future<Output = ()>) {
-        if tokio::time::timeout(PATIENCE, shown).await.is_err() {
-            warn!(kind = %K::kind(&()), "the cache does not show a write yet");
+    fn warn_unless(&self, shown: bool) {
+        if !shown {
+            warn!(kind = %K::kind(&()), "the cache does not show a write; its controllers wait");
         }
     }
 }

@@ -1,0 +1,347 @@
+//! The one way to start a controller: say what it watches, what it owns, what else it reads and how
+//! many workers it has. No event is followed and no worker runs before every cache it reads has
+//! synced, and the controller counts as started from then on.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use client::{Event, Informer, informer::Object};
+use futures::future::BoxFuture;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::Resource;
+use lifecycle::Context;
+use tokio::sync::watch;
+
+use crate::{
+    Controller, Key, Queue,
+    runner::{self, follow},
+};
+
+/// A cache that a controller reads, whatever its kind.
+pub trait Cache: Send + Sync + 'static {
+    /// Resolves when the first list is here.
+    fn synced(&self) -> BoxFuture<'_, ()>;
+
+    /// Whether it is known to be too old to act on.
+    fn is_behind(&self) -> bool;
+}
+
+impl<K: Object> Cache for Informer<K> {
+    fn synced(&self) -> BoxFuture<'_, ()> {
+        Box::pin(Informer::synced(self))
+    }
+
+    fn is_behind(&self) -> bool {
+        Informer::is_behind(self)
+    }
+}
+
+/// Which of the controllers that were started wait for their caches still. Cloning shares it.
+#[derive(Clone, Default)]
+pub struct Startup {
+    waiting: watch::Sender<BTreeSet<&'static str>>,
+}
+
+/// A controller that waits for its caches; dropping it says that it works now.
+pub struct Starting {
+    startup: Startup,
+    name: &'static str,
+}
+
+impl Startup {
+    /// The controller of this name starts.
+    pub fn begin(&self, name: &'static str) -> Starting {
+        self.waiting.send_modify(|waiting| {
+            waiting.insert(name);
+        });
+        Starting {
+            startup: self.clone(),
+            name,
+        }
+    }
+
+    /// Resolves when every controller that was started works.
+    pub async fn finished(&self) {
+        let mut waiting = self.waiting.subscribe();
+        // The sender is borrowed: the channel cannot close.
+        let _ = waiting.wait_for(BTreeSet::is_empty).await;
+    }
+}
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        self.startup.waiting.send_modify(|waiting| {
+            waiting.remove(self.name);
+        });
+    }
+}
+
+type Follow = Box<dyn FnOnce(&Context, &Queue<Key>) + Send>;
+
+/// Says what a controller is made of; [`Builder::start`] begins its work.
+#[must_use = "nothing runs before start"]
+pub struct Builder<C> {
+    context: Context,
+    startup: Startup,
+    controller: Arc<C>,
+    queue: Queue<Key>,
+    workers: usize,
+    caches: Vec<Arc<dyn Cache>>,
+    follows: Vec<Follow>,
+}
+
+impl<C: Controller> Builder<C> {
+    /// A controller with one worker that watches nothing yet.
+    pub fn new(context: &Context, startup: &Startup, controller: Arc<C>) -> Self {
+        Self {
+            context: context.clone(),
+            startup: startup.clone(),
+            controller,
+            queue: Queue::default(),
+            workers: 1,
+            caches: Vec::new(),
+            follows: Vec::new(),
+        }
+    }
+
+    /// Objects that are reconciled under their own key.
+    pub fn watches<K: Object>(self, informer: &Informer<K>) -> Self {
+        self.watches_with(informer, |event| vec![Key::of(&**event.object())])
+    }
+
+    /// Objects whose changes concern the keys that `keys` says.
+    pub fn watches_with<K: Object>(
+        mut self,
+        informer: &Informer<K>,
+        keys: impl Fn(&Event<K>) -> Vec<Key> + Send + Sync + 'static,
+    ) -> Self {
+        let followed = informer.clone();
+        self.follows.push(Box::new(move |context, queue| {
+            follow(context, &followed, queue, keys);
+        }));
+        self.reads(informer)
+    }
+
+    /// Objects that have an owner of `kind`: a change concerns the owner it has and had. A change of
+    /// an orphan that could be adopted concerns those that `candidates` says.
+    pub fn owns<K: Object>(
+        self,
+        informer: &Informer<K>,
+        kind: &'static str,
+        candidates: impl Fn(&K) -> Vec<Key> + Send + Sync + 'static,
+    ) -> Self {
+        self.watches_with(informer, move |event| owner_keys(event, kind, &candidates))
+    }
+
+    /// Objects that are read, and whose changes wake nothing.
+    pub fn reads<K: Object>(mut self, informer: &Informer<K>) -> Self {
+        self.caches.push(Arc::new(informer.clone()));
+        self
+    }
+
+    /// How many keys are worked on at once.
+    pub fn workers(mut self, workers: usize) -> Self {
+        self.workers = workers;
+        self
+    }
+
+    /// How long a key that fails again and again waits at most.
+    pub fn retry_cap(mut self, cap: Duration) -> Self {
+        self.queue = Queue::with_retry_cap(cap);
+        self
+    }
+
+    /// A queue that the controller adds keys to by itself.
+    pub fn queue(mut self, queue: &Queue<Key>) -> Self {
+        self.queue = queue.clone();
+        self
+    }
+
+    /// Begins, for as long as the context's run lasts. Returns at once.
+    pub fn start(self) {
+        let starting = self.startup.begin(self.controller.name());
+        let context = self.context.clone();
+        self.context.spawn(self.controller.name(), async move {
+            for cache in &self.caches {
+                cache.synced().await;
+            }
+            for follow in self.follows {
+                follow(&context, &self.queue);
+            }
+            let caches: Arc<[_]> = self.caches.into();
+            for _ in 0..self.workers {
+                let (controller, queue) = (self.controller.clone(), self.queue.clone());
+                let caches = caches.clone();
+                context.spawn(controller.name(), async move {
+                    loop {
+                        runner::work(&*controller, &queue, &caches).await;
+                    }
+                });
+            }
+            drop(starting);
+        });
+    }
+}
+
+/// The one owner that manages an object.
+pub fn controller_of<K: Resource>(object: &K) -> Option<&OwnerReference> {
+    let mut owners = object.meta().owner_references.iter().flatten();
+    owners.find(|owner| owner.controller == Some(true))
+}
+
+/// The owners of `kind` that a change concerns: those the object has and had, and for an orphan those
+/// that could adopt it.
+fn owner_keys<K: Resource>(
+    event: &Event<K>,
+    kind: &str,
+    candidates: impl Fn(&K) -> Vec<Key>,
+) -> Vec<Key> {
+    let key = |object: &K| {
+        let owner = controller_of(object).filter(|owner| owner.kind == kind)?;
+        let namespace = object.meta().namespace.clone().unwrap_or_default();
+        Some(Key::new(namespace, owner.name.clone()))
+    };
+    let new: &K = event.object();
+    let mut keys: Vec<Key> = event.old().and_then(|old| key(old)).into_iter().collect();
+    keys.extend(key(new).filter(|key| !keys.contains(key)));
+    let has_changed = event.old().is_none_or(|old| {
+        old.meta().labels != new.meta().labels
+            || controller_of(&**old).is_some() != controller_of(new).is_some()
+    });
+    if controller_of(new).is_none() && has_changed && !matches!(event, Event::Deleted(_)) {
+        keys.extend(candidates(new));
+    }
+    keys
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::Pod;
+    use kube::api::ObjectMeta;
+    use tokio::sync::mpsc;
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::{Action, Error};
+
+    fn pod(name: &str, owner: Option<(&str, &str)>) -> Pod {
+        let owner = owner.map(|(kind, name)| OwnerReference {
+            kind: kind.into(),
+            name: name.into(),
+            controller: Some(true),
+            ..Default::default()
+        });
+        Pod {
+            metadata: ObjectMeta {
+                name: Some(name.into()),
+                namespace: Some("default".into()),
+                resource_version: Some("5".into()),
+                owner_references: owner.map(|owner| vec![owner]),
+                ..Default::default()
+            },
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn an_owned_object_concerns_the_owners_it_has_and_had_and_an_orphan_its_candidates() {
+        let candidates = |_: &Pod| vec![Key::new("default", "candidate")];
+        let keys = |old: Option<Pod>, new: Pod| {
+            let new = Arc::new(new);
+            let event = match old.map(Arc::new) {
+                Some(old) => Event::Modified { old, new },
+                None => Event::Added(new),
+            };
+            let keys = owner_keys(&event, "Job", candidates);
+            keys.into_iter().map(|key| key.name).collect::<Vec<_>>()
+        };
+        let owned = |owner| pod("p", Some(("Job", owner)));
+        assert_eq!(keys(None, owned("a")), ["a"]);
+        assert_eq!(keys(Some(owned("a")), owned("b")), ["a", "b"]);
+        assert_eq!(keys(Some(owned("a")), pod("p", None)), ["a", "candidate"]);
+        assert_eq!(keys(None, pod("p", None)), ["candidate"]);
+        assert!(keys(Some(pod("p", None)), pod("p", None)).is_empty());
+        assert!(keys(None, pod("p", Some(("ReplicaSet", "a")))).is_empty());
+    }
+
+    struct Log(mpsc::UnboundedSender<String>);
+
+    impl Controller for Log {
+        fn name(&self) -> &'static str {
+            "log"
+        }
+
+        async fn reconcile(&self, key: &Key) -> Result<Action, Error> {
+            self.0.send(key.name.clone()).unwrap();
+            Ok(Action::Done)
+        }
+    }
+
+    /// A server whose lists stay away until the test lets them come.
+    fn slow_client() -> (kube::Client, watch::Sender<bool>) {
+        let open = watch::Sender::new(false);
+        let gate = open.clone();
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            let mut gate = gate.subscribe();
+            async move {
+                let _ = gate.wait_for(|open| *open).await;
+                if request.uri().query().unwrap_or_default().contains("watch") {
+                    std::future::pending::<()>().await;
+                }
+                let body = r#"{"metadata":{"resourceVersion":"9"},"items":[]}"#;
+                let body = kube::client::Body::from(body.as_bytes().to_vec());
+                Ok::<_, std::convert::Infallible>(http::Response::new(body))
+            }
+        });
+        (client::in_process(service), open)
+    }
+
+    #[tokio::test]
+    async fn no_worker_runs_and_the_controller_is_not_started_before_every_cache_has_synced() {
+        let (client, open) = slow_client();
+        let stop = CancellationToken::new();
+        let context = Context::standalone("test", stop.clone());
+        let pods = Informer::<Pod>::builder(client.clone()).offline();
+        pods.upsert(pod("p", None));
+        let slow = Informer::<Pod>::builder(client).start(&context);
+        let (sender, mut seen) = mpsc::unbounded_channel();
+        let startup = Startup::default();
+        Builder::new(&context, &startup, Arc::new(Log(sender)))
+            .watches(&pods)
+            .reads(&slow)
+            .start();
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        assert!(
+            seen.try_recv().is_err(),
+            "reconciled before the caches had synced"
+        );
+        assert!(!startup.waiting.borrow().is_empty());
+        open.send_replace(true);
+        let finished = tokio::time::timeout(Duration::from_secs(10), startup.finished());
+        finished.await.expect("never started");
+        let first = tokio::time::timeout(Duration::from_secs(10), seen.recv()).await;
+        assert_eq!(first.expect("never reconciled").as_deref(), Some("p"));
+        stop.cancel();
+    }
+
+    #[tokio::test]
+    async fn nothing_is_decided_while_a_cache_does_not_show_a_write() {
+        let (client, _open) = slow_client();
+        let pods = Informer::<Pod>::builder(client).offline();
+        pods.upsert(pod("p", None));
+        assert!(!pods.reached_within("7", Duration::from_millis(1)).await);
+        let (sender, mut seen) = mpsc::unbounded_channel();
+        let (controller, queue) = (Log(sender), Queue::default());
+        let caches: [Arc<dyn Cache>; 1] = [Arc::new(pods.clone())];
+        queue.add(Key::new("default", "p"));
+        runner::work(&controller, &queue, &caches).await;
+        assert!(seen.try_recv().is_err(), "acted on a cache that is too old");
+        let mut newer = pod("q", None);
+        newer.metadata.resource_version = Some("7".into());
+        pods.upsert(newer);
+        // The key comes again by itself.
+        runner::work(&controller, &queue, &caches).await;
+        assert_eq!(seen.try_recv().unwrap(), "p");
+    }
+}
