@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use client::Informer;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
-use reconcile::{Action, Controller, Error, Key, Queue, Writer};
+use reconcile::{Action, Controller, Error, Key, Writer};
 
 use crate::{shared::Shared, tokencleaner};
 
@@ -43,18 +43,12 @@ pub fn start(shared: &Arc<Shared>) {
         secrets,
         maps: Writer::new(client, maps),
     });
-    let shared = shared.clone();
-    shared.context.clone().spawn(NAME, async move {
-        controller.secrets.synced().await;
-        controller.maps.cache().synced().await;
-        let queue = Queue::default();
-        let context = &shared.context;
-        let key = || vec![Key::new(NAMESPACE, MAP)];
-        reconcile::follow(context, &controller.secrets, &queue, move |_| key());
-        reconcile::follow(context, controller.maps.cache(), &queue, move |_| key());
-        reconcile::run(context, controller, queue, 1);
-        std::future::pending::<()>().await;
-    });
+    let keys = || vec![Key::new(NAMESPACE, MAP)];
+    shared
+        .controller(&controller)
+        .watches_with(&controller.secrets, move |_| keys())
+        .watches_with(controller.maps.cache(), move |_| keys())
+        .start();
 }
 
 /// A token that may sign.

@@ -7,7 +7,7 @@ use kube::{
     Api,
     api::{Patch, PatchParams},
 };
-use reconcile::{Action, Controller, Error, Key, Queue, Selector};
+use reconcile::{Action, Controller, Error, Key, Selector};
 use serde_json::json;
 
 use crate::shared::Shared;
@@ -27,22 +27,18 @@ pub fn start(shared: &Arc<Shared>) {
         client: shared.client(ACCOUNT),
         roles: shared.informer(),
     });
-    let shared = shared.clone();
-    shared.context.clone().spawn(NAME, async move {
-        controller.roles.synced().await;
-        let queue = Queue::default();
-        let lookup = controller.roles.clone();
+    let lookup = controller.roles.clone();
+    shared
+        .controller(&controller)
         // Any role may be part of any aggregate, before or after its change.
-        reconcile::follow(&shared.context, &controller.roles, &queue, move |_| {
+        .watches_with(&controller.roles, move |_| {
             let aggregates = lookup
                 .list()
                 .into_iter()
                 .filter(|role| role.aggregation_rule.is_some());
             aggregates.map(|role| Key::of(&*role)).collect()
-        });
-        reconcile::run(&shared.context, controller, queue, 1);
-        std::future::pending::<()>().await;
-    });
+        })
+        .start();
 }
 
 impl Controller for Aggregator {

@@ -27,7 +27,7 @@ impl Resource {
     }
 }
 
-/// All resources, and the groups that could not be asked.
+/// All resources, and the groups with versions that did not answer.
 pub async fn discover(client: &kube::Client) -> Result<(Vec<Resource>, Vec<String>), kube::Error> {
     let mut resources = Vec::new();
     let core = client.list_core_api_resources("v1").await?;

@@ -1,6 +1,10 @@
 //! PodDisruptionBudgets: how many pods may be taken away by choice right now. Eviction asks here.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use client::Informer;
 use jiff::Timestamp;
@@ -12,7 +16,7 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::{Condition, Time},
 };
-use reconcile::{Action, Controller, Error, Key, Kind, Queue, Recorder, Selector, Writer};
+use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Selector, Writer, condition};
 
 use crate::{
     intorpercent::scaled,
@@ -49,43 +53,27 @@ pub fn start(shared: &Arc<Shared>) {
         controllers: shared.informer(),
         recorder: shared.recorder(ACCOUNT, "controllermanager"),
     });
-    let shared = shared.clone();
-    shared.context.clone().spawn(NAME, async move {
-        let budgets = controller.budgets.cache().clone();
-        budgets.synced().await;
-        controller.pods.synced().await;
-        controller.replica_sets.synced().await;
-        controller.deployments.synced().await;
-        controller.stateful_sets.synced().await;
-        controller.controllers.synced().await;
-        let queue = Queue::default();
-        let context = &shared.context;
-        reconcile::follow(context, &budgets, &queue, |event| {
-            vec![Key::of(&**event.object())]
-        });
-        reconcile::follow(context, &controller.pods, &queue, move |event| {
-            let namespace = event
-                .object()
-                .metadata
-                .namespace
-                .as_deref()
-                .unwrap_or_default();
+    let budgets = controller.budgets.cache().clone();
+    shared
+        .controller(&controller)
+        .watches(controller.budgets.cache())
+        .watches_with(&controller.pods, move |event| {
+            let namespace = event.object().metadata.namespace.as_deref();
             let concerns = |budget: &PodDisruptionBudget| {
                 let selector = selector(budget);
-                let versions = event.old().into_iter().chain([event.object()]);
-                versions
-                    .into_iter()
-                    .any(|pod| selector.matches(pod.metadata.labels.as_ref()))
+                let mut versions = event.old().into_iter().chain([event.object()]);
+                versions.any(|pod| selector.matches(pod.metadata.labels.as_ref()))
             };
-            let found = budgets
-                .list_in(namespace)
-                .into_iter()
-                .filter(|budget| concerns(budget));
+            let found = budgets.list_in(namespace.unwrap_or_default());
+            let found = found.into_iter().filter(|budget| concerns(budget));
             found.map(|budget| Key::of(&*budget)).collect()
-        });
-        reconcile::run(context, controller, queue, 2);
-        std::future::pending::<()>().await;
-    });
+        })
+        .reads(&controller.replica_sets)
+        .reads(&controller.deployments)
+        .reads(&controller.stateful_sets)
+        .reads(&controller.controllers)
+        .workers(2)
+        .start();
 }
 
 fn selector(budget: &PodDisruptionBudget) -> Selector {
@@ -197,12 +185,9 @@ fn decide(
     let before = budget.status.clone().unwrap_or_default();
     let mut granted = before.disrupted_pods.clone().unwrap_or_default();
     // Deleted pods count themselves; a grant that led to nothing lapses.
-    granted.retain(|name, time| {
-        let waiting = pods
-            .iter()
-            .any(|pod| pod.metadata.name.as_ref() == Some(name) && !is_deleting(pod));
-        waiting && time.0 + PATIENCE > now
-    });
+    let present = pods.iter().filter(|pod| !is_deleting(pod));
+    let present: HashSet<_> = present.map(|pod| pod.metadata.name.as_deref()).collect();
+    granted.retain(|name, time| present.contains(&Some(name.as_str())) && time.0 + PATIENCE > now);
     let after = granted
         .values()
         .map(|time| (time.0 + PATIENCE).duration_since(now))
@@ -240,36 +225,39 @@ fn decide(
         expected_pods: Some(expected),
         disruptions_allowed: Some(allowed),
         disrupted_pods: (!granted.is_empty()).then_some(granted),
-        conditions: Some(vec![told(
-            &before,
+        conditions: Some(conditions(
+            before.conditions.unwrap_or_default(),
             condition,
             budget.metadata.generation,
             now,
-        )]),
+        )),
     };
     (status, after)
 }
 
-fn told(
-    before: &PodDisruptionBudgetStatus,
+/// The conditions with this controller's own; those of others stay.
+fn conditions(
+    mut conditions: Vec<Condition>,
     (status, reason, message): (&str, &str, String),
-    generation: Option<i64>,
+    observed_generation: Option<i64>,
     now: Timestamp,
-) -> Condition {
-    let known = before
-        .conditions
-        .iter()
-        .flatten()
-        .find(|c| c.type_ == "DisruptionAllowed");
-    let since = known.filter(|known| known.status == status);
-    Condition {
+) -> Vec<Condition> {
+    let own = Condition {
         type_: "DisruptionAllowed".into(),
         status: status.into(),
         reason: reason.into(),
         message,
-        observed_generation: generation,
-        last_transition_time: since.map_or(Time(now), |known| known.last_transition_time.clone()),
+        observed_generation,
+        last_transition_time: Time(now),
+    };
+    if let Some(own) = condition::transition(&conditions, own, now) {
+        let known = conditions.iter_mut().find(|known| known.type_ == own.type_);
+        match known {
+            Some(known) => *known = own,
+            None => conditions.push(own),
+        }
     }
+    conditions
 }
 
 #[cfg(test)]

@@ -8,10 +8,10 @@ use k8s_openapi::api::core::v1::{
     EndpointAddress, EndpointPort, EndpointSubset, Endpoints, Pod, Service,
 };
 use kube::api::ObjectMeta;
-use reconcile::{Action, Controller, Error, Key, Queue, Selector, Writer};
+use reconcile::{Action, Controller, Error, Key, Selector, Writer};
 
 use crate::{
-    endpointslice::view::{addresses, follow_services, hostname, reference, target_port},
+    endpointslice::view::{addresses, hostname, reference, services_of_pod, target_port},
     pods::{is_deleting, is_ready, is_terminal, node},
     shared::Shared,
 };
@@ -38,20 +38,14 @@ pub fn start(shared: &Arc<Shared>) {
         pods: shared.informer(),
         endpoints: shared.writer(ACCOUNT),
     });
-    let shared = shared.clone();
-    shared.context.clone().spawn(NAME, async move {
-        controller.services.synced().await;
-        controller.pods.synced().await;
-        controller.endpoints.cache().synced().await;
-        let queue = Queue::default();
-        let context = &shared.context;
-        follow_services(context, &controller.services, &controller.pods, &queue);
-        reconcile::follow(context, controller.endpoints.cache(), &queue, |event| {
-            vec![Key::of(&**event.object())]
-        });
-        reconcile::run(context, controller, queue, 5);
-        std::future::pending::<()>().await;
-    });
+    let concerned = services_of_pod(&controller.services);
+    shared
+        .controller(&controller)
+        .watches(&controller.services)
+        .watches_with(&controller.pods, concerned)
+        .watches(controller.endpoints.cache())
+        .workers(5)
+        .start();
 }
 
 impl Controller for Controlled {

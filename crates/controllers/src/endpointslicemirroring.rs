@@ -9,7 +9,7 @@ use k8s_openapi::api::{
     discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice},
 };
 use kube::api::ObjectMeta;
-use reconcile::{Action, Controller, Error, Key, Queue, Writer};
+use reconcile::{Action, Controller, Error, Key, Writer};
 
 use crate::{
     endpointslice::{
@@ -48,23 +48,13 @@ pub fn start(shared: &Arc<Shared>) {
         endpoints: shared.informer(),
         slices: shared.writer(ACCOUNT),
     });
-    let shared = shared.clone();
-    shared.context.clone().spawn(NAME, async move {
-        controller.services.synced().await;
-        controller.endpoints.synced().await;
-        controller.slices.cache().synced().await;
-        let queue = Queue::default();
-        let context = &shared.context;
-        reconcile::follow(context, &controller.services, &queue, |event| {
-            vec![Key::of(&**event.object())]
-        });
-        reconcile::follow(context, &controller.endpoints, &queue, |event| {
-            vec![Key::of(&**event.object())]
-        });
-        view::follow_slices(context, controller.slices.cache(), &queue, MANAGER);
-        reconcile::run(context, controller, queue, 5);
-        std::future::pending::<()>().await;
-    });
+    shared
+        .controller(&controller)
+        .watches(&controller.services)
+        .watches(&controller.endpoints)
+        .watches_with(controller.slices.cache(), view::service_of_slice(MANAGER))
+        .workers(5)
+        .start();
 }
 
 impl Controller for Mirror {

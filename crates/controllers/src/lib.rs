@@ -185,7 +185,10 @@ impl Service for Controllers {
             for entry in ALL.iter().filter(wanted) {
                 (entry.start)(&shared);
             }
-            context.ready();
+            tokio::select! {
+                () = shared.started() => context.ready(),
+                () = context.shutdown() => return Ok(()),
+            }
             context.shutdown().await;
             Ok(())
         })

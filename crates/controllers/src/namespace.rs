@@ -14,7 +14,7 @@ use kube::{
     Api, Client,
     api::{DeleteParams, DynamicObject, ListParams, PartialObjectMeta, PostParams},
 };
-use reconcile::{Action, Controller, Error, Key, Queue};
+use reconcile::{Action, Controller, Error, Key};
 
 use crate::{
     discovery::{Resource, discover},
@@ -44,18 +44,16 @@ pub fn start(shared: &Arc<Shared>) {
         client,
         cache: shared.informer(),
     });
-    let shared = shared.clone();
-    shared.context.clone().spawn(NAME, async move {
-        controller.cache.synced().await;
-        let queue = Queue::with_retry_cap(Duration::from_secs(30));
-        reconcile::follow(&shared.context, &controller.cache, &queue, |event| {
+    shared
+        .controller(&controller)
+        .watches_with(&controller.cache, |event| {
             let namespace = event.object();
             let leaving = namespace.metadata.deletion_timestamp.is_some();
             leaving.then(|| Key::of(&**namespace)).into_iter().collect()
-        });
-        reconcile::run(&shared.context, controller, queue, 4);
-        std::future::pending::<()>().await;
-    });
+        })
+        .retry_cap(Duration::from_secs(30))
+        .workers(4)
+        .start();
 }
 
 /// What is left of one kind, or why that is not known.

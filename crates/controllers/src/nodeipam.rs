@@ -11,7 +11,7 @@ use kube::{
     Api,
     api::{Patch, PatchParams},
 };
-use reconcile::{Action, Controller, Error, Key, Kind, Queue, Recorder};
+use reconcile::{Action, Controller, Error, Key, Kind, Recorder};
 use serde_json::json;
 
 use crate::shared::Shared;
@@ -43,23 +43,14 @@ pub fn start(shared: &Arc<Shared>) {
         recorder: shared.recorder(ACCOUNT, "cidrAllocator"),
         range,
     });
-    let shared = shared.clone();
-    shared.context.clone().spawn(NAME, async move {
-        controller.nodes.synced().await;
-        let queue = Queue::default();
-        reconcile::follow(
-            &shared.context,
-            &controller.nodes,
-            &queue,
-            |event| match event {
-                client::Event::Deleted(_) => Vec::new(),
-                event => vec![Key::of(&**event.object())],
-            },
-        );
-        // One worker: two nodes must never get the same part.
-        reconcile::run(&shared.context, controller, queue, 1);
-        std::future::pending::<()>().await;
-    });
+    // One worker: two nodes must never get the same part.
+    shared
+        .controller(&controller)
+        .watches_with(&controller.nodes, |event| match event {
+            client::Event::Deleted(_) => Vec::new(),
+            event => vec![Key::of(&**event.object())],
+        })
+        .start();
 }
 
 impl Controller for Allocator {

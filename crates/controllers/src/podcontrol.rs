@@ -1,14 +1,13 @@
 //! Creating and deleting pods on behalf of an owner, with the events that say so.
 
-use std::{future::Future, sync::Arc};
+use std::future::Future;
 
-use client::Event;
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
 use kube::api::ObjectMeta;
-use reconcile::{Error, Key, Kind, Recorder, Writer};
+use reconcile::{Error, Kind, Recorder, Writer};
 
-use crate::shared::{Watched, controller_of, controller_reference};
+use crate::shared::{Watched, controller_reference};
 
 /// Names of objects have at most this many characters.
 const NAME_LENGTH: usize = 253;
@@ -137,34 +136,6 @@ where
         size = (size * 2).min(MOST_AT_ONCE);
     }
     (made, Ok(()))
-}
-
-/// The owners that a pod's change concerns: the controllers it has and had, and for an orphan those
-/// that `candidates` says could adopt it.
-pub fn owner_keys(
-    event: &Event<Pod>,
-    kind: &str,
-    candidates: impl Fn(&Pod) -> Vec<Key>,
-) -> Vec<Key> {
-    let key = |pod: &Pod| {
-        let controller = controller_of(pod).filter(|controller| controller.kind == kind)?;
-        Some(Key::new(
-            pod.metadata.namespace.clone().unwrap_or_default(),
-            controller.name.clone(),
-        ))
-    };
-    let new: &Arc<Pod> = event.object();
-    let mut keys: Vec<Key> = event.old().and_then(|old| key(old)).into_iter().collect();
-    keys.extend(key(new).filter(|key| !keys.contains(key)));
-    let changed = event.old().is_none_or(|old| {
-        old.metadata.labels != new.metadata.labels
-            || controller_of(&**old).is_some() != controller_of(&**new).is_some()
-    });
-    let leaves = matches!(event, Event::Deleted(_));
-    if controller_of(&**new).is_none() && changed && !leaves {
-        keys.extend(candidates(new));
-    }
-    keys
 }
 
 #[cfg(test)]

@@ -1,15 +1,21 @@
-//! Pods that nobody will ever finish: on nodes that are gone, deleted before they had a node, or
-//! ended and too many to keep.
+//! Pods that no kubelet will ever finish: on nodes that are gone or out of service, deleted before they
+//! had a node, or ended and too many to keep.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
+use client::Informer;
+use futures::{StreamExt, stream};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{
     Api,
-    api::{DeleteParams, Patch, PatchParams, Preconditions},
+    api::{DeleteParams, Preconditions},
 };
-use serde_json::json;
+use reconcile::StatusPatch;
 use tracing::{info, warn};
 
 use crate::{
@@ -25,20 +31,34 @@ const PERIOD: Duration = Duration::from_secs(20);
 const QUARANTINE: Duration = Duration::from_secs(40);
 /// How many ended pods are kept.
 const KEPT: usize = 12_500;
+/// How many pods are deleted at once.
+const PARALLEL: usize = 16;
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+
+struct Collector {
+    client: kube::Client,
+    nodes: Informer<Node>,
+    pods: Informer<Pod>,
+    /// Nodes that pods are bound to and that do not exist, and since when.
+    missing: HashMap<String, Timestamp>,
+}
 
 /// Starts it.
 pub fn start(shared: &Arc<Shared>) {
-    let (nodes, pods) = (shared.informer::<Node>(), shared.informer::<Pod>());
-    let (client, shared) = (shared.client(ACCOUNT), shared.clone());
+    let mut collector = Collector {
+        client: shared.client(ACCOUNT),
+        nodes: shared.informer(),
+        pods: shared.informer(),
+        missing: HashMap::new(),
+    };
+    let (starting, shared) = (shared.starting(NAME), shared.clone());
     shared.context.clone().spawn(NAME, async move {
-        nodes.synced().await;
-        pods.synced().await;
-        let mut missing: HashMap<String, Timestamp> = HashMap::new();
+        collector.nodes.synced().await;
+        collector.pods.synced().await;
+        drop(starting);
         loop {
-            let exists = |name: &str| nodes.get("", name).is_some();
-            let doomed = decide(&pods.list(), exists, &mut missing, shared.now());
-            for (pod, reason) in doomed {
-                remove(&client, &pod, reason, shared.now()).await;
+            if !collector.nodes.is_behind() && !collector.pods.is_behind() {
+                collector.pass(shared.now()).await;
             }
             shared.clock().sleep(PERIOD).await;
         }
@@ -47,103 +67,249 @@ pub fn start(shared: &Arc<Shared>) {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reason {
+    TooMany,
+    OutOfService,
     NodeGone,
     NeverScheduled,
-    TooMany,
 }
 
-/// Who must go. `missing` remembers since when a node has not been there.
-fn decide(
+/// Which pods must go. `gone` are the nodes that have been missing for long enough.
+fn decide<'a>(
     pods: &[Arc<Pod>],
-    exists: impl Fn(&str) -> bool,
-    missing: &mut HashMap<String, Timestamp>,
-    now: Timestamp,
+    node: impl Fn(&str) -> Option<Arc<Node>> + 'a,
+    gone: &HashSet<String>,
 ) -> Vec<(Arc<Pod>, Reason)> {
-    missing.retain(|node, _| !exists(node));
-    let mut doomed = Vec::new();
+    let mut doomed: Vec<_> = surplus(pods)
+        .into_iter()
+        .map(|pod| (pod, Reason::TooMany))
+        .collect();
     for pod in pods {
-        let node = pods::node(pod);
-        if node.is_empty() {
-            if pods::is_deleting(pod) {
-                doomed.push((pod.clone(), Reason::NeverScheduled));
-            }
-        } else if !exists(node) {
-            let since = *missing.entry(node.to_owned()).or_insert(now);
-            if since + QUARANTINE <= now {
-                doomed.push((pod.clone(), Reason::NodeGone));
-            }
-        }
-    }
-    let ended = pods
-        .iter()
-        .filter(|pod| is_terminal(pod) && !pods::is_deleting(pod));
-    let mut ended: Vec<_> = ended.cloned().collect();
-    if ended.len() > KEPT {
-        ended.sort_by_key(|pod| pod.metadata.creation_timestamp.clone());
-        let surplus = ended.len() - KEPT;
-        doomed.extend(ended.drain(..surplus).map(|pod| (pod, Reason::TooMany)));
+        let name = pods::node(pod);
+        let reason = if gone.contains(name) {
+            Some(Reason::NodeGone)
+        } else if !pods::is_deleting(pod) {
+            None
+        } else if name.is_empty() {
+            Some(Reason::NeverScheduled)
+        } else {
+            let is_out_of_service = node(name).is_some_and(|node| is_out_of_service(&node));
+            is_out_of_service.then_some(Reason::OutOfService)
+        };
+        doomed.extend(reason.map(|reason| (pod.clone(), reason)));
     }
     doomed
 }
 
-async fn remove(client: &kube::Client, pod: &Pod, reason: Reason, now: Timestamp) {
-    let (namespace, name) = (
-        pod.metadata.namespace.as_deref(),
-        pod.metadata.name.as_deref(),
-    );
-    let (namespace, name) = (namespace.unwrap_or_default(), name.unwrap_or_default());
-    info!(
-        namespace,
-        pod = name,
-        ?reason,
-        "nobody will finish this pod"
-    );
-    let api: Api<Pod> = Api::namespaced(client.clone(), namespace);
-    if !is_terminal(pod) && reason == Reason::NodeGone {
-        let (reason, message) = ("DeletionByPodGC", "PodGC: node no longer exists");
-        let conditions = pods::disrupted(pod, reason, message, now);
-        let patch = json!({"status": {"phase": "Failed", "conditions": conditions}});
-        let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
-        if let Err(error) = api.patch_status(name, &params, &patch).await {
-            warn!(namespace, pod = name, %error, "cannot mark the pod as failed");
+/// The ended pods beyond those that are kept: evicted ones first, then the oldest.
+fn surplus(pods: &[Arc<Pod>]) -> Vec<Arc<Pod>> {
+    let mut ended: Vec<_> = pods
+        .iter()
+        .filter(|pod| is_terminal(pod))
+        .cloned()
+        .collect();
+    let surplus = ended.len().saturating_sub(KEPT);
+    if surplus > 0 {
+        ended.sort_by_cached_key(|pod| {
+            let status = pod.status.as_ref();
+            let reason = status.and_then(|status| status.reason.as_deref());
+            let meta = &pod.metadata;
+            (
+                reason != Some("Evicted"),
+                meta.creation_timestamp.clone(),
+                meta.name.clone(),
+            )
+        });
+    }
+    ended.truncate(surplus);
+    ended
+}
+
+/// Whether an administrator has said that the node is shut down for good, and it is not ready.
+fn is_out_of_service(node: &Node) -> bool {
+    let mut taints = node
+        .spec
+        .iter()
+        .flat_map(|spec| spec.taints.iter().flatten());
+    let mut conditions = node
+        .status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten());
+    taints.any(|taint| taint.key == OUT_OF_SERVICE)
+        && !conditions.any(|known| known.type_ == "Ready" && known.status == "True")
+}
+
+impl Collector {
+    async fn pass(&mut self, now: Timestamp) {
+        let pods = self.pods.list();
+        let gone = self.gone_nodes(&pods, now).await;
+        let doomed = decide(&pods, |name| self.nodes.get("", name), &gone);
+        stream::iter(doomed)
+            .for_each_concurrent(PARALLEL, |(pod, reason)| self.remove(pod, reason, now))
+            .await;
+    }
+
+    /// The nodes that pods are bound to and that have been missing for the quarantine. The API
+    /// server has the last word: a cache may be old.
+    async fn gone_nodes(&mut self, pods: &[Arc<Pod>], now: Timestamp) -> HashSet<String> {
+        let bound = pods.iter().map(|pod| pods::node(pod));
+        let missing: HashSet<&str> = bound
+            .filter(|name| !name.is_empty() && self.nodes.get("", name).is_none())
+            .collect();
+        self.missing
+            .retain(|node, _| missing.contains(node.as_str()));
+        let mut gone = HashSet::new();
+        for node in missing {
+            let since = *self.missing.entry(node.to_owned()).or_insert(now);
+            if since + QUARANTINE > now {
+                continue;
+            }
+            let api: Api<Node> = Api::all(self.client.clone());
+            match api.get_metadata_opt(node).await {
+                Ok(None) => {
+                    gone.insert(node.to_owned());
+                }
+                Ok(Some(_)) => {}
+                Err(error) => warn!(node, %error, "cannot look for the node"),
+            }
+        }
+        gone
+    }
+
+    async fn remove(&self, pod: Arc<Pod>, reason: Reason, now: Timestamp) {
+        let (namespace, name) = (
+            pod.metadata.namespace.as_deref().unwrap_or_default(),
+            pod.metadata.name.as_deref().unwrap_or_default(),
+        );
+        info!(namespace, pod = name, ?reason, "removing pod");
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+        // A pod that goes without having ended is counted as failed by its owner.
+        if let Some(patch) = failed(&pod, reason, now) {
+            match patch.send(&api, name).await {
+                Ok(_) => {}
+                Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => return,
+                Err(error) => {
+                    warn!(namespace, pod = name, %error, "cannot mark the pod as failed");
+                    return;
+                }
+            }
+        }
+        let uid = Preconditions {
+            uid: pod.metadata.uid.clone(),
+            resource_version: None,
+        };
+        let params = DeleteParams::default().grace_period(0).preconditions(uid);
+        match api.delete(name, &params).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
+            Err(error) => warn!(namespace, pod = name, %error, "cannot remove the pod"),
         }
     }
-    let uid = Preconditions {
-        uid: pod.metadata.uid.clone(),
-        resource_version: None,
-    };
-    let params = DeleteParams::default().grace_period(0).preconditions(uid);
-    match api.delete(name, &params).await {
-        Ok(_) => {}
-        Err(kube::Error::Api(status)) if status.code == 404 => {}
-        Err(error) => warn!(namespace, pod = name, %error, "cannot remove the pod"),
+}
+
+/// The patch that makes a pod that has not ended Failed.
+fn failed(pod: &Pod, reason: Reason, now: Timestamp) -> Option<StatusPatch> {
+    if is_terminal(pod) {
+        return None;
     }
+    let patch = if reason == Reason::NodeGone {
+        pods::disruption(pod, "DeletionByPodGC", "PodGC: node no longer exists", now)
+    } else {
+        StatusPatch::new(pod)
+    };
+    let patch = patch.field("phase", "Failed");
+    Some(match pod.metadata.generation {
+        Some(generation) => patch.field("observedGeneration", generation),
+        None => patch,
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use k8s_openapi::{
+        api::core::v1::{NodeSpec, Taint},
+        apimachinery::pkg::apis::meta::v1::Time,
+    };
 
     use super::*;
     use crate::pods::samples::{at, pod};
 
-    #[test]
-    fn pods_of_a_vanished_node_go_after_a_while_and_stay_if_it_comes_back() {
-        let pods = [Arc::new(pod("a", None))];
-        let mut missing = HashMap::new();
-        assert!(decide(&pods, |_| false, &mut missing, at(0)).is_empty());
-        assert!(decide(&pods, |_| true, &mut missing, at(30)).is_empty());
-        assert!(decide(&pods, |_| false, &mut missing, at(60)).is_empty());
-        let doomed = decide(&pods, |_| false, &mut missing, at(100));
-        assert_eq!(doomed[0].1, Reason::NodeGone);
+    fn deleting(mut pod: Pod) -> Arc<Pod> {
+        pod.metadata.deletion_timestamp = Some(Time(at(0)));
+        Arc::new(pod)
+    }
+
+    fn reasons(pods: &[Arc<Pod>], node: Option<&Node>, gone: &[&str]) -> Vec<Reason> {
+        let node = node.cloned().map(Arc::new);
+        let gone = gone.iter().map(|name| (*name).to_owned()).collect();
+        let doomed = decide(pods, |_| node.clone(), &gone);
+        doomed.into_iter().map(|(_, reason)| reason).collect()
     }
 
     #[test]
-    fn a_pod_deleted_before_it_had_a_node_goes_at_once() {
+    fn pods_of_a_node_that_is_gone_go() {
+        let pods = [Arc::new(pod("a", None))];
+        assert!(reasons(&pods, None, &[]).is_empty());
+        assert_eq!(reasons(&pods, None, &["n1"]), [Reason::NodeGone]);
+    }
+
+    #[test]
+    fn a_pod_deleted_before_it_had_a_node_goes_at_once_and_counts_as_failed() {
         let mut waiting = pod("a", None);
         waiting.spec = None;
-        waiting.metadata.deletion_timestamp = Some(Time(at(0)));
-        let doomed = decide(&[Arc::new(waiting)], |_| true, &mut HashMap::new(), at(0));
-        assert_eq!(doomed[0].1, Reason::NeverScheduled);
+        let status = waiting.status.as_mut().unwrap();
+        status.phase = Some("Pending".into());
+        assert!(reasons(&[Arc::new(waiting.clone())], None, &[]).is_empty());
+        let waiting = deleting(waiting);
+        let seen = reasons(std::slice::from_ref(&waiting), None, &[]);
+        assert_eq!(seen, [Reason::NeverScheduled]);
+        let patch = failed(&waiting, Reason::NeverScheduled, at(5)).unwrap();
+        assert_eq!(patch.body()["status"]["phase"], "Failed");
+        assert!(patch.body()["status"].get("conditions").is_none());
+    }
+
+    #[test]
+    fn a_deleted_pod_goes_when_its_node_is_out_of_service_and_not_ready() {
+        let taint = Taint {
+            key: OUT_OF_SERVICE.into(),
+            effect: "NoExecute".into(),
+            ..Default::default()
+        };
+        let node = Node {
+            spec: Some(NodeSpec {
+                taints: Some(vec![taint]),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let (running, leaving) = (Arc::new(pod("a", None)), deleting(pod("b", None)));
+        let seen = reasons(&[running, leaving.clone()], Some(&node), &[]);
+        assert_eq!(seen, [Reason::OutOfService]);
+        let well = crate::nodelifecycle::samples::node(
+            &[("Ready", "True")],
+            &[(OUT_OF_SERVICE, "NoExecute")],
+        );
+        assert!(reasons(&[leaving], Some(&well), &[]).is_empty());
+    }
+
+    #[test]
+    fn of_too_many_ended_pods_evicted_ones_go_first_and_then_the_oldest() {
+        let mut pods: Vec<Pod> = (0..KEPT + 2)
+            .map(|number| {
+                let mut pod = pod(&format!("p{number}"), None);
+                let seconds = i64::try_from(number).unwrap();
+                pod.metadata.creation_timestamp = Some(Time(at(seconds)));
+                pod.status.as_mut().unwrap().phase = Some("Succeeded".into());
+                pod
+            })
+            .collect();
+        pods[700].status.as_mut().unwrap().reason = Some("Evicted".into());
+        let pods: Vec<_> = pods.into_iter().map(Arc::new).collect();
+        let gone = surplus(&pods);
+        let names: Vec<_> = gone
+            .iter()
+            .map(|pod| pod.metadata.name.as_deref())
+            .collect();
+        assert_eq!(names, [Some("p700"), Some("p0")]);
+        assert!(failed(&gone[0], Reason::TooMany, at(0)).is_none());
     }
 }

@@ -8,10 +8,8 @@ use std::{
 };
 
 use jiff::Timestamp;
-use k8s_openapi::{
-    api::core::v1::{Pod, PodCondition},
-    apimachinery::pkg::apis::meta::v1::Time,
-};
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use reconcile::{StatusPatch, condition};
 
 /// The phase, empty when there is none yet.
 pub fn phase(pod: &Pod) -> &str {
@@ -42,31 +40,31 @@ pub fn is_terminating(pod: &Pod) -> bool {
 }
 
 /// A condition by type.
-pub fn condition<'a>(pod: &'a Pod, kind: &str) -> Option<&'a PodCondition> {
-    let mut conditions = pod
-        .status
-        .iter()
-        .flat_map(|status| status.conditions.iter().flatten());
-    conditions.find(|condition| condition.type_ == kind)
+pub fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
+    condition::find(conditions(pod), type_)
 }
 
-/// Its conditions with one that says who is about to end it and why.
-pub fn disrupted(pod: &Pod, reason: &str, message: &str, now: Timestamp) -> Vec<PodCondition> {
-    let conditions = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.conditions.clone());
-    let mut conditions = conditions.unwrap_or_default();
-    conditions.retain(|condition| condition.type_ != "DisruptionTarget");
-    conditions.push(PodCondition {
+/// All its conditions.
+pub fn conditions(pod: &Pod) -> impl Iterator<Item = &PodCondition> {
+    let status = pod.status.iter();
+    status.flat_map(|status| status.conditions.iter().flatten())
+}
+
+/// A status patch that says why the pod is about to be ended. Empty when it says so already.
+pub fn disruption(pod: &Pod, reason: &str, message: &str, now: Timestamp) -> StatusPatch {
+    let condition = PodCondition {
         type_: "DisruptionTarget".into(),
         status: "True".into(),
         reason: Some(reason.into()),
         message: Some(message.into()),
-        last_transition_time: Some(Time(now)),
+        observed_generation: pod.metadata.generation,
         ..Default::default()
-    });
-    conditions
+    };
+    let patch = StatusPatch::new(pod);
+    match condition::transition(conditions(pod), condition, now) {
+        Some(condition) => patch.condition(&condition),
+        None => patch,
+    }
 }
 
 /// Whether it wants traffic.

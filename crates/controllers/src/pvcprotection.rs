@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use client::Informer;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
-use reconcile::{Action, Controller, Error, Key, Queue, Writer};
+use reconcile::{Action, Controller, Error, Key, Writer};
 
 use crate::{pods::is_terminal, shared::Shared};
 
@@ -25,26 +25,19 @@ pub fn start(shared: &Arc<Shared>) {
         claims: shared.writer(ACCOUNT),
         pods: shared.informer(),
     });
-    let shared = shared.clone();
-    shared.context.clone().spawn(NAME, async move {
-        controller.claims.cache().synced().await;
-        controller.pods.synced().await;
-        let queue = Queue::default();
-        let context = &shared.context;
-        reconcile::follow(context, controller.claims.cache(), &queue, |event| {
-            vec![Key::of(&**event.object())]
-        });
-        reconcile::follow(context, &controller.pods, &queue, |event| {
+    shared
+        .controller(&controller)
+        .watches(controller.claims.cache())
+        .watches_with(&controller.pods, |event| {
             let pod = event.object();
             let over = matches!(event, client::Event::Deleted(_)) || is_terminal(pod);
             let namespace = pod.metadata.namespace.clone().unwrap_or_default();
             let used = claims_of(pod).into_iter().filter(|_| over);
             used.map(|claim| Key::new(namespace.clone(), claim))
                 .collect()
-        });
-        reconcile::run(context, controller, queue, 2);
-        std::future::pending::<()>().await;
-    });
+        })
+        .workers(2)
+        .start();
 }
 
 /// The claims that a pod's volumes name, ephemeral ones by the name they get.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use client::Informer;
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::{Api, api::PostParams};
-use reconcile::{Action, Controller, Error, Key, Queue};
+use reconcile::{Action, Controller, Error, Key};
 
 use crate::shared::Shared;
 
@@ -25,16 +25,10 @@ pub fn start(shared: &Arc<Shared>) {
         client: shared.client(ACCOUNT),
         volumes: shared.informer(),
     });
-    let shared = shared.clone();
-    shared.context.clone().spawn(NAME, async move {
-        controller.volumes.synced().await;
-        let queue = Queue::default();
-        reconcile::follow(&shared.context, &controller.volumes, &queue, |event| {
-            vec![Key::of(&**event.object())]
-        });
-        reconcile::run(&shared.context, controller, queue, 1);
-        std::future::pending::<()>().await;
-    });
+    shared
+        .controller(&controller)
+        .watches(&controller.volumes)
+        .start();
 }
 
 /// The volume as it should be, when it is not.

@@ -14,7 +14,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::Time,
 };
 use kube::{Api, Resource};
-use reconcile::{Action, Controller, Error, Key, Queue, Recorder, Selector, Writer};
+use reconcile::{Action, Controller, Error, Key, Recorder, Selector, Writer};
 
 use crate::{
     claim, podcontrol,
@@ -35,7 +35,7 @@ pub struct Wish<'a> {
 }
 
 /// A kind that says how many pods of a template it wants.
-pub trait Owner: Watched + Resource<Scope = NamespaceResourceScope> {
+pub trait Owner: Watched + k8s_openapi::Resource + Resource<Scope = NamespaceResourceScope> {
     /// Whose service account writes.
     const ACCOUNT: &'static str;
     /// The component in events.
@@ -65,32 +65,23 @@ pub fn start<K: Owner>(shared: &Arc<Shared>) {
         pods: shared.writer(K::ACCOUNT),
         recorder: shared.recorder(K::ACCOUNT, K::COMPONENT),
     });
-    let shared = shared.clone();
-    let context = shared.context.clone();
-    context.spawn(K::ACCOUNT, async move {
-        let (owners, pods) = (
-            controller.owners.cache().clone(),
-            controller.pods.cache().clone(),
-        );
-        owners.synced().await;
-        pods.synced().await;
-        let queue = Queue::default();
-        reconcile::follow(&shared.context, &owners, &queue, |event| {
-            vec![Key::of(&**event.object())]
-        });
-        let lookup = owners.clone();
-        reconcile::follow(&shared.context, &pods, &queue, move |event| {
-            podcontrol::owner_keys(event, &K::kind(&()), |pod| {
+    let owners = controller.owners.cache().clone();
+    shared
+        .controller(&controller)
+        .watches(controller.owners.cache())
+        .owns(
+            controller.pods.cache(),
+            <K as k8s_openapi::Resource>::KIND,
+            move |pod| {
                 let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
                 let labels = pod.metadata.labels.as_ref();
-                let owners = lookup.list_in(namespace).into_iter();
+                let owners = owners.list_in(namespace).into_iter();
                 let matching = owners.filter(|owner| owner.wish().selector.matches(labels));
                 matching.map(|owner| Key::of(&*owner)).collect()
-            })
-        });
-        reconcile::run(&shared.context, controller, queue, WORKERS);
-        std::future::pending::<()>().await;
-    });
+            },
+        )
+        .workers(WORKERS)
+        .start();
 }
 
 impl<K: Owner> Controller for Replicas<K> {

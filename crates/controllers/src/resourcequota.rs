@@ -8,7 +8,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use client::{Event, Informer};
@@ -21,6 +21,7 @@ use kube::{
     api::{ApiResource, DynamicObject, ListParams},
     core::PartialObjectMeta,
 };
+use lifecycle::Context;
 use machinery::{Object, Value, quantity::Quantity};
 use parking_lot::Mutex;
 use quota::{
@@ -37,6 +38,8 @@ const ACCOUNT: &str = "resourcequota-controller";
 
 /// How often everything is counted anew.
 const RESYNC: Duration = Duration::from_secs(300);
+/// A quota is counted at most this often: many deletions at once make one more list, not one each.
+const PAUSE: Duration = Duration::from_secs(1);
 
 type Meta = PartialObjectMeta<DynamicObject>;
 /// Group and plural.
@@ -46,6 +49,8 @@ struct Counter {
     shared: Arc<Shared>,
     quotas: Writer<ResourceQuota>,
     queue: Queue<Key>,
+    /// Guards when each quota may be counted next.
+    next: Mutex<HashMap<Key, Instant>>,
     /// Guards the kinds whose deletions are followed, and how each is asked for.
     kinds: Mutex<HashMap<Identity, ApiResource>>,
 }
@@ -57,13 +62,14 @@ pub fn start(shared: &Arc<Shared>) {
         shared: shared.clone(),
         quotas: shared.writer(ACCOUNT),
         queue: Queue::default(),
+        next: Mutex::default(),
         kinds: Mutex::default(),
     });
-    let shared = shared.clone();
-    shared.context.clone().spawn(NAME, async move {
-        controller.quotas.cache().synced().await;
-        let (context, queue) = (&shared.context, controller.queue.clone());
-        reconcile::follow(context, controller.quotas.cache(), &queue, |event| {
+    let quotas = controller.quotas.cache().clone();
+    shared
+        .controller(&controller)
+        .queue(&controller.queue)
+        .watches_with(controller.quotas.cache(), |event| {
             // Charges change the status all the time; only what is asked for is news.
             let news = match event {
                 Event::Modified { old, new } => old.spec != new.spec || is_behind(new),
@@ -75,9 +81,8 @@ pub fn start(shared: &Arc<Shared>) {
             } else {
                 Vec::new()
             }
-        });
-        let quotas = controller.quotas.cache().clone();
-        reconcile::follow(context, &pods, &queue, move |event| {
+        })
+        .watches_with(&pods, move |event| {
             let frees = match event {
                 Event::Modified { old, new } => has_ended(new) && !has_ended(old),
                 Event::Added(_) => false,
@@ -88,10 +93,9 @@ pub fn start(shared: &Arc<Shared>) {
                 Some(namespace) => quotas_in(&quotas, &namespace),
                 None => Vec::new(),
             }
-        });
-        reconcile::run(context, controller, queue, 2);
-        std::future::pending::<()>().await;
-    });
+        })
+        .workers(2)
+        .start();
 }
 
 fn quotas_in(quotas: &Informer<ResourceQuota>, namespace: &str) -> Vec<Key> {
@@ -139,9 +143,11 @@ impl Counter {
         // Pods are followed from the start: their ends count too.
         if first && (group, plural) != ("", "pods") {
             let informer = Informer::<Meta>::dynamic(self.shared.reader(), &found.api);
-            let informer = informer.start(&self.shared.context);
+            // A kind may go away again, with its definition: that is no failure of the controllers.
+            let context = Context::standalone(NAME, self.shared.context.token());
+            let informer = informer.start(&context);
             let quotas = self.quotas.cache().clone();
-            reconcile::follow(&self.shared.context, &informer, &self.queue, move |event| {
+            reconcile::follow(&context, &informer, &self.queue, move |event| {
                 let namespace = event.object().metadata.namespace.clone();
                 match (event, namespace) {
                     (Event::Deleted(_), Some(namespace)) => quotas_in(&quotas, &namespace),
@@ -163,6 +169,13 @@ impl Counter {
                     _ => None,
                 });
         Ok(objects.collect())
+    }
+
+    /// How long the quota must wait to be counted again.
+    fn pause(&self, key: &Key) -> Option<Duration> {
+        let next = self.next.lock().get(key).copied()?;
+        let left = next.saturating_duration_since(Instant::now());
+        (!left.is_zero()).then_some(left)
     }
 
     async fn count(&self, namespace: &str, spec: &Value) -> Result<Amounts, Error> {
@@ -218,8 +231,15 @@ impl Controller for Counter {
 
     async fn reconcile(&self, key: &Key) -> Result<Action, Error> {
         let Some(quota) = self.quotas.cache().get(&key.namespace, &key.name) else {
+            self.next.lock().remove(key);
             return Ok(Action::Done);
         };
+        // A new quota, or one that asks for something else, is counted at once.
+        if !is_behind(&quota)
+            && let Some(left) = self.pause(key)
+        {
+            return Ok(Action::After(left));
+        }
         let spec = machinery::json::to_value(&quota.spec).unwrap_or_default();
         let used = self.count(&key.namespace, &spec).await?;
         if let Some(status) = decide(&quota, &used) {
@@ -227,6 +247,7 @@ impl Controller for Counter {
             quota.status = Some(status);
             self.quotas.update_status(&key.namespace, &quota).await?;
         }
+        self.next.lock().insert(key.clone(), Instant::now() + PAUSE);
         Ok(Action::After(RESYNC))
     }
 }

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use client::Informer;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::api::ObjectMeta;
-use reconcile::{Action, Controller, Error, Key, Queue, Writer};
+use reconcile::{Action, Controller, Error, Key, Writer};
 
 use crate::shared::{Shared, is_active_namespace};
 
@@ -33,25 +33,16 @@ pub fn start(shared: &Arc<Shared>) {
         namespaces: shared.informer(),
         maps: Writer::new(shared.client(ACCOUNT), maps),
     });
-    let shared = shared.clone();
-    shared.context.clone().spawn(NAME, async move {
-        controller.namespaces.synced().await;
-        controller.maps.cache().synced().await;
-        let queue = Queue::default();
-        let context = &shared.context;
-        reconcile::follow(context, &controller.namespaces, &queue, |event| {
-            vec![Key::of(&**event.object())]
-        });
-        reconcile::follow(context, controller.maps.cache(), &queue, |event| {
+    shared
+        .controller(&controller)
+        .watches(&controller.namespaces)
+        .watches_with(controller.maps.cache(), |event| {
             let namespace = event.object().metadata.namespace.clone();
-            namespace
-                .map(|namespace| Key::new("", namespace))
-                .into_iter()
-                .collect()
-        });
-        reconcile::run(context, controller, queue, 2);
-        std::future::pending::<()>().await;
-    });
+            let namespace = namespace.into_iter();
+            namespace.map(|namespace| Key::new("", namespace)).collect()
+        })
+        .workers(2)
+        .start();
 }
 
 impl Controller for Publisher {

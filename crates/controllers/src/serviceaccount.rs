@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 use kube::api::ObjectMeta;
-use reconcile::{Action, Controller, Error, Key, Queue, Writer};
+use reconcile::{Action, Controller, Error, Key, Writer};
 
 use crate::shared::{Shared, is_active_namespace};
 
@@ -24,28 +24,19 @@ pub fn start(shared: &Arc<Shared>) {
         namespaces: shared.informer(),
         accounts: shared.writer(ACCOUNT),
     });
-    let shared = shared.clone();
-    shared.context.clone().spawn(NAME, async move {
-        controller.namespaces.synced().await;
-        controller.accounts.cache().synced().await;
-        let queue = Queue::default();
-        let context = &shared.context;
-        reconcile::follow(context, &controller.namespaces, &queue, |event| {
-            vec![Key::of(&**event.object())]
-        });
-        reconcile::follow(context, controller.accounts.cache(), &queue, |event| {
+    shared
+        .controller(&controller)
+        .watches(&controller.namespaces)
+        .watches_with(controller.accounts.cache(), |event| {
             let meta = &event.object().metadata;
             let lost =
                 matches!(event, client::Event::Deleted(_)) && meta.name.as_deref() == Some(DEFAULT);
             let namespace = meta.namespace.clone().filter(|_| lost);
-            namespace
-                .map(|namespace| Key::new("", namespace))
-                .into_iter()
-                .collect()
-        });
-        reconcile::run(context, controller, queue, 2);
-        std::future::pending::<()>().await;
-    });
+            let namespace = namespace.into_iter();
+            namespace.map(|namespace| Key::new("", namespace)).collect()
+        })
+        .workers(2)
+        .start();
 }
 
 impl Controller for Accounts {

@@ -13,7 +13,7 @@ use kube::{
     api::{DeleteParams, PostParams, Preconditions},
 };
 use pki::Pki;
-use reconcile::{Action, Controller, Error, Key, Queue};
+use reconcile::{Action, Controller, Error, Key};
 use serde_json::json;
 
 use crate::shared::Shared;
@@ -48,25 +48,17 @@ pub fn start(shared: &Arc<Shared>) {
         accounts: shared.informer(),
         client: shared.reader(),
     });
-    let shared = shared.clone();
-    shared.context.clone().spawn(NAME, async move {
-        controller.secrets.synced().await;
-        controller.accounts.synced().await;
-        let queue = Queue::default();
-        let context = &shared.context;
-        reconcile::follow(context, &controller.secrets, &queue, |event| {
-            vec![Key::of(&**event.object())]
-        });
-        let secrets = controller.secrets.clone();
-        reconcile::follow(context, &controller.accounts, &queue, move |event| {
+    let secrets = controller.secrets.clone();
+    shared
+        .controller(&controller)
+        .watches(&controller.secrets)
+        .watches_with(&controller.accounts, move |event| {
             let account = event.object();
             let tokens = secrets.list().into_iter();
             let tokens = tokens.filter(|secret| names(secret, account));
             tokens.map(|secret| Key::of(&*secret)).collect()
-        });
-        reconcile::run(context, controller, queue, 1);
-        std::future::pending::<()>().await;
-    });
+        })
+        .start();
 }
 
 fn annotation<'a>(secret: &'a Secret, key: &str) -> &'a str {

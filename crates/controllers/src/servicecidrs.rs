@@ -13,7 +13,7 @@ use kube::{
     Api,
     api::{Patch, PatchParams},
 };
-use reconcile::{Action, Controller, Error, Key, Queue};
+use reconcile::{Action, Controller, Error, Key};
 use serde_json::{Value, json};
 
 use crate::shared::Shared;
@@ -40,28 +40,18 @@ pub fn start(shared: &Arc<Shared>) {
         addresses: shared.informer(),
         shared: shared.clone(),
     });
-    let shared = shared.clone();
-    shared.context.clone().spawn(NAME, async move {
-        controller.ranges.synced().await;
-        controller.addresses.synced().await;
-        let queue = Queue::default();
-        let context = &shared.context;
-        // What one range may do depends on what the others cover.
-        let all = controller.clone();
-        reconcile::follow(context, &controller.ranges, &queue, move |_| all.keys());
-        let all = controller.clone();
-        reconcile::follow(context, &controller.addresses, &queue, move |_| {
+    // What one range may do depends on what the others cover.
+    let (all, leaving) = (controller.clone(), controller.ranges.clone());
+    shared
+        .controller(&controller)
+        .watches_with(&controller.ranges, move |_| all.keys())
+        .watches_with(&controller.addresses, move |_| {
             let going = |range: &&Arc<ServiceCIDR>| range.metadata.deletion_timestamp.is_some();
-            all.ranges
-                .list()
-                .iter()
-                .filter(going)
-                .map(|range| Key::of(&**range))
-                .collect()
-        });
-        reconcile::run(context, controller, queue, 1);
-        std::future::pending::<()>().await;
-    });
+            let all = leaving.list();
+            let going = all.iter().filter(going);
+            going.map(|range| Key::of(&**range)).collect()
+        })
+        .start();
 }
 
 impl Ranges {

@@ -31,7 +31,8 @@ use k8s_openapi::{
 use kube::Resource;
 use lifecycle::Context;
 use parking_lot::Mutex;
-use reconcile::{Recorder, Writer};
+pub use reconcile::controller_of;
+use reconcile::{Builder, Controller, Recorder, Starting, Startup, Writer};
 use serde::Serialize;
 use stdx::Clock;
 
@@ -95,12 +96,6 @@ pub fn orphans_of(namespace: &str) -> String {
     format!("orphans of {namespace}")
 }
 
-/// The one owner that manages an object.
-pub fn controller_of<K: Resource>(object: &K) -> Option<&OwnerReference> {
-    let mut owners = object.meta().owner_references.iter().flatten();
-    owners.find(|owner| owner.controller == Some(true))
-}
-
 /// The reference that makes `owner` the controller of another object.
 pub fn controller_reference<K: Resource<DynamicType = ()>>(owner: &K) -> OwnerReference {
     OwnerReference {
@@ -122,6 +117,7 @@ pub struct Shared {
     reader: kube::Client,
     connector: Arc<dyn Connector>,
     clock: Arc<dyn Clock>,
+    startup: Startup,
     /// Guards the table of informers that were started so far.
     informers: Mutex<HashMap<TypeId, Box<dyn Any + Send + Sync>>>,
 }
@@ -141,6 +137,7 @@ impl Shared {
             reader,
             connector,
             clock,
+            startup: Startup::default(),
             informers,
         })
     }
@@ -155,6 +152,21 @@ impl Shared {
         let informer: Option<&Informer<K>> = slot.downcast_ref();
         // The table is keyed by the very type that is asked for.
         informer.expect("an informer of its own type").clone()
+    }
+
+    /// Starts a controller: say what it watches, and `start`.
+    pub fn controller<C: Controller>(&self, controller: &Arc<C>) -> Builder<C> {
+        Builder::new(&self.context, &self.startup, controller.clone())
+    }
+
+    /// For a controller with a loop of its own: it counts as started when this is dropped.
+    pub fn starting(&self, name: &'static str) -> Starting {
+        self.startup.begin(name)
+    }
+
+    /// Resolves when every controller that was started works.
+    pub async fn started(&self) {
+        self.startup.finished().await;
     }
 
     /// Reads without an informer, as all controllers together.

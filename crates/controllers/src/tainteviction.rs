@@ -1,14 +1,14 @@
-//! Pods leave a node whose NoExecute taints they do not tolerate, or tolerate only for a while.
+//! Pods leave a node whose NoExecute taints they do not tolerate, or tolerate only for a while. The
+//! while counts from when this controller first saw the pod beside the taints, as in Kubernetes: a pod
+//! that comes to a node with an old taint has its whole time, and a taint needs no `timeAdded`.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use client::{Event, Informer};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
-use reconcile::{
-    Action, Controller, Error, Key, Kind, Queue, Recorder, Writer, placement::tolerates,
-};
-use serde_json::json;
+use parking_lot::Mutex;
+use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Writer, placement::tolerates};
 
 use crate::{
     pods,
@@ -24,6 +24,8 @@ struct Evictor {
     nodes: Informer<Node>,
     pods: Writer<Pod>,
     recorder: Recorder,
+    /// Guards the evictions that wait for their time: the pod's uid, and since when it waits.
+    scheduled: Mutex<HashMap<Key, (Option<String>, Timestamp)>>,
 }
 
 /// Starts it.
@@ -33,41 +35,33 @@ pub fn start(shared: &Arc<Shared>) {
         nodes: shared.informer(),
         pods: shared.writer(ACCOUNT),
         recorder: shared.recorder(ACCOUNT, "taint-eviction-controller"),
+        scheduled: Mutex::default(),
     });
-    let shared = shared.clone();
-    shared.context.clone().spawn(NAME, async move {
-        controller.nodes.synced().await;
-        controller.pods.cache().synced().await;
-        let queue = Queue::default();
-        let context = &shared.context;
-        let lookup = controller.pods.cache().clone();
-        reconcile::follow(context, &controller.nodes, &queue, move |event| {
+    let (on_node, nodes) = (controller.pods.cache().clone(), controller.nodes.clone());
+    shared
+        .controller(&controller)
+        .watches_with(&controller.nodes, move |event| {
             let unchanged = event
                 .old()
                 .is_some_and(|old| taints(old) == taints(event.object()));
-            if unchanged || matches!(event, Event::Deleted(_)) {
+            if unchanged && !matches!(event, Event::Deleted(_)) {
                 return Vec::new();
             }
             let name = event.object().metadata.name.as_deref().unwrap_or_default();
-            lookup
-                .by_index(NODE, name)
-                .iter()
-                .map(|pod| Key::of(&**pod))
-                .collect()
-        });
-        let nodes = controller.nodes.clone();
-        reconcile::follow(context, controller.pods.cache(), &queue, move |event| {
+            let pods = on_node.by_index(NODE, name);
+            pods.iter().map(|pod| Key::of(&**pod)).collect()
+        })
+        .watches_with(controller.pods.cache(), move |event| {
             let pod = event.object();
-            let placed = event
-                .old()
-                .is_none_or(|old| pods::node(old) != pods::node(pod));
-            let node = nodes.get("", pods::node(pod)).filter(|_| placed);
+            let changed = event.old().is_none_or(|old| {
+                pods::node(old) != pods::node(pod) || tolerations(old) != tolerations(pod)
+            });
+            let node = nodes.get("", pods::node(pod)).filter(|_| changed);
             let tainted = node.is_some_and(|node| !taints(&node).is_empty());
             tainted.then(|| Key::of(&**pod)).into_iter().collect()
-        });
-        reconcile::run(context, controller, queue, 8);
-        std::future::pending::<()>().await;
-    });
+        })
+        .workers(8)
+        .start();
 }
 
 /// The taints that drive pods away.
@@ -81,40 +75,38 @@ fn taints(node: &Node) -> Vec<Taint> {
         .collect()
 }
 
+fn tolerations(pod: &Pod) -> &[Toleration] {
+    let spec = pod.spec.as_ref();
+    spec.and_then(|spec| spec.tolerations.as_deref())
+        .unwrap_or_default()
+}
+
 #[derive(Debug, PartialEq, Eq)]
 enum Fate {
     Stay,
     Leave,
-    LeaveIn(Duration),
+    LeaveAfter(Duration),
 }
 
-fn decide(taints: &[Taint], tolerations: &[Toleration], now: Timestamp) -> Fate {
-    let mut fate = Fate::Stay;
+/// How long a pod may stay beside these taints. Of each taint the first toleration that matches
+/// counts, and of all taints the shortest time.
+fn decide(taints: &[Taint], tolerations: &[Toleration]) -> Fate {
+    let mut shortest: Option<i64> = None;
     for taint in taints {
-        let mut matching = tolerations
-            .iter()
-            .filter(|toleration| tolerates(toleration, taint))
-            .peekable();
-        if matching.peek().is_none() {
+        let mut matching = tolerations.iter();
+        let Some(toleration) = matching.find(|toleration| tolerates(toleration, taint)) else {
             return Fate::Leave;
-        }
-        let seconds = matching
-            .filter_map(|toleration| toleration.toleration_seconds)
-            .min();
-        let Some(seconds) = seconds else { continue };
-        let patience = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
-        let since = taint.time_added.as_ref().map_or(now, |time| time.0);
-        let passed = Duration::try_from(now.duration_since(since)).unwrap_or_default();
-        let left = patience.saturating_sub(passed);
-        if left.is_zero() {
-            return Fate::Leave;
-        }
-        fate = match fate {
-            Fate::LeaveIn(sooner) => Fate::LeaveIn(sooner.min(left)),
-            _ => Fate::LeaveIn(left),
         };
+        let seconds = toleration.toleration_seconds;
+        shortest = shortest.into_iter().chain(seconds).min();
     }
-    fate
+    match shortest {
+        None => Fate::Stay,
+        Some(seconds) => match u64::try_from(seconds) {
+            Ok(seconds) if seconds > 0 => Fate::LeaveAfter(Duration::from_secs(seconds)),
+            _ => Fate::Leave,
+        },
+    }
 }
 
 impl Controller for Evictor {
@@ -123,44 +115,70 @@ impl Controller for Evictor {
     }
 
     async fn reconcile(&self, key: &Key) -> Result<Action, Error> {
-        let Some(pod) = self.pods.cache().get(&key.namespace, &key.name) else {
+        let pod = self.pods.cache().get(&key.namespace, &key.name);
+        let pod = pod.filter(|pod| !pods::is_deleting(pod));
+        let node = pod
+            .as_ref()
+            .and_then(|pod| self.nodes.get("", pods::node(pod)));
+        let (Some(pod), Some(node)) = (pod, node) else {
+            self.scheduled.lock().remove(key);
             return Ok(Action::Done);
         };
-        if pods::is_deleting(&pod) {
-            return Ok(Action::Done);
-        }
-        let Some(node) = self.nodes.get("", pods::node(&pod)) else {
-            return Ok(Action::Done);
-        };
-        let tolerations = pod.spec.as_ref().and_then(|spec| spec.tolerations.clone());
         let now = self.shared.now();
-        match decide(&taints(&node), &tolerations.unwrap_or_default(), now) {
-            Fate::Stay => Ok(Action::Done),
-            Fate::LeaveIn(left) => Ok(Action::After(left)),
+        match decide(&taints(&node), tolerations(&pod)) {
+            Fate::Stay => {
+                if self.scheduled.lock().remove(key).is_some() {
+                    self.record(&pod, format!("Cancelling deletion of Pod {key}"));
+                }
+                Ok(Action::Done)
+            }
             Fate::Leave => self.evict(&pod, key, now).await,
+            Fate::LeaveAfter(patience) => {
+                let left = self.time_left(&pod, key, patience, now);
+                if left.is_zero() {
+                    return self.evict(&pod, key, now).await;
+                }
+                Ok(Action::After(left))
+            }
         }
     }
 }
 
 impl Evictor {
-    async fn evict(&self, pod: &Pod, key: &Key, now: Timestamp) -> Result<Action, Error> {
+    /// How much of its time the pod has left; it begins with the first call.
+    fn time_left(&self, pod: &Pod, key: &Key, patience: Duration, now: Timestamp) -> Duration {
+        let mut scheduled = self.scheduled.lock();
+        let entry = scheduled.entry(key.clone());
+        let (uid, since) = entry.or_insert_with(|| (pod.metadata.uid.clone(), now));
+        if *uid != pod.metadata.uid {
+            (*uid, *since) = (pod.metadata.uid.clone(), now);
+        }
+        let passed = Duration::try_from(now.duration_since(*since)).unwrap_or_default();
+        patience.saturating_sub(passed)
+    }
+
+    fn record(&self, pod: &Pod, text: String) {
         let about = kube::Resource::object_ref(pod, &());
-        let text = format!("Marking for deletion Pod {key}");
         self.recorder
             .event(&about, Kind::Normal, "TaintManagerEviction", text);
+    }
+
+    async fn evict(&self, pod: &Pod, key: &Key, now: Timestamp) -> Result<Action, Error> {
+        self.record(pod, format!("Marking for deletion Pod {key}"));
         let message = "Taint manager: deleting due to NoExecute taint";
-        let conditions = pods::disrupted(pod, "DeletionByTaintManager", message, now);
-        let patch =
-            json!({"metadata": {"uid": pod.metadata.uid}, "status": {"conditions": conditions}});
-        match self
-            .pods
-            .patch_status(&key.namespace, &key.name, &patch)
-            .await
-        {
-            Err(error) if !error.is_not_found() => return Err(error),
-            _ => {}
+        let patch = pods::disruption(pod, "DeletionByTaintManager", message, now);
+        if !patch.is_empty() {
+            match self.pods.patch_status(pod, &patch).await {
+                // Gone, or another pod of the same name.
+                Err(error) if error.is_not_found() || error.is_conflict() => {
+                    self.scheduled.lock().remove(key);
+                    return Ok(Action::Done);
+                }
+                outcome => outcome?,
+            };
         }
         self.pods.delete(pod).await?;
+        self.scheduled.lock().remove(key);
         Ok(Action::Done)
     }
 }
@@ -168,17 +186,12 @@ impl Evictor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-
-    use crate::pods::samples::at;
 
     fn taint(key: &str) -> Taint {
-        let time_added = Some(Time(at(100)));
         Taint {
             key: key.into(),
             effect: "NoExecute".into(),
-            time_added,
-            value: None,
+            ..Default::default()
         }
     }
 
@@ -194,25 +207,26 @@ mod tests {
     #[test]
     fn a_pod_stays_leaves_or_leaves_later_by_its_tolerations() {
         let lost = [taint("lost")];
-        let judge = |tolerations: &[Toleration], now| decide(&lost, tolerations, at(now));
-        assert_eq!(judge(&[], 100), Fate::Leave);
-        assert_eq!(judge(&[toleration("lost", None)], 100), Fate::Stay);
-        let patient = [toleration("lost", Some(300))];
-        assert_eq!(
-            judge(&patient, 150),
-            Fate::LeaveIn(Duration::from_secs(250))
-        );
-        assert_eq!(judge(&patient, 400), Fate::Leave);
-        assert_eq!(decide(&[], &[], at(1)), Fate::Stay);
+        assert_eq!(decide(&lost, &[]), Fate::Leave);
+        assert_eq!(decide(&lost, &[toleration("other", None)]), Fate::Leave);
+        assert_eq!(decide(&lost, &[toleration("lost", None)]), Fate::Stay);
+        let later = Fate::LeaveAfter(Duration::from_secs(300));
+        assert_eq!(decide(&lost, &[toleration("lost", Some(300))]), later);
+        assert_eq!(decide(&lost, &[toleration("lost", Some(0))]), Fate::Leave);
+        assert_eq!(decide(&lost, &[toleration("lost", Some(-5))]), Fate::Leave);
+        assert_eq!(decide(&[], &[]), Fate::Stay);
     }
 
     #[test]
-    fn of_several_taints_the_shortest_patience_counts() {
-        let taints = [taint("a"), taint("b")];
-        let tolerations = [toleration("a", Some(300)), toleration("b", Some(60))];
-        assert_eq!(
-            decide(&taints, &tolerations, at(100)),
-            Fate::LeaveIn(Duration::from_secs(60))
-        );
+    fn of_several_taints_the_shortest_time_counts() {
+        let taints = [taint("a"), taint("b"), taint("c")];
+        let tolerations = [
+            toleration("a", Some(300)),
+            toleration("b", Some(60)),
+            toleration("c", None),
+        ];
+        let soon = Fate::LeaveAfter(Duration::from_secs(60));
+        assert_eq!(decide(&taints, &tolerations), soon);
+        assert_eq!(decide(&taints, &tolerations[..2]), Fate::Leave);
     }
 }

@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use client::Informer;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
-use reconcile::{Action, Controller, Error, Key, Queue, Writer};
+use reconcile::{Action, Controller, Error, Key, Writer};
 
 use crate::shared::Shared;
 
@@ -32,19 +32,10 @@ pub fn start(shared: &Arc<Shared>) {
         shared: shared.clone(),
         secrets: Writer::new(client, secrets),
     });
-    let shared = shared.clone();
-    shared.context.clone().spawn(NAME, async move {
-        controller.secrets.cache().synced().await;
-        let queue = Queue::default();
-        reconcile::follow(
-            &shared.context,
-            controller.secrets.cache(),
-            &queue,
-            |event| vec![Key::of(&**event.object())],
-        );
-        reconcile::run(&shared.context, controller, queue, 1);
-        std::future::pending::<()>().await;
-    });
+    shared
+        .controller(&controller)
+        .watches(controller.secrets.cache())
+        .start();
 }
 
 /// When the token ends; `None` when it never does. A date that nobody can read is over.

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::Job;
 use kube::{Api, api::PropagationPolicy};
-use reconcile::{Action, Controller, Error, Key, Queue, Writer};
+use reconcile::{Action, Controller, Error, Key, Writer};
 
 use crate::shared::Shared;
 
@@ -24,16 +24,11 @@ pub fn start(shared: &Arc<Shared>) {
         shared: shared.clone(),
         jobs: shared.writer(ACCOUNT),
     });
-    let shared = shared.clone();
-    shared.context.clone().spawn(NAME, async move {
-        controller.jobs.cache().synced().await;
-        let queue = Queue::default();
-        reconcile::follow(&shared.context, controller.jobs.cache(), &queue, |event| {
-            vec![Key::of(&**event.object())]
-        });
-        reconcile::run(&shared.context, controller, queue, 2);
-        std::future::pending::<()>().await;
-    });
+    shared
+        .controller(&controller)
+        .watches(controller.jobs.cache())
+        .workers(2)
+        .start();
 }
 
 /// How long the job may still stay; nothing when it has not ended or did not ask.

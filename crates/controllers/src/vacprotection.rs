@@ -8,7 +8,7 @@ use k8s_openapi::api::{
     storage::v1::VolumeAttributesClass,
 };
 use kube::{Api, api::PostParams};
-use reconcile::{Action, Controller, Error, Key, Queue};
+use reconcile::{Action, Controller, Error, Key};
 
 use crate::shared::Shared;
 
@@ -32,25 +32,12 @@ pub fn start(shared: &Arc<Shared>) {
         claims: shared.informer(),
         volumes: shared.informer(),
     });
-    let shared = shared.clone();
-    shared.context.clone().spawn(NAME, async move {
-        controller.classes.synced().await;
-        controller.claims.synced().await;
-        controller.volumes.synced().await;
-        let queue = Queue::default();
-        let context = &shared.context;
-        reconcile::follow(context, &controller.classes, &queue, |event| {
-            vec![Key::of(&**event.object())]
-        });
-        reconcile::follow(context, &controller.claims, &queue, |event| {
-            left(event, of_claim)
-        });
-        reconcile::follow(context, &controller.volumes, &queue, |event| {
-            left(event, of_volume)
-        });
-        reconcile::run(context, controller, queue, 1);
-        std::future::pending::<()>().await;
-    });
+    shared
+        .controller(&controller)
+        .watches(&controller.classes)
+        .watches_with(&controller.claims, |event| left(event, of_claim))
+        .watches_with(&controller.volumes, |event| left(event, of_volume))
+        .start();
 }
 
 /// The classes that an object named before and does no longer.

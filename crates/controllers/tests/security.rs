@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-#[allow(dead_code, reason = "other tests use the rest of it")]
 mod world;
 
 use apiserver::User;

@@ -42,28 +42,17 @@ pub fn start(shared: &Arc<Shared>) {
         jobs: shared.writer(ACCOUNT),
         recorder: shared.recorder(ACCOUNT, ACCOUNT),
     });
-    let shared = shared.clone();
-    shared.context.clone().spawn(NAME, async move {
-        controller.crons.cache().synced().await;
-        controller.jobs.cache().synced().await;
-        let queue = Queue::default();
-        let context = &shared.context;
-        let (changed, later) = (controller.clone(), queue.clone());
-        reconcile::follow(context, controller.crons.cache(), &queue, move |event| {
+    let queue = Queue::default();
+    let (changed, later) = (controller.clone(), queue.clone());
+    shared
+        .controller(&controller)
+        .queue(&queue)
+        .watches_with(controller.crons.cache(), move |event| {
             changed.changed(event, &later)
-        });
-        reconcile::follow(context, controller.jobs.cache(), &queue, |event| {
-            let job = event.object();
-            let owner = controller_of(&**job).filter(|owner| owner.kind == "CronJob");
-            let namespace = job.metadata.namespace.clone().unwrap_or_default();
-            owner
-                .map(|owner| Key::new(namespace, owner.name.clone()))
-                .into_iter()
-                .collect()
-        });
-        reconcile::run(context, controller, queue, 5);
-        std::future::pending::<()>().await;
-    });
+        })
+        .owns(controller.jobs.cache(), "CronJob", |_| Vec::new())
+        .workers(5)
+        .start();
 }
 
 impl Controller for Crons {

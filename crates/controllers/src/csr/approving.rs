@@ -17,7 +17,7 @@ use k8s_openapi::{
 };
 use kube::{Api, api::PostParams};
 use pki::csr::{Request, Wish};
-use reconcile::{Action, Controller, Error, Key, Queue};
+use reconcile::{Action, Controller, Error, Key};
 
 use super::{
     ACCOUNT, KUBELET_CLIENT, KUBELET_SERVING, NODE_PREFIX, has, is_issued, is_kubelet_client,
@@ -51,31 +51,23 @@ pub fn start(shared: &Arc<Shared>) {
         slices: shared.informer(),
         client: shared.client(ACCOUNT),
     });
-    let shared = shared.clone();
-    shared.context.clone().spawn(NAME, async move {
-        controller.requests.synced().await;
-        controller.nodes.synced().await;
-        controller.services.synced().await;
-        controller.service_cidrs.synced().await;
-        controller.pods.synced().await;
-        controller.slices.synced().await;
-        let queue = Queue::default();
-        let context = &shared.context;
-        reconcile::follow(context, &controller.requests, &queue, |event| {
-            vec![Key::of(&**event.object())]
-        });
+    let requests = controller.requests.clone();
+    shared
+        .controller(&controller)
+        .watches(&controller.requests)
+        .reads(&controller.services)
+        .reads(&controller.service_cidrs)
+        .reads(&controller.pods)
+        .reads(&controller.slices)
         // What stood in the way may be another node that is deleted now.
-        let requests = controller.requests.clone();
-        reconcile::follow(context, &controller.nodes, &queue, move |_| {
+        .watches_with(&controller.nodes, move |_| {
             let waiting = requests
                 .list()
                 .into_iter()
                 .filter(|csr| csr.spec.signer_name == KUBELET_SERVING && !has(csr, "Approved"));
             waiting.map(|csr| Key::of(&*csr)).collect()
-        });
-        reconcile::run(context, controller, queue, 1);
-        std::future::pending::<()>().await;
-    });
+        })
+        .start();
 }
 
 /// What may be done with a request.

@@ -10,7 +10,7 @@ use kube::{
     Api,
     api::{DeleteParams, Preconditions},
 };
-use reconcile::{Action, Controller, Error, Key, Queue};
+use reconcile::{Action, Controller, Error, Key};
 
 use super::{ACCOUNT, is_issued};
 use crate::shared::Shared;
@@ -34,16 +34,10 @@ pub fn start(shared: &Arc<Shared>) {
         requests: shared.informer(),
         client: shared.client(ACCOUNT),
     });
-    let shared = shared.clone();
-    shared.context.clone().spawn(NAME, async move {
-        controller.requests.synced().await;
-        let queue = Queue::default();
-        reconcile::follow(&shared.context, &controller.requests, &queue, |event| {
-            vec![Key::of(&**event.object())]
-        });
-        reconcile::run(&shared.context, controller, queue, 1);
-        std::future::pending::<()>().await;
-    });
+    shared
+        .controller(&controller)
+        .watches(&controller.requests)
+        .start();
 }
 
 /// When a request is to be removed; `None` when nothing that could happen by itself removes it.

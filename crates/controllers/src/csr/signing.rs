@@ -13,7 +13,7 @@ use pki::{
     Pki,
     csr::{LIFE, Request, Usages, Wish},
 };
-use reconcile::{Action, Controller, Error, Key, Queue};
+use reconcile::{Action, Controller, Error, Key};
 
 use super::{
     ACCOUNT, CLIENT, KUBELET_CLIENT, KUBELET_SERVING, LEGACY, has, is_client, is_issued,
@@ -44,16 +44,10 @@ pub fn start(shared: &Arc<Shared>) {
         requests: shared.informer(),
         client: shared.client(ACCOUNT),
     });
-    let shared = shared.clone();
-    shared.context.clone().spawn(NAME, async move {
-        controller.requests.synced().await;
-        let queue = Queue::default();
-        reconcile::follow(&shared.context, &controller.requests, &queue, |event| {
-            vec![Key::of(&**event.object())]
-        });
-        reconcile::run(&shared.context, controller, queue, 1);
-        std::future::pending::<()>().await;
-    });
+    shared
+        .controller(&controller)
+        .watches(&controller.requests)
+        .start();
 }
 
 /// Whether a request is what its signer stands for; `None` when the signer is not ours.

@@ -15,7 +15,7 @@ use k8s_openapi::api::{
     core::v1::Pod,
 };
 use kube::Api;
-use reconcile::{Action, Controller, Error, Key, Kind, Queue, Recorder, Selector, Writer};
+use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Selector, Writer};
 
 use crate::{
     claim, podcontrol,
@@ -46,62 +46,37 @@ pub fn start(shared: &Arc<Shared>) {
         pods: shared.informer(),
         recorder: shared.recorder(ACCOUNT, ACCOUNT),
     });
-    let shared = shared.clone();
-    let context = shared.context.clone();
-    context.spawn(NAME, async move {
-        let (deployments, sets) = (controller.deployments.cache(), controller.sets.cache());
-        deployments.synced().await;
-        sets.synced().await;
-        controller.pods.synced().await;
-        let queue = Queue::default();
-        follow(&shared, &controller, &queue);
-        reconcile::run(&shared.context, controller, queue, WORKERS);
-        std::future::pending::<()>().await;
-    });
-}
-
-fn follow(shared: &Arc<Shared>, controller: &Arc<Deployments>, queue: &Queue<Key>) {
-    let context = &shared.context;
-    let deployments = controller.deployments.cache().clone();
-    reconcile::follow(context, &deployments, queue, |event| {
-        vec![Key::of(&**event.object())]
-    });
-    let lookup = deployments.clone();
-    reconcile::follow(context, controller.sets.cache(), queue, move |event| {
-        let owner = |set: &ReplicaSet| {
-            let owner = controller_of(set).filter(|owner| owner.kind == "Deployment")?;
-            Some(Key::new(
-                set.metadata.namespace.clone().unwrap_or_default(),
-                owner.name.clone(),
-            ))
-        };
-        let set = event.object();
-        let mut keys: Vec<Key> = event.old().and_then(|old| owner(old)).into_iter().collect();
-        keys.extend(owner(set).filter(|key| !keys.contains(key)));
-        if controller_of(&**set).is_none() {
+    let (deployments, sets) = (
+        controller.deployments.cache().clone(),
+        controller.sets.cache().clone(),
+    );
+    shared
+        .controller(&controller)
+        .watches(controller.deployments.cache())
+        .owns(controller.sets.cache(), "Deployment", move |set| {
             let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
-            let matching = lookup.list_in(namespace).into_iter().filter(|deployment| {
+            let matching = deployments.list_in(namespace);
+            let matching = matching.into_iter().filter(|deployment| {
                 let selector = deployment.spec.as_ref().map(|spec| &spec.selector);
                 Selector::of(selector).matches(set.metadata.labels.as_ref())
             });
-            keys.extend(matching.map(|deployment| Key::of(&*deployment)));
-        }
-        keys
-    });
-    // Recreate waits for the last old pod; nobody else needs to hear of pods.
-    let sets = controller.sets.cache().clone();
-    reconcile::follow(context, &controller.pods, queue, move |event| {
-        let client::Event::Deleted(pod) = event else {
-            return Vec::new();
-        };
-        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-        let set = controller_of(&**pod).and_then(|owner| sets.get(namespace, &owner.name));
-        let owner = set.as_ref().and_then(|set| controller_of(&**set));
-        owner
-            .map(|owner| Key::new(namespace, owner.name.clone()))
-            .into_iter()
-            .collect()
-    });
+            matching.map(|deployment| Key::of(&*deployment)).collect()
+        })
+        // Recreate waits for the last old pod; other changes of pods show in the ReplicaSets.
+        .watches_with(&controller.pods, move |event| {
+            let client::Event::Deleted(pod) = event else {
+                return Vec::new();
+            };
+            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+            let set = controller_of(&**pod).and_then(|owner| sets.get(namespace, &owner.name));
+            let owner = set.as_ref().and_then(|set| controller_of(&**set));
+            let owner = owner.into_iter();
+            owner
+                .map(|owner| Key::new(namespace, owner.name.clone()))
+                .collect()
+        })
+        .workers(WORKERS)
+        .start();
 }
 
 impl Controller for Deployments {

@@ -11,7 +11,7 @@ use k8s_openapi::api::{
     core::v1::{Node, Pod, Service},
     discovery::v1::EndpointSlice,
 };
-use reconcile::{Action, Controller, Error, Key, Queue, Selector, Writer};
+use reconcile::{Action, Controller, Error, Key, Selector, Writer};
 
 use crate::shared::{Shared, controller_reference};
 use kube::api::ObjectMeta;
@@ -39,19 +39,15 @@ pub fn start(shared: &Arc<Shared>) {
         nodes: shared.informer(),
         slices: shared.writer(ACCOUNT),
     });
-    let shared = shared.clone();
-    shared.context.clone().spawn(NAME, async move {
-        controller.services.synced().await;
-        controller.pods.synced().await;
-        controller.nodes.synced().await;
-        controller.slices.cache().synced().await;
-        let queue = Queue::default();
-        let context = &shared.context;
-        view::follow_services(context, &controller.services, &controller.pods, &queue);
-        view::follow_slices(context, controller.slices.cache(), &queue, MANAGER);
-        reconcile::run(context, controller, queue, 5);
-        std::future::pending::<()>().await;
-    });
+    let concerned = view::services_of_pod(&controller.services);
+    shared
+        .controller(&controller)
+        .watches(&controller.services)
+        .watches_with(&controller.pods, concerned)
+        .watches_with(controller.slices.cache(), view::service_of_slice(MANAGER))
+        .reads(&controller.nodes)
+        .workers(5)
+        .start();
 }
 
 impl Controller for Slices {

@@ -11,8 +11,7 @@ use k8s_openapi::{
     },
     apimachinery::pkg::util::intstr::IntOrString,
 };
-use lifecycle::Context;
-use reconcile::{Key, Queue, Selector};
+use reconcile::{Key, Selector};
 
 use crate::pods::{is_deleting, is_ready, is_terminal};
 
@@ -55,38 +54,29 @@ pub(crate) fn slices_of(
     .collect()
 }
 
-/// Adds the Services whose slices somebody changed.
-pub(crate) fn follow_slices(
-    context: &Context,
-    slices: &Informer<EndpointSlice>,
-    queue: &Queue<Key>,
+/// The Service of a slice that `manager` keeps.
+pub(crate) fn service_of_slice(
     manager: &'static str,
-) {
-    reconcile::follow(context, slices, queue, move |event| {
+) -> impl Fn(&Event<EndpointSlice>) -> Vec<Key> {
+    move |event| {
         let slice = event.object();
         let labels = slice.metadata.labels.as_ref();
         let service = labels.and_then(|labels| labels.get(SERVICE_NAME));
         let service = service.filter(|_| is_managed_by(slice, manager));
         let namespace = slice.metadata.namespace.clone().unwrap_or_default();
+        let service = service.into_iter();
         service
-            .map(|name| Key::new(namespace, name.clone()))
-            .into_iter()
+            .map(|name| Key::new(namespace.clone(), name.clone()))
             .collect()
-    });
+    }
 }
 
-/// Adds the Services that a change of a Service or of a pod concerns.
-pub(crate) fn follow_services(
-    context: &Context,
+/// The Services whose endpoints a change of a pod concerns.
+pub(crate) fn services_of_pod(
     services: &Informer<Service>,
-    pods: &Informer<Pod>,
-    queue: &Queue<Key>,
-) {
-    reconcile::follow(context, services, queue, |event| {
-        vec![Key::of(&**event.object())]
-    });
+) -> impl Fn(&Event<Pod>) -> Vec<Key> + use<> {
     let services = services.clone();
-    reconcile::follow(context, pods, queue, move |event| {
+    move |event| {
         if let Event::Modified { old, new } = event
             && facts(old) == facts(new)
         {
@@ -100,10 +90,8 @@ pub(crate) fn follow_services(
                 .filter(|s| !s.is_empty())
                 .map(|s| Selector::labels(&s));
             selector.is_some_and(|selector| {
-                selector.matches(pod.metadata.labels.as_ref())
-                    || event
-                        .old()
-                        .is_some_and(|old| selector.matches(old.metadata.labels.as_ref()))
+                let mut versions = event.old().into_iter().chain([pod]);
+                versions.any(|pod| selector.matches(pod.metadata.labels.as_ref()))
             })
         };
         let found = services
@@ -111,7 +99,7 @@ pub(crate) fn follow_services(
             .into_iter()
             .filter(|service| selects(service));
         found.map(|service| Key::of(&*service)).collect()
-    });
+    }
 }
 
 /// What of a pod shows in endpoints.

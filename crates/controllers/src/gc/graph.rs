@@ -1,7 +1,11 @@
 //! All objects of all kinds by uid and by owner: one metadata-only informer per kind, started and
 //! stopped as kinds come and go.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use client::{Event, Informer};
 use kube::{
@@ -29,9 +33,13 @@ pub(super) struct Item {
     pub(super) name: String,
 }
 
+/// A kind that cannot be listed for this long holds nothing up any more.
+const SYNC_PATIENCE: Duration = Duration::from_secs(30);
+
 struct Watched {
     resource: Resource,
     informer: Informer<Meta>,
+    started: Instant,
     stop: CancellationToken,
 }
 
@@ -58,8 +66,53 @@ impl Graph {
         self.kinds.read().len()
     }
 
-    /// Watches these kinds from now on, and no others.
-    pub(super) fn follow(self: &Arc<Self>, resources: Vec<Resource>, token: &CancellationToken) {
+    /// Whether the graph may be trusted to know all dependents: kinds have been discovered, and each
+    /// has been listed or cannot be.
+    pub(super) fn is_settled(&self) -> bool {
+        let kinds = self.kinds.read();
+        let settled = |watched: &Watched| {
+            watched.informer.has_synced() || watched.started.elapsed() >= SYNC_PATIENCE
+        };
+        !kinds.is_empty() && kinds.values().all(settled)
+    }
+
+    /// Waits until [`Graph::is_settled`].
+    pub(super) async fn settled(&self) {
+        while !self.is_settled() {
+            let waiting = self.unsynced();
+            let moment = Duration::from_millis(200);
+            match waiting {
+                // One that never syncs is given up on after its patience.
+                Some(informer) => {
+                    let _ = tokio::time::timeout(moment, informer.synced()).await;
+                }
+                None => tokio::time::sleep(moment).await,
+            }
+        }
+    }
+
+    /// A kind that has not been listed yet.
+    fn unsynced(&self) -> Option<Informer<Meta>> {
+        let kinds = self.kinds.read();
+        let mut informers = kinds.values().map(|watched| &watched.informer);
+        informers.find(|informer| !informer.has_synced()).cloned()
+    }
+
+    /// Watches these kinds from now on, and no others but those of `failed` groups, which did not
+    /// answer: what they serve is as it was.
+    pub(super) fn follow(
+        self: &Arc<Self>,
+        mut resources: Vec<Resource>,
+        failed: &[String],
+        token: &CancellationToken,
+    ) {
+        let has_failed = |resource: &&Resource| {
+            let mut failed = failed.iter().filter_map(|version| version.split_once('/'));
+            failed.any(|(group, _)| group == resource.api.group)
+        };
+        let kept = self.known.read().clone();
+        let kept = kept.iter().filter(has_failed).cloned();
+        resources.extend(kept);
         let wanted: HashMap<_, _> = resources
             .iter()
             .filter(|resource| is_collectable(resource))
@@ -96,18 +149,19 @@ impl Graph {
         let (group, plural) = resource.identity();
         context.spawn("follow", async move {
             while let Some(event) = events.next().await {
-                graph.heard(&event, &group, &plural);
+                graph.handle(&event, &group, &plural);
             }
         });
         Watched {
             resource,
             informer,
+            started: Instant::now(),
             stop,
         }
     }
 
     /// Puts into the queue what an event concerns.
-    fn heard(&self, event: &Event<Meta>, group: &str, plural: &str) {
+    fn handle(&self, event: &Event<Meta>, group: &str, plural: &str) {
         let object = event.object();
         let item = Item {
             group: group.to_owned(),
@@ -121,7 +175,7 @@ impl Graph {
             .as_ref()
             .is_some_and(|owners| !owners.is_empty());
         if let Event::Deleted(_) = event {
-            for dependent in self.dependents(meta.uid.as_deref().unwrap_or_default()) {
+            for dependent in self.claimants(meta.uid.as_deref().unwrap_or_default()) {
                 self.queue.add(dependent);
             }
         } else {
@@ -180,28 +234,36 @@ impl Graph {
         )
     }
 
-    pub(super) fn by_uid(&self, uid: &str) -> Option<ObjectMeta> {
-        self.find(uid).map(|(_, meta)| meta)
-    }
-
-    fn find(&self, uid: &str) -> Option<(Item, ObjectMeta)> {
+    /// The object of this uid, whatever its kind and namespace.
+    pub(super) fn find(&self, uid: &str) -> Option<(Item, ObjectMeta)> {
         self.kinds.read().values().find_map(|watched| {
             let found = watched.informer.by_index(UID, uid).into_iter().next()?;
             Some((item(&watched.resource, &found), found.metadata.clone()))
         })
     }
 
-    /// The objects that name this uid as an owner.
-    pub(super) fn dependents(&self, uid: &str) -> Vec<Item> {
+    /// The objects that name this uid as an owner and may: an owner that lives in a namespace has
+    /// dependents there only.
+    pub(super) fn dependents(&self, uid: &str, namespace: &str) -> Vec<Item> {
         let kinds = self.kinds.read();
         let of = |watched: &Watched| {
             let found = watched.informer.by_index(OWNERS, uid);
+            let is_near = |object: &&Arc<Meta>| {
+                let other = object.metadata.namespace.as_deref().unwrap_or_default();
+                namespace.is_empty() || namespace == other
+            };
             found
                 .iter()
+                .filter(is_near)
                 .map(|object| item(&watched.resource, object))
                 .collect::<Vec<_>>()
         };
         kinds.values().flat_map(of).collect()
+    }
+
+    /// The objects that name this uid as an owner, rightly or not.
+    fn claimants(&self, uid: &str) -> Vec<Item> {
+        self.dependents(uid, "")
     }
 
     pub(super) fn resource(&self, item: &Item) -> Option<Resource> {

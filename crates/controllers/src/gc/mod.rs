@@ -2,7 +2,9 @@
 //! the server has, custom ones included, through watches of metadata only.
 //!
 //! Absence is never believed from a cache alone: before anything is deleted the server is asked
-//! whether the owner, with that very uid, is gone.
+//! whether the owner, with that very uid, is gone. An owner is one by its uid and by its kind, name
+//! and namespace: an object in a namespace has owners there or in none. Nothing begins before every
+//! kind has been listed, for an owner that leaves its dependents behind must know them all.
 
 mod decide;
 mod graph;
@@ -13,6 +15,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use k8s_openapi::{
+    api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::OwnerReference,
+};
 use kube::{
     Api,
     api::{
@@ -21,7 +26,7 @@ use kube::{
     },
 };
 use parking_lot::Mutex;
-use reconcile::{Error, Queue};
+use reconcile::{Error, Kind, Queue, Recorder};
 use serde_json::json;
 use tracing::{debug, warn};
 
@@ -35,7 +40,7 @@ const ACCOUNT: &str = "generic-garbage-collector";
 /// How often new kinds are looked for.
 const DISCOVERY: Duration = Duration::from_secs(15);
 const WORKERS: usize = 8;
-/// How long an owner without dependents waits for such as nobody has heard of yet.
+/// How long an owner without dependents waits for such as are not in the caches yet.
 const HESITATION: Duration = Duration::from_millis(250);
 /// Owners that are remembered before those of long ago are forgotten.
 const REMEMBERED: usize = 1024;
@@ -54,6 +59,7 @@ struct Collector {
     queue: Queue<Item>,
     /// Guards since when owners, by uid, have been seen without dependents.
     alone: Mutex<HashMap<String, Instant>>,
+    recorder: Recorder,
 }
 
 /// Starts it.
@@ -66,16 +72,23 @@ pub fn start(shared: &Arc<Shared>) {
         graph: graph.clone(),
         queue,
         alone: Mutex::default(),
+        recorder: shared.recorder(ACCOUNT, "garbage-collector-controller"),
     });
     let token = shared.context.token();
+    let found = graph.clone();
     shared.context.spawn("discovery", async move {
         loop {
             match discover(&client).await {
-                Ok((resources, _)) => graph.follow(resources, &token),
+                Ok((resources, failed)) => {
+                    for group in &failed {
+                        warn!(group, "discovery failed: its kinds stay as they were");
+                    }
+                    found.follow(resources, &failed, &token);
+                }
                 Err(error) => debug!(%error, "cannot discover"),
             }
             // Soon at first: the server may still be adding its kinds.
-            let pause = if graph.size() == 0 {
+            let pause = if found.size() == 0 {
                 Duration::from_millis(200)
             } else {
                 DISCOVERY
@@ -83,14 +96,19 @@ pub fn start(shared: &Arc<Shared>) {
             tokio::time::sleep(pause).await;
         }
     });
-    for _ in 0..WORKERS {
-        let collector = collector.clone();
-        shared.context.spawn(NAME, async move {
-            loop {
-                collector.work().await;
-            }
-        });
-    }
+    let (starting, context) = (shared.starting(NAME), shared.context.clone());
+    shared.context.spawn(NAME, async move {
+        graph.settled().await;
+        for _ in 0..WORKERS {
+            let collector = collector.clone();
+            context.spawn(NAME, async move {
+                loop {
+                    collector.work().await;
+                }
+            });
+        }
+        drop(starting);
+    });
 }
 
 impl Collector {
@@ -126,14 +144,12 @@ impl Collector {
         }
         let mut owners = Vec::new();
         for reference in meta.owner_references.iter().flatten() {
-            let state = self.owner(item, reference).await?;
+            let state = self.owner(item, &meta, reference).await?;
             owners.push((reference.clone(), state));
         }
         let has_dependents = || {
-            !self
-                .graph
-                .dependents(meta.uid.as_deref().unwrap_or_default())
-                .is_empty()
+            let uid = meta.uid.as_deref().unwrap_or_default();
+            !self.graph.dependents(uid, &item.namespace).is_empty()
         };
         match judge(&owners, has_dependents) {
             Verdict::Keep => Ok(()),
@@ -160,14 +176,21 @@ impl Collector {
     async fn owner(
         &self,
         item: &Item,
-        reference: &k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference,
+        meta: &ObjectMeta,
+        reference: &OwnerReference,
     ) -> Result<Owner, Error> {
-        if let Some(owner) = self.graph.by_uid(&reference.uid) {
-            return Ok(if waits(&owner) {
-                Owner::WaitsForDependents
-            } else {
-                Owner::Solid
-            });
+        if let Some((found, owner)) = self.graph.find(&reference.uid) {
+            let is_near = found.namespace.is_empty() || found.namespace == item.namespace;
+            if is_near && self.is_named(reference, &found) {
+                return Ok(if waits(&owner) {
+                    Owner::WaitsForDependents
+                } else {
+                    Owner::Solid
+                });
+            }
+            if !is_near {
+                self.report_foreign_owner(item, meta, reference);
+            }
         }
         let kind = self
             .graph
@@ -179,7 +202,7 @@ impl Collector {
                 ))
             })?;
         if kind.namespaced && item.namespace.is_empty() {
-            // A cluster-scoped object cannot have an owner in a namespace; nobody can say which.
+            // A cluster-scoped object cannot have an owner in a namespace: there is none to look in.
             return Ok(Owner::Solid);
         }
         let api: Api<DynamicObject> = if kind.namespaced {
@@ -192,12 +215,43 @@ impl Collector {
         Ok(if there { Owner::Solid } else { Owner::Absent })
     }
 
+    /// Whether a reference names this object by group, kind and name.
+    fn is_named(&self, reference: &OwnerReference, owner: &Item) -> bool {
+        let kind = self.graph.kind(&reference.api_version, &reference.kind);
+        let identity = (owner.group.clone(), owner.plural.clone());
+        kind.is_some_and(|kind| kind.identity() == identity) && reference.name == owner.name
+    }
+
+    fn report_foreign_owner(&self, item: &Item, meta: &ObjectMeta, reference: &OwnerReference) {
+        let Some(kind) = self.graph.resource(item) else {
+            return;
+        };
+        let about = ObjectReference {
+            api_version: Some(kind.api.api_version),
+            kind: Some(kind.api.kind),
+            namespace: Some(item.namespace.clone()).filter(|namespace| !namespace.is_empty()),
+            name: Some(item.name.clone()),
+            uid: meta.uid.clone(),
+            ..Default::default()
+        };
+        let text = format!(
+            "ownerRef [{}/{}, namespace: {namespace}, name: {}, uid: {}] does not exist in namespace \"{namespace}\"",
+            reference.api_version,
+            reference.kind,
+            reference.name,
+            reference.uid,
+            namespace = item.namespace,
+        );
+        self.recorder
+            .event(&about, Kind::Warning, "OwnerRefInvalidNamespace", text);
+    }
+
     /// An owner that goes after its dependents: they are told to go, and it goes when none is left
     /// that holds it.
     async fn foreground(&self, item: &Item, meta: &ObjectMeta) -> Result<(), Error> {
         let uid = meta.uid.as_deref().unwrap_or_default();
         let mut blocked = false;
-        for dependent in self.graph.dependents(uid) {
+        for dependent in self.graph.dependents(uid, &item.namespace) {
             let Some(other) = self.graph.get(&dependent) else {
                 continue;
             };
@@ -209,20 +263,30 @@ impl Collector {
             }
         }
         if blocked {
-            return if self.waits_for_itself(uid) {
+            return if self.waits_for_itself(uid, &item.namespace) {
                 self.unblock_owners(item, meta).await
             } else {
                 Ok(())
             };
         }
-        // Caches of different kinds are not in step: a dependent may become known a moment later
-        // than its owner's end.
-        let waited = self.waited(uid);
-        if waited < HESITATION {
-            self.queue.add_after(item.clone(), HESITATION - waited);
+        if self.hesitates(item, uid) {
             return Ok(());
         }
         self.without_finalizer(item, meta, FOREGROUND).await
+    }
+
+    /// Whether an owner without dependents must wait: caches of different kinds are not in step, and
+    /// a dependent may become known a moment later than its owner's end. It is looked at again.
+    fn hesitates(&self, item: &Item, uid: &str) -> bool {
+        let left = if self.graph.is_settled() {
+            HESITATION.saturating_sub(self.waited(uid))
+        } else {
+            HESITATION
+        };
+        if !left.is_zero() {
+            self.queue.add_after(item.clone(), left);
+        }
+        !left.is_zero()
     }
 
     /// For how long an owner has been without dependents.
@@ -239,11 +303,11 @@ impl Collector {
 
     /// Whether the objects that hold this one back are held back by it: owners in a circle, each
     /// waiting for the next.
-    fn waits_for_itself(&self, uid: &str) -> bool {
+    fn waits_for_itself(&self, uid: &str, namespace: &str) -> bool {
         let mut seen = HashSet::new();
-        let mut open = vec![uid.to_owned()];
-        while let Some(owner) = open.pop() {
-            for dependent in self.graph.dependents(&owner) {
+        let mut open = vec![(uid.to_owned(), namespace.to_owned())];
+        while let Some((owner, namespace)) = open.pop() {
+            for dependent in self.graph.dependents(&owner, &namespace) {
                 let Some(meta) = self.graph.get(&dependent) else {
                     continue;
                 };
@@ -258,7 +322,7 @@ impl Collector {
                     return true;
                 }
                 if seen.insert(other.clone()) {
-                    open.push(other);
+                    open.push((other, dependent.namespace));
                 }
             }
         }
@@ -278,7 +342,10 @@ impl Collector {
     /// An owner that leaves its dependents behind.
     async fn orphan(&self, item: &Item, meta: &ObjectMeta) -> Result<(), Error> {
         let uid = meta.uid.as_deref().unwrap_or_default();
-        for dependent in self.graph.dependents(uid) {
+        if self.hesitates(item, uid) {
+            return Ok(());
+        }
+        for dependent in self.graph.dependents(uid, &item.namespace) {
             let Some(other) = self.graph.get(&dependent) else {
                 continue;
             };

@@ -20,7 +20,7 @@ use k8s_openapi::api::{
 };
 use kube::{Api, Resource};
 use parking_lot::Mutex;
-use reconcile::{Action, Controller, Error, Key, Kind, Queue, Recorder, Selector, Writer};
+use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Selector, Writer};
 
 use crate::{
     claim, podcontrol,
@@ -53,31 +53,21 @@ pub fn start(shared: &Arc<Shared>) {
         recorder: shared.recorder(ACCOUNT, ACCOUNT),
         backoffs: Mutex::default(),
     });
-    let shared = shared.clone();
-    shared.context.clone().spawn(NAME, async move {
-        let jobs = controller.jobs.cache().clone();
-        jobs.synced().await;
-        controller.pods.cache().synced().await;
-        let queue = Queue::default();
-        let context = &shared.context;
-        reconcile::follow(context, &jobs, &queue, |event| {
-            vec![Key::of(&**event.object())]
-        });
-        let lookup = jobs.clone();
-        reconcile::follow(context, controller.pods.cache(), &queue, move |event| {
-            podcontrol::owner_keys(event, "Job", |pod| {
-                let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-                let matching = lookup.list_in(namespace).into_iter().filter(|job| {
-                    let selector = job.spec.as_ref().and_then(|spec| spec.selector.as_ref());
-                    Selector::of(selector).matches(pod.metadata.labels.as_ref())
-                });
-                matching.map(|job| Key::of(&*job)).collect()
-            })
-        });
-        orphans::start(context, jobs, controller.pods.clone());
-        reconcile::run(context, controller, queue, WORKERS);
-        std::future::pending::<()>().await;
-    });
+    let jobs = controller.jobs.cache().clone();
+    orphans::start(shared, jobs.clone(), controller.pods.clone());
+    shared
+        .controller(&controller)
+        .watches(controller.jobs.cache())
+        .owns(controller.pods.cache(), "Job", move |pod| {
+            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+            let matching = jobs.list_in(namespace).into_iter().filter(|job| {
+                let selector = job.spec.as_ref().and_then(|spec| spec.selector.as_ref());
+                Selector::of(selector).matches(pod.metadata.labels.as_ref())
+            });
+            matching.map(|job| Key::of(&*job)).collect()
+        })
+        .workers(WORKERS)
+        .start();
 }
 
 /// Whether another controller has taken the Job over.

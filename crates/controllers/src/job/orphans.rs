@@ -1,13 +1,14 @@
 //! Takes the tracking finalizer from pods that no Job will count: their Job is gone or has finished,
 //! or they have no controller any more.
 
+use std::sync::Arc;
+
 use client::Informer;
 use k8s_openapi::api::{batch::v1::Job, core::v1::Pod};
-use lifecycle::Context;
-use reconcile::{Action, Controller, Error, Key, Queue, Writer};
+use reconcile::{Action, Controller, Error, Key, Writer};
 
 use super::{decide::is_finished, is_foreign, pod::is_tracked, release};
-use crate::shared::{OWNER, controller_of};
+use crate::shared::{OWNER, Shared, controller_of};
 
 struct Orphans {
     jobs: Informer<Job>,
@@ -15,33 +16,33 @@ struct Orphans {
 }
 
 /// Starts it.
-pub(super) fn start(context: &Context, jobs: Informer<Job>, pods: Writer<Pod>) {
-    let queue = Queue::default();
-    let lookup = jobs.clone();
-    reconcile::follow(context, pods.cache(), &queue, move |event| {
-        let pod = event.object();
-        let is_orphan = is_tracked(pod) && is_orphan(pod, |pod| job_of(&lookup, pod));
-        is_orphan.then(|| Key::of(&**pod)).into_iter().collect()
-    });
-    let cache = pods.cache().clone();
-    reconcile::follow(context, &jobs, &queue, move |event| {
-        let job = event.object();
-        let over = matches!(event, client::Event::Deleted(_)) || is_finished(job);
-        let uid = job.metadata.uid.as_deref().unwrap_or_default();
-        let pods = if over {
-            cache.by_index(OWNER, uid)
-        } else {
-            Vec::new()
-        };
-        let tracked = pods.iter().filter(|pod| is_tracked(pod));
-        tracked.map(|pod| Key::of(&**pod)).collect()
-    });
-    let controller = std::sync::Arc::new(Orphans { jobs, pods });
-    reconcile::run(context, controller, queue, 1);
+pub(super) fn start(shared: &Shared, jobs: Informer<Job>, pods: Writer<Pod>) {
+    let controller = Arc::new(Orphans { jobs, pods });
+    let (lookup, cache) = (controller.jobs.clone(), controller.pods.cache().clone());
+    shared
+        .controller(&controller)
+        .watches_with(controller.pods.cache(), move |event| {
+            let pod = event.object();
+            let is_orphan = is_tracked(pod) && is_orphan(pod, |pod| job_of(&lookup, pod));
+            is_orphan.then(|| Key::of(&**pod)).into_iter().collect()
+        })
+        .watches_with(&controller.jobs, move |event| {
+            let job = event.object();
+            let over = matches!(event, client::Event::Deleted(_)) || is_finished(job);
+            let uid = job.metadata.uid.as_deref().unwrap_or_default();
+            let pods = if over {
+                cache.by_index(OWNER, uid)
+            } else {
+                Vec::new()
+            };
+            let tracked = pods.iter().filter(|pod| is_tracked(pod));
+            tracked.map(|pod| Key::of(&**pod)).collect()
+        })
+        .start();
 }
 
 /// The Job that controls a pod, if it is there.
-fn job_of(jobs: &Informer<Job>, pod: &Pod) -> Option<std::sync::Arc<Job>> {
+fn job_of(jobs: &Informer<Job>, pod: &Pod) -> Option<Arc<Job>> {
     let owner = controller_of(pod)?;
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let job = jobs.get(namespace, &owner.name)?;

@@ -12,7 +12,7 @@ use k8s_openapi::api::{
     core::v1::{PersistentVolumeClaim, Pod, PodTemplateSpec},
 };
 use kube::{Api, Resource};
-use reconcile::{Action, Controller, Error, Key, Kind, Queue, Recorder, Selector, Writer};
+use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Selector, Writer};
 
 use crate::{
     claim,
@@ -50,35 +50,24 @@ pub fn start(shared: &Arc<Shared>) {
         revisions: shared.writer(ACCOUNT),
         recorder: shared.recorder(ACCOUNT, ACCOUNT),
     });
-    let shared = shared.clone();
-    shared.context.clone().spawn(NAME, async move {
-        let sets = controller.sets.cache().clone();
-        sets.synced().await;
-        controller.pods.cache().synced().await;
-        controller.claims.cache().synced().await;
-        controller.revisions.cache().synced().await;
-        let queue = Queue::default();
-        let context = &shared.context;
-        reconcile::follow(context, &sets, &queue, |event| {
-            vec![Key::of(&**event.object())]
-        });
-        reconcile::follow(context, controller.pods.cache(), &queue, move |event| {
-            podcontrol::owner_keys(event, "StatefulSet", |pod| {
-                let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-                let matching = sets.list_in(namespace).into_iter().filter(|set| {
-                    let selector = set.spec.as_ref().map(|spec| &spec.selector);
-                    Selector::of(selector).matches(pod.metadata.labels.as_ref())
-                });
-                matching.map(|set| Key::of(&*set)).collect()
-            })
-        });
-        let lookup = controller.clone();
-        reconcile::follow(context, controller.claims.cache(), &queue, move |event| {
+    let (sets, lookup) = (controller.sets.cache().clone(), controller.clone());
+    shared
+        .controller(&controller)
+        .watches(controller.sets.cache())
+        .owns(controller.pods.cache(), "StatefulSet", move |pod| {
+            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+            let matching = sets.list_in(namespace).into_iter().filter(|set| {
+                let selector = set.spec.as_ref().map(|spec| &spec.selector);
+                Selector::of(selector).matches(pod.metadata.labels.as_ref())
+            });
+            matching.map(|set| Key::of(&*set)).collect()
+        })
+        .watches_with(controller.claims.cache(), move |event| {
             lookup.sets_of_claim(event)
-        });
-        reconcile::run(context, controller, queue, WORKERS);
-        std::future::pending::<()>().await;
-    });
+        })
+        .reads(controller.revisions.cache())
+        .workers(WORKERS)
+        .start();
 }
 
 impl Controller for Sets {

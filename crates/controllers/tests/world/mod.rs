@@ -2,6 +2,7 @@
 //! binds, runs and ends pods by writing what a scheduler and a kubelet would.
 
 #![allow(clippy::unwrap_used)]
+#![allow(dead_code, reason = "not every test needs all of it")]
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -25,7 +26,7 @@ use kube::{
 use lifecycle::{Context, Health, Service};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
-use stdx::SystemClock;
+use stdx::{Clock, SystemClock};
 use tokio_util::sync::CancellationToken;
 
 pub const DEADLINE: Duration = Duration::from_secs(30);
@@ -53,9 +54,93 @@ impl Connector for InProcess {
     }
 }
 
+/// The API server alone, with a certificate authority: controllers are started and stopped apart.
+pub struct Server {
+    pub server: Arc<ApiServer>,
+    /// A client of the administrator.
+    pub client: kube::Client,
+    pub stop: CancellationToken,
+    pub context: Context,
+    pki: Arc<pki::Pki>,
+    directory: tempfile::TempDir,
+}
+
+impl Server {
+    pub async fn start() -> Self {
+        let _ = tracing_subscriber::fmt()
+            .with_env_filter(std::env::var("RUST_LOG").unwrap_or("warn".into()))
+            .with_test_writer()
+            .try_init();
+        let directory = tempfile::tempdir().unwrap();
+        let names = pki::Names::default();
+        let pki = Arc::new(pki::Pki::ensure(&directory.path().join("pki"), &names).unwrap());
+        let server = api_server(&pki, directory.path());
+        let admin = User::new("kubernetes-admin", ["system:masters"]);
+        let client = client::in_process(server.connect(admin));
+        let stop = CancellationToken::new();
+        let context = Context::standalone("test", stop.clone());
+        tokio::spawn(server.clone().run(context.clone()));
+        server.address().await;
+        Self {
+            server,
+            client,
+            stop,
+            context,
+            pki,
+            directory,
+        }
+    }
+
+    /// Runs all controllers in `context` as clients that `connector` makes.
+    pub fn run_controllers(
+        &self,
+        context: &Context,
+        connector: Arc<dyn Connector>,
+        clock: Arc<dyn Clock>,
+    ) {
+        let controllers = controllers::Config {
+            cluster_ca: "CA".into(),
+            authority: Some(controllers::Authority(self.pki.clone())),
+            ..Default::default()
+        };
+        let controllers = Arc::new(controllers.build_with_clock(connector, clock));
+        tokio::spawn(controllers.run(context.clone()));
+    }
+
+    /// Makes clients without anything between them and the server.
+    pub fn connector(&self) -> Arc<dyn Connector> {
+        Arc::new(InProcess(self.server.clone()))
+    }
+}
+
+fn api_server(pki: &pki::Pki, directory: &std::path::Path) -> Arc<ApiServer> {
+    let registry = Registry::builtin();
+    let codec = ObjectCodec::new(registry.clone());
+    let store = store::embedded::Embedded::open(directory.join("store"), codec).unwrap();
+    let local = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let config = apiserver::Config {
+        listen: local,
+        advertise: SocketAddr::from((Ipv4Addr::LOCALHOST, 6443)),
+        tls: pki.apiserver_config().unwrap(),
+        kubelet_tls: None,
+        service_cidrs: vec![(Ipv4Addr::new(10, 43, 0, 0).into(), 16)],
+        node_ports: 30000..=32767,
+        client_ca: pki.ca().pem().to_owned(),
+        front_proxy_ca: pki.front_proxy_ca().pem().to_owned(),
+        health: Health::default(),
+        clock: Arc::new(SystemClock),
+        limits: apiserver::Limits::default(),
+        endings: std::sync::Arc::new(apiserver::RandomEndings),
+        token_auth_file: None,
+        audit: None,
+        admission: apiserver::admission::Options::default(),
+        tokens: None,
+    };
+    config.build(store, registry).unwrap()
+}
+
 impl World {
     /// A client with an identity of its own.
-    #[allow(dead_code, reason = "not every test needs it")]
     pub fn as_user(&self, user: User) -> kube::Client {
         client::in_process(self.server.connect(user))
     }
@@ -70,57 +155,14 @@ impl World {
 
     /// Everything running, with the namespace "default".
     pub async fn new() -> Self {
-        let _ = tracing_subscriber::fmt()
-            .with_env_filter(std::env::var("RUST_LOG").unwrap_or("warn".into()))
-            .with_test_writer()
-            .try_init();
-        let directory = tempfile::tempdir().unwrap();
-        let pki = Arc::new(
-            pki::Pki::ensure(&directory.path().join("pki"), &pki::Names::default()).unwrap(),
-        );
-        let registry = Registry::builtin();
-        let codec = ObjectCodec::new(registry.clone());
-        let store = store::embedded::Embedded::open(directory.path().join("store"), codec).unwrap();
-        let local = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let config = apiserver::Config {
-            listen: local,
-            advertise: SocketAddr::from((Ipv4Addr::LOCALHOST, 6443)),
-            tls: pki.apiserver_config().unwrap(),
-            kubelet_tls: None,
-            service_cidrs: vec![(Ipv4Addr::new(10, 43, 0, 0).into(), 16)],
-            node_ports: 30000..=32767,
-            client_ca: pki.ca().pem().to_owned(),
-            front_proxy_ca: pki.front_proxy_ca().pem().to_owned(),
-            health: Health::default(),
-            clock: Arc::new(SystemClock),
-            limits: apiserver::Limits::default(),
-            endings: std::sync::Arc::new(apiserver::RandomEndings),
-            token_auth_file: None,
-            audit: None,
-            admission: apiserver::admission::Options::default(),
-            tokens: None,
-        };
-        let server = config.build(store, registry).unwrap();
-        let admin = User::new("kubernetes-admin", ["system:masters"]);
-        let client = client::in_process(server.connect(admin));
-        let connector = Arc::new(InProcess(server.clone()));
-        let controllers = controllers::Config {
-            cluster_ca: "CA".into(),
-            authority: Some(controllers::Authority(pki.clone())),
-            ..Default::default()
-        };
-        let stop = CancellationToken::new();
-        let context = Context::standalone("test", stop.clone());
-        let controllers = Arc::new(controllers.build(connector));
-        tokio::spawn(server.clone().run(context.clone()));
-        server.address().await;
-        tokio::spawn(controllers.run(context.clone()));
+        let server = Server::start().await;
+        server.run_controllers(&server.context, server.connector(), Arc::new(SystemClock));
         let world = Self {
-            client,
-            stop,
-            context,
-            server,
-            _directory: directory,
+            client: server.client,
+            stop: server.stop,
+            context: server.context,
+            server: server.server,
+            _directory: server.directory,
         };
         world.namespace("default").await;
         world

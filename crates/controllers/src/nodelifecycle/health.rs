@@ -1,0 +1,185 @@
+//! When a node was last heard of, by this controller's own clock, and what its conditions are once it
+//! has been silent for too long. Pure.
+
+use std::{collections::HashMap, time::Duration};
+
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::{
+        coordination::v1::Lease,
+        core::v1::{Node, NodeCondition},
+    },
+    apimachinery::pkg::apis::meta::v1::Time,
+};
+use reconcile::condition;
+
+/// A kubelet that says nothing for this long is gone.
+const GRACE: Duration = Duration::from_secs(50);
+/// A new node may take a little longer.
+const STARTUP_GRACE: Duration = Duration::from_secs(60);
+
+/// The last sign of life, and when it was first seen here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Heartbeat {
+    uid: Option<String>,
+    renewed: Option<Timestamp>,
+    posted: Option<Timestamp>,
+    seen: Timestamp,
+}
+
+/// What was last heard of each node.
+#[derive(Default)]
+pub(super) struct Heartbeats {
+    nodes: HashMap<String, Heartbeat>,
+}
+
+impl Heartbeats {
+    /// Whether the node has been silent for longer than it may be. Clocks of different machines need
+    /// not agree: that a sign of life has changed counts, not its time.
+    pub(super) fn is_silent(&mut self, node: &Node, lease: Option<&Lease>, now: Timestamp) -> bool {
+        let name = node.metadata.name.clone().unwrap_or_default();
+        let renewed = lease.and_then(|lease| lease.spec.as_ref()?.renew_time.as_ref());
+        let ready = ready(node);
+        let posted = ready
+            .filter(|ready| ready.status != "Unknown")
+            .and_then(|ready| ready.last_heartbeat_time.as_ref());
+        let mut heartbeat = Heartbeat {
+            uid: node.metadata.uid.clone(),
+            renewed: renewed.map(|time| time.0),
+            posted: posted.map(|time| time.0),
+            seen: now,
+        };
+        if let Some(known) = self.nodes.get(&name) {
+            // This controller's own word that the node is silent is no sign of life.
+            heartbeat.posted = heartbeat.posted.or(known.posted);
+            let known = known.clone();
+            heartbeat.seen = known.seen;
+            if heartbeat != known {
+                heartbeat.seen = now;
+            }
+        }
+        let grace = if ready.is_none() {
+            STARTUP_GRACE
+        } else {
+            GRACE
+        };
+        let silent = now.duration_since(heartbeat.seen);
+        self.nodes.insert(name, heartbeat);
+        Duration::try_from(silent).unwrap_or_default() > grace
+    }
+
+    /// Gives every node its whole grace period anew.
+    pub(super) fn reset(&mut self, now: Timestamp) {
+        for heartbeat in self.nodes.values_mut() {
+            heartbeat.seen = now;
+        }
+    }
+
+    pub(super) fn forget(&mut self, node: &str) {
+        self.nodes.remove(node);
+    }
+}
+
+/// The Ready condition.
+pub(super) fn ready(node: &Node) -> Option<&NodeCondition> {
+    condition::find(conditions(node), "Ready")
+}
+
+pub(super) fn conditions(node: &Node) -> impl Iterator<Item = &NodeCondition> {
+    let status = node.status.iter();
+    status.flat_map(|status| status.conditions.iter().flatten())
+}
+
+/// The conditions to write for a node that has gone silent; none when they say so already.
+pub(super) fn silenced(node: &Node, now: Timestamp) -> Vec<NodeCondition> {
+    let kinds = ["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"];
+    let silenced = kinds.map(|kind| match condition::find(conditions(node), kind) {
+        None => Some(NodeCondition {
+            type_: kind.into(),
+            status: "Unknown".into(),
+            reason: Some("NodeStatusNeverUpdated".into()),
+            message: Some("Kubelet never posted node status.".into()),
+            last_heartbeat_time: node.metadata.creation_timestamp.clone(),
+            last_transition_time: Some(Time(now)),
+        }),
+        Some(known) if known.status != "Unknown" => Some(NodeCondition {
+            status: "Unknown".into(),
+            reason: Some("NodeStatusUnknown".into()),
+            message: Some("Kubelet stopped posting node status.".into()),
+            last_transition_time: Some(Time(now)),
+            ..known.clone()
+        }),
+        Some(_) => None,
+    });
+    silenced.into_iter().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::{
+        api::coordination::v1::LeaseSpec, apimachinery::pkg::apis::meta::v1::MicroTime,
+    };
+
+    use super::*;
+    use crate::{nodelifecycle::samples::node, pods::samples::at};
+
+    fn lease(renewed: i64) -> Lease {
+        let spec = LeaseSpec {
+            renew_time: Some(MicroTime(at(renewed))),
+            ..Default::default()
+        };
+        Lease {
+            spec: Some(spec),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn a_node_is_silent_when_neither_its_lease_nor_its_status_changes_for_the_grace_period() {
+        let mut heartbeats = Heartbeats::default();
+        let node = node(&[("Ready", "True")], &[]);
+        let mut silent = |lease: &Lease, now| heartbeats.is_silent(&node, Some(lease), at(now));
+        let old = lease(-9999);
+        assert!(!silent(&old, 0), "the clock of the node does not matter");
+        assert!(!silent(&old, 50));
+        assert!(silent(&old, 51));
+        assert!(!silent(&lease(-9998), 52), "it was renewed");
+        heartbeats.reset(at(200));
+        assert!(!heartbeats.is_silent(&node, Some(&lease(-9998)), at(250)));
+    }
+
+    #[test]
+    fn saying_that_a_node_is_silent_is_no_sign_of_its_life() {
+        let mut heartbeats = Heartbeats::default();
+        let mut node = node(&[("Ready", "True")], &[]);
+        let posted = |node: &mut Node, status: &str| {
+            let conditions = node.status.as_mut().unwrap().conditions.as_mut();
+            let ready = &mut conditions.unwrap()[0];
+            ready.status = status.into();
+            ready.last_heartbeat_time = Some(Time(at(7)));
+        };
+        posted(&mut node, "True");
+        assert!(!heartbeats.is_silent(&node, None, at(0)));
+        assert!(heartbeats.is_silent(&node, None, at(60)));
+        posted(&mut node, "Unknown");
+        assert!(heartbeats.is_silent(&node, None, at(61)));
+    }
+
+    #[test]
+    fn a_silent_node_is_unknown_in_everything_and_only_once() {
+        let mut silent = node(&[("Ready", "True"), ("MemoryPressure", "False")], &[]);
+        let conditions = silenced(&silent, at(9));
+        assert_eq!(conditions.len(), 4);
+        assert!(
+            conditions
+                .iter()
+                .all(|condition| condition.status == "Unknown")
+        );
+        assert_eq!(
+            conditions[0].message.as_deref(),
+            Some("Kubelet stopped posting node status.")
+        );
+        silent.status.as_mut().unwrap().conditions = Some(conditions);
+        assert!(silenced(&silent, at(10)).is_empty());
+    }
+}
