@@ -135,6 +135,14 @@ impl Nodes {
             None if leaving => Ok(()),
             None => self.bind(client, pod).await,
             Some(node) if !self.names().contains(node) => Ok(()),
+            // A kubelet reports that a pod has ended before it removes it.
+            Some(_) if leaving && !matches!(phase, Some("Succeeded" | "Failed")) => {
+                let status = json!({"status": {"phase": "Failed"}});
+                let params = PatchParams::default();
+                api.patch_status(name, &params, &Patch::Strategic(&status))
+                    .await
+                    .map(drop)
+            }
             Some(_) if leaving => {
                 let params = DeleteParams::default().grace_period(0);
                 api.delete(name, &params).await.map(drop)
