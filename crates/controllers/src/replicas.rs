@@ -35,7 +35,9 @@ pub struct Wish<'a> {
 }
 
 /// A kind that says how many pods of a template it wants.
-pub trait Owner: Watched + k8s_openapi::Resource + Resource<Scope = NamespaceResourceScope> {
+pub trait Owner:
+    Watched + k8s_openapi::Resource + Resource<Scope = NamespaceResourceScope>
+{
     /// Whose service account writes.
     const ACCOUNT: &'static str;
     /// The component in events.
