@@ -239,7 +239,11 @@ async fn run_until_stopped(service: Arc<dyn Service>, slot: &Slot, stop: Cancell
             slot.problems.clone(),
         );
         let begun = Instant::now();
-        let outcome = catch(service.clone().run(context.clone())).await;
+        let outcome = tokio::select! {
+            biased;
+            outcome = catch(service.clone().run(context.clone())) => outcome,
+            () = stopped_before_ready(slot, &stop) => Ok(()),
+        };
         context.close().await;
         if stop.is_cancelled() {
             if let Err(failure) = outcome {
@@ -262,6 +266,17 @@ async fn run_until_stopped(service: Arc<dyn Service>, slot: &Slot, stop: Cancell
             () = tokio::time::sleep(delay) => info!(service = name, "restarting"),
             () = stop.cancelled() => return,
         }
+    }
+}
+
+/// Resolves when the stop comes to a run that is not ready. A start waits for caches, for the API
+/// or for a runtime, and these may have stopped already: such a run is dropped instead of drained.
+/// It has acknowledged nothing yet, and every start copes with what a crash leaves behind.
+async fn stopped_before_ready(slot: &Slot, stop: &CancellationToken) {
+    stop.cancelled().await;
+    // A run that became ready meanwhile listens to its shutdown signal.
+    if *slot.state.borrow() == State::Ready {
+        std::future::pending::<()>().await;
     }
 }
 
@@ -449,6 +464,42 @@ mod tests {
         assert!(panics_caught() >= 1);
         shutdown.cancel();
         run.await.unwrap();
+    }
+
+    /// Starts, and never gets as far as being ready.
+    struct NeverReady;
+
+    impl Service for NeverReady {
+        fn name(&self) -> &'static str {
+            "never ready"
+        }
+
+        fn run(self: Arc<Self>, context: Context) -> Run {
+            Box::pin(async move {
+                let (sender, receiver) = tokio::sync::oneshot::channel::<()>();
+                // A task of this run is dropped at shutdown: what it would have sent never comes.
+                context.spawn("cache", async move {
+                    std::future::pending::<()>().await;
+                    drop(sender);
+                });
+                let _ = receiver.await;
+                std::future::pending().await
+            })
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_service_that_is_still_starting_does_not_hold_up_the_shutdown() {
+        let drain = Duration::from_secs(20);
+        let supervisor =
+            Supervisor::new(vec![Arc::new(NeverReady)], drain, Health::default()).unwrap();
+        let (health, shutdown) = (supervisor.health(), CancellationToken::new());
+        let run = tokio::spawn(supervisor.run(shutdown.clone()));
+        while health.all()[0].state != State::Starting {
+            tokio::task::yield_now().await;
+        }
+        shutdown.cancel();
+        assert!(run.await.unwrap().is_empty(), "it was waited for");
     }
 
     #[test]
