@@ -13,7 +13,7 @@ pub(crate) fn of_store(error: Error) -> Status {
         Error::Lagged => Status::expired("The watcher did not keep up."),
         Error::Invalid(why) => Status::bad_request(why),
         Error::Full(_) | Error::Unavailable(_) => Status::service_unavailable(error.to_string()),
-        Error::Conflict { .. } | Error::Corrupt(_) => Status::internal(error),
+        Error::Conflict { .. } | Error::Lost { .. } | Error::Corrupt(_) => Status::internal(error),
     }
 }
 

@@ -44,6 +44,19 @@ pub enum Error {
     /// The store cannot write any more.
     #[error("store unavailable: {0}")]
     Unavailable(String),
+    /// Files are gone that had been synced.
+    #[error(
+        "data of the store is lost: {what}; the newest revision that is left is {found}, \
+         and revision {written} had been written"
+    )]
+    Lost {
+        /// Which file, and what is wrong with it.
+        what: String,
+        /// The newest revision that is there.
+        found: Revision,
+        /// The newest revision that should be there.
+        written: Revision,
+    },
     /// The files are damaged.
     #[error("corrupt store: {0}")]
     Corrupt(String),

@@ -296,7 +296,12 @@ async fn snapshots_take_the_place_of_the_log() {
     names.sort();
     assert_eq!(
         names,
-        ["lock", "log-0000000000000002", "snapshot-0000000000000002"]
+        [
+            "lock",
+            "log-0000000000000002",
+            "manifest",
+            "snapshot-0000000000000002"
+        ]
     );
     let store = open(directory.path());
     assert_eq!(store.revision().await.unwrap(), 101);

@@ -359,6 +359,114 @@ async fn a_missing_segment_is_refused_by_name() {
     );
 }
 
+/// A store of some segments that was closed in order.
+async fn closed_store() -> (MemoryDisk, Vec<String>) {
+    use store::embedded::disk::Disk;
+    let disk = MemoryDisk::new(1);
+    let store = open(&disk);
+    for n in 0..50 {
+        write(&*store, &format!("/{n}"), &"x".repeat(300)).await;
+    }
+    store.close();
+    let names = disk.list().unwrap();
+    let mut segments: Vec<_> = names
+        .into_iter()
+        .filter(|n| n.starts_with("log-"))
+        .collect();
+    segments.sort();
+    (disk, segments)
+}
+
+fn refused_as_lost(disk: &MemoryDisk, newest: u64) -> String {
+    let refused = small().open_on(Arc::new(disk.clone()), Plain).map(drop);
+    match refused {
+        Err(Error::Lost {
+            what,
+            found,
+            written,
+        }) => {
+            assert_eq!((found < 50, written), (true, 50), "{what}");
+            assert!(found <= newest, "{found} of {newest}");
+            what
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_log_whose_last_segments_were_deleted_is_refused_until_the_loss_is_accepted() {
+    use store::embedded::disk::Disk;
+    let (disk, segments) = closed_store().await;
+    let last = segments.last().unwrap();
+    disk.remove(last).unwrap();
+    let what = refused_as_lost(&disk, 49);
+    assert!(what.contains(&format!("{last} is missing")), "{what}");
+    for segment in &segments[..segments.len() - 1] {
+        disk.remove(segment).unwrap();
+    }
+    let what = refused_as_lost(&disk, 0);
+    assert!(what.contains("is missing"), "{what}");
+
+    let config = Config {
+        accept_loss: true,
+        ..small()
+    };
+    let store = config.open_on(Arc::new(disk.clone()), Plain).unwrap();
+    assert_eq!(value(&*store, "/1").await, None);
+    let next = write(&*store, "/1", "again").await;
+    assert!(next > 50, "revision {next} was used before");
+    store.close();
+    let store = open(&disk);
+    assert_eq!(value(&*store, "/1").await.as_deref(), Some("again"));
+}
+
+#[tokio::test]
+async fn a_last_segment_that_was_cut_between_two_records_is_refused() {
+    use store::embedded::disk::Disk;
+    let (disk, segments) = closed_store().await;
+    let last = segments.last().unwrap();
+    let first = disk.frames_start(last, 1);
+    disk.open(last).unwrap().cut(first as u64).unwrap();
+    let what = refused_as_lost(&disk, 49);
+    assert!(what.contains(&format!("{last} was cut")), "{what}");
+}
+
+#[tokio::test]
+async fn a_log_that_was_deleted_under_a_killed_store_is_refused_as_well() {
+    use store::embedded::disk::Disk;
+    let disk = MemoryDisk::new(1);
+    let clock = FakeClock::at(jiff::Timestamp::UNIX_EPOCH);
+    let config = Config {
+        clock: Arc::new(clock.clone()),
+        ..small()
+    };
+    let store = config.open_on(Arc::new(disk.clone()), Plain).unwrap();
+    write(&*store, "/a", "1").await;
+    // The manifest follows the log after a moment.
+    let deadline = Instant::now() + PATIENCE;
+    while !disk.list().unwrap().iter().any(|name| name == "manifest") {
+        assert!(Instant::now() < deadline, "there is no manifest");
+        clock.advance(Duration::from_secs(1));
+        tokio::task::yield_now().await;
+    }
+    disk.cut_power();
+    drop(store);
+    let disk = disk.restarted();
+    disk.remove("log-0000000000000001").unwrap();
+    let refused = small().open_on(Arc::new(disk.clone()), Plain).map(drop);
+    assert!(
+        matches!(
+            &refused,
+            Err(Error::Lost {
+                found: 0,
+                written: 1,
+                ..
+            })
+        ),
+        "{refused:?}"
+    );
+}
+
 #[tokio::test]
 async fn a_segment_that_lost_its_end_is_noticed_by_the_revisions_that_are_missing() {
     use store::embedded::disk::Disk;

@@ -12,7 +12,7 @@ use super::{
     disk::{Disk, File, is_full},
     frame::{self, Buffer, FileHeader, FileKind},
 };
-use crate::Error;
+use crate::{Error, Revision};
 
 /// Why the log did not take a batch.
 #[derive(Debug)]
@@ -85,6 +85,11 @@ impl Log {
     /// Bytes of log that no snapshot covers.
     pub fn bytes(&self) -> u64 {
         self.ended + self.open.as_ref().map_or(0, |segment| segment.end)
+    }
+
+    /// The number of the segment that was written last.
+    pub fn segment(&self) -> u64 {
+        self.next - 1
     }
 
     /// How many files wait to be written over.
@@ -273,7 +278,7 @@ pub fn replay(
     disk: &dyn Disk,
     number: u64,
     is_last: bool,
-    mut take: impl FnMut(&[u8]) -> Result<(), String>,
+    mut take: impl FnMut(&[u8]) -> Result<Revision, String>,
 ) -> Result<u64, Error> {
     let name = segment_name(number);
     let corrupt = |offset: usize, why: &str| {
@@ -294,11 +299,11 @@ pub fn replay(
         .and_then(|head| FileHeader::decode(FileKind::Log, head))
         .filter(|header| header.number == number)
         .ok_or_else(|| corrupt(0, "the header is damaged"))?;
-    let (mut offset, mut ended) = (header.first(), false);
+    let (mut offset, mut ended, mut revision) = (header.first(), false, None);
     while !ended && let Some((frame, payload)) = frame::read(&bytes, header.salt, offset) {
         ended = payload.is_empty();
         if !ended {
-            take(payload).map_err(|why| corrupt(offset, &why))?;
+            revision = Some(take(payload).map_err(|why| corrupt(offset, &why))?);
         }
         offset = header.after(offset, frame);
     }
@@ -306,8 +311,15 @@ pub fn replay(
         if !is_last || frame::synced_past(&bytes, &header, offset) {
             return Err(corrupt(offset, "a record that had been synced is damaged"));
         }
-        // A torn tail, or what an earlier life of the file left there.
-        tracing::info!(file = %disk.path(&name).display(), offset, "unclean stop: the log ends here");
+        // A torn tail, or space that was reserved, or what an earlier life of the file left there.
+        let torn = bytes[offset..].iter().any(|byte| *byte != 0);
+        let file = disk.path(&name);
+        let (file, cut) = (file.display(), bytes.len() - offset);
+        if torn {
+            tracing::warn!(%file, offset, cut, ?revision, "unclean stop: a record that was never acknowledged is cut; the log ends at this revision");
+        } else {
+            tracing::info!(%file, offset, ?revision, "unclean stop: the log ends at this revision");
+        }
     }
     if is_last {
         // Also syncs what the last process wrote and did not sync: from here on, others build on it.

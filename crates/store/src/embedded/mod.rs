@@ -12,6 +12,7 @@ mod frame;
 mod intake;
 mod lead;
 mod log;
+mod manifest;
 mod record;
 mod recovery;
 mod snapshot;
@@ -45,6 +46,7 @@ use batch::Batch;
 use disk::{Directory, Disk};
 use intake::{Answer, Errand, Intake};
 use log::Log;
+use manifest::Synced;
 use stage::{Gauges, Showing, Stage};
 use writer::Writer;
 
@@ -81,6 +83,8 @@ pub struct Config {
     pub snapshot_rest: Duration,
     /// A log that is longer, and than twice the live data, waits for nothing.
     pub max_log_bytes: u64,
+    /// Start also when files that had been synced are missing or cut, with what is left.
+    pub accept_loss: bool,
 }
 
 impl Default for Config {
@@ -99,6 +103,7 @@ impl Default for Config {
             min_log_bytes: 64 << 20,
             snapshot_rest: Duration::from_secs(4),
             max_log_bytes: 256 << 20,
+            accept_loss: false,
         }
     }
 }
@@ -139,7 +144,9 @@ impl Config {
             mut marks,
             next,
             log_bytes,
+            manifest,
         } = recovery::recover(&*disk, &codec, &self)?;
+        let found = state.revision;
         recovery::jump(&mut state, &mut marks);
         let log = Log::new(
             disk.clone(),
@@ -184,6 +191,14 @@ impl Config {
             dirty_since: None,
             wakes_at: 0,
             batch: Batch::default(),
+            appended: found,
+            // Recovery has synced what it found.
+            synced: Synced {
+                revision: found,
+                segment: next - 1,
+            },
+            manifest,
+            manifest_at: 0,
             snapshot: None,
             snapshot_waiters: Vec::new(),
             snapshot_not_before: 0,

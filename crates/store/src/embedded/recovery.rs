@@ -5,6 +5,7 @@ use super::{
     checkpoint::{Keep, remove_before},
     disk::Disk,
     log::{self, segment_name},
+    manifest::{self, Manifest},
     record::{self, Marks},
     snapshot::{self, snapshot_name},
 };
@@ -23,6 +24,8 @@ pub struct Recovered<T> {
     pub next: u64,
     /// Bytes in the segments.
     pub log_bytes: u64,
+    /// Says how far the log had been synced.
+    pub manifest: Manifest,
 }
 
 /// Reads everything. Changes nothing except for a torn tail and superfluous files.
@@ -78,9 +81,19 @@ pub fn recover<C: Codec>(
         log_bytes += log::replay(disk, *number, is_last, |payload| {
             marks = replay(&mut state, codec, payload)?;
             state.history.prune(&config.history, marks.time);
-            Ok(())
+            Ok(state.revision)
         })?;
         next += 1;
+    }
+    let manifest = Manifest::open(disk)?;
+    match manifest::check(disk, manifest.written, state.revision) {
+        Err(loss) if config.accept_loss => {
+            tracing::error!(%loss, "going on without what is lost, as asked for");
+            // Clients have seen these revisions, and relaxed writes after them: none is used twice.
+            let seen = manifest.written.revision + config.high_water_step;
+            marks.high_water = marks.high_water.max(seen);
+        }
+        checked => checked?,
     }
     state
         .history
@@ -90,6 +103,7 @@ pub fn recover<C: Codec>(
         marks,
         next,
         log_bytes,
+        manifest,
     })
 }
 

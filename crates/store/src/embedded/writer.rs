@@ -18,11 +18,12 @@ use super::{
     frame::Buffer,
     intake::{Errand, Intake},
     log::{Fault, Log},
+    manifest::{Manifest, Synced},
     record::{self, Marks},
     stage::{Durable, Stage},
 };
 use crate::{
-    Action, Codec, Durability, Error, Op, Precondition,
+    Action, Codec, Durability, Error, Op, Precondition, Revision,
     memory::{Millis, Published, State},
 };
 
@@ -32,6 +33,8 @@ const SPIN: Duration = Duration::from_micros(60);
 pub const PANICKED: &str = "the writer panicked";
 /// How long keys that could not be deleted wait for the next try.
 const EXPIRY_RETRY: Millis = 5_000;
+/// How far the manifest may be behind the log.
+const MANIFEST_EVERY: Millis = 1_000;
 
 /// Has the log and everything that others see.
 pub struct Writer<C: Codec> {
@@ -52,6 +55,14 @@ pub struct Writer<C: Codec> {
     pub wakes_at: Millis,
     /// The batch in hand.
     pub batch: Batch<C::Object>,
+    /// The newest revision in the log, synced or not.
+    pub appended: Revision,
+    /// What is on the disk for good.
+    pub synced: Synced,
+    /// Says so to the next start.
+    pub manifest: Manifest,
+    /// When it was last written, or tried to be.
+    pub manifest_at: Millis,
     pub snapshot: Option<RunningSnapshot>,
     pub snapshot_waiters: Vec<Reply<()>>,
     pub snapshot_not_before: Millis,
@@ -173,6 +184,10 @@ impl<C: Codec> Writer<C> {
         if self.dirty_since.is_some() {
             wait = wait.min(self.config.relaxed_sync);
         }
+        if self.synced.revision > self.manifest.written.revision {
+            let due = self.manifest_at + MANIFEST_EVERY;
+            wait = wait.min(Duration::from_millis((due - now).max(0) as u64));
+        }
         if self.snapshot.is_none() && self.log.bytes() > self.log_limit() {
             let due = self.snapshot_rests_until.max(self.snapshot_not_before);
             wait = wait.min(Duration::from_millis((due - now).max(0) as u64));
@@ -194,10 +209,13 @@ impl<C: Codec> Writer<C> {
             .is_some_and(|since| now - since >= patience)
         {
             self.dirty_since = None;
-            if let Err(fault) = self.log.sync() {
+            if let Err(fault) = self.sync() {
                 self.fail(fault);
                 return;
             }
+        }
+        if now - self.manifest_at >= MANIFEST_EVERY {
+            self.write_manifest(now);
         }
         if is_idle {
             let limits = &self.config.history;
@@ -244,6 +262,7 @@ impl<C: Codec> Writer<C> {
         let Batch {
             frame,
             time,
+            revision,
             synced,
             ..
         } = &mut self.batch;
@@ -252,13 +271,33 @@ impl<C: Codec> Writer<C> {
         }
         self.log.prepare(frame.len())?;
         self.log.append(frame)?;
+        self.appended = *revision;
         if *synced {
-            self.log.sync()?;
+            self.sync()?;
             self.dirty_since = None;
         } else {
             self.dirty_since.get_or_insert(*time);
         }
         Ok(())
+    }
+
+    /// Makes everything in the log durable.
+    fn sync(&mut self) -> Result<(), Fault> {
+        self.log.sync()?;
+        self.synced = Synced {
+            revision: self.appended,
+            segment: self.log.segment(),
+        };
+        Ok(())
+    }
+
+    /// Has the manifest say how far the log is synced. One that cannot be written is tried again
+    /// later: what it says already stays true.
+    fn write_manifest(&mut self, now: Millis) {
+        self.manifest_at = now;
+        if let Err(error) = self.manifest.write(&*self.disk, self.synced) {
+            tracing::warn!(%error, "the manifest of the store cannot be written");
+        }
     }
 
     /// What a fault means for those who wait; a broken log stops the writer for good.
@@ -351,11 +390,14 @@ impl<C: Codec> Writer<C> {
                 .log
                 .prepare(frame.len())
                 .and_then(|()| self.log.append(&mut frame))
-                .and_then(|()| self.log.sync())
+                .and_then(|()| self.sync())
                 .and_then(|()| self.log.close());
-            if let Err(fault) = closed {
-                let error = self.fail(fault);
-                tracing::warn!(%error, "the store could not be closed cleanly");
+            match closed {
+                Ok(()) => self.write_manifest(self.now()),
+                Err(fault) => {
+                    let error = self.fail(fault);
+                    tracing::warn!(%error, "the store could not be closed cleanly");
+                }
             }
         }
         self.intake.end();
