@@ -6,6 +6,7 @@
 
 mod cleanup;
 mod cni;
+mod conflicts;
 pub mod conntrack;
 mod docker;
 mod error;
@@ -16,6 +17,8 @@ mod loopback;
 pub mod names;
 pub mod netns;
 pub mod nft;
+mod notices;
+mod overlay;
 mod routed;
 pub mod routes;
 mod rules;
@@ -30,6 +33,7 @@ use std::{
 use async_trait::async_trait;
 pub use cleanup::cleanup;
 pub use cni::{CniConfig, CniNetwork, cleanup_cni};
+pub use conflicts::conflicts;
 pub use error::{Error, Result};
 pub use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 pub use loopback::LoopbackNetwork;

@@ -4,23 +4,19 @@
 //! The hardware address of a node's overlay device derives from the node's name, so nodes need not
 //! tell each other. The first address of a node's pod CIDR is its device's address.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-    sync::Arc,
-};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
 use futures::TryStreamExt;
 use ipnet::IpNet;
-use lifecycle::{Context, Run, Service};
+use lifecycle::{Context, Outcome, Run, Service};
 use rtnetlink::{
-    LinkUnspec, LinkVxlan, RouteMessageBuilder,
+    RouteMessageBuilder,
     packet_route::{
         address::AddressAttribute,
-        neighbour::NeighbourFlags,
-        route::{RouteAttribute, RouteMessage, RouteProtocol},
+        route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol},
     },
 };
+use stdx::Backoff;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
@@ -28,13 +24,10 @@ use crate::{
     Error, Result, links,
     names::{self, ROUTE_PROTOCOL, hardware_address},
     netns::Netlink,
-    nft::{Batch, Nft},
+    nft::Nft,
+    notices::Notices,
+    overlay::{Overlay, Tunnel},
 };
-
-/// The UDP port that Linux uses for VXLAN by itself.
-pub const VXLAN_PORT: u16 = 8472;
-/// What VXLAN adds to a packet.
-const VXLAN_OVERHEAD: u32 = 50;
 
 /// Another node, as far as routes care.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,7 +80,7 @@ pub fn plan(peers: &[Peer], subnets: &[IpNet]) -> BTreeMap<IpNet, Hop> {
     routes
 }
 
-fn overlay_hardware(node: &str) -> [u8; 6] {
+pub(crate) fn overlay_hardware(node: &str) -> [u8; 6] {
     hardware_address(&format!("vxlan/{node}"))
 }
 
@@ -110,8 +103,9 @@ pub struct Config {
 
 impl Config {
     /// A service that keeps routes as `nodes` says; the list may contain this node itself, which
-    /// gives the overlay device its address.
-    pub fn build(self, nft: Nft, nodes: watch::Receiver<Vec<Peer>>) -> Arc<NodeRoutes> {
+    /// gives the overlay device its address. `None` is a list that is not known yet: what an earlier
+    /// run made stays until it is.
+    pub fn build(self, nft: Nft, nodes: watch::Receiver<Option<Vec<Peer>>>) -> Arc<NodeRoutes> {
         Arc::new(NodeRoutes {
             config: self,
             nft,
@@ -124,88 +118,40 @@ impl Config {
 pub struct NodeRoutes {
     config: Config,
     nft: Nft,
-    nodes: watch::Receiver<Vec<Peer>>,
+    nodes: watch::Receiver<Option<Vec<Peer>>>,
 }
 
 impl NodeRoutes {
-    /// Brings the kernel's routes in line with a list of nodes.
+    /// Brings the kernel's routes in line with a list of nodes. Changes only what is different: a
+    /// second call changes nothing. A node that cannot be reached does not keep others waiting.
     pub async fn sync(&self, netlink: &Netlink, nodes: &[Peer]) -> Result<()> {
         let (own, peers): (Vec<Peer>, Vec<Peer>) = nodes
             .iter()
             .cloned()
             .partition(|node| node.name == self.config.node_name);
         let routes = plan(&peers, &subnets(netlink).await?);
-        let overlay = if routes
-            .values()
-            .any(|hop| matches!(hop, Hop::Overlay { .. }))
-        {
-            Some(self.overlay(netlink, &own).await?)
-        } else {
-            None
+        let overlay = Overlay {
+            config: &self.config,
+            nft: &self.nft,
+            netlink,
         };
-        self.remove_stale(netlink, &routes).await?;
+        let tunnels: Vec<Tunnel> = routes.iter().filter_map(Tunnel::new).collect();
+        let own = own.into_iter().flat_map(|node| node.pod_cidrs);
+        let device = overlay.sync(&tunnels, own.collect()).await?;
+        let installed = tagged(netlink, &self.config.id).await?;
+        self.remove_stale(netlink, &installed, &routes).await?;
+        let mut outcome = Ok(());
         for (cidr, hop) in &routes {
-            self.add(netlink, *cidr, hop, overlay).await?;
+            let is_there = |(there, route): &&(IpNet, RouteMessage)| {
+                there == cidr && leads(route, *cidr, hop, device)
+            };
+            if installed.iter().any(|route| is_there(&route)) {
+                continue;
+            }
+            let added = self.add(netlink, *cidr, hop, device).await;
+            outcome = outcome.and(added);
         }
-        Ok(())
-    }
-
-    /// The overlay device's index; made when it is missing.
-    async fn overlay(&self, netlink: &Netlink, own: &[Peer]) -> Result<u32> {
-        let name = names::vxlan_link(&self.config.id);
-        let index = match links::index_of(netlink, &name).await? {
-            Some(index) => index,
-            None => self.create_overlay(netlink, &name).await?,
-        };
-        for cidr in own.iter().flat_map(|node| &node.pod_cidrs) {
-            let length = if cidr.addr().is_ipv4() { 32 } else { 128 };
-            links::add_address(netlink, index, cidr.network(), length).await?;
-        }
-        let up = LinkUnspec::new_with_index(index).up().build();
-        let raised = netlink.handle.link().set(up).execute().await;
-        raised.map_err(Error::netlink("set the overlay device up"))?;
-        Ok(index)
-    }
-
-    async fn create_overlay(&self, netlink: &Netlink, name: &str) -> Result<u32> {
-        let wire = links::mtu_at(netlink, &self.config.node_ips).await?;
-        let mtu = self.config.mtu.min(wire.unwrap_or(self.config.mtu));
-        let mut device = LinkVxlan::new(name, names::vni(&self.config.cluster))
-            .port(VXLAN_PORT)
-            .learning(false)
-            .mtu(mtu.saturating_sub(VXLAN_OVERHEAD))
-            .address(overlay_hardware(&self.config.node_name).to_vec());
-        device = match self.config.node_ips.first() {
-            Some(IpAddr::V4(ip)) => device.local(*ip),
-            Some(IpAddr::V6(ip)) => device.local6(*ip),
-            None => device,
-        };
-        let made = netlink.handle.link().add(device.build()).execute().await;
-        made.map_err(Error::netlink(format!("create {name}")))?;
-        self.masquerade_into_overlay(name).await?;
-        info!(device = name, "overlay device made");
-        links::index_of(netlink, name).await?.ok_or_else(|| {
-            Error::netlink("create the overlay device")(rtnetlink::Error::RequestFailed)
-        })
-    }
-
-    /// What this node itself sends into the overlay must come from the device's address, or the
-    /// answer would take another way back.
-    async fn masquerade_into_overlay(&self, device: &str) -> Result<()> {
-        let table = names::table_of(&self.config.id, "overlay");
-        let mut batch = Batch::new();
-        batch.replace_table("inet", &table);
-        batch.push(format!(
-            "add chain inet {table} postrouting {{ type nat hook postrouting priority 101; }}"
-        ));
-        for cidr in &self.config.cluster_cidrs {
-            let family = if cidr.addr().is_ipv4() { "ip" } else { "ip6" };
-            batch.push(format!(
-                "add rule inet {table} postrouting oifname \"{device}\" {family} saddr != {cidr} \
-                 masquerade fully-random"
-            ));
-        }
-        self.nft.apply(&batch).await
+        outcome
     }
 
     async fn add(
@@ -224,51 +170,101 @@ impl NodeRoutes {
             .map_err(unfit)?;
         let builder = match (hop, overlay) {
             (Hop::Direct(gateway), _) => builder.gateway(*gateway).map_err(unfit)?,
-            (Hop::Overlay { node, hardware }, Some(index)) => {
-                links::add_neighbour(netlink, index, cidr.network(), hardware).await?;
-                forward_to(netlink, index, hardware, *node).await?;
-                builder
-                    .gateway(cidr.network())
-                    .map_err(unfit)?
-                    .output_interface(index)
-                    .onlink()
-            }
+            (Hop::Overlay { .. }, Some(index)) => builder
+                .gateway(cidr.network())
+                .map_err(unfit)?
+                .output_interface(index)
+                .onlink(),
             (Hop::Overlay { .. }, None) => return Ok(()),
         };
         links::add_route(netlink, builder.build(), &format!("route to {cidr}")).await
     }
 
-    async fn remove_stale(&self, netlink: &Netlink, wanted: &BTreeMap<IpNet, Hop>) -> Result<()> {
-        let wanted: BTreeSet<IpNet> = wanted.keys().copied().collect();
+    async fn remove_stale(
+        &self,
+        netlink: &Netlink,
+        installed: &[(IpNet, RouteMessage)],
+        wanted: &BTreeMap<IpNet, Hop>,
+    ) -> Result<()> {
         let inside = |cidr: &IpNet| {
             self.config
                 .cluster_cidrs
                 .iter()
                 .any(|all| all.contains(cidr))
         };
-        for (cidr, route) in tagged(netlink, &self.config.id).await? {
-            if inside(&cidr) && !wanted.contains(&cidr) {
+        for (cidr, route) in installed {
+            if inside(cidr) && !wanted.contains_key(cidr) {
                 info!(%cidr, "removing the route of a node that is gone");
-                let removed = netlink.handle.route().del(route).execute().await;
+                let removed = netlink.handle.route().del(route.clone()).execute().await;
                 removed.map_err(Error::netlink(format!("remove route {cidr}")))?;
             }
         }
         Ok(())
     }
+
+    /// Follows the list of nodes and what the kernel says about links, addresses and routes.
+    async fn follow(&self, context: &Context) -> Outcome {
+        let netlink = Netlink::here()?;
+        let mut notices = Notices::subscribe(&self.config.id)?;
+        let mut nodes = self.nodes.clone();
+        let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
+        context.ready();
+        loop {
+            let now = nodes.borrow_and_update().clone();
+            let synced = match now {
+                Some(now) => self.sync(&netlink, &now).await,
+                None => Ok(()),
+            };
+            let retry = match synced {
+                Ok(()) => {
+                    backoff.reset();
+                    None
+                }
+                Err(error) => {
+                    // A link that is down takes no routes; its return is a notice, too.
+                    warn!(%error, "routes to other nodes are incomplete");
+                    Some(backoff.step())
+                }
+            };
+            let retry = async {
+                match retry {
+                    Some(delay) => tokio::time::sleep(delay).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                changed = nodes.changed() => if changed.is_err() {
+                    return Err("the list of nodes ended".into());
+                },
+                noticed = notices.changed() => noticed?,
+                () = retry => {}
+                () = context.shutdown() => return Ok(()),
+            }
+        }
+    }
 }
 
-/// Where the overlay device sends frames for a hardware address.
-async fn forward_to(netlink: &Netlink, index: u32, hardware: &[u8; 6], node: IpAddr) -> Result<()> {
-    netlink
-        .handle
-        .neighbours()
-        .add_bridge(index, hardware)
-        .destination(node)
-        .flags(NeighbourFlags::Own)
-        .replace()
-        .execute()
-        .await
-        .map_err(Error::netlink(format!("forward overlay frames to {node}")))
+/// Whether a route that is there leads where it should.
+fn leads(route: &RouteMessage, cidr: IpNet, hop: &Hop, overlay: Option<u32>) -> bool {
+    let gateway = route
+        .attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            RouteAttribute::Gateway(RouteAddress::Inet(ip)) => Some(IpAddr::V4(*ip)),
+            RouteAttribute::Gateway(RouteAddress::Inet6(ip)) => Some(IpAddr::V6(*ip)),
+            _ => None,
+        });
+    let link = route
+        .attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            RouteAttribute::Oif(index) => Some(*index),
+            _ => None,
+        });
+    match hop {
+        Hop::Direct(to) => gateway == Some(*to) && link != overlay,
+        Hop::Overlay { .. } => gateway == Some(cidr.network()) && link == overlay,
+    }
 }
 
 /// The routes that carry this cluster's mark.
@@ -297,8 +293,7 @@ pub(crate) async fn tagged(netlink: &Netlink, id: &str) -> Result<Vec<(IpNet, Ro
     Ok(found)
 }
 
-fn destination(route: &RouteMessage) -> Option<IpNet> {
-    use rtnetlink::packet_route::route::RouteAddress;
+pub(crate) fn destination(route: &RouteMessage) -> Option<IpNet> {
     let address: IpAddr = route
         .attributes
         .iter()
@@ -344,26 +339,7 @@ impl Service for NodeRoutes {
     }
 
     fn run(self: Arc<Self>, context: Context) -> Run {
-        Box::pin(async move {
-            let netlink = Netlink::here()?;
-            let mut nodes = self.nodes.clone();
-            context.ready();
-            loop {
-                let now = nodes.borrow_and_update().clone();
-                if let Err(error) = self.sync(&netlink, &now).await {
-                    warn!(%error, "routes to other nodes are incomplete");
-                    return Err(error.into());
-                }
-                tokio::select! {
-                    changed = nodes.changed() => if changed.is_err() {
-                        // Nobody will tell of nodes any more; what is there stays.
-                        context.shutdown().await;
-                        return Ok(());
-                    },
-                    () = context.shutdown() => return Ok(()),
-                }
-            }
-        })
+        Box::pin(async move { self.follow(&context).await })
     }
 }
 

@@ -253,7 +253,7 @@ fn cleaning_up_leaves_the_machine_as_it_was() {
         let network = network(state.path()).await;
         let pod = Namespace::new();
         network.attach(request("a", &pod)).await.unwrap();
-        let (_, nodes) = tokio::sync::watch::channel(vec![]);
+        let (_, nodes) = tokio::sync::watch::channel(None);
         let routes = node_routes().build(Nft::new(), nodes);
         routes
             .sync(&Netlink::here().unwrap(), &peers())
@@ -355,7 +355,7 @@ async fn second_node(outside: &Namespace, state: &Path, pod: &Namespace, nodes: 
             node_ips: addresses,
             ..routes
         };
-        let (_, told) = tokio::sync::watch::channel(vec![]);
+        let (_, told) = tokio::sync::watch::channel(None);
         let routes = routes.build(Nft::new(), told);
         routes.sync(&Netlink::here().unwrap(), nodes).await.unwrap();
     });
@@ -379,7 +379,7 @@ async fn reach_the_second_node(outside: Arc<Namespace>, nodes: Vec<Peer>, node_a
     let (near, far) = (Namespace::new(), Namespace::new());
     let network = network(near_state.path()).await;
     network.attach(request("near", &near)).await.unwrap();
-    let (_, told) = tokio::sync::watch::channel(vec![]);
+    let (_, told) = tokio::sync::watch::channel(None);
     let routes = routes::Config {
         node_ips: nodes[0].addresses.clone(),
         ..node_routes()

@@ -1,0 +1,122 @@
+//! What the kernel says about links, addresses, routes and neighbours while we run: a link that comes
+//! back has lost its routes, and any program may remove one.
+
+use std::time::Duration;
+
+use futures::{StreamExt, channel::mpsc::UnboundedReceiver};
+use rtnetlink::{
+    MulticastGroup,
+    packet_core::{NetlinkMessage, NetlinkPayload},
+    packet_route::{
+        RouteNetlinkMessage,
+        address::{AddressMessage, AddressScope},
+        link::{LinkAttribute, LinkMessage},
+        neighbour::NeighbourState,
+        route::{RouteAttribute, RouteProtocol},
+    },
+    sys::SocketAddr,
+};
+use tokio::task::JoinHandle;
+
+use crate::{Error, Result, names};
+
+/// Changes come in groups: they are looked at together.
+const TOGETHER: Duration = Duration::from_millis(50);
+
+const GROUPS: [MulticastGroup; 6] = [
+    MulticastGroup::Link,
+    MulticastGroup::Ipv4Ifaddr,
+    MulticastGroup::Ipv6Ifaddr,
+    MulticastGroup::Ipv4Route,
+    MulticastGroup::Ipv6Route,
+    MulticastGroup::Neigh,
+];
+
+/// A subscription; ends when dropped.
+pub struct Notices {
+    messages: UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>,
+    task: JoinHandle<()>,
+    /// Links of pods begin with this, and are not a matter of routes between nodes.
+    pod_links: String,
+    overlay: String,
+    /// The mark of routes between nodes.
+    metric: u32,
+}
+
+impl Notices {
+    /// Listens in the caller's network namespace.
+    pub fn subscribe(id: &str) -> Result<Self> {
+        let (connection, _, messages) =
+            rtnetlink::new_multicast_connection(&GROUPS).map_err(Error::Socket)?;
+        Ok(Self {
+            messages,
+            task: tokio::spawn(connection),
+            pod_links: names::link_prefix(id),
+            overlay: names::vxlan_link(id),
+            metric: names::route_metric(id),
+        })
+    }
+
+    /// Resolves soon after something changed that routes between nodes depend on.
+    pub async fn changed(&mut self) -> Result<()> {
+        loop {
+            let Some((message, _)) = self.messages.next().await else {
+                return Err(Error::Socket(std::io::ErrorKind::UnexpectedEof.into()));
+            };
+            if self.matters(&message.payload) {
+                break;
+            }
+        }
+        let end = tokio::time::Instant::now() + TOGETHER;
+        while let Ok(Some(_)) = tokio::time::timeout_at(end, self.messages.next()).await {}
+        Ok(())
+    }
+
+    fn matters(&self, payload: &NetlinkPayload<RouteNetlinkMessage>) -> bool {
+        let message = match payload {
+            NetlinkPayload::InnerMessage(message) => message,
+            // The kernel could not tell us everything: look at all of it.
+            NetlinkPayload::Overrun(_) => return true,
+            _ => return false,
+        };
+        match message {
+            RouteNetlinkMessage::NewLink(link) | RouteNetlinkMessage::DelLink(link) => {
+                self.is_ours_or_a_wire(link)
+            }
+            RouteNetlinkMessage::NewAddress(address) | RouteNetlinkMessage::DelAddress(address) => {
+                is_global(address)
+            }
+            RouteNetlinkMessage::DelRoute(route) => {
+                let metric = RouteAttribute::Priority(self.metric);
+                route.header.protocol == RouteProtocol::Other(names::ROUTE_PROTOCOL)
+                    && route.attributes.contains(&metric)
+            }
+            // Others expire by themselves all the time.
+            RouteNetlinkMessage::DelNeighbour(entry) => {
+                entry.header.state == NeighbourState::Permanent
+            }
+            _ => false,
+        }
+    }
+
+    fn is_ours_or_a_wire(&self, link: &LinkMessage) -> bool {
+        let name = link
+            .attributes
+            .iter()
+            .find_map(|attribute| match attribute {
+                LinkAttribute::IfName(name) => Some(name.as_str()),
+                _ => None,
+            });
+        name.is_none_or(|name| name == self.overlay || !name.starts_with(&self.pod_links))
+    }
+}
+
+fn is_global(address: &AddressMessage) -> bool {
+    address.header.scope == AddressScope::Universe
+}
+
+impl Drop for Notices {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}

@@ -1,0 +1,253 @@
+//! The VXLAN device that carries packets to nodes on other subnets: the device itself, the forwarding
+//! entries that name each node, and the neighbour entries that name each node's device. Entries of
+//! nodes that are gone are removed.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use futures::TryStreamExt;
+use ipnet::IpNet;
+use rtnetlink::{
+    LinkUnspec, LinkVxlan,
+    packet_route::{
+        AddressFamily,
+        address::AddressAttribute,
+        neighbour::{
+            NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
+        },
+    },
+};
+use tracing::{debug, info};
+
+use crate::{
+    Error, Result, links, names,
+    netns::Netlink,
+    nft::{Batch, Nft},
+    routes::{Config, Hop, overlay_hardware},
+};
+
+/// The UDP port that Linux uses for VXLAN by itself.
+const VXLAN_PORT: u16 = 8472;
+/// What VXLAN adds to a packet.
+const VXLAN_OVERHEAD: u32 = 50;
+
+/// One node behind the overlay.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tunnel {
+    /// The address of its overlay device: the first of its pod range.
+    pub inner: IpAddr,
+    /// The node's own address.
+    pub node: IpAddr,
+    /// The hardware address of its overlay device.
+    pub hardware: [u8; 6],
+}
+
+impl Tunnel {
+    /// The tunnel that a route needs, if it needs one.
+    pub fn new((cidr, hop): (&IpNet, &Hop)) -> Option<Self> {
+        match hop {
+            Hop::Direct(_) => None,
+            Hop::Overlay { node, hardware } => Some(Self {
+                inner: cidr.network(),
+                node: *node,
+                hardware: *hardware,
+            }),
+        }
+    }
+}
+
+/// The overlay of one node.
+pub struct Overlay<'a> {
+    pub config: &'a Config,
+    pub nft: &'a Nft,
+    pub netlink: &'a Netlink,
+}
+
+impl Overlay<'_> {
+    /// Brings the device and its entries in line with `tunnels`; gives the device's index. A device
+    /// is made when the first tunnel needs it, and stays.
+    pub async fn sync(&self, tunnels: &[Tunnel], own: Vec<IpNet>) -> Result<Option<u32>> {
+        let name = names::vxlan_link(&self.config.id);
+        let index = match links::index_of(self.netlink, &name).await? {
+            Some(index) => index,
+            None if tunnels.is_empty() => return Ok(None),
+            None => self.create(&name).await?,
+        };
+        if !tunnels.is_empty() {
+            let there = self.addresses(index).await?;
+            for cidr in own.iter().filter(|cidr| !there.contains(&cidr.network())) {
+                let length = if cidr.addr().is_ipv4() { 32 } else { 128 };
+                links::add_address(self.netlink, index, cidr.network(), length).await?;
+            }
+            let up = LinkUnspec::new_with_index(index).up().build();
+            let raised = self.netlink.handle.link().set(up).execute().await;
+            raised.map_err(Error::netlink("set the overlay device up"))?;
+        }
+        self.forward(index, tunnels).await?;
+        self.resolve(index, tunnels).await?;
+        Ok(Some(index))
+    }
+
+    /// The addresses that the device has.
+    async fn addresses(&self, index: u32) -> Result<Vec<IpAddr>> {
+        let request = self.netlink.handle.address().get();
+        let messages: Vec<_> = request
+            .set_link_index_filter(index)
+            .execute()
+            .try_collect()
+            .await
+            .map_err(Error::netlink("list addresses"))?;
+        let attributes = messages.iter().flat_map(|message| &message.attributes);
+        Ok(attributes
+            .filter_map(|attribute| match attribute {
+                AddressAttribute::Address(ip) => Some(*ip),
+                _ => None,
+            })
+            .collect())
+    }
+
+    async fn create(&self, name: &str) -> Result<u32> {
+        let wire = links::mtu_at(self.netlink, &self.config.node_ips).await?;
+        let mtu = self.config.mtu.min(wire.unwrap_or(self.config.mtu));
+        let mut device = LinkVxlan::new(name, names::vni(&self.config.cluster))
+            .port(VXLAN_PORT)
+            .learning(false)
+            .mtu(mtu.saturating_sub(VXLAN_OVERHEAD))
+            .address(overlay_hardware(&self.config.node_name).to_vec());
+        device = match self.config.node_ips.first() {
+            Some(IpAddr::V4(ip)) => device.local(*ip),
+            Some(IpAddr::V6(ip)) => device.local6(*ip),
+            None => device,
+        };
+        let made = self.netlink.handle.link().add(device.build()).execute();
+        made.await
+            .map_err(Error::netlink(format!("create {name}")))?;
+        self.masquerade(name).await?;
+        info!(device = name, "overlay device made");
+        links::index_of(self.netlink, name).await?.ok_or_else(|| {
+            Error::netlink("create the overlay device")(rtnetlink::Error::RequestFailed)
+        })
+    }
+
+    /// What this node itself sends into the overlay must come from the device's address, or the
+    /// answer would take another way back.
+    async fn masquerade(&self, device: &str) -> Result<()> {
+        let table = names::table_of(&self.config.id, "overlay");
+        let mut batch = Batch::new();
+        batch.replace_table("inet", &table);
+        batch.push(format!(
+            "add chain inet {table} postrouting {{ type nat hook postrouting priority 101; }}"
+        ));
+        for cidr in &self.config.cluster_cidrs {
+            let family = if cidr.addr().is_ipv4() { "ip" } else { "ip6" };
+            batch.push(format!(
+                "add rule inet {table} postrouting oifname \"{device}\" {family} saddr != {cidr} \
+                 masquerade fully-random"
+            ));
+        }
+        self.nft.apply(&batch).await
+    }
+
+    /// Forwarding entries: to which node frames for a hardware address go.
+    async fn forward(&self, index: u32, tunnels: &[Tunnel]) -> Result<()> {
+        let mut missing: BTreeMap<[u8; 6], IpAddr> = tunnels
+            .iter()
+            .map(|tunnel| (tunnel.hardware, tunnel.node))
+            .collect();
+        for entry in self.entries(index, AddressFamily::Bridge).await? {
+            let Some(hardware) = hardware(&entry) else {
+                continue;
+            };
+            match (missing.get(&hardware), destination(&entry)) {
+                (Some(wanted), Some(node)) if *wanted == node => {
+                    missing.remove(&hardware);
+                }
+                // It is replaced below.
+                (Some(_), _) => {}
+                (None, _) => self.remove(entry).await?,
+            }
+        }
+        for (hardware, node) in missing {
+            let add = self
+                .netlink
+                .handle
+                .neighbours()
+                .add_bridge(index, &hardware);
+            add.destination(node)
+                .flags(NeighbourFlags::Own)
+                .replace()
+                .execute()
+                .await
+                .map_err(Error::netlink(format!("forward overlay frames to {node}")))?;
+        }
+        Ok(())
+    }
+
+    /// Neighbour entries: which hardware address the device of a node has.
+    async fn resolve(&self, index: u32, tunnels: &[Tunnel]) -> Result<()> {
+        let mut missing: BTreeMap<IpAddr, [u8; 6]> = tunnels
+            .iter()
+            .map(|tunnel| (tunnel.inner, tunnel.hardware))
+            .collect();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            for entry in self.entries(index, family).await? {
+                let Some(address) = destination(&entry) else {
+                    continue;
+                };
+                if missing.get(&address).copied() == hardware(&entry) {
+                    missing.remove(&address);
+                } else if !missing.contains_key(&address) {
+                    self.remove(entry).await?;
+                }
+            }
+        }
+        for (address, hardware) in missing {
+            links::add_neighbour(self.netlink, index, address, &hardware).await?;
+        }
+        Ok(())
+    }
+
+    /// The permanent entries of the device: the kernel makes others as it needs them.
+    async fn entries(&self, index: u32, family: AddressFamily) -> Result<Vec<NeighbourMessage>> {
+        let request = self.netlink.handle.neighbours().get();
+        let all: Vec<NeighbourMessage> = request
+            .set_address_family(family)
+            .execute()
+            .try_collect()
+            .await
+            .map_err(Error::netlink("list neighbours"))?;
+        let ours = |entry: &NeighbourMessage| {
+            entry.header.ifindex == index && entry.header.state == NeighbourState::Permanent
+        };
+        Ok(all.into_iter().filter(ours).collect())
+    }
+
+    async fn remove(&self, entry: NeighbourMessage) -> Result<()> {
+        debug!(?entry, "removing an entry of a node that is gone");
+        let removed = self.netlink.handle.neighbours().del(entry).execute().await;
+        match removed {
+            Err(rtnetlink::Error::NetlinkError(error)) if links::is(&error, libc::ENOENT) => Ok(()),
+            other => other.map_err(Error::netlink("remove a neighbour")),
+        }
+    }
+}
+
+fn hardware(entry: &NeighbourMessage) -> Option<[u8; 6]> {
+    entry
+        .attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            NeighbourAttribute::LinkLayerAddress(bytes) => bytes.as_slice().try_into().ok(),
+            _ => None,
+        })
+}
+
+fn destination(entry: &NeighbourMessage) -> Option<IpAddr> {
+    entry
+        .attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            NeighbourAttribute::Destination(NeighbourAddress::Inet(ip)) => Some(IpAddr::V4(*ip)),
+            NeighbourAttribute::Destination(NeighbourAddress::Inet6(ip)) => Some(IpAddr::V6(*ip)),
+            _ => None,
+        })
+}
