@@ -6,6 +6,7 @@
 //! informers: an answer is as fresh as the last event.
 
 pub mod cluster;
+mod lanes;
 pub mod reply;
 mod server;
 pub mod upstream;

@@ -12,6 +12,7 @@ use std::{
 use hickory_proto::op::{Message, MessageType, OpCode};
 use ipnet::IpNet;
 use lifecycle::{Context, Outcome, Run, Service};
+use rustix::net;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream, UdpSocket},
@@ -114,10 +115,12 @@ impl Server {
     pub async fn serve(&self, cluster: Cluster, context: &Context) -> Outcome {
         for address in &self.config.listen {
             let failed = |error| Error::Listen(*address, error);
-            let socket = Arc::new(UdpSocket::bind(address).await.map_err(failed)?);
             let listener = TcpListener::bind(address).await.map_err(failed)?;
-            let (answers, with, of) = (self.answers.clone(), cluster.clone(), context.clone());
-            context.spawn("udp", datagrams(socket, answers, with, of));
+            for _ in 0..sockets() {
+                let socket = Arc::new(shared_socket(*address).map_err(failed)?);
+                let (answers, with, of) = (self.answers.clone(), cluster.clone(), context.clone());
+                context.spawn("udp", datagrams(socket, answers, with, of));
+            }
             let (answers, with, of) = (self.answers.clone(), cluster.clone(), context.clone());
             context.spawn("tcp", streams(listener, answers, with, of));
         }
@@ -126,6 +129,25 @@ impl Server {
         context.shutdown().await;
         Ok(())
     }
+}
+
+/// One socket for each core: the kernel spreads clients over them.
+fn sockets() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// A datagram socket at an address that several of ours listen on.
+fn shared_socket(address: SocketAddr) -> io::Result<UdpSocket> {
+    let domain = if address.is_ipv4() {
+        net::AddressFamily::INET
+    } else {
+        net::AddressFamily::INET6
+    };
+    let flags = net::SocketFlags::CLOEXEC | net::SocketFlags::NONBLOCK;
+    let socket = net::socket_with(domain, net::SocketType::DGRAM, flags, None)?;
+    net::sockopt::set_socket_reuseport(&socket, true)?;
+    net::bind(&socket, &address)?;
+    UdpSocket::from_std(socket.into())
 }
 
 async fn datagrams(

@@ -7,7 +7,7 @@
 use std::{
     collections::HashMap,
     fs, io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
@@ -21,13 +21,13 @@ use parking_lot::Mutex;
 use rand::Rng;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpStream, UdpSocket},
+    net::TcpStream,
     sync::watch,
     time::timeout,
 };
 use tracing::{debug, warn};
 
-use crate::reply::Transport;
+use crate::{lanes::Lanes, reply::Transport};
 
 const ATTEMPT: Duration = Duration::from_secs(2);
 const ROUNDS: usize = 2;
@@ -46,6 +46,8 @@ pub struct Upstream {
     own: Vec<IpAddr>,
     /// Guards the servers as they were read last.
     servers: Mutex<(Option<Instant>, Vec<SocketAddr>)>,
+    /// The sockets to them.
+    lanes: Lanes,
     /// Guards the questions under way.
     under_way: Mutex<HashMap<Key, watch::Receiver<Answer>>>,
 }
@@ -57,6 +59,7 @@ impl Upstream {
             resolv_conf,
             own,
             servers: Mutex::new((None, Vec::new())),
+            lanes: Lanes::default(),
             under_way: Mutex::new(HashMap::new()),
         }
     }
@@ -121,7 +124,9 @@ impl Upstream {
                 request.metadata.id = rand::rng().random();
                 let bytes = request.to_vec().ok()?;
                 let answer = match transport {
-                    Transport::Udp => timeout(ATTEMPT, over_udp(*server, &bytes)).await,
+                    Transport::Udp => {
+                        timeout(ATTEMPT, self.lanes.ask(*server, bytes, is_answer)).await
+                    }
                     Transport::Tcp => timeout(ATTEMPT, over_tcp(*server, &bytes)).await,
                 };
                 match answer {
@@ -186,25 +191,6 @@ pub fn parse_servers(text: &str, own: &[IpAddr]) -> Vec<SocketAddr> {
         .take(SERVERS)
         .map(|address| SocketAddr::new(address, 53))
         .collect()
-}
-
-async fn over_udp(server: SocketAddr, request: &[u8]) -> io::Result<Vec<u8>> {
-    let any: IpAddr = if server.is_ipv4() {
-        Ipv4Addr::UNSPECIFIED.into()
-    } else {
-        Ipv6Addr::UNSPECIFIED.into()
-    };
-    let socket = UdpSocket::bind((any, 0)).await?;
-    socket.connect(server).await?;
-    socket.send(request).await?;
-    let mut buffer = vec![0; 65535];
-    loop {
-        let length = socket.recv(&mut buffer).await?;
-        if is_answer(request, &buffer[..length]) {
-            buffer.truncate(length);
-            return Ok(buffer);
-        }
-    }
 }
 
 async fn over_tcp(server: SocketAddr, request: &[u8]) -> io::Result<Vec<u8>> {

@@ -1,0 +1,220 @@
+//! Sockets to the resolvers: a few for each, shared by all questions under way. Each has a source
+//! port that the kernel chose at random, lives for a limited time and number of questions, and tells
+//! answers apart by the message id: whoever wants to forge an answer must guess the port, the id and
+//! the question.
+//!
+//! There is no reader: of those who wait on a socket, whoever gets a datagram hands it to the one
+//! that it is for.
+
+use std::{
+    collections::HashMap,
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use rand::Rng;
+use tokio::{net::UdpSocket, sync::mpsc};
+
+/// Sockets to one resolver.
+const LANES: usize = 16;
+/// A socket takes no more questions after this long, or after so many: its port becomes known.
+const LIFE: Duration = Duration::from_secs(10);
+const QUESTIONS: usize = 500;
+/// The longest datagram.
+const LONGEST: usize = 65535;
+
+/// All sockets.
+#[derive(Default)]
+pub struct Lanes {
+    /// Guards the list of sockets to each resolver.
+    open: Mutex<HashMap<SocketAddr, Vec<Arc<Lane>>>>,
+}
+
+/// One socket.
+struct Lane {
+    socket: UdpSocket,
+    born: Instant,
+    /// Guards who waits for which id, and how many have asked.
+    waiting: Mutex<Waiting>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    by_id: HashMap<u16, mpsc::UnboundedSender<Vec<u8>>>,
+    asked: usize,
+}
+
+/// A question under way; takes its id off the list when it is dropped.
+struct Asked<'a> {
+    lane: &'a Lane,
+    id: u16,
+    answers: mpsc::UnboundedReceiver<Vec<u8>>,
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        self.lane.waiting.lock().by_id.remove(&self.id);
+    }
+}
+
+impl Lanes {
+    /// Sends a request to a resolver and returns what `accept` takes for its answer. The first two
+    /// bytes of the request are replaced by an id of this side's choice; `accept` sees the request as
+    /// it was sent.
+    pub async fn ask(
+        &self,
+        server: SocketAddr,
+        mut request: Vec<u8>,
+        accept: impl Fn(&[u8], &[u8]) -> bool,
+    ) -> io::Result<Vec<u8>> {
+        let lane = self.lane(server).await?;
+        let mut asked = lane.begin();
+        let id = request.get_mut(..2).ok_or(io::ErrorKind::InvalidInput)?;
+        id.copy_from_slice(&asked.id.to_be_bytes());
+        lane.socket.send(&request).await?;
+        loop {
+            let answer = lane.receive(&mut asked).await?;
+            if accept(&request, &answer) {
+                return Ok(answer);
+            }
+        }
+    }
+
+    /// One of the sockets to a resolver, at random.
+    async fn lane(&self, server: SocketAddr) -> io::Result<Arc<Lane>> {
+        {
+            let mut open = self.open.lock();
+            let lanes = open.entry(server).or_default();
+            // Those that are dropped here live on as long as questions wait on them.
+            lanes.retain(|lane| lane.is_fresh());
+            let place = rand::rng().random_range(0..LANES);
+            if let Some(lane) = lanes.get(place) {
+                return Ok(lane.clone());
+            }
+        }
+        let lane = Arc::new(Lane::open(server).await?);
+        let mut open = self.open.lock();
+        // Resolvers that nobody asks any more leave nothing behind.
+        open.retain(|_, lanes| lanes.iter().any(|lane| lane.is_fresh()));
+        let lanes = open.entry(server).or_default();
+        if lanes.len() >= LANES {
+            let place = rand::rng().random_range(0..LANES);
+            return Ok(lanes[place].clone());
+        }
+        lanes.push(lane.clone());
+        Ok(lane)
+    }
+
+    /// How many sockets are open for new questions.
+    #[cfg(test)]
+    fn count(&self) -> usize {
+        self.open.lock().values().map(Vec::len).sum()
+    }
+}
+
+impl Lane {
+    async fn open(server: SocketAddr) -> io::Result<Self> {
+        let any: IpAddr = if server.is_ipv4() {
+            Ipv4Addr::UNSPECIFIED.into()
+        } else {
+            Ipv6Addr::UNSPECIFIED.into()
+        };
+        let socket = UdpSocket::bind((any, 0)).await?;
+        // Datagrams of anybody else do not come through.
+        socket.connect(server).await?;
+        Ok(Self {
+            socket,
+            born: Instant::now(),
+            waiting: Mutex::default(),
+        })
+    }
+
+    fn is_fresh(&self) -> bool {
+        self.born.elapsed() < LIFE && self.waiting.lock().asked < QUESTIONS
+    }
+
+    /// Takes an id that nobody waits for.
+    fn begin(&self) -> Asked<'_> {
+        let (send, answers) = mpsc::unbounded_channel();
+        let mut waiting = self.waiting.lock();
+        waiting.asked += 1;
+        let mut id: u16 = rand::rng().random();
+        while waiting.by_id.contains_key(&id) {
+            id = rand::rng().random();
+        }
+        waiting.by_id.insert(id, send);
+        Asked {
+            lane: self,
+            id,
+            answers,
+        }
+    }
+
+    /// The next datagram with the id of this question. Meanwhile others are handed on.
+    async fn receive(&self, asked: &mut Asked<'_>) -> io::Result<Vec<u8>> {
+        let mut buffer = vec![0; LONGEST];
+        loop {
+            let length = tokio::select! {
+                biased;
+                Some(answer) = asked.answers.recv() => return Ok(answer),
+                received = self.socket.recv(&mut buffer) => received?,
+            };
+            let Some(id) = buffer[..length].first_chunk::<2>() else {
+                continue;
+            };
+            let id = u16::from_be_bytes(*id);
+            if id == asked.id {
+                buffer.truncate(length);
+                return Ok(buffer);
+            }
+            if let Some(other) = self.waiting.lock().by_id.get(&id) {
+                // Whoever does not wait any more does not need it.
+                let _ = other.send(buffer[..length].to_vec());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn many_questions_share_few_sockets_and_each_gets_its_own_answer() {
+        let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let at = server.local_addr().unwrap();
+        let lanes = Lanes::default();
+        let respond = async {
+            let mut buffer = [0; 64];
+            let (mut ports, mut held) = (HashSet::new(), Vec::new());
+            // Answers come in another order than the questions.
+            while held.len() < 200 {
+                let (length, from) = server.recv_from(&mut buffer).await.unwrap();
+                ports.insert(from.port());
+                held.push((buffer[..length].to_vec(), from));
+            }
+            for (request, from) in held.into_iter().rev() {
+                // Another question's answer with this id first.
+                let forged = [&request[..2], b"forged"].concat();
+                server.send_to(&forged, from).await.unwrap();
+                server.send_to(&request, from).await.unwrap();
+            }
+            ports.len()
+        };
+        let ask = async |number: u32| {
+            let request = [&[0, 0][..], &number.to_be_bytes()].concat();
+            let accept = |sent: &[u8], got: &[u8]| sent == got;
+            let answer = lanes.ask(at, request, accept).await.unwrap();
+            assert_eq!(answer[2..], number.to_be_bytes());
+        };
+        let asking = futures::future::join_all((0..200).map(ask));
+        let (ports, _) = tokio::join!(respond, asking);
+        assert!((2..=LANES).contains(&lanes.count()), "{}", lanes.count());
+        assert!(ports >= 2, "the source port is always the same");
+    }
+}
