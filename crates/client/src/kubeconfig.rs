@@ -164,6 +164,7 @@ impl Kubeconfig {
             token: self.token(user)?,
             server_name: cluster.tls_server_name.clone(),
             namespace: context.namespace.clone(),
+            renewals: None,
         };
         let mut tls = self.tls(cluster, user)?;
         tls.alpn_protocols = protocols;
@@ -216,10 +217,17 @@ impl Kubeconfig {
             .map_err(tls_error)
     }
 
+    /// PEM of the authority of a cluster, if it names one.
+    pub fn authority(&self, cluster: &Cluster) -> Result<Option<Vec<u8>>, Error> {
+        self.pem(
+            &cluster.certificate_authority_data,
+            &cluster.certificate_authority,
+        )
+    }
+
     fn authorities(&self, cluster: &Cluster) -> Result<RootCertStore, Error> {
         let mut roots = RootCertStore::empty();
-        let data = &cluster.certificate_authority_data;
-        if let Some(pem) = self.pem(data, &cluster.certificate_authority)? {
+        if let Some(pem) = self.authority(cluster)? {
             for certificate in rustls_pemfile::certs(&mut &*pem) {
                 roots
                     .add(certificate.map_err(tls_error)?)

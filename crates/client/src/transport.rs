@@ -1,5 +1,5 @@
 //! HTTPS to an API server: rustls over TCP, HTTP/2 when the server offers it, one bearer token or
-//! client certificate per client. Host names come from /etc/hosts only: the binary is static, and a
+//! client certificate per client. Host names are resolved by our own code: the binary is static, and a
 //! static glibc has no resolver that may be used.
 
 use std::{
@@ -25,7 +25,7 @@ use hyper_util::{
 };
 use kube::client::Body;
 use rustls::{ClientConfig, pki_types::ServerName};
-use tokio::net::TcpStream;
+use tokio::{net::TcpStream, sync::watch};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tower::{BoxError, ServiceExt};
 
@@ -46,22 +46,63 @@ pub struct Options {
     pub server_name: Option<String>,
     /// The namespace of requests that name none.
     pub namespace: Option<String>,
+    /// Changes when the identity was renewed: requests from then on take new connections, whose
+    /// handshake shows the new certificate. What is under way on older ones goes on.
+    pub renewals: Option<watch::Receiver<u64>>,
 }
 
 /// A client of `server` (`https://ADDRESS[:PORT][/PREFIX]`). Must be called inside a Tokio runtime.
 pub fn https(server: &str, tls: ClientConfig, options: Options) -> Result<kube::Client, Error> {
     let base = Base::parse(server, options.token.as_deref())?;
     let connector = Connect::new(tls, options.server_name)?;
-    let http = Client::builder(TokioExecutor::new())
-        .timer(TokioTimer::new())
-        .http2_keep_alive_interval(KEEP_ALIVE)
-        .http2_keep_alive_timeout(KEEP_ALIVE)
-        .build::<_, Body>(connector);
-    let service = http.map_request(move |request| base.complete(request));
+    let pool = Pool {
+        http: open_pool(connector.clone()),
+        connector,
+        renewals: options.renewals,
+    };
+    let service = pool.map_request(move |request| base.complete(request));
     Ok(kube::Client::new(
         service,
         options.namespace.unwrap_or_else(|| "default".to_owned()),
     ))
+}
+
+type Http = Client<Connect, Body>;
+
+fn open_pool(connector: Connect) -> Http {
+    Client::builder(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .http2_keep_alive_interval(KEEP_ALIVE)
+        .http2_keep_alive_timeout(KEEP_ALIVE)
+        .build(connector)
+}
+
+/// The connections to one server, opened anew when the identity has changed.
+#[derive(Clone)]
+struct Pool {
+    http: Http,
+    connector: Connect,
+    renewals: Option<watch::Receiver<u64>>,
+}
+
+impl tower::Service<Request<Body>> for Pool {
+    type Response = <Http as tower::Service<Request<Body>>>::Response;
+    type Error = <Http as tower::Service<Request<Body>>>::Error;
+    type Future = <Http as tower::Service<Request<Body>>>::Future;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.http.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        if let Some(renewals) = &mut self.renewals
+            && renewals.has_changed().unwrap_or_default()
+        {
+            renewals.mark_unchanged();
+            self.http = open_pool(self.connector.clone());
+        }
+        self.http.call(request)
+    }
 }
 
 /// The part of every request that the caller does not write.
@@ -151,7 +192,7 @@ impl Connect {
             .trim_start_matches('[')
             .trim_end_matches(']')
             .to_owned();
-        let address = SocketAddr::new(resolve(&host)?, uri.port_u16().unwrap_or(443));
+        let address = SocketAddr::new(resolve(&host).await?, uri.port_u16().unwrap_or(443));
         let tcp = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(address))
             .await
             .map_err(|_| format!("no connection to {address} within {CONNECT_TIMEOUT:?}"))??;
@@ -181,26 +222,19 @@ impl tower::Service<Uri> for Connect {
     }
 }
 
-/// An address, or a name that /etc/hosts knows.
-fn resolve(host: &str) -> Result<IpAddr, BoxError> {
+/// An address, or what /etc/hosts or DNS knows of a name.
+async fn resolve(host: &str) -> Result<IpAddr, BoxError> {
     if let Ok(address) = host.parse() {
         return Ok(address);
     }
-    let hosts = std::fs::read_to_string("/etc/hosts").unwrap_or_default();
-    let known = hosts.lines().find_map(|line| address_of(line, host));
-    match known {
-        Some(address) => Ok(address),
+    let name = host.to_owned();
+    let found = tokio::task::spawn_blocking(move || stdx::resolve::resolve(&name)).await?;
+    let found = found.map_err(|error| format!("{host:?} has no address: {error}"))?;
+    match found.first() {
+        Some(address) => Ok(*address),
         None if host == "localhost" => Ok(IpAddr::V4(Ipv4Addr::LOCALHOST)),
-        None => Err(format!("{host:?} is not an address and not in /etc/hosts").into()),
+        None => Err(format!("{host:?} has no address").into()),
     }
-}
-
-fn address_of(line: &str, host: &str) -> Option<IpAddr> {
-    let mut words = line.split('#').next()?.split_whitespace();
-    let address = words.next()?.parse().ok()?;
-    words
-        .any(|name| name.eq_ignore_ascii_case(host))
-        .then_some(address)
 }
 
 /// A TLS stream that tells hyper which protocol was agreed.
@@ -283,16 +317,5 @@ mod tests {
     fn only_https_addresses_are_accepted() {
         assert!(Base::parse("http://127.0.0.1:8080", None).is_err());
         assert!(Base::parse("127.0.0.1", None).is_err());
-    }
-
-    #[test]
-    fn a_line_of_the_hosts_file_names_an_address_and_its_names() {
-        let line = "10.0.0.7 master.example Master # comment other";
-        assert_eq!(
-            address_of(line, "master"),
-            Some("10.0.0.7".parse().unwrap())
-        );
-        assert_eq!(address_of(line, "other"), None);
-        assert_eq!(address_of("# 10.0.0.7 master", "master"), None);
     }
 }

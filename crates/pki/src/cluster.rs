@@ -126,6 +126,11 @@ impl Pki {
         ))
     }
 
+    /// A kubeconfig that says where the cluster is and whom to trust, without any identity.
+    pub fn cluster_info(&self, server: &str) -> String {
+        kubeconfig::render_cluster(server, self.ca.pem())
+    }
+
     /// Writes a kubeconfig now, and again whenever its certificate is renewed.
     pub fn write_kubeconfig(&self, config: Kubeconfig) -> Result<(), Error> {
         let mut state = self.state.lock();

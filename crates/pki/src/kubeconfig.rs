@@ -15,6 +15,24 @@ pub struct Kubeconfig {
     pub server: String,
 }
 
+/// One cluster and no user: what anybody may know. The form is that of kubeadm's cluster-info.
+pub(crate) fn render_cluster(server: &str, ca: &str) -> String {
+    let ca = BASE64_STANDARD.encode(ca);
+    format!(
+        "apiVersion: v1
+kind: Config
+clusters:
+- name: \"\"
+  cluster:
+    certificate-authority-data: {ca}
+    server: {server}
+contexts: []
+current-context: \"\"
+users: []
+"
+    )
+}
+
 /// One cluster, one user, one context, with everything in the file itself.
 pub(crate) fn render(server: &str, user: &str, ca: &str, certificate: &str, key: &str) -> String {
     let ca = BASE64_STANDARD.encode(ca);

@@ -351,7 +351,7 @@ fn signed(
     checked.is_ok()
 }
 
-fn alt_names(certificate: &X509Certificate<'_>) -> AltNames {
+pub(crate) fn alt_names(certificate: &X509Certificate<'_>) -> AltNames {
     let Ok(Some(extension)) = certificate.subject_alternative_name() else {
         return AltNames::new();
     };

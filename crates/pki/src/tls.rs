@@ -37,7 +37,10 @@ impl ResolvesClientCert for Issued {
 }
 
 /// A server that shows `issued` and accepts clients without a certificate or with one of `roots`.
-pub(crate) fn server(issued: Arc<Issued>, roots: RootCertStore) -> Result<ServerConfig, Error> {
+pub(crate) fn server(
+    issued: Arc<dyn ResolvesServerCert>,
+    roots: RootCertStore,
+) -> Result<ServerConfig, Error> {
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
         .allow_unauthenticated()
         .build()
@@ -107,7 +110,7 @@ pub fn bearer_client_config(authorities: &[u8]) -> Result<ClientConfig, Error> {
     client_config_from_pem(authorities, None)
 }
 
-fn roots(pem: &[u8]) -> Result<RootCertStore, Error> {
+pub(crate) fn roots(pem: &[u8]) -> Result<RootCertStore, Error> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates_from_pem(pem)? {
         roots.add(certificate)?;

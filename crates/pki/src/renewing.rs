@@ -1,0 +1,305 @@
+//! Certificates that somebody else issues: a key and a request are made here, the certificate comes
+//! from the cluster, and servers and clients show the newest one at their next handshake. The pair
+//! is kept in one private file, so that a crash leaves the old pair or the new one.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use arc_swap::ArcSwapOption;
+use jiff::Timestamp;
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
+use rustls::{
+    ClientConfig, ServerConfig, SignatureScheme,
+    client::ResolvesClientCert,
+    pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer},
+    server::{ClientHello, ResolvesServerCert},
+    sign::CertifiedKey,
+};
+use tokio::sync::watch;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use crate::{
+    Error,
+    authority::{belongs, certificates_from_pem, key_pair},
+    csr::Wish,
+    files, provider, tls,
+};
+
+/// A key with the request that is signed with it.
+pub struct KeyedRequest {
+    /// PEM of the request.
+    pub request: String,
+    key: String,
+}
+
+impl KeyedRequest {
+    /// A new key, and a request that asks for this.
+    pub fn new(wish: &Wish) -> Result<Self, Error> {
+        let key = KeyPair::generate()?;
+        let mut names = wish.dns_names.clone();
+        names.extend(wish.addresses.iter().map(ToString::to_string));
+        let mut params = CertificateParams::new(names)?;
+        params.distinguished_name = DistinguishedName::new();
+        for organization in &wish.organizations {
+            let name = organization.as_str();
+            params
+                .distinguished_name
+                .push(DnType::OrganizationName, name);
+        }
+        let name = wish.common_name.as_str();
+        params.distinguished_name.push(DnType::CommonName, name);
+        Ok(Self {
+            request: params.serialize_request(&key)?.pem()?,
+            key: key.serialize_pem(),
+        })
+    }
+}
+
+struct Current {
+    certified: Arc<CertifiedKey>,
+    pem: String,
+    from: Timestamp,
+    until: Timestamp,
+}
+
+/// A certificate with its key that is replaced while others use it. Empty until the first is there:
+/// a server without one refuses handshakes, a client without one shows none.
+pub struct Renewing {
+    path: PathBuf,
+    current: ArcSwapOption<Current>,
+    /// Counts certificates: clients open new connections when it changes.
+    generation: watch::Sender<u64>,
+}
+
+impl std::fmt::Debug for Renewing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Renewing")
+            .field("path", &self.path)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Renewing {
+    /// What is in the file, if it is a pair that belongs together.
+    pub fn load(path: &Path) -> Result<Arc<Self>, Error> {
+        if let Some(parent) = path.parent() {
+            files::private_dir(parent)?;
+        }
+        let current = match files::read(path)? {
+            None => None,
+            Some(pem) => parse(&String::from_utf8_lossy(&pem))
+                .inspect_err(|error| {
+                    tracing::warn!(path = %path.display(), %error, "unusable certificate is replaced");
+                })
+                .ok(),
+        };
+        Ok(Arc::new(Self {
+            path: path.to_owned(),
+            current: ArcSwapOption::new(current.map(Arc::new)),
+            generation: watch::Sender::new(0),
+        }))
+    }
+
+    /// Takes the certificate that was issued for a request.
+    pub fn replace(&self, request: &KeyedRequest, certificate: &str) -> Result<(), Error> {
+        let pem = format!("{}\n{}", certificate.trim_end(), request.key);
+        let current = parse(&pem)?;
+        files::write(&self.path, pem.as_bytes())?;
+        self.current.store(Some(Arc::new(current)));
+        self.generation.send_modify(|generation| *generation += 1);
+        Ok(())
+    }
+
+    /// Forgets the pair: it is of no use any more.
+    pub fn forget(&self) -> Result<(), Error> {
+        self.current.store(None);
+        match std::fs::remove_file(&self.path) {
+            Err(source) if source.kind() != std::io::ErrorKind::NotFound => Err(Error::File {
+                path: self.path.clone(),
+                source,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether there is a certificate that counts at this time.
+    pub fn is_valid(&self, now: Timestamp) -> bool {
+        let current = self.current.load();
+        current
+            .as_ref()
+            .is_some_and(|it| it.from <= now && now < it.until)
+    }
+
+    /// When it should be replaced: after four fifths of its life. `None` without one.
+    pub fn renew_at(&self) -> Option<Timestamp> {
+        let current = self.current.load();
+        let current = current.as_ref()?;
+        let life = current.until.duration_since(current.from);
+        current.from.checked_add(life / 5 * 4).ok()
+    }
+
+    /// The certificate and its key as PEM.
+    pub fn pem(&self) -> Option<String> {
+        self.current
+            .load()
+            .as_ref()
+            .map(|current| current.pem.clone())
+    }
+
+    /// The names and addresses that the certificate is valid for.
+    pub fn names(&self) -> Vec<String> {
+        let current = self.current.load();
+        let Some(current) = current.as_ref() else {
+            return Vec::new();
+        };
+        let parsed = X509Certificate::from_der(&current.certified.cert[0]);
+        let names = parsed.map(|(_, certificate)| crate::leaf::alt_names(&certificate));
+        names
+            .map(|names| names.into_iter().collect())
+            .unwrap_or_default()
+    }
+
+    /// Changes with every new certificate.
+    pub fn generation(&self) -> watch::Receiver<u64> {
+        self.generation.subscribe()
+    }
+
+    /// A client that trusts `authorities` and shows this certificate. ALPN is left to the caller.
+    pub fn client_config(self: &Arc<Self>, authorities: &[u8]) -> Result<ClientConfig, Error> {
+        let builder = ClientConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()?
+            .with_root_certificates(tls::roots(authorities)?);
+        Ok(builder.with_client_cert_resolver(self.clone()))
+    }
+
+    /// A server that shows this certificate; clients show none or one of `authorities`.
+    pub fn server_config(self: &Arc<Self>, authorities: &[u8]) -> Result<ServerConfig, Error> {
+        tls::server(self.clone(), tls::roots(authorities)?)
+    }
+
+    fn certified(&self) -> Option<Arc<CertifiedKey>> {
+        let current = self.current.load();
+        current.as_ref().map(|current| current.certified.clone())
+    }
+}
+
+fn parse(pem: &str) -> Result<Current, Error> {
+    let chain = certificates_from_pem(pem.as_bytes())?;
+    let key = key_pair(pem.as_bytes())?;
+    if !belongs(&chain[0], &key) {
+        let why = "the certificate is not of this key".to_owned();
+        return Err(Error::Certificate(why));
+    }
+    let (from, until) = {
+        let (_, parsed) = X509Certificate::from_der(&chain[0])
+            .map_err(|error| Error::Certificate(error.to_string()))?;
+        let validity = parsed.validity();
+        let second = |at| Timestamp::from_second(at).unwrap_or(Timestamp::MIN);
+        (
+            second(validity.not_before.timestamp()),
+            second(validity.not_after.timestamp()),
+        )
+    };
+    let der = PrivatePkcs8KeyDer::from(key.serialize_der());
+    let certified = CertifiedKey::from_der(chain, PrivateKeyDer::Pkcs8(der), &provider())?;
+    Ok(Current {
+        certified: Arc::new(certified),
+        pem: pem.to_owned(),
+        from,
+        until,
+    })
+}
+
+impl ResolvesServerCert for Renewing {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        self.certified()
+    }
+}
+
+impl ResolvesClientCert for Renewing {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        self.certified()
+    }
+
+    fn has_certs(&self) -> bool {
+        true
+    }
+}
+
+/// The hash that a joining node pins, of the first certificate of a PEM: `sha256:` and the digest of
+/// its public key in hex.
+pub fn public_key_hash(pem: &[u8]) -> Result<String, Error> {
+    let certificates = certificates_from_pem(pem)?;
+    let (_, parsed) = X509Certificate::from_der(&certificates[0])
+        .map_err(|error| Error::Certificate(error.to_string()))?;
+    let digest = ring::digest::digest(&ring::digest::SHA256, parsed.public_key().raw);
+    let hex: String = digest
+        .as_ref()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    Ok(format!("sha256:{hex}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Names, Pki, csr};
+
+    fn issue(pki: &Pki, wish: &Wish, life: u64) -> (KeyedRequest, String) {
+        let keyed = KeyedRequest::new(wish).unwrap();
+        let request = csr::Request::parse(keyed.request.as_bytes()).unwrap();
+        assert_eq!(request.common_name, wish.common_name);
+        assert_eq!(request.organizations, wish.organizations);
+        assert_eq!(request.addresses, wish.addresses);
+        let usages = csr::Usages::parse(&["digital signature", "server auth"]).unwrap();
+        let life = std::time::Duration::from_secs(life);
+        let signed = pki.ca().sign(&request, &usages, Timestamp::now(), life);
+        (keyed, signed.unwrap())
+    }
+
+    #[test]
+    fn a_pair_is_kept_renewed_and_found_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let pki = Pki::ensure(&dir.path().join("pki"), &Names::default()).unwrap();
+        let wish = Wish {
+            common_name: "system:node:n".into(),
+            organizations: vec!["system:nodes".into()],
+            dns_names: vec!["n".into()],
+            addresses: vec!["192.0.2.1".parse().unwrap()],
+            ..Wish::default()
+        };
+        let path = dir.path().join("agent/kubelet-serving.pem");
+        let pair = Renewing::load(&path).unwrap();
+        let generation = pair.generation();
+        assert!(!pair.is_valid(Timestamp::now()) && pair.renew_at().is_none());
+        let (request, certificate) = issue(&pki, &wish, 3600);
+        pair.replace(&request, &certificate).unwrap();
+        assert!(pair.is_valid(Timestamp::now()));
+        assert!(generation.has_changed().unwrap());
+        assert_eq!(pair.names(), ["192.0.2.1", "n"]);
+        let again = Renewing::load(&path).unwrap();
+        assert_eq!(again.pem(), pair.pem());
+        assert!(
+            again.renew_at().unwrap() < Timestamp::now() + jiff::SignedDuration::from_secs(3600)
+        );
+        // A certificate for another key changes nothing.
+        let (_, other) = issue(&pki, &wish, 3600);
+        assert!(pair.replace(&request, &other).is_err());
+        assert_eq!(again.pem(), pair.pem());
+        assert!(pair.server_config(pki.ca().pem().as_bytes()).is_ok());
+        assert!(pair.client_config(pki.ca().pem().as_bytes()).is_ok());
+        pair.forget().unwrap();
+        assert!(!path.exists() && pair.pem().is_none());
+    }
+
+    #[test]
+    fn the_hash_of_an_authority_is_that_of_its_certificate() {
+        let dir = tempfile::tempdir().unwrap();
+        let pki = Pki::ensure(dir.path(), &Names::default()).unwrap();
+        let hash = public_key_hash(pki.ca().pem().as_bytes()).unwrap();
+        assert_eq!(hash, pki.ca().public_key_hash());
+    }
+}
