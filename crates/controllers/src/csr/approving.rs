@@ -21,7 +21,7 @@ use reconcile::{Action, Controller, Error, Key};
 
 use super::{
     ACCOUNT, KUBELET_CLIENT, KUBELET_SERVING, NODE_PREFIX, has, is_issued, is_kubelet_client,
-    is_kubelet_serving, serving, usages,
+    is_kubelet_serving, node_proxy, serving, usages,
 };
 use crate::shared::Shared;
 
@@ -79,6 +79,8 @@ enum Choice {
     Ask(Vec<(&'static str, &'static str)>),
     /// Approve it if it names the node and nothing else.
     Serving,
+    /// Approve it.
+    Approve(&'static str),
 }
 
 const SELF: (&str, &str) = (
@@ -86,6 +88,7 @@ const SELF: (&str, &str) = (
     "Auto approving self kubelet client certificate after SubjectAccessReview.",
 );
 const SERVING: &str = "Auto approving kubelet serving certificate for the node's name and the address it was requested from.";
+const PROXY: &str = "Auto approving the certificate that the node reads services with.";
 const OTHER: (&str, &str) = (
     "nodeclient",
     "Auto approving kubelet client certificate after SubjectAccessReview.",
@@ -100,6 +103,14 @@ fn decide(csr: &CertificateSigningRequest, request: &Wish) -> Choice {
     match csr.spec.signer_name.as_str() {
         KUBELET_CLIENT if is_kubelet_client(request, &usages(csr)).is_ok() => {
             Choice::Ask(if own { vec![SELF, OTHER] } else { vec![OTHER] })
+        }
+        node_proxy::SIGNER => {
+            let groups = csr.spec.groups.as_deref().unwrap_or_default();
+            if node_proxy::is_own(author, groups, request, &usages(csr)) {
+                Choice::Approve(PROXY)
+            } else {
+                Choice::Leave
+            }
         }
         KUBELET_SERVING if own && is_kubelet_serving(request, &usages(csr)).is_ok() => {
             let mut groups = csr.spec.groups.iter().flatten();
@@ -190,6 +201,7 @@ impl Controller for Approver {
         };
         match decide(&csr, &request) {
             Choice::Leave => {}
+            Choice::Approve(message) => self.approve(&csr, message).await?,
             Choice::Serving => match self.check_serving(&csr, &request) {
                 Ok(()) => self.approve(&csr, SERVING).await?,
                 Err(why) => {

@@ -3,6 +3,7 @@
 
 pub mod approving;
 pub mod cleaner;
+mod node_proxy;
 mod serving;
 pub mod signing;
 

@@ -1,4 +1,5 @@
-//! Signs approved requests for the four signers of Kubernetes with the cluster's authority. What a
+//! Signs approved requests for the four signers of Kubernetes, and for that of nodes' second identity,
+//! with the cluster's authority. What a
 //! signer does not stand for is marked as failed, and no other signer's requests are touched.
 
 use std::{sync::Arc, time::Duration};
@@ -17,7 +18,7 @@ use reconcile::{Action, Controller, Error, Key};
 
 use super::{
     ACCOUNT, CLIENT, KUBELET_CLIENT, KUBELET_SERVING, LEGACY, has, is_client, is_issued,
-    is_kubelet_client, is_kubelet_serving, usages,
+    is_kubelet_client, is_kubelet_serving, node_proxy, usages,
 };
 use crate::shared::Shared;
 
@@ -57,6 +58,7 @@ fn check(csr: &CertificateSigningRequest, request: &Wish) -> Option<Result<(), S
         CLIENT => Some(is_client(&usages)),
         KUBELET_CLIENT => Some(is_kubelet_client(request, &usages)),
         KUBELET_SERVING => Some(is_kubelet_serving(request, &usages)),
+        node_proxy::SIGNER => Some(node_proxy::check(request, &usages)),
         LEGACY => Some(Ok(())),
         _ => None,
     }

@@ -1,0 +1,84 @@
+//! The second identity of a node, `system:node-proxy:NAME`: what the service proxy, DNS and network
+//! policy of that node read the API with. It has a signer of its own, because the signers of
+//! Kubernetes promise that nothing else is approved for them. A node asks for it as itself and gets
+//! it for its own name alone; its group may list and watch a few kinds, and write nothing.
+
+use pki::csr::Wish;
+
+use super::{NODE_PREFIX, are};
+
+/// Signs these certificates.
+pub(crate) const SIGNER: &str = "mainstay.local/node-proxy-client";
+/// Begins the name of the identity; the node's name follows.
+const PREFIX: &str = "system:node-proxy:";
+const GROUP: &str = "system:node-proxies";
+
+/// Whether this is what the signer stands for.
+pub(super) fn check(request: &Wish, usages: &[&str]) -> Result<(), String> {
+    if request.organizations != [GROUP] {
+        return Err(format!("subject organization is not {GROUP}"));
+    }
+    let name = request.common_name.strip_prefix(PREFIX);
+    if name.is_none_or(str::is_empty) {
+        return Err(format!("subject common name does not begin with {PREFIX}"));
+    }
+    let has_names = [&request.dns_names, &request.emails, &request.uris]
+        .iter()
+        .any(|names| !names.is_empty());
+    if has_names || !request.addresses.is_empty() {
+        return Err("subjectAltNames are not allowed".to_owned());
+    }
+    if !are(usages, "client auth") {
+        let why = "usages did not match [client auth digital signature key encipherment]";
+        return Err(why.to_owned());
+    }
+    Ok(())
+}
+
+/// Whether a node asks for its own.
+pub(super) fn is_own(author: &str, groups: &[String], request: &Wish, usages: &[&str]) -> bool {
+    let node = author.strip_prefix(NODE_PREFIX);
+    check(request, usages).is_ok()
+        && groups.iter().any(|group| group == "system:nodes")
+        && node.is_some()
+        && node == request.common_name.strip_prefix(PREFIX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_gets_its_own_and_no_other() {
+        let wish = |name: &str, group: &str| Wish {
+            common_name: name.to_owned(),
+            organizations: vec![group.to_owned()],
+            ..Wish::default()
+        };
+        let usages = ["digital signature", "client auth"];
+        let nodes = ["system:nodes".to_owned()];
+        let own = wish("system:node-proxy:n1", GROUP);
+        assert!(is_own("system:node:n1", &nodes, &own, &usages));
+        assert!(!is_own("system:node:n2", &nodes, &own, &usages));
+        assert!(!is_own("system:node:n1", &[], &own, &usages));
+        assert!(!is_own("n1", &nodes, &own, &usages));
+        assert!(!is_own(
+            "system:node:n1",
+            &nodes,
+            &own,
+            &["digital signature", "server auth"]
+        ));
+        for other in [
+            wish("system:node-proxy:n1", "system:masters"),
+            wish("system:node-proxy:", GROUP),
+            wish("system:node:n1", GROUP),
+        ] {
+            assert!(check(&other, &usages).is_err(), "{other:?}");
+        }
+        let named = Wish {
+            dns_names: vec!["kubernetes".to_owned()],
+            ..own
+        };
+        assert!(check(&named, &usages).is_err());
+    }
+}
