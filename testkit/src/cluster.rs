@@ -34,8 +34,13 @@ impl Cluster {
 
     /// A machine for a cluster that has not been started yet.
     pub fn stopped(flags: &[&str]) -> Self {
+        Self::stopped_on(Machine::new(), flags)
+    }
+
+    /// The same on a given machine.
+    pub fn stopped_on(machine: Machine, flags: &[&str]) -> Self {
         Self {
-            machine: Machine::new(),
+            machine,
             daemon: None,
             kubectl: None,
             flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
@@ -147,6 +152,14 @@ impl Cluster {
                 other => Err(format!("{other:?}")),
             },
         );
+    }
+
+    /// Makes a token; gives the flags of the command that joins with it.
+    pub fn join_flags(&self) -> Vec<String> {
+        let line = self.mainstay(&["token", "create"]).success();
+        let words = line.trim().strip_prefix("mainstay agent ");
+        let words = words.unwrap_or_else(|| panic!("not a join command: {line}"));
+        words.split(' ').map(str::to_owned).collect()
     }
 
     /// `mainstay reset`: removes everything the cluster made.
@@ -284,7 +297,7 @@ impl Drop for Cluster {
 }
 
 /// The binary under test: MAINSTAY_BIN, as `make e2e` sets it.
-fn binary() -> &'static str {
+pub(crate) fn binary() -> &'static str {
     static BINARY: std::sync::OnceLock<String> = std::sync::OnceLock::new();
     BINARY.get_or_init(|| {
         std::env::var("MAINSTAY_BIN")
@@ -292,7 +305,7 @@ fn binary() -> &'static str {
     })
 }
 
-fn tail(path: &Path) -> String {
+pub(crate) fn tail(path: &Path) -> String {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(60)..].join("\n")

@@ -1,15 +1,20 @@
 //! Throw-away machines and clusters for tests that look from outside. A machine is a network and a
-//! mount namespace with no route out; a cluster is the built binary running in one. Dropping either
+//! mount namespace with no route out; a cluster is the built binary running in one, or, with agents, in
+//! several that hang on one network. Dropping either
 //! ends its processes and removes what it made, also when a test fails.
 //!
 //! A test wants a panic where a program wants an error: everything here panics with what it saw.
 
+mod agent;
 mod cluster;
+mod lan;
 mod leftovers;
 mod machine;
 mod wait;
 
+pub use agent::Agent;
 pub use cluster::Cluster;
+pub use lan::Lan;
 pub use leftovers::Leftovers;
 pub use machine::{Machine, Ran};
 pub use wait::{eventually, until};

@@ -7,6 +7,8 @@ use std::{
 
 use tempfile::TempDir;
 
+use crate::Lan;
+
 /// The address every machine has on its one link.
 const ADDRESS: &str = "192.168.77.2";
 
@@ -14,6 +16,7 @@ const ADDRESS: &str = "192.168.77.2";
 pub struct Machine {
     holder: Child,
     dir: TempDir,
+    address: String,
 }
 
 /// What a command did.
@@ -58,10 +61,21 @@ impl Default for Machine {
 impl Machine {
     /// Makes the namespaces and a link with an address; there is no route out.
     pub fn new() -> Self {
-        assert!(
-            running_as_root(),
-            "these tests need root: they make namespaces and containers"
+        let wire = format!(
+            "ip link add eth0 type veth peer name wire && ip address add {ADDRESS}/24 dev eth0 \
+             && ip link set eth0 up && ip link set wire up"
         );
+        Self::make(&wire, ADDRESS)
+    }
+
+    /// A machine that hangs on a network.
+    pub fn on(lan: &Lan, address: &str) -> Self {
+        let machine = Self::make("true", address);
+        lan.attach(machine.inside(), address);
+        machine
+    }
+
+    fn make(wire: &str, address: &str) -> Self {
         let dir = tempfile::Builder::new()
             .prefix("mst")
             .tempdir()
@@ -69,32 +83,14 @@ impl Machine {
         let disk = dir.path().join("disk");
         std::fs::create_dir(&disk).expect("a directory");
         let setup = format!(
-            "ip link set lo up && ip link add eth0 type veth peer name wire \
-             && ip address add {ADDRESS}/24 dev eth0 && ip link set eth0 up && ip link set wire up \
-             && mount -t tmpfs tmpfs /run && mount -t tmpfs tmpfs {} && echo made && exec sleep infinity",
+            "ip link set lo up && {wire} && mount -t tmpfs tmpfs /run && mount -t tmpfs tmpfs {}",
             disk.display()
         );
-        let mut holder = Command::new("unshare")
-            .args([
-                "--net",
-                "--mount",
-                "--propagation",
-                "slave",
-                "--kill-child",
-                "--fork",
-            ])
-            .args(["sh", "-ec", &setup])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("unshare starts");
-        let mut line = String::new();
-        let stdout = holder.stdout.take().expect("stdout is piped");
-        BufReader::new(stdout)
-            .read_line(&mut line)
-            .expect("the holder speaks");
-        assert_eq!(line.trim(), "made", "the machine could not be made");
-        Self { holder, dir }
+        Self {
+            holder: hold(&["--net", "--mount", "--propagation", "slave"], &setup),
+            dir,
+            address: address.to_owned(),
+        }
     }
 
     /// A directory that goes away with the machine.
@@ -108,8 +104,8 @@ impl Machine {
     }
 
     /// The address of the machine's link.
-    pub fn address(&self) -> &'static str {
-        ADDRESS
+    pub fn address(&self) -> &str {
+        &self.address
     }
 
     /// A command that will run inside.
@@ -135,16 +131,44 @@ impl Machine {
             .into()
     }
 
-    /// The process inside the namespaces: the child that unshare forked.
+    /// The process inside the namespaces.
     fn inside(&self) -> u32 {
-        let path = format!("/proc/{0}/task/{0}/children", self.holder.id());
-        let children = std::fs::read_to_string(path).expect("the holder lives");
-        children
-            .split_whitespace()
-            .next()
-            .and_then(|pid| pid.parse().ok())
-            .expect("one child")
+        inside(&self.holder)
     }
+}
+
+/// Starts a process that holds new namespaces, and runs `setup` in them.
+pub(crate) fn hold(namespaces: &[&str], setup: &str) -> Child {
+    assert!(
+        running_as_root(),
+        "these tests need root: they make namespaces and containers"
+    );
+    let setup = format!("{setup} && echo made && exec sleep infinity");
+    let mut holder = Command::new("unshare")
+        .args(namespaces)
+        .args(["--kill-child", "--fork", "sh", "-ec", &setup])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("unshare starts");
+    let mut line = String::new();
+    let stdout = holder.stdout.take().expect("stdout is piped");
+    BufReader::new(stdout)
+        .read_line(&mut line)
+        .expect("the holder speaks");
+    assert_eq!(line.trim(), "made", "the namespaces could not be made");
+    holder
+}
+
+/// The process inside a holder's namespaces: the child that unshare forked.
+pub(crate) fn inside(holder: &Child) -> u32 {
+    let path = format!("/proc/{0}/task/{0}/children", holder.id());
+    let children = std::fs::read_to_string(path).expect("the holder lives");
+    children
+        .split_whitespace()
+        .next()
+        .and_then(|pid| pid.parse().ok())
+        .expect("one child")
 }
 
 impl Drop for Machine {

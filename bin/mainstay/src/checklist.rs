@@ -1,9 +1,9 @@
-//! `mainstay up` as a person sees it: a line per part, ticked off when the part is ready, then what
+//! `mainstay up`, `server` and `agent` as a person sees them: a line per part, ticked off when the part is ready, then what
 //! to try next. On a terminal with colours; plain lines otherwise.
 
 use std::{io::IsTerminal, time::Instant};
 
-use cluster::Running;
+use cluster::{Role, Running};
 
 /// Ticks off every part in order, then prints what to do next.
 pub async fn show(running: &Running, begun: Instant) {
@@ -12,16 +12,24 @@ pub async fn show(running: &Running, begun: Instant) {
         running.health().ready(service).await;
         tick(colours, &line);
     }
-    running.node_ready().await;
-    tick(
-        colours,
-        &format!("node {} is Ready", running.settings().node_name),
-    );
+    if running.role() != Role::Server {
+        running.node_ready().await;
+        let line = format!("node {} is Ready", running.settings().node_name);
+        tick(colours, &line);
+    }
     let seconds = begun.elapsed().as_secs_f64();
-    println!(
-        "\nThe cluster is up, after {seconds:.1} seconds.\n\n{}",
-        next_steps(running)
-    );
+    match running.role() {
+        Role::Up => println!(
+            "\nThe cluster is up, after {seconds:.1} seconds.\n\n{}",
+            next_steps(running)
+        ),
+        Role::Server => println!(
+            "\nThe control plane is up, after {seconds:.1} seconds. `{} token create` makes the \
+             command that joins a node.",
+            binary()
+        ),
+        Role::Agent => println!("\nThis node has joined, after {seconds:.1} seconds."),
+    }
 }
 
 fn tick(colours: bool, line: &str) {
@@ -32,10 +40,15 @@ fn tick(colours: bool, line: &str) {
     }
 }
 
+/// This program, as it can be called.
+fn binary() -> String {
+    let path = std::env::current_exe().map(|path| path.display().to_string());
+    path.unwrap_or_else(|_| "mainstay".into())
+}
+
 /// Commands that work as printed, from another terminal.
 fn next_steps(running: &Running) -> String {
-    let binary = std::env::current_exe().map(|path| path.display().to_string());
-    let binary = binary.unwrap_or_else(|_| "mainstay".into());
+    let binary = binary();
     let kubeconfig = running.settings().data_dir.join("admin.kubeconfig");
     format!(
         "Try this in another terminal:\n\n  \

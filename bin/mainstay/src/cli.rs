@@ -24,6 +24,13 @@ pub struct Cli {
 pub enum Command {
     /// Run a one-node cluster in the foreground
     Up(Box<Options>),
+    /// Run the control plane of a cluster, without a node
+    Server(Box<Options>),
+    /// Join a cluster as a node
+    Agent(Box<Agent>),
+    /// Tokens that machines join with
+    #[command(subcommand)]
+    Token(Token),
     /// Remove everything a cluster made on this machine
     Reset(Reset),
     /// Write all objects of a cluster to a file, while it runs or not
@@ -38,6 +45,74 @@ pub enum Command {
     /// The programs of the mainstay.local/hello image
     #[command(hide = true)]
     Hello { args: Vec<String> },
+}
+
+/// Flags of `agent`: how to join, and those of the node.
+#[derive(Debug, Args)]
+pub struct Agent {
+    /// A server of the cluster, as https://HOST:PORT
+    #[arg(long, value_name = "URL")]
+    pub server: Option<String>,
+    /// The token to join with; not needed again after that
+    #[arg(
+        long,
+        value_name = "TOKEN",
+        env = "MAINSTAY_TOKEN",
+        hide_env_values = true
+    )]
+    pub token: Option<String>,
+    /// The hash of the cluster authority's public key, as sha256:HEX
+    #[arg(long, value_name = "HASH", value_delimiter = ',')]
+    pub ca_hash: Vec<String>,
+    #[command(flatten)]
+    pub options: Options,
+}
+
+/// What can be done with tokens.
+#[derive(Debug, Subcommand)]
+pub enum Token {
+    /// Make a token, and print the command that joins with it
+    Create {
+        /// The token, as abcdef.0123456789abcdef; a random one when absent
+        token: Option<String>,
+        /// How long it counts, as 24h or 30m; 0 is for ever
+        #[arg(long, value_name = "DURATION", default_value = "24h")]
+        ttl: String,
+        /// What it is for
+        #[arg(long, value_name = "TEXT")]
+        description: Option<String>,
+        /// What it may be used for
+        #[arg(long, value_delimiter = ',', default_values = ["authentication", "signing"])]
+        usages: Vec<String>,
+        /// Groups that its user is in
+        #[arg(long, value_delimiter = ',', default_value = cluster::tokens::GROUP)]
+        groups: Vec<String>,
+        #[command(flatten)]
+        cluster: Cluster,
+    },
+    /// List the tokens
+    #[command(alias = "ls")]
+    List {
+        #[command(flatten)]
+        cluster: Cluster,
+    },
+    /// Delete tokens
+    #[command(alias = "rm")]
+    Delete {
+        /// The tokens, or their first parts
+        #[arg(required = true)]
+        tokens: Vec<String>,
+        #[command(flatten)]
+        cluster: Cluster,
+    },
+}
+
+/// Which cluster is meant.
+#[derive(Debug, Clone, Args)]
+pub struct Cluster {
+    /// The server's data directory [default: /var/lib/mainstay]
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
 }
 
 /// Flags of `reset`.

@@ -1,17 +1,31 @@
 //! Objects that a cluster of ours has beside those of the API server: the `kube-dns` Service, whose
-//! address every pod's resolver asks. Each node answers for it; it needs no endpoints.
+//! address every pod's resolver asks (each node answers for it; it needs no endpoints), and two
+//! ConfigMaps that machines read when they join: `cluster-info`, as kubeadm makes it, and what a node
+//! must know of its cluster.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
-use client::kube::{self, Api, api::PostParams};
-use k8s_openapi::api::core::v1::Service as KubeService;
+use client::kube::{
+    self, Api,
+    api::{ObjectMeta, Patch, PatchParams, PostParams},
+};
+use k8s_openapi::api::core::v1::{ConfigMap, Service as KubeService};
 use lifecycle::{Context, Run, Service};
 use serde_json::json;
+
+use crate::{
+    Settings,
+    agent::{CONFIG_MAP, Facts},
+    marker::Marker,
+    storage,
+};
 
 /// Keeps the objects there.
 pub struct Addons {
     pub client: kube::Client,
-    pub cluster_dns: IpAddr,
+    pub settings: Settings,
+    /// A kubeconfig without an identity: where the cluster is, and whom to trust.
+    pub cluster_info: String,
 }
 
 impl Service for Addons {
@@ -26,6 +40,10 @@ impl Service for Addons {
     fn run(self: Arc<Self>, context: Context) -> Run {
         Box::pin(async move {
             self.ensure().await?;
+            // From here on there is something to lose.
+            Marker::update(&self.settings.data_dir, |marker| {
+                marker.store |= self.is_embedded()
+            })?;
             context.ready();
             context.shutdown().await;
             Ok(())
@@ -34,19 +52,65 @@ impl Service for Addons {
 }
 
 impl Addons {
+    fn is_embedded(&self) -> bool {
+        self.settings.storage == storage::Config::Embedded
+    }
+
     async fn ensure(&self) -> Result<(), kube::Error> {
+        self.ensure_dns().await?;
+        let info = BTreeMap::from([("kubeconfig".to_owned(), self.cluster_info.clone())]);
+        self.ensure_map("kube-public", "cluster-info", info).await?;
+        let (namespace, name) = CONFIG_MAP;
+        let facts = Facts::publish(&self.settings);
+        self.ensure_map(namespace, name, facts).await
+    }
+
+    /// Makes a ConfigMap, or puts these keys of it right; others are not ours.
+    async fn ensure_map(
+        &self,
+        namespace: &str,
+        name: &str,
+        data: BTreeMap<String, String>,
+    ) -> Result<(), kube::Error> {
+        let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), namespace);
+        let Some(there) = maps.get_opt(name).await? else {
+            let map = ConfigMap {
+                metadata: ObjectMeta {
+                    name: Some(name.to_owned()),
+                    ..ObjectMeta::default()
+                },
+                data: Some(data),
+                ..ConfigMap::default()
+            };
+            return created(maps.create(&PostParams::default(), &map).await);
+        };
+        let known = there.data.unwrap_or_default();
+        if data
+            .iter()
+            .all(|(key, value)| known.get(key) == Some(value))
+        {
+            return Ok(());
+        }
+        let patch = Patch::Merge(json!({"data": data}));
+        let params = PatchParams::default();
+        maps.patch(name, &params, &patch).await.map(drop)
+    }
+
+    async fn ensure_dns(&self) -> Result<(), kube::Error> {
         let services: Api<KubeService> = Api::namespaced(self.client.clone(), "kube-system");
         if services.get_opt("kube-dns").await?.is_some() {
             return Ok(());
         }
-        let created = services
-            .create(&PostParams::default(), &dns_service(self.cluster_dns))
-            .await;
-        match created {
-            // Another server of the same cluster was faster.
-            Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
-            other => other.map(drop),
-        }
+        let service = dns_service(self.settings.cluster_dns());
+        created(services.create(&PostParams::default(), &service).await)
+    }
+}
+
+/// Another server of the same cluster may have been faster.
+fn created<T>(outcome: Result<T, kube::Error>) -> Result<(), kube::Error> {
+    match outcome {
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+        other => other.map(drop),
     }
 }
 

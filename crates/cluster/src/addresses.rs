@@ -7,13 +7,13 @@ use lifecycle::{Context, Run, Service};
 use pki::{Names, Pki};
 use stdx::{Clock, SystemClock};
 
-use crate::{Settings, host};
+use crate::{Role, Settings, host};
 
 /// How often the host is looked at.
 const INTERVAL: Duration = Duration::from_secs(15);
 
 /// The names that certificates say, with the addresses that the host has now.
-pub(crate) fn names(settings: &Settings, host: Vec<IpAddr>) -> Names {
+pub(crate) fn names(settings: &Settings, role: Role, host: Vec<IpAddr>) -> Names {
     let mut node_ips = vec![settings.node_ip, settings.advertise_address];
     node_ips.extend(host);
     let own = |ip: &IpAddr| *ip == settings.node_ip || *ip == settings.advertise_address;
@@ -22,7 +22,7 @@ pub(crate) fn names(settings: &Settings, host: Vec<IpAddr>) -> Names {
     node_ips.sort_unstable();
     node_ips.dedup();
     Names {
-        node_name: Some(settings.node_name.clone()),
+        node_name: (role == Role::Up).then(|| settings.node_name.clone()),
         node_ips,
         host_names: vec![settings.node_name.clone()],
         service_ips: vec![settings.api_service()],
@@ -34,6 +34,7 @@ pub(crate) fn names(settings: &Settings, host: Vec<IpAddr>) -> Names {
 pub(crate) struct Addresses {
     pub(crate) pki: Arc<Pki>,
     pub(crate) settings: Settings,
+    pub(crate) role: Role,
 }
 
 impl Service for Addresses {
@@ -44,13 +45,13 @@ impl Service for Addresses {
     fn run(self: Arc<Self>, context: Context) -> Run {
         Box::pin(async move {
             context.ready();
-            let mut known = names(&self.settings, host::addresses());
+            let mut known = names(&self.settings, self.role, host::addresses());
             loop {
                 tokio::select! {
                     () = SystemClock.sleep(INTERVAL) => {}
                     () = context.shutdown() => return Ok(()),
                 }
-                let now = names(&self.settings, host::addresses());
+                let now = names(&self.settings, self.role, host::addresses());
                 if now == known {
                     continue;
                 }
@@ -80,8 +81,8 @@ mod tests {
         .unwrap();
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
         let host = vec![ip("192.0.2.9"), ip("192.0.2.1"), ip("10.42.0.1")];
-        let before = names(&settings, Vec::new());
-        let after = names(&settings, host);
+        let before = names(&settings, Role::Up, Vec::new());
+        let after = names(&settings, Role::Up, host);
         assert_eq!(before.node_ips, [ip("192.0.2.1")]);
         assert_eq!(after.node_ips, [ip("192.0.2.1"), ip("192.0.2.9")]);
         let dir = tempfile::tempdir().unwrap();

@@ -30,16 +30,37 @@ pub enum Error {
     /// Another daemon holds the directory.
     #[error("a mainstay already runs from {}; stop it first, or choose another --data-dir", .0.display())]
     InUse(PathBuf),
+    /// Not a data directory.
+    #[error("{} is not a data directory of mainstay: it has no {}; nothing was removed", .0.display(), crate::marker::FILE)]
+    NotOurs(PathBuf),
     /// Processes that do not end.
     #[error("these processes do not end, even when killed: {0:?}")]
     Unkillable(Vec<i32>),
     #[error("certificates: {0}")]
     Pki(#[from] pki::Error),
+    /// Others use the cluster's addresses on this machine.
+    #[error(
+        "addresses of this cluster are in use on this machine; choose others with --cluster-cidr and \
+         --service-cidr\n  - {}",
+        .0.join("\n  - ")
+    )]
+    Overlap(Vec<String>),
+    /// What was written before is gone.
+    #[error("{0}; start with --accept-data-loss to go on without it")]
+    DataLoss(String),
+    /// Joining a cluster.
+    #[error("cannot join: {0}")]
+    Join(String),
+    /// The API server's answer, or none.
+    #[error("API: {0}")]
+    Api(#[from] client::kube::Error),
+    #[error(transparent)]
+    Client(#[from] client::Error),
     /// A backup or a restore.
     #[error("{0}")]
     Backup(String),
     #[error("store: {0}")]
-    Store(#[from] store::Error),
+    Store(store::Error),
     #[error("API server: {0}")]
     Apiserver(#[from] apiserver::Error),
     #[error("network: {0}")]
@@ -50,4 +71,13 @@ pub enum Error {
     Dns(#[from] dns::Error),
     #[error(transparent)]
     Graph(#[from] lifecycle::GraphError),
+}
+
+impl From<store::Error> for Error {
+    fn from(error: store::Error) -> Self {
+        match error {
+            store::Error::Lost { .. } => Self::DataLoss(error.to_string()),
+            other => Self::Store(other),
+        }
+    }
 }

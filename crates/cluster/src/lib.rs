@@ -3,21 +3,27 @@
 
 mod addons;
 mod addresses;
+pub mod agent;
 pub mod backup;
 mod connector;
+mod control_plane;
 mod error;
 mod host;
 mod lock;
+mod marker;
+mod networks;
 mod node;
 pub mod options;
+mod peers;
 pub mod preflight;
 pub mod reset;
 mod resolver;
 mod running;
 pub mod settings;
 pub mod storage;
+pub mod tokens;
 
 pub use error::Error;
-pub use options::{LogFormat, Options, Part, StoreKind};
+pub use options::{LogFormat, Options, Part, Role, StoreKind};
 pub use running::{Running, VERSION};
 pub use settings::Settings;

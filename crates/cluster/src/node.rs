@@ -1,77 +1,172 @@
-//! The parts of a node: runtime, network, proxy, DNS, kubelet.
+//! The parts of a node: runtime, network, proxy, DNS, kubelet. They are the same in one process with
+//! the control plane and on a machine of their own; only their clients differ.
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc};
 
 use apiserver::User;
+use client::kube;
 use kubelet::configuration::KubeletConfiguration;
 use lifecycle::Service;
 use network::{CniConfig, PodNetwork, nft::Nft};
-use pki::Pki;
 use tokio::sync::watch;
 
-use crate::{Error, Part, Settings, connector::InProcess, resolver::resolv_conf, running::VERSION};
+use crate::{
+    Error, Part, Settings, agent::Membership, control_plane::ControlPlane, peers::Peers,
+    resolver::resolv_conf, running::VERSION,
+};
 
 /// Largest packet between nodes where the machine does not say otherwise.
 const MTU: u32 = 1500;
 
-/// Builds the node's services.
-pub fn services(
-    settings: &Settings,
-    pki: &Arc<Pki>,
-    connector: &InProcess,
-) -> Result<Vec<Arc<dyn Service>>, Error> {
-    let nft = Nft::new();
-    let dns_listener = SocketAddr::new(settings.node_ip, network::names::dns_port(&settings.id));
-    let mut services: Vec<Arc<dyn Service>> = Vec::new();
-    let network = pod_network(settings, &nft, &mut services)?;
-    let socket = match &settings.container_runtime_endpoint {
-        Some(path) => path.clone(),
-        None => {
-            let mut config = runtime::Config::new(&settings.id, settings.data_dir.clone(), network);
-            config.socket = settings.cri_socket.clone();
-            config.handlers = settings.runtime_handlers.clone();
-            config.registries = settings.registries.clone();
-            config.log_limits = log_limits(&settings.kubelet.configuration);
-            services.push(config.build()?);
-            settings.cri_socket.clone()
+/// What a node needs beside its settings.
+pub struct Node {
+    /// `system:node:NAME`.
+    pub kubelet_client: kube::Client,
+    /// `system:node-proxy:NAME`: reads what proxy, DNS and routes need.
+    pub proxy_client: kube::Client,
+    /// The kubelet's server.
+    pub serving: Arc<rustls::ServerConfig>,
+    /// A word that all nodes of the cluster share: the hash of its authority.
+    pub cluster: String,
+    /// Services that the kubelet starts after, beside the runtime.
+    pub with_apiserver: bool,
+}
+
+impl Node {
+    /// Beside the control plane, over function calls.
+    pub fn in_process(settings: &Settings, plane: &ControlPlane) -> Result<Self, Error> {
+        let name = &settings.node_name;
+        let proxy = User::new(format!("system:node-proxy:{name}"), ["system:node-proxies"]);
+        Ok(Self {
+            kubelet_client: plane.connector.as_node(name, settings.node_ip),
+            proxy_client: plane.connector.as_user(proxy),
+            serving: plane.pki.kubelet_config()?,
+            cluster: plane.pki.ca().public_key_hash(),
+            with_apiserver: true,
+        })
+    }
+
+    /// On a machine that has joined a cluster.
+    pub fn joined(membership: &Membership) -> Result<Self, Error> {
+        let ca = membership.ca.as_bytes();
+        Ok(Self {
+            kubelet_client: membership.client(&membership.kubelet)?,
+            proxy_client: membership.client(&membership.proxy)?,
+            serving: Arc::new(membership.serving.server_config(ca)?),
+            cluster: pki::public_key_hash(ca)?,
+            with_apiserver: false,
+        })
+    }
+
+    /// Builds the node's services.
+    pub fn services(&self, settings: &Settings) -> Result<Vec<Arc<dyn Service>>, Error> {
+        let nft = Nft::new();
+        let dns_listener =
+            SocketAddr::new(settings.node_ip, network::names::dns_port(&settings.id));
+        let mut services: Vec<Arc<dyn Service>> = Vec::new();
+        let network = pod_network(settings, &nft, &mut services)?;
+        let socket = match &settings.container_runtime_endpoint {
+            Some(path) => path.clone(),
+            None => {
+                let mut config =
+                    runtime::Config::new(&settings.id, settings.data_dir.clone(), network);
+                config.socket = settings.cri_socket.clone();
+                config.handlers = settings.runtime_handlers.clone();
+                config.registries = settings.registries.clone();
+                config.log_limits = log_limits(&settings.kubelet.configuration);
+                services.push(config.build()?);
+                settings.cri_socket.clone()
+            }
+        };
+        // Routes between nodes are the plugins' business, where there are plugins.
+        if settings.cni.is_none() {
+            let (peers, nodes) = watch::channel(None);
+            services.push(Arc::new(Peers {
+                client: self.proxy_client.clone(),
+                peers,
+            }));
+            services.push(self.routes(settings).build(nft.clone(), nodes));
         }
-    };
-    let (peers, nodes) = watch::channel(Vec::new());
-    if settings.runs(Part::Proxy) {
+        if settings.runs(Part::Proxy) {
+            services.push(self.proxy(settings, dns_listener).build(nft));
+        }
+        if settings.runs(Part::Dns) {
+            let config = dns::Config {
+                client: self.proxy_client.clone(),
+                listen: vec![dns_listener],
+                cluster_domain: settings.cluster_domain.clone(),
+                cluster_dns: vec![settings.cluster_dns()],
+                own_ranges: vec![settings.cluster_cidr, settings.service_cidr],
+                resolv_conf: resolv_conf(),
+            };
+            services.push(config.build()?);
+        }
+        services.push(self.kubelet(settings, socket));
+        Ok(services)
+    }
+
+    fn proxy(&self, settings: &Settings, dns_listener: SocketAddr) -> proxy::Config {
         let dns = settings.runs(Part::Dns).then(|| proxy::DnsRedirect {
             cluster_dns: vec![settings.cluster_dns()],
             listeners: vec![dns_listener],
         });
-        let config = proxy::Config {
+        proxy::Config {
             id: settings.id.clone(),
-            client: connector.as_user(User::new("system:kube-proxy", [""; 0])),
+            client: self.proxy_client.clone(),
             node_name: settings.node_name.clone(),
             cluster_cidrs: vec![settings.cluster_cidr],
             service_cidrs: vec![settings.service_cidr],
             dns,
             allow_external_ips: false,
-            // Ways between nodes are the plugins' business, too.
-            peers: settings.cni.is_none().then_some(peers),
-        };
-        services.push(config.build(nft.clone()));
-        if settings.cni.is_none() {
-            services.push(routes(settings, pki).build(nft, nodes));
         }
     }
-    if settings.runs(Part::Dns) {
-        let client = connector.as_user(User::new("system:mainstay:dns", [""; 0]));
-        let config = dns::Config {
-            client,
-            listen: vec![dns_listener],
-            cluster_domain: settings.cluster_domain.clone(),
-            cluster_dns: vec![settings.cluster_dns()],
-            own_ranges: vec![settings.cluster_cidr, settings.service_cidr],
-            resolv_conf: resolv_conf(),
-        };
-        services.push(config.build()?);
+
+    fn routes(&self, settings: &Settings) -> network::routes::Config {
+        network::routes::Config {
+            id: settings.id.clone(),
+            cluster: self.cluster.clone(),
+            node_name: settings.node_name.clone(),
+            node_ips: vec![settings.node_ip],
+            cluster_cidrs: vec![settings.cluster_cidr],
+            mtu: MTU,
+        }
     }
-    services.push(kubelet(settings, pki, connector, socket)?);
-    Ok(services)
+
+    fn kubelet(&self, settings: &Settings, socket: PathBuf) -> Arc<dyn Service> {
+        let mut config = kubelet::Config::new(
+            &settings.node_name,
+            settings.node_ip,
+            self.kubelet_client.clone(),
+            socket,
+            &settings.data_dir,
+            self.serving.clone(),
+        );
+        config.port = settings.kubelet_port;
+        config.cluster_dns = vec![settings.cluster_dns()];
+        config.cluster_domain = settings.cluster_domain.clone();
+        config.cgroup_root = format!("/mainstay-{}", settings.id);
+        config.resolv_conf = resolv_conf();
+        for warning in &settings.kubelet.warnings {
+            tracing::warn!("kubelet configuration: {warning}");
+        }
+        apply(&mut config, settings.kubelet.configuration.clone());
+        // A flag wins over the file.
+        if settings.static_pod_path.is_some() {
+            config.static_pods_dir = settings.static_pod_path.clone();
+        }
+        config
+            .allowed_unsafe_sysctls
+            .extend(settings.allowed_unsafe_sysctls.clone());
+        config.version = VERSION.to_owned();
+        let own_runtime = settings.container_runtime_endpoint.is_none();
+        config.after = match (self.with_apiserver, own_runtime) {
+            (true, true) => &["apiserver", "runtime"],
+            (true, false) => &["apiserver"],
+            (false, true) => &["runtime"],
+            (false, false) => &[],
+        };
+        config.build()
+    }
 }
 
 /// The built-in network, or that of CNI plugins.
@@ -99,55 +194,6 @@ fn pod_network(
     let network = config.build(nft.clone())?;
     services.push(network.clone());
     Ok(network)
-}
-
-fn routes(settings: &Settings, pki: &Pki) -> network::routes::Config {
-    network::routes::Config {
-        id: settings.id.clone(),
-        cluster: pki.ca().public_key_hash(),
-        node_name: settings.node_name.clone(),
-        node_ips: vec![settings.node_ip],
-        cluster_cidrs: vec![settings.cluster_cidr],
-        mtu: MTU,
-    }
-}
-
-fn kubelet(
-    settings: &Settings,
-    pki: &Pki,
-    connector: &InProcess,
-    socket: PathBuf,
-) -> Result<Arc<dyn Service>, Error> {
-    let mut config = kubelet::Config::new(
-        &settings.node_name,
-        settings.node_ip,
-        connector.as_node(&settings.node_name, settings.node_ip),
-        socket,
-        &settings.data_dir,
-        pki.kubelet_config()?,
-    );
-    config.port = settings.kubelet_port;
-    config.cluster_dns = vec![settings.cluster_dns()];
-    config.cluster_domain = settings.cluster_domain.clone();
-    config.cgroup_root = format!("/mainstay-{}", settings.id);
-    config.resolv_conf = resolv_conf();
-    for warning in &settings.kubelet.warnings {
-        tracing::warn!("kubelet configuration: {warning}");
-    }
-    apply(&mut config, settings.kubelet.configuration.clone());
-    // A flag wins over the file.
-    if settings.static_pod_path.is_some() {
-        config.static_pods_dir = settings.static_pod_path.clone();
-    }
-    config
-        .allowed_unsafe_sysctls
-        .extend(settings.allowed_unsafe_sysctls.clone());
-    config.version = VERSION.to_owned();
-    config.after = match settings.container_runtime_endpoint {
-        Some(_) => &["apiserver"],
-        None => &["apiserver", "runtime"],
-    };
-    Ok(config.build())
 }
 
 /// What a KubeletConfiguration changes.

@@ -39,6 +39,9 @@ pub struct Options {
     /// Addresses of pods [default: 10.42.0.0/16]
     #[arg(long, value_name = "CIDR")]
     pub cluster_cidr: Option<IpNet>,
+    /// Length of the prefix of each node's part of the cluster CIDR [default: 24, or 64 for IPv6]
+    #[arg(long, value_name = "BITS")]
+    pub node_cidr_mask_size: Option<u8>,
     /// Addresses of services [default: 10.43.0.0/16]
     #[arg(long, value_name = "CIDR")]
     pub service_cidr: Option<IpNet>,
@@ -63,6 +66,10 @@ pub struct Options {
     /// The key of that certificate
     #[arg(long, value_name = "FILE")]
     pub etcd_keyfile: Option<PathBuf>,
+    /// Start with what is left when files of the embedded store are missing or cut
+    #[arg(long)]
+    #[serde(default)]
+    pub accept_data_loss: bool,
     /// A file of bearer tokens: token,user,uid,"group1,group2" a line
     #[arg(long, value_name = "FILE")]
     pub token_auth_file: Option<PathBuf>,
@@ -137,6 +144,17 @@ pub struct Options {
     pub log_format: Option<LogFormat>,
 }
 
+/// Which half of a machine's parts a command runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Both, in one process.
+    Up,
+    /// The control plane without a node.
+    Server,
+    /// A node of a cluster that is served elsewhere.
+    Agent,
+}
+
 /// A part that can be left out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -168,6 +186,90 @@ pub enum LogFormat {
 }
 
 impl Options {
+    /// Refuses options of the half that does not run: they would have no effect.
+    pub fn check(&self, role: Role) -> Result<(), Error> {
+        let (given, where_else) = match role {
+            Role::Up => return Ok(()),
+            Role::Server => (self.of_nodes(), "`mainstay up` and `mainstay agent`"),
+            Role::Agent => (self.of_servers(), "`mainstay up` and `mainstay server`"),
+        };
+        match given.into_iter().find(|(_, given)| *given) {
+            Some((flag, _)) => Err(Error::Option(flag, format!("is an option of {where_else}"))),
+            None => Ok(()),
+        }
+    }
+
+    fn of_nodes(&self) -> Vec<(&'static str, bool)> {
+        let parts = [Part::Proxy, Part::Dns];
+        vec![
+            ("kubelet-port", self.kubelet_port.is_some()),
+            (
+                "container-runtime-endpoint",
+                self.container_runtime_endpoint.is_some(),
+            ),
+            ("static-pod-path", self.static_pod_path.is_some()),
+            (
+                "allowed-unsafe-sysctls",
+                self.allowed_unsafe_sysctls.is_some(),
+            ),
+            ("kubelet-config", self.kubelet_config.is_some()),
+            ("kubelet-config-dir", self.kubelet_config_dir.is_some()),
+            ("cri-socket", self.cri_socket.is_some()),
+            ("runtime-handlers", self.runtime_handlers.is_some()),
+            ("registries", self.registries.is_some()),
+            ("cni-conf-dir", self.cni_conf_dir.is_some()),
+            ("cni-bin-dir", self.cni_bin_dir.is_some()),
+            ("disable", self.disables(&parts)),
+        ]
+    }
+
+    fn of_servers(&self) -> Vec<(&'static str, bool)> {
+        let parts = [Part::Scheduler, Part::Controllers];
+        vec![
+            ("https-port", self.https_port.is_some()),
+            ("advertise-address", self.advertise_address.is_some()),
+            ("cluster-cidr", self.cluster_cidr.is_some()),
+            ("node-cidr-mask-size", self.node_cidr_mask_size.is_some()),
+            ("service-cidr", self.service_cidr.is_some()),
+            ("cluster-domain", self.cluster_domain.is_some()),
+            ("kubeconfig-out", self.kubeconfig_out.is_some()),
+            ("store", self.store.is_some()),
+            ("etcd-endpoints", self.etcd_endpoints.is_some()),
+            ("etcd-cafile", self.etcd_cafile.is_some()),
+            ("etcd-certfile", self.etcd_certfile.is_some()),
+            ("etcd-keyfile", self.etcd_keyfile.is_some()),
+            ("accept-data-loss", self.accept_data_loss),
+            ("token-auth-file", self.token_auth_file.is_some()),
+            ("audit-policy-file", self.audit_policy_file.is_some()),
+            ("audit-log-path", self.audit_log_path.is_some()),
+            ("audit-log-maxsize", self.audit_log_maxsize.is_some()),
+            ("audit-log-maxbackup", self.audit_log_maxbackup.is_some()),
+            ("audit-log-maxage", self.audit_log_maxage.is_some()),
+            (
+                "enable-admission-plugins",
+                self.enable_admission_plugins.is_some(),
+            ),
+            (
+                "disable-admission-plugins",
+                self.disable_admission_plugins.is_some(),
+            ),
+            (
+                "admission-control-config-file",
+                self.admission_control_config_file.is_some(),
+            ),
+            (
+                "service-node-port-range",
+                self.service_node_port_range.is_some(),
+            ),
+            ("disable", self.disables(&parts)),
+        ]
+    }
+
+    fn disables(&self, parts: &[Part]) -> bool {
+        let disabled = self.disable.iter().flatten();
+        disabled.into_iter().any(|part| parts.contains(part))
+    }
+
     /// Reads the file named by `--config`, if any, and lays the flags over it.
     pub fn with_file(self) -> Result<Self, Error> {
         let Some(path) = &self.config else {
@@ -186,6 +288,7 @@ impl Options {
             https_port: self.https_port.or(file.https_port),
             advertise_address: self.advertise_address.or(file.advertise_address),
             cluster_cidr: self.cluster_cidr.or(file.cluster_cidr),
+            node_cidr_mask_size: self.node_cidr_mask_size.or(file.node_cidr_mask_size),
             service_cidr: self.service_cidr.or(file.service_cidr),
             cluster_domain: self.cluster_domain.or(file.cluster_domain),
             kubeconfig_out: self.kubeconfig_out.or(file.kubeconfig_out),
@@ -194,6 +297,7 @@ impl Options {
             etcd_cafile: self.etcd_cafile.or(file.etcd_cafile),
             etcd_certfile: self.etcd_certfile.or(file.etcd_certfile),
             etcd_keyfile: self.etcd_keyfile.or(file.etcd_keyfile),
+            accept_data_loss: self.accept_data_loss || file.accept_data_loss,
             token_auth_file: self.token_auth_file.or(file.token_auth_file),
             audit_policy_file: self.audit_policy_file.or(file.audit_policy_file),
             audit_log_path: self.audit_log_path.or(file.audit_log_path),
@@ -273,6 +377,24 @@ mod tests {
     fn an_unknown_key_is_refused_by_name() {
         let error = with_file("https-prot: 8443\n", Options::default()).unwrap_err();
         assert!(error.to_string().contains("https-prot"), "{error}");
+    }
+
+    #[test]
+    fn each_half_refuses_the_options_of_the_other() {
+        let agent = Options {
+            etcd_endpoints: Some(vec!["http://a:2379".into()]),
+            ..Options::default()
+        };
+        let refused = agent.check(Role::Agent).unwrap_err().to_string();
+        assert!(refused.starts_with("--etcd-endpoints: "), "{refused}");
+        assert!(agent.check(Role::Server).is_ok() && agent.check(Role::Up).is_ok());
+        let server = Options {
+            disable: Some(vec![Part::Dns]),
+            ..Options::default()
+        };
+        let refused = server.check(Role::Server).unwrap_err().to_string();
+        assert!(refused.starts_with("--disable: "), "{refused}");
+        assert!(server.check(Role::Agent).is_ok());
     }
 
     #[test]

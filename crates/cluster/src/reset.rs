@@ -1,5 +1,6 @@
 //! `reset`: removes everything that a cluster made on this machine, found by its id and its
-//! directories, and nothing else. Works after a crash at any moment; doing it twice is no error.
+//! directories, and nothing else: a directory without our marker is refused, entries that are not
+//! ours and foreign mounts stay. Works after a crash at any moment; doing it twice is no error.
 
 use std::{
     collections::BTreeSet,
@@ -14,7 +15,12 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::{Error, lock::DataLock, settings};
+use crate::{
+    Error,
+    lock::DataLock,
+    marker::{self, Marker},
+    settings,
+};
 
 /// Where the machine's control groups are, version 1 or 2.
 const CGROUPS: &str = "/sys/fs/cgroup";
@@ -22,48 +28,133 @@ const CGROUPS: &str = "/sys/fs/cgroup";
 /// How long killed processes get to vanish.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Removes it all; gives a line for each kind of thing that was there.
-pub async fn run(data_dir: &Path) -> Result<Vec<String>, Error> {
+/// What a reset did.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// A line for each kind of thing that was there.
+    pub removed: Vec<String>,
+    /// What is still there, and why.
+    pub kept: Vec<String>,
+}
+
+/// Removes what the cluster of this data directory made. A directory without our marker is refused;
+/// in one that has it, entries that are not ours and everything below foreign mounts stay.
+pub async fn run(data_dir: &Path) -> Result<Report, Error> {
     let id = settings::id(data_dir);
     let state_dir = settings::state_dir(&id);
+    if data_dir.exists() && Marker::read(data_dir)?.is_none() {
+        return Err(Error::NotOurs(data_dir.to_owned()));
+    }
     // A running daemon would make anew what is removed.
     let lock = data_dir
         .exists()
         .then(|| DataLock::take(data_dir))
         .transpose()?;
-    let mut removed = Vec::new();
+    let mut report = Report::default();
+    let removed = &mut report.removed;
     let groups = control_groups(&format!("mainstay-{id}"));
-    count(&mut removed, end_processes(&groups)?, "process");
+    count(removed, end_processes(&groups)?, "process");
     network::cleanup(&id).await?;
     let pods = network::cleanup_cni(&data_dir.join("cni")).await?;
-    count(&mut removed, pods, "attachment");
+    count(removed, pods, "attachment");
     count(
-        &mut removed,
-        unmount_below(&[data_dir, &state_dir])?,
+        removed,
+        unmount_below(&mount_roots(data_dir, &state_dir))?,
         "mount",
     );
-    count(&mut removed, groups.len(), "cgroup");
+    count(removed, groups.len(), "cgroup");
     for group in groups {
         remove_group(&group)?;
     }
-    for directory in [&state_dir, &data_dir.to_owned()] {
-        match fs::remove_dir_all(directory) {
-            Ok(()) => removed.push(directory.display().to_string()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(source) => {
-                return Err(Error::Directory {
-                    path: directory.clone(),
-                    source,
-                });
-            }
-        }
-    }
+    remove_tree(&state_dir, &mount_table(), &mut report)?;
+    remove_entries(data_dir, &mut report)?;
     drop(lock);
     // Shared by all clusters of the machine: only the last one takes it along.
     if let Some(parent) = state_dir.parent() {
         let _ = fs::remove_dir(parent);
     }
-    Ok(removed)
+    Ok(report)
+}
+
+/// The directories below which our parts mount: pods' volumes, containers' file systems, pinned
+/// namespaces. A mount at one of them, or above, is somebody else's.
+fn mount_roots(data_dir: &Path, state_dir: &Path) -> Vec<PathBuf> {
+    let mut roots = vec![state_dir.to_owned()];
+    roots.extend(["kubelet", "runtime", "cni"].map(|entry| data_dir.join(entry)));
+    roots
+}
+
+/// Removes our entries of the data directory, the marker last, and then the directory when nothing
+/// else is in it.
+fn remove_entries(data_dir: &Path, report: &mut Report) -> Result<(), Error> {
+    let failed = |source| Error::Directory {
+        path: data_dir.to_owned(),
+        source,
+    };
+    let entries = match fs::read_dir(data_dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failed(error)),
+    };
+    let mut names: Vec<String> = entries
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    // After a crash in the middle, the next reset still finds the marker.
+    names.sort_unstable_by_key(|name| name == marker::FILE);
+    let table = mount_table();
+    let kept = report.kept.len();
+    for name in names {
+        let path = data_dir.join(&name);
+        if !marker::is_ours(&name) {
+            report
+                .kept
+                .push(format!("{}: not made by mainstay", path.display()));
+        } else if name == marker::FILE && report.kept[kept..].iter().any(|why| why.ends_with(MOUNT))
+        {
+            report.kept.push(format!(
+                "{}: the directory still holds data of ours",
+                path.display()
+            ));
+        } else {
+            remove_tree(&path, &table, report)?;
+        }
+    }
+    if table.iter().any(|mount| mount == data_dir) {
+        report.kept.push(format!("{}: {MOUNT}", data_dir.display()));
+        return Ok(());
+    }
+    match fs::remove_dir(data_dir) {
+        Ok(()) => report.removed.push(data_dir.display().to_string()),
+        Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
+        Err(error) => return Err(failed(error)),
+    }
+    Ok(())
+}
+
+/// Why a directory stays.
+const MOUNT: &str = "a mount point that mainstay did not make";
+
+/// Removes a file or a whole directory; one with a mount in it, or that is one, stays as it is.
+fn remove_tree(path: &Path, mounts: &[PathBuf], report: &mut Report) -> Result<(), Error> {
+    if let Some(mount) = mounts.iter().find(|mount| mount.starts_with(path)) {
+        report.kept.push(format!("{}: {MOUNT}", mount.display()));
+        return Ok(());
+    }
+    let removed = match fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+        Err(error) => Err(error),
+    };
+    match removed {
+        Ok(()) => report.removed.push(path.display().to_string()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(source) => {
+            let path = path.to_owned();
+            return Err(Error::Directory { path, source });
+        }
+    }
+    Ok(())
 }
 
 fn count(removed: &mut Vec<String>, many: usize, what: &str) {
@@ -138,10 +229,17 @@ fn remove_group(group: &Path) -> Result<(), Error> {
     }
 }
 
-/// Unmounts everything below the directories, the newest first.
-fn unmount_below(directories: &[&Path]) -> Result<usize, Error> {
-    let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let mut mounts = mounts_below(&table, directories);
+/// Unmounts everything below the directories, the newest first. The directories themselves are not
+/// unmounted: we make no mount there.
+fn unmount_below(directories: &[PathBuf]) -> Result<usize, Error> {
+    let mut mounts = mount_table();
+    let is_below =
+        |mount: &Path, directory: &PathBuf| mount.starts_with(directory) && mount != directory;
+    mounts.retain(|mount| {
+        directories
+            .iter()
+            .any(|directory| is_below(mount, directory))
+    });
     mounts.reverse();
     for mount in &mounts {
         umount2(mount, MntFlags::MNT_DETACH).map_err(|error| Error::Directory {
@@ -152,15 +250,14 @@ fn unmount_below(directories: &[&Path]) -> Result<usize, Error> {
     Ok(mounts.len())
 }
 
-/// The mount points of a mount table that lie in one of the directories, in the table's order.
-fn mounts_below(table: &str, directories: &[&Path]) -> Vec<PathBuf> {
+/// Every mount point of this process, the oldest first.
+fn mount_table() -> Vec<PathBuf> {
+    mount_points(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default())
+}
+
+fn mount_points(table: &str) -> Vec<PathBuf> {
     let point = |line: &str| Some(PathBuf::from(unescape(line.split(' ').nth(4)?)));
-    let ours = |path: &PathBuf| {
-        directories
-            .iter()
-            .any(|directory| path.starts_with(directory))
-    };
-    table.lines().filter_map(point).filter(ours).collect()
+    table.lines().filter_map(point).collect()
 }
 
 /// The kernel writes blanks and backslashes of paths as octal numbers.
@@ -182,21 +279,59 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_mounts_inside_our_directories_are_ours() {
+    fn mount_points_are_read_from_the_table() {
         let table = "1 0 8:1 / / rw - ext4 /dev/a rw\n\
-                     2 1 0:1 / /data/one/merged rw - overlay overlay rw\n\
-                     3 1 0:2 / /data/one\\040more rw - tmpfs tmpfs rw\n\
-                     4 1 0:3 / /run/mainstay/ab/netns/x rw - nsfs nsfs rw\n";
-        let ours = mounts_below(
-            table,
-            &[Path::new("/data/one"), Path::new("/run/mainstay/ab")],
-        );
+                     3 1 0:2 / /data/one\\040more rw - tmpfs tmpfs rw\n";
         assert_eq!(
-            ours,
-            [
-                Path::new("/data/one/merged"),
-                Path::new("/run/mainstay/ab/netns/x")
-            ]
+            mount_points(table),
+            [Path::new("/"), Path::new("/data/one more")]
         );
+    }
+
+    #[tokio::test]
+    async fn a_directory_without_our_marker_is_refused_and_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::create_dir(directory.path().join("pki")).unwrap();
+        let refused = run(directory.path()).await.unwrap_err();
+        assert!(matches!(refused, Error::NotOurs(_)), "{refused}");
+        assert!(refused.to_string().contains(marker::FILE), "{refused}");
+        assert!(directory.path().join("pki").exists());
+        assert!(!directory.path().join("lock").exists());
+    }
+
+    #[test]
+    fn what_is_not_ours_stays_and_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let data = directory.path().join("data");
+        for entry in ["pki", "store", "photos"] {
+            fs::create_dir_all(data.join(entry)).unwrap();
+        }
+        fs::write(data.join("admin.kubeconfig"), "x").unwrap();
+        Marker::update(&data, |_| {}).unwrap();
+        let mut report = Report::default();
+        remove_entries(&data, &mut report).unwrap();
+        let left: Vec<_> = fs::read_dir(&data).unwrap().flatten().collect();
+        assert_eq!(left.len(), 1);
+        assert!(data.join("photos").is_dir());
+        assert_eq!(report.kept.len(), 1);
+        assert!(report.kept[0].contains("photos"), "{:?}", report.kept);
+        fs::remove_dir(data.join("photos")).unwrap();
+        Marker::update(&data, |_| {}).unwrap();
+        remove_entries(&data, &mut report).unwrap();
+        assert!(!data.exists());
+    }
+
+    #[test]
+    fn nothing_below_a_mount_is_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = directory.path().join("store");
+        fs::create_dir_all(store.join("disk")).unwrap();
+        fs::write(store.join("disk/data"), "x").unwrap();
+        let mut report = Report::default();
+        remove_tree(&store, &[store.join("disk")], &mut report).unwrap();
+        assert!(store.join("disk/data").exists());
+        assert!(report.kept[0].contains("mount point"), "{:?}", report.kept);
+        remove_tree(&store, &[directory.path().join("store2")], &mut report).unwrap();
+        assert!(!store.exists());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     ops::RangeInclusive,
     path::{Path, PathBuf},
 };
@@ -12,7 +12,9 @@ use runtime::images::registry::Registries;
 use sha2::{Digest, Sha256};
 
 use crate::{
-    Error, host,
+    Error,
+    agent::Facts,
+    host,
     options::{Options, Part},
     storage,
 };
@@ -30,10 +32,13 @@ pub struct Settings {
     pub https_port: u16,
     pub advertise_address: IpAddr,
     pub cluster_cidr: IpNet,
+    /// The prefix length of each node's part of it.
+    pub node_cidr_mask: u8,
     pub service_cidr: IpNet,
     pub cluster_domain: String,
     pub kubeconfig_out: Option<PathBuf>,
     pub storage: storage::Config,
+    pub accept_data_loss: bool,
     pub token_auth_file: Option<PathBuf>,
     pub audit: Option<apiserver::audit::Config>,
     pub admission: apiserver::admission::Options,
@@ -99,15 +104,17 @@ impl Settings {
         let state_dir = state_dir(&id);
         let node_ip = options.node_ip.map_or_else(host::address, Ok)?;
         let storage = storage::Config::resolve(&options)?;
+        let cluster_cidr = options
+            .cluster_cidr
+            .unwrap_or_else(|| net([10, 42, 0, 0], 16))
+            .trunc();
         let (audit, admission) = (audit(&options)?, admission(&options));
         let settings = Self {
             node_name: options.node_name.map_or_else(host::name, Ok)?,
             advertise_address: options.advertise_address.unwrap_or(node_ip),
             https_port: options.https_port.unwrap_or(6443),
-            cluster_cidr: options
-                .cluster_cidr
-                .unwrap_or_else(|| net([10, 42, 0, 0], 16))
-                .trunc(),
+            node_cidr_mask: node_cidr_mask(options.node_cidr_mask_size, cluster_cidr)?,
+            cluster_cidr,
             service_cidr: options
                 .service_cidr
                 .unwrap_or_else(|| net([10, 43, 0, 0], 16))
@@ -117,6 +124,7 @@ impl Settings {
                 .unwrap_or_else(|| "cluster.local".into()),
             kubeconfig_out: options.kubeconfig_out,
             storage,
+            accept_data_loss: options.accept_data_loss,
             token_auth_file: options.token_auth_file,
             audit,
             admission,
@@ -175,6 +183,20 @@ impl Settings {
         Ok(())
     }
 
+    /// Where this machine's API server is reached.
+    pub fn server_url(&self) -> String {
+        let address = SocketAddr::new(self.advertise_address, self.https_port);
+        format!("https://{address}")
+    }
+
+    /// Takes over what a cluster says about itself.
+    pub fn adopt(&mut self, facts: &Facts) -> Result<(), Error> {
+        self.cluster_cidr = facts.cluster_cidr;
+        self.service_cidr = facts.service_cidr;
+        self.cluster_domain.clone_from(&facts.cluster_domain);
+        self.check()
+    }
+
     /// The address of the cluster's DNS service.
     pub fn cluster_dns(&self) -> IpAddr {
         nth(self.service_cidr, 10)
@@ -211,6 +233,24 @@ fn sysctls(patterns: Vec<String>) -> Result<Vec<String>, Error> {
         }
     }
     Ok(patterns)
+}
+
+/// Each node gets a part of the pods' addresses: at least two addresses, and no more parts than the
+/// allocator can tell apart.
+fn node_cidr_mask(given: Option<u8>, cluster: IpNet) -> Result<u8, Error> {
+    let usual = match cluster {
+        IpNet::V4(_) => 24,
+        IpNet::V6(_) => 64,
+    };
+    let mask = given.unwrap_or_else(|| usual.max(cluster.prefix_len()));
+    let (least, most) = (cluster.prefix_len(), cluster.max_prefix_len() - 1);
+    if (least..=most).contains(&mask) && mask - least <= 16 {
+        return Ok(mask);
+    }
+    let most = most.min(least + 16);
+    let why =
+        format!("{mask} is not between {least} and {most}, as the cluster CIDR {cluster} wants");
+    Err(Error::Option("node-cidr-mask-size", why))
 }
 
 fn runtime_handlers(pairs: Vec<String>) -> Result<BTreeMap<String, PathBuf>, Error> {
@@ -393,6 +433,13 @@ mod tests {
             ..options()
         };
         assert!(refused(audit).starts_with("--audit-policy-file"));
+        for mask in [15, 32, 33] {
+            let mask = Options {
+                node_cidr_mask_size: Some(mask),
+                ..options()
+            };
+            assert!(refused(mask).starts_with("--node-cidr-mask-size"));
+        }
         let socket = Options {
             container_runtime_endpoint: Some("tcp:x".into()),
             ..options()

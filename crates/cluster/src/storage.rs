@@ -11,6 +11,7 @@ use store::{
 
 use crate::{
     Error, Settings,
+    marker::Marker,
     options::{Options, StoreKind},
 };
 
@@ -89,8 +90,7 @@ impl Storage {
             identity,
         } = &settings.storage
         else {
-            let directory = settings.data_dir.join("store");
-            return Ok(Self::Embedded(Embedded::open(directory, codec)?));
+            return Ok(Self::Embedded(embedded(settings, codec)?));
         };
         let tls = match ca {
             None => None,
@@ -131,6 +131,32 @@ impl Storage {
     }
 }
 
+/// The store in the data directory. One that was made before and is gone as a whole is a loss that
+/// the store itself cannot see.
+fn embedded(settings: &Settings, codec: ObjectCodec) -> Result<Arc<Embedded<ObjectCodec>>, Error> {
+    let directory = settings.data_dir.join("store");
+    let was_made = Marker::read(&settings.data_dir)?.is_some_and(|marker| marker.store);
+    let is_empty = std::fs::read_dir(&directory).map_or(true, |entries| {
+        let mut names = entries.flatten().map(|entry| entry.file_name());
+        !names.any(|name| name != "lock")
+    });
+    if was_made && is_empty {
+        let why = format!(
+            "the objects of this cluster are gone: {} is empty",
+            directory.display()
+        );
+        if !settings.accept_data_loss {
+            return Err(Error::DataLoss(why));
+        }
+        tracing::error!(why, "going on with an empty cluster, as asked for");
+    }
+    let config = store::embedded::Config {
+        accept_loss: settings.accept_data_loss,
+        ..store::embedded::Config::default()
+    };
+    Ok(config.open(directory, codec)?)
+}
+
 fn read(flag: &'static str, file: &PathBuf) -> Result<Vec<u8>, Error> {
     std::fs::read(file).map_err(|error| Error::Option(flag, format!("{}: {error}", file.display())))
 }
@@ -146,6 +172,35 @@ mod tests {
             etcd_cafile: Some("ca".into()),
             ..Options::default()
         }
+    }
+
+    #[tokio::test]
+    async fn a_store_that_vanished_is_refused_until_the_loss_is_accepted() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut settings = Settings::resolve(Options {
+            data_dir: Some(directory.path().join("data")),
+            node_name: Some("n".into()),
+            node_ip: "192.0.2.1".parse().ok(),
+            ..Options::default()
+        })
+        .unwrap();
+        std::fs::create_dir(&settings.data_dir).unwrap();
+        let open = async |settings: &Settings| {
+            let codec = ObjectCodec::new(apiserver::Registry::builtin());
+            let storage = Storage::open(settings, codec).await?;
+            storage.close();
+            Ok::<_, Error>(())
+        };
+        open(&settings).await.unwrap();
+        // Nothing was written yet: there is nothing to lose.
+        open(&settings).await.unwrap();
+        Marker::update(&settings.data_dir, |marker| marker.store = true).unwrap();
+        std::fs::remove_dir_all(settings.data_dir.join("store")).unwrap();
+        let refused = open(&settings).await.unwrap_err().to_string();
+        assert!(refused.contains("--accept-data-loss"), "{refused}");
+        assert!(refused.contains("/data/store is empty"), "{refused}");
+        settings.accept_data_loss = true;
+        open(&settings).await.unwrap();
     }
 
     #[test]

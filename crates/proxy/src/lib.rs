@@ -7,7 +7,6 @@
 //! table stays: services go on.
 
 pub mod endpoints;
-pub mod nodes;
 mod proxy;
 pub mod rules;
 pub mod ruleset;

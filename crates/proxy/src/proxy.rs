@@ -11,14 +11,11 @@ use lifecycle::{Context, Failure, Outcome, Run};
 use network::{
     IpNet, conntrack,
     nft::{self, Batch, Nft},
-    routes::Peer,
 };
-use tokio::sync::watch;
 use tracing::{debug, warn};
 
 use crate::{
     endpoints::Place,
-    nodes,
     rules::contribution,
     ruleset::{Datagrams, Ruleset, ServiceKey},
     service::{Policy, views},
@@ -28,6 +25,8 @@ use crate::{
 /// The label that says which service a slice belongs to.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 const BY_SERVICE: &str = "service";
+/// The well-known label of a node's zone.
+const ZONE: &str = "topology.kubernetes.io/zone";
 
 /// What the proxy of a node must know.
 pub struct Config {
@@ -45,8 +44,6 @@ pub struct Config {
     pub dns: Option<DnsRedirect>,
     /// Whether `spec.externalIPs` of Services count.
     pub allow_external_ips: bool,
-    /// Told of all nodes whenever they change: for [`network::routes`].
-    pub peers: Option<watch::Sender<Vec<Peer>>>,
 }
 
 impl Config {
@@ -154,6 +151,10 @@ impl Proxy {
         worker.nodes_changed(&mut nodes);
         worker.start(&mut dirty).await?;
         context.ready();
+        // Its own time: events must not put it off.
+        let mut check = tokio::time::interval(nft::CHECK_EVERY);
+        check.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        check.reset();
         loop {
             tokio::select! {
                 event = services.next() => match event {
@@ -173,13 +174,18 @@ impl Proxy {
                     },
                     None => return Err(lost()),
                 },
-                () = tokio::time::sleep(nft::CHECK_EVERY) => worker.repair().await?,
+                _ = check.tick() => worker.repair().await?,
                 () = context.shutdown() => return Ok(()),
             }
             dirty.extend(drain(&mut services, &mut slices));
             worker.apply(std::mem::take(&mut dirty)).await?;
         }
     }
+}
+
+/// The zone that a node says it is in.
+fn zone(node: &Node) -> Option<String> {
+    node.metadata.labels.as_ref()?.get(ZONE).cloned()
 }
 
 fn lost() -> Failure {
@@ -260,25 +266,11 @@ impl Worker<'_> {
         }
     }
 
-    /// Tells the routes of nodes; true when this node's own place changed.
+    /// True when this node's own place changed.
     fn nodes_changed(&mut self, events: &mut Subscription<Node>) -> bool {
         while events.try_next().is_some() {}
-        if let Some(peers) = &self.proxy.config.peers {
-            let now: Vec<Peer> = self
-                .sources
-                .nodes
-                .list()
-                .iter()
-                .map(|node| nodes::peer(node))
-                .collect();
-            peers.send_if_modified(|known| {
-                let changed = *known != now;
-                *known = now;
-                changed
-            });
-        }
         let own = self.sources.nodes.get("", &self.place.node);
-        let zone = own.and_then(|node| nodes::zone(&node));
+        let zone = own.and_then(|node| zone(&node));
         let moved = self.place.zone != zone;
         self.place.zone = zone;
         moved

@@ -90,6 +90,17 @@ impl Map {
         format!("{name}{digit}")
     }
 
+    /// The first map of its kind, and this one's number among them.
+    pub fn numbered(self) -> (Self, u16) {
+        match self {
+            Self::Endpoints(number) => (Self::Endpoints(0), number),
+            Self::OutsideEndpoints(number) => (Self::OutsideEndpoints(0), number),
+            Self::NodePortEndpoints(number) => (Self::NodePortEndpoints(0), number),
+            Self::OutsideNodePortEndpoints(number) => (Self::OutsideNodePortEndpoints(0), number),
+            other => (other, 0),
+        }
+    }
+
     /// The chain that translates to the endpoints of this map.
     pub fn chain(self, v4: bool) -> String {
         format!("to-{}", self.name(v4))
@@ -208,7 +219,7 @@ impl Pick {
         Map::Served(self.front, self.count)
     }
 
-    /// The base chain's rule that leads here, and the chain.
+    /// The rule that leads here, and the chain of entries that it is in.
     pub fn entry(self) -> (&'static str, String) {
         let port = "meta l4proto . th dport";
         let key = match self.front {
@@ -217,8 +228,8 @@ impl Pick {
             _ => format!("ip6 daddr . {port}"),
         };
         let chain = match self.front {
-            Front::Outside | Front::OutsideNodePort => "outside",
-            _ => "services",
+            Front::Outside | Front::OutsideNodePort => "outside-entries",
+            _ => "entries",
         };
         (
             chain,
@@ -229,6 +240,11 @@ impl Pick {
     /// The maps of the endpoints that it picks from.
     pub fn maps(self) -> impl Iterator<Item = Map> {
         (0..self.count).map(move |number| self.front.endpoints(number))
+    }
+
+    /// The first of them.
+    pub fn first_map(self) -> Map {
+        self.front.endpoints(0)
     }
 
     /// Its rules.

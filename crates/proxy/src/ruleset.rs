@@ -31,9 +31,9 @@ pub struct Ruleset {
     services: BTreeMap<ServiceKey, Contribution>,
     /// Who wants which element, in the order they asked.
     wanted: HashMap<Slot, Vec<(ServiceKey, String)>>,
-    /// Picking chains that are in the table; they stay until it is written anew.
-    picks: BTreeSet<Pick>,
-    /// Maps of endpoints that are in the table, likewise.
+    /// Picking chains that are in the table, and how many services use each.
+    picks: BTreeMap<Pick, usize>,
+    /// Maps of endpoints that are in the table: those that its picking chains lead to.
     maps: BTreeSet<(Map, bool)>,
 }
 
@@ -44,7 +44,7 @@ impl Ruleset {
             frame,
             services: BTreeMap::new(),
             wanted: HashMap::new(),
-            picks: BTreeSet::new(),
+            picks: BTreeMap::new(),
             maps: BTreeSet::new(),
         }
     }
@@ -65,8 +65,10 @@ impl Ruleset {
                 batch,
             };
             change.prepare_objects(&old, &new);
-            for pick in &new.picks {
-                if self.picks.insert(*pick) {
+            for pick in new.picks.difference(&old.picks) {
+                let users = self.picks.entry(*pick).or_default();
+                *users += 1;
+                if *users == 1 {
                     change.pick(*pick, &mut self.maps);
                 }
             }
@@ -74,6 +76,8 @@ impl Ruleset {
             change.elements("delete", gone);
             change.elements("add", come);
             change.remove_objects(&old, &new);
+            let unused = self.release_picks(old.picks.difference(&new.picks));
+            change.remove_picks(&unused, &self.picks, &mut self.maps);
             note_datagrams(&old, &new, datagrams);
         }
         if new != Contribution::default() {
@@ -99,13 +103,8 @@ impl Ruleset {
             table: self.frame.table(),
             batch: &mut batch,
         };
-        self.picks = self
-            .services
-            .values()
-            .flat_map(|service| service.picks.iter().copied())
-            .collect();
         self.maps.clear();
-        for pick in &self.picks {
+        for pick in self.picks.keys() {
             change.pick(*pick, &mut self.maps);
         }
         let nothing = Contribution::default();
@@ -119,6 +118,22 @@ impl Ruleset {
         });
         change.elements("add", elements.collect());
         batch
+    }
+
+    /// One service less uses each of these; returns those that no service uses any more.
+    fn release_picks<'a>(&mut self, picks: impl Iterator<Item = &'a Pick>) -> Vec<Pick> {
+        let mut unused = Vec::new();
+        for pick in picks {
+            let Some(users) = self.picks.get_mut(pick) else {
+                continue;
+            };
+            *users -= 1;
+            if *users == 0 {
+                self.picks.remove(pick);
+                unused.push(*pick);
+            }
+        }
+        unused
     }
 
     /// Updates who wants what; returns the elements that go and those that come.
@@ -185,6 +200,56 @@ impl Change<'_> {
         let (chain, rule) = pick.entry();
         self.batch
             .push(format!("add rule inet {} {chain} {rule}", self.table));
+    }
+
+    /// Removes picking chains, their sets, and the maps that no other leads to. A rule can be removed
+    /// by a number only that the kernel gave it, so the chains of entries are filled again.
+    fn remove_picks(
+        &mut self,
+        unused: &[Pick],
+        left: &BTreeMap<Pick, usize>,
+        maps: &mut BTreeSet<(Map, bool)>,
+    ) {
+        let entries: BTreeSet<&str> = unused.iter().map(|pick| pick.entry().0).collect();
+        for chain in entries {
+            let rules = left.keys().map(|pick| pick.entry());
+            let rules = rules.filter(|(of, _)| *of == chain).map(|(_, rule)| rule);
+            self.fill(chain, &rules.collect::<Vec<_>>());
+        }
+        for pick in unused {
+            self.remove_chain(&pick.chain());
+            let set = pick.set().name(pick.v4);
+            self.batch
+                .push(format!("delete set inet {} {set}", self.table));
+        }
+        if unused.is_empty() {
+            return;
+        }
+        let mut longest: BTreeMap<(Map, bool), u16> = BTreeMap::new();
+        for pick in left.keys() {
+            let count = longest.entry((pick.first_map(), pick.v4)).or_default();
+            *count = (*count).max(pick.count);
+        }
+        maps.retain(|(map, v4)| {
+            let (first, number) = map.numbered();
+            let is_used = longest
+                .get(&(first, *v4))
+                .is_some_and(|count| number < *count);
+            if !is_used {
+                self.remove_chain(&map.chain(*v4));
+                let name = map.name(*v4);
+                self.batch
+                    .push(format!("delete map inet {} {name}", self.table));
+            }
+            is_used
+        });
+    }
+
+    fn remove_chain(&mut self, name: &str) {
+        for verb in ["flush", "delete"] {
+            self.batch
+                .push(format!("{verb} chain inet {} {name}", self.table));
+        }
     }
 
     fn chain(&mut self, name: &str, rules: &[String]) {
@@ -431,6 +496,54 @@ mod tests {
             set(&mut ruleset, "b", new),
             ["add element services4 { w : goto pick-cluster4-2 }"]
         );
+    }
+
+    #[test]
+    fn a_service_that_grew_and_shrank_leaves_nothing_behind() {
+        let with = |count: u16| {
+            let pick = Pick {
+                front: Front::Cluster,
+                v4: true,
+                count,
+            };
+            let mut new = Contribution::default();
+            let slot = |map, key: &str| Slot {
+                map,
+                v4: true,
+                key: key.into(),
+            };
+            for (number, map) in pick.maps().enumerate() {
+                new.elements.insert(slot(map, "v"), format!("e{number}"));
+            }
+            new.elements.insert(slot(pick.set(), "v"), String::new());
+            new.picks.insert(pick);
+            new
+        };
+        let mut ruleset = ruleset();
+        let mut objects = BTreeSet::new();
+        let sizes = [1, 2, 3, 40, 3, 2, 1];
+        let states = sizes.map(with).into_iter().chain([Contribution::default()]);
+        let mut before_shrinking = BTreeSet::new();
+        for (step, state) in states.enumerate() {
+            for statement in set(&mut ruleset, "web", state) {
+                let words: Vec<&str> = statement.split(' ').collect();
+                let name = format!("{} {}", words[1], words[2]);
+                match (words[0], words[1]) {
+                    ("add", "chain" | "set" | "map") => assert!(objects.insert(name)),
+                    ("delete", "chain" | "set" | "map") => {
+                        assert!(objects.remove(&name), "{name} was not there");
+                    }
+                    _ => {}
+                }
+            }
+            match step {
+                0 => before_shrinking = objects.clone(),
+                6 => assert_eq!(objects, before_shrinking),
+                _ => {}
+            }
+        }
+        assert!(objects.is_empty(), "{objects:?}");
+        assert!(ruleset.picks.is_empty() && ruleset.maps.is_empty());
     }
 
     #[test]

@@ -7,8 +7,12 @@ use network::{IpNet, Protocol};
 
 use crate::endpoints::{Chosen, Place, Wanted, choose};
 
-/// Set by those who bring their own proxy for a service.
-const OTHER_PROXY: &str = "service.kubernetes.io/service-proxy-name";
+/// Services with one of these labels are not ours to serve, whatever their value: another proxy
+/// serves them, or clients reach their endpoints without any.
+const NOT_SERVED: [&str; 2] = [
+    "service.kubernetes.io/service-proxy-name",
+    "service.kubernetes.io/headless",
+];
 
 /// Affinity's timeout when a service does not say.
 const DEFAULT_AFFINITY_SECONDS: u32 = 10800;
@@ -60,8 +64,10 @@ pub fn views(
         return Vec::new();
     };
     let labels = service.metadata.labels.as_ref();
-    let elsewhere = labels.is_some_and(|labels| labels.contains_key(OTHER_PROXY));
-    if elsewhere || spec.type_.as_deref() == Some("ExternalName") {
+    let not_served = |labels: &std::collections::BTreeMap<String, String>| {
+        NOT_SERVED.iter().any(|label| labels.contains_key(*label))
+    };
+    if labels.is_some_and(not_served) || spec.type_.as_deref() == Some("ExternalName") {
         return Vec::new();
     }
     let mut views = Vec::new();
@@ -213,6 +219,23 @@ mod tests {
             .is_empty()
         );
         assert!(view(json!({"ports": ports}), json!({})).is_empty());
+    }
+
+    #[test]
+    fn a_service_with_a_label_of_another_proxy_or_of_none_is_not_served() {
+        for (label, served) in [
+            ("service.kubernetes.io/headless", 0),
+            ("service.kubernetes.io/service-proxy-name", 0),
+            ("app", 1),
+        ] {
+            let service: Service = serde_json::from_value(json!({
+                "metadata": {"name": "web", "namespace": "default", "labels": {label: ""}},
+                "spec": {"clusterIP": "10.43.0.9", "ports": [{"port": 80}]},
+            }))
+            .unwrap();
+            let views = views(&service, &[], &Place::default(), Policy::default());
+            assert_eq!(views.len(), served, "{label}");
+        }
     }
 
     #[test]

@@ -133,7 +133,15 @@ impl Writer<'_> {
             ("filter-output", "{ type filter hook output priority 0; }"),
         ];
         let regular = [
-            "dns", "outside", "services", "guard", "admit", "unserved", "refuse",
+            "dns",
+            "outside",
+            "outside-entries",
+            "services",
+            "entries",
+            "guard",
+            "admit",
+            "unserved",
+            "refuse",
         ];
         let chains = base
             .into_iter()
@@ -201,6 +209,9 @@ impl Writer<'_> {
             self.rule("services", format!("{ip} daddr . {port} vmap @{services}"));
             self.rule("services", format!("{local} vmap @{ports}"));
         }
+        // Entries of picking chains come and go with the number of endpoints that services have.
+        self.rule("outside", "jump outside-entries");
+        self.rule("services", "jump entries");
         self.rule("admit", "drop");
         self.batch.push(format!(
             "insert rule inet {} prerouting jump guard",

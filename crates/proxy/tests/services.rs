@@ -73,7 +73,6 @@ impl Node {
             service_cidrs: vec!["10.43.0.0/16".parse().unwrap()],
             dns,
             allow_external_ips: false,
-            peers: None,
         };
         let proxy = proxy.build(nft);
         let follow = sources.clone();

@@ -3,7 +3,8 @@
 mod backup;
 mod image;
 mod reset;
-mod up;
+mod run;
+mod token;
 
 use std::process::ExitCode;
 
@@ -12,7 +13,17 @@ use crate::cli::{Cli, Command};
 /// Runs a command; an error is printed with its causes.
 pub fn run(cli: Cli) -> ExitCode {
     let outcome = match cli.command {
-        Command::Up(options) => up::run(*options),
+        Command::Up(options) => run::run(*options, run::Run::Up),
+        Command::Server(options) => run::run(*options, run::Run::Server),
+        Command::Agent(agent) => {
+            let join = cluster::agent::Join {
+                server: agent.server,
+                token: agent.token,
+                ca_hashes: agent.ca_hash,
+            };
+            run::run(agent.options, run::Run::Agent(join))
+        }
+        Command::Token(command) => token::run(command),
         Command::Reset(reset) => reset::run(reset),
         Command::Backup(backup) => backup::backup(backup),
         Command::Restore(restore) => backup::restore(restore),

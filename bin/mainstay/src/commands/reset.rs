@@ -20,11 +20,14 @@ pub fn run(reset: Reset) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
-    let removed = runtime.block_on(cluster::reset::run(&data_dir))?;
-    for line in &removed {
+    let report = runtime.block_on(cluster::reset::run(&data_dir))?;
+    for line in &report.removed {
         println!("removed {line}");
     }
-    if removed.is_empty() {
+    for line in &report.kept {
+        println!("kept {line}");
+    }
+    if report.removed.is_empty() && report.kept.is_empty() {
         println!("nothing to remove for {}", data_dir.display());
     }
     Ok(())

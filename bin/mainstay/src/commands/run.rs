@@ -1,18 +1,39 @@
-//! `mainstay up`: a one-node cluster in the foreground.
+//! `mainstay up`, `mainstay server` and `mainstay agent`: a machine's parts in the foreground.
 
 use std::{io::IsTerminal, time::Instant};
 
 use anyhow::{Context, Result, bail};
-use cluster::{Options, Running, Settings};
+use cluster::{Options, Role, Running, Settings, agent::Join};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::{checklist, logging};
 
+/// Which parts.
+pub enum Run {
+    /// A control plane and a node.
+    Up,
+    /// A control plane.
+    Server,
+    /// A node, which joins like this.
+    Agent(Join),
+}
+
+impl Run {
+    fn role(&self) -> Role {
+        match self {
+            Self::Up => Role::Up,
+            Self::Server => Role::Server,
+            Self::Agent(_) => Role::Agent,
+        }
+    }
+}
+
 /// Runs until a signal asks to stop.
-pub fn run(options: Options) -> Result<()> {
+pub fn run(options: Options, run: Run) -> Result<()> {
     let begun = Instant::now();
     let options = options.with_file()?;
+    options.check(run.role())?;
     logging::start(
         &options,
         std::io::stdout().is_terminal() && std::io::stderr().is_terminal(),
@@ -21,17 +42,29 @@ pub fn run(options: Options) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
-    runtime.block_on(serve(settings, begun))
+    runtime.block_on(serve(settings, run, begun))
 }
 
-async fn serve(settings: Settings, begun: Instant) -> Result<()> {
-    cluster::preflight::check(&settings)?;
+async fn serve(settings: Settings, run: Run, begun: Instant) -> Result<()> {
+    cluster::preflight::check(&settings, run.role())?;
     let shutdown = CancellationToken::new();
     let (mut interrupt, mut terminate) = (
         signal(SignalKind::interrupt())?,
         signal(SignalKind::terminate())?,
     );
-    let running = Running::up(settings, shutdown.clone()).await?;
+    let running = async {
+        match run {
+            Run::Up => Running::up(settings, shutdown.clone()).await,
+            Run::Server => Running::server(settings, shutdown.clone()).await,
+            Run::Agent(join) => Running::agent(settings, &join, shutdown.clone()).await,
+        }
+    };
+    // An agent may wait for its server for a long time.
+    let running = tokio::select! {
+        running = running => running?,
+        _ = interrupt.recv() => return Ok(()),
+        _ = terminate.recv() => return Ok(()),
+    };
     tokio::select! {
         () = checklist::show(&running, begun) => {}
         _ = interrupt.recv() => shutdown.cancel(),

@@ -1,0 +1,212 @@
+//! Asks the cluster for certificates and renews them while the agent runs: nothing restarts.
+
+use std::{sync::Arc, time::Duration};
+
+use client::kube::{
+    self, Api,
+    api::{ObjectMeta, PostParams},
+    runtime::wait::await_condition,
+};
+use jiff::Timestamp;
+use k8s_openapi::{
+    ByteString,
+    api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestSpec},
+};
+use lifecycle::{Context, Run, Service};
+use pki::{KeyedRequest, Renewing, csr::Wish};
+use stdx::{Backoff, Clock};
+
+use super::Membership;
+use crate::{Error, Settings};
+
+/// A request that was neither approved nor denied is given up after this long, and made again.
+const PATIENCE: Duration = Duration::from_secs(15 * 60);
+/// A suspended machine or a moved clock must not make us oversleep by more than this.
+const AT_MOST: Duration = Duration::from_secs(3600);
+
+/// What a certificate of a node is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// `system:node:NAME` as a client.
+    Kubelet,
+    /// The kubelet's server.
+    Serving,
+    /// `system:node-proxy:NAME` as a client.
+    Proxy,
+}
+
+impl Purpose {
+    fn signer(self) -> &'static str {
+        match self {
+            Self::Kubelet => "kubernetes.io/kube-apiserver-client-kubelet",
+            Self::Serving => "kubernetes.io/kubelet-serving",
+            Self::Proxy => "mainstay.local/node-proxy-client",
+        }
+    }
+
+    fn usages(self) -> [&'static str; 2] {
+        match self {
+            Self::Serving => ["digital signature", "server auth"],
+            _ => ["digital signature", "client auth"],
+        }
+    }
+
+    fn wish(self, settings: &Settings) -> Wish {
+        let node = &settings.node_name;
+        let (name, group) = match self {
+            Self::Proxy => (format!("system:node-proxy:{node}"), "system:node-proxies"),
+            _ => (format!("system:node:{node}"), "system:nodes"),
+        };
+        let mut wish = Wish {
+            common_name: name,
+            organizations: vec![group.to_owned()],
+            ..Wish::default()
+        };
+        if self == Self::Serving {
+            wish.dns_names = vec![node.clone()];
+            wish.addresses = vec![settings.node_ip];
+        }
+        wish
+    }
+}
+
+/// Asks for a certificate and waits until it is issued.
+pub async fn request(
+    client: &kube::Client,
+    settings: &Settings,
+    purpose: Purpose,
+    into: &Renewing,
+) -> Result<(), Error> {
+    let keyed = KeyedRequest::new(&purpose.wish(settings))?;
+    let csr = CertificateSigningRequest {
+        metadata: ObjectMeta {
+            generate_name: Some("node-csr-".to_owned()),
+            ..ObjectMeta::default()
+        },
+        spec: CertificateSigningRequestSpec {
+            request: ByteString(keyed.request.clone().into_bytes()),
+            signer_name: purpose.signer().to_owned(),
+            usages: Some(purpose.usages().map(str::to_owned).into()),
+            ..CertificateSigningRequestSpec::default()
+        },
+        status: None,
+    };
+    let requests: Api<CertificateSigningRequest> = Api::all(client.clone());
+    let created = requests.create(&PostParams::default(), &csr).await?;
+    let name = created.metadata.name.unwrap_or_default();
+    tracing::info!(name, ?purpose, "asked for a certificate");
+    let decided = await_condition(
+        requests,
+        &name,
+        |csr: Option<&CertificateSigningRequest>| {
+            csr.is_none_or(|csr| issued(csr).is_some() || refusal(csr).is_some())
+        },
+    );
+    let decided = tokio::time::timeout(PATIENCE, decided).await;
+    let decided = decided
+        .map_err(|_| Error::Join(format!("the request {name} is still not approved")))?
+        .map_err(|error| Error::Join(format!("the request {name} cannot be watched: {error}")))?;
+    let Some(csr) = decided else {
+        return Err(Error::Join(format!("the request {name} was deleted")));
+    };
+    match (issued(&csr), refusal(&csr)) {
+        (Some(certificate), _) => Ok(into.replace(&keyed, &certificate)?),
+        (None, why) => {
+            let why = why.unwrap_or_default();
+            Err(Error::Join(format!(
+                "the request {name} was refused: {why}"
+            )))
+        }
+    }
+}
+
+fn issued(csr: &CertificateSigningRequest) -> Option<String> {
+    let certificate = &csr.status.as_ref()?.certificate.as_ref()?.0;
+    let text = String::from_utf8(certificate.clone()).ok()?;
+    (!text.is_empty()).then_some(text)
+}
+
+fn refusal(csr: &CertificateSigningRequest) -> Option<String> {
+    let conditions = csr.status.as_ref()?.conditions.as_ref()?;
+    let mut refused = conditions
+        .iter()
+        .filter(|condition| matches!(condition.type_.as_str(), "Denied" | "Failed"));
+    refused.next().map(|condition| {
+        let text = condition
+            .message
+            .clone()
+            .or_else(|| condition.reason.clone());
+        text.unwrap_or_else(|| condition.type_.clone())
+    })
+}
+
+/// Keeps the certificates of a member fresh.
+pub struct Certificates {
+    pub settings: Settings,
+    pub client: kube::Client,
+    pub membership: Arc<Membership>,
+    pub clock: Arc<dyn Clock>,
+}
+
+impl Service for Certificates {
+    fn name(&self) -> &'static str {
+        "certificates"
+    }
+
+    fn run(self: Arc<Self>, context: Context) -> Run {
+        Box::pin(async move {
+            for purpose in [Purpose::Kubelet, Purpose::Proxy, Purpose::Serving] {
+                let of = self.clone();
+                context.spawn("renewal", async move { of.keep(purpose).await });
+            }
+            context.ready();
+            context.shutdown().await;
+            Ok(())
+        })
+    }
+}
+
+impl Certificates {
+    fn pair(&self, purpose: Purpose) -> &Arc<Renewing> {
+        match purpose {
+            Purpose::Kubelet => &self.membership.kubelet,
+            Purpose::Serving => &self.membership.serving,
+            Purpose::Proxy => &self.membership.proxy,
+        }
+    }
+
+    /// When a certificate is due; now when there is none or it says other names than it should.
+    fn due(&self, purpose: Purpose) -> Timestamp {
+        let pair = self.pair(purpose);
+        let wish = purpose.wish(&self.settings);
+        let mut names: Vec<String> = wish.addresses.iter().map(ToString::to_string).collect();
+        names.extend(wish.dns_names);
+        names.sort_unstable();
+        match pair.renew_at() {
+            Some(at) if pair.names() == names => at,
+            _ => Timestamp::MIN,
+        }
+    }
+
+    async fn keep(&self, purpose: Purpose) {
+        let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(300));
+        loop {
+            let now = self.clock.now();
+            let due = self.due(purpose);
+            if due > now {
+                backoff.reset();
+                let wait = Duration::try_from(due.duration_since(now)).unwrap_or_default();
+                self.clock.sleep(wait.min(AT_MOST)).await;
+                continue;
+            }
+            let pair = self.pair(purpose);
+            match request(&self.client, &self.settings, purpose, pair).await {
+                Ok(()) => tracing::info!(?purpose, "certificate renewed"),
+                Err(error) => {
+                    tracing::warn!(?purpose, %error, "the certificate cannot be renewed");
+                    self.clock.sleep(backoff.step()).await;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! The steps of joining, in order: discover the authority, refuse a name that is taken, ask for the
+//! node's certificate with the token, and for the rest with that certificate.
+
+use std::{sync::Arc, time::Duration};
+
+use client::kube::{self, Api};
+use k8s_openapi::api::core::v1::{ConfigMap, Node};
+use pki::Renewing;
+use stdx::Backoff;
+
+use super::{
+    CONFIG_MAP, Facts, Join, Membership, Token,
+    certificates::{Purpose, request},
+    discovery,
+};
+use crate::{Error, Settings};
+
+/// How long an agent that has joined before waits for a server at its start.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The authority must be one of those that were pinned, if any was.
+pub fn check_pins(ca: &str, pins: &[String]) -> Result<(), Error> {
+    let hash = pki::public_key_hash(ca.as_bytes())?;
+    if pins.is_empty() || pins.iter().any(|pin| pin.eq_ignore_ascii_case(&hash)) {
+        return Ok(());
+    }
+    let why = format!(
+        "the cluster's authority is {hash}, and --ca-hash says {}",
+        pins.join(", ")
+    );
+    Err(Error::Join(why))
+}
+
+/// Joins with a token. A server that does not answer yet is waited for; everything else that goes
+/// wrong is final.
+pub async fn first(
+    settings: &Settings,
+    join: &Join,
+    kubelet: &Arc<Renewing>,
+) -> Result<(Facts, String), Error> {
+    let (Some(server), Some(token)) = (&join.server, &join.token) else {
+        let flag = if join.server.is_none() {
+            "server"
+        } else {
+            "token"
+        };
+        let why =
+            "is needed: this machine has not joined a cluster yet, or its certificate is over";
+        return Err(Error::Option(flag, why.to_owned()));
+    };
+    let token = Token::parse(token).ok_or_else(|| {
+        let why = "is not of the form abcdef.0123456789abcdef".to_owned();
+        Error::Option("token", why)
+    })?;
+    let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
+    loop {
+        match attempt(settings, server, &token, &join.ca_hashes, kubelet).await {
+            Err(error) if is_passing(&error) => {
+                tracing::warn!(%error, server, "the server does not answer yet");
+                tokio::time::sleep(backoff.step()).await;
+            }
+            done => return done,
+        }
+    }
+}
+
+/// Whether trying again may help: nobody answered, or the server is starting.
+fn is_passing(error: &Error) -> bool {
+    match error {
+        Error::Api(kube::Error::Api(status)) => status.code >= 500 || status.code == 429,
+        Error::Api(_) => true,
+        _ => false,
+    }
+}
+
+async fn attempt(
+    settings: &Settings,
+    server: &str,
+    token: &Token,
+    pins: &[String],
+    kubelet: &Arc<Renewing>,
+) -> Result<(Facts, String), Error> {
+    let ca = discovery::authority(server, token, pins).await?;
+    let tls = pki::bearer_client_config(ca.as_bytes())?;
+    let options = client::Options {
+        token: Some(token.reveal()),
+        ..client::Options::default()
+    };
+    let client = client::https(server, tls, options)?;
+    refuse_taken_name(&client, &settings.node_name).await?;
+    let facts = facts(&client, server).await?;
+    request(&client, settings, Purpose::Kubelet, kubelet).await?;
+    Ok((facts, ca))
+}
+
+/// A node of this name that is Ready is another machine. One that is not may be this one, set up
+/// anew, or one that is gone for good.
+async fn refuse_taken_name(client: &kube::Client, name: &str) -> Result<(), Error> {
+    let nodes: Api<Node> = Api::all(client.clone());
+    match nodes.get_opt(name).await? {
+        Some(node) if is_ready(&node) => Err(Error::Join(format!(
+            "a node {name:?} is in the cluster already, and it is Ready: choose another name with \
+             --node-name, or delete that node first"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+fn is_ready(node: &Node) -> bool {
+    let status = node.status.as_ref();
+    let conditions = status.and_then(|status| status.conditions.as_ref());
+    let mut conditions = conditions.into_iter().flatten();
+    conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+async fn facts(client: &kube::Client, server: &str) -> Result<Facts, Error> {
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), CONFIG_MAP.0);
+    let map = maps.get(CONFIG_MAP.1).await?;
+    Facts::parse(server, &map.data.unwrap_or_default())
+}
+
+/// What a member still lacks, and what may have changed since it joined.
+pub async fn complete(settings: &Settings, membership: &mut Membership) -> Result<(), Error> {
+    let client = membership.client(&membership.kubelet)?;
+    let steps = async {
+        let facts = facts(&client, &membership.facts.server).await?;
+        if !membership.proxy.is_valid(jiff::Timestamp::now()) {
+            request(&client, settings, Purpose::Proxy, &membership.proxy).await?;
+        }
+        Ok::<_, Error>(facts)
+    };
+    let steps = tokio::time::timeout(PATIENCE, steps).await;
+    membership.facts =
+        steps.map_err(|_| Error::Join(format!("no answer within {PATIENCE:?}")))??;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_silence_and_a_starting_server_are_waited_for() {
+        let status = |code: u16| {
+            let status = kube::core::Status {
+                code,
+                ..kube::core::Status::default()
+            };
+            Error::Api(kube::Error::Api(Box::new(status)))
+        };
+        assert!(is_passing(&status(503)) && is_passing(&status(429)));
+        assert!(!is_passing(&status(401)) && !is_passing(&status(403)));
+        assert!(!is_passing(&Error::Join("no".into())));
+    }
+
+    #[test]
+    fn a_name_is_taken_while_its_node_is_ready() {
+        let node = |status: &str| -> Node {
+            serde_json::from_value(serde_json::json!({
+                "metadata": {"name": "n"},
+                "status": {"conditions": [{"type": "Ready", "status": status}]}}))
+            .unwrap()
+        };
+        assert!(is_ready(&node("True")));
+        assert!(!is_ready(&node("Unknown")));
+        assert!(!is_ready(&Node::default()));
+    }
+}

@@ -1,0 +1,150 @@
+//! The control plane of a cluster: API server, controllers, scheduler and what they need, wired over
+//! one store.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::Path,
+    sync::Arc,
+};
+
+use apiserver::{ObjectCodec, Registry, User};
+use client::kube;
+use lifecycle::{Health, Service};
+use pki::{Leaf, Pki};
+use stdx::SystemClock;
+
+use crate::{
+    Error, Part, Role, Settings,
+    addons::Addons,
+    addresses::{Addresses, names},
+    backup::Backups,
+    connector::InProcess,
+    host,
+    storage::Storage,
+};
+
+/// A control plane that is built and does not run yet.
+pub struct ControlPlane {
+    pub services: Vec<Arc<dyn Service>>,
+    pub pki: Arc<Pki>,
+    pub connector: InProcess,
+    /// Closed last, when everything that writes has stopped.
+    pub storage: Storage,
+    /// A client of the administrator.
+    pub admin: kube::Client,
+}
+
+impl ControlPlane {
+    /// Opens the store and builds everything over it.
+    pub async fn build(settings: &Settings, role: Role, health: &Health) -> Result<Self, Error> {
+        let pki = Arc::new(Pki::ensure(
+            &settings.data_dir.join("pki"),
+            &names(settings, role, host::addresses()),
+        )?);
+        write_kubeconfigs(settings, role, &pki)?;
+        let registry = Registry::builtin();
+        let codec = ObjectCodec::new(registry.clone());
+        let storage = Storage::open(settings, codec).await?;
+        let apiserver =
+            apiserver_config(settings, &pki, health)?.build(storage.store(), registry)?;
+        let connector = InProcess(apiserver.clone());
+        let admin = connector.as_user(User::new("kubernetes-admin", ["system:masters"]));
+        let mut services: Vec<Arc<dyn Service>> = vec![
+            apiserver,
+            Arc::new(Backups {
+                storage: storage.clone(),
+                data_dir: settings.data_dir.clone(),
+            }),
+            Arc::new(pki::Rotation::new(pki.clone(), Arc::new(SystemClock))),
+            Arc::new(Addresses {
+                pki: pki.clone(),
+                settings: settings.clone(),
+                role,
+            }),
+            Arc::new(Addons {
+                client: admin.clone(),
+                settings: settings.clone(),
+                cluster_info: pki.cluster_info(&settings.server_url()),
+            }),
+        ];
+        if settings.runs(Part::Controllers) {
+            let config = controllers::Config {
+                cluster_ca: pki.ca().pem().to_owned(),
+                cluster_cidr: settings.cluster_cidr.to_string(),
+                node_cidr_mask: settings.node_cidr_mask,
+                authority: Some(controllers::Authority(pki.clone())),
+                ..controllers::Config::default()
+            };
+            services.push(Arc::new(config.build(Arc::new(connector.clone()))));
+        }
+        if settings.runs(Part::Scheduler) {
+            let client = connector.as_user(User::new("system:kube-scheduler", [""; 0]));
+            services.push(Arc::new(scheduler::Config::new(client).build()));
+        }
+        Ok(Self {
+            services,
+            pki,
+            connector,
+            storage,
+            admin,
+        })
+    }
+}
+
+/// The kubeconfigs of the administrator and of the components are there before the API answers.
+fn write_kubeconfigs(settings: &Settings, role: Role, pki: &Pki) -> Result<(), Error> {
+    let write = |leaf: Leaf, path: &Path| {
+        pki.write_kubeconfig(pki::Kubeconfig {
+            leaf,
+            path: path.to_owned(),
+            server: settings.server_url(),
+        })
+    };
+    write(Leaf::Admin, &settings.data_dir.join("admin.kubeconfig"))?;
+    let mut leaves = vec![
+        Leaf::Scheduler,
+        Leaf::ControllerManager,
+        Leaf::KubeProxy,
+        Leaf::Dns,
+    ];
+    leaves.extend((role == Role::Up).then_some(Leaf::Kubelet));
+    for leaf in leaves {
+        let file = format!("{}.kubeconfig", leaf.file());
+        write(leaf, &settings.data_dir.join(file))?;
+    }
+    if let Some(path) = &settings.kubeconfig_out {
+        write(Leaf::Admin, path)?;
+    }
+    Ok(())
+}
+
+fn apiserver_config(
+    settings: &Settings,
+    pki: &Arc<Pki>,
+    health: &Health,
+) -> Result<apiserver::Config, Error> {
+    let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+    let services = settings.service_cidr;
+    Ok(apiserver::Config {
+        listen: SocketAddr::new(any, settings.https_port),
+        advertise: SocketAddr::new(settings.advertise_address, settings.https_port),
+        tls: pki.apiserver_config()?,
+        kubelet_tls: Some(Arc::new(pki.client_config(Leaf::ApiserverKubeletClient)?)),
+        service_cidrs: vec![(services.network(), services.prefix_len())],
+        node_ports: settings.node_ports.clone(),
+        client_ca: pki.ca().pem().to_owned(),
+        front_proxy_ca: pki.front_proxy_ca().pem().to_owned(),
+        health: health.clone(),
+        clock: Arc::new(SystemClock),
+        limits: apiserver::Limits::default(),
+        endings: std::sync::Arc::new(apiserver::RandomEndings),
+        token_auth_file: settings.token_auth_file.clone(),
+        audit: settings.audit.clone(),
+        admission: settings.admission.clone(),
+        tokens: Some(Arc::new(apiserver::authn::Tokens::new(
+            pki.clone(),
+            &settings.cluster_domain,
+            Arc::new(SystemClock),
+        ))),
+    })
+}

@@ -1,0 +1,114 @@
+//! The marker of a data directory: says that the directory is ours, and whether a store was made in
+//! it. `reset` removes nothing without it, and a start compares it with what is there.
+
+use std::{fs, io, path::Path};
+
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+
+/// The marker's name in the data directory.
+pub const FILE: &str = "mainstay.json";
+
+/// What is in the data directory.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Marker {
+    /// The version of this file.
+    pub version: u32,
+    /// An embedded store was made here: from then on its absence is a loss.
+    pub store: bool,
+}
+
+impl Marker {
+    /// The marker of a directory; `None` when the directory is not ours.
+    pub fn read(data_dir: &Path) -> Result<Option<Self>, Error> {
+        let path = data_dir.join(FILE);
+        let failed = |source| Error::Directory {
+            path: path.clone(),
+            source,
+        };
+        match fs::read(&path) {
+            Ok(bytes) => serde_json::from_slice(&bytes)
+                .map(Some)
+                .map_err(|error| failed(io::Error::other(error))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            // A path below a file: there is no directory at all.
+            Err(error) if error.kind() == io::ErrorKind::NotADirectory => Ok(None),
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    /// Changes the marker, or makes it. A crash leaves the old one or the new one.
+    pub fn update(data_dir: &Path, change: impl FnOnce(&mut Self)) -> Result<(), Error> {
+        let before = Self::read(data_dir)?;
+        let mut after = before.clone().unwrap_or_default();
+        after.version = 1;
+        change(&mut after);
+        if before.as_ref() == Some(&after) {
+            return Ok(());
+        }
+        let path = data_dir.join(FILE);
+        let write = || {
+            let temporary = data_dir.join(format!("{FILE}.new"));
+            let mut file = fs::File::create(&temporary)?;
+            serde_json::to_writer(&mut file, &after)?;
+            file.sync_all()?;
+            fs::rename(&temporary, &path)?;
+            fs::File::open(data_dir)?.sync_all()
+        };
+        write().map_err(|source: io::Error| Error::Directory {
+            path: path.clone(),
+            source,
+        })
+    }
+}
+
+/// Whether an entry of a data directory is one that we make.
+pub fn is_ours(name: &str) -> bool {
+    const ENTRIES: &[&str] = &[
+        "agent",
+        "cni",
+        "kubelet",
+        "lock",
+        "logs",
+        "pki",
+        "runtime",
+        "store",
+        "store.restoring",
+    ];
+    let stem = name.strip_suffix(".new").unwrap_or(name);
+    ENTRIES.contains(&name)
+        || stem == FILE
+        || stem
+            .strip_suffix(".kubeconfig")
+            .is_some_and(|user| !user.is_empty() && !user.contains('.'))
+        || name.starts_with("store.before-restore-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_marker_is_made_once_and_kept_up_to_date() {
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(Marker::read(directory.path()).unwrap(), None);
+        Marker::update(directory.path(), |_| {}).unwrap();
+        Marker::update(directory.path(), |marker| marker.store = true).unwrap();
+        let marker = Marker::read(directory.path()).unwrap().unwrap();
+        assert!(marker.store && marker.version == 1);
+        fs::write(directory.path().join(FILE), "{").unwrap();
+        assert!(Marker::read(directory.path()).is_err());
+    }
+
+    #[test]
+    fn only_entries_that_we_make_are_ours() {
+        for name in ["pki", "admin.kubeconfig", "mainstay.json.new", "store"] {
+            assert!(is_ours(name), "{name}");
+        }
+        for name in ["photos", ".kubeconfig", "a.b.kubeconfig", "store2"] {
+            assert!(!is_ours(name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! The address ranges of clusters on one machine must not overlap, or each takes packets of the
+//! other. A start looks at what the kernel knows, and at what other clusters have written down: one
+//! without pods has no route yet.
+
+use std::{
+    fs,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Settings};
+
+/// In the state directory, as long as something of the cluster may be on the machine.
+const FILE: &str = "networks.json";
+
+/// What a cluster uses.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Networks {
+    data_dir: PathBuf,
+    /// The network namespace: clusters in others do not meet this one.
+    namespace: u64,
+    ranges: Vec<IpNet>,
+}
+
+/// Refuses to start beside somebody who uses the same addresses, and writes down ours.
+pub async fn claim(settings: &Settings) -> Result<(), Error> {
+    let mut ranges = vec![("--service-cidr", settings.service_cidr)];
+    if settings.cni.is_none() {
+        // Plugins have addresses of that range on links of their own.
+        ranges.push(("--cluster-cidr", settings.cluster_cidr));
+    }
+    let mut found = Vec::new();
+    let own = Networks {
+        data_dir: settings.data_dir.clone(),
+        namespace: fs::metadata("/proc/self/ns/net").map_or(0, |metadata| metadata.ino()),
+        ranges: vec![settings.cluster_cidr, settings.service_cidr],
+    };
+    for (flag, range) in &ranges {
+        let conflicts = network::conflicts(&settings.id, *range).await?;
+        found.extend(
+            conflicts
+                .iter()
+                .map(|what| format!("{flag} {range}: {what}")),
+        );
+        let others = others(&settings.state_dir);
+        found.extend(
+            others
+                .iter()
+                .filter_map(|other| own.meets(other, flag, *range)),
+        );
+    }
+    if !found.is_empty() {
+        return Err(Error::Overlap(found));
+    }
+    let path = settings.state_dir.join(FILE);
+    let text = serde_json::to_vec(&own).unwrap_or_default();
+    fs::write(&path, text).map_err(|source| Error::Directory { path, source })
+}
+
+impl Networks {
+    fn meets(&self, other: &Self, flag: &str, range: IpNet) -> Option<String> {
+        let overlap = |their: &&IpNet| their.contains(&range) || range.contains(*their);
+        let their = other.ranges.iter().find(overlap)?;
+        (other.namespace == self.namespace && other.data_dir != self.data_dir).then(|| {
+            let place = other.data_dir.display();
+            format!("{flag} {range}: the cluster of {place} has {their}")
+        })
+    }
+}
+
+/// What the other clusters of this machine have written down.
+fn others(state_dir: &Path) -> Vec<Networks> {
+    let entries = state_dir.parent().and_then(|all| fs::read_dir(all).ok());
+    let paths = entries
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path());
+    let read = |path: PathBuf| serde_json::from_slice(&fs::read(path.join(FILE)).ok()?).ok();
+    paths
+        .filter(|path| path != state_dir)
+        .filter_map(read)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clusters_of_one_namespace_must_not_share_addresses() {
+        let networks = |dir: &str, namespace: u64, range: &str| Networks {
+            data_dir: dir.into(),
+            namespace,
+            ranges: vec![range.parse().unwrap()],
+        };
+        let own = networks("/a", 1, "10.42.0.0/16");
+        let range = own.ranges[0];
+        let meets = |other: &Networks| own.meets(other, "--cluster-cidr", range).is_some();
+        assert!(meets(&networks("/b", 1, "10.42.7.0/24")));
+        assert!(meets(&networks("/b", 1, "10.0.0.0/8")));
+        assert!(!meets(&networks("/b", 2, "10.42.7.0/24")));
+        assert!(!meets(&networks("/b", 1, "10.44.0.0/16")));
+        assert!(!meets(&own));
+    }
+}

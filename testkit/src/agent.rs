@@ -1,0 +1,137 @@
+//! A node of a cluster on a machine of its own: the built binary, `mainstay agent`.
+
+use std::{
+    fs::File,
+    path::PathBuf,
+    process::{Child, Command},
+    time::Duration,
+};
+
+use crate::{
+    Machine, Ran,
+    cluster::{binary, tail},
+    until,
+};
+
+/// A machine that is, or will be, a node; dropping it resets it.
+pub struct Agent {
+    machine: Machine,
+    daemon: Option<Child>,
+    name: String,
+}
+
+impl Agent {
+    /// A machine that has not joined yet.
+    pub fn new(machine: Machine, name: &str) -> Self {
+        Self {
+            machine,
+            daemon: None,
+            name: name.to_owned(),
+        }
+    }
+
+    /// Starts the daemon; `join` are flags such as a token, none for one that has joined before.
+    pub fn start(&mut self, join: &[String]) {
+        assert!(self.daemon.is_none(), "it runs already");
+        let log = File::options().create(true).append(true).open(self.log());
+        let log = log.expect("a log file");
+        let mut command = self.command(join);
+        let daemon = command
+            .stdout(log.try_clone().expect("a log file"))
+            .stderr(log)
+            .spawn();
+        self.daemon = Some(daemon.expect("the binary starts"));
+    }
+
+    /// Runs `mainstay agent` to its end: for those that are refused.
+    pub fn refused(&self, join: &[String]) -> Ran {
+        let ran: Ran = self
+            .command(join)
+            .output()
+            .expect("the binary starts")
+            .into();
+        assert!(!ran.ok, "it was not refused");
+        ran
+    }
+
+    fn command(&self, join: &[String]) -> Command {
+        let mut command = self.machine.command(binary());
+        command
+            .args(["agent", "--node-name", &self.name])
+            .args(["--node-ip", self.machine.address()])
+            .args(["--log-level", "debug,h2=info,hyper=info,tower=info"])
+            .arg("--data-dir")
+            .arg(self.data_dir())
+            .args(join);
+        command
+    }
+
+    /// Ends the daemon with SIGKILL: what a crash looks like.
+    pub fn kill(&mut self) {
+        let mut daemon = self.daemon.take().expect("it runs");
+        daemon.kill().expect("it can be killed");
+        daemon.wait().expect("it ends");
+    }
+
+    /// Asks the daemon to stop and waits for it.
+    pub fn stop(&mut self) {
+        let mut daemon = self.daemon.take().expect("it runs");
+        let pid = daemon.id().to_string();
+        self.machine.run("kill", &["-TERM", &pid]).success();
+        until(
+            "the agent to stop",
+            Duration::from_secs(30),
+            || match daemon.try_wait() {
+                Ok(Some(_)) => Ok(()),
+                other => Err(format!("{other:?}")),
+            },
+        );
+    }
+
+    /// `mainstay reset`.
+    pub fn reset(&mut self) -> Ran {
+        if self.daemon.is_some() {
+            self.stop();
+        }
+        let mut command = self.machine.command(binary());
+        command
+            .args(["reset", "--yes", "--data-dir"])
+            .arg(self.data_dir());
+        command.output().expect("reset runs").into()
+    }
+
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn data_dir(&self) -> PathBuf {
+        self.machine.disk().join("data")
+    }
+
+    /// The daemon's output.
+    pub fn log(&self) -> PathBuf {
+        self.machine.dir().join("mainstay.log")
+    }
+}
+
+#[allow(clippy::print_stderr)]
+impl Drop for Agent {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!(
+                "--- the last lines of {}'s log\n{}",
+                self.name,
+                tail(&self.log())
+            );
+        }
+        if let Some(mut daemon) = self.daemon.take() {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+        let _ = self.reset();
+    }
+}

@@ -1,0 +1,376 @@
+//! A cluster of several machines: two join with a token, one next door and one behind a router. Pods,
+//! services, node ports and names are reached from everywhere to everywhere; agents come back after a
+//! crash without their token, and go on while the server is away.
+
+use e2e::{name, ready_pods};
+use serde_json::Value;
+use testkit::{Agent, Cluster, Lan, Machine, eventually};
+
+const DAEMONS: &str = r#"
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: web}
+spec:
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      containers: [{name: web, image: mainstay.local/hello}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  type: NodePort
+  selector: {app: web}
+  ports: [{port: 80, targetPort: 8080, nodePort: 30080}]
+"#;
+
+/// A server that is a node, too, and two agents: "two" on its subnet, "three" on another.
+struct Site {
+    // Fields are dropped in this order: machines before the network that they hang on.
+    two: Agent,
+    three: Agent,
+    cluster: Cluster,
+    lan: Lan,
+}
+
+impl Site {
+    fn new() -> Self {
+        let lan = Lan::new();
+        let server = lan.address(0, 2);
+        let flags = ["--node-ip", server.as_str(), "--node-cidr-mask-size", "26"];
+        let mut cluster = Cluster::stopped_on(Machine::on(&lan, &server), &flags);
+        cluster.start();
+        let agent = |subnet, number, name| {
+            Agent::new(Machine::on(&lan, &lan.address(subnet, number)), name)
+        };
+        Self {
+            two: agent(0, 3, "two"),
+            three: agent(1, 4, "three"),
+            cluster,
+            lan,
+        }
+    }
+
+    fn wait_for_nodes(&self, count: usize) -> Vec<Value> {
+        eventually(&format!("{count} Ready nodes"), || {
+            let list = self.cluster.get(&["nodes"]);
+            let nodes = list["items"].as_array().cloned().unwrap_or_default();
+            let is_ready = |node: &&Value| {
+                let conditions = node["status"]["conditions"].as_array();
+                let mut conditions = conditions.into_iter().flatten();
+                conditions.any(|c| c["type"] == "Ready" && c["status"] == "True")
+            };
+            let ready: Vec<Value> = nodes.iter().filter(is_ready).cloned().collect();
+            if ready.len() == count {
+                return Ok(ready);
+            }
+            Err(format!("{} of {} are Ready", ready.len(), nodes.len()))
+        })
+    }
+}
+
+/// Calls from inside a pod.
+fn call(cluster: &Cluster, pod: &str, url: &str) -> String {
+    eventually(&format!("{url} from {pod}"), || {
+        let ran = cluster.kubectl(&["exec", pod, "--", "/mainstay", "hello", "get", url]);
+        if ran.ok {
+            Ok(ran.stdout)
+        } else {
+            Err(ran.stderr)
+        }
+    })
+}
+
+/// Calls from inside a pod of an agent, without any server: in its network namespace, with the
+/// cluster's name server.
+fn call_locally(agent: &Agent, url: &str) -> Result<String, String> {
+    let binary = std::env::var("MAINSTAY_BIN").expect("MAINSTAY_BIN is set");
+    let script = format!(
+        "echo nameserver 10.43.0.10 > {resolv} && mount --bind {resolv} /etc/resolv.conf \
+         && namespace=$(ls -d /run/mainstay/*/netns/* | head -1) \
+         && exec nsenter --net=$namespace {binary} hello get {url}",
+        resolv = agent.machine().dir().join("resolv.conf").display(),
+    );
+    let ran = agent
+        .machine()
+        .run("unshare", &["--mount", "sh", "-ec", &script]);
+    if ran.ok {
+        Ok(ran.stdout)
+    } else {
+        Err(ran.stderr)
+    }
+}
+
+fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
+    value
+        .pointer(pointer)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+}
+
+#[test]
+fn two_machines_join_and_pods_reach_each_other_everywhere() {
+    let mut site = Site::new();
+    joins_are_checked(&site);
+    let join = site.cluster.join_flags();
+    site.two.start(&join);
+    site.three.start(&join);
+    let nodes = site.wait_for_nodes(3);
+    every_node_has_its_part_of_the_addresses(&nodes);
+    a_name_that_is_taken_is_refused(&site);
+    let pods = deploy(&site);
+    everything_reaches_everything(&site, &pods);
+    routes_are_direct_next_door_and_an_overlay_across(&site);
+    a_node_reads_with_two_identities(&site);
+
+    // From here on nobody has the token.
+    let tokens = site.cluster.mainstay(&["token", "list"]).success();
+    assert!(
+        tokens.contains("system:bootstrappers:mainstay:nodes"),
+        "{tokens}"
+    );
+    let id = tokens
+        .lines()
+        .nth(1)
+        .expect("a token")
+        .split(' ')
+        .next()
+        .expect("its id");
+    site.cluster.mainstay(&["token", "delete", id]).success();
+    an_agent_comes_back_after_a_crash(&mut site);
+    agents_go_on_without_a_server(&mut site, &pods);
+    removal_leaves_nothing(&mut site);
+}
+
+fn joins_are_checked(site: &Site) {
+    let mut join = site.cluster.join_flags();
+    let at = join
+        .iter()
+        .position(|flag| flag == "--ca-hash")
+        .expect("a hash")
+        + 1;
+    join[at] = format!("sha256:{}", "0".repeat(64));
+    let ran = site.two.refused(&join);
+    assert!(
+        ran.stderr.contains("--ca-hash says sha256:000"),
+        "{}",
+        ran.stderr
+    );
+    let mut join = site.cluster.join_flags();
+    let at = join
+        .iter()
+        .position(|flag| flag == "--token")
+        .expect("a token")
+        + 1;
+    join[at] = "abcdef.0123456789abcdef".into();
+    let ran = site.two.refused(&join);
+    assert!(
+        ran.stderr.contains("does not know the token abcdef"),
+        "{}",
+        ran.stderr
+    );
+    let ran = site.two.refused(&[]);
+    assert!(ran.stderr.contains("--server"), "{}", ran.stderr);
+}
+
+fn every_node_has_its_part_of_the_addresses(nodes: &[Value]) {
+    let mut cidrs: Vec<&str> = nodes
+        .iter()
+        .map(|node| text(node, "/spec/podCIDR"))
+        .collect();
+    cidrs.sort_unstable();
+    cidrs.dedup();
+    assert_eq!(cidrs.len(), 3, "{cidrs:?}");
+    assert!(cidrs.iter().all(|cidr| cidr.ends_with("/26")), "{cidrs:?}");
+}
+
+fn a_name_that_is_taken_is_refused(site: &Site) {
+    let other = Agent::new(Machine::on(&site.lan, &site.lan.address(0, 9)), "two");
+    let ran = other.refused(&site.cluster.join_flags());
+    assert!(
+        ran.stderr
+            .contains("a node \"two\" is in the cluster already"),
+        "{}",
+        ran.stderr
+    );
+}
+
+fn deploy(site: &Site) -> Vec<Value> {
+    let cluster = &site.cluster;
+    cluster
+        .kubectl_stdin(&["apply", "-f", "-"], DAEMONS)
+        .success();
+    let pods = ready_pods(cluster, "app=web", 3);
+    let mut nodes: Vec<&str> = pods.iter().map(|pod| text(pod, "/spec/nodeName")).collect();
+    nodes.sort_unstable();
+    assert_eq!(nodes, ["one", "three", "two"]);
+    pods
+}
+
+fn everything_reaches_everything(site: &Site, pods: &[Value]) {
+    let addresses = [
+        site.cluster.machine().address(),
+        site.two.machine().address(),
+        site.three.machine().address(),
+    ];
+    for from in pods {
+        let caller = name(from);
+        for to in pods {
+            let answer = call(
+                &site.cluster,
+                &caller,
+                &format!("http://{}:8080/", text(to, "/status/podIP")),
+            );
+            assert!(answer.contains(&name(to)), "{caller}: {answer}");
+        }
+        for node in addresses {
+            call(&site.cluster, &caller, &format!("http://{node}:30080/"));
+        }
+        // By name, often enough to meet every endpoint.
+        let mut left: Vec<String> = pods.iter().map(name).collect();
+        eventually("every endpoint of the service", || {
+            let answer = call(
+                &site.cluster,
+                &caller,
+                "http://web.default.svc.cluster.local/",
+            );
+            left.retain(|name| !answer.contains(name.as_str()));
+            if left.is_empty() {
+                Ok(())
+            } else {
+                Err(format!("{left:?} did not answer"))
+            }
+        });
+    }
+}
+
+fn routes_are_direct_next_door_and_an_overlay_across(site: &Site) {
+    let routes = site.two.machine().run("ip", &["route"]).success();
+    let server = site.cluster.machine().address();
+    assert!(
+        routes.contains(&format!("/26 via {server} dev eth0")),
+        "{routes}"
+    );
+    assert!(routes.contains("-vx"), "{routes}");
+    let routes = site.three.machine().run("ip", &["route"]).success();
+    assert!(!routes.contains("/26 via 192"), "{routes}");
+}
+
+/// What the proxy of a node may read, and what it may not.
+fn a_node_reads_with_two_identities(site: &Site) {
+    let may = |user: &str, group: &str, verb: &str, resource: &str| {
+        let ran = site.cluster.kubectl(&[
+            "auth",
+            "can-i",
+            verb,
+            resource,
+            "--as",
+            user,
+            "--as-group",
+            group,
+        ]);
+        ran.stdout.trim() == "yes"
+    };
+    let proxy = ("system:node-proxy:two", "system:node-proxies");
+    for resource in [
+        "services",
+        "nodes",
+        "namespaces",
+        "pods",
+        "endpointslices.discovery.k8s.io",
+    ] {
+        assert!(may(proxy.0, proxy.1, "watch", resource), "{resource}");
+        assert!(!may(proxy.0, proxy.1, "update", resource), "{resource}");
+    }
+    assert!(!may(proxy.0, proxy.1, "list", "secrets"));
+    assert!(!may(proxy.0, proxy.1, "get", "secrets"));
+    assert!(!may("system:node:two", "system:nodes", "list", "secrets"));
+}
+
+fn an_agent_comes_back_after_a_crash(site: &mut Site) {
+    let before = pod_on(site, "two");
+    site.two.kill();
+    // Its pods do not notice.
+    let service = text(&site.cluster.get(&["service", "web"]), "/spec/clusterIP").to_owned();
+    call_locally(&site.two, &format!("http://{service}/")).expect("the service answers");
+    site.two.start(&[]);
+    site.wait_for_nodes(3);
+    let after = pod_on(site, "two");
+    assert_eq!(before["metadata"]["uid"], after["metadata"]["uid"]);
+    assert_eq!(
+        before["status"]["containerStatuses"][0]["containerID"],
+        after["status"]["containerStatuses"][0]["containerID"]
+    );
+    eventually("the agent answers the API server", || {
+        let ran = site.cluster.kubectl(&["logs", &name(&after)]);
+        if ran.ok { Ok(()) } else { Err(ran.stderr) }
+    });
+}
+
+fn pod_on(site: &Site, node: &str) -> Value {
+    let pods = ready_pods(&site.cluster, "app=web", 3);
+    let mut pods = pods.into_iter();
+    pods.find(|pod| text(pod, "/spec/nodeName") == node)
+        .expect("a pod")
+}
+
+fn agents_go_on_without_a_server(site: &mut Site, pods: &[Value]) {
+    site.cluster.kill();
+    // Also one that is started while there is none.
+    site.two.stop();
+    site.two.start(&[]);
+    let name_of = |node: &str| {
+        let pod = pods.iter().find(|pod| text(pod, "/spec/nodeName") == node);
+        name(pod.expect("a pod"))
+    };
+    let other = name_of("three");
+    for agent in [&site.two, &site.three] {
+        eventually("services between nodes without a server", || {
+            let service = site_service(pods);
+            let answer = call_locally(agent, &service)?;
+            if answer.contains(&other) {
+                Ok(())
+            } else {
+                Err(answer)
+            }
+        });
+    }
+    let by_name = "http://web.default.svc.cluster.local/";
+    eventually("names without a server", || {
+        call_locally(&site.three, by_name)
+    });
+    site.cluster.start();
+    site.wait_for_nodes(3);
+}
+
+/// A pod of another node, by its address.
+fn site_service(pods: &[Value]) -> String {
+    let pod = pods
+        .iter()
+        .find(|pod| text(pod, "/spec/nodeName") == "three");
+    format!(
+        "http://{}:8080/",
+        text(pod.expect("a pod"), "/status/podIP")
+    )
+}
+
+fn removal_leaves_nothing(site: &mut Site) {
+    site.cluster
+        .kubectl(&["delete", "daemonset,service", "web"])
+        .success();
+    site.cluster.kubectl(&["delete", "node", "three"]).success();
+    let removed = site.three.reset().success();
+    assert!(removed.contains("removed"), "{removed}");
+    assert!(!site.three.data_dir().exists());
+    eventually("the route to the deleted node to go", || {
+        let routes = site.two.machine().run("ip", &["route"]).success();
+        if routes.contains("-vx") {
+            Err(routes)
+        } else {
+            Ok(())
+        }
+    });
+}
