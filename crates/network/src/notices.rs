@@ -1,17 +1,18 @@
 //! What the kernel says about links, addresses, routes and neighbours while we run: a link that comes
 //! back has lost its routes, and any program may remove one.
 
-use std::time::Duration;
+use std::{net::IpAddr, time::Duration};
 
 use futures::{StreamExt, channel::mpsc::UnboundedReceiver};
+use ipnet::IpNet;
 use rtnetlink::{
     MulticastGroup,
     packet_core::{NetlinkMessage, NetlinkPayload},
     packet_route::{
-        RouteNetlinkMessage,
+        AddressFamily, RouteNetlinkMessage,
         address::{AddressMessage, AddressScope},
         link::{LinkAttribute, LinkMessage},
-        neighbour::NeighbourState,
+        neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage},
         route::{RouteAttribute, RouteProtocol},
     },
     sys::SocketAddr,
@@ -41,11 +42,12 @@ pub struct Notices {
     overlay: String,
     /// The mark of routes between nodes.
     metric: u32,
+    cluster_cidrs: Vec<IpNet>,
 }
 
 impl Notices {
     /// Listens in the caller's network namespace.
-    pub fn subscribe(id: &str) -> Result<Self> {
+    pub fn subscribe(id: &str, cluster_cidrs: Vec<IpNet>) -> Result<Self> {
         let (connection, _, messages) =
             rtnetlink::new_multicast_connection(&GROUPS).map_err(Error::Socket)?;
         Ok(Self {
@@ -54,6 +56,7 @@ impl Notices {
             pod_links: names::link_prefix(id),
             overlay: names::vxlan_link(id),
             metric: names::route_metric(id),
+            cluster_cidrs,
         })
     }
 
@@ -91,12 +94,22 @@ impl Notices {
                 route.header.protocol == RouteProtocol::Other(names::ROUTE_PROTOCOL)
                     && route.attributes.contains(&metric)
             }
-            // Others expire by themselves all the time.
+            // Entries of other networks expire by themselves all the time.
             RouteNetlinkMessage::DelNeighbour(entry) => {
-                entry.header.state == NeighbourState::Permanent
+                entry.header.family == AddressFamily::Bridge || self.is_inside(entry)
             }
             _ => false,
         }
+    }
+
+    /// Whether an entry is about an address of pods.
+    fn is_inside(&self, entry: &NeighbourMessage) -> bool {
+        let inside = |ip: IpAddr| self.cluster_cidrs.iter().any(|cidr| cidr.contains(&ip));
+        entry.attributes.iter().any(|attribute| match attribute {
+            NeighbourAttribute::Destination(NeighbourAddress::Inet(ip)) => inside((*ip).into()),
+            NeighbourAttribute::Destination(NeighbourAddress::Inet6(ip)) => inside((*ip).into()),
+            _ => false,
+        })
     }
 
     fn is_ours_or_a_wire(&self, link: &LinkMessage) -> bool {

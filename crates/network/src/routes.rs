@@ -205,7 +205,7 @@ impl NodeRoutes {
     /// Follows the list of nodes and what the kernel says about links, addresses and routes.
     async fn follow(&self, context: &Context) -> Outcome {
         let netlink = Netlink::here()?;
-        let mut notices = Notices::subscribe(&self.config.id)?;
+        let mut notices = Notices::subscribe(&self.config.id, self.config.cluster_cidrs.clone())?;
         let mut nodes = self.nodes.clone();
         let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
         context.ready();

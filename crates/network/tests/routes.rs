@@ -153,7 +153,7 @@ fn ranges_in_use_are_found_and_our_own_are_not_meant() {
         );
         assert!(found.contains("m0123abcd-vx"), "{found}");
         assert!(conflicts("76543210", services).await.unwrap().is_empty());
-        lab::command("ip link add office type dummy");
+        lab::command("ip link add office type veth peer name home");
         lab::command("ip address add 10.0.0.7/8 dev office");
         let found = conflicts(ID, services).await.unwrap();
         assert_eq!(found, ["address 10.0.0.7/8 of link office"]);
