@@ -11,9 +11,9 @@ const REPEAT_LIMIT: u64 = 1000;
 /// An expression that Go takes.
 #[derive(Debug, Clone)]
 pub struct Pattern {
-    /// As it was written.
+    /// As it was written; with what is wrong with it, if something is.
     pub text: String,
-    /// `None` for one that the engine cannot hold; it matches everything.
+    /// `None` for one that is none: it matches nothing.
     regex: Option<Regex>,
 }
 
@@ -24,17 +24,26 @@ impl Pattern {
             .map_err(|(why, part)| format!("error parsing regexp: {why}: `{part}`"))?;
         let built = RegexBuilder::new(&translated)
             .size_limit(SIZE_LIMIT)
-            .build();
+            .build()
+            .map_err(|_| format!("error parsing regexp: expression too large: `{text}`"))?;
         Ok(Self {
             text: text.to_owned(),
-            regex: built.ok(),
+            regex: Some(built),
+        })
+    }
+
+    /// An expression from before it could be refused: one that cannot be read matches nothing.
+    pub fn stored(text: &str) -> Self {
+        Self::new(text).unwrap_or_else(|why| Self {
+            text: format!("{text}, but pattern is invalid: {why}"),
+            regex: None,
         })
     }
 
     /// Whether the expression is found anywhere in a text.
     pub fn is_match(&self, text: &str) -> bool {
         let regex = self.regex.as_ref();
-        regex.is_none_or(|regex| regex.is_match(text.as_bytes()))
+        regex.is_some_and(|regex| regex.is_match(text.as_bytes()))
     }
 }
 
@@ -546,6 +555,19 @@ mod tests {
             let refused = Pattern::new(pattern).unwrap_err();
             assert_eq!(refused, format!("error parsing regexp: {why}"));
         }
+    }
+
+    #[test]
+    fn an_expression_that_cannot_be_held_is_refused_and_matches_nothing() {
+        let large = r"(\pL{900}|\pN{900})\pL{900}";
+        let why = Pattern::new(large).unwrap_err();
+        assert!(why.starts_with("error parsing regexp: expression too large: `"));
+        assert!(!Pattern::stored(large).is_match("a"));
+        assert!(
+            Pattern::stored("[")
+                .text
+                .contains("[, but pattern is invalid: ")
+        );
     }
 
     #[test]

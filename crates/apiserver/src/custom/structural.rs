@@ -281,8 +281,7 @@ impl Limits {
             pattern: value["pattern"]
                 .as_str()
                 .filter(|p| !p.is_empty())
-                // What is no expression was refused, or was there before it could be.
-                .and_then(|p| Pattern::new(p).ok()),
+                .map(Pattern::stored),
             allowed: value["enum"].as_array().cloned().unwrap_or_default(),
             required: texts(&value["required"]),
             minimum: number("minimum"),
