@@ -19,6 +19,19 @@ pub struct Body {
     /// Dropped with the body, when the answer has been sent.
     held: Option<Box<dyn std::any::Any + Send>>,
     measured: Option<Measured>,
+    pace: Pace,
+}
+
+/// How long a body may be on its way.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) enum Pace {
+    /// As long as its client takes something now and then.
+    #[default]
+    Steady,
+    /// The same, and no longer than this.
+    Until(tokio::time::Instant),
+    /// As long as its client likes: logs, proxies, streams into containers.
+    Endless,
 }
 
 /// Counts the bytes of a body, and tells their number when the body is gone.
@@ -44,20 +57,24 @@ impl Body {
             inner,
             held: None,
             measured: None,
+            pace: Pace::default(),
         }
     }
 
-    /// Keeps something alive until the body is gone.
+    /// Keeps something alive until the body is gone, beside what it keeps already.
     pub(crate) fn hold(&mut self, guard: impl Send + 'static) {
-        self.held = Some(Box::new(guard));
+        self.held = Some(match self.held.take() {
+            Some(held) => Box::new((held, guard)),
+            None => Box::new(guard),
+        });
     }
 
-    /// Keeps something more alive until the body is gone.
-    pub(crate) fn also_hold(&mut self, guard: impl Send + 'static) {
-        match self.held.take() {
-            Some(held) => self.hold((held, guard)),
-            None => self.hold(guard),
-        }
+    pub(crate) fn pace(&self) -> Pace {
+        self.pace
+    }
+
+    pub(crate) fn set_pace(&mut self, pace: Pace) {
+        self.pace = pace;
     }
 
     /// Counts how much is sent.

@@ -4,7 +4,10 @@
 //! A draft's bytes carry no resourceVersion. Publishing inserts it once, at the place the header
 //! names, so that every reader shares one buffer.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    borrow::Cow,
+    sync::{Arc, OnceLock},
+};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use machinery::{Object, Value, encode::Encoded, protobuf, schema::Type};
@@ -23,7 +26,7 @@ pub struct Header {
     pub namespace: Box<str>,
     pub labels: Box<[(Box<str>, Box<str>)]>,
     /// The kind's selectable fields and their values.
-    pub fields: Box<[(&'static str, Box<str>)]>,
+    pub fields: Box<[(Cow<'static, str>, Box<str>)]>,
     /// Where everything behind `apiVersion` and `kind` starts.
     pub(crate) body: u32,
     /// Where the metadata's value starts and ends, without a resourceVersion.
@@ -43,7 +46,7 @@ impl Draft {
     pub fn new(
         object: &Object,
         bytes: Bytes,
-        fields: Vec<(&'static str, String)>,
+        fields: Vec<(Cow<'static, str>, String)>,
     ) -> Result<Self, String> {
         let places = scan::places(&bytes)?;
         Ok(Self::with(object, bytes, places, fields))
@@ -53,7 +56,7 @@ impl Draft {
     pub(crate) fn encoded(
         object: &Object,
         encoded: Encoded,
-        fields: Vec<(&'static str, String)>,
+        fields: Vec<(Cow<'static, str>, String)>,
     ) -> Result<Self, String> {
         let places = Places::of(&encoded).ok_or("no metadata")?;
         Ok(Self::with(object, encoded.bytes.into(), places, fields))
@@ -63,7 +66,7 @@ impl Draft {
         object: &Object,
         bytes: Bytes,
         places: Places,
-        fields: Vec<(&'static str, String)>,
+        fields: Vec<(Cow<'static, str>, String)>,
     ) -> Self {
         let metadata = object.get("metadata").and_then(Value::as_object);
         let text = |key: &str| {
@@ -100,8 +103,14 @@ impl Draft {
 impl Draft {
     /// The same object written anew: what readers select by stays, the places are found again.
     pub(crate) fn replaced(self) -> Self {
-        // Bytes that were just encoded have their places.
-        let places = scan::places(&self.bytes).unwrap_or_default();
+        let places = match scan::places(&self.bytes) {
+            Ok(places) => places,
+            // Bytes that were just encoded have their places.
+            Err(why) => panic!(
+                "{} {}: converted bytes are no object: {why}",
+                self.header.namespace, self.header.name
+            ),
+        };
         let header = Header {
             name: self.header.name.clone(),
             namespace: self.header.namespace.clone(),
@@ -180,8 +189,26 @@ impl Stored {
 
     /// The parsed object, resourceVersion included. For writes and admission, never for reads.
     pub fn parse(&self) -> Object {
-        // Only bytes that were encoded from an object are ever stored.
-        machinery::json::from_slice(&self.bytes).unwrap_or_default()
+        match machinery::json::from_slice(&self.bytes) {
+            Ok(object) => object,
+            // Only bytes that were encoded from an object are stored. Going on with anything else would
+            // write it back over the object: the request fails instead.
+            Err(error) => panic!(
+                "{} {}: stored bytes are no object: {error}",
+                self.header.namespace, self.header.name
+            ),
+        }
+    }
+
+    /// The parsed metadata, resourceVersion included.
+    pub(crate) fn parse_metadata(&self) -> Value {
+        match machinery::json::from_slice(self.metadata()) {
+            Ok(metadata) => metadata,
+            Err(error) => panic!(
+                "{} {}: stored metadata is no object: {error}",
+                self.header.namespace, self.header.name
+            ),
+        }
     }
 
     /// The parsed object, kept for the next who asks: for the few objects that every write looks at.
@@ -231,7 +258,7 @@ impl Stored {
                 .header
                 .fields
                 .iter()
-                .find(|(mine, _)| *mine == path)
+                .find(|(mine, _)| mine == path)
                 .map(|(_, value)| &**value),
         }
     }

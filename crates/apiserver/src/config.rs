@@ -58,6 +58,10 @@ pub struct Limits {
     /// How long a client may take to send the head of its next request: a little longer than clients
     /// keep idle connections, so that they hang up first.
     pub idle: Duration,
+    /// Bytes of answers that are made and not taken by their clients yet, all together.
+    pub unsent: usize,
+    /// How long a client may take nothing of its answer.
+    pub stall: Duration,
     /// How long a watch lasts at least when the client names no time; at most twice this.
     pub watch: Duration,
 }
@@ -69,6 +73,8 @@ impl Default for Limits {
             in_flight: 600,
             deadline: Duration::from_secs(60),
             idle: Duration::from_secs(100),
+            unsent: 128 << 20,
+            stall: Duration::from_secs(30),
             watch: Duration::from_secs(1800),
         }
     }

@@ -16,6 +16,7 @@ use std::{
 
 use bytes::Bytes;
 use futures::task::AtomicWaker;
+use http::Method;
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt;
 use hyper::{body::Incoming, service::service_fn};
@@ -33,8 +34,9 @@ use tokio_util::{
 use tracing::debug;
 
 use crate::{
-    body::BodyError,
+    body::{BodyError, Pace},
     pipeline::{Caller, Connection, Core},
+    sending::{self, Budget, Line, Patient},
     slices::Slices,
 };
 
@@ -56,8 +58,14 @@ pub(crate) async fn serve(
     let _ = stream.set_nodelay(true);
     let tls = match tokio::time::timeout(PATIENCE, acceptor.accept(stream)).await {
         Ok(Ok(tls)) => tls,
-        Ok(Err(error)) => return debug!(%remote, %error, "TLS handshake failed"),
-        Err(_) => return debug!(%remote, "TLS handshake took too long"),
+        Ok(Err(error)) => {
+            core.metrics.handshake_failed();
+            return debug!(%remote, %error, "TLS handshake failed");
+        }
+        Err(_) => {
+            core.metrics.handshake_failed();
+            return debug!(%remote, "TLS handshake took too long");
+        }
     };
     let certificates = tls.get_ref().1.peer_certificates();
     let certificates = certificates
@@ -70,6 +78,9 @@ pub(crate) async fn serve(
     let activity = Arc::new(Activity::default());
     let unread = tasks.clone();
     let quiet = quiet(activity.clone(), idle);
+    let (budget, line) = (core.sending.clone(), Arc::new(Line::default()));
+    let io = Patient::new(Slices(tls), budget.clone(), line.clone());
+    let executor = Owned(tasks, budget.clone());
     let service = service_fn(move |request: http::Request<Incoming>| {
         let (core, caller) = (core.clone(), Caller::Connection(peer.clone()));
         // The older protocol has a timer of its own between requests.
@@ -80,15 +91,21 @@ pub(crate) async fn serve(
         let drains = (!waits).then(|| unread.clone());
         let request = request
             .map(|body| (!body.is_end_stream()).then(|| Unread::new(body, drains).boxed_unsync()));
+        let (budget, line) = (budget.clone(), line.clone());
         async move {
+            let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
             let mut response = core.handle(request, caller).await;
             if let Some(busy) = busy {
-                response.body_mut().also_hold(busy);
+                response.body_mut().hold(busy);
+            } else {
+                line.set_endless(matches!(response.body().pace(), Pace::Endless));
             }
+            let flight = streams.then(sending::current_flight).flatten();
+            let response = sending::pace(response, &budget, flight, is_read);
             Ok::<_, std::convert::Infallible>(response)
         }
     });
-    let mut builder = auto::Builder::new(Owned(tasks));
+    let mut builder = auto::Builder::new(executor);
     builder
         .http1()
         .timer(OneTimer::default())
@@ -101,7 +118,7 @@ pub(crate) async fn serve(
         .timer(TokioTimer::new())
         .max_concurrent_streams(1000)
         .max_header_list_size(1 << 20);
-    let served = builder.serve_connection_with_upgrades(TokioIo::new(Slices(tls)), service);
+    let served = builder.serve_connection_with_upgrades(TokioIo::new(io), service);
     tokio::pin!(served);
     let ended = tokio::select! {
         biased;
@@ -243,7 +260,7 @@ async fn quiet(activity: Arc<Activity>, idle: Duration) -> bool {
 
 /// Runs the tasks that a connection's streams need under the server's own eye.
 #[derive(Clone)]
-struct Owned(TaskTracker);
+struct Owned(TaskTracker, Arc<Budget>);
 
 impl<F> hyper::rt::Executor<F> for Owned
 where
@@ -251,7 +268,7 @@ where
     F::Output: Send + 'static,
 {
     fn execute(&self, future: F) {
-        self.0.spawn(future);
+        self.0.spawn(sending::watched(future, self.1.clone()));
     }
 }
 

@@ -1,6 +1,6 @@
 //! Compressed answers, for clients that are far enough away to gain from it.
 
-use std::io::Write;
+use std::{io::Write, sync::Arc};
 
 use bytes::Bytes;
 use flate2::{Compression, write::GzEncoder};
@@ -8,10 +8,13 @@ use futures::StreamExt;
 use http::{HeaderMap, HeaderValue, Response, header};
 use http_body_util::BodyStream;
 
-use crate::{Body, body::BodyError, pipeline::Caller};
+use crate::{Body, body::BodyError, pipeline::Caller, sending::Budget};
 
 /// Smaller answers are sent as they are.
 const SMALLEST: u64 = 128 * 1024;
+
+/// What a compressor keeps of its answer.
+const STATE: usize = 256 * 1024;
 
 /// Whether this client wants and gains from compressed answers: on the same machine compressing
 /// costs more than sending.
@@ -32,7 +35,7 @@ pub(crate) fn wanted(headers: &HeaderMap, caller: &Caller) -> bool {
 }
 
 /// Compresses an answer that is large enough.
-pub(crate) fn apply(response: Response<Body>) -> Response<Body> {
+pub(crate) fn apply(response: Response<Body>, budget: &Arc<Budget>) -> Response<Body> {
     use http_body::Body as _;
     let small = response
         .body()
@@ -53,7 +56,9 @@ pub(crate) fn apply(response: Response<Body>) -> Response<Body> {
         .headers
         .append(header::VARY, HeaderValue::from_static("Accept-Encoding"));
     parts.headers.remove(header::CONTENT_LENGTH);
-    Response::from_parts(parts, Body::stream(compressed(body)))
+    let mut body = Body::stream(compressed(body));
+    body.hold(budget.charge(STATE));
+    Response::from_parts(parts, body)
 }
 
 fn compressed(body: Body) -> impl futures::Stream<Item = Result<Bytes, BodyError>> + Send {
@@ -97,7 +102,8 @@ mod tests {
     #[tokio::test]
     async fn large_answers_come_back_whole() {
         let text = "all work and no play ".repeat(20_000);
-        let response = apply(Response::new(Body::whole(text.clone())));
+        let budget = Budget::new(1 << 20, std::time::Duration::from_secs(1));
+        let response = apply(Response::new(Body::whole(text.clone())), &budget);
         assert_eq!(response.headers()["content-encoding"], "gzip");
         let bytes = response.into_body().collect().await.unwrap().to_bytes();
         assert!(bytes.len() < text.len() / 10);
@@ -106,7 +112,7 @@ mod tests {
             .read_to_string(&mut back)
             .unwrap();
         assert_eq!(back, text);
-        let small = apply(Response::new(Body::whole("hello")));
+        let small = apply(Response::new(Body::whole("hello")), &budget);
         assert!(small.headers().is_empty());
     }
 }

@@ -11,24 +11,32 @@ use crate::{
     media, metrics,
     pipeline::{Core, Request},
     respond::{self, Answer},
+    started::{HOOKS, Part},
 };
 
 /// The Kubernetes version this server speaks.
 pub(crate) const VERSION: (&str, &str, &str) = ("1", "36", "v1.36.4");
 
-/// Checks that every endpoint has, and that can be asked for alone.
-pub(crate) const SINGLE: &[&str] = &[
+/// What the program runs on.
+pub(crate) const PLATFORM: &str = if cfg!(target_arch = "x86_64") {
+    "linux/amd64"
+} else {
+    "linux/arm64"
+};
+
+/// Checks of the server itself and of its store.
+const OWN: [&str; 5] = [
     "ping",
     "log",
     "etcd",
-    "poststarthook/start-system-namespaces-controller",
-    "poststarthook/bootstrap-controller",
-    "poststarthook/rbac/bootstrap-roles",
-    "poststarthook/scheduling/bootstrap-system-priority-classes",
-    "poststarthook/start-kubernetes-service-cidr-controller",
-    "poststarthook/start-cluster-authentication-info-controller",
-    "poststarthook/crd-informer-synced",
+    "poststarthook/storage-object-count-tracker-hook",
+    "poststarthook/storage-readiness",
 ];
+
+/// The names of the checks that every endpoint has, and that can be asked for alone.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    OWN.into_iter().chain(HOOKS.iter().map(|(name, _)| *name))
+}
 
 struct Check {
     name: String,
@@ -81,16 +89,23 @@ async fn checks(core: &Core, endpoint: &str) -> Vec<Check> {
             failure,
         });
     };
-    for name in SINGLE {
-        // The server listens when the rest is done; default roles hold from the first moment.
-        let failure = store.clone().filter(|_| *name == "etcd");
-        add(name, failure);
+    for name in OWN {
+        let is_of_store = !matches!(name, "ping" | "log");
+        add(name, store.clone().filter(|_| is_of_store));
+    }
+    let unfinished = |part: Part| {
+        let is_finished = core.started.is_finished(part);
+        (!is_finished).then(|| "not finished".to_owned())
+    };
+    for (name, part) in HOOKS {
+        add(name, unfinished(*part));
     }
     if endpoint == "readyz" {
         let stopping = core.stopping.is_cancelled();
         let stopping = stopping.then(|| "process is shutting down".to_owned());
         add("etcd-readiness", store);
-        add("informer-sync", None);
+        let informers = [Part::Plugins, Part::FlowControl, Part::Definitions];
+        add("informer-sync", informers.into_iter().find_map(unfinished));
         add("shutdown", stopping);
     }
     if endpoint != "livez" {
@@ -156,11 +171,6 @@ fn report(
 pub(crate) fn version(headers: &HeaderMap) -> Answer {
     media::takes(headers, respond::JSON)?;
     let (major, minor, git) = VERSION;
-    let platform = if cfg!(target_arch = "x86_64") {
-        "linux/amd64"
-    } else {
-        "linux/arm64"
-    };
     Ok(respond::lines(&json!({
         "major": major,
         "minor": minor,
@@ -174,6 +184,6 @@ pub(crate) fn version(headers: &HeaderMap) -> Answer {
         "buildDate": "",
         "goVersion": "",
         "compiler": "rustc",
-        "platform": platform,
+        "platform": PLATFORM,
     })))
 }

@@ -10,7 +10,7 @@ use machinery::{Object, Value};
 use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
 
-use crate::{LocalService, User, pipeline::Core, user};
+use crate::{LocalService, User, pipeline::Core, started::Part, user};
 
 const PATH: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
 /// Who writes it.
@@ -32,7 +32,7 @@ pub(crate) async fn keep(core: Arc<Core>, stopping: CancellationToken) {
         .resource("coordination.k8s.io", "leases")
         .is_none()
     {
-        return;
+        return core.started.finish(Part::Identity);
     }
     let writer = User::new("system:apiserver", [user::MASTERS]);
     let api = LocalService::new(core.clone(), writer);
@@ -43,7 +43,11 @@ pub(crate) async fn keep(core: Arc<Core>, stopping: CancellationToken) {
     let mut looked: Option<Timestamp> = None;
     loop {
         let now = clock.now();
-        report(mine.renew(&api, now).await);
+        let renewed = mine.renew(&api, now).await;
+        if renewed.is_ok() {
+            core.started.finish(Part::Identity);
+        }
+        report(renewed);
         if looked.is_none_or(|looked| now.duration_since(looked) >= LOOK_EVERY) {
             report(clear(&api, now).await);
             looked = Some(now);

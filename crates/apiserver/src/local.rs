@@ -129,6 +129,12 @@ where
         let caller = Caller::Known(self.user.clone(), self.node_address);
         let request = request
             .map(|body| (!body.is_end_stream()).then(|| body.map_err(Into::into).boxed_unsync()));
-        Box::pin(async move { Ok(core.handle(request, caller).await) })
+        let method = request.method().clone();
+        Box::pin(async move {
+            let response = core.clone().handle(request, caller).await;
+            let code = response.status().as_u16();
+            core.metrics.client_answered(&method, code);
+            Ok(response)
+        })
     }
 }

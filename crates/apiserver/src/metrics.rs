@@ -1,6 +1,8 @@
 //! `/metrics`: what the server does, under the names that Kubernetes' dashboards know.
 
+mod access;
 mod process;
+mod storage;
 
 use std::{
     hash::{Hash, Hasher},
@@ -15,13 +17,31 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::{admission::Timing, fairness, registry::Labels};
+pub(crate) use self::{
+    access::{Access, Decided, Known},
+    storage::{Operation, Storage, Stores},
+};
+use crate::{admission::Timing, fairness, registry::Labels, sending::Budget};
 
 /// Upstream's buckets for the duration of requests, in seconds.
 const DURATIONS: [f64; 24] = [
     0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0,
     10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0,
 ];
+
+/// Upstream's buckets for the duration of requests without waits, in seconds.
+const INDICATORS: [f64; 21] = [
+    0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0,
+    30.0, 45.0, 60.0,
+];
+
+/// Upstream's buckets for the size of watch events, in bytes.
+const EVENT_SIZES: [f64; 8] = [
+    1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 131_072.0,
+];
+
+/// Counters whose names have no suffix.
+const BARE: [&str; 2] = ["authentication_attempts", "authenticated_user_requests"];
 
 /// Upstream's buckets for the size of answers, in bytes.
 const SIZES: [f64; 7] = [1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9];
@@ -109,6 +129,8 @@ pub(crate) struct Recent(Mutex<Option<Box<Figures>>>);
 struct Figures {
     answered: Answered,
     duration: Histogram,
+    /// The same without the wait for a seat; not of dry runs.
+    indicator: Option<Histogram>,
     size: Option<Histogram>,
     count: Counter,
 }
@@ -175,6 +197,36 @@ struct CheckedAs {
     r#type: String,
 }
 
+/// A request of a component of this process.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ClientRequest {
+    code: u16,
+    host: &'static str,
+    method: &'static str,
+}
+
+/// A request that was not served to its end.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Terminated {
+    #[prometheus(flatten)]
+    about: About,
+    code: u16,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Named {
+    name: String,
+}
+
+/// What program this is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Build {
+    major: &'static str,
+    minor: &'static str,
+    git_version: String,
+    platform: &'static str,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Watched {
     group: Arc<str>,
@@ -189,6 +241,17 @@ pub(crate) struct Metrics {
     pub(crate) admission: Timing,
     /// What flow control does.
     pub(crate) fairness: fairness::Figures,
+    /// Who is let in.
+    pub(crate) access: Access,
+    /// What the store is asked.
+    pub(crate) storage: Storage,
+    indicators_of_requests: Family<About, Histogram, fn() -> Histogram>,
+    terminated: Family<Terminated, Counter>,
+    handshake_errors: Counter,
+    unavailable: Family<Named, Gauge>,
+    clients: Family<ClientRequest, Counter>,
+    event_sizes: Family<Watched, Histogram, fn() -> Histogram>,
+    unsent: Gauge,
     size: Family<Cluster, Gauge>,
     requests: Family<Answered, Counter>,
     durations: Family<Timed, Histogram, fn() -> Histogram>,
@@ -219,7 +282,8 @@ impl Drop for Counted {
 }
 
 impl Metrics {
-    pub(crate) fn new() -> Self {
+    /// `sending` says how much of answers is on its way.
+    pub(crate) fn new(sending: &Budget) -> Self {
         let durations =
             Family::new_with_constructor((|| Histogram::new(DURATIONS)) as fn() -> Histogram);
         let sizes = Family::new_with_constructor((|| Histogram::new(SIZES)) as fn() -> Histogram);
@@ -234,6 +298,15 @@ impl Metrics {
         let mut metrics = Self {
             admission: Timing::new(&mut registry),
             fairness: fairness::Figures::registered(&mut registry),
+            access: Access::registered(&mut registry),
+            storage: Storage::registered(&mut registry),
+            indicators_of_requests: Family::new_with_constructor(|| Histogram::new(INDICATORS)),
+            terminated: Family::default(),
+            handshake_errors: Counter::default(),
+            unavailable: Family::default(),
+            clients: Family::default(),
+            event_sizes: Family::new_with_constructor(|| Histogram::new(EVENT_SIZES)),
+            unsent: Gauge::default(),
             registry,
             size: Family::default(),
             requests: Family::default(),
@@ -296,6 +369,7 @@ impl Metrics {
         registry.register("apiserver_audit_event", about, events);
         let about = "Audit events that were lost";
         registry.register("apiserver_audit_error", about, errors);
+        metrics.register_more(sending);
         let about = "What a health check said last: 1 is good";
         let indicators = &mut metrics.indicators;
         indicators.register("kubernetes_healthcheck", about, metrics.checks.clone());
@@ -305,8 +379,102 @@ impl Metrics {
         metrics
     }
 
-    /// A short request is answered. `recent` is what its connection counted last. Gives where the
-    /// answer's size is counted, if it is one of those that are.
+    fn register_more(&mut self, sending: &Budget) {
+        let registry = &mut self.registry;
+        let about = "Seconds until an answer began, without the wait for a seat";
+        let indicators = self.indicators_of_requests.clone();
+        registry.register("apiserver_request_sli_duration_seconds", about, indicators);
+        let about = "Requests that were ended in self-defense";
+        registry.register(
+            "apiserver_request_terminations",
+            about,
+            self.terminated.clone(),
+        );
+        let about = "TLS handshakes that failed";
+        let errors = self.handshake_errors.clone();
+        registry.register("apiserver_tls_handshake_errors", about, errors);
+        let about = "APIServices that are not available: 1";
+        let unavailable = self.unavailable.clone();
+        registry.register("aggregator_unavailable_apiservice", about, unavailable);
+        let about = "Requests of the components of this process";
+        registry.register("rest_client_requests", about, self.clients.clone());
+        let about = "Bytes of events sent to watchers";
+        registry.register(
+            "apiserver_watch_events_sizes",
+            about,
+            self.event_sizes.clone(),
+        );
+        let about = "Bytes of answers that were made and not taken by their clients";
+        registry.register(
+            "mainstay_apiserver_unsent_bytes",
+            about,
+            self.unsent.clone(),
+        );
+        let about = "Clients that were cut because they did not read";
+        let cut = sending.cut().clone();
+        registry.register("mainstay_apiserver_stalled_clients", about, cut);
+        let build = Family::<Build, Gauge>::default();
+        let (major, minor, version) = crate::health::VERSION;
+        let git_version = format!("{version}+mainstay");
+        let platform = crate::health::PLATFORM;
+        let this = Build {
+            major,
+            minor,
+            git_version,
+            platform,
+        };
+        build.get_or_create(&this).set(1);
+        registry.register(
+            "kubernetes_build_info",
+            "The version of this program",
+            build,
+        );
+    }
+
+    /// A request ended with 429 or 504 because the server had to end it.
+    pub(crate) fn terminated(&self, about: About, code: u16) {
+        self.terminated
+            .get_or_create(&Terminated { about, code })
+            .inc();
+    }
+
+    pub(crate) fn handshake_failed(&self) {
+        self.handshake_errors.inc();
+    }
+
+    /// A component of this process was answered.
+    pub(crate) fn client_answered(&self, method: &http::Method, code: u16) {
+        let method = match *method {
+            http::Method::GET => "GET",
+            http::Method::POST => "POST",
+            http::Method::PUT => "PUT",
+            http::Method::PATCH => "PATCH",
+            http::Method::DELETE => "DELETE",
+            _ => "other",
+        };
+        let request = ClientRequest {
+            code,
+            host: "in-process",
+            method,
+        };
+        self.clients.get_or_create(&request).inc();
+    }
+
+    /// These APIServices are not available now.
+    pub(crate) fn unavailable(&self, names: impl Iterator<Item = String>) {
+        self.unavailable.clear();
+        for name in names {
+            self.unavailable.get_or_create(&Named { name }).set(1);
+        }
+    }
+
+    /// So many bytes of answers are on their way.
+    pub(crate) fn unsent(&self, bytes: usize) {
+        self.unsent.set(bytes as i64);
+    }
+
+    /// A short request is answered. `recent` is what its connection counted last, `waited` how long it had no seat.
+    /// Gives where the answer's size is counted, if it is one of those that are.
     pub(crate) fn answered(
         &self,
         recent: Option<&Recent>,
@@ -314,6 +482,7 @@ impl Metrics {
         dry_run: bool,
         code: u16,
         took: Duration,
+        waited: Duration,
     ) -> Option<Histogram> {
         let mut kept = recent.map(|recent| recent.0.lock());
         let known = kept.as_mut().and_then(|kept| kept.take());
@@ -322,6 +491,9 @@ impl Metrics {
             _ => Box::new(self.figures(about, dry_run, code)),
         };
         figures.duration.observe(took.as_secs_f64());
+        if let Some(indicator) = &figures.indicator {
+            indicator.observe(took.saturating_sub(waited).as_secs_f64());
+        }
         figures.count.inc();
         let size = figures.size.clone();
         if let Some(kept) = &mut kept {
@@ -334,6 +506,8 @@ impl Metrics {
         let reads = matches!(about.verb, "GET" | "LIST");
         let size = reads.then(|| self.sizes.get_or_create(&about).clone());
         let answered = Answered::new(about.clone(), dry_run, code);
+        let indicator =
+            (!dry_run).then(|| self.indicators_of_requests.get_or_create(&about).clone());
         let timed = Timed {
             about,
             dry_run: answered.dry_run,
@@ -343,6 +517,7 @@ impl Metrics {
         Figures {
             answered,
             duration,
+            indicator,
             size,
             count,
         }
@@ -385,14 +560,15 @@ impl Metrics {
         Counted(gauge)
     }
 
-    /// Counts the events that watchers of a resource are sent.
-    pub(crate) fn watch_events(&self, labels: &Labels) -> Counter {
+    /// Counts the events that watchers of a resource are sent, and their sizes.
+    pub(crate) fn watch_events(&self, labels: &Labels) -> (Counter, Histogram) {
         let about = Watched {
             group: labels.group.clone(),
             version: labels.version.clone(),
             resource: labels.resource.clone(),
         };
-        self.watch_events.get_or_create(&about).clone()
+        let sizes = self.event_sizes.get_or_create(&about).clone();
+        (self.watch_events.get_or_create(&about).clone(), sizes)
     }
 
     pub(crate) fn panicked(&self) {
@@ -475,9 +651,18 @@ fn plain(registry: &Registry) -> String {
             let counts = lines.peek()?.ends_with(" counter");
             counts.then_some((name, about))
         });
+        let is_bare = BARE.iter().find(|bare| {
+            let rest = line.strip_prefix(**bare);
+            rest.is_some_and(|rest| rest.starts_with("_total"))
+        });
         if let Some((name, about)) = name {
-            out += &format!("# HELP {name}_total {about}\n# TYPE {name}_total counter\n");
+            let suffix = if BARE.contains(&name) { "" } else { "_total" };
+            out += &format!("# HELP {name}{suffix} {about}\n# TYPE {name}{suffix} counter\n");
             lines.next();
+        } else if let Some(bare) = is_bare {
+            out += bare;
+            out += &line[bare.len() + "_total".len()..];
+            out.push('\n');
         } else if line != "# EOF" {
             out += line;
             out.push('\n');
@@ -492,7 +677,7 @@ mod tests {
 
     #[test]
     fn counters_have_their_suffix_in_every_line() {
-        let metrics = Metrics::new();
+        let metrics = Metrics::new(&Budget::new(1, Duration::from_secs(1)));
         metrics.checked("livez", "ping", true);
         metrics.stored("apps", "deployments", 2);
         let text = metrics.indicators();
@@ -502,6 +687,8 @@ mod tests {
         ));
         let text = metrics.text();
         assert!(text.contains("apiserver_storage_objects{resource=\"deployments.apps\"} 2\n"));
+        assert!(text.contains("# TYPE authentication_attempts counter\n"));
+        assert!(text.contains("\nauthentication_attempts{result=\"success\"} 0\n"));
         let expected = "apiserver_resource_objects{group=\"apps\",resource=\"deployments\"} 2\n";
         assert!(text.contains(expected), "{text}");
         assert!(text.contains("\nprocess_resident_memory_bytes "), "{text}");

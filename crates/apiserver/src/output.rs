@@ -136,7 +136,7 @@ impl Output {
         }
     }
 
-    fn list_kind(&self) -> (&str, &str) {
+    pub(crate) fn list_kind(&self) -> (&str, &str) {
         match self.wanted.shape {
             Shape::Metadata { .. } => ("PartialObjectMetadataList", self.wanted.meta_version()),
             _ => (
@@ -159,32 +159,13 @@ impl Output {
         })
     }
 
-    /// A list as a protobuf body, if that is wanted.
-    pub(crate) fn protobuf_list(
-        &self,
-        objects: &[Arc<Stored>],
-        metadata: &Value,
-    ) -> Option<Vec<u8>> {
-        let schema = self.message_type()?;
-        let served: Vec<_> = objects
-            .iter()
-            .map(|object| self.resource.serve(object))
-            .collect();
-        let none = Object::new();
-        let metadata = metadata.as_object().unwrap_or(&none);
-        let list = match self.wanted.shape {
-            Shape::Metadata { .. } => {
-                let each = served.iter().map(|object| metadata_message(schema, object));
-                let messages: Vec<Vec<u8>> = each.collect();
-                protobuf::list(metadata, messages.iter().map(Vec::as_slice))
-            }
-            _ => {
-                let messages = served.iter().map(|object| &object.message(schema)[..]);
-                protobuf::list(metadata, messages)
-            }
-        };
-        let (kind, version) = self.list_kind();
-        Some(protobuf::envelope(version, kind, &list))
+    /// An object's message as an item of a protobuf list.
+    pub(crate) fn message(&self, schema: &'static Type, object: &Stored) -> Bytes {
+        let served = self.resource.serve(object);
+        match self.wanted.shape {
+            Shape::Metadata { .. } => metadata_message(schema, &served).into(),
+            _ => served.message(schema).clone(),
+        }
     }
 
     /// A success without an object.
@@ -206,22 +187,14 @@ impl Output {
         }
     }
 
-    /// Whether lists are made of stored bytes one by one.
-    pub(crate) fn streams(&self) -> bool {
-        self.wanted.shape != Shape::Table && self.wanted.encoding == Encoding::Json
-    }
-
-    /// What comes before the items of a list.
-    pub(crate) fn list_head(&self, metadata: &Value) -> Bytes {
-        let (kind, version) = self.list_kind();
-        let mut metadata = metadata.clone();
+    /// A list's metadata as it goes out.
+    pub(crate) fn list_metadata(&self, mut metadata: Value) -> Value {
         // Lists of custom objects say also that nothing follows.
         if self.resource.custom && self.wanted.shape == Shape::Object {
             let fields = metadata.as_object_mut();
             fields.map(|fields| fields.entry("continue").or_insert_with(|| "".into()));
         }
-        format!(r#"{{"kind":"{kind}","apiVersion":"{version}","metadata":{metadata},"items":["#)
-            .into()
+        metadata
     }
 
     /// One item of a list.
@@ -239,24 +212,24 @@ impl Output {
 
     /// A Table of objects.
     pub(crate) fn table(&self, objects: &[&Stored], with_columns: bool, metadata: Value) -> Bytes {
-        let kind = &self.resource.kind;
-        let columns: Vec<Value> = kind
-            .columns()
-            .iter()
-            .map(|column| {
-                json!({
-                    "name": column.name, "type": column.kind, "format": column.format,
-                    "description": column.description, "priority": column.priority,
-                })
-            })
-            .collect();
-        let columns = if with_columns {
-            Value::from(columns)
-        } else {
-            Value::Null
+        let columns = match with_columns {
+            true => self.columns(),
+            false => Value::Null,
         };
         let rows: Vec<Value> = objects.iter().map(|object| self.row(object)).collect();
         self.table_of(columns, rows, metadata).to_string().into()
+    }
+
+    /// What a Table's columns are.
+    pub(crate) fn columns(&self) -> Value {
+        let columns = self.resource.kind.columns();
+        let columns = columns.iter().map(|column| {
+            json!({
+                "name": column.name, "type": column.kind, "format": column.format,
+                "description": column.description, "priority": column.priority,
+            })
+        });
+        columns.collect::<Vec<_>>().into()
     }
 
     /// A Table of rows that are made already.
@@ -284,7 +257,8 @@ impl Output {
         out.freeze()
     }
 
-    fn row(&self, stored: &Stored) -> Value {
+    /// An object as a row of a Table.
+    pub(crate) fn row(&self, stored: &Stored) -> Value {
         let object: Object = self.resource.parse(stored);
         let cells = self.resource.kind.row(&object, self.now);
         let mut row = self.row_of(cells, &object);
@@ -314,7 +288,7 @@ impl Output {
 
 /// An object's metadata alone, as a message.
 fn metadata_message(schema: &'static Type, object: &Stored) -> Vec<u8> {
-    let metadata = machinery::json::from_slice(object.metadata()).unwrap_or_default();
+    let metadata = object.parse_metadata();
     let object = Object::from_iter([("metadata".to_owned(), metadata)]);
     protobuf::message(schema, &object)
 }

@@ -27,13 +27,15 @@ use crate::{
     audit::{self, Arrival, Audit, Ticket},
     authn::{self, Authenticator, Credentials},
     authz::{self, Attributes, Authorizer, Decision, Rbac},
-    body::BodyError,
+    body::{BodyError, Pace},
     fairness::{self, Fairness, Seat},
     gzip, handlers, impersonation, media,
-    metrics::{About, Metrics, Recent},
+    metrics::{About, Decided, Known, Metrics, Recent},
     openapi, pretty,
     query::{self, Query},
     respond::{self, Answer},
+    sending::Budget,
+    started::Started,
     user,
     write::Turns,
 };
@@ -127,8 +129,12 @@ pub(crate) struct Core {
     pub(crate) port: OnceLock<u16>,
     pub(crate) metrics: Metrics,
     pub(crate) audit: Option<Audit>,
-    pub(crate) openapi: openapi::Hashes,
+    pub(crate) openapi: Arc<openapi::Documents>,
     pub(crate) fairness: Fairness,
+    /// What of the start is done.
+    pub(crate) started: Started,
+    /// How much of answers may be on its way.
+    pub(crate) sending: Arc<Budget>,
 }
 
 /// One request as it came.
@@ -195,7 +201,9 @@ impl Core {
             .map_err(|why| Error::Invalid(format!("audit: {why}")))?;
         let authorizers = authz::chain(&config, &reader, &rbac);
         let legacy_uses = Arc::default();
-        let (metrics, limits) = (Metrics::new(), &config.limits);
+        let limits = &config.limits;
+        let sending = Budget::new(limits.unsent, limits.stall);
+        let metrics = Metrics::new(&sending);
         Ok(Self {
             authenticators: authn::chain(&config, &reader, &legacy_uses)?,
             legacy_uses,
@@ -205,7 +213,9 @@ impl Core {
             rbac,
             fairness: Fairness::new(limits.in_flight, limits.deadline, &metrics.fairness),
             metrics,
-            openapi: openapi::Hashes::default(),
+            sending,
+            started: Started::default(),
+            openapi: Arc::default(),
             port: OnceLock::new(),
             writes: TaskTracker::new(),
             turns: Turns::default(),
@@ -249,6 +259,7 @@ impl Core {
         let resource = self.resource(&info);
         let about = about(&info, resource.as_deref());
         let dry_run = query.filled("dryRun").is_some();
+        let pace = self.pace(&info, long, begun);
         let mut indent = !long && pretty::wanted(&info.path, &query, &parts.headers);
         let compress = !long && gzip::wanted(&parts.headers, &caller);
         let reads = matches!(parts.method, Method::GET | Method::HEAD);
@@ -278,9 +289,9 @@ impl Core {
             Caller::Connection(connection) => Some(connection.clone()),
             Caller::Known(..) => None,
         };
-        let (mut ticket, mut flow) = (None, None);
+        let (mut ticket, mut flow, mut waited) = (None, None, Duration::ZERO);
         let answer = self.clone();
-        let answer = answer.answer(arrived, caller, &mut ticket, &mut flow);
+        let answer = answer.answer(arrived, caller, &mut ticket, &mut flow, &mut waited);
         let answer = AssertUnwindSafe(answer).catch_unwind().await;
         let answer = answer
             .unwrap_or_else(|panic| self.panicked(uri.path(), &*panic, ticket.take().as_deref()));
@@ -301,7 +312,9 @@ impl Core {
         } else {
             let recent = connection.as_deref().map(|connection| &connection.counted);
             let took = begun.elapsed();
-            let sizes = self.metrics.answered(recent, about, dry_run, code, took);
+            let sizes = self
+                .metrics
+                .answered(recent, about, dry_run, code, took, waited);
             if let Some(sizes) = sizes {
                 response.body_mut().measure(sizes);
             }
@@ -326,9 +339,24 @@ impl Core {
             response = pretty::apply(response);
         }
         if compress {
-            gzip::apply(response)
-        } else {
-            response
+            response = gzip::apply(response, &self.sending);
+        }
+        response.body_mut().set_pace(pace);
+        response
+    }
+
+    /// How long the answer to a request may be on its way.
+    fn pace(&self, info: &RequestInfo, long: bool, begun: Instant) -> Pace {
+        let is_log = || {
+            info.resource
+                .as_ref()
+                .is_some_and(|what| what.subresource == "log")
+        };
+        match long {
+            true if info.verb == "watch" => Pace::Steady,
+            true => Pace::Endless,
+            false if is_log() => Pace::Endless,
+            false => Pace::Until((begun + self.config.limits.deadline).into()),
         }
     }
 
@@ -363,6 +391,7 @@ impl Core {
         caller: Caller,
         ticket: &mut Option<Arc<Ticket>>,
         flow: &mut Option<fairness::Flow>,
+        waited: &mut Duration,
     ) -> Answer {
         let Arrived {
             mut parts,
@@ -389,10 +418,12 @@ impl Core {
         };
         let deadline = self.deadline(&query)?;
         let mut peer = caller.peer(&parts.headers);
+        let asked = Instant::now();
         let known = match self.known(&parts, &caller) {
             Some(user) => Ok(user),
             None => self.authenticate(&parts, caller).await,
         };
+        self.count_authentication(&known, asked.elapsed());
         let mut user = known.inspect_err(|status| {
             if let Some(audit) = &self.audit {
                 audit.unauthenticated(&arrival(), status);
@@ -421,9 +452,16 @@ impl Core {
                 begun,
                 deadline,
             };
-            seat = match flow.seat(ask).await {
+            let since = Instant::now();
+            let taken = flow.seat(ask).await;
+            *waited = since.elapsed();
+            seat = match taken {
                 Ok(seat) => seat,
-                Err(turned_away) => return Ok(turned_away.answer()),
+                Err(turned_away) => {
+                    let about = about(&info, resource.as_deref());
+                    self.metrics.terminated(about, 429);
+                    return Ok(turned_away.answer());
+                }
             };
         }
         self.authorize(&user, &info, &query, ticket.as_deref())
@@ -437,6 +475,7 @@ impl Core {
             self.authorize(&user, &writing, &query, None).await?;
         }
         authn::bearer::strip(&mut parts.headers);
+        let late = (!long).then(|| about(&info, resource.as_deref()));
         let request = Request {
             core: self.clone(),
             user,
@@ -469,10 +508,15 @@ impl Core {
                 }
                 response
             }),
-            Err(_) => Err(Status::timeout(
-                "request did not complete within the allotted timeout",
-                0,
-            )),
+            Err(_) => {
+                if let Some(about) = late {
+                    self.metrics.terminated(about, 504);
+                }
+                Err(Status::timeout(
+                    "request did not complete within the allotted timeout",
+                    0,
+                ))
+            }
         }
     }
 
@@ -510,6 +554,27 @@ impl Core {
         authenticators.find_map(|authenticator| authenticator.at_once(&credentials))
     }
 
+    /// Counts what is left of a certificate's life.
+    fn count_expiry(&self, certificates: &[CertificateDer<'_>], now: Timestamp) {
+        let first = certificates.first();
+        let parsed = first.and_then(|der| x509_parser::parse_x509_certificate(der).ok());
+        if let Some((_, certificate)) = parsed {
+            let end = certificate.validity().not_after.timestamp();
+            self.metrics
+                .access
+                .certificate((end - now.as_second()) as f64);
+        }
+    }
+
+    fn count_authentication(&self, known: &Result<Arc<User>, Status>, took: Duration) {
+        let (result, name) = match known {
+            Ok(user) if user.name == user::ANONYMOUS => (Known::Failure, ""),
+            Ok(user) => (Known::Success, user.name.as_str()),
+            Err(_) => (Known::Error, ""),
+        };
+        self.metrics.access.authenticated(result, name, took);
+    }
+
     /// Boxed, so that the compiler need not prove more about lifetimes than it can.
     fn authenticate<'a>(
         &'a self,
@@ -532,6 +597,7 @@ impl Core {
                     Ok(Some(user)) => {
                         let user = Arc::new(user);
                         if by_certificate {
+                            self.count_expiry(&connection.certificates, now);
                             *connection.verified.lock() = Some((now, user.clone()));
                         }
                         return Ok(user);
@@ -558,7 +624,15 @@ impl Core {
         ticket: Option<&Ticket>,
     ) -> Result<(), Status> {
         let attributes = attributes(user, info, query);
-        match authz::decide(&self.authorizers, &attributes).await {
+        let asked = Instant::now();
+        let decision = authz::decide(&self.authorizers, &attributes).await;
+        let result = match &decision {
+            Decision::Allow => Decided::Allow,
+            Decision::Deny(_) => Decided::Deny,
+            Decision::NoOpinion(_) => Decided::NoOpinion,
+        };
+        self.metrics.access.authorized(result, asked.elapsed());
+        match decision {
             Decision::Allow => {
                 if let Some(ticket) = ticket {
                     let reason = match user.is_in(user::MASTERS) {

@@ -22,6 +22,7 @@ use store::Key;
 use crate::{
     Draft, Stored,
     custom::{CustomKind, ScalePaths},
+    metrics::Stores,
 };
 
 /// Where all objects live in the store.
@@ -64,6 +65,8 @@ pub struct Resource {
     pub(crate) definition: Option<Arc<CustomKind>>,
     /// The names again, as metrics count by them.
     pub(crate) labels: Arc<Labels>,
+    /// What the store is asked about it.
+    pub(crate) stores: Stores,
     /// How many watch it now.
     pub(crate) watchers: Arc<AtomicUsize>,
     prefix: String,
@@ -97,6 +100,7 @@ impl Resource {
                 version: names.version.as_str().into(),
                 resource: names.plural.as_str().into(),
             }),
+            stores: Stores::default(),
             watchers: Arc::default(),
             schema: kind.schema().and_then(schema::lookup),
             api_version: api_version(&names.group, &names.version),

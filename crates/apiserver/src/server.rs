@@ -9,7 +9,7 @@ use tracing::{debug, info};
 
 use crate::{
     Config, Error, LocalService, Registry, Store, User, api_services, authn, authz, bootstrap,
-    connection, custom, fairness, identity, pipeline::Core, services,
+    connection, custom, fairness, identity, pipeline::Core, services, started::Part,
 };
 
 /// The API server.
@@ -59,17 +59,25 @@ impl ApiServer {
             .map_err(|error| Error::Listen(listen, error))?;
         // When the service runs again after a failure, the port is the one of the first run.
         let _ = self.core.port.set(address.port());
+        let done = |part| self.core.started.finish(part);
         self.start_plugins(&context);
+        done(Part::Plugins);
         bootstrap::ensure(&self.core)
             .await
             .map_err(Error::Bootstrap)?;
+        done(Part::Objects);
         let writer = self.connect(User::new("system:apiserver", ["system:masters"]));
-        let defaults = authz::defaults::write(writer, self.core.rbac.clone());
-        context.spawn("rbac-defaults", defaults);
+        let core = self.core.clone();
+        context.spawn("rbac-defaults", async move {
+            authz::defaults::write(writer, core.rbac.clone()).await;
+            core.started.finish(Part::Roles);
+        });
         fairness::begin(&self.core)
             .await
             .map_err(Error::Bootstrap)?;
+        done(Part::FlowControl);
         let definitions = custom::load(&self.core).await.map_err(Error::Bootstrap)?;
+        done(Part::Definitions);
         context.spawn(
             "custom-resources",
             custom::follow(self.core.clone(), definitions),

@@ -31,13 +31,15 @@ impl Kind for Plain {
         None
     }
 
-    fn selectable_fields(&self, object: &Object) -> Vec<(&'static str, String)> {
+    fn selectable_fields(&self, object: &Object) -> Vec<(std::borrow::Cow<'static, str>, String)> {
         let node = object
             .get("spec")
             .and_then(|spec| spec.get("nodeName"))
             .and_then(Value::as_str);
         match node {
-            Some(node) if self.names.plural == "pods" => vec![("spec.nodeName", node.to_owned())],
+            Some(node) if self.names.plural == "pods" => {
+                vec![("spec.nodeName".into(), node.to_owned())]
+            }
             _ => Vec::new(),
         }
     }

@@ -9,6 +9,20 @@ pub(crate) fn from_json(json: &[u8]) -> Result<String, Status> {
     serde_saphyr::to_string(&value).map_err(Status::internal)
 }
 
+/// One item of a list under a key of the document, as it stands behind the key's own line.
+pub(crate) fn item(json: &[u8]) -> Result<String, Status> {
+    let mut value: Value = machinery::json::from_slice(json).map_err(Status::internal)?;
+    sort(&mut value);
+    let list = Value::from(machinery::Object::from_iter([(
+        "items".to_owned(),
+        vec![value].into(),
+    )]));
+    let mut text = serde_saphyr::to_string(&list).map_err(Status::internal)?;
+    let line = text.find('\n').map_or(0, |end| end + 1);
+    text.drain(..line);
+    Ok(text)
+}
+
 fn sort(value: &mut Value) {
     match value {
         Value::Object(object) => {

@@ -1,6 +1,8 @@
 //! A built-in kind as data: names, scope and the functions behind it. One constant of this type per
 //! file, one line in [`crate::ALL`].
 
+use std::borrow::Cow;
+
 use crate::metadata::{self, Check, NameFormat};
 use crate::tree::{get, keep};
 use crate::{Column, Context, Deletion, Kind, Names, Scope, Subresource, SubresourceInfo, columns};
@@ -318,12 +320,13 @@ impl Kind for Registered {
         (self.facts.deletion)(object, requested)
     }
 
-    fn selectable_fields(&self, object: &Object) -> Vec<(&'static str, String)> {
-        (self.facts.selectable_fields)(object)
+    fn selectable_fields(&self, object: &Object) -> Vec<(Cow<'static, str>, String)> {
+        let fields = (self.facts.selectable_fields)(object).into_iter();
+        fields.map(|(name, value)| (name.into(), value)).collect()
     }
 
-    fn selectable_names(&self) -> &'static [&'static str] {
-        self.facts.selectable
+    fn selectable_names(&self) -> Vec<&str> {
+        self.facts.selectable.to_vec()
     }
 
     fn columns(&self) -> &'static [Column] {

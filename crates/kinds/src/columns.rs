@@ -1,47 +1,54 @@
 //! Printed columns and the cells that fill them.
 
+use std::borrow::Cow;
+
 use crate::Column;
 use crate::tree::{entries, get, list, name, text};
 use machinery::{Object, Value, labels, time};
 
 /// The name column every kind starts with.
 pub const NAME: Column = Column {
-    name: "Name",
-    kind: "string",
-    format: "name",
-    description: "Name of the object.",
+    name: Cow::Borrowed("Name"),
+    kind: Cow::Borrowed("string"),
+    format: Cow::Borrowed("name"),
+    description: Cow::Borrowed("Name of the object."),
     priority: 0,
 };
 
 /// The age column.
 pub const AGE: Column = Column {
-    name: "Age",
-    kind: "string",
-    format: "",
-    description: "Time since the object was created.",
+    name: Cow::Borrowed("Age"),
+    kind: Cow::Borrowed("string"),
+    format: Cow::Borrowed(""),
+    description: Cow::Borrowed("Time since the object was created."),
     priority: 0,
 };
 
 /// A column that is always shown.
 pub const fn column(name: &'static str, kind: &'static str, description: &'static str) -> Column {
+    formatted(name, kind, "", description, 0)
+}
+
+/// A column with a format.
+pub const fn formatted(
+    name: &'static str,
+    kind: &'static str,
+    format: &'static str,
+    description: &'static str,
+    priority: i32,
+) -> Column {
     Column {
-        name,
-        kind,
-        format: "",
-        description,
-        priority: 0,
+        name: Cow::Borrowed(name),
+        kind: Cow::Borrowed(kind),
+        format: Cow::Borrowed(format),
+        description: Cow::Borrowed(description),
+        priority,
     }
 }
 
 /// A column of `-o wide`.
 pub const fn wide(name: &'static str, kind: &'static str, description: &'static str) -> Column {
-    Column {
-        name,
-        kind,
-        format: "",
-        description,
-        priority: 1,
-    }
+    formatted(name, kind, "", description, 1)
 }
 
 /// The object's age.

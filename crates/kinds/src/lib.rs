@@ -43,7 +43,7 @@ mod volume_source;
 mod webhook_client;
 
 use machinery::{Object, Value, field};
-use std::sync::LazyLock;
+use std::{borrow::Cow, sync::LazyLock};
 
 pub use builtin::Builtin;
 pub use equal::equal_fields;
@@ -104,12 +104,12 @@ pub enum Deletion {
 /// A printed column, as in a Table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Column {
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// `string`, `integer`, `date`, …
-    pub kind: &'static str,
+    pub kind: Cow<'static, str>,
     /// `name` for the name column, else empty.
-    pub format: &'static str,
-    pub description: &'static str,
+    pub format: Cow<'static, str>,
+    pub description: Cow<'static, str>,
     /// 0 is always shown, 1 with `-o wide`.
     pub priority: i32,
 }
@@ -236,12 +236,12 @@ pub trait Kind: Send + Sync + 'static {
     }
     /// Fields beside metadata.name and metadata.namespace that field selectors may name, with
     /// their values in this object.
-    fn selectable_fields(&self, _object: &Object) -> Vec<(&'static str, String)> {
+    fn selectable_fields(&self, _object: &Object) -> Vec<(Cow<'static, str>, String)> {
         Vec::new()
     }
     /// The names of those fields.
-    fn selectable_names(&self) -> &[&'static str] {
-        &[]
+    fn selectable_names(&self) -> Vec<&str> {
+        Vec::new()
     }
     fn columns(&self) -> &[Column];
     /// What a Table says of a row beside its cells, such as that the object has ended.

@@ -113,7 +113,7 @@ fn every_selectable_name_has_its_field() {
         let fields = kind.selectable_fields(&sample(*kind));
         for name in kind.selectable_names() {
             assert!(
-                fields.iter().any(|f| f.0 == *name),
+                fields.iter().any(|f| f.0 == name),
                 "{} {name}",
                 label(*kind)
             );

@@ -15,7 +15,7 @@ use machinery::{
 use stdx::Backoff;
 use tokio::sync::Notify;
 
-use crate::{LocalService, User, pipeline::Core, registry::Table, user};
+use crate::{LocalService, User, pipeline::Core, registry::Table, started::Part, user};
 
 const GROUP: &str = "apiregistration.k8s.io";
 const PLURAL: &str = "apiservices";
@@ -38,7 +38,7 @@ const LONGEST: Duration = Duration::from_secs(5);
 /// Keeps the objects for as long as the server runs.
 pub(crate) async fn keep(core: Arc<Core>) {
     if core.reader.resource(GROUP, PLURAL).is_none() {
-        return;
+        return core.started.finish(Part::ApiServices);
     }
     let changed = Notify::new();
     let (group, plural) = DEFINITIONS;
@@ -54,6 +54,7 @@ pub(crate) async fn keep(core: Arc<Core>) {
             changed.notified().await;
             match settle(&core, &api, starts).await {
                 Ok(()) => {
+                    core.started.finish(Part::ApiServices);
                     starts = false;
                     backoff.reset();
                 }

@@ -1,8 +1,8 @@
 //! One version of a custom resource as a kind like any other.
 
 use std::{
-    collections::HashSet,
-    sync::{Arc, LazyLock, Mutex, PoisonError},
+    borrow::Cow,
+    sync::{Arc, LazyLock, OnceLock},
 };
 
 use kinds::{Column, Context, Kind, Names, Scope, Subresource, SubresourceInfo};
@@ -13,6 +13,8 @@ use machinery::{
     jsonpath::{Found, Template},
 };
 
+use bytes::Bytes;
+use sha2::{Digest, Sha256};
 use store::Revision;
 
 use super::{scale::ScalePaths, structural::Schema, validate};
@@ -45,24 +47,53 @@ const VERBS: &[&str] = &[
     "watch",
 ];
 
-/// The schemas of all versions of a definition: what is stored in one is served in another.
-pub(crate) struct Schemas(Vec<(String, Schema)>);
+/// The schemas of all versions of a definition: what is stored in one is served in another. They are read when an
+/// object needs them: of most definitions of a cluster there is none.
+pub(crate) struct Schemas {
+    /// The definition as it is stored; the bytes are the store's own.
+    definition: Bytes,
+    read: OnceLock<Vec<(String, Schema)>>,
+}
 
 impl Schemas {
-    pub(crate) fn read(definition: &Value) -> Self {
-        let versions = definition["spec"]["versions"].as_array();
-        let read = |version: &Value| {
-            let name = version["name"].as_str().unwrap_or_default().to_owned();
-            (name, Schema::read(&version["schema"]["openAPIV3Schema"]))
+    pub(crate) fn new(definition: Bytes) -> Self {
+        Self {
+            definition,
+            read: OnceLock::new(),
+        }
+    }
+
+    /// The versions as they were written.
+    fn versions(&self) -> Vec<Value> {
+        let definition: Value = match machinery::json::from_slice(&self.definition) {
+            Ok(definition) => definition,
+            // Only bytes that were encoded from an object are stored.
+            Err(error) => panic!("a stored definition is no object: {error}"),
         };
-        Self(versions.into_iter().flatten().map(read).collect())
+        let versions = definition["spec"]["versions"].as_array();
+        versions.cloned().unwrap_or_default()
+    }
+
+    fn all(&self) -> &[(String, Schema)] {
+        self.read.get_or_init(|| {
+            let read = |version: &Value| {
+                let name = version["name"].as_str().unwrap_or_default().to_owned();
+                (name, Schema::read(&version["schema"]["openAPIV3Schema"]))
+            };
+            self.versions().iter().map(read).collect()
+        })
     }
 
     fn get(&self, version: &str) -> Option<&Schema> {
-        let mut all = self.0.iter();
+        let mut all = self.all().iter();
         all.find(|(name, _)| name == version)
             .map(|(_, schema)| schema)
     }
+}
+
+/// Tells schemas apart.
+pub(crate) fn fingerprint(schema: &Value) -> [u8; 32] {
+    Sha256::digest(schema.to_string().as_bytes()).into()
 }
 
 static ANYTHING: LazyLock<Schema> = LazyLock::new(Schema::default);
@@ -75,7 +106,10 @@ pub(crate) struct CustomKind {
     /// The version that objects are stored in.
     stored: String,
     schemas: Arc<Schemas>,
-    open_api: Value,
+    /// The version's schema as it was written, once apply needs it.
+    open_api: OnceLock<Value>,
+    /// Of that schema.
+    pub(crate) fingerprint: [u8; 32],
     /// The definition's state: objects of earlier revisions may not have its shape.
     pub(crate) since: Revision,
     /// Whether the definition is being deleted.
@@ -85,23 +119,8 @@ pub(crate) struct CustomKind {
     subresources: Vec<&'static str>,
     columns: Vec<Column>,
     cells: Vec<Option<Template>>,
-    selectable: Vec<(&'static str, Template)>,
-    selectable_names: Vec<&'static str>,
+    selectable: Vec<(String, Template)>,
     warning: Option<String>,
-}
-
-/// Texts that kinds keep for the life of the process. Each is kept once, however often a
-/// definition changes.
-fn intern(text: &str) -> &'static str {
-    static KNOWN: LazyLock<Mutex<HashSet<&'static str>>> = LazyLock::new(Mutex::default);
-    // The set is whole after every insert, also when a thread died meanwhile.
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(text) = known.get(text) {
-        return text;
-    }
-    let text: &'static str = Box::leak(text.to_owned().into_boxed_str());
-    known.insert(text);
-    text
 }
 
 impl CustomKind {
@@ -137,15 +156,13 @@ impl CustomKind {
         subresources.extend(scale.is_some().then_some("scale"));
         let (columns, cells) = columns(&version["additionalPrinterColumns"]);
         let selectable = version["selectableFields"].as_array().into_iter().flatten();
-        let selectable: Vec<(&'static str, Template)> = selectable
+        let selectable: Vec<(String, Template)> = selectable
             .filter_map(|field| {
                 let path = field["jsonPath"].as_str()?;
                 let name = path.strip_prefix('.').unwrap_or(path);
-                Some((intern(name), Template::path(path).ok()?))
+                Some((name.to_owned(), Template::path(path).ok()?))
             })
             .collect();
-        let selectable_names: Vec<&'static str> =
-            selectable.iter().map(|(name, _)| *name).collect();
         let warning = version["deprecated"].as_bool().unwrap_or(false).then(|| {
             let usual = || deprecation(&names, &spec["versions"]);
             let given = version["deprecationWarning"].as_str();
@@ -159,10 +176,10 @@ impl CustomKind {
                 _ => Scope::Cluster,
             },
             schemas,
-            open_api: version["schema"]["openAPIV3Schema"].clone(),
+            open_api: OnceLock::new(),
+            fingerprint: fingerprint(&version["schema"]["openAPIV3Schema"]),
             since,
             leaving: definition["metadata"]["deletionTimestamp"].is_string(),
-            selectable_names,
             names,
             has_status,
             scale,
@@ -179,9 +196,17 @@ impl CustomKind {
         format!("{}@{}", self.api_version, self.since)
     }
 
-    /// The schema as it was written.
+    /// The schema as it was written, for those who need it again and again.
     pub(crate) fn open_api(&self) -> &Value {
-        &self.open_api
+        self.open_api.get_or_init(|| self.read_open_api())
+    }
+
+    /// The schema as it was written, for those who need it once.
+    pub(crate) fn read_open_api(&self) -> Value {
+        let mut versions = self.schemas.versions().into_iter();
+        let own = versions.find(|version| version["name"] == self.names.version);
+        own.map(|mut version| version["schema"]["openAPIV3Schema"].take())
+            .unwrap_or_default()
     }
 
     /// What is said to whoever uses a version that is deprecated.
@@ -297,20 +322,13 @@ fn finalizer_warnings(name: &str) -> Vec<String> {
 /// The columns and where their cells stand; the name has none of its own.
 fn columns(given: &Value) -> (Vec<Column>, Vec<Option<Template>>) {
     let column = |name: &str, kind: &str, format: &str, about: &str, priority: i64| Column {
-        name: intern(name),
-        kind: intern(kind),
-        format: intern(format),
-        description: intern(about),
+        name: name.to_owned().into(),
+        kind: kind.to_owned().into(),
+        format: format.to_owned().into(),
+        description: about.to_owned().into(),
         priority: priority as i32,
     };
-    let name = kinds::columns::NAME;
-    let mut columns = vec![column(
-        name.name,
-        name.kind,
-        name.format,
-        name.description,
-        0,
-    )];
+    let mut columns = vec![kinds::columns::NAME];
     let mut cells = vec![None];
     let given = given.as_array().filter(|given| !given.is_empty());
     for one in given.into_iter().flatten() {
@@ -342,7 +360,7 @@ fn columns(given: &Value) -> (Vec<Column>, Vec<Option<Template>>) {
     }
     if given.is_none() {
         let about = kinds::columns::AGE.description;
-        columns.push(column("Age", "date", "", about, 0));
+        columns.push(column("Age", "date", "", &about, 0));
         cells.push(Template::path(".metadata.creationTimestamp").ok());
     }
     (columns, cells)
@@ -507,21 +525,24 @@ impl Kind for CustomKind {
         false
     }
 
-    fn selectable_fields(&self, object: &Object) -> Vec<(&'static str, String)> {
+    fn selectable_fields(&self, object: &Object) -> Vec<(Cow<'static, str>, String)> {
         if self.selectable.is_empty() {
             return Vec::new();
         }
         let value = Value::Object(object.clone());
-        let of = |(name, path): &(&'static str, Template)| {
+        let of = |(name, path): &(String, Template)| {
             let found = path.first(&value).map(Found::into_value);
             let text = found.as_ref().map(machinery::text::plain);
-            (*name, text.unwrap_or_default())
+            (name.clone().into(), text.unwrap_or_default())
         };
         self.selectable.iter().map(of).collect()
     }
 
-    fn selectable_names(&self) -> &[&'static str] {
-        &self.selectable_names
+    fn selectable_names(&self) -> Vec<&str> {
+        self.selectable
+            .iter()
+            .map(|(name, _)| name.as_str())
+            .collect()
     }
 
     fn columns(&self) -> &[Column] {
@@ -535,7 +556,7 @@ impl Kind for CustomKind {
             .map(|(column, path)| match path {
                 None if column.format == "name" => value["metadata"]["name"].clone(),
                 None => Value::Null,
-                Some(path) => cell(column.kind, path.first(&value), now),
+                Some(path) => cell(&column.kind, path.first(&value), now),
             })
             .collect()
     }

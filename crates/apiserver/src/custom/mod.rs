@@ -18,6 +18,7 @@ mod walk;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use futures::StreamExt;
 use kinds::Kind;
 use machinery::json::json;
@@ -25,7 +26,7 @@ use machinery::{Object, Status, Value};
 use store::{Revision, WatchItem};
 
 use crate::{
-    Resource, User,
+    Resource, Stored, User,
     admission::Effects,
     meta,
     pipeline::Core,
@@ -65,7 +66,7 @@ pub(crate) async fn load(core: &Arc<Core>) -> Result<Definitions, Status> {
         waiting: BTreeMap::new(),
     };
     for definition in all {
-        definitions.settle(core, &definition.parse()).await;
+        definitions.settle(core, &definition).await;
     }
     Ok(definitions)
 }
@@ -93,15 +94,14 @@ pub(crate) async fn follow(core: Arc<Core>, mut definitions: Definitions) {
 }
 
 impl Definitions {
-    async fn take(&mut self, core: &Arc<Core>, item: WatchItem<crate::Stored>) {
+    async fn take(&mut self, core: &Arc<Core>, item: WatchItem<Stored>) {
         match item {
             WatchItem::Progress(revision) => self.revision = revision,
             WatchItem::Events { revision, events } => {
                 for event in events.iter() {
                     match (&event.current, &event.previous) {
                         (Some(entry), previous) => {
-                            let definition = entry.object.parse();
-                            self.settle(core, &definition).await;
+                            let definition = self.settle(core, &entry.object).await;
                             let was = previous.as_ref().map(|was| was.object.parse());
                             if was.is_some_and(|was| names_of(&was) != names_of(&definition)) {
                                 self.retry(core, &definition).await;
@@ -116,12 +116,15 @@ impl Definitions {
         }
     }
 
-    async fn settle(&mut self, core: &Arc<Core>, definition: &Object) {
-        let name = meta::text(definition, "name").to_owned();
-        match settle(core, definition).await {
+    /// Brings one definition where it should be; what it says.
+    async fn settle(&mut self, core: &Arc<Core>, stored: &Stored) -> Object {
+        let definition = stored.parse();
+        let name = meta::text(&definition, "name").to_owned();
+        match settle(core, &definition, stored.bytes()).await {
             true => drop(self.waiting.remove(&name)),
-            false => drop(self.waiting.insert(name, group_of(definition))),
+            false => drop(self.waiting.insert(name, group_of(&definition))),
         }
+        definition
     }
 
     async fn forget(&mut self, core: &Arc<Core>, definition: &Object) {
@@ -147,7 +150,7 @@ impl Definitions {
                     .filter(|one| waits(&one.header.name))
                     .collect();
                 for definition in all {
-                    self.settle(core, &definition.parse()).await;
+                    self.settle(core, &definition).await;
                 }
             }
             Err(status) => tracing::warn!(%status, "cannot read custom resource definitions"),
@@ -167,13 +170,13 @@ fn names_of(definition: &Object) -> Value {
 
 /// Brings one definition where it should be: served, or emptied and let go. False when it does not get
 /// all its names.
-async fn settle(core: &Arc<Core>, definition: &Object) -> bool {
+async fn settle(core: &Arc<Core>, definition: &Object, bytes: &Bytes) -> bool {
     let name = meta::text(definition, "name").to_owned();
     if meta::is_deleting(definition) {
         let whole = Value::Object(definition.clone());
         let established = holds(&whole, "Established");
         if established {
-            serve(core, &whole).await;
+            serve(core, &whole, bytes).await;
         }
         let pending = find(&whole, "Terminating").is_some_and(|told| told["reason"] == PENDING);
         if established && pending && say(core, &name, in_progress(), false).await.is_ok() {
@@ -195,7 +198,7 @@ async fn settle(core: &Arc<Core>, definition: &Object) -> bool {
     let (wanted, before) = (&whole["spec"]["names"], &whole["status"]["acceptedNames"]);
     let (accepted, conflict) = names::accept(wanted, before, &taken(core, &whole));
     if conflict.is_none() {
-        serve(core, &whole).await;
+        serve(core, &whole, bytes).await;
     }
     if let Err(status) = tell(core, &name, &accepted, conflict.as_ref()).await {
         tracing::warn!(definition = name, %status, "cannot write the status of a definition");
@@ -204,7 +207,7 @@ async fn settle(core: &Arc<Core>, definition: &Object) -> bool {
 }
 
 /// Registers the served versions, the stored one first.
-async fn serve(core: &Core, definition: &Value) {
+async fn serve(core: &Core, definition: &Value, bytes: &Bytes) {
     let versions = definition["spec"]["versions"]
         .as_array()
         .cloned()
@@ -222,7 +225,7 @@ async fn serve(core: &Core, definition: &Value) {
             .await
             .map_or(Revision::MAX, |now| now + 1),
     };
-    let schemas = Arc::new(kind::Schemas::read(definition));
+    let schemas = Arc::new(kind::Schemas::new(bytes.clone()));
     let read = |version: &Value| {
         let schemas = schemas.clone();
         Arc::new(CustomKind::read(
@@ -259,7 +262,7 @@ fn known_since(core: &Core, definition: &Value) -> Option<Revision> {
         versions.clone().any(stored)
             && versions.any(|version| {
                 version["name"] == kind.names().version
-                    && version["schema"]["openAPIV3Schema"] == *kind.open_api()
+                    && kind::fingerprint(&version["schema"]["openAPIV3Schema"]) == kind.fingerprint
             })
     };
     known.all(same).then_some(since)

@@ -1,7 +1,7 @@
 //! Paths that are no resource: health, version, discovery, OpenAPI, metrics, keys of tokens.
 
 use http::Method;
-use machinery::Status;
+use machinery::{Status, Value};
 
 use super::{
     routes::{self, no_page},
@@ -14,11 +14,14 @@ use crate::{
     respond::{self, Answer},
 };
 
+/// Where APIServices are.
+const SERVICES: (&str, &str) = (FRONT, "apiservices");
+
 /// The group of the server that is in front of all others; it alone routes its group's document.
 const FRONT: &str = "apiregistration.k8s.io";
 
 pub(super) async fn serve(request: Request) -> Answer {
-    let table = request.core.registry.table();
+    let table = request.core.registry.kept_table();
     let path = request.info.path.clone();
     if is_routed(&table, &path) && request.parts.method != Method::GET {
         return Err(Status::method_not_allowed());
@@ -38,13 +41,13 @@ pub(super) async fn serve(request: Request) -> Answer {
         "debug" => Ok(request.core.fairness.page(&path).unwrap_or_else(no_page)),
         "openapi" => {
             let ask = openapi::Ask {
-                table: &table,
-                hashes: &request.core.openapi,
+                table: request.core.registry.kept_table(),
+                documents: request.core.openapi.clone(),
                 headers: &request.parts.headers,
                 query: &request.query,
                 now: request.core.config.clock.now().as_second(),
             };
-            Ok(ask.serve(&path).unwrap_or_else(no_page))
+            Ok(ask.serve(&path).await?.unwrap_or_else(no_page))
         }
         "" | "index.html" if matches!(path.as_str(), "" | "/" | "/index.html") => Ok(
             respond::lines(&machinery::json::json!({"paths": paths(&table)})),
@@ -96,6 +99,16 @@ async fn metrics(request: &Request) -> Answer {
         let metrics = &request.core.metrics;
         metrics.stored(&resource.group, &resource.plural, count);
     }
+    let metrics = &request.core.metrics;
+    metrics.unsent(request.core.sending.used());
+    let (_, services) = request.core.reader.list(SERVICES.0, SERVICES.1, "").await?;
+    let unavailable = services.iter().filter(|service| {
+        let object = service.parse();
+        let status = object.get("status").map(|status| &status["conditions"]);
+        let mut conditions = status.and_then(Value::as_array).into_iter().flatten();
+        !conditions.any(|one| one["type"] == "Available" && one["status"] == "True")
+    });
+    metrics.unavailable(unavailable.map(|service| service.header.name.to_string()));
     if let Some(size) = request.core.store.size().await {
         request.core.metrics.takes(size);
     }
@@ -135,7 +148,7 @@ fn paths(table: &Table) -> Vec<String> {
             paths.push(format!("/apis/{}/{}", resource.group, resource.version));
         }
     }
-    for check in health::SINGLE {
+    for check in health::names() {
         for place in ["healthz", "livez", "readyz"] {
             paths.push(format!("/{place}/{check}"));
         }

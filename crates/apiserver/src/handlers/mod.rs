@@ -2,11 +2,12 @@
 
 mod apply;
 mod body;
+mod component_statuses;
 mod documents;
 mod objects;
 mod patch;
 mod pods;
-mod read;
+pub(crate) mod read;
 mod reviews;
 mod routes;
 mod scale;
@@ -53,6 +54,9 @@ async fn object(request: Request, resource: Arc<Resource>) -> Answer {
         return match (verb, resource.plural.as_str()) {
             ("create", "bindings") => Box::pin(pods::bind_named(request)).await,
             ("create", _) => Box::pin(reviews::serve(request, resource)).await,
+            ("get" | "list", "componentstatuses") => {
+                Box::pin(component_statuses::serve(request, resource)).await
+            }
             // Nothing is stored there, and so nothing is found.
             ("list", _) => Box::pin(read::list(request, resource)).await,
             ("get", _) => read::get(request, resource).await,

@@ -15,6 +15,7 @@ use crate::{
     admission::Effects,
     meta,
     output::Output,
+    pieces,
     pipeline::Request,
     respond::{self, Answer},
     write::{self, DeleteOptions, Deleted, Preconditions, Write, Written, owners},
@@ -254,6 +255,6 @@ pub(crate) async fn delete_collection(request: Request, resource: Arc<Resource>)
             _ => {}
         }
     }
-    let answer = read::send_list(output, page.objects, page.metadata);
+    let answer = pieces::respond(output, page);
     Ok(respond::warn(answer, warning.as_slice()))
 }

@@ -1,36 +1,25 @@
 //! Get and list: stored bytes, selected by header.
 
-use std::{
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-};
+use std::{sync::Arc, time::Instant};
 
-use bytes::{BufMut, Bytes, BytesMut};
-use futures::Stream;
+use bytes::Bytes;
 use http::StatusCode;
 use machinery::json::json;
 use machinery::{Status, Value, field, text};
 use store::{Entry, Freshness, ListRequest, Listed, Revision};
 
 use crate::{
-    Body, Resource, Stored,
-    body::BodyError,
-    failure,
+    Resource, Stored, failure,
     media::{self, Shape},
+    metrics::Operation,
     output::{self, Output},
     page::Continue,
+    pieces,
     pipeline::Request,
     query::Query,
-    respond::{self, Answer},
+    respond::Answer,
     selection::Selection,
 };
-
-/// Lists up to this size are sent whole, with a length.
-const WHOLE: usize = 256 * 1024;
-/// How much of a longer list is put together at a time: with the length that is sent before it and
-/// the line's end behind it, as much as TLS takes in one go, in records that are all full.
-const PIECE: usize = 64 * 1024 - "fff8\r\n\r\n".len();
 
 const EXPIRED: &str = "The provided continue parameter is too old to display a consistent list result. You can start a new list without the continue parameter, or use the continue token in this response to retrieve the remainder of the results. Continuing with the provided token results in an inconsistent list - objects that were created, modified, or deleted between the time the first chunk was returned and now may show up in the list.";
 
@@ -73,15 +62,12 @@ pub(crate) async fn get(request: Request, resource: Arc<Resource>) -> Answer {
         Some(text) => Freshness::AtLeast(revision(text).map_err(Status::unknown)?),
     };
     let key = resource.key(namespace, name);
+    let (all, begun) = (&request.core.metrics.storage, Instant::now());
     let read = request.core.store.get(&key, freshness).await;
+    let stores = &resource.stores;
+    stores.count(all, &resource.labels, Operation::Get, begun, read.is_err());
     let (_, entry) = read.map_err(failure::of_store)?;
-    let entry = entry.ok_or_else(|| {
-        let plural = match resource.plural.as_str() {
-            "componentstatuses" => "componentstatus",
-            plural => plural,
-        };
-        Status::not_found(&resource.group, plural, name)
-    })?;
+    let entry = entry.ok_or_else(|| Status::not_found(&resource.group, &resource.plural, name))?;
     Ok(output.respond(StatusCode::OK, &entry.object))
 }
 
@@ -207,7 +193,12 @@ pub(crate) async fn list(request: Request, resource: Arc<Resource>) -> Answer {
     let selection = Selection::of(&resource, &request)?;
     let paging = Paging::parse(&request.query)?;
     let page = page(&request, &resource, namespace, &selection, paging).await?;
-    Ok(send_list(output, page.objects, page.metadata))
+    let held = page.objects.len() * size_of::<Arc<Stored>>();
+    let mut response = pieces::respond(output, page);
+    if response.body().is_stream() {
+        response.body_mut().hold(request.core.sending.charge(held));
+    }
+    Ok(response)
 }
 
 /// Selected objects at one moment, for those who act on each.
@@ -259,7 +250,11 @@ async fn page(
         freshness,
     };
     let exactly = matches!(ask.freshness, Freshness::Exactly(_));
-    let listed = match request.core.store.list(ask).await {
+    let (all, begun) = (&request.core.metrics.storage, Instant::now());
+    let listed = request.core.store.list(ask).await;
+    let (stores, labels) = (&resource.stores, &resource.labels);
+    stores.count(all, labels, Operation::List, begun, listed.is_err());
+    let listed = match listed {
         Ok(listed) => listed,
         Err(store::Error::Compacted { .. }) if paging.fallback.is_some() => {
             return Err(expired(paging.fallback));
@@ -278,7 +273,10 @@ async fn page(
         }
         Err(error) => return Err(failure::of_store(error)),
     };
-    Ok(cut(listed, selection, paging.limit, root.len()))
+    let read = listed.entries.len();
+    let page = cut(listed, selection, paging.limit, root.len());
+    stores.listed(all, labels, read, read, page.objects.len());
+    Ok(page)
 }
 
 fn expired(fallback: Option<Continue>) -> Status {
@@ -318,131 +316,5 @@ fn cut(listed: Listed<Stored>, selection: &Selection, limit: Option<usize>, root
     Page {
         objects: kept.into_iter().map(|entry| entry.object).collect(),
         metadata,
-    }
-}
-
-/// A list's bytes, put together a piece at a time.
-struct Pieces {
-    output: Output,
-    head: Option<Bytes>,
-    objects: std::vec::IntoIter<Arc<Stored>>,
-    first: bool,
-    /// What was put together and is still to be sent.
-    rest: Bytes,
-    done: bool,
-}
-
-impl Pieces {
-    fn new(output: Output, page: Page) -> Self {
-        let head = Some(output.list_head(&page.metadata));
-        Self {
-            output,
-            head,
-            objects: page.objects.into_iter(),
-            first: true,
-            rest: Bytes::new(),
-            done: false,
-        }
-    }
-
-    fn is_over(&self) -> bool {
-        self.done && self.rest.is_empty()
-    }
-
-    /// The next piece, of this size unless it is the last.
-    fn next(&mut self, size: usize) -> Option<Bytes> {
-        if self.is_over() {
-            return None;
-        }
-        if self.rest.len() >= size {
-            return Some(self.rest.split_to(size));
-        }
-        let mut out = BytesMut::with_capacity(size.min(WHOLE) + 8 * 1024);
-        out.put_slice(&std::mem::take(&mut self.rest));
-        if let Some(head) = self.head.take() {
-            out.put_slice(&head);
-        }
-        while out.len() < size && !self.done {
-            let Some(object) = self.objects.next() else {
-                out.put_slice(b"]}\n");
-                self.done = true;
-                break;
-            };
-            if !std::mem::take(&mut self.first) {
-                out.put_u8(b',');
-            }
-            self.output.item(&object, &mut out);
-        }
-        let mut out = out.freeze();
-        self.rest = out.split_off(size.min(out.len()));
-        Some(out)
-    }
-}
-
-/// A list of these objects.
-pub(crate) fn send_list(
-    output: Output,
-    objects: Vec<Arc<Stored>>,
-    metadata: Value,
-) -> http::Response<Body> {
-    let page = Page { objects, metadata };
-    if output.wanted.shape == Shape::Table {
-        let objects: Vec<&Stored> = page.objects.iter().map(|object| &**object).collect();
-        let table = output.table(&objects, true, page.metadata);
-        return output.encoded(StatusCode::OK, table);
-    }
-    output.note(|| {
-        let (objects, metadata) = (page.objects.clone(), page.metadata.clone());
-        let mut pieces = Pieces::new(output.clone(), Page { objects, metadata });
-        pieces.next(usize::MAX).unwrap_or_default()
-    });
-    if let Some(bytes) = output.protobuf_list(&page.objects, &page.metadata) {
-        return respond::bytes(StatusCode::OK, output::PROTOBUF, bytes);
-    }
-    if !output.streams() {
-        let mut pieces = Pieces::new(output.clone(), page);
-        let all = pieces.next(usize::MAX).unwrap_or_default();
-        return output.encoded(StatusCode::OK, all);
-    }
-    send(Pieces::new(output, page))
-}
-
-fn send(mut pieces: Pieces) -> http::Response<Body> {
-    let first = pieces.next(WHOLE).unwrap_or_default();
-    if pieces.is_over() {
-        return respond::bytes(StatusCode::OK, respond::JSON, first);
-    }
-    let mut response = respond::bytes(StatusCode::OK, respond::JSON, Bytes::new());
-    *response.body_mut() = Body::stream(Turns {
-        first,
-        pieces,
-        has_sent: false,
-    });
-    response
-}
-
-/// A long list on its way: behind each piece it is everybody else's turn, so that who asks for little
-/// does not wait for those who ask for much.
-struct Turns {
-    first: Bytes,
-    pieces: Pieces,
-    has_sent: bool,
-}
-
-impl Stream for Turns {
-    type Item = Result<Bytes, BodyError>;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if std::mem::take(&mut self.has_sent) {
-            context.waker().wake_by_ref();
-            return Poll::Pending;
-        }
-        let this = &mut *self;
-        let piece = match this.first.len() {
-            0 => this.pieces.next(PIECE),
-            left => Some(this.first.split_to(left.min(PIECE))),
-        };
-        this.has_sent = piece.is_some();
-        Poll::Ready(piece.map(Ok))
     }
 }

@@ -17,7 +17,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use futures::{Stream, StreamExt, stream::BoxStream};
 use http::StatusCode;
 use machinery::{Status, field, json::json, protobuf, schema::Type, text};
-use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::{counter::Counter, histogram::Histogram};
 use rand::Rng;
 use store::{Event, Freshness, ListRequest, Revision, WatchItem};
 use tokio::time::{Instant, Sleep};
@@ -229,6 +229,7 @@ struct Watcher {
     ends: Pin<Box<Sleep>>,
     stopped: Stopped,
     sent: Counter,
+    sizes: Histogram,
     /// Whether a Table's columns have been sent.
     columns_sent: bool,
     /// Whether it is somebody else's turn.
@@ -284,6 +285,7 @@ impl Watcher {
                 listed.revision
             }
         };
+        let (sent, sizes) = request.core.metrics.watch_events(&resource.labels);
         Ok(Self {
             events: store.watch(prefix, after).await?,
             initial: initial.into_iter(),
@@ -296,7 +298,8 @@ impl Watcher {
             next_bookmark: Box::pin(tokio::time::sleep(BOOKMARK_EVERY)),
             ends: Box::pin(tokio::time::sleep(options.lasts)),
             stopped: Stopped::new(request.core.stopping.clone()),
-            sent: request.core.metrics.watch_events(&resource.labels),
+            sent,
+            sizes,
             columns_sent: false,
             rests: false,
             over: false,
@@ -372,7 +375,13 @@ impl Watcher {
     }
 
     fn write(&mut self, kind: &str, object: &Stored, out: &mut BytesMut) {
+        let before = out.len();
+        self.encode(kind, object, out);
         self.sent.inc();
+        self.sizes.observe((out.len() - before) as f64);
+    }
+
+    fn encode(&mut self, kind: &str, object: &Stored, out: &mut BytesMut) {
         if let Some(body) = self.output.protobuf(object) {
             return frame(kind, &body, out);
         }

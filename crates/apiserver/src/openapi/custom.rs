@@ -53,7 +53,7 @@ pub(super) fn list(dialect: Dialect, resource: &Resource, about: &dyn Fn(&str) -
 fn mark(schema: &mut Value, resource: &Resource, kind: &str) {
     schema["x-kubernetes-group-version-kind"] =
         json!([{"group": resource.group, "kind": kind, "version": resource.version}]);
-    let fields = resource.kind.selectable_names().iter();
+    let fields = resource.kind.selectable_names().into_iter();
     let fields: Vec<Value> = fields.map(|path| json!({"fieldPath": path})).collect();
     if !fields.is_empty() {
         schema["x-kubernetes-selectable-fields"] = fields.into();

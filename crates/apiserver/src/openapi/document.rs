@@ -174,8 +174,8 @@ impl<'a> Maker<'a> {
                 continue;
             };
             let about = |field: &str| self.about(field);
-            let schema = definition.open_api();
-            let whole = custom::definition(dialect, resource, schema, &about);
+            let schema = definition.read_open_api();
+            let whole = custom::definition(dialect, resource, &schema, &about);
             let name = custom::name(resource);
             definitions.insert(
                 format!("{name}List"),

@@ -1,25 +1,29 @@
-//! `/openapi/v2` and `/openapi/v3`: made when somebody asks. What is kept is only the hash of each
-//! document, so that whoever has it already is told so at once.
+//! `/openapi/v2` and `/openapi/v3`: made when a client asks, one at a time, and kept compressed until the resources
+//! change that they are made of. Of documents that only the index names, the hash alone is kept.
 
 mod custom;
 mod descriptions;
 mod document;
 mod gnostic;
 mod operation;
+mod packed;
 mod parameters;
 mod paths;
 mod plain;
 mod shared;
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
-use machinery::Object;
 use machinery::json::json;
+use machinery::{Object, Status, Value};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 
-use self::{descriptions::Descriptions, document::Maker};
+use self::{descriptions::Descriptions, document::Maker, packed::Packed};
 use crate::{
     Body, Resource,
     query::Query,
@@ -38,24 +42,42 @@ const V3_PROTOBUF: [&str; 2] = [
 ];
 /// What upstream says the index is.
 const INDEX: &str = "text/plain; charset=utf-8";
+/// The place of the older form.
+const V2: &str = "v2";
 const YEAR: i64 = 365 * 24 * 60 * 60;
 
-/// Hashes of documents, each with the resources that it was made of.
+/// Documents that were made.
 #[derive(Default)]
-pub(crate) struct Hashes {
-    /// Guards the hashes by place.
+pub(crate) struct Documents {
+    /// Guards the documents by place.
     known: Mutex<HashMap<String, Made>>,
+    /// Held while documents are made: one at a time, and not twice the same.
+    making: tokio::sync::Mutex<()>,
 }
 
-/// A document that was made: of what, and its hash.
+/// A document that was made: of what, its hash, and the forms that were asked for.
 struct Made {
     of: Vec<Arc<Resource>>,
     hash: String,
+    json: Option<Packed>,
+    protobuf: Option<Packed>,
 }
 
-impl Hashes {
-    /// The hash of a document, if it would be made of the same as before.
-    fn get(&self, place: &str, of: &[Arc<Resource>]) -> Option<String> {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Json,
+    Protobuf,
+}
+
+/// A document in one form, and its hash.
+struct Found {
+    hash: String,
+    document: Option<Packed>,
+}
+
+impl Documents {
+    /// What is known of a document that would be made of the same as before.
+    fn get(&self, place: &str, of: &[Arc<Resource>], form: Form) -> Option<Found> {
         let known = self.known.lock();
         let made = known.get(place)?;
         let same = made.of.len() == of.len()
@@ -64,146 +86,211 @@ impl Hashes {
                 .iter()
                 .zip(of)
                 .all(|(one, other)| Arc::ptr_eq(one, other));
-        same.then(|| made.hash.clone())
+        let document = match form {
+            Form::Json => &made.json,
+            Form::Protobuf => &made.protobuf,
+        };
+        same.then(|| Found {
+            hash: made.hash.clone(),
+            document: document.clone(),
+        })
     }
 
-    fn put(&self, place: &str, of: Vec<Arc<Resource>>, document: &[u8]) -> String {
-        let hash: String = Sha256::digest(document)
-            .iter()
-            .map(|byte| format!("{byte:02X}"))
-            .collect();
+    /// Keeps a document, or its hash alone.
+    fn put(&self, place: &str, of: &[Arc<Resource>], value: &Value, form: Option<Form>) -> Found {
+        let text = value.to_string();
+        let hash = hash(text.as_bytes());
+        let document = form.map(|form| match form {
+            Form::Json => Packed::new(text.as_bytes()),
+            Form::Protobuf if place == V2 => Packed::new(&gnostic::v2(value)),
+            Form::Protobuf => Packed::new(&gnostic::v3(value)),
+        });
         let mut known = self.known.lock();
-        let made = Made {
-            of,
+        let before = known.remove(place).filter(|made| made.hash == hash);
+        let mut made = before.unwrap_or_else(|| Made {
+            of: Vec::new(),
             hash: hash.clone(),
-        };
+            json: None,
+            protobuf: None,
+        });
+        made.of = of.to_vec();
+        match form {
+            Some(Form::Json) => made.json.clone_from(&document),
+            Some(Form::Protobuf) => made.protobuf.clone_from(&document),
+            None => {}
+        }
         known.insert(place.to_owned(), made);
-        hash
+        Found { hash, document }
     }
+
+    /// Forgets documents at places that are gone.
+    fn retain(&self, places: &BTreeMap<String, Vec<Arc<Resource>>>) {
+        let is_there = |place: &String| place == V2 || places.contains_key(place);
+        self.known.lock().retain(|place, _| is_there(place));
+    }
+}
+
+fn hash(document: &[u8]) -> String {
+    let digest = Sha256::digest(document);
+    digest.iter().map(|byte| format!("{byte:02X}")).collect()
 }
 
 /// One request for a document.
 pub(crate) struct Ask<'a> {
-    pub(crate) table: &'a Table,
-    pub(crate) hashes: &'a Hashes,
+    pub(crate) table: Arc<Table>,
+    pub(crate) documents: Arc<Documents>,
     pub(crate) headers: &'a HeaderMap,
     pub(crate) query: &'a Query,
     /// Seconds since the epoch.
     pub(crate) now: i64,
 }
 
+type Answered = Result<Option<Response<Body>>, Status>;
+
 impl Ask<'_> {
     /// The document at a path below `/openapi`; `None` when nothing is served there.
-    pub(crate) fn serve(&self, path: &str) -> Option<Response<Body>> {
+    pub(crate) async fn serve(&self, path: &str) -> Answered {
         if path == "/openapi/v2" {
-            return Some(self.swagger());
+            return self.swagger().await.map(Some);
         }
-        match path.strip_prefix("/openapi/v3")? {
-            "" => Some(self.index()),
-            place => {
-                let document = self.document(place.strip_prefix('/')?.trim_end_matches('/'));
-                Some(document.unwrap_or_else(|| bare(StatusCode::NOT_FOUND)))
-            }
+        match path.strip_prefix("/openapi/v3") {
+            None => Ok(None),
+            Some("") => self.index().await.map(Some),
+            Some(place) => match place.strip_prefix('/') {
+                None => Ok(None),
+                Some(place) => self.document(place.trim_end_matches('/')).await.map(Some),
+            },
         }
     }
 
     /// Every document with its place.
-    fn index(&self) -> Response<Body> {
-        let mut paths = Object::new();
-        let places = document::places(self.table);
-        let known = |place: &str| self.hashes.get(place, &members(self.table, place));
-        let missing = places.iter().any(|place| known(place).is_none());
-        let packed = missing.then(Descriptions::unpack);
-        let maker = packed.as_ref().map(|packed| self.maker(packed));
-        for place in places {
-            let hash = known(&place).or_else(|| {
-                let members = members(self.table, &place);
-                let bytes = maker.as_ref()?.v3(&place, &members).to_string();
-                Some(self.hashes.put(&place, members, bytes.as_bytes()))
-            });
-            if let Some(hash) = hash {
-                let target = json!({"serverRelativeURL": url(&place, &hash)});
-                paths.insert(place, target);
-            }
+    async fn index(&self) -> Result<Response<Body>, Status> {
+        let places = by_place(&self.table);
+        let known = |place: &str, of: &[_]| self.documents.get(place, of, Form::Json);
+        if places.iter().any(|(place, of)| known(place, of).is_none()) {
+            let _making = self.documents.making.lock().await;
+            let (table, documents) = (self.table.clone(), self.documents.clone());
+            let missing = places.clone();
+            blocking(move || {
+                let packed = Descriptions::unpack();
+                let maker = Maker::new(&table, packed.by_type());
+                for (place, of) in missing {
+                    if documents.get(&place, &of, Form::Json).is_none() {
+                        documents.put(&place, &of, &maker.v3(&place, &of), None);
+                    }
+                }
+            })
+            .await?;
+            self.documents.retain(&places);
         }
-        let body = json!({"paths": paths}).to_string();
-        let hash = self.hashes.put("v3", Vec::new(), body.as_bytes());
-        let mut response = self.answer(&hash, INDEX, || body.into_bytes());
+        let paths = places.iter().filter_map(|(place, of)| {
+            let found = known(place, of)?;
+            let target = json!({"serverRelativeURL": url(place, &found.hash)});
+            Some((place.clone(), target))
+        });
+        let body = json!({"paths": (paths.collect::<Object>())}).to_string();
+        let mut response = self.answer(&hash(body.as_bytes()), INDEX, || Body::whole(body));
         response.headers_mut().remove(header::VARY);
-        response
-    }
-
-    fn maker<'b>(&'b self, packed: &'b Descriptions) -> Maker<'b> {
-        Maker::new(self.table, packed.by_type())
+        Ok(response)
     }
 
     /// One document of the newer form.
-    fn document(&self, place: &str) -> Option<Response<Body>> {
-        if !document::places(self.table).contains(place) {
-            return None;
+    async fn document(&self, place: &str) -> Result<Response<Body>, Status> {
+        if !document::places(&self.table).contains(place) {
+            return Ok(bare(StatusCode::NOT_FOUND));
         }
-        let Some(media) = self.media(V3_PROTOBUF) else {
-            return Some(unacceptable());
+        let Some((media, form)) = self.media(V3_PROTOBUF) else {
+            return Ok(unacceptable());
         };
-        let members = members(self.table, place);
-        let make = || self.maker(&Descriptions::unpack()).v3(place, &members);
-        let mut made = None;
-        let hash = self.hashes.get(place, &members).unwrap_or_else(|| {
-            let bytes = made.insert(make()).to_string();
-            self.hashes.put(place, members.clone(), bytes.as_bytes())
-        });
+        let members = members(&self.table, place);
+        let found = self.find(place, members, form).await?;
         match self.query.filled("hash") {
-            Some(asked) if asked != hash => Some(moved(&url(place, &hash))),
+            Some(asked) if asked != found.hash => Ok(moved(&url(place, &found.hash))),
             asked => {
-                let mut response = self.answer(&hash, media, || {
-                    let document = made.unwrap_or_else(make);
-                    match media {
-                        respond::JSON => document.to_string().into_bytes(),
-                        _ => gnostic::v3(&document),
-                    }
-                });
+                let mut response = self.packed(found, media);
                 if asked.is_some() {
                     self.keep_for_good(response.headers_mut());
                 }
-                Some(response)
+                Ok(response)
             }
         }
     }
 
     /// Everything in one document of the older form.
-    fn swagger(&self) -> Response<Body> {
-        let Some(media) = self.media(V2_PROTOBUF) else {
-            return unacceptable();
+    async fn swagger(&self) -> Result<Response<Body>, Status> {
+        let Some((media, form)) = self.media(V2_PROTOBUF) else {
+            return Ok(unacceptable());
         };
-        let all = self.table.all().to_vec();
-        let make = || self.maker(&Descriptions::unpack()).v2();
-        let mut made = None;
-        let hash = self.hashes.get("v2", &all).unwrap_or_else(|| {
-            let document = made.insert(make());
-            self.hashes.put("v2", all, document.to_string().as_bytes())
-        });
-        self.answer(&hash, media, || {
-            let document = made.unwrap_or_else(make);
-            match media {
-                respond::JSON => document.to_string().into_bytes(),
-                _ => gnostic::v2(&document),
-            }
+        let found = self.find(V2, self.table.all().to_vec(), form).await?;
+        Ok(self.packed(found, media))
+    }
+
+    /// A document, made if it is not there.
+    async fn find(&self, at: &str, of: Vec<Arc<Resource>>, form: Form) -> Result<Found, Status> {
+        let known = || {
+            let known = self.documents.get(at, &of, form);
+            known.filter(|found| found.document.is_some() || self.has(&found.hash))
+        };
+        if let Some(found) = known() {
+            return Ok(found);
+        }
+        let _making = self.documents.making.lock().await;
+        if let Some(found) = known() {
+            return Ok(found);
+        }
+        let (table, documents) = (self.table.clone(), self.documents.clone());
+        let (place, of) = (at.to_owned(), of.clone());
+        blocking(move || {
+            let packed = Descriptions::unpack();
+            let maker = Maker::new(&table, packed.by_type());
+            let value = match place.as_str() {
+                V2 => maker.v2(),
+                place => maker.v3(place, &of),
+            };
+            documents.put(&place, &of, &value, Some(form))
         })
+        .await
+    }
+
+    /// Whether the client has the document with this hash.
+    fn has(&self, hash: &str) -> bool {
+        let has = self.header(header::IF_NONE_MATCH);
+        let is = |tag: &str| {
+            let tag = tag.trim();
+            tag == "*" || tag.trim_start_matches("W/").trim_matches('"') == hash
+        };
+        has.is_some_and(|list| list.split(',').any(is))
+    }
+
+    /// A document in the form that it is kept in, if the client takes that.
+    fn packed(&self, found: Found, media: &str) -> Response<Body> {
+        let Some(document) = found.document else {
+            return self.answer(&found.hash, media, Body::empty);
+        };
+        if !packed::takes_gzip(self.headers) {
+            return self.answer(&found.hash, media, || document.plain());
+        }
+        let mut response = self.answer(&found.hash, media, || document.compressed());
+        if response.status() == StatusCode::OK {
+            let gzip = HeaderValue::from_static("gzip");
+            response
+                .headers_mut()
+                .insert(header::CONTENT_ENCODING, gzip);
+        }
+        let vary = HeaderValue::from_static("Accept-Encoding");
+        response.headers_mut().append(header::VARY, vary);
+        response
     }
 
     /// The document, or that the client has it.
-    fn answer(&self, hash: &str, media: &str, body: impl FnOnce() -> Vec<u8>) -> Response<Body> {
-        let etag = format!("\"{hash}\"");
-        let has = self.header(header::IF_NONE_MATCH);
-        let is = |tag: &str| tag == "*" || tag.trim_start_matches("W/") == etag;
-        let has = has.is_some_and(|list| list.split(',').any(|tag| is(tag.trim())));
-        let mut response = if has {
-            respond::bytes(StatusCode::NOT_MODIFIED, media, "")
-        } else {
-            respond::bytes(StatusCode::OK, media, body())
-        };
+    fn answer(&self, hash: &str, media: &str, body: impl FnOnce() -> Body) -> Response<Body> {
+        let mut response = respond::bytes(StatusCode::NOT_MODIFIED, media, "");
+        if !self.has(hash) {
+            *response.status_mut() = StatusCode::OK;
+            *response.body_mut() = body();
+        }
         // Hex digits between quotes are a valid header value.
-        if let Ok(etag) = etag.parse() {
+        if let Ok(etag) = format!("\"{hash}\"").parse() {
             response.headers_mut().insert(header::ETAG, etag);
         }
         let vary = HeaderValue::from_static("Accept");
@@ -227,7 +314,7 @@ impl Ask<'_> {
     }
 
     /// The form that the client names first of those that there are.
-    fn media(&self, protobuf: [&'static str; 2]) -> Option<&'static str> {
+    fn media(&self, protobuf: [&'static str; 2]) -> Option<(&'static str, Form)> {
         let accept = self.header(header::ACCEPT).unwrap_or_default();
         let accept = if accept.is_empty() { "*/*" } else { accept };
         let ranges = accept.split(',').map(|range| {
@@ -235,11 +322,19 @@ impl Ask<'_> {
             range[..end].trim()
         });
         ranges.into_iter().find_map(|range| match range {
-            "application/json" | "application/*" | "*/*" | "*" => Some(respond::JSON),
-            range if protobuf.contains(&range) => Some(protobuf[0]),
+            "application/json" | "application/*" | "*/*" | "*" => Some((respond::JSON, Form::Json)),
+            range if protobuf.contains(&range) => Some((protobuf[0], Form::Protobuf)),
             _ => None,
         })
     }
+}
+
+/// Runs what takes long where it keeps no request waiting.
+async fn blocking<R: Send + 'static>(
+    work: impl FnOnce() -> R + Send + 'static,
+) -> Result<R, Status> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(Status::internal)
 }
 
 /// A code and nothing else.
@@ -278,4 +373,16 @@ fn place(group: &str, version: &str) -> String {
 fn members(table: &Table, at: &str) -> Vec<Arc<Resource>> {
     let of = |one: &&Arc<Resource>| place(&one.group, &one.version) == at;
     table.all().iter().filter(of).cloned().collect()
+}
+
+/// Every place with the resources that its document is made of.
+fn by_place(table: &Table) -> BTreeMap<String, Vec<Arc<Resource>>> {
+    let places = document::places(table).into_iter();
+    let mut all: BTreeMap<String, Vec<Arc<Resource>>> =
+        places.map(|place| (place, Vec::new())).collect();
+    for resource in table.all() {
+        let at = place(&resource.group, &resource.version);
+        all.entry(at).or_default().push(resource.clone());
+    }
+    all
 }

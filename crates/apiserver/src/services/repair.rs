@@ -23,7 +23,7 @@ use super::{
     ports::put_port,
     told::{self, Warning},
 };
-use crate::{Draft, Stored, failure, meta, pipeline::Core};
+use crate::{Draft, Stored, failure, meta, pipeline::Core, started::Part};
 
 /// After a failure.
 const AGAIN: Duration = Duration::from_secs(10);
@@ -52,6 +52,7 @@ pub(crate) async fn keep(core: Arc<Core>) {
 /// Looks at everything once, then for a while at what is taken away.
 async fn follow(core: &Arc<Core>, told: &mut Told) -> Result<(), Status> {
     let revision = everything(core, told).await?;
+    core.started.finish(Part::Addresses);
     let changes = core.store.watch(address_key(""), revision).await;
     let mut changes = changes.map_err(failure::of_store)?;
     let mut rest = core.config.clock.sleep(EVERYTHING);

@@ -9,7 +9,7 @@ mod supervised;
 mod update;
 mod versions;
 
-use std::{future::Future, sync::Arc};
+use std::{future::Future, sync::Arc, time::Instant};
 
 use machinery::{Object, Status, apply, field, gates};
 use store::{Action, Durability, Entry, Op, Precondition, Revision};
@@ -19,6 +19,7 @@ use crate::{
     admission::{self, Attributes, Effects, Operation, Peer},
     authz::{self, Decision},
     failure, meta,
+    metrics::Operation as StoreOperation,
     pipeline::{Core, forbidden},
 };
 
@@ -272,6 +273,10 @@ impl Write {
     ) -> Result<Result<Entry<Stored>, Lost>, Status> {
         let expires_in = crate::hooks::expiry(&self.resource);
         let key = self.resource.key(&self.namespace, name);
+        let operation = match precondition {
+            Precondition::Absent => StoreOperation::Create,
+            _ => StoreOperation::Update,
+        };
         let action = Action::Put { draft, expires_in };
         ops.insert(
             0,
@@ -282,13 +287,29 @@ impl Write {
             },
         );
         let durability = crate::hooks::durability(&self.resource, &self.namespace);
-        let committed = match self.core.store.commit(ops, durability).await {
+        let committed = match self.commit(ops, durability, operation).await {
             Ok(committed) => committed,
             Err(store::Error::Conflict { key, .. }) => return Ok(Err(Lost(key))),
             Err(error) => return Err(failure::of_store(error)),
         };
         let entry = committed.entries.into_iter().next().flatten();
         entry.map(Ok).ok_or_else(nothing_came_back)
+    }
+
+    async fn commit(
+        &self,
+        ops: Vec<Op<Draft>>,
+        durability: Durability,
+        operation: StoreOperation,
+    ) -> Result<store::Committed<Stored>, store::Error> {
+        let begun = Instant::now();
+        let committed = self.core.store.commit(ops, durability).await;
+        let failed =
+            matches!(&committed, Err(error) if !matches!(error, store::Error::Conflict { .. }));
+        let (all, labels) = (&self.core.metrics.storage, &self.resource.labels);
+        let stores = &self.resource.stores;
+        stores.count(all, labels, operation, begun, failed);
+        committed
     }
 
     /// Removes the object at this revision.
@@ -308,7 +329,10 @@ impl Write {
                 action: Action::Delete,
             },
         );
-        let committed = match self.core.store.commit(ops, Durability::Synced).await {
+        let committed = match self
+            .commit(ops, Durability::Synced, StoreOperation::Delete)
+            .await
+        {
             Ok(committed) => committed,
             Err(store::Error::Conflict { key, .. }) => return Ok(Err(Lost(key))),
             Err(error) => return Err(failure::of_store(error)),

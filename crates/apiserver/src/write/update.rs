@@ -8,7 +8,7 @@ use machinery::{Object, Status, Value, apply, field};
 use store::{Entry, Freshness, Precondition};
 
 use super::{Lost, Write, Written, create, owners};
-use crate::{Stored, admission::Operation, device_claims, failure, hooks, meta};
+use crate::{Stored, admission::Operation, device_claims, failure, hooks, meta, unenforced};
 
 /// How an update comes by the new object, given the one that stands (with its resourceVersion).
 /// Called again when a race was lost.
@@ -119,7 +119,13 @@ async fn attempt(
     validate(write, &object, &old, refused)?;
     let warnings = match write.subresource() {
         Some("status") => kind.status_warnings(&object, &old),
-        _ => kind.warnings(&object, Some(&old)),
+        _ => {
+            let mut warnings = kind.warnings(&object, Some(&old));
+            let (group, plural) = (&write.resource.group, &write.resource.plural);
+            let unenforced = unenforced::warnings(group, plural, &object, Some(&old));
+            warnings.extend(unenforced);
+            warnings
+        }
     };
     for warning in warnings {
         write.effects.warn(warning);

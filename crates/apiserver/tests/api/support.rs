@@ -113,6 +113,7 @@ impl Server {
             store.open(directory.path().join("store"), codec).ok()
         })
         .await;
+        let has_services = registry.get("", "v1", "services").is_some();
         let server = config.build(store.clone(), registry).unwrap();
         let stop = CancellationToken::new();
         let context = Context::standalone("apiserver", stop.clone());
@@ -135,6 +136,11 @@ impl Server {
         let path = "/api/v1/namespaces/default/serviceaccounts";
         let made = admin(&server, "POST", path, account).await;
         assert!(matches!(made.code, 201 | 409), "{}", made.body);
+        if has_services {
+            let path = "/livez";
+            let live = || async { admin(&server, "GET", path, machinery::json::Value::Null).await };
+            eventually(|| async { (live().await.code == 200).then_some(()) }).await;
+        }
         server
     }
 

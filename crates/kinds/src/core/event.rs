@@ -2,7 +2,7 @@
 //! objects, kept in core's form and expired after an hour.
 
 use crate::builtin::Builtin;
-use crate::columns::{column, name_cell, since, wide};
+use crate::columns::{column, formatted, name_cell, since, wide};
 use crate::metadata::{self, Check};
 use crate::tree::{get, int, is_set, namespace, same, text};
 use crate::{Column, Subresource, check};
@@ -79,10 +79,7 @@ const COLUMNS: &[Column] = &[
     column("Message", "string", "What happened."),
     wide("First Seen", "string", "Time since it happened first."),
     wide("Count", "string", "How often."),
-    Column {
-        format: "name",
-        ..wide("Name", "string", "Name of the event.")
-    },
+    formatted("Name", "string", "name", "Name of the event.", 1),
 ];
 
 fn row(object: &Object, now: i64) -> Vec<Value> {

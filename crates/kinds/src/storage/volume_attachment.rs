@@ -2,7 +2,7 @@
 
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
-use crate::columns::{AGE, NAME, age, column, name_cell};
+use crate::columns::{AGE, NAME, age, column, formatted, name_cell};
 use crate::core::persistent_volume::check_inline;
 use crate::equal::equal;
 use crate::internal::internal;
@@ -47,10 +47,7 @@ pub const KIND: Builtin = Builtin {
 
 const COLUMNS: &[Column] = &[
     NAME,
-    Column {
-        format: "name",
-        ..column("Attacher", "string", "Who attaches it.")
-    },
+    formatted("Attacher", "string", "name", "Who attaches it.", 0),
     column("PV", "string", "The volume."),
     column("Node", "string", "The node."),
     column("Attached", "boolean", "Whether it is attached."),

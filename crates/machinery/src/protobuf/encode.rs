@@ -16,16 +16,28 @@ pub fn encode(schema: &'static Type, object: &Object) -> Vec<u8> {
 
 /// A body around a message that is already there.
 pub fn envelope(api_version: &str, kind: &str, raw: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(raw.len() + kind.len() + api_version.len() + 32);
+    let mut out = type_meta(api_version, kind);
+    out.reserve(raw.len() + 32);
+    put_bytes(&mut out, 2, raw);
+    put_encodings(&mut out);
+    out
+}
+
+/// The beginning of a body: what it is.
+fn type_meta(api_version: &str, kind: &str) -> Vec<u8> {
+    let mut out = Vec::with_capacity(kind.len() + api_version.len() + 64);
     out.extend_from_slice(MAGIC);
     put_message(&mut out, 1, |out| {
         put_bytes(out, 1, api_version.as_bytes());
         put_bytes(out, 2, kind.as_bytes());
     });
-    put_bytes(&mut out, 2, raw);
-    put_bytes(&mut out, 3, b"");
-    put_bytes(&mut out, 4, b"");
     out
+}
+
+/// The end of a body: its content encoding and content type, both empty.
+fn put_encodings(out: &mut Vec<u8>) {
+    put_bytes(out, 3, b"");
+    put_bytes(out, 4, b"");
 }
 
 /// The object's own message.
@@ -35,16 +47,45 @@ pub fn message(schema: &'static Type, object: &Object) -> Vec<u8> {
     out
 }
 
-/// The message of a list from its metadata and the messages of its items.
-pub fn list<'a>(metadata: &Object, items: impl Iterator<Item = &'a [u8]>) -> Vec<u8> {
-    let mut out = Vec::new();
+/// What stands before and behind the items of a list's whole body; `sizes` are those of the items' messages.
+pub fn list_frame(
+    api_version: &str,
+    kind: &str,
+    metadata: &Object,
+    sizes: impl Iterator<Item = usize>,
+) -> (Vec<u8>, Vec<u8>) {
+    let mut list = Vec::new();
     if let Some(schema) = schema::lookup("meta/v1.ListMeta") {
-        put_message(&mut out, 1, |out| fields(schema, metadata, out));
+        put_message(&mut list, 1, |out| fields(schema, metadata, out));
     }
-    for item in items {
-        put_bytes(&mut out, 2, item);
-    }
-    out
+    let mut prefix = Vec::with_capacity(16);
+    let items: usize = sizes
+        .map(|size| {
+            prefix.clear();
+            put_item_prefix(&mut prefix, size);
+            prefix.len() + size
+        })
+        .sum();
+    let mut head = type_meta(api_version, kind);
+    put_tag(&mut head, 2, BYTES);
+    put_varint(&mut head, (list.len() + items) as u64);
+    head.extend_from_slice(&list);
+    let mut tail = Vec::new();
+    put_encodings(&mut tail);
+    (head, tail)
+}
+
+fn put_item_prefix(out: &mut Vec<u8>, size: usize) {
+    put_tag(out, 2, BYTES);
+    put_varint(out, size as u64);
+}
+
+/// One item between them.
+pub fn list_item(message: &[u8], out: &mut impl bytes::BufMut) {
+    let mut prefix = Vec::with_capacity(16);
+    put_item_prefix(&mut prefix, message.len());
+    out.put_slice(&prefix);
+    out.put_slice(message);
 }
 
 /// The message of a watch event around an object's whole body.

@@ -8,7 +8,7 @@ mod encode;
 mod wire;
 
 pub use decode::{Decoded, decode, decode_message};
-pub use encode::{encode, envelope, list, message, watch_event};
+pub use encode::{encode, envelope, list_frame, list_item, message, watch_event};
 
 use crate::schema::{Field, Shape};
 

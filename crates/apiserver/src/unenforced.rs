@@ -1,0 +1,409 @@
+//! What this server accepts and nothing enforces yet: a client that writes it gets a Warning header. One line for each
+//! gap; who closes a gap removes its line.
+//!
+//! A write warns of what it brings: what the stored object has already is not said again.
+
+use machinery::{Object, Value};
+
+/// Whether a value asks for something.
+type Asks = fn(&Value) -> bool;
+
+/// A field that has no effect.
+struct Gap {
+    group: &'static str,
+    resource: &'static str,
+    /// Where it stands; `[]` behind a name goes through a list. Empty for the whole object.
+    path: &'static str,
+    /// Whether a value there asks for something.
+    asks: Asks,
+    /// What does not happen.
+    text: &'static str,
+}
+
+const fn gap(
+    group: &'static str,
+    resource: &'static str,
+    path: &'static str,
+    asks: Asks,
+    text: &'static str,
+) -> Gap {
+    Gap {
+        group,
+        resource,
+        path,
+        asks,
+        text,
+    }
+}
+
+const WEBHOOK: &str = "webhooks are not called by this server yet";
+const POLICY: &str = "admission policies are not evaluated by this server yet";
+const CLAIM: &str =
+    "claims are not bound to volumes by this server yet; pods with this claim do not start";
+const DEVICES: &str =
+    "devices are not allocated by this server yet; pods that ask for them do not start";
+
+const GAPS: &[Gap] = &[
+    gap(
+        "admissionregistration.k8s.io",
+        "validatingwebhookconfigurations",
+        "webhooks[]",
+        any,
+        WEBHOOK,
+    ),
+    gap(
+        "admissionregistration.k8s.io",
+        "mutatingwebhookconfigurations",
+        "webhooks[]",
+        any,
+        WEBHOOK,
+    ),
+    gap(
+        "admissionregistration.k8s.io",
+        "validatingadmissionpolicies",
+        "",
+        any,
+        POLICY,
+    ),
+    gap(
+        "admissionregistration.k8s.io",
+        "validatingadmissionpolicybindings",
+        "",
+        any,
+        POLICY,
+    ),
+    gap(
+        "admissionregistration.k8s.io",
+        "mutatingadmissionpolicies",
+        "",
+        any,
+        POLICY,
+    ),
+    gap(
+        "admissionregistration.k8s.io",
+        "mutatingadmissionpolicybindings",
+        "",
+        any,
+        POLICY,
+    ),
+    gap(
+        "apiextensions.k8s.io",
+        "customresourcedefinitions",
+        "spec.versions[].schema.openAPIV3Schema",
+        has_rules,
+        "x-kubernetes-validations are not evaluated by this server yet",
+    ),
+    gap(
+        "apiextensions.k8s.io",
+        "customresourcedefinitions",
+        "spec.conversion.strategy",
+        |value| value == "Webhook",
+        "conversion webhooks are not called by this server yet; objects change only their apiVersion",
+    ),
+    gap(
+        "apiregistration.k8s.io",
+        "apiservices",
+        "spec.service",
+        any,
+        "requests are not passed on to other API servers yet",
+    ),
+    gap(
+        "networking.k8s.io",
+        "networkpolicies",
+        "",
+        any,
+        "network policies do not restrict traffic yet",
+    ),
+    gap(
+        "autoscaling",
+        "horizontalpodautoscalers",
+        "",
+        any,
+        "nothing is scaled by this object yet",
+    ),
+    gap("", "persistentvolumeclaims", "", any, CLAIM),
+    gap(
+        "",
+        "persistentvolumes",
+        "",
+        any,
+        "volumes are not bound to claims by this server yet",
+    ),
+    gap(
+        "apps",
+        "statefulsets",
+        "spec.volumeClaimTemplates[]",
+        any,
+        CLAIM,
+    ),
+    gap(
+        "storage.k8s.io",
+        "volumeattachments",
+        "",
+        any,
+        "volumes are not attached by this server yet",
+    ),
+    gap(
+        "storage.k8s.io",
+        "csidrivers",
+        "",
+        any,
+        "CSI drivers are not called by this server yet",
+    ),
+    gap("resource.k8s.io", "resourceclaims", "", any, DEVICES),
+    gap(
+        "resource.k8s.io",
+        "resourceclaimtemplates",
+        "",
+        any,
+        DEVICES,
+    ),
+    gap(
+        "",
+        "services",
+        "spec.trafficDistribution",
+        any,
+        "endpoints that are near are not preferred yet",
+    ),
+    gap(
+        "",
+        "services",
+        "spec.healthCheckNodePort",
+        |value| value.as_i64() > Some(0),
+        "nodes do not serve this port yet",
+    ),
+];
+
+/// The same for pods and for the templates of pods, below their spec.
+const POD_GAPS: &[(&str, Asks, &str)] = &[
+    (
+        "overhead",
+        bounds,
+        "the overhead is not added to the bounds of the pod on nodes yet",
+    ),
+    ("resourceClaims[]", any, DEVICES),
+    (
+        "schedulingGroup",
+        any,
+        "pods of a group are scheduled one by one yet",
+    ),
+];
+
+/// Where the spec of a pod stands in a kind.
+const POD_SPECS: &[(&str, &str, &str)] = &[
+    ("", "pods", "spec"),
+    ("", "podtemplates", "template.spec"),
+    ("", "replicationcontrollers", "spec.template.spec"),
+    ("apps", "deployments", "spec.template.spec"),
+    ("apps", "replicasets", "spec.template.spec"),
+    ("apps", "statefulsets", "spec.template.spec"),
+    ("apps", "daemonsets", "spec.template.spec"),
+    ("batch", "jobs", "spec.template.spec"),
+    ("batch", "cronjobs", "spec.jobTemplate.spec.template.spec"),
+];
+
+fn any(value: &Value) -> bool {
+    !value.is_null()
+}
+
+/// Whether an overhead names an amount.
+fn bounds(value: &Value) -> bool {
+    value.as_object().is_some_and(|fields| !fields.is_empty())
+}
+
+/// Whether a schema has rules, at any depth.
+fn has_rules(schema: &Value) -> bool {
+    match schema {
+        Value::Object(fields) => fields.iter().any(|(key, below)| {
+            let is_rules = key == "x-kubernetes-validations";
+            is_rules && below.as_array().is_some_and(|rules| !rules.is_empty()) || has_rules(below)
+        }),
+        Value::Array(list) => list.iter().any(has_rules),
+        _ => false,
+    }
+}
+
+/// What of an object has no effect, apart from what the stored one has already.
+pub(crate) fn warnings(
+    group: &str,
+    resource: &str,
+    object: &Object,
+    old: Option<&Object>,
+) -> Vec<String> {
+    let mut found = Vec::new();
+    for gap in GAPS {
+        if gap.group == group && gap.resource == resource {
+            look(object, old, gap.path, gap.asks, gap.text, &mut found);
+        }
+    }
+    let spec = POD_SPECS
+        .iter()
+        .find(|spec| (spec.0, spec.1) == (group, resource));
+    if let Some((_, _, spec)) = spec {
+        for (path, asks, text) in POD_GAPS {
+            look(
+                object,
+                old,
+                &format!("{spec}.{path}"),
+                *asks,
+                text,
+                &mut found,
+            );
+        }
+    }
+    found
+}
+
+fn look(
+    object: &Object,
+    old: Option<&Object>,
+    path: &str,
+    asks: Asks,
+    text: &str,
+    found: &mut Vec<String>,
+) {
+    if path.is_empty() {
+        if old.is_none() {
+            found.push(text.to_owned());
+        }
+        return;
+    }
+    let before = old.map(|old| at(old, path)).unwrap_or_default();
+    for (place, value) in at(object, path) {
+        let is_new = !before.iter().any(|(_, known)| *known == value);
+        if is_new && asks(value) {
+            found.push(format!("{place}: {text}"));
+        }
+    }
+}
+
+/// Every value at a path, with where it stands.
+fn at<'a>(object: &'a Object, path: &str) -> Vec<(String, &'a Value)> {
+    let mut steps = path.split('.');
+    let Some(first) = steps.next() else {
+        return Vec::new();
+    };
+    let (name, is_list) = step(first);
+    let Some(value) = object.get(name) else {
+        return Vec::new();
+    };
+    let mut found = spread(name.to_owned(), value, is_list);
+    for next in steps {
+        let (name, is_list) = step(next);
+        let below = found.into_iter().flat_map(|(place, value)| {
+            let value = value.get(name);
+            let all = value.map(|value| spread(format!("{place}.{name}"), value, is_list));
+            all.unwrap_or_default()
+        });
+        found = below.collect();
+    }
+    found
+}
+
+fn step(text: &str) -> (&str, bool) {
+    match text.strip_suffix("[]") {
+        Some(name) => (name, true),
+        None => (text, false),
+    }
+}
+
+fn spread(place: String, value: &Value, is_list: bool) -> Vec<(String, &Value)> {
+    if !is_list {
+        return vec![(place, value)];
+    }
+    let list = value.as_array().into_iter().flatten().enumerate();
+    list.map(|(index, value)| (format!("{place}[{index}]"), value))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use machinery::json::json;
+
+    use super::*;
+
+    fn said(group: &str, resource: &str, object: Value, old: Option<Value>) -> Vec<String> {
+        let read = |value: &Value| value.as_object().unwrap().clone();
+        let old = old.as_ref().map(read);
+        warnings(group, resource, &read(&object), old.as_ref())
+    }
+
+    #[test]
+    fn what_has_no_effect_is_said_with_its_place() {
+        let definition = json!({"spec": {"conversion": {"strategy": "Webhook"}, "versions": [
+            {"schema": {"openAPIV3Schema": {"properties": {"a": {"type": "integer"}}}}},
+            {"schema": {"openAPIV3Schema": {"properties": {"a": {"x-kubernetes-validations": [{"rule": "self > 1"}]}}}}},
+        ]}});
+        let said = said(
+            "apiextensions.k8s.io",
+            "customresourcedefinitions",
+            definition,
+            None,
+        );
+        assert_eq!(said.len(), 2, "{said:?}");
+        assert!(
+            said[0]
+                .starts_with("spec.versions[1].schema.openAPIV3Schema: x-kubernetes-validations ")
+        );
+        assert!(said[1].starts_with("spec.conversion.strategy: conversion webhooks "));
+    }
+
+    #[test]
+    fn templates_are_looked_into_like_pods() {
+        let spec = json!({"resourceClaims": [{"name": "a"}], "overhead": {}});
+        let cron = json!({"spec": {"jobTemplate": {"spec": {"template": {"spec": spec}}}}});
+        for (group, resource, object, place) in [
+            ("", "pods", json!({"spec": spec}), "spec"),
+            (
+                "batch",
+                "cronjobs",
+                cron,
+                "spec.jobTemplate.spec.template.spec",
+            ),
+        ] {
+            let said = said(group, resource, object, None);
+            let start = format!("{place}.resourceClaims[0]: devices are not allocated");
+            assert!(said.len() == 1 && said[0].starts_with(&start), "{said:?}");
+        }
+    }
+
+    #[test]
+    fn only_what_a_write_brings_is_said() {
+        let webhook = json!({"name": "a"});
+        let one = json!({"webhooks": [webhook]});
+        let two = json!({"webhooks": [webhook, {"name": "b"}]});
+        let said = |object: &Value, old: Option<&Value>| {
+            let group = "admissionregistration.k8s.io";
+            said(
+                group,
+                "validatingwebhookconfigurations",
+                object.clone(),
+                old.cloned(),
+            )
+        };
+        assert!(said(&one, Some(&one)).is_empty());
+        let added = said(&two, Some(&one));
+        assert!(
+            added.len() == 1 && added[0].starts_with("webhooks[1]: "),
+            "{added:?}"
+        );
+    }
+
+    #[test]
+    fn every_line_names_a_kind_that_is_served() {
+        let registry = crate::Registry::builtin();
+        let table = registry.table();
+        let served = |group: &str, resource: &str| table.any_version(group, resource).is_some();
+        for gap in GAPS {
+            assert!(
+                served(gap.group, gap.resource),
+                "{}/{}",
+                gap.group,
+                gap.resource
+            );
+        }
+        for (group, resource, _) in POD_SPECS {
+            assert!(served(group, resource), "{group}/{resource}");
+        }
+    }
+}
