@@ -118,11 +118,11 @@ mod tests {
         let one = object(json!({"metadata": {"name": "a"}, "data": {"k": "v"}}));
         let raw = message(item, &one);
         let meta = object(json!({"resourceVersion": "7"}));
-        let body = envelope(
-            "v1",
-            "ConfigMapList",
-            &list(&meta, [raw.as_slice(), raw.as_slice()].into_iter()),
-        );
+        let sizes = [raw.len(), raw.len()].into_iter();
+        let (mut body, tail) = list_frame("v1", "ConfigMapList", &meta, sizes);
+        list_item(&raw, &mut body);
+        list_item(&raw, &mut body);
+        body.extend_from_slice(&tail);
         let tree = decode_message(whole, &decode(&body).unwrap()).unwrap();
         assert_eq!(tree["items"], json!([one, one]));
         assert_eq!(tree["metadata"]["resourceVersion"], "7");
