@@ -203,7 +203,7 @@ async fn the_figures_that_alerts_read_are_there() {
         r#"apiserver_request_sli_duration_seconds_count{verb="POST",group="",version="v1",resource="configmaps",subresource="",scope="namespace",component="apiserver"} 1"#,
         r#"etcd_request_duration_seconds_count{operation="create",group="",resource="configmaps"} "#,
         r#"etcd_requests_total{operation="get",group="",resource="configmaps"} "#,
-        r#"apiserver_storage_list_returned_objects_total{group="",resource="configmaps"} 2"#,
+        r#"apiserver_storage_list_returned_objects_total{group="",resource="configmaps"} 1"#,
         r#"authentication_attempts{result="success"} "#,
         r#"authorization_attempts_total{result="allowed"} "#,
         r#"authenticated_user_requests{username="other"} "#,
