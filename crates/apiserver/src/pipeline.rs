@@ -2,6 +2,8 @@
 //! then the handler of its verb. Requests from the socket and from this process differ only in how
 //! the caller is known.
 
+mod about;
+
 use std::{
     net::{IpAddr, SocketAddr},
     panic::AssertUnwindSafe,
@@ -21,6 +23,7 @@ use rustls::pki_types::CertificateDer;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::error;
 
+use self::about::{about, deprecation, is_long, streams_by_reading};
 use crate::{
     Body, Config, Error, Reader, Registry, RequestInfo, Resource, Store, User,
     admission::{self, Peer, Plugin},
@@ -30,7 +33,7 @@ use crate::{
     body::{BodyError, Pace},
     fairness::{self, Fairness, Seat},
     gzip, handlers, impersonation, media,
-    metrics::{About, Decided, Known, Metrics, Recent},
+    metrics::{Decided, Known, Metrics, Recent},
     openapi, pretty,
     query::{self, Query},
     respond::{self, Answer},
@@ -682,18 +685,6 @@ fn malformed(parts: &Parts, caller: &Caller) -> Option<Response<Body>> {
     None
 }
 
-/// What is said to whoever uses an old kind.
-fn deprecation(info: &RequestInfo) -> Option<&'static str> {
-    let resource = info.resource.as_ref().filter(|one| one.group.is_empty())?;
-    match resource.resource.as_str() {
-        "endpoints" => {
-            Some("v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice")
-        }
-        "componentstatuses" => Some("v1 ComponentStatus is deprecated in v1.19+"),
-        _ => None,
-    }
-}
-
 /// What a user asks for with a request.
 fn attributes<'a>(user: &'a User, info: &'a RequestInfo, query: &'a Query) -> Attributes<'a> {
     let resource = info.resource.as_ref();
@@ -739,64 +730,6 @@ fn shows_certificate_alone(credentials: &Credentials<'_>) -> bool {
         && !headers
             .iter()
             .any(|name| credentials.headers.contains_key(*name))
-}
-
-fn verb_label(verb: &'static str) -> &'static str {
-    match verb {
-        "get" | "head" => "GET",
-        "list" => "LIST",
-        "watch" => "WATCH",
-        "create" | "post" => "POST",
-        "update" | "put" => "PUT",
-        "patch" => "PATCH",
-        "delete" => "DELETE",
-        "deletecollection" => "DELETECOLLECTION",
-        _ => "other",
-    }
-}
-
-/// What a request is counted as. Names that nothing serves are not kept.
-fn about(info: &RequestInfo, resource: Option<&Resource>) -> About {
-    let mut about = About {
-        verb: verb_label(info.verb),
-        labels: None,
-        subresource: "",
-        scope: "",
-    };
-    let (Some(subject), Some(resource)) = (&info.resource, resource) else {
-        return about;
-    };
-    about.scope = match (subject.name.is_empty(), subject.namespace.is_empty()) {
-        (false, _) => "resource",
-        (true, false) => "namespace",
-        (true, true) => "cluster",
-    };
-    about.labels = Some(resource.labels.clone());
-    let mut subresources = resource.kind.subresources().iter();
-    let known = subresources.find(|known| **known == subject.subresource);
-    about.subresource = known.copied().unwrap_or_default();
-    about
-}
-
-/// Whether a request may last: watches and streams have no deadline.
-fn is_long(info: &RequestInfo, query: &Query) -> bool {
-    let Some(resource) = &info.resource else {
-        return false;
-    };
-    match resource.subresource.as_str() {
-        "exec" | "attach" | "portforward" | "proxy" => true,
-        "log" => query.flag("follow"),
-        _ => info.verb == "watch",
-    }
-}
-
-/// Whether a request opens a stream into a pod by a method that reads.
-fn streams_by_reading(info: &RequestInfo) -> bool {
-    info.verb == "get"
-        && info.resource.as_ref().is_some_and(|subject| {
-            let into = ["exec", "attach", "portforward"];
-            subject.resource == "pods" && into.contains(&subject.subresource.as_str())
-        })
 }
 
 /// The refusal in Kubernetes' words.

@@ -1,0 +1,73 @@
+//! What a request is, from its path and query: how it is counted, whether it may last, and whether its kind is old.
+
+use crate::{RequestInfo, Resource, metrics::About, query::Query};
+
+/// What is said to whoever uses an old kind.
+pub(super) fn deprecation(info: &RequestInfo) -> Option<&'static str> {
+    let resource = info.resource.as_ref().filter(|one| one.group.is_empty())?;
+    match resource.resource.as_str() {
+        "endpoints" => {
+            Some("v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice")
+        }
+        "componentstatuses" => Some("v1 ComponentStatus is deprecated in v1.19+"),
+        _ => None,
+    }
+}
+
+fn verb_label(verb: &'static str) -> &'static str {
+    match verb {
+        "get" | "head" => "GET",
+        "list" => "LIST",
+        "watch" => "WATCH",
+        "create" | "post" => "POST",
+        "update" | "put" => "PUT",
+        "patch" => "PATCH",
+        "delete" => "DELETE",
+        "deletecollection" => "DELETECOLLECTION",
+        _ => "other",
+    }
+}
+
+/// What a request is counted as. Names that nothing serves are not kept.
+pub(super) fn about(info: &RequestInfo, resource: Option<&Resource>) -> About {
+    let mut about = About {
+        verb: verb_label(info.verb),
+        labels: None,
+        subresource: "",
+        scope: "",
+    };
+    let (Some(subject), Some(resource)) = (&info.resource, resource) else {
+        return about;
+    };
+    about.scope = match (subject.name.is_empty(), subject.namespace.is_empty()) {
+        (false, _) => "resource",
+        (true, false) => "namespace",
+        (true, true) => "cluster",
+    };
+    about.labels = Some(resource.labels.clone());
+    let mut subresources = resource.kind.subresources().iter();
+    let known = subresources.find(|known| **known == subject.subresource);
+    about.subresource = known.copied().unwrap_or_default();
+    about
+}
+
+/// Whether a request may last: watches and streams have no deadline.
+pub(super) fn is_long(info: &RequestInfo, query: &Query) -> bool {
+    let Some(resource) = &info.resource else {
+        return false;
+    };
+    match resource.subresource.as_str() {
+        "exec" | "attach" | "portforward" | "proxy" => true,
+        "log" => query.flag("follow"),
+        _ => info.verb == "watch",
+    }
+}
+
+/// Whether a request opens a stream into a pod by a method that reads.
+pub(super) fn streams_by_reading(info: &RequestInfo) -> bool {
+    info.verb == "get"
+        && info.resource.as_ref().is_some_and(|subject| {
+            let into = ["exec", "attach", "portforward"];
+            subject.resource == "pods" && into.contains(&subject.subresource.as_str())
+        })
+}
