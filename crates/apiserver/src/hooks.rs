@@ -43,14 +43,15 @@ pub(crate) fn validate(write: &Write, object: &Object, old: Option<&Object>) -> 
         "apiextensions.k8s.io",
         "customresourcedefinitions",
     );
-    // Defaults that broke the rules before may go on.
-    if defines
-        && write.subresource.is_empty()
-        && old.is_none_or(|old| custom::check_defaults(old).is_empty())
-    {
-        return custom::check_defaults(object);
+    if !defines || !write.subresource.is_empty() {
+        return Errors::new();
     }
-    Errors::new()
+    let mut errors = custom::check_rules(object, old);
+    // Defaults that broke the rules before may go on.
+    if old.is_none_or(|old| custom::check_defaults(old).is_empty()) {
+        errors.extend(custom::check_defaults(object));
+    }
+    errors
 }
 
 /// Operations that belong to a creation.

@@ -45,6 +45,12 @@ impl Checked {
         &self.types[expr.id as usize]
     }
 
+    /// Whether a variable is used.
+    pub fn refers_to(&self, name: &str) -> bool {
+        let mut references = self.references.values();
+        references.any(|reference| matches!(reference, Reference::Variable(n) if &**n == name))
+    }
+
     /// Lists and maps with elements of different types; the arguments of `format` may be such.
     fn find_mixed(&self, expr: &Expr, issues: &mut Vec<Issue>) {
         let mut compare = |first: &Expr, next: &Expr, optional: [bool; 2]| {

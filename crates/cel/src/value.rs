@@ -185,46 +185,35 @@ impl<'a> Value<'a> {
     /// A JSON value as its schema reads it, or as it is without one.
     pub fn from_json(value: &'a json::Value, decl: Option<&'a Decl>) -> Result<Self> {
         use json::Value as Json;
+        Ok(match value {
+            Json::Null => Self::Null,
+            Json::Bool(value) => Self::Bool(*value),
+            Json::Number(number) => Self::from_number(number, decl)?,
+            Json::String(text) => Self::from_text(text, decl)?,
+            Json::Array(items) => Self::List(List::json(items, decl)),
+            Json::Object(map) => Self::Map(Map::Json { map, decl }),
+        })
+    }
+
+    /// A JSON number as its schema reads it.
+    pub fn from_number(number: &json::Number, decl: Option<&Decl>) -> Result<Self> {
         let kind = decl.map(|decl| &decl.kind);
-        Ok(match (value, kind) {
-            (Json::Null, _) => Self::Null,
-            (Json::Bool(value), _) => Self::Bool(*value),
-            (Json::Number(number), Some(DeclKind::Double)) => {
-                Self::Double(number.as_f64().unwrap_or_default())
-            }
-            (Json::Number(number), kind) => match number.as_i64() {
-                Some(whole) => Self::Int(whole),
-                None => {
-                    let number = number.as_f64().unwrap_or_default();
-                    match kind {
-                        Some(DeclKind::Int) => Self::Int(number as i64),
-                        _ => Self::Double(number),
-                    }
-                }
-            },
-            (Json::String(text), Some(DeclKind::Bytes)) => {
-                Self::Bytes(convert::base64(text)?.into())
-            }
-            (Json::String(text), Some(DeclKind::Duration)) => {
-                Self::Duration(convert::schema_duration(text)?)
-            }
-            (Json::String(text), Some(DeclKind::Timestamp)) => {
-                Self::Timestamp(convert::schema_time(text)?)
-            }
-            (Json::String(text), _) => Self::String(Text::Borrowed(text)),
-            (Json::Array(items), Some(DeclKind::List { element, semantics })) => {
-                Self::List(List::Json {
-                    items,
-                    element: Some(element),
-                    semantics,
-                })
-            }
-            (Json::Array(items), _) => Self::List(List::Json {
-                items,
-                element: None,
-                semantics: ATOMIC,
-            }),
-            (Json::Object(map), _) => Self::Map(Map::Json { map, decl }),
+        let float = number.as_f64().unwrap_or_default();
+        Ok(match (kind, number.as_i64()) {
+            (Some(DeclKind::Double), _) => Self::Double(float),
+            (_, Some(whole)) => Self::Int(whole),
+            (Some(DeclKind::Int), None) => Self::Int(float as i64),
+            _ => Self::Double(float),
+        })
+    }
+
+    /// A JSON string as its schema reads it.
+    pub fn from_text(text: &'a str, decl: Option<&Decl>) -> Result<Self> {
+        Ok(match decl.map(|decl| &decl.kind) {
+            Some(DeclKind::Bytes) => Self::Bytes(convert::base64(text)?.into()),
+            Some(DeclKind::Duration) => Self::Duration(convert::schema_duration(text)?),
+            Some(DeclKind::Timestamp) => Self::Timestamp(convert::schema_time(text)?),
+            _ => Self::String(Text::Borrowed(text)),
         })
     }
 
@@ -436,6 +425,19 @@ fn same_kind(a: &Type, b: &Type) -> bool {
 }
 
 impl<'a> List<'a> {
+    /// A JSON list as its schema reads it.
+    pub fn json(items: &'a [json::Value], decl: Option<&'a Decl>) -> Self {
+        let (element, semantics) = match decl.map(|decl| &decl.kind) {
+            Some(DeclKind::List { element, semantics }) => (Some(&**element), semantics),
+            _ => (None, ATOMIC),
+        };
+        Self::Json {
+            items,
+            element,
+            semantics,
+        }
+    }
+
     pub fn len(&self) -> usize {
         match self {
             Self::Json { items, .. } => items.len(),

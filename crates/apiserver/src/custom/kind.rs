@@ -17,7 +17,7 @@ use bytes::Bytes;
 use sha2::{Digest, Sha256};
 use store::Revision;
 
-use super::{scale::ScalePaths, structural::Schema, validate};
+use super::{rules::Rules, scale::ScalePaths, structural::Schema, validate};
 use crate::{discovery, meta};
 
 const STATUS: SubresourceInfo = SubresourceInfo {
@@ -106,6 +106,7 @@ pub(crate) struct CustomKind {
     /// The version that objects are stored in.
     stored: String,
     schemas: Arc<Schemas>,
+    rules: Option<Rules>,
     /// The version's schema as it was written, once apply needs it.
     open_api: OnceLock<Value>,
     /// Of that schema.
@@ -176,6 +177,7 @@ impl CustomKind {
                 _ => Scope::Cluster,
             },
             schemas,
+            rules: Rules::read(&version["schema"]["openAPIV3Schema"]),
             open_api: OnceLock::new(),
             fingerprint: fingerprint(&version["schema"]["openAPIV3Schema"]),
             since,
@@ -484,7 +486,12 @@ impl Kind for CustomKind {
     }
 
     fn validate_create(&self, object: &Object) -> field::Errors {
-        validate::object(self.schema(), self.scale.as_ref(), object)
+        validate::object(
+            self.schema(),
+            self.rules.as_ref(),
+            self.scale.as_ref(),
+            object,
+        )
     }
 
     fn validate_update(
@@ -497,7 +504,13 @@ impl Kind for CustomKind {
             Some("status") => validate::status,
             _ => validate::update,
         };
-        check(self.schema(), self.scale.as_ref(), object, old)
+        check(
+            self.schema(),
+            self.rules.as_ref(),
+            self.scale.as_ref(),
+            object,
+            old,
+        )
     }
 
     fn warnings(&self, object: &Object, old: Option<&Object>) -> Vec<String> {

@@ -10,6 +10,7 @@ mod kind;
 mod list_types;
 mod names;
 mod ratchet;
+mod rules;
 mod scale;
 mod structural;
 mod validate;
@@ -39,6 +40,7 @@ use names::{Conflict, Taken};
 
 pub(crate) use defaults::check as check_defaults;
 pub(crate) use kind::CustomKind;
+pub(crate) use rules::check_rules;
 pub(crate) use scale::{FieldPath, ScalePaths};
 
 /// Holds a definition until its objects are gone.

@@ -21,6 +21,16 @@ impl<'a> Was<'a> {
         Self { schema, new, old }
     }
 
+    /// The value as it is.
+    pub(super) fn new_value(&self) -> View<'a> {
+        self.new
+    }
+
+    /// The value as it was.
+    pub(super) fn old_value(&self) -> View<'a> {
+        self.old
+    }
+
     /// The same for a field, if both have it and the schema knows it.
     pub(super) fn key(&self, name: &str) -> Option<Self> {
         let (View::Map(new), View::Map(old)) = (self.new, self.old) else {
@@ -90,6 +100,7 @@ mod tests {
         let (old, new) = (object(old), object(new));
         let errors = validate::update(
             &schema,
+            None,
             None,
             new.as_object().unwrap(),
             old.as_object().unwrap(),

@@ -13,18 +13,28 @@ use super::scale::ScalePaths;
 use super::{
     embedded, formats, list_types,
     ratchet::Was,
+    rules::Rules,
     scale,
     structural::{Others, Schema},
     view::View,
 };
 
 /// Everything that is wrong with a new object.
-pub(crate) fn object(schema: &Schema, scale: Option<&ScalePaths>, object: &Object) -> Errors {
+pub(crate) fn object(
+    schema: &Schema,
+    rules: Option<&Rules>,
+    scale: Option<&ScalePaths>,
+    object: &Object,
+) -> Errors {
     let mut errors = check(schema, View::Map(object), None, "").told(&Path::new(""));
     scale::check_spec(scale, object, &mut errors);
     scale::check_status(scale, object, &mut errors);
     embedded::check(schema, View::Map(object), &Path::new(""), &mut errors);
     list_types::check(schema, object, &mut errors);
+    // Rules rely on the types that the schema declares.
+    if let Some(rules) = rules.filter(|_| errors.is_empty()) {
+        rules.check(View::Map(object), &Path::new(""), &mut errors);
+    }
     errors
 }
 
@@ -32,6 +42,7 @@ pub(crate) fn object(schema: &Schema, scale: Option<&ScalePaths>, object: &Objec
 /// that a schema may become stricter while objects are in use.
 pub(crate) fn update(
     schema: &Schema,
+    rules: Option<&Rules>,
     scale: Option<&ScalePaths>,
     object: &Object,
     old: &Object,
@@ -42,12 +53,16 @@ pub(crate) fn update(
     scale::check_status(scale, object, &mut errors);
     embedded::check(schema, View::Map(object), &Path::new(""), &mut errors);
     list_types::check_update(schema, object, old, &mut errors);
+    if let Some(rules) = rules.filter(|_| errors.is_empty()) {
+        rules.check_update(was, &Path::new(""), &mut errors);
+    }
     errors
 }
 
 /// Everything that an update of the status makes wrong.
 pub(crate) fn status(
     schema: &Schema,
+    rules: Option<&Rules>,
     scale: Option<&ScalePaths>,
     object: &Object,
     old: &Object,
@@ -60,6 +75,9 @@ pub(crate) fn status(
     }
     scale::check_status(scale, object, &mut errors);
     list_types::check_update(schema, object, old, &mut errors);
+    if let Some(rules) = rules.filter(|_| errors.is_empty()) {
+        rules.check_update(whole, &Path::new(""), &mut errors);
+    }
     errors
 }
 

@@ -1,0 +1,170 @@
+//! Rules as programs, in a tree of the same shape as their schema.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use cel::{Decl, Env, Program, Type, compile, cost::estimate::estimate};
+use machinery::Value;
+
+use super::declare::{Declared, declare, is_embedded};
+
+/// The rules of a schema and of everything below it; there are none that have none.
+#[derive(Debug, Default)]
+pub(crate) struct Rules {
+    pub(super) rules: Vec<Rule>,
+    /// The type of the schema, as errors show it.
+    pub(super) schema_type: String,
+    pub(super) decl: Option<Arc<Decl>>,
+    pub(super) properties: BTreeMap<String, Rules>,
+    pub(super) items: Option<Box<Rules>>,
+    pub(super) others: Option<Box<Rules>>,
+    /// Rules in `allOf`, over the same value.
+    pub(super) all_of: Vec<Rules>,
+}
+
+/// A rule as it was written, and what it compiles to.
+#[derive(Debug)]
+pub(super) struct Rule {
+    pub(super) rule: String,
+    pub(super) message: String,
+    pub(super) message_expression: Option<Result<Compiled, String>>,
+    pub(super) reason: Option<String>,
+    /// Relative path of the field that is wrong.
+    pub(super) field_path: Option<String>,
+    pub(super) optional_old_self: bool,
+    pub(super) compiled: Result<Compiled, String>,
+}
+
+#[derive(Debug)]
+pub(super) struct Compiled {
+    pub(super) program: Program,
+    pub(super) uses_old_self: bool,
+    pub(super) max_cost: u64,
+}
+
+impl Rules {
+    /// The rules of a version's schema.
+    pub(crate) fn read(schema: &Value) -> Option<Self> {
+        if !mentions_rules(schema) {
+            return None;
+        }
+        let declared = declare(schema, true, "selfType");
+        Some(Self::node(schema, schema, declared.as_ref()))
+    }
+
+    /// `validations` is the schema itself, or a branch of its `allOf`.
+    fn node(validations: &Value, schema: &Value, declared: Option<&Declared>) -> Self {
+        let decl = declared.map(|declared| declared.decl.clone());
+        let rules = validations["x-kubernetes-validations"].as_array();
+        let rules = rules.into_iter().flatten();
+        let rules = rules.map(|rule| Rule::read(rule, decl.as_ref())).collect();
+        let below = |key: &str, name: &str| {
+            let (validations, schema) = (&validations[key], &schema[key]);
+            if !validations.is_object() || !schema.is_object() || !mentions_rules(validations) {
+                return None;
+            }
+            let declared = declare(schema, is_embedded(schema), name);
+            Some(Box::new(Self::node(validations, schema, declared.as_ref())))
+        };
+        let properties = validations["properties"].as_object().into_iter().flatten();
+        let properties = properties.filter(|(_, property)| mentions_rules(property));
+        let properties = properties.filter_map(|(name, property)| {
+            let own = schema["properties"].get(name.as_str())?;
+            let declared = declare(own, is_embedded(own), name)?;
+            let rules = Self::node(property, own, Some(&declared));
+            Some((name.to_string(), rules))
+        });
+        let all_of = validations["allOf"].as_array().into_iter().flatten();
+        let all_of = all_of.filter(|branch| mentions_rules(branch));
+        Self {
+            rules,
+            schema_type: schema["type"].as_str().unwrap_or_default().to_owned(),
+            properties: properties.collect(),
+            items: below("items", "items"),
+            others: below("additionalProperties", "values"),
+            all_of: all_of
+                .map(|branch| Self::node(branch, schema, declared))
+                .collect(),
+            decl,
+        }
+    }
+}
+
+/// Whether there is a rule anywhere in a schema.
+fn mentions_rules(schema: &Value) -> bool {
+    let any = |value: &Value| match value {
+        Value::Object(map) => map.values().any(mentions_rules),
+        Value::Array(list) => list.iter().any(mentions_rules),
+        _ => false,
+    };
+    let rules = schema["x-kubernetes-validations"].as_array();
+    rules.is_some_and(|rules| !rules.is_empty())
+        || ["properties", "items", "additionalProperties", "allOf"]
+            .iter()
+            .any(|key| match &schema[*key] {
+                Value::Object(map) if *key == "properties" => map.values().any(mentions_rules),
+                Value::Object(_) => mentions_rules(&schema[*key]),
+                list => any(list),
+            })
+}
+
+impl Rule {
+    pub(super) fn read(rule: &Value, decl: Option<&Arc<Decl>>) -> Self {
+        let text = |key: &str| rule[key].as_str().unwrap_or_default();
+        let given = |key: &str| Some(text(key)).filter(|text| !text.is_empty());
+        let optional_old_self = rule["optionalOldSelf"] == true;
+        let expression = |text: &str, output: Type, prefix: &str, noun: &str| {
+            let decl = decl.ok_or("failed to convert to declType for CEL validation rules")?;
+            compile_one(decl, optional_old_self, text, output, prefix, noun)
+        };
+        Self {
+            compiled: expression(text("rule"), Type::Bool, "", "cel expression"),
+            message_expression: given("messageExpression").map(|text| {
+                let noun = "messageExpression";
+                expression(text, Type::String, "messageExpression ", noun)
+            }),
+            rule: text("rule").trim().to_owned(),
+            message: text("message").trim().to_owned(),
+            reason: given("reason").map(str::to_owned),
+            field_path: given("fieldPath").map(str::to_owned),
+            optional_old_self,
+        }
+    }
+
+    /// The rule as messages name it.
+    pub(super) fn shown(&self) -> &str {
+        match self.message.is_empty() {
+            true => &self.rule,
+            false => &self.message,
+        }
+    }
+}
+
+fn compile_one(
+    decl: &Arc<Decl>,
+    optional_old_self: bool,
+    text: &str,
+    output: Type,
+    prefix: &str,
+    noun: &str,
+) -> Result<Compiled, String> {
+    let env = Env::new().declared("self", decl.clone());
+    let env = match optional_old_self {
+        true => env.declared_optional("oldSelf", decl.clone()),
+        false => env.declared("oldSelf", decl.clone()),
+    };
+    let checked =
+        compile(&env, text).map_err(|issues| format!("{prefix}compilation failed: {issues}"))?;
+    if *checked.output() != output {
+        let article = if output == Type::Bool {
+            "a bool"
+        } else {
+            "a string"
+        };
+        return Err(format!("{noun} must evaluate to {article}"));
+    }
+    Ok(Compiled {
+        uses_old_self: checked.refers_to("oldSelf"),
+        max_cost: estimate(&env, &checked).max,
+        program: Program::new(&env, &checked),
+    })
+}

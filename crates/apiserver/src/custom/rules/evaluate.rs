@@ -1,0 +1,336 @@
+//! Rules over objects. Cost is bounded for each rule and for the object as a whole.
+
+use cel::{
+    Decl, Error as Failure, PER_CALL_LIMIT, Value as Cel,
+    value::{List, Map},
+};
+use machinery::{
+    Value,
+    field::{Error, ErrorKind, Errors, Path},
+};
+
+use super::{
+    super::{ratchet::Was, view::View},
+    compile::{Compiled, Rule, Rules},
+};
+
+/// What all rules of an object may cost together.
+const OBJECT_LIMIT: u64 = 10_000_000;
+/// The longest message that an expression may make.
+const LONGEST_MESSAGE: usize = 5 * 1024;
+
+/// Which old value belongs to a value, and whether an error of it is an old one.
+#[derive(Clone, Copy)]
+struct Correlation<'a> {
+    current: Option<Was<'a>>,
+    /// The closest value above that has an old one.
+    parent: Option<Was<'a>>,
+}
+
+impl<'a> Correlation<'a> {
+    fn below(self, next: impl FnOnce(Was<'a>) -> Option<Was<'a>>) -> Self {
+        match self.current {
+            None => self,
+            Some(current) => Self {
+                current: next(current),
+                parent: Some(current),
+            },
+        }
+    }
+
+    /// Values that have not changed may break rules that came later.
+    fn is_unchanged(self) -> bool {
+        self.current
+            .or(self.parent)
+            .is_some_and(|was| was.is_same())
+    }
+}
+
+/// The budget is used up: no rule is evaluated any more.
+struct Exhausted;
+
+struct Run<'e> {
+    budget: u64,
+    errors: &'e mut Errors,
+}
+
+impl Rules {
+    /// Adds what the rules find wrong with a new object.
+    pub(crate) fn check(&self, object: View<'_>, path: &Path, errors: &mut Errors) {
+        self.start(object, None, path, errors);
+    }
+
+    /// The same for an object that was another before.
+    pub(crate) fn check_update(&self, was: Was<'_>, path: &Path, errors: &mut Errors) {
+        self.start(was.new_value(), Some(was), path, errors);
+    }
+
+    fn start(&self, object: View<'_>, was: Option<Was<'_>>, path: &Path, errors: &mut Errors) {
+        let mut run = Run {
+            budget: OBJECT_LIMIT,
+            errors,
+        };
+        let correlation = Correlation {
+            current: was,
+            parent: None,
+        };
+        // Exhaustion is among the errors.
+        let _ = run.node(self, object, correlation, path);
+    }
+}
+
+impl Run<'_> {
+    fn node(
+        &mut self,
+        rules: &Rules,
+        value: View<'_>,
+        correlation: Correlation<'_>,
+        path: &Path,
+    ) -> Result<(), Exhausted> {
+        if matches!(value, View::Null) {
+            return Ok(());
+        }
+        for rule in &rules.rules {
+            self.rule(rules, rule, value, correlation, path)?;
+        }
+        for branch in &rules.all_of {
+            let outside = Correlation {
+                current: None,
+                parent: correlation.parent,
+            };
+            self.node(branch, value, outside, path)?;
+        }
+        match value {
+            View::List(items) => {
+                let Some(below) = &rules.items else {
+                    return Ok(());
+                };
+                for (i, item) in items.iter().enumerate() {
+                    let next = correlation.below(|was| was.index(i));
+                    self.node(below, item.into(), next, &path.index(i))?;
+                }
+            }
+            View::Map(map) => {
+                for (key, item) in map.iter() {
+                    let next = correlation.below(|was| was.key(key));
+                    if let Some(below) = rules.properties.get(key.as_str()) {
+                        self.node(below, item.into(), next, &path.child(key))?;
+                    } else if let Some(below) = &rules.others {
+                        self.node(below, item.into(), next, &path.key(key))?;
+                    }
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn rule(
+        &mut self,
+        rules: &Rules,
+        rule: &Rule,
+        value: View<'_>,
+        correlation: Correlation<'_>,
+        path: &Path,
+    ) -> Result<(), Exhausted> {
+        let kind = rules.schema_type.as_str();
+        let compiled = match &rule.compiled {
+            Ok(compiled) => compiled,
+            Err(why) => {
+                let detail = format!("rule compile error: {why}");
+                self.errors.push(Error::invalid(path, kind, detail));
+                return Ok(());
+            }
+        };
+        let old = correlation.current.map(|was| was.old_value());
+        let old = old.filter(|old| !matches!(old, View::Null));
+        if compiled.uses_old_self && old.is_none() && !rule.optional_old_self {
+            return Ok(());
+        }
+        let decl = rules.decl.as_deref();
+        let variables = match variables(value, old, decl, rule.optional_old_self) {
+            Ok(variables) => variables,
+            Err(failure) => {
+                self.failed(&failure, rule, kind, path);
+                return Ok(());
+            }
+        };
+        match self.evaluate(compiled, &variables, rule, kind, path)? {
+            None | Some(true) => return Ok(()),
+            Some(false) => {}
+        }
+        let detail = match &rule.message_expression {
+            Some(Ok(message)) => self.message(message, &variables, path, kind)?,
+            _ => None,
+        };
+        if !compiled.uses_old_self && correlation.is_unchanged() {
+            return Ok(());
+        }
+        let detail = detail.unwrap_or_else(|| match rule.message.is_empty() {
+            true => format!("failed rule: {}", rule.rule),
+            false => rule.message.clone(),
+        });
+        let shown = (!matches!(kind, "object" | "array")).then(|| value.to_value());
+        self.errors.push(Error {
+            kind: match rule.reason.as_deref() {
+                Some("FieldValueForbidden") => ErrorKind::Forbidden,
+                Some("FieldValueRequired") => ErrorKind::Required,
+                Some("FieldValueDuplicate") => ErrorKind::Duplicate,
+                _ => ErrorKind::Invalid,
+            },
+            path: field_path(path, rule.field_path.as_deref()),
+            value: shown,
+            detail,
+        });
+        Ok(())
+    }
+
+    /// Whether the rule holds; `None` when it could not be said, which is an error of its own.
+    fn evaluate(
+        &mut self,
+        compiled: &Compiled,
+        variables: &[Cel<'_>; 2],
+        rule: &Rule,
+        kind: &str,
+        path: &Path,
+    ) -> Result<Option<bool>, Exhausted> {
+        let evaluation = compiled.program.evaluate(variables, PER_CALL_LIMIT);
+        self.pay(evaluation.cost, kind, path)?;
+        match evaluation.result {
+            Ok(Cel::Bool(holds)) => Ok(Some(holds)),
+            Ok(_) => Ok(Some(false)),
+            Err(failure) => {
+                self.failed(&failure, rule, kind, path);
+                match failure.fatal {
+                    true => Err(Exhausted),
+                    false => Ok(None),
+                }
+            }
+        }
+    }
+
+    fn pay(&mut self, cost: u64, kind: &str, path: &Path) -> Result<(), Exhausted> {
+        match self.budget.checked_sub(cost) {
+            Some(rest) => {
+                self.budget = rest;
+                Ok(())
+            }
+            None => {
+                let detail = "validation failed due to running out of cost budget, no further validation rules will be run";
+                self.errors.push(Error::invalid(path, kind, detail));
+                Err(Exhausted)
+            }
+        }
+    }
+
+    fn failed(&mut self, failure: &Failure, rule: &Rule, kind: &str, path: &Path) {
+        let (message, shown) = (&failure.message, rule.shown());
+        let detail = if failure.fatal {
+            format!(
+                "'{message}': no further validation rules will be run due to call cost exceeds limit for rule: {shown}"
+            )
+        } else if message.starts_with("no such overload") {
+            format!(
+                "'{message}': call arguments did not match a supported operator, function or macro signature for rule: {shown}"
+            )
+        } else {
+            format!("{message} evaluating rule: {shown}")
+        };
+        self.errors.push(Error::invalid(path, kind, detail));
+    }
+
+    /// The message that an expression makes; `None` if it makes none that can be used.
+    fn message(
+        &mut self,
+        message: &Compiled,
+        variables: &[Cel<'_>; 2],
+        path: &Path,
+        kind: &str,
+    ) -> Result<Option<String>, Exhausted> {
+        let evaluation = message.program.evaluate(variables, PER_CALL_LIMIT);
+        let Some(rest) = self.budget.checked_sub(evaluation.cost) else {
+            let detail = "messageExpression evaluation failed due to running out of cost budget, no further validation rules will be run";
+            self.errors.push(Error::invalid(path, kind, detail));
+            return Err(Exhausted);
+        };
+        self.budget = rest;
+        Ok(match evaluation.result {
+            Ok(Cel::String(text)) => Some(text.trim().to_owned()).filter(|text| {
+                !text.is_empty() && text.len() <= LONGEST_MESSAGE && !text.contains('\n')
+            }),
+            _ => None,
+        })
+    }
+}
+
+/// The values of `self` and `oldSelf`.
+fn variables<'a>(
+    new: View<'a>,
+    old: Option<View<'a>>,
+    decl: Option<&'a Decl>,
+    optional: bool,
+) -> Result<[Cel<'a>; 2], Failure> {
+    let old = old.map(|old| read(old, decl)).transpose()?;
+    let old = match (old, optional) {
+        (Some(old), true) => Cel::some(old),
+        (Some(old), false) => old,
+        (None, true) => Cel::NONE,
+        (None, false) => Cel::Null,
+    };
+    Ok([read(new, decl)?, old])
+}
+
+fn read<'a>(view: View<'a>, decl: Option<&'a Decl>) -> Result<Cel<'a>, Failure> {
+    match view {
+        View::Map(map) => Ok(Cel::Map(Map::Json { map, decl })),
+        View::List(items) => Ok(Cel::List(List::json(items, decl))),
+        View::Null => Ok(Cel::Null),
+        View::Bool(value) => Ok(Cel::Bool(value)),
+        View::Number(number) => Cel::from_number(number, decl),
+        View::Text(text) => Cel::from_text(text, decl),
+    }
+}
+
+/// The path of the field that a rule says is wrong, below the one it stands at.
+fn field_path(path: &Path, relative: Option<&str>) -> Path {
+    let Some(relative) = relative else {
+        return path.clone();
+    };
+    let mut path = path.clone();
+    let mut rest = relative;
+    while !rest.is_empty() {
+        if let Some(after) = rest.strip_prefix("['") {
+            let (name, after) = after.split_once("']").unwrap_or((after, ""));
+            path = path.key(&name.replace("\\'", "'"));
+            rest = after;
+            continue;
+        }
+        let after = rest.strip_prefix('.').unwrap_or(rest);
+        let end = after.find(['.', '[']).unwrap_or(after.len());
+        path = path.child(&after[..end]);
+        rest = &after[end..];
+    }
+    path
+}
+
+/// Whether a value is one that rules look at.
+#[cfg(test)]
+pub(super) fn errors_of(
+    rules: &Rules,
+    object: &Value,
+    old: Option<(&super::super::structural::Schema, &Value)>,
+) -> Vec<String> {
+    let mut errors = Errors::new();
+    let path = Path::new("");
+    match old {
+        None => rules.check(object.into(), &path, &mut errors),
+        Some((schema, old)) => {
+            rules.check_update(
+                Was::new(schema, object.into(), old.into()),
+                &path,
+                &mut errors,
+            );
+        }
+    }
+    errors.iter().map(ToString::to_string).collect()
+}
