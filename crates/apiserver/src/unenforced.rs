@@ -89,13 +89,6 @@ const GAPS: &[Gap] = &[
     gap(
         "apiextensions.k8s.io",
         "customresourcedefinitions",
-        "spec.versions[].schema.openAPIV3Schema",
-        has_rules,
-        "x-kubernetes-validations are not evaluated by this server yet",
-    ),
-    gap(
-        "apiextensions.k8s.io",
-        "customresourcedefinitions",
         "spec.conversion.strategy",
         |value| value == "Webhook",
         "conversion webhooks are not called by this server yet; objects change only their apiVersion",
@@ -211,18 +204,6 @@ fn bounds(value: &Value) -> bool {
     value.as_object().is_some_and(|fields| !fields.is_empty())
 }
 
-/// Whether a schema has rules, at any depth.
-fn has_rules(schema: &Value) -> bool {
-    match schema {
-        Value::Object(fields) => fields.iter().any(|(key, below)| {
-            let is_rules = key == "x-kubernetes-validations";
-            is_rules && below.as_array().is_some_and(|rules| !rules.is_empty()) || has_rules(below)
-        }),
-        Value::Array(list) => list.iter().any(has_rules),
-        _ => false,
-    }
-}
-
 /// What of an object has no effect, apart from what the stored one has already.
 pub(crate) fn warnings(
     group: &str,
@@ -330,22 +311,15 @@ mod tests {
 
     #[test]
     fn what_has_no_effect_is_said_with_its_place() {
-        let definition = json!({"spec": {"conversion": {"strategy": "Webhook"}, "versions": [
-            {"schema": {"openAPIV3Schema": {"properties": {"a": {"type": "integer"}}}}},
-            {"schema": {"openAPIV3Schema": {"properties": {"a": {"x-kubernetes-validations": [{"rule": "self > 1"}]}}}}},
-        ]}});
+        let definition = json!({"spec": {"conversion": {"strategy": "Webhook"}}});
         let said = said(
             "apiextensions.k8s.io",
             "customresourcedefinitions",
             definition,
             None,
         );
-        assert_eq!(said.len(), 2, "{said:?}");
-        assert!(
-            said[0]
-                .starts_with("spec.versions[1].schema.openAPIV3Schema: x-kubernetes-validations ")
-        );
-        assert!(said[1].starts_with("spec.conversion.strategy: conversion webhooks "));
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert!(said[0].starts_with("spec.conversion.strategy: conversion webhooks "));
     }
 
     #[test]
