@@ -198,6 +198,17 @@ async fn the_figures_that_alerts_read_are_there() {
         Value::Null,
     )
     .await;
+    let remote = json!({
+        "metadata": {"name": "v1.remote.example.com"},
+        "spec": {
+            "group": "remote.example.com", "version": "v1", "insecureSkipTLSVerify": true,
+            "groupPriorityMinimum": 1000, "versionPriority": 15,
+            "service": {"namespace": "default", "name": "remote"},
+        },
+    });
+    let path = "/apis/apiregistration.k8s.io/v1/apiservices";
+    let made = admin(&server, "POST", path, remote).await;
+    assert_eq!(made.code, 201, "{}", made.body);
     let text = admin(&server, "GET", "/metrics", Value::Null).await.body;
     for line in [
         r#"apiserver_request_sli_duration_seconds_count{verb="POST",group="",version="v1",resource="configmaps",subresource="",scope="namespace",component="apiserver"} 1"#,
@@ -210,8 +221,7 @@ async fn the_figures_that_alerts_read_are_there() {
         r#"rest_client_requests_total{code="201",host="in-process",method="POST"} "#,
         "apiserver_client_certificate_expiration_seconds_count 0",
         "apiserver_tls_handshake_errors_total 0",
-        "# TYPE aggregator_unavailable_apiservice gauge",
-        "# TYPE apiserver_request_terminations_total counter",
+        r#"aggregator_unavailable_apiservice{name="v1.remote.example.com"} 1"#,
         "# TYPE apiserver_admission_controller_admission_duration_seconds histogram",
         "# TYPE apiserver_flowcontrol_current_executing_requests gauge",
         "kubernetes_build_info{",
