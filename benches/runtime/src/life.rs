@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use cri::v1::{self, runtime_service_client::RuntimeServiceClient};
 
-type Runtime = RuntimeServiceClient<cri::tonic::transport::Channel>;
+type Runtime = RuntimeServiceClient<cri::Deadline>;
 
 /// A runtime to measure.
 #[derive(Clone)]

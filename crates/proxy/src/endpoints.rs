@@ -114,13 +114,12 @@ fn collect(slice: &EndpointSlice, wanted: Wanted<'_>, place: &Place, into: &mut 
 fn candidate(endpoint: &SliceEndpoint, place: &Place) -> Candidate {
     let conditions = endpoint.conditions.clone().unwrap_or_default();
     let ready = conditions.ready.unwrap_or(true);
-    let terminating = conditions.terminating.unwrap_or(false);
     let hints = endpoint.hints.as_ref();
     let zones = hints.and_then(|hints| hints.for_zones.as_ref());
     let nodes = hints.and_then(|hints| hints.for_nodes.as_ref());
     Candidate {
         local: endpoint.node_name.as_deref() == Some(&place.node),
-        ready: ready && !terminating,
+        ready,
         serving: conditions.serving.unwrap_or(ready),
         zones: zones
             .into_iter()

@@ -67,6 +67,17 @@ struct Place<'p> {
     uncorrelatable: Option<&'p Path>,
 }
 
+impl<'p> Place<'p> {
+    fn below(path: &'p Path, cardinality: Option<u64>, uncorrelatable: Option<&'p Path>) -> Self {
+        Self {
+            path,
+            root: false,
+            cardinality,
+            uncorrelatable,
+        }
+    }
+}
+
 fn check_schema(schema: &Value, path: &Path, errors: &mut Errors) {
     let mut walk = Walk {
         total: 0,
@@ -100,27 +111,27 @@ impl Walk<'_> {
             (Some(count), Some(factor)) => Some(count.saturating_mul(factor)),
             _ => None,
         };
-        let below = |path, uncorrelatable| Place {
-            path,
-            root: false,
-            cardinality,
-            uncorrelatable,
-        };
         for (name, property) in schema["properties"].as_object().into_iter().flatten() {
             let path = place.path.child("properties").key(name);
-            self.schema(property, &below(&path, place.uncorrelatable));
+            self.schema(
+                property,
+                &Place::below(&path, cardinality, place.uncorrelatable),
+            );
         }
         let others = &schema["additionalProperties"];
         if others.is_object() {
             let path = place.path.child("additionalProperties");
-            self.schema(others, &below(&path, place.uncorrelatable));
+            self.schema(
+                others,
+                &Place::below(&path, cardinality, place.uncorrelatable),
+            );
         }
         let items = &schema["items"];
         if items.is_object() {
             let path = place.path.child("items");
             let keyed = schema["x-kubernetes-list-type"] == "map";
             let uncorrelatable = place.uncorrelatable.or((!keyed).then_some(&path));
-            self.schema(items, &below(&path, uncorrelatable));
+            self.schema(items, &Place::below(&path, cardinality, uncorrelatable));
         }
         let rules = schema["x-kubernetes-validations"].as_array();
         let rules = rules.map_or(&[][..], Vec::as_slice);

@@ -4,10 +4,7 @@ use cel::{
     Decl, Error as Failure, PER_CALL_LIMIT, Value as Cel,
     value::{List, Map},
 };
-use machinery::{
-    Value,
-    field::{Error, ErrorKind, Errors, Path},
-};
+use machinery::field::{Error, ErrorKind, Errors, Path};
 
 use super::{
     super::{ratchet::Was, view::View},
@@ -311,26 +308,4 @@ fn field_path(path: &Path, relative: Option<&str>) -> Path {
         rest = &after[end..];
     }
     path
-}
-
-/// Whether a value is one that rules look at.
-#[cfg(test)]
-pub(super) fn errors_of(
-    rules: &Rules,
-    object: &Value,
-    old: Option<(&super::super::structural::Schema, &Value)>,
-) -> Vec<String> {
-    let mut errors = Errors::new();
-    let path = Path::new("");
-    match old {
-        None => rules.check(object.into(), &path, &mut errors),
-        Some((schema, old)) => {
-            rules.check_update(
-                Was::new(schema, object.into(), old.into()),
-                &path,
-                &mut errors,
-            );
-        }
-    }
-    errors.iter().map(ToString::to_string).collect()
 }

@@ -1,8 +1,29 @@
 //! Rules by examples, with upstream's answers.
 
-use machinery::{Object, Value, json::json};
+use machinery::{
+    Object, Value,
+    field::{Errors, Path},
+    json::json,
+};
 
-use super::{super::structural::Schema, Rules, check_rules, evaluate::errors_of};
+use super::{
+    super::{ratchet::Was, structural::Schema},
+    Rules, check_rules,
+};
+
+/// What rules find wrong, as lines.
+fn errors_of(rules: &Rules, object: &Value, old: Option<(&Schema, &Value)>) -> Vec<String> {
+    let mut errors = Errors::new();
+    let path = Path::new("");
+    match old {
+        None => rules.check(object.into(), &path, &mut errors),
+        Some((schema, old)) => {
+            let was = Was::new(schema, object.into(), old.into());
+            rules.check_update(was, &path, &mut errors);
+        }
+    }
+    errors.iter().map(ToString::to_string).collect()
+}
 
 fn schema(spec: Value) -> Value {
     json!({"type": "object", "properties": {"spec": spec}})
