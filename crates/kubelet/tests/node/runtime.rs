@@ -433,7 +433,7 @@ impl RuntimeService for Fake {
                 }),
                 linux: Some(v1::LinuxPodSandboxStats {
                     cpu: containers.first().and_then(|c| c.cpu),
-                    memory: containers.first().and_then(|c| c.memory.clone()),
+                    memory: containers.first().and_then(|c| c.memory),
                     containers,
                     ..Default::default()
                 }),

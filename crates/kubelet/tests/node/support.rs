@@ -79,9 +79,11 @@ impl TestNode {
     pub fn start_kubelet(&mut self) {
         let user = User::new("system:node:node", ["system:nodes"]);
         let client = client::in_process(self.server.connect(user));
-        let mut kubelet = kubelet::configuration::KubeletConfiguration::default();
-        // Whatever this machine is short of is not what is tested here.
-        kubelet.eviction_hard = [("memory.available".to_owned(), "1Mi".to_owned())].into();
+        // The test machine's own memory pressure must not evict pods.
+        let kubelet = kubelet::configuration::KubeletConfiguration {
+            eviction_hard: [("memory.available".to_owned(), "1Mi".to_owned())].into(),
+            ..Default::default()
+        };
         let config = Config {
             port: self.port,
             kubelet: kubelet.complete(),

@@ -8,7 +8,12 @@ use super::*;
 fn said(schema: Value, given: Value) -> Vec<String> {
     let schema = json!({"type": "object", "properties": {"spec": {"type": "object", "properties": {"x": schema}}}});
     let value = json!({"spec": {"x": given}});
-    let errors = object(&Schema::read(&schema), None, value.as_object().unwrap());
+    let errors = object(
+        &Schema::read(&schema),
+        None,
+        None,
+        value.as_object().unwrap(),
+    );
     errors.iter().map(ToString::to_string).collect()
 }
 
@@ -299,7 +304,7 @@ fn a_status_is_checked_by_itself() {
     let schema = Schema::read(&schema);
     let told = |status_now: Value, was: Value| -> Vec<String> {
         let object = |status: Value| Object::from_iter([("status".to_owned(), status)]);
-        let errors = status(&schema, None, &object(status_now), &object(was));
+        let errors = status(&schema, None, None, &object(status_now), &object(was));
         errors.iter().map(ToString::to_string).collect()
     };
     let line = "status.n: Invalid value: \"string\": n in body must be of type integer: \"string\"";
