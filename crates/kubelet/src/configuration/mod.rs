@@ -377,8 +377,10 @@ mod tests {
         assert_eq!(config.problems(), [""; 0]);
         assert_eq!(config.eviction_hard["memory.available"], "100Mi");
         assert_eq!(config.eviction_hard.len(), 5);
-        let mut one = KubeletConfiguration::default();
-        one.eviction_hard = [("memory.available".to_owned(), "1Gi".to_owned())].into();
+        let mut one = KubeletConfiguration {
+            eviction_hard: [("memory.available".to_owned(), "1Gi".to_owned())].into(),
+            ..Default::default()
+        };
         assert_eq!(one.clone().complete().eviction_hard.len(), 1);
         one.merge_default_eviction_settings = true;
         let merged = one.complete();
