@@ -10,7 +10,9 @@ use std::{
 
 use stdx::Clock;
 
-use crate::{ApiServer, Endings, Registry, Store, admission, audit, authn};
+use auth::authn::TokenIssuer;
+
+use crate::{ApiServer, Endings, Registry, Store, admission, audit};
 
 /// A server that does not run yet.
 pub struct Config {
@@ -78,55 +80,6 @@ impl Default for Limits {
             watch: Duration::from_secs(1800),
         }
     }
-}
-
-/// What a service account token says.
-#[derive(Debug, Clone)]
-pub struct TokenRequest<'a> {
-    pub namespace: &'a str,
-    pub service_account: &'a str,
-    pub uid: &'a str,
-    /// Empty: the server's own audience.
-    pub audiences: Vec<String>,
-    pub expires_in: Duration,
-    /// Kind (`Pod`, `Secret`, `Node`), name and uid of what the token is bound to.
-    pub bound: Option<(&'a str, &'a str, &'a str)>,
-    /// Name and uid of the node of the bound pod.
-    pub node: Option<(&'a str, &'a str)>,
-}
-
-/// A signed token.
-#[derive(Debug, Clone)]
-pub struct IssuedToken {
-    pub token: String,
-    pub audiences: Vec<String>,
-    pub expires: jiff::Timestamp,
-}
-
-/// Signs service account tokens.
-pub trait TokenIssuer: Send + Sync + 'static {
-    fn issue(&self, request: &TokenRequest<'_>) -> Result<IssuedToken, String>;
-    /// What a token says, if it is one of ours: signature, times and audience are checked, the
-    /// objects it is bound to are not. Without audiences it must be for this server.
-    fn verify(
-        &self,
-        token: &str,
-        audiences: Option<&[String]>,
-    ) -> Option<Result<Arc<authn::Claims>, authn::Refused>>;
-    /// What a token says that is kept in a Secret, if it is one of ours; only its signature and audience are checked.
-    fn verify_legacy(
-        &self,
-        _token: &str,
-        _audiences: Option<&[String]>,
-    ) -> Option<Result<authn::LegacyClaims, authn::Refused>> {
-        None
-    }
-    /// Whom tokens are for when nobody is named: this server.
-    fn audiences(&self) -> &[String];
-    /// The document at `/.well-known/openid-configuration`.
-    fn openid_configuration(&self) -> machinery::json::Value;
-    /// The document at `/openid/v1/jwks`.
-    fn jwks(&self) -> machinery::json::Value;
 }
 
 /// What can keep a server from being built or from running.

@@ -34,11 +34,11 @@ use tokio_util::{
 use tracing::debug;
 
 use crate::{
-    body::{BodyError, Pace},
     pipeline::{Caller, Connection, Core},
     sending::{self, Budget, Line, Patient},
     slices::Slices,
 };
+use request::{BodyError, Pace};
 
 /// Longest time for a TLS handshake.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -7,12 +7,8 @@ use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{
-    User,
-    authz::{self, Decision},
-    pipeline::forbidden,
-    write::Write,
-};
+use crate::{User, write::Write};
+use auth::authz::{self, Decision, forbidden};
 
 const ADMIN_LABEL: &str = "resource.kubernetes.io/admin-access";
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";

@@ -1,37 +1,22 @@
 //! What this server serves, as documents made from the registry: the legacy ones per group and
 //! version, and the aggregated one with its ETag.
 
+use apiextensions::versions::priority;
 use http::{HeaderMap, Response, StatusCode, header};
 use machinery::json::{Value, json};
 use machinery::{protobuf, schema};
+use registry::{Table, api_version};
 use sha2::{Digest, Sha256};
 
 use crate::{
     Body, Resource,
     media::{self, Encoding},
-    registry::{Table, api_version},
     respond::{self, Answer},
 };
 
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 const AGGREGATED_PROTOBUF: &str =
     "application/vnd.kubernetes.protobuf;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
-
-/// What is said about a subresource: group and version where they are not the resource's own, its
-/// kind, its verbs.
-pub(crate) fn subresource<'a>(
-    resource: &'a Resource,
-    name: &str,
-) -> (&'static str, &'static str, &'a str, &'static [&'static str]) {
-    let own = resource.kind.names().kind.as_str();
-    match resource.kind.subresource_info(name) {
-        Some(info) => {
-            let kind = if info.kind.is_empty() { own } else { info.kind };
-            (info.group, info.version, kind, info.verbs)
-        }
-        None => ("", "", own, &["get", "patch", "update"]),
-    }
-}
 
 /// The document at a discovery path; `None` when nothing is served there.
 pub(crate) fn serve(
@@ -151,23 +136,6 @@ fn versions<'a>(table: &'a Table, group: &str) -> Vec<&'a str> {
     versions
 }
 
-/// Stable before beta before alpha, higher before lower.
-pub(crate) fn priority(version: &str) -> (u8, u32, u32) {
-    let digits = |text: &str| text.parse::<u32>().unwrap_or(0);
-    let rest = version.strip_prefix('v').unwrap_or_default();
-    if let Some((major, minor)) = rest.split_once("beta") {
-        (2, digits(major), digits(minor))
-    } else if let Some((major, minor)) = rest.split_once("alpha") {
-        (1, digits(major), digits(minor))
-    } else {
-        (
-            if rest.parse::<u32>().is_ok() { 3 } else { 0 },
-            digits(rest),
-            0,
-        )
-    }
-}
-
 fn group_document(table: &Table, group: &str) -> Value {
     let versions: Vec<Value> = versions(table, group)
         .iter()
@@ -245,7 +213,7 @@ fn storage_hash(resource: &Resource) -> String {
 }
 
 fn legacy_subresource(resource: &Resource, name: &str) -> Value {
-    let (group, version, kind, verbs) = subresource(resource, name);
+    let (group, version, kind, verbs) = resource.subresource(name);
     let mut entry = json!({
         "name": format!("{}/{name}", resource.plural),
         "singularName": "",
@@ -379,7 +347,7 @@ fn aggregated_resource(resource: &Resource) -> Value {
     let subresources: Vec<Value> = in_order(resource)
         .into_iter()
         .map(|name| {
-            let (group, version, own, verbs) = subresource(resource, name);
+            let (group, version, own, verbs) = resource.subresource(name);
             let (group, version) = match (group, version) {
                 ("", "") => (own_group, own_version),
                 given => given,
@@ -406,7 +374,7 @@ fn verbs(resource: &Resource) -> &'static [&'static str] {
 
 /// The verbs a subresource answers to.
 pub(crate) fn subresource_verbs(resource: &Resource, name: &str) -> &'static [&'static str] {
-    subresource(resource, name).3
+    resource.subresource(name).3
 }
 
 #[cfg(test)]

@@ -8,7 +8,9 @@ use futures::StreamExt;
 use http::{HeaderMap, HeaderValue, Response, header};
 use http_body_util::BodyStream;
 
-use crate::{Body, body::BodyError, pipeline::Caller, sending::Budget};
+use request::BodyError;
+
+use crate::{Body, pipeline::Caller, sending::Budget};
 
 /// Smaller answers are sent as they are.
 const SMALLEST: u64 = 128 * 1024;

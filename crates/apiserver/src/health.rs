@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// The Kubernetes version this server speaks.
-pub(crate) const VERSION: (&str, &str, &str) = ("1", "36", "v1.36.4");
+pub(crate) use registry::VERSION;
 
 /// What the program runs on.
 pub(crate) const PLATFORM: &str = if cfg!(target_arch = "x86_64") {

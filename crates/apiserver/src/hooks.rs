@@ -1,39 +1,18 @@
 //! What single resources need beside their kind because it touches other objects or the store:
-//! expiry, durability, allocation, and namespaces that stay until they are empty.
-
-use std::time::Duration;
+//! allocation, and namespaces that stay until they are empty.
 
 use machinery::field::Errors;
 use machinery::{Object, Status, Value};
-use store::{Durability, Op};
+use store::Op;
 
-use crate::{Draft, Resource, User, custom, meta, services, write::Write};
+use service_allocator::ServiceWrite;
 
-pub(crate) const EVENT_LIFE: Duration = Duration::from_secs(3600);
+use crate::{Draft, Resource, User, definitions, meta, write::Write};
 
 #[inline]
 fn is(resource: &Resource, group: &str, plural: &str) -> bool {
     // Resources differ more often than groups.
     resource.plural == plural && resource.group == group
-}
-
-fn is_event(resource: &Resource) -> bool {
-    resource.plural == "events" && matches!(resource.group.as_str(), "" | "events.k8s.io")
-}
-
-/// How long objects live by themselves.
-pub(crate) fn expiry(resource: &Resource) -> Option<Duration> {
-    is_event(resource).then_some(EVENT_LIFE)
-}
-
-/// Events and node heartbeats need not wait for the disk.
-pub(crate) fn durability(resource: &Resource, namespace: &str) -> Durability {
-    let heartbeat = namespace == "kube-node-lease" && is(resource, "coordination.k8s.io", "leases");
-    if heartbeat || is_event(resource) {
-        Durability::Relaxed
-    } else {
-        Durability::Synced
-    }
 }
 
 /// What is wrong with an object whose kind finds nothing wrong; `old` is what it was.
@@ -46,10 +25,10 @@ pub(crate) fn validate(write: &Write, object: &Object, old: Option<&Object>) -> 
     if !defines || !write.subresource.is_empty() {
         return Errors::new();
     }
-    let mut errors = custom::check_rules(object, old);
+    let mut errors = apiextensions::check_rules(object, old);
     // Defaults that broke the rules before may go on.
-    if old.is_none_or(|old| custom::check_defaults(old).is_empty()) {
-        errors.extend(custom::check_defaults(object));
+    if old.is_none_or(|old| apiextensions::check_defaults(old).is_empty()) {
+        errors.extend(apiextensions::check_defaults(object));
     }
     errors
 }
@@ -60,7 +39,8 @@ pub(crate) async fn before_create(
     object: &mut Object,
 ) -> Result<Vec<Op<Draft>>, Status> {
     if is(&write.resource, "", "services") {
-        return services::on_create(write, object).await;
+        let allocator = &write.core.service_allocator;
+        return allocator.on_create(service_write(write), object).await;
     }
     if is(
         &write.resource,
@@ -70,6 +50,13 @@ pub(crate) async fn before_create(
         say_who_asks(&write.user, object);
     }
     Ok(Vec::new())
+}
+
+fn service_write(write: &Write) -> ServiceWrite<'_> {
+    ServiceWrite {
+        namespace: &write.namespace,
+        dry_run: write.dry_run,
+    }
 }
 
 /// A request for a certificate carries its author's whole identity, for those who approve it.
@@ -99,7 +86,8 @@ pub(crate) async fn before_update(
     old: &Object,
 ) -> Result<Vec<Op<Draft>>, Status> {
     if is(&write.resource, "", "services") && write.subresource.is_empty() {
-        return services::on_update(write, object, old).await;
+        let allocator = &write.core.service_allocator;
+        return allocator.on_update(service_write(write), object, old).await;
     }
     Ok(Vec::new())
 }
@@ -107,7 +95,7 @@ pub(crate) async fn before_update(
 /// Operations that belong to a removal.
 pub(crate) fn before_remove(write: &Write, object: &Object) -> Vec<Op<Draft>> {
     if is(&write.resource, "", "services") {
-        services::on_remove(object)
+        service_allocator::on_remove(object)
     } else {
         Vec::new()
     }
@@ -124,7 +112,7 @@ pub(crate) fn marks_itself(write: &Write, object: &mut Object) -> bool {
     if !defines || meta::is_deleting(object) {
         return false;
     }
-    custom::mark(object, &meta::time(write.core.config.clock.now()));
+    definitions::mark(object, &meta::time(write.core.config.clock.now()));
     true
 }
 

@@ -11,6 +11,7 @@ use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
 
 use crate::{LocalService, User, pipeline::Core, started::Part, user};
+use request::Client;
 
 const PATH: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
 /// Who writes it.

@@ -10,67 +10,48 @@
 pub mod admission;
 mod api_services;
 pub mod audit;
-pub mod authn;
-pub mod authz;
-mod body;
 mod bootstrap;
-mod codec;
 mod config;
 mod connection;
 mod convert;
-mod custom;
+mod definitions;
 mod device_claims;
 mod discovery;
 mod disruption;
-mod failure;
-mod fairness;
 mod gzip;
 mod handlers;
 mod health;
 mod hooks;
 mod identity;
-mod impersonation;
 mod local;
 mod media;
-mod meta;
 mod metrics;
-mod names;
-mod openapi;
 mod output;
 mod page;
 mod pieces;
 mod pipeline;
 mod pretty;
 mod proxy;
-mod query;
-mod reader;
-mod registry;
-mod request_info;
-mod respond;
-mod scan;
 mod selection;
 mod sending;
 mod server;
-mod services;
 mod slices;
 mod started;
 #[cfg(test)]
 mod testing;
+mod token_uses;
 mod unenforced;
-mod user;
 mod write;
-mod yaml;
 
-pub use body::Body;
-pub use codec::{Draft, Header, ObjectCodec, Stored};
-pub use config::{Config, Error, IssuedToken, Limits, TokenIssuer, TokenRequest};
+pub use auth::authn::{self, IssuedToken, TokenIssuer, TokenRequest};
+pub use auth::authz;
+pub use config::{Config, Error, Limits};
 pub use local::LocalService;
-pub use names::{Endings, RandomEndings};
-pub use reader::Reader;
-pub use registry::{Registry, Resource};
-pub use request_info::{RequestInfo, ResourceRequest};
+pub use registry::{
+    Draft, Endings, Header, ObjectCodec, RandomEndings, Reader, Registry, Resource, Store, Stored,
+};
+pub use request::{Body, RequestInfo, ResourceRequest, User};
 pub use server::ApiServer;
-pub use user::User;
 
-/// The store as the API server sees it.
-pub type Store = std::sync::Arc<dyn store::Store<ObjectCodec>>;
+use registry::{failure, meta};
+use request::{query, respond, user, yaml};

@@ -10,11 +10,12 @@ use std::{
     task::{Context, Poll},
 };
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full};
-use kinds::tree;
 use machinery::{Object, Value};
+use request::Client;
 use tower::ServiceExt;
 
 use crate::{
@@ -55,27 +56,9 @@ impl LocalService {
     }
 }
 
-impl LocalService {
-    /// Writes; who was faster has made a change that is looked at in turn, and that is no failure.
-    pub(crate) async fn settle(
-        &self,
-        method: Method,
-        path: &str,
-        body: Option<Object>,
-    ) -> Result<(), String> {
-        let (status, answer) = self.ask(method, path, body).await?;
-        match status {
-            StatusCode::CONFLICT | StatusCode::NOT_FOUND => Ok(()),
-            status if status.is_success() => Ok(()),
-            _ => {
-                let why = tree::text(tree::get(&answer, "message"));
-                Err(format!("{path}: {why}"))
-            }
-        }
-    }
-
-    /// Sends an object and gives what is answered, as JSON. A patch is one that applies.
-    pub(crate) async fn ask(
+#[async_trait]
+impl Client for LocalService {
+    async fn ask(
         &self,
         method: Method,
         path: &str,

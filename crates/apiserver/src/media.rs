@@ -5,6 +5,8 @@ use machinery::Status;
 
 use crate::Resource;
 
+pub(crate) use request::Encoding;
+
 /// What a request body is written in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Body {
@@ -53,15 +55,6 @@ pub(crate) enum Shape {
     Table,
     /// Metadata alone, of an object or, when that is what was asked for, of a list.
     Metadata { of_list: bool },
-}
-
-/// How the answer is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Encoding {
-    #[default]
-    Json,
-    Yaml,
-    Protobuf,
 }
 
 /// What the client wants back.

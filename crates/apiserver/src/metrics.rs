@@ -2,7 +2,6 @@
 
 mod access;
 mod process;
-mod storage;
 
 use std::{
     hash::{Hash, Hasher},
@@ -17,11 +16,10 @@ use prometheus_client::{
     registry::Registry,
 };
 
-pub(crate) use self::{
-    access::{Access, Decided, Known},
-    storage::{Operation, Storage, Stores},
-};
-use crate::{admission::Timing, fairness, registry::Labels, sending::Budget};
+pub(crate) use self::access::{Access, Decided, Known};
+use crate::{admission::Timing, sending::Budget};
+use registry::Labels;
+pub(crate) use registry::store_metrics::{Operation, Storage};
 
 /// Upstream's buckets for the duration of requests, in seconds.
 const DURATIONS: [f64; 24] = [
@@ -240,7 +238,7 @@ pub(crate) struct Metrics {
     /// What admission takes.
     pub(crate) admission: Timing,
     /// What flow control does.
-    pub(crate) fairness: fairness::Figures,
+    pub(crate) fairness: flowcontrol::Figures,
     /// Who is let in.
     pub(crate) access: Access,
     /// What the store is asked.
@@ -297,7 +295,7 @@ impl Metrics {
         let mut registry = Registry::default();
         let mut metrics = Self {
             admission: Timing::new(&mut registry),
-            fairness: fairness::Figures::registered(&mut registry),
+            fairness: flowcontrol::Figures::registered(&mut registry),
             access: Access::registered(&mut registry),
             storage: Storage::registered(&mut registry),
             indicators_of_requests: Family::new_with_constructor(|| Histogram::new(INDICATORS)),
@@ -414,7 +412,7 @@ impl Metrics {
         let cut = sending.cut().clone();
         registry.register("mainstay_apiserver_stalled_clients", about, cut);
         let build = Family::<Build, Gauge>::default();
-        let (major, minor, version) = crate::health::VERSION;
+        let (major, minor, version) = registry::VERSION;
         let git_version = format!("{version}+mainstay");
         let platform = crate::health::PLATFORM;
         let this = Build {

@@ -18,7 +18,7 @@ use crate::{
     respond,
 };
 
-pub(crate) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+pub(crate) use request::respond::PROTOBUF;
 /// The type of an object's metadata alone.
 const PARTIAL: &str = "meta/v1.PartialObjectMetadata";
 

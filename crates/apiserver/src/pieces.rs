@@ -15,12 +15,12 @@ use machinery::{Object, Status, Value, json::json, protobuf, schema::Type};
 
 use crate::{
     Body, Stored,
-    body::BodyError,
     handlers::read::Page,
     media::{Encoding, Shape},
     output::{self, Output},
     respond, yaml,
 };
+use request::BodyError;
 
 /// Lists up to this size are sent whole, with a length.
 const WHOLE: usize = 128 * 1024;

@@ -12,29 +12,33 @@ use std::{
     time::{Duration, Instant},
 };
 
+use auth::{
+    authn::{self, Authenticator, Credentials},
+    authz::{self, Attributes, Authorizer, Decision, Rbac, forbidden},
+    impersonation,
+};
 use bytes::Bytes;
+use flowcontrol::{self, Fairness, Seat};
 use futures::{FutureExt, future::BoxFuture};
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Version, header, request::Parts};
 use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
 use jiff::{SignedDuration, Timestamp};
 use machinery::{Status, duration};
 use parking_lot::Mutex;
+use request::{BodyError, Pace};
 use rustls::pki_types::CertificateDer;
+use service_allocator::Allocator;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::error;
 
-use self::about::{about, deprecation, is_long, streams_by_reading};
+use self::about::{about, is_long, streams_by_reading};
 use crate::{
     Body, Config, Error, Reader, Registry, RequestInfo, Resource, Store, User,
     admission::{self, Peer, Plugin},
     audit::{self, Arrival, Audit, Ticket},
-    authn::{self, Authenticator, Credentials},
-    authz::{self, Attributes, Authorizer, Decision, Rbac},
-    body::{BodyError, Pace},
-    fairness::{self, Fairness, Seat},
-    gzip, handlers, impersonation, media,
+    gzip, handlers, media,
     metrics::{Decided, Known, Metrics, Recent},
-    openapi, pretty,
+    pretty,
     query::{self, Query},
     respond::{self, Answer},
     sending::Budget,
@@ -133,7 +137,9 @@ pub(crate) struct Core {
     pub(crate) metrics: Metrics,
     pub(crate) audit: Option<Audit>,
     pub(crate) openapi: Arc<openapi::Documents>,
-    pub(crate) fairness: Fairness,
+    pub(crate) fairness: Arc<Fairness>,
+    /// Allocates addresses and ports of Services.
+    pub(crate) service_allocator: Arc<Allocator>,
     /// What of the start is done.
     pub(crate) started: Started,
     /// How much of answers may be on its way.
@@ -202,19 +208,38 @@ impl Core {
             .map(|audit| Audit::open(audit, config.clock.clone()))
             .transpose()
             .map_err(|why| Error::Invalid(format!("audit: {why}")))?;
-        let authorizers = authz::chain(&config, &reader, &rbac);
+        let authorizers = authz::chain(&reader, &rbac);
         let legacy_uses = Arc::default();
+        let authn_options = authn::Options {
+            client_ca: &config.client_ca,
+            front_proxy_ca: &config.front_proxy_ca,
+            token_auth_file: config.token_auth_file.as_deref(),
+            tokens: config.tokens.as_ref(),
+            clock: &config.clock,
+        };
         let limits = &config.limits;
         let sending = Budget::new(limits.unsent, limits.stall);
         let metrics = Metrics::new(&sending);
         Ok(Self {
-            authenticators: authn::chain(&config, &reader, &legacy_uses)?,
+            authenticators: authn::chain(&authn_options, &reader, &legacy_uses)
+                .map_err(Error::Invalid)?,
             legacy_uses,
             admission: admission::chain(&config.admission, &rbac, &authorizers)?,
             authorizers,
             audit,
             rbac,
-            fairness: Fairness::new(limits.in_flight, limits.deadline, &metrics.fairness),
+            fairness: Arc::new(Fairness::new(
+                limits.in_flight,
+                limits.deadline,
+                &metrics.fairness,
+            )),
+            service_allocator: Arc::new(Allocator {
+                store: store.clone(),
+                reader: reader.clone(),
+                clock: config.clock.clone(),
+                cidrs: config.service_cidrs.clone(),
+                node_ports: config.node_ports.clone(),
+            }),
             metrics,
             sending,
             started: Started::default(),
@@ -274,9 +299,8 @@ impl Core {
         let uri = parts.uri.clone();
         let id = audit::id(&parts.headers);
         let accept = parts.headers.get(header::ACCEPT).cloned();
-        let deprecated = deprecation(&info).map(str::to_owned);
-        let deprecated = deprecated.or_else(|| resource.as_ref()?.definition.as_ref()?.warning());
-        let deprecated = deprecated.map(|warning| (warning, about.clone()));
+        let deprecated = resource.as_ref().and_then(|one| one.kind.deprecation());
+        let deprecated = deprecated.map(|warning| (warning.into_owned(), about.clone()));
         let ignored = authn::bearer::warning(&parts.headers);
         let arrived = Arrived {
             parts,
@@ -393,7 +417,7 @@ impl Core {
         arrived: Arrived,
         caller: Caller,
         ticket: &mut Option<Arc<Ticket>>,
-        flow: &mut Option<fairness::Flow>,
+        flow: &mut Option<flowcontrol::Flow>,
         waited: &mut Duration,
     ) -> Answer {
         let Arrived {
@@ -435,8 +459,10 @@ impl Core {
         if let Some(audit) = &self.audit {
             *ticket = audit.begin(&user, &arrival());
         }
-        let asked = attributes(&user, &info, &query);
-        if let Some(assumed) = impersonation::apply(&self, &asked, &parts.headers).await? {
+        let asked = Attributes::from_request(&user, &info, &query);
+        if let Some(assumed) =
+            impersonation::apply(&self.authorizers, &asked, &parts.headers).await?
+        {
             if let Some(ticket) = ticket {
                 ticket.impersonates(&assumed);
             }
@@ -446,7 +472,7 @@ impl Core {
         let mut seat = None;
         *flow = self.fairness.classify(&user, &info);
         if let Some(flow) = flow {
-            let ask = fairness::Ask {
+            let ask = flowcontrol::Ask {
                 store: &self.store,
                 user: &user,
                 info: &info,
@@ -626,7 +652,7 @@ impl Core {
         query: &Query,
         ticket: Option<&Ticket>,
     ) -> Result<(), Status> {
-        let attributes = attributes(user, info, query);
+        let attributes = Attributes::from_request(user, info, query);
         let asked = Instant::now();
         let decision = authz::decide(&self.authorizers, &attributes).await;
         let result = match &decision {
@@ -685,26 +711,6 @@ fn malformed(parts: &Parts, caller: &Caller) -> Option<Response<Body>> {
     None
 }
 
-/// What a user asks for with a request.
-fn attributes<'a>(user: &'a User, info: &'a RequestInfo, query: &'a Query) -> Attributes<'a> {
-    let resource = info.resource.as_ref();
-    let part = |of: fn(&'a crate::ResourceRequest) -> &'a str| resource.map_or("", of);
-    Attributes {
-        user,
-        verb: info.verb,
-        is_resource: resource.is_some(),
-        group: part(|resource| &resource.group),
-        version: part(|resource| &resource.version),
-        resource: part(|resource| &resource.resource),
-        subresource: part(|resource| &resource.subresource),
-        namespace: part(|resource| &resource.namespace),
-        name: part(|resource| &resource.name),
-        path: &info.path,
-        field_selector: query.get("fieldSelector").unwrap_or_default(),
-        label_selector: query.get("labelSelector").unwrap_or_default(),
-    }
-}
-
 fn note_decision(ticket: &Ticket, decision: &str, reason: &str) {
     ticket.annotate("authorization.k8s.io/decision", decision);
     ticket.annotate("authorization.k8s.io/reason", reason);
@@ -730,35 +736,4 @@ fn shows_certificate_alone(credentials: &Credentials<'_>) -> bool {
         && !headers
             .iter()
             .any(|name| credentials.headers.contains_key(*name))
-}
-
-/// The refusal in Kubernetes' words.
-pub(crate) fn forbidden(attributes: &Attributes<'_>, reason: &str) -> Status {
-    let who = &attributes.user.name;
-    let because = if reason.is_empty() {
-        String::new()
-    } else {
-        format!(": {reason}")
-    };
-    if !attributes.is_resource {
-        let verb = attributes.verb;
-        let why = format!(
-            "User {who:?} cannot {verb} path {:?}{because}",
-            attributes.path
-        );
-        return Status::forbidden("", "", "", &why);
-    }
-    let resource = match attributes.subresource {
-        "" => attributes.resource.to_owned(),
-        subresource => format!("{}/{subresource}", attributes.resource),
-    };
-    let place = match attributes.namespace {
-        "" => "at the cluster scope".to_owned(),
-        namespace => format!("in the namespace {namespace:?}"),
-    };
-    let why = format!(
-        "User {who:?} cannot {} resource {resource:?} in API group {:?} {place}{because}",
-        attributes.verb, attributes.group
-    );
-    Status::forbidden(attributes.group, attributes.resource, attributes.name, &why)
 }

@@ -8,8 +8,8 @@ use tokio_rustls::TlsAcceptor;
 use tracing::{debug, info};
 
 use crate::{
-    Config, Error, LocalService, Registry, Store, User, api_services, authn, authz, bootstrap,
-    connection, custom, fairness, identity, pipeline::Core, services, started::Part,
+    Config, Error, LocalService, Registry, Store, User, api_services, bootstrap, connection,
+    definitions, identity, pipeline::Core, started::Part, token_uses,
 };
 
 /// The API server.
@@ -69,30 +69,39 @@ impl ApiServer {
         let writer = self.connect(User::new("system:apiserver", ["system:masters"]));
         let core = self.core.clone();
         context.spawn("rbac-defaults", async move {
-            authz::defaults::write(writer, core.rbac.clone()).await;
+            auth::authz::defaults::write(writer, core.rbac.clone()).await;
             core.started.finish(Part::Roles);
         });
-        fairness::begin(&self.core)
+        let flow_control = flowcontrol::Upkeep {
+            fairness: self.core.fairness.clone(),
+            reader: self.core.reader.clone(),
+            clock: self.core.config.clock.clone(),
+            api: Box::new(self.connect(User::new("system:apiserver", ["system:masters"]))),
+        };
+        flow_control.begin().await.map_err(Error::Bootstrap)?;
+        done(Part::FlowControl);
+        let loaded = definitions::load(&self.core)
             .await
             .map_err(Error::Bootstrap)?;
-        done(Part::FlowControl);
-        let definitions = custom::load(&self.core).await.map_err(Error::Bootstrap)?;
         done(Part::Definitions);
         context.spawn(
             "custom-resources",
-            custom::follow(self.core.clone(), definitions),
+            definitions::follow(self.core.clone(), loaded),
         );
         let uses = self.core.legacy_uses.clone();
-        let track = authn::legacy_tokens::track(self.core.clone(), uses);
+        let track = token_uses::track(self.core.clone(), uses);
         context.spawn("legacy-token-tracking", track);
         context.spawn("bootstrap", bootstrap::keep(self.core.clone()));
         context.spawn("api-services", api_services::keep(self.core.clone()));
         let identity = identity::keep(self.core.clone(), context.token());
         context.spawn_draining("identity", identity);
-        context.spawn("flow-control", fairness::keep(self.core.clone()));
+        context.spawn("flow-control", flow_control.keep());
+        let core = self.core.clone();
+        let synced = move || core.started.finish(Part::Addresses);
+        let allocator = self.core.service_allocator.clone();
         context.spawn(
             "service-addresses",
-            services::repair::keep(self.core.clone()),
+            service_allocator::keep(allocator, synced),
         );
         self.address.send_replace(Some(address));
         info!(%address, "serving");

@@ -1,7 +1,7 @@
 //! A built-in kind as data: names, scope and the functions behind it. One constant of this type per
 //! file, one line in [`crate::ALL`].
 
-use std::borrow::Cow;
+use std::{borrow::Cow, time::Duration};
 
 use crate::metadata::{self, Check, NameFormat};
 use crate::tree::{get, keep};
@@ -44,6 +44,14 @@ pub struct Builtin {
     pub creates_on_update: bool,
     /// Whether a PUT needs no resourceVersion.
     pub unconditional_update: bool,
+    /// How long objects live before they expire.
+    pub lifetime: Option<Duration>,
+    /// Whether a write to a namespace is acknowledged only after it is synced to disk.
+    pub needs_sync: fn(&str) -> bool,
+    /// Whether a delete request is answered with the object that is gone, instead of a Status.
+    pub returns_deleted: bool,
+    /// The Warning header of every request to a deprecated kind.
+    pub deprecation: Option<&'static str>,
     /// Whether objects are answered and never stored.
     pub is_virtual: bool,
     /// The type that keeps the objects when another version or group does.
@@ -108,6 +116,10 @@ impl Builtin {
         counts_annotations: false,
         creates_on_update: false,
         unconditional_update: true,
+        lifetime: None,
+        needs_sync: |_| true,
+        returns_deleted: false,
+        deprecation: None,
         is_virtual: false,
         stored_as: None,
         to_stored: |object| object,
@@ -201,6 +213,22 @@ impl Kind for Registered {
 
     fn subresource_info(&self, name: &str) -> Option<&'static SubresourceInfo> {
         self.facts.subresources.iter().find(|s| s.name == name)
+    }
+
+    fn lifetime(&self) -> Option<Duration> {
+        self.facts.lifetime
+    }
+
+    fn needs_sync(&self, namespace: &str) -> bool {
+        (self.facts.needs_sync)(namespace)
+    }
+
+    fn returns_deleted(&self) -> bool {
+        self.facts.returns_deleted
+    }
+
+    fn deprecation(&self) -> Option<Cow<'_, str>> {
+        self.facts.deprecation.map(Cow::Borrowed)
     }
 
     fn is_virtual(&self) -> bool {

@@ -43,7 +43,7 @@ mod volume_source;
 mod webhook_client;
 
 use machinery::{Object, Value, field};
-use std::{borrow::Cow, sync::LazyLock};
+use std::{borrow::Cow, sync::LazyLock, time::Duration};
 
 pub use builtin::Builtin;
 pub use equal::equal_fields;
@@ -141,6 +141,22 @@ pub trait Kind: Send + Sync + 'static {
     }
     /// What discovery says about a subresource.
     fn subresource_info(&self, _name: &str) -> Option<&'static SubresourceInfo> {
+        None
+    }
+    /// How long objects live before they expire; `None`: until they are deleted.
+    fn lifetime(&self) -> Option<Duration> {
+        None
+    }
+    /// Whether a write to a namespace is acknowledged only after it is synced to disk.
+    fn needs_sync(&self, _namespace: &str) -> bool {
+        true
+    }
+    /// Whether a delete request is answered with the object that is gone, instead of a Status.
+    fn returns_deleted(&self) -> bool {
+        false
+    }
+    /// The Warning header of every request to a deprecated kind.
+    fn deprecation(&self) -> Option<Cow<'_, str>> {
         None
     }
     /// Whether objects of this kind are answered and never stored (reviews).

@@ -24,30 +24,51 @@ const LAYERS: &[(&str, u8)] = &[
     ("network", 3),
     ("volume", 3),
     ("reconcile", 4),
-    ("apiserver", 4),
     ("runtime", 4),
-    ("scheduler", 5),
-    ("controllers", 5),
-    ("kubelet", 5),
-    ("proxy", 5),
-    ("dns", 5),
-    ("kubectl", 5),
-    ("console", 5),
-    ("cluster", 6),
-    ("mainstay", 7),
-    ("testkit", 8),
-    ("xtask", 8),
-    ("e2e", 9),
-    ("fuzz", 9),
-    ("bench-machinery", 9),
-    ("bench-store", 9),
-    ("bench-apiserver", 9),
-    ("bench-runtime", 9),
-    ("bench-scheduler", 9),
+    ("request", 4),
+    ("apiextensions", 4),
+    ("registry", 5),
+    ("registry-testing", 6),
+    ("auth", 7),
+    ("flowcontrol", 7),
+    ("openapi", 7),
+    ("service-allocator", 7),
+    ("apiserver", 9),
+    ("scheduler", 10),
+    ("controllers", 10),
+    ("kubelet", 10),
+    ("proxy", 10),
+    ("dns", 10),
+    ("kubectl", 10),
+    ("console", 10),
+    ("cluster", 11),
+    ("mainstay", 12),
+    ("testkit", 13),
+    ("xtask", 13),
+    ("e2e", 14),
+    ("fuzz", 14),
+    ("bench-machinery", 14),
+    ("bench-store", 14),
+    ("bench-apiserver", 14),
+    ("bench-runtime", 14),
+    ("bench-scheduler", 14),
 ];
 
-/// Only these may know what an API object is made of and where it is kept.
-const KEEPERS: &[&str] = &["apiserver", "cluster"];
+/// Layers above this one are tools and tests; ARCHITECTURE.md's map need not show them.
+const LAST_DOCUMENTED: u8 = 12;
+
+/// Only these may know what an API object is made of and where it is kept: the API server, its rooms, and the wiring.
+const KEEPERS: &[&str] = &[
+    "apiextensions",
+    "registry",
+    "registry-testing",
+    "auth",
+    "flowcontrol",
+    "openapi",
+    "service-allocator",
+    "apiserver",
+    "cluster",
+];
 const KEPT: &[&str] = &["kinds", "store"];
 
 /// One finding per edge that points the wrong way.
@@ -73,7 +94,55 @@ pub fn check(root: &Path) -> Result<Vec<String>> {
             }
         }
     }
+    let architecture = std::fs::read_to_string(root.join("ARCHITECTURE.md"))?;
+    let names = packages
+        .iter()
+        .filter_map(|package| package["name"].as_str());
+    findings.extend(compare(&architecture, &names.collect::<Vec<_>>()));
     Ok(findings)
+}
+
+/// One finding per crate that ARCHITECTURE.md puts on another layer, or leaves out.
+fn compare(architecture: &str, packages: &[&str]) -> Vec<String> {
+    let documented = documented(architecture);
+    let mut findings = Vec::new();
+    for (name, layer) in &documented {
+        if let Some(real) = self::layer(name)
+            && real != *layer
+        {
+            findings.push(format!(
+                "ARCHITECTURE.md: {name} is on layer {real}, not {layer}"
+            ));
+        }
+    }
+    for (name, layer) in LAYERS {
+        let is_known = documented.iter().any(|(known, _)| known == name);
+        if *layer <= LAST_DOCUMENTED && packages.contains(name) && !is_known {
+            findings.push(format!("ARCHITECTURE.md: {name} is missing in the map"));
+        }
+    }
+    findings
+}
+
+/// The crates of the map's table and their layers. A row without a number belongs to the layer above it.
+fn documented(architecture: &str) -> Vec<(String, u8)> {
+    let mut found = Vec::new();
+    let mut layer = None;
+    for line in architecture.lines() {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let [_, number, crates, ..] = cells[..] else {
+            continue;
+        };
+        layer = number.parse().ok().or(layer);
+        // Names stand in backticks, a directory before the last part of some.
+        let names = crates.split('`').skip(1).step_by(2);
+        let names = names.map(|name| name.rsplit('/').next().unwrap_or(name));
+        found.extend(layer.iter().flat_map(|layer| {
+            let named = names.clone().map(|name| (name.to_owned(), *layer));
+            named.collect::<Vec<_>>()
+        }));
+    }
+    found
 }
 
 fn metadata(root: &Path) -> Result<Value> {
@@ -105,7 +174,7 @@ fn judge(from: &str, to: &str, is_dev: bool) -> Option<String> {
             "{from} → {to}: points up or sideways (layers {above} → {below})"
         ));
     }
-    let is_outside = above > 6;
+    let is_outside = above > layer("cluster")?;
     if KEPT.contains(&to) && !KEEPERS.contains(&from) && !is_dev && !is_outside {
         return Some(format!("{from} → {to}: only {KEEPERS:?} may know {to}"));
     }
@@ -121,6 +190,19 @@ mod tests {
         assert_eq!(judge("apiserver", "machinery", false), None);
         assert!(judge("machinery", "apiserver", false).is_some());
         assert!(judge("apiserver", "runtime", false).is_some());
+    }
+
+    #[test]
+    fn the_map_in_the_documents_has_the_same_layers() {
+        let map = "| layer | crate | what |\n|---|---|---|\n| 0 | `stdx` | a |\n| | `allocator` `pki` | b |\n";
+        let found = documented(map);
+        let expected = [("stdx", 0), ("allocator", 0), ("pki", 0)];
+        let expected = expected.map(|(name, layer)| (name.to_owned(), layer));
+        assert_eq!(found, expected);
+        let findings = compare(map, &["stdx", "pki", "cluster", "xtask"]);
+        let wrong = |what: &str| findings.iter().any(|finding| finding.contains(what));
+        assert!(wrong("pki is on layer 2, not 0") && wrong("cluster is missing"));
+        assert!(!wrong("stdx") && !wrong("xtask"));
     }
 
     #[test]

@@ -15,7 +15,10 @@ use machinery::{
 use stdx::Backoff;
 use tokio::sync::Notify;
 
-use crate::{LocalService, User, pipeline::Core, registry::Table, started::Part, user};
+use registry::Table;
+use request::Client;
+
+use crate::{LocalService, User, pipeline::Core, started::Part, user};
 
 const GROUP: &str = "apiregistration.k8s.io";
 const PLURAL: &str = "apiservices";

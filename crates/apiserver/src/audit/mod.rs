@@ -15,7 +15,9 @@ use machinery::{Object, Status};
 use parking_lot::Mutex;
 use stdx::Clock;
 
-use crate::{RequestInfo, User, impersonation::Assumed, meta};
+use auth::impersonation::Assumed;
+
+use crate::{RequestInfo, User, meta};
 use event::{AuthenticationMetadata, Event, Payload};
 use log::Log;
 use policy::{Policy, Verdict};

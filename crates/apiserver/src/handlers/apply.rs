@@ -17,13 +17,13 @@ use super::{
 use crate::{
     Resource,
     convert::FieldValidation,
-    custom::CustomKind,
     meta,
     output::Output,
     pipeline::Request,
     respond::Answer,
     write::{self, Change},
 };
+use apiextensions::CustomKind;
 
 pub(crate) async fn serve(request: Request, resource: Arc<Resource>, output: Output) -> Answer {
     let (config, options) = Configuration::take(&request).await?;

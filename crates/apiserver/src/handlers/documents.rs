@@ -8,11 +8,11 @@ use super::{
     tokens,
 };
 use crate::{
-    discovery, health, openapi,
+    discovery, health,
     pipeline::Request,
-    registry::Table,
     respond::{self, Answer},
 };
+use registry::Table;
 
 /// Where APIServices are.
 const SERVICES: (&str, &str) = (FRONT, "apiservices");

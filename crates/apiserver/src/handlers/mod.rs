@@ -20,7 +20,7 @@ pub(crate) use body::check_dry_run;
 use futures::future::BoxFuture;
 use machinery::Status;
 
-pub(crate) use self::{objects::returns_deleted, routes::no_page};
+pub(crate) use self::routes::no_page;
 use crate::{Resource, pipeline::Request, respond::Answer};
 
 /// Hands a request to what serves its path and verb.

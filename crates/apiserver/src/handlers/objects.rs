@@ -21,32 +21,6 @@ use crate::{
     write::{self, DeleteOptions, Deleted, Preconditions, Write, Written, owners},
 };
 
-/// Kinds whose deletion answers with the object instead of a Status, as upstream's do.
-const RETURN_DELETED: &[(&str, &str)] = &[
-    ("", "namespaces"),
-    ("", "persistentvolumeclaims"),
-    ("", "persistentvolumes"),
-    ("", "pods"),
-    ("", "podtemplates"),
-    ("", "resourcequotas"),
-    ("", "serviceaccounts"),
-    ("", "services"),
-    ("resource.k8s.io", "deviceclasses"),
-    ("resource.k8s.io", "resourceclaims"),
-    ("resource.k8s.io", "resourceclaimtemplates"),
-    ("resource.k8s.io", "resourceslices"),
-    ("storage.k8s.io", "csidrivers"),
-    ("storage.k8s.io", "csinodes"),
-    ("storage.k8s.io", "storageclasses"),
-    ("storage.k8s.io", "volumeattachments"),
-    ("storage.k8s.io", "volumeattributesclasses"),
-];
-
-/// Whether a deletion answers with the object.
-pub(crate) fn returns_deleted(resource: &Resource) -> bool {
-    RETURN_DELETED.contains(&(resource.group.as_str(), resource.plural.as_str()))
-}
-
 /// The write that a request asks for.
 pub(crate) fn write(request: &Request, resource: &Arc<Resource>, options: &WriteOptions) -> Write {
     let subject = request.info.resource.clone().unwrap_or_default();
@@ -215,7 +189,7 @@ fn answer_deleted(
     deleted: Deleted,
     accepted: bool,
 ) -> Response<Body> {
-    if deleted.gone && !returns_deleted(resource) {
+    if deleted.gone && !resource.kind.returns_deleted() {
         let object = deleted.object.parse();
         let (name, uid) = (meta::text(&object, "name"), meta::text(&object, "uid"));
         let (group, plural) = (&resource.group, &resource.plural);

@@ -16,13 +16,15 @@ use super::{
 use crate::{
     Resource, User,
     admission::Effects,
-    authn,
-    authz::{self, Attributes, Decision, Rule},
     media, meta,
     pipeline::Request,
     respond::{self, Answer},
     user,
     write::{Versions, owners},
+};
+use auth::{
+    authn,
+    authz::{self, Attributes, Decision, Rule},
 };
 
 /// Answers a question.

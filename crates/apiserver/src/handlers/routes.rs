@@ -7,9 +7,9 @@ use machinery::{Status, text};
 
 use crate::{
     RequestInfo, Resource, discovery,
-    registry::Table,
     respond::{self, Answer},
 };
+use registry::Table;
 
 /// A path that nobody knows, where no router is asked.
 pub(crate) fn no_page() -> http::Response<crate::Body> {

@@ -18,9 +18,7 @@ use super::{
     objects, patch, read,
 };
 use crate::{
-    Resource, convert,
-    custom::{FieldPath, ScalePaths},
-    failure,
+    Resource, convert, failure,
     media::{self, Shape},
     meta,
     output::{self, Output},
@@ -28,6 +26,7 @@ use crate::{
     respond::{self, Answer},
     write::{self, Change, Versions},
 };
+use apiextensions::{FieldPath, ScalePaths};
 
 const SCALE: &str = "autoscaling/v1.Scale";
 const APPLY: &str = "application/apply-patch+yaml";

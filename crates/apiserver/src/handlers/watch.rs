@@ -27,7 +27,6 @@ use crate::{
     Body, Resource, Stored,
     connection::Stopped,
     failure,
-    fairness::Seat,
     media::{Encoding, Shape},
     output::Output,
     pipeline::Request,
@@ -36,6 +35,7 @@ use crate::{
     respond::{self, Answer},
     selection::Selection,
 };
+use flowcontrol::Seat;
 
 /// How often a quiet watch says how far it is.
 const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
@@ -204,7 +204,7 @@ fn split(mut burst: Bytes, framed: bool) -> impl Iterator<Item = Bytes> + Send {
 
 fn streaming(
     media: &str,
-    stream: impl futures::Stream<Item = Result<Bytes, crate::body::BodyError>> + Send + 'static,
+    stream: impl futures::Stream<Item = Result<Bytes, request::BodyError>> + Send + 'static,
 ) -> http::Response<Body> {
     let mut response = respond::bytes(StatusCode::OK, media, Bytes::new());
     *response.body_mut() = Body::stream(stream);

@@ -1,18 +1,6 @@
-//! What a request is, from its path and query: how it is counted, whether it may last, and whether its kind is old.
+//! What a request is, from its path and query: how it is counted and whether it may last.
 
 use crate::{RequestInfo, Resource, metrics::About, query::Query};
-
-/// What is said to whoever uses an old kind.
-pub(super) fn deprecation(info: &RequestInfo) -> Option<&'static str> {
-    let resource = info.resource.as_ref().filter(|one| one.group.is_empty())?;
-    match resource.resource.as_str() {
-        "endpoints" => {
-            Some("v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice")
-        }
-        "componentstatuses" => Some("v1 ComponentStatus is deprecated in v1.19+"),
-        _ => None,
-    }
-}
 
 fn verb_label(verb: &'static str) -> &'static str {
     match verb {

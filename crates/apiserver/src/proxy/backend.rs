@@ -23,10 +23,10 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 use super::{Location, Trust};
 use crate::{
     Body,
-    body::BodyError,
     pipeline::{Core, RequestBody},
     respond::Answer,
 };
+use request::BodyError;
 
 const DIAL: Duration = Duration::from_secs(10);
 

@@ -13,11 +13,8 @@ use machinery::Status;
 use tokio::time::{Instant, Sleep};
 
 use super::{Budget, Flight};
-use crate::{
-    Body,
-    body::{BodyError, Pace},
-    respond,
-};
+use crate::{Body, respond};
+use request::{BodyError, Pace};
 
 /// How much of an answer may be on its way before the next piece is made.
 const WINDOW: usize = 64 * 1024;

@@ -17,11 +17,11 @@ use store::{Action, Durability, Entry, Op, Precondition, Revision};
 use crate::{
     Draft, Resource, Stored, User,
     admission::{self, Attributes, Effects, Operation, Peer},
-    authz::{self, Decision},
     failure, meta,
     metrics::Operation as StoreOperation,
-    pipeline::{Core, forbidden},
+    pipeline::Core,
 };
+use auth::authz::{self, Decision, forbidden};
 
 pub(crate) use create::create;
 pub(crate) use delete::{DeleteOptions, Deleted, Preconditions, delete};
@@ -271,7 +271,7 @@ impl Write {
         precondition: Precondition,
         mut ops: Vec<Op<Draft>>,
     ) -> Result<Result<Entry<Stored>, Lost>, Status> {
-        let expires_in = crate::hooks::expiry(&self.resource);
+        let expires_in = self.resource.kind.lifetime();
         let key = self.resource.key(&self.namespace, name);
         let operation = match precondition {
             Precondition::Absent => StoreOperation::Create,
@@ -286,7 +286,10 @@ impl Write {
                 action,
             },
         );
-        let durability = crate::hooks::durability(&self.resource, &self.namespace);
+        let durability = match self.resource.kind.needs_sync(&self.namespace) {
+            true => Durability::Synced,
+            false => Durability::Relaxed,
+        };
         let committed = match self.commit(ops, durability, operation).await {
             Ok(committed) => committed,
             Err(store::Error::Conflict { key, .. }) => return Ok(Err(Lost(key))),

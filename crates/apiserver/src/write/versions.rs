@@ -9,7 +9,8 @@ use machinery::{
     normalise,
 };
 
-use crate::{Resource, registry::Table};
+use crate::Resource;
+use registry::Table;
 
 /// A resource and whatever else serves the same objects.
 pub(crate) struct Versions {

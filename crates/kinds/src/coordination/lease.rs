@@ -11,6 +11,8 @@ pub const KIND: Builtin = Builtin {
     group: "coordination.k8s.io",
     kind: "Lease",
     plural: "leases",
+    // Heartbeats of nodes are renewed every few seconds.
+    needs_sync: |namespace| namespace != "kube-node-lease",
     schema: "coordination/v1.Lease",
     creates_on_update: true,
     unconditional_update: false,

@@ -8,6 +8,7 @@ use crate::tree::{get, list, text};
 pub const KIND: Builtin = Builtin {
     kind: "ComponentStatus",
     plural: "componentstatuses",
+    deprecation: Some("v1 ComponentStatus is deprecated in v1.19+"),
     short_names: &["cs"],
     scope: Scope::Cluster,
     schema: "core/v1.ComponentStatus",

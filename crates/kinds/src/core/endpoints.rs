@@ -12,6 +12,9 @@ use machinery::{Object, Value, format};
 pub const KIND: Builtin = Builtin {
     kind: "Endpoints",
     plural: "endpoints",
+    deprecation: Some(
+        "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice",
+    ),
     short_names: &["ep"],
     schema: "core/v1.Endpoints",
     creates_on_update: true,

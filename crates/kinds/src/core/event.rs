@@ -1,6 +1,8 @@
 //! Event: something happened to an object. Events of core/v1 and events.k8s.io/v1 are the same
 //! objects, kept in core's form and expired after an hour.
 
+use std::time::Duration;
+
 use crate::builtin::Builtin;
 use crate::columns::{column, formatted, name_cell, since, wide};
 use crate::metadata::{self, Check};
@@ -12,6 +14,8 @@ use machinery::{Object, Value, format};
 pub const KIND: Builtin = Builtin {
     kind: "Event",
     plural: "events",
+    lifetime: Some(Duration::from_secs(3600)),
+    needs_sync: |_| false,
     short_names: &["ev"],
     schema: "core/v1.Event",
     creates_on_update: true,

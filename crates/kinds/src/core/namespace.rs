@@ -14,6 +14,7 @@ use machinery::{Object, Value, format};
 pub const KIND: Builtin = Builtin {
     kind: "Namespace",
     plural: "namespaces",
+    returns_deleted: true,
     short_names: &["ns"],
     scope: Scope::Cluster,
     schema: "core/v1.Namespace",

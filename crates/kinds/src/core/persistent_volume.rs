@@ -20,6 +20,7 @@ use machinery::{Object, Value, format};
 pub const KIND: Builtin = Builtin {
     kind: "PersistentVolume",
     plural: "persistentvolumes",
+    returns_deleted: true,
     short_names: &["pv"],
     scope: Scope::Cluster,
     schema: "core/v1.PersistentVolume",

@@ -18,6 +18,7 @@ use machinery::{Object, Value, format};
 pub const KIND: Builtin = Builtin {
     kind: "PersistentVolumeClaim",
     plural: "persistentvolumeclaims",
+    returns_deleted: true,
     short_names: &["pvc"],
     schema: "core/v1.PersistentVolumeClaim",
     subresources: &[STATUS],

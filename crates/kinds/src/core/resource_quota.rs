@@ -14,6 +14,7 @@ use std::collections::BTreeSet;
 pub const KIND: Builtin = Builtin {
     kind: "ResourceQuota",
     plural: "resourcequotas",
+    returns_deleted: true,
     short_names: &["quota"],
     schema: "core/v1.ResourceQuota",
     subresources: &[STATUS],

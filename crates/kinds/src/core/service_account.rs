@@ -9,6 +9,7 @@ use machinery::Object;
 pub const KIND: Builtin = Builtin {
     kind: "ServiceAccount",
     plural: "serviceaccounts",
+    returns_deleted: true,
     short_names: &["sa"],
     schema: "core/v1.ServiceAccount",
     subresources: &[SubresourceInfo {

@@ -15,6 +15,7 @@ pub const KIND: Builtin = Builtin {
     group: "resource.k8s.io",
     kind: "DeviceClass",
     plural: "deviceclasses",
+    returns_deleted: true,
     scope: Scope::Cluster,
     schema: "resource/v1.DeviceClass",
     has_generation: true,

@@ -35,6 +35,7 @@ pub const KIND: Builtin = Builtin {
     group: "resource.k8s.io",
     kind: "ResourceClaim",
     plural: "resourceclaims",
+    returns_deleted: true,
     schema: "resource/v1.ResourceClaim",
     subresources: &[STATUS],
     has_status: true,

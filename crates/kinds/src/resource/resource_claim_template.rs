@@ -17,6 +17,7 @@ pub const KIND: Builtin = Builtin {
     group: "resource.k8s.io",
     kind: "ResourceClaimTemplate",
     plural: "resourceclaimtemplates",
+    returns_deleted: true,
     schema: "resource/v1.ResourceClaimTemplate",
     default: |object| default_claim_spec(child_or_new(child_or_new(object, "spec"), "spec")),
     validate_create: validate,

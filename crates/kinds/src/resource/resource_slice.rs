@@ -22,6 +22,7 @@ pub const KIND: Builtin = Builtin {
     group: "resource.k8s.io",
     kind: "ResourceSlice",
     plural: "resourceslices",
+    returns_deleted: true,
     scope: Scope::Cluster,
     schema: "resource/v1.ResourceSlice",
     has_generation: true,

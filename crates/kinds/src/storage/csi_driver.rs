@@ -15,6 +15,7 @@ pub const KIND: Builtin = Builtin {
     group: "storage.k8s.io",
     kind: "CSIDriver",
     plural: "csidrivers",
+    returns_deleted: true,
     scope: Scope::Cluster,
     schema: "storage/v1.CSIDriver",
     // Counted from the first change on.

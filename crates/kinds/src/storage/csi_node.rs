@@ -15,6 +15,7 @@ pub const KIND: Builtin = Builtin {
     group: "storage.k8s.io",
     kind: "CSINode",
     plural: "csinodes",
+    returns_deleted: true,
     scope: Scope::Cluster,
     schema: "storage/v1.CSINode",
     unconditional_update: false,

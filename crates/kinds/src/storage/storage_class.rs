@@ -16,6 +16,7 @@ pub const KIND: Builtin = Builtin {
     group: "storage.k8s.io",
     kind: "StorageClass",
     plural: "storageclasses",
+    returns_deleted: true,
     short_names: &["sc"],
     scope: Scope::Cluster,
     schema: "storage/v1.StorageClass",

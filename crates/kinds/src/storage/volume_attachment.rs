@@ -18,6 +18,7 @@ pub const KIND: Builtin = Builtin {
     group: "storage.k8s.io",
     kind: "VolumeAttachment",
     plural: "volumeattachments",
+    returns_deleted: true,
     scope: Scope::Cluster,
     schema: "storage/v1.VolumeAttachment",
     subresources: &[STATUS],

@@ -13,6 +13,7 @@ pub const KIND: Builtin = Builtin {
     group: "storage.k8s.io",
     kind: "VolumeAttributesClass",
     plural: "volumeattributesclasses",
+    returns_deleted: true,
     short_names: &["vac"],
     scope: Scope::Cluster,
     schema: "storage/v1.VolumeAttributesClass",

@@ -24,6 +24,7 @@ pub(crate) use validate::{balancer_hostname, port_or_name};
 pub const KIND: Builtin = Builtin {
     kind: "Service",
     plural: "services",
+    returns_deleted: true,
     short_names: &["svc"],
     categories: &["all"],
     schema: "core/v1.Service",

@@ -1,0 +1,31 @@
+//! Custom resources: what a CustomResourceDefinition says becomes a kind like any other.
+//!
+//! A definition's schemas are read into [`structural`] form; by it objects are pruned, defaulted ([`structural`],
+//! [`embedded`]) and validated ([`validate`], [`formats`], [`rules`] for CEL), and what an update does not change is
+//! ratcheted ([`ratchet`]). [`CustomKind`] puts that behind the `Kind` trait. [`names`] decides which names a definition
+//! gets, [`conditions`] writes its status. Pure: reading, serving and deleting objects is the API server's work.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod conditions;
+mod defaults;
+mod email;
+mod embedded;
+mod formats;
+mod kind;
+mod list_types;
+pub mod names;
+mod ratchet;
+mod rules;
+mod scale;
+mod structural;
+mod validate;
+pub mod versions;
+mod view;
+mod walk;
+
+pub use defaults::check as check_defaults;
+pub use kind::{CustomKind, Schemas, fingerprint};
+pub use rules::check_rules;
+pub use scale::{FieldPath, ScalePaths};

@@ -1,0 +1,62 @@
+//! Labels Secrets with the day on which their service account token was used last.
+
+use std::sync::Arc;
+
+use auth::authn::legacy_tokens::{LAST_USED, Uses, today};
+use machinery::{Object, Status, json::json};
+
+use crate::{
+    User,
+    admission::Effects,
+    meta,
+    pipeline::Core,
+    user,
+    write::{self, Write},
+};
+
+/// Writes down on Secrets when their tokens were used, for as long as the server runs.
+pub async fn track(core: Arc<Core>, uses: Arc<Uses>) {
+    loop {
+        for (namespace, name, uid) in uses.next().await {
+            if let Err(error) = label(&core, &namespace, &name, &uid).await {
+                tracing::debug!(namespace, name, %error, "a token's use is not noted");
+            }
+        }
+    }
+}
+
+async fn label(core: &Arc<Core>, namespace: &str, name: &str, uid: &str) -> Result<(), Status> {
+    let Some(resource) = core.registry.get("", "v1", "secrets") else {
+        return Ok(());
+    };
+    let write = Write {
+        core: core.clone(),
+        user: Arc::new(User::new("system:apiserver", [user::MASTERS])),
+        peer: None,
+        resource,
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        subresource: String::new(),
+        verb: "patch",
+        dry_run: false,
+        field_manager: "kube-apiserver".to_owned(),
+        tracked: false,
+        internal: false,
+        effects: Effects::default(),
+    };
+    let today = today(&*core.config.clock).to_string();
+    let change = |old: &Object| {
+        let mut secret = old.clone();
+        if meta::text(old, "uid") != uid {
+            return Ok(secret);
+        }
+        let metadata = meta::of_mut(&mut secret);
+        let labels = metadata.entry("labels").or_insert_with(|| json!({}));
+        labels[LAST_USED] = today.as_str().into();
+        Ok(secret)
+    };
+    match write::update(&write, &change).await {
+        Err(status) if status.code != 404 => Err(status),
+        _ => Ok(()),
+    }
+}

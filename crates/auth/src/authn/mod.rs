@@ -1,0 +1,140 @@
+//! Who is it? Authenticators are asked in the order of [`chain`]; the first that recognises the
+//! caller decides, and one that finds bad credentials refuses the request.
+
+pub mod bearer;
+mod bootstrap;
+mod certificate;
+mod issuer;
+pub mod legacy_tokens;
+mod request_header;
+mod service_account;
+mod static_tokens;
+
+use std::{net::SocketAddr, path::Path, sync::Arc};
+
+use async_trait::async_trait;
+use http::HeaderMap;
+use pki::Identifier;
+use rustls::pki_types::CertificateDer;
+
+use registry::Reader;
+use request::User;
+use stdx::Clock;
+
+pub use bootstrap::BootstrapTokens;
+pub use certificate::Certificate;
+pub use issuer::{IssuedToken, TokenIssuer, TokenRequest};
+pub use legacy_tokens::LegacyClaims;
+pub use request_header::RequestHeader;
+pub use service_account::{Claims, Private, Reference, ServiceAccounts, Tokens};
+pub use static_tokens::StaticTokens;
+
+/// What a caller shows.
+#[derive(Debug, Clone, Copy)]
+pub struct Credentials<'a> {
+    pub headers: &'a HeaderMap,
+    /// The TLS client certificate chain, already verified against the client CA; empty without one.
+    pub certificates: &'a [CertificateDer<'static>],
+    pub remote: Option<SocketAddr>,
+}
+
+/// The caller showed something, and it is wrong. Answered with 401.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{0}")]
+pub struct Refused(pub String);
+
+/// One way to recognise callers.
+#[async_trait]
+pub trait Authenticator: Send + Sync + 'static {
+    /// As it appears in logs.
+    fn name(&self) -> &'static str;
+    /// The user, or `None` when these credentials are not of the kind this one knows.
+    async fn authenticate(&self, credentials: &Credentials<'_>) -> Result<Option<User>, Refused>;
+    /// The user, if these credentials alone tell and nothing has to be read or computed; asked for
+    /// callers without a certificate. `None` says nothing.
+    fn at_once(&self, _credentials: &Credentials<'_>) -> Option<Arc<User>> {
+        None
+    }
+    /// The user that a bearer token names, for one of these audiences (none: this server).
+    async fn token(
+        &self,
+        _token: &str,
+        _audiences: Option<&[String]>,
+    ) -> Result<Option<User>, Refused> {
+        Ok(None)
+    }
+    /// Starts what runs beside requests (caches, key reloads).
+    fn start(&self, _context: &lifecycle::Context) {}
+}
+
+/// What the authenticators are made from.
+pub struct Options<'a> {
+    /// PEM of the client CA; empty: nobody is known by certificate.
+    pub client_ca: &'a str,
+    /// PEM of the front proxy's CA.
+    pub front_proxy_ca: &'a str,
+    /// A file of bearer tokens that an operator keeps.
+    pub token_auth_file: Option<&'a Path>,
+    /// Verifies service account tokens.
+    pub tokens: Option<&'a Arc<dyn TokenIssuer>>,
+    pub clock: &'a Arc<dyn Clock>,
+}
+
+/// The authenticators, in the order they are asked.
+pub fn chain(
+    options: &Options<'_>,
+    reader: &Reader,
+    uses: &Arc<legacy_tokens::Uses>,
+) -> Result<Vec<Arc<dyn Authenticator>>, String> {
+    let mut chain: Vec<Arc<dyn Authenticator>> = Vec::new();
+    // A server without a client CA knows nobody by certificate.
+    if !options.client_ca.is_empty() {
+        let identifier = Identifier::new(options.client_ca, options.front_proxy_ca)
+            .map_err(|error| format!("client CA: {error}"))?;
+        let identifier = Arc::new(identifier);
+        chain.push(Arc::new(RequestHeader::new(
+            identifier.clone(),
+            options.clock.clone(),
+        )));
+        chain.push(Arc::new(Certificate::new(
+            identifier,
+            options.clock.clone(),
+        )));
+    }
+    if let Some(path) = options.token_auth_file {
+        let tokens = StaticTokens::load(path)
+            .map_err(|why| format!("token file {}: {why}", path.display()))?;
+        chain.push(Arc::new(tokens));
+    }
+    if let Some(tokens) = options.tokens {
+        let (tokens, clock) = (tokens.clone(), options.clock.clone());
+        chain.push(Arc::new(ServiceAccounts::new(
+            tokens,
+            reader.clone(),
+            clock,
+            uses.clone(),
+        )));
+    }
+    chain.push(Arc::new(BootstrapTokens::new(
+        reader.clone(),
+        options.clock.clone(),
+    )));
+    Ok(chain)
+}
+
+/// Asks about a token alone: the first that knows it, or why nobody does.
+pub async fn review(
+    chain: &[Arc<dyn Authenticator>],
+    token: &str,
+    audiences: &[String],
+) -> Result<User, Refused> {
+    let audiences = (!audiences.is_empty()).then_some(audiences);
+    for authenticator in chain {
+        let found = authenticator.token(token, audiences).await;
+        match found.map_err(|why| Refused(format!("[invalid bearer token, {why}]")))? {
+            Some(user) => return Ok(user),
+            None => continue,
+        }
+    }
+    Err(Refused("invalid bearer token".to_owned()))
+}

@@ -1,0 +1,211 @@
+//! Brings the default roles and bindings into the store at start: what is missing is made, rules
+//! and subjects that somebody took away from a default come back, and what somebody added stays. An
+//! object with the autoupdate annotation set to `false` is left alone.
+
+use futures::{TryStreamExt, stream};
+use http::{Method, StatusCode};
+use kinds::tree;
+use machinery::{Object, Value, json::Key};
+use stdx::Backoff;
+
+use super::{
+    Rbac,
+    policy::DEFAULTS,
+    rbac::{FIRST, GROUP, LONGEST},
+    rules::{Rule, uncovered},
+};
+use request::Client;
+
+const AUTOUPDATE: &str = "rbac.authorization.kubernetes.io/autoupdate";
+/// Writes at a time: they share syncs of the disk.
+const TOGETHER: usize = 32;
+
+/// Tries until all defaults are there; ends at once when roles are not served.
+pub async fn write(api: impl Client, rbac: Rbac) {
+    let mut backoff = Backoff::new(FIRST, LONGEST);
+    loop {
+        match write_all(&api).await {
+            Ok(false) => return,
+            Ok(true) => match rbac.defaults_written().await {
+                Ok(()) => return,
+                Err(error) => tracing::warn!(%error, "roles and bindings cannot be read"),
+            },
+            Err(error) => tracing::warn!(error, "default roles and bindings cannot be written"),
+        }
+        tokio::time::sleep(backoff.step()).await;
+    }
+}
+
+async fn write_all(api: &impl Client) -> Result<bool, String> {
+    let (status, _) = api
+        .ask(Method::GET, &path("clusterroles", "", ""), None)
+        .await?;
+    if status == StatusCode::NOT_FOUND {
+        return Ok(false);
+    }
+    let roles = DEFAULTS
+        .roles
+        .iter()
+        .map(|role| (role.resource(), role.to_object()));
+    let bindings = DEFAULTS
+        .bindings
+        .iter()
+        .map(|b| (b.resource(), b.to_object()));
+    stream::iter(roles.chain(bindings).map(Ok))
+        .try_for_each_concurrent(TOGETHER, async |(resource, object)| {
+            one(api, resource, object).await
+        })
+        .await?;
+    Ok(true)
+}
+
+fn path(resource: &str, namespace: &str, name: &str) -> String {
+    let place = match namespace {
+        "" => String::new(),
+        namespace => format!("namespaces/{namespace}/"),
+    };
+    let name = if name.is_empty() {
+        String::new()
+    } else {
+        format!("/{name}")
+    };
+    format!("/apis/{GROUP}/v1/{place}{resource}{name}")
+}
+
+async fn one(api: &impl Client, resource: &str, default: Object) -> Result<(), String> {
+    let (namespace, name) = (tree::namespace(&default), tree::name(&default));
+    let (collection, single) = (
+        path(resource, namespace, ""),
+        path(resource, namespace, name),
+    );
+    let (status, stored) = api.ask(Method::GET, &single, None).await?;
+    let (status, answer) = match status {
+        StatusCode::NOT_FOUND => api.ask(Method::POST, &collection, Some(default)).await?,
+        StatusCode::OK => match merged(&stored, &default) {
+            Change::None => return Ok(()),
+            Change::Update(object) => api.ask(Method::PUT, &single, Some(object)).await?,
+            Change::Replace => {
+                api.ask(Method::DELETE, &single, None).await?;
+                api.ask(Method::POST, &collection, Some(default)).await?
+            }
+        },
+        _ => (status, stored),
+    };
+    if status.is_success() {
+        return Ok(());
+    }
+    Err(format!(
+        "{single}: {}",
+        tree::text(tree::get(&answer, "message"))
+    ))
+}
+
+#[derive(Debug, PartialEq)]
+enum Change {
+    None,
+    Update(Object),
+    /// A binding cannot change its role.
+    Replace,
+}
+
+fn merged(stored: &Object, default: &Object) -> Change {
+    let annotations = &tree::get(stored, "metadata")["annotations"];
+    if annotations[AUTOUPDATE] == "false" {
+        return Change::None;
+    }
+    if !tree::same(tree::get(stored, "roleRef"), tree::get(default, "roleRef")) {
+        return Change::Replace;
+    }
+    let mut object = stored.clone();
+    let metadata = tree::child_or_new(&mut object, "metadata");
+    for map in ["labels", "annotations"] {
+        let wanted = tree::entries(&tree::get(default, "metadata")[map]);
+        tree::child_or_new(metadata, map).extend(wanted.map(|(k, v)| (k.clone(), v.clone())));
+    }
+    if let Some(rule) = default.get("aggregationRule") {
+        object.insert("aggregationRule".to_owned(), rule.clone());
+    } else if default.contains_key("rules") {
+        let of = |role: &Object| -> Vec<Rule> {
+            tree::list(tree::get(role, "rules"))
+                .iter()
+                .map(Rule::of)
+                .collect()
+        };
+        let missing = uncovered(&of(stored), &of(default));
+        append(&mut object, "rules", missing.iter().map(Rule::to_json));
+    }
+    let known = tree::list(tree::get(stored, "subjects")).to_vec();
+    let wanted = tree::list(tree::get(default, "subjects")).iter();
+    let missing = wanted.filter(|wanted| !known.iter().any(|known| tree::same(known, wanted)));
+    append(&mut object, "subjects", missing.cloned());
+    if object == *stored {
+        Change::None
+    } else {
+        Change::Update(object)
+    }
+}
+
+fn append(object: &mut Object, field: &str, items: impl Iterator<Item = Value>) {
+    let items: Vec<Value> = items.collect();
+    if items.is_empty() {
+        return;
+    }
+    let slot = object.entry(Key::new(field)).or_insert(Value::Null);
+    match slot {
+        Value::Array(list) => list.extend(items),
+        _ => *slot = Value::Array(items),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use machinery::json::json;
+
+    use super::*;
+    use registry_testing::object;
+
+    #[test]
+    fn what_was_taken_away_comes_back_and_what_was_added_stays() {
+        let rule = |verb: &str| json!({"verbs": [verb], "apiGroups": [""], "resources": ["pods"]});
+        let default = object(json!({"metadata": {"name": "r", "labels": {"a": "1"}},
+                                    "rules": [rule("get"), rule("list")]}));
+        let stored =
+            object(json!({"metadata": {"name": "r"}, "rules": [rule("list"), rule("watch")]}));
+        let Change::Update(object) = merged(&stored, &default) else {
+            panic!()
+        };
+        assert_eq!(
+            object["rules"],
+            json!([rule("list"), rule("watch"), rule("get")])
+        );
+        assert_eq!(object["metadata"]["labels"]["a"], "1");
+        assert_eq!(merged(&object, &default), Change::None);
+    }
+
+    #[test]
+    fn an_operators_choice_is_respected() {
+        let default = object(json!({"metadata": {"name": "r"}, "rules": [{"verbs": ["get"]}]}));
+        let own = json!({"metadata": {"annotations": {AUTOUPDATE: "false"}}, "rules": []});
+        assert_eq!(merged(&object(own), &default), Change::None);
+    }
+
+    #[test]
+    fn a_binding_of_another_role_is_replaced_and_missing_subjects_return() {
+        let binding = |role: &str, subjects: Value| {
+            object(
+                json!({"metadata": {"name": "b", "labels": {}, "annotations": {}},
+                          "roleRef": {"name": role}, "subjects": subjects}),
+            )
+        };
+        let default = binding("r", json!([{"kind": "Group", "name": "g"}]));
+        assert_eq!(
+            merged(&binding("other", json!([])), &default),
+            Change::Replace
+        );
+        let mine = json!([{"kind": "User", "name": "eve"}]);
+        let Change::Update(object) = merged(&binding("r", mine), &default) else {
+            panic!()
+        };
+        assert_eq!(object["subjects"].as_array().unwrap().len(), 2);
+    }
+}

@@ -1,0 +1,156 @@
+//! May they? Authorizers are asked in the order of [`chain`]; the first with an opinion decides, and
+//! without any opinion the answer is no.
+
+pub mod defaults;
+mod index;
+mod node;
+mod node_pods;
+mod pod_references;
+pub mod policy;
+mod rbac;
+mod rules;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use machinery::Status;
+use registry::Reader;
+use request::{Query, RequestInfo, ResourceRequest, User, user};
+
+pub use index::{Index, Objects};
+pub use node::{Node, node_name};
+pub use pod_references::{MIRROR, uses};
+pub use rbac::Rbac;
+pub use rules::{Rule, uncovered};
+
+/// What is asked for. Strings are empty where they do not apply.
+#[derive(Debug, Clone, Copy)]
+pub struct Attributes<'a> {
+    pub user: &'a User,
+    /// `get`, `list`, `create`, …; for other paths the HTTP method in lower case.
+    pub verb: &'a str,
+    /// Whether this is about an API resource; else only `path` counts.
+    pub is_resource: bool,
+    pub group: &'a str,
+    pub version: &'a str,
+    pub resource: &'a str,
+    pub subresource: &'a str,
+    pub namespace: &'a str,
+    pub name: &'a str,
+    pub path: &'a str,
+    /// As the client wrote them, for list, watch and deletecollection.
+    pub field_selector: &'a str,
+    pub label_selector: &'a str,
+}
+
+impl<'a> Attributes<'a> {
+    /// What a user asks for with a request.
+    pub fn from_request(user: &'a User, info: &'a RequestInfo, query: &'a Query) -> Self {
+        let resource = info.resource.as_ref();
+        let part = |of: fn(&'a ResourceRequest) -> &'a str| resource.map_or("", of);
+        Attributes {
+            user,
+            verb: info.verb,
+            is_resource: resource.is_some(),
+            group: part(|resource| &resource.group),
+            version: part(|resource| &resource.version),
+            resource: part(|resource| &resource.resource),
+            subresource: part(|resource| &resource.subresource),
+            namespace: part(|resource| &resource.namespace),
+            name: part(|resource| &resource.name),
+            path: &info.path,
+            field_selector: query.get("fieldSelector").unwrap_or_default(),
+            label_selector: query.get("labelSelector").unwrap_or_default(),
+        }
+    }
+}
+
+/// An authorizer's opinion, with its reason.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Decision {
+    Allow,
+    Deny(String),
+    NoOpinion(String),
+}
+
+/// One way to decide.
+#[async_trait]
+pub trait Authorizer: Send + Sync + 'static {
+    /// As it appears in logs.
+    fn name(&self) -> &'static str;
+    async fn authorize(&self, attributes: &Attributes<'_>) -> Decision;
+    /// Starts what runs beside requests (caches).
+    fn start(&self, _context: &lifecycle::Context) {}
+}
+
+/// Those who may do everything.
+pub struct Masters;
+
+#[async_trait]
+impl Authorizer for Masters {
+    fn name(&self) -> &'static str {
+        "masters"
+    }
+
+    async fn authorize(&self, attributes: &Attributes<'_>) -> Decision {
+        if attributes.user.is_in(user::MASTERS) {
+            Decision::Allow
+        } else {
+            Decision::NoOpinion(String::new())
+        }
+    }
+}
+
+/// The authorizers, in the order they are asked.
+pub fn chain(reader: &Reader, rbac: &Rbac) -> Vec<Arc<dyn Authorizer>> {
+    vec![
+        Arc::new(Masters),
+        Arc::new(Node::new(reader.clone())),
+        Arc::new(rbac.clone()),
+    ]
+}
+
+/// Asks each; the first opinion counts. Reasons of those without one are joined.
+pub async fn decide(chain: &[Arc<dyn Authorizer>], attributes: &Attributes<'_>) -> Decision {
+    let mut reasons = Vec::new();
+    for authorizer in chain {
+        match authorizer.authorize(attributes).await {
+            Decision::NoOpinion(reason) if reason.is_empty() => {}
+            Decision::NoOpinion(reason) => reasons.push(reason),
+            decided => return decided,
+        }
+    }
+    Decision::NoOpinion(reasons.join(", "))
+}
+
+/// The refusal in Kubernetes' words.
+pub fn forbidden(attributes: &Attributes<'_>, reason: &str) -> Status {
+    let who = &attributes.user.name;
+    let because = if reason.is_empty() {
+        String::new()
+    } else {
+        format!(": {reason}")
+    };
+    if !attributes.is_resource {
+        let verb = attributes.verb;
+        let why = format!(
+            "User {who:?} cannot {verb} path {:?}{because}",
+            attributes.path
+        );
+        return Status::forbidden("", "", "", &why);
+    }
+    let resource = match attributes.subresource {
+        "" => attributes.resource.to_owned(),
+        subresource => format!("{}/{subresource}", attributes.resource),
+    };
+    let place = match attributes.namespace {
+        "" => "at the cluster scope".to_owned(),
+        namespace => format!("in the namespace {namespace:?}"),
+    };
+    let why = format!(
+        "User {who:?} cannot {} resource {resource:?} in API group {:?} {place}{because}",
+        attributes.verb, attributes.group
+    );
+    Status::forbidden(attributes.group, attributes.resource, attributes.name, &why)
+}

@@ -1,0 +1,175 @@
+//! What a pod names of other objects in its namespace: secrets, config maps, claims, its service account.
+
+use kinds::tree;
+use machinery::{Object, Value};
+
+/// A node's own copy of a static pod.
+pub const MIRROR: &str = "kubernetes.io/config.mirror";
+
+/// An object in a pod's namespace that the pod needs.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Use<'a> {
+    pub resource: &'static str,
+    pub name: &'a str,
+}
+
+/// Everything that a pod's spec names.
+pub fn uses(spec: &Value) -> Vec<Use<'_>> {
+    let mut found = Vec::new();
+    collect(spec, &mut found);
+    found
+        .into_iter()
+        .map(|(resource, name)| Use { resource, name })
+        .collect()
+}
+
+type Found<'a> = Vec<(&'static str, &'a str)>;
+
+fn note<'a>(found: &mut Found<'a>, resource: &'static str, name: &'a Value) {
+    if let Some(name) = name.as_str().filter(|name| !name.is_empty()) {
+        found.push((resource, name));
+    }
+}
+
+fn collect<'a>(spec: &'a Value, found: &mut Found<'a>) {
+    note(found, "serviceaccounts", &spec["serviceAccountName"]);
+    for secret in tree::list(&spec["imagePullSecrets"]) {
+        note(found, "secrets", &secret["name"]);
+    }
+    for containers in ["containers", "initContainers", "ephemeralContainers"] {
+        for container in tree::list(&spec[containers]) {
+            for variable in tree::list(&container["env"]) {
+                note(
+                    found,
+                    "secrets",
+                    &variable["valueFrom"]["secretKeyRef"]["name"],
+                );
+                note(
+                    found,
+                    "configmaps",
+                    &variable["valueFrom"]["configMapKeyRef"]["name"],
+                );
+            }
+            for source in tree::list(&container["envFrom"]) {
+                note(found, "secrets", &source["secretRef"]["name"]);
+                note(found, "configmaps", &source["configMapRef"]["name"]);
+            }
+        }
+    }
+    for volume in tree::list(&spec["volumes"]) {
+        note(found, "secrets", &volume["secret"]["secretName"]);
+        note(found, "configmaps", &volume["configMap"]["name"]);
+        note(
+            found,
+            "persistentvolumeclaims",
+            &volume["persistentVolumeClaim"]["claimName"],
+        );
+        for source in tree::list(&volume["projected"]["sources"]) {
+            note(found, "secrets", &source["secret"]["name"]);
+            note(found, "configmaps", &source["configMap"]["name"]);
+        }
+        for driver in [
+            "azureFile",
+            "flexVolume",
+            "cephfs",
+            "cinder",
+            "rbd",
+            "scaleIO",
+            "iscsi",
+            "storageos",
+        ] {
+            note(found, "secrets", &volume[driver]["secretName"]);
+            note(found, "secrets", &volume[driver]["secretRef"]["name"]);
+        }
+        note(
+            found,
+            "secrets",
+            &volume["csi"]["nodePublishSecretRef"]["name"],
+        );
+    }
+}
+
+/// Whether a pod gives its node the right to read an object: one that its spec names, the claim that was made for a
+/// volume of its own, or a device claim of its own. A mirror pod gives none: its node made it.
+pub fn grants(pod: &Object, resource: &str, name: &str) -> bool {
+    let metadata = tree::get(pod, "metadata");
+    if metadata["annotations"].get(MIRROR).is_some() {
+        return false;
+    }
+    let spec = tree::get(pod, "spec");
+    match resource {
+        "resourceclaims" => device_claims(pod).any(|claim| claim == name),
+        "persistentvolumeclaims" => claims(pod).any(|claim| claim == name),
+        _ => uses(spec)
+            .iter()
+            .any(|used| used.resource == resource && used.name == name),
+    }
+}
+
+/// The claims of a pod's volumes.
+pub fn claims(pod: &Object) -> impl Iterator<Item = String> {
+    let own = tree::name(pod);
+    let volumes = tree::list(&tree::get(pod, "spec")["volumes"]).iter();
+    volumes.filter_map(move |volume| {
+        let claim = tree::text(&volume["persistentVolumeClaim"]["claimName"]);
+        if !claim.is_empty() {
+            return Some(claim.to_owned());
+        }
+        tree::is_set(&volume["ephemeral"]).then(|| format!("{own}-{}", tree::text(&volume["name"])))
+    })
+}
+
+/// The device claims of a pod: those it names, those made of its templates, and the one for extended resources.
+fn device_claims(pod: &Object) -> impl Iterator<Item = &str> {
+    let status = tree::get(pod, "status");
+    let made = tree::list(&status["resourceClaimStatuses"]);
+    let claims = tree::list(&tree::get(pod, "spec")["resourceClaims"]).iter();
+    let claims = claims.map(move |claim| match tree::text(&claim["resourceClaimName"]) {
+        "" => {
+            let of_template = made.iter().find(|made| made["name"] == claim["name"]);
+            of_template.map_or("", |made| tree::text(&made["resourceClaimName"]))
+        }
+        named => named,
+    });
+    let extended = tree::text(&status["extendedResourceClaimStatus"]["resourceClaimName"]);
+    claims.chain([extended]).filter(|name| !name.is_empty())
+}
+
+/// The secrets of a volume that a kubelet reads, as (namespace, name).
+pub fn volume_secrets(volume: &Object) -> Vec<(&str, &str)> {
+    let spec = tree::get(volume, "spec");
+    // Volumes from before secrets of volumes had a namespace mean the claim's.
+    let claim = tree::text(&spec["claimRef"]["namespace"]);
+    let or_claim = |(namespace, name)| match namespace {
+        "" => (claim, name),
+        _ => (namespace, name),
+    };
+    let secret = |source: &str, field: &str| {
+        let secret = &spec[source][field];
+        (
+            tree::text(&secret["namespace"]),
+            tree::text(&secret["name"]),
+        )
+    };
+    let azure = &spec["azureFile"];
+    let azure = (
+        tree::text(&azure["secretNamespace"]),
+        tree::text(&azure["secretName"]),
+    );
+    let mut secrets = vec![or_claim(azure)];
+    for source in ["cephfs", "flexVolume", "rbd", "scaleIO", "iscsi"] {
+        secrets.push(or_claim(secret(source, "secretRef")));
+    }
+    for source in ["cinder", "storageos"] {
+        secrets.push(secret(source, "secretRef"));
+    }
+    for field in [
+        "nodePublishSecretRef",
+        "nodeStageSecretRef",
+        "nodeExpandSecretRef",
+    ] {
+        secrets.push(secret("csi", field));
+    }
+    secrets.retain(|(namespace, name)| !namespace.is_empty() && !name.is_empty());
+    secrets
+}

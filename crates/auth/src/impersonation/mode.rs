@@ -1,0 +1,284 @@
+//! The ways to act as somebody else. A constrained one is allowed by two permissions: one to take
+//! over such an identity (`impersonate:MODE`), one for each thing that is done with it
+//! (`impersonate-on:MODE:VERB`). The older way, `impersonate`, is for everything.
+
+use machinery::format;
+
+use super::account;
+use request::{User, user};
+
+const CORE: &str = "";
+const AUTHENTICATION: &str = "authentication.k8s.io";
+/// What a service account's token says about the node of its pod.
+const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
+const NODES: &str = "system:nodes";
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// The node that the caller's own pod is on.
+    AssociatedNode,
+    ArbitraryNode,
+    ServiceAccount,
+    /// Anybody who is neither a node nor a service account.
+    UserInfo,
+    Legacy,
+}
+
+pub(super) struct Mode {
+    kind: Kind,
+    name: &'static str,
+}
+
+pub(super) const LEGACY: Mode = Mode {
+    kind: Kind::Legacy,
+    name: "",
+};
+
+/// In the order in which they are tried.
+pub(super) const ALL: [Mode; 5] = [
+    Mode {
+        kind: Kind::AssociatedNode,
+        name: "associated-node",
+    },
+    Mode {
+        kind: Kind::ArbitraryNode,
+        name: "arbitrary-node",
+    },
+    Mode {
+        kind: Kind::ServiceAccount,
+        name: "serviceaccount",
+    },
+    Mode {
+        kind: Kind::UserInfo,
+        name: "user-info",
+    },
+    LEGACY,
+];
+
+/// One thing that must be allowed, by every one of its names.
+pub(super) struct Question {
+    pub(super) group: &'static str,
+    pub(super) resource: &'static str,
+    pub(super) subresource: String,
+    pub(super) namespace: String,
+    pub(super) names: Vec<String>,
+    /// Why it is refused whatever is allowed.
+    pub(super) refusal: Option<String>,
+}
+
+fn question(group: &'static str, resource: &'static str, names: Vec<String>) -> Question {
+    Question {
+        group,
+        resource,
+        subresource: String::new(),
+        namespace: String::new(),
+        names,
+        refusal: None,
+    }
+}
+
+impl Mode {
+    pub(super) fn is_constrained(&self) -> bool {
+        self.kind != Kind::Legacy
+    }
+
+    /// Whether an identity can be taken over this way at all.
+    pub(super) fn fits(&self, wanted: &User, caller: &User) -> bool {
+        let bare = wanted.uid.is_empty() && wanted.groups.is_empty() && wanted.extra.is_empty();
+        let own = |node: &str| {
+            let names = caller.extra.get(NODE_NAME).map(Vec::as_slice);
+            account(&caller.name).is_some() && names.is_some_and(|names| names == [node])
+        };
+        match self.kind {
+            Kind::AssociatedNode => bare && node(&wanted.name).is_some_and(own),
+            Kind::ArbitraryNode => bare && node(&wanted.name).is_some(),
+            Kind::ServiceAccount => bare && account(&wanted.name).is_some(),
+            Kind::UserInfo => node(&wanted.name).is_none() && account(&wanted.name).is_none(),
+            Kind::Legacy => true,
+        }
+    }
+
+    /// The verb that allows to take over an identity.
+    pub(super) fn verb(&self) -> String {
+        match self.kind {
+            Kind::Legacy => "impersonate".to_owned(),
+            _ => format!("impersonate:{}", self.name),
+        }
+    }
+
+    /// The verb that allows to do something with it.
+    pub(super) fn verb_on(&self, verb: &str) -> Option<String> {
+        let name = self.name;
+        self.is_constrained()
+            .then(|| format!("impersonate-on:{name}:{verb}"))
+    }
+
+    /// What must be allowed to take over an identity.
+    pub(super) fn questions(&self, wanted: &User) -> Vec<Question> {
+        let names = if self.is_constrained() {
+            AUTHENTICATION
+        } else {
+            CORE
+        };
+        let mut all = vec![self.who(names, &wanted.name)];
+        if !wanted.uid.is_empty() {
+            all.push(question(AUTHENTICATION, "uids", vec![wanted.uid.clone()]));
+        }
+        if !wanted.groups.is_empty() {
+            let mut groups = question(names, "groups", wanted.groups.clone());
+            if self.is_constrained() {
+                refuse_groups(&mut groups);
+            }
+            all.push(groups);
+        }
+        for (key, values) in &wanted.extra {
+            all.push(Question {
+                subresource: key.clone(),
+                refusal: self
+                    .is_constrained()
+                    .then(|| bad_extra(key, values))
+                    .flatten(),
+                ..question(AUTHENTICATION, "userextras", values.clone())
+            });
+        }
+        all
+    }
+
+    fn who(&self, group: &'static str, name: &str) -> Question {
+        if let Some(node) = node(name).filter(|_| self.is_constrained()) {
+            let node = match self.kind {
+                Kind::AssociatedNode => "*",
+                _ => node,
+            };
+            return question(group, "nodes", vec![node.to_owned()]);
+        }
+        match account(name) {
+            Some((namespace, name)) => Question {
+                namespace: namespace.to_owned(),
+                ..question(group, "serviceaccounts", vec![name.to_owned()])
+            },
+            None => question(group, "users", vec![name.to_owned()]),
+        }
+    }
+
+    /// The identity with the groups that come with its name.
+    pub(super) fn user(&self, wanted: &User) -> User {
+        let mut user = wanted.clone();
+        if self.is_constrained() && node(&user.name).is_some() {
+            user.groups = vec![NODES.to_owned()];
+        } else if user.groups.is_empty()
+            && let Some((namespace, name)) = account(&user.name)
+        {
+            user.groups = User::service_account(namespace, name).groups;
+        }
+        user
+    }
+}
+
+/// The name of a node's user; what could be no node is none.
+fn node(user: &str) -> Option<&str> {
+    let name = user.strip_prefix("system:node:")?;
+    format::dns1123_subdomain(name).is_empty().then_some(name)
+}
+
+fn refuse_groups(groups: &mut Question) {
+    if groups.names.iter().any(String::is_empty) {
+        groups.names = vec![String::new()];
+        groups.refusal = Some("impersonating the empty string group is not allowed".to_owned());
+    } else if groups.names.iter().any(|name| name == user::MASTERS) {
+        groups.names = vec![user::MASTERS.to_owned()];
+        groups.refusal = Some("impersonating the system:masters group is not allowed".to_owned());
+    }
+}
+
+fn bad_extra(key: &str, values: &[String]) -> Option<String> {
+    let why = if key.is_empty() {
+        "the empty string key in extra is not allowed".to_owned()
+    } else if !is_domain_prefixed(key) {
+        let form = "must be a domain-prefixed path (such as \"acme.io/foo\")";
+        format!("an invalid key in extra is not allowed: extra.key: Invalid value: {key:?}: {form}")
+    } else if key != key.to_lowercase() {
+        format!("a non-lowercase key in extra is not allowed: {key:?}")
+    } else if values.iter().any(String::is_empty) {
+        "the empty string value in extra is not allowed".to_owned()
+    } else {
+        return None;
+    };
+    Some(format!("impersonating {why}"))
+}
+
+fn is_domain_prefixed(key: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/-._~%!$&'()*+,;=:".contains(c);
+    key.split_once('/').is_some_and(|(domain, path)| {
+        format::dns1123_subdomain(domain).is_empty() && !path.is_empty() && path.chars().all(plain)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fitting(wanted: &User, caller: &User) -> Vec<&'static str> {
+        let fits = ALL.iter().filter(|mode| mode.fits(wanted, caller));
+        fits.map(|mode| mode.name).collect()
+    }
+
+    fn named(name: &str) -> User {
+        User {
+            name: name.to_owned(),
+            ..User::default()
+        }
+    }
+
+    #[test]
+    fn each_identity_is_taken_over_in_its_own_way() {
+        let mut agent = User::service_account("kube-system", "agent");
+        agent
+            .extra
+            .insert(NODE_NAME.to_owned(), vec!["n1".to_owned()]);
+        for (wanted, expected) in [
+            (
+                "system:node:n1",
+                vec!["associated-node", "arbitrary-node", ""],
+            ),
+            ("system:node:n2", vec!["arbitrary-node", ""]),
+            ("system:node:", vec!["user-info", ""]),
+            ("system:serviceaccount:a:b", vec!["serviceaccount", ""]),
+            ("alice", vec!["user-info", ""]),
+        ] {
+            assert_eq!(fitting(&named(wanted), &agent), expected, "{wanted}");
+        }
+        let mut grouped = named("system:node:n1");
+        grouped.groups.push("g".to_owned());
+        assert_eq!(fitting(&grouped, &agent), [""]);
+    }
+
+    #[test]
+    fn a_node_has_its_group_and_nothing_more() {
+        let node = ALL[1].user(&named("system:node:n1"));
+        assert_eq!(node.groups, [NODES]);
+        assert_eq!(LEGACY.user(&named("system:node:n1")).groups, [""; 0]);
+        let who = ALL[0].questions(&named("system:node:n1"));
+        assert_eq!((who[0].resource, who[0].names[0].as_str()), ("nodes", "*"));
+    }
+
+    #[test]
+    fn some_things_cannot_be_taken_over_with_constraints() {
+        let mut wanted = named("alice");
+        wanted.groups = vec!["dev".to_owned(), user::MASTERS.to_owned()];
+        let refusal = |wanted: &User| ALL[3].questions(wanted).into_iter().find_map(|q| q.refusal);
+        assert!(refusal(&wanted).unwrap().contains("system:masters"));
+        wanted.groups.pop();
+        assert_eq!(refusal(&wanted), None);
+        wanted
+            .extra
+            .insert("plain".to_owned(), vec!["x".to_owned()]);
+        assert!(refusal(&wanted).unwrap().contains("domain-prefixed"));
+        assert!(
+            LEGACY
+                .questions(&wanted)
+                .iter()
+                .all(|q| q.refusal.is_none())
+        );
+    }
+}

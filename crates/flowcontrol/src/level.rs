@@ -1,0 +1,366 @@
+//! A priority level at work: its seats, and those who wait for them.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use super::{
+    demand::Seen,
+    queues::{Arrival, Counts, Place, QueueCounts, Queues, Queuing, Refusal, Sitting},
+    retry::RetryAfter,
+    table::Schema,
+};
+
+/// How often who waits looks whether somebody sits for nothing.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// A priority level.
+pub(super) struct Level {
+    pub(super) name: String,
+    seats: Seats,
+    /// The most seats that one request takes.
+    widest: AtomicUsize,
+    /// Guards what is known of those who were turned away.
+    retry: Mutex<RetryAfter>,
+    totals: Totals,
+}
+
+/// What has become of requests so far.
+#[derive(Default)]
+struct Totals {
+    rejected: AtomicU64,
+    timed_out: AtomicU64,
+}
+
+enum Seats {
+    Exempt {
+        executing: AtomicUsize,
+        /// The most at once since the last adjustment.
+        most: AtomicUsize,
+    },
+    /// Guards seats and queues. Nobody is told anything while it is held.
+    Limited(Box<Mutex<Queues<Waiter>>>),
+}
+
+/// Somebody who waits.
+struct Waiter {
+    schema: Arc<Schema>,
+    seats: usize,
+    since: Instant,
+    tell: oneshot::Sender<Seat>,
+}
+
+/// Seats that a request has; they are given back when it is dropped.
+pub struct Seat {
+    schema: Arc<Schema>,
+    seats: usize,
+    sitting: Sitting,
+    /// How much longer they are kept, for what the request leaves to be done.
+    lingers: Duration,
+}
+
+/// What a request needs.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Needs {
+    pub(super) seats: usize,
+    pub(super) lingers: Duration,
+    /// How long it may wait for them.
+    pub(super) patience: Duration,
+    /// The longest that a request may take.
+    pub(super) longest: Duration,
+}
+
+/// Figures of a level, for people.
+pub(super) struct Dump {
+    pub(super) counts: Counts,
+    pub(super) rejected: u64,
+    pub(super) timed_out: u64,
+}
+
+impl Level {
+    pub(super) fn new(name: &str, is_exempt: bool) -> Self {
+        let seats = if is_exempt {
+            Seats::Exempt {
+                executing: AtomicUsize::new(0),
+                most: AtomicUsize::new(0),
+            }
+        } else {
+            Seats::Limited(Box::new(Mutex::new(Queues::new(Instant::now()))))
+        };
+        Self {
+            name: name.to_owned(),
+            seats,
+            widest: AtomicUsize::new(1),
+            retry: Mutex::default(),
+            totals: Totals::default(),
+        }
+    }
+
+    pub(super) fn is_exempt(&self) -> bool {
+        matches!(self.seats, Seats::Exempt { .. })
+    }
+
+    pub(super) fn widest(&self) -> usize {
+        self.widest.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn configure(&self, queuing: Option<Queuing>, limit: usize, widest: usize) {
+        self.widest.store(widest, Ordering::Relaxed);
+        self.with_queues(|queues| queues.configure(queuing, limit));
+    }
+
+    /// Changes seats or queues, and seats those whose turn that makes it.
+    fn with_queues<R>(&self, change: impl FnOnce(&mut Queues<Waiter>) -> R) -> Option<R> {
+        let Seats::Limited(queues) = &self.seats else {
+            return None;
+        };
+        let mut queues = queues.lock();
+        let result = change(&mut queues);
+        let mut served = Vec::new();
+        while queues.is_somebodys_turn()
+            && let Some(next) = queues.next(Instant::now())
+        {
+            served.push(next);
+        }
+        drop(queues);
+        for (waiter, sitting) in served {
+            waiter.serve(sitting);
+        }
+        Some(result)
+    }
+
+    /// What it could have used since it was asked last.
+    pub(super) fn take_demand(&self, before: &Seen) -> Seen {
+        match &self.seats {
+            Seats::Exempt { executing, most } => {
+                let now = executing.load(Ordering::Relaxed);
+                let most = most.swap(now, Ordering::Relaxed);
+                Seen { most, ..*before }
+            }
+            Seats::Limited(queues) => queues.lock().demand.take(Instant::now(), before),
+        }
+    }
+
+    /// Takes the seats of those who do not work: nobody works longer than this.
+    pub(super) fn take_from_idlers(&self, longest: Duration) {
+        self.with_queues(|queues| queues.take_from_idlers(longest, Instant::now()));
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        match &self.seats {
+            Seats::Exempt { executing, .. } => executing.load(Ordering::Relaxed) == 0,
+            Seats::Limited(queues) => queues.lock().is_idle(),
+        }
+    }
+
+    /// An exempt request begins.
+    pub(super) fn begin_exempt(&self) {
+        if let Seats::Exempt { executing, most } = &self.seats {
+            let now = 1 + executing.fetch_add(1, Ordering::Relaxed);
+            if now > most.load(Ordering::Relaxed) {
+                most.fetch_max(now, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// An exempt request ends.
+    pub(super) fn end_exempt(&self) {
+        if let Seats::Exempt { executing, .. } = &self.seats {
+            executing.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Somebody is turned away at this time; gives how many seconds it is to stay away.
+    pub(super) fn turn_away(&self, second: i64) -> u32 {
+        self.retry.lock().refuse(second)
+    }
+
+    fn count_refusal(&self, why: Refusal) {
+        self.totals.rejected.fetch_add(1, Ordering::Relaxed);
+        if why == Refusal::TimeOut {
+            self.totals.timed_out.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn dump(&self) -> Dump {
+        let read = |total: &AtomicU64| total.load(Ordering::Relaxed);
+        let counts = match &self.seats {
+            Seats::Exempt { executing, .. } => Counts {
+                executing: executing.load(Ordering::Relaxed),
+                ..Counts::default()
+            },
+            Seats::Limited(queues) => queues.lock().counts(),
+        };
+        Dump {
+            counts,
+            rejected: read(&self.totals.rejected),
+            timed_out: read(&self.totals.timed_out),
+        }
+    }
+
+    pub(super) fn dump_queues(&self) -> Vec<QueueCounts> {
+        match &self.seats {
+            Seats::Exempt { .. } => Vec::new(),
+            Seats::Limited(queues) => queues.lock().queue_counts(),
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn limit(&self) -> usize {
+        match &self.seats {
+            Seats::Exempt { .. } => 0,
+            Seats::Limited(queues) => queues.lock().limit(),
+        }
+    }
+}
+
+impl Waiter {
+    /// Its turn has come.
+    fn serve(self, sitting: Sitting) {
+        let Self {
+            schema,
+            seats,
+            since,
+            tell,
+        } = self;
+        schema.figures.wait(-1, -(seats as i64));
+        schema.figures.waits.observe(since.elapsed().as_secs_f64());
+        // If it is gone, the seats are given back here.
+        drop(tell.send(Seat::new(schema, seats, sitting)));
+    }
+}
+
+/// Stands in a queue until it is dropped.
+struct Standing<'a> {
+    schema: &'a Schema,
+    place: Place,
+}
+
+impl Standing<'_> {
+    /// Waits, and sees from time to time to it that nobody sits for nothing.
+    async fn wait(&self, told: &mut oneshot::Receiver<Seat>, needs: Needs) -> Option<Seat> {
+        let mut left = needs.patience;
+        loop {
+            let step = left.min(LOOK_EVERY);
+            match tokio::time::timeout(step, &mut *told).await {
+                Ok(told) => return told.ok(),
+                Err(_) if step == left => return None,
+                Err(_) => self.schema.level.take_from_idlers(needs.longest),
+            }
+            left -= step;
+        }
+    }
+}
+
+impl Drop for Standing<'_> {
+    fn drop(&mut self) {
+        let level = &self.schema.level;
+        let left = level.with_queues(|queues| queues.leave(self.place, Instant::now()));
+        if let Some(Some(waiter)) = left {
+            let figures = &self.schema.figures;
+            figures.wait(-1, -(waiter.seats as i64));
+            figures.reject(Refusal::TimeOut, waiter.since.elapsed().as_secs_f64());
+            level.count_refusal(Refusal::TimeOut);
+        }
+    }
+}
+
+impl Seat {
+    fn new(schema: Arc<Schema>, seats: usize, sitting: Sitting) -> Self {
+        let figures = &schema.figures;
+        figures.dispatched.inc();
+        figures.executing.inc();
+        figures.executing_seats.inc_by(seats as i64);
+        Self {
+            schema,
+            seats,
+            sitting,
+            lingers: Duration::ZERO,
+        }
+    }
+
+    /// Waits for seats of a schema's level.
+    pub(super) async fn take(
+        schema: &Arc<Schema>,
+        flow: impl FnOnce() -> u64,
+        needs: Needs,
+        now: Instant,
+    ) -> Result<Self, Refusal> {
+        let Needs { seats, lingers, .. } = needs;
+        let mut hears = None;
+        let arrival = schema.level.with_queues(|queues| {
+            queues.arrive(seats, flow, now, || {
+                let (tell, told) = oneshot::channel();
+                hears = Some(told);
+                schema.figures.wait(1, seats as i64);
+                Waiter {
+                    schema: schema.clone(),
+                    seats,
+                    since: now,
+                    tell,
+                }
+            })
+        });
+        let mut seat = match (arrival, hears) {
+            (Some(Arrival::Seated(sitting)), _) => {
+                schema.figures.waits.observe(0.0);
+                Self::new(schema.clone(), seats, sitting)
+            }
+            (Some(Arrival::Waits(place)), Some(mut told)) => {
+                let standing = Standing { schema, place };
+                let seat = standing.wait(&mut told, needs).await;
+                drop(standing);
+                // It may have come while the wait ended.
+                let seat = seat.or_else(|| told.try_recv().ok());
+                seat.ok_or(Refusal::TimeOut)?
+            }
+            (Some(Arrival::Refused(why)), _) => {
+                schema.figures.reject(why, 0.0);
+                schema.level.count_refusal(why);
+                return Err(why);
+            }
+            // Levels without limits do not come here.
+            _ => return Err(Refusal::ConcurrencyLimit),
+        };
+        seat.lingers = lingers;
+        Ok(seat)
+    }
+}
+
+impl Seat {
+    /// The work is done; the seat is kept while the answer is read, if it is read soon.
+    pub fn while_sending(self) -> Self {
+        let level = &self.schema.level;
+        level.with_queues(|queues| queues.send(self.sitting, Instant::now()));
+        self
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.schema.figures.executing.dec();
+        let (schema, seats, sitting) = (self.schema.clone(), self.seats, self.sitting);
+        let give_back = move || {
+            schema.figures.executing_seats.dec_by(seats as i64);
+            let level = &schema.level;
+            level.with_queues(|queues| queues.finish(sitting, Instant::now()));
+        };
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) if !self.lingers.is_zero() => {
+                let lingers = self.lingers;
+                runtime.spawn(async move {
+                    tokio::time::sleep(lingers).await;
+                    give_back();
+                });
+            }
+            _ => give_back(),
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! Flow control: API Priority and Fairness, as FlowSchemas and PriorityLevelConfigurations say.
+//!
+//! A request belongs to the first FlowSchema that it matches ([`rules`], [`table`]), which leads to a priority level. A
+//! level has seats, its share of all the server's ([`limits`]); every ten seconds levels lend and borrow what they use
+//! less and more than that ([`demand`]). Who finds no seat waits in one of the level's queues, which are served fairly
+//! ([`queues`], [`shuffle`]), for a quarter of its deadline at most, or is told 429. The objects that every
+//! server has are kept by [`keep`] and [`upkeep`]; requests read one [`table::Table`] that is replaced as a whole.
+//!
+//! What is simpler than upstream: virtual time moves with the requests that are served instead of with the clock;
+//! while nobody waits, no queue is charged; and [`estimate`] counts objects, not bytes.
+//!
+//! A small machine has one scarce thing, the processor, and reads use nothing else: more of one user's at once would make
+//! nothing faster and everybody else slower. So lists are wide here, wider than upstream's: by the work that they are, up
+//! to a sixth of the seats that their level has at the time. Some six large lists of a level are at work at once,
+//! however many seats it borrows, and the rest of a flood waits without cost. Two more things are more careful than
+//! upstream: a refusal takes its time ([`PAUSE`]), so that who asks again at once costs little; and a seat is kept until a
+//! long answer has been sent, but who does not read it loses the seat, and not the others theirs.
+//!
+//! Watches have a seat until what stood at their beginning is sent; exec, attach, port-forward, proxies and logs have none.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod defaults;
+mod demand;
+mod dump;
+mod estimate;
+mod figures;
+mod keep;
+mod level;
+mod limits;
+mod queues;
+mod retry;
+mod rules;
+mod shuffle;
+mod spec;
+mod status;
+mod table;
+mod upkeep;
+
+use std::{
+    ops::Range,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use arc_swap::ArcSwap;
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
+use machinery::Object;
+use parking_lot::Mutex;
+
+pub use self::{figures::Figures, keep::Upkeep, level::Seat};
+use self::{
+    level::Needs,
+    queues::Refusal,
+    table::{Levels, Schema, Table},
+};
+use registry::{Resource, Store};
+use request::{Body, Query, RequestInfo, User, respond};
+
+const GROUP: &str = "flowcontrol.apiserver.k8s.io";
+const LEVELS: &str = "prioritylevelconfigurations";
+const SCHEMAS: &str = "flowschemas";
+
+/// Where people can look at it.
+pub const DEBUG: &str = "/debug/api_priority_and_fairness/";
+
+const SCHEMA_UID: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
+const LEVEL_UID: HeaderName = HeaderName::from_static("x-kubernetes-pf-prioritylevel-uid");
+
+/// How long a refusal takes; not everybody's takes the same time, so that they do not all come back together.
+const PAUSE: Range<Duration> = Duration::from_millis(100)..Duration::from_millis(300);
+/// The same where others wait longer than that for their turn.
+const PAUSE_IN_LINE: Range<Duration> = Duration::from_millis(500)..Duration::from_millis(1000);
+/// The longest that anybody waits for a seat.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A path of these kinds.
+fn path(resource: &str, name: &str) -> String {
+    let slash = if name.is_empty() { "" } else { "/" };
+    format!("/apis/{GROUP}/v1/{resource}{slash}{name}")
+}
+
+/// Flow control.
+pub struct Fairness {
+    table: ArcSwap<Table>,
+    /// Guards the division of seats; requests do not need it.
+    levels: Mutex<Levels>,
+    /// The longest that a request may take.
+    longest: Duration,
+}
+
+/// What is asked for.
+pub struct Ask<'a> {
+    pub store: &'a Store,
+    pub user: &'a User,
+    pub info: &'a RequestInfo,
+    pub query: &'a Query,
+    pub resource: Option<&'a Resource>,
+    pub begun: Instant,
+    pub deadline: Duration,
+}
+
+/// Where a request belongs, until it is answered.
+pub struct Flow(Arc<Schema>);
+
+/// Nothing is done for this request; it is to come back.
+pub struct TurnedAway {
+    /// Seconds.
+    retry_after: u32,
+}
+
+impl Fairness {
+    /// Divides this many seats. Only what is mandatory is known until objects are read.
+    pub fn new(seats: usize, longest: Duration, figures: &Figures) -> Self {
+        let mut levels = Levels::new(seats, figures.clone());
+        let table = levels.digest(&[], &[]);
+        Self {
+            table: ArcSwap::from_pointee(table),
+            levels: Mutex::new(levels),
+            longest,
+        }
+    }
+
+    /// Finds where a request belongs. `None`: it takes no part in this.
+    pub fn classify(&self, user: &User, info: &RequestInfo) -> Option<Flow> {
+        if is_endless(info) {
+            return None;
+        }
+        let table = self.table.load();
+        let schema = table.classify(user, info)?.clone();
+        if schema.level.is_exempt() {
+            schema.level.begin_exempt();
+            schema.figures.dispatched.inc();
+            schema.figures.executing.inc();
+            schema.figures.executing_seats.inc();
+        }
+        Some(Flow(schema))
+    }
+
+    /// From now on these objects count.
+    fn digest(&self, levels: &[Object], schemas: &[Object]) {
+        let table = self.levels.lock().digest(levels, schemas);
+        self.table.store(Arc::new(table));
+    }
+
+    /// Divides the seats anew.
+    fn adjust(&self) {
+        let mut levels = self.levels.lock();
+        for (level, _) in levels.all() {
+            level.take_from_idlers(self.longest);
+        }
+        levels.adjust();
+    }
+
+    /// The page at a path below [`DEBUG`].
+    pub fn page(&self, path: &str) -> Option<Response<Body>> {
+        let table = dump::table(self, path.strip_prefix(DEBUG)?)?;
+        Some(respond::text(StatusCode::OK, table))
+    }
+}
+
+/// Whether a request is none that ends by itself; watches are, as far as they begin.
+fn is_endless(info: &RequestInfo) -> bool {
+    let subresource = info.resource.as_ref().map(|what| what.subresource.as_str());
+    matches!(
+        subresource,
+        Some("exec" | "attach" | "portforward" | "proxy" | "log")
+    )
+}
+
+impl Flow {
+    /// Waits for a seat. `None`: it needs none.
+    pub async fn seat(&self, ask: Ask<'_>) -> Result<Option<Seat>, TurnedAway> {
+        let schema = &self.0;
+        let level = &schema.level;
+        if level.is_exempt() {
+            return Ok(None);
+        }
+        let Ask {
+            store,
+            user,
+            info,
+            query,
+            resource,
+            begun,
+            deadline,
+        } = ask;
+        let needs = Needs {
+            seats: estimate::seats(store, info, query, resource, level.widest()).await,
+            lingers: estimate::lingers(info, resource),
+            patience: (deadline / 4).min(PATIENCE),
+            longest: deadline,
+        };
+        let flow = || schema.flow(user, info);
+        let taken = Seat::take(schema, flow, needs, begun).await;
+        match taken {
+            Ok(seat) => Ok(Some(seat)),
+            Err(why) => {
+                let pause = match why {
+                    Refusal::ConcurrencyLimit => Some(PAUSE),
+                    Refusal::QueueFull => Some(PAUSE_IN_LINE),
+                    Refusal::TimeOut => None,
+                };
+                if let Some(pause) = pause {
+                    tokio::time::sleep(rand::random_range(pause)).await;
+                }
+                let second = jiff::Timestamp::now().as_second();
+                Err(TurnedAway {
+                    retry_after: level.turn_away(second),
+                })
+            }
+        }
+    }
+
+    /// Says in an answer where its request belonged.
+    pub fn mark(&self, headers: &mut HeaderMap) {
+        let Schema { uid, level_uid, .. } = &*self.0;
+        if let (Some(schema), Some(level)) = (uid, level_uid) {
+            headers.insert(SCHEMA_UID, schema.clone());
+            headers.insert(LEVEL_UID, level.clone());
+        }
+    }
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        let schema = &self.0;
+        if schema.level.is_exempt() {
+            schema.level.end_exempt();
+            schema.figures.executing.dec();
+            schema.figures.executing_seats.dec();
+        }
+    }
+}
+
+impl TurnedAway {
+    pub fn answer(&self) -> Response<Body> {
+        let words = "Too many requests, please try again later.\n";
+        let page = respond::text(StatusCode::TOO_MANY_REQUESTS, words);
+        let mut page = respond::unsniffed(page);
+        let retry = HeaderValue::from(self.retry_after);
+        page.headers_mut().insert(header::RETRY_AFTER, retry);
+        page
+    }
+}

@@ -1,0 +1,350 @@
+//! Objects at rest: canonical JSON bytes beside a small header. The header is parsed when an object
+//! is written or loaded; readers select by it and send the bytes as they are.
+//!
+//! A draft's bytes carry no resourceVersion. Publishing inserts it once, at the place the header
+//! names, so that every reader shares one buffer.
+
+use std::{
+    borrow::Cow,
+    sync::{Arc, OnceLock},
+};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use machinery::{Object, Value, encode::Encoded, protobuf, schema::Type};
+use store::{Codec, Key, Revision};
+
+use crate::{
+    Registry,
+    scan::{self, Places},
+};
+
+/// What readers need to know of an object without parsing it.
+#[derive(Debug, Default)]
+pub struct Header {
+    pub name: Box<str>,
+    /// Empty for cluster-scoped objects.
+    pub namespace: Box<str>,
+    pub labels: Box<[(Box<str>, Box<str>)]>,
+    /// The kind's selectable fields and their values.
+    pub fields: Box<[(Cow<'static, str>, Box<str>)]>,
+    /// Where everything behind `apiVersion` and `kind` starts.
+    pub body: u32,
+    /// Where the metadata's value starts and ends, without a resourceVersion.
+    pub metadata: (u32, u32),
+    pub(crate) stamp: scan::Stamp,
+}
+
+/// An object without a revision.
+#[derive(Debug, Clone)]
+pub struct Draft {
+    pub bytes: Bytes,
+    pub header: Arc<Header>,
+}
+
+impl Draft {
+    /// A draft of canonical bytes; `fields` are the kind's selectable fields.
+    pub fn new(
+        object: &Object,
+        bytes: Bytes,
+        fields: Vec<(Cow<'static, str>, String)>,
+    ) -> Result<Self, String> {
+        let places = scan::places(&bytes)?;
+        Ok(Self::with(object, bytes, places, fields))
+    }
+
+    /// A draft of an object that was just encoded.
+    pub fn encoded(
+        object: &Object,
+        encoded: Encoded,
+        fields: Vec<(Cow<'static, str>, String)>,
+    ) -> Result<Self, String> {
+        let places = Places::of(&encoded).ok_or("no metadata")?;
+        Ok(Self::with(object, encoded.bytes.into(), places, fields))
+    }
+
+    fn with(
+        object: &Object,
+        bytes: Bytes,
+        places: Places,
+        fields: Vec<(Cow<'static, str>, String)>,
+    ) -> Self {
+        let metadata = object.get("metadata").and_then(Value::as_object);
+        let text = |key: &str| {
+            metadata
+                .and_then(|metadata| metadata.get(key))
+                .and_then(Value::as_str)
+                .unwrap_or("")
+        };
+        let labels = metadata
+            .and_then(|metadata| metadata.get("labels"))
+            .and_then(Value::as_object);
+        let labels = labels.into_iter().flatten().filter_map(|(key, value)| {
+            Some((key.as_str().into(), Box::<str>::from(value.as_str()?)))
+        });
+        let header = Header {
+            name: text("name").into(),
+            namespace: text("namespace").into(),
+            labels: labels.collect(),
+            fields: fields
+                .into_iter()
+                .map(|(name, value)| (name, value.into()))
+                .collect(),
+            body: places.body,
+            metadata: places.metadata,
+            stamp: places.stamp,
+        };
+        Self {
+            bytes,
+            header: Arc::new(header),
+        }
+    }
+}
+
+impl Draft {
+    /// The same object written anew: what readers select by stays, the places are found again.
+    pub fn replaced(self) -> Self {
+        let places = match scan::places(&self.bytes) {
+            Ok(places) => places,
+            // Bytes that were just encoded have their places.
+            Err(why) => panic!(
+                "{} {}: converted bytes are no object: {why}",
+                self.header.namespace, self.header.name
+            ),
+        };
+        let header = Header {
+            name: self.header.name.clone(),
+            namespace: self.header.namespace.clone(),
+            labels: self.header.labels.clone(),
+            fields: self.header.fields.clone(),
+            body: places.body,
+            metadata: places.metadata,
+            stamp: places.stamp,
+        };
+        Self {
+            bytes: self.bytes,
+            header: Arc::new(header),
+        }
+    }
+}
+
+/// An object as readers see it: its bytes carry the resourceVersion.
+#[derive(Debug)]
+pub struct Stored {
+    pub header: Arc<Header>,
+    pub revision: Revision,
+    bytes: Bytes,
+    /// The form in another version, once somebody asked for it.
+    converted: OnceLock<(Box<str>, Option<Arc<Stored>>)>,
+    /// The protobuf message, once somebody asked for it.
+    message: OnceLock<Bytes>,
+    /// The parsed object, once somebody asked for it.
+    parsed: OnceLock<Box<Object>>,
+}
+
+impl Stored {
+    /// Inserts the revision into a draft's bytes; 0 leaves them as they are.
+    pub fn stamp(draft: Draft, revision: Revision) -> Self {
+        let bytes = draft.header.stamp.insert(&draft.bytes, revision);
+        Self {
+            header: draft.header,
+            revision,
+            bytes,
+            converted: OnceLock::new(),
+            message: OnceLock::new(),
+            parsed: OnceLock::new(),
+        }
+    }
+
+    /// The whole object.
+    pub fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
+    /// The object as an item of a list of a built-in kind: everything behind `apiVersion` and
+    /// `kind`, to be written after an opening brace.
+    pub fn item(&self) -> &[u8] {
+        &self.bytes[self.header.body as usize..]
+    }
+
+    /// The metadata's value.
+    pub fn metadata(&self) -> &[u8] {
+        let (start, end) = self.header.metadata;
+        &self.bytes[start as usize..end as usize + self.header.stamp.len(self.revision)]
+    }
+
+    /// The bytes without a resourceVersion, as they were written.
+    pub fn unstamped(&self) -> Bytes {
+        self.header.stamp.remove(&self.bytes, self.revision)
+    }
+
+    /// The same object stamped with another revision, for events that end its life or its place
+    /// in a selection.
+    pub fn at(&self, revision: Revision) -> Self {
+        let draft = Draft {
+            bytes: self.unstamped(),
+            header: self.header.clone(),
+        };
+        Self::stamp(draft, revision)
+    }
+
+    /// The parsed object, resourceVersion included. For writes and admission, never for reads.
+    pub fn parse(&self) -> Object {
+        match machinery::json::from_slice(&self.bytes) {
+            Ok(object) => object,
+            // Only bytes that were encoded from an object are stored. Going on with anything else would
+            // write it back over the object: the request fails instead.
+            Err(error) => panic!(
+                "{} {}: stored bytes are no object: {error}",
+                self.header.namespace, self.header.name
+            ),
+        }
+    }
+
+    /// The parsed metadata, resourceVersion included.
+    pub fn parse_metadata(&self) -> Value {
+        match machinery::json::from_slice(self.metadata()) {
+            Ok(metadata) => metadata,
+            Err(error) => panic!(
+                "{} {}: stored metadata is no object: {error}",
+                self.header.namespace, self.header.name
+            ),
+        }
+    }
+
+    /// The parsed object, kept for the next who asks: for the few objects that every write looks at.
+    pub fn parsed(&self) -> &Object {
+        self.parsed.get_or_init(|| Box::new(self.parse()))
+    }
+
+    /// The form that another version or a newer schema gives it, `None` if that is this one; what
+    /// was asked for first is kept.
+    pub fn converted(
+        &self,
+        form: &str,
+        make: impl FnOnce() -> Option<Arc<Self>>,
+    ) -> Option<Arc<Self>> {
+        match self.converted.get() {
+            Some((known, made)) if **known == *form => made.clone(),
+            Some(_) => make(),
+            None => self
+                .converted
+                .get_or_init(|| (form.into(), make()))
+                .1
+                .clone(),
+        }
+    }
+
+    /// The object's protobuf message, without the envelope; kept for the next reader.
+    pub fn message(&self, schema: &'static Type) -> &Bytes {
+        self.message
+            .get_or_init(|| protobuf::message(schema, &self.parse()).into())
+    }
+
+    /// A label's value.
+    pub fn label(&self, key: &str) -> Option<&str> {
+        self.header
+            .labels
+            .iter()
+            .find(|(mine, _)| **mine == *key)
+            .map(|(_, value)| &**value)
+    }
+
+    /// A selectable field's value.
+    pub fn field(&self, path: &str) -> Option<&str> {
+        match path {
+            "metadata.name" => Some(&self.header.name),
+            "metadata.namespace" => Some(&self.header.namespace),
+            _ => self
+                .header
+                .fields
+                .iter()
+                .find(|(mine, _)| mine == path)
+                .map(|(_, value)| &**value),
+        }
+    }
+}
+
+/// The codec of API objects.
+pub struct ObjectCodec {
+    registry: Arc<Registry>,
+}
+
+impl ObjectCodec {
+    /// The registry says which kind a key belongs to.
+    pub fn new(registry: Arc<Registry>) -> Self {
+        Self { registry }
+    }
+}
+
+impl Codec for ObjectCodec {
+    type Draft = Draft;
+    type Object = Stored;
+
+    fn bytes<'a>(&self, draft: &'a Draft) -> &'a Bytes {
+        &draft.bytes
+    }
+
+    fn load(&self, key: &Key, bytes: Bytes) -> Result<Draft, String> {
+        let object: Object =
+            machinery::json::from_slice(&bytes).map_err(|error| error.to_string())?;
+        let fields = match self.registry.by_key(key) {
+            Some(resource) => resource.kind.selectable_fields(&object),
+            None => Vec::new(),
+        };
+        Draft::new(&object, bytes, fields)
+    }
+
+    fn publish(&self, _: &Key, draft: Draft, revision: Revision) -> Stored {
+        Stored::stamp(draft, revision)
+    }
+
+    fn stored(&self, object: &Stored) -> Bytes {
+        object.unstamped()
+    }
+}
+
+/// Writes `,"resourceVersion":"7"` and the like.
+pub fn write_revision(out: &mut BytesMut, before: &str, revision: Revision, after: &str) {
+    out.put_slice(before.as_bytes());
+    out.put_slice(b"\"resourceVersion\":\"");
+    out.put_slice(revision.to_string().as_bytes());
+    out.put_u8(b'"');
+    out.put_slice(after.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn draft(json: &str) -> Draft {
+        let object = machinery::json::from_str(json).unwrap();
+        Draft::new(&object, Bytes::copy_from_slice(json.as_bytes()), Vec::new()).unwrap()
+    }
+
+    #[test]
+    fn publishing_stamps_the_revision_behind_the_uid() {
+        let json = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a","uid":"u","labels":{"app":"x"}},"spec":{}}"#;
+        let stored = Stored::stamp(draft(json), 42);
+        let expected = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a","uid":"u","resourceVersion":"42","labels":{"app":"x"}},"spec":{}}"#;
+        assert_eq!(stored.bytes(), expected);
+        assert_eq!(
+            stored.metadata(),
+            br#"{"name":"a","uid":"u","resourceVersion":"42","labels":{"app":"x"}}"#
+        );
+        assert_eq!(stored.label("app"), Some("x"));
+        assert_eq!(stored.unstamped(), json);
+        assert!(String::from_utf8_lossy(stored.at(1234).bytes()).contains(r#""1234","labels""#));
+    }
+
+    #[test]
+    fn an_item_leaves_out_api_version_and_kind() {
+        let stored = Stored::stamp(
+            draft(r#"{"apiVersion":"v1","kind":"Pod","metadata":{},"spec":{}}"#),
+            7,
+        );
+        assert_eq!(
+            stored.item(),
+            br#""metadata":{"resourceVersion":"7"},"spec":{}}"#
+        );
+    }
+}

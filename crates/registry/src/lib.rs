@@ -1,0 +1,30 @@
+//! The kinds that are served and their stored objects: what every room of the API server reads.
+//!
+//! [`Registry`] says which kinds are served under which paths and store keys, [`ObjectCodec`] how objects are stored,
+//! [`Reader`] reads them, [`meta`] knows their metadata, and [`failure`] turns the store's errors into a `Status`.
+//! Nothing here decides about a request.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod codec;
+pub mod failure;
+pub mod meta;
+pub mod names;
+mod reader;
+mod resources;
+mod scan;
+pub mod store_metrics;
+
+pub use codec::{Draft, Header, ObjectCodec, Stored};
+pub use names::{Endings, RandomEndings};
+pub use reader::Reader;
+pub use resources::{
+    KindRef, Labels, Registry, Resource, Served, Table, api_version, key_prefix, object_key,
+};
+
+/// The store as the API server sees it.
+pub type Store = std::sync::Arc<dyn store::Store<ObjectCodec>>;
+
+/// Major and minor version of the Kubernetes API that is served, and the release it is measured by.
+pub const VERSION: (&str, &str, &str) = ("1", "36", "v1.36.4");

@@ -1,0 +1,48 @@
+//! Generated names: the prefix that a client asked for, and an end that nobody foresees.
+
+use rand::Rng;
+
+/// Letters of generated names: no vowels, nothing that looks alike.
+const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+const ENDING: usize = 5;
+/// Longest prefix of a generated name.
+const LONGEST_PREFIX: usize = 63 - ENDING;
+
+/// Where the ends of generated names come from.
+pub trait Endings: Send + Sync {
+    fn next(&self) -> String;
+}
+
+/// Five characters by chance.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct RandomEndings;
+
+impl Endings for RandomEndings {
+    fn next(&self) -> String {
+        let mut random = rand::rng();
+        let letter = |_| char::from(LETTERS[random.random_range(0..LETTERS.len())]);
+        (0..ENDING).map(letter).collect()
+    }
+}
+
+/// A name with this prefix, as much of it as fits.
+pub fn generate(prefix: &str, endings: &dyn Endings) -> String {
+    let ends = prefix.char_indices().map(|(at, c)| at + c.len_utf8());
+    let cut = ends.take_while(|end| *end <= LONGEST_PREFIX).last();
+    let prefix = &prefix[..cut.unwrap_or(0)];
+    format!("{prefix}{}", endings.next())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_generated_name_fits_and_keeps_its_prefix() {
+        let name = generate("web-", &RandomEndings);
+        assert!(name.starts_with("web-") && name.len() == 9, "{name}");
+        assert_ne!(name, generate("web-", &RandomEndings));
+        assert_eq!(generate(&"x".repeat(100), &RandomEndings).len(), 63);
+        assert_eq!(generate(&"é".repeat(40), &RandomEndings).len(), 63);
+    }
+}

@@ -1,0 +1,125 @@
+//! Reads for those inside the server who decide about requests: authorizers and admission plugins.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::StreamExt;
+use machinery::Status;
+use stdx::Backoff;
+use store::{Entry, Freshness, ListRequest, Revision, Watch, WatchItem};
+use tokio::sync::Notify;
+
+use crate::{Registry, Resource, Store, Stored, failure};
+
+/// How soon a watch that ended is begun again.
+const FIRST: Duration = Duration::from_millis(20);
+const LONGEST: Duration = Duration::from_secs(5);
+
+/// A view of the objects. Cheap to clone.
+#[derive(Clone)]
+pub struct Reader {
+    store: Store,
+    registry: Arc<Registry>,
+}
+
+impl Reader {
+    /// A view of what the store holds.
+    pub fn new(store: Store, registry: Arc<Registry>) -> Self {
+        Self { store, registry }
+    }
+
+    /// One object; `None` when it or its kind does not exist. `namespace` is empty for
+    /// cluster-scoped kinds.
+    pub async fn get(
+        &self,
+        group: &str,
+        resource: &str,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<Arc<Stored>>, Status> {
+        let Some(resource) = self.resource(group, resource) else {
+            return Ok(None);
+        };
+        let key = resource.key(namespace, name);
+        let (_, entry) = self
+            .store
+            .get(&key, Freshness::AtLeast(0))
+            .await
+            .map_err(failure::of_store)?;
+        Ok(entry.map(|entry| entry.object))
+    }
+
+    /// All objects of a kind, or those of one namespace, and the moment they were read at.
+    pub async fn list(
+        &self,
+        group: &str,
+        resource: &str,
+        namespace: &str,
+    ) -> Result<(Revision, Vec<Arc<Stored>>), Status> {
+        let (revision, entries) = self.entries(group, resource, namespace).await?;
+        let objects = entries.into_iter().map(|entry| entry.object);
+        Ok((revision, objects.collect()))
+    }
+
+    /// The same, with their keys.
+    pub async fn entries(
+        &self,
+        group: &str,
+        resource: &str,
+        namespace: &str,
+    ) -> Result<(Revision, Vec<Entry<Stored>>), Status> {
+        let Some(resource) = self.resource(group, resource) else {
+            return Ok((0, Vec::new()));
+        };
+        let request = ListRequest {
+            prefix: resource.prefix(namespace),
+            from: None,
+            limit: None,
+            freshness: Freshness::AtLeast(0),
+        };
+        let listed = self.store.list(request).await.map_err(failure::of_store)?;
+        Ok((listed.revision, listed.entries))
+    }
+
+    /// The newest revision.
+    pub async fn revision(&self) -> Result<Revision, Status> {
+        self.store.revision().await.map_err(failure::of_store)
+    }
+
+    /// Changes of a kind after a revision; `None` when the kind is not served.
+    pub async fn watch(
+        &self,
+        group: &str,
+        resource: &str,
+        after: Revision,
+    ) -> Result<Option<Watch<Stored>>, store::Error> {
+        match self.resource(group, resource) {
+            Some(resource) => self.store.watch(resource.prefix(""), after).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Tells of every change of a kind, and at the beginning, for as long as it is polled.
+    pub async fn tell_of_changes(&self, group: &str, resource: &str, changed: &Notify) {
+        let mut backoff = Backoff::new(FIRST, LONGEST);
+        loop {
+            // What happened while nobody watched is in the next list.
+            let since = self.list(group, resource, "").await;
+            changed.notify_one();
+            if let Ok((since, _)) = since
+                && let Ok(Some(mut events)) = self.watch(group, resource, since).await
+            {
+                while let Some(Ok(item)) = events.next().await {
+                    if let WatchItem::Events { .. } = item {
+                        backoff.reset();
+                        changed.notify_one();
+                    }
+                }
+            }
+            tokio::time::sleep(backoff.step()).await;
+        }
+    }
+
+    pub fn resource(&self, group: &str, plural: &str) -> Option<Arc<Resource>> {
+        self.registry.table().any_version(group, plural).cloned()
+    }
+}

@@ -1,0 +1,430 @@
+//! The kinds that are served, by group, version and plural name. Built-in kinds come from
+//! `kinds`; others can be added and removed while the server runs: readers see one table or
+//! the next, never a mixture.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    ops::Deref,
+    sync::{Arc, atomic::AtomicUsize},
+};
+
+use apiextensions::{CustomKind, ScalePaths};
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use kinds::{Kind, Scope};
+use machinery::{
+    Object, Value,
+    apply::Root,
+    encode,
+    schema::{self, Type},
+};
+use store::Key;
+
+use crate::{Draft, Stored, store_metrics::Stores};
+
+/// Where all objects live in the store.
+const ROOT: &str = "/registry/";
+
+/// The prefix of the store keys of all objects of a resource.
+pub fn key_prefix(group: &str, plural: &str) -> String {
+    let group = if group.is_empty() { "core" } else { group };
+    format!("{ROOT}{group}/{plural}/")
+}
+
+/// The store key of one object; `namespace` is empty for cluster-scoped ones.
+pub fn object_key(group: &str, plural: &str, namespace: &str, name: &str) -> Key {
+    let slash = if namespace.is_empty() { "" } else { "/" };
+    Bytes::from([&key_prefix(group, plural), namespace, slash, name].concat())
+}
+
+/// A kind, built in or made at run time.
+#[derive(Clone)]
+pub enum KindRef {
+    Static(&'static dyn Kind),
+    Shared(Arc<dyn Kind>),
+}
+
+impl Deref for KindRef {
+    type Target = dyn Kind;
+
+    fn deref(&self) -> &(dyn Kind + 'static) {
+        match self {
+            Self::Static(kind) => *kind,
+            Self::Shared(kind) => &**kind,
+        }
+    }
+}
+
+/// A kind as it is served.
+pub struct Resource {
+    pub kind: KindRef,
+    pub group: String,
+    pub version: String,
+    pub plural: String,
+    /// `v1` or `apps/v1`.
+    pub api_version: String,
+    /// Whether items of a list carry apiVersion and kind, as those of custom resources do.
+    pub custom: bool,
+    /// The kind's type in the schema table; `None` for custom resources.
+    pub schema: Option<&'static Type>,
+    /// The resource in whose form the objects are stored, when it is another one: an older version
+    /// or another group of the same objects.
+    pub storage: Option<Arc<Resource>>,
+    /// What a custom resource's schema says; `None` for built-in kinds.
+    pub definition: Option<Arc<CustomKind>>,
+    /// The names again, as metrics count by them.
+    pub labels: Arc<Labels>,
+    /// What the store is asked about it.
+    pub stores: Stores,
+    /// How many watch it now.
+    pub watchers: Arc<AtomicUsize>,
+    prefix: String,
+}
+
+/// Names that are shared instead of copied.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Labels {
+    pub group: Arc<str>,
+    pub version: Arc<str>,
+    pub resource: Arc<str>,
+}
+
+impl Resource {
+    fn new(kind: KindRef, custom: bool, storage: Option<Arc<Resource>>) -> Self {
+        let names = kind.names().clone();
+        Self {
+            prefix: match &storage {
+                Some(storage) => storage.prefix.clone(),
+                None => key_prefix(&names.group, &names.plural),
+            },
+            storage,
+            definition: None,
+            labels: Arc::new(Labels {
+                group: names.group.as_str().into(),
+                version: names.version.as_str().into(),
+                resource: names.plural.as_str().into(),
+            }),
+            stores: Stores::default(),
+            watchers: Arc::default(),
+            schema: kind.schema().and_then(schema::lookup),
+            api_version: api_version(&names.group, &names.version),
+            group: names.group,
+            version: names.version,
+            plural: names.plural,
+            custom,
+            kind,
+        }
+    }
+
+    fn custom(kind: Arc<CustomKind>, storage: Option<Arc<Resource>>) -> Self {
+        let mut resource = Self::new(KindRef::Shared(kind.clone()), true, storage);
+        resource.definition = Some(kind);
+        resource
+    }
+
+    /// Whether objects live in namespaces.
+    pub fn namespaced(&self) -> bool {
+        self.kind.scope() == Scope::Namespaced
+    }
+
+    /// The key of one object.
+    pub fn key(&self, namespace: &str, name: &str) -> Key {
+        let slash = if self.namespaced() { "/" } else { "" };
+        let namespace = if self.namespaced() { namespace } else { "" };
+        Bytes::from([&self.prefix, namespace, slash, name].concat())
+    }
+
+    /// The prefix of all objects, or of those in one namespace.
+    pub fn prefix(&self, namespace: &str) -> Key {
+        if namespace.is_empty() || !self.namespaced() {
+            Bytes::from(self.prefix.clone())
+        } else {
+            self.key(namespace, "")
+        }
+    }
+
+    /// An object of the store as this resource serves it. Converted ones are kept beside the
+    /// stored one, so that every reader of the same version shares them.
+    pub fn serve<'a>(&self, object: &'a Stored) -> Served<'a> {
+        if !self.reshapes(object) {
+            return Served::Stored(object);
+        }
+        let convert = || {
+            let mut converted = self.parse(object);
+            if self.storage.is_none() && converted == object.parse() {
+                return None;
+            }
+            if let Some(metadata) = converted.get_mut("metadata").and_then(Value::as_object_mut) {
+                metadata.shift_remove("resourceVersion");
+            }
+            let bytes = encode::object(self.schema, &converted).bytes;
+            let draft = Draft {
+                bytes: bytes.into(),
+                header: object.header.clone(),
+            };
+            // Labels and fields are those of the stored form; only the places differ.
+            Some(Arc::new(Stored::stamp(draft.replaced(), object.revision)))
+        };
+        let made = match &self.definition {
+            // Another schema of the same version is another form.
+            Some(kind) => object.converted(&kind.form(), convert),
+            None => object.converted(&self.api_version, convert),
+        };
+        made.map_or(Served::Stored(object), Served::Converted)
+    }
+
+    /// Whether an object may have to look different than it is stored: another version, or a
+    /// custom resource from before its definition was what it is now.
+    fn reshapes(&self, object: &Stored) -> bool {
+        let older = |kind: &Arc<CustomKind>| object.revision < kind.since;
+        self.storage.is_some() || self.definition.as_ref().is_some_and(older)
+    }
+
+    /// What is known about the fields, for managedFields and apply.
+    pub fn root(&self) -> Root<'_> {
+        match (self.schema, &self.definition) {
+            (Some(schema), _) => Root::Typed(schema),
+            (None, Some(definition)) => Root::Custom(definition.open_api()),
+            (None, None) => Root::Unknown,
+        }
+    }
+
+    /// Where a custom resource keeps the numbers of its Scale.
+    pub fn scale(&self) -> Option<ScalePaths> {
+        self.definition.as_ref()?.scale.clone()
+    }
+
+    /// An object of the store, parsed, as this resource serves it.
+    pub fn parse(&self, object: &Stored) -> Object {
+        let parsed = object.parse();
+        match &self.definition {
+            Some(kind) if self.reshapes(object) => kind.read_stored(parsed),
+            _ if self.storage.is_some() => self.kind.from_stored(parsed),
+            _ => parsed,
+        }
+    }
+
+    /// What discovery says about a subresource: group and version where they are not the resource's own, its kind, its
+    /// verbs.
+    pub fn subresource(
+        &self,
+        name: &str,
+    ) -> (&'static str, &'static str, &str, &'static [&'static str]) {
+        let own = self.kind.names().kind.as_str();
+        match self.kind.subresource_info(name) {
+            Some(info) => {
+                let kind = if info.kind.is_empty() { own } else { info.kind };
+                (info.group, info.version, kind, info.verbs)
+            }
+            None => ("", "", own, &["get", "patch", "update"]),
+        }
+    }
+
+    /// `deployments.apps`, as messages name it.
+    pub fn qualified(&self) -> String {
+        if self.group.is_empty() {
+            self.plural.clone()
+        } else {
+            format!("{}.{}", self.plural, self.group)
+        }
+    }
+}
+
+/// A stored object, or its form in another version.
+pub enum Served<'a> {
+    Stored(&'a Stored),
+    Converted(Arc<Stored>),
+}
+
+impl Deref for Served<'_> {
+    type Target = Stored;
+
+    fn deref(&self) -> &Stored {
+        match self {
+            Self::Stored(object) => object,
+            Self::Converted(object) => object,
+        }
+    }
+}
+
+/// `v1` for the core group, `group/version` for others.
+pub fn api_version(group: &str, version: &str) -> String {
+    if group.is_empty() {
+        version.to_owned()
+    } else {
+        format!("{group}/{version}")
+    }
+}
+
+/// One moment of the registry.
+#[derive(Default)]
+pub struct Table {
+    /// In the order they were added, which is discovery's order.
+    all: Vec<Arc<Resource>>,
+    /// By plural, which next to none share: every request looks here.
+    by_plural: HashMap<String, Vec<Arc<Resource>>>,
+    by_prefix: BTreeMap<String, Arc<Resource>>,
+    /// Grows with every change, for ETags.
+    pub generation: u64,
+}
+
+impl Table {
+    fn of(all: Vec<Arc<Resource>>, generation: u64) -> Self {
+        let mut table = Self {
+            generation,
+            ..Self::default()
+        };
+        for resource in &all {
+            let same = table.by_plural.entry(resource.plural.clone()).or_default();
+            // The last of the same path is the one that counts.
+            same.retain(|known| {
+                (&known.group, &known.version) != (&resource.group, &resource.version)
+            });
+            same.push(resource.clone());
+            if resource.storage.is_none() {
+                table
+                    .by_prefix
+                    .insert(resource.prefix.clone(), resource.clone());
+            }
+        }
+        table.all = all;
+        table
+    }
+
+    /// All resources, in discovery's order.
+    pub fn all(&self) -> &[Arc<Resource>] {
+        &self.all
+    }
+
+    /// The resource at a path.
+    pub fn get(&self, group: &str, version: &str, plural: &str) -> Option<&Arc<Resource>> {
+        let mut same = self.by_plural.get(plural)?.iter();
+        same.find(|known| known.version == version && known.group == group)
+    }
+
+    /// All resources that serve the objects of one, itself among them.
+    pub fn same_objects<'a>(
+        &'a self,
+        resource: &'a Resource,
+    ) -> impl Iterator<Item = &'a Resource> {
+        let same = self.by_plural.get(&resource.plural).into_iter().flatten();
+        same.map(|known| &**known)
+            .filter(move |known| known.prefix == resource.prefix)
+    }
+
+    /// Any served version of a resource.
+    pub fn any_version(&self, group: &str, plural: &str) -> Option<&Arc<Resource>> {
+        let mut same = self.by_plural.get(plural)?.iter();
+        same.find(|known| known.group == group)
+    }
+
+    /// Whether a group is built in: a router knows its paths.
+    pub fn has_router(&self, group: &str) -> bool {
+        let mut all = self.all.iter();
+        all.any(|known| known.group == group && !known.custom)
+    }
+
+    /// Whether a group (in a version) is served at all.
+    pub fn serves(&self, group: &str, version: &str) -> bool {
+        let mut all = self.all.iter();
+        all.any(|known| known.group == group && known.version == version)
+    }
+}
+
+/// The served kinds, changing over time.
+pub struct Registry {
+    table: ArcSwap<Table>,
+}
+
+impl Registry {
+    /// The built-in kinds.
+    pub fn builtin() -> Arc<Self> {
+        Self::with(kinds::all().iter().copied())
+    }
+
+    /// Exactly these kinds.
+    pub fn with(kinds: impl IntoIterator<Item = &'static dyn Kind>) -> Arc<Self> {
+        let all = builtin(&kinds.into_iter().collect::<Vec<_>>());
+        Arc::new(Self {
+            table: ArcSwap::from_pointee(Table::of(all, 1)),
+        })
+    }
+
+    /// The table of this moment.
+    pub fn table(&self) -> arc_swap::Guard<Arc<Table>> {
+        self.table.load()
+    }
+
+    /// The table of this moment, to keep.
+    pub fn kept_table(&self) -> Arc<Table> {
+        self.table.load_full()
+    }
+
+    /// The resource at a path.
+    pub fn get(&self, group: &str, version: &str, plural: &str) -> Option<Arc<Resource>> {
+        self.table().get(group, version, plural).cloned()
+    }
+
+    /// The resource a store key belongs to.
+    pub fn by_key(&self, key: &[u8]) -> Option<Arc<Resource>> {
+        let text = std::str::from_utf8(key).ok()?;
+        let mut slashes = text[ROOT.len().min(text.len())..].match_indices('/');
+        let end = ROOT.len() + slashes.nth(1)?.0 + 1;
+        self.table().by_prefix.get(text.get(..end)?).cloned()
+    }
+
+    /// Serves the versions of a custom resource in place of those that were served before; the
+    /// first is the one that objects are stored in, and is served only if `serves_stored`.
+    pub fn define(&self, versions: Vec<Arc<CustomKind>>, serves_stored: bool) {
+        let Some((first, others)) = versions.split_first() else {
+            return;
+        };
+        let stored = Arc::new(Resource::custom(first.clone(), None));
+        let mut added: Vec<Arc<Resource>> = Vec::new();
+        added.extend(serves_stored.then(|| stored.clone()));
+        for version in others {
+            added.push(Arc::new(Resource::custom(
+                version.clone(),
+                Some(stored.clone()),
+            )));
+        }
+        self.table.rcu(|table| {
+            let other = |known: &&Arc<Resource>| {
+                !(known.custom && known.group == stored.group && known.plural == stored.plural)
+            };
+            let mut all: Vec<_> = table.all.iter().filter(other).cloned().collect();
+            all.extend(added.iter().cloned());
+            Table::of(all, table.generation + 1)
+        });
+    }
+
+    /// Serves a custom resource no longer.
+    pub fn undefine(&self, group: &str, plural: &str) {
+        self.table.rcu(|table| {
+            let other = |known: &&Arc<Resource>| {
+                !(known.custom && known.group == group && known.plural == plural)
+            };
+            Table::of(
+                table.all.iter().filter(other).cloned().collect(),
+                table.generation + 1,
+            )
+        });
+    }
+}
+
+/// Built-in kinds in their order; those that are stored as others know them.
+fn builtin(kinds: &[&'static dyn Kind]) -> Vec<Arc<Resource>> {
+    let stored = |name: &str| {
+        kinds
+            .iter()
+            .copied()
+            .find(|kind| kind.schema() == Some(name))
+    };
+    let of = |kind: &&'static dyn Kind| {
+        let storage = kind.stored_as().and_then(stored);
+        let storage =
+            storage.map(|kind| Arc::new(Resource::new(KindRef::Static(kind), false, None)));
+        Arc::new(Resource::new(KindRef::Static(*kind), false, storage))
+    };
+    kinds.iter().map(of).collect()
+}

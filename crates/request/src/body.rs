@@ -1,0 +1,145 @@
+//! Bodies: whole bytes or a stream of them.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use futures::{Stream, StreamExt, stream::BoxStream};
+use http_body::{Frame, SizeHint};
+use prometheus_client::metrics::histogram::Histogram;
+
+/// What breaks a body that is under way.
+pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A response body.
+pub struct Body {
+    inner: Inner,
+    /// Dropped with the body, when the answer has been sent.
+    held: Option<Box<dyn std::any::Any + Send>>,
+    measured: Option<Measured>,
+    pace: Pace,
+}
+
+/// How long a body may be on its way.
+#[derive(Debug, Clone, Copy, Default)]
+pub enum Pace {
+    /// As long as its client takes something now and then.
+    #[default]
+    Steady,
+    /// The same, and no longer than this.
+    Until(tokio::time::Instant),
+    /// As long as its client likes: logs, proxies, streams into containers.
+    Endless,
+}
+
+/// Counts the bytes of a body, and tells their number when the body is gone.
+struct Measured {
+    bytes: u64,
+    sizes: Histogram,
+}
+
+impl Drop for Measured {
+    fn drop(&mut self) {
+        self.sizes.observe(self.bytes as f64);
+    }
+}
+
+enum Inner {
+    Whole(Option<Bytes>),
+    Stream(BoxStream<'static, Result<Bytes, BodyError>>),
+}
+
+impl Body {
+    fn of(inner: Inner) -> Self {
+        Self {
+            inner,
+            held: None,
+            measured: None,
+            pace: Pace::default(),
+        }
+    }
+
+    /// Keeps something alive until the body is gone, beside what it keeps already.
+    pub fn hold(&mut self, guard: impl Send + 'static) {
+        self.held = Some(match self.held.take() {
+            Some(held) => Box::new((held, guard)),
+            None => Box::new(guard),
+        });
+    }
+
+    pub fn pace(&self) -> Pace {
+        self.pace
+    }
+
+    pub fn set_pace(&mut self, pace: Pace) {
+        self.pace = pace;
+    }
+
+    /// Counts how much is sent.
+    pub fn measure(&mut self, sizes: Histogram) {
+        self.measured = Some(Measured { bytes: 0, sizes });
+    }
+
+    /// Nothing.
+    pub fn empty() -> Self {
+        Self::of(Inner::Whole(None))
+    }
+
+    /// All of it at once.
+    pub fn whole(bytes: impl Into<Bytes>) -> Self {
+        let bytes = bytes.into();
+        Self::of(Inner::Whole((!bytes.is_empty()).then_some(bytes)))
+    }
+
+    /// The bytes, if they are known as a whole.
+    pub fn as_whole(&self) -> Option<&Bytes> {
+        match &self.inner {
+            Inner::Whole(bytes) => bytes.as_ref(),
+            Inner::Stream(_) => None,
+        }
+    }
+
+    /// Whether it is made while it is sent.
+    pub fn is_stream(&self) -> bool {
+        matches!(self.inner, Inner::Stream(_))
+    }
+
+    /// Piece by piece.
+    pub fn stream(stream: impl Stream<Item = Result<Bytes, BodyError>> + Send + 'static) -> Self {
+        Self::of(Inner::Stream(stream.boxed()))
+    }
+}
+
+impl http_body::Body for Body {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let next = match &mut self.inner {
+            Inner::Whole(bytes) => Poll::Ready(bytes.take().map(Ok)),
+            Inner::Stream(stream) => stream.poll_next_unpin(context),
+        };
+        if let (Poll::Ready(Some(Ok(data))), Some(measured)) = (&next, &mut self.measured) {
+            measured.bytes += data.len() as u64;
+        }
+        next.map(|next| next.map(|item| item.map(Frame::data)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self.inner, Inner::Whole(None))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.inner {
+            Inner::Whole(bytes) => {
+                SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+            }
+            Inner::Stream(_) => SizeHint::default(),
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! Addresses and ports of Services. Each address is an IPAddress object and each node port a key of
+//! its own, written in the same transaction as the Service: two Services can never hold the same
+//! one, whatever races or restarts.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod addresses;
+mod events;
+mod families;
+mod networks;
+mod ports;
+mod repair;
+
+use std::{net::IpAddr, ops::RangeInclusive, sync::Arc};
+
+pub use repair::keep;
+
+use bytes::Bytes;
+use machinery::{Object, Status, Value, field};
+use store::{Action, Freshness, Key, Op, Precondition};
+
+use registry::{Draft, Reader, Store, failure, key_prefix, meta, object_key};
+use stdx::Clock;
+
+/// The label and its value of IPAddresses that come from here.
+const MANAGED_BY: &str = "ipaddress.kubernetes.io/managed-by";
+const ALLOCATOR: &str = "ipallocator.k8s.io";
+
+/// What a Service holds.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Held {
+    addresses: Vec<String>,
+    ports: Vec<u16>,
+}
+
+/// What addresses and ports are allocated from, and where they are kept.
+pub struct Allocator {
+    pub store: Store,
+    pub reader: Reader,
+    pub clock: Arc<dyn Clock>,
+    /// The networks that the server was started with, the primary one first.
+    pub cidrs: Vec<(IpAddr, u8)>,
+    pub node_ports: RangeInclusive<u16>,
+}
+
+/// Where a Service is written, and whether it is a dry run.
+#[derive(Debug, Clone, Copy)]
+pub struct ServiceWrite<'a> {
+    pub namespace: &'a str,
+    pub dry_run: bool,
+}
+
+impl Allocator {
+    /// Allocates what a new Service asks for or leaves open: operations for the transaction of its creation.
+    pub async fn on_create(
+        &self,
+        write: ServiceWrite<'_>,
+        object: &mut Object,
+    ) -> Result<Vec<Op<Draft>>, Status> {
+        self.allocate(write, object, None).await
+    }
+
+    /// Allocates and releases what an update changes.
+    pub async fn on_update(
+        &self,
+        write: ServiceWrite<'_>,
+        object: &mut Object,
+        old: &Object,
+    ) -> Result<Vec<Op<Draft>>, Status> {
+        let before = held(old);
+        let mut ops = self.allocate(write, object, Some(old)).await?;
+        let now = held(object);
+        let dropped = Held {
+            addresses: before
+                .addresses
+                .into_iter()
+                .filter(|a| !now.addresses.contains(a))
+                .collect(),
+            ports: before
+                .ports
+                .into_iter()
+                .filter(|p| !now.ports.contains(p))
+                .collect(),
+        };
+        ops.extend(release(&dropped));
+        Ok(ops)
+    }
+
+    async fn allocate(
+        &self,
+        write: ServiceWrite<'_>,
+        object: &mut Object,
+        old: Option<&Object>,
+    ) -> Result<Vec<Op<Draft>>, Status> {
+        let name = meta::text(object, "name").to_owned();
+        let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) else {
+            return Ok(Vec::new());
+        };
+        let owner = Owner {
+            allocator: self,
+            dry_run: write.dry_run,
+            namespace: write.namespace.to_owned(),
+            name,
+            dry_run_ports: parking_lot::Mutex::default(),
+        };
+        let before = old.map(held).unwrap_or_default();
+        let old_spec = old.and_then(|old| old.get("spec")?.as_object());
+        let mut ops = Vec::new();
+        owner.addresses(spec, old_spec, &before, &mut ops).await?;
+        owner.ports(spec, old_spec, &before, &mut ops).await?;
+        Ok(ops)
+    }
+}
+
+/// Releases what a Service held: operations for the transaction of its removal.
+pub fn on_remove(object: &Object) -> Vec<Op<Draft>> {
+    release(&held(object))
+}
+
+/// The Service that addresses and ports are allocated for.
+struct Owner<'a> {
+    allocator: &'a Allocator,
+    dry_run: bool,
+    namespace: String,
+    name: String,
+    /// Guards the node ports that a dry run gave.
+    dry_run_ports: parking_lot::Mutex<Vec<i64>>,
+}
+
+impl Owner<'_> {
+    async fn is_free(&self, key: &Key) -> Result<bool, Status> {
+        let read = self.allocator.store.get(key, Freshness::Newest).await;
+        Ok(read.map_err(failure::of_store)?.1.is_none())
+    }
+
+    fn invalid(&self, errors: &[field::Error]) -> Status {
+        Status::invalid("", "Service", &self.name, errors)
+    }
+}
+
+fn put(key: Key, object: Value) -> Result<Op<Draft>, Status> {
+    let bytes = Bytes::from(object.to_string());
+    let object = object.as_object().cloned().unwrap_or_default();
+    let draft = Draft::new(&object, bytes, Vec::new()).map_err(Status::internal)?;
+    let action = Action::Put {
+        draft,
+        expires_in: None,
+    };
+    Ok(Op {
+        key,
+        precondition: Precondition::Absent,
+        action,
+    })
+}
+
+fn release(held: &Held) -> Vec<Op<Draft>> {
+    let addresses = held.addresses.iter().map(|address| address_key(address));
+    let ports = held.ports.iter().map(|port| port_key(*port));
+    let free = |key| Op {
+        key,
+        precondition: Precondition::Any,
+        action: Action::Delete,
+    };
+    addresses.chain(ports).map(free).collect()
+}
+
+fn address_key(address: &str) -> Key {
+    object_key("networking.k8s.io", "ipaddresses", "", address)
+}
+
+/// Node ports have no kind of their own: keys that nothing serves.
+fn ports_prefix() -> Key {
+    key_prefix("", "nodeports").into()
+}
+
+fn port_key(number: u16) -> Key {
+    object_key("", "nodeports", "", &number.to_string())
+}
+
+fn held(object: &Object) -> Held {
+    let Some(spec) = object.get("spec").and_then(Value::as_object) else {
+        return Held::default();
+    };
+    let ports = spec
+        .get("ports")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten();
+    let ports = ports
+        .filter_map(|port| port.get("nodePort"))
+        .chain(spec.get("healthCheckNodePort"));
+    let mut ports: Vec<u16> = ports
+        .filter_map(|port| u16::try_from(port.as_u64()?).ok())
+        .filter(|port| *port > 0)
+        .collect();
+    ports.sort_unstable();
+    ports.dedup();
+    let addresses = list(spec, "clusterIPs")
+        .into_iter()
+        .filter(|address| address != "None");
+    Held {
+        addresses: addresses.collect(),
+        ports,
+    }
+}
+
+fn text<'a>(object: &'a Object, key: &str) -> &'a str {
+    object.get(key).and_then(Value::as_str).unwrap_or_default()
+}
+
+fn list(object: &Object, key: &str) -> Vec<String> {
+    let list = object
+        .get(key)
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten();
+    list.filter_map(Value::as_str)
+        .filter(|text| !text.is_empty())
+        .map(str::to_owned)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use machinery::json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_service_holds_its_addresses_and_ports_once() {
+        let service = json!({"spec": {"clusterIPs": ["10.43.0.7"], "ports": [
+            {"nodePort": 30001}, {"nodePort": 30001}, {"port": 1}], "healthCheckNodePort": 30002}});
+        let held = held(service.as_object().unwrap());
+        assert_eq!(
+            held,
+            Held {
+                addresses: vec!["10.43.0.7".into()],
+                ports: vec![30001, 30002]
+            }
+        );
+    }
+}

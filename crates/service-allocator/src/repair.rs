@@ -1,0 +1,459 @@
+//! Puts right what others change behind the allocator's back: a held address whose IPAddress was
+//! deleted gets it again at once, before it could be handed out twice; what nobody holds is freed.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use futures::StreamExt;
+use machinery::{Object, Status};
+use store::{
+    Action, Durability, Entry, Freshness, Key, ListRequest, Op, Precondition, Revision, WatchItem,
+};
+
+use super::{
+    ALLOCATOR, Held, MANAGED_BY, address_key,
+    addresses::put_address,
+    events::{self, Warning},
+    held,
+    networks::{self, Network},
+    port_key,
+    ports::put_port,
+    ports_prefix,
+};
+use crate::Allocator;
+use registry::{Draft, Stored, failure, key_prefix, meta, object_key};
+
+/// After a failure.
+const AGAIN: Duration = Duration::from_secs(10);
+/// How often everything is compared, besides what is seen to go.
+const EVERYTHING: Duration = Duration::from_secs(60);
+
+/// Who tells of addresses.
+const ADDRESSES_BY: &str = "ipallocator-repair-controller";
+/// Who tells of ports.
+const PORTS_BY: &str = "portallocator-repair-controller";
+
+/// Warnings that were reported already: key and revision of the Service, and the message.
+type Reported = HashSet<(Key, Revision, String)>;
+
+/// Keeps addresses and ports in step with Services for as long as the server runs; `synced` is called whenever all of
+/// them have been compared.
+pub async fn keep(allocator: Arc<Allocator>, synced: impl Fn() + Send) {
+    let mut reported = Reported::new();
+    loop {
+        if let Err(status) = follow(&allocator, &mut reported, &synced).await {
+            tracing::warn!(%status, "cannot follow the addresses of services");
+            allocator.clock.sleep(AGAIN).await;
+        }
+    }
+}
+
+/// Looks at everything once, then for a while at what is taken away.
+async fn follow(
+    allocator: &Allocator,
+    reported: &mut Reported,
+    synced: &(impl Fn() + Send),
+) -> Result<(), Status> {
+    let revision = everything(allocator, reported).await?;
+    synced();
+    let changes = allocator.store.watch(address_key(""), revision).await;
+    let mut changes = changes.map_err(failure::of_store)?;
+    let mut rest = allocator.clock.sleep(EVERYTHING);
+    loop {
+        let item = tokio::select! {
+            item = changes.next() => item,
+            () = &mut rest => return Ok(()),
+        };
+        let Some(item) = item else {
+            allocator.clock.sleep(AGAIN).await;
+            return Ok(());
+        };
+        let WatchItem::Events { events, .. } = item.map_err(failure::of_store)? else {
+            continue;
+        };
+        for event in events.iter().filter(|event| event.current.is_none()) {
+            if let Some(lost) = &event.previous {
+                give_back(allocator, &lost.object.parse()).await?;
+            }
+        }
+    }
+}
+
+/// Gives an address back to the Service that still holds it.
+async fn give_back(allocator: &Allocator, lost: &Object) -> Result<(), Status> {
+    let address = meta::text(lost, "name");
+    let (namespace, name) = holder(lost);
+    let key = service_key(&namespace, &name);
+    let read = allocator.store.get(&key, Freshness::Newest).await;
+    let Some(service) = read.map_err(failure::of_store)?.1 else {
+        return Ok(());
+    };
+    let object = service.object.parse();
+    if held(&object).addresses.iter().any(|held| held == address) {
+        let event = not_allocated(allocator, &object, address)?;
+        let op = put_address(allocator, &namespace, &name, address)?;
+        let what = "an address that its service still holds";
+        commit(allocator, vec![still(&service), event, op], what).await?;
+    }
+    Ok(())
+}
+
+/// The namespace and name of the Service that an IPAddress says it is of; nothing if it is of
+/// something else.
+fn holder(address: &Object) -> (String, String) {
+    let parent = address.get("spec").and_then(|spec| spec.get("parentRef"));
+    let parent = |key: &str| {
+        let value = parent.and_then(|parent| parent.get(key)?.as_str());
+        value.unwrap_or_default().to_owned()
+    };
+    if (parent("group").as_str(), parent("resource").as_str()) != ("", "services") {
+        return Default::default();
+    }
+    (parent("namespace"), parent("name"))
+}
+
+fn family(address: &str) -> &'static str {
+    if address.contains(':') {
+        "IPv6"
+    } else {
+        "IPv4"
+    }
+}
+
+fn not_allocated(
+    allocator: &Allocator,
+    service: &Object,
+    address: &str,
+) -> Result<Op<Draft>, Status> {
+    let family = family(address);
+    let note = format!("Cluster IP [{family}]: {address} is not allocated; repairing");
+    repairing(allocator, service, note)
+}
+
+fn repairing(allocator: &Allocator, about: &Object, note: String) -> Result<Op<Draft>, Status> {
+    let warning = Warning {
+        by: ADDRESSES_BY,
+        about,
+        reason: "ClusterIPNotAllocated",
+        action: "ClusterIPAllocation",
+        note,
+    };
+    events::event(&*allocator.clock, warning)
+}
+
+/// What nobody but the Service's owner can put right.
+struct Beyond {
+    by: &'static str,
+    reason: &'static str,
+    action: &'static str,
+    note: String,
+}
+
+impl Beyond {
+    fn address(reason: &'static str, note: String) -> Self {
+        let action = match reason {
+            "ClusterIPNotValid" => "ClusterIPValidation",
+            _ => "ClusterIPAllocation",
+        };
+        Self {
+            by: ADDRESSES_BY,
+            reason,
+            action,
+            note,
+        }
+    }
+
+    fn port(reason: &'static str, note: String) -> Self {
+        Self {
+            by: PORTS_BY,
+            reason,
+            action: "PortAllocation",
+            note,
+        }
+    }
+}
+
+/// Whether an address can be any Service's at all.
+fn beyond_repair(address: &str, networks: &[Network]) -> Option<Beyond> {
+    let Ok(parsed) = address.parse() else {
+        let note = "Cluster IP <nil> is not a valid IP; please recreate Service".to_owned();
+        return Some(Beyond::address("ClusterIPNotValid", note));
+    };
+    if networks.iter().any(|network| network.can_hold(parsed)) {
+        return None;
+    }
+    let family = family(address);
+    let note = format!(
+        "Cluster IP [{family}]: {address} is not within any configured Service CIDR; please recreate service"
+    );
+    Some(Beyond::address("ClusterIPOutOfRange", note))
+}
+
+/// Tells what cannot be put right, once for every state of the Service.
+async fn tell(
+    allocator: &Allocator,
+    entry: &Entry<Stored>,
+    service: &Object,
+    beyond: Beyond,
+    reported: &mut Reported,
+) -> Result<(), Status> {
+    let words = (
+        entry.key.clone(),
+        entry.object.revision,
+        format!("{} {}", beyond.reason, beyond.note),
+    );
+    if reported.contains(&words) {
+        return Ok(());
+    }
+    let warning = Warning {
+        by: beyond.by,
+        about: service,
+        reason: beyond.reason,
+        action: beyond.action,
+        note: beyond.note,
+    };
+    let event = events::event(&*allocator.clock, warning)?;
+    tracing::warn!(key = %String::from_utf8_lossy(&entry.key), "{}", words.2);
+    match allocator
+        .store
+        .commit(vec![still(entry), event], Durability::Synced)
+        .await
+    {
+        Ok(_) => {
+            reported.insert(words);
+            Ok(())
+        }
+        Err(store::Error::Conflict { .. }) => Ok(()),
+        Err(error) => Err(failure::of_store(error)),
+    }
+}
+
+fn service_key(namespace: &str, name: &str) -> Key {
+    object_key("", "services", namespace, name)
+}
+
+async fn list(
+    allocator: &Allocator,
+    prefix: Key,
+) -> Result<(Revision, Vec<Entry<Stored>>), Status> {
+    let ask = ListRequest {
+        prefix,
+        from: None,
+        limit: None,
+        freshness: Freshness::Newest,
+    };
+    let listed = allocator.store.list(ask).await.map_err(failure::of_store)?;
+    Ok((listed.revision, listed.entries))
+}
+
+/// Compares all Services with all that is held for them. Services are read last: what they hold was
+/// written with them, so that a Service made meanwhile is never taken for a leak.
+async fn everything(allocator: &Allocator, reported: &mut Reported) -> Result<Revision, Status> {
+    let networks = networks::known(allocator).await?;
+    let (revision, addresses) = list(allocator, address_key("")).await?;
+    let (_, ports) = list(allocator, ports_prefix()).await?;
+    let (_, services) = list(allocator, key_prefix("", "services").into()).await?;
+    let present: HashMap<&Key, &Entry<Stored>> = addresses
+        .iter()
+        .chain(&ports)
+        .map(|entry| (&entry.key, entry))
+        .collect();
+    let mut kept = HashSet::new();
+    let mut taken: HashSet<u16> = HashSet::new();
+    let services: Vec<_> = services
+        .into_iter()
+        .map(|entry| (entry.object.parse(), entry))
+        .collect();
+    let holds = |(namespace, name): &(String, String), address: &str| {
+        services.iter().any(|(service, _)| {
+            meta::text(service, "namespace") == namespace
+                && meta::text(service, "name") == name
+                && held(service).addresses.iter().any(|held| held == address)
+        })
+    };
+    let there = |key: &Key, revision| {
+        let is_it = |(_, entry): &(Object, Entry<Stored>)| {
+            entry.key == *key && entry.object.revision == revision
+        };
+        services.iter().any(is_it)
+    };
+    reported.retain(|(key, revision, _)| there(key, *revision));
+    for (service, entry) in &services {
+        let (namespace, name) = (
+            meta::text(service, "namespace"),
+            meta::text(service, "name"),
+        );
+        let Held { addresses, ports } = held(service);
+        for address in addresses {
+            let key = address_key(&address);
+            if let Some(beyond) = beyond_repair(&address, &networks) {
+                tell(allocator, entry, service, beyond, reported).await?;
+                kept.insert(key);
+                continue;
+            }
+            let mut op = put_address(allocator, namespace, name, &address)?;
+            if let Some(present) = present.get(&key) {
+                let other = holder(&present.object.parse());
+                let right = (other.0.as_str(), other.1.as_str()) == (namespace, name);
+                if !right && !holds(&other, &address) {
+                    op.precondition = Precondition::Revision(present.object.revision);
+                    let family = family(&address);
+                    let note = format!(
+                        "the ClusterIP [{family}]: {address} for Service {namespace}/{name} has a wrong reference; repairing"
+                    );
+                    let event = repairing(allocator, service, note)?;
+                    let what = "an address that named another service";
+                    commit(allocator, vec![still(entry), event, op], what).await?;
+                } else if !right {
+                    let family = family(&address);
+                    let note = format!(
+                        "Cluster IP [{family}]:{address} was assigned to multiple services; please recreate service"
+                    );
+                    let beyond = Beyond::address("ClusterIPAlreadyAllocated", note);
+                    tell(allocator, entry, service, beyond, reported).await?;
+                }
+            } else {
+                let event = not_allocated(allocator, service, &address)?;
+                let what = "an address that its service holds";
+                commit(allocator, vec![still(entry), event, op], what).await?;
+            }
+            kept.insert(key);
+        }
+        for port in ports {
+            let key = port_key(port);
+            let range = &allocator.node_ports;
+            if !range.contains(&port) {
+                let (first, last) = (range.start(), range.end());
+                let note = format!(
+                    "Port {port} is not within the port range {first}-{last}; please recreate service"
+                );
+                tell(
+                    allocator,
+                    entry,
+                    service,
+                    Beyond::port("PortOutOfRange", note),
+                    reported,
+                )
+                .await?;
+            } else if !taken.insert(port) {
+                let note = format!(
+                    "Port {port} was assigned to multiple services; please recreate service"
+                );
+                let beyond = Beyond::port("PortAlreadyAllocated", note);
+                tell(allocator, entry, service, beyond, reported).await?;
+            } else if !present.contains_key(&key) {
+                let warning = Warning {
+                    by: PORTS_BY,
+                    about: service,
+                    reason: "PortNotAllocated",
+                    action: "PortAllocation",
+                    note: format!("Port {port} is not allocated; repairing"),
+                };
+                let event = events::event(&*allocator.clock, warning)?;
+                let op = put_port(namespace, name, port)?;
+                let what = "a port that its service holds";
+                commit(allocator, vec![still(entry), event, op], what).await?;
+            }
+            kept.insert(key);
+        }
+    }
+    let ours = |entry: &Entry<Stored>| entry.object.label(MANAGED_BY) == Some(ALLOCATOR);
+    for entry in addresses.iter().filter(|entry| ours(entry)) {
+        if !kept.contains(&entry.key) {
+            let event = leaked(allocator, &entry.object.parse(), &services)?;
+            commit(
+                allocator,
+                vec![event, free(entry)],
+                "an address that no service holds",
+            )
+            .await?;
+        }
+    }
+    for entry in ports.iter().filter(|entry| !kept.contains(&entry.key)) {
+        commit(allocator, vec![free(entry)], "a port that no service holds").await?;
+    }
+    Ok(revision)
+}
+
+fn free(entry: &Entry<Stored>) -> Op<Draft> {
+    Op {
+        key: entry.key.clone(),
+        precondition: Precondition::Revision(entry.object.revision),
+        action: Action::Delete,
+    }
+}
+
+/// Says why an address is freed.
+fn leaked(
+    allocator: &Allocator,
+    address: &Object,
+    services: &[(Object, Entry<Stored>)],
+) -> Result<Op<Draft>, Status> {
+    let (namespace, name) = holder(address);
+    let there = services.iter().any(|(service, _)| {
+        meta::text(service, "namespace") == namespace && meta::text(service, "name") == name
+    });
+    let (reason, why) = match there {
+        true => ("IPAddressWrongReference", "has a wrong reference;"),
+        false => ("IPAddressNotAllocated", "appears to have leaked:"),
+    };
+    let what = meta::text(address, "name");
+    let warning = Warning {
+        by: ADDRESSES_BY,
+        about: address,
+        reason,
+        action: "IPAddressAllocation",
+        note: format!("IPAddress: {what} for Service {namespace}/{name} {why} cleaning up"),
+    };
+    events::event(&*allocator.clock, warning)
+}
+
+/// The Service is what it was when it was read: one that goes meanwhile gets nothing any more.
+fn still(service: &Entry<Stored>) -> Op<Draft> {
+    Op {
+        key: service.key.clone(),
+        precondition: Precondition::Revision(service.object.revision),
+        action: Action::Check,
+    }
+}
+
+/// Whoever was faster has put it right.
+async fn commit(allocator: &Allocator, ops: Vec<Op<Draft>>, what: &str) -> Result<(), Status> {
+    let key = ops.last().map(|op| op.key.clone()).unwrap_or_default();
+    let key = String::from_utf8_lossy(&key).into_owned();
+    match allocator.store.commit(ops, Durability::Synced).await {
+        Ok(_) => {
+            tracing::warn!(key, "repaired {what}");
+            Ok(())
+        }
+        Err(store::Error::Conflict { .. }) => Ok(()),
+        Err(error) => Err(failure::of_store(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_is_none_or_of_no_network_is_told_of() {
+        let networks = [Network::parse("10.43.0.0/16").unwrap()];
+        let told = |address: &str| beyond_repair(address, &networks).map(|b| (b.reason, b.note));
+        assert_eq!(told("10.43.0.9"), None);
+        let outside = "Cluster IP [IPv4]: 10.44.0.9 is not within any configured Service CIDR; please recreate service";
+        let cases = [
+            ("10.44.0.9", "ClusterIPOutOfRange", outside),
+            (
+                "a",
+                "ClusterIPNotValid",
+                "Cluster IP <nil> is not a valid IP; please recreate Service",
+            ),
+        ];
+        for (address, reason, note) in cases {
+            assert_eq!(told(address), Some((reason, note.to_owned())));
+        }
+    }
+}
