@@ -1,7 +1,7 @@
 //! Objects that a cluster of ours has beside those of the API server: the `kube-dns` Service, whose
-//! address every pod's resolver asks (each node answers for it; it needs no endpoints), and two
-//! ConfigMaps that machines read when they join: `cluster-info`, as kubeadm makes it, and what a node
-//! must know of its cluster.
+//! address every pod's resolver asks (each node answers for it; it needs no endpoints), the default
+//! StorageClass, and two ConfigMaps that machines read when they join: `cluster-info`, as kubeadm
+//! makes it, and what a node must know of its cluster.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
@@ -9,12 +9,15 @@ use client::kube::{
     self, Api,
     api::{ObjectMeta, Patch, PatchParams, PostParams},
 };
-use k8s_openapi::api::core::v1::{ConfigMap, Service as KubeService};
+use k8s_openapi::api::{
+    core::v1::{ConfigMap, Service as KubeService},
+    storage::v1::StorageClass,
+};
 use lifecycle::{Context, Run, Service};
 use serde_json::json;
 
 use crate::{
-    Settings,
+    Part, Settings,
     agent::{CONFIG_MAP, Facts},
     marker::Marker,
     storage,
@@ -58,6 +61,9 @@ impl Addons {
 
     async fn ensure(&self) -> Result<(), kube::Error> {
         self.ensure_dns().await?;
+        if self.settings.runs(Part::LocalPath) {
+            self.ensure_class().await?;
+        }
         let info = BTreeMap::from([("kubeconfig".to_owned(), self.cluster_info.clone())]);
         self.ensure_map("kube-public", "cluster-info", info).await?;
         let (namespace, name) = CONFIG_MAP;
@@ -94,6 +100,17 @@ impl Addons {
         let patch = Patch::Merge(json!({"data": data}));
         let params = PatchParams::default();
         maps.patch(name, &params, &patch).await.map(drop)
+    }
+
+    /// Makes the default class; one that is there is its owner's, whatever it says.
+    async fn ensure_class(&self) -> Result<(), kube::Error> {
+        let classes: Api<StorageClass> = Api::all(self.client.clone());
+        let class = controllers::localpath::class();
+        let name = class.metadata.name.as_deref().unwrap_or_default();
+        if classes.get_opt(name).await?.is_some() {
+            return Ok(());
+        }
+        created(classes.create(&PostParams::default(), &class).await)
     }
 
     async fn ensure_dns(&self) -> Result<(), kube::Error> {

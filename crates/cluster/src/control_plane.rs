@@ -68,12 +68,13 @@ impl ControlPlane {
             }),
         ];
         if settings.runs(Part::Controllers) {
+            let local_path = (!settings.runs(Part::LocalPath)).then(|| controllers::localpath::NAME.to_owned());
             let config = controllers::Config {
                 cluster_ca: pki.ca().pem().to_owned(),
                 cluster_cidr: settings.cluster_cidr.to_string(),
                 node_cidr_mask: settings.node_cidr_mask,
                 authority: Some(controllers::Authority(pki.clone())),
-                ..controllers::Config::default()
+                disabled: local_path.into_iter().collect(),
             };
             services.push(Arc::new(config.build(Arc::new(connector.clone()))));
         }

@@ -133,7 +133,7 @@ pub struct Options {
     /// Where CNI plugins are [default: /opt/cni/bin,/usr/lib/cni]
     #[arg(long, value_name = "DIR", value_delimiter = ',')]
     pub cni_bin_dir: Option<Vec<PathBuf>>,
-    /// Parts not to run: scheduler, controllers, proxy, dns
+    /// Parts not to run: scheduler, controllers, proxy, dns, local-path
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     pub disable: Option<Vec<Part>>,
     /// error, warn, info, debug, trace, or a filter such as apiserver=debug [default: info]
@@ -163,6 +163,7 @@ pub enum Part {
     Controllers,
     Proxy,
     Dns,
+    LocalPath,
 }
 
 /// Where objects are kept.
@@ -224,7 +225,7 @@ impl Options {
     }
 
     fn of_servers(&self) -> Vec<(&'static str, bool)> {
-        let parts = [Part::Scheduler, Part::Controllers];
+        let parts = [Part::Scheduler, Part::Controllers, Part::LocalPath];
         vec![
             ("https-port", self.https_port.is_some()),
             ("advertise-address", self.advertise_address.is_some()),

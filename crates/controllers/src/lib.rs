@@ -22,12 +22,15 @@ pub mod disruption;
 pub mod endpoints;
 pub mod endpointslice;
 pub mod endpointslicemirroring;
+pub mod ephemeralvolume;
 pub mod gc;
 pub mod job;
 pub mod legacytokencleaner;
+pub mod localpath;
 pub mod namespace;
 pub mod nodeipam;
 pub mod nodelifecycle;
+pub mod persistentvolume;
 pub mod podgc;
 pub mod pvcprotection;
 pub mod pvprotection;
@@ -91,6 +94,9 @@ pub const ALL: &[Entry] = table![
     ttlafterfinished,
     disruption,
     clusterroleaggregation,
+    persistentvolume,
+    localpath,
+    ephemeralvolume,
     pvcprotection,
     pvprotection,
     vacprotection,

@@ -1,13 +1,14 @@
-//! A PersistentVolumeClaim in use does not go: its finalizer is taken away only when no pod that
-//! could still write to it is left.
+//! A PersistentVolumeClaim in use does not go: its finalizer is taken away only when no pod on a node
+//! uses it any more.
 
 use std::sync::Arc;
 
 use client::Informer;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
-use reconcile::{Action, Controller, Error, Key, Writer};
+use kube::{Api, api::ListParams};
+use reconcile::{Action, Controller, Error, Key, Writer, storage::claim_name};
 
-use crate::{pods::is_terminal, shared::Shared};
+use crate::shared::{CLAIM, Shared, claimed_key, claims_of, controller_of};
 
 /// As in the table of controllers.
 pub const NAME: &str = "pvc-protection";
@@ -15,6 +16,7 @@ const ACCOUNT: &str = "pvc-protection-controller";
 const FINALIZER: &str = "kubernetes.io/pvc-protection";
 
 struct Protection {
+    client: kube::Client,
     claims: Writer<PersistentVolumeClaim>,
     pods: Informer<Pod>,
 }
@@ -22,6 +24,7 @@ struct Protection {
 /// Starts it.
 pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Protection {
+        client: shared.client(ACCOUNT),
         claims: shared.writer(ACCOUNT),
         pods: shared.informer(),
     });
@@ -30,9 +33,9 @@ pub fn start(shared: &Arc<Shared>) {
         .watches(controller.claims.cache())
         .watches_with(&controller.pods, |event| {
             let pod = event.object();
-            let over = matches!(event, client::Event::Deleted(_)) || is_terminal(pod);
+            let is_over = matches!(event, client::Event::Deleted(_)) || is_shut_down(pod);
             let namespace = pod.metadata.namespace.clone().unwrap_or_default();
-            let used = claims_of(pod).into_iter().filter(|_| over);
+            let used = claims_of(pod).into_iter().filter(|_| is_over);
             used.map(|claim| Key::new(namespace.clone(), claim))
                 .collect()
         })
@@ -40,36 +43,44 @@ pub fn start(shared: &Arc<Shared>) {
         .start();
 }
 
-/// The claims that a pod's volumes name, ephemeral ones by the name they get.
-fn claims_of(pod: &Pod) -> Vec<String> {
-    let name = pod.metadata.name.as_deref().unwrap_or_default();
-    let volumes = pod
-        .spec
-        .iter()
-        .flat_map(|spec| spec.volumes.iter().flatten());
-    let claim = |volume: &k8s_openapi::api::core::v1::Volume| {
-        let named = volume
-            .persistent_volume_claim
-            .as_ref()
-            .map(|claim| claim.claim_name.clone());
-        let made = || {
-            volume
-                .ephemeral
-                .as_ref()
-                .map(|_| format!("{name}-{}", volume.name))
-        };
-        named.or_else(made)
-    };
-    volumes.filter_map(claim).collect()
+/// The kubelet has ended the pod, or it was deleted by force: only finalizers keep its object.
+fn is_shut_down(pod: &Pod) -> bool {
+    let meta = &pod.metadata;
+    meta.deletion_timestamp.is_some() && meta.deletion_grace_period_seconds == Some(0)
 }
 
-/// Whether the finalizer should be there.
-fn is_needed(claim: &PersistentVolumeClaim, pods: &[Arc<Pod>]) -> bool {
-    let name = claim.metadata.name.clone().unwrap_or_default();
-    claim.metadata.deletion_timestamp.is_none()
-        || pods
-            .iter()
-            .any(|pod| !is_terminal(pod) && claims_of(pod).contains(&name))
+/// Whether the pod keeps the claim from going. A pod without a node does not: the kubelet starts no
+/// pod whose claim is being deleted.
+fn uses(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
+    let spec = pod.spec.as_ref();
+    let node = spec.and_then(|spec| spec.node_name.as_deref());
+    if node.is_none_or(str::is_empty) {
+        return false;
+    }
+    let pod_name = pod.metadata.name.as_deref().unwrap_or_default();
+    let is_made_for_pod =
+        || controller_of(claim).is_some_and(|owner| Some(&owner.uid) == pod.metadata.uid.as_ref());
+    let mut volumes = spec.into_iter().flat_map(|s| s.volumes.iter().flatten());
+    volumes.any(|volume| {
+        claim_name(pod_name, volume) == claim.metadata.name
+            && (volume.persistent_volume_claim.is_some()
+                || (!is_shut_down(pod) && is_made_for_pod()))
+    })
+}
+
+impl Protection {
+    /// Whether a pod uses the claim. The API server is asked too: the cache may not show a pod yet.
+    async fn is_used(&self, claim: &PersistentVolumeClaim) -> Result<bool, Error> {
+        let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
+        let name = claim.metadata.name.as_deref().unwrap_or_default();
+        let known = self.pods.by_index(CLAIM, &claimed_key(namespace, name));
+        if known.iter().any(|pod| uses(pod, claim)) {
+            return Ok(true);
+        }
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+        let pods = api.list(&ListParams::default()).await?;
+        Ok(pods.iter().any(|pod| uses(pod, claim)))
+    }
 }
 
 impl Controller for Protection {
@@ -81,17 +92,20 @@ impl Controller for Protection {
         let Some(claim) = self.claims.cache().get(&key.namespace, &key.name) else {
             return Ok(Action::Done);
         };
-        let needed = is_needed(&claim, &self.pods.list_in(&key.namespace));
-        let mut updated = (*claim).clone();
-        let finalizers = updated.metadata.finalizers.get_or_insert_default();
-        let there = finalizers.iter().any(|finalizer| finalizer == FINALIZER);
-        if there == needed {
+        let has = |claim: &PersistentVolumeClaim| {
+            let mut finalizers = claim.metadata.finalizers.iter().flatten();
+            finalizers.any(|finalizer| finalizer == FINALIZER)
+        };
+        let is_leaving = claim.metadata.deletion_timestamp.is_some();
+        if has(&claim) != is_leaving || (is_leaving && self.is_used(&claim).await?) {
             return Ok(Action::Done);
         }
-        if needed {
-            finalizers.push(FINALIZER.to_owned());
-        } else {
+        let mut updated = (*claim).clone();
+        let finalizers = updated.metadata.finalizers.get_or_insert_default();
+        if is_leaving {
             finalizers.retain(|finalizer| finalizer != FINALIZER);
+        } else {
+            finalizers.push(FINALIZER.to_owned());
         }
         self.claims.update(&key.namespace, &updated).await?;
         Ok(Action::Done)
@@ -106,10 +120,14 @@ mod tests {
     };
 
     use super::*;
-    use crate::pods::samples::{self, at};
+    use crate::{
+        pods::samples::{self, at},
+        shared::controller_reference,
+    };
 
-    fn user(phase: &str) -> Arc<Pod> {
+    fn user(change: impl FnOnce(&mut Pod)) -> Pod {
         let mut pod = samples::pod("a", None);
+        pod.metadata.uid = Some("pod".into());
         let source = PersistentVolumeClaimVolumeSource {
             claim_name: "data".into(),
             read_only: None,
@@ -118,19 +136,50 @@ mod tests {
             persistent_volume_claim: Some(source),
             ..Default::default()
         };
-        pod.spec.as_mut().unwrap().volumes = Some(vec![volume]);
-        pod.status.as_mut().unwrap().phase = Some(phase.into());
-        Arc::new(pod)
+        let spec = pod.spec.as_mut().unwrap();
+        spec.volumes = Some(vec![volume]);
+        spec.node_name = Some("n1".into());
+        change(&mut pod);
+        pod
+    }
+
+    fn shut_down(pod: &mut Pod) {
+        pod.metadata.deletion_timestamp = Some(Time(at(1)));
+        pod.metadata.deletion_grace_period_seconds = Some(0);
     }
 
     #[test]
-    fn a_claim_is_held_while_a_pod_could_still_write_to_it() {
+    fn a_claim_is_held_while_a_pod_on_a_node_uses_it() {
         let mut claim = PersistentVolumeClaim::default();
         claim.metadata.name = Some("data".into());
-        assert!(is_needed(&claim, &[]), "a claim that stays is protected");
-        claim.metadata.deletion_timestamp = Some(Time(at(1)));
-        assert!(is_needed(&claim, &[user("Running")]));
-        assert!(!is_needed(&claim, &[user("Succeeded")]));
-        assert!(!is_needed(&claim, &[]));
+        assert!(uses(&user(|_| {}), &claim));
+        assert!(uses(&user(shut_down), &claim), "its object is still there");
+        let no_node = user(|pod| pod.spec.as_mut().unwrap().node_name = None);
+        assert!(!uses(&no_node, &claim));
+        claim.metadata.name = Some("other".into());
+        assert!(!uses(&user(|_| {}), &claim));
+    }
+
+    #[test]
+    fn an_ephemeral_claim_is_held_by_its_own_pod_until_that_is_shut_down() {
+        let ephemeral = |pod: &mut Pod| {
+            let volume = Volume {
+                name: "data".into(),
+                ephemeral: Some(Default::default()),
+                ..Default::default()
+            };
+            pod.spec.as_mut().unwrap().volumes = Some(vec![volume]);
+        };
+        let pod = user(ephemeral);
+        let mut claim = PersistentVolumeClaim::default();
+        claim.metadata.name = Some(format!("{}-data", pod.metadata.name.as_ref().unwrap()));
+        assert!(!uses(&pod, &claim), "not made for this pod");
+        claim.metadata.owner_references = Some(vec![controller_reference(&pod)]);
+        assert!(uses(&pod, &claim));
+        let ended = user(|pod| {
+            ephemeral(pod);
+            shut_down(pod);
+        });
+        assert!(!uses(&ended, &claim));
     }
 }

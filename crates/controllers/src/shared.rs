@@ -24,7 +24,7 @@ use k8s_openapi::{
         networking::v1::{IPAddress, ServiceCIDR},
         policy::v1::PodDisruptionBudget,
         rbac::v1::ClusterRole,
-        storage::v1::{StorageClass, VolumeAttributesClass},
+        storage::v1::{CSIDriver, CSINode, StorageClass, VolumeAttachment, VolumeAttributesClass},
     },
     apimachinery::pkg::apis::meta::v1::OwnerReference,
 };
@@ -32,7 +32,7 @@ use kube::Resource;
 use lifecycle::Context;
 use parking_lot::Mutex;
 pub use reconcile::controller_of;
-use reconcile::{Builder, Controller, Recorder, Starting, Startup, Writer};
+use reconcile::{Builder, Controller, Recorder, Starting, Startup, Writer, storage};
 use serde::Serialize;
 use stdx::Clock;
 
@@ -43,6 +43,11 @@ use crate::Config;
 pub const OWNER: &str = "owner";
 /// The index of pods by node.
 pub const NODE: &str = "node";
+/// The index of pods and volumes by the claim that they use or are bound to ([`claimed_key`]); free
+/// volumes are filed by their class ([`candidate_key`]).
+pub const CLAIM: &str = "claim";
+/// The index of claims that are not bound, by their class.
+pub const UNBOUND: &str = "unbound";
 
 /// A kind that controllers watch, with the indexes it is read by.
 pub trait Watched: informer::Object + Resource<DynamicType = ()> + Clone + Serialize {
@@ -64,22 +69,68 @@ macro_rules! watched {
 }
 
 watched! {
-    by owner: ReplicaSet, Job, ControllerRevision, PersistentVolumeClaim;
+    by owner: ReplicaSet, Job, ControllerRevision;
     plain: Deployment, DaemonSet, StatefulSet, HorizontalPodAutoscaler, CronJob, Lease, ConfigMap,
-    Endpoints, Namespace, Node, PersistentVolume, ReplicationController, ResourceQuota, Service,
-    ServiceAccount, EndpointSlice, PodDisruptionBudget, ClusterRole, StorageClass,
-    CertificateSigningRequest, IPAddress, ServiceCIDR, VolumeAttributesClass,
+    Endpoints, Namespace, Node, ReplicationController, ResourceQuota, Service, ServiceAccount,
+    EndpointSlice, PodDisruptionBudget, ClusterRole, StorageClass, CertificateSigningRequest,
+    IPAddress, ServiceCIDR, VolumeAttributesClass, CSIDriver, CSINode, VolumeAttachment,
 }
 
 impl Watched for Pod {
     fn indexed(builder: informer::Builder<Self>) -> informer::Builder<Self> {
-        builder.index(OWNER, by_owner).index(NODE, |pod| {
+        let builder = builder.index(OWNER, by_owner).index(CLAIM, by_claim);
+        builder.index(NODE, |pod| {
             pod.spec
                 .iter()
                 .filter_map(|spec| spec.node_name.clone())
                 .collect()
         })
     }
+}
+
+impl Watched for PersistentVolumeClaim {
+    fn indexed(builder: informer::Builder<Self>) -> informer::Builder<Self> {
+        builder.index(OWNER, by_owner).index(UNBOUND, |claim| {
+            let class = (!storage::is_fully_bound(claim)).then(|| storage::claim_class(claim));
+            class.map(ToOwned::to_owned).into_iter().collect()
+        })
+    }
+}
+
+impl Watched for PersistentVolume {
+    fn indexed(builder: informer::Builder<Self>) -> informer::Builder<Self> {
+        builder.index(CLAIM, |volume| {
+            let Some(claim) = storage::claim_ref(volume) else {
+                return vec![candidate_key(storage::volume_class(volume))];
+            };
+            let namespace = claim.namespace.as_deref().unwrap_or_default();
+            vec![claimed_key(namespace, claim.name.as_deref().unwrap_or_default())]
+        })
+    }
+}
+
+/// The key under which pods and volumes of a claim are filed.
+pub fn claimed_key(namespace: &str, claim: &str) -> String {
+    format!("claim {namespace}/{claim}")
+}
+
+/// The key under which free volumes of a class are filed.
+pub fn candidate_key(class: &str) -> String {
+    format!("class {class}")
+}
+
+fn by_claim(pod: &Pod) -> Vec<String> {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let claims = claims_of(pod).into_iter();
+    claims.map(|claim| claimed_key(namespace, &claim)).collect()
+}
+
+/// The claims that a pod's volumes use, ephemeral ones by the name they get.
+pub fn claims_of(pod: &Pod) -> Vec<String> {
+    let name = pod.metadata.name.as_deref().unwrap_or_default();
+    let spec = pod.spec.iter();
+    let volumes = spec.flat_map(|spec| spec.volumes.iter().flatten());
+    volumes.filter_map(|volume| storage::claim_name(name, volume)).collect()
 }
 
 fn by_owner<K: Resource>(object: &K) -> Vec<String> {

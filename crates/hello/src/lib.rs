@@ -10,6 +10,7 @@ mod get;
 mod http;
 mod process;
 mod signals;
+mod volume;
 
 use std::{
     io::{self, Write},
@@ -38,6 +39,7 @@ const ALL: &[&[Command]] = &[
     files::COMMANDS,
     burn::COMMANDS,
     process::COMMANDS,
+    volume::COMMANDS,
 ];
 
 /// The entry point; `args` are what follows `hello`. Without any, it serves HTTP.

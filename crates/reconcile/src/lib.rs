@@ -10,6 +10,7 @@ pub mod queue;
 pub mod recorder;
 pub mod runner;
 pub mod selector;
+pub mod storage;
 pub mod writer;
 
 pub use builder::{Builder, Starting, Startup, controller_of};

@@ -6,7 +6,7 @@
 use std::{fmt::Debug, time::Duration};
 
 use client::{Informer, informer::Object};
-use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
 use kube::{
     Api, Resource,
     api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy},
@@ -170,6 +170,80 @@ where
             .informer
             .left_within(&namespace, &name, &uid, PATIENCE)
             .await;
+        self.warn_unless(shown);
+        Ok(())
+    }
+
+    fn cluster_api(&self) -> Api<K>
+    where
+        K: Resource<Scope = ClusterResourceScope>,
+    {
+        Api::all(self.client.clone())
+    }
+
+    /// Creates a cluster-scoped object.
+    pub async fn cluster_create(&self, object: &K) -> Result<K, Error>
+    where
+        K: Resource<Scope = ClusterResourceScope>,
+    {
+        let params = PostParams::default();
+        let created = self.cluster_api().create(&params, object).await?;
+        Ok(self.shown(created).await)
+    }
+
+    /// Replaces a cluster-scoped object, if it has not changed since it was read.
+    pub async fn cluster_update(&self, object: &K) -> Result<K, Error>
+    where
+        K: Resource<Scope = ClusterResourceScope>,
+    {
+        let (api, params) = (self.cluster_api(), PostParams::default());
+        let name = object.meta().name.clone().unwrap_or_default();
+        let updated = api.replace(&name, &params, object).await?;
+        Ok(self.shown(updated).await)
+    }
+
+    /// Replaces the status of a cluster-scoped object, if it has not changed since it was read.
+    pub async fn cluster_update_status(&self, object: &K) -> Result<K, Error>
+    where
+        K: Resource<Scope = ClusterResourceScope>,
+    {
+        let (api, params) = (self.cluster_api(), PostParams::default());
+        let name = object.meta().name.clone().unwrap_or_default();
+        let updated = api.replace_status(&name, &params, object).await?;
+        Ok(self.shown(updated).await)
+    }
+
+    /// Merges `patch` into the status of a cluster-scoped object.
+    pub async fn cluster_patch_status(&self, name: &str, patch: &Value) -> Result<K, Error>
+    where
+        K: Resource<Scope = ClusterResourceScope>,
+    {
+        let (api, params) = (self.cluster_api(), PatchParams::default());
+        let patched = api.patch_status(name, &params, &Patch::Merge(patch)).await?;
+        Ok(self.shown(patched).await)
+    }
+
+    /// Deletes exactly this cluster-scoped object; that it is gone already is success. It may stay
+    /// while it has finalizers.
+    pub async fn cluster_delete(&self, object: &K) -> Result<(), Error>
+    where
+        K: Resource<Scope = ClusterResourceScope>,
+    {
+        let meta = object.meta();
+        let name = meta.name.clone().unwrap_or_default();
+        let preconditions = Preconditions {
+            uid: meta.uid.clone(),
+            resource_version: None,
+        };
+        let params = DeleteParams::default().preconditions(preconditions);
+        match self.cluster_api().delete(&name, &params).await {
+            Ok(_) => {}
+            // Another object has the name now: this one is gone.
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let uid = meta.uid.clone().unwrap_or_default();
+        let shown = self.informer.left_within("", &name, &uid, PATIENCE).await;
         self.warn_unless(shown);
         Ok(())
     }

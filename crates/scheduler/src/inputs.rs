@@ -1,22 +1,24 @@
 //! What the scheduler watches, and how each change is taken in.
 
+use std::sync::Arc;
+
 use client::{Event, Informer, Subscription, informer::Object};
 use futures::future::{BoxFuture, select_all};
 use k8s_openapi::api::{
     apps::v1::{ReplicaSet, StatefulSet},
     core::v1::{
-        Namespace, Node, PersistentVolume, PersistentVolumeClaim, ReplicationController, Service,
+        Namespace, PersistentVolume, PersistentVolumeClaim, ReplicationController, Service,
     },
     policy::v1::PodDisruptionBudget,
     resource::v1::ResourceClaim,
-    storage::v1::StorageClass,
+    storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment},
 };
 use kube::Resource;
 use lifecycle::Context;
 use reconcile::Selector;
 use tokio::time::Instant;
 
-use crate::{run::Loop, watched::WatchedPod};
+use crate::{bindings::Bindings, framework::event::Event as Happened, run::Loop};
 
 /// A change that waits to be taken in.
 type Change = Box<dyn FnOnce(&mut Loop) + Send>;
@@ -64,7 +66,13 @@ async fn watch<K>(
 where
     K: Object + Resource<DynamicType = ()>,
 {
-    let informer = Informer::<K>::builder(client.clone()).start(context);
+    follow(&Informer::builder(client.clone()).start(context), apply).await
+}
+
+async fn follow<K: Object>(
+    informer: &Informer<K>,
+    apply: fn(&mut Loop, &Event<K>),
+) -> Box<dyn Feed> {
     informer.synced().await;
     Box::new(Kind {
         events: informer.subscribe(),
@@ -74,8 +82,9 @@ where
 
 impl Inputs {
     /// Waits until everything is known.
-    pub(crate) async fn start(context: &Context, client: &kube::Client) -> Self {
-        let (first, second, third) = tokio::join!(
+    pub(crate) async fn start(context: &Context, client: &kube::Client) -> (Self, Bindings) {
+        let bindings = Bindings::start(context, client);
+        let (first, second, third, fourth) = tokio::join!(
             async {
                 tokio::join!(
                     watch::<Namespace>(context, client, on_namespace),
@@ -89,27 +98,35 @@ impl Inputs {
                 tokio::join!(
                     watch::<PodDisruptionBudget>(context, client, on_budget),
                     watch::<StorageClass>(context, client, on_class),
-                    watch::<PersistentVolume>(context, client, on_volume),
-                    watch::<PersistentVolumeClaim>(context, client, on_claim),
+                    follow(&bindings.volumes, on_volume),
+                    follow(&bindings.claims, on_claim),
                     watch::<ResourceClaim>(context, client, on_device_claim),
                 )
             },
             async {
                 tokio::join!(
-                    watch::<Node>(context, client, Loop::on_node),
-                    watch::<WatchedPod>(context, client, Loop::on_pod),
+                    follow(&bindings.nodes, Loop::on_node),
+                    follow(&bindings.pods, Loop::on_pod),
+                )
+            },
+            async {
+                tokio::join!(
+                    watch::<CSIDriver>(context, client, on_driver),
+                    watch::<CSINode>(context, client, on_csi_node),
+                    watch::<CSIStorageCapacity>(context, client, on_capacity),
+                    watch::<VolumeAttachment>(context, client, on_attachment),
                 )
             },
         );
         let (namespaces, services, rcs, sets, stateful) = first;
         let (budgets, classes, volumes, claims, devices) = second;
         let (nodes, pods) = third;
-        Self {
-            feeds: vec![
-                namespaces, services, rcs, sets, stateful, budgets, classes, volumes, claims,
-                devices, nodes, pods,
-            ],
-        }
+        let (drivers, csi_nodes, capacities, attachments) = fourth;
+        let feeds = vec![
+            namespaces, services, rcs, sets, stateful, budgets, classes, drivers, csi_nodes,
+            capacities, attachments, volumes, claims, devices, nodes, pods,
+        ];
+        (Self { feeds }, bindings)
     }
 
     /// Everything that waits already.
@@ -141,7 +158,7 @@ fn named<K: Resource<DynamicType = ()>>(event: &Event<K>) -> (&str, &str) {
 }
 
 /// The object, unless it is gone.
-fn newest<K>(event: &Event<K>) -> Option<&K> {
+fn newest<K>(event: &Event<K>) -> Option<&Arc<K>> {
     match event {
         Event::Deleted(_) => None,
         other => Some(other.object()),
@@ -151,7 +168,7 @@ fn newest<K>(event: &Event<K>) -> Option<&K> {
 fn on_namespace(scheduler: &mut Loop, event: &Event<Namespace>) {
     let labels = newest(event).map(|object| object.metadata.labels.clone().unwrap_or_default());
     scheduler.cluster().put_namespace(named(event).1, labels);
-    scheduler.happened(&crate::framework::event::Event::Namespace);
+    scheduler.happened(&Happened::Namespace);
 }
 
 fn on_service(scheduler: &mut Loop, event: &Event<Service>) {
@@ -196,32 +213,73 @@ fn on_budget(scheduler: &mut Loop, event: &Event<PodDisruptionBudget>) {
     scheduler
         .cluster()
         .budgets
-        .put(namespace, name, newest(event));
+        .put(namespace, name, newest(event).map(AsRef::as_ref));
 }
 
 fn on_class(scheduler: &mut Loop, event: &Event<StorageClass>) {
-    scheduler
-        .cluster()
-        .claims
-        .put_class(named(event).1, newest(event));
-    scheduler.happened(&crate::framework::event::Event::Volume);
+    let new = newest(event);
+    scheduler.cluster().claims.put_class(named(event).1, new);
+    if let Some(new) = new {
+        let old = event.old().map(AsRef::as_ref);
+        scheduler.happened(&Happened::Class { old, new });
+    }
+}
+
+fn on_driver(scheduler: &mut Loop, event: &Event<CSIDriver>) {
+    let claims = &mut scheduler.cluster().claims;
+    claims.put_driver(named(event).1, newest(event));
+    if let Event::Modified { old, new } = event {
+        scheduler.happened(&Happened::CsiDriver { old, new });
+    }
+}
+
+fn on_csi_node(scheduler: &mut Loop, event: &Event<CSINode>) {
+    let new = newest(event);
+    scheduler.cluster().claims.put_csi_node(named(event).1, new);
+    if let Some(new) = new {
+        let old = event.old().map(AsRef::as_ref);
+        scheduler.happened(&Happened::CsiNode { old, new });
+    }
+}
+
+fn on_capacity(scheduler: &mut Loop, event: &Event<CSIStorageCapacity>) {
+    let ((namespace, name), new) = (named(event), newest(event));
+    let claims = &mut scheduler.cluster().claims;
+    claims.put_capacity(namespace, name, new);
+    if let Some(new) = new {
+        let old = event.old().map(AsRef::as_ref);
+        scheduler.happened(&Happened::Capacity { old, new });
+    }
+}
+
+fn on_attachment(scheduler: &mut Loop, event: &Event<VolumeAttachment>) {
+    let (name, new) = (named(event).1, newest(event).map(AsRef::as_ref));
+    scheduler.cluster().claims.put_attachment(name, new);
+    if new.is_none() {
+        scheduler.happened(&Happened::AttachmentDeleted);
+    }
 }
 
 fn on_volume(scheduler: &mut Loop, event: &Event<PersistentVolume>) {
-    scheduler
-        .cluster()
-        .claims
-        .put_volume(named(event).1, newest(event));
-    scheduler.happened(&crate::framework::event::Event::Volume);
+    let new = newest(event);
+    scheduler.cluster().claims.put_volume(named(event).1, new);
+    if new.is_some() {
+        scheduler.happened(&Happened::Volume);
+    }
 }
 
 fn on_claim(scheduler: &mut Loop, event: &Event<PersistentVolumeClaim>) {
-    let (namespace, name) = named(event);
-    scheduler
-        .cluster()
-        .claims
-        .put_claim(namespace, name, newest(event));
-    scheduler.happened(&crate::framework::event::Event::Claim { namespace, name });
+    let ((namespace, name), new) = (named(event), newest(event));
+    scheduler.cluster().claims.put_claim(namespace, name, new);
+    scheduler.claim_changed(namespace, name);
+    if new.is_some() {
+        let is_new = event.old().is_none();
+        scheduler.happened(&Happened::Claim {
+            namespace,
+            name,
+            is_new,
+        });
+    }
 }
 
 fn on_device_claim(scheduler: &mut Loop, event: &Event<ResourceClaim>) {
@@ -229,6 +287,6 @@ fn on_device_claim(scheduler: &mut Loop, event: &Event<ResourceClaim>) {
     scheduler
         .cluster()
         .claims
-        .put_device(namespace, name, newest(event));
-    scheduler.happened(&crate::framework::event::Event::DeviceClaim { namespace, name });
+        .put_device(namespace, name, newest(event).map(AsRef::as_ref));
+    scheduler.happened(&Happened::DeviceClaim { namespace, name });
 }

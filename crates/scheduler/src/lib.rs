@@ -3,9 +3,11 @@
 //! is chosen, and binds in the background. Pods that fit nowhere wait for an event that could help,
 //! and why they wait is kept by node and plugin.
 
+mod bindings;
 pub mod cluster;
 pub mod configuration;
 pub mod cycle;
+pub mod disk;
 pub mod framework;
 mod inputs;
 pub mod matching;

@@ -115,6 +115,12 @@ impl PodInfo {
         }
     }
 
+    /// Whether it mounts the claim.
+    pub fn uses_claim(&self, namespace: &str, name: &str) -> bool {
+        let mut claims = self.template.claims.iter();
+        **self.namespace() == *namespace && claims.any(|claim| self.claim_name(claim) == name)
+    }
+
     /// For events about it.
     pub fn reference(&self) -> ObjectReference {
         ObjectReference {

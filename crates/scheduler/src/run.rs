@@ -14,6 +14,7 @@ use tracing::{debug, warn};
 
 use crate::{
     Diagnoses, Diagnosis,
+    bindings::{Bindings, Changes},
     cluster::{Cluster, NodeInfo, Slot},
     cycle::{Failure, Outcome, Scheduling},
     framework::{Permit, Point, PostFilter, event::Event, profile::Profile},
@@ -46,6 +47,8 @@ pub(crate) struct Loop {
     scheduling: Scheduling,
     profiles: HashMap<String, Profile>,
     queue: Queue,
+    /// Wakes the bindings that wait for a claim.
+    changes: Arc<Changes>,
     /// Chosen, counted, and not yet seen as bound.
     assumed: HashMap<Arc<str>, Arc<PodInfo>>,
     writes: HashMap<String, Writes>,
@@ -69,8 +72,8 @@ pub(crate) struct Parts {
 
 /// Runs until the watches end.
 pub(crate) async fn run(context: Context, parts: Parts) {
-    let mut inputs = Inputs::start(&context, &parts.client).await;
-    let mut scheduler = Loop::new(context.clone(), parts);
+    let (mut inputs, bindings) = Inputs::start(&context, &parts.client).await;
+    let mut scheduler = Loop::new(context.clone(), parts, bindings);
     inputs.drain(&mut scheduler);
     context.ready();
     loop {
@@ -92,12 +95,13 @@ pub(crate) async fn run(context: Context, parts: Parts) {
 }
 
 impl Loop {
-    fn new(context: Context, parts: Parts) -> Self {
+    fn new(context: Context, parts: Parts, bindings: Bindings) -> Self {
         let (done, results) = mpsc::unbounded_channel();
         let writes = |profile: &Profile| Writes {
             client: parts.client.clone(),
             recorder: reconcile::Recorder::start(&context, parts.client.clone(), &profile.name),
             name: profile.name.clone(),
+            bindings: Some(bindings.clone()),
         };
         let profiles = parts.profiles.iter();
         Self {
@@ -112,6 +116,7 @@ impl Loop {
                 .map(|profile| (profile.name.clone(), profile))
                 .collect(),
             queue: Queue::new(parts.backoff),
+            changes: bindings.changes.clone(),
             assumed: HashMap::new(),
             done,
             results,
@@ -123,6 +128,11 @@ impl Loop {
 
     pub(crate) fn cluster(&mut self) -> &mut Cluster {
         &mut self.scheduling.cluster
+    }
+
+    /// The bindings that wait for a claim look at it again.
+    pub(crate) fn claim_changed(&self, namespace: &str, name: &str) {
+        self.changes.changed(namespace, name);
     }
 
     /// Pods that an event could help are tried again.
@@ -313,13 +323,17 @@ impl Loop {
     /// Undoes what [`Loop::assume`] did.
     fn take_back(&mut self, waiting: &Waiting, slot: Slot) {
         let pod = &waiting.pod;
+        self.unreserve(pod, slot);
+        self.assumed.remove(&pod.uid);
+        self.cluster().remove_pod(&pod.uid);
+    }
+
+    fn unreserve(&self, pod: &PodInfo, slot: Slot) {
         if let Some(profile) = self.profiles.get(&pod.template.scheduler_name) {
             for enabled in profile.at(Point::Reserve) {
                 enabled.plugin.unreserve(pod, slot);
             }
         }
-        self.assumed.remove(&pod.uid);
-        self.cluster().remove_pod(&pod.uid);
     }
 
     fn bind(&self, waiting: Waiting, slot: Slot, node: Arc<str>) {
@@ -463,7 +477,7 @@ impl Loop {
     fn on_bind_error(&mut self, mut waiting: Waiting, slot: Slot, error: &kube::Error) {
         // Not assumed any more: it was seen as bound, or it is gone.
         let Some(newest) = self.assumed.get(&waiting.pod.uid).cloned() else {
-            return;
+            return self.unreserve(&waiting.pod, slot);
         };
         self.take_back(&waiting, slot);
         self.count_attempt(&waiting, Attempt::Error);
@@ -474,8 +488,24 @@ impl Loop {
             return;
         }
         warn!(pod = &*waiting.pod.name, %error, "cannot bind, will be tried again");
+        if let kube::Error::Service(why) = error {
+            self.explain_bind_error(&newest, why.to_string());
+        }
         waiting.pod = newest;
         self.queue.retry(waiting, Instant::now());
+    }
+
+    /// Says on the pod why a plugin could not prepare its binding.
+    fn explain_bind_error(&self, pod: &Arc<PodInfo>, message: String) {
+        let why = Unscheduled {
+            reason: "SchedulerError".into(),
+            message,
+        };
+        let writes = self.writes[&pod.template.scheduler_name].clone();
+        let pod = pod.clone();
+        self.context.spawn("explain", async move {
+            writes.explain(&pod, &why, &Nomination::Keep).await;
+        });
     }
 
     fn count_attempt(&self, waiting: &Waiting, attempt: Attempt) {
@@ -506,7 +536,15 @@ async fn bind(
     node: &str,
 ) -> Result<(), kube::Error> {
     for enabled in profile.at(Point::PreBind) {
-        enabled.plugin.pre_bind(writes, pod, node).await?;
+        let prepared = enabled.plugin.pre_bind(writes, pod, node).await;
+        prepared.map_err(|error| {
+            let why = match error {
+                kube::Error::Service(why) => why.to_string(),
+                other => other.to_string(),
+            };
+            let plugin = enabled.plugin.name();
+            kube::Error::Service(format!("running PreBind plugin {plugin:?}: {why}").into())
+        })?;
     }
     for enabled in profile.at(Point::Bind) {
         if let Some(bound) = enabled.plugin.bind(writes, pod, node).await {

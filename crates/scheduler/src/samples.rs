@@ -103,11 +103,11 @@ pub(crate) fn bound_claim(cluster: &mut Cluster, claim: &str, volume: &str, obje
     let bound = json!({"pv.kubernetes.io/bind-completed": "yes"});
     let spec = json!({"volumeName": volume});
     let object_of_claim = json!({"metadata": {"annotations": bound}, "spec": spec});
-    let object_of_claim = serde_json::from_value(object_of_claim).unwrap();
+    let object_of_claim = Arc::new(serde_json::from_value(object_of_claim).unwrap());
     cluster
         .claims
         .put_claim("default", claim, Some(&object_of_claim));
-    let object = serde_json::from_value(object).unwrap();
+    let object = Arc::new(serde_json::from_value(object).unwrap());
     cluster.claims.put_volume(volume, Some(&object));
 }
 

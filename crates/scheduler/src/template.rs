@@ -14,6 +14,7 @@ use k8s_openapi::api::core::v1::{
 use reconcile::Selector;
 
 use crate::{
+    disk::Disk,
     matching::{Labels, Matcher},
     resources::{self, Resources},
 };
@@ -216,6 +217,8 @@ pub struct Template {
     pub gates: Vec<String>,
     /// Claims that must be bound before the pod can run.
     pub claims: Vec<VolumeClaim>,
+    /// Disks that pods of one node cannot share.
+    pub disks: Vec<Disk>,
     /// Claims of devices: the name in the pod, and the claim when it is named directly.
     pub resource_claims: Vec<(String, Option<String>)>,
     /// Features that the node must declare.
@@ -273,6 +276,7 @@ impl Template {
             containers: spec.containers.len() + inits.len(),
             gates: gates.map(|gate| gate.name.clone()).collect(),
             claims: claims(spec),
+            disks: disks(spec),
             resource_claims: resource_claims(spec),
             features: features(spec),
             owner: owner(pod),
@@ -414,6 +418,11 @@ fn claims(spec: &PodSpec) -> Vec<VolumeClaim> {
         ephemeral.then(|| VolumeClaim::Ephemeral(volume.name.clone()))
     };
     spec.volumes.iter().flatten().filter_map(claim).collect()
+}
+
+fn disks(spec: &PodSpec) -> Vec<Disk> {
+    let volumes = spec.volumes.iter().flatten();
+    volumes.filter_map(Disk::new).collect()
 }
 
 fn resource_claims(spec: &PodSpec) -> Vec<(String, Option<String>)> {

@@ -11,7 +11,10 @@ use reconcile::{Kind, Recorder};
 use serde_json::{Value, json};
 use tracing::{debug, warn};
 
-use crate::pod::{PodInfo, Unscheduled};
+use crate::{
+    bindings::Bindings,
+    pod::{PodInfo, Unscheduled},
+};
 
 /// An event's note is cut at this length.
 const NOTE_LIMIT: usize = 1024;
@@ -22,6 +25,8 @@ pub struct Writes {
     pub(crate) client: kube::Client,
     pub(crate) recorder: Recorder,
     pub(crate) name: String,
+    /// What PreBind waits for; none where nothing is watched.
+    pub(crate) bindings: Option<Bindings>,
 }
 
 /// A change of `status.nominatedNodeName`.

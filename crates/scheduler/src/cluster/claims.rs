@@ -1,19 +1,28 @@
-//! Claims of storage and of devices, and what they are bound to: as much as placement needs.
+//! Claims of storage and of devices, and what they are bound to: as much as placement needs. The
+//! objects themselves are shared with the caches of the watches.
 
-use std::collections::HashMap;
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use k8s_openapi::api::{
     core::v1::{NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim},
     resource::v1::ResourceClaim,
-    storage::v1::StorageClass,
+    storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment},
+};
+use reconcile::storage::{
+    SELECTED_NODE, annotation, claim_class, is_fully_bound, volume_class, volume_name,
 };
 
 /// Namespace and name.
-type Key = (String, String);
+pub type Key = (String, String);
 
 /// A PersistentVolumeClaim.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Claim {
+    /// The claim itself.
+    pub object: Arc<PersistentVolumeClaim>,
     /// Its volume, when it has one or wants one by name.
     pub volume: Option<String>,
     /// Whether the volume controller has bound it completely.
@@ -28,28 +37,28 @@ pub struct Claim {
     pub owner: Option<String>,
     /// Only one pod at a time may use it.
     pub one_pod: bool,
+    /// The node for which a volume is being provisioned.
+    pub selected_node: Option<String>,
 }
 
 impl Claim {
-    fn new(claim: &PersistentVolumeClaim) -> Self {
+    fn new(claim: &Arc<PersistentVolumeClaim>) -> Self {
         let (meta, spec) = (&claim.metadata, claim.spec.as_ref());
-        let annotation = |key: &str| meta.annotations.as_ref().and_then(|all| all.get(key));
-        let volume = spec.and_then(|spec| spec.volume_name.clone());
-        let volume = volume.filter(|name| !name.is_empty());
         let status = claim.status.as_ref();
-        let legacy = annotation("volume.beta.kubernetes.io/storage-class").cloned();
-        let class = legacy.or_else(|| spec.and_then(|spec| spec.storage_class_name.clone()));
         let modes = spec.and_then(|spec| spec.access_modes.as_ref());
         let mut owners = meta.owner_references.iter().flatten();
         let owner = owners.find(|owner| owner.controller == Some(true));
+        let class = Some(claim_class(claim)).filter(|class| !class.is_empty());
         Self {
-            bound: volume.is_some() && annotation("pv.kubernetes.io/bind-completed").is_some(),
-            volume,
+            bound: is_fully_bound(claim),
+            volume: volume_name(claim).map(ToOwned::to_owned),
             lost: status.is_some_and(|status| status.phase.as_deref() == Some("Lost")),
             terminating: meta.deletion_timestamp.is_some(),
-            class: class.filter(|name| !name.is_empty()),
+            class: class.map(ToOwned::to_owned),
             owner: owner.map(|owner| owner.uid.clone()),
             one_pod: modes.is_some_and(|modes| modes.iter().any(|m| m == "ReadWriteOncePod")),
+            selected_node: annotation(meta, SELECTED_NODE).map(ToOwned::to_owned),
+            object: claim.clone(),
         }
     }
 }
@@ -57,8 +66,8 @@ impl Claim {
 /// A PersistentVolume.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Volume {
-    /// The nodes that can reach it, when not all can.
-    pub node_terms: Option<Vec<NodeSelectorTerm>>,
+    /// The volume itself.
+    pub object: Arc<PersistentVolume>,
     /// Zone and region labels.
     pub zones: Vec<(String, String)>,
 }
@@ -72,21 +81,26 @@ pub const ZONE_LABELS: [&str; 4] = [
 ];
 
 impl Volume {
-    fn new(volume: &PersistentVolume) -> Self {
-        let affinity = volume
-            .spec
-            .as_ref()
-            .and_then(|spec| spec.node_affinity.as_ref());
-        let required = affinity.and_then(|affinity| affinity.required.as_ref());
+    fn new(volume: &Arc<PersistentVolume>) -> Self {
         let labels = volume.metadata.labels.iter().flatten();
         let zones = labels.filter(|(key, _)| ZONE_LABELS.contains(&key.as_str()));
         Self {
-            node_terms: required.map(|required| required.node_selector_terms.clone()),
+            object: volume.clone(),
             zones: zones
                 .map(|(key, value)| (key.clone(), value.clone()))
                 .collect(),
         }
     }
+}
+
+/// A volume that a CSI driver has attached to a node, or is asked to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attachment {
+    /// The driver.
+    pub driver: String,
+    /// The name of the volume.
+    pub volume: String,
+    node: String,
 }
 
 /// A ResourceClaim.
@@ -132,13 +146,27 @@ impl DeviceClaim {
 pub struct Claims {
     claims: HashMap<Key, Claim>,
     volumes: HashMap<String, Volume>,
-    /// Whether a class waits for a pod before it binds.
-    classes: HashMap<String, bool>,
+    /// Names of volumes by class.
+    by_class: HashMap<String, BTreeSet<String>>,
+    classes: HashMap<String, Arc<StorageClass>>,
+    drivers: HashMap<String, Arc<CSIDriver>>,
+    csi_nodes: HashMap<String, Arc<CSINode>>,
+    capacities: HashMap<Key, Arc<CSIStorageCapacity>>,
+    /// Attachments by name, and their names by node.
+    attachments: HashMap<String, Attachment>,
+    attached: HashMap<String, BTreeSet<String>>,
     devices: HashMap<Key, DeviceClaim>,
 }
 
 fn key(namespace: &str, name: &str) -> Key {
     (namespace.to_owned(), name.to_owned())
+}
+
+fn put<K: std::hash::Hash + Eq, V>(table: &mut HashMap<K, V>, key: K, value: Option<V>) {
+    match value {
+        Some(value) => table.insert(key, value),
+        None => table.remove(&key),
+    };
 }
 
 impl Claims {
@@ -152,9 +180,41 @@ impl Claims {
         self.volumes.get(name)
     }
 
+    /// The volumes of a class, by name.
+    pub fn volumes_of(&self, class: &str) -> impl Iterator<Item = &PersistentVolume> {
+        let names = self.by_class.get(class).into_iter().flatten();
+        names.filter_map(|name| Some(&*self.volumes.get(name)?.object))
+    }
+
+    /// A class by name.
+    pub fn class(&self, name: &str) -> Option<&StorageClass> {
+        self.classes.get(name).map(AsRef::as_ref)
+    }
+
     /// Whether a class binds only when a pod needs it; none when there is no such class.
     pub fn waits_for_consumer(&self, class: &str) -> Option<bool> {
-        self.classes.get(class).copied()
+        self.class(class).map(reconcile::storage::waits_for_consumer)
+    }
+
+    /// A CSI driver by name.
+    pub fn driver(&self, name: &str) -> Option<&CSIDriver> {
+        self.drivers.get(name).map(AsRef::as_ref)
+    }
+
+    /// What the CSI drivers of a node can do.
+    pub fn csi_node(&self, node: &str) -> Option<&CSINode> {
+        self.csi_nodes.get(node).map(AsRef::as_ref)
+    }
+
+    /// What CSI drivers have left.
+    pub fn capacities(&self) -> impl Iterator<Item = &CSIStorageCapacity> {
+        self.capacities.values().map(AsRef::as_ref)
+    }
+
+    /// What is attached to a node.
+    pub fn attached_to(&self, node: &str) -> impl Iterator<Item = &Attachment> {
+        let names = self.attached.get(node).into_iter().flatten();
+        names.filter_map(|name| self.attachments.get(name))
     }
 
     /// A ResourceClaim by name.
@@ -167,31 +227,78 @@ impl Claims {
         &mut self,
         namespace: &str,
         name: &str,
-        claim: Option<&PersistentVolumeClaim>,
+        claim: Option<&Arc<PersistentVolumeClaim>>,
     ) {
-        match claim {
-            Some(claim) => self.claims.insert(key(namespace, name), Claim::new(claim)),
-            None => self.claims.remove(&key(namespace, name)),
-        };
+        put(&mut self.claims, key(namespace, name), claim.map(Claim::new));
     }
 
     /// The newest version of a volume.
-    pub fn put_volume(&mut self, name: &str, volume: Option<&PersistentVolume>) {
-        match volume {
-            Some(volume) => self.volumes.insert(name.to_owned(), Volume::new(volume)),
-            None => self.volumes.remove(name),
-        };
+    pub fn put_volume(&mut self, name: &str, volume: Option<&Arc<PersistentVolume>>) {
+        if let Some(old) = self.volumes.get(name) {
+            let class = volume_class(&old.object);
+            if let Some(names) = self.by_class.get_mut(class) {
+                names.remove(name);
+                if names.is_empty() {
+                    self.by_class.remove(class);
+                }
+            }
+        }
+        if let Some(volume) = volume {
+            let names = self.by_class.entry(volume_class(volume).to_owned());
+            names.or_default().insert(name.to_owned());
+        }
+        put(&mut self.volumes, name.to_owned(), volume.map(Volume::new));
     }
 
     /// The newest version of a class.
-    pub fn put_class(&mut self, name: &str, class: Option<&StorageClass>) {
-        let waits = |class: &StorageClass| {
-            class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer")
+    pub fn put_class(&mut self, name: &str, class: Option<&Arc<StorageClass>>) {
+        put(&mut self.classes, name.to_owned(), class.cloned());
+    }
+
+    /// The newest version of a CSI driver.
+    pub fn put_driver(&mut self, name: &str, driver: Option<&Arc<CSIDriver>>) {
+        put(&mut self.drivers, name.to_owned(), driver.cloned());
+    }
+
+    /// The newest version of what a node's CSI drivers can do.
+    pub fn put_csi_node(&mut self, name: &str, node: Option<&Arc<CSINode>>) {
+        put(&mut self.csi_nodes, name.to_owned(), node.cloned());
+    }
+
+    /// The newest version of what a CSI driver has left.
+    pub fn put_capacity(
+        &mut self,
+        namespace: &str,
+        name: &str,
+        capacity: Option<&Arc<CSIStorageCapacity>>,
+    ) {
+        put(&mut self.capacities, key(namespace, name), capacity.cloned());
+    }
+
+    /// The newest version of an attachment.
+    pub fn put_attachment(&mut self, name: &str, attachment: Option<&VolumeAttachment>) {
+        if let Some(old) = self.attachments.remove(name)
+            && let Some(names) = self.attached.get_mut(&old.node)
+        {
+            names.remove(name);
+            if names.is_empty() {
+                self.attached.remove(&old.node);
+            }
+        }
+        let Some(spec) = attachment.map(|attachment| &attachment.spec) else {
+            return;
         };
-        match class {
-            Some(class) => self.classes.insert(name.to_owned(), waits(class)),
-            None => self.classes.remove(name),
+        let Some(volume) = spec.source.persistent_volume_name.clone() else {
+            return;
         };
+        let names = self.attached.entry(spec.node_name.clone());
+        names.or_default().insert(name.to_owned());
+        let attachment = Attachment {
+            driver: spec.attacher.clone(),
+            volume,
+            node: spec.node_name.clone(),
+        };
+        self.attachments.insert(name.to_owned(), attachment);
     }
 
     /// The newest version of a ResourceClaim.

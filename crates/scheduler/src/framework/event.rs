@@ -1,6 +1,8 @@
 //! What happened in the cluster, with the objects before and after: plugins say of each whether it
 //! could help a pod that they turned away.
 
+use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass};
+
 use crate::{cluster::NodeInfo, pod::PodInfo};
 
 /// What kind of thing happened: plugins name those that can matter to them at all.
@@ -16,6 +18,11 @@ pub enum EventKind {
     OwnUpdate,
     Claim,
     Volume,
+    Class,
+    CsiNode,
+    CsiDriver,
+    Capacity,
+    AttachmentDeleted,
     DeviceClaim,
     Namespace,
 }
@@ -58,9 +65,41 @@ pub enum Event<'a> {
         namespace: &'a str,
         /// Its name.
         name: &'a str,
+        /// It was not there before.
+        is_new: bool,
     },
-    /// A PersistentVolume or a StorageClass came or changed.
+    /// A PersistentVolume came or changed.
     Volume,
+    /// A StorageClass came or changed.
+    Class {
+        /// Before.
+        old: Option<&'a StorageClass>,
+        /// After.
+        new: &'a StorageClass,
+    },
+    /// A CSINode came or changed.
+    CsiNode {
+        /// Before.
+        old: Option<&'a CSINode>,
+        /// After.
+        new: &'a CSINode,
+    },
+    /// A CSIDriver changed.
+    CsiDriver {
+        /// Before.
+        old: &'a CSIDriver,
+        /// After.
+        new: &'a CSIDriver,
+    },
+    /// A CSIStorageCapacity came or changed.
+    Capacity {
+        /// Before.
+        old: Option<&'a CSIStorageCapacity>,
+        /// After.
+        new: &'a CSIStorageCapacity,
+    },
+    /// A VolumeAttachment went.
+    AttachmentDeleted,
     /// A ResourceClaim came or changed.
     DeviceClaim {
         /// Its namespace.
@@ -85,6 +124,11 @@ impl Event<'_> {
             Self::OwnUpdate { .. } => EventKind::OwnUpdate,
             Self::Claim { .. } => EventKind::Claim,
             Self::Volume => EventKind::Volume,
+            Self::Class { .. } => EventKind::Class,
+            Self::CsiNode { .. } => EventKind::CsiNode,
+            Self::CsiDriver { .. } => EventKind::CsiDriver,
+            Self::Capacity { .. } => EventKind::Capacity,
+            Self::AttachmentDeleted => EventKind::AttachmentDeleted,
             Self::DeviceClaim { .. } => EventKind::DeviceClaim,
             Self::Namespace => EventKind::Namespace,
         }
@@ -100,8 +144,17 @@ impl Event<'_> {
             Self::PodUpdated { .. } => "AssignedPodUpdate",
             Self::PodDeleted(_) => "AssignedPodDelete",
             Self::OwnUpdate { .. } => "UnschedulablePodUpdate",
-            Self::Claim { .. } => "PvcUpdate",
-            Self::Volume => "PvUpdate",
+            Self::Claim { is_new: true, .. } => "PersistentVolumeClaimAdd",
+            Self::Claim { .. } => "PersistentVolumeClaimUpdate",
+            Self::Volume => "PersistentVolumeUpdate",
+            Self::Class { old: None, .. } => "StorageClassAdd",
+            Self::Class { .. } => "StorageClassUpdate",
+            Self::CsiNode { old: None, .. } => "CSINodeAdd",
+            Self::CsiNode { .. } => "CSINodeUpdate",
+            Self::CsiDriver { .. } => "CSIDriverUpdate",
+            Self::Capacity { old: None, .. } => "CSIStorageCapacityAdd",
+            Self::Capacity { .. } => "CSIStorageCapacityUpdate",
+            Self::AttachmentDeleted => "VolumeAttachmentDelete",
             Self::DeviceClaim { .. } => "ResourceClaimUpdate",
             Self::Namespace => "NamespaceUpdate",
         }

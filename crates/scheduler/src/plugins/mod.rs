@@ -12,6 +12,7 @@ mod node_name;
 mod node_ports;
 mod node_resources_fit;
 mod node_unschedulable;
+mod node_volume_limits;
 mod pod_topology_spread;
 mod priority_sort;
 mod resource_score;
@@ -56,6 +57,7 @@ pub const ALL: &[Registration] = &[
     plugin(node_ports::NAME, 1, node_ports::new),
     plugin(node_resources_fit::NAME, 1, node_resources_fit::new),
     plugin(volume_restrictions::NAME, 1, volume_restrictions::new),
+    plugin(node_volume_limits::NAME, 1, node_volume_limits::new),
     plugin(volume_binding::NAME, 1, volume_binding::new),
     plugin(volume_zone::NAME, 1, volume_zone::new),
     plugin(pod_topology_spread::NAME, 2, pod_topology_spread::new),

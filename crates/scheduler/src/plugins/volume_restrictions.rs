@@ -1,4 +1,5 @@
-//! A claim with the access mode ReadWriteOncePod is used by one pod at a time.
+//! A claim with the access mode ReadWriteOncePod is used by one pod at a time, and a disk that can be
+//! mounted only once on a node is not mounted there twice.
 
 use std::{any::Any, sync::Arc};
 
@@ -13,6 +14,7 @@ use crate::{
         event::{Event, EventKind},
     },
     pod::PodInfo,
+    template::VolumeClaim,
 };
 
 /// The plugin's name.
@@ -20,6 +22,8 @@ pub const NAME: &str = "VolumeRestrictions";
 
 const IN_USE: &str = "node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod \
                       access mode already in-use by another pod";
+
+const NO_DISK: &str = "node(s) had no available disk";
 
 /// The rule.
 pub struct VolumeRestrictions;
@@ -52,6 +56,11 @@ impl State for Conflicts {
     }
 }
 
+fn share_disk(pod: &PodInfo, other: &PodInfo) -> bool {
+    let mut disks = pod.template.disks.iter();
+    disks.any(|disk| other.template.disks.iter().any(|held| disk.conflicts(held)))
+}
+
 impl Plugin for VolumeRestrictions {
     fn name(&self) -> &'static str {
         NAME
@@ -62,43 +71,71 @@ impl Plugin for VolumeRestrictions {
     }
 
     fn pre_filter(&self, pod: &PodInfo, cluster: &Cluster) -> PreFilter {
-        let names = pod
-            .template
-            .claims
-            .iter()
-            .map(|claim| pod.claim_name(claim));
-        let single = |name: &String| {
-            let claim = cluster.claims.claim(pod.namespace(), name);
-            claim.is_some_and(|claim| claim.one_pod)
-        };
-        let claims: Vec<String> = names.filter(single).collect();
-        if claims.is_empty() {
-            return PreFilter::Skip;
+        let mut claims = Vec::new();
+        for claim in &pod.template.claims {
+            // A generic ephemeral volume has one user by its nature.
+            let VolumeClaim::Named(name) = claim else {
+                continue;
+            };
+            match cluster.claims.claim(pod.namespace(), name) {
+                Some(claim) if claim.one_pod => claims.push(name.clone()),
+                Some(_) => {}
+                None => {
+                    let why = format!("persistentvolumeclaim {name:?} not found");
+                    return PreFilter::Reject(why.into(), false);
+                }
+            }
         }
         let users = claims
             .iter()
             .map(|name| cluster.claim_users(pod.namespace(), name.clone()));
         let users = users.sum::<usize>() as i64;
+        if pod.template.disks.is_empty() && users == 0 {
+            return PreFilter::Skip;
+        }
         PreFilter::Continue(Box::new(Conflicts { claims, users }))
     }
 
-    fn filter(&self, _: &PodInfo, _: &Cluster, state: &dyn Any, candidates: &mut Candidates) {
+    fn filter(
+        &self,
+        pod: &PodInfo,
+        cluster: &Cluster,
+        state: &dyn Any,
+        candidates: &mut Candidates,
+    ) {
         let conflicts = state.downcast_ref::<Conflicts>();
-        if conflicts.is_some_and(|conflicts| conflicts.users > 0) {
-            candidates.retain(NAME, true, |_| Some(IN_USE));
-        }
+        let in_use = conflicts.is_some_and(|conflicts| conflicts.users > 0);
+        candidates.retain(NAME, true, |slot| {
+            if cluster.pods[slot].iter().any(|other| share_disk(pod, other)) {
+                return Some(NO_DISK);
+            }
+            in_use.then_some(IN_USE)
+        });
     }
 
     fn events(&self) -> &'static [EventKind] {
-        &[EventKind::PodDeleted, EventKind::Claim]
+        &[
+            EventKind::PodDeleted,
+            EventKind::NodeAdded,
+            EventKind::Claim,
+        ]
     }
 
     fn is_helped_by(&self, pod: &PodInfo, event: &Event<'_>, _: &Cluster) -> bool {
         match event {
             Event::PodDeleted(other) => {
-                other.namespace() == pod.namespace() && !other.template.claims.is_empty()
+                let same = |claim: &VolumeClaim| matches!(claim, VolumeClaim::Named(_));
+                let mut claims = pod.template.claims.iter().filter(|claim| same(claim));
+                other.namespace() == pod.namespace()
+                    && (share_disk(pod, other)
+                        || claims.any(|claim| other.template.claims.contains(claim)))
             }
-            Event::Claim { namespace, .. } => **namespace == **pod.namespace(),
+            Event::NodeAdded(_) => true,
+            Event::Claim {
+                namespace,
+                name,
+                is_new: true,
+            } => pod.uses_claim(namespace, name),
             _ => false,
         }
     }
@@ -115,7 +152,7 @@ mod tests {
     fn the_second_pod_of_a_single_pod_claim_waits() {
         let mut cluster = samples::cluster(&[("n1", "1", "1Gi"), ("n2", "1", "1Gi")]);
         let claim = json!({"spec": {"accessModes": ["ReadWriteOncePod"]}});
-        let claim = serde_json::from_value(claim).unwrap();
+        let claim = std::sync::Arc::new(serde_json::from_value(claim).unwrap());
         cluster.claims.put_claim("default", "data", Some(&claim));
         let pod = samples::pod_with_claim("b", "data");
         assert!(rejected(&VolumeRestrictions, &pod, &mut cluster).is_empty());
@@ -125,5 +162,32 @@ mod tests {
         assert!(found[0].resolvable);
         cluster.remove_pod("uid-a");
         assert!(rejected(&VolumeRestrictions, &pod, &mut cluster).is_empty());
+    }
+
+    #[test]
+    fn a_disk_is_mounted_once_on_a_node_unless_all_only_read_it() {
+        let with = |name: &str, volume: serde_json::Value| {
+            let volumes = serde_json::from_value(json!([volume])).unwrap();
+            samples::pod_with(name, |spec| spec.volumes = Some(volumes))
+        };
+        let iscsi = |read_only: bool| {
+            json!({"name": "v", "iscsi": {"targetPortal": "p", "iqn": "i", "lun": 0,
+                "readOnly": read_only}})
+        };
+        let rbd = |monitor: &str| {
+            json!({"name": "v", "rbd": {"monitors": [monitor, "m"], "image": "i"}})
+        };
+        for (held, wanted, conflict) in [
+            (iscsi(true), iscsi(true), false),
+            (iscsi(true), iscsi(false), true),
+            (rbd("a"), rbd("b"), true),
+            (rbd("a"), iscsi(false), false),
+        ] {
+            let mut cluster = samples::cluster(&[("n1", "1", "1Gi")]);
+            cluster.put_pod("n1", with("held", held.clone()));
+            let found = rejected(&VolumeRestrictions, &with("new", wanted), &mut cluster);
+            assert_eq!(!found.is_empty(), conflict, "{held}");
+            assert!(found.iter().all(|rejection| rejection.reasons == [NO_DISK]));
+        }
     }
 }

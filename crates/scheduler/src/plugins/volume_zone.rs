@@ -2,6 +2,7 @@
 
 use std::{any::Any, sync::Arc};
 
+use reconcile::storage::waits_for_consumer;
 use serde_json::Value;
 
 use super::no_arguments;
@@ -13,6 +14,7 @@ use crate::{
         event::{Event, EventKind},
     },
     pod::PodInfo,
+    template::VolumeClaim,
 };
 
 /// The plugin's name.
@@ -45,6 +47,36 @@ fn newer(key: &str) -> Option<&'static str> {
     }
 }
 
+/// The labels of the volumes that the pod names, or why it cannot be scheduled at all.
+fn zones(pod: &PodInfo, cluster: &Cluster) -> Result<Vec<(String, Vec<String>)>, String> {
+    let mut zones = Vec::new();
+    for claim in &pod.template.claims {
+        let VolumeClaim::Named(name) = claim else {
+            continue;
+        };
+        let claim = cluster.claims.claim(pod.namespace(), name);
+        let claim = claim.ok_or_else(|| format!("persistentvolumeclaim {name:?} not found"))?;
+        let Some(volume) = &claim.volume else {
+            let class = claim.class.as_deref();
+            let none = "PersistentVolumeClaim had no pv name and storageClass name";
+            let class = class.ok_or(none)?;
+            match cluster.claims.waits_for_consumer(class) {
+                Some(true) => continue,
+                Some(false) => return Err("PersistentVolume had no name".into()),
+                None => return Err(format!("storageclass.storage.k8s.io {class:?} not found")),
+            }
+        };
+        let found = cluster.claims.volume(volume);
+        let found = found.ok_or_else(|| format!("persistentvolume {volume:?} not found"))?;
+        // One volume may be in several zones.
+        zones.extend(found.zones.iter().map(|(key, values)| {
+            let values = values.split("__").map(ToOwned::to_owned).collect();
+            (key.clone(), values)
+        }));
+    }
+    Ok(zones)
+}
+
 impl Plugin for VolumeZone {
     fn name(&self) -> &'static str {
         NAME
@@ -55,23 +87,11 @@ impl Plugin for VolumeZone {
     }
 
     fn pre_filter(&self, pod: &PodInfo, cluster: &Cluster) -> PreFilter {
-        let claims = pod.template.claims.iter();
-        let volumes = claims.filter_map(|claim| {
-            let claim = cluster
-                .claims
-                .claim(pod.namespace(), &pod.claim_name(claim))?;
-            cluster.claims.volume(claim.volume.as_ref()?)
-        });
-        let zones = volumes.flat_map(|volume| volume.zones.clone());
-        // One volume may be in several zones.
-        let several = |(key, values): (String, String)| {
-            (key, values.split("__").map(ToOwned::to_owned).collect())
-        };
-        let zones: Vec<_> = zones.map(several).collect();
-        if zones.is_empty() {
-            return PreFilter::Skip;
+        match zones(pod, cluster) {
+            Ok(zones) if zones.is_empty() => PreFilter::Skip,
+            Ok(zones) => PreFilter::Continue(Box::new(Zones(zones))),
+            Err(why) => PreFilter::Reject(why.into(), false),
         }
-        PreFilter::Continue(Box::new(Zones(zones)))
     }
 
     fn filter(&self, _: &PodInfo, cluster: &Cluster, state: &dyn Any, candidates: &mut Candidates) {
@@ -96,6 +116,7 @@ impl Plugin for VolumeZone {
             EventKind::NodeAdded,
             EventKind::NodeUpdated,
             EventKind::Volume,
+            EventKind::Class,
             EventKind::Claim,
         ]
     }
@@ -104,7 +125,10 @@ impl Plugin for VolumeZone {
         match event {
             Event::NodeAdded(_) | Event::Volume => true,
             Event::NodeUpdated { old, new } => old.labels != new.labels,
-            Event::Claim { namespace, .. } => **namespace == **pod.namespace(),
+            Event::Class { old, new } => old.is_none() && waits_for_consumer(new),
+            Event::Claim {
+                namespace, name, ..
+            } => pod.uses_claim(namespace, name),
             _ => false,
         }
     }

@@ -1,0 +1,449 @@
+//! What the provisioner decides about claims and volumes. Pure.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{
+    api::{
+        core::v1::{
+            LocalVolumeSource, Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm,
+            PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, Pod,
+            VolumeNodeAffinity,
+        },
+        storage::v1::StorageClass,
+    },
+    apimachinery::pkg::api::resource::Quantity,
+};
+use kube::api::ObjectMeta;
+use reconcile::storage::{
+    EXTERNAL_FINALIZER, PROVISIONED_BY, SELECTED_NODE, STORAGE_PROVISIONER, annotation, claim_class,
+    reference, volume_name, waits_for_consumer,
+};
+use serde_json::json;
+
+use super::{NODE_ROOT, PROVISIONER, VOLUME_LABEL};
+
+const HOSTNAME: &str = "kubernetes.io/hostname";
+
+/// Whether the binder has handed the claim to this provisioner.
+pub fn is_ours(claim: &PersistentVolumeClaim) -> bool {
+    volume_name(claim).is_none()
+        && claim.metadata.deletion_timestamp.is_none()
+        && annotation(&claim.metadata, STORAGE_PROVISIONER) == Some(PROVISIONER)
+}
+
+/// What comes next for a claim.
+#[derive(Debug, PartialEq)]
+pub enum Provision {
+    /// The scheduler has not chosen a node yet.
+    Wait,
+    /// Make this volume.
+    Make(Box<PersistentVolume>),
+    /// The claim asks for what this provisioner does not have.
+    Refuse(String),
+    /// The node cannot have the volume: the scheduler is to choose anew.
+    Reschedule(String),
+}
+
+/// Decides about a claim that is ours; `node` is the one that the scheduler chose, when it exists.
+pub fn provision(
+    claim: &PersistentVolumeClaim,
+    class: Option<&StorageClass>,
+    node: Option<&Node>,
+) -> Provision {
+    let Some(class) = class else {
+        let name = claim_class(claim);
+        return Provision::Refuse(format!("storageclass.storage.k8s.io {name:?} not found"));
+    };
+    if class.provisioner != PROVISIONER {
+        return Provision::Wait;
+    }
+    let selected = annotation(&claim.metadata, SELECTED_NODE);
+    let Some(selected) = selected else {
+        if waits_for_consumer(class) {
+            return Provision::Wait;
+        }
+        let why = "volumes on a node need a class with volumeBindingMode WaitForFirstConsumer";
+        return Provision::Refuse(why.to_owned());
+    };
+    if let Some(why) = unsupported(claim) {
+        return Provision::Refuse(why.to_owned());
+    }
+    let Some(node) = node else {
+        return Provision::Reschedule(format!("node {selected:?} not found"));
+    };
+    let Some(root) = root(node) else {
+        let why = format!("node {selected:?} has no annotation {NODE_ROOT}");
+        return Provision::Reschedule(why);
+    };
+    Provision::Make(Box::new(volume(claim, class, node, root)))
+}
+
+fn unsupported(claim: &PersistentVolumeClaim) -> Option<&'static str> {
+    let spec = claim.spec.as_ref()?;
+    let mut modes = spec.access_modes.iter().flatten();
+    if !modes.all(|mode| matches!(mode.as_str(), "ReadWriteOnce" | "ReadWriteOncePod")) {
+        return Some("only the access modes ReadWriteOnce and ReadWriteOncePod are supported");
+    }
+    if spec.volume_mode.as_deref() == Some("Block") {
+        return Some("volumeMode Block is not supported");
+    }
+    if spec.selector.is_some() {
+        return Some("claim.Spec.Selector is not supported");
+    }
+    if spec.data_source.is_some() || spec.data_source_ref.is_some() {
+        return Some("data sources are not supported");
+    }
+    None
+}
+
+/// The directory in which a node keeps its volumes: an absolute path without detours.
+pub fn root(node: &Node) -> Option<&str> {
+    let root = annotation(&node.metadata, NODE_ROOT)?;
+    let mut parts = root.strip_prefix('/')?.split('/');
+    parts
+        .all(|part| !part.is_empty() && part != "." && part != "..")
+        .then_some(root)
+}
+
+fn hostname(node: &Node) -> &str {
+    let labels = node.metadata.labels.as_ref();
+    let name = || node.metadata.name.as_deref().unwrap_or_default();
+    let label = labels.and_then(|labels| labels.get(HOSTNAME));
+    label.map_or_else(name, String::as_str)
+}
+
+fn volume(
+    claim: &PersistentVolumeClaim,
+    class: &StorageClass,
+    node: &Node,
+    root: &str,
+) -> PersistentVolume {
+    let name = format!("pvc-{}", claim.metadata.uid.as_deref().unwrap_or_default());
+    let policy = class.reclaim_policy.as_deref().unwrap_or("Delete");
+    let spec = claim.spec.clone().unwrap_or_default();
+    let requests = spec.resources.and_then(|resources| resources.requests);
+    let size = requests.and_then(|requests| requests.get("storage").cloned());
+    let term = NodeSelectorTerm {
+        match_expressions: Some(vec![NodeSelectorRequirement {
+            key: HOSTNAME.to_owned(),
+            operator: "In".to_owned(),
+            values: Some(vec![hostname(node).to_owned()]),
+        }]),
+        match_fields: None,
+    };
+    let affinity = VolumeNodeAffinity {
+        required: Some(NodeSelector {
+            node_selector_terms: vec![term],
+        }),
+    };
+    PersistentVolume {
+        metadata: ObjectMeta {
+            name: Some(name.clone()),
+            annotations: Some(BTreeMap::from([(PROVISIONED_BY.into(), PROVISIONER.into())])),
+            finalizers: (policy == "Delete").then(|| vec![EXTERNAL_FINALIZER.to_owned()]),
+            ..ObjectMeta::default()
+        },
+        spec: Some(PersistentVolumeSpec {
+            capacity: Some(BTreeMap::from([(
+                "storage".to_owned(),
+                size.unwrap_or_else(|| Quantity("0".to_owned())),
+            )])),
+            access_modes: spec.access_modes,
+            claim_ref: Some(reference(claim)),
+            local: Some(LocalVolumeSource {
+                path: format!("{root}/{name}"),
+                fs_type: None,
+            }),
+            mount_options: class.mount_options.clone(),
+            node_affinity: Some(affinity),
+            persistent_volume_reclaim_policy: Some(policy.to_owned()),
+            storage_class_name: class.metadata.name.clone(),
+            volume_mode: Some("Filesystem".to_owned()),
+            ..PersistentVolumeSpec::default()
+        }),
+        ..PersistentVolume::default()
+    }
+}
+
+/// Whether this provisioner has to delete the volume and its data: it made it, nothing is bound to it
+/// any more, its policy is Delete, and it was not deleted before.
+pub fn is_to_delete(volume: &PersistentVolume) -> bool {
+    let spec = volume.spec.as_ref();
+    let policy = spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
+    let phase = volume.status.as_ref().and_then(|s| s.phase.as_deref());
+    let mut finalizers = volume.metadata.finalizers.iter().flatten();
+    let is_held = finalizers.any(|finalizer| finalizer == EXTERNAL_FINALIZER);
+    annotation(&volume.metadata, PROVISIONED_BY) == Some(PROVISIONER)
+        && matches!(phase, Some("Released" | "Failed"))
+        && policy == Some("Delete")
+        && (is_held || volume.metadata.deletion_timestamp.is_none())
+}
+
+/// What comes next for a volume that is to be deleted.
+#[derive(Debug, PartialEq)]
+pub enum Deletion {
+    /// Have this pod remove the data.
+    Clean(Box<Pod>),
+    /// The node is gone, and the data with it: only the object is left to delete.
+    Forget,
+    /// It is not where this provisioner puts volumes: nothing is touched.
+    Refuse(String),
+}
+
+/// Decides about a volume that is to be deleted.
+pub fn deletion<'a>(
+    volume: &PersistentVolume,
+    mut nodes: impl Iterator<Item = &'a Node>,
+) -> Deletion {
+    let name = volume.metadata.name.as_deref().unwrap_or_default();
+    let Some(path) = local_path(volume).filter(|_| is_volume_name(name)) else {
+        return Deletion::Refuse(format!("volume {name:?} was not made by {PROVISIONER}"));
+    };
+    let Some(host) = volume_host(volume) else {
+        return Deletion::Refuse(format!("volume {name:?} names no node"));
+    };
+    let Some(node) = nodes.find(|node| hostname(node) == host) else {
+        return Deletion::Forget;
+    };
+    let Some(root) = root(node) else {
+        return Deletion::Refuse(format!("node {host:?} has no annotation {NODE_ROOT}"));
+    };
+    if path != format!("{root}/{name}") {
+        return Deletion::Refuse(format!("path {path:?} is not {root}/{name}"));
+    }
+    Deletion::Clean(Box::new(cleaner(volume, node, root)))
+}
+
+fn local_path(volume: &PersistentVolume) -> Option<&str> {
+    let local = volume.spec.as_ref()?.local.as_ref()?;
+    Some(&local.path)
+}
+
+/// The hostname that the volume's affinity names, when it names exactly one.
+fn volume_host(volume: &PersistentVolume) -> Option<&str> {
+    let affinity = volume.spec.as_ref()?.node_affinity.as_ref()?;
+    let [term] = affinity.required.as_ref()?.node_selector_terms.as_slice() else {
+        return None;
+    };
+    let [only] = term.match_expressions.as_deref()? else {
+        return None;
+    };
+    match only.values.as_deref() {
+        Some([host]) if only.key == HOSTNAME && only.operator == "In" => Some(host),
+        _ => None,
+    }
+}
+
+/// `pvc-` and a uid.
+fn is_volume_name(name: &str) -> bool {
+    let Some(uid) = name.strip_prefix("pvc-") else {
+        return false;
+    };
+    let groups: Vec<&str> = uid.split('-').collect();
+    let lengths: Vec<usize> = groups.iter().map(|group| group.len()).collect();
+    let is_hex = |group: &&str| {
+        let mut bytes = group.bytes();
+        bytes.all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+    };
+    lengths == [8, 4, 4, 4, 12] && groups.iter().all(is_hex)
+}
+
+/// The name of the pod that removes a volume's data.
+pub fn cleaner_name(volume: &str) -> String {
+    format!("local-path-cleanup-{volume}")
+}
+
+/// The pod that removes a volume's data. It belongs to the volume and goes with it.
+fn cleaner(volume: &PersistentVolume, node: &Node, root: &str) -> Pod {
+    let name = volume.metadata.name.as_deref().unwrap_or_default();
+    let pod = json!({
+        "metadata": {
+            "name": cleaner_name(name),
+            "namespace": super::NAMESPACE,
+            "labels": {VOLUME_LABEL: name},
+            "ownerReferences": [{
+                "apiVersion": "v1", "kind": "PersistentVolume", "name": name,
+                "uid": volume.metadata.uid, "controller": true, "blockOwnerDeletion": false,
+            }],
+        },
+        "spec": {
+            // Without the scheduler: the data is on this node, cordoned or not.
+            "nodeName": node.metadata.name,
+            "restartPolicy": "Never",
+            "priorityClassName": "system-node-critical",
+            "automountServiceAccountToken": false,
+            "enableServiceLinks": false,
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [{
+                "name": "remove",
+                "image": "mainstay.local/hello",
+                "imagePullPolicy": "IfNotPresent",
+                "args": ["remove-volume", "/volumes", name],
+                "terminationMessagePolicy": "FallbackToLogsOnError",
+                "securityContext": {
+                    "runAsUser": 0,
+                    "readOnlyRootFilesystem": true,
+                    "allowPrivilegeEscalation": false,
+                    "capabilities": {"drop": ["ALL"], "add": ["DAC_OVERRIDE", "FOWNER"]},
+                },
+                "volumeMounts": [{"name": "volumes", "mountPath": "/volumes"}],
+            }],
+            "volumes": [{
+                "name": "volumes",
+                "hostPath": {"path": root, "type": "DirectoryOrCreate"},
+            }],
+        },
+    });
+    // The literal above is a Pod: it cannot fail to become one.
+    serde_json::from_value(pod).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    const UID: &str = "0f8fad5b-d9cb-469f-a165-70867728950e";
+
+    fn node() -> Node {
+        let meta = json!({"name": "n1", "labels": {HOSTNAME: "host-1"},
+            "annotations": {NODE_ROOT: "/data/volumes"}});
+        serde_json::from_value(json!({"metadata": meta})).unwrap()
+    }
+
+    fn class(mode: &str, policy: &str) -> StorageClass {
+        let class = json!({"metadata": {"name": "local-path"}, "provisioner": PROVISIONER,
+            "volumeBindingMode": mode, "reclaimPolicy": policy});
+        serde_json::from_value(class).unwrap()
+    }
+
+    fn claim(change: impl FnOnce(&mut Value)) -> PersistentVolumeClaim {
+        let mut claim = json!({
+            "metadata": {"name": "data", "namespace": "default", "uid": UID, "annotations": {
+                STORAGE_PROVISIONER: PROVISIONER, SELECTED_NODE: "n1"}},
+            "spec": {"storageClassName": "local-path", "accessModes": ["ReadWriteOnce"],
+                     "resources": {"requests": {"storage": "1Gi"}}},
+        });
+        change(&mut claim);
+        serde_json::from_value(claim).unwrap()
+    }
+
+    fn made(policy: &str) -> PersistentVolume {
+        let class = class("WaitForFirstConsumer", policy);
+        match provision(&claim(|_| {}), Some(&class), Some(&node())) {
+            Provision::Make(volume) => *volume,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_claim_gets_a_directory_on_the_node_that_the_scheduler_chose() {
+        let volume = serde_json::to_value(made("Delete")).unwrap();
+        assert_eq!(volume["metadata"]["name"], format!("pvc-{UID}"));
+        assert_eq!(volume["metadata"]["finalizers"], json!([EXTERNAL_FINALIZER]));
+        let spec = &volume["spec"];
+        assert_eq!(spec["local"]["path"], format!("/data/volumes/pvc-{UID}"));
+        assert_eq!(spec["capacity"], json!({"storage": "1Gi"}));
+        assert_eq!(spec["claimRef"]["uid"], UID);
+        let term = &spec["nodeAffinity"]["required"]["nodeSelectorTerms"][0];
+        let wanted = json!({"key": HOSTNAME, "operator": "In", "values": ["host-1"]});
+        assert_eq!(term["matchExpressions"], json!([wanted]));
+        assert_eq!(made("Retain").metadata.finalizers, None);
+    }
+
+    #[test]
+    fn claims_wait_for_a_node_and_are_refused_what_a_directory_cannot_do() {
+        let waits = class("WaitForFirstConsumer", "Delete");
+        let no_node = claim(|claim| claim["metadata"]["annotations"] = json!({}));
+        assert_eq!(provision(&no_node, Some(&waits), None), Provision::Wait);
+        let immediate = class("Immediate", "Delete");
+        let refused = provision(&no_node, Some(&immediate), None);
+        assert!(matches!(refused, Provision::Refuse(_)), "{refused:?}");
+        for (field, value) in [
+            ("accessModes", json!(["ReadWriteMany"])),
+            ("volumeMode", json!("Block")),
+            ("selector", json!({})),
+            ("dataSource", json!({"kind": "PersistentVolumeClaim", "name": "x"})),
+        ] {
+            let claim = claim(|claim| claim["spec"][field] = value);
+            let refused = provision(&claim, Some(&waits), Some(&node()));
+            assert!(matches!(refused, Provision::Refuse(_)), "{field}: {refused:?}");
+        }
+        let gone = provision(&claim(|_| {}), Some(&waits), None);
+        let why = "node \"n1\" not found".to_owned();
+        assert_eq!(gone, Provision::Reschedule(why));
+        let mut foreign = node();
+        foreign.metadata.annotations = None;
+        let moved = provision(&claim(|_| {}), Some(&waits), Some(&foreign));
+        assert!(matches!(moved, Provision::Reschedule(_)), "{moved:?}");
+    }
+
+    fn released(change: impl FnOnce(&mut Value)) -> PersistentVolume {
+        let mut volume = serde_json::to_value(made("Delete")).unwrap();
+        volume["status"] = json!({"phase": "Released"});
+        change(&mut volume);
+        serde_json::from_value(volume).unwrap()
+    }
+
+    #[test]
+    fn only_released_volumes_of_its_own_with_the_policy_delete_are_deleted() {
+        assert!(is_to_delete(&released(|_| {})));
+        for (path, value) in [
+            ("/status/phase", "Bound"),
+            ("/status/phase", "Available"),
+            ("/spec/persistentVolumeReclaimPolicy", "Retain"),
+            ("/metadata/annotations", ""),
+        ] {
+            let volume = released(|volume| {
+                let at = volume.pointer_mut(path).unwrap();
+                *at = if value.is_empty() { json!({}) } else { json!(value) };
+            });
+            assert!(!is_to_delete(&volume), "{path} {value}");
+        }
+        let deleted_before = released(|volume| {
+            volume["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+            volume["metadata"]["finalizers"] = json!(["kubernetes.io/pv-protection"]);
+        });
+        assert!(!is_to_delete(&deleted_before));
+    }
+
+    #[test]
+    fn data_is_removed_only_where_this_provisioner_puts_it() {
+        let node = node();
+        let decide = |volume: &PersistentVolume| deletion(volume, [&node].into_iter());
+        let Deletion::Clean(pod) = decide(&released(|_| {})) else {
+            panic!();
+        };
+        let pod = serde_json::to_value(pod).unwrap();
+        assert_eq!(pod["spec"]["nodeName"], "n1");
+        assert_eq!(pod["spec"]["volumes"][0]["hostPath"]["path"], "/data/volumes");
+        let args = json!(["remove-volume", "/volumes", format!("pvc-{UID}")]);
+        assert_eq!(pod["spec"]["containers"][0]["args"], args);
+        for (path, value) in [
+            ("/spec/local/path", "/data/volumes/../etc"),
+            ("/spec/local/path", "/data/volumes"),
+            ("/spec/local/path", "/data/volumes/pvc-x"),
+            ("/metadata/name", "pvc-.."),
+            ("/metadata/name", "data"),
+        ] {
+            let crafted = released(|volume| {
+                *volume.pointer_mut(path).unwrap() = json!(value);
+            });
+            let refused = decide(&crafted);
+            assert!(matches!(refused, Deletion::Refuse(_)), "{value}: {refused:?}");
+        }
+        let nodes = std::iter::empty();
+        assert_eq!(deletion(&released(|_| {}), nodes), Deletion::Forget);
+    }
+
+    #[test]
+    fn a_root_with_detours_is_none() {
+        for (text, ok) in [("/a/b", true), ("/", false), ("a", false), ("/a/../b", false)] {
+            let mut node = node();
+            let annotations = node.metadata.annotations.get_or_insert_default();
+            annotations.insert(NODE_ROOT.into(), text.into());
+            assert_eq!(root(&node).is_some(), ok, "{text}");
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! Volumes of the default class: a directory on the node that the scheduler chose, made by its kubelet
+//! when it is first mounted, and removed by a pod on that node when the claim is gone and the reclaim
+//! policy says so. It writes as the volume binder, whose role grants exactly what it does.
+//!
+//! Claims and volumes are keys of one queue; the keys of volumes have no namespace.
+
+mod decide;
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use client::{Event, Informer};
+use k8s_openapi::api::{
+    core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod},
+    storage::v1::StorageClass,
+};
+use kube::{Resource, api::ObjectMeta};
+use reconcile::{
+    Action, Controller, Error, Key, Kind, Recorder, Writer,
+    storage::{EXTERNAL_FINALIZER, SELECTED_NODE, annotation, claim_class},
+};
+
+use crate::{pods::phase, shared::Shared};
+use decide::{Deletion, Provision, cleaner_name, is_ours, is_to_delete};
+
+/// As in the table of controllers.
+pub const NAME: &str = "local-path";
+const ACCOUNT: &str = "persistent-volume-binder";
+/// The provisioner's name in classes.
+pub const PROVISIONER: &str = "mainstay.dev/local-path";
+/// On nodes: the directory of their volumes. The kubelet sets it.
+pub const NODE_ROOT: &str = "mainstay.dev/local-path-root";
+const VOLUME_LABEL: &str = "mainstay.dev/volume";
+const NAMESPACE: &str = "kube-system";
+
+/// How often a deletion that waits for a node is looked at.
+const WAIT: Duration = Duration::from_secs(60);
+
+/// The class as a fresh cluster has it.
+pub fn class() -> StorageClass {
+    let default = "storageclass.kubernetes.io/is-default-class";
+    StorageClass {
+        metadata: ObjectMeta {
+            name: Some("local-path".to_owned()),
+            annotations: Some(BTreeMap::from([(default.to_owned(), "true".to_owned())])),
+            ..ObjectMeta::default()
+        },
+        provisioner: PROVISIONER.to_owned(),
+        reclaim_policy: Some("Delete".to_owned()),
+        volume_binding_mode: Some("WaitForFirstConsumer".to_owned()),
+        allow_volume_expansion: Some(false),
+        ..StorageClass::default()
+    }
+}
+
+struct Provisioner {
+    claims: Writer<PersistentVolumeClaim>,
+    volumes: Writer<PersistentVolume>,
+    pods: Writer<Pod>,
+    classes: Informer<StorageClass>,
+    nodes: Informer<Node>,
+    events: Recorder,
+}
+
+/// Starts it.
+pub fn start(shared: &Arc<Shared>) {
+    let controller = Arc::new(Provisioner {
+        claims: shared.writer(ACCOUNT),
+        volumes: shared.writer(ACCOUNT),
+        pods: shared.writer(ACCOUNT),
+        classes: shared.informer(),
+        nodes: shared.informer(),
+        events: shared.recorder(ACCOUNT, PROVISIONER),
+    });
+    let volumes = controller.volumes.cache().clone();
+    shared
+        .controller(&controller)
+        .watches_with(controller.claims.cache(), |event| {
+            let claim = event.object();
+            let ours = is_ours(claim).then(|| Key::of(&**claim));
+            ours.into_iter().collect()
+        })
+        .watches_with(controller.volumes.cache(), |event| {
+            let volume = event.object();
+            let ours = is_to_delete(volume).then(|| Key::of(&**volume));
+            ours.into_iter().collect()
+        })
+        .watches_with(controller.pods.cache(), cleaned_volume)
+        .watches_with(&controller.nodes, move |event| match event {
+            Event::Deleted(_) => {
+                let volumes = volumes.list();
+                let ours = volumes.iter().filter(|volume| is_to_delete(volume));
+                ours.map(|volume| Key::of(&**volume)).collect()
+            }
+            _ => Vec::new(),
+        })
+        .reads(&controller.classes)
+        .workers(4)
+        .start();
+}
+
+fn cleaned_volume(event: &Event<Pod>) -> Vec<Key> {
+    let meta = &event.object().metadata;
+    if meta.namespace.as_deref() != Some(NAMESPACE) {
+        return Vec::new();
+    }
+    let labels = meta.labels.as_ref();
+    let volume = labels.and_then(|labels| labels.get(VOLUME_LABEL));
+    volume.map(|volume| Key::new("", volume)).into_iter().collect()
+}
+
+impl Controller for Provisioner {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn reconcile(&self, key: &Key) -> Result<Action, Error> {
+        if key.namespace.is_empty() {
+            let volume = self.volumes.cache().get("", &key.name);
+            return match volume.filter(|volume| is_to_delete(volume)) {
+                Some(volume) => self.delete(&volume).await,
+                None => Ok(Action::Done),
+            };
+        }
+        let claim = self.claims.cache().get(&key.namespace, &key.name);
+        match claim.filter(|claim| is_ours(claim)) {
+            Some(claim) => self.provision(&claim).await,
+            None => Ok(Action::Done),
+        }
+    }
+}
+
+impl Provisioner {
+    async fn provision(&self, claim: &PersistentVolumeClaim) -> Result<Action, Error> {
+        let class = self.classes.get("", claim_class(claim));
+        let node = annotation(&claim.metadata, SELECTED_NODE);
+        let node = node.and_then(|node| self.nodes.get("", node));
+        match decide::provision(claim, class.as_deref(), node.as_deref()) {
+            Provision::Wait => Ok(Action::Done),
+            Provision::Make(volume) => self.make(claim, &volume).await,
+            Provision::Refuse(why) => {
+                self.failed(claim, &why);
+                Err(Error::Invalid(why))
+            }
+            Provision::Reschedule(why) => {
+                self.failed(claim, &why);
+                let mut changed = claim.clone();
+                let annotations = changed.metadata.annotations.get_or_insert_default();
+                annotations.remove(SELECTED_NODE);
+                let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
+                self.claims.update(namespace, &changed).await?;
+                Ok(Action::Done)
+            }
+        }
+    }
+
+    fn failed(&self, claim: &PersistentVolumeClaim, why: &str) {
+        let class = claim_class(claim);
+        let message = format!("failed to provision volume with StorageClass {class:?}: {why}");
+        let about = claim.object_ref(&());
+        self.events
+            .event(&about, Kind::Warning, "ProvisioningFailed", message);
+    }
+
+    async fn make(
+        &self,
+        claim: &PersistentVolumeClaim,
+        volume: &PersistentVolume,
+    ) -> Result<Action, Error> {
+        let name = volume.metadata.name.as_deref().unwrap_or_default();
+        if self.volumes.cache().get("", name).is_some() {
+            return Ok(Action::Done);
+        }
+        let about = claim.object_ref(&());
+        let key = Key::of(claim);
+        let say = |reason: &str, message: String| {
+            self.events.event(&about, Kind::Normal, reason, message);
+        };
+        say(
+            "Provisioning",
+            format!("External provisioner is provisioning volume for claim \"{key}\""),
+        );
+        match self.volumes.cluster_create(volume).await {
+            Err(error) if error.reason() == "AlreadyExists" => {}
+            Err(error) => {
+                self.failed(claim, &error.to_string());
+                return Err(error);
+            }
+            Ok(_) => say(
+                "ProvisioningSucceeded",
+                format!("Successfully provisioned volume {name}"),
+            ),
+        }
+        Ok(Action::Done)
+    }
+
+    async fn delete(&self, volume: &PersistentVolume) -> Result<Action, Error> {
+        let nodes = self.nodes.list();
+        match decide::deletion(volume, nodes.iter().map(AsRef::as_ref)) {
+            Deletion::Forget => self.forget(volume).await,
+            Deletion::Clean(pod) => self.clean(volume, &pod).await,
+            Deletion::Refuse(why) => {
+                self.not_deleted(volume, &why);
+                Err(Error::Invalid(why))
+            }
+        }
+    }
+
+    fn not_deleted(&self, volume: &PersistentVolume, why: &str) {
+        let about = volume.object_ref(&());
+        self.events
+            .event(&about, Kind::Warning, "VolumeFailedDelete", why);
+    }
+
+    /// Has the pod run until it succeeds, then deletes the volume.
+    async fn clean(&self, volume: &PersistentVolume, wanted: &Pod) -> Result<Action, Error> {
+        let name = cleaner_name(volume.metadata.name.as_deref().unwrap_or_default());
+        let Some(pod) = self.pods.cache().get(NAMESPACE, &name) else {
+            self.pods.create(NAMESPACE, wanted).await?;
+            return Ok(Action::After(WAIT));
+        };
+        let owner = crate::shared::controller_of(&*pod).map(|owner| &owner.uid);
+        if owner.is_none() || owner != volume.metadata.uid.as_ref() {
+            return Err(Error::Invalid(format!("pod {name} belongs to another")));
+        }
+        match phase(&pod) {
+            "Succeeded" => self.forget(volume).await,
+            "Failed" => {
+                let why = ended_with(&pod);
+                self.not_deleted(volume, &why);
+                self.pods.delete(&pod).await?;
+                Err(Error::Invalid(why))
+            }
+            _ => Ok(Action::After(WAIT)),
+        }
+    }
+
+    /// Deletes the volume's object. The cleaner is its dependent and goes with it.
+    async fn forget(&self, volume: &PersistentVolume) -> Result<Action, Error> {
+        self.volumes.cluster_delete(volume).await?;
+        let name = volume.metadata.name.as_deref().unwrap_or_default();
+        let Some(left) = self.volumes.cache().get("", name) else {
+            return Ok(Action::Done);
+        };
+        let mut free = (*left).clone();
+        let finalizers = free.metadata.finalizers.get_or_insert_default();
+        finalizers.retain(|finalizer| finalizer != EXTERNAL_FINALIZER);
+        match self.volumes.cluster_update(&free).await {
+            Err(error) if error.is_not_found() => Ok(Action::Done),
+            other => other.map(|_| Action::Done),
+        }
+    }
+}
+
+/// What the cleaner said last.
+fn ended_with(pod: &Pod) -> String {
+    let status = pod.status.as_ref();
+    let statuses = status.and_then(|status| status.container_statuses.as_ref());
+    let mut ends = statuses.into_iter().flatten().filter_map(|container| {
+        let ended = container.state.as_ref()?.terminated.as_ref()?;
+        ended.message.clone()
+    });
+    let why = || status.and_then(|status| status.message.clone());
+    let message = ends.next().or_else(why).unwrap_or_default();
+    format!("the pod that removes the data failed: {}", message.trim())
+}

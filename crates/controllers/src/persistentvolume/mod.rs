@@ -1,0 +1,247 @@
+//! Binds PersistentVolumeClaims and PersistentVolumes to each other, hands claims to their
+//! provisioners and says what becomes of a volume whose claim is gone. It deletes no data: that is
+//! done by the provisioner that made the volume.
+//!
+//! Claims and volumes are keys of one queue; the keys of volumes have no namespace.
+
+mod claim;
+mod decision;
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod tests;
+mod volume;
+
+use std::{sync::Arc, time::Duration};
+
+use client::{Event, Informer};
+use k8s_openapi::api::{
+    core::v1::{PersistentVolume, PersistentVolumeClaim, Pod},
+    storage::v1::StorageClass,
+};
+use kube::Api;
+use reconcile::{
+    Action, Controller, Error, Key, Recorder, Writer,
+    storage::{claim_class, claim_ref, default_class, volume_class, volume_name},
+};
+
+use crate::{
+    pods::is_terminal,
+    shared::{CLAIM, Shared, UNBOUND, candidate_key, claimed_key},
+};
+use decision::{Change, Decision, World};
+
+/// As in the table of controllers.
+pub const NAME: &str = "persistentvolume-binder";
+const ACCOUNT: &str = "persistent-volume-binder";
+
+/// How often what waits is looked at again, and its events repeated.
+const RESYNC: Duration = Duration::from_secs(15);
+/// One reconciliation writes at most so often before its key goes back to the queue.
+const WRITES: usize = 8;
+
+struct Binder {
+    client: kube::Client,
+    claims: Writer<PersistentVolumeClaim>,
+    volumes: Writer<PersistentVolume>,
+    classes: Informer<StorageClass>,
+    pods: Informer<Pod>,
+    events: Recorder,
+}
+
+/// Starts it.
+pub fn start(shared: &Arc<Shared>) {
+    let controller = Arc::new(Binder {
+        client: shared.client(ACCOUNT),
+        claims: shared.writer(ACCOUNT),
+        volumes: shared.writer(ACCOUNT),
+        classes: shared.informer(),
+        pods: shared.informer(),
+        events: shared.recorder(ACCOUNT, "persistentvolume-controller"),
+    });
+    let (by_volume, by_class) = (controller.claims.cache().clone(), controller.claims.cache().clone());
+    shared
+        .controller(&controller)
+        .watches_with(controller.claims.cache(), claim_event)
+        .watches_with(controller.volumes.cache(), move |event| {
+            volume_event(event, &by_volume)
+        })
+        .watches_with(&controller.classes, move |event| {
+            class_event(event, &by_class)
+        })
+        .reads(&controller.pods)
+        .workers(4)
+        .start();
+}
+
+/// A claim concerns itself and the volume it names or named.
+fn claim_event(event: &Event<PersistentVolumeClaim>) -> Vec<Key> {
+    let claim = event.object();
+    let before = event.old().and_then(|old| volume_name(old));
+    let volumes = before.into_iter().chain(volume_name(claim));
+    let volumes = volumes.map(|name| Key::new("", name));
+    volumes.chain([Key::of(&**claim)]).collect()
+}
+
+/// A volume concerns itself, the claim it is bound to, and, when it is free, the claims that could
+/// take it.
+fn volume_event(
+    event: &Event<PersistentVolume>,
+    claims: &Informer<PersistentVolumeClaim>,
+) -> Vec<Key> {
+    let volume = event.object();
+    let key = |volume: &PersistentVolume| {
+        let reference = claim_ref(volume)?;
+        let namespace = reference.namespace.clone().unwrap_or_default();
+        Some(Key::new(namespace, reference.name.clone()?))
+    };
+    let before = event.old().and_then(|old| key(old));
+    let mut keys: Vec<Key> = before.into_iter().chain(key(volume)).collect();
+    keys.push(Key::of(&**volume));
+    let is_gone = matches!(event, Event::Deleted(_));
+    if claim_ref(volume).is_none() && !is_gone {
+        let waiting = claims.by_index(UNBOUND, volume_class(volume));
+        keys.extend(waiting.iter().map(|claim| Key::of(&**claim)));
+    }
+    keys
+}
+
+/// A class concerns the unbound claims that name it, and a default class those that name none.
+fn class_event(event: &Event<StorageClass>, claims: &Informer<PersistentVolumeClaim>) -> Vec<Key> {
+    let name = event.object().metadata.name.as_deref().unwrap_or_default();
+    let named = claims.by_index(UNBOUND, name).into_iter();
+    let unnamed = claims.by_index(UNBOUND, "");
+    let all = named.chain(unnamed);
+    all.map(|claim| Key::of(&*claim)).collect()
+}
+
+impl World for Binder {
+    fn volume(&self, name: &str) -> Option<Arc<PersistentVolume>> {
+        self.volumes.cache().get("", name)
+    }
+
+    fn candidates(&self, claim: &PersistentVolumeClaim) -> Vec<Arc<PersistentVolume>> {
+        let meta = &claim.metadata;
+        let namespace = meta.namespace.as_deref().unwrap_or_default();
+        let name = meta.name.as_deref().unwrap_or_default();
+        let volumes = self.volumes.cache();
+        let mut found = volumes.by_index(CLAIM, &claimed_key(namespace, name));
+        found.extend(volumes.by_index(CLAIM, &candidate_key(claim_class(claim))));
+        found
+    }
+
+    fn claim(&self, namespace: &str, name: &str) -> Option<Arc<PersistentVolumeClaim>> {
+        self.claims.cache().get(namespace, name)
+    }
+
+    fn class(&self, name: &str) -> Option<Arc<StorageClass>> {
+        self.classes.get("", name)
+    }
+
+    fn default_class(&self) -> Option<Arc<StorageClass>> {
+        let classes = self.classes.list();
+        let default = default_class(classes.iter().map(AsRef::as_ref))?;
+        self.classes.get("", default.metadata.name.as_deref()?)
+    }
+
+    fn unscheduled_pods(&self, claim: &PersistentVolumeClaim) -> Vec<String> {
+        let meta = &claim.metadata;
+        let namespace = meta.namespace.as_deref().unwrap_or_default();
+        let name = meta.name.as_deref().unwrap_or_default();
+        let pods = self.pods.by_index(CLAIM, &claimed_key(namespace, name));
+        let has_node = |pod: &Pod| {
+            let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+            node.is_some_and(|node| !node.is_empty())
+        };
+        let waiting = pods.iter().filter(|pod| !is_terminal(pod) && !has_node(pod));
+        let mut names: Vec<String> = waiting.filter_map(|pod| pod.metadata.name.clone()).collect();
+        names.sort();
+        names
+    }
+}
+
+impl Binder {
+    fn decide(&self, key: &Key, is_confirmed: bool) -> Decision {
+        if key.namespace.is_empty() {
+            let volume = self.volume(&key.name);
+            let decide = |volume: Arc<PersistentVolume>| volume::decide(&volume, self, is_confirmed);
+            return volume.map_or(Decision::DONE, decide);
+        }
+        let claim = self.claim(&key.namespace, &key.name);
+        claim.map_or(Decision::DONE, |claim| claim::decide(&claim, self))
+    }
+
+    /// Whether the API server too says that the volume's claim is gone: the cache may not show a
+    /// claim yet that a provisioner or the scheduler has seen.
+    async fn is_claim_gone(&self, volume: &str) -> Result<bool, Error> {
+        let Some(volume) = self.volume(volume) else {
+            return Ok(false);
+        };
+        let Some(reference) = claim_ref(&volume) else {
+            return Ok(false);
+        };
+        let namespace = reference.namespace.as_deref().unwrap_or_default();
+        let name = reference.name.as_deref().unwrap_or_default();
+        let api: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), namespace);
+        let claim = api.get_opt(name).await?;
+        Ok(claim.is_none_or(|claim| claim.metadata.uid != reference.uid))
+    }
+
+    async fn write(&self, change: Change) -> Result<(), Error> {
+        match change {
+            Change::Claim(claim) => {
+                let namespace = claim.metadata.namespace.clone().unwrap_or_default();
+                self.claims.update(&namespace, &claim).await?;
+            }
+            Change::ClaimStatus(claim) => {
+                let namespace = claim.metadata.namespace.clone().unwrap_or_default();
+                self.claims.update_status(&namespace, &claim).await?;
+            }
+            Change::Volume(volume) => {
+                self.volumes.cluster_update(&volume).await?;
+            }
+            Change::VolumeStatus(volume) => {
+                self.volumes.cluster_update_status(&volume).await?;
+            }
+        }
+        Ok(())
+    }
+
+    fn record(&self, events: impl IntoIterator<Item = decision::Event>) {
+        for event in events {
+            self.events
+                .event(&event.about, event.kind, event.reason, event.message);
+        }
+    }
+}
+
+impl Controller for Binder {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn reconcile(&self, key: &Key) -> Result<Action, Error> {
+        let mut is_confirmed = false;
+        for _ in 0..WRITES {
+            match self.decide(key, is_confirmed) {
+                Decision::Write(change, event) => {
+                    self.write(change).await?;
+                    self.record(event);
+                }
+                Decision::Rest(events) if events.is_empty() => return Ok(Action::Done),
+                Decision::Rest(events) => {
+                    self.record(events);
+                    return Ok(Action::After(RESYNC));
+                }
+                Decision::Confirm => {
+                    if !self.is_claim_gone(&key.name).await? {
+                        return Ok(Action::After(Duration::from_secs(1)));
+                    }
+                    is_confirmed = true;
+                }
+                Decision::Fail(why) => return Err(Error::Invalid(why)),
+            }
+        }
+        Ok(Action::After(Duration::ZERO))
+    }
+}

@@ -1,0 +1,319 @@
+//! The binder against a simple model: users, the scheduler, a provisioner and several workers take
+//! turns at random, decisions are written late or never, as when a process dies between two writes.
+//! Whatever happens, no volume serves two claims, no claim changes its volume, and no data goes that
+//! was to be retained or that a claim still holds.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use reconcile::storage::{
+    BOUND_BY_CONTROLLER, EXTERNAL_FINALIZER, PROVISIONED_BY, SELECTED_NODE, STORAGE_PROVISIONER,
+    annotate, annotation, find_match, is_fully_bound, reference, uid,
+};
+use serde_json::json;
+
+use super::{claim, decision::Change, tests::Memory, volume, *};
+
+const PROVISIONER: &str = "example.com/made";
+
+struct Run {
+    world: Memory,
+    random: StdRng,
+    /// Decisions of workers that are not written yet.
+    late: Vec<Change>,
+    made: usize,
+    /// The volume that each claim, by uid, was bound to first.
+    first: BTreeMap<String, String>,
+    log: Vec<String>,
+}
+
+impl Run {
+    fn new(seed: u64) -> Self {
+        let mut world = Memory::default();
+        world.add_class("now", "Immediate", PROVISIONER);
+        world.add_class("later", "WaitForFirstConsumer", PROVISIONER);
+        Self {
+            world,
+            random: StdRng::seed_from_u64(seed),
+            late: Vec::new(),
+            made: 0,
+            first: BTreeMap::new(),
+            log: Vec::new(),
+        }
+    }
+
+    fn one_of<T: Clone>(&mut self, all: &[T]) -> Option<T> {
+        if all.is_empty() {
+            return None;
+        }
+        let at = self.random.random_range(0..all.len());
+        Some(all[at].clone())
+    }
+
+    fn user_makes_a_claim(&mut self) {
+        let name = self.one_of(&["a", "b", "c", "d", "e"]).unwrap();
+        if self.world.claims.contains_key(name) {
+            return;
+        }
+        self.made += 1;
+        let class = self.one_of(&[json!(""), json!("now"), json!("later"), json!(null)]);
+        let size = self.one_of(&["1Gi", "2Gi", "5Gi"]);
+        let wanted = self.one_of(&["", "", "", "v0", "v1"]).filter(|name| !name.is_empty());
+        let uid = format!("uid-{}", self.made);
+        let claim = json!({
+            "metadata": {"name": name, "namespace": "default", "uid": uid},
+            "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": class,
+                     "volumeName": wanted, "resources": {"requests": {"storage": size}}},
+            "status": {"phase": "Pending"},
+        });
+        self.world.put_claim(serde_json::from_value(claim).unwrap());
+    }
+
+    fn user_makes_a_volume(&mut self) {
+        let name = self.one_of(&["v0", "v1", "v2", "v3", "v4"]).unwrap();
+        if self.world.volumes.contains_key(name) {
+            return;
+        }
+        self.made += 1;
+        let reserved = self.one_of(&["", "", "a", "b"]).filter(|name| !name.is_empty());
+        let reserved = reserved.map(|name| json!({"namespace": "default", "name": name}));
+        let volume = json!({
+            "metadata": {"name": name, "uid": format!("uid-{}", self.made)},
+            "spec": {"accessModes": ["ReadWriteOnce"],
+                     "capacity": {"storage": self.one_of(&["1Gi", "2Gi", "5Gi"])},
+                     "storageClassName": self.one_of(&["", "now", "later"]),
+                     "persistentVolumeReclaimPolicy": self.one_of(&["Retain", "Delete"]),
+                     "claimRef": reserved},
+        });
+        self.world.put_volume(serde_json::from_value(volume).unwrap());
+    }
+
+    fn user_deletes_a_claim(&mut self) {
+        let names: Vec<String> = self.world.claims.keys().cloned().collect();
+        if let Some(name) = self.one_of(&names) {
+            self.world.claims.remove(&name);
+        }
+    }
+
+    /// Deletes a volume that nothing holds: protection keeps those that are Bound.
+    fn user_deletes_a_volume(&mut self) {
+        let volumes = self.world.volumes.values();
+        let free = volumes.filter(|volume| {
+            let phase = volume.status.as_ref().and_then(|s| s.phase.as_deref());
+            phase != Some("Bound") && volume.metadata.finalizers.is_none()
+        });
+        let names: Vec<String> = free.filter_map(|v| v.metadata.name.clone()).collect();
+        if let Some(name) = self.one_of(&names) {
+            self.world.volumes.remove(&name);
+        }
+    }
+
+    /// As the scheduler does: a volume of its choice is bound, or a node is chosen.
+    fn scheduler_serves_a_claim(&mut self) {
+        let claims: Vec<_> = self.world.claims.values().cloned().collect();
+        let Some(claim) = self.one_of(&claims) else {
+            return;
+        };
+        if is_fully_bound(&claim) || claim_class(&claim) != "later" {
+            return;
+        }
+        let labels = BTreeMap::new();
+        let node = reconcile::storage::Node {
+            name: "n1",
+            labels: &labels,
+        };
+        let all: Vec<_> = self.world.volumes.values().cloned().collect();
+        let volumes = all.iter().map(AsRef::as_ref);
+        let none = BTreeSet::new();
+        if let Some(volume) = find_match(&claim, volumes, Some(node), true, &none) {
+            if let Some(bound) = reconcile::storage::bound_to(volume, &claim) {
+                self.late.push(Change::Volume(Box::new(bound)));
+            }
+            return;
+        }
+        let mut chosen = (*claim).clone();
+        annotate(&mut chosen.metadata, SELECTED_NODE, "n1");
+        self.late.push(Change::Claim(Box::new(chosen)));
+    }
+
+    fn provisioner_makes_a_volume(&mut self) {
+        let claims: Vec<_> = self.world.claims.values().cloned().collect();
+        let Some(claim) = self.one_of(&claims) else {
+            return;
+        };
+        let asked = annotation(&claim.metadata, STORAGE_PROVISIONER) == Some(PROVISIONER);
+        let name = format!("pvc-{}", claim.metadata.uid.as_deref().unwrap());
+        if !asked || volume_name(&claim).is_some() || self.world.volumes.contains_key(&name) {
+            return;
+        }
+        let policy = self.one_of(&["Retain", "Delete"]).unwrap();
+        let finalizers = (policy == "Delete").then(|| vec![EXTERNAL_FINALIZER]);
+        let volume = json!({
+            "metadata": {"name": name, "uid": name, "finalizers": finalizers,
+                         "annotations": {PROVISIONED_BY: PROVISIONER}},
+            "spec": {"accessModes": ["ReadWriteOnce"], "capacity": {"storage": "5Gi"},
+                     "storageClassName": claim_class(&claim), "claimRef": reference(&claim),
+                     "persistentVolumeReclaimPolicy": policy},
+        });
+        self.world.put_volume(serde_json::from_value(volume).unwrap());
+    }
+
+    /// Deletes the data of a released volume: the one step that cannot be undone.
+    fn provisioner_deletes_a_volume(&mut self) {
+        let volumes: Vec<_> = self.world.volumes.values().cloned().collect();
+        let Some(volume) = self.one_of(&volumes) else {
+            return;
+        };
+        let spec = volume.spec.as_ref().unwrap();
+        let phase = volume.status.as_ref().and_then(|s| s.phase.as_deref());
+        if !reconcile::storage::is_annotated(&volume.metadata, PROVISIONED_BY)
+            || phase != Some("Released")
+            || spec.persistent_volume_reclaim_policy.as_deref() != Some("Delete")
+        {
+            return;
+        }
+        let name = volume.metadata.name.clone().unwrap();
+        let holders = self.world.claims.values().filter(|claim| {
+            let owner = claim_ref(&volume).and_then(uid);
+            is_fully_bound(claim)
+                && volume_name(claim) == Some(&name)
+                && claim.metadata.uid.as_deref() == owner
+        });
+        assert_eq!(holders.count(), 0, "data of {name} is in use: {:#?}", self.log);
+        self.world.volumes.remove(&name);
+    }
+
+    /// A worker decides about one object. What it decides is written now, later or never.
+    fn worker_decides(&mut self) {
+        let is_claim = self.random.random_bool(0.5);
+        let decision = if is_claim {
+            let claims: Vec<_> = self.world.claims.values().cloned().collect();
+            let Some(claim) = self.one_of(&claims) else {
+                return;
+            };
+            claim::decide(&claim, &self.world)
+        } else {
+            let volumes: Vec<_> = self.world.volumes.values().cloned().collect();
+            let Some(volume) = self.one_of(&volumes) else {
+                return;
+            };
+            match volume::decide(&volume, &self.world, false) {
+                Decision::Confirm => volume::decide(&volume, &self.world, true),
+                other => other,
+            }
+        };
+        if let Decision::Write(change, _) = decision {
+            self.late.push(change);
+        }
+    }
+
+    fn something_is_written(&mut self) {
+        if self.late.is_empty() {
+            return;
+        }
+        let at = self.random.random_range(0..self.late.len());
+        let change = self.late.swap_remove(at);
+        if self.random.random_bool(0.9) {
+            self.log.push(format!("{change:?}"));
+            self.world.write(change);
+        }
+    }
+
+    fn step(&mut self) {
+        match self.random.random_range(0..20) {
+            0 => self.user_makes_a_claim(),
+            1 => self.user_makes_a_volume(),
+            2 if self.random.random_bool(0.5) => self.user_deletes_a_claim(),
+            3 if self.random.random_bool(0.3) => self.user_deletes_a_volume(),
+            4 | 5 => self.scheduler_serves_a_claim(),
+            6 => self.provisioner_makes_a_volume(),
+            7 => self.provisioner_deletes_a_volume(),
+            8..13 => self.worker_decides(),
+            _ => self.something_is_written(),
+        }
+        self.check();
+    }
+
+    fn check(&mut self) {
+        let mut holders: BTreeMap<&str, &str> = BTreeMap::new();
+        for claim in self.world.claims.values() {
+            let phase = claim.status.as_ref().and_then(|s| s.phase.as_deref());
+            if phase != Some("Bound") {
+                continue;
+            }
+            let (uid, volume) = (claim.metadata.uid.as_deref().unwrap(), volume_name(claim));
+            let volume = volume.expect("a Bound claim names its volume");
+            let other = holders.insert(volume, uid);
+            assert_eq!(other, None, "{volume} is bound twice: {:#?}", self.log);
+            let first = self.first.entry(uid.to_owned());
+            let first = first.or_insert_with(|| volume.to_owned());
+            assert_eq!(first, volume, "{uid} changed its volume: {:#?}", self.log);
+        }
+    }
+
+    /// Everything that is decided is written, until nothing is left to do.
+    fn settle(&mut self) {
+        self.late.clear();
+        for _ in 0..1000 {
+            let claims: Vec<_> = self.world.claims.values().cloned().collect();
+            let volumes: Vec<_> = self.world.volumes.values().cloned().collect();
+            let of_claims = claims.iter().map(|claim| claim::decide(claim, &self.world));
+            let of_volumes = volumes.iter().map(|one| volume::decide(one, &self.world, true));
+            let decisions: Vec<_> = of_claims.chain(of_volumes).collect();
+            let changes = decisions.into_iter().filter_map(|decision| match decision {
+                Decision::Write(change, _) => Some(change),
+                _ => None,
+            });
+            let changes: Vec<_> = changes.collect();
+            if changes.is_empty() {
+                return;
+            }
+            for change in changes {
+                self.world.write(change);
+                self.check();
+            }
+        }
+        panic!("it never rests: {:#?}", self.log);
+    }
+
+    /// What nothing is left to do about: bound on both sides, or bound on neither.
+    fn check_settled(&self) {
+        for claim in self.world.claims.values().filter(|claim| is_fully_bound(claim)) {
+            let phase = claim.status.as_ref().and_then(|s| s.phase.as_deref());
+            let volume = self.world.volume(volume_name(claim).unwrap());
+            let holds = volume.is_some_and(|volume| {
+                claim_ref(&volume).and_then(uid) == claim.metadata.uid.as_deref()
+            });
+            assert_eq!(holds, phase == Some("Bound"), "{claim:#?}");
+        }
+        for volume in self.world.volumes.values() {
+            let phase = volume.status.as_ref().and_then(|s| s.phase.as_deref());
+            let owner = claim_ref(volume).and_then(uid);
+            let reference: Option<&ObjectReference> = claim_ref(volume);
+            let name = reference.and_then(|r| r.name.as_deref()).unwrap_or_default();
+            let claim = self.world.claims.get(name);
+            let held = claim.is_some_and(|claim| claim.metadata.uid.as_deref() == owner);
+            match phase {
+                Some("Bound") => assert!(held, "{volume:#?}"),
+                Some("Available") => assert_eq!(owner, None, "{volume:#?}"),
+                Some("Released" | "Failed") => assert!(owner.is_some(), "{volume:#?}"),
+                other => panic!("{other:?}: {volume:#?}"),
+            }
+            let marked = reconcile::storage::is_annotated(&volume.metadata, BOUND_BY_CONTROLLER);
+            assert!(!marked || reference.is_some(), "{volume:#?}");
+        }
+    }
+}
+
+#[test]
+fn whatever_happens_no_volume_serves_two_claims_and_no_data_is_lost() {
+    for seed in 0..200 {
+        let mut run = Run::new(seed);
+        for _ in 0..400 {
+            run.step();
+        }
+        run.settle();
+        run.check_settled();
+    }
+}

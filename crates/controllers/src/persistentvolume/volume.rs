@@ -1,0 +1,204 @@
+//! What comes next for a volume. Pure.
+
+use k8s_openapi::api::core::v1::PersistentVolume;
+use reconcile::{
+    Kind,
+    storage::{
+        BOUND_BY_CONTROLLER, EXTERNAL_FINALIZER, IN_TREE_FINALIZER, PROVISIONED_BY, annotation,
+        claim_ref, is_annotated, modes_differ, uid, volume_name,
+    },
+};
+
+use super::decision::{Change, Decision, Event, MIGRATED_TO, World, mark_migrated, migrated};
+
+/// Decides about a volume; `is_confirmed` when the API server itself said that its claim is gone.
+pub fn decide(volume: &PersistentVolume, world: &impl World, is_confirmed: bool) -> Decision {
+    if let Some(changed) = prepared(volume) {
+        return Decision::Write(Change::Volume(Box::new(changed)), None);
+    }
+    let Some(reference) = claim_ref(volume) else {
+        return phase(volume, "Available");
+    };
+    let Some(owner) = uid(reference) else {
+        // Reserved: the claim finishes the binding.
+        return phase(volume, "Available");
+    };
+    let namespace = reference.namespace.as_deref().unwrap_or_default();
+    let name = reference.name.as_deref().unwrap_or_default();
+    let claim = world.claim(namespace, name);
+    let claim = claim.filter(|claim| claim.metadata.uid.as_deref() == Some(owner));
+    let Some(claim) = claim else {
+        return if is_confirmed || is_released(volume) {
+            release(volume)
+        } else {
+            Decision::Confirm
+        };
+    };
+    match volume_name(&claim) {
+        None if modes_differ(&claim, volume) => {
+            let (claim_name, volume_name) = (name, named(volume));
+            let about_volume = format!(
+                "Cannot bind PersistentVolume to requested PersistentVolumeClaim {claim_name:?} \
+                 due to incompatible volumeMode."
+            );
+            let about_claim = format!(
+                "Cannot bind PersistentVolume {volume_name:?} to requested \
+                 PersistentVolumeClaim due to incompatible volumeMode."
+            );
+            Decision::Rest(vec![
+                Event::new(volume, Kind::Warning, "VolumeMismatch", about_volume),
+                Event::new(&*claim, Kind::Warning, "VolumeMismatch", about_claim),
+            ])
+        }
+        // The claim finishes the binding.
+        None => Decision::DONE,
+        Some(bound) if Some(bound) == volume.metadata.name.as_deref() => phase(volume, "Bound"),
+        Some(_) if is_annotated(&volume.metadata, PROVISIONED_BY) && policy(volume) == "Delete" => {
+            // Made for this claim, which is bound elsewhere.
+            release(volume)
+        }
+        Some(_) => unbind(volume),
+    }
+}
+
+fn named(volume: &PersistentVolume) -> &str {
+    volume.metadata.name.as_deref().unwrap_or_default()
+}
+
+fn policy(volume: &PersistentVolume) -> &str {
+    let spec = volume.spec.as_ref();
+    let policy = spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
+    policy.unwrap_or("Retain")
+}
+
+fn phase_of(volume: &PersistentVolume) -> Option<&str> {
+    volume.status.as_ref()?.phase.as_deref()
+}
+
+fn is_released(volume: &PersistentVolume) -> bool {
+    matches!(phase_of(volume), Some("Released" | "Failed"))
+}
+
+/// The volume in this phase; `None` when it is in it.
+pub fn with_phase(volume: &PersistentVolume, phase: &str, message: &str) -> Option<PersistentVolume> {
+    if phase_of(volume) == Some(phase) {
+        return None;
+    }
+    let mut changed = volume.clone();
+    let status = changed.status.get_or_insert_default();
+    status.phase = Some(phase.to_owned());
+    status.message = Some(message.to_owned()).filter(|message| !message.is_empty());
+    Some(changed)
+}
+
+fn phase(volume: &PersistentVolume, phase: &str) -> Decision {
+    match with_phase(volume, phase, "") {
+        Some(changed) => Decision::Write(Change::VolumeStatus(Box::new(changed)), None),
+        None => Decision::DONE,
+    }
+}
+
+fn fail(volume: &PersistentVolume, reason: &'static str, message: &str) -> Decision {
+    match with_phase(volume, "Failed", message) {
+        Some(changed) => {
+            let event = Event::new(volume, Kind::Warning, reason, message);
+            Decision::Write(Change::VolumeStatus(Box::new(changed)), Some(event))
+        }
+        None => Decision::DONE,
+    }
+}
+
+/// The claim is gone: Released, and then what the reclaim policy says. The data of a volume whose
+/// policy is Retain is never touched; that of others is deleted by the provisioner that made it.
+fn release(volume: &PersistentVolume) -> Decision {
+    if !is_released(volume) {
+        return phase(volume, "Released");
+    }
+    if is_annotated(&volume.metadata, MIGRATED_TO) {
+        return Decision::DONE;
+    }
+    match policy(volume) {
+        "Retain" => Decision::DONE,
+        "Recycle" => fail(
+            volume,
+            "VolumeFailedRecycle",
+            "No recycler plugin found for the volume!",
+        ),
+        "Delete" => match no_deleter(volume) {
+            Some(why) => fail(volume, "VolumeFailedDelete", &why),
+            None => Decision::DONE,
+        },
+        _ => fail(
+            volume,
+            "VolumeUnknownReclaimPolicy",
+            "Volume has unrecognized PersistentVolumeReclaimPolicy",
+        ),
+    }
+}
+
+/// Why nothing deletes the volume; `None` when its provisioner does.
+fn no_deleter(volume: &PersistentVolume) -> Option<String> {
+    let provisioner = annotation(&volume.metadata, PROVISIONED_BY).filter(|by| !by.is_empty());
+    if let Some(provisioner) = provisioner {
+        let in_tree = provisioner.starts_with("kubernetes.io/");
+        return in_tree.then(|| format!("no volume plugin matched name: {provisioner}"));
+    }
+    let is_csi = volume.spec.as_ref().is_some_and(|spec| spec.csi.is_some());
+    let why = || {
+        let name = named(volume);
+        format!(
+            "error getting deleter volume plugin for volume {name:?}: \
+             no deletable volume plugin matched"
+        )
+    };
+    (!is_csi).then(why)
+}
+
+/// The volume is bound to a claim that is bound elsewhere: a controller's binding is undone, a user's
+/// stays as a reservation.
+fn unbind(volume: &PersistentVolume) -> Decision {
+    let mut changed = volume.clone();
+    let spec = changed.spec.get_or_insert_default();
+    if is_annotated(&volume.metadata, BOUND_BY_CONTROLLER) {
+        spec.claim_ref = None;
+        let annotations = changed.metadata.annotations.get_or_insert_default();
+        annotations.remove(BOUND_BY_CONTROLLER);
+    } else if let Some(reference) = &mut spec.claim_ref {
+        reference.uid = None;
+    }
+    // Its phase follows with the next look.
+    Decision::Write(Change::Volume(Box::new(changed)), None)
+}
+
+/// The volume with its annotation of migration and the finalizers that its provisioner and reclaim
+/// policy ask for; `None` when it has them.
+fn prepared(volume: &PersistentVolume) -> Option<PersistentVolume> {
+    let mut changed = volume.clone();
+    let mut is_changed = mark_migrated(&mut changed.metadata);
+    if let Some(finalizers) = finalizers(volume) {
+        changed.metadata.finalizers = Some(finalizers);
+        is_changed = true;
+    }
+    is_changed.then_some(changed)
+}
+
+fn finalizers(volume: &PersistentVolume) -> Option<Vec<String>> {
+    let provisioner = annotation(&volume.metadata, PROVISIONED_BY)?;
+    let known = volume.metadata.finalizers.clone().unwrap_or_default();
+    let mut wanted = known.clone();
+    if migrated(provisioner).is_some() {
+        wanted.retain(|finalizer| finalizer != IN_TREE_FINALIZER);
+    } else if provisioner.starts_with("kubernetes.io/") {
+        wanted.retain(|finalizer| finalizer != EXTERNAL_FINALIZER);
+        let held = wanted.iter().any(|finalizer| finalizer == IN_TREE_FINALIZER);
+        match policy(volume) {
+            // What is being deleted gets no new finalizers.
+            "Delete" if !held && volume.metadata.deletion_timestamp.is_none() => {
+                wanted.push(IN_TREE_FINALIZER.to_owned());
+            }
+            "Retain" | "Recycle" => wanted.retain(|finalizer| finalizer != IN_TREE_FINALIZER),
+            _ => {}
+        }
+    }
+    (wanted != known).then_some(wanted)
+}

@@ -1,0 +1,193 @@
+//! Removing the directory of a volume: nothing outside of it is touched, whatever a pod has left in
+//! it. No symbolic link is followed and no mount is crossed.
+
+use std::{
+    ffi::{CStr, CString},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::{
+    fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags, open, openat2, renameat, unlinkat},
+    io::Errno,
+};
+
+use crate::{Command, Complaint, Outcome};
+
+pub(crate) const COMMANDS: &[Command] = &[Command {
+    name: "remove-volume",
+    arguments: "ROOT NAME",
+    help: "remove one directory beneath a root, across no mount and through no link",
+    run: remove_volume,
+}];
+
+/// Directories deeper than this are moved up before they are emptied: neither the stack nor the
+/// number of open files depends on what a pod has made.
+const DEPTH: usize = 64;
+
+fn remove_volume(args: &[String]) -> Outcome {
+    let [root, name] = args else {
+        return Err("which root, and which directory in it?".into());
+    };
+    if name.is_empty() || name.contains('/') || name == "." || name == ".." {
+        return Err(format!("{name:?} is not the name of a directory").into());
+    }
+    let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let root = open(root, flags, Mode::empty()).map_err(|error| format!("{root}: {error}"))?;
+    remove(root.as_fd(), &CString::new(name.as_str())?)?;
+    Ok(0)
+}
+
+/// Removes a directory and all that is in it; that it is not there is success.
+fn remove(root: BorrowedFd<'_>, name: &CStr) -> Result<(), Complaint> {
+    let volume = match enter(root, name) {
+        Err(Errno::NOENT) => return Ok(()),
+        other => other.map_err(|error| complaint(name, error))?,
+    };
+    let mut moved = 0;
+    // Again while directories are moved up from the depth.
+    loop {
+        let before = moved;
+        empty(volume.as_fd(), volume.as_fd(), 0, &mut moved)?;
+        if moved == before {
+            break;
+        }
+    }
+    drop(volume);
+    unlinkat(root, name, AtFlags::REMOVEDIR).map_err(|error| complaint(name, error))
+}
+
+fn enter(parent: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    openat2(parent, name, flags, Mode::empty(), resolve)
+}
+
+fn complaint(name: &CStr, error: Errno) -> Complaint {
+    let name = name.to_string_lossy();
+    match error {
+        Errno::XDEV | Errno::BUSY => format!("{name}: is a mount and stays").into(),
+        Errno::LOOP => format!("{name}: is a symbolic link and stays").into(),
+        error => format!("{name}: {error}").into(),
+    }
+}
+
+/// Empties a directory of the volume.
+fn empty(
+    volume: BorrowedFd<'_>,
+    here: BorrowedFd<'_>,
+    depth: usize,
+    moved: &mut usize,
+) -> Result<(), Complaint> {
+    for entry in Dir::read_from(here)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name == c"." || name == c".." {
+            continue;
+        }
+        match unlinkat(here, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => continue,
+            // Linux says EISDIR, POSIX says EPERM.
+            Err(Errno::ISDIR | Errno::PERM) => {}
+            Err(error) => return Err(complaint(name, error)),
+        }
+        match unlinkat(here, name, AtFlags::REMOVEDIR) {
+            Ok(()) => continue,
+            Err(Errno::NOTEMPTY | Errno::EXIST) => {}
+            Err(error) => return Err(complaint(name, error)),
+        }
+        if depth >= DEPTH {
+            *moved += 1;
+            let up = CString::new(format!(".removing-{}-{moved}", std::process::id()))?;
+            renameat(here, name, volume, &up).map_err(|error| complaint(name, error))?;
+            continue;
+        }
+        let inner = enter(here, name).map_err(|error| complaint(name, error))?;
+        empty(volume, inner.as_fd(), depth + 1, moved)?;
+        match unlinkat(here, name, AtFlags::REMOVEDIR) {
+            Ok(()) => {}
+            Err(error) => return Err(complaint(name, error)),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::symlink, path::PathBuf};
+
+    use super::*;
+
+    /// A directory of its own, removed at the end.
+    struct Root(PathBuf);
+
+    impl Root {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("hello-{name}-{}", std::process::id()));
+            fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+
+        fn remove(&self, name: &str) -> Outcome {
+            remove_volume(&[self.0.display().to_string(), name.to_owned()])
+        }
+    }
+
+    impl Drop for Root {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_volume_goes_with_all_that_is_in_it_and_nothing_that_links_point_to() {
+        let root = Root::new("links");
+        let outside = root.0.join("outside");
+        fs::create_dir_all(&outside).unwrap();
+        fs::write(outside.join("kept"), "x").unwrap();
+        let volume = root.0.join("pvc-1");
+        fs::create_dir_all(volume.join("a/b/c")).unwrap();
+        fs::write(volume.join("a/b/file"), "x").unwrap();
+        symlink(&outside, volume.join("link")).unwrap();
+        symlink("../outside", volume.join("a/relative")).unwrap();
+        symlink("nowhere", volume.join("dangling")).unwrap();
+        root.remove("pvc-1").unwrap();
+        assert!(!volume.exists());
+        assert!(outside.join("kept").exists());
+        root.remove("pvc-1").unwrap();
+    }
+
+    #[test]
+    fn a_volume_that_is_a_link_stays_and_so_does_its_target() {
+        let root = Root::new("itself");
+        let outside = root.0.join("outside");
+        fs::create_dir_all(outside.join("kept")).unwrap();
+        symlink("outside", root.0.join("pvc-1")).unwrap();
+        let why = root.remove("pvc-1").unwrap_err().to_string();
+        assert!(why.starts_with("pvc-1: "), "{why}");
+        assert!(outside.join("kept").exists() && root.0.join("pvc-1").exists());
+    }
+
+    #[test]
+    fn names_that_lead_elsewhere_are_refused() {
+        let root = Root::new("names");
+        for name in ["", ".", "..", "a/b", "/etc"] {
+            assert!(root.remove(name).is_err(), "{name:?}");
+        }
+        assert!(root.0.exists());
+    }
+
+    #[test]
+    fn depth_is_no_obstacle() {
+        let root = Root::new("deep");
+        let mut here = root.0.join("pvc-1");
+        fs::create_dir(&here).unwrap();
+        // Far beyond the bound, and as long as a path may be.
+        for _ in 0..800 {
+            here.push("d");
+            fs::create_dir(&here).unwrap();
+            fs::write(here.join("f"), "x").unwrap();
+        }
+        root.remove("pvc-1").unwrap();
+        assert!(!root.0.join("pvc-1").exists());
+    }
+}

@@ -1,0 +1,238 @@
+//! Which volumes a pod's claims would get on a node. Pure.
+
+use std::collections::{BTreeSet, HashMap};
+
+use k8s_openapi::api::{
+    core::v1::{PersistentVolume, PersistentVolumeClaim},
+    storage::v1::CSIStorageCapacity,
+};
+use reconcile::{
+    Selector,
+    storage::{NO_PROVISIONER, Node, find_match, is_allowed_topology, reaches, requested},
+};
+use std::sync::Arc;
+
+use crate::cluster::{
+    Cluster, NodeInfo,
+    claims::{Claims, Key},
+};
+
+/// The nodes do not reach a volume that is bound.
+pub const NO_NODE: &str = "node(s) didn't match PersistentVolume's node affinity";
+/// There is nothing to bind and nothing is provisioned for the node.
+pub const NO_MATCH: &str = "node(s) didn't find available persistent volumes to bind";
+/// The driver has too little left for the node.
+pub const NO_SPACE: &str = "node(s) did not have enough free storage";
+/// A claim is bound to a volume that does not exist.
+pub const GONE: &str = "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)";
+
+/// What the claims of a pod ask of a node.
+#[derive(Debug, Default)]
+pub struct Wanted {
+    /// Volumes that are bound already.
+    pub bound: Vec<Arc<PersistentVolume>>,
+    /// A claim is bound to a volume that does not exist.
+    pub volume_gone: bool,
+    /// Claims to bind, the smallest first.
+    pub unbound: Vec<Unbound>,
+}
+
+/// A claim to bind.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Unbound {
+    /// Namespace and name.
+    pub key: Key,
+    /// The claim.
+    pub claim: Arc<PersistentVolumeClaim>,
+    /// Its class.
+    pub class: String,
+    /// The node that was chosen before.
+    pub selected_node: Option<String>,
+}
+
+/// What claims get on a node.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Found {
+    /// Claims, and the volumes that they are to be bound to.
+    pub bindings: Vec<(Unbound, String)>,
+    /// Claims for which a volume is to be provisioned.
+    pub provisions: Vec<Unbound>,
+}
+
+impl Found {
+    /// Nothing has to be bound.
+    pub fn is_empty(&self) -> bool {
+        self.bindings.is_empty() && self.provisions.is_empty()
+    }
+}
+
+/// What pods that are being bound have taken, before the API shows it.
+#[derive(Debug, Default)]
+pub struct Taken {
+    /// Volumes, with their claims and by how many pods.
+    volumes: HashMap<String, (Key, usize)>,
+    /// Claims with the nodes that were chosen for them, and by how many pods.
+    nodes: HashMap<Key, (String, usize)>,
+}
+
+impl Taken {
+    /// A pod takes what was found for it.
+    pub fn take(&mut self, found: &Found, node: &str) {
+        for (claim, volume) in &found.bindings {
+            let entry = self.volumes.entry(volume.clone());
+            entry.or_insert_with(|| (claim.key.clone(), 0)).1 += 1;
+        }
+        for claim in &found.provisions {
+            let entry = self.nodes.entry(claim.key.clone());
+            entry.or_insert_with(|| (node.to_owned(), 0)).1 += 1;
+        }
+    }
+
+    /// A pod gives back what it took, or the API shows it.
+    pub fn give_back(&mut self, found: &Found) {
+        for (_, volume) in &found.bindings {
+            if let Some((_, pods)) = self.volumes.get_mut(volume) {
+                *pods -= 1;
+                if *pods == 0 {
+                    self.volumes.remove(volume);
+                }
+            }
+        }
+        for claim in &found.provisions {
+            if let Some((_, pods)) = self.nodes.get_mut(&claim.key) {
+                *pods -= 1;
+                if *pods == 0 {
+                    self.nodes.remove(&claim.key);
+                }
+            }
+        }
+    }
+
+    fn volume_of(&self, key: &Key) -> Option<&str> {
+        let mut taken = self.volumes.iter();
+        let found = taken.find(|(_, (claim, _))| claim == key);
+        found.map(|(volume, _)| volume.as_str())
+    }
+
+    /// The node that was chosen for a claim.
+    fn node_of<'a>(&'a self, claim: &'a Unbound) -> Option<&'a str> {
+        let taken = self.nodes.get(&claim.key).map(|(node, _)| node.as_str());
+        taken.or(claim.selected_node.as_deref())
+    }
+}
+
+/// What the pod's claims get on a node, or why it cannot be there.
+pub fn find(
+    wanted: &Wanted,
+    cluster: &Cluster,
+    taken: &Taken,
+    node: &NodeInfo,
+) -> Result<Found, Vec<&'static str>> {
+    let reaches = |volume: &Arc<PersistentVolume>| reaches(volume, &node.labels, &node.name);
+    let mut reasons = Vec::new();
+    if !wanted.bound.iter().all(reaches) {
+        reasons.push(NO_NODE);
+    }
+    let found = bind_or_provision(&wanted.unbound, cluster, taken, node);
+    let found = found.unwrap_or_else(|reason| {
+        reasons.push(reason);
+        Found::default()
+    });
+    if wanted.volume_gone {
+        reasons.push(GONE);
+    }
+    if reasons.is_empty() {
+        Ok(found)
+    } else {
+        Err(reasons)
+    }
+}
+
+fn bind_or_provision(
+    claims: &[Unbound],
+    cluster: &Cluster,
+    taken: &Taken,
+    node: &NodeInfo,
+) -> Result<Found, &'static str> {
+    let mut found = Found::default();
+    let mut used: BTreeSet<&str> = taken.volumes.keys().map(String::as_str).collect();
+    for claim in claims {
+        if let Some(chosen) = taken.node_of(claim) {
+            if chosen != &*node.name {
+                return Err(NO_MATCH);
+            }
+            found.provisions.push(claim.clone());
+            continue;
+        }
+        match volume_for(claim, &cluster.claims, taken, &used, node)? {
+            Some(volume) => {
+                used.insert(volume);
+                found.bindings.push((claim.clone(), volume.to_owned()));
+            }
+            None => found.provisions.push(claim.clone()),
+        }
+    }
+    for claim in &found.provisions {
+        provisionable(claim, &cluster.claims, node)?;
+    }
+    Ok(found)
+}
+
+/// The volume that the claim is to be bound to on this node; `None` when one must be provisioned.
+fn volume_for<'a>(
+    claim: &Unbound,
+    claims: &'a Claims,
+    taken: &Taken,
+    used: &BTreeSet<&str>,
+    node: &NodeInfo,
+) -> Result<Option<&'a str>, &'static str> {
+    // Another pod with this claim is being bound: both must be where its volume is.
+    if let Some(volume) = taken.volume_of(&claim.key) {
+        let volume = claims.volume(volume).ok_or(NO_MATCH)?;
+        let is_here = reaches(&volume.object, &node.labels, &node.name);
+        let name = volume.object.metadata.name.as_deref();
+        return if is_here { Ok(name) } else { Err(NO_MATCH) };
+    }
+    let place = Node {
+        name: &node.name,
+        labels: &node.labels,
+    };
+    let volumes = claims.volumes_of(&claim.class);
+    let found = find_match(&claim.claim, volumes, Some(place), true, used);
+    Ok(found.and_then(|volume| volume.metadata.name.as_deref()))
+}
+
+fn provisionable(claim: &Unbound, claims: &Claims, node: &NodeInfo) -> Result<(), &'static str> {
+    let class = claims.class(&claim.class).ok_or(NO_MATCH)?;
+    if class.provisioner.is_empty() || class.provisioner == NO_PROVISIONER {
+        return Err(NO_MATCH);
+    }
+    if !is_allowed_topology(class.allowed_topologies.as_ref(), &node.labels) {
+        return Err(NO_MATCH);
+    }
+    let driver = claims.driver(&class.provisioner);
+    if driver.and_then(|driver| driver.spec.storage_capacity) != Some(true) {
+        return Ok(());
+    }
+    let size = requested(&claim.claim).value();
+    let mut capacities = claims.capacities();
+    let has_room = capacities.any(|capacity| {
+        capacity.storage_class_name == claim.class
+            && limit(capacity).is_some_and(|limit| limit >= size)
+            && is_accessible(capacity, node)
+    });
+    if has_room { Ok(()) } else { Err(NO_SPACE) }
+}
+
+/// The largest volume that can be made.
+pub fn limit(capacity: &CSIStorageCapacity) -> Option<i64> {
+    let limit = capacity.maximum_volume_size.as_ref();
+    let limit = limit.or(capacity.capacity.as_ref())?;
+    let limit: machinery::quantity::Quantity = limit.0.parse().ok()?;
+    Some(limit.value())
+}
+
+fn is_accessible(capacity: &CSIStorageCapacity, node: &NodeInfo) -> bool {
+    let topology = capacity.node_topology.as_ref();
+    topology.is_some_and(|topology| Selector::of(Some(topology)).matches(Some(&node.labels)))
+}
