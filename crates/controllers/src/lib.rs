@@ -12,6 +12,7 @@ mod replicas;
 mod shared;
 mod templatehash;
 
+pub mod attachdetach;
 pub mod bootstrapsigner;
 pub mod clusterroleaggregation;
 pub mod cronjob;
@@ -23,6 +24,7 @@ pub mod endpoints;
 pub mod endpointslice;
 pub mod endpointslicemirroring;
 pub mod ephemeralvolume;
+pub mod expand;
 pub mod gc;
 pub mod job;
 pub mod legacytokencleaner;
@@ -96,6 +98,8 @@ pub const ALL: &[Entry] = table![
     clusterroleaggregation,
     persistentvolume,
     localpath,
+    attachdetach,
+    expand,
     ephemeralvolume,
     pvcprotection,
     pvprotection,

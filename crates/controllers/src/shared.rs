@@ -24,7 +24,7 @@ use k8s_openapi::{
         networking::v1::{IPAddress, ServiceCIDR},
         policy::v1::PodDisruptionBudget,
         rbac::v1::ClusterRole,
-        storage::v1::{CSIDriver, CSINode, StorageClass, VolumeAttachment, VolumeAttributesClass},
+        storage::v1::{CSIDriver, StorageClass, VolumeAttachment, VolumeAttributesClass},
     },
     apimachinery::pkg::apis::meta::v1::OwnerReference,
 };
@@ -46,6 +46,8 @@ pub const NODE: &str = "node";
 /// The index of pods and volumes by the claim that they use or are bound to ([`claimed_key`]); free
 /// volumes are filed by their class ([`candidate_key`]).
 pub const CLAIM: &str = "claim";
+/// The index of VolumeAttachments by node; [`CLAIM`] has them by volume.
+pub const ATTACHED: &str = "attached";
 /// The index of claims that are not bound, by their class.
 pub const UNBOUND: &str = "unbound";
 
@@ -73,7 +75,7 @@ watched! {
     plain: Deployment, DaemonSet, StatefulSet, HorizontalPodAutoscaler, CronJob, Lease, ConfigMap,
     Endpoints, Namespace, Node, ReplicationController, ResourceQuota, Service, ServiceAccount,
     EndpointSlice, PodDisruptionBudget, ClusterRole, StorageClass, CertificateSigningRequest,
-    IPAddress, ServiceCIDR, VolumeAttributesClass, CSIDriver, CSINode, VolumeAttachment,
+    IPAddress, ServiceCIDR, VolumeAttributesClass, CSIDriver,
 }
 
 impl Watched for Pod {
@@ -105,6 +107,16 @@ impl Watched for PersistentVolume {
             };
             let namespace = claim.namespace.as_deref().unwrap_or_default();
             vec![claimed_key(namespace, claim.name.as_deref().unwrap_or_default())]
+        })
+    }
+}
+
+impl Watched for VolumeAttachment {
+    fn indexed(builder: informer::Builder<Self>) -> informer::Builder<Self> {
+        let builder = builder.index(ATTACHED, |one| vec![one.spec.node_name.clone()]);
+        builder.index(CLAIM, |one| {
+            let volume = one.spec.source.persistent_volume_name.clone();
+            volume.into_iter().collect()
         })
     }
 }

@@ -11,8 +11,9 @@ use std::{
 
 use apiserver::{ApiServer, ObjectCodec, Registry, User};
 use k8s_openapi::api::{
-    core::v1::{Namespace, Node, PersistentVolumeClaim, Pod, ServiceAccount},
+    core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount},
     scheduling::v1::PriorityClass,
+    storage::v1::StorageClass,
 };
 use kube::{
     Api,
@@ -293,6 +294,107 @@ async fn room_that_is_freed_goes_to_the_pod_that_it_was_freed_for() {
     let late = pods.get("late").await.unwrap();
     assert!(!is_on(&late, "n1"), "the room was kept");
     fixture.check_invariants().await;
+}
+
+/// A claim of a class that waits for its first consumer.
+async fn waiting_claim(fixture: &Fixture, provisioner: &str) -> Api<PersistentVolumeClaim> {
+    let classes: Api<StorageClass> = Api::all(fixture.admin.clone());
+    let class = json!({"metadata": {"name": "later"}, "provisioner": provisioner,
+        "volumeBindingMode": "WaitForFirstConsumer"});
+    let class = serde_json::from_value(class).unwrap();
+    let params = PostParams::default();
+    classes.create(&params, &class).await.unwrap();
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(fixture.admin.clone(), "default");
+    let claim = json!({"metadata": {"name": "data"}, "spec": {"accessModes": ["ReadWriteOnce"],
+        "storageClassName": "later", "resources": {"requests": {"storage": "1Gi"}}}});
+    let claim = serde_json::from_value(claim).unwrap();
+    claims.create(&params, &claim).await.unwrap();
+    claims
+}
+
+/// What the volume controller does at the end of a binding.
+async fn complete_binding(claims: &Api<PersistentVolumeClaim>, volume: &str) {
+    let completed = json!({"pv.kubernetes.io/bind-completed": "yes"});
+    let patch = json!({"metadata": {"annotations": completed}, "spec": {"volumeName": volume}});
+    let params = PatchParams::default();
+    let patch = Patch::Merge(&patch);
+    claims.patch("data", &params, &patch).await.unwrap();
+}
+
+fn with_claim() -> Value {
+    json!({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]})
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_has_a_volume_provisioned_on_its_node_and_is_bound_after_it() {
+    let fixture = Fixture::start().await;
+    node(&fixture.nodes, "n1", "2").await;
+    let claims = waiting_claim(&fixture, "example.com/made").await;
+    pod_with(&fixture.pods, "db", "1", with_claim()).await;
+    let chosen = async {
+        loop {
+            let claim = claims.get("data").await.unwrap();
+            let annotations = claim.metadata.annotations.unwrap_or_default();
+            if let Some(node) = annotations.get("volume.kubernetes.io/selected-node") {
+                return node.clone();
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let chosen = tokio::time::timeout(Duration::from_secs(30), chosen).await;
+    assert_eq!(chosen.unwrap(), "n1");
+    assert!(!is_on(&fixture.pods.get("db").await.unwrap(), "n1"));
+    let volumes: Api<PersistentVolume> = Api::all(fixture.admin.clone());
+    let volume = json!({"metadata": {"name": "made"}, "spec": {"capacity": {"storage": "1Gi"},
+        "accessModes": ["ReadWriteOnce"], "storageClassName": "later",
+        "csi": {"driver": "example.com", "volumeHandle": "1"}}});
+    let volume = serde_json::from_value(volume).unwrap();
+    volumes.create(&PostParams::default(), &volume).await.unwrap();
+    complete_binding(&claims, "made").await;
+    until("a node", &fixture.pods, "db", |pod| is_on(pod, "n1")).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_goes_to_the_node_of_a_volume_that_suits_its_claim() {
+    let fixture = Fixture::start().await;
+    for name in ["n1", "n2"] {
+        node(&fixture.nodes, name, "2").await;
+        let labels = json!({"metadata": {"labels": {"kubernetes.io/hostname": name}}});
+        let patch = Patch::Merge(&labels);
+        let params = PatchParams::default();
+        fixture.nodes.patch(name, &params, &patch).await.unwrap();
+    }
+    let claims = waiting_claim(&fixture, "kubernetes.io/no-provisioner").await;
+    pod_with(&fixture.pods, "db", "1", with_claim()).await;
+    let none = "0/2 nodes are available: 2 node(s) didn't find available persistent volumes to bind.";
+    until("no volume", &fixture.pods, "db", |pod| {
+        waits(pod).is_some_and(|why| why.starts_with(none))
+    })
+    .await;
+    let on_n2 = json!({"key": "kubernetes.io/hostname", "operator": "In", "values": ["n2"]});
+    let affinity = json!({"required": {"nodeSelectorTerms": [{"matchExpressions": [on_n2]}]}});
+    let volume = json!({"metadata": {"name": "pv"}, "spec": {"capacity": {"storage": "1Gi"},
+        "accessModes": ["ReadWriteOnce"], "storageClassName": "later",
+        "local": {"path": "/data"}, "nodeAffinity": affinity}});
+    let volume = serde_json::from_value(volume).unwrap();
+    let volumes: Api<PersistentVolume> = Api::all(fixture.admin.clone());
+    volumes.create(&PostParams::default(), &volume).await.unwrap();
+    let (params, available) = (PatchParams::default(), json!({"status": {"phase": "Available"}}));
+    let patch = Patch::Merge(&available);
+    volumes.patch_status("pv", &params, &patch).await.unwrap();
+    let reserved = async {
+        loop {
+            let spec = volumes.get("pv").await.unwrap().spec.unwrap();
+            if let Some(claim) = spec.claim_ref {
+                return claim.name;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let reserved = tokio::time::timeout(Duration::from_secs(30), reserved).await;
+    assert_eq!(reserved.unwrap().as_deref(), Some("data"));
+    complete_binding(&claims, "pv").await;
+    until("a node", &fixture.pods, "db", |pod| is_on(pod, "n2")).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

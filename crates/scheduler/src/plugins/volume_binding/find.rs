@@ -1,6 +1,9 @@
 //! Which volumes a pod's claims would get on a node. Pure.
 
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use k8s_openapi::api::{
     core::v1::{PersistentVolume, PersistentVolumeClaim},
@@ -10,7 +13,6 @@ use reconcile::{
     Selector,
     storage::{NO_PROVISIONER, Node, find_match, is_allowed_topology, reaches, requested},
 };
-use std::sync::Arc;
 
 use crate::cluster::{
     Cluster, NodeInfo,

@@ -1,3 +1,5 @@
+//! Where pods with claims can go, in tables.
+
 use serde_json::json;
 
 use super::{

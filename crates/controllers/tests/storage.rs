@@ -1,0 +1,203 @@
+//! Volumes on a real API server: claims are bound, provisioned and reclaimed, and CSI volumes are
+//! attached and detached. The test plays the scheduler, the kubelet and the CSI driver.
+
+#![allow(clippy::unwrap_used)]
+
+mod world;
+
+use k8s_openapi::api::{
+    core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount},
+    storage::v1::{StorageClass, VolumeAttachment},
+};
+use kube::{
+    Api,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+use world::World;
+
+fn claim(name: &str, class: &str) -> Value {
+    json!({"metadata": {"name": name}, "spec": {
+        "accessModes": ["ReadWriteOnce"], "storageClassName": class,
+        "resources": {"requests": {"storage": "1Gi"}}}})
+}
+
+async fn create<K>(world: &World, object: Value) -> K
+where
+    K: kube::Resource<DynamicType = ()>
+        + Clone
+        + std::fmt::Debug
+        + serde::Serialize
+        + serde::de::DeserializeOwned,
+{
+    let api: Api<K> = Api::all(world.client.clone());
+    let object = serde_json::from_value(object).unwrap();
+    api.create(&PostParams::default(), &object).await.unwrap()
+}
+
+async fn claim_is(world: &World, name: &str, phase: &str) {
+    let claims: Api<PersistentVolumeClaim> = world.api("default");
+    let look = || async {
+        let status = claims.get(name).await?.status.unwrap_or_default();
+        Ok::<_, kube::Error>(status.phase.as_deref() == Some(phase))
+    };
+    world.until(&format!("{name} is {phase}"), look).await;
+}
+
+async fn volume_is(world: &World, name: &str, phase: Option<&str>) {
+    let volumes: Api<PersistentVolume> = Api::all(world.client.clone());
+    let look = || async {
+        let status = volumes.get_opt(name).await?.map(|volume| volume.status);
+        let found = status.map(|status| status.unwrap_or_default().phase.unwrap_or_default());
+        Ok::<_, kube::Error>(found.as_deref() == phase)
+    };
+    world.until(&format!("{name} is {phase:?}"), look).await;
+}
+
+async fn account_is_there(world: &World, namespace: &str) {
+    let accounts: Api<ServiceAccount> = world.api(namespace);
+    let look = || async {
+        let account = accounts.get_opt("default").await?;
+        Ok::<_, kube::Error>(account.is_some())
+    };
+    world.until("a service account", look).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_volume_is_bound_released_and_retained() {
+    let world = World::new().await;
+    let volume = |name: &str, size: &str| {
+        json!({"metadata": {"name": name}, "spec": {
+            "capacity": {"storage": size}, "accessModes": ["ReadWriteOnce"],
+            "persistentVolumeReclaimPolicy": "Retain", "hostPath": {"path": "/data"}}})
+    };
+    create::<PersistentVolume>(&world, volume("large", "5Gi")).await;
+    create::<PersistentVolume>(&world, volume("small", "2Gi")).await;
+    volume_is(&world, "small", Some("Available")).await;
+    volume_is(&world, "large", Some("Available")).await;
+    world
+        .create::<PersistentVolumeClaim>("default", claim("data", ""))
+        .await;
+    claim_is(&world, "data", "Bound").await;
+    volume_is(&world, "small", Some("Bound")).await;
+    volume_is(&world, "large", Some("Available")).await;
+    let claims: Api<PersistentVolumeClaim> = world.api("default");
+    let bound = claims.get("data").await.unwrap();
+    assert_eq!(bound.spec.unwrap().volume_name.as_deref(), Some("small"));
+    claims.delete("data", &DeleteParams::default()).await.unwrap();
+    volume_is(&world, "small", Some("Released")).await;
+    world.stop.cancel();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_default_class_gives_a_directory_on_the_chosen_node_and_takes_it_back() {
+    let world = World::new().await;
+    account_is_there(&world, "kube-system").await;
+    let class = serde_json::to_value(controllers::localpath::class()).unwrap();
+    create::<StorageClass>(&world, class).await;
+    let root = json!({"mainstay.dev/local-path-root": "/var/lib/volumes"});
+    let labels = json!({"kubernetes.io/hostname": "n1"});
+    let node = json!({"metadata": {"name": "n1", "annotations": root, "labels": labels}});
+    create::<Node>(&world, node).await;
+    let mut without_class = claim("data", "");
+    without_class["spec"]["storageClassName"] = Value::Null;
+    let made: PersistentVolumeClaim = world.create("default", without_class).await;
+    let class = made.spec.as_ref().unwrap().storage_class_name.as_deref();
+    assert_eq!(class, Some("local-path"));
+    let chosen = json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": "n1"}}});
+    let claims: Api<PersistentVolumeClaim> = world.api("default");
+    let params = PatchParams::default();
+    claims
+        .patch("data", &params, &Patch::Merge(&chosen))
+        .await
+        .unwrap();
+    claim_is(&world, "data", "Bound").await;
+    let name = format!("pvc-{}", made.metadata.uid.unwrap());
+    let volumes: Api<PersistentVolume> = Api::all(world.client.clone());
+    let local = volumes.get(&name).await.unwrap().spec.unwrap().local;
+    assert_eq!(local.unwrap().path, format!("/var/lib/volumes/{name}"));
+
+    claims.delete("data", &DeleteParams::default()).await.unwrap();
+    let pods: Api<Pod> = world.api("kube-system");
+    let cleaner = format!("local-path-cleanup-{name}");
+    let look = || async { Ok::<_, kube::Error>(pods.get_opt(&cleaner).await?.is_some()) };
+    world.until("a cleaner", look).await;
+    let kept = volumes.get(&name).await.unwrap();
+    assert_eq!(kept.status.unwrap().phase.as_deref(), Some("Released"));
+    let done = json!({"status": {"phase": "Succeeded"}});
+    pods.patch_status(&cleaner, &params, &Patch::Merge(&done))
+        .await
+        .unwrap();
+    volume_is(&world, &name, None).await;
+    let look = || async { Ok::<_, kube::Error>(pods.get_opt(&cleaner).await?.is_none()) };
+    world.until("the cleaner goes with its volume", look).await;
+    world.stop.cancel();
+}
+
+/// A node that the controller attaches volumes to, and a pod on it with a bound CSI volume.
+async fn attached_world() -> World {
+    let world = World::new().await;
+    account_is_there(&world, "default").await;
+    let managed = json!({"volumes.kubernetes.io/controller-managed-attach-detach": "true"});
+    create::<Node>(&world, json!({"metadata": {"name": "n1", "annotations": managed}})).await;
+    let csi = json!({"driver": "x.io", "volumeHandle": "v1"});
+    let volume = json!({"metadata": {"name": "pv"}, "spec": {"capacity": {"storage": "1Gi"},
+        "accessModes": ["ReadWriteOnce"], "csi": csi}});
+    create::<PersistentVolume>(&world, volume).await;
+    world
+        .create::<PersistentVolumeClaim>("default", claim("data", ""))
+        .await;
+    claim_is(&world, "data", "Bound").await;
+    let volumes = json!([{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]);
+    let pod = json!({"metadata": {"name": "db"}, "spec": {"nodeName": "n1", "volumes": volumes,
+        "containers": [{"name": "c", "image": "i"}]}});
+    world.create::<Pod>("default", pod).await;
+    world
+}
+
+async fn set_status(world: &World, status: Value) {
+    let nodes: Api<Node> = Api::all(world.client.clone());
+    let status = json!({"status": status});
+    let params = PatchParams::default();
+    let patch = Patch::Merge(&status);
+    nodes.patch_status("n1", &params, &patch).await.unwrap();
+}
+
+async fn reported(world: &World) -> Result<Vec<String>, kube::Error> {
+    let nodes: Api<Node> = Api::all(world.client.clone());
+    let status = nodes.get("n1").await?.status.unwrap_or_default();
+    let attached = status.volumes_attached.unwrap_or_default().into_iter();
+    Ok(attached.map(|volume| volume.name).collect())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_csi_volume_is_attached_for_a_pod_and_detached_when_its_node_is_done_with_it() {
+    let world = attached_world().await;
+    let attachments: Api<VolumeAttachment> = Api::all(world.client.clone());
+    let list = || async { attachments.list(&ListParams::default()).await };
+    let one = || async { Ok::<_, kube::Error>(list().await?.items.len() == 1) };
+    world.until("an attachment", one).await;
+    assert_eq!(reported(&world).await.unwrap(), [""; 0], "the driver has not done it yet");
+    let attachment = list().await.unwrap().items.remove(0);
+    assert_eq!(attachment.spec.attacher, "x.io");
+    let name = attachment.metadata.name.unwrap();
+    let (params, done) = (PatchParams::default(), json!({"status": {"attached": true}}));
+    attachments
+        .patch_status(&name, &params, &Patch::Merge(&done))
+        .await
+        .unwrap();
+    let unique = "kubernetes.io/csi/x.io^v1";
+    let told = || async { Ok::<_, kube::Error>(reported(&world).await? == [unique]) };
+    world.until("the node is told", told).await;
+
+    set_status(&world, json!({"volumesInUse": [unique]})).await;
+    let pods: Api<Pod> = world.api("default");
+    let now = DeleteParams::default().grace_period(0);
+    pods.delete("db", &now).await.unwrap();
+    assert_eq!(list().await.unwrap().items.len(), 1, "the node uses it still");
+    set_status(&world, json!({"volumesInUse": []})).await;
+    let none = || async { Ok::<_, kube::Error>(list().await?.items.is_empty()) };
+    world.until("no attachment", none).await;
+    assert_eq!(reported(&world).await.unwrap(), [""; 0]);
+    world.stop.cancel();
+}
