@@ -92,6 +92,8 @@ pub struct Comprehension {
 pub const ACCUMULATOR: &str = "@result";
 /// Name of the unused iteration variable of `cel.bind` and `optMap`.
 pub const UNUSED: &str = "#unused";
+/// Name of the list that `sortBy` sorts.
+pub const SORTED: &str = "@__sortBy_input__";
 
 /// Names of operators as functions.
 pub mod op {

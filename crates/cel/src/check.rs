@@ -7,9 +7,8 @@ use machinery::pattern::Pattern;
 
 use crate::{
     ast::{Comprehension, Element, Expr, Id, Kind, Literal, MapEntry, StructField, op},
-    decl::DeclKind,
     env::{Env, named_type},
-    functions::{self, Function, convert},
+    functions::{Function, convert},
     parser::{Parsed, parse},
     source::{Issue, Issues},
     types::{Param, Type},
@@ -222,10 +221,7 @@ impl Checker<'_> {
             self.references.insert(id, Reference::Variable(name));
             return Some(self.set(id, t));
         }
-        let named = named_type(name).or_else(|| {
-            let object = self.env.object(name)?;
-            Some(object.cel_type())
-        })?;
+        let named = named_type(name).or_else(|| self.env.object_type(name))?;
         self.references.insert(id, Reference::Type(named.clone()));
         Some(self.set(id, Type::Type(Arc::new(named))))
     }
@@ -274,12 +270,8 @@ impl Checker<'_> {
     }
 
     fn field_type(&mut self, id: Id, object: &str, field: &str) -> Type {
-        let declared = self.env.object(object).and_then(|decl| match &decl.kind {
-            DeclKind::Object { fields, .. } => fields.get(field),
-            _ => None,
-        });
-        match declared {
-            Some(field) => field.decl.cel_type(),
+        match self.env.field_type(object, field) {
+            Some(declared) => declared,
             None => {
                 self.issue(id, format!("undefined field '{field}'"));
                 Type::Error
@@ -303,19 +295,19 @@ impl Checker<'_> {
         let mut types: Vec<Type> = args.iter().map(|arg| self.expr(arg)).collect();
         let Some(target) = target else {
             let name = name.strip_prefix('.').unwrap_or(name);
-            return match functions::lookup(name) {
+            return match self.env.function(name) {
                 Some(function) => self.overload(expr, function, None, args, types),
                 None => self.undeclared(expr.id, name),
             };
         };
         // `a.b.c()` is the function `a.b.c`, or `c` of `a.b`.
         if let Some(prefix) = target.qualified_name()
-            && let Some(function) = functions::lookup(&format!("{prefix}.{name}"))
+            && let Some(function) = self.env.function(&format!("{prefix}.{name}"))
         {
             return self.overload(expr, function, None, args, types);
         }
         types.insert(0, self.expr(target));
-        match functions::lookup(name) {
+        match self.env.function(name) {
             Some(function) => self.overload(expr, function, Some(target), args, types),
             None => self.undeclared(expr.id, name),
         }

@@ -17,6 +17,8 @@ pub struct Decl {
 #[derive(Debug, Clone)]
 pub enum DeclKind {
     Dyn,
+    /// A value of this type that is never read from JSON.
+    Plain(Type),
     Bool,
     Int,
     Double,
@@ -68,6 +70,7 @@ impl Decl {
     pub fn cel_type(&self) -> Type {
         match &self.kind {
             DeclKind::Dyn => Type::Dyn,
+            DeclKind::Plain(plain) => plain.clone(),
             DeclKind::Bool => Type::Bool,
             DeclKind::Int => Type::Int,
             DeclKind::Double => Type::Double,

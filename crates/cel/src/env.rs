@@ -3,14 +3,27 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use crate::{decl::Decl, types::Type};
+use crate::{
+    decl::{Decl, DeclKind},
+    functions::{self, ESCAPE_KEY, Function},
+    types::Type,
+};
 
-/// Variables and declared objects. Functions are the same everywhere.
+/// Variables and declared objects. Functions are the same everywhere, but for those of patches.
 #[derive(Debug, Clone, Default)]
 pub struct Env {
     variables: Vec<Variable>,
     objects: HashMap<Arc<str>, Decl>,
+    /// Whether `Object{}`, `JSONPatch{}` and their functions exist.
+    patches: bool,
+    /// The variable whose fields are worked out when they are used.
+    lazy: Option<Variable>,
 }
+
+/// The type of one operation of a JSON patch.
+pub const JSON_PATCH: &str = "JSONPatch";
+/// The type of an apply configuration; `Object.spec` is that of its field `spec`, and so on.
+pub const OBJECT: &str = "Object";
 
 #[derive(Debug, Clone)]
 pub struct Variable {
@@ -46,6 +59,18 @@ impl Env {
         self
     }
 
+    /// Declares a variable whose fields an evaluation works out when they are used. It has no place
+    /// among the values of an evaluation, and there is at most one.
+    pub fn lazy(mut self, name: &str, decl: Arc<Decl>) -> Self {
+        self.objects_of(&decl);
+        self.lazy = Some(Variable {
+            name: name.into(),
+            cel_type: decl.cel_type(),
+            decl: Some(decl),
+        });
+        self
+    }
+
     /// Declares a variable that is an optional value of a schema's type.
     pub fn declared_optional(mut self, name: &str, decl: Arc<Decl>) -> Self {
         self.objects_of(&decl);
@@ -54,6 +79,12 @@ impl Env {
             cel_type: Type::optional(decl.cel_type()),
             decl: Some(decl),
         });
+        self
+    }
+
+    /// Lets expressions construct patches: `Object{spec: Object.spec{}}` and `JSONPatch{op: "add"}`.
+    pub fn with_patches(mut self) -> Self {
+        self.patches = true;
         self
     }
 
@@ -71,11 +102,47 @@ impl Env {
     }
 
     pub fn find(&self, name: &str) -> Option<&Variable> {
-        self.variables.iter().find(|v| &*v.name == name)
+        let mut all = self.variables.iter().chain(&self.lazy);
+        all.find(|v| &*v.name == name)
     }
 
-    pub fn object(&self, name: &str) -> Option<&Decl> {
-        self.objects.get(name)
+    pub(crate) fn is_lazy(&self, name: &str) -> bool {
+        self.lazy.as_ref().is_some_and(|lazy| &*lazy.name == name)
+    }
+
+    /// The type of objects of a name.
+    pub(crate) fn object_type(&self, name: &str) -> Option<Type> {
+        if self.is_patch(name) {
+            return Some(Type::Struct(name.into()));
+        }
+        self.objects.get(name).map(Decl::cel_type)
+    }
+
+    /// The type of a field of the objects of a name.
+    pub(crate) fn field_type(&self, object: &str, field: &str) -> Option<Type> {
+        if self.is_patch(object) {
+            return match (object, field) {
+                (JSON_PATCH, "op" | "path" | "from") => Some(Type::String),
+                (JSON_PATCH, "value") => Some(Type::Dyn),
+                (JSON_PATCH, _) => None,
+                // Apply configurations are compared with their schema when they are applied.
+                _ => Some(Type::Dyn),
+            };
+        }
+        match &self.objects.get(object)?.kind {
+            DeclKind::Object { fields, .. } => Some(fields.get(field)?.decl.cel_type()),
+            _ => None,
+        }
+    }
+
+    fn is_patch(&self, name: &str) -> bool {
+        let fields = || name.strip_prefix(OBJECT).is_some_and(|rest| rest.starts_with('.'));
+        self.patches && (name == JSON_PATCH || name == OBJECT || fields())
+    }
+
+    /// The function of a name, if it exists here.
+    pub(crate) fn function(&self, name: &str) -> Option<&'static Function> {
+        functions::lookup(name).filter(|_| self.patches || name != ESCAPE_KEY)
     }
 
     pub fn variables(&self) -> &[Variable] {

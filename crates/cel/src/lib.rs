@@ -25,10 +25,10 @@ pub mod value;
 
 pub use check::{Checked, check, compile};
 pub use decl::{Decl, DeclKind, Field, ListSemantics, escape};
-pub use env::{Env, Variable};
+pub use env::{Env, JSON_PATCH, OBJECT, Variable};
 pub use functions::{Authorizer, Check, Decision, library::Library};
 pub use parser::{Parsed, parse};
-pub use program::{Evaluation, Program};
+pub use program::{Evaluation, Lazy, Program};
 pub use source::{Issue, Issues};
 pub use types::Type;
 pub use value::{Error, Value};

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use crate::{
-    ast::{ACCUMULATOR, Comprehension, Element, Expr, Kind, Literal, MapEntry, UNUSED, op},
+    ast::{ACCUMULATOR, Comprehension, Element, Expr, Kind, Literal, MapEntry, SORTED, UNUSED, op},
     parser::Parser,
     source::Issue,
 };
@@ -48,7 +48,7 @@ fn is_macro(name: &str, count: usize) -> bool {
         "existsOne" => count == 2 || count == 3,
         "exists_one" => count == 2 || count == 3,
         "transformList" | "transformMap" | "transformMapEntry" => count == 4,
-        "all" | "exists" | "filter" | "map" | "optMap" | "optFlatMap" => count == 2,
+        "all" | "exists" | "filter" | "map" | "optMap" | "optFlatMap" | "sortBy" => count == 2,
         _ => false,
     }
 }
@@ -159,6 +159,7 @@ impl Expander<'_> {
         match (name, args.len()) {
             ("optMap", _) => self.opt_map(target, args, false),
             ("optFlatMap", _) => self.opt_map(target, args, true),
+            ("sortBy", _) => self.sort_by(target, args),
             ("map", count) => self.map(target, args, count == 3),
             ("filter", _) => self.filter(target, args),
             ("transformList", count) => self.transform_list(target, args, count == 4),
@@ -265,6 +266,35 @@ impl Expander<'_> {
         let filter = filtered.then(|| args.remove(0));
         let element = args.remove(0);
         self.collect(target, variables, filter, element)
+    }
+
+    /// The list, bound once, sorted by what the expression makes of each element.
+    fn sort_by(&mut self, target: Expr, args: Vec<Expr>) -> Expanded {
+        if matches!(target.kind, Kind::Literal(_) | Kind::Map { .. } | Kind::Struct { .. }) {
+            let message = "sortBy can only be applied to a list, identifier, comprehension, call or select expression";
+            return Err(self.issue(&target, message));
+        }
+        let bound = self.ident(SORTED);
+        let keys = self.map(bound, args, false)?;
+        let bound = self.ident(SORTED);
+        let kind = Kind::Call {
+            function: "@sortByAssociatedKeys".into(),
+            target: Some(Box::new(bound)),
+            args: vec![keys],
+        };
+        let result = self.parser.node(self.at, kind);
+        let comprehension = Comprehension {
+            range: self.list(Vec::new()),
+            variable: UNUSED.into(),
+            variable2: None,
+            accumulator: SORTED.into(),
+            init: target,
+            condition: self.literal(Literal::Bool(false)),
+            step: self.ident(SORTED),
+            result,
+        };
+        let kind = Kind::Comprehension(Box::new(comprehension));
+        Ok(self.parser.node(self.at, kind))
     }
 
     fn filter(&mut self, target: Expr, mut args: Vec<Expr>) -> Expanded {

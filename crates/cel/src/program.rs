@@ -24,9 +24,15 @@ pub struct Program {
 enum Node {
     Constant(Value<'static>),
     /// A variable of the environment.
-    Variable(usize),
+    Variable {
+        slot: usize,
+        name: Arc<str>,
+    },
     /// A variable of a comprehension.
     Local(usize),
+    /// A field of the variable whose fields are worked out when they are used.
+    Lazy(Arc<str>),
+    LazyHas(Arc<str>),
     Select {
         operand: Box<Node>,
         field: Value<'static>,
@@ -50,6 +56,11 @@ enum Node {
     },
     List(Vec<(Node, bool)>),
     Map(Vec<(Node, Node, bool)>),
+    /// An object that the expression constructs.
+    Object {
+        name: Arc<str>,
+        fields: Vec<(Node, Node, bool)>,
+    },
     Fold(Box<Fold>),
 }
 
@@ -75,6 +86,12 @@ enum Step {
     },
 }
 
+/// The variable whose fields are worked out when they are used.
+pub trait Lazy<'a> {
+    /// A field that the environment declares.
+    fn field(&self, name: &str) -> Result<Value<'a>>;
+}
+
 /// What an evaluation came to, and what it cost.
 #[derive(Debug)]
 pub struct Evaluation<'a> {
@@ -98,10 +115,30 @@ impl Program {
     }
 
     /// Evaluates with the variables of the environment in their order; stops when `limit` is
-    /// passed.
+    /// passed. A variable beyond the end of `variables` is an error where it is used.
     pub fn evaluate<'a>(&'a self, variables: &[Value<'a>], limit: u64) -> Evaluation<'a> {
+        self.run(variables, None, limit)
+    }
+
+    /// The same, with the fields of the lazy variable.
+    pub fn evaluate_with<'a>(
+        &'a self,
+        variables: &[Value<'a>],
+        lazy: &dyn Lazy<'a>,
+        limit: u64,
+    ) -> Evaluation<'a> {
+        self.run(variables, Some(lazy), limit)
+    }
+
+    fn run<'a>(
+        &'a self,
+        variables: &[Value<'a>],
+        lazy: Option<&dyn Lazy<'a>>,
+        limit: u64,
+    ) -> Evaluation<'a> {
         let mut evaluator = Evaluator {
             variables,
+            lazy,
             locals: (0..self.locals).map(|_| Ok(Value::Null)).collect(),
             cost: 0,
             limit,
@@ -139,6 +176,9 @@ impl Planner<'_> {
                 field,
                 test,
             } => {
+                if self.is_lazy(operand) {
+                    return self.lazy_field(field, *test);
+                }
                 let operand = Box::new(self.node(operand));
                 let field = Value::text(field.clone());
                 match test {
@@ -156,14 +196,35 @@ impl Planner<'_> {
                     |e: &crate::ast::MapEntry| (self.node(&e.key), self.node(&e.value), e.optional);
                 Node::Map(entries.iter().map(entry).collect())
             }
-            Kind::Struct { fields, .. } => {
+            Kind::Struct { name, fields } => {
                 let field = |f: &crate::ast::StructField| {
                     let name = Node::Constant(Value::text(f.name.clone()));
                     (name, self.node(&f.value), f.optional)
                 };
-                Node::Map(fields.iter().map(field).collect())
+                Node::Object {
+                    name: name.strip_prefix('.').unwrap_or(name).into(),
+                    fields: fields.iter().map(field).collect(),
+                }
             }
             Kind::Comprehension(fold) => self.fold(fold),
+        }
+    }
+
+    /// Whether an expression is the variable whose fields are worked out when they are used.
+    fn is_lazy(&self, expr: &Expr) -> bool {
+        match self.checked.references.get(&expr.id) {
+            Some(Reference::Variable(name)) => {
+                self.env.is_lazy(name) && !self.scopes.iter().any(|(local, _)| local == name)
+            }
+            _ => false,
+        }
+    }
+
+    /// A field of it, or whether it is there: those that are declared are, unless they fail.
+    fn lazy_field(&self, field: &Arc<str>, test: bool) -> Node {
+        match test {
+            true => Node::LazyHas(field.clone()),
+            false => Node::Lazy(field.clone()),
         }
     }
 
@@ -171,10 +232,13 @@ impl Planner<'_> {
         let local = self.scopes.iter().rev().find(|(n, _)| &**n == name);
         match local {
             Some((_, slot)) => Node::Local(*slot),
-            None => self
-                .env
-                .slot(name)
-                .map_or(Node::Constant(Value::Null), Node::Variable),
+            None => match self.env.slot(name) {
+                Some(slot) => Node::Variable {
+                    slot,
+                    name: name.into(),
+                },
+                None => Node::Constant(Value::Null),
+            },
         }
     }
 
@@ -186,6 +250,16 @@ impl Planner<'_> {
         let Some(function) = functions::lookup(name) else {
             return Node::Constant(Value::Null);
         };
+        if let (op::OPTIONAL_SELECT, [operand, field]) = (name, args)
+            && let Kind::Literal(Literal::String(field)) = &field.kind
+            && self.is_lazy(operand)
+            && let Some(function) = functions::lookup("optional.of")
+        {
+            return Node::Call {
+                function,
+                args: vec![Node::Lazy(field.clone())],
+            };
+        }
         // A namespaced function has no receiver, whatever its spelling.
         let member = function.overloads.iter().any(|overload| overload.member);
         let target = target.filter(|_| member);
@@ -333,6 +407,7 @@ impl Node {
 
 struct Evaluator<'e, 'a> {
     variables: &'e [Value<'a>],
+    lazy: Option<&'e dyn Lazy<'a>>,
     /// An accumulator may hold an error that a later element overrules.
     locals: Vec<Result<Value<'a>>>,
     cost: u64,
@@ -354,10 +429,19 @@ impl<'a> Evaluator<'_, 'a> {
     fn node(&mut self, node: &'a Node) -> Result<Value<'a>> {
         match node {
             Node::Constant(value) => Ok(value.clone()),
-            Node::Variable(slot) => {
+            Node::Variable { slot, name } => {
                 self.charge(runtime::SELECT)?;
-                let value = self.variables.get(*slot);
-                Ok(value.cloned().unwrap_or(Value::Null))
+                let value = self.variables.get(*slot).cloned();
+                value.ok_or_else(|| Error::new(format!("no such attribute(s): {name}")))
+            }
+            // The variable and the selection; what the field costs is counted by whoever works it out.
+            Node::Lazy(field) => {
+                self.charge(2 * runtime::SELECT)?;
+                self.lazy_field(field)
+            }
+            Node::LazyHas(field) => {
+                self.charge(runtime::SELECT)?;
+                self.lazy_field(field).map(|_| Value::Bool(true))
             }
             Node::Local(slot) => {
                 self.charge(runtime::SELECT)?;
@@ -399,8 +483,24 @@ impl<'a> Evaluator<'_, 'a> {
             }
             Node::Call { function, args } => self.call(function, args),
             Node::List(elements) => self.list(elements),
-            Node::Map(entries) => self.map(entries),
+            Node::Map(entries) => {
+                let map = self.entries(entries)?;
+                self.charge(runtime::MAP)?;
+                Ok(Value::Map(Map::Owned(Arc::new(map))))
+            }
+            Node::Object { name, fields } => {
+                let object = self.entries(fields)?.named(name.clone());
+                self.charge(runtime::OBJECT)?;
+                Ok(Value::Map(Map::Owned(Arc::new(object))))
+            }
             Node::Fold(fold) => self.fold(fold),
+        }
+    }
+
+    fn lazy_field(&self, field: &str) -> Result<Value<'a>> {
+        match self.lazy {
+            Some(lazy) => lazy.field(field),
+            None => Err(Error::no_such_key(field)),
         }
     }
 
@@ -465,7 +565,7 @@ impl<'a> Evaluator<'_, 'a> {
         Ok(Value::list(items))
     }
 
-    fn map(&mut self, entries: &'a [(Node, Node, bool)]) -> Result<Value<'a>> {
+    fn entries(&mut self, entries: &'a [(Node, Node, bool)]) -> Result<OwnedMap<'a>> {
         let mut map = OwnedMap::default();
         for (key, value, optional) in entries {
             let key = self.node(key)?;
@@ -477,8 +577,7 @@ impl<'a> Evaluator<'_, 'a> {
                 value => map.insert(key, value)?,
             }
         }
-        self.charge(runtime::MAP)?;
-        Ok(Value::Map(Map::Owned(Arc::new(map))))
+        Ok(map)
     }
 
     fn fold(&mut self, fold: &'a Fold) -> Result<Value<'a>> {

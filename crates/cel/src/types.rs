@@ -63,6 +63,22 @@ impl Type {
         }
     }
 
+    /// The type as messages about the result of an expression name it.
+    pub fn declared_name(&self) -> String {
+        match self {
+            Self::Null => "null_type".to_owned(),
+            Self::Duration => "google.protobuf.Duration".to_owned(),
+            Self::Timestamp => "google.protobuf.Timestamp".to_owned(),
+            Self::List(element) => format!("list({})", element.declared_name()),
+            Self::Map(key, value) => {
+                format!("map({}, {})", key.declared_name(), value.declared_name())
+            }
+            Self::Type(inner) => format!("type({})", inner.declared_name()),
+            Self::Optional(inner) => format!("optional_type({})", inner.declared_name()),
+            other => other.to_string(),
+        }
+    }
+
     /// Reads a type of the function tables: `int`, `list(A)`, `map(string, dyn)`, `net.IP`.
     pub(crate) fn parse(text: &str) -> Self {
         let text = text.trim();

@@ -112,6 +112,8 @@ pub enum Map<'a> {
 /// A map that an expression made, in the order of insertion.
 #[derive(Debug, Clone, Default)]
 pub struct OwnedMap<'a> {
+    /// The type, for an object that an expression constructed.
+    object: Option<Arc<str>>,
     entries: Vec<(Value<'a>, Value<'a>)>,
     index: HashMap<Key, usize>,
 }
@@ -157,6 +159,17 @@ impl<'a> OwnedMap<'a> {
         self.index.insert(index, self.entries.len());
         self.entries.push((key, value));
         Ok(())
+    }
+
+    /// Makes it an object of a type.
+    pub fn named(mut self, object: Arc<str>) -> Self {
+        self.object = Some(object);
+        self
+    }
+
+    /// The type, for an object that an expression constructed.
+    pub fn object(&self) -> Option<&Arc<str>> {
+        self.object.as_ref()
     }
 
     fn get(&self, key: &Value<'a>) -> Option<&Value<'a>> {
@@ -268,6 +281,9 @@ impl<'a> Value<'a> {
             Self::Map(Map::Json {
                 decl: Some(decl), ..
             }) if matches!(decl.kind, DeclKind::Object { .. }) => decl.cel_type(),
+            Self::Map(Map::Owned(map)) if map.object.is_some() => {
+                Type::Struct(map.object.clone().unwrap_or_default())
+            }
             Self::Map(_) => Type::map(Type::Dyn, Type::Dyn),
             Self::Type(_) => Type::Type(Arc::new(Type::Dyn)),
             Self::Optional(_) => Type::optional(Type::Dyn),
@@ -335,9 +351,12 @@ impl<'a> Value<'a> {
     /// `value.field` or `value[key]` of a map, an object or a list.
     pub fn get(&self, key: &Value<'a>) -> Result<Value<'a>> {
         match self {
-            Self::Map(map) => map
-                .get(key)?
-                .ok_or_else(|| Error::no_such_key(key.display())),
+            Self::Map(map) => match map.get(key)? {
+                Some(value) => Ok(value),
+                // A field of a constructed object that is not set is null.
+                None if map.is_constructed() => Ok(Self::Null),
+                None => Err(Error::no_such_key(key.display())),
+            },
             Self::List(list) => {
                 let at = list_index(key)?;
                 let found = usize::try_from(at).ok().and_then(|at| list.get(at));
@@ -552,6 +571,11 @@ impl<'a> Map<'a> {
         }
     }
 
+    /// Whether an expression constructed it as an object.
+    fn is_constructed(&self) -> bool {
+        matches!(self, Self::Owned(map) if map.object.is_some())
+    }
+
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -597,7 +621,11 @@ impl<'a> Map<'a> {
     }
 
     fn equals(&self, other: &Map<'a>) -> Result<bool> {
-        if self.len() != other.len() {
+        let object = |map: &Map<'a>| match map {
+            Self::Owned(map) => map.object.clone(),
+            _ => None,
+        };
+        if self.len() != other.len() || object(self) != object(other) {
             return Ok(false);
         }
         for entry in self.iter() {

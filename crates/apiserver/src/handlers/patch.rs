@@ -204,7 +204,9 @@ impl Patch {
         match self {
             Self::Json(operations) => {
                 patch::json::apply(old, operations).map_err(|error| match error {
-                    patch::json::Error::DoesNotApply(_) => rejected(),
+                    patch::json::Error::DoesNotApply(_) | patch::json::Error::TestFailed(_) => {
+                        rejected()
+                    }
                     patch::json::Error::TooMany(why) => Status::request_entity_too_large(&why),
                     other => Status::bad_request(other.to_string()),
                 })

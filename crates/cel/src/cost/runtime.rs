@@ -8,6 +8,8 @@ pub const SELECT: u64 = 1;
 /// Making a list, a map.
 pub const LIST: u64 = 10;
 pub const MAP: u64 = 30;
+/// Constructing an object.
+pub const OBJECT: u64 = 40;
 
 fn traversed(size: u64, factor: f64) -> u64 {
     (size as f64 * factor).ceil() as u64

@@ -29,6 +29,9 @@ use crate::{
 
 pub use authz::{Authorizer, Check, Decision};
 
+/// The one function that exists only where patches are made.
+pub(crate) const ESCAPE_KEY: &str = "jsonpatch.escapeKey";
+
 /// Evaluates a call; a receiver is the first argument.
 pub type Implementation = for<'a> fn(&[Value<'a>]) -> Result<Value<'a>>;
 

@@ -14,7 +14,8 @@ pub fn misfits(config: &Object, writer: &Writer<'_>) -> Option<String> {
     found(writer.root(), config)
 }
 
-fn found(root: Root<'_>, config: &Object) -> Option<String> {
+/// The same for a configuration of a known topology.
+pub(super) fn found(root: Root<'_>, config: &Object) -> Option<String> {
     let mut found = Vec::new();
     entries(Node::root(root), config, &mut String::new(), &mut found);
     match &found[..] {

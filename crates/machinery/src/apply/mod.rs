@@ -6,6 +6,7 @@
 
 mod created;
 mod managers;
+mod merged;
 mod misfits;
 pub mod scale;
 mod set;
@@ -13,6 +14,7 @@ mod topology;
 mod versions;
 mod walk;
 
+pub use merged::{Unmergeable, merged};
 pub use misfits::misfits;
 pub use set::FieldSet;
 pub use topology::Root;

@@ -20,6 +20,9 @@ pub enum Error {
     /// It does not fit the object: unprocessable.
     #[error("{0}")]
     DoesNotApply(String),
+    /// A `test` found another value than it expects: unprocessable.
+    #[error("{0}")]
+    TestFailed(String),
 }
 
 /// What Go calls a JSON value.
@@ -241,7 +244,7 @@ fn test(document: &mut Value, path: &str, operation: &Value) -> Result<(), Error
     if same {
         return Ok(());
     }
-    Err(Error::DoesNotApply(format!("{path} is something else")))
+    Err(Error::TestFailed(format!("{path} is something else")))
 }
 
 fn replace(document: &mut Value, path: &str, value: Value) -> Result<(), Error> {
