@@ -9,7 +9,7 @@ use store::Freshness;
 
 use crate::{
     Resource, User,
-    admission::Effects,
+    admission::{Effects, RequestOptions},
     convert, failure, meta,
     pipeline::Core,
     user,
@@ -272,6 +272,8 @@ fn write(core: &Arc<Core>, resource: Arc<Resource>, object: &Value) -> Write {
         field_manager: "kube-apiserver".to_owned(),
         tracked: false,
         internal: false,
+        admitted: false,
+        options: RequestOptions::default(),
         effects: Effects::default(),
     }
 }

@@ -18,7 +18,7 @@ use store::{Revision, WatchItem};
 
 use crate::{
     Resource, Stored, User,
-    admission::Effects,
+    admission::{Effects, RequestOptions},
     meta,
     pipeline::Core,
     user,
@@ -287,6 +287,8 @@ fn write(core: &Arc<Core>, resource: Arc<Resource>, namespace: &str, name: &str)
         field_manager: "kube-apiserver".to_owned(),
         tracked: false,
         internal: true,
+        admitted: false,
+        options: RequestOptions::default(),
         effects: Effects::default(),
     }
 }
@@ -451,6 +453,7 @@ async fn delete_all(core: &Arc<Core>, group: &str, plural: &str) -> Result<usize
             &object.header.name,
         );
         write.subresource = String::new();
+        write.admitted = true;
         match write::delete(&write, &DeleteOptions::default()).await {
             Err(status) if status.code != 404 => return Err(status),
             _ => {}

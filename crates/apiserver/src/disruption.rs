@@ -11,7 +11,7 @@ use store::Freshness;
 
 use crate::{
     Resource, Stored,
-    admission::Effects,
+    admission::{Effects, RequestOptions},
     failure, meta,
     write::{self, Write},
 };
@@ -99,6 +99,8 @@ fn of_budget(write: &Write, budgets: Arc<Resource>, name: &str) -> Write {
         field_manager: "kube-apiserver".to_owned(),
         tracked: false,
         internal: true,
+        admitted: true,
+        options: RequestOptions::default(),
         effects: Effects::of(None),
     }
 }

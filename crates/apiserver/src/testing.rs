@@ -5,7 +5,7 @@ pub(crate) use registry_testing::World;
 
 use crate::{
     User,
-    admission::{Attributes, Effects, Operation},
+    admission::{Attributes, Effects, Operation, RequestOptions},
 };
 
 pub(crate) use registry_testing::object;
@@ -21,6 +21,7 @@ pub(crate) struct Case {
     namespace: String,
     name: String,
     pub(crate) old: Option<Object>,
+    pub(crate) options: RequestOptions,
     pub(crate) effects: Effects,
 }
 
@@ -36,6 +37,7 @@ impl Case {
             namespace: String::new(),
             name: String::new(),
             old: None,
+            options: RequestOptions::default(),
             effects: Effects::default(),
         }
     }
@@ -53,12 +55,14 @@ impl Case {
             operation: self.operation,
             group: self.group,
             version: "v1",
+            api_version: "v1",
             kind: "",
             resource: self.resource,
             subresource: self.subresource,
             namespace: &self.namespace,
             name: &self.name,
             dry_run: false,
+            options: &self.options,
             old: self.old.as_ref(),
             reader: &self.world.reader,
             effects: &self.effects,

@@ -7,7 +7,7 @@ use machinery::{Object, Status, json::json};
 
 use crate::{
     User,
-    admission::Effects,
+    admission::{Effects, RequestOptions},
     meta,
     pipeline::Core,
     user,
@@ -42,6 +42,8 @@ async fn label(core: &Arc<Core>, namespace: &str, name: &str, uid: &str) -> Resu
         field_manager: "kube-apiserver".to_owned(),
         tracked: false,
         internal: false,
+        admitted: false,
+        options: RequestOptions::default(),
         effects: Effects::default(),
     };
     let today = today(&*core.config.clock).to_string();

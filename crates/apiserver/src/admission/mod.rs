@@ -13,6 +13,7 @@ mod default_toleration_seconds;
 mod deny_service_external_ips;
 mod extended_resource_toleration;
 mod limit_ranger;
+pub mod matching;
 mod namespace_lifecycle;
 mod node_restriction;
 mod options;
@@ -23,6 +24,8 @@ mod pod_security;
 mod pod_topology_labels;
 mod priority;
 mod rbac_escalation;
+mod reinvocation;
+mod request_options;
 mod resource_quota;
 mod runtime_class;
 mod service_account;
@@ -42,6 +45,8 @@ use crate::{Draft, Reader, User, audit::Ticket, authz::Rbac};
 
 pub use options::Options;
 pub(crate) use options::chain;
+pub use reinvocation::Reinvocation;
+pub use request_options::RequestOptions;
 use timing::Phase;
 pub(crate) use timing::Timing;
 
@@ -53,6 +58,18 @@ pub enum Operation {
     Delete,
     /// exec, attach, portforward, proxy.
     Connect,
+}
+
+impl Operation {
+    /// As rules and reviews name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Create => "CREATE",
+            Self::Update => "UPDATE",
+            Self::Delete => "DELETE",
+            Self::Connect => "CONNECT",
+        }
+    }
 }
 
 /// Where a user is, as the server knows it by itself.
@@ -72,6 +89,8 @@ pub struct Attributes<'a> {
     pub operation: Operation,
     pub group: &'a str,
     pub version: &'a str,
+    /// The apiVersion of the body: `autoscaling/v1` for `deployments/scale`.
+    pub api_version: &'a str,
     /// The kind of the body: `Pod`, or `Binding` for `pods/binding`.
     pub kind: &'a str,
     pub resource: &'a str,
@@ -82,6 +101,8 @@ pub struct Attributes<'a> {
     /// Empty before a generated name is known.
     pub name: &'a str,
     pub dry_run: bool,
+    /// What the request says about the write beside its object.
+    pub options: &'a RequestOptions,
     /// The object before, for updates and deletes.
     pub old: Option<&'a Object>,
     pub reader: &'a Reader,
@@ -119,6 +140,8 @@ pub struct Effects {
     ops: Mutex<Vec<Op<Draft>>>,
     /// Where annotations of the request are noted, if it is written down.
     audit: Option<Arc<Ticket>>,
+    /// Which webhooks and policies are asked again because others changed the object after them.
+    pub reinvocation: Reinvocation,
 }
 
 impl Effects {
@@ -191,6 +214,14 @@ pub trait Plugin: Send + Sync + 'static {
     ) -> Result<(), Status> {
         Ok(())
     }
+    /// Has its say about a delete before any plugin validates it. There is no object to change.
+    async fn mutate_delete(&self, _attributes: &Attributes<'_>) -> Result<(), Status> {
+        Ok(())
+    }
+    /// Whether it is asked about connections (exec, attach, portforward, proxy).
+    fn handles_connect(&self) -> bool {
+        false
+    }
     /// Refuses. `object` is `None` for deletes.
     async fn validate(
         &self,
@@ -203,19 +234,51 @@ pub trait Plugin: Send + Sync + 'static {
     fn start(&self, _context: &lifecycle::Context) {}
 }
 
-/// Lets every plugin change the object.
+/// Whether a plugin is asked about a request.
+fn is_asked(plugin: &dyn Plugin, attributes: &Attributes<'_>) -> bool {
+    plugin.handles(attributes)
+        && (attributes.operation != Operation::Connect || plugin.handles_connect())
+}
+
+/// Lets every plugin change the object; once more where one asks for it because it changed what others had seen.
 pub(crate) async fn mutate(
     chain: &[Arc<dyn Plugin>],
     timing: &Timing,
     attributes: &Attributes<'_>,
     object: &mut Object,
 ) -> Result<(), Status> {
+    let reinvocation = &attributes.effects.reinvocation;
+    reinvocation.reset();
+    let mut watch = timing.begin(Phase::Admit, attributes.operation);
+    loop {
+        for (place, plugin) in chain.iter().enumerate() {
+            if !plugin.mutates() || !is_asked(&**plugin, attributes) {
+                continue;
+            }
+            let done = plugin.mutate(attributes, object).await;
+            watch.plugin(place, plugin.name(), done)?;
+        }
+        if !reinvocation.begin() {
+            break;
+        }
+    }
+    watch.end();
+    Ok(())
+}
+
+/// Lets every plugin that changes objects have its say about a delete.
+pub(crate) async fn mutate_delete(
+    chain: &[Arc<dyn Plugin>],
+    timing: &Timing,
+    attributes: &Attributes<'_>,
+) -> Result<(), Status> {
+    attributes.effects.reinvocation.reset();
     let mut watch = timing.begin(Phase::Admit, attributes.operation);
     for (place, plugin) in chain.iter().enumerate() {
         if !plugin.mutates() || !plugin.handles(attributes) {
             continue;
         }
-        let done = plugin.mutate(attributes, object).await;
+        let done = plugin.mutate_delete(attributes).await;
         watch.plugin(place, plugin.name(), done)?;
     }
     watch.end();
@@ -231,7 +294,7 @@ pub(crate) async fn validate(
 ) -> Result<(), Status> {
     let mut watch = timing.begin(Phase::Validate, attributes.operation);
     for (place, plugin) in chain.iter().enumerate() {
-        if !plugin.validates() || !plugin.handles(attributes) {
+        if !plugin.validates() || !is_asked(&**plugin, attributes) {
             continue;
         }
         let done = plugin.validate(attributes, object).await;

@@ -1,4 +1,5 @@
-//! A pod that is given a node takes over where the node stands: its zone and region.
+//! A pod that is given a node takes over where the node stands: its zone and region. Labels of a Binding become those
+//! of its pod.
 
 use async_trait::async_trait;
 use kinds::tree;
@@ -32,7 +33,11 @@ impl Plugin for PodTopologyLabels {
     }
 
     async fn mutate(&self, attributes: &Attributes<'_>, object: &mut Object) -> Result<(), Status> {
-        let node = tree::text(&tree::get(object, "spec")["nodeName"]).to_owned();
+        let node = match attributes.subresource {
+            "binding" => &tree::get(object, "target")["name"],
+            _ => &tree::get(object, "spec")["nodeName"],
+        };
+        let node = tree::text(node).to_owned();
         if node.is_empty() {
             return Ok(());
         }
@@ -58,14 +63,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_bound_pod_takes_over_its_nodes_zone_and_nothing_else() {
-        let mut case = Case::new(Operation::Update, "", "pods").named("team", "web");
+        let mut case = Case::new(Operation::Create, "", "pods").named("team", "web");
         case.subresource = "binding";
         let labels = json!({(LABELS[0]): "z1", "rack": "7"});
         let node = json!({"metadata": {"name": "n1", "labels": labels}});
         case.world.put("", "nodes", node).await;
         let mut pod = object(json!({
             "metadata": {"name": "web", "labels": {"app": "web", (LABELS[0]): "lie"}},
-            "spec": {"nodeName": "n1"},
+            "target": {"name": "n1"},
         }));
         assert!(PodTopologyLabels.handles(&case.attributes()));
         PodTopologyLabels
@@ -75,7 +80,7 @@ mod tests {
         let expected = json!({"app": "web", (LABELS[0]): "z1"});
         assert_eq!(tree::get(&pod, "metadata")["labels"], expected);
         for node in ["", "gone"] {
-            let mut other = object(json!({"spec": {"nodeName": node}}));
+            let mut other = object(json!({"target": {"name": node}}));
             PodTopologyLabels
                 .mutate(&case.attributes(), &mut other)
                 .await

@@ -6,6 +6,7 @@ use machinery::{Status, field};
 
 use crate::{
     Resource,
+    admission::RequestOptions,
     convert::{self, Decoded, FieldValidation},
     media,
     pipeline::{Request, RequestBody},
@@ -20,6 +21,8 @@ pub(crate) struct WriteOptions {
     pub(crate) dry_run: bool,
     pub(crate) field_manager: String,
     pub(crate) validation: FieldValidation,
+    /// What the client said of all that, as admission shows it.
+    pub(crate) given: RequestOptions,
 }
 
 /// Whose options they are.
@@ -67,10 +70,17 @@ impl WriteOptions {
             let kind = verb.options();
             return Err(Status::invalid("meta.k8s.io", kind, "", &errors));
         }
+        let text = |key: &str| query.filled(key).map(str::to_owned);
         Ok(Self {
             dry_run: !dry_run.is_empty(),
             field_manager: manager(request, given),
             validation,
+            given: RequestOptions {
+                dry_run: !dry_run.is_empty(),
+                field_manager: text("fieldManager"),
+                field_validation: text("fieldValidation"),
+                delete: None,
+            },
         })
     }
 }

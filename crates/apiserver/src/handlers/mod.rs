@@ -20,7 +20,10 @@ pub(crate) use body::check_dry_run;
 use futures::future::BoxFuture;
 use machinery::Status;
 
-pub(crate) use self::routes::no_page;
+pub(crate) use self::{
+    routes::no_page,
+    scale::{scale_for_admission, set_admitted_replicas},
+};
 use crate::{Resource, pipeline::Request, respond::Answer};
 
 /// Hands a request to what serves its path and verb.

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     Body, Resource, ResourceRequest,
-    admission::Effects,
+    admission::{Effects, RequestOptions},
     meta,
     output::Output,
     pieces,
@@ -47,6 +47,8 @@ pub(crate) fn write(request: &Request, resource: &Arc<Resource>, options: &Write
         field_manager: options.field_manager.clone(),
         tracked: false,
         internal: false,
+        admitted: false,
+        options: options.given.clone(),
         effects: Effects::of(request.audit.clone()),
     }
 }
@@ -162,8 +164,14 @@ async fn delete_options(request: &Request) -> Result<DeleteOptions, Status> {
 
 /// What a deletion says about the write that it is.
 fn delete_write_options(options: &DeleteOptions) -> WriteOptions {
+    let dry_run = !options.dry_run.is_empty();
     WriteOptions {
-        dry_run: !options.dry_run.is_empty(),
+        dry_run,
+        given: RequestOptions {
+            dry_run,
+            delete: Some(options.clone()),
+            ..RequestOptions::default()
+        },
         ..WriteOptions::default()
     }
 }

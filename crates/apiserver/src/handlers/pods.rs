@@ -13,7 +13,6 @@ use super::{
 };
 use crate::{
     Resource,
-    admission::{self, Attributes, Operation},
     convert::{self, Decoded, Part},
     disruption, media, meta,
     pipeline::Request,
@@ -50,14 +49,20 @@ async fn give_node(request: Request, mut write: Write, binding: Decoded) -> Answ
         object: mut binding,
         warnings,
     } = binding;
-    let node = check_binding(&write, &mut binding).map_err(|why| why.warned(warnings.clone()))?;
+    write.settle_place(&mut binding).map_err(|why| why.warned(warnings.clone()))?;
     write.internal = true;
     write.tracked = true;
     "binding".clone_into(&mut write.subresource);
     let now = meta::time(request.core.config.clock.now());
-    let change = move |old: &Object| assign(old, &binding, &node, &now);
     let core = request.core.clone();
-    core.supervise(async move { write::update(&write, &change).await })
+    let task = async move {
+        write.admit_part("v1", "Binding", &mut binding).await?;
+        write.admitted = true;
+        let node = check_binding(&write, &mut binding)?;
+        let change = move |old: &Object| assign(old, &binding, &node, &now);
+        write::update(&write, &change).await
+    };
+    core.supervise(task)
         .await
         .map_err(|why| why.warned(warnings.clone()))?;
     Ok(respond::warn(success(StatusCode::CREATED), &warnings))
@@ -281,37 +286,17 @@ fn check_eviction(write: &mut Write, eviction: &Object) -> Result<DeleteOptions,
 /// How often an eviction that lost a race is tried again.
 const EVICTIONS: usize = 10;
 
-/// An eviction is created, not stored: plugins may refuse it before any budget is charged for it.
-async fn admit_eviction(write: &Write, eviction: &Object) -> Result<(), Status> {
-    let attributes = Attributes {
-        user: &write.user,
-        peer: write.peer,
-        operation: Operation::Create,
-        group: "",
-        version: "v1",
-        kind: "Eviction",
-        resource: "pods",
-        subresource: "eviction",
-        namespace: &write.namespace,
-        name: &write.name,
-        dry_run: write.dry_run,
-        old: None,
-        reader: &write.core.reader,
-        effects: &write.effects,
-    };
-    let mut eviction = eviction.clone();
-    let (chain, timing) = (&write.core.admission, &write.core.metrics.admission);
-    admission::mutate(chain, timing, &attributes, &mut eviction).await?;
-    admission::validate(chain, timing, &attributes, Some(&eviction)).await
-}
-
 async fn evict_pod(
     mut write: Write,
     eviction: Object,
     delete: DeleteOptions,
 ) -> Result<(), Status> {
     let asked = delete.preconditions.clone().unwrap_or_default();
-    admit_eviction(&write, &eviction).await?;
+    // An eviction is created, not stored: plugins may refuse it before any budget is charged for it. The deletion of
+    // the pod is not admitted once more.
+    let mut admitted = eviction;
+    write.admit_part("policy/v1", "Eviction", &mut admitted).await?;
+    write.admitted = true;
     let mut attempts = EVICTIONS;
     loop {
         attempts -= 1;

@@ -401,6 +401,32 @@ fn scale_of(object: &Object, paths: Option<&ScalePaths>) -> Result<Object, Statu
     ]))
 }
 
+/// The Scale that admission sees in place of an object.
+pub(crate) fn scale_for_admission(resource: &Resource, object: &Object) -> Result<Object, Status> {
+    scale_of(object, resource.scale().as_ref())
+}
+
+/// Gives an object the replicas that admission left in its Scale.
+pub(crate) fn set_admitted_replicas(
+    resource: &Resource,
+    object: &mut Object,
+    scale: &Object,
+) -> Result<(), Status> {
+    let replicas = scale.get("spec").and_then(|spec| spec.get("replicas"));
+    let replicas = replicas.and_then(Value::as_i64).unwrap_or(0);
+    match resource.scale() {
+        Some(paths) => {
+            let set = paths.spec.set(object, replicas.into());
+            set.map_err(Status::unknown)
+        }
+        None => {
+            let spec = object.entry("spec").or_insert_with(|| json!({}));
+            spec["replicas"] = replicas.into();
+            Ok(())
+        }
+    }
+}
+
 /// A label selector, or the plain map of a ReplicationController, as text.
 fn selector_text(selector: Option<&Value>) -> Option<String> {
     let map = selector?.as_object()?;

@@ -15,7 +15,6 @@ use super::{
 };
 use crate::{
     Resource, TokenRequest,
-    admission::{self, Attributes, Operation},
     convert, failure, media, meta,
     pipeline::Request,
     respond::{self, Answer},
@@ -180,25 +179,8 @@ fn metadata(request: &Request, write: &Write, asked: Value, uid: &str, seconds: 
 /// A token is asked for, not stored: plugins may refuse it, and what they change is of no use.
 async fn admit(write: &Write, asked: &Value) -> Result<(), Status> {
     let mut object = asked.as_object().cloned().unwrap_or_default();
-    let attributes = Attributes {
-        user: &write.user,
-        peer: write.peer,
-        operation: Operation::Create,
-        group: "",
-        version: "v1",
-        kind: "TokenRequest",
-        resource: "serviceaccounts",
-        subresource: "token",
-        namespace: &write.namespace,
-        name: &write.name,
-        dry_run: write.dry_run,
-        old: None,
-        reader: &write.core.reader,
-        effects: &write.effects,
-    };
-    let timing = &write.core.metrics.admission;
-    admission::mutate(&write.core.admission, timing, &attributes, &mut object).await?;
-    admission::validate(&write.core.admission, timing, &attributes, Some(&object)).await
+    let version = "authentication.k8s.io/v1";
+    write.admit_part(version, "TokenRequest", &mut object).await
 }
 
 fn seconds(asked: &Value) -> Result<i64, Status> {

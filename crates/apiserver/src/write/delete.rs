@@ -10,7 +10,7 @@ use store::{Entry, Freshness, Precondition, Revision};
 
 use super::{Lost, Write};
 use crate::{
-    Resource, Stored, admission::Operation, failure, handlers::check_dry_run, hooks, meta,
+    Resource, Stored, failure, handlers::check_dry_run, hooks, meta,
     query::Query,
 };
 
@@ -150,9 +150,7 @@ async fn attempt(
 ) -> Result<Result<Deleted, Lost>, Status> {
     let mut object = write.resource.parse(&entry.object);
     check_preconditions(write, options, &object)?;
-    write
-        .admit_validating(Operation::Delete, None, Some(&object))
-        .await?;
+    write.admit_delete(&object).await?;
     let step = decide(write, options, &mut object)?;
     let revision = entry.mod_revision;
     let stands = |object| {

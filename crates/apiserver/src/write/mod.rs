@@ -11,13 +11,13 @@ mod versions;
 
 use std::{future::Future, sync::Arc, time::Instant};
 
-use machinery::{Object, Status, apply, field, gates};
+use machinery::{Object, Status, apply::{self, scale}, field, gates};
 use store::{Action, Durability, Entry, Op, Precondition, Revision};
 
 use crate::{
     Draft, Resource, Stored, User,
-    admission::{self, Attributes, Effects, Operation, Peer},
-    failure, meta,
+    admission::{self, Attributes, Effects, Operation, Peer, RequestOptions},
+    failure, handlers, meta,
     metrics::Operation as StoreOperation,
     pipeline::Core,
 };
@@ -50,6 +50,9 @@ pub(crate) struct Write {
     pub(crate) tracked: bool,
     /// Whether the server itself changes the object, past what the kind lets clients change.
     pub(crate) internal: bool,
+    /// Whether admission is done already, or the server writes past it.
+    pub(crate) admitted: bool,
+    pub(crate) options: RequestOptions,
     pub(crate) effects: Effects,
 }
 
@@ -142,22 +145,54 @@ impl Write {
         name: &'a str,
         old: Option<&'a Object>,
     ) -> Attributes<'a> {
+        let (api_version, kind) = match self.is_scale() {
+            true => (scale::API_VERSION, "Scale"),
+            false => (
+                self.resource.api_version.as_str(),
+                self.resource.kind.names().kind.as_str(),
+            ),
+        };
         Attributes {
             user: &self.user,
             peer: self.peer,
             operation,
             group: &self.resource.group,
             version: &self.resource.version,
-            kind: &self.resource.kind.names().kind,
+            api_version,
+            kind,
             resource: &self.resource.plural,
             subresource: &self.subresource,
             namespace: &self.namespace,
             name,
             dry_run: self.dry_run,
+            options: &self.options,
             old,
             reader: &self.core.reader,
             effects: &self.effects,
         }
+    }
+
+    /// Whether admission sees the Scale of an object in place of the object.
+    fn is_scale(&self) -> bool {
+        self.subresource == "scale"
+    }
+
+    /// Lets admission have its say about a body that is not stored itself: a binding, an eviction, a request for a
+    /// token. It is created below the object that the write names.
+    pub(crate) async fn admit_part(
+        &self,
+        api_version: &str,
+        kind: &str,
+        body: &mut Object,
+    ) -> Result<(), Status> {
+        let attributes = Attributes {
+            api_version,
+            kind,
+            ..self.attributes(Operation::Create, &self.name, None)
+        };
+        let (chain, timing) = (&self.core.admission, &self.core.metrics.admission);
+        admission::mutate(chain, timing, &attributes, body).await?;
+        admission::validate(chain, timing, &attributes, Some(body)).await
     }
 
     async fn admit_mutating(
@@ -166,15 +201,25 @@ impl Write {
         object: &mut Object,
         old: Option<&Object>,
     ) -> Result<(), Status> {
+        if self.admitted {
+            return Ok(());
+        }
         let name = meta::text(object, "name").to_owned();
+        let (chain, timing) = (&self.core.admission, &self.core.metrics.admission);
+        if self.is_scale() {
+            let old = old.map(|old| handlers::scale_for_admission(&self.resource, old));
+            let old = old.transpose()?;
+            let mut scale = handlers::scale_for_admission(&self.resource, object)?;
+            let before = scale.clone();
+            let attributes = self.attributes(operation, &name, old.as_ref());
+            admission::mutate(chain, timing, &attributes, &mut scale).await?;
+            if scale != before {
+                handlers::set_admitted_replicas(&self.resource, object, &scale)?;
+            }
+            return Ok(());
+        }
         let attributes = self.attributes(operation, &name, old);
-        admission::mutate(
-            &self.core.admission,
-            &self.core.metrics.admission,
-            &attributes,
-            object,
-        )
-        .await
+        admission::mutate(chain, timing, &attributes, object).await
     }
 
     async fn admit_validating(
@@ -183,18 +228,36 @@ impl Write {
         object: Option<&Object>,
         old: Option<&Object>,
     ) -> Result<(), Status> {
+        if self.admitted {
+            return Ok(());
+        }
         let name = object
             .or(old)
             .map(|object| meta::text(object, "name"))
             .unwrap_or_default();
+        let (chain, timing) = (&self.core.admission, &self.core.metrics.admission);
+        if self.is_scale() {
+            let scale = |object: Option<&Object>| {
+                let scale = object.map(|object| handlers::scale_for_admission(&self.resource, object));
+                scale.transpose()
+            };
+            let (object, old) = (scale(object)?, scale(old)?);
+            let attributes = self.attributes(operation, name, old.as_ref());
+            return admission::validate(chain, timing, &attributes, object.as_ref()).await;
+        }
         let attributes = self.attributes(operation, name, old);
-        admission::validate(
-            &self.core.admission,
-            &self.core.metrics.admission,
-            &attributes,
-            object,
-        )
-        .await
+        admission::validate(chain, timing, &attributes, object).await
+    }
+
+    /// Both parts of admission of a delete.
+    async fn admit_delete(&self, old: &Object) -> Result<(), Status> {
+        if self.admitted {
+            return Ok(());
+        }
+        let attributes = self.attributes(Operation::Delete, &self.name, Some(old));
+        let (chain, timing) = (&self.core.admission, &self.core.metrics.admission);
+        admission::mutate_delete(chain, timing, &attributes).await?;
+        admission::validate(chain, timing, &attributes, None).await
     }
 
     /// Notes in managedFields whose fields this write sets.

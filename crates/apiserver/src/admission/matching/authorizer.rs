@@ -1,0 +1,113 @@
+//! Authorization checks of expressions. Evaluation does not wait: a check that has no answer yet is noted, asked
+//! afterwards, and the expression is evaluated again with the answer.
+
+use std::{collections::HashMap, sync::Arc};
+
+use cel::{Authorizer, Check, Decision};
+use parking_lot::Mutex;
+
+use crate::{
+    User,
+    authz::{self, Decision as Opinion},
+};
+
+/// The checks of one request.
+#[derive(Debug, Default)]
+pub struct Checks {
+    /// Guards what was asked and answered; `None` waits for an answer.
+    known: Mutex<HashMap<Question, Option<Decision>>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Question {
+    service_account: Option<(String, String)>,
+    is_path: bool,
+    path: String,
+    group: String,
+    resource: String,
+    subresource: String,
+    namespace: String,
+    name: String,
+    field_selector: String,
+    label_selector: String,
+    verb: String,
+}
+
+impl Authorizer for Checks {
+    fn decide(&self, check: &Check, verb: &str) -> Decision {
+        let question = Question {
+            service_account: check.service_account.clone(),
+            is_path: check.is_path(),
+            path: check.path.clone(),
+            group: check.group.clone(),
+            resource: check.resource.clone(),
+            subresource: check.subresource.clone(),
+            namespace: check.namespace.clone(),
+            name: check.name.clone(),
+            field_selector: check.field_selector.clone().unwrap_or_default(),
+            label_selector: check.label_selector.clone().unwrap_or_default(),
+            verb: verb.to_owned(),
+        };
+        let mut known = self.known.lock();
+        known
+            .entry(question)
+            .or_default()
+            .clone()
+            .unwrap_or_else(|| Decision {
+                allowed: false,
+                reason: String::new(),
+                error: Some("the authorizer has not answered".to_owned()),
+            })
+    }
+}
+
+impl Checks {
+    /// Asks what waits for an answer. True when something did: the expression has to be evaluated again.
+    pub async fn settle(&self, authorizers: &[Arc<dyn authz::Authorizer>], user: &User) -> bool {
+        let waiting: Vec<Question> = {
+            let known = self.known.lock();
+            let waiting = known.iter().filter(|(_, answer)| answer.is_none());
+            waiting.map(|(question, _)| question.clone()).collect()
+        };
+        let asked = !waiting.is_empty();
+        for question in waiting {
+            let answer = ask(authorizers, user, &question).await;
+            self.known.lock().insert(question, Some(answer));
+        }
+        asked
+    }
+}
+
+async fn ask(
+    authorizers: &[Arc<dyn authz::Authorizer>],
+    user: &User,
+    question: &Question,
+) -> Decision {
+    let account = question
+        .service_account
+        .as_ref()
+        .map(|(namespace, name)| User::service_account(namespace, name));
+    let attributes = authz::Attributes {
+        user: account.as_ref().unwrap_or(user),
+        verb: &question.verb,
+        is_resource: !question.is_path,
+        group: &question.group,
+        version: if question.is_path { "" } else { "*" },
+        resource: &question.resource,
+        subresource: &question.subresource,
+        namespace: &question.namespace,
+        name: &question.name,
+        path: &question.path,
+        field_selector: &question.field_selector,
+        label_selector: &question.label_selector,
+    };
+    let (allowed, reason) = match authz::decide(authorizers, &attributes).await {
+        Opinion::Allow => (true, String::new()),
+        Opinion::Deny(reason) | Opinion::NoOpinion(reason) => (false, reason),
+    };
+    Decision {
+        allowed,
+        reason,
+        error: None,
+    }
+}
