@@ -7,6 +7,7 @@ mod decide;
 mod flood;
 mod load;
 mod peer;
+mod policies;
 mod process;
 mod report;
 mod scenario;
@@ -103,11 +104,11 @@ struct Measure {
     /// How many requests one user keeps in flight while others work.
     #[arg(long, default_value_t = 2000)]
     flood: usize,
-    /// Only these: get, list, watch, maps, pods (creates of them), flood.
+    /// Only these: get, list, watch, maps, pods (creates of them), policies, rules (creates with them), flood.
     #[arg(
         long,
         value_delimiter = ',',
-        default_value = "get,list,watch,maps,pods,flood"
+        default_value = "get,list,watch,maps,pods,policies,rules,flood"
     )]
     only: Vec<String>,
     /// Where the figures go as JSON.
@@ -242,6 +243,16 @@ impl Measure {
         if self.wants("pods") {
             for count in &self.connections {
                 measurement.take(|peer| scenario::create_pods(peer, *count, lasts))?;
+            }
+        }
+        if self.wants("policies") {
+            for count in &self.connections {
+                measurement.take(|peer| policies::create_maps(peer, *count, lasts))?;
+            }
+        }
+        if self.wants("rules") {
+            for count in &self.connections {
+                measurement.take(|peer| policies::create_ruled(peer, *count, lasts))?;
             }
         }
         if self.wants("flood") {

@@ -90,7 +90,12 @@ fn pod(name: &str) -> String {
 
 /// Creates of objects whose names differ in a number.
 fn creates(peer: &Peer, plural: &str, body: &str) -> impl Requests + use<> {
-    let request = peer.request("POST", &path(plural), "", body);
+    creates_at(peer, &path(plural), body)
+}
+
+/// The same at any path.
+pub fn creates_at(peer: &Peer, path: &str, body: &str) -> impl Requests + use<> {
+    let request = peer.request("POST", path, "", body);
     let at = request
         .windows(NUMBER.len())
         .position(|window| window == NUMBER.as_bytes())
@@ -107,24 +112,28 @@ fn creates(peer: &Peer, plural: &str, body: &str) -> impl Requests + use<> {
 }
 
 /// A name's beginning that no other measurement uses.
-fn unique() -> String {
+pub fn unique() -> String {
     format!("b{:x}-{NUMBER}", nanoseconds())
 }
 
-fn nanoseconds() -> u128 {
+pub fn nanoseconds() -> u128 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_nanos())
 }
 
 pub fn create_maps(peer: &Peer, connections: usize, lasts: Duration) -> anyhow::Result<Figures> {
+    create_maps_as(peer, "create ConfigMap 0.5 KiB", connections, lasts)
+}
+
+/// The same under another name.
+pub fn create_maps_as(
+    peer: &Peer,
+    what: &str,
+    connections: usize,
+    lasts: Duration,
+) -> anyhow::Result<Figures> {
     let requests = creates(peer, "configmaps", &map(&unique()));
-    load::run(
-        peer,
-        "create ConfigMap 0.5 KiB",
-        connections,
-        lasts,
-        &requests,
-    )
+    load::run(peer, what, connections, lasts, &requests)
 }
 
 pub fn create_pods(peer: &Peer, connections: usize, lasts: Duration) -> anyhow::Result<Figures> {

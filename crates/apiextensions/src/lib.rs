@@ -27,5 +27,5 @@ mod walk;
 
 pub use defaults::check as check_defaults;
 pub use kind::{CustomKind, Schemas, fingerprint};
-pub use rules::check_rules;
+pub use rules::{check_rules, declare_resource};
 pub use scale::{FieldPath, ScalePaths};

@@ -7,7 +7,7 @@ use store::Op;
 
 use service_allocator::ServiceWrite;
 
-use crate::{Draft, Resource, User, definitions, meta, write::Write};
+use crate::{Draft, Resource, User, admission::policy, definitions, meta, write::Write};
 
 #[inline]
 fn is(resource: &Resource, group: &str, plural: &str) -> bool {
@@ -17,12 +17,18 @@ fn is(resource: &Resource, group: &str, plural: &str) -> bool {
 
 /// What is wrong with an object whose kind finds nothing wrong; `old` is what it was.
 pub(crate) fn validate(write: &Write, object: &Object, old: Option<&Object>) -> Errors {
+    if !write.subresource.is_empty() {
+        return Errors::new();
+    }
+    if write.resource.group == "admissionregistration.k8s.io" {
+        return policy::check(&write.resource.plural, object, old);
+    }
     let defines = is(
         &write.resource,
         "apiextensions.k8s.io",
         "customresourcedefinitions",
     );
-    if !defines || !write.subresource.is_empty() {
+    if !defines {
         return Errors::new();
     }
     let mut errors = apiextensions::check_rules(object, old);

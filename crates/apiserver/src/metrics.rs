@@ -17,7 +17,10 @@ use prometheus_client::{
 };
 
 pub(crate) use self::access::{Access, Decided, Known};
-use crate::{admission::Timing, sending::Budget};
+use crate::{
+    admission::{Timing, policy},
+    sending::Budget,
+};
 use registry::Labels;
 pub(crate) use registry::store_metrics::{Operation, Storage};
 
@@ -237,6 +240,8 @@ pub(crate) struct Metrics {
     registry: Registry,
     /// What admission takes.
     pub(crate) admission: Timing,
+    /// What admission policies say.
+    pub(crate) policies: policy::Figures,
     /// What flow control does.
     pub(crate) fairness: flowcontrol::Figures,
     /// Who is let in.
@@ -295,7 +300,8 @@ impl Metrics {
         let mut registry = Registry::default();
         let mut metrics = Self {
             admission: Timing::new(&mut registry),
-            fairness: flowcontrol::Figures::registered(&mut registry),
+            policies: policy::Figures::new(&mut registry),
+            fairness: fairness::Figures::registered(&mut registry),
             access: Access::registered(&mut registry),
             storage: Storage::registered(&mut registry),
             indicators_of_requests: Family::new_with_constructor(|| Histogram::new(INDICATORS)),

@@ -224,7 +224,13 @@ impl Core {
             authenticators: authn::chain(&authn_options, &reader, &legacy_uses)
                 .map_err(Error::Invalid)?,
             legacy_uses,
-            admission: admission::chain(&config.admission, &rbac, &authorizers)?,
+            admission: admission::chain(
+                &config.admission,
+                &reader,
+                &rbac,
+                &authorizers,
+                &metrics.policies,
+            )?,
             authorizers,
             audit,
             rbac,

@@ -8,8 +8,8 @@ use tokio_rustls::TlsAcceptor;
 use tracing::{debug, info};
 
 use crate::{
-    Config, Error, LocalService, Registry, Store, User, api_services, bootstrap, connection,
-    definitions, identity, pipeline::Core, started::Part, token_uses,
+    Config, Error, LocalService, Registry, Store, User, admission, api_services, bootstrap,
+    connection, definitions, identity, pipeline::Core, started::Part, token_uses,
 };
 
 /// The API server.
@@ -99,6 +99,10 @@ impl ApiServer {
         let core = self.core.clone();
         let synced = move || core.started.finish(Part::Addresses);
         let allocator = self.core.service_allocator.clone();
+        context.spawn(
+            "validating-admission-policy-status",
+            admission::policy::keep_status(self.core.clone()),
+        );
         context.spawn(
             "service-addresses",
             service_allocator::keep(allocator, synced),

@@ -37,7 +37,6 @@ const fn gap(
 }
 
 const WEBHOOK: &str = "webhooks are not called by this server yet";
-const POLICY: &str = "admission policies are not evaluated by this server yet";
 const CLAIM: &str =
     "claims are not bound to volumes by this server yet; pods with this claim do not start";
 const DEVICES: &str =
@@ -57,34 +56,6 @@ const GAPS: &[Gap] = &[
         "webhooks[]",
         any,
         WEBHOOK,
-    ),
-    gap(
-        "admissionregistration.k8s.io",
-        "validatingadmissionpolicies",
-        "",
-        any,
-        POLICY,
-    ),
-    gap(
-        "admissionregistration.k8s.io",
-        "validatingadmissionpolicybindings",
-        "",
-        any,
-        POLICY,
-    ),
-    gap(
-        "admissionregistration.k8s.io",
-        "mutatingadmissionpolicies",
-        "",
-        any,
-        POLICY,
-    ),
-    gap(
-        "admissionregistration.k8s.io",
-        "mutatingadmissionpolicybindings",
-        "",
-        any,
-        POLICY,
     ),
     gap(
         "apiextensions.k8s.io",

@@ -59,6 +59,16 @@ impl Env {
         self
     }
 
+    /// Gives a variable that is declared already the type of a schema.
+    pub fn redeclare(mut self, name: &str, decl: &Arc<Decl>) -> Self {
+        self.objects_of(decl);
+        if let Some(variable) = self.variables.iter_mut().find(|v| &*v.name == name) {
+            variable.cel_type = decl.cel_type();
+            variable.decl = Some(decl.clone());
+        }
+        self
+    }
+
     /// Declares a variable whose fields an evaluation works out when they are used. It has no place
     /// among the values of an evaluation, and there is at most one.
     pub fn lazy(mut self, name: &str, decl: Arc<Decl>) -> Self {

@@ -8,7 +8,7 @@ use stdx::Backoff;
 use store::{Entry, Freshness, ListRequest, Revision, Watch, WatchItem};
 use tokio::sync::Notify;
 
-use crate::{Registry, Resource, Store, Stored, failure};
+use crate::{Registry, Resource, Store, Stored, Table, failure};
 
 /// How soon a watch that ended is begun again.
 const FIRST: Duration = Duration::from_millis(20);
@@ -117,6 +117,11 @@ impl Reader {
             }
             tokio::time::sleep(backoff.step()).await;
         }
+    }
+
+    /// The kinds that are served at this moment.
+    pub fn table(&self) -> Arc<Table> {
+        self.registry.kept_table()
     }
 
     pub fn resource(&self, group: &str, plural: &str) -> Option<Arc<Resource>> {

@@ -180,6 +180,11 @@ impl Resource {
         self.storage.is_some() || self.definition.as_ref().is_some_and(older)
     }
 
+    /// Whether an object is served exactly as it is stored.
+    pub fn serves_as_stored(&self, object: &Stored) -> bool {
+        !self.reshapes(object)
+    }
+
     /// What is known about the fields, for managedFields and apply.
     pub fn root(&self) -> Root<'_> {
         match (self.schema, &self.definition) {

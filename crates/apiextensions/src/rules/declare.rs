@@ -42,6 +42,23 @@ pub(super) fn declare(schema: &Value, root: bool, name: &str) -> Option<Declared
     }
 }
 
+/// The declaration of a version of a custom resource, with the metadata that all objects have.
+pub fn declare_resource(schema: &Value, name: &str, metadata: Arc<Decl>) -> Option<Decl> {
+    let declared = declare(schema, true, name)?;
+    let mut decl = (*declared.decl).clone();
+    if let DeclKind::Object { fields, .. } = &mut decl.kind {
+        let json: Arc<str> = "metadata".into();
+        fields.insert(
+            json.clone(),
+            Field {
+                json,
+                decl: metadata,
+            },
+        );
+    }
+    Some(decl)
+}
+
 fn scalar(kind: DeclKind, max_elements: u64, smallest: u64) -> Declared {
     Declared {
         decl: Arc::new(Decl::new(kind, max_elements)),

@@ -10,6 +10,7 @@ mod definition;
 mod evaluate;
 
 pub(super) use compile::Rules;
+pub use declare::declare_resource;
 pub use definition::check as check_rules;
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ mod pod_node_selector;
 mod pod_resize_validator;
 mod pod_security;
 mod pod_topology_labels;
+pub(crate) mod policy;
 mod priority;
 mod rbac_escalation;
 mod reinvocation;

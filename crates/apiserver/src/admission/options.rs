@@ -53,13 +53,15 @@ type Entry = (&'static str, By, Arc<dyn Plugin>);
 /// The plugins, in the order they are called. ResourceQuota stays last.
 pub(crate) fn chain(
     options: &Options,
+    reader: &Reader,
     rbac: &Rbac,
     authorizers: &[Arc<dyn Authorizer>],
+    figures: &policy::Figures,
 ) -> Result<Vec<Arc<dyn Plugin>>, Error> {
     let configured = options
         .configuration()
         .map_err(|why| Error::Invalid(format!("admission configuration: {why}")))?;
-    let all = all(&configured, rbac, authorizers)
+    let all = all(&configured, reader, rbac, authorizers, figures)
         .map_err(|why| Error::Invalid(format!("admission configuration: {why}")))?;
     for name in options.enable.iter().chain(&options.disable) {
         let known = |(known, by, _): &Entry| known == name && *by != By::Law;
@@ -83,8 +85,10 @@ pub(crate) fn chain(
 
 fn all(
     configured: &BTreeMap<String, Value>,
+    reader: &Reader,
     rbac: &Rbac,
     authorizers: &[Arc<dyn Authorizer>],
+    figures: &policy::Figures,
 ) -> Result<Vec<Entry>, String> {
     let of = |name: &str| configured.get(name).unwrap_or(&Value::Null);
     let authorizers: signers::Authorizers = authorizers.into();
@@ -155,6 +159,14 @@ fn all(
         entry(Itself, deny_service_external_ips::DenyServiceExternalIPs),
         entry(Itself, pod_topology_labels::PodTopologyLabels),
         entry(Itself, pod_resize_validator::PodResizeValidator),
+        entry(
+            Itself,
+            policy::MutatingAdmissionPolicy::new(reader, asks(), figures),
+        ),
+        entry(
+            Itself,
+            policy::ValidatingAdmissionPolicy::new(reader, asks(), figures),
+        ),
         entry(Law, certificate_origin::CertificateOrigin),
         entry(Law, rbac_escalation::RbacEscalation::new(rbac.clone())),
         entry(Itself, resource_quota::ResourceQuota),
@@ -202,8 +214,10 @@ mod tests {
     use crate::testing::World;
 
     fn names(options: &Options) -> Result<Vec<&'static str>, String> {
-        let rbac = Rbac::new(World::new().reader.clone());
-        let chain = chain(options, &rbac, &[]).map_err(|error| error.to_string())?;
+        let reader = World::new().reader.clone();
+        let rbac = Rbac::new(reader.clone());
+        let figures = policy::Figures::new(&mut prometheus_client::registry::Registry::default());
+        let chain = chain(options, &reader, &rbac, &[], &figures).map_err(|error| error.to_string())?;
         Ok(chain.iter().map(|plugin| plugin.name()).collect())
     }
 

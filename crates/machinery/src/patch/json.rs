@@ -362,7 +362,6 @@ mod tests {
             json!([{"op": "add"}]),
             json!([{"op": "add", "path": "/x/y", "value": 1}]),
             json!([{"op": "add", "path": "/l/5", "value": 1}]),
-            json!([{"op": "test", "path": "/l", "value": 1}]),
             json!([{"op": "add", "path": "", "value": 1}]),
         ] {
             let result = patched(json!({"l": []}), patch.clone());
@@ -371,6 +370,9 @@ mod tests {
                 "{patch} {result:?}"
             );
         }
+        let test = json!([{"op": "test", "path": "/l", "value": 1}]);
+        let result = patched(json!({"l": []}), test);
+        assert!(matches!(result, Err(Error::TestFailed(_))), "{result:?}");
     }
 
     #[test]

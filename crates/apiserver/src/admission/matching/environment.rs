@@ -6,7 +6,7 @@ use std::{
 };
 
 use cel::{
-    Check, Decl, DeclKind, Env, Field, Library, ListSemantics, Type, Value as Cel, escape,
+    Check, Decl, DeclKind, Env, Field, Library, ListSemantics, Type, Value as Cel,
     value::Map,
 };
 use machinery::{Object, Value, json::json};
@@ -136,12 +136,10 @@ fn map(value: Arc<Decl>) -> Arc<Decl> {
 
 fn object(name: &str, fields: &[(&str, Arc<Decl>)]) -> Arc<Decl> {
     let fields = fields.iter().map(|(field, decl)| {
-        let escaped = escape(field).unwrap_or_else(|| (*field).to_owned());
-        let field = Field {
-            json: (*field).into(),
-            decl: decl.clone(),
-        };
-        (Arc::from(escaped), field)
+        // As it is, also `namespace`, which is a reserved word: upstream escapes none of these.
+        let json: Arc<str> = (*field).into();
+        let decl = decl.clone();
+        (json.clone(), Field { json, decl })
     });
     plain(DeclKind::Object {
         name: name.into(),

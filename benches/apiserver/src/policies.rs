@@ -1,0 +1,122 @@
+//! Creates that admission policies have to pass, and creates of a custom resource whose definition has many rules: what
+//! expressions cost a write.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::{load, peer::Peer, report::Figures, scenario};
+
+const GROUP: &str = "/apis/admissionregistration.k8s.io/v1";
+const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+const POLICIES: usize = 10;
+const RULES: usize = 50;
+/// How long a server may take until what was written counts.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Five expressions as policies have them: labels, strings, numbers, lists, a variable.
+fn policy(number: usize) -> Value {
+    json!({
+        "metadata": {"name": format!("bench-{number}")},
+        "spec": {
+            "matchConstraints": {"resourceRules": [{"operations": ["CREATE", "UPDATE"], "apiGroups": [""],
+                "apiVersions": ["v1"], "resources": ["configmaps"]}]},
+            "variables": [{"name": "text", "expression": "object.data.text"}],
+            "validations": [
+                {"expression": "object.metadata.name.size() <= 63 && !object.metadata.name.startsWith('kube-')"},
+                {"expression": "variables.text.size() < 100000"},
+                {"expression": format!("!has(object.metadata.labels) || !('forbidden-{number}' in object.metadata.labels)")},
+                {"expression": "object.data.all(key, key.matches('^[a-z]+$') && object.data[key] != '')"},
+                {"expression": format!("object.data.size() <= {}", number + 10),
+                 "messageExpression": "'too many keys: ' + string(object.data.size())"},
+            ],
+        },
+    })
+}
+
+/// Makes the policies, and one more that refuses a name: when that is refused, all of them count.
+fn prepare(peer: &Peer) -> anyhow::Result<()> {
+    let mut marker = policy(POLICIES);
+    marker["spec"]["validations"] = json!([{"expression": "object.metadata.name != 'bench-marker'"}]);
+    for policy in (0..POLICIES).map(policy).chain([marker]) {
+        let binding = json!({"metadata": policy["metadata"], "spec": {
+            "policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}});
+        let post = |plural: &str, body: &Value| {
+            peer.ask("POST", &format!("{GROUP}/{plural}"), &body.to_string())
+        };
+        post("validatingadmissionpolicies", &policy)?;
+        post("validatingadmissionpolicybindings", &binding)?;
+    }
+    let body = json!({"metadata": {"name": "bench-marker"}, "data": {"text": "x"}}).to_string();
+    let path = format!("{}?dryRun=All", scenario::path("configmaps"));
+    until(|| peer.ask("POST", &path, &body).is_err())
+}
+
+fn clean(peer: &Peer) -> anyhow::Result<()> {
+    for number in 0..=POLICIES {
+        for plural in ["validatingadmissionpolicybindings", "validatingadmissionpolicies"] {
+            peer.ask("DELETE", &format!("{GROUP}/{plural}/bench-{number}"), "")?;
+        }
+    }
+    Ok(())
+}
+
+fn until(is_so: impl Fn() -> bool) -> anyhow::Result<()> {
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while !is_so() {
+        anyhow::ensure!(std::time::Instant::now() < deadline, "it does not count");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
+}
+
+/// Creates of ConfigMaps with ten policies of five expressions each.
+pub fn create_maps(peer: &Peer, connections: usize, lasts: Duration) -> anyhow::Result<Figures> {
+    prepare(peer)?;
+    let figures = scenario::create_maps_as(
+        peer,
+        "create ConfigMap, 10 policies",
+        connections,
+        lasts,
+    );
+    clean(peer)?;
+    figures
+}
+
+fn definition(group: &str) -> Value {
+    let properties: serde_json::Map<String, Value> = (0..RULES)
+        .map(|i| (format!("field{i}"), json!({"type": "string", "maxLength": 64})))
+        .collect();
+    let rules: Vec<Value> = (0..RULES)
+        .map(|i| json!({"rule": format!("!has(self.field{i}) || self.field{i}.startsWith('x')"), "message": "must start with x"}))
+        .collect();
+    json!({
+        "metadata": {"name": format!("ruled.{group}")},
+        "spec": {
+            "group": group, "scope": "Namespaced",
+            "names": {"plural": "ruled", "singular": "rule", "kind": "Rule", "listKind": "RuleList"},
+            "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {
+                "type": "object", "properties": {"spec": {"type": "object", "properties": properties,
+                    "x-kubernetes-validations": rules}}}}}],
+        },
+    })
+}
+
+/// Creates of a custom resource whose definition has fifty rules.
+pub fn create_ruled(peer: &Peer, connections: usize, lasts: Duration) -> anyhow::Result<Figures> {
+    // Another group each time: a definition goes slowly whose objects have to go first.
+    let group = format!("g{:x}.example.com", scenario::nanoseconds());
+    peer.ask("POST", DEFINITIONS, &definition(&group).to_string())?;
+    let path = scenario::path("ruled").replace("/api/v1/", &format!("/apis/{group}/v1/"));
+    until(|| peer.ask("GET", &path, "").is_ok())?;
+    let spec: serde_json::Map<String, Value> = (0..RULES)
+        .map(|i| (format!("field{i}"), json!("x")))
+        .collect();
+    let body = json!({"apiVersion": format!("{group}/v1"), "kind": "Rule",
+        "metadata": {"name": scenario::unique()}, "spec": spec});
+    let requests = scenario::creates_at(peer, &path, &body.to_string());
+    let what = "create custom, 50 rules";
+    let figures = load::run(peer, what, connections, lasts, &requests);
+    peer.ask("DELETE", &format!("{DEFINITIONS}/ruled.{group}"), "")?;
+    figures
+}

@@ -1,0 +1,239 @@
+//! Which policies a request has to pass, with which bindings and parameters. What is read from the store is read here,
+//! when a policy needs it.
+
+use std::sync::Arc;
+
+use machinery::{Object, Status, Value};
+use tokio::sync::OnceCell;
+
+use super::{
+    super::{
+        Attributes as Given, Effects,
+        matching::{Activation, Attributes, Checks, Matched, Outcome as Conditions, namespace_object},
+    },
+    expression::Uses,
+    forms::Forms,
+    index::Bound,
+    params::{self, Param},
+    spec::{Binding, Constraints, Policy},
+};
+use crate::{Stored, authz::Authorizer};
+
+/// Objects that policies never are about: a policy could lock out those who would change it.
+const OWN: [&str; 4] = [
+    "validatingadmissionpolicies",
+    "validatingadmissionpolicybindings",
+    "mutatingadmissionpolicies",
+    "mutatingadmissionpolicybindings",
+];
+
+/// Whether policies can be about a request at all.
+pub(super) fn is_exempt(given: &Given<'_>) -> bool {
+    match given.group {
+        "admissionregistration.k8s.io" => OWN.contains(&given.resource),
+        // Nothing of these is stored, and clusters do not work without them.
+        "authentication.k8s.io" => matches!(given.resource, "selfsubjectreviews" | "tokenreviews"),
+        "authorization.k8s.io" => matches!(
+            given.resource,
+            "localsubjectaccessreviews"
+                | "selfsubjectaccessreviews"
+                | "selfsubjectrulesreviews"
+                | "subjectaccessreviews"
+        ),
+        _ => false,
+    }
+}
+
+/// A request on its way through policies.
+pub(super) struct Request<'a> {
+    given: &'a Given<'a>,
+    pub(super) attributes: Attributes<'a>,
+    pub(super) forms: &'a Forms,
+    authorizers: &'a [Arc<dyn Authorizer>],
+    /// What authorizers said to expressions of this request.
+    checks: Arc<Checks>,
+    /// The Namespace that it is in, once a policy needs it.
+    namespace: OnceCell<Option<Arc<Stored>>>,
+}
+
+/// A policy by a binding with a parameter.
+pub(super) struct Invocation<'a, P> {
+    pub(super) policy: &'a Policy<P>,
+    pub(super) binding: &'a Binding,
+    pub(super) matched: Matched<'a>,
+    pub(super) param: Param,
+}
+
+/// A policy that cannot be evaluated as it is configured.
+pub(super) struct Misconfigured<'a, P> {
+    pub(super) policy: &'a Policy<P>,
+    /// The binding that is to blame, if it is not the policy.
+    pub(super) binding: Option<&'a Binding>,
+    pub(super) why: String,
+}
+
+/// What a request has to pass, in order.
+pub(super) type Steps<'a, P> = Vec<Result<Invocation<'a, P>, Misconfigured<'a, P>>>;
+
+impl<'a> Request<'a> {
+    pub(super) fn new(
+        given: &'a Given<'a>,
+        object: Option<&'a Object>,
+        forms: &'a Forms,
+        authorizers: &'a [Arc<dyn Authorizer>],
+    ) -> Self {
+        Self {
+            given,
+            attributes: Attributes::new(given, object),
+            forms,
+            authorizers,
+            checks: Arc::default(),
+            namespace: OnceCell::new(),
+        }
+    }
+
+    /// All policies that are about the request, by each binding with each parameter.
+    pub(super) async fn steps<P>(
+        &self,
+        policies: impl Iterator<Item = &'a Bound<P>>,
+    ) -> Steps<'a, P> {
+        let mut steps = Vec::new();
+        for bound in policies {
+            self.add_steps(bound, &mut steps).await;
+        }
+        steps
+    }
+
+    async fn add_steps<P>(&self, bound: &'a Bound<P>, steps: &mut Steps<'a, P>) {
+        let policy = &*bound.policy;
+        let misconfigured = |binding: Option<&'a Binding>, why: String| {
+            let what = if binding.is_some() { "binding" } else { "policy" };
+            Err(Misconfigured {
+                policy,
+                binding,
+                why: format!("failed to configure {what}: {why}"),
+            })
+        };
+        let matched = match self.matches(&policy.constraints).await {
+            Ok(Some(matched)) => matched,
+            Ok(None) => return,
+            Err(why) => return steps.push(misconfigured(None, why)),
+        };
+        let reader = self.given.reader;
+        let kind = policy.param_kind.as_ref();
+        let resource = match kind.map(|kind| params::resource_of(reader, kind)).transpose() {
+            Ok(resource) => resource,
+            Err(why) => return steps.push(misconfigured(None, why)),
+        };
+        for binding in &bound.bindings {
+            let matches = match &binding.resources {
+                Some(constraints) => self.matches(constraints).await,
+                None => Ok(Some(matched)),
+            };
+            match matches {
+                Ok(Some(_)) => {}
+                Ok(None) => continue,
+                Err(why) => {
+                    steps.push(misconfigured(Some(binding), why));
+                    continue;
+                }
+            }
+            let (reference, namespace) = (binding.params.as_ref(), self.attributes.namespace);
+            match params::collect(reader, resource.as_deref(), reference, namespace).await {
+                Err(why) => steps.push(misconfigured(Some(binding), why)),
+                Ok(params) => steps.extend(params.into_iter().map(|param| {
+                    Ok(Invocation {
+                        policy,
+                        binding,
+                        matched,
+                        param,
+                    })
+                })),
+            }
+        }
+    }
+
+    /// The form of the request that is matched, if it is.
+    async fn matches(&self, constraints: &Constraints) -> Result<Option<Matched<'a>>, String> {
+        let own = self.attributes.own();
+        let equivalents = || self.forms.equivalents(&own);
+        let Some(matched) = constraints.match_rules(&self.attributes, equivalents) else {
+            return Ok(None);
+        };
+        let namespace = match constraints.reads_namespace(&self.attributes) {
+            true => {
+                let stored = self.stored_namespace().await;
+                Some(stored.map_err(|status| status.message)?)
+            }
+            false => None,
+        };
+        let namespace = namespace.as_ref().map(|stored| stored.parsed());
+        let selected = constraints.match_selectors(&self.attributes, namespace)?;
+        Ok(selected.then_some(matched))
+    }
+
+    /// The Namespace that the request is in; 404 if there is none.
+    async fn stored_namespace(&self) -> Result<Arc<Stored>, Status> {
+        let name = self.attributes.namespace;
+        let read = || self.given.reader.get("", "namespaces", "", name);
+        let stored = self.namespace.get_or_try_init(read).await?;
+        stored
+            .clone()
+            .ok_or_else(|| Status::not_found("", "namespaces", name))
+    }
+
+    /// The variable `namespaceObject`. A Namespace is in none.
+    pub(super) async fn namespace_object(&self) -> Result<Option<Object>, Status> {
+        let is_namespace = self.given.group.is_empty() && self.given.resource == "namespaces";
+        if is_namespace || self.attributes.namespace.is_empty() {
+            return Ok(None);
+        }
+        let stored = self.stored_namespace().await?;
+        Ok(Some(namespace_object(stored.parsed())))
+    }
+
+    /// Where warnings, audit annotations and reinvocation go.
+    pub(super) fn effects(&self) -> &'a Effects {
+        self.given.effects
+    }
+
+    /// The variable `request`, where it is used.
+    pub(super) fn request_object(&self, matched: &Matched<'_>, needed: bool) -> Value {
+        match needed {
+            true => self.attributes.request(matched),
+            false => Value::Null,
+        }
+    }
+
+    /// What authorizers have said, where the authorizer is used.
+    pub(super) fn checks(&self, uses: Uses) -> Option<Arc<Checks>> {
+        uses.authorizer.then(|| self.checks.clone())
+    }
+
+    /// Asks authorizers what expressions asked. True when an evaluation has to be made again with the answers.
+    pub(super) async fn settle(&self, uses: Uses) -> bool {
+        uses.authorizer && self.checks.settle(self.authorizers, self.given.user).await
+    }
+
+    /// Whether the match conditions hold; the error is that of expressions that cannot be evaluated.
+    pub(super) async fn meets_conditions<P>(
+        &self,
+        policy: &Policy<P>,
+        activation: &Activation<'_>,
+    ) -> Result<bool, String> {
+        if policy.conditions.is_empty() {
+            return Ok(true);
+        }
+        let activation = Activation {
+            namespace: None,
+            authorizer: Some(self.checks.clone()),
+            ..activation.clone()
+        };
+        let conditions = &policy.conditions;
+        match conditions.evaluate(&self.attributes, &activation, self.authorizers).await {
+            Conditions::Match => Ok(true),
+            Conditions::Excluded(_) => Ok(false),
+            Conditions::Failed(why, _) => Err(why),
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! MutatingAdmissionPolicy, as those see it whose objects it changes.
+
+use machinery::json::{Value, json};
+
+use crate::support::{Raw, Server, admin, eventually};
+
+const GROUP: &str = "/apis/admissionregistration.k8s.io/v1";
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+
+fn policy(name: &str, mutations: Value, change: Value) -> Value {
+    let mut spec = json!({
+        "matchConstraints": {"resourceRules": [{"operations": ["CREATE", "UPDATE"], "apiGroups": [""],
+            "apiVersions": ["v1"], "resources": ["configmaps"]}]},
+        "reinvocationPolicy": "Never",
+        "mutations": mutations,
+    });
+    if let (Value::Object(spec), Value::Object(change)) = (&mut spec, change) {
+        spec.extend(change);
+    }
+    json!({"metadata": {"name": name}, "spec": spec})
+}
+
+fn apply(expression: &str) -> Value {
+    json!({"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": expression}})
+}
+
+fn patch(expression: &str) -> Value {
+    json!({"patchType": "JSONPatch", "jsonPatch": {"expression": expression}})
+}
+
+async fn create(server: &Server, path: &str, object: Value) {
+    let made = admin(server, "POST", path, object).await;
+    assert_eq!(made.code, 201, "{path} {}", made.body);
+    let warned = made.headers.get("warning");
+    assert!(warned.is_none(), "{warned:?}");
+}
+
+async fn bind(server: &Server, policy: Value, change: Value) {
+    let mut spec = json!({"policyName": policy["metadata"]["name"]});
+    if let (Value::Object(spec), Value::Object(change)) = (&mut spec, change) {
+        spec.extend(change);
+    }
+    let binding = json!({"metadata": policy["metadata"], "spec": spec});
+    create(server, &format!("{GROUP}/mutatingadmissionpolicies"), policy).await;
+    create(server, &format!("{GROUP}/mutatingadmissionpolicybindings"), binding).await;
+}
+
+async fn try_map(server: &Server, name: &str) -> Raw {
+    let path = format!("{MAPS}?dryRun=All");
+    let map = json!({"metadata": {"name": name, "labels": {"a/b": "x"}}, "data": {"k": "v"}});
+    admin(server, "POST", &path, map).await
+}
+
+/// The answer to a ConfigMap once it looks as expected.
+async fn answered(server: &Server, wanted: impl Fn(&Value) -> bool) -> Value {
+    eventually(|| async {
+        let tried = try_map(server, "m").await.json();
+        wanted(&tried).then_some(tried)
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn configurations_and_patches_change_objects_one_after_the_other() {
+    let server = Server::start().await;
+    create(&server, MAPS, json!({"metadata": {"name": "params"}, "data": {"team": "blue"}})).await;
+    let mutations = json!([
+        apply("Object{metadata: Object.metadata{labels: {'team': params.data.team}}}"),
+        patch(
+            "[JSONPatch{op: 'test', path: '/metadata/labels/team', value: 'blue'}, \
+              JSONPatch{op: 'remove', path: '/metadata/labels/' + jsonpatch.escapeKey('a/b')}, \
+              JSONPatch{op: 'add', path: '/data/count', value: string(variables.count)}]"
+        ),
+        patch("[JSONPatch{op: 'test', path: '/data/k', value: 'other'}, JSONPatch{op: 'remove', path: '/data'}]"),
+    ]);
+    let change = json!({
+        "paramKind": {"apiVersion": "v1", "kind": "ConfigMap"},
+        "variables": [{"name": "count", "expression": "size(object.metadata.labels)"}],
+        "matchConditions": [{"name": "not-params", "expression": "object.metadata.name != 'params'"}]});
+    let reference = json!({"paramRef": {"name": "params", "parameterNotFoundAction": "Deny"}});
+    bind(&server, policy("labels", mutations, change), reference).await;
+    let object = answered(&server, |tried| tried["data"]["count"].is_string()).await;
+    assert_eq!(object["metadata"]["labels"], json!({"team": "blue"}));
+    // The second mutation sees what the first one made.
+    assert_eq!(object["data"], json!({"k": "v", "count": "2"}));
+    // Updates are changed as well, and what a policy sets belongs to nobody.
+    let map = json!({"metadata": {"name": "kept", "labels": {"a/b": "x"}}, "data": {"k": "v"}});
+    create(&server, MAPS, map).await;
+    let path = format!("{MAPS}/kept");
+    let updated = admin(&server, "PATCH", &path, json!({"data": {"more": "1"}, "metadata": {"labels": {"a/b": "y"}}})).await;
+    let updated = updated.json();
+    assert_eq!(updated["metadata"]["labels"], json!({"team": "blue"}));
+    let managed = updated["metadata"]["managedFields"].to_string();
+    assert!(!managed.contains("f:team"), "{managed}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_are_completed_after_a_mutation_as_if_they_had_come_so() {
+    let server = Server::start().await;
+    let mutation = apply(
+        "Object{spec: Object.spec{initContainers: [Object.spec.initContainers{name: 'side', image: 'example.com/side', \
+         restartPolicy: 'Always'}]}}",
+    );
+    let pods = json!({"matchConstraints": {"resourceRules": [{"operations": ["CREATE"], "apiGroups": [""],
+        "apiVersions": ["v1"], "resources": ["pods"]}]},
+        "matchConditions": [{"name": "once", "expression":
+            "!object.spec.?initContainers.orValue([]).exists(c, c.name == 'side')"}]});
+    bind(&server, policy("side", json!([mutation]), pods), json!({})).await;
+    let pod = json!({"metadata": {"name": "web"}, "spec": {"containers": [{"name": "main", "image": "example.com/web"}]}});
+    let path = "/api/v1/namespaces/default/pods?dryRun=All";
+    let container = eventually(|| async {
+        let made = admin(&server, "POST", path, pod.clone()).await.json();
+        let container = made["spec"]["initContainers"][0].clone();
+        container.is_object().then_some(container)
+    })
+    .await;
+    assert_eq!(container["name"], "side");
+    assert_eq!(container["restartPolicy"], "Always");
+    // Defaults, and what later plugins add.
+    assert_eq!(container["imagePullPolicy"], "Always");
+    assert_eq!(container["terminationMessagePath"], "/dev/termination-log");
+    assert!(container["volumeMounts"].is_array(), "{container}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_policy_runs_again_when_others_changed_the_object_after_it() {
+    let server = Server::start().await;
+    let set = |key: &str, when: &str| {
+        json!([apply(&format!(
+            "{when} ? Object{{metadata: Object.metadata{{annotations: {{'{key}': 'yes'}}}}}} : Object{{}}"
+        ))])
+    };
+    let seen = "object.metadata.?annotations[?'late'].hasValue()";
+    let again = json!({"reinvocationPolicy": "IfNeeded"});
+    bind(&server, policy("a-again", set("again", seen), again), json!({})).await;
+    bind(&server, policy("b-never", set("never", seen), json!({})), json!({})).await;
+    bind(&server, policy("c-late", set("late", "true"), json!({})), json!({})).await;
+    let object = answered(&server, |tried| tried["metadata"]["annotations"]["again"].is_string()).await;
+    assert_eq!(object["metadata"]["annotations"], json!({"again": "yes", "late": "yes"}));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_changed_refuses_the_request_unless_it_is_ignored() {
+    let server = Server::start().await;
+    let policies = format!("{GROUP}/mutatingadmissionpolicies");
+    let wrong = apply("Object{spec: Object.spec{replicas: 1}}");
+    bind(&server, policy("wrong", json!([wrong]), json!({})), json!({})).await;
+    let status = answered(&server, |tried| tried["kind"] == "Status").await;
+    let why = "policy 'wrong' with binding 'wrong' denied request: error applying patch: failed to convert patch object to typed object: .spec: field not declared in schema";
+    assert_eq!(status["message"], why);
+    assert_eq!(status["reason"], "Invalid");
+    assert_eq!(status["code"], 403);
+    assert_eq!(status["details"]["causes"], json!([{"message": why}]));
+    let ignore = json!({"spec": {"failurePolicy": "Ignore"}});
+    admin(&server, "PATCH", &format!("{policies}/wrong"), ignore).await;
+    answered(&server, |tried| tried["kind"] == "ConfigMap").await;
+    // A patch that leaves no ConfigMap is an error of the server's, whatever the policy says.
+    let broken = json!({"spec": {"mutations": [patch("[JSONPatch{op: 'add', path: '/nonsense', value: 1}]")]}});
+    admin(&server, "PATCH", &format!("{policies}/wrong"), broken).await;
+    let status = answered(&server, |tried| tried["kind"] == "Status").await;
+    assert_eq!(status["code"], 500, "{status}");
+    // What does not compile is not stored.
+    let mutations = json!([apply("Object{"), patch("[1]")]);
+    let refused = admin(&server, "POST", &policies, policy("broken", mutations, json!({}))).await;
+    assert_eq!(refused.code, 422, "{}", refused.body);
+    let causes = refused.json()["details"]["causes"].clone();
+    assert_eq!(causes[0]["field"], "spec.mutations[0].applyConfiguration.expression");
+    assert_eq!(
+        causes[1]["message"],
+        "Invalid value: \"[1]\": must evaluate to list(JSONPatch) but got list(int)"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn custom_resources_are_changed_by_their_schema() {
+    let server = Server::start().await;
+    let definition = json!({"metadata": {"name": "things.example.com"}, "spec": {
+        "group": "example.com", "scope": "Namespaced", "names": {"plural": "things", "singular": "thing", "kind": "Thing", "listKind": "ThingList"},
+        "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {"type": "object",
+            "properties": {"spec": {"type": "object", "properties": {
+                "size": {"type": "integer"}, "colour": {"type": "string", "default": "blue"},
+                "parts": {"type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"],
+                    "items": {"type": "object", "required": ["name"], "properties": {
+                        "name": {"type": "string"}, "count": {"type": "integer", "default": 1}}}}}}}}}}]}});
+    create(&server, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition).await;
+    let things = "/apis/example.com/v1/namespaces/default/things";
+    eventually(|| async {
+        (admin(&server, "GET", things, Value::Null).await.code == 200).then_some(())
+    })
+    .await;
+    let mutation = apply("Object{spec: Object.spec{size: object.spec.size * 2, parts: [Object.spec.parts{name: 'b'}]}}");
+    let about = json!({"matchConstraints": {"resourceRules": [{"operations": ["CREATE"], "apiGroups": ["example.com"],
+        "apiVersions": ["v1"], "resources": ["things"]}]}});
+    bind(&server, policy("things", json!([mutation]), about), json!({})).await;
+    let thing = json!({"apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": "t"},
+        "spec": {"size": 4, "parts": [{"name": "a", "count": 3}]}});
+    let spec = eventually(|| async {
+        let made = admin(&server, "POST", &format!("{things}?dryRun=All"), thing.clone()).await.json();
+        (made["spec"]["size"] == 8).then(|| made["spec"].clone())
+    })
+    .await;
+    assert_eq!(
+        spec,
+        json!({"size": 8, "colour": "blue", "parts": [{"name": "a", "count": 3}, {"name": "b", "count": 1}]})
+    );
+}
