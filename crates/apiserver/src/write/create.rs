@@ -7,7 +7,10 @@ use machinery::{Object, Status, field::Errors};
 use store::{Entry, Freshness, Precondition, Revision};
 
 use super::{Lost, Write, Written, draft_new, owners};
-use crate::{Stored, admission::Operation, device_claims, failure, hooks, meta, unenforced};
+use crate::{
+    Stored,
+    admission::{Operation, policy},
+    device_claims, failure, hooks, meta, unenforced};
 
 /// How many generated names are tried.
 const NAMES: usize = 8;
@@ -77,6 +80,7 @@ async fn attempt(
     let mut ops = hooks::before_create(write, &mut object).await?;
     let refused = device_claims::authorize(write, &object, None).await;
     validate(write, &object, refused)?;
+    policy::authorize(write, &object, None).await?;
     let (group, plural) = (&write.resource.group, &write.resource.plural);
     let unenforced = unenforced::warnings(group, plural, &object, None);
     for warning in kind.warnings(&object, None).into_iter().chain(unenforced) {

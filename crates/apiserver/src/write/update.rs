@@ -8,7 +8,10 @@ use machinery::{Object, Status, Value, apply, field};
 use store::{Entry, Freshness, Precondition};
 
 use super::{Lost, Write, Written, create, owners};
-use crate::{Stored, admission::Operation, device_claims, failure, hooks, meta, unenforced};
+use crate::{
+    Stored,
+    admission::{Operation, policy},
+    device_claims, failure, hooks, meta, unenforced};
 
 /// How an update comes by the new object, given the one that stands (with its resourceVersion).
 /// Called again when a race was lost.
@@ -117,6 +120,7 @@ async fn attempt(
     let mut ops = hooks::before_update(write, &mut object, &old).await?;
     let refused = device_claims::authorize(write, &object, Some(&old)).await;
     validate(write, &object, &old, refused)?;
+    policy::authorize(write, &object, Some(&old)).await?;
     let warnings = match write.subresource() {
         Some("status") => kind.status_warnings(&object, &old),
         _ => {

@@ -126,7 +126,7 @@ async fn a_binding_warns_and_audits_in_place_of_refusing() {
     .await;
     let rules = json!({
         "validations": [{"expression": "true"}, {"expression": "has(object.data)", "message": "no data"}],
-        "auditAnnotations": [{"key": "keys", "valueExpression": "has(object.data) ? null : 'none of ' + object.metadata.name"}],
+        "auditAnnotations": [{"key": "keys", "valueExpression": "has(object.data) ? '' : 'none of ' + object.metadata.name"}],
     });
     let actions = json!({"validationActions": ["Warn", "Audit"]});
     bind(&server, policy("soft", rules), binding("soft", actions)).await;
@@ -161,11 +161,13 @@ async fn parameters_are_named_or_selected_and_missing_ones_refuse_or_not() {
     let server = Server::start().await;
     let rules = json!({
         "paramKind": {"apiVersion": "v1", "kind": "ConfigMap"},
-        "matchConditions": [{"name": "no-params", "expression": "!has(object.metadata.labels)"}],
         "validations": [{"expression": "params == null || int(object.data.size) <= int(params.data.max)",
                          "messageExpression": "'at most ' + params.data.max + ' says ' + params.metadata.name"}],
     });
-    let reference = json!({"paramRef": {"name": "limit", "parameterNotFoundAction": "Deny"}});
+    // Parameters themselves can be made while they are missing.
+    let reference = json!({
+        "paramRef": {"name": "limit", "parameterNotFoundAction": "Deny"},
+        "matchResources": {"objectSelector": {"matchExpressions": [{"key": "kind", "operator": "DoesNotExist"}]}}});
     bind(&server, policy("limits", rules), binding("limits", reference)).await;
     let said = |status: Value| {
         let message = status["message"].as_str().unwrap_or_default().to_owned();
@@ -247,7 +249,7 @@ async fn expressions_see_the_request_its_namespace_and_the_authorizer() {
     let root = || User::new("kubernetes-admin", ["system:masters"]);
     let post = format!("{MAPS}?dryRun=All");
     let why = eventually(|| async {
-        let made = tried(root(), "POST", MAPS.to_owned(), map("seen", json!({"may": "stay"}))).await;
+        let made = tried(root(), "POST", MAPS.to_owned(), map("seen", json!({"may": "go"}))).await;
         match made.code {
             201 => {
                 admin(&server, "DELETE", &format!("{MAPS}/seen"), Value::Null).await;
@@ -447,5 +449,49 @@ async fn an_expression_that_costs_too_much_is_stopped() {
     assert!(
         message.ends_with("resulted in error: operation cancelled: actual cost limit exceeded"),
         "{message}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_may_not_read_parameters_makes_no_policy_of_them() {
+    let server = Server::start().await;
+    let rules = json!([{"apiGroups": ["admissionregistration.k8s.io"], "resources": ["*"], "verbs": ["*"]}]);
+    let role = json!({"metadata": {"name": "author"}, "rules": rules});
+    create(&server, "/apis/rbac.authorization.k8s.io/v1/clusterroles", role).await;
+    let bound = json!({"metadata": {"name": "author"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "author"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "eve"}]});
+    create(&server, "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", bound).await;
+    let as_eve = |path: String, object: Value| {
+        let server = &server;
+        async move {
+            let eve = User::new("eve", ["authors"]);
+            let media = [("content-type", "application/json")];
+            send(server, eve, "POST", &path, &media, object.to_string()).await
+        }
+    };
+    let policies = format!("{GROUP}/validatingadmissionpolicies");
+    let spec = json!({"paramKind": {"apiVersion": "v1", "kind": "Secret"}, "validations": [{"expression": "params != null"}]});
+    let refused = eventually(|| async {
+        let made = as_eve(policies.clone(), policy("secrets", spec.clone())).await;
+        (made.code != 403).then_some(made)
+    })
+    .await;
+    assert_eq!(refused.code, 422, "{}", refused.body);
+    let cause = refused.json()["details"]["causes"][0].clone();
+    assert_eq!(cause["field"], "spec.paramKind");
+    assert_eq!(cause["reason"], "FieldValueForbidden");
+    assert_eq!(
+        cause["message"],
+        "Forbidden: user &{eve  [authors] map[]} must have \"get\" permission on all objects of the referenced paramKind (kind=Secret, apiVersion=v1)"
+    );
+    create(&server, &policies, policy("secrets", spec)).await;
+    let bindings = format!("{GROUP}/validatingadmissionpolicybindings");
+    let reference = json!({"paramRef": {"name": "s", "namespace": "default", "parameterNotFoundAction": "Deny"}});
+    let refused = as_eve(bindings, binding("secrets", reference)).await;
+    assert_eq!(refused.code, 422, "{}", refused.body);
+    assert_eq!(
+        refused.json()["details"]["causes"][0]["message"],
+        "Forbidden: user &{eve  [authors] map[]} does not have \"get\" permission on the object referenced by paramRef"
     );
 }

@@ -93,7 +93,7 @@ impl<'a> Request<'a> {
     }
 
     /// All policies that are about the request, by each binding with each parameter.
-    pub(super) async fn steps<P>(
+    pub(super) async fn steps<P: 'a>(
         &self,
         policies: impl Iterator<Item = &'a Bound<P>>,
     ) -> Steps<'a, P> {
@@ -104,7 +104,7 @@ impl<'a> Request<'a> {
         steps
     }
 
-    async fn add_steps<P>(&self, bound: &'a Bound<P>, steps: &mut Steps<'a, P>) {
+    async fn add_steps<P: 'a>(&self, bound: &'a Bound<P>, steps: &mut Steps<'a, P>) {
         let policy = &*bound.policy;
         let misconfigured = |binding: Option<&'a Binding>, why: String| {
             let what = if binding.is_some() { "binding" } else { "policy" };

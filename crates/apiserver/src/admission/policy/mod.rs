@@ -1,10 +1,11 @@
 //! Admission policies in CEL: ValidatingAdmissionPolicy and MutatingAdmissionPolicy with their bindings.
 //!
-//! [`check`] refuses policies whose expressions do not compile. [`source`] follows the stored ones and compiles those
+//! [`check`] refuses policies whose expressions do not compile, [`authorize`] parameters that their author may not read. [`source`] follows the stored ones and compiles those
 //! that changed into an [`index`] by resource. For each request, [`dispatch`] finds the policies that are about it with
 //! their bindings and [`params`], the pure [`validating`] and [`mutating`] evaluate their [`expression`]s, and the thin
 //! plugins do what comes of it. [`type_checking`] finds likely mistakes for the status of a policy.
 
+mod authorize;
 mod check;
 mod declared_types;
 mod dispatch;
@@ -22,6 +23,7 @@ mod type_checking;
 mod validating;
 mod validating_plugin;
 
+pub(crate) use authorize::authorize;
 pub(crate) use check::check;
 pub(crate) use figures::Figures;
 pub(super) use mutating_plugin::MutatingAdmissionPolicy;
