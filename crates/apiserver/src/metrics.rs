@@ -301,7 +301,7 @@ impl Metrics {
         let mut metrics = Self {
             admission: Timing::new(&mut registry),
             policies: policy::Figures::new(&mut registry),
-            fairness: fairness::Figures::registered(&mut registry),
+            fairness: flowcontrol::Figures::registered(&mut registry),
             access: Access::registered(&mut registry),
             storage: Storage::registered(&mut registry),
             indicators_of_requests: Family::new_with_constructor(|| Histogram::new(INDICATORS)),

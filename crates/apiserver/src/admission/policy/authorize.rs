@@ -5,11 +5,11 @@ use machinery::{
     Object, Status, Value,
     field::{Error, Path},
 };
+use registry::Table;
 
 use crate::{
     User,
     authz::{self, Decision},
-    registry::Table,
     user,
     write::Write,
 };
