@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh Debian or Ubuntu machine with a Rust toolchain and root:
 #   make up      install what is missing, build, run a cluster
 #   make test    install what the tests need, run all of them
-# `make soak` runs the random and crash suites with their full counts.
+# `make soak` runs the random and crash suites with their full counts, `make bench` measures.
 
 SHELL    := /bin/bash
 TARGET   ?= $(or $(CARGO_TARGET_DIR),target)
@@ -9,6 +9,12 @@ HOST     := $(shell rustc -vV | sed -n 's/^host: //p')
 RELEASE  := $(TARGET)/$(HOST)/release/mainstay
 DEBUG    := $(TARGET)/$(HOST)/debug/mainstay
 NEXTEST  := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
+
+# Tests that found nothing to compare with write their names here; the run ends with the list.
+SKIPPED  := $(abspath $(TARGET))/skipped-tests
+export MAINSTAY_SKIPPED_TESTS := $(SKIPPED)
+REPORT_SKIPPED = code=$$?; if [ -s $(SKIPPED) ]; then echo 'Skipped, because ../shared/kubernetes is not there:'; \
+	sort -u $(SKIPPED) | sed 's/^/  /'; fi; exit $$code
 
 .PHONY: up build test lint unit e2e soak fuzz bench clean
 
@@ -26,13 +32,16 @@ lint:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --quiet -- --deny warnings
 	cargo xtask tidy
+	@if cargo deny --version >/dev/null 2>&1; then cargo deny check; \
+	else echo 'cargo-deny is not installed: licences and advisories are not checked'; fi
 
 unit:
 	@scripts/install-packages test
+	@rm -f $(SKIPPED)
 ifeq ($(NEXTEST),yes)
-	cargo nextest run --workspace --exclude e2e
+	cargo nextest run --workspace --exclude e2e; $(REPORT_SKIPPED)
 else
-	cargo test --workspace --exclude e2e
+	cargo test --workspace --exclude e2e; $(REPORT_SKIPPED)
 endif
 
 # The end-to-end tests drive the built binary from outside.
@@ -52,6 +61,11 @@ soak: unit e2e
 # Random inputs for one reader of requests, without end: make fuzz TARGET=yaml
 fuzz:
 	cargo run --release --package fuzz -- $(TARGET)
+
+# All benches, one after another; BENCH=store runs one of them. benches/*/ say what each measures and needs.
+BENCH ?= machinery store scheduler apiserver runtime
+bench:
+	@for bench in $(BENCH); do echo "== $$bench"; cargo run --release --package bench-$$bench -- $$([ $$bench = apiserver ] && echo alone) || exit 1; done
 
 clean:
 	cargo clean

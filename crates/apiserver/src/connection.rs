@@ -73,7 +73,10 @@ pub(crate) async fn serve(
         .iter()
         .map(|der| der.clone().into_owned());
     let peer = Arc::new(Connection::new(remote, certificates.collect()));
-    let (tasks, stopped) = (core.streams.clone(), Stopped::new(core.stopping.clone()));
+    let (tasks, stopped) = (
+        core.tasks.streams.clone(),
+        Stopped::new(core.tasks.stopping.clone()),
+    );
     let idle = core.config.limits.idle;
     let activity = Arc::new(Activity::default());
     let unread = tasks.clone();

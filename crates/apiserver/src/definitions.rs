@@ -169,8 +169,8 @@ async fn settle(core: &Arc<Core>, definition: &Object, bytes: &Bytes) -> bool {
         }
         let (core, definition) = (core.clone(), definition.clone());
         // Objects with finalizers may stay long; other definitions do not wait for them.
-        core.clone().streams.spawn(async move {
-            let stopping = core.stopping.clone();
+        core.clone().tasks.streams.spawn(async move {
+            let stopping = core.tasks.stopping.clone();
             tokio::select! {
                 () = empty(&core, &definition) => {}
                 () = stopping.cancelled() => {}

@@ -210,7 +210,7 @@ async fn may(
         field_selector: "",
         label_selector: "",
     };
-    match authz::decide(&write.core.authorizers, &attributes).await {
+    match authz::decide(&write.core.access.authorizers, &attributes).await {
         Decision::Allow => Ok(()),
         Decision::Deny(reason) | Decision::NoOpinion(reason) => {
             Err(forbidden(&attributes, &reason).message)

@@ -51,7 +51,7 @@ const SIZES: [f64; 7] = [1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9];
 pub(crate) const MEDIA: &str = "text/plain; version=0.0.4; charset=utf-8; escaping=underscores";
 
 /// What a request was about.
-#[derive(Debug, Clone, Eq)]
+#[derive(Debug, Clone, Default, Eq)]
 pub(crate) struct About {
     pub(crate) verb: &'static str,
     /// Group, version and resource; `None` for other paths.

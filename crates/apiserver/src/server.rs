@@ -69,7 +69,7 @@ impl ApiServer {
         let writer = self.connect(User::new("system:apiserver", ["system:masters"]));
         let core = self.core.clone();
         context.spawn("rbac-defaults", async move {
-            auth::authz::defaults::write(writer, core.rbac.clone()).await;
+            auth::authz::defaults::write(writer, core.access.rbac.clone()).await;
             core.started.finish(Part::Roles);
         });
         let flow_control = flowcontrol::Upkeep {
@@ -88,7 +88,7 @@ impl ApiServer {
             "custom-resources",
             definitions::follow(self.core.clone(), loaded),
         );
-        let uses = self.core.legacy_uses.clone();
+        let uses = self.core.access.legacy_uses.clone();
         let track = token_uses::track(self.core.clone(), uses);
         context.spawn("legacy-token-tracking", track);
         context.spawn("bootstrap", bootstrap::keep(self.core.clone()));
@@ -128,19 +128,19 @@ impl ApiServer {
                 }
             }
         }
-        self.core.stopping.cancel();
-        self.core.writes.close();
-        self.core.writes.wait().await;
-        self.core.streams.close();
-        self.core.streams.wait().await;
+        self.core.tasks.stopping.cancel();
+        self.core.tasks.writes.close();
+        self.core.tasks.writes.wait().await;
+        self.core.tasks.streams.close();
+        self.core.tasks.streams.wait().await;
         Ok(())
     }
 
     fn start_plugins(&self, context: &Context) {
-        for authenticator in &self.core.authenticators {
+        for authenticator in &self.core.access.authenticators {
             authenticator.start(context);
         }
-        for authorizer in &self.core.authorizers {
+        for authorizer in &self.core.access.authorizers {
             authorizer.start(context);
         }
         for plugin in &self.core.admission {

@@ -12,6 +12,52 @@ const LONGEST: usize = 800;
 /// Files that may be longer, each with its reason.
 const LONG: &[(&str, &str)] = &[];
 
+const LONGEST_FUNCTION: usize = 80;
+
+/// Functions that may be longer, each with its reason.
+const LONG_FUNCTIONS: &[(&str, &str, &str)] = &[
+    (
+        "crates/cel/src/cost/estimate.rs",
+        "library",
+        "one arm per function of the library",
+    ),
+    (
+        "crates/cel/src/cost/estimate.rs",
+        "overload",
+        "one arm per operator",
+    ),
+    (
+        "crates/cel/src/cost/runtime.rs",
+        "before",
+        "one arm per function of the library",
+    ),
+    (
+        "crates/apiserver/src/metrics.rs",
+        "new",
+        "one entry per metric",
+    ),
+    (
+        "crates/flowcontrol/src/defaults.rs",
+        "schemas",
+        "one entry per default FlowSchema",
+    ),
+    (
+        "crates/store/src/embedded/mod.rs",
+        "open_on",
+        "recovery in the order of its steps",
+    ),
+    (
+        "crates/apiserver/src/connection.rs",
+        "serve",
+        "one connection from handshake to end",
+    ),
+    (
+        "crates/apiserver/src/server.rs",
+        "serve",
+        "start-up in its order",
+    ),
+];
+
 /// Where printing is the job.
 const MAY_PRINT: &[&str] = &[
     "bin/",
@@ -75,11 +121,16 @@ fn judge(name: &str, text: &str, findings: &mut Vec<String>) {
     if name.starts_with("xtask/src/tidy/") {
         return;
     }
+    let is_test =
+        name.contains("/tests/") || name.ends_with("/tests.rs") || name.starts_with("tests/");
+    let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+    if !is_test {
+        long_functions(name, code, findings);
+    }
     // Build scripts speak to cargo by printing, tests to whoever reads their output.
     let may_print = MAY_PRINT.iter().any(|prefix| name.starts_with(prefix))
         || name.ends_with("/build.rs")
         || name.contains("/tests/");
-    let code = text.split("#[cfg(test)]").next().unwrap_or_default();
     for (number, line) in code.lines().enumerate() {
         let bare = line.trim_start();
         let stray = |words: &[&str]| words.iter().any(|word| contains_word(bare, word));
@@ -90,6 +141,52 @@ fn judge(name: &str, text: &str, findings: &mut Vec<String>) {
             findings.push(format!("{name}:{}: {bare}", number + 1));
         }
     }
+}
+
+/// Names functions that are too long. `rustfmt` puts the end of a function at the indentation of its beginning.
+fn long_functions(name: &str, code: &str, findings: &mut Vec<String>) {
+    let lines: Vec<&str> = code.lines().collect();
+    for (start, line) in lines.iter().enumerate() {
+        let Some(function) = function_name(line) else {
+            continue;
+        };
+        let indent = &line[..line.len() - line.trim_start().len()];
+        let end = format!("{indent}}}");
+        // A declaration without a body ends with its signature.
+        let has_body = lines[start..]
+            .iter()
+            .find(|line| line.ends_with('{') || line.ends_with(';') || line.ends_with('}'));
+        if !has_body.is_some_and(|line| line.ends_with('{')) {
+            continue;
+        }
+        let length = lines[start..]
+            .iter()
+            .position(|line| *line == end)
+            .unwrap_or(0)
+            + 1;
+        let is_known = |(path, known, _): &&(&str, &str, &str)| *path == name && *known == function;
+        if length > LONGEST_FUNCTION && !LONG_FUNCTIONS.iter().any(|known| is_known(&known)) {
+            let number = start + 1;
+            findings.push(format!(
+                "{name}:{number}: `{function}` has {length} lines; split it by meaning"
+            ));
+        }
+    }
+}
+
+/// The name of the function that begins in a line.
+fn function_name(line: &str) -> Option<&str> {
+    let mut words = line.split_whitespace();
+    loop {
+        match words.next()? {
+            "fn" => break,
+            "const" | "async" | "unsafe" | "extern" | "\"C\"" => {}
+            word if word.starts_with("pub") => {}
+            _ => return None,
+        }
+    }
+    let rest = words.next()?;
+    Some(rest.split(['(', '<']).next().unwrap_or(rest))
 }
 
 /// Whether the macro is called as itself, not as the end of a longer name.
@@ -116,6 +213,25 @@ mod tests {
             findings("crates/x/src/lib.rs", "//! Purpose.\nfn f() {}\n"),
             0
         );
+    }
+
+    #[test]
+    fn a_function_of_many_lines_is_named() {
+        let body = "    let x = 1;\n".repeat(80);
+        let long = format!("//! P.\npub(crate) async fn longest<T>() {{\n{body}}}\n");
+        let mut findings = Vec::new();
+        judge("crates/x/src/lib.rs", &long, &mut findings);
+        assert_eq!(findings.len(), 1);
+        assert!(
+            findings[0].contains("`longest` has 82 lines"),
+            "{findings:?}"
+        );
+        let short = format!(
+            "//! P.\ntrait T {{\n    fn declared(&self);\n}}\n{}",
+            "\n".repeat(90)
+        );
+        assert_eq!(self::findings("crates/x/src/lib.rs", &short), 0);
+        assert_eq!(self::findings("crates/x/tests/y.rs", &long), 0);
     }
 
     #[test]

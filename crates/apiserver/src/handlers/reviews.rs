@@ -152,7 +152,7 @@ async fn token(request: &Request, spec: &Value) -> Result<Value, Status> {
     let issuer = request.core.config.tokens.as_ref();
     let own = issuer.map_or(&[][..], |issuer| issuer.audiences());
     let wanted = if asked.is_empty() { own } else { &asked };
-    let reviewed = authn::review(&request.core.authenticators, token, &asked).await;
+    let reviewed = authn::review(&request.core.access.authenticators, token, &asked).await;
     // Tokens of service accounts name their audiences; all others are for this server.
     let verified = issuer.and_then(|issuer| issuer.verify(token, Some(&asked))?.ok());
     let meant = verified.as_ref().map_or(own, |claims| &claims.aud);
@@ -257,10 +257,10 @@ async fn may(request: &Request, user: &User, spec: &Value) -> Value {
         field_selector: &field_selector,
         label_selector: &label_selector,
     };
-    let decision = authz::decide(&request.core.authorizers, &attributes).await;
+    let decision = authz::decide(&request.core.access.authorizers, &attributes).await;
     let (allowed, denied, reason) = match decision {
         Decision::Allow => {
-            let reason = request.core.rbac.index().reason(&attributes);
+            let reason = request.core.access.rbac.index().reason(&attributes);
             (
                 true,
                 false,
@@ -289,7 +289,7 @@ async fn may(request: &Request, user: &User, spec: &Value) -> Value {
 
 fn rules(request: &Request, namespace: &str) -> Value {
     let user = &request.user;
-    let all = request.core.rbac.index().rules_for(user, namespace);
+    let all = request.core.access.rbac.index().rules_for(user, namespace);
     let (paths, resources): (Vec<Rule>, Vec<Rule>) =
         all.into_iter().partition(|rule| !rule.paths.is_empty());
     let resources: Vec<Value> = resources.iter().map(Rule::to_json).collect();

@@ -297,7 +297,7 @@ impl Watcher {
             bookmarks: options.bookmarks,
             next_bookmark: Box::pin(tokio::time::sleep(BOOKMARK_EVERY)),
             ends: Box::pin(tokio::time::sleep(options.lasts)),
-            stopped: Stopped::new(request.core.stopping.clone()),
+            stopped: Stopped::new(request.core.tasks.stopping.clone()),
             sent,
             sizes,
             columns_sent: false,

@@ -39,8 +39,8 @@ pub(super) fn about(info: &RequestInfo, resource: Option<&Resource>) -> About {
     about
 }
 
-/// Whether a request may last: watches and streams have no deadline.
-pub(super) fn is_long(info: &RequestInfo, query: &Query) -> bool {
+/// Whether a request is long-running: watches and streams have no deadline.
+pub(super) fn is_long_running(info: &RequestInfo, query: &Query) -> bool {
     let Some(resource) = &info.resource else {
         return false;
     };
@@ -51,8 +51,8 @@ pub(super) fn is_long(info: &RequestInfo, query: &Query) -> bool {
     }
 }
 
-/// Whether a request opens a stream into a pod by a method that reads.
-pub(super) fn streams_by_reading(info: &RequestInfo) -> bool {
+/// Whether a request opens a stream into a pod with GET, as WebSockets do.
+pub(super) fn opens_stream_by_get(info: &RequestInfo) -> bool {
     info.verb == "get"
         && info.resource.as_ref().is_some_and(|subject| {
             let into = ["exec", "attach", "portforward"];

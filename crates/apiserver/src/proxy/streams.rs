@@ -156,8 +156,8 @@ pub(crate) fn run(
     audit: Option<Arc<Ticket>>,
     stream: impl Future<Output = Result<(), streaming::Error>> + Send + 'static,
 ) {
-    let stopping = core.stopping.clone();
-    core.streams.spawn(async move {
+    let stopping = core.tasks.stopping.clone();
+    core.tasks.streams.spawn(async move {
         // The request lasts as long as its stream.
         let _audit = audit;
         tokio::select! {

@@ -69,14 +69,14 @@ impl Core {
         &self,
         write: impl Future<Output = Result<T, Status>> + Send + 'static,
     ) -> Supervised<T> {
-        Supervised::new(self.writes.clone(), Box::pin(write))
+        Supervised::new(self.tasks.writes.clone(), Box::pin(write))
     }
 }
 
 impl Write {
     /// The attempts of this write.
     fn race(&self) -> Race<'_> {
-        Race::new(&self.core.turns, self.core.config.limits.deadline)
+        Race::new(&self.core.tasks.turns, self.core.config.limits.deadline)
     }
 
     /// The subresource as kinds see it.
@@ -130,7 +130,7 @@ impl Write {
             field_selector: "",
             label_selector: "",
         };
-        match authz::decide(&self.core.authorizers, &attributes).await {
+        match authz::decide(&self.core.access.authorizers, &attributes).await {
             Decision::Allow => Ok(()),
             Decision::Deny(reason) | Decision::NoOpinion(reason) => {
                 Err(forbidden(&attributes, &reason))

@@ -100,7 +100,7 @@ impl Target {
             field_selector: "",
             label_selector: "",
         };
-        authz::decide(&write.core.authorizers, &attributes).await == Decision::Allow
+        authz::decide(&write.core.access.authorizers, &attributes).await == Decision::Allow
     }
 }
 

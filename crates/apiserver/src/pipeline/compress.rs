@@ -10,7 +10,8 @@ use http_body_util::BodyStream;
 
 use request::BodyError;
 
-use crate::{Body, pipeline::Caller, sending::Budget};
+use super::{Caller, arrival::Exchange};
+use crate::{Body, sending::Budget};
 
 /// Smaller answers are sent as they are.
 const SMALLEST: u64 = 128 * 1024;
@@ -20,7 +21,7 @@ const STATE: usize = 256 * 1024;
 
 /// Whether this client wants and gains from compressed answers: on the same machine compressing
 /// costs more than sending.
-pub(crate) fn wanted(headers: &HeaderMap, caller: &Caller) -> bool {
+pub(super) fn wanted(headers: &HeaderMap, caller: &Caller) -> bool {
     let Caller::Connection(connection) = caller else {
         return false;
     };
@@ -36,8 +37,16 @@ pub(crate) fn wanted(headers: &HeaderMap, caller: &Caller) -> bool {
     !connection.remote.ip().is_loopback() && accepts.is_some_and(|list| list.split(',').any(gzip))
 }
 
+/// Response stage.
+pub(super) fn stage(exchange: &mut Exchange, response: &mut Response<Body>) {
+    if exchange.compresses {
+        let plain = std::mem::replace(response, Response::new(Body::empty()));
+        *response = apply(plain, &exchange.core.sending);
+    }
+}
+
 /// Compresses an answer that is large enough.
-pub(crate) fn apply(response: Response<Body>, budget: &Arc<Budget>) -> Response<Body> {
+fn apply(response: Response<Body>, budget: &Arc<Budget>) -> Response<Body> {
     use http_body::Body as _;
     let small = response
         .body()

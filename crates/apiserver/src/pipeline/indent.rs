@@ -6,11 +6,12 @@ use http::{HeaderMap, Response, StatusCode, header};
 use http_body::Body as _;
 use http_body_util::{BodyExt, BodyStream};
 
+use super::arrival::Exchange;
 use crate::{Body, query::Query, respond};
 
 /// Whether this answer is for a person: the parameter says so, or the media type, or the client is
 /// one that people look at.
-pub(crate) fn wanted(path: &str, query: &Query, headers: &HeaderMap) -> bool {
+pub(super) fn wanted(path: &str, query: &Query, headers: &HeaderMap) -> bool {
     if !path.starts_with("/api") {
         return false;
     }
@@ -24,8 +25,16 @@ pub(crate) fn wanted(path: &str, query: &Query, headers: &HeaderMap) -> bool {
         || text(header::ACCEPT).is_some_and(|accept| accept.contains("pretty=1"))
 }
 
+/// Response stage.
+pub(super) fn stage(exchange: &mut Exchange, response: &mut Response<Body>) {
+    if exchange.indents {
+        let plain = std::mem::replace(response, Response::new(Body::empty()));
+        *response = apply(plain);
+    }
+}
+
 /// Indents an answer in JSON; others stay.
-pub(crate) fn apply(response: Response<Body>) -> Response<Body> {
+fn apply(response: Response<Body>) -> Response<Body> {
     let is_json = response
         .headers()
         .get(header::CONTENT_TYPE)

@@ -1,0 +1,149 @@
+//! Reads a request once: what it is about, which resource serves it, how it will be counted and answered.
+
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use flowcontrol::Flow;
+use http::{HeaderValue, Method, Response, header, request::Parts};
+use http_body_util::combinators::UnsyncBoxBody;
+use machinery::Status;
+use request::{BodyError, Pace};
+
+use super::{
+    Caller, Connection, Core,
+    about::{about, is_long_running},
+    compress, indent, pace,
+};
+use crate::{
+    Body, RequestInfo, Resource,
+    admission::Peer,
+    audit::{self, Ticket},
+    authn, media,
+    metrics::{About, Counted},
+    query::Query,
+    respond,
+};
+
+pub(crate) type RequestBody = UnsyncBoxBody<Bytes, BodyError>;
+
+/// One request as it came, without its body.
+pub(super) struct Arrival {
+    pub(super) parts: Parts,
+    pub(super) query: Query,
+    pub(super) info: RequestInfo,
+    /// What serves its path, if anything does.
+    pub(super) resource: Option<Arc<Resource>>,
+    pub(super) caller: Caller,
+    /// Where the user is known to be.
+    pub(super) peer: Option<Peer>,
+    pub(super) is_long_running: bool,
+    pub(super) audit_id: HeaderValue,
+    pub(super) begun: Instant,
+}
+
+/// What the answer's stages need to know of the request. It outlives the request's own stages, also when they panic.
+pub(super) struct Exchange {
+    pub(super) core: Arc<Core>,
+    pub(super) connection: Option<Arc<Connection>>,
+    pub(super) begun: Instant,
+    pub(super) is_long_running: bool,
+    pub(super) about: About,
+    pub(super) dry_run: bool,
+    /// Counts the request as in flight.
+    pub(super) in_flight: Option<Counted>,
+    pub(super) audit_id: HeaderValue,
+    /// What is written down of it, if anything.
+    pub(super) ticket: Option<Arc<Ticket>>,
+    /// Where flow control put it.
+    pub(super) flow: Option<Flow>,
+    /// How long it waited for a seat.
+    pub(super) waited: Duration,
+    pub(super) deprecation: Option<String>,
+    pub(super) ignored_token: Option<&'static str>,
+    accept: Option<HeaderValue>,
+    /// The refusal that the answer is made of, if it is one.
+    pub(super) refusal: Option<Status>,
+    pub(super) indents: bool,
+    pub(super) compresses: bool,
+    pub(super) pace: Pace,
+}
+
+/// Reads a request that keeps to the rules of HTTP.
+pub(super) fn read(core: Arc<Core>, parts: Parts, caller: Caller) -> (Arrival, Exchange) {
+    let begun = Instant::now();
+    let query = Query::parse(parts.uri.query().unwrap_or_default());
+    let info = RequestInfo::new(&parts.method, parts.uri.path(), &query);
+    let is_long_running = is_long_running(&info, &query);
+    let resource = info.resource.as_ref().and_then(|subject| {
+        let registry = &core.registry;
+        registry.get(&subject.group, &subject.version, &subject.resource)
+    });
+    let about = about(&info, resource.as_deref());
+    let deprecation = resource.as_ref().and_then(|one| one.kind.deprecation());
+    let reads = matches!(parts.method, Method::GET | Method::HEAD);
+    let in_flight = match is_long_running {
+        true => core.metrics.long(&about),
+        false => core.metrics.at_work(reads),
+    };
+    let audit_id = audit::id(&parts.headers);
+    let exchange = Exchange {
+        connection: match &caller {
+            Caller::Connection(connection) => Some(connection.clone()),
+            Caller::Known(..) => None,
+        },
+        begun,
+        is_long_running,
+        dry_run: query.filled("dryRun").is_some(),
+        in_flight: Some(in_flight),
+        audit_id: audit_id.clone(),
+        ticket: None,
+        flow: None,
+        waited: Duration::ZERO,
+        deprecation: deprecation.map(|warning| warning.into_owned()),
+        ignored_token: authn::bearer::warning(&parts.headers),
+        accept: parts.headers.get(header::ACCEPT).cloned(),
+        refusal: None,
+        indents: !is_long_running && indent::wanted(&info.path, &query, &parts.headers),
+        compresses: !is_long_running && compress::wanted(&parts.headers, &caller),
+        pace: pace::of_request(&core, &info, is_long_running, begun),
+        about,
+        core,
+    };
+    let arrival = Arrival {
+        peer: caller.peer(&parts.headers),
+        parts,
+        query,
+        info,
+        resource,
+        caller,
+        is_long_running,
+        audit_id,
+        begun,
+    };
+    (arrival, exchange)
+}
+
+impl Arrival {
+    /// The other end of the connection; `None` for callers in this process.
+    pub(super) fn remote(&self) -> Option<SocketAddr> {
+        match &self.caller {
+            Caller::Connection(connection) => Some(connection.remote),
+            Caller::Known(..) => None,
+        }
+    }
+}
+
+impl Exchange {
+    /// The answer of a request that is refused, in the encoding that the client accepts.
+    pub(super) fn refuse(&mut self, status: Status) -> Response<Body> {
+        let encoding = media::of_status(self.accept.as_ref());
+        self.indents |= encoding.is_none();
+        let response = respond::status_as(&status, encoding.unwrap_or_default());
+        self.refusal = Some(status);
+        response
+    }
+}

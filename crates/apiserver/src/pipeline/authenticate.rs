@@ -1,0 +1,119 @@
+//! Authentication: finds the user by the connection's certificate or the request's headers.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use auth::authn;
+use futures::future::BoxFuture;
+use http::{Response, request::Parts};
+use jiff::Timestamp;
+use machinery::Status;
+use rustls::pki_types::CertificateDer;
+
+use super::{
+    Caller, Core,
+    arrival::{Arrival, Exchange},
+    audit,
+    caller::shows_certificate_alone,
+};
+use crate::{Body, User, metrics::Known, respond, user};
+
+/// The user who makes a request.
+pub(super) async fn authenticate(
+    arrival: &Arrival,
+    exchange: &Exchange,
+) -> Result<Arc<User>, Status> {
+    let core = &exchange.core;
+    let asked = Instant::now();
+    let known = match known(core, &arrival.parts, &arrival.caller) {
+        Some(user) => Ok(user),
+        None => ask(core, &arrival.parts, &arrival.caller).await,
+    };
+    count(core, &known, asked.elapsed());
+    known.inspect_err(|status| audit::unauthenticated(arrival, exchange, status))
+}
+
+/// The user, if nothing has to be read or computed for it.
+fn known(core: &Core, parts: &Parts, caller: &Caller) -> Option<Arc<User>> {
+    let connection = match caller {
+        Caller::Known(user, _) => return Some(user.clone()),
+        Caller::Connection(connection) => connection,
+    };
+    let credentials = connection.credentials(&parts.headers);
+    if !credentials.certificates.is_empty() {
+        let alone = shows_certificate_alone(&credentials);
+        return alone.then(|| connection.verified_user(core.config.clock.now()))?;
+    }
+    let mut authenticators = core.access.authenticators.iter();
+    authenticators.find_map(|authenticator| authenticator.at_once(&credentials))
+}
+
+/// Asks the authenticators in order. Boxed, so that the compiler need not prove more about lifetimes than it can.
+fn ask<'a>(
+    core: &'a Core,
+    parts: &'a Parts,
+    caller: &'a Caller,
+) -> BoxFuture<'a, Result<Arc<User>, Status>> {
+    Box::pin(async move {
+        let connection = match caller {
+            Caller::Known(user, _) => return Ok(user.clone()),
+            Caller::Connection(connection) => connection,
+        };
+        let credentials = connection.credentials(&parts.headers);
+        let now = core.config.clock.now();
+        let by_certificate = shows_certificate_alone(&credentials);
+        // A later authenticator may still know the caller; but a caller with invalid credentials is not anonymous.
+        let mut is_refused = authn::bearer::token(&parts.headers).is_some()
+            || authn::bearer::is_malformed(&parts.headers);
+        for authenticator in &core.access.authenticators {
+            match authenticator.authenticate(&credentials).await {
+                Ok(Some(user)) => {
+                    let user = Arc::new(user);
+                    if by_certificate {
+                        count_expiry(core, &connection.certificates, now);
+                        connection.remember(now, user.clone());
+                    }
+                    return Ok(user);
+                }
+                Ok(None) => {}
+                Err(refused) => {
+                    tracing::debug!(authenticator = authenticator.name(), %refused, "refused");
+                    is_refused = true;
+                }
+            }
+        }
+        if is_refused {
+            return Err(Status::unauthorized("Unauthorized"));
+        }
+        Ok(Arc::new(User::anonymous()))
+    })
+}
+
+/// Counts what is left of a certificate's life.
+fn count_expiry(core: &Core, certificates: &[CertificateDer<'_>], now: Timestamp) {
+    let first = certificates.first();
+    let parsed = first.and_then(|der| x509_parser::parse_x509_certificate(der).ok());
+    if let Some((_, certificate)) = parsed {
+        let end = certificate.validity().not_after.timestamp();
+        let left = (end - now.as_second()) as f64;
+        core.metrics.access.certificate(left);
+    }
+}
+
+fn count(core: &Core, known: &Result<Arc<User>, Status>, took: Duration) {
+    let (result, name) = match known {
+        Ok(user) if user.name == user::ANONYMOUS => (Known::Failure, ""),
+        Ok(user) => (Known::Success, user.name.as_str()),
+        Err(_) => (Known::Error, ""),
+    };
+    core.metrics.access.authenticated(result, name, took);
+}
+
+/// Response stage: warns of an Authorization header that no authenticator reads.
+pub(super) fn warn_of_ignored_token(exchange: &mut Exchange, response: &mut Response<Body>) {
+    if let Some(warning) = exchange.ignored_token {
+        respond::warn_first(response.headers_mut(), warning);
+    }
+}

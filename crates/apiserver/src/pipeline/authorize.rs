@@ -1,0 +1,74 @@
+//! Authorization: asks whether the user may do what the request asks for.
+
+use std::time::Instant;
+
+use auth::authz::{self, Attributes, Decision, forbidden};
+use machinery::Status;
+
+use super::{
+    Core,
+    about::opens_stream_by_get,
+    arrival::{Arrival, Exchange},
+};
+use crate::{RequestInfo, User, audit::Ticket, metrics::Decided, query::Query, user};
+
+/// Refuses what the user may not do.
+pub(super) async fn authorize(
+    arrival: &Arrival,
+    user: &User,
+    exchange: &Exchange,
+) -> Result<(), Status> {
+    let (info, query) = (&arrival.info, &arrival.query);
+    let ticket = exchange.ticket.as_deref();
+    decide(&exchange.core, user, info, query, ticket).await?;
+    if opens_stream_by_get(info) {
+        // A WebSocket begins with GET, but exec and attach do more than read.
+        let create = RequestInfo {
+            verb: "create",
+            ..info.clone()
+        };
+        decide(&exchange.core, user, &create, query, None).await?;
+    }
+    Ok(())
+}
+
+async fn decide(
+    core: &Core,
+    user: &User,
+    info: &RequestInfo,
+    query: &Query,
+    ticket: Option<&Ticket>,
+) -> Result<(), Status> {
+    let attributes = Attributes::from_request(user, info, query);
+    let asked = Instant::now();
+    let decision = authz::decide(&core.access.authorizers, &attributes).await;
+    let result = match &decision {
+        Decision::Allow => Decided::Allow,
+        Decision::Deny(_) => Decided::Deny,
+        Decision::NoOpinion(_) => Decided::NoOpinion,
+    };
+    core.metrics.access.authorized(result, asked.elapsed());
+    match decision {
+        Decision::Allow => {
+            if let Some(ticket) = ticket {
+                let reason = match user.is_in(user::MASTERS) {
+                    true => None,
+                    false => core.access.rbac.index().reason(&attributes),
+                };
+                annotate(ticket, "allow", &reason.unwrap_or_default());
+            }
+            Ok(())
+        }
+        Decision::Deny(reason) | Decision::NoOpinion(reason) => {
+            if let Some(ticket) = ticket {
+                annotate(ticket, "forbid", &reason);
+            }
+            Err(forbidden(&attributes, &reason))
+        }
+    }
+}
+
+fn annotate(ticket: &Ticket, decision: &str, reason: &str) {
+    ticket.annotate("authorization.k8s.io/decision", decision);
+    ticket.annotate("authorization.k8s.io/reason", reason);
+}

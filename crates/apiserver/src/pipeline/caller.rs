@@ -1,0 +1,96 @@
+//! How the caller of a request is known: as a part of this process, or by its connection.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use auth::authn::Credentials;
+use http::{HeaderMap, header};
+use jiff::{SignedDuration, Timestamp};
+use parking_lot::Mutex;
+use rustls::pki_types::CertificateDer;
+
+use crate::{User, admission::Peer, metrics::Recent};
+
+/// How long a verified certificate is trusted on its connection. A certificate may expire while a connection lasts, but
+/// verifying it costs more than many a request.
+const VERIFIED_FOR: SignedDuration = SignedDuration::from_secs(10);
+
+/// How the caller is known.
+pub(crate) enum Caller {
+    /// By the part of this process that connects it; with the address of its node, if it is a kubelet.
+    Known(Arc<User>, Option<IpAddr>),
+    /// By what comes with the connection and the request.
+    Connection(Arc<Connection>),
+}
+
+impl Caller {
+    /// Where the user is, as far as the server knows it by itself: at the other end of a connection that shows the
+    /// user's own certificate, or in this process.
+    pub(super) fn peer(&self, headers: &HeaderMap) -> Option<Peer> {
+        match self {
+            Self::Known(_, address) => address.map(Peer::InProcess),
+            Self::Connection(connection) => {
+                let certified = shows_certificate_alone(&connection.credentials(headers));
+                certified.then(|| Peer::Certified(connection.remote.ip().to_canonical()))
+            }
+        }
+    }
+}
+
+/// What is known of a connection from its TLS handshake.
+pub(crate) struct Connection {
+    pub(crate) remote: SocketAddr,
+    pub(crate) certificates: Vec<CertificateDer<'static>>,
+    /// Guards the certificate's user, and when it was verified.
+    verified: Mutex<Option<(Timestamp, Arc<User>)>>,
+    /// What the connection counted last.
+    pub(super) counted: Recent,
+}
+
+impl Connection {
+    pub(crate) fn new(remote: SocketAddr, certificates: Vec<CertificateDer<'static>>) -> Self {
+        Self {
+            remote,
+            certificates,
+            verified: Mutex::default(),
+            counted: Recent::default(),
+        }
+    }
+
+    /// What comes with a request on this connection.
+    pub(super) fn credentials<'a>(&'a self, headers: &'a HeaderMap) -> Credentials<'a> {
+        Credentials {
+            headers,
+            certificates: &self.certificates,
+            remote: Some(self.remote),
+        }
+    }
+
+    /// The certificate's user, if it was verified a moment ago.
+    pub(super) fn verified_user(&self, now: Timestamp) -> Option<Arc<User>> {
+        let verified = self.verified.lock();
+        let (at, user) = verified.as_ref()?;
+        let age = now.duration_since(*at);
+        (!age.is_negative() && age < VERIFIED_FOR).then(|| user.clone())
+    }
+
+    /// Keeps the user that the certificate was verified for.
+    pub(super) fn remember(&self, now: Timestamp, user: Arc<User>) {
+        *self.verified.lock() = Some((now, user));
+    }
+}
+
+/// Whether nothing but the connection's certificate can say who the caller is.
+pub(super) fn shows_certificate_alone(credentials: &Credentials<'_>) -> bool {
+    let headers = [
+        header::AUTHORIZATION.as_str(),
+        header::SEC_WEBSOCKET_PROTOCOL.as_str(),
+        "x-remote-user",
+    ];
+    !credentials.certificates.is_empty()
+        && !headers
+            .iter()
+            .any(|name| credentials.headers.contains_key(*name))
+}

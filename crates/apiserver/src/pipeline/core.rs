@@ -1,0 +1,139 @@
+//! What all requests share, built once from the configuration.
+
+use std::sync::{Arc, OnceLock};
+
+use auth::{
+    authn::{self, Authenticator},
+    authz::{self, Authorizer, Rbac},
+};
+use flowcontrol::Fairness;
+use service_allocator::Allocator;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    Config, Error, Reader, Registry, Store,
+    admission::{self, Plugin},
+    audit::Audit,
+    metrics::Metrics,
+    sending::Budget,
+    started::Started,
+    write::Turns,
+};
+
+/// What all requests share.
+pub(crate) struct Core {
+    pub(crate) config: Config,
+    pub(crate) store: Store,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) reader: Reader,
+    pub(crate) access: Access,
+    pub(crate) admission: Vec<Arc<dyn Plugin>>,
+    pub(crate) fairness: Arc<Fairness>,
+    /// Allocates addresses and ports of Services.
+    pub(crate) service_allocator: Arc<Allocator>,
+    pub(crate) openapi: Arc<openapi::Documents>,
+    pub(crate) audit: Option<Audit>,
+    pub(crate) metrics: Metrics,
+    pub(crate) tasks: Tasks,
+    /// The port that the server listens on, once it does.
+    pub(crate) port: OnceLock<u16>,
+    /// Which parts of the start-up are done.
+    pub(crate) started: Started,
+    /// Bounds the bytes of answers that clients have not read yet.
+    pub(crate) sending: Arc<Budget>,
+}
+
+/// Who may do what.
+pub(crate) struct Access {
+    pub(crate) authenticators: Vec<Arc<dyn Authenticator>>,
+    /// Tokens in Secrets that were used.
+    pub(crate) legacy_uses: Arc<authn::legacy_tokens::Uses>,
+    pub(crate) authorizers: Vec<Arc<dyn Authorizer>>,
+    /// The authorizer that can also list what a user may do.
+    pub(crate) rbac: Rbac,
+}
+
+/// What goes on when a request's own future has ended.
+#[derive(Default)]
+pub(crate) struct Tasks {
+    /// Writes in progress; they end even when their client is gone, and shutdown waits for them.
+    pub(crate) writes: TaskTracker,
+    /// The order of conflicting writes.
+    pub(crate) turns: Turns,
+    /// Upgraded connections; they end when the server stops.
+    pub(crate) streams: TaskTracker,
+    /// Cancelled when the server stops: long-running requests end.
+    pub(crate) stopping: CancellationToken,
+}
+
+impl Core {
+    pub(crate) fn new(
+        config: Config,
+        store: Store,
+        registry: Arc<Registry>,
+    ) -> Result<Self, Error> {
+        let reader = Reader::new(store.clone(), registry.clone());
+        let access = Access::new(&config, &reader)?;
+        let audit = config
+            .audit
+            .as_ref()
+            .map(|audit| Audit::open(audit, config.clock.clone()))
+            .transpose()
+            .map_err(|why| Error::Invalid(format!("audit: {why}")))?;
+        let limits = &config.limits;
+        let sending = Budget::new(limits.unsent, limits.stall);
+        let metrics = Metrics::new(&sending);
+        let fairness = Fairness::new(limits.in_flight, limits.deadline, &metrics.fairness);
+        let service_allocator = Allocator {
+            store: store.clone(),
+            reader: reader.clone(),
+            clock: config.clock.clone(),
+            cidrs: config.service_cidrs.clone(),
+            node_ports: config.node_ports.clone(),
+        };
+        Ok(Self {
+            admission: admission::chain(
+                &config.admission,
+                &reader,
+                &access.rbac,
+                &access.authorizers,
+                &metrics.policies,
+            )?,
+            access,
+            audit,
+            fairness: Arc::new(fairness),
+            service_allocator: Arc::new(service_allocator),
+            metrics,
+            sending,
+            started: Started::default(),
+            openapi: Arc::default(),
+            port: OnceLock::new(),
+            tasks: Tasks::default(),
+            config,
+            store,
+            registry,
+            reader,
+        })
+    }
+}
+
+impl Access {
+    fn new(config: &Config, reader: &Reader) -> Result<Self, Error> {
+        let rbac = Rbac::new(reader.clone());
+        let legacy_uses = Arc::default();
+        let options = authn::Options {
+            client_ca: &config.client_ca,
+            front_proxy_ca: &config.front_proxy_ca,
+            token_auth_file: config.token_auth_file.as_deref(),
+            tokens: config.tokens.as_ref(),
+            clock: &config.clock,
+        };
+        let authenticators = authn::chain(&options, reader, &legacy_uses);
+        Ok(Self {
+            authenticators: authenticators.map_err(Error::Invalid)?,
+            legacy_uses,
+            authorizers: authz::chain(reader, &rbac),
+            rbac,
+        })
+    }
+}

@@ -1,0 +1,27 @@
+//! The deadline of a request: what its `timeout` parameter asks for, at most the server's own.
+
+use std::time::Duration;
+
+use machinery::{Status, duration};
+
+use super::Core;
+use crate::query::Query;
+
+/// How long a request may take.
+pub(super) fn of_request(core: &Core, query: &Query) -> Result<Duration, Status> {
+    let most = core.config.limits.deadline;
+    let Some(asked) = query.filled("timeout") else {
+        return Ok(most);
+    };
+    let seconds = duration::parse(asked).map_err(|why| {
+        Status::bad_request(format!(
+            "invalid timeout specified in the request URL - time: {why}"
+        ))
+    })?;
+    let asked = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+    Ok(if asked.is_zero() {
+        most
+    } else {
+        asked.min(most)
+    })
+}

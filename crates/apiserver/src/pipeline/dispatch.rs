@@ -1,0 +1,117 @@
+//! Hands a request to its handler, and ends it when its deadline has passed.
+
+use std::{sync::Arc, task::Poll, time::Duration};
+
+use flowcontrol::Seat;
+use http::{Response, request::Parts};
+use http_body_util::BodyExt;
+use machinery::Status;
+use parking_lot::Mutex;
+
+use super::{
+    Core, RequestBody,
+    arrival::{Arrival, Exchange},
+};
+use crate::{
+    Body, RequestInfo, Resource, User, admission::Peer, audit::Ticket, authn, handlers,
+    query::Query, respond::Answer,
+};
+
+/// One request whose user is known and allowed.
+pub(crate) struct Request {
+    pub(crate) core: Arc<Core>,
+    pub(crate) user: Arc<User>,
+    /// Where the user is known to be.
+    pub(crate) peer: Option<Peer>,
+    pub(crate) info: RequestInfo,
+    /// What serves its path, if anything does.
+    pub(crate) resource: Option<Arc<Resource>>,
+    pub(crate) query: Query,
+    pub(crate) parts: Parts,
+    /// What is written down of it, if anything.
+    pub(crate) audit: Option<Arc<Ticket>>,
+    /// Guards the body until a handler takes it; a body can be sent but not shared.
+    body: Mutex<Option<RequestBody>>,
+    /// Guards the seat of a long-running request until it has begun.
+    seat: Mutex<Option<Seat>>,
+}
+
+impl Request {
+    /// The body; empty when it was taken before.
+    pub(crate) fn take_body(&self) -> RequestBody {
+        let empty = || {
+            http_body_util::Empty::new()
+                .map_err(|never| match never {})
+                .boxed_unsync()
+        };
+        self.body.lock().take().unwrap_or_else(empty)
+    }
+
+    /// The seat of a long-running request, for the handler that begins it.
+    pub(crate) fn take_seat(&self) -> Option<Seat> {
+        self.seat.lock().take()
+    }
+}
+
+/// Runs the handler.
+pub(super) async fn dispatch(
+    arrival: Arrival,
+    body: Option<RequestBody>,
+    user: Arc<User>,
+    mut seat: Option<Seat>,
+    deadline: Duration,
+    exchange: &Exchange,
+) -> Answer {
+    let Arrival {
+        mut parts,
+        query,
+        info,
+        resource,
+        peer,
+        is_long_running,
+        begun,
+        ..
+    } = arrival;
+    authn::bearer::strip(&mut parts.headers);
+    let request = Request {
+        core: exchange.core.clone(),
+        user,
+        peer,
+        info,
+        resource,
+        query,
+        parts,
+        audit: exchange.ticket.clone(),
+        body: Mutex::new(body),
+        seat: Mutex::new(seat.take_if(|_| is_long_running)),
+    };
+    let mut work = handlers::dispatch(request);
+    if is_long_running {
+        return work.await;
+    }
+    // Most reads are ready at the first poll and need no timer.
+    let answer = match futures::poll!(&mut work) {
+        Poll::Ready(answer) => Ok(answer),
+        Poll::Pending => {
+            let left = deadline.saturating_sub(begun.elapsed());
+            tokio::time::timeout(left, work).await
+        }
+    };
+    match answer {
+        Ok(answer) => answer.map(|response| keep_seat(response, seat)),
+        Err(_) => {
+            let core = &exchange.core;
+            core.metrics.terminated(exchange.about.clone(), 504);
+            let why = "request did not complete within the allotted timeout";
+            Err(Status::timeout(why, 0))
+        }
+    }
+}
+
+/// A body that is made while it is sent keeps the request's seat until then.
+fn keep_seat(mut response: Response<Body>, seat: Option<Seat>) -> Response<Body> {
+    if let Some(seat) = seat.filter(|_| response.body().is_stream()) {
+        response.body_mut().hold(seat.while_sending());
+    }
+    response
+}
