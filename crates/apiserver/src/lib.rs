@@ -5,6 +5,7 @@
 //! [`ApiServer::connect`] gives clients in this process a transport without a socket. Both ways lead
 //! through the same pipeline.
 
+#![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod admission;

@@ -6,12 +6,7 @@ use std::{
 };
 
 use base64::{Engine, engine::general_purpose::STANDARD};
-use rustls::{
-    ClientConfig, RootCertStore,
-    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    crypto::{CryptoProvider, ring},
-    pki_types::{CertificateDer, ServerName, UnixTime},
-};
+use rustls::{ClientConfig, RootCertStore, crypto::ring};
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, transport::Options};
@@ -200,7 +195,7 @@ impl Kubeconfig {
         let builder = if cluster.insecure_skip_tls_verify == Some(true) {
             builder
                 .dangerous()
-                .with_custom_certificate_verifier(Arc::new(AnyServer(provider)))
+                .with_custom_certificate_verifier(Arc::new(pki::AnyServer(provider)))
         } else {
             builder.with_root_certificates(self.authorities(cluster)?)
         };
@@ -270,47 +265,6 @@ fn read(path: &Path) -> Result<Vec<u8>, Error> {
 
 fn tls_error(error: impl std::fmt::Display) -> Error {
     Error::Tls(error.to_string())
-}
-
-/// Believes any server: only for `insecure-skip-tls-verify`.
-#[derive(Debug)]
-struct AnyServer(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for AnyServer {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &rustls::DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &rustls::DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
 }
 
 #[cfg(test)]

@@ -2,6 +2,8 @@
 //! or over HTTPS, and shared informers on top of it. Nothing here knows who the server is; the same
 //! code talks to upstream Kubernetes.
 
+#![forbid(unsafe_code)]
+
 pub mod informer;
 pub mod kubeconfig;
 pub mod lenient;

@@ -2,9 +2,7 @@
 //! filled-in objects as they are, with nulls and zero values anywhere, and with fields of later versions.
 //! The objects are reference data beside the checkout; `lenient.rs` has examples that need none.
 
-#![allow(clippy::unwrap_used, clippy::print_stderr)]
-
-use std::path::PathBuf;
+#![allow(clippy::unwrap_used)]
 
 use client::lenient;
 use k8s_openapi::api::{
@@ -17,15 +15,6 @@ use k8s_openapi::api::{
 use kube::api::{DynamicObject, PartialObjectMeta};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
-
-fn fixtures() -> Option<PathBuf> {
-    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    let candidates = ["../../..", "../../../.."];
-    let mut candidates = candidates
-        .map(|up| here.join(up).join("shared/kubernetes/fixtures"))
-        .into_iter();
-    candidates.find(|path| path.is_dir())
-}
 
 fn read<K: DeserializeOwned>(value: &Value, what: &str) {
     let text = value.to_string();
@@ -250,8 +239,7 @@ const KINDS: &[(&str, Check)] = &[
 
 #[test]
 fn every_kind_is_read_with_its_nulls_zeros_and_unknown_fields() {
-    let Some(dir) = fixtures() else {
-        eprintln!("skipped: no reference objects beside the checkout");
+    let Some(dir) = reference::find("fixtures") else {
         return;
     };
     for (name, check) in KINDS {

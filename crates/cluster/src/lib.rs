@@ -1,6 +1,8 @@
 //! The wiring: typed settings, and how the parts of the house are put together from them. Nothing
 //! here decides anything about Kubernetes.
 
+#![forbid(unsafe_code)]
+
 mod addons;
 mod addresses;
 pub mod agent;

@@ -1,6 +1,8 @@
 //! The controllers of the cluster, one file each with one shape: a pure decision and a thin shell
 //! that reads shared caches and writes as its own service account. [`ALL`] is the table of them.
 
+#![forbid(unsafe_code)]
+
 mod claim;
 mod discovery;
 mod history;

@@ -3,6 +3,8 @@
 //!
 //! The `.proto` files hold the published names and numbers; nothing here knows what a runtime does.
 
+#![forbid(unsafe_code)]
+
 mod deadline;
 mod endpoint;
 mod listen;

@@ -5,6 +5,8 @@
 //! fits the client, [`upstream`] forwards, [`server`] listens. Nothing is cached here but the
 //! informers: an answer is as fresh as the last event.
 
+#![forbid(unsafe_code)]
+
 pub mod cluster;
 mod lanes;
 pub mod reply;

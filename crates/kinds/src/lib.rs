@@ -2,6 +2,7 @@
 //! what create, update and status may change, printed columns, selectable fields. What is true of
 //! the fields themselves stands in `machinery`'s schema table. Pure: no IO; time is an argument.
 
+#![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 // One arm per case, and what is checked in it: a guard would send its other half to the last arm.
 #![allow(clippy::collapsible_match)]

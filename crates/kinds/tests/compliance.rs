@@ -1,28 +1,11 @@
 //! What holds for every kind in the list. Where the reference data is at hand it is compared
-//! too; it is not part of the project, and without it those tests say so and pass.
-#![allow(clippy::unwrap_used, clippy::print_stderr)]
+//! too; it is not part of the project, and without it those tests are skipped.
+#![allow(clippy::unwrap_used)]
 
 use kinds::{Context, Kind};
 use machinery::decode::{self, Findings, Format};
 use machinery::{Object, Value, encode, normalise, schema};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
-
-fn reference(path: &str) -> Option<PathBuf> {
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    // A worktree may stand one level deeper.
-    let found = [
-        "../../../shared/kubernetes",
-        "../../../../shared/kubernetes",
-    ]
-    .iter()
-    .map(|up| root.join(up).join(path))
-    .find(|p| p.exists());
-    if found.is_none() {
-        eprintln!("no reference data for {path}: nothing compared");
-    }
-    found
-}
 
 fn label(kind: &dyn Kind) -> String {
     let names = kind.names();
@@ -39,7 +22,7 @@ fn sample(kind: &dyn Kind) -> Object {
     };
     let schema = schema::lookup(kind.schema().unwrap());
     let file = format!("fixtures/{group}.{}.{}.json", names.version, names.kind);
-    match reference(&file) {
+    match reference::find(&file) {
         Some(path) => {
             decode::object(Format::Json, &std::fs::read(path).unwrap(), schema)
                 .unwrap()
@@ -178,7 +161,7 @@ fn discovery_is_that_of_the_reference() {
         } else {
             format!("discovery/apis__{group}__{version}.json")
         };
-        let Some(path) = reference(&file) else {
+        let Some(path) = reference::find(&file) else {
             continue;
         };
         let document: Value = machinery::json::from_slice(&std::fs::read(path).unwrap()).unwrap();

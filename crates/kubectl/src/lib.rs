@@ -1,5 +1,6 @@
 //! The command line: the commands people know, with the flags and the output they know. It is a
 //! client like any other; it works against any Kubernetes API server.
+#![forbid(unsafe_code)]
 // Printing is this crate's job.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 

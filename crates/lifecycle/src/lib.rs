@@ -2,6 +2,8 @@
 //! signal. The supervisor starts them in dependency order, restarts what fails with backoff, catches
 //! panics, and drains everything before a deadline. No task of the house runs without an owner here.
 
+#![forbid(unsafe_code)]
+
 mod context;
 mod supervisor;
 

@@ -21,8 +21,9 @@ pub fn unverified_client_config() -> Result<Arc<ClientConfig>, crate::Error> {
     Ok(Arc::new(config))
 }
 
+/// Accepts any server certificate: for probes, proxies and `insecure-skip-tls-verify`.
 #[derive(Debug)]
-struct AnyServer(Arc<CryptoProvider>);
+pub struct AnyServer(pub Arc<CryptoProvider>);
 
 impl ServerCertVerifier for AnyServer {
     fn verify_server_cert(

@@ -6,6 +6,8 @@
 //! stale. A batch that does not fit makes it write the whole table anew. When the daemon stops, the
 //! table stays: services go on.
 
+#![forbid(unsafe_code)]
+
 pub mod endpoints;
 mod proxy;
 pub mod rules;

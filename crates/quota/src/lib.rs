@@ -2,6 +2,8 @@
 //! usage of each kind of object. Shared by the admission that charges and the controller that counts
 //! again. Pure.
 
+#![forbid(unsafe_code)]
+
 pub mod amounts;
 pub mod scopes;
 mod tree;

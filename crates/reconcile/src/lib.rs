@@ -2,6 +2,8 @@
 //! key to two workers, an event recorder, writes that wait until the writer's own cache shows them,
 //! conditions, and label selectors over typed objects.
 
+#![forbid(unsafe_code)]
+
 pub mod builder;
 pub mod condition;
 pub mod election;

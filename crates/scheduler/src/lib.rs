@@ -3,6 +3,8 @@
 //! is chosen, and binds in the background. Pods that fit nowhere wait for an event that could help,
 //! and why they wait is kept by node and plugin.
 
+#![forbid(unsafe_code)]
+
 mod bindings;
 pub mod cluster;
 pub mod configuration;

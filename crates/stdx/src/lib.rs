@@ -2,6 +2,8 @@
 //! jitter, a resolver that a static binary can use, and the size of a tree on disk. Nothing here knows
 //! about Kubernetes.
 
+#![forbid(unsafe_code)]
+
 pub mod backoff;
 pub mod clock;
 pub mod disk_usage;

@@ -5,6 +5,8 @@
 //! the revision) is its own affair, told to the store as a [`Codec`]: a [`Codec::Draft`] goes into a
 //! commit, and once the revision is known it becomes a [`Codec::Object`] that all readers share.
 
+#![forbid(unsafe_code)]
+
 mod check;
 mod codec;
 pub mod embedded;

@@ -6,6 +6,8 @@
 //! alone, and [`messages`] sends what only flows one way. Every stream is an ordinary `AsyncRead` or `AsyncWrite`;
 //! which protocol carries it is decided by what the client asked for.
 
+#![forbid(unsafe_code)]
+
 pub mod client;
 pub mod messages;
 mod negotiate;

@@ -8,6 +8,7 @@ use serde_json::Value;
 /// Every package of the workspace and its layer. A new crate needs a line here.
 const LAYERS: &[(&str, u8)] = &[
     ("stdx", 0),
+    ("reference", 0),
     ("allocator", 0),
     ("libcgroups", 0),
     ("lifecycle", 1),

@@ -1,6 +1,6 @@
 //! Discovery: legacy and aggregated documents, and that they say what Kubernetes says.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::collections::BTreeMap;
 
 use apiserver::User;
 use machinery::json::Value;
@@ -99,16 +99,6 @@ async fn kinds_stored_in_one_form_share_its_hash() {
     );
 }
 
-/// The reference documents beside the project, if they are there.
-fn reference() -> Option<PathBuf> {
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let given = std::env::var_os("KUBERNETES_REFERENCE").map(PathBuf::from);
-    let path = given
-        .unwrap_or_else(|| root.join("../shared/kubernetes"))
-        .join("discovery");
-    path.exists().then_some(path)
-}
-
 fn by_name_whole(document: &Value) -> BTreeMap<String, Value> {
     let resources = document["resources"].as_array().unwrap().iter();
     resources
@@ -134,8 +124,7 @@ fn by_name(document: &Value) -> BTreeMap<String, Value> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_served_is_described_as_kubernetes_describes_it() {
-    let Some(reference) = reference() else {
-        eprintln!("no reference documents beside the project: not compared");
+    let Some(reference) = reference::find("discovery") else {
         return;
     };
     let server = Server::start().await;

@@ -190,19 +190,10 @@ async fn custom_resources_are_published_in_both_and_only_their_hash_changes() {
     );
 }
 
-/// A document of the reference data, which is not part of the project: without it nothing is
-/// compared.
+/// A document of the reference data, which is not part of the project.
 fn reference(path: &str) -> Option<Value> {
-    let root = std::path::PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    // A worktree may stand one level deeper.
-    let ups = [
-        "../../../shared/kubernetes/openapi",
-        "../../../../shared/kubernetes/openapi",
-    ];
-    let bytes = ups
-        .iter()
-        .find_map(|up| std::fs::read(root.join(up).join(path)).ok())?;
-    Some(machinery::json::from_slice(&bytes).unwrap())
+    let file = reference::find(&format!("openapi/{path}"))?;
+    Some(machinery::json::from_slice(&std::fs::read(file).unwrap()).unwrap())
 }
 
 /// A path as both documents say it: parameters in place of references to them, in one order,
