@@ -251,131 +251,181 @@ async fn list(
 
 /// Compares all Services with all that is held for them. Services are read last: what they hold was
 /// written with them, so that a Service made meanwhile is never taken for a leak.
-async fn everything(allocator: &Allocator, reported: &mut Reported) -> Result<Revision, Status> {
+async fn everything(
+    allocator: &Allocator,
+    reported: &mut Reported,
+) -> Result<Revision, Status> {
     let networks = networks::known(allocator).await?;
     let (revision, addresses) = list(allocator, address_key("")).await?;
     let (_, ports) = list(allocator, ports_prefix()).await?;
     let (_, services) = list(allocator, key_prefix("", "services").into()).await?;
-    let present: HashMap<&Key, &Entry<Stored>> = addresses
-        .iter()
-        .chain(&ports)
-        .map(|entry| (&entry.key, entry))
-        .collect();
-    let mut kept = HashSet::new();
-    let mut taken: HashSet<u16> = HashSet::new();
     let services: Vec<_> = services
         .into_iter()
         .map(|entry| (entry.object.parse(), entry))
         .collect();
-    let holds = |(namespace, name): &(String, String), address: &str| {
-        services.iter().any(|(service, _)| {
-            meta::text(service, "namespace") == namespace
-                && meta::text(service, "name") == name
-                && held(service).addresses.iter().any(|held| held == address)
-        })
-    };
-    let there = |key: &Key, revision| {
+    reported.retain(|(key, revision, _)| {
         let is_it = |(_, entry): &(Object, Entry<Stored>)| {
-            entry.key == *key && entry.object.revision == revision
+            entry.key == *key && entry.object.revision == *revision
         };
         services.iter().any(is_it)
+    });
+    let stored = addresses.iter().chain(&ports);
+    let mut comparison = Comparison {
+        allocator,
+        networks: &networks,
+        services: &services,
+        stored: stored.map(|entry| (&entry.key, entry)).collect(),
+        kept: HashSet::new(),
+        taken_ports: HashSet::new(),
+        reported,
     };
-    reported.retain(|(key, revision, _)| there(key, *revision));
     for (service, entry) in &services {
+        let Held { addresses, ports } = held(service);
+        for address in addresses {
+            comparison.address(service, entry, &address).await?;
+        }
+        for port in ports {
+            comparison.port(service, entry, port).await?;
+        }
+    }
+    comparison.release(&addresses, &ports).await?;
+    Ok(revision)
+}
+
+/// All Services beside all that is stored for them.
+struct Comparison<'a> {
+    allocator: &'a Allocator,
+    networks: &'a [Network],
+    services: &'a [(Object, Entry<Stored>)],
+    /// IPAddresses and node ports by their keys.
+    stored: HashMap<&'a Key, &'a Entry<Stored>>,
+    /// Keys that some Service holds.
+    kept: HashSet<Key>,
+    taken_ports: HashSet<u16>,
+    reported: &'a mut Reported,
+}
+
+impl Comparison<'_> {
+    /// Stores the IPAddress of an address that a Service holds, or reports why that cannot be.
+    async fn address(
+        &mut self,
+        service: &Object,
+        entry: &Entry<Stored>,
+        address: &str,
+    ) -> Result<(), Status> {
+        let allocator = self.allocator;
+        let key = address_key(address);
+        if let Some(beyond) = beyond_repair(address, self.networks) {
+            tell(allocator, entry, service, beyond, self.reported).await?;
+            self.kept.insert(key);
+            return Ok(());
+        }
         let (namespace, name) = (
             meta::text(service, "namespace"),
             meta::text(service, "name"),
         );
-        let Held { addresses, ports } = held(service);
-        for address in addresses {
-            let key = address_key(&address);
-            if let Some(beyond) = beyond_repair(&address, &networks) {
-                tell(allocator, entry, service, beyond, reported).await?;
-                kept.insert(key);
-                continue;
-            }
-            let mut op = put_address(allocator, namespace, name, &address)?;
-            if let Some(present) = present.get(&key) {
-                let other = holder(&present.object.parse());
-                let right = (other.0.as_str(), other.1.as_str()) == (namespace, name);
-                if !right && !holds(&other, &address) {
-                    op.precondition = Precondition::Revision(present.object.revision);
-                    let family = family(&address);
-                    let note = format!(
-                        "the ClusterIP [{family}]: {address} for Service {namespace}/{name} has a wrong reference; repairing"
-                    );
-                    let event = repairing(allocator, service, note)?;
-                    let what = "an address that named another service";
-                    commit(allocator, vec![still(entry), event, op], what).await?;
-                } else if !right {
-                    let family = family(&address);
-                    let note = format!(
-                        "Cluster IP [{family}]:{address} was assigned to multiple services; please recreate service"
-                    );
-                    let beyond = Beyond::address("ClusterIPAlreadyAllocated", note);
-                    tell(allocator, entry, service, beyond, reported).await?;
-                }
-            } else {
-                let event = not_allocated(allocator, service, &address)?;
-                let what = "an address that its service holds";
-                commit(allocator, vec![still(entry), event, op], what).await?;
-            }
-            kept.insert(key);
-        }
-        for port in ports {
-            let key = port_key(port);
-            let range = &allocator.node_ports;
-            if !range.contains(&port) {
-                let (first, last) = (range.start(), range.end());
+        let mut op = put_address(allocator, namespace, name, address)?;
+        if let Some(stored) = self.stored.get(&key) {
+            let other = holder(&stored.object.parse());
+            let right = (other.0.as_str(), other.1.as_str()) == (namespace, name);
+            let family = family(address);
+            if !right && !self.holds(&other, address) {
+                op.precondition = Precondition::Revision(stored.object.revision);
                 let note = format!(
-                    "Port {port} is not within the port range {first}-{last}; please recreate service"
+                    "the ClusterIP [{family}]: {address} for Service {namespace}/{name} has a wrong reference; repairing"
                 );
-                tell(
-                    allocator,
-                    entry,
-                    service,
-                    Beyond::port("PortOutOfRange", note),
-                    reported,
-                )
-                .await?;
-            } else if !taken.insert(port) {
-                let note = format!(
-                    "Port {port} was assigned to multiple services; please recreate service"
-                );
-                let beyond = Beyond::port("PortAlreadyAllocated", note);
-                tell(allocator, entry, service, beyond, reported).await?;
-            } else if !present.contains_key(&key) {
-                let warning = Warning {
-                    by: PORTS_BY,
-                    about: service,
-                    reason: "PortNotAllocated",
-                    action: "PortAllocation",
-                    note: format!("Port {port} is not allocated; repairing"),
-                };
-                let event = events::event(&*allocator.clock, warning)?;
-                let op = put_port(namespace, name, port)?;
-                let what = "a port that its service holds";
+                let event = repairing(allocator, service, note)?;
+                let what = "an address that named another service";
                 commit(allocator, vec![still(entry), event, op], what).await?;
+            } else if !right {
+                let note = format!(
+                    "Cluster IP [{family}]:{address} was assigned to multiple services; please recreate service"
+                );
+                let beyond = Beyond::address("ClusterIPAlreadyAllocated", note);
+                tell(allocator, entry, service, beyond, self.reported).await?;
             }
-            kept.insert(key);
+        } else {
+            let event = not_allocated(allocator, service, address)?;
+            let what = "an address that its service holds";
+            commit(allocator, vec![still(entry), event, op], what).await?;
         }
+        self.kept.insert(key);
+        Ok(())
     }
-    let ours = |entry: &Entry<Stored>| entry.object.label(MANAGED_BY) == Some(ALLOCATOR);
-    for entry in addresses.iter().filter(|entry| ours(entry)) {
-        if !kept.contains(&entry.key) {
-            let event = leaked(allocator, &entry.object.parse(), &services)?;
-            commit(
-                allocator,
-                vec![event, free(entry)],
-                "an address that no service holds",
-            )
-            .await?;
+
+    /// Whether a Service of this namespace and name holds an address.
+    fn holds(&self, (namespace, name): &(String, String), address: &str) -> bool {
+        self.services.iter().any(|(service, _)| {
+            meta::text(service, "namespace") == namespace
+                && meta::text(service, "name") == name
+                && held(service).addresses.iter().any(|held| held == address)
+        })
+    }
+
+    /// The same for a node port.
+    async fn port(
+        &mut self,
+        service: &Object,
+        entry: &Entry<Stored>,
+        port: u16,
+    ) -> Result<(), Status> {
+        let allocator = self.allocator;
+        let key = port_key(port);
+        let range = &allocator.node_ports;
+        if !range.contains(&port) {
+            let (first, last) = (range.start(), range.end());
+            let note = format!(
+                "Port {port} is not within the port range {first}-{last}; please recreate service"
+            );
+            let beyond = Beyond::port("PortOutOfRange", note);
+            tell(allocator, entry, service, beyond, self.reported).await?;
+        } else if !self.taken_ports.insert(port) {
+            let note =
+                format!("Port {port} was assigned to multiple services; please recreate service");
+            let beyond = Beyond::port("PortAlreadyAllocated", note);
+            tell(allocator, entry, service, beyond, self.reported).await?;
+        } else if !self.stored.contains_key(&key) {
+            let warning = Warning {
+                by: PORTS_BY,
+                about: service,
+                reason: "PortNotAllocated",
+                action: "PortAllocation",
+                note: format!("Port {port} is not allocated; repairing"),
+            };
+            let event = events::event(&*allocator.clock, warning)?;
+            let (namespace, name) = (
+                meta::text(service, "namespace"),
+                meta::text(service, "name"),
+            );
+            let op = put_port(namespace, name, port)?;
+            let what = "a port that its service holds";
+            commit(allocator, vec![still(entry), event, op], what).await?;
         }
+        self.kept.insert(key);
+        Ok(())
     }
-    for entry in ports.iter().filter(|entry| !kept.contains(&entry.key)) {
-        commit(allocator, vec![free(entry)], "a port that no service holds").await?;
+
+    /// Deletes what no Service holds.
+    async fn release(
+        &self,
+        addresses: &[Entry<Stored>],
+        ports: &[Entry<Stored>],
+    ) -> Result<(), Status> {
+        let allocator = self.allocator;
+        let ours = |entry: &Entry<Stored>| entry.object.label(MANAGED_BY) == Some(ALLOCATOR);
+        for entry in addresses.iter().filter(|entry| ours(entry)) {
+            if !self.kept.contains(&entry.key) {
+                let event = leaked(allocator, &entry.object.parse(), self.services)?;
+                let what = "an address that no service holds";
+                commit(allocator, vec![event, free(entry)], what).await?;
+            }
+        }
+        for entry in ports.iter().filter(|entry| !self.kept.contains(&entry.key)) {
+            let what = "a port that no service holds";
+            commit(allocator, vec![free(entry)], what).await?;
+        }
+        Ok(())
     }
-    Ok(revision)
 }
 
 fn free(entry: &Entry<Stored>) -> Op<Draft> {
