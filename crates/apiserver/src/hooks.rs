@@ -1,13 +1,14 @@
-//! What single resources need beside their kind because it touches other objects or the store:
-//! allocation, and namespaces that stay until they are empty.
+//! What single resources need beside their kind because it touches other objects or the store: addresses and ports of
+//! Services, rules of definitions and policies, definitions that stay until their objects are gone.
 
+use kinds::Requester;
 use machinery::field::Errors;
-use machinery::{Object, Status, Value};
+use machinery::{Object, Status};
 use store::Op;
 
 use service_allocator::ServiceWrite;
 
-use crate::{Draft, Resource, User, admission::policy, definitions, meta, write::Write};
+use crate::{Draft, Resource, admission::policy, definitions, meta, write::Write};
 
 #[inline]
 fn is(resource: &Resource, group: &str, plural: &str) -> bool {
@@ -48,13 +49,14 @@ pub(crate) async fn before_create(
         let allocator = &write.core.service_allocator;
         return allocator.on_create(service_write(write), object).await;
     }
-    if is(
-        &write.resource,
-        "certificates.k8s.io",
-        "certificatesigningrequests",
-    ) {
-        say_who_asks(&write.user, object);
-    }
+    let user = &write.user;
+    let requester = Requester {
+        name: &user.name,
+        uid: &user.uid,
+        groups: &user.groups,
+        extra: &user.extra,
+    };
+    write.resource.kind.record_requester(object, &requester);
     Ok(Vec::new())
 }
 
@@ -62,26 +64,6 @@ fn service_write(write: &Write) -> ServiceWrite<'_> {
     ServiceWrite {
         namespace: &write.namespace,
         dry_run: write.dry_run,
-    }
-}
-
-/// A request for a certificate carries its author's whole identity, for those who approve it.
-fn say_who_asks(user: &User, object: &mut Object) {
-    let spec = object
-        .entry("spec")
-        .or_insert_with(|| Value::Object(Object::new()));
-    let Some(spec) = spec.as_object_mut() else {
-        return;
-    };
-    spec.insert("username".to_owned(), user.name.clone().into());
-    if !user.uid.is_empty() {
-        spec.insert("uid".to_owned(), user.uid.clone().into());
-    }
-    if !user.groups.is_empty() {
-        spec.insert("groups".to_owned(), user.groups.clone().into());
-    }
-    if !user.extra.is_empty() {
-        spec.insert("extra".to_owned(), machinery::json::json!(user.extra));
     }
 }
 
@@ -122,38 +104,10 @@ pub(crate) fn marks_itself(write: &Write, object: &mut Object) -> bool {
     true
 }
 
-/// What else changes when an object is marked for deletion. A namespace has no grace period, not even one of nothing.
-pub(crate) fn after_mark(write: &Write, object: &mut Object) {
-    if !is(&write.resource, "", "namespaces") {
-        return;
-    }
-    meta::of_mut(object).shift_remove("deletionGracePeriodSeconds");
-    let status = object
-        .entry("status")
-        .or_insert_with(|| Value::Object(Object::new()));
-    if let Some(status) = status.as_object_mut() {
-        status.insert("phase".to_owned(), "Terminating".into());
-    }
-}
-
-/// Whether a deleted object stays although its metadata has no finalizers: a namespace that has
-/// not been emptied, or hears of its end for the first time.
-pub(crate) fn stays(write: &Write, object: &Object) -> bool {
-    is(&write.resource, "", "namespaces")
-        && (has_spec_finalizers(object) || !meta::is_deleting(object))
-}
-
-fn has_spec_finalizers(object: &Object) -> bool {
-    let finalizers = object.get("spec").and_then(|spec| spec.get("finalizers"));
-    finalizers
-        .and_then(Value::as_array)
-        .is_some_and(|list| !list.is_empty())
-}
-
 /// Whether an update ends the object: it was marked, its time is over, and nothing holds it.
 pub(crate) fn ends_with(write: &Write, object: &Object, old: &Object) -> bool {
     meta::is_deleting(old)
         && meta::finalizers(object).is_empty()
         && meta::number(old, "deletionGracePeriodSeconds").unwrap_or(0) == 0
-        && !stays(write, object)
+        && !write.resource.kind.is_held(object)
 }

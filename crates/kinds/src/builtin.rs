@@ -5,7 +5,9 @@ use std::{borrow::Cow, time::Duration};
 
 use crate::metadata::{self, Check, NameFormat};
 use crate::tree::{get, keep};
-use crate::{Column, Context, Deletion, Kind, Names, Scope, Subresource, SubresourceInfo, columns};
+use crate::{
+    Column, Context, Deletion, Kind, Names, Requester, Scope, Subresource, SubresourceInfo, columns,
+};
 use machinery::{Object, Value, field};
 
 type Resets = &'static [&'static [&'static str]];
@@ -64,6 +66,8 @@ pub struct Builtin {
     pub default_at: fn(&mut Object, &str),
     /// After the status was dropped.
     pub prepare_create: fn(&mut Object, &Context<'_>),
+    /// Records who created an object.
+    pub record_requester: fn(&mut Object, &Requester<'_>),
     /// Whether that changes what managers own.
     pub changes_managers: bool,
     /// After what this way of writing may not change was kept.
@@ -74,6 +78,10 @@ pub struct Builtin {
     /// Where they differ from those of a write of the whole.
     pub status_warnings: Option<fn(&Object) -> Vec<String>>,
     pub deletion: fn(&Object, Option<i64>) -> Deletion,
+    /// What changes beside `metadata` when an object is marked for deletion.
+    pub mark_terminating: fn(&mut Object),
+    /// Whether a deleted object stays although its metadata has no finalizers.
+    pub is_held: fn(&Object) -> bool,
     pub selectable: &'static [&'static str],
     pub selectable_fields: fn(&Object) -> Vec<(&'static str, String)>,
     pub columns: &'static [Column],
@@ -128,6 +136,7 @@ impl Builtin {
         default: |_| {},
         default_at: |_, _| {},
         prepare_create: |_, _| {},
+        record_requester: |_, _| {},
         changes_managers: false,
         prepare_update: |_, _, _, _| {},
         validate_create: |_| Vec::new(),
@@ -135,6 +144,8 @@ impl Builtin {
         warnings: |_, _| Vec::new(),
         status_warnings: None,
         deletion: |_, _| Deletion::Immediate,
+        mark_terminating: |_| {},
+        is_held: |_| false,
         selectable: &[],
         selectable_fields: |_| Vec::new(),
         columns: columns::NAME_AGE,
@@ -229,6 +240,18 @@ impl Kind for Registered {
 
     fn deprecation(&self) -> Option<Cow<'_, str>> {
         self.facts.deprecation.map(Cow::Borrowed)
+    }
+
+    fn record_requester(&self, object: &mut Object, requester: &Requester<'_>) {
+        (self.facts.record_requester)(object, requester);
+    }
+
+    fn mark_terminating(&self, object: &mut Object) {
+        (self.facts.mark_terminating)(object);
+    }
+
+    fn is_held(&self, object: &Object) -> bool {
+        (self.facts.is_held)(object)
     }
 
     fn is_virtual(&self) -> bool {

@@ -44,7 +44,7 @@ mod volume_source;
 mod webhook_client;
 
 use machinery::{Object, Value, field};
-use std::{borrow::Cow, sync::LazyLock, time::Duration};
+use std::{borrow::Cow, collections::BTreeMap, sync::LazyLock, time::Duration};
 
 pub use builtin::Builtin;
 pub use equal::equal_fields;
@@ -89,6 +89,15 @@ pub struct Context<'a> {
     pub now: &'a str,
     /// Who writes.
     pub user: &'a str,
+}
+
+/// The whole identity of the user who creates an object.
+#[derive(Debug, Clone, Copy)]
+pub struct Requester<'a> {
+    pub name: &'a str,
+    pub uid: &'a str,
+    pub groups: &'a [String],
+    pub extra: &'a BTreeMap<String, Vec<String>>,
 }
 
 /// What a delete request means for an object.
@@ -190,6 +199,8 @@ pub trait Kind: Send + Sync + 'static {
     fn default_at(&self, _object: &mut Object, _now: &str) {}
     /// Drops what a client may not set at creation (status, mostly).
     fn prepare_create(&self, _object: &mut Object, _context: &Context<'_>) {}
+    /// Records in a new object who created it, where its kind has fields for that.
+    fn record_requester(&self, _object: &mut Object, _requester: &Requester<'_>) {}
     /// Whether preparing a new object changes what its managers own.
     fn changes_managers(&self) -> bool {
         false
@@ -250,6 +261,12 @@ pub trait Kind: Send + Sync + 'static {
     /// What a delete means; `requested` is the client's gracePeriodSeconds.
     fn deletion(&self, _object: &Object, _requested: Option<i64>) -> Deletion {
         Deletion::Immediate
+    }
+    /// What changes beside `metadata` when an object is marked for deletion.
+    fn mark_terminating(&self, _object: &mut Object) {}
+    /// Whether a deleted object stays although its metadata has no finalizers.
+    fn is_held(&self, _object: &Object) -> bool {
+        false
     }
     /// Fields beside metadata.name and metadata.namespace that field selectors may name, with
     /// their values in this object.

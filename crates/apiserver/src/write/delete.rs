@@ -162,7 +162,7 @@ async fn attempt(
     match step {
         Step::Nothing => stands(entry.object),
         Step::Mark => {
-            hooks::after_mark(write, &mut object);
+            write.resource.kind.mark_terminating(&mut object);
             let draft = write.draft(&mut object)?;
             if write.dry_run {
                 return stands(Arc::new(Stored::stamp(draft, revision)));
@@ -313,7 +313,7 @@ fn decide(write: &Write, options: &DeleteOptions, object: &mut Object) -> Result
     Ok(match (graceful, pending) {
         (true, false) if grace == 0 => Step::MarkAndRemove,
         (true, _) => Step::Mark,
-        (false, false) if !hooks::stays(write, object) => Step::Remove,
+        (false, false) if !write.resource.kind.is_held(object) => Step::Remove,
         (false, _) => {
             mark_now(object, now);
             Step::Mark

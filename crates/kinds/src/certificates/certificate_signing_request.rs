@@ -10,6 +10,7 @@ use crate::{Column, Context, Scope, Subresource, SubresourceInfo};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use machinery::field::{Error, Errors, Path};
+use machinery::json::json;
 use machinery::text::quote;
 use machinery::{Object, Value, format, time};
 use std::collections::BTreeSet;
@@ -35,6 +36,19 @@ pub const KIND: Builtin = Builtin {
         spec.insert("username".to_owned(), Value::from(context.user));
         for name in ["uid", "groups", "extra"] {
             spec.shift_remove(name);
+        }
+    },
+    record_requester: |object, requester| {
+        let spec = child_or_new(object, "spec");
+        spec.insert("username".to_owned(), requester.name.into());
+        if !requester.uid.is_empty() {
+            spec.insert("uid".to_owned(), requester.uid.into());
+        }
+        if !requester.groups.is_empty() {
+            spec.insert("groups".to_owned(), requester.groups.to_vec().into());
+        }
+        if !requester.extra.is_empty() {
+            spec.insert("extra".to_owned(), json!(requester.extra));
         }
     },
     resets: &[&["spec"], &["status"]],

@@ -43,6 +43,16 @@ pub const KIND: Builtin = Builtin {
     columns: COLUMNS,
     row,
     metadata_checks: &[Check::Whole, Check::Change],
+    mark_terminating: |object| {
+        // A namespace has no grace period, not even an empty one.
+        child_or_new(object, "metadata").shift_remove("deletionGracePeriodSeconds");
+        child_or_new(object, "status").insert("phase".to_owned(), "Terminating".into());
+    },
+    // It stays until it is emptied, and the first delete only marks it.
+    is_held: |object| {
+        !list(&get(object, "spec")["finalizers"]).is_empty()
+            || text(&get(object, "metadata")["deletionTimestamp"]).is_empty()
+    },
     ..Builtin::EMPTY
 };
 
