@@ -36,10 +36,6 @@ impl Forms {
         }
     }
 
-    pub(super) fn resource(&self) -> Option<&Arc<Resource>> {
-        self.resource.as_ref()
-    }
-
     /// The resource in the form that was matched.
     pub(super) fn matched(&self, matched: &Matched<'_>) -> Option<&Arc<Resource>> {
         let GroupVersionResource {

@@ -7,6 +7,7 @@ use http::{Method, StatusCode};
 use kinds::tree;
 use machinery::{Object, Value, json::json};
 use registry::Table;
+use request::Client;
 use tokio::sync::Notify;
 
 use super::type_checking;
