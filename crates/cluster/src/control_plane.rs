@@ -68,7 +68,8 @@ impl ControlPlane {
             }),
         ];
         if settings.runs(Part::Controllers) {
-            let local_path = (!settings.runs(Part::LocalPath)).then(|| controllers::localpath::NAME.to_owned());
+            let local_path =
+                (!settings.runs(Part::LocalPath)).then(|| controllers::localpath::NAME.to_owned());
             let config = controllers::Config {
                 cluster_ca: pki.ca().pem().to_owned(),
                 cluster_cidr: settings.cluster_cidr.to_string(),

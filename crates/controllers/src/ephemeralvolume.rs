@@ -8,9 +8,7 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Volume};
 use kube::api::ObjectMeta;
 use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Writer, storage::claim_name};
 
-use crate::shared::{
-    CLAIM, Shared, claimed_key, controller_of, controller_reference,
-};
+use crate::shared::{CLAIM, Shared, claimed_key, controller_of, controller_reference};
 
 /// As in the table of controllers.
 pub const NAME: &str = "ephemeral-volume";
@@ -51,7 +49,10 @@ pub fn start(shared: &Arc<Shared>) {
 }
 
 fn volumes(pod: &Pod) -> impl Iterator<Item = &Volume> {
-    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+    let volumes = pod
+        .spec
+        .iter()
+        .flat_map(|spec| spec.volumes.iter().flatten());
     volumes.filter(|volume| volume.ephemeral.is_some())
 }
 
@@ -153,7 +154,9 @@ mod tests {
     #[test]
     fn the_claim_is_the_template_owned_by_its_pod() {
         let pod = pod();
-        let made: Vec<_> = volumes(&pod).filter_map(|volume| claim(&pod, volume)).collect();
+        let made: Vec<_> = volumes(&pod)
+            .filter_map(|volume| claim(&pod, volume))
+            .collect();
         let [made] = &made[..] else {
             panic!("{made:?}");
         };

@@ -106,7 +106,10 @@ impl Watched for PersistentVolume {
                 return vec![candidate_key(storage::volume_class(volume))];
             };
             let namespace = claim.namespace.as_deref().unwrap_or_default();
-            vec![claimed_key(namespace, claim.name.as_deref().unwrap_or_default())]
+            vec![claimed_key(
+                namespace,
+                claim.name.as_deref().unwrap_or_default(),
+            )]
         })
     }
 }
@@ -142,7 +145,9 @@ pub fn claims_of(pod: &Pod) -> Vec<String> {
     let name = pod.metadata.name.as_deref().unwrap_or_default();
     let spec = pod.spec.iter();
     let volumes = spec.flat_map(|spec| spec.volumes.iter().flatten());
-    volumes.filter_map(|volume| storage::claim_name(name, volume)).collect()
+    volumes
+        .filter_map(|volume| storage::claim_name(name, volume))
+        .collect()
 }
 
 fn by_owner<K: Resource>(object: &K) -> Vec<String> {

@@ -84,7 +84,10 @@ async fn a_volume_is_bound_released_and_retained() {
     let claims: Api<PersistentVolumeClaim> = world.api("default");
     let bound = claims.get("data").await.unwrap();
     assert_eq!(bound.spec.unwrap().volume_name.as_deref(), Some("small"));
-    claims.delete("data", &DeleteParams::default()).await.unwrap();
+    claims
+        .delete("data", &DeleteParams::default())
+        .await
+        .unwrap();
     volume_is(&world, "small", Some("Released")).await;
     world.stop.cancel();
 }
@@ -117,7 +120,10 @@ async fn the_default_class_gives_a_directory_on_the_chosen_node_and_takes_it_bac
     let local = volumes.get(&name).await.unwrap().spec.unwrap().local;
     assert_eq!(local.unwrap().path, format!("/var/lib/volumes/{name}"));
 
-    claims.delete("data", &DeleteParams::default()).await.unwrap();
+    claims
+        .delete("data", &DeleteParams::default())
+        .await
+        .unwrap();
     let pods: Api<Pod> = world.api("kube-system");
     let cleaner = format!("local-path-cleanup-{name}");
     let look = || async { Ok::<_, kube::Error>(pods.get_opt(&cleaner).await?.is_some()) };
@@ -139,7 +145,11 @@ async fn attached_world() -> World {
     let world = World::new().await;
     account_is_there(&world, "default").await;
     let managed = json!({"volumes.kubernetes.io/controller-managed-attach-detach": "true"});
-    create::<Node>(&world, json!({"metadata": {"name": "n1", "annotations": managed}})).await;
+    create::<Node>(
+        &world,
+        json!({"metadata": {"name": "n1", "annotations": managed}}),
+    )
+    .await;
     let csi = json!({"driver": "x.io", "volumeHandle": "v1"});
     let volume = json!({"metadata": {"name": "pv"}, "spec": {"capacity": {"storage": "1Gi"},
         "accessModes": ["ReadWriteOnce"], "csi": csi}});
@@ -177,11 +187,18 @@ async fn a_csi_volume_is_attached_for_a_pod_and_detached_when_its_node_is_done_w
     let list = || async { attachments.list(&ListParams::default()).await };
     let one = || async { Ok::<_, kube::Error>(list().await?.items.len() == 1) };
     world.until("an attachment", one).await;
-    assert_eq!(reported(&world).await.unwrap(), [""; 0], "the driver has not done it yet");
+    assert_eq!(
+        reported(&world).await.unwrap(),
+        [""; 0],
+        "the driver has not done it yet"
+    );
     let attachment = list().await.unwrap().items.remove(0);
     assert_eq!(attachment.spec.attacher, "x.io");
     let name = attachment.metadata.name.unwrap();
-    let (params, done) = (PatchParams::default(), json!({"status": {"attached": true}}));
+    let (params, done) = (
+        PatchParams::default(),
+        json!({"status": {"attached": true}}),
+    );
     attachments
         .patch_status(&name, &params, &Patch::Merge(&done))
         .await
@@ -194,7 +211,11 @@ async fn a_csi_volume_is_attached_for_a_pod_and_detached_when_its_node_is_done_w
     let pods: Api<Pod> = world.api("default");
     let now = DeleteParams::default().grace_period(0);
     pods.delete("db", &now).await.unwrap();
-    assert_eq!(list().await.unwrap().items.len(), 1, "the node uses it still");
+    assert_eq!(
+        list().await.unwrap().items.len(),
+        1,
+        "the node uses it still"
+    );
     set_status(&world, json!({"volumesInUse": []})).await;
     let none = || async { Ok::<_, kube::Error>(list().await?.items.is_empty()) };
     world.until("no attachment", none).await;

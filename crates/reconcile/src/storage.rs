@@ -117,12 +117,7 @@ pub fn requested(claim: &PersistentVolumeClaim) -> Quantity {
 
 /// What a volume has.
 pub fn capacity(volume: &PersistentVolume) -> Option<Quantity> {
-    storage(
-        volume
-            .spec
-            .as_ref()
-            .and_then(|spec| spec.capacity.as_ref()),
-    )
+    storage(volume.spec.as_ref().and_then(|spec| spec.capacity.as_ref()))
 }
 
 /// The amount of `storage` in a list of resources.
@@ -209,7 +204,10 @@ pub fn reference(claim: &PersistentVolumeClaim) -> ObjectReference {
 /// Whether the claim and the volume differ in Filesystem and Block.
 pub fn modes_differ(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> bool {
     let mode = |mode: Option<&String>| mode.map_or("Filesystem", String::as_str).to_owned();
-    let claim = claim.spec.as_ref().and_then(|spec| spec.volume_mode.as_ref());
+    let claim = claim
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.volume_mode.as_ref());
     let volume = volume
         .spec
         .as_ref()
@@ -220,14 +218,20 @@ pub fn modes_differ(claim: &PersistentVolumeClaim, volume: &PersistentVolume) ->
 /// Whether the volume has every access mode that the claim asks for.
 pub fn has_access_modes(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> bool {
     let has = access_modes(volume);
-    let wanted = claim.spec.as_ref().and_then(|spec| spec.access_modes.as_ref());
+    let wanted = claim
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.access_modes.as_ref());
     let mut wanted = wanted.into_iter().flatten();
     wanted.all(|mode| has.contains(mode))
 }
 
 /// The access modes of a volume.
 pub fn access_modes(volume: &PersistentVolume) -> &[String] {
-    let modes = volume.spec.as_ref().and_then(|spec| spec.access_modes.as_ref());
+    let modes = volume
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.access_modes.as_ref());
     modes.map_or(&[], Vec::as_slice)
 }
 
@@ -245,7 +249,10 @@ fn attributes_classes_differ(claim: &PersistentVolumeClaim, volume: &PersistentV
 
 /// Whether a node with these labels can reach the volume.
 pub fn reaches(volume: &PersistentVolume, labels: &Labels, node: &str) -> bool {
-    let affinity = volume.spec.as_ref().and_then(|spec| spec.node_affinity.as_ref());
+    let affinity = volume
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.node_affinity.as_ref());
     let required = affinity.and_then(|affinity| affinity.required.as_ref());
     required.is_none_or(|required| matches_any(&required.node_selector_terms, labels, node))
 }
@@ -407,7 +414,10 @@ mod tests {
         ];
         let asks = claim(asking("5Gi", &["ReadWriteOnce"]));
         assert_eq!(found(&asks, &volumes, false).as_deref(), Some("fitting"));
-        assert_eq!(found(&asks, &volumes[..2], false).as_deref(), Some("many-modes"));
+        assert_eq!(
+            found(&asks, &volumes[..2], false).as_deref(),
+            Some("many-modes")
+        );
         assert_eq!(found(&asks, &volumes[4..], false), None);
         assert_eq!(found(&asks, &volumes, true), None, "the scheduler binds it");
     }
@@ -428,7 +438,10 @@ mod tests {
             ("volumeMode", json!("Block")),
             ("volumeAttributesClassName", json!("gold")),
             ("claimRef", json!({"name": "other", "namespace": "default"})),
-            ("claimRef", json!({"name": "data", "namespace": "default", "uid": "old"})),
+            (
+                "claimRef",
+                json!({"name": "data", "namespace": "default", "uid": "old"}),
+            ),
         ] {
             let mut one = volume("pv", "1Gi", &["ReadWriteOnce"]);
             one["spec"][field] = value;
@@ -486,8 +499,16 @@ mod tests {
         let why = mismatch(&leaving, &asks).unwrap();
         assert_eq!(why, "the volume is marked for deletion \"pv\"");
         for (field, value, why) in [
-            ("capacity", json!({"storage": "1"}), "requested PV is too small"),
-            ("storageClassName", json!("x"), "storageClassName does not match"),
+            (
+                "capacity",
+                json!({"storage": "1"}),
+                "requested PV is too small",
+            ),
+            (
+                "storageClassName",
+                json!("x"),
+                "storageClassName does not match",
+            ),
             (
                 "volumeAttributesClassName",
                 json!("x"),

@@ -219,7 +219,9 @@ where
         K: Resource<Scope = ClusterResourceScope>,
     {
         let (api, params) = (self.cluster_api(), PatchParams::default());
-        let patched = api.patch_status(name, &params, &Patch::Merge(patch)).await?;
+        let patched = api
+            .patch_status(name, &params, &Patch::Merge(patch))
+            .await?;
         Ok(self.shown(patched).await)
     }
 

@@ -123,8 +123,22 @@ impl Inputs {
         let (nodes, pods) = third;
         let (drivers, csi_nodes, capacities, attachments) = fourth;
         let feeds = vec![
-            namespaces, services, rcs, sets, stateful, budgets, classes, drivers, csi_nodes,
-            capacities, attachments, volumes, claims, devices, nodes, pods,
+            namespaces,
+            services,
+            rcs,
+            sets,
+            stateful,
+            budgets,
+            classes,
+            drivers,
+            csi_nodes,
+            capacities,
+            attachments,
+            volumes,
+            claims,
+            devices,
+            nodes,
+            pods,
         ];
         (Self { feeds }, bindings)
     }

@@ -349,7 +349,10 @@ async fn a_pod_has_a_volume_provisioned_on_its_node_and_is_bound_after_it() {
         "accessModes": ["ReadWriteOnce"], "storageClassName": "later",
         "csi": {"driver": "example.com", "volumeHandle": "1"}}});
     let volume = serde_json::from_value(volume).unwrap();
-    volumes.create(&PostParams::default(), &volume).await.unwrap();
+    volumes
+        .create(&PostParams::default(), &volume)
+        .await
+        .unwrap();
     complete_binding(&claims, "made").await;
     until("a node", &fixture.pods, "db", |pod| is_on(pod, "n1")).await;
 }
@@ -366,7 +369,8 @@ async fn a_pod_goes_to_the_node_of_a_volume_that_suits_its_claim() {
     }
     let claims = waiting_claim(&fixture, "kubernetes.io/no-provisioner").await;
     pod_with(&fixture.pods, "db", "1", with_claim()).await;
-    let none = "0/2 nodes are available: 2 node(s) didn't find available persistent volumes to bind.";
+    let none =
+        "0/2 nodes are available: 2 node(s) didn't find available persistent volumes to bind.";
     until("no volume", &fixture.pods, "db", |pod| {
         waits(pod).is_some_and(|why| why.starts_with(none))
     })
@@ -378,8 +382,14 @@ async fn a_pod_goes_to_the_node_of_a_volume_that_suits_its_claim() {
         "local": {"path": "/data"}, "nodeAffinity": affinity}});
     let volume = serde_json::from_value(volume).unwrap();
     let volumes: Api<PersistentVolume> = Api::all(fixture.admin.clone());
-    volumes.create(&PostParams::default(), &volume).await.unwrap();
-    let (params, available) = (PatchParams::default(), json!({"status": {"phase": "Available"}}));
+    volumes
+        .create(&PostParams::default(), &volume)
+        .await
+        .unwrap();
+    let (params, available) = (
+        PatchParams::default(),
+        json!({"status": {"phase": "Available"}}),
+    );
     let patch = Patch::Merge(&available);
     volumes.patch_status("pv", &params, &patch).await.unwrap();
     let reserved = async {

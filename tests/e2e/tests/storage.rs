@@ -44,13 +44,14 @@ fn the_data_of_a_stateful_set_outlives_its_pod_and_the_daemon_and_goes_with_its_
     let mut cluster = Cluster::up();
     let class = cluster.get(&["storageclass", "local-path"]);
     assert_eq!(class["provisioner"], "mainstay.dev/local-path");
-    cluster
-        .kubectl_stdin(&["apply", "-f", "-"], SET)
-        .success();
+    cluster.kubectl_stdin(&["apply", "-f", "-"], SET).success();
     ready_pods(&cluster, "app=db", 1);
     let claim = cluster.get(&["pvc", "data-db-0"]);
     assert_eq!(claim["status"]["phase"], "Bound", "{claim}");
-    let name = claim["spec"]["volumeName"].as_str().expect("a volume").to_owned();
+    let name = claim["spec"]["volumeName"]
+        .as_str()
+        .expect("a volume")
+        .to_owned();
     let volume = cluster.get(&["pv", &name]);
     let path = volume["spec"]["local"]["path"].as_str().expect("a path");
     let path = PathBuf::from(path);

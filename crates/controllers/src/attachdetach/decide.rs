@@ -77,13 +77,6 @@ pub struct Desired {
     pub rivals: Vec<ObjectReference>,
 }
 
-impl Desired {
-    /// As nodes report it.
-    pub fn unique_name(&self) -> String {
-        unique_name(&self.driver, &self.handle)
-    }
-}
-
 /// The name of a CSI volume in the status of nodes.
 pub fn unique_name(driver: &str, handle: &str) -> String {
     format!("kubernetes.io/csi/{driver}^{handle}")
@@ -167,7 +160,9 @@ pub fn decide(view: &View) -> Plan {
         plan.report = (*reported != report).then_some(report);
     }
     let names = detach.into_iter();
-    plan.detach = names.map(|(one, confirm)| (one.name.clone(), confirm)).collect();
+    plan.detach = names
+        .map(|(one, confirm)| (one.name.clone(), confirm))
+        .collect();
     if matches!(view.host, Host::Present { .. }) {
         attach(view, &mut plan);
     }
@@ -200,7 +195,9 @@ fn report(view: &View, detach: &[(&Attachment, bool)]) -> Vec<AttachedVolume> {
     let stays = |attachment: &&Attachment| {
         attachment.is_attached
             && !attachment.is_leaving
-            && detach.iter().all(|(other, _)| other.name != attachment.name)
+            && detach
+                .iter()
+                .all(|(other, _)| other.name != attachment.name)
     };
     let attached = view.attachments.iter().filter(stays);
     let names: BTreeSet<&String> = attached.filter_map(|a| a.unique_name.as_ref()).collect();
@@ -307,13 +304,18 @@ mod tests {
         Host::Present {
             is_ready: true,
             is_out_of_service: false,
-            in_use: in_use.iter().map(|name| unique_name("x.io", name)).collect(),
+            in_use: in_use
+                .iter()
+                .map(|name| unique_name("x.io", name))
+                .collect(),
             reported: reported(told),
         }
     }
 
     fn view(host: Host, wanted: &[Desired], attachments: &[Attachment]) -> View {
-        let wanted = wanted.iter().map(|one| (one.unique_name(), one.clone()));
+        let wanted = wanted
+            .iter()
+            .map(|one| (unique_name(&one.driver, &one.handle), one.clone()));
         View {
             host,
             desired: wanted.collect(),
@@ -334,7 +336,11 @@ mod tests {
         assert_eq!(plan, Plan::default());
         let plan = decide(&view(host(&[], &[]), &[desired("a")], &[attachment("a")]));
         assert_eq!(plan.report, Some(reported(&["a"])));
-        let plan = decide(&view(host(&[], &["a"]), &[desired("a")], &[attachment("a")]));
+        let plan = decide(&view(
+            host(&[], &["a"]),
+            &[desired("a")],
+            &[attachment("a")],
+        ));
         assert_eq!(plan, Plan::default());
         pending.error = Some("no".into());
         let plan = decide(&view(host(&[], &[]), &[desired("a")], &[pending]));
@@ -372,7 +378,11 @@ mod tests {
             decide(&view).detach
         };
         let forced = [("csi-a".to_owned(), false)];
-        assert_eq!(late(true, false, 1000), [], "a node that answers is believed");
+        assert_eq!(
+            late(true, false, 1000),
+            [],
+            "a node that answers is believed"
+        );
         assert_eq!(late(false, false, 359), []);
         assert_eq!(late(false, false, 360), forced);
         assert_eq!(late(true, true, 0), forced);
@@ -418,7 +428,10 @@ mod tests {
         assert_eq!(message, format!("{start} {end}"));
         taken.rivals = vec![pod("other", "x")];
         let message = blocked_message(&taken, &me);
-        assert_eq!(message, format!("{start} used by 1 pod(s) in different namespaces"));
+        assert_eq!(
+            message,
+            format!("{start} used by 1 pod(s) in different namespaces")
+        );
         taken.rivals.push(pod("default", "b"));
         let message = blocked_message(&taken, &me);
         let end = "used by pod(s) b and 1 pod(s) in different namespaces";

@@ -18,10 +18,7 @@ use k8s_openapi::api::{
     core::v1::{ContainerStatus, Node, PersistentVolume, PersistentVolumeClaim, Pod},
     storage::v1::{CSIDriver, VolumeAttachment, VolumeAttachmentSource, VolumeAttachmentSpec},
 };
-use kube::{
-    Api, Resource,
-    api::ObjectMeta,
-};
+use kube::{Api, Resource, api::ObjectMeta};
 use parking_lot::Mutex;
 use reconcile::{
     Action, Controller, Error, Key, Kind, Recorder, Writer,
@@ -138,7 +135,8 @@ fn node_event(event: &Event<Node>, memory: &Mutex<HashMap<String, Memory>>) -> V
 
 fn node_of(pod: &Pod) -> Option<Key> {
     let node = pod.spec.as_ref()?.node_name.as_deref();
-    node.filter(|node| !node.is_empty()).map(|node| Key::new("", node))
+    node.filter(|node| !node.is_empty())
+        .map(|node| Key::new("", node))
 }
 
 fn pod_event(event: &Event<Pod>) -> Vec<Key> {
@@ -186,7 +184,9 @@ fn host(node: &Node) -> Host {
         return Host::NotManaged;
     }
     let status = node.status.as_ref();
-    let mut conditions = status.into_iter().flat_map(|s| s.conditions.iter().flatten());
+    let mut conditions = status
+        .into_iter()
+        .flat_map(|s| s.conditions.iter().flatten());
     let is_ready = conditions.any(|one| one.type_ == "Ready" && one.status == "True");
     let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
     let mut taints = taints.into_iter().flatten();
@@ -243,7 +243,11 @@ impl AttachDetach {
         let mut keys = vec![Key::new("", attachment.spec.node_name.clone())];
         if matches!(event, Event::Deleted(_)) {
             let volume = source(attachment).and_then(|name| self.volumes.get("", name));
-            keys.extend(volume.iter().flat_map(|volume| self.nodes_of_volume(volume)));
+            keys.extend(
+                volume
+                    .iter()
+                    .flat_map(|volume| self.nodes_of_volume(volume)),
+            );
         }
         keys
     }
@@ -354,7 +358,9 @@ impl AttachDetach {
             host,
             desired: self.desired(node),
             attachments: self.attachments(node),
-            waiting_since: memory.map(|memory| memory.waiting_since.clone()).unwrap_or_default(),
+            waiting_since: memory
+                .map(|memory| memory.waiting_since.clone())
+                .unwrap_or_default(),
             now: self.shared.now(),
         }
     }
@@ -406,14 +412,18 @@ impl AttachDetach {
             Kind::Normal => "SuccessfulAttachVolume",
             Kind::Warning => "FailedAttachVolume",
         };
-        let text: String = messages.iter().map(|(message, _)| message.as_str()).collect();
+        let text: String = messages
+            .iter()
+            .map(|(message, _)| message.as_str())
+            .collect();
         let mut memory = self.memory.lock();
         let said = &mut memory.entry(node.to_owned()).or_default().said;
         if said.insert(desired.volume.clone(), text.clone()) == Some(text) {
             return;
         }
         for (message, at) in messages {
-            self.events.event(&desired.pods[*at], kind, reason, message.clone());
+            self.events
+                .event(&desired.pods[*at], kind, reason, message.clone());
         }
     }
 
@@ -487,7 +497,11 @@ impl Controller for AttachDetach {
         }
         reconcile::all(results)?;
         let waits = !plan.blocked.is_empty() || !plan.failed.is_empty();
-        let again = plan.look_again.into_iter().chain(waits.then_some(WAIT)).min();
+        let again = plan
+            .look_again
+            .into_iter()
+            .chain(waits.then_some(WAIT))
+            .min();
         Ok(again.map_or(Action::Done, Action::After))
     }
 }
@@ -516,6 +530,9 @@ mod tests {
         assert!(!is_over(&pod(json!({"running": {}}), false)));
         assert!(!is_over(&pod(json!({"running": {}}), true)));
         assert!(is_over(&pod(json!({"terminated": {"exitCode": 0}}), true)));
-        assert!(!is_over(&pod(json!({"terminated": {"exitCode": 0}}), false)));
+        assert!(!is_over(&pod(
+            json!({"terminated": {"exitCode": 0}}),
+            false
+        )));
     }
 }

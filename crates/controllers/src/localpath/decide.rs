@@ -6,8 +6,7 @@ use k8s_openapi::{
     api::{
         core::v1::{
             LocalVolumeSource, Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm,
-            PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, Pod,
-            VolumeNodeAffinity,
+            PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, Pod, VolumeNodeAffinity,
         },
         storage::v1::StorageClass,
     },
@@ -15,8 +14,8 @@ use k8s_openapi::{
 };
 use kube::api::ObjectMeta;
 use reconcile::storage::{
-    EXTERNAL_FINALIZER, PROVISIONED_BY, SELECTED_NODE, STORAGE_PROVISIONER, annotation, claim_class,
-    reference, volume_name, waits_for_consumer,
+    EXTERNAL_FINALIZER, PROVISIONED_BY, SELECTED_NODE, STORAGE_PROVISIONER, annotation,
+    claim_class, reference, volume_name, waits_for_consumer,
 };
 use serde_json::json;
 
@@ -139,7 +138,10 @@ fn volume(
     PersistentVolume {
         metadata: ObjectMeta {
             name: Some(name.clone()),
-            annotations: Some(BTreeMap::from([(PROVISIONED_BY.into(), PROVISIONER.into())])),
+            annotations: Some(BTreeMap::from([(
+                PROVISIONED_BY.into(),
+                PROVISIONER.into(),
+            )])),
             finalizers: (policy == "Delete").then(|| vec![EXTERNAL_FINALIZER.to_owned()]),
             ..ObjectMeta::default()
         },
@@ -341,7 +343,10 @@ mod tests {
     fn a_claim_gets_a_directory_on_the_node_that_the_scheduler_chose() {
         let volume = serde_json::to_value(made("Delete")).unwrap();
         assert_eq!(volume["metadata"]["name"], format!("pvc-{UID}"));
-        assert_eq!(volume["metadata"]["finalizers"], json!([EXTERNAL_FINALIZER]));
+        assert_eq!(
+            volume["metadata"]["finalizers"],
+            json!([EXTERNAL_FINALIZER])
+        );
         let spec = &volume["spec"];
         assert_eq!(spec["local"]["path"], format!("/data/volumes/pvc-{UID}"));
         assert_eq!(spec["capacity"], json!({"storage": "1Gi"}));
@@ -364,11 +369,17 @@ mod tests {
             ("accessModes", json!(["ReadWriteMany"])),
             ("volumeMode", json!("Block")),
             ("selector", json!({})),
-            ("dataSource", json!({"kind": "PersistentVolumeClaim", "name": "x"})),
+            (
+                "dataSource",
+                json!({"kind": "PersistentVolumeClaim", "name": "x"}),
+            ),
         ] {
             let claim = claim(|claim| claim["spec"][field] = value);
             let refused = provision(&claim, Some(&waits), Some(&node()));
-            assert!(matches!(refused, Provision::Refuse(_)), "{field}: {refused:?}");
+            assert!(
+                matches!(refused, Provision::Refuse(_)),
+                "{field}: {refused:?}"
+            );
         }
         let gone = provision(&claim(|_| {}), Some(&waits), None);
         let why = "node \"n1\" not found".to_owned();
@@ -397,7 +408,11 @@ mod tests {
         ] {
             let volume = released(|volume| {
                 let at = volume.pointer_mut(path).unwrap();
-                *at = if value.is_empty() { json!({}) } else { json!(value) };
+                *at = if value.is_empty() {
+                    json!({})
+                } else {
+                    json!(value)
+                };
             });
             assert!(!is_to_delete(&volume), "{path} {value}");
         }
@@ -417,7 +432,10 @@ mod tests {
         };
         let pod = serde_json::to_value(pod).unwrap();
         assert_eq!(pod["spec"]["nodeName"], "n1");
-        assert_eq!(pod["spec"]["volumes"][0]["hostPath"]["path"], "/data/volumes");
+        assert_eq!(
+            pod["spec"]["volumes"][0]["hostPath"]["path"],
+            "/data/volumes"
+        );
         let args = json!(["remove-volume", "/volumes", format!("pvc-{UID}")]);
         assert_eq!(pod["spec"]["containers"][0]["args"], args);
         for (path, value) in [
@@ -431,7 +449,10 @@ mod tests {
                 *volume.pointer_mut(path).unwrap() = json!(value);
             });
             let refused = decide(&crafted);
-            assert!(matches!(refused, Deletion::Refuse(_)), "{value}: {refused:?}");
+            assert!(
+                matches!(refused, Deletion::Refuse(_)),
+                "{value}: {refused:?}"
+            );
         }
         let nodes = std::iter::empty();
         assert_eq!(deletion(&released(|_| {}), nodes), Deletion::Forget);
@@ -439,7 +460,12 @@ mod tests {
 
     #[test]
     fn a_root_with_detours_is_none() {
-        for (text, ok) in [("/a/b", true), ("/", false), ("a", false), ("/a/../b", false)] {
+        for (text, ok) in [
+            ("/a/b", true),
+            ("/", false),
+            ("a", false),
+            ("/a/../b", false),
+        ] {
             let mut node = node();
             let annotations = node.metadata.annotations.get_or_insert_default();
             annotations.insert(NODE_ROOT.into(), text.into());

@@ -105,7 +105,10 @@ fn cleaned_volume(event: &Event<Pod>) -> Vec<Key> {
     }
     let labels = meta.labels.as_ref();
     let volume = labels.and_then(|labels| labels.get(VOLUME_LABEL));
-    volume.map(|volume| Key::new("", volume)).into_iter().collect()
+    volume
+        .map(|volume| Key::new("", volume))
+        .into_iter()
+        .collect()
 }
 
 impl Controller for Provisioner {

@@ -59,9 +59,7 @@ fn lost(claim: &PersistentVolumeClaim, reason: &'static str, message: &str) -> D
     }
     let event = Event::new(claim, Kind::Warning, reason, message);
     match status(claim, "Lost", None) {
-        Ok(Some(changed)) => {
-            Decision::Write(Change::ClaimStatus(Box::new(changed)), Some(event))
-        }
+        Ok(Some(changed)) => Decision::Write(Change::ClaimStatus(Box::new(changed)), Some(event)),
         Ok(None) => Decision::DONE,
         Err(why) => Decision::Fail(why),
     }
@@ -111,7 +109,8 @@ fn unbound(claim: &PersistentVolumeClaim, world: &impl World) -> Decision {
     }
     match (class, found_class) {
         (None, _) => {
-            let message = "no persistent volumes available for this claim and no storage class is set";
+            let message =
+                "no persistent volumes available for this claim and no storage class is set";
             let event = Event::new(claim, Kind::Normal, "FailedBinding", message);
             pending(claim, Some(event))
         }

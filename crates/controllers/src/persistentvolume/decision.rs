@@ -112,7 +112,11 @@ pub fn migrated(provisioner: &str) -> Option<&'static str> {
 /// Brings the annotation of the driver that took over in line with the provisioner; whether it
 /// changed.
 pub fn mark_migrated(meta: &mut ObjectMeta) -> bool {
-    let keys = [PROVISIONED_BY, STORAGE_PROVISIONER, BETA_STORAGE_PROVISIONER];
+    let keys = [
+        PROVISIONED_BY,
+        STORAGE_PROVISIONER,
+        BETA_STORAGE_PROVISIONER,
+    ];
     let provisioner = keys.iter().find_map(|key| annotation(meta, key));
     let Some(provisioner) = provisioner else {
         return false;
@@ -123,9 +127,7 @@ pub fn mark_migrated(meta: &mut ObjectMeta) -> bool {
             true
         }
         (None, Some(_)) => {
-            meta.annotations
-                .get_or_insert_default()
-                .remove(MIGRATED_TO);
+            meta.annotations.get_or_insert_default().remove(MIGRATED_TO);
             true
         }
         _ => false,

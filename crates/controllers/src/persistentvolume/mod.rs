@@ -59,7 +59,10 @@ pub fn start(shared: &Arc<Shared>) {
         pods: shared.informer(),
         events: shared.recorder(ACCOUNT, "persistentvolume-controller"),
     });
-    let (by_volume, by_class) = (controller.claims.cache().clone(), controller.claims.cache().clone());
+    let (by_volume, by_class) = (
+        controller.claims.cache().clone(),
+        controller.claims.cache().clone(),
+    );
     shared
         .controller(&controller)
         .watches_with(controller.claims.cache(), claim_event)
@@ -153,8 +156,12 @@ impl World for Binder {
             let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
             node.is_some_and(|node| !node.is_empty())
         };
-        let waiting = pods.iter().filter(|pod| !is_terminal(pod) && !has_node(pod));
-        let mut names: Vec<String> = waiting.filter_map(|pod| pod.metadata.name.clone()).collect();
+        let waiting = pods
+            .iter()
+            .filter(|pod| !is_terminal(pod) && !has_node(pod));
+        let mut names: Vec<String> = waiting
+            .filter_map(|pod| pod.metadata.name.clone())
+            .collect();
         names.sort();
         names
     }
@@ -164,7 +171,8 @@ impl Binder {
     fn decide(&self, key: &Key, is_confirmed: bool) -> Decision {
         if key.namespace.is_empty() {
             let volume = self.volume(&key.name);
-            let decide = |volume: Arc<PersistentVolume>| volume::decide(&volume, self, is_confirmed);
+            let decide =
+                |volume: Arc<PersistentVolume>| volume::decide(&volume, self, is_confirmed);
             return volume.map_or(Decision::DONE, decide);
         }
         let claim = self.claim(&key.namespace, &key.name);

@@ -59,7 +59,9 @@ impl Run {
         self.made += 1;
         let class = self.one_of(&[json!(""), json!("now"), json!("later"), json!(null)]);
         let size = self.one_of(&["1Gi", "2Gi", "5Gi"]);
-        let wanted = self.one_of(&["", "", "", "v0", "v1"]).filter(|name| !name.is_empty());
+        let wanted = self
+            .one_of(&["", "", "", "v0", "v1"])
+            .filter(|name| !name.is_empty());
         let uid = format!("uid-{}", self.made);
         let claim = json!({
             "metadata": {"name": name, "namespace": "default", "uid": uid},
@@ -76,7 +78,9 @@ impl Run {
             return;
         }
         self.made += 1;
-        let reserved = self.one_of(&["", "", "a", "b"]).filter(|name| !name.is_empty());
+        let reserved = self
+            .one_of(&["", "", "a", "b"])
+            .filter(|name| !name.is_empty());
         let reserved = reserved.map(|name| json!({"namespace": "default", "name": name}));
         let volume = json!({
             "metadata": {"name": name, "uid": format!("uid-{}", self.made)},
@@ -86,7 +90,8 @@ impl Run {
                      "persistentVolumeReclaimPolicy": self.one_of(&["Retain", "Delete"]),
                      "claimRef": reserved},
         });
-        self.world.put_volume(serde_json::from_value(volume).unwrap());
+        self.world
+            .put_volume(serde_json::from_value(volume).unwrap());
     }
 
     fn user_deletes_a_claim(&mut self) {
@@ -156,7 +161,8 @@ impl Run {
                      "storageClassName": claim_class(&claim), "claimRef": reference(&claim),
                      "persistentVolumeReclaimPolicy": policy},
         });
-        self.world.put_volume(serde_json::from_value(volume).unwrap());
+        self.world
+            .put_volume(serde_json::from_value(volume).unwrap());
     }
 
     /// Deletes the data of a released volume: the one step that cannot be undone.
@@ -180,7 +186,12 @@ impl Run {
                 && volume_name(claim) == Some(&name)
                 && claim.metadata.uid.as_deref() == owner
         });
-        assert_eq!(holders.count(), 0, "data of {name} is in use: {:#?}", self.log);
+        assert_eq!(
+            holders.count(),
+            0,
+            "data of {name} is in use: {:#?}",
+            self.log
+        );
         self.world.volumes.remove(&name);
     }
 
@@ -259,7 +270,9 @@ impl Run {
             let claims: Vec<_> = self.world.claims.values().cloned().collect();
             let volumes: Vec<_> = self.world.volumes.values().cloned().collect();
             let of_claims = claims.iter().map(|claim| claim::decide(claim, &self.world));
-            let of_volumes = volumes.iter().map(|one| volume::decide(one, &self.world, true));
+            let of_volumes = volumes
+                .iter()
+                .map(|one| volume::decide(one, &self.world, true));
             let decisions: Vec<_> = of_claims.chain(of_volumes).collect();
             let changes = decisions.into_iter().filter_map(|decision| match decision {
                 Decision::Write(change, _) => Some(change),
@@ -279,7 +292,12 @@ impl Run {
 
     /// What nothing is left to do about: bound on both sides, or bound on neither.
     fn check_settled(&self) {
-        for claim in self.world.claims.values().filter(|claim| is_fully_bound(claim)) {
+        for claim in self
+            .world
+            .claims
+            .values()
+            .filter(|claim| is_fully_bound(claim))
+        {
             let phase = claim.status.as_ref().and_then(|s| s.phase.as_deref());
             let volume = self.world.volume(volume_name(claim).unwrap());
             let holds = volume.is_some_and(|volume| {
@@ -291,7 +309,9 @@ impl Run {
             let phase = volume.status.as_ref().and_then(|s| s.phase.as_deref());
             let owner = claim_ref(volume).and_then(uid);
             let reference: Option<&ObjectReference> = claim_ref(volume);
-            let name = reference.and_then(|r| r.name.as_deref()).unwrap_or_default();
+            let name = reference
+                .and_then(|r| r.name.as_deref())
+                .unwrap_or_default();
             let claim = self.world.claims.get(name);
             let held = claim.is_some_and(|claim| claim.metadata.uid.as_deref() == owner);
             match phase {

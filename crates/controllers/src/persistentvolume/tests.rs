@@ -88,7 +88,10 @@ impl World for Memory {
     }
 
     fn default_class(&self) -> Option<Arc<StorageClass>> {
-        let name = default_class(self.classes.values().map(AsRef::as_ref))?.metadata.name.clone();
+        let name = default_class(self.classes.values().map(AsRef::as_ref))?
+            .metadata
+            .name
+            .clone();
         self.classes.get(&name?).cloned()
     }
 
@@ -134,7 +137,11 @@ fn settle(world: &mut Memory, name: &str, is_claim: bool) -> Vec<(&'static str, 
                 said.extend(event.map(|event| (event.reason, event.message)));
             }
             Decision::Rest(events) => {
-                said.extend(events.into_iter().map(|event| (event.reason, event.message)));
+                said.extend(
+                    events
+                        .into_iter()
+                        .map(|event| (event.reason, event.message)),
+                );
                 return said;
             }
             other => panic!("{other:?}"),
@@ -144,8 +151,14 @@ fn settle(world: &mut Memory, name: &str, is_claim: bool) -> Vec<(&'static str, 
 }
 
 fn phases(world: &Memory) -> (Option<&str>, Option<&str>) {
-    let claim = world.claims.get("data").and_then(|claim| claim.status.as_ref());
-    let volume = world.volumes.get("pv").and_then(|volume| volume.status.as_ref());
+    let claim = world
+        .claims
+        .get("data")
+        .and_then(|claim| claim.status.as_ref());
+    let volume = world
+        .volumes
+        .get("pv")
+        .and_then(|volume| volume.status.as_ref());
     (
         claim.and_then(|status| status.phase.as_deref()),
         volume.and_then(|status| status.phase.as_deref()),
@@ -167,7 +180,10 @@ fn a_claim_and_a_volume_are_bound_on_both_sides() {
     assert_eq!(claim["status"]["accessModes"], json!(["ReadWriteOnce"]));
     let volume = serde_json::to_value(&*world.volumes["pv"]).unwrap();
     assert_eq!(volume["spec"]["claimRef"]["uid"], "c");
-    assert_eq!(volume["metadata"]["annotations"], json!({BOUND_BY_CONTROLLER: "yes"}));
+    assert_eq!(
+        volume["metadata"]["annotations"],
+        json!({BOUND_BY_CONTROLLER: "yes"})
+    );
     assert_eq!(settle(&mut world, "pv", false), []);
 }
 
@@ -192,37 +208,77 @@ fn an_unbound_claim_says_what_it_waits_for() {
         that the provisioner is running and correctly registered.";
     for (class, mode, provisioner, selected, pods, reason, message) in [
         (
-            "", "", "", false, 0,
+            "",
+            "",
+            "",
+            false,
+            0,
             "FailedBinding",
             "no persistent volumes available for this claim and no storage class is set",
         ),
         (
-            "fast", "", "", false, 0,
+            "fast",
+            "",
+            "",
+            false,
+            0,
             "ProvisioningFailed",
             "storageclass.storage.k8s.io \"fast\" not found",
         ),
         (
-            "fast", "Immediate", "kubernetes.io/no-provisioner", false, 0,
+            "fast",
+            "Immediate",
+            "kubernetes.io/no-provisioner",
+            false,
+            0,
             "ProvisioningFailed",
             "no volume plugin matched name: kubernetes.io/no-provisioner",
         ),
-        ("fast", "Immediate", "x.io/made", false, 0, "ExternalProvisioning", made),
         (
-            "fast", "WaitForFirstConsumer", "x.io/made", false, 0,
+            "fast",
+            "Immediate",
+            "x.io/made",
+            false,
+            0,
+            "ExternalProvisioning",
+            made,
+        ),
+        (
+            "fast",
+            "WaitForFirstConsumer",
+            "x.io/made",
+            false,
+            0,
             "WaitForFirstConsumer",
             "waiting for first consumer to be created before binding",
         ),
         (
-            "fast", "WaitForFirstConsumer", "x.io/made", false, 1,
+            "fast",
+            "WaitForFirstConsumer",
+            "x.io/made",
+            false,
+            1,
             "WaitForPodScheduled",
             "waiting for pod p0 to be scheduled",
         ),
         (
-            "fast", "WaitForFirstConsumer", "x.io/made", false, 2,
+            "fast",
+            "WaitForFirstConsumer",
+            "x.io/made",
+            false,
+            2,
             "WaitForPodScheduled",
             "waiting for pods p0,p1 to be scheduled",
         ),
-        ("fast", "WaitForFirstConsumer", "x.io/made", true, 1, "ExternalProvisioning", made),
+        (
+            "fast",
+            "WaitForFirstConsumer",
+            "x.io/made",
+            true,
+            1,
+            "ExternalProvisioning",
+            made,
+        ),
     ] {
         let mut world = Memory::default();
         if !mode.is_empty() {
@@ -249,7 +305,9 @@ fn an_unbound_claim_says_what_it_waits_for() {
 #[test]
 fn a_claim_without_a_class_gets_the_default_one_later_and_an_empty_class_stays() {
     let mut world = Memory::default();
-    world.put_claim(claim(|claim| claim["spec"]["storageClassName"] = Value::Null));
+    world.put_claim(claim(|claim| {
+        claim["spec"]["storageClassName"] = Value::Null
+    }));
     settle(&mut world, "data", true);
     assert_eq!(claim_class(&world.claims["data"]), "");
     world.add_class("fast", "Immediate", "x.io/made");
@@ -270,7 +328,9 @@ fn a_volume_asked_for_by_name_must_suit_and_be_free() {
     let mut world = Memory::default();
     world.put_claim(claim(asks));
     assert_eq!(settle(&mut world, "data", true), [], "it may come later");
-    world.put_volume(volume(|volume| volume["spec"]["volumeMode"] = json!("Block")));
+    world.put_volume(volume(|volume| {
+        volume["spec"]["volumeMode"] = json!("Block")
+    }));
     let why = "Cannot bind to requested volume \"pv\": incompatible volumeMode".to_owned();
     assert_eq!(settle(&mut world, "data", true), [("VolumeMismatch", why)]);
     world.put_volume(volume(|volume| {
@@ -317,7 +377,13 @@ fn a_volume_whose_claim_is_gone_is_released_and_reclaimed_by_its_policy() {
         ("Retain", "", false, "Released", None),
         ("Delete", "x.io/made", false, "Released", None),
         ("Delete", "", true, "Released", None),
-        ("Delete", "", false, "Failed", Some(("VolumeFailedDelete", no_deleter))),
+        (
+            "Delete",
+            "",
+            false,
+            "Failed",
+            Some(("VolumeFailedDelete", no_deleter)),
+        ),
         (
             "Delete",
             "kubernetes.io/gone",
@@ -330,7 +396,10 @@ fn a_volume_whose_claim_is_gone_is_released_and_reclaimed_by_its_policy() {
             "",
             false,
             "Failed",
-            Some(("VolumeFailedRecycle", "No recycler plugin found for the volume!")),
+            Some((
+                "VolumeFailedRecycle",
+                "No recycler plugin found for the volume!",
+            )),
         ),
     ] {
         let mut world = Memory::default();
@@ -382,17 +451,36 @@ fn a_volume_whose_claim_is_bound_elsewhere_is_given_back() {
         volume["spec"]["persistentVolumeReclaimPolicy"] = json!("Delete");
     }));
     settle(&mut world, "pv", false);
-    assert_eq!(phases(&world).1, Some("Released"), "it was made for nothing");
+    assert_eq!(
+        phases(&world).1,
+        Some("Released"),
+        "it was made for nothing"
+    );
 }
 
 #[test]
 fn finalizers_follow_the_provisioner_and_the_policy() {
     for (by, policy, before, after) in [
-        ("x.io/made", "Delete", vec![EXTERNAL_FINALIZER], vec![EXTERNAL_FINALIZER]),
+        (
+            "x.io/made",
+            "Delete",
+            vec![EXTERNAL_FINALIZER],
+            vec![EXTERNAL_FINALIZER],
+        ),
         ("kubernetes.io/a", "Delete", vec![], vec![IN_TREE_FINALIZER]),
-        ("kubernetes.io/a", "Delete", vec![EXTERNAL_FINALIZER], vec![IN_TREE_FINALIZER]),
+        (
+            "kubernetes.io/a",
+            "Delete",
+            vec![EXTERNAL_FINALIZER],
+            vec![IN_TREE_FINALIZER],
+        ),
         ("kubernetes.io/a", "Retain", vec![IN_TREE_FINALIZER], vec![]),
-        ("kubernetes.io/aws-ebs", "Delete", vec![IN_TREE_FINALIZER], vec![]),
+        (
+            "kubernetes.io/aws-ebs",
+            "Delete",
+            vec![IN_TREE_FINALIZER],
+            vec![],
+        ),
     ] {
         let mut world = Memory::default();
         world.put_volume(volume(|volume| {

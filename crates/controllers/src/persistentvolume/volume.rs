@@ -80,7 +80,11 @@ fn is_released(volume: &PersistentVolume) -> bool {
 }
 
 /// The volume in this phase; `None` when it is in it.
-pub fn with_phase(volume: &PersistentVolume, phase: &str, message: &str) -> Option<PersistentVolume> {
+pub fn with_phase(
+    volume: &PersistentVolume,
+    phase: &str,
+    message: &str,
+) -> Option<PersistentVolume> {
     if phase_of(volume) == Some(phase) {
         return None;
     }
@@ -190,7 +194,9 @@ fn finalizers(volume: &PersistentVolume) -> Option<Vec<String>> {
         wanted.retain(|finalizer| finalizer != IN_TREE_FINALIZER);
     } else if provisioner.starts_with("kubernetes.io/") {
         wanted.retain(|finalizer| finalizer != EXTERNAL_FINALIZER);
-        let held = wanted.iter().any(|finalizer| finalizer == IN_TREE_FINALIZER);
+        let held = wanted
+            .iter()
+            .any(|finalizer| finalizer == IN_TREE_FINALIZER);
         match policy(volume) {
             // What is being deleted gets no new finalizers.
             "Delete" if !held && volume.metadata.deletion_timestamp.is_none() => {

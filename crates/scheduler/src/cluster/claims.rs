@@ -193,7 +193,8 @@ impl Claims {
 
     /// Whether a class binds only when a pod needs it; none when there is no such class.
     pub fn waits_for_consumer(&self, class: &str) -> Option<bool> {
-        self.class(class).map(reconcile::storage::waits_for_consumer)
+        self.class(class)
+            .map(reconcile::storage::waits_for_consumer)
     }
 
     /// A CSI driver by name.
@@ -229,7 +230,11 @@ impl Claims {
         name: &str,
         claim: Option<&Arc<PersistentVolumeClaim>>,
     ) {
-        put(&mut self.claims, key(namespace, name), claim.map(Claim::new));
+        put(
+            &mut self.claims,
+            key(namespace, name),
+            claim.map(Claim::new),
+        );
     }
 
     /// The newest version of a volume.
@@ -272,7 +277,11 @@ impl Claims {
         name: &str,
         capacity: Option<&Arc<CSIStorageCapacity>>,
     ) {
-        put(&mut self.capacities, key(namespace, name), capacity.cloned());
+        put(
+            &mut self.capacities,
+            key(namespace, name),
+            capacity.cloned(),
+        );
     }
 
     /// The newest version of an attachment.

@@ -106,7 +106,10 @@ impl Plugin for VolumeRestrictions {
         let conflicts = state.downcast_ref::<Conflicts>();
         let in_use = conflicts.is_some_and(|conflicts| conflicts.users > 0);
         candidates.retain(NAME, true, |slot| {
-            if cluster.pods[slot].iter().any(|other| share_disk(pod, other)) {
+            if cluster.pods[slot]
+                .iter()
+                .any(|other| share_disk(pod, other))
+            {
                 return Some(NO_DISK);
             }
             in_use.then_some(IN_USE)
@@ -174,9 +177,8 @@ mod tests {
             json!({"name": "v", "iscsi": {"targetPortal": "p", "iqn": "i", "lun": 0,
                 "readOnly": read_only}})
         };
-        let rbd = |monitor: &str| {
-            json!({"name": "v", "rbd": {"monitors": [monitor, "m"], "image": "i"}})
-        };
+        let rbd =
+            |monitor: &str| json!({"name": "v", "rbd": {"monitors": [monitor, "m"], "image": "i"}});
         for (held, wanted, conflict) in [
             (iscsi(true), iscsi(true), false),
             (iscsi(true), iscsi(false), true),

@@ -121,7 +121,9 @@ impl Binding<'_> {
         let pod = self.caches.pods.get(self.pod.namespace(), &self.pod.name);
         if pod.is_none_or(|pod| pod.info.uid != self.pod.uid) {
             let name = &self.pod.name;
-            return Err(format!("pod does not exist any more: pod {name:?} not found"));
+            return Err(format!(
+                "pod does not exist any more: pod {name:?} not found"
+            ));
         }
         let mut all = true;
         for (claim, name) in &self.found.bindings {

@@ -144,7 +144,9 @@ fn look(pod: &PodInfo, cluster: &Cluster) -> Result<Wanted, Cow<'static, str>> {
         return Err("pod has unbound immediate PersistentVolumeClaims".into());
     }
     // One claim may be mounted by several volumes; small ones choose first.
-    wanted.unbound.sort_by_cached_key(|claim| (requested(&claim.claim), claim.key.clone()));
+    wanted
+        .unbound
+        .sort_by_cached_key(|claim| (requested(&claim.claim), claim.key.clone()));
     wanted.unbound.dedup_by(|a, b| a.key == b.key);
     Ok(wanted)
 }

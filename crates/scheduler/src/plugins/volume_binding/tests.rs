@@ -75,7 +75,13 @@ fn why(claim: Value, class: Option<&str>) -> String {
         put_claim(&mut cluster, "data", claim);
     }
     if let Some(mode) = class {
-        put_class(&mut cluster, "fast", mode, reconcile::storage::NO_PROVISIONER, json!({}));
+        put_class(
+            &mut cluster,
+            "fast",
+            mode,
+            reconcile::storage::NO_PROVISIONER,
+            json!({}),
+        );
     }
     let pod = samples::pod_with_claim("a", "data");
     match plugin().pre_filter(&pod, &cluster) {
@@ -145,7 +151,13 @@ fn a_bound_volume_draws_its_pod_to_the_nodes_that_reach_it() {
 fn a_volume_is_chosen_on_the_node_and_taken_from_others() {
     let (mut cluster, plugin) = (two_nodes(), plugin());
     let none = reconcile::storage::NO_PROVISIONER;
-    put_class(&mut cluster, "local", "WaitForFirstConsumer", none, json!({}));
+    put_class(
+        &mut cluster,
+        "local",
+        "WaitForFirstConsumer",
+        none,
+        json!({}),
+    );
     put_claim(&mut cluster, "data", unbound("local", "1Gi"));
     put_volume(&mut cluster, "large", "n2", "5Gi");
     put_volume(&mut cluster, "small", "n2", "2Gi");
@@ -166,14 +178,20 @@ fn a_volume_is_chosen_on_the_node_and_taken_from_others() {
     third["metadata"]["name"] = json!("third");
     put_claim(&mut cluster, "third", third);
     let third = samples::pod_with_claim("c", "third");
-    assert_eq!(plugin.reserve(&third, &cluster, 1), Err(NO_MATCH.to_owned()));
+    assert_eq!(
+        plugin.reserve(&third, &cluster, 1),
+        Err(NO_MATCH.to_owned())
+    );
     // A pod with the first claim must follow it.
     let same = samples::pod_with_claim("d", "data");
     plugin.reserve(&same, &cluster, 1).unwrap();
     let found = plugin.reserved.lock().pods[&same.uid].clone();
     assert_eq!(found.bindings[0].1, "small");
     plugin.unreserve(&pod, 1);
-    assert!(plugin.reserve(&third, &cluster, 1).is_err(), "it is still used");
+    assert!(
+        plugin.reserve(&third, &cluster, 1).is_err(),
+        "it is still used"
+    );
     plugin.unreserve(&same, 1);
     plugin.reserve(&third, &cluster, 1).unwrap();
 }
@@ -183,10 +201,22 @@ fn a_volume_is_provisioned_for_one_node_where_the_class_allows_it() {
     let (mut cluster, plugin) = (two_nodes(), plugin());
     let term = json!({"key": "kubernetes.io/hostname", "values": ["n2"]});
     let allowed = json!({"allowedTopologies": [{"matchLabelExpressions": [term]}]});
-    put_class(&mut cluster, "local", "WaitForFirstConsumer", "x.io", allowed);
+    put_class(
+        &mut cluster,
+        "local",
+        "WaitForFirstConsumer",
+        "x.io",
+        allowed,
+    );
     put_claim(&mut cluster, "data", unbound("local", "1Gi"));
     assert_eq!(reasons(&plugin, &mut cluster), [(0, NO_MATCH.to_owned())]);
-    put_class(&mut cluster, "local", "WaitForFirstConsumer", "x.io", json!({}));
+    put_class(
+        &mut cluster,
+        "local",
+        "WaitForFirstConsumer",
+        "x.io",
+        json!({}),
+    );
     assert_eq!(reasons(&plugin, &mut cluster), []);
     let pod = samples::pod_with_claim("b", "data");
     plugin.reserve(&pod, &cluster, 0).unwrap();
@@ -202,7 +232,13 @@ fn a_volume_is_provisioned_for_one_node_where_the_class_allows_it() {
 #[test]
 fn a_driver_that_says_what_it_has_left_is_believed() {
     let (mut cluster, plugin) = (two_nodes(), plugin());
-    put_class(&mut cluster, "local", "WaitForFirstConsumer", "x.io", json!({}));
+    put_class(
+        &mut cluster,
+        "local",
+        "WaitForFirstConsumer",
+        "x.io",
+        json!({}),
+    );
     put_claim(&mut cluster, "data", unbound("local", "2Gi"));
     let driver = json!({"metadata": {"name": "x.io"}, "spec": {"storageCapacity": true}});
     let driver = Arc::new(serde_json::from_value(driver).unwrap());
@@ -214,7 +250,9 @@ fn a_driver_that_says_what_it_has_left_is_believed() {
         let capacity = json!({"storageClassName": "local", "capacity": capacity,
             "maximumVolumeSize": largest, "nodeTopology": topology});
         let capacity = Arc::new(serde_json::from_value(capacity).unwrap());
-        cluster.claims.put_capacity("default", node, Some(&capacity));
+        cluster
+            .claims
+            .put_capacity("default", node, Some(&capacity));
     }
     assert_eq!(reasons(&plugin, &mut cluster), [no_space(0)]);
 }
