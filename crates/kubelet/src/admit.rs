@@ -14,7 +14,7 @@ pub use sysctls::is_allowable as is_allowable_sysctl;
 use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::{
-    api::core::v1::{Container, Node, Pod},
+    api::core::v1::{Container, Node, NodeSelector, Pod},
     apimachinery::pkg::api::resource::Quantity,
 };
 use parking_lot::Mutex;
@@ -154,6 +154,11 @@ impl std::fmt::Display for Shortage {
             self.resource, self.requested, self.used, self.capacity
         )
     }
+}
+
+/// Whether a selector selects this node.
+pub fn node_matches(selector: &NodeSelector, node: &Node) -> bool {
+    affinity::selects(selector, node)
 }
 
 /// The first resource of which there is not enough for the pod beside the others. Resources that the

@@ -28,6 +28,8 @@ pub struct Config {
     pub cri_socket: PathBuf,
     /// Pods' directories and volumes.
     pub root_dir: PathBuf,
+    /// The directory of volumes of the cluster's own provisioner.
+    pub local_path_root: PathBuf,
     /// Containers' logs.
     pub pod_logs_dir: PathBuf,
     /// Where the HTTPS server listens.
@@ -90,6 +92,7 @@ impl Config {
             client,
             cri_socket: cri_socket.into(),
             root_dir: data_dir.join("kubelet"),
+            local_path_root: data_dir.join("local-path"),
             pod_logs_dir: data_dir.join("logs/pods"),
             listen: IpAddr::from([0, 0, 0, 0]),
             port: 10250,

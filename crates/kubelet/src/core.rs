@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use lifecycle::Context;
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use volume::{LinuxMounter, NodeFacts};
+use volume::{LinuxMounter, NodeFacts, storage};
 
 use crate::{
     Config, admit::Admitted, collect::Ledger, events::Events, make::dns::Dns,
@@ -22,7 +22,9 @@ pub struct Core {
     pub context: Context,
     pub runtime: Runtime,
     pub events: Events,
-    pub sources: Sources,
+    pub sources: Arc<Sources>,
+    /// Volumes whose data outlive pods.
+    pub volumes: Arc<storage::Manager>,
     pub services: Informer<Service>,
     /// This node's own object.
     pub nodes: Informer<Node>,

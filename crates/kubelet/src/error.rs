@@ -23,6 +23,15 @@ pub enum Error {
     /// A resource claim that the pod needs is not there for it.
     #[error("{0}")]
     Claims(String),
+    /// A volume that outlives pods could not be brought to a pod.
+    #[error("{message}")]
+    Mount {
+        /// The event's reason.
+        reason: &'static str,
+        message: String,
+        /// It waits for something that others do.
+        is_waiting: bool,
+    },
     /// Anything with a message of its own.
     #[error("{0}")]
     Other(String),

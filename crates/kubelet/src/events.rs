@@ -1,6 +1,6 @@
 //! Events about pods and containers, with the references that Kubernetes gives them.
 
-use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolumeClaim, Pod};
 use reconcile::{Kind, Recorder};
 
 use crate::pod::spec;
@@ -30,6 +30,21 @@ impl Events {
     pub fn warning(&self, pod: &Pod, reason: &str, message: impl Into<String>) {
         self.recorder
             .event(&reference(pod, None), Kind::Warning, reason, message);
+    }
+
+    /// Good news about a claim.
+    pub fn claim(&self, claim: &PersistentVolumeClaim, reason: &str, message: impl Into<String>) {
+        let metadata = &claim.metadata;
+        let about = ObjectReference {
+            api_version: Some("v1".into()),
+            kind: Some("PersistentVolumeClaim".into()),
+            namespace: metadata.namespace.clone(),
+            name: metadata.name.clone(),
+            uid: metadata.uid.clone(),
+            resource_version: metadata.resource_version.clone(),
+            field_path: None,
+        };
+        self.recorder.event(&about, Kind::Normal, reason, message);
     }
 
     /// News about one of its containers.

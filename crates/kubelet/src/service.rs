@@ -4,31 +4,40 @@
 use std::{sync::Arc, time::Duration};
 
 use client::Informer;
-use k8s_openapi::api::core::v1::{Node, Pod, Service as KubeService};
+use k8s_openapi::api::{
+    core::v1::{Node, Pod, Service as KubeService},
+    storage::v1::CSIDriver,
+};
 use lifecycle::{Context, Outcome, Run, Service};
 use reconcile::{Kind, Recorder};
 use stdx::Backoff;
 use tokio::sync::watch;
 use tracing::warn;
-use volume::LinuxMounter;
+use volume::{LinuxMounter, storage};
 
 use crate::{
     Config, Error, Result,
     admit::Admitted,
     cgroups, collect,
     core::Core,
+    csi_drivers::Registrar,
     dispatch,
     events::Events,
     eviction,
     make::apparmor,
     node::{lease, machine::Machine, register, status},
+    plugins,
     registry::Registry,
     relist, rotate,
     runtime::Runtime,
     server::{self, auth::Auth},
     sources::Sources,
     static_pods, stats, sweep,
+    volumes::{Drivers, NodeHost},
 };
+
+/// Where plugins put their sockets, below the kubelet's directory.
+const PLUGIN_REGISTRY: &str = "plugins_registry";
 
 /// The node's agent.
 pub struct Kubelet {
@@ -58,10 +67,9 @@ impl Service for Kubelet {
 }
 
 async fn run(config: Arc<Config>, context: Context) -> Outcome {
-    for dir in [config.root_dir.join("pods"), config.pod_logs_dir.clone()] {
-        std::fs::create_dir_all(&dir).map_err(Error::io(&dir))?;
-    }
-    let core = Arc::new(core(&config, &context));
+    make_directories(&config)?;
+    let drivers = Drivers::default();
+    let core = Arc::new(core(&config, &context, &drivers));
     cgroups::ensure_classes(
         &config.cgroup_root,
         core.machine.pids_for_pods(&config.kubelet),
@@ -76,6 +84,7 @@ async fn run(config: Arc<Config>, context: Context) -> Outcome {
     .await;
     core.events
         .node(Kind::Normal, "Starting", "Starting kubelet.");
+    start_volumes(&core, &context, &node, drivers).await?;
     let (ready, mut is_ready) = watch::channel(false);
     let (node_uid, owner) = watch::channel(None);
     context.spawn(
@@ -93,6 +102,55 @@ async fn run(config: Arc<Config>, context: Context) -> Outcome {
         () = context.shutdown() => return Ok(()),
     }
     context.shutdown().await;
+    Ok(())
+}
+
+fn make_directories(config: &Config) -> Result<()> {
+    let root = &config.root_dir;
+    let open = [
+        root.join("pods"),
+        root.join("plugins"),
+        root.join(PLUGIN_REGISTRY),
+        config.pod_logs_dir.clone(),
+    ];
+    for dir in open {
+        std::fs::create_dir_all(&dir).map_err(Error::io(&dir))?;
+    }
+    // Pods reach their volumes through mounts; other users of the machine have no business there.
+    use std::os::unix::fs::DirBuilderExt;
+    let dir = &config.local_path_root;
+    let mut builder = std::fs::DirBuilder::new();
+    let made = builder.recursive(true).mode(0o700).create(dir);
+    made.map_err(Error::io(dir))
+}
+
+/// Volumes that earlier runs left are known before the first pod begins; plugins may come at any time.
+async fn start_volumes(
+    core: &Arc<Core>,
+    context: &Context,
+    node: &Node,
+    drivers: Drivers,
+) -> Result<()> {
+    let config = &core.config;
+    let status = node.status.clone().unwrap_or_default();
+    let in_use = status.volumes_in_use.into_iter().flatten();
+    let attached = status.volumes_attached.into_iter().flatten();
+    let shown = in_use.chain(attached.map(|volume| volume.name)).collect();
+    core.volumes.rebuild(&shown)?;
+    context.spawn("volumes", core.volumes.clone().run());
+    let registrar = Arc::new(Registrar {
+        config: config.clone(),
+        drivers,
+        writes: tokio::sync::Mutex::default(),
+    });
+    retry(config, "cannot make the CSINode", || {
+        registrar.ensure_csi_node(node)
+    })
+    .await;
+    let handlers: plugins::Handlers = [registrar as Arc<dyn plugins::Handler>].into();
+    let registry = config.root_dir.join(PLUGIN_REGISTRY);
+    let clock = config.clock.clone();
+    context.spawn("plugins", plugins::run(registry, handlers, clock));
     Ok(())
 }
 
@@ -117,12 +175,27 @@ async fn start_pods(core: &Arc<Core>, context: &Context) {
     context.spawn("logs", rotate::run(core.clone()));
     context.spawn("sweep", sweep::run(core.clone()));
     context.spawn("eviction", eviction::run(core.clone()));
+    core.volumes.unstage_idle();
 }
 
-fn core(config: &Arc<Config>, context: &Context) -> Core {
+fn core(config: &Arc<Config>, context: &Context, drivers: &Drivers) -> Core {
     let client = config.client.clone();
     let recorder = Recorder::from_host(context, client.clone(), "kubelet", &config.node_name);
     let registry = Registry::default();
+    let nodes = Informer::<Node>::builder(client.clone())
+        .fields(format!("metadata.name={}", config.node_name))
+        .start(context);
+    let sources = Sources::new(client.clone(), context.clone(), registry.clone());
+    let sources = Arc::new(sources);
+    let host = NodeHost {
+        config: config.clone(),
+        nodes: nodes.clone(),
+        csi_drivers: Informer::<CSIDriver>::builder(client.clone()).start(context),
+        sources: sources.clone(),
+        drivers: drivers.clone(),
+        mounter: LinuxMounter,
+    };
+    let volumes = storage::Manager::new(Arc::new(host), config.clock.clone());
     Core {
         runtime: Runtime {
             client: cri::connect(&config.cri_socket),
@@ -130,11 +203,10 @@ fn core(config: &Arc<Config>, context: &Context) -> Core {
             logs_dir: config.pod_logs_dir.clone(),
         },
         events: Events::new(recorder, &config.node_name),
-        sources: Sources::new(client.clone(), context.clone(), registry.clone()),
-        services: Informer::<KubeService>::builder(client.clone()).start(context),
-        nodes: Informer::<Node>::builder(client)
-            .fields(format!("metadata.name={}", config.node_name))
-            .start(context),
+        sources,
+        volumes: Arc::new(volumes),
+        services: Informer::<KubeService>::builder(client).start(context),
+        nodes,
         admitted: Admitted::default(),
         apparmor: apparmor::host_support(),
         started: config.clock.now(),

@@ -39,8 +39,11 @@ struct Watched<K> {
     users: BTreeSet<String>,
 }
 
-struct Token {
-    text: String,
+/// A token of a pod's service account.
+#[derive(Debug, Clone)]
+pub struct Token {
+    pub text: String,
+    pub expires: Timestamp,
     refresh_at: Timestamp,
 }
 
@@ -97,7 +100,9 @@ impl Sources {
                     }
                 }
                 Need::Token(spec) => {
-                    let (text, refresh_at) = self.token(pod, spec, now).await?;
+                    let Token {
+                        text, refresh_at, ..
+                    } = self.token(pod, spec, now).await?;
                     gathered.objects.tokens.insert(spec.clone(), text);
                     let earliest = gathered
                         .refresh_at
@@ -179,17 +184,13 @@ impl Sources {
         });
     }
 
-    async fn token(
-        &self,
-        pod: &Pod,
-        wanted: &TokenSpec,
-        now: Timestamp,
-    ) -> Result<(String, Timestamp)> {
+    /// A token that still lives for a while: the last one, or a new one.
+    pub async fn token(&self, pod: &Pod, wanted: &TokenSpec, now: Timestamp) -> Result<Token> {
         let key = (spec::uid(pod).to_owned(), wanted.clone());
         if let Some(token) = self.tokens.lock().get(&key)
             && token.refresh_at > now
         {
-            return Ok((token.text.clone(), token.refresh_at));
+            return Ok(token.clone());
         }
         let account = spec::spec(pod)
             .service_account_name
@@ -221,11 +222,12 @@ impl Sources {
         let life = (expires.0 - now).get_seconds().max(1);
         let refresh_at = now + Duration::from_secs((life * 4 / 5).min(24 * 3600) as u64);
         let token = Token {
-            text: text.clone(),
+            text,
+            expires: expires.0,
             refresh_at,
         };
-        self.tokens.lock().insert(key, token);
-        Ok((text, refresh_at))
+        self.tokens.lock().insert(key, token.clone());
+        Ok(token)
     }
 
     /// The pod is gone: what only it used is no longer watched.

@@ -17,6 +17,7 @@ use crate::{
         memory::Waiting,
         spec::{self, Role},
     },
+    volumes::Mounted,
 };
 
 /// What a start begins from.
@@ -27,7 +28,7 @@ pub struct Start<'a> {
     pub sandbox_id: &'a str,
     pub sandbox_attempt: u32,
     pub pod_ips: &'a [String],
-    pub volumes: &'a BTreeMap<String, PathBuf>,
+    pub volumes: &'a Mounted,
     /// The container that an ephemeral one looks at, by id.
     pub target: Option<&'a str>,
     /// The pod is to stop: nothing new is made.
@@ -211,7 +212,7 @@ async fn container_config(
             node: &node,
             host_ips: &host_ips,
             pod_ips: start.pod_ips,
-            volumes: start.volumes,
+            volumes: &start.volumes.paths,
         },
     )?;
     let seccomp = core.config.root_dir.join("seccomp");
@@ -224,11 +225,13 @@ async fn container_config(
         &seccomp.to_string_lossy(),
     )?;
     let mounts = all_mounts(core, start, container, &environment, &images.mounted)?;
+    let devices = mounts::devices(container, start.volumes)?;
     let inputs = make::container::Inputs {
         restart_count: start.restart_count,
         image: images.own.spec,
         environment,
         mounts,
+        devices,
         security,
         node_memory: core.machine.memory,
     };

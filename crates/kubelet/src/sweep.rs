@@ -1,5 +1,5 @@
-//! What pods leave behind when the kubelet dies at the wrong moment: cgroups and log directories of
-//! pods that neither the API, nor a file, nor the runtime knows. The kubelet removes them as a pod's
+//! What pods leave behind when the kubelet dies at the wrong moment: volumes, cgroups and log directories
+//! of pods that neither the API, nor a file, nor the runtime knows. The kubelet removes them as a pod's
 //! last step, so a crash just before it leaves nobody who would. Looked for at every start and now
 //! and then.
 
@@ -12,7 +12,7 @@ use std::{
 
 use tracing::{info, warn};
 
-use crate::{Result, cgroups, core::Core, make::labels};
+use crate::{Result, cgroups, core::Core, make::labels, volumes};
 
 const INTERVAL: Duration = Duration::from_secs(60);
 
@@ -31,7 +31,8 @@ pub async fn run(core: Arc<Core>) {
 async fn sweep(core: &Core) -> Result<()> {
     let logs = log_directories(&core.config.pod_logs_dir);
     let groups = cgroups::pods(&core.config.cgroup_root);
-    if logs.is_empty() && groups.is_empty() {
+    let dirs = pod_directories(&core.config.root_dir.join("pods"));
+    if logs.is_empty() && groups.is_empty() && dirs.is_empty() {
         return Ok(());
     }
     let known = known(core).await?;
@@ -45,11 +46,30 @@ async fn sweep(core: &Core) -> Result<()> {
             _ => {}
         }
     }
+    for uid in dirs.into_iter().filter(|uid| !is_known(uid)) {
+        info!(uid, "removes volumes that a pod left behind");
+        if let Err(error) = remove_volumes(core, &uid).await {
+            warn!(uid, %error, "cannot remove");
+        }
+    }
     for (uid, path) in groups.into_iter().filter(|(uid, _)| !is_known(uid)) {
         info!(uid, path, "removes a cgroup that a pod left behind");
         cgroups::remove(&path);
     }
     Ok(())
+}
+
+async fn remove_volumes(core: &Core, uid: &str) -> Result<()> {
+    volumes::tear_down(core, uid).await?;
+    volumes::remove_dir(core.pod_dir(uid)).await
+}
+
+/// The uids that pods' directories are named by.
+fn pod_directories(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    dirs.filter_map(|entry| entry.file_name().into_string().ok())
+        .collect()
 }
 
 /// The pods that have a worker or something in the runtime.

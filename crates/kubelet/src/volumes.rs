@@ -1,100 +1,232 @@
-//! Sets up and takes down all volumes of a pod.
+//! Sets up and takes down all volumes of a pod: those that are the pod's own, and those whose data
+//! outlive it, which the manager of the whole node brings and takes.
+
+mod claims;
+mod expand;
+mod host;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     sync::Arc,
+    time::Duration,
 };
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, Volume};
-use volume::{Request, plugin_for, volume_dir};
+use tokio_util::sync::CancellationToken;
+use volume::{
+    Request, plugin_for,
+    storage::{
+        Spec,
+        resolve::{self, Uses},
+    },
+    subpath, volume_dir,
+};
 
 use crate::{Error, Result, core::Core, pod::spec};
+pub use host::{Drivers, NodeHost};
+
+/// How often claims of running pods are looked at: they may have grown, and some drivers want to be
+/// called again.
+const CLAIMS_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Where each volume is, and when it wants to be refreshed.
 #[derive(Debug, Clone, Default)]
 pub struct Mounted {
     pub paths: BTreeMap<String, PathBuf>,
+    /// Block devices.
+    pub devices: BTreeMap<String, PathBuf>,
+    /// Volumes that no container may write to.
+    pub read_only: BTreeSet<String>,
     pub refresh_at: Option<Timestamp>,
 }
 
-/// The volumes that a container mounts or reads variables from, and that the node makes: images are mounted by the runtime.
-fn used(pod: &Pod) -> Vec<&Volume> {
-    let mut names = BTreeSet::new();
+impl Mounted {
+    fn refresh_by(&mut self, at: Option<Timestamp>) {
+        self.refresh_at = [self.refresh_at, at].into_iter().flatten().min();
+    }
+}
+
+/// How containers use volumes, by volume name.
+fn uses(pod: &Pod) -> BTreeMap<String, Uses> {
+    let mut uses: BTreeMap<String, Uses> = BTreeMap::new();
     for (_, container) in spec::containers(pod) {
-        let mounts = container.volume_mounts.iter().flatten();
-        names.extend(mounts.map(|mount| mount.name.clone()));
+        for mount in container.volume_mounts.iter().flatten() {
+            uses.entry(mount.name.clone()).or_default().mounted = true;
+        }
+        for device in container.volume_devices.iter().flatten() {
+            uses.entry(device.name.clone()).or_default().as_device = true;
+        }
         let sources = container.env.iter().flatten();
         let files = sources.filter_map(|env| env.value_from.as_ref()?.file_key_ref.as_ref());
-        names.extend(files.map(|file| file.volume_name.clone()));
+        for file in files {
+            uses.entry(file.volume_name.clone()).or_default().mounted = true;
+        }
     }
-    spec::spec(pod)
-        .volumes
-        .iter()
-        .flatten()
-        .filter(|volume| names.contains(&volume.name) && volume.image.is_none())
+    uses
+}
+
+/// The volumes that a container mounts or reads variables from, and that the node makes: images are mounted by the runtime.
+fn used(pod: &Pod) -> Vec<(&Volume, Uses)> {
+    let uses = uses(pod);
+    let volumes = spec::spec(pod).volumes.iter().flatten();
+    volumes
+        .filter(|volume| volume.image.is_none())
+        .filter_map(|volume| Some((volume, *uses.get(&volume.name)?)))
         .collect()
 }
 
-/// Makes all volumes or brings their content up to date.
-pub async fn set_up(core: &Core, pod: &Arc<Pod>) -> Result<Mounted> {
+/// Makes all volumes or, with `again`, brings their content up to date. `cancel` ends the wait for a
+/// volume to be attached.
+pub async fn set_up(
+    core: &Core,
+    pod: &Arc<Pod>,
+    again: bool,
+    cancel: &CancellationToken,
+) -> Result<Mounted> {
     let mut mounted = Mounted::default();
-    for volume in used(pod) {
-        let failed = |error: &dyn std::fmt::Display| {
-            Error::Other(format!(
-                "MountVolume.SetUp failed for volume {:?} : {error}",
-                volume.name
-            ))
+    let (storage, own): (Vec<_>, Vec<_>) = used(pod)
+        .into_iter()
+        .partition(|(volume, _)| resolve::is_storage(volume));
+    for (volume, _) in own {
+        set_up_own(core, pod, volume, &mut mounted).await?;
+    }
+    if storage.is_empty() {
+        return Ok(mounted);
+    }
+    // All claims are looked at before anything is mounted, so that one message names all that wait.
+    let mut specs = Vec::new();
+    let mut waiting = claims::Waiting::default();
+    for (volume, uses) in storage {
+        match claims::resolve(core, pod, volume, uses).await {
+            Ok(spec) => specs.push(spec),
+            Err(why) => waiting.add(volume, why),
+        }
+    }
+    waiting.into_result(pod)?;
+    let set_ups = specs
+        .iter()
+        .map(|spec| set_up_storage(core, pod, spec, again, cancel));
+    let ready = futures::future::join_all(set_ups).await;
+    for (spec, ready) in specs.iter().zip(ready) {
+        let (name, ready) = (spec.inline.name.clone(), ready?);
+        if spec.read_only {
+            mounted.read_only.insert(name.clone());
+        }
+        if spec.claim.is_some() || ready.republishes {
+            mounted.refresh_by(Some(core.now() + CLAIMS_INTERVAL));
+        }
+        match spec.is_block {
+            true => mounted.devices.insert(name, ready.path),
+            false => mounted.paths.insert(name, ready.path),
         };
-        let plugin = plugin_for(volume).map_err(|error| failed(&error))?;
-        let needs = plugin.needs(volume);
-        let gathered = core
-            .sources
-            .gather(pod, &needs, core.now())
-            .await
-            .map_err(|error| failed(&error))?;
-        let dir = volume_dir(&core.pod_dir(spec::uid(pod)), plugin.name(), &volume.name);
-        let (pod, owned, node) = (pod.clone(), volume.clone(), core.node_facts());
-        let mounter = core.mounter;
-        let path = tokio::task::spawn_blocking(move || {
-            plugin.set_up(&Request {
-                pod: &pod,
-                volume: &owned,
-                dir: &dir,
-                objects: &gathered.objects,
-                node: &node,
-                mounter: &mounter,
-            })
-        })
-        .await
-        .map_err(|error| failed(&error))?
-        .map_err(|error| failed(&error))?;
-        mounted.paths.insert(volume.name.clone(), path);
-        let times = [mounted.refresh_at, gathered.refresh_at];
-        mounted.refresh_at = times.into_iter().flatten().min();
     }
     Ok(mounted)
 }
 
+async fn set_up_storage(
+    core: &Core,
+    pod: &Arc<Pod>,
+    spec: &Spec,
+    again: bool,
+    cancel: &CancellationToken,
+) -> Result<volume::storage::Ready> {
+    let refuse = |error: String| Error::Mount {
+        reason: failed_reason(spec),
+        message: format!(
+            "MountVolume.SetUp failed for volume {:?} : {error}",
+            spec.name
+        ),
+        is_waiting: false,
+    };
+    let plugin = resolve::plugin(spec).map_err(refuse)?;
+    claims::check_affinity(core, spec)?;
+    let ready = core
+        .volumes
+        .set_up(pod, spec, plugin, again, cancel)
+        .await
+        .map_err(|failure| Error::Mount {
+            reason: failed_reason(spec),
+            message: failure.to_string(),
+            is_waiting: false,
+        })?;
+    expand::expand(core, pod, spec, &ready.key).await?;
+    Ok(ready)
+}
+
+fn failed_reason(spec: &Spec) -> &'static str {
+    match spec.is_block {
+        true => "FailedMapVolume",
+        false => "FailedMount",
+    }
+}
+
+async fn set_up_own(
+    core: &Core,
+    pod: &Arc<Pod>,
+    volume: &Volume,
+    mounted: &mut Mounted,
+) -> Result<()> {
+    let failed = |error: &dyn std::fmt::Display| {
+        Error::Other(format!(
+            "MountVolume.SetUp failed for volume {:?} : {error}",
+            volume.name
+        ))
+    };
+    let plugin = plugin_for(volume).map_err(|error| failed(&error))?;
+    let needs = plugin.needs(volume);
+    let gathered = core
+        .sources
+        .gather(pod, &needs, core.now())
+        .await
+        .map_err(|error| failed(&error))?;
+    let dir = volume_dir(&core.pod_dir(spec::uid(pod)), plugin.name(), &volume.name);
+    let (pod, owned, node) = (pod.clone(), volume.clone(), core.node_facts());
+    let mounter = core.mounter;
+    let path = tokio::task::spawn_blocking(move || {
+        plugin.set_up(&Request {
+            pod: &pod,
+            volume: &owned,
+            dir: &dir,
+            objects: &gathered.objects,
+            node: &node,
+            mounter: &mounter,
+        })
+    })
+    .await
+    .map_err(|error| failed(&error))?
+    .map_err(|error| failed(&error))?;
+    mounted.paths.insert(volume.name.clone(), path);
+    mounted.refresh_by(gathered.refresh_at);
+    Ok(())
+}
+
 /// Whether any volume shows the pod's own metadata.
 pub fn show_pod(pod: &Pod) -> bool {
-    let shows = |volume: &&Volume| plugin_for(volume).is_ok_and(|plugin| plugin.shows_pod(volume));
+    let shows = |(volume, _): &(&Volume, Uses)| {
+        plugin_for(volume).is_ok_and(|plugin| plugin.shows_pod(volume))
+    };
     used(pod).iter().any(shows)
 }
 
-/// Takes all of them down.
+/// Takes all of them down: subPath mounts first, then what outlives the pod, then the pod's own.
 pub async fn tear_down(core: &Core, uid: &str) -> Result<()> {
     let (dir, mounter) = (core.pod_dir(uid), core.mounter);
-    let down = tokio::task::spawn_blocking(move || volume::tear_down_all(&dir, &mounter)).await;
-    down.map_err(|error| Error::Other(error.to_string()))?
-        .map_err(Error::from)
+    let own = dir.clone();
+    blocking(move || subpath::clean_up(&own, &mounter)).await?;
+    let down = core.volumes.tear_down(uid).await;
+    down.map_err(|failure| Error::Other(failure.to_string()))?;
+    blocking(move || volume::tear_down_all(&dir, &mounter)).await
 }
 
 /// Removes a directory of the kubelet's own. What is mounted below it is left alone.
 pub async fn remove_dir(dir: PathBuf) -> Result<()> {
-    let removed = tokio::task::spawn_blocking(move || volume::remove_tree(&dir)).await;
-    removed
-        .map_err(|error| Error::Other(error.to_string()))?
+    blocking(move || volume::remove_tree(&dir)).await
+}
+
+async fn blocking(work: impl FnOnce() -> volume::Result<()> + Send + 'static) -> Result<()> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| Error::Other(error.to_string()))?
         .map_err(Error::from)
 }

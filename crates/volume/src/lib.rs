@@ -1,4 +1,5 @@
-//! Volumes of pods: one plugin per file, all with one shape, listed in [`plugins::ALL`].
+//! Volumes of pods: one plugin per file, all with one shape, listed in [`plugins::ALL`]; and volumes
+//! whose data outlive pods, which come in steps ([`storage`]), listed in [`plugins::STORAGE`].
 //!
 //! A plugin first says which API objects its content comes from ([`Plugin::needs`], pure); the
 //! caller gathers them; then the plugin makes the directory ([`Plugin::set_up`], idempotent, called
@@ -7,11 +8,14 @@
 
 pub mod atomic;
 pub mod downward;
+mod format;
 mod mounter;
+mod options;
 mod ownership;
 mod payload;
 pub mod plugins;
 pub mod quantity;
+pub mod storage;
 pub mod subpath;
 mod tree;
 
@@ -26,6 +30,7 @@ use k8s_openapi::{
 };
 
 pub use mounter::{LinuxMounter, Mounter};
+pub use options::MountOptions;
 pub use tree::remove_tree;
 
 /// Why a volume could not be set up or taken down.
@@ -77,6 +82,12 @@ pub enum Error {
         /// What it should be.
         wanted: &'static str,
     },
+    /// A raw block volume whose path is something else.
+    #[error("{0} is not a block device")]
+    NotADevice(PathBuf),
+    /// A volume that outlives the pod is still in the pod's directory.
+    #[error("volume {0:?} is still published to the pod")]
+    StillPublished(String),
     /// Something is still mounted in a directory that is to be removed.
     #[error("cannot remove {0}: something is still mounted there")]
     StillMounted(PathBuf),
@@ -213,10 +224,14 @@ pub fn volume_dir(pod_dir: &Path, plugin: &str, volume: &str) -> PathBuf {
         .join(volume)
 }
 
-/// Takes down everything below a pod's directory: subPath mounts first, then each volume. One that
-/// fails keeps none of the others; the first failure is returned.
+/// Takes down everything below a pod's directory that is the pod's own: each volume, after those that
+/// outlive the pod have been unpublished. One that fails keeps none of the others; the first failure is
+/// returned.
 pub fn tear_down_all(pod_dir: &Path, mounter: &dyn Mounter) -> Result<()> {
     let mut outcome = subpath::clean_up(pod_dir, mounter);
+    if let Some((_, left)) = storage::mounts_of_pod(pod_dir)?.into_iter().next() {
+        return outcome.and(Err(Error::StillPublished(left.name)));
+    }
     let volumes = pod_dir.join("volumes");
     for kind in entries(&volumes)? {
         let escaped = kind
@@ -266,6 +281,22 @@ mod testing {
         fn bind_fd(&self, _: std::os::fd::BorrowedFd<'_>, target: &Path) -> Result<()> {
             self.0.lock().push(target.to_owned());
             Ok(())
+        }
+        fn bind(
+            &self,
+            _: std::os::fd::BorrowedFd<'_>,
+            target: &Path,
+            _: &MountOptions,
+        ) -> Result<()> {
+            self.0.lock().push(target.to_owned());
+            Ok(())
+        }
+        fn mount(&self, _: &Path, target: &Path, _: &str, _: &MountOptions) -> Result<()> {
+            self.0.lock().push(target.to_owned());
+            Ok(())
+        }
+        fn unmount_unused(&self, dir: &Path) -> Result<()> {
+            self.unmount(dir)
         }
         fn unmount(&self, dir: &Path) -> Result<()> {
             self.0.lock().retain(|mounted| mounted != dir);

@@ -7,7 +7,7 @@ use std::{
 
 use rustix::mount::{MountFlags, UnmountFlags};
 
-use crate::{Error, Result};
+use crate::{Error, MountOptions, Result};
 
 /// Mounts and unmounts.
 pub trait Mounter: Send + Sync {
@@ -15,7 +15,15 @@ pub trait Mounter: Send + Sync {
     fn tmpfs(&self, dir: &Path, size: Option<u64>) -> Result<()>;
     /// Binds what an open descriptor refers to onto `target`.
     fn bind_fd(&self, source: BorrowedFd<'_>, target: &Path) -> Result<()>;
-    /// Unmounts `dir`; fine if nothing is mounted there.
+    /// Binds what an open descriptor refers to onto `target`, with the flags of `options`.
+    fn bind(&self, source: BorrowedFd<'_>, target: &Path, options: &MountOptions) -> Result<()>;
+    /// Mounts a file system of this type.
+    fn mount(&self, source: &Path, target: &Path, kind: &str, options: &MountOptions)
+    -> Result<()>;
+    /// Unmounts `dir`; fine if nothing is mounted there. Fails while somebody uses it.
+    fn unmount_unused(&self, dir: &Path) -> Result<()>;
+    /// Unmounts `dir`, at once for everybody who looks and later for those who use it; fine if nothing
+    /// is mounted there.
     fn unmount(&self, dir: &Path) -> Result<()>;
     /// Whether `dir` is a mount point.
     fn is_mounted(&self, dir: &Path) -> Result<bool>;
@@ -40,6 +48,44 @@ impl Mounter for LinuxMounter {
         let source = format!("/proc/self/fd/{}", source.as_raw_fd());
         rustix::mount::mount_bind(&source, target)
             .map_err(|errno| Error::io("bind mount onto", target)(errno.into()))
+    }
+
+    fn bind(&self, source: BorrowedFd<'_>, target: &Path, options: &MountOptions) -> Result<()> {
+        self.bind_fd(source, target)?;
+        if options.flags.is_empty() {
+            return Ok(());
+        }
+        let flags = options.flags | MountFlags::BIND;
+        let remounted = rustix::mount::mount_remount(target, flags, c"");
+        remounted.map_err(|errno| {
+            // A mount that lets containers write must not stay.
+            let _ = self.unmount(target);
+            Error::io("set mount options of", target)(errno.into())
+        })
+    }
+
+    fn mount(
+        &self,
+        source: &Path,
+        target: &Path,
+        kind: &str,
+        options: &MountOptions,
+    ) -> Result<()> {
+        let invalid = |_| {
+            let invalid = std::io::ErrorKind::InvalidInput;
+            Error::io("mount on", target)(invalid.into())
+        };
+        let data = std::ffi::CString::new(options.data.clone()).map_err(invalid)?;
+        rustix::mount::mount(source, target, kind, options.flags, data.as_c_str())
+            .map_err(|errno| Error::io("mount on", target)(errno.into()))
+    }
+
+    fn unmount_unused(&self, dir: &Path) -> Result<()> {
+        match rustix::mount::unmount(dir, UnmountFlags::NOFOLLOW) {
+            Ok(()) => self.unmount_unused(dir),
+            Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOENT) => Ok(()),
+            Err(errno) => Err(Error::io("unmount", dir)(errno.into())),
+        }
     }
 
     fn unmount(&self, dir: &Path) -> Result<()> {

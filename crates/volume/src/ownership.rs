@@ -49,6 +49,27 @@ pub fn common_user(pod: &Pod) -> Option<u32> {
         .flatten()
 }
 
+/// Gives a volume to the pod's fsGroup, if it has one, as its fsGroupChangePolicy says.
+pub fn apply_fs_group(dir: &Path, pod: &Pod, read_only: bool) -> Result<()> {
+    let Some(group) = fs_group(pod) else {
+        return Ok(());
+    };
+    let context = pod.spec.as_ref();
+    let context = context.and_then(|spec| spec.security_context.as_ref());
+    let policy = context.and_then(|context| context.fs_group_change_policy.as_deref());
+    if policy == Some("OnRootMismatch") && is_of_group(dir, group, read_only) {
+        return Ok(());
+    }
+    give_to_group(dir, group, read_only)
+}
+
+/// Whether the top of a volume is as [`give_to_group`] leaves it.
+fn is_of_group(dir: &Path, group: u32, read_only: bool) -> bool {
+    let wanted = if read_only { 0o2550 } else { 0o2770 };
+    rustix::fs::stat(dir)
+        .is_ok_and(|stat| stat.st_gid == group && stat.st_mode & wanted == wanted)
+}
+
 /// Changes group and group bits of everything in `dir`, and `dir` itself. Everything is changed
 /// through a descriptor of it, so that a file that is replaced by a link meanwhile leads nowhere else.
 pub fn give_to_group(dir: &Path, group: u32, read_only: bool) -> Result<()> {
@@ -110,6 +131,30 @@ mod tests {
             "containers": [{"name": "a"}, {"name": "b", "securityContext": {"runAsUser": 7}}]}}));
         assert_eq!(common_user(&differ), None);
     }
+
+    #[test]
+    fn a_volume_whose_top_has_the_group_is_left_alone_where_the_policy_says_so() {
+        use std::os::unix::fs::{MetadataExt, PermissionsExt};
+        let root = tempfile::tempdir().unwrap();
+        let file = root.path().join("f");
+        std::fs::write(&file, "").unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o7777;
+        let set = |path: &Path, mode| {
+            std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+        };
+        let group = rustix::process::getgid().as_raw();
+        let pod: Pod = serde_json::from_value(serde_json::json!({"spec": {"containers": [],
+            "securityContext": {"fsGroup": group, "fsGroupChangePolicy": "OnRootMismatch"}}}))
+        .unwrap();
+        set(root.path(), 0o2770);
+        set(&file, 0o600);
+        apply_fs_group(root.path(), &pod, false).unwrap();
+        assert_eq!(mode(&file), 0o600);
+        set(root.path(), 0o770);
+        apply_fs_group(root.path(), &pod, false).unwrap();
+        assert_eq!((mode(&file), mode(root.path())), (0o660, 0o2770));
+    }
+
     #[test]
     fn files_get_the_group_and_links_are_not_followed() {
         use std::os::unix::fs::{MetadataExt, PermissionsExt};

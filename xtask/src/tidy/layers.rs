@@ -12,6 +12,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("allocator", 0),
     ("libcgroups", 0),
     ("lifecycle", 1),
+    ("csi", 2),
     ("machinery", 2),
     ("pki", 2),
     ("streaming", 2),

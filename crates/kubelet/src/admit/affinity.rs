@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, Pod};
+use k8s_openapi::api::core::v1::{
+    Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod,
+};
 
 use crate::pod::spec;
 
@@ -23,10 +25,15 @@ pub(super) fn matches(pod: &Pod, node: &Node) -> bool {
             node.required_during_scheduling_ignored_during_execution
                 .as_ref()
         });
-    required.is_none_or(|required| {
-        let mut terms = required.node_selector_terms.iter();
-        terms.any(|term| term_matches(term, labels, node))
-    })
+    required.is_none_or(|required| selects(required, node))
+}
+
+/// Whether a selector selects this node.
+pub(super) fn selects(selector: &NodeSelector, node: &Node) -> bool {
+    let empty = BTreeMap::new();
+    let labels = node.metadata.labels.as_ref().unwrap_or(&empty);
+    let mut terms = selector.node_selector_terms.iter();
+    terms.any(|term| term_matches(term, labels, node))
 }
 
 /// A term without any requirement matches nothing.

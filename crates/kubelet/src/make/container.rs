@@ -13,6 +13,7 @@ pub struct Inputs {
     pub image: v1::ImageSpec,
     pub environment: Vec<(String, String)>,
     pub mounts: Vec<v1::Mount>,
+    pub devices: Vec<v1::Device>,
     pub security: v1::LinuxContainerSecurityContext,
     pub node_memory: i64,
 }
@@ -49,6 +50,7 @@ pub fn config(pod: &Pod, container: &Container, inputs: Inputs) -> v1::Container
             })
             .collect(),
         mounts: inputs.mounts,
+        devices: inputs.devices,
         labels: labels::of_container(pod, container),
         annotations: labels::annotations(pod, container, inputs.restart_count),
         log_path: format!("{}/{}.log", container.name, inputs.restart_count),
@@ -84,6 +86,7 @@ mod tests {
             image: Default::default(),
             environment: vec![("X".into(), "1".into())],
             mounts: vec![],
+            devices: vec![],
             security: Default::default(),
             node_memory: 1,
         };

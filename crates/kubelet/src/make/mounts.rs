@@ -5,18 +5,17 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use cri::v1::{ImageSpec, Mount, MountPropagation};
-use k8s_openapi::api::core::v1::{Container, Pod, VolumeMount};
+use cri::v1::{Device, ImageSpec, Mount, MountPropagation};
+use k8s_openapi::api::core::v1::{Container, Pod, VolumeDevice, VolumeMount};
 use volume::{Mounter, subpath};
 
 use super::{env::Problem, expand::expand};
-use crate::pod::spec;
+use crate::{pod::spec, volumes::Mounted};
 
 /// What mounts are made of.
 pub struct Inputs<'a> {
     pub pod_dir: &'a Path,
-    /// By volume name.
-    pub volumes: &'a BTreeMap<String, PathBuf>,
+    pub volumes: &'a Mounted,
     /// Those that are images, by volume name.
     pub images: &'a BTreeMap<String, ImageSpec>,
     /// The container's variables, for subPathExpr.
@@ -66,7 +65,7 @@ fn one(
         });
     }
     let missing = || Problem(format!("volume {:?} is not mounted", mount.name));
-    let volume = inputs.volumes.get(&mount.name).ok_or_else(missing)?;
+    let volume = inputs.volumes.paths.get(&mount.name).ok_or_else(missing)?;
     let host_path = match sub {
         Some(sub) => subpath::prepare(
             inputs.pod_dir,
@@ -85,7 +84,9 @@ fn one(
         })?,
         None => volume.clone(),
     };
-    let read_only = mount.read_only == Some(true) || is_read_only_volume(pod, &mount.name);
+    let read_only = mount.read_only == Some(true)
+        || inputs.volumes.read_only.contains(&mount.name)
+        || is_read_only_volume(pod, &mount.name);
     Ok(Mount {
         container_path: absolute(&mount.mount_path),
         host_path: host_path.to_string_lossy().into_owned(),
@@ -94,6 +95,22 @@ fn one(
         recursive_read_only: mount.recursive_read_only.as_deref() == Some("Enabled"),
         ..Default::default()
     })
+}
+
+/// The block devices of the spec. The runtime lets the container use just these.
+pub fn devices(container: &Container, volumes: &Mounted) -> Result<Vec<Device>, Problem> {
+    let wanted = container.volume_devices.iter().flatten();
+    let device = |wanted: &VolumeDevice| {
+        let missing = || Problem(format!("volume {:?} is not mapped", wanted.name));
+        let path = volumes.devices.get(&wanted.name).ok_or_else(missing)?;
+        let read_only = volumes.read_only.contains(&wanted.name);
+        Ok(Device {
+            container_path: wanted.device_path.clone(),
+            host_path: path.to_string_lossy().into_owned(),
+            permissions: if read_only { "mr" } else { "mrw" }.to_owned(),
+        })
+    };
+    wanted.map(device).collect()
 }
 
 fn absolute(path: &str) -> String {
@@ -170,10 +187,13 @@ mod tests {
                 {"name": "e", "mountPath": "/data", "mountPropagation": "HostToContainer"},
                 {"name": "i", "mountPath": "/image", "subPath": "etc"}]}]}}))
         .unwrap();
-        let volumes = BTreeMap::from([
-            ("c".to_owned(), PathBuf::from("/v/c")),
-            ("e".to_owned(), PathBuf::from("/v/e")),
-        ]);
+        let volumes = Mounted {
+            paths: BTreeMap::from([
+                ("c".to_owned(), PathBuf::from("/v/c")),
+                ("e".to_owned(), PathBuf::from("/v/e")),
+            ]),
+            ..Mounted::default()
+        };
         let image = ImageSpec {
             image: "sha256:1".into(),
             ..Default::default()
@@ -206,5 +226,26 @@ mod tests {
             (&Some(image), "etc")
         );
         assert!(made[2].readonly && made[2].host_path.is_empty());
+    }
+
+    #[test]
+    fn devices_of_read_only_claims_cannot_be_written() {
+        let container: Container = serde_json::from_value(serde_json::json!({"name": "a", "volumeDevices": [
+            {"name": "raw", "devicePath": "/dev/xvda"}, {"name": "fixed", "devicePath": "/dev/xvdb"}]}))
+        .unwrap();
+        let path = |name: &str| (name.to_owned(), PathBuf::from(format!("/d/{name}")));
+        let mut volumes = Mounted {
+            devices: [path("raw"), path("fixed")].into(),
+            read_only: ["fixed".to_owned()].into(),
+            ..Mounted::default()
+        };
+        let made = devices(&container, &volumes).unwrap();
+        let shown: Vec<_> = made
+            .iter()
+            .map(|device| (device.container_path.as_str(), device.permissions.as_str()))
+            .collect();
+        assert_eq!(shown, [("/dev/xvda", "mrw"), ("/dev/xvdb", "mr")]);
+        volumes.devices.clear();
+        assert!(devices(&container, &volumes).is_err());
     }
 }

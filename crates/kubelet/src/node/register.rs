@@ -30,15 +30,24 @@ pub fn labels(config: &Config) -> BTreeMap<String, String> {
     labels
 }
 
-/// Creates the Node, or brings the labels of an existing one up to date.
+/// Where the cluster's own provisioner may make volumes on this node.
+pub const LOCAL_PATH_ROOT: &str = "mainstay.dev/local-path-root";
+
+fn annotations(config: &Config) -> BTreeMap<String, String> {
+    let root = config.local_path_root.to_string_lossy().into_owned();
+    BTreeMap::from([(LOCAL_PATH_ROOT.to_owned(), root)])
+}
+
+/// Creates the Node, or brings labels and annotations of an existing one up to date.
 pub async fn register(config: &Config) -> Result<Node> {
     let api: Api<Node> = Api::all(config.client.clone());
     if let Some(node) = api.get_opt(&config.node_name).await? {
-        return update_labels(&api, config, node).await;
+        return update_metadata(&api, config, node).await;
     }
     let mut node = Node::default();
     node.metadata.name = Some(config.node_name.clone());
     node.metadata.labels = Some(labels(config));
+    node.metadata.annotations = Some(annotations(config));
     let taints = Some(config.node_taints.clone()).filter(|taints| !taints.is_empty());
     node.spec = Some(NodeSpec {
         taints,
@@ -47,7 +56,7 @@ pub async fn register(config: &Config) -> Result<Node> {
     match api.create(&PostParams::default(), &node).await {
         Err(kube::Error::Api(status)) if status.code == 409 => {
             let node = api.get(&config.node_name).await?;
-            update_labels(&api, config, node).await
+            update_metadata(&api, config, node).await
         }
         created => {
             info!(node = config.node_name, "registered");
@@ -56,17 +65,20 @@ pub async fn register(config: &Config) -> Result<Node> {
     }
 }
 
-async fn update_labels(api: &Api<Node>, config: &Config, node: Node) -> Result<Node> {
-    let wanted = labels(config);
-    let current = node.metadata.labels.clone().unwrap_or_default();
-    let missing: BTreeMap<_, _> = wanted
-        .iter()
-        .filter(|(key, value)| current.get(*key) != Some(value))
-        .collect();
-    if missing.is_empty() {
+async fn update_metadata(api: &Api<Node>, config: &Config, node: Node) -> Result<Node> {
+    let missing = |wanted: BTreeMap<String, String>, shown: &Option<BTreeMap<String, String>>| {
+        let shown = shown.clone().unwrap_or_default();
+        let missing = wanted.into_iter();
+        missing
+            .filter(|(key, value)| shown.get(key) != Some(value))
+            .collect::<BTreeMap<_, _>>()
+    };
+    let labels = missing(labels(config), &node.metadata.labels);
+    let annotations = missing(annotations(config), &node.metadata.annotations);
+    if labels.is_empty() && annotations.is_empty() {
         return Ok(node);
     }
-    let patch = json!({"metadata": {"labels": missing}});
+    let patch = json!({"metadata": {"labels": labels, "annotations": annotations}});
     let params = PatchParams::default();
     Ok(api
         .patch(&config.node_name, &params, &Patch::Merge(&patch))

@@ -45,6 +45,7 @@ pub async fn run(
     let mut configured = None;
     let mut written: Option<Timestamp> = None;
     let mut pressures = core.pressures.subscribe();
+    let mut volumes = core.volumes.changes();
     let mut before = node
         .status
         .clone()
@@ -93,6 +94,8 @@ pub async fn run(
         tokio::select! {
             () = core.config.clock.sleep(wait) => {}
             _ = pressures.changed() => {}
+            // A pod waits until its volume is shown as in use.
+            _ = volumes.changed() => {}
             change = changes.next() => match change {
                 Some(Event::Added(fresh) | Event::Modified { new: fresh, .. }) => {
                     node = (*fresh).clone();
@@ -179,6 +182,7 @@ fn differs(node: &Node, status: &NodeStatus) -> bool {
                 "nodeInfo",
                 "runtimeHandlers",
                 "features",
+                "volumesInUse",
             ];
             map.retain(|key, _| ours.contains(&key.as_str()));
         }
@@ -218,8 +222,11 @@ fn patch(node: &Node, status: &NodeStatus) -> Value {
     if let Some(Value::Array(all)) = patch.pointer_mut("/status/addresses") {
         all.insert(0, json!({ "$patch": "replace" }));
     }
-    // Resources that are gone must be named to go.
+    // What is gone must be named to go.
     let shown = node.status.clone().unwrap_or_default();
+    if status.volumes_in_use.is_none() && shown.volumes_in_use.is_some() {
+        patch["status"]["volumesInUse"] = Value::Null;
+    }
     for (field, shown, now) in [
         ("capacity", &shown.capacity, &status.capacity),
         ("allocatable", &shown.allocatable, &status.allocatable),
@@ -288,6 +295,7 @@ async fn gather(core: &Core, before: &[NodeCondition], now: Timestamp) -> NodeSt
         images: Some(images),
         runtime_handlers: Some(handlers),
         features,
+        volumes_in_use: Some(core.volumes.in_use()).filter(|names| !names.is_empty()),
         ..Default::default()
     }
 }

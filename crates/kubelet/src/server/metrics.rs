@@ -1,19 +1,31 @@
 //! `GET /metrics`: the kubelet about itself, under upstream's names.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use http::{Response, StatusCode};
 
 use super::{Body, exposition::Exposition, whole};
-use crate::{config::VERSION, core::Core, registry::Seen};
+use crate::{
+    config::VERSION,
+    core::Core,
+    registry::Seen,
+    stats::{FsStats, Summary},
+};
+
+/// How old the measures of volumes may be.
+const FRESH: Duration = Duration::from_secs(10);
 
 /// The page.
-pub fn serve(core: &Core) -> Response<Body> {
+pub async fn serve(core: &Core) -> Response<Body> {
     let mut page = Exposition::default();
     let pods = core.registry.pods();
     node(&mut page, core, &pods);
     containers(&mut page, &pods);
     evictions(&mut page, core);
+    claims(&mut page, &core.stats.summary(core, FRESH).await);
     process(&mut page);
     let kind = "text/plain; version=0.0.4; charset=utf-8";
     whole(StatusCode::OK, kind, page.finish().into_bytes())
@@ -94,6 +106,64 @@ fn evictions(page: &mut Exposition, core: &Core) {
     );
     for (signal, count) in core.evictions.lock().iter() {
         page.sample(name, &[("eviction_signal", signal)], *count as f64, None);
+    }
+}
+
+type Read = fn(&FsStats) -> Option<u64>;
+
+const CLAIMS: &[(&str, &str, Read)] = &[
+    (
+        "kubelet_volume_stats_capacity_bytes",
+        "Capacity in bytes of the volume",
+        |fs| fs.capacity_bytes,
+    ),
+    (
+        "kubelet_volume_stats_available_bytes",
+        "Number of available bytes in the volume",
+        |fs| fs.available_bytes,
+    ),
+    (
+        "kubelet_volume_stats_used_bytes",
+        "Number of used bytes in the volume",
+        |fs| fs.used_bytes,
+    ),
+    (
+        "kubelet_volume_stats_inodes",
+        "Maximum number of inodes in the volume",
+        |fs| fs.inodes,
+    ),
+    (
+        "kubelet_volume_stats_inodes_free",
+        "Number of free inodes in the volume",
+        |fs| fs.inodes_free,
+    ),
+    (
+        "kubelet_volume_stats_inodes_used",
+        "Number of used inodes in the volume",
+        |fs| fs.inodes_used,
+    ),
+];
+
+/// How full the volumes of claims are; a claim that several pods use counts once.
+fn claims(page: &mut Exposition, summary: &Summary) {
+    for (name, help, read) in CLAIMS {
+        page.family(name, "gauge", help);
+        let mut seen = BTreeSet::new();
+        let volumes = summary.pods.iter().flat_map(|pod| &pod.volumes);
+        for volume in volumes {
+            let Some(claim) = &volume.pvc_ref else {
+                continue;
+            };
+            if !seen.insert((&claim.namespace, &claim.name)) {
+                continue;
+            }
+            let labels = [
+                ("namespace", claim.namespace.as_str()),
+                ("persistentvolumeclaim", claim.name.as_str()),
+            ];
+            let value = read(&volume.fs).unwrap_or(0) as f64;
+            page.sample(name, &labels, value, None);
+        }
     }
 }
 

@@ -206,7 +206,7 @@ async fn handle(
         ["healthz", ..] => healthz::answer(&core),
         ["pods"] => pods::all(&core),
         ["runningpods"] => pods::running(&core).await,
-        ["metrics"] => metrics::serve(&core),
+        ["metrics"] => metrics::serve(&core).await,
         ["metrics", "resource"] => stats::resource(&core).await,
         ["metrics", "cadvisor"] => stats::cadvisor(&core).await,
         ["stats", "summary"] => {

@@ -45,6 +45,7 @@ pub(super) async fn all(
         let Some(uid) = uid else { continue };
         all.push(pod(provider, &uid, &stats, seen.get(&uid), image_fs, now));
     }
+    let claimed = claimed(core, &all, &seen, now).await;
     let walked = Walk {
         directories: provider.directories.clone(),
         root_dir: core.config.root_dir.clone(),
@@ -56,11 +57,55 @@ pub(super) async fn all(
             if let Some(seen) = seen.get(&stats.pod_ref.uid) {
                 walked.measure(stats, &seen.pod);
             }
+            let claimed = claimed.get(&stats.pod_ref.uid).into_iter();
+            stats.volumes.extend(claimed.flatten().cloned());
         }
         all
     });
     done.await
         .map_err(|error| crate::Error::Other(error.to_string()))
+}
+
+/// Volumes that outlive their pods, by pod.
+async fn claimed(
+    core: &Core,
+    all: &[PodStats],
+    seen: &BTreeMap<String, Seen>,
+    now: Timestamp,
+) -> BTreeMap<String, Vec<VolumeStats>> {
+    let measures = all.iter().map(async |stats| {
+        let uid = &stats.pod_ref.uid;
+        let used = core.volumes.stats(uid).await;
+        let pod = seen.get(uid).map(|seen| &seen.pod);
+        let used = used.into_iter().map(|(name, usage)| VolumeStats {
+            pvc_ref: pod.and_then(|pod| claim_of(pod, &name)),
+            fs: FsStats {
+                time: Some(Time(now)),
+                // As upstream, which has no way to say that something is not known.
+                available_bytes: Some(usage.available.unwrap_or(0)),
+                capacity_bytes: Some(usage.capacity.unwrap_or(0)),
+                used_bytes: Some(usage.used.unwrap_or(0)),
+                inodes_free: Some(usage.inodes_free.unwrap_or(0)),
+                inodes: Some(usage.inodes.unwrap_or(0)),
+                inodes_used: Some(usage.inodes_used.unwrap_or(0)),
+                usable_bytes: None,
+            },
+            name,
+            is_local: false,
+        });
+        (uid.clone(), used.collect())
+    });
+    let measured = futures::future::join_all(measures).await;
+    measured.into_iter().collect()
+}
+
+fn claim_of(pod: &Pod, name: &str) -> Option<PvcReference> {
+    let mut volumes = spec::spec(pod).volumes.iter().flatten();
+    let volume = volumes.find(|volume| volume.name == name)?;
+    Some(PvcReference {
+        name: volume::storage::resolve::claim_name(spec::name(pod), volume)?,
+        namespace: spec::namespace(pod).to_owned(),
+    })
 }
 
 fn number(value: Option<v1::UInt64Value>) -> Option<u64> {
@@ -216,7 +261,7 @@ impl Walk {
             total = total + own_files(&self.directories, &uid, &dir.join(own));
         }
         for volume in spec::spec(pod).volumes.iter().flatten() {
-            let Some(stats_of) = self.volume(&uid, &dir, volume, pod, &nodefs) else {
+            let Some(stats_of) = self.volume(&uid, &dir, volume, &nodefs) else {
                 continue;
             };
             if stats_of.is_local {
@@ -237,7 +282,6 @@ impl Walk {
         uid: &str,
         pod_dir: &Path,
         volume: &Volume,
-        pod: &Pod,
         nodefs: &FsStats,
     ) -> Option<VolumeStats> {
         let plugin = volume::plugin_for(volume).ok()?;
@@ -249,8 +293,7 @@ impl Walk {
             .empty_dir
             .as_ref()
             .is_some_and(|source| source.medium.as_deref() == Some("Memory"));
-        let claim = volume.persistent_volume_claim.as_ref();
-        let fs = if in_memory || claim.is_some() {
+        let fs = if in_memory {
             host::file_system(&dir, self.now)
         } else if volume.host_path.is_some() {
             // The node's own files are not the pod's.
@@ -261,11 +304,8 @@ impl Walk {
         Some(VolumeStats {
             fs,
             name: volume.name.clone(),
-            is_local: claim.is_none() && !in_memory,
-            pvc_ref: claim.map(|claim| PvcReference {
-                name: claim.claim_name.clone(),
-                namespace: spec::namespace(pod).to_owned(),
-            }),
+            is_local: !in_memory,
+            pvc_ref: None,
         })
     }
 }

@@ -22,6 +22,10 @@ use crate::{
 /// The longest time between two tries of the same thing.
 const CAP: Duration = Duration::from_secs(300);
 
+/// The same for volumes that outlive pods: they may become ready at any time, and nothing says so.
+const MOUNT_CAP: Duration = Duration::from_secs(122);
+const WAITING_CAP: Duration = Duration::from_secs(10);
+
 /// Ended work.
 pub enum Done {
     Volumes(Result<Mounted>),
@@ -49,7 +53,9 @@ impl Worker {
         let (core, pod) = (self.core.clone(), self.subject.size.shared().clone());
         let future = match action.clone() {
             Action::SetUpVolumes => {
-                async move { Done::Volumes(tasks::set_up_volumes(&core, &pod).await) }.boxed()
+                let stop = self.starts.clone();
+                async move { Done::Volumes(tasks::set_up_volumes(&core, &pod, &stop).await) }
+                    .boxed()
             }
             Action::CreateSandbox { attempt } => {
                 async move { Done::Sandbox(tasks::create_sandbox(&core, &pod, attempt).await) }
@@ -138,7 +144,7 @@ impl Worker {
             .map(|target| target.id.clone());
         let (core, pod) = (self.core.clone(), self.subject.size.shared().clone());
         let (volumes, ips, cancel) = (
-            self.mounts.paths.clone(),
+            self.mounts.mounted.clone(),
             self.pod_ips(),
             self.starts.clone(),
         );
@@ -193,13 +199,19 @@ impl Worker {
                 self.memory.volumes = Volumes::Ready;
             }
             Err(error) => {
+                let (reason, cap) = match &error {
+                    Error::Mount {
+                        reason, is_waiting, ..
+                    } => (*reason, if *is_waiting { WAITING_CAP } else { MOUNT_CAP }),
+                    _ => ("FailedMount", CAP),
+                };
                 let events = &self.core.events;
-                events.warning(&self.subject.pod, "FailedMount", error.to_string());
+                events.warning(&self.subject.pod, reason, error.to_string());
                 let times = match self.memory.volumes {
                     Volumes::Failed { times, .. } => times,
                     _ => 0,
                 };
-                let wait = delay(Duration::from_millis(500), times, CAP);
+                let wait = delay(Duration::from_millis(500), times, cap);
                 self.memory.volumes = Volumes::Failed {
                     retry_at: self.core.now() + wait,
                     times: times + 1,

@@ -1,6 +1,6 @@
 //! Where the pod's volumes are, and when their content is brought up to date.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use futures::FutureExt;
 use jiff::Timestamp;
@@ -19,7 +19,7 @@ const RETRY: Duration = Duration::from_secs(10);
 /// The volumes that were set up.
 #[derive(Default)]
 pub(super) struct Mounts {
-    pub(super) paths: Arc<BTreeMap<String, PathBuf>>,
+    pub(super) mounted: Arc<Mounted>,
     refresh: Refresh,
 }
 
@@ -55,8 +55,8 @@ impl Mounts {
 
     /// They are in place.
     pub(super) fn set(&mut self, mounted: Mounted) {
-        self.paths = Arc::new(mounted.paths);
         self.refresh = Refresh::At(mounted.refresh_at);
+        self.mounted = Arc::new(mounted);
     }
 }
 
@@ -73,7 +73,9 @@ impl Worker {
         }
         self.mounts.refresh = Refresh::Running { again: false };
         let (core, pod) = (self.core.clone(), self.subject.pod.clone());
-        let refresh = async move { Done::Refreshed(volumes::set_up(&core, &pod).await) };
+        let stop = self.starts.clone();
+        let refresh =
+            async move { Done::Refreshed(volumes::set_up(&core, &pod, true, &stop).await) };
         self.work.push(refresh.boxed());
     }
 

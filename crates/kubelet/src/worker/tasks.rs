@@ -6,6 +6,7 @@ use std::{sync::Arc, time::Duration};
 use cri::v1;
 use k8s_openapi::api::{core::v1::Pod, node::v1::RuntimeClass};
 use kube::Api;
+use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::{
@@ -20,10 +21,14 @@ use crate::{
     volumes::{self, Mounted},
 };
 
-pub(super) async fn set_up_volumes(core: &Core, pod: &Arc<Pod>) -> Result<Mounted> {
+pub(super) async fn set_up_volumes(
+    core: &Core,
+    pod: &Arc<Pod>,
+    stop: &CancellationToken,
+) -> Result<Mounted> {
     let dir = core.pod_dir(spec::uid(pod));
     std::fs::create_dir_all(&dir).map_err(Error::io(&dir))?;
-    volumes::set_up(core, pod).await
+    volumes::set_up(core, pod, false, stop).await
 }
 
 pub(super) async fn create_sandbox(core: &Core, pod: &Pod, attempt: u32) -> Result<String> {

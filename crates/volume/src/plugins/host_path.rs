@@ -1,4 +1,5 @@
-//! hostPath: a path of the node, checked or created as its type says; never removed.
+//! hostPath: a path of the node, checked or created as its type says; never removed. Pods name it, or a
+//! persistent volume does.
 
 use std::{
     fs,
@@ -6,10 +7,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use k8s_openapi::api::core::v1::Volume;
+use async_trait::async_trait;
+use k8s_openapi::api::core::v1::{HostPathVolumeSource, Volume};
 
 use super::make_dir;
-use crate::{Error, Mounter, Plugin, Request, Result};
+use crate::{
+    Error, Mounter, Plugin, Request, Result,
+    storage::{Host, PodMount, Publish, Spec, Step, StepError, StoragePlugin},
+};
 
 pub struct HostPath;
 
@@ -31,6 +36,47 @@ impl Plugin for HostPath {
 
     fn tear_down(&self, _: &Path, _: &dyn Mounter) -> Result<()> {
         Ok(())
+    }
+}
+
+/// A hostPath behind a persistent volume.
+pub struct HostPathVolume;
+
+fn source(spec: &Spec) -> Option<&HostPathVolumeSource> {
+    spec.volume.as_ref()?.spec.as_ref()?.host_path.as_ref()
+}
+
+#[async_trait]
+impl StoragePlugin for HostPathVolume {
+    fn name(&self) -> &'static str {
+        "kubernetes.io/host-path"
+    }
+
+    fn handles(&self, spec: &Spec) -> bool {
+        source(spec).is_some()
+    }
+
+    fn volume_name(&self, spec: &Spec, pod: &str) -> String {
+        format!("{pod}-{}", spec.name)
+    }
+
+    async fn publish(&self, request: &Publish<'_>, _: &dyn Host) -> Step<PathBuf> {
+        if request.spec.is_block {
+            let why = "hostPath volumes have no block devices".to_owned();
+            return Err(StepError::Failed(why));
+        }
+        let source = source(request.spec).cloned().unwrap_or_default();
+        let path = Path::new(&source.path);
+        check(path, source.type_.as_deref().unwrap_or_default())?;
+        Ok(path.to_owned())
+    }
+
+    async fn unpublish(&self, _: &PodMount, _: &dyn Host) -> Step<()> {
+        Ok(())
+    }
+
+    fn find_published(&self, mount: &PodMount, _: &Path) -> Option<String> {
+        Some(format!("{}-{}", mount.pod, mount.name))
     }
 }
 

@@ -1,9 +1,13 @@
 //! Every kind of volume there is.
 
 mod config_map;
+pub mod csi;
 mod downward_api;
 mod empty_dir;
 mod host_path;
+mod local;
+mod mounted;
+mod nfs;
 mod projected;
 mod secret;
 
@@ -11,7 +15,11 @@ use std::path::Path;
 
 use k8s_openapi::api::core::v1::Volume;
 
-use crate::{Error, Plugin, Request, Result, atomic, ownership, payload::Payload};
+use crate::{
+    Error, Plugin, Request, Result, atomic, ownership,
+    payload::Payload,
+    storage::{Spec, StoragePlugin},
+};
 
 /// The list. A volume belongs to the first plugin that claims it.
 pub const ALL: &[&dyn Plugin] = &[
@@ -22,6 +30,44 @@ pub const ALL: &[&dyn Plugin] = &[
     &downward_api::DownwardApi,
     &host_path::HostPath,
 ];
+
+/// The kinds of volumes whose data outlive pods.
+pub const STORAGE: &[&dyn StoragePlugin] = &[
+    &csi::Csi,
+    &local::Local,
+    &host_path::HostPathVolume,
+    &nfs::Nfs,
+];
+
+/// The JSON name of the source of a persistent volume, or of a pod's volume.
+pub(crate) fn storage_source_name(spec: &Spec) -> &'static str {
+    let found = spec.volume.as_ref().and_then(|volume| volume.spec.as_ref());
+    let Some(found) = found else {
+        return source_name(&spec.inline);
+    };
+    let sources: [(bool, &'static str); 18] = [
+        (found.csi.is_some(), "csi"),
+        (found.local.is_some(), "local"),
+        (found.host_path.is_some(), "hostPath"),
+        (found.nfs.is_some(), "nfs"),
+        (found.iscsi.is_some(), "iscsi"),
+        (found.fc.is_some(), "fc"),
+        (found.rbd.is_some(), "rbd"),
+        (found.cephfs.is_some(), "cephfs"),
+        (found.cinder.is_some(), "cinder"),
+        (found.flex_volume.is_some(), "flexVolume"),
+        (found.glusterfs.is_some(), "glusterfs"),
+        (found.azure_disk.is_some(), "azureDisk"),
+        (found.azure_file.is_some(), "azureFile"),
+        (found.aws_elastic_block_store.is_some(), "awsElasticBlockStore"),
+        (found.gce_persistent_disk.is_some(), "gcePersistentDisk"),
+        (found.vsphere_volume.is_some(), "vsphereVolume"),
+        (found.portworx_volume.is_some(), "portworxVolume"),
+        (found.storageos.is_some(), "storageos"),
+    ];
+    let mut set = sources.iter().filter(|(set, _)| *set);
+    set.next().map_or("unknown", |(_, name)| name)
+}
 
 /// The JSON name of a volume's source, for messages about kinds that are not supported.
 pub(crate) fn source_name(volume: &Volume) -> &'static str {

@@ -1,0 +1,149 @@
+//! A driver's node service: every call has a deadline, and what the driver can do is asked once per
+//! connection.
+
+use std::{path::Path, time::Duration};
+
+use tokio::sync::OnceCell;
+use tonic::{Code, Request, Status, transport::Channel};
+
+pub use crate::v1::node_service_capability::rpc::Type as Capability;
+use crate::v1::{self, node_client::NodeClient, node_service_capability};
+
+/// How long a driver may take for a call.
+pub const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// The node service of one registered driver. Clones of what `channel` dials share the connection.
+#[derive(Debug)]
+pub struct Node {
+    client: NodeClient<Channel>,
+    timeout: Duration,
+    capabilities: OnceCell<Vec<Capability>>,
+}
+
+impl Node {
+    /// The service on a socket; nothing is dialled yet.
+    pub fn new(socket: impl AsRef<Path>, timeout: Duration) -> Self {
+        Self {
+            client: NodeClient::new(crate::channel(socket)),
+            timeout,
+            capabilities: OnceCell::new(),
+        }
+    }
+
+    /// Whether the driver has a capability. An answer is kept; an error is not.
+    pub async fn can(&self, capability: Capability) -> Result<bool, Status> {
+        let known = self.capabilities.get_or_try_init(|| self.ask_capabilities());
+        Ok(known.await?.contains(&capability))
+    }
+
+    async fn ask_capabilities(&self) -> Result<Vec<Capability>, Status> {
+        let request = self.request(v1::NodeGetCapabilitiesRequest {});
+        let mut client = self.client.clone();
+        let call = client.node_get_capabilities(request);
+        let answer = self.in_time("NodeGetCapabilities", call).await?;
+        let types = answer.capabilities.into_iter().filter_map(|capability| {
+            let node_service_capability::Type::Rpc(rpc) = capability.r#type?;
+            Capability::try_from(rpc.r#type).ok()
+        });
+        Ok(types.collect())
+    }
+
+    /// Who the node is to the driver.
+    pub async fn info(&self) -> Result<v1::NodeGetInfoResponse, Status> {
+        let request = self.request(v1::NodeGetInfoRequest {});
+        let mut client = self.client.clone();
+        self.in_time("NodeGetInfo", client.node_get_info(request))
+            .await
+    }
+
+    /// Brings a volume to the node.
+    pub async fn stage(&self, request: v1::NodeStageVolumeRequest) -> Result<(), Status> {
+        let request = self.request(request);
+        let mut client = self.client.clone();
+        let call = client.node_stage_volume(request);
+        self.in_time("NodeStageVolume", call).await.map(drop)
+    }
+
+    /// Undoes [`Node::stage`].
+    pub async fn unstage(&self, request: v1::NodeUnstageVolumeRequest) -> Result<(), Status> {
+        let request = self.request(request);
+        let mut client = self.client.clone();
+        let call = client.node_unstage_volume(request);
+        self.in_time("NodeUnstageVolume", call).await.map(drop)
+    }
+
+    /// Brings a volume to a pod.
+    pub async fn publish(&self, request: v1::NodePublishVolumeRequest) -> Result<(), Status> {
+        let request = self.request(request);
+        let mut client = self.client.clone();
+        let call = client.node_publish_volume(request);
+        self.in_time("NodePublishVolume", call).await.map(drop)
+    }
+
+    /// Undoes [`Node::publish`].
+    pub async fn unpublish(&self, request: v1::NodeUnpublishVolumeRequest) -> Result<(), Status> {
+        let request = self.request(request);
+        let mut client = self.client.clone();
+        let call = client.node_unpublish_volume(request);
+        self.in_time("NodeUnpublishVolume", call).await.map(drop)
+    }
+
+    /// Makes what is on the node as large as the volume.
+    pub async fn expand(&self, request: v1::NodeExpandVolumeRequest) -> Result<(), Status> {
+        let request = self.request(request);
+        let mut client = self.client.clone();
+        let call = client.node_expand_volume(request);
+        self.in_time("NodeExpandVolume", call).await.map(drop)
+    }
+
+    /// How full a volume is.
+    pub async fn stats(
+        &self,
+        request: v1::NodeGetVolumeStatsRequest,
+    ) -> Result<v1::NodeGetVolumeStatsResponse, Status> {
+        let request = self.request(request);
+        let mut client = self.client.clone();
+        let call = client.node_get_volume_stats(request);
+        self.in_time("NodeGetVolumeStats", call).await
+    }
+
+    /// Drivers see the deadline, too.
+    fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        request.set_timeout(self.timeout);
+        request
+    }
+
+    async fn in_time<T>(
+        &self,
+        what: &str,
+        call: impl Future<Output = Result<tonic::Response<T>, Status>>,
+    ) -> Result<T, Status> {
+        let late = || {
+            let within = self.timeout;
+            Status::deadline_exceeded(format!("the driver did not answer {what} within {within:?}"))
+        };
+        match tokio::time::timeout(self.timeout, call).await {
+            Ok(Ok(answer)) => Ok(answer.into_inner()),
+            // The channel's own clock may be first.
+            Ok(Err(status)) if status.code() == Code::Cancelled && is_timeout(&status) => {
+                Err(late())
+            }
+            Ok(Err(status)) => Err(status),
+            Err(_) => Err(late()),
+        }
+    }
+}
+
+fn is_timeout(status: &Status) -> bool {
+    status.message().contains("Timeout expired")
+}
+
+/// An error as Go clients print it.
+pub fn go_error(status: &Status) -> String {
+    format!(
+        "rpc error: code = {:?} desc = {}",
+        status.code(),
+        status.message()
+    )
+}

@@ -1,0 +1,272 @@
+//! A small driver for tests: it keeps volumes as directories, records every call, fails or hangs where
+//! a test says so, and notices when it is called in an order that the protocol forbids.
+
+mod services;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+use tokio::{net::UnixListener, sync::watch, task::JoinHandle};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Code, Status, transport::Server};
+
+use crate::{
+    Capability,
+    registration::registration_server::RegistrationServer,
+    v1::{
+        controller_server::ControllerServer, identity_server::IdentityServer,
+        node_server::NodeServer,
+    },
+};
+
+/// What the driver is.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The driver's name.
+    pub name: String,
+    /// What its node service can do.
+    pub capabilities: Vec<Capability>,
+    /// The node's name to the driver.
+    pub node_id: String,
+    /// Where the node is.
+    pub topology: BTreeMap<String, String>,
+    /// How many volumes fit; 0 is any number.
+    pub max_volumes: i64,
+    /// The directory of all volumes. Publishing binds them to their targets; without one, targets are
+    /// plain directories.
+    pub data: Option<PathBuf>,
+}
+
+impl Options {
+    /// A driver that stages, expands and measures.
+    pub fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            capabilities: vec![
+                Capability::StageUnstageVolume,
+                Capability::ExpandVolume,
+                Capability::GetVolumeStats,
+            ],
+            node_id: "test-node".to_owned(),
+            topology: BTreeMap::new(),
+            max_volumes: 0,
+            data: None,
+        }
+    }
+}
+
+/// What happens to calls of a method.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// Refused; nothing is done.
+    Refuse(Code),
+    /// Done, and answered with an error.
+    Lose(Code),
+    /// Never answered, and not done.
+    Hang,
+}
+
+/// One call.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Call {
+    /// Such as `NodePublishVolume`.
+    pub method: &'static str,
+    /// The volume.
+    pub volume: String,
+    /// Where to: the staging path of stage and unstage, else the target.
+    pub path: String,
+    /// The staging path of other calls.
+    pub staging: String,
+    /// Its read-only flag.
+    pub readonly: bool,
+    /// What the volume's attributes and the kubelet say.
+    pub context: BTreeMap<String, String>,
+    /// What attaching it gave.
+    pub publish_context: BTreeMap<String, String>,
+    /// Its secrets.
+    pub secrets: BTreeMap<String, String>,
+    /// The group that the driver is to give files to.
+    pub mount_group: String,
+    /// File system and mount flags, or `block`.
+    pub access: String,
+    /// The size asked for.
+    pub bytes: i64,
+}
+
+#[derive(Default)]
+struct State {
+    calls: Vec<Call>,
+    faults: BTreeMap<&'static str, Fault>,
+    staged: BTreeMap<String, String>,
+    /// Targets by volume.
+    published: BTreeMap<String, BTreeSet<String>>,
+    volumes: BTreeMap<String, i64>,
+    violations: Vec<String>,
+    registered: Option<bool>,
+    registration_error: String,
+}
+
+struct Shared {
+    options: Options,
+    socket: Mutex<PathBuf>,
+    /// Guards the state only; nothing waits while it is held.
+    state: Mutex<State>,
+    changed: watch::Sender<u64>,
+}
+
+/// The driver. Clones are the same driver.
+#[derive(Clone)]
+pub struct Driver(Arc<Shared>);
+
+/// Ends the driver's server and removes its sockets when dropped.
+pub struct Served {
+    tasks: Vec<JoinHandle<()>>,
+    sockets: Vec<PathBuf>,
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+        for socket in &self.sockets {
+            let _ = std::fs::remove_file(socket);
+        }
+    }
+}
+
+impl Driver {
+    /// A driver that serves nobody yet.
+    pub fn new(options: Options) -> Self {
+        Self(Arc::new(Shared {
+            options,
+            socket: Mutex::default(),
+            state: Mutex::default(),
+            changed: watch::Sender::new(0),
+        }))
+    }
+
+    /// Serves identity, controller and node on a socket below `plugins/NAME`, and the registration on
+    /// one in `plugins_registry`, both of this kubelet root.
+    pub fn serve(&self, kubelet_root: &Path) -> std::io::Result<Served> {
+        let name = &self.0.options.name;
+        let socket = kubelet_root.join("plugins").join(name).join("csi.sock");
+        let register = kubelet_root.join("plugins_registry");
+        let register = register.join(format!("{name}-reg.sock"));
+        let (own, registry) = (listen(&socket)?, listen(&register)?);
+        *self.0.socket.lock() = socket.clone();
+        let services = Server::builder()
+            .add_service(IdentityServer::new(self.clone()))
+            .add_service(ControllerServer::new(self.clone()))
+            .add_service(NodeServer::new(self.clone()));
+        let registration =
+            Server::builder().add_service(RegistrationServer::new(self.clone()));
+        let tasks = vec![
+            tokio::spawn(async move {
+                let _ = services.serve_with_incoming(own).await;
+            }),
+            tokio::spawn(async move {
+                let _ = registration.serve_with_incoming(registry).await;
+            }),
+        ];
+        Ok(Served {
+            tasks,
+            sockets: vec![register, socket],
+        })
+    }
+
+    /// From now on, calls of this method go wrong.
+    pub fn break_method(&self, method: &'static str, fault: Fault) {
+        self.0.state.lock().faults.insert(method, fault);
+        self.notify();
+    }
+
+    /// Calls of this method go right again.
+    pub fn heal(&self, method: &'static str) {
+        self.0.state.lock().faults.remove(method);
+        self.notify();
+    }
+
+    /// All calls so far.
+    pub fn calls(&self) -> Vec<Call> {
+        self.0.state.lock().calls.clone()
+    }
+
+    /// The calls of one method.
+    pub fn calls_of(&self, method: &str) -> Vec<Call> {
+        let mut calls = self.calls();
+        calls.retain(|call| call.method == method);
+        calls
+    }
+
+    /// Methods in order, without those that only ask.
+    pub fn order(&self) -> Vec<&'static str> {
+        let asks = ["NodeGetCapabilities", "NodeGetInfo", "NodeGetVolumeStats"];
+        let methods = self.calls().into_iter().map(|call| call.method);
+        methods.filter(|method| !asks.contains(method)).collect()
+    }
+
+    /// Volumes that are staged, with their paths.
+    pub fn staged(&self) -> BTreeMap<String, String> {
+        self.0.state.lock().staged.clone()
+    }
+
+    /// Targets by volume.
+    pub fn published(&self) -> BTreeMap<String, BTreeSet<String>> {
+        self.0.state.lock().published.clone()
+    }
+
+    /// What the protocol forbids and a caller did.
+    pub fn violations(&self) -> Vec<String> {
+        self.0.state.lock().violations.clone()
+    }
+
+    /// What the kubelet answered to the registration.
+    pub fn registered(&self) -> Option<bool> {
+        self.0.state.lock().registered
+    }
+
+    fn notify(&self) {
+        self.0.changed.send_modify(|version| *version += 1);
+    }
+
+    /// Records a call and goes wrong where it is to: `true` means that the work is done and lost.
+    async fn enter(&self, call: Call) -> Result<Option<Code>, Status> {
+        let method = call.method;
+        self.0.state.lock().calls.push(call);
+        let mut changed = self.0.changed.subscribe();
+        loop {
+            let fault = self.0.state.lock().faults.get(method).copied();
+            match fault {
+                None => return Ok(None),
+                Some(Fault::Lose(code)) => return Ok(Some(code)),
+                Some(Fault::Refuse(code)) => return Err(Status::new(code, "a test says so")),
+                // Until it is healed; the caller will have given up.
+                Some(Fault::Hang) => {
+                    if changed.changed().await.is_err() {
+                        return Err(Status::unavailable("the driver ends"));
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn lost<T: Default>(code: Option<Code>) -> Result<tonic::Response<T>, Status> {
+    match code {
+        Some(code) => Err(Status::new(code, "done, and a test says so")),
+        None => Ok(tonic::Response::new(T::default())),
+    }
+}
+
+fn listen(socket: &Path) -> std::io::Result<UnixListenerStream> {
+    if let Some(parent) = socket.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    let _ = std::fs::remove_file(socket);
+    Ok(UnixListenerStream::new(UnixListener::bind(socket)?))
+}

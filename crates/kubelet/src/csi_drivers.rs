@@ -1,0 +1,310 @@
+//! CSI drivers that register on this node: the driver says who the node is to it, and Node and CSINode
+//! show it to schedulers, provisioners and attachers.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use csi::v1::NodeGetInfoResponse;
+use k8s_openapi::{
+    api::{
+        core::v1::Node,
+        storage::v1::{CSINode, CSINodeDriver, CSINodeSpec, VolumeNodeResources},
+    },
+    apimachinery::pkg::apis::meta::v1::OwnerReference,
+};
+use kube::{
+    Api,
+    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
+};
+use serde_json::json;
+use stdx::Backoff;
+use tracing::warn;
+
+use crate::{
+    Config, Error, Result,
+    plugins::{Handler, Plugin},
+    volumes::Drivers,
+};
+
+const NODE_ID: &str = "csi.volume.kubernetes.io/nodeid";
+/// How often a write that lost a race is tried.
+const TRIES: u32 = 6;
+
+/// Takes drivers in.
+pub struct Registrar {
+    pub config: Arc<Config>,
+    pub drivers: Drivers,
+    /// Held while Node and CSINode are changed for one driver.
+    pub writes: tokio::sync::Mutex<()>,
+}
+
+#[async_trait]
+impl Handler for Registrar {
+    fn kind(&self) -> &'static str {
+        "CSIPlugin"
+    }
+
+    fn validate(&self, plugin: &Plugin) -> std::result::Result<(), String> {
+        let supported = plugin.versions.iter().any(|version| major(version) == Some(1));
+        if supported {
+            return Ok(());
+        }
+        let Plugin {
+            name,
+            endpoint,
+            versions,
+        } = plugin;
+        Err(format!(
+            "validation failed for CSI Driver {name} at endpoint {endpoint}: none of the CSI versions reported by this driver are supported: {versions:?}"
+        ))
+    }
+
+    async fn register(&self, plugin: &Plugin) -> std::result::Result<(), String> {
+        let node = Arc::new(csi::Node::new(&plugin.endpoint, csi::TIMEOUT));
+        let info = node.info().await;
+        let info = info.map_err(|status| {
+            let error = csi::go_error(&status);
+            format!("error getting node info of CSI driver {}: {error}", plugin.name)
+        })?;
+        if info.node_id.is_empty() {
+            let why = "error adding CSI driver node info: driverNodeID must not be empty";
+            return Err(why.to_owned());
+        }
+        let _guard = self.writes.lock().await;
+        self.install(&plugin.name, &info)
+            .await
+            .map_err(|error| error.to_string())?;
+        self.drivers.insert(&plugin.name, &plugin.endpoint, node);
+        Ok(())
+    }
+
+    async fn deregister(&self, plugin: &Plugin) {
+        if !self.drivers.remove(&plugin.name, &plugin.endpoint) {
+            return;
+        }
+        let _guard = self.writes.lock().await;
+        // It may have come back meanwhile.
+        if self.drivers.get(&plugin.name).is_some() {
+            return;
+        }
+        if let Err(error) = self.uninstall(&plugin.name).await {
+            warn!(driver = plugin.name, %error, "cannot remove the driver from Node and CSINode");
+        }
+    }
+}
+
+/// The first number of a version such as `1.0.0` or `v1.2`.
+fn major(version: &str) -> Option<u32> {
+    let version = version.strip_prefix('v').unwrap_or(version);
+    version.split('.').next()?.parse().ok()
+}
+
+impl Registrar {
+    fn csi_nodes(&self) -> Api<CSINode> {
+        Api::all(self.config.client.clone())
+    }
+
+    /// The node's CSINode, made if there is none; one that belongs to an earlier Node of the same name
+    /// is replaced.
+    pub async fn ensure_csi_node(&self, node: &Node) -> Result<CSINode> {
+        let api = self.csi_nodes();
+        let name = &self.config.node_name;
+        if let Some(found) = api.get_opt(name).await? {
+            let mut owners = found.metadata.owner_references.iter().flatten();
+            if owners.any(|owner| Some(&owner.uid) == node.metadata.uid.as_ref()) {
+                return Ok(found);
+            }
+            let params = DeleteParams {
+                preconditions: Some(Preconditions {
+                    uid: found.metadata.uid.clone(),
+                    resource_version: None,
+                }),
+                ..DeleteParams::default()
+            };
+            api.delete(name, &params).await?;
+        }
+        let mut fresh = CSINode::default();
+        fresh.metadata.name = Some(name.clone());
+        fresh.metadata.owner_references = Some(vec![OwnerReference {
+            api_version: "v1".into(),
+            kind: "Node".into(),
+            name: name.clone(),
+            uid: node.metadata.uid.clone().unwrap_or_default(),
+            ..Default::default()
+        }]);
+        Ok(api.create(&PostParams::default(), &fresh).await?)
+    }
+
+    async fn install(&self, driver: &str, info: &NodeGetInfoResponse) -> Result<()> {
+        let topology = info.accessible_topology.clone().unwrap_or_default().segments;
+        let node = self
+            .retried(async || self.show_on_node(driver, &info.node_id, &topology).await)
+            .await?;
+        self.retried(async || {
+            let mut object = self.ensure_csi_node(&node).await?;
+            if !add_driver(&mut object.spec, driver, info, &topology) {
+                return Ok(());
+            }
+            let params = PostParams::default();
+            let name = &self.config.node_name;
+            self.csi_nodes().replace(name, &params, &object).await?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// Writes the driver's name of the node and its labels; returns the Node.
+    async fn show_on_node(
+        &self,
+        driver: &str,
+        id: &str,
+        topology: &BTreeMap<String, String>,
+    ) -> Result<Node> {
+        let api: Api<Node> = Api::all(self.config.client.clone());
+        let node = api.get(&self.config.node_name).await?;
+        let empty = BTreeMap::new();
+        let labels = node.metadata.labels.as_ref().unwrap_or(&empty);
+        for (key, value) in topology {
+            if let Some(known) = labels.get(key).filter(|known| *known != value) {
+                return Err(Error::Other(format!(
+                    "detected topology value collision: driver reported {key:?}:{value:?} but existing label is {key:?}:{known:?}"
+                )));
+            }
+        }
+        let mut ids = node_ids(&node);
+        ids.insert(driver.to_owned(), id.to_owned());
+        let ids = serde_json::to_string(&ids).unwrap_or_default();
+        let annotations = node.metadata.annotations.as_ref();
+        let shown = annotations.and_then(|all| all.get(NODE_ID));
+        if shown == Some(&ids) && topology.keys().all(|key| labels.contains_key(key)) {
+            return Ok(node);
+        }
+        let patch = json!({"metadata": {
+            "resourceVersion": node.metadata.resource_version,
+            "annotations": {NODE_ID: ids}, "labels": topology}});
+        let params = PatchParams::default();
+        let name = &self.config.node_name;
+        Ok(api.patch(name, &params, &Patch::Merge(&patch)).await?)
+    }
+
+    async fn uninstall(&self, driver: &str) -> Result<()> {
+        self.retried(async || {
+            let name = &self.config.node_name;
+            let Some(mut object) = self.csi_nodes().get_opt(name).await? else {
+                return Ok(());
+            };
+            let before = object.spec.drivers.len();
+            object.spec.drivers.retain(|known| known.name != driver);
+            if object.spec.drivers.len() != before {
+                let params = PostParams::default();
+                self.csi_nodes().replace(name, &params, &object).await?;
+            }
+            Ok(())
+        })
+        .await?;
+        self.retried(async || self.hide_on_node(driver).await).await
+    }
+
+    async fn hide_on_node(&self, driver: &str) -> Result<()> {
+        let api: Api<Node> = Api::all(self.config.client.clone());
+        let node = api.get(&self.config.node_name).await?;
+        let mut ids = node_ids(&node);
+        if ids.remove(driver).is_none() {
+            return Ok(());
+        }
+        let ids = match ids.is_empty() {
+            true => serde_json::Value::Null,
+            false => serde_json::to_string(&ids).unwrap_or_default().into(),
+        };
+        let patch = json!({"metadata": {
+            "resourceVersion": node.metadata.resource_version,
+            "annotations": {NODE_ID: ids}}});
+        let params = PatchParams::default();
+        let name = &self.config.node_name;
+        api.patch(name, &params, &Patch::Merge(&patch)).await?;
+        Ok(())
+    }
+
+    /// Tries a write again that somebody else's got in the way of.
+    async fn retried<T>(&self, mut attempt: impl AsyncFnMut() -> Result<T>) -> Result<T> {
+        let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(1));
+        for _ in 1..TRIES {
+            match attempt().await {
+                Err(Error::Api(kube::Error::Api(status))) if status.code == 409 => {
+                    self.config.clock.sleep(backoff.step()).await;
+                }
+                outcome => return outcome,
+            }
+        }
+        attempt().await
+    }
+}
+
+/// The node's name to each driver.
+fn node_ids(node: &Node) -> BTreeMap<String, String> {
+    let annotations = node.metadata.annotations.as_ref();
+    let text = annotations.and_then(|all| all.get(NODE_ID));
+    text.and_then(|text| serde_json::from_str(text).ok())
+        .unwrap_or_default()
+}
+
+/// Puts a driver into the list; whether that changed anything.
+fn add_driver(
+    spec: &mut CSINodeSpec,
+    name: &str,
+    info: &NodeGetInfoResponse,
+    topology: &BTreeMap<String, String>,
+) -> bool {
+    let count = info.max_volumes_per_node;
+    let count = (count > 0).then(|| i32::try_from(count).unwrap_or(i32::MAX));
+    let keys: BTreeSet<&String> = topology.keys().collect();
+    let keys: Vec<String> = keys.into_iter().cloned().collect();
+    let driver = CSINodeDriver {
+        name: name.to_owned(),
+        node_id: info.node_id.clone(),
+        topology_keys: (!keys.is_empty()).then_some(keys),
+        allocatable: count.map(|count| VolumeNodeResources { count: Some(count) }),
+    };
+    if spec.drivers.contains(&driver) {
+        return false;
+    }
+    spec.drivers.retain(|known| known.name != name);
+    spec.drivers.push(driver);
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_is_listed_once_with_its_limit_and_topology() {
+        let mut spec = CSINodeSpec::default();
+        let info = |max: i64| NodeGetInfoResponse {
+            node_id: "n-1".into(),
+            max_volumes_per_node: max,
+            accessible_topology: None,
+        };
+        let topology = BTreeMap::from([("z".to_owned(), "1".to_owned())]);
+        assert!(add_driver(&mut spec, "d", &info(0), &topology));
+        assert!(!add_driver(&mut spec, "d", &info(0), &topology));
+        assert!(add_driver(&mut spec, "d", &info(1 << 40), &topology));
+        assert_eq!(spec.drivers.len(), 1);
+        let driver = &spec.drivers[0];
+        assert_eq!(driver.topology_keys.as_deref(), Some(&["z".to_owned()][..]));
+        let count = driver.allocatable.as_ref().and_then(|all| all.count);
+        assert_eq!(count, Some(i32::MAX));
+    }
+
+    #[test]
+    fn versions_of_the_protocol_are_known_by_their_first_number() {
+        assert_eq!(major("1.0.0"), Some(1));
+        assert_eq!(major("v1.9"), Some(1));
+        assert_eq!(major("0.3.0"), Some(0));
+        assert_eq!(major("x"), None);
+    }
+}

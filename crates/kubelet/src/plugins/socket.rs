@@ -1,0 +1,106 @@
+//! One socket in the registry: asked what it is until it answers, taken in, and let go when it is gone.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use csi::registration::{
+    InfoRequest, RegistrationStatus, registration_client::RegistrationClient,
+};
+use stdx::{Backoff, Clock};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
+use tracing::{info, warn};
+
+use super::{Handler, Handlers, Plugin};
+
+/// How long a plugin may take to say what it is or to hear an answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Keeps the plugin of a socket registered until `gone`.
+pub(super) async fn follow(
+    path: PathBuf,
+    handlers: Handlers,
+    clock: Arc<dyn Clock>,
+    gone: CancellationToken,
+) {
+    let mut backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(120));
+    let registered = loop {
+        // A registration is not broken off in the middle.
+        match register(&path, &handlers).await {
+            Ok(registered) => break registered,
+            Err(error) => {
+                warn!(socket = %path.display(), error, "cannot register the plugin");
+            }
+        }
+        tokio::select! {
+            () = clock.sleep(backoff.step()) => {}
+            () = gone.cancelled() => return,
+        }
+    };
+    gone.cancelled().await;
+    let (handler, plugin) = registered;
+    info!(plugin = plugin.name, "plugin is gone");
+    handler.deregister(&plugin).await;
+}
+
+async fn in_time<T>(
+    call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+) -> Result<T, String> {
+    match tokio::time::timeout(PATIENCE, call).await {
+        Ok(Ok(answer)) => Ok(answer.into_inner()),
+        Ok(Err(status)) => Err(status.message().to_owned()),
+        Err(_) => Err("the plugin does not answer".to_owned()),
+    }
+}
+
+async fn register(
+    path: &std::path::Path,
+    handlers: &Handlers,
+) -> Result<(Arc<dyn Handler>, Plugin), String> {
+    let mut client = RegistrationClient::new(csi::channel(path));
+    let info = in_time(client.get_info(InfoRequest {})).await?;
+    let handler = handlers
+        .iter()
+        .find(|handler| handler.kind() == info.r#type);
+    let Some(handler) = handler.cloned() else {
+        let kind = info.r#type;
+        let why = format!("no handler registered for plugin type: {kind} at socket {}", path.display());
+        notify(&mut client, Err(&why)).await?;
+        return Err(why);
+    };
+    let endpoint = match info.endpoint.is_empty() {
+        true => path.to_string_lossy().into_owned(),
+        false => info.endpoint,
+    };
+    let plugin = Plugin {
+        name: info.name,
+        endpoint,
+        versions: info.supported_versions,
+    };
+    if let Err(why) = handler.validate(&plugin) {
+        notify(&mut client, Err(&why)).await?;
+        return Err(why);
+    }
+    if let Err(why) = handler.register(&plugin).await {
+        notify(&mut client, Err(&why)).await?;
+        return Err(why);
+    }
+    info!(plugin = plugin.name, endpoint = plugin.endpoint, "plugin registered");
+    if let Err(error) = notify(&mut client, Ok(())).await {
+        // It works all the same; the next scan of the registry finds out if it is gone.
+        warn!(plugin = plugin.name, error, "the plugin does not hear that it is registered");
+    }
+    Ok((handler, plugin))
+}
+
+async fn notify(
+    client: &mut RegistrationClient<Channel>,
+    outcome: Result<(), &str>,
+) -> Result<(), String> {
+    let status = RegistrationStatus {
+        plugin_registered: outcome.is_ok(),
+        error: outcome.err().unwrap_or_default().to_owned(),
+    };
+    in_time(client.notify_registration_status(status))
+        .await
+        .map(drop)
+}

@@ -1,0 +1,143 @@
+//! The registry directory: which sockets are there, as the kernel says so.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    os::unix::fs::{FileTypeExt, MetadataExt},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use futures::future::select_all;
+use stdx::Clock;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use super::{Handlers, socket};
+use crate::inotify::Watch;
+
+/// Directories below the registry are looked into this deep.
+const MAX_DEPTH: usize = 8;
+/// How many directories are watched; the rest is found by the periodic look.
+const MAX_DIRECTORIES: usize = 256;
+/// The kernel may lose events.
+const INTERVAL: Duration = Duration::from_secs(60);
+
+/// Which of several sockets at the same path: inode and the time of its change.
+type Identity = (u64, i64, i64);
+
+/// What is in the registry.
+#[derive(Debug, Default, PartialEq)]
+struct Found {
+    sockets: BTreeMap<PathBuf, Identity>,
+    directories: BTreeSet<PathBuf>,
+}
+
+/// Follows the registry for ever.
+pub async fn run(dir: PathBuf, handlers: Handlers, clock: Arc<dyn Clock>) {
+    let mut plugins: BTreeMap<PathBuf, (Identity, CancellationToken)> = BTreeMap::new();
+    let mut tasks = JoinSet::new();
+    let mut watches: BTreeMap<PathBuf, Watch> = BTreeMap::new();
+    loop {
+        // Watched before it is looked at: nothing is missed in between.
+        watch(&mut watches, [dir.clone()].into());
+        let mut found = scan(&dir);
+        if watch(&mut watches, found.directories.clone()) {
+            found = scan(&dir);
+        }
+        plugins.retain(|path, (identity, gone)| {
+            let stays = found.sockets.get(path) == Some(identity);
+            if !stays {
+                gone.cancel();
+            }
+            stays
+        });
+        for (path, identity) in found.sockets {
+            plugins.entry(path.clone()).or_insert_with(|| {
+                let gone = CancellationToken::new();
+                let (handlers, clock) = (handlers.clone(), clock.clone());
+                tasks.spawn(socket::follow(path, handlers, clock, gone.clone()));
+                (identity, gone)
+            });
+        }
+        let changed = watches.values().map(|watch| Box::pin(watch.changed()));
+        let changed = changed.collect::<Vec<_>>();
+        tokio::select! {
+            _ = async { select_all(changed).await }, if !watches.is_empty() => {}
+            Some(_) = tasks.join_next(), if !tasks.is_empty() => {}
+            () = clock.sleep(INTERVAL) => {}
+        }
+    }
+}
+
+/// Watches these directories too; whether any is new.
+fn watch(watches: &mut BTreeMap<PathBuf, Watch>, directories: BTreeSet<PathBuf>) -> bool {
+    watches.retain(|dir, _| dir.is_dir());
+    let mut any = false;
+    for dir in directories {
+        if watches.contains_key(&dir) || watches.len() >= MAX_DIRECTORIES {
+            continue;
+        }
+        match Watch::new(&dir, true) {
+            Ok(watch) => {
+                watches.insert(dir, watch);
+                any = true;
+            }
+            Err(error) => warn!(dir = %dir.display(), %error, "cannot watch"),
+        }
+    }
+    any
+}
+
+fn scan(dir: &Path) -> Found {
+    let mut found = Found::default();
+    look(dir, 0, &mut found);
+    found
+}
+
+fn look(dir: &Path, depth: usize, found: &mut Found) {
+    found.directories.insert(dir.to_owned());
+    let Ok(entries) = std::fs::read_dir(dir) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        // As upstream: hidden files are not plugins.
+        if name.to_string_lossy().starts_with('.') {
+            continue;
+        }
+        let Ok(meta) = std::fs::symlink_metadata(entry.path()) else {
+            continue;
+        };
+        if meta.is_dir() && depth < MAX_DEPTH {
+            look(&entry.path(), depth + 1, found);
+        } else if meta.file_type().is_socket() {
+            let identity = (meta.ino(), meta.ctime(), meta.ctime_nsec());
+            found.sockets.insert(entry.path(), identity);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sockets_are_found_in_subdirectories_and_hidden_ones_are_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        std::fs::create_dir_all(root.join("a/b")).unwrap();
+        std::fs::write(root.join("file"), "").unwrap();
+        let listen = |path: &str| std::os::unix::net::UnixListener::bind(root.join(path)).unwrap();
+        let _kept = [listen("x.sock"), listen("a/b/y.sock"), listen(".hidden")];
+        let found = scan(root);
+        let sockets: Vec<_> = found.sockets.keys().cloned().collect();
+        assert_eq!(sockets, [root.join("a/b/y.sock"), root.join("x.sock")]);
+        assert_eq!(found.directories.len(), 3);
+        // One that is made anew is another one.
+        std::fs::remove_file(root.join("x.sock")).unwrap();
+        let _again = listen("x.sock");
+        assert_ne!(scan(root).sockets, found.sockets);
+    }
+}

@@ -1,0 +1,198 @@
+//! Volumes that have grown: what is on the node is made as large, and the claim shows it.
+
+use k8s_openapi::{
+    api::core::v1::{PersistentVolumeClaim, Pod},
+    apimachinery::pkg::api::resource::Quantity,
+};
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
+use serde_json::{Value, json};
+use tracing::warn;
+use volume::{
+    quantity,
+    storage::{Expanded, Key, Spec},
+};
+
+use crate::{Error, Result, core::Core, pod::spec};
+
+/// What a claim waits for on this node.
+#[derive(Debug, Clone, PartialEq)]
+struct Growth {
+    size: Quantity,
+    bytes: i64,
+    /// The controller follows the claim's status and expects the node's steps there.
+    is_tracked: bool,
+}
+
+/// Whether the node has to do something, as upstream decides it.
+fn growth(volume: &Spec) -> Option<Growth> {
+    let claim = volume.claim.as_ref()?.status.as_ref()?;
+    let of_volume = volume.volume.as_ref()?.spec.as_ref()?.capacity.as_ref()?;
+    let size = |map: Option<&std::collections::BTreeMap<String, Quantity>>| {
+        let size = map?.get("storage")?.clone();
+        Some((quantity::value(&size)?, size))
+    };
+    let (target, target_size) = size(Some(of_volume))?;
+    let current = size(claim.capacity.as_ref()).map_or(0, |(bytes, _)| bytes);
+    if target <= current {
+        return None;
+    }
+    let status = claim.allocated_resource_statuses.as_ref();
+    let status = status.and_then(|all| all.get("storage")).map(String::as_str);
+    let allocated = size(claim.allocated_resources.as_ref());
+    match (status, allocated) {
+        // A controller that does not track what it does.
+        (None, None) => Some(Growth {
+            size: target_size,
+            bytes: target,
+            is_tracked: false,
+        }),
+        (Some("NodeResizePending" | "NodeResizeInProgress"), allocated) => {
+            let (bytes, size) = allocated.unwrap_or((target, target_size));
+            Some(Growth {
+                size,
+                bytes,
+                is_tracked: true,
+            })
+        }
+        _ => None,
+    }
+}
+
+/// Expands a volume that a pod has, if its claim waits for that.
+pub(super) async fn expand(core: &Core, pod: &Pod, volume: &Spec, key: &Key) -> Result<()> {
+    let (Some(growth), Some(claim)) = (growth(volume), &volume.claim) else {
+        return Ok(());
+    };
+    if volume.read_only {
+        let message = "MountVolume.NodeExpandVolume failed requested read-only file system";
+        core.events.warning(pod, "FileSystemResizeFailed", message);
+        return Ok(());
+    }
+    if growth.is_tracked {
+        write(core, claim, in_progress()).await?;
+    }
+    let outcome = core
+        .volumes
+        .expand(spec::uid(pod), key, volume, growth.bytes)
+        .await;
+    let failed = |why: String| Error::Mount {
+        reason: "VolumeResizeFailed",
+        message: format!(
+            "MountVolume.NodeExpandVolume failed for volume {:?} : {why}",
+            volume.name
+        ),
+        is_waiting: false,
+    };
+    match outcome {
+        Ok(Expanded::Done) => {
+            let name = &volume.name;
+            let message = format!("MountVolume.NodeExpandVolume succeeded for volume {name:?}");
+            core.events
+                .normal(pod, "FileSystemResizeSuccessful", message.as_str());
+            core.events.claim(claim, "FileSystemResizeSuccessful", message);
+            write(core, claim, finished(&growth)).await
+        }
+        Ok(Expanded::NotSupported) if !growth.is_tracked => Ok(()),
+        Ok(Expanded::NotSupported) => {
+            let why = "NodeExpand is not supported by the driver".to_owned();
+            write(core, claim, error_condition(&why)).await?;
+            Err(failed(why))
+        }
+        // The pod starts; the volume grows when it is not in use.
+        Ok(Expanded::InUse(why)) => {
+            warn!(volume = %key, why, "not expanded while it is in use");
+            Ok(())
+        }
+        Ok(Expanded::Infeasible(why)) => {
+            write(core, claim, infeasible(&why)).await?;
+            Err(failed(why))
+        }
+        Err(error) => Err(failed(error.to_string())),
+    }
+}
+
+fn in_progress() -> Value {
+    json!({"allocatedResourceStatuses": {"storage": "NodeResizeInProgress"}})
+}
+
+fn finished(growth: &Growth) -> Value {
+    let gone = |kind: &str| json!({"$patch": "delete", "type": kind});
+    let mut status = json!({
+        "capacity": {"storage": growth.size},
+        "conditions": [
+            gone("Resizing"),
+            gone("FileSystemResizePending"),
+            gone("ControllerResizeError"),
+            gone("NodeResizeError"),
+        ],
+    });
+    if growth.is_tracked {
+        status["allocatedResourceStatuses"] = json!({"storage": null});
+    }
+    status
+}
+
+fn infeasible(why: &str) -> Value {
+    let mut status = error_condition(why);
+    status["allocatedResourceStatuses"] = json!({"storage": "NodeResizeInfeasible"});
+    status
+}
+
+fn error_condition(why: &str) -> Value {
+    let message = format!("failed to expand pvc with {why}");
+    json!({"conditions": [{"type": "NodeResizeError", "status": "True", "message": message}]})
+}
+
+async fn write(core: &Core, claim: &PersistentVolumeClaim, status: Value) -> Result<()> {
+    let metadata = &claim.metadata;
+    let namespace = metadata.namespace.as_deref().unwrap_or_default();
+    let name = metadata.name.as_deref().unwrap_or_default();
+    let api: Api<PersistentVolumeClaim> = Api::namespaced(core.config.client.clone(), namespace);
+    // Another claim of the same name is not meant.
+    let patch = json!({"metadata": {"uid": metadata.uid}, "status": status});
+    let params = PatchParams::default();
+    api.patch_status(name, &params, &Patch::Strategic(patch))
+        .await?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn spec(capacity: &str, status: Value) -> Spec {
+        let volume = json!({"metadata": {"name": "pv"}, "spec": {"capacity": {"storage": capacity}}});
+        let claim = json!({"metadata": {"name": "c"}, "spec": {}, "status": status});
+        let inline = json!({"name": "v", "persistentVolumeClaim": {"claimName": "c"}});
+        Spec {
+            name: "pv".into(),
+            inline: serde_json::from_value(inline).unwrap(),
+            volume: Some(Arc::new(serde_json::from_value(volume).unwrap())),
+            claim: Some(Arc::new(serde_json::from_value(claim).unwrap())),
+            is_block: false,
+            read_only: false,
+        }
+    }
+
+    #[test]
+    fn a_node_grows_what_its_controller_has_grown_and_left_to_it() {
+        let bytes = |capacity: &str, status: Value| growth(&spec(capacity, status)).map(|g| g.bytes);
+        let old = json!({"storage": "1Gi"});
+        assert_eq!(bytes("1Gi", json!({"capacity": old})), None);
+        assert_eq!(bytes("2Gi", json!({"capacity": old})), Some(2 << 30));
+        let tracked = |status: &str| {
+            json!({"capacity": old, "allocatedResources": {"storage": "2Gi"},
+                   "allocatedResourceStatuses": {"storage": status}})
+        };
+        assert_eq!(bytes("3Gi", tracked("NodeResizePending")), Some(2 << 30));
+        assert_eq!(bytes("2Gi", tracked("NodeResizeInProgress")), Some(2 << 30));
+        for other in ["ControllerResizeInProgress", "NodeResizeInfeasible"] {
+            assert_eq!(bytes("2Gi", tracked(other)), None, "{other}");
+        }
+    }
+}

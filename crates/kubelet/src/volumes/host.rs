@@ -1,0 +1,159 @@
+//! What volume plugins get of this node and of the API.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use client::Informer;
+use k8s_openapi::api::{
+    core::v1::{Node, Pod, Secret},
+    storage::v1::{CSIDriver, TokenRequest, VolumeAttachment},
+};
+use kube::Api;
+use parking_lot::Mutex;
+use volume::{
+    LinuxMounter, Mounter, TokenSpec,
+    storage::{Host, Step, StepError},
+};
+
+use crate::{Config, sources::Sources};
+
+/// How long to wait for what the API says about drivers.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The life of a token that a driver asks for without saying how long.
+const TOKEN_SECONDS: i64 = 3600;
+
+/// Drivers that are registered on the node.
+#[derive(Clone, Default)]
+pub struct Drivers {
+    /// By name, with the socket. Guards the map only.
+    registered: Arc<Mutex<HashMap<String, (String, Arc<csi::Node>)>>>,
+}
+
+impl Drivers {
+    pub fn get(&self, name: &str) -> Option<Arc<csi::Node>> {
+        let registered = self.registered.lock();
+        registered.get(name).map(|(_, node)| node.clone())
+    }
+
+    pub fn insert(&self, name: &str, endpoint: &str, node: Arc<csi::Node>) {
+        let entry = (endpoint.to_owned(), node);
+        self.registered.lock().insert(name.to_owned(), entry);
+    }
+
+    /// Forgets a driver unless it has registered with another socket meanwhile; whether it did.
+    pub fn remove(&self, name: &str, endpoint: &str) -> bool {
+        let mut registered = self.registered.lock();
+        let is_same = registered
+            .get(name)
+            .is_some_and(|(known, _)| known == endpoint);
+        is_same && registered.remove(name).is_some()
+    }
+}
+
+/// This node.
+pub struct NodeHost {
+    pub config: Arc<Config>,
+    pub nodes: Informer<Node>,
+    pub csi_drivers: Informer<CSIDriver>,
+    pub sources: Arc<Sources>,
+    pub drivers: Drivers,
+    pub mounter: LinuxMounter,
+}
+
+fn not_tried(error: impl std::fmt::Display) -> StepError {
+    StepError::NotTried(error.to_string())
+}
+
+impl NodeHost {
+    fn status<T>(&self, read: impl FnOnce(&k8s_openapi::api::core::v1::NodeStatus) -> T) -> Option<T> {
+        let node = self.nodes.get("", &self.config.node_name)?;
+        node.status.as_ref().map(read)
+    }
+}
+
+#[async_trait]
+impl Host for NodeHost {
+    fn node_name(&self) -> &str {
+        &self.config.node_name
+    }
+
+    fn root_dir(&self) -> &Path {
+        &self.config.root_dir
+    }
+
+    fn local_path_root(&self) -> &Path {
+        &self.config.local_path_root
+    }
+
+    fn mounter(&self) -> &dyn Mounter {
+        &self.mounter
+    }
+
+    fn driver(&self, name: &str) -> Option<Arc<csi::Node>> {
+        self.drivers.get(name)
+    }
+
+    async fn csi_driver(&self, name: &str) -> Step<Option<Arc<CSIDriver>>> {
+        let synced = tokio::time::timeout(PATIENCE, self.csi_drivers.synced()).await;
+        synced.map_err(|_| not_tried("the API does not say which CSI drivers there are"))?;
+        Ok(self.csi_drivers.get("", name))
+    }
+
+    async fn secret(&self, namespace: &str, name: &str) -> Step<BTreeMap<String, String>> {
+        let api: Api<Secret> = Api::namespaced(self.config.client.clone(), namespace);
+        let secret = api.get(name).await.map_err(not_tried)?;
+        let data = secret.data.unwrap_or_default().into_iter();
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        Ok(data.map(|(key, value)| (key, text(value.0))).collect())
+    }
+
+    async fn attachment(&self, name: &str) -> Step<Option<VolumeAttachment>> {
+        let api: Api<VolumeAttachment> = Api::all(self.config.client.clone());
+        match api.get_opt(name).await {
+            // Before it exists it has nothing to do with this node, says the authorizer.
+            Err(kube::Error::Api(status)) if status.code == 403 => Ok(None),
+            found => found.map_err(not_tried),
+        }
+    }
+
+    async fn tokens(&self, pod: &Pod, requests: &[TokenRequest]) -> Step<String> {
+        let mut tokens = serde_json::Map::new();
+        for request in requests {
+            let wanted = TokenSpec {
+                audience: request.audience.clone(),
+                expiration_seconds: request.expiration_seconds.unwrap_or(TOKEN_SECONDS),
+            };
+            let now = self.config.clock.now();
+            let token = self.sources.token(pod, &wanted, now).await;
+            let token = token.map_err(not_tried)?;
+            let status = serde_json::json!({
+                "token": token.text,
+                "expirationTimestamp": k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(token.expires),
+            });
+            tokens.insert(request.audience.clone(), status);
+        }
+        Ok(serde_json::Value::Object(tokens).to_string())
+    }
+
+    fn is_reported_in_use(&self, volume: &str) -> bool {
+        let reported = self.status(|status| {
+            let mut names = status.volumes_in_use.iter().flatten();
+            names.any(|name| name == volume)
+        });
+        reported == Some(true)
+    }
+
+    fn is_attached(&self, volume: &str) -> bool {
+        let attached = self.status(|status| {
+            let mut all = status.volumes_attached.iter().flatten();
+            all.any(|attached| attached.name == volume)
+        });
+        attached == Some(true)
+    }
+}

@@ -1,0 +1,489 @@
+//! csi: a volume of a storage driver that is registered on the node. Every step is a call of the driver
+//! with a deadline; a driver that is away or hangs keeps only its own volumes waiting.
+
+mod calls;
+mod paths;
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use async_trait::async_trait;
+use csi::{
+    Capability, Node,
+    tonic::Code,
+    v1::{self, volume_usage::Unit},
+};
+use k8s_openapi::api::{core::v1::Pod, core::v1::SecretReference, storage::v1::CSIDriver};
+
+use self::calls::{Described, can, failed, persistent};
+pub use self::paths::attachment_name;
+use super::mounted;
+use crate::{
+    Error, Mounter, ownership,
+    storage::{
+        Expand, Expanded, Host, PodMount, Publish, Spec, Staged, Step, StepError, StoragePlugin,
+        Usage,
+    },
+};
+
+pub const NAME: &str = "kubernetes.io/csi";
+
+const TOKENS: &str = "csi.storage.k8s.io/serviceAccount.tokens";
+
+pub struct Csi;
+
+fn node(host: &dyn Host, driver: &str) -> Step<Arc<Node>> {
+    host.driver(driver).ok_or_else(|| {
+        StepError::NotTried(format!(
+            "driver name {driver} not found in the list of registered CSI drivers"
+        ))
+    })
+}
+
+fn described(spec: &Spec, pod: &str) -> Step<Described> {
+    let missing = || StepError::Failed("not a volume of a CSI driver".to_owned());
+    Described::new(spec, pod).ok_or_else(missing)
+}
+
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+fn make_dir(dir: &Path) -> crate::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    let mut builder = std::fs::DirBuilder::new();
+    let made = builder.recursive(true).mode(0o750).create(dir);
+    made.map_err(Error::io("create", dir))
+}
+
+async fn secrets(
+    what: &str,
+    reference: Option<&SecretReference>,
+    host: &dyn Host,
+) -> Step<BTreeMap<String, String>> {
+    let Some(reference) = reference else {
+        return Ok(BTreeMap::new());
+    };
+    let namespace = reference.namespace.as_deref().unwrap_or_default();
+    let name = reference.name.as_deref().unwrap_or_default();
+    let found = host.secret(namespace, name).await;
+    found.map_err(|error| {
+        StepError::NotTried(format!("fetching {what} {namespace}/{name} failed: {error}"))
+    })
+}
+
+#[async_trait]
+impl StoragePlugin for Csi {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn handles(&self, spec: &Spec) -> bool {
+        Described::new(spec, "").is_some()
+    }
+
+    fn volume_name(&self, spec: &Spec, pod: &str) -> String {
+        match Described::new(spec, pod) {
+            Some(volume) if !volume.is_ephemeral => {
+                paths::volume_name(&volume.driver, &volume.handle)
+            }
+            _ => format!("{pod}-{}", spec.name),
+        }
+    }
+
+    async fn is_attachable(&self, spec: &Spec, host: &dyn Host) -> Step<bool> {
+        let Some(source) = persistent(spec) else {
+            return Ok(false);
+        };
+        let driver = host.csi_driver(&source.driver).await?;
+        Ok(driver.is_none_or(|driver| driver.spec.attach_required != Some(false)))
+    }
+
+    async fn check_attached(&self, spec: &Spec, host: &dyn Host) -> Step<()> {
+        let volume = described(spec, "")?;
+        let handle = &volume.handle;
+        let name = paths::attachment_name(handle, &volume.driver, host.node_name());
+        let not_yet = |why: String| Err(StepError::NotTried(why));
+        let Some(found) = host.attachment(&name).await? else {
+            return not_yet(format!("volume attachment {name} of volume {handle} not found"));
+        };
+        if found.metadata.deletion_timestamp.is_some() {
+            return not_yet(format!("volume attachment {name} of volume {handle} is being deleted"));
+        }
+        let status = found.status.unwrap_or_default();
+        let error = status.attach_error.and_then(|error| error.message);
+        match (status.attached, error) {
+            (true, _) => Ok(()),
+            (false, Some(error)) => not_yet(error),
+            (false, None) => not_yet(format!(
+                "volume {handle} is not attached for volume attachment {name}"
+            )),
+        }
+    }
+
+    fn stages(&self, spec: &Spec) -> bool {
+        persistent(spec).is_some()
+    }
+
+    async fn stage(&self, spec: &Spec, pod: &Pod, host: &dyn Host) -> Step<()> {
+        let volume = described(spec, "")?;
+        let node = node(host, &volume.driver)?;
+        if !can(&node, Capability::StageUnstageVolume).await? {
+            return Ok(());
+        }
+        let attachable = self.is_attachable(spec, host).await?;
+        let publish_context = calls::publish_context(&volume, attachable, host).await?;
+        let reference = persistent(spec).and_then(|source| source.node_stage_secret_ref.as_ref());
+        let secrets = secrets("NodeStageSecretRef", reference, host).await?;
+        let group = mount_group(&node, spec, pod).await?;
+        let capability = calls::capability(&node, spec, &volume.fs_type, group).await?;
+        let name = paths::volume_name(&volume.driver, &volume.handle);
+        let dir = paths::staging(host.root_dir(), &name, &spec.name, spec.is_block);
+        make_dir(&dir)?;
+        save_staged(&volume, spec, &dir, host.root_dir())?;
+        let outcome = node
+            .stage(v1::NodeStageVolumeRequest {
+                volume_id: volume.handle.clone(),
+                publish_context,
+                staging_target_path: text(&dir),
+                volume_capability: Some(capability),
+                secrets,
+                volume_context: volume.attributes.clone(),
+            })
+            .await;
+        outcome.map_err(|status| {
+            let error = failed(status);
+            if matches!(error, StepError::Failed(_)) {
+                remove_staging(&dir, spec, host);
+            }
+            error
+        })
+    }
+
+    async fn publish(&self, request: &Publish<'_>, host: &dyn Host) -> Step<PathBuf> {
+        let (spec, mount, root) = (request.spec, request.mount, host.root_dir());
+        let volume = described(spec, &mount.pod)?;
+        let node = node(host, &volume.driver)?;
+        let driver = host.csi_driver(&volume.driver).await?;
+        calls::check_lifecycle(&volume, driver.as_deref())?;
+        let message = publish_request(request, &volume, &node, driver.as_deref(), host).await?;
+        let target = paths::target(root, mount);
+        if let Some(parent) = target.parent() {
+            make_dir(parent)?;
+        }
+        save_published(&volume, mount, host)?;
+        if mount.is_block {
+            let link = mount.dir(root, NAME);
+            link_published(&target, &link)?;
+        }
+        if let Err(status) = node.publish(message).await {
+            let error = failed(status);
+            // What a pod may use already stays in place.
+            if matches!(error, StepError::Failed(_)) && !request.is_repeated {
+                remove_published(mount, host)?;
+            }
+            return Err(error);
+        }
+        let by_driver = can(&node, Capability::VolumeMountGroup).await?;
+        let by_node = calls::applies_fs_group(spec, &volume.fs_type, driver.as_deref());
+        if !mount.is_block && !by_driver && by_node && !request.is_repeated {
+            let (dir, pod) = (target.clone(), request.pod.clone());
+            let given = tokio::task::spawn_blocking(move || {
+                ownership::apply_fs_group(&dir, &pod, false)
+            });
+            let given = given.await;
+            given.map_err(|error| StepError::Uncertain(error.to_string()))??;
+        }
+        Ok(target)
+    }
+
+    async fn republishes(&self, spec: &Spec, host: &dyn Host) -> Step<bool> {
+        if spec.is_block {
+            return Ok(false);
+        }
+        let driver = host.csi_driver(&described(spec, "")?.driver).await?;
+        Ok(driver.is_some_and(|driver| driver.spec.requires_republish == Some(true)))
+    }
+
+    async fn unpublish(&self, mount: &PodMount, host: &dyn Host) -> Step<()> {
+        let root = host.root_dir();
+        let Some(record) = paths::load(&paths::record_dir(root, mount)) else {
+            // Without a record the driver was never called.
+            return Ok(remove_published(mount, host)?);
+        };
+        let field = |name: &str| record.get(name).map_or("", String::as_str);
+        let node = node(host, field("driverName"))?;
+        let request = v1::NodeUnpublishVolumeRequest {
+            volume_id: field("volumeHandle").to_owned(),
+            target_path: text(&paths::target(root, mount)),
+        };
+        node.unpublish(request).await.map_err(failed)?;
+        Ok(remove_published(mount, host)?)
+    }
+
+    async fn unstage(&self, staged: &Staged, host: &dyn Host) -> Step<()> {
+        let root = host.root_dir();
+        let (driver, handle) = paths::split(&staged.volume);
+        let dir = paths::staging(root, &staged.volume, &staged.name, staged.is_block);
+        if dir.exists() {
+            let node = node(host, driver)?;
+            if can(&node, Capability::StageUnstageVolume).await? {
+                let request = v1::NodeUnstageVolumeRequest {
+                    volume_id: handle.to_owned(),
+                    staging_target_path: text(&dir),
+                };
+                node.unstage(request).await.map_err(failed)?;
+            }
+        }
+        Ok(clean_staging(&dir, staged, host)?)
+    }
+
+    async fn expand(&self, request: &Expand<'_>, host: &dyn Host) -> Step<Expanded> {
+        let (spec, root) = (request.spec, host.root_dir());
+        let volume = described(spec, "")?;
+        let node = node(host, &volume.driver)?;
+        if !can(&node, Capability::ExpandVolume).await? {
+            return Ok(Expanded::NotSupported);
+        }
+        let reference = persistent(spec).and_then(|source| source.node_expand_secret_ref.as_ref());
+        let secrets = secrets("NodeExpandSecretRef", reference, host).await?;
+        let staging_target_path = match can(&node, Capability::StageUnstageVolume).await? {
+            true => {
+                let name = paths::volume_name(&volume.driver, &volume.handle);
+                text(&paths::staging(root, &name, &spec.name, spec.is_block))
+            }
+            false => String::new(),
+        };
+        let outcome = node
+            .expand(v1::NodeExpandVolumeRequest {
+                volume_id: volume.handle.clone(),
+                volume_path: text(&paths::target(root, request.mount)),
+                capacity_range: Some(v1::CapacityRange {
+                    required_bytes: request.bytes,
+                    limit_bytes: 0,
+                }),
+                staging_target_path,
+                volume_capability: Some(
+                    calls::capability(&node, spec, &volume.fs_type, None).await?,
+                ),
+                secrets,
+            })
+            .await;
+        match outcome {
+            Ok(()) => Ok(Expanded::Done),
+            Err(status) => match status.code() {
+                Code::FailedPrecondition => Ok(Expanded::InUse(csi::go_error(&status))),
+                Code::InvalidArgument | Code::OutOfRange | Code::NotFound => {
+                    Ok(Expanded::Infeasible(csi::go_error(&status)))
+                }
+                _ => Err(failed(status)),
+            },
+        }
+    }
+
+    async fn stats(&self, mount: &PodMount, host: &dyn Host) -> Step<Option<Usage>> {
+        let root = host.root_dir();
+        let Some(record) = paths::load(&paths::record_dir(root, mount)) else {
+            return Ok(None);
+        };
+        let field = |name: &str| record.get(name).cloned().unwrap_or_default();
+        let node = node(host, &field("driverName"))?;
+        if !can(&node, Capability::GetVolumeStats).await? {
+            return Ok(None);
+        }
+        let path = paths::target(root, mount);
+        let request = v1::NodeGetVolumeStatsRequest {
+            volume_id: field("volumeHandle"),
+            volume_path: text(&path),
+            staging_target_path: String::new(),
+        };
+        let answer = node.stats(request).await.map_err(failed)?;
+        Ok(Some(usage(&answer.usage)))
+    }
+
+    fn find_published(&self, mount: &PodMount, root: &Path) -> Option<String> {
+        let own = format!("{}-{}", mount.pod, mount.name);
+        let Some(record) = paths::load(&paths::record_dir(root, mount)) else {
+            // The driver was never called; what is left of it goes with the pod.
+            return Some(own);
+        };
+        if record.get("volumeLifecycleMode").map(String::as_str) == Some("Ephemeral") {
+            return Some(own);
+        }
+        let name = paths::volume_name(record.get("driverName")?, record.get("volumeHandle")?);
+        Some(name)
+    }
+
+    fn find_staged(&self, root: &Path) -> Vec<Staged> {
+        paths::staged(root)
+    }
+}
+
+/// The group that the driver gives files to, where it does so.
+async fn mount_group(node: &Node, spec: &Spec, pod: &Pod) -> Step<Option<i64>> {
+    if spec.is_block || !can(node, Capability::VolumeMountGroup).await? {
+        return Ok(None);
+    }
+    Ok(ownership::fs_group(pod).map(i64::from))
+}
+
+async fn publish_request(
+    request: &Publish<'_>,
+    volume: &Described,
+    node: &Node,
+    driver: Option<&CSIDriver>,
+    host: &dyn Host,
+) -> Step<v1::NodePublishVolumeRequest> {
+    let (spec, mount, pod) = (request.spec, request.mount, request.pod);
+    let attachable = Csi.is_attachable(spec, host).await?;
+    let publish_context = calls::publish_context(volume, attachable, host).await?;
+    let reference = match persistent(spec) {
+        Some(source) => source.node_publish_secret_ref.clone(),
+        None => inline_secret(spec, pod),
+    };
+    let mut secrets = secrets("NodePublishSecretRef", reference.as_ref(), host).await?;
+    let mut context = volume.attributes.clone();
+    if let Some(driver) = driver {
+        if driver.spec.pod_info_on_mount == Some(true) {
+            context.extend(calls::pod_info(pod, volume.is_ephemeral));
+        }
+        let wanted = driver.spec.token_requests.as_deref().unwrap_or_default();
+        if !wanted.is_empty() && !mount.is_block {
+            let tokens = host.tokens(pod, wanted).await?;
+            let place = match driver.spec.service_account_token_in_secrets {
+                Some(true) => &mut secrets,
+                _ => &mut context,
+            };
+            place.insert(TOKENS.to_owned(), tokens);
+        }
+    }
+    let staged = !volume.is_ephemeral && can(node, Capability::StageUnstageVolume).await?;
+    let name = paths::volume_name(&volume.driver, &volume.handle);
+    let staging = paths::staging(host.root_dir(), &name, &spec.name, spec.is_block);
+    let group = mount_group(node, spec, pod).await?;
+    Ok(v1::NodePublishVolumeRequest {
+        volume_id: volume.handle.clone(),
+        publish_context,
+        staging_target_path: if staged { text(&staging) } else { String::new() },
+        target_path: text(&paths::target(host.root_dir(), mount)),
+        volume_capability: Some(calls::capability(node, spec, &volume.fs_type, group).await?),
+        readonly: spec.read_only,
+        secrets,
+        volume_context: context,
+    })
+}
+
+fn inline_secret(spec: &Spec, pod: &Pod) -> Option<SecretReference> {
+    let source = spec.inline.csi.as_ref()?.node_publish_secret_ref.as_ref()?;
+    Some(SecretReference {
+        name: Some(source.name.clone()),
+        namespace: pod.metadata.namespace.clone(),
+    })
+}
+
+fn save_staged(volume: &Described, spec: &Spec, dir: &Path, root: &Path) -> crate::Result<()> {
+    let record = BTreeMap::from([
+        ("volumeHandle".to_owned(), volume.handle.clone()),
+        ("driverName".to_owned(), volume.driver.clone()),
+        ("specVolID".to_owned(), spec.name.clone()),
+    ]);
+    match spec.is_block {
+        true => paths::save(&paths::device_dir(root, &spec.name).join("data"), &record),
+        false => paths::save(dir.parent().unwrap_or(dir), &record),
+    }
+}
+
+fn save_published(volume: &Described, mount: &PodMount, host: &dyn Host) -> crate::Result<()> {
+    let node = host.node_name();
+    let attachment = paths::attachment_name(&volume.handle, &volume.driver, node);
+    let fields = [
+        ("specVolID", mount.name.as_str()),
+        ("volumeHandle", &volume.handle),
+        ("driverName", &volume.driver),
+        ("nodeName", node),
+        ("volumeLifecycleMode", calls::lifecycle_mode(volume.is_ephemeral)),
+        ("attachmentID", &attachment),
+    ];
+    let record = fields.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    paths::save(&paths::record_dir(host.root_dir(), mount), &record.into())
+}
+
+/// The link to a published device tells after a restart that the pod has it.
+fn link_published(target: &Path, link: &Path) -> crate::Result<()> {
+    if let Some(parent) = link.parent() {
+        make_dir(parent)?;
+    }
+    match std::os::unix::fs::symlink(target, link) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            Err(Error::io("link", link)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Removes what is left after the driver has unpublished a volume. Nothing that is mounted is touched.
+fn remove_published(mount: &PodMount, host: &dyn Host) -> crate::Result<()> {
+    let root = host.root_dir();
+    let target = paths::target(root, mount);
+    not_mounted(&target, host.mounter())?;
+    paths::remove_target(&target)?;
+    match mount.is_block {
+        true => mounted::unlink_device(&mount.dir(root, NAME)),
+        false => paths::remove_record(&mount.dir(root, NAME)),
+    }
+}
+
+fn not_mounted(path: &Path, mounter: &dyn Mounter) -> crate::Result<()> {
+    match mounter.is_mounted(path)? {
+        true => Err(Error::StillMounted(path.to_owned())),
+        false => Ok(()),
+    }
+}
+
+fn clean_staging(dir: &Path, staged: &Staged, host: &dyn Host) -> crate::Result<()> {
+    not_mounted(dir, host.mounter())?;
+    if !staged.is_block {
+        paths::remove_target(dir)?;
+        return paths::remove_record(dir.parent().unwrap_or(dir));
+    }
+    // Drivers may leave files of their own beside a device.
+    crate::remove_tree(dir)?;
+    paths::remove_target(&paths::publish_dir(host.root_dir(), &staged.name))?;
+    crate::remove_tree(&paths::device_dir(host.root_dir(), &staged.name))
+}
+
+/// After a stage that was refused; what cannot be removed is found by the next try.
+fn remove_staging(dir: &Path, spec: &Spec, host: &dyn Host) {
+    let staged = Staged {
+        volume: String::new(),
+        name: spec.name.clone(),
+        is_block: spec.is_block,
+    };
+    if let Err(error) = clean_staging(dir, &staged, host) {
+        tracing::debug!(dir = %dir.display(), %error, "cannot clean up after a refused stage");
+    }
+}
+
+fn usage(all: &[v1::VolumeUsage]) -> Usage {
+    let number = |value: i64| u64::try_from(value).ok();
+    let mut usage = Usage::default();
+    for one in all {
+        match one.unit() {
+            Unit::Bytes => {
+                usage.capacity = number(one.total);
+                usage.available = number(one.available);
+                usage.used = number(one.used);
+            }
+            Unit::Inodes => {
+                usage.inodes = number(one.total);
+                usage.inodes_free = number(one.available);
+                usage.inodes_used = number(one.used);
+            }
+            Unit::Unknown => {}
+        }
+    }
+    usage
+}

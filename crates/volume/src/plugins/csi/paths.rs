@@ -1,0 +1,224 @@
+//! Where volumes of drivers are on the node, and the records beside them. Drivers run in containers
+//! that see these very paths, so they are those of upstream.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use sha2::{Digest, Sha256};
+
+use super::NAME;
+use crate::{
+    Error, Result, entries,
+    storage::{PodMount, Staged},
+};
+
+/// The file that says which volume is in a directory.
+const RECORD: &str = "vol_data.json";
+
+/// Between a driver's name and its handle of a volume.
+const SEPARATOR: char = '^';
+
+fn hash(text: &str) -> String {
+    let digest = Sha256::digest(text.as_bytes());
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The name of a volume among all of this plugin.
+pub fn volume_name(driver: &str, handle: &str) -> String {
+    format!("{driver}{SEPARATOR}{handle}")
+}
+
+/// The driver and the handle of a volume.
+pub fn split(volume: &str) -> (&str, &str) {
+    volume.split_once(SEPARATOR).unwrap_or((volume, ""))
+}
+
+/// The name of the object that attaches a volume to a node.
+pub fn attachment_name(handle: &str, driver: &str, node: &str) -> String {
+    format!("csi-{}", hash(&format!("{handle}{driver}{node}")))
+}
+
+/// The handle of a volume that a pod describes itself.
+pub fn inline_handle(pod: &str, name: &str) -> String {
+    format!("csi-{}", hash(&format!("{pod}{name}")))
+}
+
+fn plugin_dir(root: &Path) -> PathBuf {
+    root.join("plugins").join(NAME)
+}
+
+/// Where a volume is staged.
+pub fn staging(root: &Path, volume: &str, name: &str, is_block: bool) -> PathBuf {
+    if is_block {
+        return devices(root).join("staging").join(name);
+    }
+    let (driver, handle) = split(volume);
+    let dir = plugin_dir(root).join(driver).join(hash(handle));
+    dir.join("globalmount")
+}
+
+fn devices(root: &Path) -> PathBuf {
+    plugin_dir(root).join("volumeDevices")
+}
+
+/// Where a pod has a volume: the directory or the device.
+pub fn target(root: &Path, mount: &PodMount) -> PathBuf {
+    if mount.is_block {
+        return publish_dir(root, &mount.name).join(&mount.pod);
+    }
+    mount.dir(root, NAME).join("mount")
+}
+
+/// Where the devices of a volume are published to pods.
+pub fn publish_dir(root: &Path, name: &str) -> PathBuf {
+    devices(root).join("publish").join(name)
+}
+
+/// The directory of a device's records.
+pub fn device_dir(root: &Path, name: &str) -> PathBuf {
+    devices(root).join(name)
+}
+
+/// The directory of the record of a pod's volume.
+pub fn record_dir(root: &Path, mount: &PodMount) -> PathBuf {
+    if mount.is_block {
+        return device_dir(root, &mount.name).join("data");
+    }
+    mount.dir(root, NAME)
+}
+
+/// What a record says.
+pub type Record = BTreeMap<String, String>;
+
+/// Writes a record so that a crash leaves the old one, the new one or none.
+pub fn save(dir: &Path, record: &Record) -> Result<()> {
+    fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+    let (file, fresh) = (dir.join(RECORD), dir.join(".vol_data.json.new"));
+    let text = serde_json::to_vec(record).unwrap_or_default();
+    fs::write(&fresh, text).map_err(Error::io("write", &fresh))?;
+    fs::rename(&fresh, &file).map_err(Error::io("write", &file))
+}
+
+/// Reads a record.
+pub fn load(dir: &Path) -> Option<Record> {
+    serde_json::from_slice(&fs::read(dir.join(RECORD)).ok()?).ok()
+}
+
+/// Removes a directory of records with nothing but records in it.
+pub fn remove_record(dir: &Path) -> Result<()> {
+    for file in [RECORD, ".vol_data.json.new"] {
+        gone(fs::remove_file(dir.join(file)), dir)?;
+    }
+    gone(fs::remove_dir(dir), dir)
+}
+
+/// Removes an empty directory or a file that a driver should have removed.
+pub fn remove_target(path: &Path) -> Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(meta) if meta.is_dir() => gone(fs::remove_dir(path), path),
+        Ok(_) => gone(fs::remove_file(path), path),
+        Err(error) => gone(Err(error), path),
+    }
+}
+
+fn gone(removed: io::Result<()>, path: &Path) -> Result<()> {
+    match removed {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(Error::io("remove", path)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Every volume that a record says may be staged.
+pub fn staged(root: &Path) -> Vec<Staged> {
+    let mut found = Vec::new();
+    let list = |dir: &Path| entries(dir).unwrap_or_default();
+    for driver in list(&plugin_dir(root)) {
+        if driver.ends_with("volumeDevices") {
+            continue;
+        }
+        for volume in list(&driver) {
+            found.extend(load(&volume).and_then(|record| from_record(&record, false)));
+        }
+    }
+    for device in list(&devices(root)) {
+        found.extend(load(&device.join("data")).and_then(|record| from_record(&record, true)));
+    }
+    found
+}
+
+fn from_record(record: &Record, is_block: bool) -> Option<Staged> {
+    let volume = volume_name(record.get("driverName")?, record.get("volumeHandle")?);
+    let name = record.get("specVolID").cloned().unwrap_or_default();
+    Some(Staged {
+        volume,
+        name,
+        is_block,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_and_names_are_those_that_drivers_expect() {
+        let root = Path::new("/k");
+        let mount = |is_block| PodMount {
+            pod: "uid".into(),
+            name: "pv".into(),
+            is_block,
+        };
+        let shown = |path: PathBuf| path.to_string_lossy().into_owned();
+        assert_eq!(
+            shown(staging(root, "d.io^h", "pv", false)),
+            "/k/plugins/kubernetes.io/csi/d.io/aaa9402664f1a41f40ebbc52c9993eb66aeb366602958fdfaa283b71e64db123/globalmount"
+        );
+        assert_eq!(
+            shown(target(root, &mount(false))),
+            "/k/pods/uid/volumes/kubernetes.io~csi/pv/mount"
+        );
+        assert_eq!(
+            shown(staging(root, "d.io^h", "pv", true)),
+            "/k/plugins/kubernetes.io/csi/volumeDevices/staging/pv"
+        );
+        assert_eq!(
+            shown(target(root, &mount(true))),
+            "/k/plugins/kubernetes.io/csi/volumeDevices/publish/pv/uid"
+        );
+        assert_eq!(split("d.io^a^b"), ("d.io", "a^b"));
+        let name = attachment_name("h", "d.io", "n");
+        assert!(name.starts_with("csi-") && name.len() == 68);
+    }
+
+    #[test]
+    fn what_may_be_staged_is_found_by_its_record() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        let record = |name: Option<&str>| {
+            let mut record = Record::from([
+                ("driverName".to_owned(), "d.io".to_owned()),
+                ("volumeHandle".to_owned(), "h".to_owned()),
+            ]);
+            record.extend(name.map(|name| ("specVolID".to_owned(), name.to_owned())));
+            record
+        };
+        let dir = staging(root, "d.io^h", "", false);
+        save(dir.parent().unwrap(), &record(None)).unwrap();
+        let device = PodMount {
+            pod: "u".into(),
+            name: "raw".into(),
+            is_block: true,
+        };
+        save(&record_dir(root, &device), &record(Some("raw"))).unwrap();
+        let found = staged(root);
+        assert_eq!(found.len(), 2);
+        assert!(found.iter().any(|one| one.is_block && one.name == "raw"));
+        remove_record(dir.parent().unwrap()).unwrap();
+        assert_eq!(staged(root).len(), 1);
+    }
+}

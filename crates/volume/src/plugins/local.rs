@@ -1,0 +1,256 @@
+//! local: a directory or a block device of this node behind a persistent volume. Directories must
+//! exist, except those that the node's own provisioner promised: they are made here, on first use.
+
+use std::{
+    ffi::OsStr,
+    fs,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::FileTypeExt,
+    },
+    path::{Component, Path, PathBuf},
+};
+
+use async_trait::async_trait;
+use k8s_openapi::api::core::v1::{LocalVolumeSource, Pod};
+use rustix::{
+    fs::{Mode, OFlags, ResolveFlags},
+    io::Errno,
+};
+
+use super::mounted::{link_device, remove_mount_point, unlink_device, usage};
+use crate::{
+    Error, MountOptions, Result, format, ownership,
+    storage::{
+        Expand, Expanded, Host, PodMount, Publish, Spec, Staged, Step, StepError, StoragePlugin,
+        Usage,
+    },
+};
+
+pub const NAME: &str = "kubernetes.io/local-volume";
+
+pub struct Local;
+
+fn source(spec: &Spec) -> Option<&LocalVolumeSource> {
+    spec.volume.as_ref()?.spec.as_ref()?.local.as_ref()
+}
+
+/// Where file systems of block devices are mounted for the whole node.
+fn staging_root(root: &Path) -> PathBuf {
+    root.join("plugins").join(NAME).join("mounts")
+}
+
+#[async_trait]
+impl StoragePlugin for Local {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn handles(&self, spec: &Spec) -> bool {
+        source(spec).is_some()
+    }
+
+    fn volume_name(&self, spec: &Spec, _: &str) -> String {
+        spec.name.clone()
+    }
+
+    fn stages(&self, spec: &Spec) -> bool {
+        !spec.is_block && source(spec).is_some_and(|source| is_block_device(&source.path))
+    }
+
+    async fn stage(&self, spec: &Spec, _: &Pod, host: &dyn Host) -> Step<()> {
+        let source = source(spec).cloned().unwrap_or_default();
+        let target = staging_root(host.root_dir()).join(&spec.name);
+        if host.mounter().is_mounted(&target)? {
+            return Ok(());
+        }
+        fs::create_dir_all(&target).map_err(Error::io("create", &target))?;
+        let kind = source.fs_type.filter(|kind| !kind.is_empty());
+        let options = MountOptions::new(&spec.mount_options(), spec.read_only);
+        let device = Path::new(&source.path);
+        let kind = kind.unwrap_or_else(|| "ext4".into());
+        let kind = format::ensure(device, &kind, spec.read_only)
+            .await
+            .map_err(StepError::Failed)?;
+        host.mounter().mount(device, &target, &kind, &options)?;
+        Ok(())
+    }
+
+    async fn publish(&self, request: &Publish<'_>, host: &dyn Host) -> Step<PathBuf> {
+        let spec = request.spec;
+        let path = source(spec).map(|source| PathBuf::from(&source.path));
+        let path = path.unwrap_or_default();
+        check_path(&path)?;
+        let dir = request.mount.dir(host.root_dir(), NAME);
+        if spec.is_block {
+            return Ok(link_device(&path, &dir)?);
+        }
+        if host.mounter().is_mounted(&dir)? {
+            return Ok(dir);
+        }
+        let from = if self.stages(spec) {
+            open_dir(&staging_root(host.root_dir()).join(&spec.name))?
+        } else {
+            open_source(&path, host.local_path_root())?
+        };
+        let options = MountOptions::new(&spec.mount_options(), spec.read_only);
+        fs::create_dir_all(&dir).map_err(Error::io("create", &dir))?;
+        host.mounter().bind(from.as_fd(), &dir, &options)?;
+        // The first pod decides whose the files are.
+        if !spec.read_only && !request.is_shared {
+            ownership::apply_fs_group(&dir, request.pod, false)?;
+        }
+        Ok(dir)
+    }
+
+    async fn unpublish(&self, mount: &PodMount, host: &dyn Host) -> Step<()> {
+        let dir = mount.dir(host.root_dir(), NAME);
+        if mount.is_block {
+            return Ok(unlink_device(&dir)?);
+        }
+        Ok(remove_mount_point(&dir, host.mounter())?)
+    }
+
+    async fn unstage(&self, staged: &Staged, host: &dyn Host) -> Step<()> {
+        let dir = staging_root(host.root_dir()).join(&staged.name);
+        Ok(remove_mount_point(&dir, host.mounter())?)
+    }
+
+    async fn expand(&self, request: &Expand<'_>, host: &dyn Host) -> Step<Expanded> {
+        if !self.stages(request.spec) {
+            // A directory has the size of the file system that it is in.
+            return Ok(Expanded::Done);
+        }
+        let device = source(request.spec).map(|source| PathBuf::from(&source.path));
+        let target = staging_root(host.root_dir()).join(&request.spec.name);
+        let grown = format::grow(&device.unwrap_or_default(), &target).await;
+        grown.map_err(StepError::Failed)?;
+        Ok(Expanded::Done)
+    }
+
+    async fn stats(&self, mount: &PodMount, host: &dyn Host) -> Step<Option<Usage>> {
+        Ok(usage(mount, &mount.dir(host.root_dir(), NAME)))
+    }
+
+    fn find_published(&self, mount: &PodMount, _: &Path) -> Option<String> {
+        Some(mount.name.clone())
+    }
+
+    fn find_staged(&self, root: &Path) -> Vec<Staged> {
+        let dirs = crate::entries(&staging_root(root)).unwrap_or_default();
+        let names = dirs.iter().filter_map(|dir| dir.file_name()?.to_str());
+        names
+            .map(|name| Staged {
+                volume: name.to_owned(),
+                name: name.to_owned(),
+                is_block: false,
+            })
+            .collect()
+    }
+}
+
+fn is_block_device(path: &str) -> bool {
+    fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device())
+}
+
+fn check_path(path: &Path) -> Step<()> {
+    let steps_back = path.components().any(|part| part == Component::ParentDir);
+    if !path.is_absolute() || steps_back {
+        let path = path.display();
+        return Err(StepError::Failed(format!(
+            "invalid path: {path} must be absolute and must not contain '..'"
+        )));
+    }
+    Ok(())
+}
+
+fn open_dir(path: &Path) -> Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty())
+        .map_err(|errno| Error::io("open", path)(errno.into()))
+}
+
+/// Opens the directory of a volume. One that lies directly beneath the root of the node's own
+/// provisioner is made if it is missing; there, no link is followed: pods can write next to it only
+/// what lies within their volumes, and the root is the node's alone.
+fn open_source(path: &Path, root: &Path) -> Result<OwnedFd> {
+    let Some(name) = promised(path, root) else {
+        return open_dir(path);
+    };
+    let fail = |errno: Errno| Error::io("open", path)(errno.into());
+    let top = open_dir(root)?;
+    let made = match rustix::fs::mkdirat(&top, name, Mode::from_raw_mode(0o777)) {
+        Ok(()) => true,
+        Err(Errno::EXIST) => false,
+        Err(errno) => return Err(Error::io("create", path)(errno.into())),
+    };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    let dir = rustix::fs::openat2(&top, name, flags, Mode::empty(), resolve).map_err(fail)?;
+    if made {
+        // Whatever the umask is: the pod's user need not be root.
+        rustix::fs::fchmod(&dir, Mode::from_raw_mode(0o777)).map_err(fail)?;
+    }
+    Ok(dir)
+}
+
+/// The name of a directory that lies directly beneath the root.
+fn promised<'a>(path: &'a Path, root: &Path) -> Option<&'a OsStr> {
+    let mut below = path.strip_prefix(root).ok()?.components();
+    match (below.next(), below.next()) {
+        (Some(Component::Normal(name)), None) => Some(name),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_directories_directly_beneath_the_root_are_promised() {
+        let root = Path::new("/data/local-path");
+        let name = |path: &'static str| promised(Path::new(path), root);
+        assert_eq!(name("/data/local-path/pvc-1"), Some(OsStr::new("pvc-1")));
+        for other in [
+            "/data/local-path",
+            "/data/local-path/",
+            "/data/local-path/a/b",
+            "/data/local-path/..",
+            "/data/local-pathx/a",
+            "/data/other",
+        ] {
+            assert_eq!(name(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_promised_directory_is_made_open_to_all_and_never_through_a_link() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().unwrap();
+        let (root, outside) = (dir.path().join("local-path"), dir.path().join("outside"));
+        fs::create_dir(&root).unwrap();
+        fs::create_dir(&outside).unwrap();
+        open_source(&root.join("a"), &root).unwrap();
+        let mode = fs::metadata(root.join("a")).unwrap().mode();
+        assert_eq!(mode & 0o7777, 0o777);
+        fs::write(root.join("a/kept"), "x").unwrap();
+        open_source(&root.join("a"), &root).unwrap();
+        assert!(root.join("a/kept").exists());
+        std::os::unix::fs::symlink(&outside, root.join("link")).unwrap();
+        std::os::unix::fs::symlink(dir.path().join("new"), root.join("dangling")).unwrap();
+        assert!(open_source(&root.join("link"), &root).is_err());
+        assert!(open_source(&root.join("dangling"), &root).is_err());
+        assert!(!dir.path().join("new").exists());
+        // Elsewhere, directories must exist.
+        assert!(open_source(&dir.path().join("missing"), &root).is_err());
+        assert!(open_source(&outside, &root).is_ok());
+    }
+
+    #[test]
+    fn paths_that_step_back_are_refused() {
+        assert!(check_path(Path::new("/mnt/a")).is_ok());
+        assert!(check_path(Path::new("/mnt/../etc")).is_err());
+        assert!(check_path(Path::new("mnt")).is_err());
+    }
+}

@@ -1,0 +1,143 @@
+//! nfs: a directory that a server exports, mounted for every pod. Nodes that cannot mount it say so.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use k8s_openapi::api::core::v1::NFSVolumeSource;
+use tokio::process::Command;
+
+use super::mounted::{remove_mount_point, usage};
+use crate::{
+    Error, MountOptions,
+    storage::{Host, PodMount, Publish, Spec, Step, StepError, StoragePlugin, Usage},
+};
+
+pub const NAME: &str = "kubernetes.io/nfs";
+
+/// How long a server may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The helper of mount(8): it resolves the server's name and negotiates the version.
+const HELPERS: &[&str] = &["/sbin/mount.nfs", "/usr/sbin/mount.nfs"];
+
+pub struct Nfs;
+
+fn source(spec: &Spec) -> Option<&NFSVolumeSource> {
+    match &spec.volume {
+        Some(volume) => volume.spec.as_ref()?.nfs.as_ref(),
+        None => spec.inline.nfs.as_ref(),
+    }
+}
+
+#[async_trait]
+impl StoragePlugin for Nfs {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn handles(&self, spec: &Spec) -> bool {
+        source(spec).is_some()
+    }
+
+    fn volume_name(&self, spec: &Spec, pod: &str) -> String {
+        format!("{pod}-{}", spec.name)
+    }
+
+    async fn publish(&self, request: &Publish<'_>, host: &dyn Host) -> Step<PathBuf> {
+        let spec = request.spec;
+        let dir = request.mount.dir(host.root_dir(), NAME);
+        if host.mounter().is_mounted(&dir)? {
+            return Ok(dir);
+        }
+        let helper = HELPERS.iter().copied().find(|path| Path::new(path).exists());
+        let Some(helper) = helper else {
+            return Err(StepError::Failed(
+                "this node cannot mount nfs: it has no mount.nfs (package nfs-common or nfs-utils)"
+                    .to_owned(),
+            ));
+        };
+        let kernel = fs::read_to_string("/proc/filesystems").unwrap_or_default();
+        let modules = Path::new("/proc/modules").exists();
+        if !supports_nfs(&kernel) && !modules {
+            return Err(StepError::Failed(
+                "this node cannot mount nfs: its kernel has no nfs client".to_owned(),
+            ));
+        }
+        fs::create_dir_all(&dir).map_err(Error::io("create", &dir))?;
+        mount(helper, spec, &dir).await?;
+        Ok(dir)
+    }
+
+    async fn unpublish(&self, mount: &PodMount, host: &dyn Host) -> Step<()> {
+        let dir = mount.dir(host.root_dir(), NAME);
+        Ok(remove_mount_point(&dir, host.mounter())?)
+    }
+
+    async fn stats(&self, mount: &PodMount, host: &dyn Host) -> Step<Option<Usage>> {
+        let (mount, dir) = (mount.clone(), mount.dir(host.root_dir(), NAME));
+        // A server that is away keeps the caller waiting.
+        let measured = tokio::task::spawn_blocking(move || usage(&mount, &dir));
+        match tokio::time::timeout(Duration::from_secs(5), measured).await {
+            Ok(Ok(usage)) => Ok(usage),
+            _ => Err(StepError::NotTried("the server does not answer".to_owned())),
+        }
+    }
+
+    fn find_published(&self, mount: &PodMount, _: &Path) -> Option<String> {
+        Some(format!("{}-{}", mount.pod, mount.name))
+    }
+}
+
+/// Whether the kernel's list of file systems has an nfs client.
+fn supports_nfs(list: &str) -> bool {
+    let names = list.lines().filter_map(|line| line.split('\t').nth(1));
+    names.into_iter().any(|name| name.starts_with("nfs") && name != "nfsd")
+}
+
+async fn mount(helper: &str, spec: &Spec, dir: &Path) -> Step<()> {
+    let source = source(spec).cloned().unwrap_or_default();
+    let server = match source.server.contains(':') && !source.server.starts_with('[') {
+        true => format!("[{}]", source.server),
+        false => source.server,
+    };
+    let options = MountOptions::new(&spec.mount_options(), spec.read_only);
+    let mut command = Command::new(helper);
+    command.arg(format!("{server}:{}", source.path)).arg(dir);
+    let words = options.words();
+    if !words.is_empty() {
+        command.args(["-o", &words]);
+    }
+    command.kill_on_drop(true);
+    let output = match tokio::time::timeout(PATIENCE, command.output()).await {
+        Ok(Ok(output)) => output,
+        Ok(Err(error)) => return Err(StepError::Failed(format!("{helper}: {error}"))),
+        Err(_) => {
+            let why = format!("the nfs server did not answer within {PATIENCE:?}");
+            return Err(StepError::Uncertain(why));
+        }
+    };
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(StepError::Uncertain(format!(
+        "mount.nfs: {}: {}",
+        output.status,
+        said.trim()
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_with_a_server_only_has_no_client() {
+        assert!(supports_nfs("nodev\tsysfs\nnodev\tnfs4\n"));
+        assert!(!supports_nfs("nodev\tnfsd\n\text4\n"));
+    }
+}

@@ -1,0 +1,512 @@
+//! The volumes of the whole node. A volume is staged before the first pod gets it and unstaged after
+//! the last pod has lost it; it is published to every pod once, however many containers or volume names
+//! of the pod lead to it. The steps of one volume follow each other; volumes do not wait for each other.
+//!
+//! A step that was begun and not seen to end counts as done where it must be undone, and as not done
+//! where it is needed: all steps may be repeated.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use k8s_openapi::api::core::v1::Pod;
+use parking_lot::Mutex;
+use stdx::{Backoff, Clock};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinSet,
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use super::{
+    Expand, Expanded, Host, PodMount, Publish, Spec, Step, StepError, StoragePlugin, Usage,
+    state::{Entry, Key, Progress, User, Volumes, in_use},
+};
+
+/// How long a pod waits for a volume to be attached before it says so.
+const ATTACH_PATIENCE: Duration = Duration::from_secs(123);
+/// How long a measure counts, and how long one may take.
+const STATS_AGE: Duration = Duration::from_secs(60);
+const STATS_PATIENCE: Duration = Duration::from_secs(1);
+/// The longest time between two tries to unstage.
+const UNSTAGE_CAP: Duration = Duration::from_secs(122);
+
+/// A volume that a pod may use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ready {
+    /// The volume.
+    pub key: Key,
+    /// A directory, or a device.
+    pub path: PathBuf,
+    /// It is to be published again from time to time.
+    pub republishes: bool,
+}
+
+/// A failed step, in the words that events have for it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{step} failed for volume {volume:?} : {error}")]
+pub struct Failure {
+    /// Such as `MountVolume.SetUp`.
+    pub step: &'static str,
+    /// The volume's name.
+    pub volume: String,
+    /// Why.
+    pub error: StepError,
+}
+
+/// The manager. It has no task of its own beside [`Manager::run`].
+pub struct Manager {
+    host: Arc<dyn Host>,
+    clock: Arc<dyn Clock>,
+    /// Guards the map only; steps are taken without it.
+    pub(super) volumes: Mutex<Volumes>,
+    /// Counts changes of what is in use.
+    changes: watch::Sender<u64>,
+    idle: mpsc::UnboundedSender<Key>,
+    /// Taken by [`Manager::run`].
+    idle_inbox: tokio::sync::Mutex<mpsc::UnboundedReceiver<Key>>,
+}
+
+impl Manager {
+    /// A manager that knows no volumes yet.
+    pub fn new(host: Arc<dyn Host>, clock: Arc<dyn Clock>) -> Self {
+        let (idle, inbox) = mpsc::unbounded_channel();
+        Self {
+            host,
+            clock,
+            volumes: Mutex::default(),
+            changes: watch::Sender::new(0),
+            idle,
+            idle_inbox: tokio::sync::Mutex::new(inbox),
+        }
+    }
+
+    /// The node.
+    pub fn host(&self) -> &dyn Host {
+        &*self.host
+    }
+
+    /// The names of volumes that must stay attached.
+    pub fn in_use(&self) -> Vec<String> {
+        in_use(&self.volumes.lock())
+    }
+
+    /// Follows changes of [`Manager::in_use`].
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    pub(super) fn changed(&self) {
+        self.changes.send_modify(|count| *count += 1);
+    }
+
+    /// Brings a volume to a pod, or finds that it is there. With `again`, a volume that is to be
+    /// published from time to time is.
+    pub async fn set_up(
+        &self,
+        pod: &Pod,
+        spec: &Spec,
+        plugin: &'static dyn StoragePlugin,
+        again: bool,
+        cancel: &CancellationToken,
+    ) -> Result<Ready, Failure> {
+        let steps = StepNames::of(spec);
+        let host = &*self.host;
+        let fail = |step, error| Failure {
+            step,
+            volume: spec.name.clone(),
+            error,
+        };
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        let key = Key {
+            plugin: plugin.name(),
+            volume: plugin.volume_name(spec, &uid),
+        };
+        let attachable = plugin.is_attachable(spec, host).await;
+        let attachable = attachable.map_err(|error| fail(steps.attach, error))?;
+        let guard = self.join(&key, plugin, spec, &uid, attachable, again);
+        let ended = || StepError::NotTried("the pod has ended".to_owned());
+        let guard = guard.ok_or_else(|| fail(steps.publish, ended()))?;
+        if attachable {
+            self.wait_for_attach(&key, plugin, spec, cancel)
+                .await
+                .map_err(|error| fail(steps.attach, error))?;
+        }
+        let _guard = guard.lock_owned().await;
+        self.stage(&key, plugin, spec, pod)
+            .await
+            .map_err(|error| fail(steps.stage, error))?;
+        let republishes = plugin.republishes(spec, host).await;
+        let republishes = republishes.map_err(|error| fail(steps.publish, error))?;
+        let path = self
+            .publish(&key, plugin, spec, pod, again && republishes)
+            .await
+            .map_err(|error| fail(steps.publish, error))?;
+        Ok(Ready {
+            key,
+            path,
+            republishes,
+        })
+    }
+
+    /// From now on the pod uses the volume: it is neither unstaged nor detached. A pod that only wants
+    /// its volume `again` and does not have it any more does not get it.
+    fn join(
+        &self,
+        key: &Key,
+        plugin: &'static dyn StoragePlugin,
+        spec: &Spec,
+        uid: &str,
+        attachable: bool,
+        again: bool,
+    ) -> Option<Arc<tokio::sync::Mutex<()>>> {
+        let mut volumes = self.volumes.lock();
+        if again && !volumes.get(key)?.users.contains_key(uid) {
+            return None;
+        }
+        let entry = volumes
+            .entry(key.clone())
+            .or_insert_with(|| Entry::new(plugin, &spec.name, spec.is_block));
+        entry.is_attachable = attachable;
+        let user = entry.users.entry(uid.to_owned()).or_insert_with(|| {
+            let mount = PodMount {
+                pod: uid.to_owned(),
+                name: spec.name.clone(),
+                is_block: spec.is_block,
+            };
+            User::new(mount, Progress::No)
+        });
+        user.names.insert(spec.inline.name.clone());
+        let steps = entry.steps.clone();
+        drop(volumes);
+        self.changed();
+        Some(steps)
+    }
+
+    async fn wait_for_attach(
+        &self,
+        key: &Key,
+        plugin: &dyn StoragePlugin,
+        spec: &Spec,
+        cancel: &CancellationToken,
+    ) -> Step<()> {
+        let (host, name) = (&*self.host, key.to_string());
+        let until = self.clock.now() + ATTACH_PATIENCE;
+        let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
+        loop {
+            let not_yet = |why: &str| Err(StepError::NotTried(why.to_owned()));
+            let checked = if !host.is_reported_in_use(&name) {
+                not_yet("volume has not been added to the list of VolumesInUse in the node's volume status")
+            } else if !host.is_attached(&name) {
+                not_yet("volume not attached according to node status")
+            } else {
+                plugin.check_attached(spec, host).await
+            };
+            let Err(error) = checked else { return Ok(()) };
+            debug!(volume = name, %error, "waits to be attached");
+            if self.clock.now() >= until {
+                return Err(error);
+            }
+            tokio::select! {
+                () = self.clock.sleep(backoff.step()) => {}
+                () = cancel.cancelled() => return Err(error),
+            }
+        }
+    }
+
+    async fn stage(
+        &self,
+        key: &Key,
+        plugin: &dyn StoragePlugin,
+        spec: &Spec,
+        pod: &Pod,
+    ) -> Step<()> {
+        let before = self.with(key, |entry| entry.staged);
+        if before == Some(Progress::Yes) || !plugin.stages(spec) {
+            return Ok(());
+        }
+        self.with(key, |entry| entry.staged = Progress::Maybe);
+        let outcome = plugin.stage(spec, pod, &*self.host).await;
+        let after = progress(&outcome, before.unwrap_or(Progress::No));
+        self.with(key, |entry| entry.staged = after);
+        outcome
+    }
+
+    async fn publish(
+        &self,
+        key: &Key,
+        plugin: &dyn StoragePlugin,
+        spec: &Spec,
+        pod: &Pod,
+        again: bool,
+    ) -> Step<PathBuf> {
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        let gone = || StepError::NotTried("the pod has ended".to_owned());
+        let (user, is_shared) = self
+            .with(key, |entry| {
+                let others = entry.users.values();
+                let shared = others
+                    .filter(|user| user.mount.pod != uid)
+                    .any(|user| user.published != Progress::No);
+                entry.users.get(uid).cloned().map(|user| (user, shared))
+            })
+            .flatten()
+            .ok_or_else(gone)?;
+        if let (Progress::Yes, Some(path), false) = (user.published, &user.path, again) {
+            return Ok(path.clone());
+        }
+        let set = |published: Progress, path: Option<PathBuf>| {
+            self.with(key, |entry| {
+                if let Some(user) = entry.users.get_mut(uid) {
+                    user.published = published;
+                    user.path = path.or(user.path.take());
+                }
+            });
+        };
+        if user.published == Progress::No {
+            set(Progress::Maybe, None);
+        }
+        let request = Publish {
+            pod,
+            spec,
+            mount: &user.mount,
+            is_repeated: user.published != Progress::No,
+            is_shared,
+        };
+        let outcome = plugin.publish(&request, &*self.host).await;
+        // What a pod may use already stays, whatever publishing it again says.
+        let after = match user.published {
+            Progress::No => progress(&outcome, Progress::No),
+            before if outcome.is_err() => before,
+            _ => Progress::Yes,
+        };
+        set(after, outcome.as_ref().ok().cloned());
+        outcome
+    }
+
+    /// Makes a volume that a pod has as large as it is by now.
+    pub async fn expand(&self, pod: &str, key: &Key, spec: &Spec, bytes: i64) -> Step<Expanded> {
+        let found = self.with(key, |entry| {
+            let user = entry.users.get(pod)?;
+            Some((entry.plugin, user.mount.clone(), entry.steps.clone()))
+        });
+        let Some((plugin, mount, steps)) = found.flatten() else {
+            return Err(StepError::NotTried("the pod does not have it".to_owned()));
+        };
+        let _guard = steps.lock_owned().await;
+        let request = Expand {
+            spec,
+            mount: &mount,
+            bytes,
+        };
+        plugin.expand(&request, &*self.host).await
+    }
+
+    /// How full the volumes of a pod are, by their names in the pod. Each is measured once a minute; one
+    /// whose driver does not answer is as it was.
+    pub async fn stats(&self, pod: &str) -> Vec<(String, Usage)> {
+        let now = self.clock.now();
+        let due: Vec<_> = {
+            let mut volumes = self.volumes.lock();
+            let due = volumes.iter_mut().filter_map(|(key, entry)| {
+                let user = entry.users.get_mut(pod)?;
+                let old = user.measured.is_none_or(|at| at + STATS_AGE <= now);
+                (old && user.published == Progress::Yes).then(|| {
+                    user.measured = Some(now);
+                    (key.clone(), entry.plugin, user.mount.clone())
+                })
+            });
+            due.collect()
+        };
+        let measures = due.into_iter().map(async |(key, plugin, mount)| {
+            let measure = plugin.stats(&mount, &*self.host);
+            let usage = match tokio::time::timeout(STATS_PATIENCE, measure).await {
+                Ok(Ok(usage)) => usage,
+                Ok(Err(error)) => {
+                    debug!(volume = %key, %error, "no stats");
+                    return;
+                }
+                Err(_) => return,
+            };
+            self.with(&key, |entry| {
+                if let Some(user) = entry.users.get_mut(pod) {
+                    user.usage = usage;
+                }
+            });
+        });
+        futures::future::join_all(measures).await;
+        let volumes = self.volumes.lock();
+        let users = volumes.values().filter_map(|entry| entry.users.get(pod));
+        let known = users.filter_map(|user| Some((user, user.usage?)));
+        known
+            .flat_map(|(user, usage)| user.names.iter().map(move |name| (name.clone(), usage)))
+            .collect()
+    }
+
+    /// Takes all volumes of a pod away. One that fails keeps none of the others; the first failure is
+    /// returned, and the pod keeps what could not be taken away.
+    pub async fn tear_down(&self, pod: &str) -> Result<(), Failure> {
+        let keys: Vec<Key> = {
+            let volumes = self.volumes.lock();
+            let of_pod = volumes.iter();
+            let of_pod = of_pod.filter(|(_, entry)| entry.users.contains_key(pod));
+            of_pod.map(|(key, _)| key.clone()).collect()
+        };
+        let downs = keys.iter().map(|key| self.unpublish(key, pod));
+        let outcomes = futures::future::join_all(downs).await;
+        outcomes.into_iter().collect::<Result<Vec<()>, _>>()?;
+        Ok(())
+    }
+
+    async fn unpublish(&self, key: &Key, pod: &str) -> Result<(), Failure> {
+        let Some(steps) = self.with(key, |entry| entry.steps.clone()) else {
+            return Ok(());
+        };
+        let _guard = steps.lock_owned().await;
+        let found = self.with(key, |entry| {
+            Some((entry.plugin, entry.users.get(pod)?.clone()))
+        });
+        let Some((plugin, user)) = found.flatten() else {
+            return Ok(());
+        };
+        if user.published != Progress::No {
+            self.with(key, |entry| {
+                if let Some(user) = entry.users.get_mut(pod) {
+                    user.published = Progress::Maybe;
+                }
+            });
+            let down = plugin.unpublish(&user.mount, &*self.host).await;
+            down.map_err(|error| Failure {
+                step: match user.mount.is_block {
+                    true => "UnmapVolume.UnmapPodDevice",
+                    false => "UnmountVolume.TearDown",
+                },
+                volume: user.mount.name.clone(),
+                error,
+            })?;
+        }
+        self.with(key, |entry| entry.users.remove(pod));
+        self.leave(key);
+        Ok(())
+    }
+
+    /// After the last pod has gone, what is staged is unstaged by [`Manager::run`].
+    fn leave(&self, key: &Key) {
+        let mut volumes = self.volumes.lock();
+        let Some(entry) = volumes.get(key).filter(|entry| entry.is_idle()) else {
+            return;
+        };
+        if entry.staged == Progress::No {
+            volumes.remove(key);
+            drop(volumes);
+            self.changed();
+        } else {
+            // The inbox lives as long as the manager.
+            let _ = self.idle.send(key.clone());
+        }
+    }
+
+    /// Unstages volumes that no pod uses, for ever: each is tried until it works or a pod wants it.
+    pub async fn run(self: Arc<Self>) {
+        let mut inbox = self.idle_inbox.lock().await;
+        let mut tasks = JoinSet::new();
+        loop {
+            tokio::select! {
+                Some(key) = inbox.recv() => {
+                    tasks.spawn(self.clone().unstage_until_done(key));
+                }
+                Some(_) = tasks.join_next(), if !tasks.is_empty() => {}
+                else => return,
+            }
+        }
+    }
+
+    async fn unstage_until_done(self: Arc<Self>, key: Key) {
+        let mut backoff = Backoff::new(Duration::from_millis(500), UNSTAGE_CAP);
+        while let Err(error) = self.unstage(&key).await {
+            warn!(volume = %key, %error, "cannot unstage");
+            self.clock.sleep(backoff.step()).await;
+        }
+    }
+
+    /// Unstages a volume unless a pod uses it.
+    pub(super) async fn unstage(&self, key: &Key) -> Step<()> {
+        let Some(steps) = self.with(key, |entry| entry.steps.clone()) else {
+            return Ok(());
+        };
+        let _guard = steps.lock_owned().await;
+        // A pod that joins from here on waits for the end of this step, and stages again.
+        let found = self.with(key, |entry| {
+            let idle = entry.is_idle() && entry.staged != Progress::No;
+            idle.then(|| {
+                entry.staged = Progress::Maybe;
+                (entry.plugin, entry.staged(key))
+            })
+        });
+        let Some((plugin, staged)) = found.flatten() else {
+            return Ok(());
+        };
+        plugin.unstage(&staged, &*self.host).await?;
+        let mut volumes = self.volumes.lock();
+        if let Some(entry) = volumes.get_mut(key) {
+            entry.staged = Progress::No;
+            if entry.is_idle() {
+                volumes.remove(key);
+            }
+        }
+        drop(volumes);
+        self.changed();
+        Ok(())
+    }
+
+    /// Everything that is staged and that no pod uses, as after a restart.
+    pub fn unstage_idle(&self) {
+        let volumes = self.volumes.lock();
+        for (key, _) in volumes.iter().filter(|(_, entry)| entry.is_idle()) {
+            let _ = self.idle.send(key.clone());
+        }
+    }
+
+    /// Whether a pod uses any volume.
+    pub fn is_used_by(&self, pod: &str) -> bool {
+        let volumes = self.volumes.lock();
+        volumes.values().any(|entry| entry.users.contains_key(pod))
+    }
+
+    fn with<T>(&self, key: &Key, change: impl FnOnce(&mut Entry) -> T) -> Option<T> {
+        self.volumes.lock().get_mut(key).map(change)
+    }
+}
+
+/// Where a step stands after it ended like this.
+fn progress<T>(outcome: &Step<T>, before: Progress) -> Progress {
+    match outcome {
+        Ok(_) => Progress::Yes,
+        Err(StepError::NotTried(_)) => before,
+        Err(StepError::Failed(_)) => Progress::No,
+        Err(StepError::Uncertain(_)) => Progress::Maybe,
+    }
+}
+
+/// What events call the steps.
+struct StepNames {
+    attach: &'static str,
+    stage: &'static str,
+    publish: &'static str,
+}
+
+impl StepNames {
+    fn of(spec: &Spec) -> Self {
+        match spec.is_block {
+            true => Self {
+                attach: "MapVolume.WaitForAttach",
+                stage: "MapVolume.SetUpDevice",
+                publish: "MapVolume.MapPodDevice",
+            },
+            false => Self {
+                attach: "MountVolume.WaitForAttach",
+                stage: "MountVolume.MountDevice",
+                publish: "MountVolume.SetUp",
+            },
+        }
+    }
+}

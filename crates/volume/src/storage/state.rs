@@ -1,0 +1,116 @@
+//! What the manager knows of every volume: a map with one owner, and the few changes that it can make.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    path::PathBuf,
+    sync::Arc,
+};
+
+use jiff::Timestamp;
+
+use super::{PodMount, Staged, StoragePlugin, Usage};
+
+/// A volume of the node: plugin and name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    /// The plugin's name.
+    pub plugin: &'static str,
+    /// The volume's name among those of the plugin.
+    pub volume: String,
+}
+
+impl fmt::Display for Key {
+    /// As node statuses and controllers name it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.plugin, self.volume)
+    }
+}
+
+/// Whether a step was done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    No,
+    /// It was begun, or was found after a restart.
+    Maybe,
+    Yes,
+}
+
+/// A pod that uses a volume.
+#[derive(Debug, Clone)]
+pub struct User {
+    pub mount: PodMount,
+    pub published: Progress,
+    /// What the last publish returned.
+    pub path: Option<PathBuf>,
+    /// The names that it has in the pod.
+    pub names: BTreeSet<String>,
+    /// How full it was when it was last asked, and when that was.
+    pub usage: Option<Usage>,
+    pub measured: Option<Timestamp>,
+}
+
+impl User {
+    pub fn new(mount: PodMount, published: Progress) -> Self {
+        Self {
+            mount,
+            published,
+            path: None,
+            names: BTreeSet::new(),
+            usage: None,
+            measured: None,
+        }
+    }
+}
+
+/// A volume that a pod uses or that is on the node.
+pub struct Entry {
+    pub plugin: &'static dyn StoragePlugin,
+    pub name: String,
+    pub is_block: bool,
+    /// A controller attaches it.
+    pub is_attachable: bool,
+    pub staged: Progress,
+    /// By pod.
+    pub users: BTreeMap<String, User>,
+    /// Held during a step: the steps of one volume follow each other.
+    pub steps: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl Entry {
+    pub fn new(plugin: &'static dyn StoragePlugin, name: &str, is_block: bool) -> Self {
+        Self {
+            plugin,
+            name: name.to_owned(),
+            is_block,
+            is_attachable: false,
+            staged: Progress::No,
+            users: BTreeMap::new(),
+            steps: Arc::default(),
+        }
+    }
+
+    /// What unstaging it needs to know.
+    pub fn staged(&self, key: &Key) -> Staged {
+        Staged {
+            volume: key.volume.clone(),
+            name: self.name.clone(),
+            is_block: self.is_block,
+        }
+    }
+
+    /// No pod uses it.
+    pub fn is_idle(&self) -> bool {
+        self.users.is_empty()
+    }
+}
+
+/// All volumes.
+pub type Volumes = BTreeMap<Key, Entry>;
+
+/// The names of attachable volumes that pods use or that are on the node: controllers must not detach
+/// them.
+pub fn in_use(volumes: &Volumes) -> Vec<String> {
+    let used = volumes.iter().filter(|(_, entry)| entry.is_attachable);
+    used.map(|(key, _)| key.to_string()).collect()
+}
