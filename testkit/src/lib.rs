@@ -14,6 +14,8 @@ mod wait;
 
 pub use agent::Agent;
 pub use cluster::Cluster;
+/// A CSI driver that records, fails and hangs as a test says.
+pub use csi::testing as csi_driver;
 pub use lan::Lan;
 pub use leftovers::Leftovers;
 pub use machine::{Machine, Ran};

@@ -57,6 +57,7 @@ impl Handler for Registrar {
             name,
             endpoint,
             versions,
+            ..
         } = plugin;
         Err(format!(
             "validation failed for CSI Driver {name} at endpoint {endpoint}: none of the CSI versions reported by this driver are supported: {versions:?}"
@@ -78,12 +79,12 @@ impl Handler for Registrar {
         self.install(&plugin.name, &info)
             .await
             .map_err(|error| error.to_string())?;
-        self.drivers.insert(&plugin.name, &plugin.endpoint, node);
+        self.drivers.insert(&plugin.name, plugin.id, node);
         Ok(())
     }
 
     async fn deregister(&self, plugin: &Plugin) {
-        if !self.drivers.remove(&plugin.name, &plugin.endpoint) {
+        if !self.drivers.remove(&plugin.name, plugin.id) {
             return;
         }
         let _guard = self.writes.lock().await;
@@ -142,9 +143,9 @@ impl Registrar {
     async fn install(&self, driver: &str, info: &NodeGetInfoResponse) -> Result<()> {
         let topology = info.accessible_topology.clone().unwrap_or_default().segments;
         let node = self
-            .retried(async || self.show_on_node(driver, &info.node_id, &topology).await)
+            .retried(|| self.show_on_node(driver, &info.node_id, &topology))
             .await?;
-        self.retried(async || {
+        self.retried(|| async {
             let mut object = self.ensure_csi_node(&node).await?;
             if !add_driver(&mut object.spec, driver, info, &topology) {
                 return Ok(());
@@ -192,7 +193,7 @@ impl Registrar {
     }
 
     async fn uninstall(&self, driver: &str) -> Result<()> {
-        self.retried(async || {
+        self.retried(|| async {
             let name = &self.config.node_name;
             let Some(mut object) = self.csi_nodes().get_opt(name).await? else {
                 return Ok(());
@@ -206,7 +207,7 @@ impl Registrar {
             Ok(())
         })
         .await?;
-        self.retried(async || self.hide_on_node(driver).await).await
+        self.retried(|| self.hide_on_node(driver)).await
     }
 
     async fn hide_on_node(&self, driver: &str) -> Result<()> {
@@ -230,7 +231,10 @@ impl Registrar {
     }
 
     /// Tries a write again that somebody else's got in the way of.
-    async fn retried<T>(&self, mut attempt: impl AsyncFnMut() -> Result<T>) -> Result<T> {
+    async fn retried<T, F>(&self, mut attempt: impl FnMut() -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
         let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(1));
         for _ in 1..TRIES {
             match attempt().await {

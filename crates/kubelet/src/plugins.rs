@@ -27,6 +27,8 @@ pub trait Handler: Send + Sync {
 /// A plugin as it described itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plugin {
+    /// Its registration's number: a plugin that comes back has another one.
+    pub id: u64,
     pub name: String,
     /// The socket that serves it.
     pub endpoint: String,

@@ -10,7 +10,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tokio::{net::UnixListener, sync::watch, task::JoinHandle};
+use tokio::{net::UnixListener, task::JoinHandle};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Code, Status, transport::Server};
 
@@ -115,7 +115,6 @@ struct Shared {
     socket: Mutex<PathBuf>,
     /// Guards the state only; nothing waits while it is held.
     state: Mutex<State>,
-    changed: watch::Sender<u64>,
 }
 
 /// The driver. Clones are the same driver.
@@ -146,7 +145,6 @@ impl Driver {
             options,
             socket: Mutex::default(),
             state: Mutex::default(),
-            changed: watch::Sender::new(0),
         }))
     }
 
@@ -182,13 +180,11 @@ impl Driver {
     /// From now on, calls of this method go wrong.
     pub fn break_method(&self, method: &'static str, fault: Fault) {
         self.0.state.lock().faults.insert(method, fault);
-        self.notify();
     }
 
     /// Calls of this method go right again.
     pub fn heal(&self, method: &'static str) {
         self.0.state.lock().faults.remove(method);
-        self.notify();
     }
 
     /// All calls so far.
@@ -230,28 +226,22 @@ impl Driver {
         self.0.state.lock().registered
     }
 
-    fn notify(&self) {
-        self.0.changed.send_modify(|version| *version += 1);
+    /// Why the kubelet did not register the driver.
+    pub fn registration_error(&self) -> String {
+        self.0.state.lock().registration_error.clone()
     }
 
-    /// Records a call and goes wrong where it is to: `true` means that the work is done and lost.
+    /// Records a call and goes wrong where it is to: with a code, the work is to be done and lost.
     async fn enter(&self, call: Call) -> Result<Option<Code>, Status> {
         let method = call.method;
         self.0.state.lock().calls.push(call);
-        let mut changed = self.0.changed.subscribe();
-        loop {
-            let fault = self.0.state.lock().faults.get(method).copied();
-            match fault {
-                None => return Ok(None),
-                Some(Fault::Lose(code)) => return Ok(Some(code)),
-                Some(Fault::Refuse(code)) => return Err(Status::new(code, "a test says so")),
-                // Until it is healed; the caller will have given up.
-                Some(Fault::Hang) => {
-                    if changed.changed().await.is_err() {
-                        return Err(Status::unavailable("the driver ends"));
-                    }
-                }
-            }
+        let fault = self.0.state.lock().faults.get(method).copied();
+        match fault {
+            None => Ok(None),
+            Some(Fault::Lose(code)) => Ok(Some(code)),
+            Some(Fault::Refuse(code)) => Err(Status::new(code, "a test says so")),
+            // Until the caller gives up.
+            Some(Fault::Hang) => std::future::pending().await,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use cri::v1::{Device, ImageSpec, Mount, MountPropagation};
@@ -175,6 +175,8 @@ pub fn termination_message(container: &Container, file: &Path) -> Option<Mount> 
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
 
     #[test]

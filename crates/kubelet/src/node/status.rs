@@ -45,7 +45,7 @@ pub async fn run(
     let mut configured = None;
     let mut written: Option<Timestamp> = None;
     let mut pressures = core.pressures.subscribe();
-    let mut volumes = core.volumes.changes();
+    let mut volumes = core.volumes.in_use();
     let mut before = node
         .status
         .clone()
@@ -295,7 +295,7 @@ async fn gather(core: &Core, before: &[NodeCondition], now: Timestamp) -> NodeSt
         images: Some(images),
         runtime_handlers: Some(handlers),
         features,
-        volumes_in_use: Some(core.volumes.in_use()).filter(|names| !names.is_empty()),
+        volumes_in_use: Some(core.volumes.in_use().borrow().clone()).filter(|names| !names.is_empty()),
         ..Default::default()
     }
 }

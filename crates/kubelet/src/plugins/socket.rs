@@ -1,6 +1,13 @@
 //! One socket in the registry: asked what it is until it answers, taken in, and let go when it is gone.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use csi::registration::{
     InfoRequest, RegistrationStatus, registration_client::RegistrationClient,
@@ -14,6 +21,8 @@ use super::{Handler, Handlers, Plugin};
 
 /// How long a plugin may take to say what it is or to hear an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+static REGISTRATIONS: AtomicU64 = AtomicU64::new(0);
 
 /// Keeps the plugin of a socket registered until `gone`.
 pub(super) async fn follow(
@@ -72,6 +81,7 @@ async fn register(
         false => info.endpoint,
     };
     let plugin = Plugin {
+        id: REGISTRATIONS.fetch_add(1, Ordering::Relaxed),
         name: info.name,
         endpoint,
         versions: info.supported_versions,

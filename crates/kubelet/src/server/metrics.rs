@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// How old the measures of volumes may be.
-const FRESH: Duration = Duration::from_secs(10);
+const FRESH: Duration = Duration::from_secs(1);
 
 /// The page.
 pub async fn serve(core: &Core) -> Response<Body> {
@@ -25,7 +25,8 @@ pub async fn serve(core: &Core) -> Response<Body> {
     node(&mut page, core, &pods);
     containers(&mut page, &pods);
     evictions(&mut page, core);
-    claims(&mut page, &core.stats.summary(core, FRESH).await);
+    let summary = core.stats.summary(core, FRESH).await;
+    claims(&mut page, &summary);
     process(&mut page);
     let kind = "text/plain; version=0.0.4; charset=utf-8";
     whole(StatusCode::OK, kind, page.finish().into_bytes())

@@ -73,7 +73,7 @@ async fn claimed(
     seen: &BTreeMap<String, Seen>,
     now: Timestamp,
 ) -> BTreeMap<String, Vec<VolumeStats>> {
-    let measures = all.iter().map(async |stats| {
+    let measures = all.iter().map(|stats| async move {
         let uid = &stats.pod_ref.uid;
         let used = core.volumes.stats(uid).await;
         let pod = seen.get(uid).map(|seen| &seen.pod);

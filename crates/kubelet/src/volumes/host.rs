@@ -31,8 +31,8 @@ const TOKEN_SECONDS: i64 = 3600;
 /// Drivers that are registered on the node.
 #[derive(Clone, Default)]
 pub struct Drivers {
-    /// By name, with the socket. Guards the map only.
-    registered: Arc<Mutex<HashMap<String, (String, Arc<csi::Node>)>>>,
+    /// By name, with the number of the registration. Guards the map only.
+    registered: Arc<Mutex<HashMap<String, (u64, Arc<csi::Node>)>>>,
 }
 
 impl Drivers {
@@ -41,17 +41,16 @@ impl Drivers {
         registered.get(name).map(|(_, node)| node.clone())
     }
 
-    pub fn insert(&self, name: &str, endpoint: &str, node: Arc<csi::Node>) {
-        let entry = (endpoint.to_owned(), node);
+    pub fn insert(&self, name: &str, registration: u64, node: Arc<csi::Node>) {
+        let entry = (registration, node);
         self.registered.lock().insert(name.to_owned(), entry);
     }
 
-    /// Forgets a driver unless it has registered with another socket meanwhile; whether it did.
-    pub fn remove(&self, name: &str, endpoint: &str) -> bool {
+    /// Forgets a driver unless it has registered again meanwhile; whether it did.
+    pub fn remove(&self, name: &str, registration: u64) -> bool {
         let mut registered = self.registered.lock();
-        let is_same = registered
-            .get(name)
-            .is_some_and(|(known, _)| known == endpoint);
+        let known = registered.get(name);
+        let is_same = known.is_some_and(|(known, _)| *known == registration);
         is_same && registered.remove(name).is_some()
     }
 }

@@ -8,7 +8,7 @@ use tracing::warn;
 
 use super::{Worker, actions::Done};
 use crate::{
-    Result,
+    Error, Result,
     pod::memory::Volumes,
     volumes::{self, Mounted},
 };
@@ -85,6 +85,10 @@ impl Worker {
             Ok(mounted) => mounted.refresh_at,
             Err(error) => {
                 warn!(pod = self.subject.uid, %error, "cannot refresh volumes");
+                if let Error::Mount { reason, .. } = &error {
+                    let events = &self.core.events;
+                    events.warning(&self.subject.pod, reason, error.to_string());
+                }
                 Some(self.core.now() + RETRY)
             }
         };

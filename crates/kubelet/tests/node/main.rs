@@ -7,6 +7,7 @@
 mod node_side;
 mod pods;
 mod runtime;
+mod storage;
 mod support;
 
 use k8s_openapi::api::core::v1::ConfigMap;

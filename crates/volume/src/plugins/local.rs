@@ -97,8 +97,13 @@ impl StoragePlugin for Local {
         fs::create_dir_all(&dir).map_err(Error::io("create", &dir))?;
         host.mounter().bind(from.as_fd(), &dir, &options)?;
         // The first pod decides whose the files are.
-        if !spec.read_only && !request.is_shared {
-            ownership::apply_fs_group(&dir, request.pod, false)?;
+        if !spec.read_only
+            && !request.is_shared
+            && let Err(error) = ownership::apply_fs_group(&dir, request.pod, false)
+        {
+            // The next try begins anew.
+            host.mounter().unmount_unused(&dir)?;
+            return Err(error.into());
         }
         Ok(dir)
     }

@@ -10,25 +10,17 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use k8s_openapi::api::core::v1::Pod;
 use parking_lot::Mutex;
 use stdx::{Backoff, Clock};
-use tokio::{
-    sync::{mpsc, watch},
-    task::JoinSet,
-};
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::{
-    Expand, Expanded, Host, PodMount, Publish, Spec, Step, StepError, StoragePlugin, Usage,
+    Host, PodMount, Publish, Spec, Step, StepError, StoragePlugin,
     state::{Entry, Key, Progress, User, Volumes, in_use},
 };
 
 /// How long a pod waits for a volume to be attached before it says so.
 const ATTACH_PATIENCE: Duration = Duration::from_secs(123);
-/// How long a measure counts, and how long one may take.
-const STATS_AGE: Duration = Duration::from_secs(60);
-const STATS_PATIENCE: Duration = Duration::from_secs(1);
-/// The longest time between two tries to unstage.
-const UNSTAGE_CAP: Duration = Duration::from_secs(122);
 
 /// A volume that a pod may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,15 +47,16 @@ pub struct Failure {
 
 /// The manager. It has no task of its own beside [`Manager::run`].
 pub struct Manager {
-    host: Arc<dyn Host>,
-    clock: Arc<dyn Clock>,
+    pub(super) host: Arc<dyn Host>,
+    pub(super) clock: Arc<dyn Clock>,
     /// Guards the map only; steps are taken without it.
     pub(super) volumes: Mutex<Volumes>,
-    /// Counts changes of what is in use.
-    changes: watch::Sender<u64>,
-    idle: mpsc::UnboundedSender<Key>,
+    /// The names of volumes that must stay attached.
+    in_use: watch::Sender<Vec<String>>,
+    /// Volumes that no pod uses any more.
+    pub(super) idle: mpsc::UnboundedSender<Key>,
     /// Taken by [`Manager::run`].
-    idle_inbox: tokio::sync::Mutex<mpsc::UnboundedReceiver<Key>>,
+    pub(super) idle_inbox: tokio::sync::Mutex<mpsc::UnboundedReceiver<Key>>,
 }
 
 impl Manager {
@@ -74,7 +67,7 @@ impl Manager {
             host,
             clock,
             volumes: Mutex::default(),
-            changes: watch::Sender::new(0),
+            in_use: watch::Sender::new(Vec::new()),
             idle,
             idle_inbox: tokio::sync::Mutex::new(inbox),
         }
@@ -86,17 +79,18 @@ impl Manager {
     }
 
     /// The names of volumes that must stay attached.
-    pub fn in_use(&self) -> Vec<String> {
-        in_use(&self.volumes.lock())
+    pub fn in_use(&self) -> watch::Receiver<Vec<String>> {
+        self.in_use.subscribe()
     }
 
-    /// Follows changes of [`Manager::in_use`].
-    pub fn changes(&self) -> watch::Receiver<u64> {
-        self.changes.subscribe()
-    }
-
-    pub(super) fn changed(&self) {
-        self.changes.send_modify(|count| *count += 1);
+    /// Shows what is in use after a change; those who follow hear of differences only.
+    pub(super) fn show_in_use(&self) {
+        self.in_use.send_if_modified(|shown| {
+            let now = in_use(&self.volumes.lock());
+            let is_new = *shown != now;
+            *shown = now;
+            is_new
+        });
     }
 
     /// Brings a volume to a pod, or finds that it is there. With `again`, a volume that is to be
@@ -178,7 +172,7 @@ impl Manager {
         user.names.insert(spec.inline.name.clone());
         let steps = entry.steps.clone();
         drop(volumes);
-        self.changed();
+        self.show_in_use();
         Some(steps)
     }
 
@@ -269,7 +263,8 @@ impl Manager {
             pod,
             spec,
             mount: &user.mount,
-            is_repeated: user.published != Progress::No,
+            may_be_used: user.published != Progress::No,
+            is_in_place: user.published == Progress::Yes,
             is_shared,
         };
         let outcome = plugin.publish(&request, &*self.host).await;
@@ -281,65 +276,6 @@ impl Manager {
         };
         set(after, outcome.as_ref().ok().cloned());
         outcome
-    }
-
-    /// Makes a volume that a pod has as large as it is by now.
-    pub async fn expand(&self, pod: &str, key: &Key, spec: &Spec, bytes: i64) -> Step<Expanded> {
-        let found = self.with(key, |entry| {
-            let user = entry.users.get(pod)?;
-            Some((entry.plugin, user.mount.clone(), entry.steps.clone()))
-        });
-        let Some((plugin, mount, steps)) = found.flatten() else {
-            return Err(StepError::NotTried("the pod does not have it".to_owned()));
-        };
-        let _guard = steps.lock_owned().await;
-        let request = Expand {
-            spec,
-            mount: &mount,
-            bytes,
-        };
-        plugin.expand(&request, &*self.host).await
-    }
-
-    /// How full the volumes of a pod are, by their names in the pod. Each is measured once a minute; one
-    /// whose driver does not answer is as it was.
-    pub async fn stats(&self, pod: &str) -> Vec<(String, Usage)> {
-        let now = self.clock.now();
-        let due: Vec<_> = {
-            let mut volumes = self.volumes.lock();
-            let due = volumes.iter_mut().filter_map(|(key, entry)| {
-                let user = entry.users.get_mut(pod)?;
-                let old = user.measured.is_none_or(|at| at + STATS_AGE <= now);
-                (old && user.published == Progress::Yes).then(|| {
-                    user.measured = Some(now);
-                    (key.clone(), entry.plugin, user.mount.clone())
-                })
-            });
-            due.collect()
-        };
-        let measures = due.into_iter().map(async |(key, plugin, mount)| {
-            let measure = plugin.stats(&mount, &*self.host);
-            let usage = match tokio::time::timeout(STATS_PATIENCE, measure).await {
-                Ok(Ok(usage)) => usage,
-                Ok(Err(error)) => {
-                    debug!(volume = %key, %error, "no stats");
-                    return;
-                }
-                Err(_) => return,
-            };
-            self.with(&key, |entry| {
-                if let Some(user) = entry.users.get_mut(pod) {
-                    user.usage = usage;
-                }
-            });
-        });
-        futures::future::join_all(measures).await;
-        let volumes = self.volumes.lock();
-        let users = volumes.values().filter_map(|entry| entry.users.get(pod));
-        let known = users.filter_map(|user| Some((user, user.usage?)));
-        known
-            .flat_map(|(user, usage)| user.names.iter().map(move |name| (name.clone(), usage)))
-            .collect()
     }
 
     /// Takes all volumes of a pod away. One that fails keeps none of the others; the first failure is
@@ -398,81 +334,14 @@ impl Manager {
         if entry.staged == Progress::No {
             volumes.remove(key);
             drop(volumes);
-            self.changed();
+            self.show_in_use();
         } else {
             // The inbox lives as long as the manager.
             let _ = self.idle.send(key.clone());
         }
     }
 
-    /// Unstages volumes that no pod uses, for ever: each is tried until it works or a pod wants it.
-    pub async fn run(self: Arc<Self>) {
-        let mut inbox = self.idle_inbox.lock().await;
-        let mut tasks = JoinSet::new();
-        loop {
-            tokio::select! {
-                Some(key) = inbox.recv() => {
-                    tasks.spawn(self.clone().unstage_until_done(key));
-                }
-                Some(_) = tasks.join_next(), if !tasks.is_empty() => {}
-                else => return,
-            }
-        }
-    }
-
-    async fn unstage_until_done(self: Arc<Self>, key: Key) {
-        let mut backoff = Backoff::new(Duration::from_millis(500), UNSTAGE_CAP);
-        while let Err(error) = self.unstage(&key).await {
-            warn!(volume = %key, %error, "cannot unstage");
-            self.clock.sleep(backoff.step()).await;
-        }
-    }
-
-    /// Unstages a volume unless a pod uses it.
-    pub(super) async fn unstage(&self, key: &Key) -> Step<()> {
-        let Some(steps) = self.with(key, |entry| entry.steps.clone()) else {
-            return Ok(());
-        };
-        let _guard = steps.lock_owned().await;
-        // A pod that joins from here on waits for the end of this step, and stages again.
-        let found = self.with(key, |entry| {
-            let idle = entry.is_idle() && entry.staged != Progress::No;
-            idle.then(|| {
-                entry.staged = Progress::Maybe;
-                (entry.plugin, entry.staged(key))
-            })
-        });
-        let Some((plugin, staged)) = found.flatten() else {
-            return Ok(());
-        };
-        plugin.unstage(&staged, &*self.host).await?;
-        let mut volumes = self.volumes.lock();
-        if let Some(entry) = volumes.get_mut(key) {
-            entry.staged = Progress::No;
-            if entry.is_idle() {
-                volumes.remove(key);
-            }
-        }
-        drop(volumes);
-        self.changed();
-        Ok(())
-    }
-
-    /// Everything that is staged and that no pod uses, as after a restart.
-    pub fn unstage_idle(&self) {
-        let volumes = self.volumes.lock();
-        for (key, _) in volumes.iter().filter(|(_, entry)| entry.is_idle()) {
-            let _ = self.idle.send(key.clone());
-        }
-    }
-
-    /// Whether a pod uses any volume.
-    pub fn is_used_by(&self, pod: &str) -> bool {
-        let volumes = self.volumes.lock();
-        volumes.values().any(|entry| entry.users.contains_key(pod))
-    }
-
-    fn with<T>(&self, key: &Key, change: impl FnOnce(&mut Entry) -> T) -> Option<T> {
+    pub(super) fn with<T>(&self, key: &Key, change: impl FnOnce(&mut Entry) -> T) -> Option<T> {
         self.volumes.lock().get_mut(key).map(change)
     }
 }

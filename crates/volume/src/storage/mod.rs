@@ -9,6 +9,8 @@ mod manager;
 mod rebuild;
 pub mod resolve;
 mod state;
+mod unstage;
+mod usage;
 
 use std::{
     collections::BTreeMap,
@@ -158,8 +160,10 @@ pub struct Publish<'a> {
     pub spec: &'a Spec,
     /// Where it goes.
     pub mount: &'a PodMount,
-    /// It is there already and may be in use: a failure must not take it away.
-    pub is_repeated: bool,
+    /// It may be there already: a failure must not take it away.
+    pub may_be_used: bool,
+    /// It is there already, and all was done that belongs to it.
+    pub is_in_place: bool,
     /// Another pod of this node has the volume.
     pub is_shared: bool,
 }

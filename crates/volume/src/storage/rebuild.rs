@@ -55,7 +55,7 @@ impl Manager {
             info!(count = volumes.len(), "volumes found on the node");
         }
         drop(volumes);
-        self.changed();
+        self.show_in_use();
         Ok(())
     }
 }

@@ -130,18 +130,15 @@ pub fn claimed(
         .persistent_volume_claim
         .as_ref()
         .and_then(|source| source.read_only);
-    let by_source = spec.is_some_and(|spec| {
-        let nfs = spec.nfs.as_ref().and_then(|source| source.read_only);
-        let csi = spec.csi.as_ref().and_then(|source| source.read_only);
-        nfs == Some(true) || csi == Some(true)
-    });
+    // That of a CSI volume is for its attacher.
+    let by_source = spec.and_then(|spec| spec.nfs.as_ref()?.read_only);
     Ok(Spec {
         name,
         inline: volume.clone(),
         volume: Some(found),
         claim: Some(claim),
         is_block,
-        read_only: by_pod == Some(true) || by_source,
+        read_only: by_pod == Some(true) || by_source == Some(true),
     })
 }
 

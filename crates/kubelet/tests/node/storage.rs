@@ -1,0 +1,474 @@
+//! Volumes that outlive pods: claims, local directories, and a CSI driver that registers by itself. The
+//! test plays the controllers: it binds claims and attaches volumes.
+
+use csi::testing::{Driver, Fault, Options, Served};
+use k8s_openapi::api::{
+    core::v1::{Event, Node, PersistentVolume, PersistentVolumeClaim},
+    storage::v1::{CSIDriver, CSINode, VolumeAttachment},
+};
+use kube::{
+    Api,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+};
+use pki::Leaf;
+use serde_json::{Value, json};
+
+use crate::support::TestNode;
+
+const DRIVER: &str = "disk.csi.example.com";
+
+/// Runs a test whose mounts nobody else sees and which are gone with it.
+fn with_own_mounts<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
+    use rustix::{mount::MountPropagationFlags, thread::UnshareFlags};
+    // SAFETY: this thread is the test's own; all others of the test are begun by it from here on.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::FS) }.unwrap();
+    let private = MountPropagationFlags::REC | MountPropagationFlags::PRIVATE;
+    rustix::mount::mount_change("/", private).unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(test());
+}
+
+fn from<T: serde::de::DeserializeOwned>(value: Value) -> T {
+    serde_json::from_value(value).unwrap()
+}
+
+impl TestNode {
+    /// A claim and a volume that name each other; bound once [`TestNode::bind`] says so.
+    async fn claim(&self, name: &str, mut spec: Value) {
+        let claims: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), "default");
+        let volume = format!("pv-{name}");
+        let mode = spec["volumeMode"].clone();
+        let mut wanted = json!({"storageClassName": "", "accessModes": ["ReadWriteOnce"],
+            "volumeName": volume, "resources": {"requests": {"storage": "1Gi"}}});
+        if !mode.is_null() {
+            wanted["volumeMode"] = mode;
+        }
+        let claim = from(json!({"metadata": {"name": name}, "spec": wanted}));
+        let claim = claims.create(&PostParams::default(), &claim).await.unwrap();
+        spec["claimRef"] =
+            json!({"namespace": "default", "name": name, "uid": claim.metadata.uid});
+        spec["accessModes"] = json!(["ReadWriteOnce"]);
+        spec["capacity"] = json!({"storage": "1Gi"});
+        let volumes: Api<PersistentVolume> = Api::all(self.client.clone());
+        let object = from(json!({"metadata": {"name": volume}, "spec": spec}));
+        volumes
+            .create(&PostParams::default(), &object)
+            .await
+            .unwrap();
+    }
+
+    async fn bind(&self, name: &str) {
+        self.patch_claim(name, json!({"phase": "Bound", "capacity": {"storage": "1Gi"}}))
+            .await;
+    }
+
+    async fn patch_claim(&self, name: &str, status: Value) {
+        let claims: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), "default");
+        let patch = json!({"status": status});
+        claims
+            .patch_status(name, &PatchParams::default(), &Patch::Merge(&patch))
+            .await
+            .unwrap();
+    }
+
+    async fn bound_claim(&self, name: &str, spec: Value) {
+        self.claim(name, spec).await;
+        self.bind(name).await;
+    }
+
+    /// A pod whose one container mounts one claim.
+    async fn create_with_claim(&self, name: &str, claim: &str) {
+        let spec = json!({
+            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}],
+            "containers": [{"name": name, "image": "here:1",
+                "volumeMounts": [{"name": "data", "mountPath": "/data"}]}]});
+        self.create(name, spec).await;
+    }
+
+    fn mounted(&self, container: &str, path: &str) -> Option<std::path::PathBuf> {
+        let container = self.runtime.container(container)?;
+        let mut mounts = container.config.mounts.iter();
+        let mount = mounts.find(|mount| mount.container_path == path)?;
+        Some(mount.host_path.clone().into())
+    }
+
+    async fn delete(&self, name: &str) {
+        self.pods()
+            .delete(name, &DeleteParams::default())
+            .await
+            .unwrap();
+    }
+
+    async fn is_gone(&self, name: &str) {
+        self.wait("the pod to go", || async { self.get(name).await.is_none() })
+            .await;
+    }
+
+    /// Waits for an event with this reason whose message contains this.
+    async fn event(&self, reason: &str, part: &str) {
+        let events: Api<Event> = Api::namespaced(self.client.clone(), "default");
+        self.wait(part, || async {
+            let all = events.list(&ListParams::default()).await.unwrap();
+            all.iter().any(|event| {
+                event.reason.as_deref() == Some(reason)
+                    && event.message.as_deref().is_some_and(|text| text.contains(part))
+            })
+        })
+        .await;
+    }
+
+    async fn node(&self) -> Node {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        nodes.get("node").await.unwrap()
+    }
+
+    /// The driver's object in the API, and the driver on the node, registered.
+    async fn start_driver(&self, options: Options, spec: Value) -> (Driver, Served) {
+        let drivers: Api<CSIDriver> = Api::all(self.client.clone());
+        let object = from(json!({"metadata": {"name": DRIVER}, "spec": spec}));
+        drivers
+            .create(&PostParams::default(), &object)
+            .await
+            .unwrap();
+        let driver = Driver::new(options);
+        let served = driver.serve(&self.path("kubelet")).unwrap();
+        self.wait("the driver to be registered", || async {
+            driver.registered() == Some(true)
+        })
+        .await;
+        (driver, served)
+    }
+}
+
+fn csi_volume(handle: &str) -> Value {
+    json!({"csi": {"driver": DRIVER, "volumeHandle": handle}})
+}
+
+#[test]
+fn a_local_volume_waits_for_its_claim_and_keeps_its_data() {
+    with_own_mounts(|| async {
+        let mut node = TestNode::start().await;
+        let annotations = node.node().await.metadata.annotations.unwrap();
+        let root = node.path("local-path");
+        assert_eq!(
+            annotations["mainstay.dev/local-path-root"],
+            root.to_string_lossy()
+        );
+        let affinity = json!({"required": {"nodeSelectorTerms": [{"matchExpressions": [
+            {"key": "kubernetes.io/hostname", "operator": "In", "values": ["node"]}]}]}});
+        let source = json!({"path": root.join("pvc-1")});
+        node.claim("c", json!({"local": source, "nodeAffinity": affinity}))
+            .await;
+        node.create_with_claim("a", "c").await;
+        node.event(
+            "FailedMount",
+            "failed to process volumes=[data]: error processing PVC default/c: PVC is not bound",
+        )
+        .await;
+        node.bind("c").await;
+        node.shows("a", "/phase", "Running").await;
+        let path = node.mounted("a", "/data").unwrap();
+        assert!(path.starts_with(node.path("kubelet/pods")), "{path:?}");
+        std::fs::write(path.join("kept"), "x").unwrap();
+        node.create_with_claim("b", "c").await;
+        node.shows("b", "/phase", "Running").await;
+        let made = node.runtime.made();
+        node.stop_kubelet();
+        node.start_kubelet();
+        node.delete("a").await;
+        node.is_gone("a").await;
+        assert!(node.mounted("b", "/data").unwrap().join("kept").exists());
+        assert_eq!(node.runtime.made(), made);
+        node.delete("b").await;
+        node.is_gone("b").await;
+        assert!(root.join("pvc-1/kept").exists());
+        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+        assert!(!mounts.contains("local-volume"), "{mounts}");
+    });
+}
+
+#[test]
+fn sources_that_this_node_cannot_mount_are_named_in_an_event() {
+    with_own_mounts(|| async {
+        let node = TestNode::start().await;
+        node.bound_claim("missing", json!({"local": {"path": "/no/such/dir"},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [
+                {"key": "kubernetes.io/os", "operator": "Exists"}]}]}}}))
+            .await;
+        node.bound_claim("fc", json!({"fc": {"targetWWNs": ["a"], "lun": 1}})).await;
+        node.create_with_claim("a", "missing").await;
+        node.create_with_claim("b", "fc").await;
+        node.event("FailedMount", "/no/such/dir").await;
+        node.event("FailedMount", "is of type fc, which this node does not support")
+            .await;
+        assert!(node.runtime.container("a").is_none());
+        for name in ["a", "b"] {
+            node.delete(name).await;
+            node.is_gone(name).await;
+        }
+    });
+}
+
+#[test]
+fn a_driver_registers_and_shows_on_node_and_csi_node() {
+    with_own_mounts(|| async {
+        let node = TestNode::start().await;
+        let mut options = Options::new(DRIVER);
+        options.node_id = "host-7".into();
+        options.max_volumes = 5;
+        options.topology = [("topology.example.com/rack".to_owned(), "r1".to_owned())].into();
+        let (driver, served) = node.start_driver(options, json!({})).await;
+        let object = node.node().await;
+        let ids = &object.metadata.annotations.unwrap()["csi.volume.kubernetes.io/nodeid"];
+        assert_eq!(ids, "{\"disk.csi.example.com\":\"host-7\"}");
+        assert_eq!(object.metadata.labels.unwrap()["topology.example.com/rack"], "r1");
+        let csi_nodes: Api<CSINode> = Api::all(node.client.clone());
+        let shown = csi_nodes.get("node").await.unwrap();
+        let shown = serde_json::to_value(&shown.spec.drivers[0]).unwrap();
+        assert_eq!(
+            shown,
+            json!({"name": DRIVER, "nodeID": "host-7", "allocatable": {"count": 5},
+                   "topologyKeys": ["topology.example.com/rack"]})
+        );
+        drop(served);
+        node.wait("the driver to be forgotten", || async {
+            let shown = csi_nodes.get("node").await.unwrap();
+            shown.spec.drivers.is_empty()
+        })
+        .await;
+        drop(driver);
+    });
+}
+
+#[test]
+fn a_pod_gets_a_volume_of_a_driver_keeps_it_over_a_restart_and_leaves_nothing() {
+    with_own_mounts(|| async {
+        let mut node = TestNode::start().await;
+        let mut options = Options::new(DRIVER);
+        options.data = Some(node.path("disks"));
+        let (driver, _served) = node
+            .start_driver(options, json!({"attachRequired": false}))
+            .await;
+        node.bound_claim("c", csi_volume("h1")).await;
+        node.create_with_claim("a", "c").await;
+        node.shows("a", "/phase", "Running").await;
+        let path = node.mounted("a", "/data").unwrap();
+        std::fs::write(path.join("kept"), "x").unwrap();
+        let line = "kubelet_volume_stats_used_bytes{namespace=\"default\",persistentvolumeclaim=\"c\"} 300";
+        let is_measured = || async {
+            let (status, page) = node.ask(Leaf::Admin, "/metrics").await;
+            status == 200 && page.contains(line)
+        };
+        node.wait("the volume to be measured", is_measured).await;
+        let (_, summary) = node.ask(Leaf::Admin, "/stats/summary").await;
+        let summary: Value = serde_json::from_str(&summary).unwrap();
+        let volume = &summary["pods"][0]["volume"][0];
+        assert_eq!(volume["pvcRef"], json!({"name": "c", "namespace": "default"}));
+        assert_eq!((&volume["capacityBytes"], &volume["inodesUsed"]), (&json!(1000), &json!(7)));
+
+        let made = node.runtime.made();
+        node.stop_kubelet();
+        node.start_kubelet();
+        // Known again: the driver is asked once more, and the container was never touched.
+        node.wait("the volume to be known", || async {
+            driver.calls_of("NodePublishVolume").len() == 2
+        })
+        .await;
+        assert_eq!(node.runtime.made(), made);
+        assert!(path.join("kept").exists());
+
+        // The driver cannot take it away: the pod's object stays.
+        driver.break_method("NodeUnpublishVolume", Fault::Refuse(tonic::Code::Internal));
+        node.delete("a").await;
+        node.event("FailedUnmount", "UnmountVolume.TearDown failed for volume \"pv-c\"")
+            .await;
+        assert!(node.get("a").await.is_some());
+        driver.heal("NodeUnpublishVolume");
+        node.is_gone("a").await;
+        node.wait("the volume to leave the node", || async {
+            driver.staged().is_empty() && driver.published().is_empty()
+        })
+        .await;
+        assert!(driver.violations().is_empty());
+        assert!(node.path("disks/h1/kept").exists());
+    });
+}
+
+#[test]
+fn an_attachable_volume_is_in_use_before_it_is_mounted_and_free_after() {
+    with_own_mounts(|| async {
+        let node = TestNode::start().await;
+        let (driver, _served) = node
+            .start_driver(Options::new(DRIVER), json!({"attachRequired": true}))
+            .await;
+        node.bound_claim("c", csi_volume("h1")).await;
+        node.create_with_claim("a", "c").await;
+        let name = format!("kubernetes.io/csi/{DRIVER}^h1");
+        let in_use = || async {
+            let status = node.node().await.status.unwrap();
+            status.volumes_in_use.unwrap_or_default()
+        };
+        node.wait("the volume to be in use", || async { in_use().await == [name.clone()] })
+            .await;
+        assert!(driver.order().is_empty());
+        attach(&node, &name, "h1").await;
+        node.shows("a", "/phase", "Running").await;
+        let stage = &driver.calls_of("NodeStageVolume")[0];
+        assert_eq!(stage.publish_context["device"], "xvdb");
+        node.delete("a").await;
+        node.is_gone("a").await;
+        node.wait("the volume to be free", || async { in_use().await.is_empty() })
+            .await;
+        assert!(driver.staged().is_empty());
+        // Attached still: that is the controller's.
+        let status = node.node().await.status.unwrap();
+        assert_eq!(status.volumes_attached.unwrap().len(), 1);
+    });
+}
+
+/// What the attach controller and the driver's attacher write.
+async fn attach(node: &TestNode, name: &str, handle: &str) {
+    let object = format!("csi-{}", sha256(&format!("{handle}{DRIVER}node")));
+    let attachments: Api<VolumeAttachment> = Api::all(node.client.clone());
+    let attachment = json!({"metadata": {"name": object}, "spec": {"attacher": DRIVER,
+        "nodeName": "node", "source": {"persistentVolumeName": "pv-c"}}});
+    attachments
+        .create(&PostParams::default(), &from(attachment))
+        .await
+        .unwrap();
+    let status = json!({"status": {"attached": true, "attachmentMetadata": {"device": "xvdb"}}});
+    attachments
+        .patch_status(&object, &PatchParams::default(), &Patch::Merge(&status))
+        .await
+        .unwrap();
+    let nodes: Api<Node> = Api::all(node.client.clone());
+    let status = json!({"status": {"volumesAttached": [{"name": name, "devicePath": ""}]}});
+    nodes
+        .patch_status("node", &PatchParams::default(), &Patch::Merge(&status))
+        .await
+        .unwrap();
+}
+
+fn sha256(text: &str) -> String {
+    use std::{
+        io::Write,
+        process::{Command, Stdio},
+    };
+    let mut child = Command::new("sha256sum")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(text.as_bytes()).unwrap();
+    drop(input);
+    let output = child.wait_with_output().unwrap();
+    String::from_utf8(output.stdout).unwrap()[..64].to_owned()
+}
+
+#[test]
+fn a_grown_claim_is_expanded_before_the_pod_starts_and_a_raw_one_is_a_device() {
+    with_own_mounts(|| async {
+        let node = TestNode::start().await;
+        let (driver, _served) = node
+            .start_driver(Options::new(DRIVER), json!({"attachRequired": false}))
+            .await;
+        node.bound_claim("c", csi_volume("h1")).await;
+        let volumes: Api<PersistentVolume> = Api::all(node.client.clone());
+        let grown = json!({"spec": {"capacity": {"storage": "2Gi"}}});
+        volumes
+            .patch("pv-c", &PatchParams::default(), &Patch::Merge(&grown))
+            .await
+            .unwrap();
+        node.patch_claim(
+            "c",
+            json!({"allocatedResources": {"storage": "2Gi"},
+                   "allocatedResourceStatuses": {"storage": "NodeResizePending"},
+                   "conditions": [{"type": "FileSystemResizePending", "status": "True"}]}),
+        )
+        .await;
+        node.create_with_claim("a", "c").await;
+        node.shows("a", "/phase", "Running").await;
+        assert_eq!(driver.calls_of("NodeExpandVolume")[0].bytes, 2 << 30);
+        node.event("FileSystemResizeSuccessful", "NodeExpandVolume succeeded")
+            .await;
+        let claims: Api<PersistentVolumeClaim> = Api::namespaced(node.client.clone(), "default");
+        let status = claims.get("c").await.unwrap().status.unwrap();
+        assert_eq!(status.capacity.unwrap()["storage"].0, "2Gi");
+        assert!(status.allocated_resource_statuses.unwrap_or_default().is_empty());
+        assert!(status.conditions.unwrap_or_default().is_empty());
+
+        let mut raw = csi_volume("h2");
+        raw["volumeMode"] = "Block".into();
+        node.bound_claim("raw", raw).await;
+        let spec = json!({
+            "volumes": [{"name": "disk", "persistentVolumeClaim": {"claimName": "raw", "readOnly": true}}],
+            "containers": [{"name": "b", "image": "here:1",
+                "volumeDevices": [{"name": "disk", "devicePath": "/dev/xvda"}]}]});
+        node.create("b", spec).await;
+        node.shows("b", "/phase", "Running").await;
+        let config = node.runtime.container("b").unwrap().config;
+        let device = &config.devices[0];
+        assert_eq!(
+            (device.container_path.as_str(), device.permissions.as_str()),
+            ("/dev/xvda", "mr")
+        );
+        assert!(device.host_path.contains("volumeDevices/publish/pv-raw/"));
+        node.create_with_claim("wrong", "raw").await;
+        node.event(
+            "FailedMount",
+            "volume data has volumeMode Block, but is specified in volumeMounts",
+        )
+        .await;
+    });
+}
+
+#[test]
+fn inline_and_ephemeral_volumes_belong_to_their_pod() {
+    with_own_mounts(|| async {
+        let node = TestNode::start().await;
+        let (driver, _served) = node
+            .start_driver(
+                Options::new(DRIVER),
+                json!({"attachRequired": false, "podInfoOnMount": true,
+                       "volumeLifecycleModes": ["Persistent", "Ephemeral"]}),
+            )
+            .await;
+        let spec = json!({
+            "volumes": [{"name": "scratch", "csi": {"driver": DRIVER}}],
+            "containers": [{"name": "a", "image": "here:1",
+                "volumeMounts": [{"name": "scratch", "mountPath": "/s"}]}]});
+        node.create("a", spec).await;
+        node.shows("a", "/phase", "Running").await;
+        let publish = &driver.calls_of("NodePublishVolume")[0];
+        assert_eq!(publish.context["csi.storage.k8s.io/pod.name"], "a");
+        node.delete("a").await;
+        node.is_gone("a").await;
+        assert!(driver.published().is_empty());
+
+        // A claim of the right name that somebody else made is not used.
+        node.bound_claim("e-data", csi_volume("h9")).await;
+        let template = json!({"spec": {"accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": "1Gi"}}}});
+        let spec = json!({
+            "volumes": [{"name": "data", "ephemeral": {"volumeClaimTemplate": template}}],
+            "containers": [{"name": "e", "image": "here:1",
+                "volumeMounts": [{"name": "data", "mountPath": "/d"}]}]});
+        node.create("e", spec).await;
+        node.event("FailedMount", "was not created for pod default/e (pod is not owner)")
+            .await;
+        let pod = node.get("e").await.unwrap();
+        let claims: Api<PersistentVolumeClaim> = Api::namespaced(node.client.clone(), "default");
+        let owner = json!({"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod",
+            "name": "e", "uid": pod.metadata.uid, "controller": true}]}});
+        claims
+            .patch("e-data", &PatchParams::default(), &Patch::Merge(&owner))
+            .await
+            .unwrap();
+        node.shows("e", "/phase", "Running").await;
+    });
+}

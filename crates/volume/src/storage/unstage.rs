@@ -1,0 +1,79 @@
+//! The way back of volumes that no pod uses any more: each is tried until it works or a pod wants it
+//! again, without a pod that waits for it.
+
+use std::{sync::Arc, time::Duration};
+
+use stdx::Backoff;
+use tokio::task::JoinSet;
+use tracing::warn;
+
+use super::{
+    Key, Manager, Step,
+    state::Progress,
+};
+
+/// The longest time between two tries.
+const CAP: Duration = Duration::from_secs(122);
+
+impl Manager {
+    /// Unstages volumes that no pod uses, for ever: each is tried until it works or a pod wants it.
+    pub async fn run(self: Arc<Self>) {
+        let mut inbox = self.idle_inbox.lock().await;
+        let mut tasks = JoinSet::new();
+        loop {
+            tokio::select! {
+                Some(key) = inbox.recv() => {
+                    tasks.spawn(self.clone().unstage_until_done(key));
+                }
+                Some(_) = tasks.join_next(), if !tasks.is_empty() => {}
+                else => return,
+            }
+        }
+    }
+
+    async fn unstage_until_done(self: Arc<Self>, key: Key) {
+        let mut backoff = Backoff::new(Duration::from_millis(500), CAP);
+        while let Err(error) = self.unstage(&key).await {
+            warn!(volume = %key, %error, "cannot unstage");
+            self.clock.sleep(backoff.step()).await;
+        }
+    }
+
+    /// Unstages a volume unless a pod uses it.
+    pub(super) async fn unstage(&self, key: &Key) -> Step<()> {
+        let Some(steps) = self.with(key, |entry| entry.steps.clone()) else {
+            return Ok(());
+        };
+        let _guard = steps.lock_owned().await;
+        // A pod that joins from here on waits for the end of this step, and stages again.
+        let found = self.with(key, |entry| {
+            let idle = entry.is_idle() && entry.staged != Progress::No;
+            idle.then(|| {
+                entry.staged = Progress::Maybe;
+                (entry.plugin, entry.staged(key))
+            })
+        });
+        let Some((plugin, staged)) = found.flatten() else {
+            return Ok(());
+        };
+        plugin.unstage(&staged, &*self.host).await?;
+        let mut volumes = self.volumes.lock();
+        if let Some(entry) = volumes.get_mut(key) {
+            entry.staged = Progress::No;
+            if entry.is_idle() {
+                volumes.remove(key);
+            }
+        }
+        drop(volumes);
+        self.show_in_use();
+        Ok(())
+    }
+
+    /// Everything that is staged and that no pod uses, as after a restart.
+    pub fn unstage_idle(&self) {
+        let volumes = self.volumes.lock();
+        for (key, _) in volumes.iter().filter(|(_, entry)| entry.is_idle()) {
+            let _ = self.idle.send(key.clone());
+        }
+    }
+}

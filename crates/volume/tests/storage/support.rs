@@ -1,0 +1,214 @@
+//! A node with one driver, and an API that a test fills.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use csi::testing::{Driver, Options, Served};
+use k8s_openapi::api::{
+    core::v1::Pod,
+    storage::v1::{CSIDriver, TokenRequest, VolumeAttachment},
+};
+use parking_lot::Mutex;
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+use volume::{
+    LinuxMounter, Mounter,
+    storage::{Failure, Host, Manager, Ready, Spec, Step, resolve},
+};
+
+pub const DRIVER: &str = "test.csi.example.com";
+/// What a driver has for a call.
+const DEADLINE: Duration = Duration::from_millis(300);
+
+pub struct TestHost {
+    root: PathBuf,
+    local_path: PathBuf,
+    node: Arc<csi::Node>,
+    pub is_registered: Mutex<bool>,
+    pub csi_driver: Mutex<Option<Arc<CSIDriver>>>,
+    pub secrets: Mutex<BTreeMap<String, String>>,
+    pub attachment: Mutex<Option<VolumeAttachment>>,
+    /// What the node's status shows.
+    pub in_use: Mutex<Vec<String>>,
+    pub attached: Mutex<Vec<String>>,
+}
+
+#[async_trait]
+impl Host for TestHost {
+    fn node_name(&self) -> &str {
+        "node"
+    }
+    fn root_dir(&self) -> &Path {
+        &self.root
+    }
+    fn local_path_root(&self) -> &Path {
+        &self.local_path
+    }
+    fn mounter(&self) -> &dyn Mounter {
+        &LinuxMounter
+    }
+    fn driver(&self, name: &str) -> Option<Arc<csi::Node>> {
+        (name == DRIVER && *self.is_registered.lock()).then(|| self.node.clone())
+    }
+    async fn csi_driver(&self, _: &str) -> Step<Option<Arc<CSIDriver>>> {
+        Ok(self.csi_driver.lock().clone())
+    }
+    async fn secret(&self, _: &str, _: &str) -> Step<BTreeMap<String, String>> {
+        Ok(self.secrets.lock().clone())
+    }
+    async fn attachment(&self, _: &str) -> Step<Option<VolumeAttachment>> {
+        Ok(self.attachment.lock().clone())
+    }
+    async fn tokens(&self, _: &Pod, requests: &[TokenRequest]) -> Step<String> {
+        Ok(format!("{} tokens", requests.len()))
+    }
+    fn is_reported_in_use(&self, volume: &str) -> bool {
+        self.in_use.lock().iter().any(|name| name == volume)
+    }
+    fn is_attached(&self, volume: &str) -> bool {
+        self.attached.lock().iter().any(|name| name == volume)
+    }
+}
+
+pub struct Node {
+    pub dir: tempfile::TempDir,
+    pub host: Arc<TestHost>,
+    pub driver: Driver,
+    pub manager: Arc<Manager>,
+    unstages: Option<tokio::task::JoinHandle<()>>,
+    _served: Served,
+}
+
+impl Node {
+    pub fn new(options: Options) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("kubelet");
+        let driver = Driver::new(options);
+        let served = driver.serve(&root).unwrap();
+        let socket = root.join("plugins").join(DRIVER).join("csi.sock");
+        let host = Arc::new(TestHost {
+            local_path: dir.path().join("local-path"),
+            node: Arc::new(csi::Node::new(socket, DEADLINE)),
+            root,
+            is_registered: Mutex::new(true),
+            csi_driver: Mutex::default(),
+            secrets: Mutex::default(),
+            attachment: Mutex::default(),
+            in_use: Mutex::default(),
+            attached: Mutex::default(),
+        });
+        let manager = manager(&host);
+        let mut node = Self {
+            dir,
+            host,
+            driver,
+            manager,
+            unstages: None,
+            _served: served,
+        };
+        node.set_csi_driver(json!({"attachRequired": false}));
+        node.begin();
+        node
+    }
+
+    fn begin(&mut self) {
+        self.unstages = Some(tokio::spawn(self.manager.clone().run()));
+    }
+
+    /// The agent dies and comes back: all it knows is on disk.
+    pub fn restart(&mut self) {
+        if let Some(unstages) = self.unstages.take() {
+            unstages.abort();
+        }
+        self.manager = manager(&self.host);
+        self.manager.rebuild(&Default::default()).unwrap();
+        self.begin();
+        self.manager.unstage_idle();
+    }
+
+    pub fn set_csi_driver(&self, spec: serde_json::Value) {
+        let object = json!({"metadata": {"name": DRIVER}, "spec": spec});
+        *self.host.csi_driver.lock() = Some(Arc::new(serde_json::from_value(object).unwrap()));
+    }
+
+    pub async fn set_up(&self, pod: &Pod, spec: &Spec) -> Result<Ready, Failure> {
+        set_up(&self.manager, pod, spec, false).await
+    }
+
+    pub fn target(&self, pod: &str, volume: &str) -> String {
+        let dir = self.dir.path().join("kubelet/pods").join(pod);
+        let dir = dir.join("volumes/kubernetes.io~csi").join(volume);
+        dir.join("mount").to_string_lossy().into_owned()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Some(unstages) = self.unstages.take() {
+            unstages.abort();
+        }
+    }
+}
+
+fn manager(host: &Arc<TestHost>) -> Arc<Manager> {
+    Arc::new(Manager::new(host.clone(), Arc::new(stdx::SystemClock)))
+}
+
+pub async fn set_up(
+    manager: &Manager,
+    pod: &Pod,
+    spec: &Spec,
+    again: bool,
+) -> Result<Ready, Failure> {
+    let plugin = resolve::plugin(spec).unwrap();
+    manager
+        .set_up(pod, spec, plugin, again, &CancellationToken::new())
+        .await
+}
+
+pub fn pod(uid: &str) -> Pod {
+    serde_json::from_value(json!({
+        "metadata": {"name": uid, "namespace": "default", "uid": uid},
+        "spec": {"serviceAccountName": "default", "containers": []}}))
+    .unwrap()
+}
+
+/// A persistent volume of the driver.
+pub fn volume(name: &str) -> Spec {
+    persistent(
+        name,
+        json!({"accessModes": ["ReadWriteOnce"],
+               "csi": {"driver": DRIVER, "volumeHandle": format!("h-{name}")}}),
+    )
+}
+
+pub fn persistent(name: &str, mut spec: serde_json::Value) -> Spec {
+    spec["claimRef"] = json!({"uid": "c"});
+    let inline =
+        json!({"name": format!("vol-{name}"), "persistentVolumeClaim": {"claimName": "c"}});
+    let from = |value| Arc::new(serde_json::from_value(value).unwrap());
+    let claim = Arc::new(serde_json::from_value(json!({"metadata": {"uid": "c"}})).unwrap());
+    resolve::claimed(
+        &serde_json::from_value(inline).unwrap(),
+        claim,
+        from(json!({"metadata": {"name": name}, "spec": spec})),
+        Default::default(),
+    )
+    .unwrap()
+}
+
+pub async fn until(what: &str, condition: impl Fn() -> bool) {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+    while !condition() {
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "waited in vain for {what}"
+        );
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
