@@ -642,11 +642,15 @@ impl Metrics {
     }
 }
 
-/// Figures as Prometheus' text: as OpenMetrics, but a counter has its suffix in every line.
 fn plain(registry: &Registry) -> String {
     let mut open = String::new();
     // Writing to a string cannot fail.
     let _ = text::encode(&mut open, registry);
+    plain_text(&open)
+}
+
+/// Figures as Prometheus' text: as OpenMetrics, but a counter has its suffix in every line.
+pub(crate) fn plain_text(open: &str) -> String {
     let mut out = String::with_capacity(open.len());
     let mut lines = open.lines().peekable();
     while let Some(line) = lines.next() {

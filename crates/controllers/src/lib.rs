@@ -55,6 +55,7 @@ use std::sync::Arc;
 
 use client::Connector;
 use lifecycle::{Context, Run, Service};
+use reconcile::QueueMetrics;
 use stdx::{Clock, SystemClock};
 
 pub use shared::Shared;
@@ -168,6 +169,7 @@ impl Config {
             config: self,
             connector,
             clock,
+            metrics: QueueMetrics::default(),
         }
     }
 }
@@ -177,6 +179,7 @@ pub struct Controllers {
     config: Config,
     connector: Arc<dyn Connector>,
     clock: Arc<dyn Clock>,
+    metrics: QueueMetrics,
 }
 
 impl Service for Controllers {
@@ -188,10 +191,15 @@ impl Service for Controllers {
         &["apiserver"]
     }
 
+    fn metrics(&self) -> String {
+        self.metrics.text()
+    }
+
     fn run(self: Arc<Self>, context: Context) -> Run {
         Box::pin(async move {
             let (config, connector) = (self.config.clone(), self.connector.clone());
-            let shared = Shared::new(context.clone(), config, connector, self.clock.clone());
+            let (clock, metrics) = (self.clock.clone(), self.metrics.clone());
+            let shared = Shared::new(context.clone(), config, connector, clock, metrics);
             let wanted =
                 |entry: &&Entry| !self.config.disabled.iter().any(|name| name == entry.name);
             for entry in ALL.iter().filter(wanted) {

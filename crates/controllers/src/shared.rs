@@ -32,7 +32,9 @@ use kube::Resource;
 use lifecycle::Context;
 use parking_lot::Mutex;
 pub use reconcile::controller_of;
-use reconcile::{Builder, Controller, Recorder, Starting, Startup, Writer, storage};
+use reconcile::{
+    Builder, Controller, Queue, QueueMetrics, Recorder, Starting, Startup, Writer, queue::Item, storage,
+};
 use serde::Serialize;
 use stdx::Clock;
 
@@ -186,6 +188,7 @@ pub struct Shared {
     connector: Arc<dyn Connector>,
     clock: Arc<dyn Clock>,
     startup: Startup,
+    metrics: QueueMetrics,
     /// Guards the table of informers that were started so far.
     informers: Mutex<HashMap<TypeId, Box<dyn Any + Send + Sync>>>,
 }
@@ -196,6 +199,7 @@ impl Shared {
         config: Config,
         connector: Arc<dyn Connector>,
         clock: Arc<dyn Clock>,
+        metrics: QueueMetrics,
     ) -> Arc<Self> {
         let reader = connector.client("system:kube-controller-manager");
         let informers = Mutex::default();
@@ -206,6 +210,7 @@ impl Shared {
             connector,
             clock,
             startup: Startup::default(),
+            metrics,
             informers,
         })
     }
@@ -224,7 +229,12 @@ impl Shared {
 
     /// Starts a controller: say what it watches, and `start`.
     pub fn controller<C: Controller>(&self, controller: &Arc<C>) -> Builder<C> {
-        Builder::new(&self.context, &self.startup, controller.clone())
+        Builder::new(&self.context, &self.startup, controller.clone()).metrics(&self.metrics)
+    }
+
+    /// Counts a queue that a controller with a loop of its own has.
+    pub fn measure<T: Item>(&self, name: &'static str, queue: &Queue<T>) {
+        queue.measure(name, &self.metrics);
     }
 
     /// For a controller with a loop of its own: it counts as started when this is dropped.

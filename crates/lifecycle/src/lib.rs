@@ -31,6 +31,11 @@ pub trait Service: Send + Sync + 'static {
         &[]
     }
 
+    /// What it counts, in the text format of OpenMetrics; `/metrics` of the API server shows it.
+    fn metrics(&self) -> String {
+        String::new()
+    }
+
     /// Runs until `context.shutdown()` resolves. Called again, after a backoff, when it fails.
     /// Must call `context.ready()` once it does its work.
     fn run(self: Arc<Self>, context: Context) -> Run;

@@ -5,7 +5,7 @@ use std::{
     future::Future,
     panic::AssertUnwindSafe,
     sync::{
-        Arc, OnceLock,
+        Arc, OnceLock, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -72,6 +72,8 @@ struct Slot {
     state: watch::Sender<State>,
     problems: watch::Sender<Problems>,
     restarts: Arc<AtomicU64>,
+    /// A service may hold the view that this is part of.
+    service: Weak<dyn Service>,
 }
 
 /// A view of all services' states, cheap to clone, for `/readyz` and metrics. It may be handed out
@@ -91,6 +93,13 @@ impl Health {
             problems: slot.problems.borrow().clone(),
         };
         self.slots.get().into_iter().flatten().map(of).collect()
+    }
+
+    /// What all services count, as [`Service::metrics`] says it.
+    pub fn metrics(&self) -> String {
+        let slots = self.slots.get().into_iter().flat_map(BTreeMap::values);
+        let services = slots.filter_map(|slot| slot.service.upgrade());
+        services.map(|service| service.metrics()).collect()
     }
 
     fn slot(&self, name: &str) -> Option<&Slot> {
@@ -134,6 +143,7 @@ impl Supervisor {
                 state: watch::Sender::new(State::Waiting),
                 problems: watch::Sender::default(),
                 restarts: Arc::default(),
+                service: Arc::downgrade(service),
             };
             (service.name(), slot)
         });

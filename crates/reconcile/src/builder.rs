@@ -12,7 +12,7 @@ use lifecycle::Context;
 use tokio::sync::watch;
 
 use crate::{
-    Controller, Key, Queue,
+    Controller, Key, Queue, QueueMetrics,
     runner::{self, follow},
 };
 
@@ -87,6 +87,7 @@ pub struct Builder<C> {
     workers: usize,
     caches: Vec<Arc<dyn Cache>>,
     follows: Vec<Follow>,
+    metrics: QueueMetrics,
 }
 
 impl<C: Controller> Builder<C> {
@@ -100,6 +101,7 @@ impl<C: Controller> Builder<C> {
             workers: 1,
             caches: Vec::new(),
             follows: Vec::new(),
+            metrics: QueueMetrics::default(),
         }
     }
 
@@ -150,6 +152,12 @@ impl<C: Controller> Builder<C> {
         self
     }
 
+    /// Where the queue is counted.
+    pub fn metrics(mut self, metrics: &QueueMetrics) -> Self {
+        self.metrics = metrics.clone();
+        self
+    }
+
     /// A queue that the controller adds keys to by itself.
     pub fn queue(mut self, queue: &Queue<Key>) -> Self {
         self.queue = queue.clone();
@@ -159,6 +167,7 @@ impl<C: Controller> Builder<C> {
     /// Begins, for as long as the context's run lasts. Returns at once.
     pub fn start(self) {
         let starting = self.startup.begin(self.controller.name());
+        self.queue.measure(self.controller.name(), &self.metrics);
         let context = self.context.clone();
         self.context.spawn(self.controller.name(), async move {
             for cache in &self.caches {

@@ -7,6 +7,7 @@
 pub mod builder;
 pub mod condition;
 pub mod election;
+mod metrics;
 pub mod placement;
 pub mod queue;
 pub mod recorder;
@@ -17,6 +18,7 @@ pub mod writer;
 
 pub use builder::{Builder, Starting, Startup, controller_of};
 pub use condition::StatusPatch;
+pub use metrics::QueueMetrics;
 pub use queue::Queue;
 pub use recorder::{Kind, Recorder};
 pub use runner::{Action, Controller, Key, follow};

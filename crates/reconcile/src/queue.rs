@@ -7,23 +7,28 @@ use std::{
     collections::{BinaryHeap, HashMap, HashSet, VecDeque},
     fmt::Debug,
     hash::Hash,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
+use crate::metrics::{Meter, QueueMetrics};
+
 /// The first wait of a key that failed; it doubles up to the cap.
 const FIRST_RETRY: Duration = Duration::from_millis(5);
 const LAST_RETRY: Duration = Duration::from_secs(1000);
+/// The longest delay. Users write any number of seconds, and times beyond the clock's range cannot be computed.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// What a key can be.
 pub trait Item: Clone + Eq + Ord + Hash + Debug + Send + 'static {}
 impl<T: Clone + Eq + Ord + Hash + Debug + Send + 'static> Item for T {}
 
 struct State<T> {
-    ready: VecDeque<T>,
+    /// With the time since when they wait.
+    ready: VecDeque<(T, Instant)>,
     /// Waiting to be worked on, in `ready` or because a worker still has the key.
     dirty: HashSet<T>,
     /// With a worker.
@@ -39,6 +44,17 @@ struct Shared<T> {
     state: Mutex<State<T>>,
     changed: Notify,
     cap: Duration,
+    /// Counts what happens, once the queue has a name.
+    meter: OnceLock<Meter>,
+}
+
+impl<T> Shared<T> {
+    /// Counts something of a queue that has a name.
+    fn count(&self, what: impl FnOnce(&Meter)) {
+        if let Some(meter) = self.meter.get() {
+            what(meter);
+        }
+    }
 }
 
 /// Cloning shares the queue.
@@ -64,6 +80,7 @@ impl<T: Item> Default for Queue<T> {
 pub struct Held<T: Item> {
     queue: Queue<T>,
     key: T,
+    since: Instant,
 }
 
 impl<T: Item> Held<T> {
@@ -75,11 +92,14 @@ impl<T: Item> Held<T> {
 
 impl<T: Item> Drop for Held<T> {
     fn drop(&mut self) {
-        let mut state = self.queue.shared.state.lock();
+        let shared = &self.queue.shared;
+        shared.count(|meter| meter.finished(self.since.elapsed()));
+        let mut state = shared.state.lock();
         state.held.remove(&self.key);
         if state.dirty.contains(&self.key) {
-            state.ready.push_back(self.key.clone());
-            self.queue.shared.changed.notify_one();
+            state.ready.push_back((self.key.clone(), Instant::now()));
+            shared.count(|meter| meter.has(state.ready.len()));
+            shared.changed.notify_one();
         }
     }
 }
@@ -99,15 +119,28 @@ impl<T: Item> Queue<T> {
             state: Mutex::new(state),
             changed: Notify::new(),
             cap,
+            meter: OnceLock::new(),
         };
         Self {
             shared: Arc::new(shared),
         }
     }
 
+    /// Counts from now on what the queue does, under this name.
+    pub fn measure(&self, name: &'static str, metrics: &QueueMetrics) {
+        self.shared.meter.get_or_init(|| metrics.meter(name));
+    }
+
     /// Adds a key now.
     pub fn add(&self, key: T) {
-        if self.shared.state.lock().push(key) {
+        let mut state = self.shared.state.lock();
+        let before = state.dirty.len();
+        let is_ready = state.push(key, Instant::now());
+        if state.dirty.len() > before {
+            self.shared.count(Meter::added);
+        }
+        if is_ready {
+            self.shared.count(|meter| meter.has(state.ready.len()));
             self.shared.changed.notify_one();
         }
     }
@@ -117,7 +150,7 @@ impl<T: Item> Queue<T> {
         if delay.is_zero() {
             return self.add(key);
         }
-        let due = Instant::now() + delay;
+        let due = Instant::now() + delay.min(LONGEST);
         let mut state = self.shared.state.lock();
         if state.due.get(&key).is_none_or(|known| due < *known) {
             state.due.insert(key.clone(), due);
@@ -134,6 +167,7 @@ impl<T: Item> Queue<T> {
             *failures += 1;
             *failures - 1
         };
+        self.shared.count(Meter::retried);
         self.add_after(key, retry_delay(failures, self.shared.cap));
     }
 
@@ -162,14 +196,22 @@ impl<T: Item> Queue<T> {
     pub async fn next(&self) -> Held<T> {
         loop {
             let changed = self.shared.changed.notified();
-            let (key, more, due) = self.shared.state.lock().take(Instant::now());
-            if let Some(key) = key {
+            let now = Instant::now();
+            let (key, more, due) = {
+                let mut state = self.shared.state.lock();
+                let taken = state.take(now);
+                self.shared.count(|meter| meter.has(state.ready.len()));
+                taken
+            };
+            if let Some((key, added)) = key {
                 if more {
                     self.shared.changed.notify_one();
                 }
+                self.shared.count(|meter| meter.took(now - added));
                 return Held {
                     queue: self.clone(),
                     key,
+                    since: now,
                 };
             }
             match due {
@@ -190,17 +232,17 @@ fn retry_delay(failures: u32, cap: Duration) -> Duration {
 
 impl<T: Item> State<T> {
     /// Whether a worker should be woken.
-    fn push(&mut self, key: T) -> bool {
+    fn push(&mut self, key: T, now: Instant) -> bool {
         if !self.dirty.insert(key.clone()) || self.held.contains(&key) {
             return false;
         }
-        self.ready.push_back(key);
+        self.ready.push_back((key, now));
         true
     }
 
     /// The next key, whether there are more, and when the next delayed key is due. When there are
     /// more, or one comes due, another worker must be woken: a wake-up wakes one worker only.
-    fn take(&mut self, now: Instant) -> (Option<T>, bool, Option<Instant>) {
+    fn take(&mut self, now: Instant) -> (Option<(T, Instant)>, bool, Option<Instant>) {
         while let Some(Reverse((due, key))) = self.delayed.peek() {
             if *due > now {
                 break;
@@ -209,11 +251,11 @@ impl<T: Item> State<T> {
             self.delayed.pop();
             if self.due.get(&key) == Some(&due) {
                 self.due.remove(&key);
-                self.push(key);
+                self.push(key, due);
             }
         }
         let key = self.ready.pop_front();
-        if let Some(key) = &key {
+        if let Some((key, _)) = &key {
             self.dirty.remove(key);
             self.held.insert(key.clone());
         }
@@ -320,5 +362,34 @@ mod tests {
         }
         seen.sort_unstable();
         assert_eq!(seen, [1, 2, 3]);
+    }
+
+    #[tokio::test]
+    async fn a_queue_with_a_name_is_counted_under_upstreams_names() {
+        let (metrics, queue) = (QueueMetrics::default(), Queue::default());
+        queue.measure("deployment", &metrics);
+        queue.add("a");
+        queue.add("a");
+        queue.add("b");
+        let held = queue.next().await;
+        queue.retry("a");
+        drop(held);
+        let text = metrics.text();
+        for line in [
+            r#"workqueue_depth{name="deployment"} 1"#,
+            r#"workqueue_adds_total{name="deployment"} 2"#,
+            r#"workqueue_retries_total{name="deployment"} 1"#,
+            r#"workqueue_queue_duration_seconds_count{name="deployment"} 1"#,
+            r#"workqueue_work_duration_seconds_count{name="deployment"} 1"#,
+        ] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_delay_beyond_all_times_is_a_long_one() {
+        let queue = Queue::default();
+        queue.add_after("a", Duration::MAX);
+        assert!(poll_once(queue.next()).await.is_none());
     }
 }

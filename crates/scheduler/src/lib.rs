@@ -123,11 +123,6 @@ impl Scheduler {
     pub fn diagnoses(&self) -> Diagnoses {
         self.diagnoses.clone()
     }
-
-    /// What it does, counted; stays valid while the service runs.
-    pub fn metrics(&self) -> Metrics {
-        self.metrics.clone()
-    }
 }
 
 impl Service for Scheduler {
@@ -137,6 +132,10 @@ impl Service for Scheduler {
 
     fn after(&self) -> &'static [&'static str] {
         &["apiserver"]
+    }
+
+    fn metrics(&self) -> String {
+        self.metrics.text()
     }
 
     fn run(self: Arc<Self>, context: Context) -> Run {

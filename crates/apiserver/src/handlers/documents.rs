@@ -115,10 +115,12 @@ async fn metrics(request: &Request) -> Answer {
     if let Some(audit) = &request.core.audit {
         request.core.metrics.audited(audit.figures());
     }
+    let mut text = request.core.metrics.text();
+    text += &crate::metrics::plain_text(&request.core.config.health.metrics());
     Ok(respond::bytes(
         http::StatusCode::OK,
         crate::metrics::MEDIA,
-        request.core.metrics.text(),
+        text,
     ))
 }
 
