@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod api;
 pub mod informer;
 pub mod kubeconfig;
 pub mod lenient;
@@ -16,6 +17,7 @@ use http::{Request, Response};
 use kube::client::Body;
 use tower::{BoxError, Service};
 
+pub use api::Api;
 pub use informer::{Event, Informer, Subscription};
 pub use kube;
 pub use kubeconfig::Kubeconfig;

@@ -5,8 +5,9 @@
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
+use client::Api;
 use client::kube::{
-    self, Api,
+    self,
     api::{ObjectMeta, Patch, PatchParams, PostParams},
 };
 use k8s_openapi::api::{

@@ -3,9 +3,10 @@
 
 use std::sync::Arc;
 
+use client::Api;
 use futures::future::join_all;
 use k8s_openapi::NamespaceResourceScope;
-use kube::{Api, Resource};
+use kube::Resource;
 use reconcile::{Error, Selector, Writer};
 use serde_json::json;
 

@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 
+use client::Api;
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
-use kube::{
-    Api,
-    api::{Patch, PatchParams},
-};
+use kube::api::{Patch, PatchParams};
 use reconcile::{Action, Controller, Error, Key, Selector};
 use serde_json::json;
 

@@ -2,12 +2,13 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
+use client::Api;
 use k8s_openapi::{
     NamespaceResourceScope,
     api::{apps::v1::ControllerRevision, core::v1::PodTemplateSpec},
     apimachinery::pkg::{apis::meta::v1::LabelSelector, runtime::RawExtension},
 };
-use kube::{Api, Resource, api::ObjectMeta};
+use kube::{Resource, api::ObjectMeta};
 use reconcile::{Error, Selector, Writer};
 use serde_json::{Map, Value, json};
 

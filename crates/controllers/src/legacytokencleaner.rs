@@ -4,11 +4,11 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use client::Informer;
+use client::{Api, Informer};
 use jiff::{Timestamp, ToSpan, civil::Date, tz::TimeZone};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, ServiceAccount};
 use kube::{
-    Api, ResourceExt,
+    ResourceExt,
     api::{DeleteParams, Patch, PatchParams, Preconditions},
 };
 use reconcile::Error;

@@ -4,6 +4,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use client::Api;
 use futures::{StreamExt, stream};
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -11,7 +12,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::Time,
 };
 use kube::{
-    Api, Client,
+    Client,
     api::{DeleteParams, DynamicObject, ListParams, PartialObjectMeta, PostParams},
 };
 use reconcile::{Action, Controller, Error, Key};
@@ -183,10 +184,7 @@ impl Namespaces {
             Api::namespaced_with(self.client.clone(), namespace, &resource.api);
         let list = |api: Api<DynamicObject>| async move {
             let params = ListParams::default();
-            api.list_metadata(&params)
-                .await
-                .map(|list| list.items)
-                .map_err(Error::from)
+            api.list_metadata(&params).await.map_err(Error::from)
         };
         let before = match list(api.clone()).await {
             Err(error) if matches!(error.code(), Some(404 | 405)) => return Ok(Vec::new()),
@@ -204,7 +202,7 @@ impl Namespaces {
                 let name = object.metadata.name.as_deref().unwrap_or_default();
                 match api.delete(name, &params).await {
                     Err(kube::Error::Api(status)) if status.code == 404 => {}
-                    other => drop(other?),
+                    other => other?,
                 }
             }
         }

@@ -6,11 +6,9 @@ use std::{
     sync::Arc,
 };
 
+use client::Api;
 use k8s_openapi::api::core::v1::Node;
-use kube::{
-    Api,
-    api::{Patch, PatchParams},
-};
+use kube::api::{Patch, PatchParams};
 use reconcile::{Action, Controller, Error, Key, Kind, Recorder};
 use serde_json::json;
 

@@ -7,14 +7,11 @@ use std::{
     time::Duration,
 };
 
-use client::Informer;
+use client::{Api, Informer};
 use futures::{StreamExt, stream};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::{
-    Api,
-    api::{DeleteParams, Preconditions},
-};
+use kube::api::{DeleteParams, Preconditions};
 use reconcile::StatusPatch;
 use tracing::{info, warn};
 

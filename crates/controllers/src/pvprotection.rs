@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use client::Informer;
+use client::{Api, Informer};
 use k8s_openapi::api::core::v1::PersistentVolume;
-use kube::{Api, api::PostParams};
+use kube::api::PostParams;
 use reconcile::{Action, Controller, Error, Key};
 
 use crate::shared::Shared;

@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use client::Api;
 use futures::future::join_all;
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -13,7 +14,7 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::Time,
 };
-use kube::{Api, Resource};
+use kube::Resource;
 use reconcile::{Action, Controller, Error, Key, Recorder, Selector, Writer};
 
 use crate::{

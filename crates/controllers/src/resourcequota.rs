@@ -11,13 +11,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use client::{Event, Informer};
+use client::{Api, Event, Informer};
 use k8s_openapi::{
     api::core::v1::{Pod, ResourceQuota, ResourceQuotaStatus},
     apimachinery::pkg::api::resource::Quantity as Written,
 };
 use kube::{
-    Api,
     api::{ApiResource, DynamicObject, ListParams},
     core::PartialObjectMeta,
 };
@@ -161,13 +160,12 @@ impl Counter {
     async fn objects(&self, api: &ApiResource, namespace: &str) -> Result<Vec<Object>, Error> {
         let api: Api<DynamicObject> = Api::namespaced_with(self.shared.reader(), namespace, api);
         let list = api.list(&ListParams::default()).await?;
-        let objects =
-            list.items
-                .into_iter()
-                .filter_map(|item| match machinery::json::to_value(item) {
-                    Ok(Value::Object(object)) => Some(object),
-                    _ => None,
-                });
+        let objects = list
+            .into_iter()
+            .filter_map(|item| match machinery::json::to_value(item) {
+                Ok(Value::Object(object)) => Some(object),
+                _ => None,
+            });
         Ok(objects.collect())
     }
 

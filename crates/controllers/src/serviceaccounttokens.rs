@@ -3,13 +3,13 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use client::Informer;
+use client::{Api, Informer};
 use k8s_openapi::{
     ByteString,
     api::core::v1::{Secret, ServiceAccount},
 };
 use kube::{
-    Api, ResourceExt,
+    ResourceExt,
     api::{DeleteParams, PostParams, Preconditions},
 };
 use pki::Pki;

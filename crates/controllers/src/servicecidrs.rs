@@ -3,16 +3,13 @@
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
-use client::Informer;
+use client::{Api, Informer};
 use jiff::Timestamp;
 use k8s_openapi::{
     api::networking::v1::{IPAddress, ServiceCIDR},
     apimachinery::pkg::apis::meta::v1::{Condition, Time},
 };
-use kube::{
-    Api,
-    api::{Patch, PatchParams},
-};
+use kube::api::{Patch, PatchParams};
 use reconcile::{Action, Controller, Error, Key};
 use serde_json::{Value, json};
 

@@ -2,9 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
+use client::Api;
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::Job;
-use kube::{Api, api::PropagationPolicy};
+use kube::api::PropagationPolicy;
 use reconcile::{Action, Controller, Error, Key, Writer};
 
 use crate::shared::Shared;

@@ -2,12 +2,12 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use client::{Event, Informer};
+use client::{Api, Event, Informer};
 use k8s_openapi::api::{
     core::v1::{PersistentVolume, PersistentVolumeClaim},
     storage::v1::VolumeAttributesClass,
 };
-use kube::{Api, api::PostParams};
+use kube::api::PostParams;
 use reconcile::{Action, Controller, Error, Key};
 
 use crate::shared::Shared;

@@ -1,8 +1,8 @@
 //! Resource claims: no pod begins before every claim of it is allocated to it, and by a driver that
 //! this node has. There is none yet, so a pod whose claims are allocated waits, too.
 
+use client::Api;
 use k8s_openapi::api::{core::v1::Pod, resource::v1::ResourceClaim};
-use kube::Api;
 
 use crate::{Error, Result, core::Core, pod::spec};
 

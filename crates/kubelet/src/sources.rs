@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use client::Informer;
+use client::{Api, Informer};
 use jiff::Timestamp;
 use k8s_openapi::{
     api::{
@@ -17,7 +17,7 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
-use kube::{Api, api::PostParams};
+use kube::api::PostParams;
 use lifecycle::Context;
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
@@ -212,7 +212,7 @@ impl Sources {
             status: None,
         };
         let answer = api
-            .create_token_request(account, &PostParams::default(), &request)
+            .create_subresource("token", account, &PostParams::default(), &request)
             .await?;
         let status = answer.status.unwrap_or_default();
         let (Some(text), Some(expires)) = (status.token, status.expiration_timestamp) else {

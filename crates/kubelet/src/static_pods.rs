@@ -7,14 +7,12 @@ use std::{
     time::Duration,
 };
 
+use client::Api;
 use k8s_openapi::{
     api::core::v1::{Node, Pod, Toleration},
     apimachinery::pkg::apis::meta::v1::OwnerReference,
 };
-use kube::{
-    Api,
-    api::{DeleteParams, PostParams},
-};
+use kube::api::{DeleteParams, PostParams};
 use tracing::{info, warn};
 
 use crate::{

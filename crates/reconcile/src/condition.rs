@@ -5,6 +5,7 @@
 
 use std::fmt::Debug;
 
+use client::Api;
 use jiff::Timestamp;
 use k8s_openapi::{
     api::{
@@ -20,7 +21,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{Condition as MetaCondition, Time},
 };
 use kube::{
-    Api, Resource,
+    Resource,
     api::{Patch, PatchParams},
 };
 use serde::{Serialize, de::DeserializeOwned};

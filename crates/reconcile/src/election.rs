@@ -8,15 +8,13 @@
 
 use std::{future::Future, pin::pin, sync::Arc, time::Duration};
 
+use client::Api;
 use jiff::Timestamp;
 use k8s_openapi::{
     api::coordination::v1::{Lease, LeaseSpec},
     apimachinery::pkg::apis::meta::v1::MicroTime,
 };
-use kube::{
-    Api,
-    api::{ObjectMeta, PostParams},
-};
+use kube::api::{ObjectMeta, PostParams};
 use parking_lot::Mutex;
 use stdx::Clock;
 use tokio::time::Instant;

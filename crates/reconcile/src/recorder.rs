@@ -9,15 +9,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use client::Api;
 use jiff::Timestamp;
 use k8s_openapi::{
     api::core::v1::{Event, EventSource, ObjectReference},
     apimachinery::pkg::apis::meta::v1::Time,
 };
-use kube::{
-    Api,
-    api::{ObjectMeta, Patch, PatchParams, PostParams},
-};
+use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use lifecycle::Context;
 use serde_json::json;
 use stdx::{Clock, SystemClock};

@@ -5,10 +5,10 @@
 
 use std::{fmt::Debug, time::Duration};
 
-use client::{Informer, informer::Object};
+use client::{Api, Informer, informer::Object};
 use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
 use kube::{
-    Api, Resource,
+    Resource,
     api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy},
 };
 use serde::Serialize;

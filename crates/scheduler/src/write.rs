@@ -1,12 +1,10 @@
 //! What the scheduler writes: bindings, why a pod waits, nominations, and the pods that must go for
 //! another. Conditions are written one at a time, so that those of others stay.
 
+use client::Api;
 use jiff::Timestamp;
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Time};
-use kube::{
-    Api,
-    api::{DeleteParams, Patch, PatchParams, Preconditions},
-};
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use reconcile::{Kind, Recorder};
 use serde_json::{Value, json};
 use tracing::{debug, warn};

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use base64::{Engine, prelude::BASE64_STANDARD};
-use client::{Kubeconfig, kube::Api};
+use client::{Api, Kubeconfig};
 use k8s_openapi::api::core::v1::ConfigMap;
 
 use super::{Token, join::check_pins};

@@ -3,7 +3,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use client::kube::{self, Api};
+use client::Api;
+use client::kube::{self};
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use pki::Renewing;
 use stdx::Backoff;

@@ -4,13 +4,14 @@ mod decide;
 
 use std::sync::Arc;
 
+use client::Api;
 use jiff::{Timestamp, tz::TimeZone};
 use k8s_openapi::{
     api::batch::v1::{CronJob, CronJobStatus, Job},
     apimachinery::pkg::apis::meta::v1::Time,
 };
 use kube::{
-    Api, Resource,
+    Resource,
     api::{ObjectMeta, PropagationPolicy},
 };
 use machinery::cron;

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use client::Informer;
+use client::{Api, Informer};
 use k8s_openapi::{
     api::{
         authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec},
@@ -15,7 +15,7 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::Time,
 };
-use kube::{Api, api::PostParams};
+use kube::api::PostParams;
 use pki::csr::{Request, Wish};
 use reconcile::{Action, Controller, Error, Key};
 

@@ -3,13 +3,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use client::Informer;
+use client::{Api, Informer};
 use jiff::Timestamp;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
-use kube::{
-    Api,
-    api::{DeleteParams, Preconditions},
-};
+use kube::api::{DeleteParams, Preconditions};
 use reconcile::{Action, Controller, Error, Key};
 
 use super::{ACCOUNT, is_issued};

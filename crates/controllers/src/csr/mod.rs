@@ -7,8 +7,9 @@ mod node_proxy;
 mod serving;
 pub mod signing;
 
+use client::Api;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
-use kube::{Api, api::PostParams};
+use kube::api::PostParams;
 use pki::csr::Wish;
 use reconcile::Error;
 

@@ -7,13 +7,13 @@ mod roll;
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use client::{Event, Informer};
+use client::{Api, Event, Informer};
 use futures::future::join_all;
 use k8s_openapi::api::{
     apps::v1::{ControllerRevision, DaemonSet, DaemonSetStatus},
     core::v1::{Node, Pod},
 };
-use kube::{Api, Resource};
+use kube::Resource;
 use parking_lot::Mutex;
 use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Selector, Writer};
 

@@ -10,11 +10,11 @@ mod scale;
 
 use std::sync::Arc;
 
+use client::Api;
 use k8s_openapi::api::{
     apps::v1::{Deployment, DeploymentStatus, ReplicaSet},
     core::v1::Pod,
 };
-use kube::Api;
 use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Selector, Writer};
 
 use crate::{

@@ -11,19 +11,18 @@ mod graph;
 
 use std::{
     collections::{HashMap, HashSet},
+    panic::AssertUnwindSafe,
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use client::Api;
+use futures::FutureExt;
 use k8s_openapi::{
     api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::OwnerReference,
 };
-use kube::{
-    Api,
-    api::{
-        DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, Preconditions,
-        PropagationPolicy,
-    },
+use kube::api::{
+    DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, Preconditions, PropagationPolicy,
 };
 use parking_lot::Mutex;
 use reconcile::{Error, Kind, Queue, Recorder};
@@ -65,6 +64,7 @@ struct Collector {
 /// Starts it.
 pub fn start(shared: &Arc<Shared>) {
     let queue = Queue::with_retry_cap(Duration::from_secs(30));
+    shared.measure(NAME, &queue);
     let graph = Arc::new(Graph::new(shared.reader(), queue.clone()));
     let client = shared.client(ACCOUNT);
     let collector = Arc::new(Collector {
@@ -115,7 +115,9 @@ impl Collector {
     async fn work(&self) {
         let held = self.queue.next().await;
         let item = held.key();
-        match self.collect(item).await {
+        // A panic counts as a failure of this object, and must not end the worker.
+        let collected = AssertUnwindSafe(self.collect(item)).catch_unwind().await;
+        match collected.unwrap_or_else(|_| Err(Error::Invalid("panicked".to_owned()))) {
             Ok(()) => self.queue.forget(item),
             Err(error) => {
                 let failures = self.queue.failures(item);

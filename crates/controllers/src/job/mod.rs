@@ -13,12 +13,13 @@ mod template;
 
 use std::{collections::HashMap, sync::Arc};
 
+use client::Api;
 use futures::future::join_all;
 use k8s_openapi::api::{
     batch::v1::{Job, JobStatus},
     core::v1::Pod,
 };
-use kube::{Api, Resource};
+use kube::Resource;
 use parking_lot::Mutex;
 use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Selector, Writer};
 

@@ -12,14 +12,14 @@ use std::{
     time::Duration,
 };
 
-use client::Informer;
+use client::{Api, Informer};
 use futures::{StreamExt, stream};
 use k8s_openapi::api::{
     coordination::v1::Lease,
     core::v1::{Node, Pod, PodCondition, Taint},
 };
 use kube::{
-    Api, Resource,
+    Resource,
     api::{Patch, PatchParams},
 };
 use reconcile::{

@@ -7,11 +7,12 @@ mod pod;
 
 use std::{fmt::Display, sync::Arc};
 
+use client::Api;
 use k8s_openapi::api::{
     apps::v1::{ControllerRevision, StatefulSet, StatefulSetStatus},
     core::v1::{PersistentVolumeClaim, Pod, PodTemplateSpec},
 };
-use kube::{Api, Resource};
+use kube::Resource;
 use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Selector, Writer};
 
 use crate::{

@@ -9,12 +9,10 @@ pub mod thresholds;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use client::Api;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, Toleration};
-use kube::{
-    Api,
-    api::{Patch, PatchParams},
-};
+use kube::api::{Patch, PatchParams};
 use reconcile::Kind;
 use serde_json::json;
 use tracing::{info, warn};

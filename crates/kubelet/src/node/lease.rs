@@ -4,11 +4,12 @@
 
 use std::time::Duration;
 
+use client::Api;
 use k8s_openapi::{
     api::coordination::v1::{Lease, LeaseSpec},
     apimachinery::pkg::apis::meta::v1::{MicroTime, OwnerReference},
 };
-use kube::{Api, api::PostParams};
+use kube::api::PostParams;
 use tokio::sync::watch;
 use tracing::{debug, warn};
 

@@ -2,11 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use client::Api;
 use k8s_openapi::api::core::v1::{Node, NodeSpec};
-use kube::{
-    Api,
-    api::{Patch, PatchParams, PostParams},
-};
+use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
 use tracing::info;
 

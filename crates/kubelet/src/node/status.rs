@@ -2,17 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use client::{Event, Subscription};
+use client::{Api, Event, Subscription};
 use cri::v1;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     ContainerImage, DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints,
     NodeFeatures, NodeRuntimeHandler, NodeRuntimeHandlerFeatures, NodeStatus,
 };
-use kube::{
-    Api,
-    api::{Patch, PatchParams},
-};
+use kube::api::{Patch, PatchParams};
 use reconcile::Kind;
 use serde_json::{Value, json};
 use tokio::sync::watch;

@@ -8,13 +8,14 @@ use std::{
     time::Duration,
 };
 
+use client::Api;
 use http::{HeaderMap, Method, Response, StatusCode, header};
 use jiff::Timestamp;
 use k8s_openapi::api::{
     authentication::v1::{TokenReview, TokenReviewSpec},
     authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec},
 };
-use kube::{Api, api::PostParams};
+use kube::api::PostParams;
 use parking_lot::Mutex;
 use rustls::pki_types::CertificateDer;
 use stdx::Clock;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use client::Api;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::Api;
 
 use super::{Change, Life, Worker};
 use crate::{

@@ -2,13 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
+use client::Api;
 use futures::FutureExt;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
-use kube::{
-    Api,
-    api::{DeleteParams, Patch, PatchParams, Preconditions},
-};
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use serde_json::Value;
 use tracing::{debug, warn};
 

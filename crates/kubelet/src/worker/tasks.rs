@@ -3,9 +3,9 @@
 
 use std::{sync::Arc, time::Duration};
 
+use client::Api;
 use cri::v1;
 use k8s_openapi::api::{core::v1::Pod, node::v1::RuntimeClass};
-use kube::Api;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 

@@ -1,0 +1,355 @@
+//! Requests for objects of one kind, with the names and the decoding that Go's client has.
+//!
+//! `kube::Api` puts names into paths as they are and decodes answers strictly. Names come from fields
+//! that users fill in (owner references, volumes, annotations): one with a slash would send a component
+//! with all its rights to a path of the user's choice. Objects with nulls in required places, which the
+//! API server stores, could not be read, and were logged as a whole, Secrets too. So components use this
+//! type: a name is one segment of a path or the request is not sent, and answers are read as
+//! [`lenient`] reads them. Namespaces come from the metadata of objects, which the API server has checked.
+
+use std::marker::PhantomData;
+
+use http::Request as HttpRequest;
+use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
+use kube::{
+    Client, Resource,
+    api::{
+        DeleteParams, GetParams, ListParams, PartialObjectMeta, Patch, PatchParams, PostParams,
+        Request,
+    },
+    core::{DynamicResourceScope, request},
+};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::value::RawValue;
+
+use crate::lenient;
+
+type Result<T, E = kube::Error> = std::result::Result<T, E>;
+
+/// The requests for one kind, in one namespace or in all.
+pub struct Api<K> {
+    client: Client,
+    request: Request,
+    kind: PhantomData<fn() -> K>,
+}
+
+impl<K> Clone for Api<K> {
+    fn clone(&self) -> Self {
+        Self {
+            client: self.client.clone(),
+            request: Request::new(&*self.request.url_path),
+            kind: PhantomData,
+        }
+    }
+}
+
+impl<K: Resource> Api<K> {
+    /// Cluster-scoped objects of a kind that is known at run time only.
+    pub fn all_with(client: Client, kind: &K::DynamicType) -> Self {
+        Self::at(client, K::url_path(kind, None))
+    }
+
+    /// Objects in a namespace of a kind that is known at run time only.
+    pub fn namespaced_with(client: Client, namespace: &str, kind: &K::DynamicType) -> Self
+    where
+        K: Resource<Scope = DynamicResourceScope>,
+    {
+        Self::at(client, K::url_path(kind, Some(namespace)))
+    }
+
+    /// Objects in a namespace.
+    pub fn namespaced(client: Client, namespace: &str) -> Self
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
+    {
+        Self::at(client, K::url_path(&(), Some(namespace)))
+    }
+
+    /// Cluster-scoped objects.
+    pub fn all(client: Client) -> Self
+    where
+        K: Resource<Scope = ClusterResourceScope, DynamicType = ()>,
+    {
+        Self::at(client, K::url_path(&(), None))
+    }
+
+    fn at(client: Client, path: String) -> Self {
+        Self {
+            client,
+            request: Request::new(path),
+            kind: PhantomData,
+        }
+    }
+}
+
+impl<K: DeserializeOwned> Api<K> {
+    /// The object of a name.
+    pub async fn get(&self, name: &str) -> Result<K> {
+        self.send(self.request.get(&segment(name)?, &GetParams::default()))
+            .await
+    }
+
+    /// The object of a name, if there is one.
+    pub async fn get_opt(&self, name: &str) -> Result<Option<K>> {
+        if_found(self.get(name).await)
+    }
+
+    /// The metadata of the object of a name, if there is one.
+    pub async fn get_metadata_opt(&self, name: &str) -> Result<Option<PartialObjectMeta<K>>>
+    where
+        PartialObjectMeta<K>: DeserializeOwned,
+    {
+        let asked = self
+            .request
+            .get_metadata(&segment(name)?, &GetParams::default());
+        if_found(self.send(asked).await)
+    }
+
+    /// All objects that `params` select.
+    pub async fn list(&self, params: &ListParams) -> Result<Vec<K>> {
+        self.items(self.request.list(params)).await
+    }
+
+    /// The metadata of all objects that `params` select.
+    pub async fn list_metadata(&self, params: &ListParams) -> Result<Vec<PartialObjectMeta<K>>>
+    where
+        PartialObjectMeta<K>: DeserializeOwned,
+    {
+        self.items(self.request.list_metadata(params)).await
+    }
+
+    /// Creates an object.
+    pub async fn create(&self, params: &PostParams, object: &K) -> Result<K>
+    where
+        K: Serialize,
+    {
+        self.send(self.request.create(params, json(object)?)).await
+    }
+
+    /// Replaces an object.
+    pub async fn replace(&self, name: &str, params: &PostParams, object: &K) -> Result<K>
+    where
+        K: Serialize,
+    {
+        let asked = self.request.replace(&segment(name)?, params, json(object)?);
+        self.send(asked).await
+    }
+
+    /// Replaces an object's status.
+    pub async fn replace_status(&self, name: &str, params: &PostParams, object: &K) -> Result<K>
+    where
+        K: Serialize,
+    {
+        self.replace_subresource("status", name, params, object)
+            .await
+    }
+
+    /// Replaces what a subresource shows of an object.
+    pub async fn replace_subresource(
+        &self,
+        subresource: &str,
+        name: &str,
+        params: &PostParams,
+        object: &K,
+    ) -> Result<K>
+    where
+        K: Serialize,
+    {
+        let (name, body) = (segment(name)?, json(object)?);
+        let request = &self.request;
+        let asked = request.replace_subresource(subresource, &name, params, body);
+        self.send(asked).await
+    }
+
+    /// Posts to a subresource.
+    pub async fn create_subresource<T: Serialize + DeserializeOwned>(
+        &self,
+        subresource: &str,
+        name: &str,
+        params: &PostParams,
+        object: &T,
+    ) -> Result<T> {
+        let (name, body) = (segment(name)?, json(object)?);
+        let request = &self.request;
+        let asked = request.create_subresource(subresource, &name, params, body);
+        self.send(asked).await
+    }
+
+    /// Patches an object.
+    pub async fn patch<P: Serialize>(
+        &self,
+        name: &str,
+        params: &PatchParams,
+        patch: &Patch<P>,
+    ) -> Result<K> {
+        self.send(self.request.patch(&segment(name)?, params, patch))
+            .await
+    }
+
+    /// Patches an object and reads its metadata alone.
+    pub async fn patch_metadata<P: Serialize>(
+        &self,
+        name: &str,
+        params: &PatchParams,
+        patch: &Patch<P>,
+    ) -> Result<PartialObjectMeta<K>>
+    where
+        PartialObjectMeta<K>: DeserializeOwned,
+    {
+        let name = segment(name)?;
+        self.send(self.request.patch_metadata(&name, params, patch))
+            .await
+    }
+
+    /// Patches an object's status.
+    pub async fn patch_status<P: Serialize>(
+        &self,
+        name: &str,
+        params: &PatchParams,
+        patch: &Patch<P>,
+    ) -> Result<K> {
+        let name = segment(name)?;
+        let asked = self
+            .request
+            .patch_subresource("status", &name, params, patch);
+        self.send(asked).await
+    }
+
+    async fn items<T: DeserializeOwned>(&self, asked: Asked) -> Result<Vec<T>> {
+        #[derive(Deserialize)]
+        struct List {
+            items: Option<Vec<Box<RawValue>>>,
+        }
+        let list: List = self.send(asked).await?;
+        let items = list.items.into_iter().flatten();
+        let read = items.map(|item| lenient::from_str(item.get()));
+        read.collect::<Result<_, _>>()
+            .map_err(kube::Error::SerdeError)
+    }
+
+    async fn send<T: DeserializeOwned>(&self, asked: Asked) -> Result<T> {
+        let text = self.answer(asked).await?;
+        lenient::from_str(&text).map_err(kube::Error::SerdeError)
+    }
+}
+
+impl<K> Api<K> {
+    /// Deletes an object.
+    pub async fn delete(&self, name: &str, params: &DeleteParams) -> Result<()> {
+        let asked = self.request.delete(&segment(name)?, params);
+        self.answer(asked).await.map(drop)
+    }
+
+    /// Deletes all objects that `selected` selects.
+    pub async fn delete_collection(
+        &self,
+        params: &DeleteParams,
+        selected: &ListParams,
+    ) -> Result<()> {
+        let asked = self.request.delete_collection(params, selected);
+        self.answer(asked).await.map(drop)
+    }
+
+    async fn answer(&self, asked: Asked) -> Result<String> {
+        let asked = asked.map_err(kube::Error::BuildRequest)?;
+        self.client.request_text(asked).await
+    }
+}
+
+type Asked = Result<HttpRequest<Vec<u8>>, request::Error>;
+
+fn json(object: &impl Serialize) -> Result<Vec<u8>> {
+    serde_json::to_vec(object).map_err(kube::Error::SerdeError)
+}
+
+fn if_found<T>(outcome: Result<T>) -> Result<Option<T>> {
+    match outcome {
+        Ok(object) => Ok(Some(object)),
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// A name as one segment of a path. What Go's client refuses is refused; what has a meaning in a URL is
+/// encoded.
+fn segment(name: &str) -> Result<String> {
+    let is_segment = !matches!(name, "" | "." | "..") && !name.contains(['/', '%']);
+    if !is_segment {
+        let why = format!("invalid resource name {name:?}");
+        return Err(kube::Error::BuildRequest(request::Error::Validation(why)));
+    }
+    let mut encoded = String::with_capacity(name.len());
+    for byte in name.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~:@!$'()*,;=".contains(&byte) {
+            encoded.push(char::from(byte));
+        } else {
+            encoded += &format!("%{byte:02X}");
+        }
+    }
+    Ok(encoded)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use k8s_openapi::api::{
+        core::v1::{Pod, Secret},
+        policy::v1::PodDisruptionBudget,
+    };
+    use serde_json::json;
+
+    use super::*;
+
+    /// A client that gets one answer to everything, and the paths that it asked for.
+    fn answering(answer: serde_json::Value) -> (Client, Arc<Mutex<Vec<String>>>) {
+        let asked: Arc<Mutex<Vec<String>>> = Arc::default();
+        let seen = asked.clone();
+        let service = tower::service_fn(move |request: HttpRequest<kube::client::Body>| {
+            seen.lock().unwrap().push(request.uri().to_string());
+            let body = http_body_util::Full::new(bytes::Bytes::from(answer.to_string()));
+            async move { Ok::<_, std::convert::Infallible>(http::Response::new(body)) }
+        });
+        (crate::in_process(service), asked)
+    }
+
+    #[tokio::test]
+    async fn a_name_is_one_segment_of_the_path_or_nothing_is_asked() {
+        let (client, asked) = answering(json!({"metadata": {"name": "a"}}));
+        let pods: Api<Pod> = Api::namespaced(client, "default");
+        for name in ["", ".", "..", "a/proxy/b", "../../nodes", "a%2fproxy", "/"] {
+            let refused = pods.get_opt(name).await;
+            assert!(
+                matches!(refused, Err(kube::Error::BuildRequest(_))),
+                "{name}"
+            );
+            let refused = pods.delete(name, &DeleteParams::default()).await;
+            assert!(
+                matches!(refused, Err(kube::Error::BuildRequest(_))),
+                "{name}"
+            );
+        }
+        assert!(asked.lock().unwrap().is_empty());
+        pods.get("a?watch=true#b c:d").await.unwrap();
+        let path = "/api/v1/namespaces/default/pods/a%3Fwatch=true%23b%20c:d";
+        assert_eq!(*asked.lock().unwrap(), [path]);
+    }
+
+    #[tokio::test]
+    async fn answers_are_read_with_nulls_in_required_places() {
+        let condition = json!({
+            "type": "DisruptionAllowed", "status": "True", "reason": "r", "message": "",
+            "lastTransitionTime": null,
+        });
+        let budget = json!({"metadata": {"name": "a"}, "status": {"conditions": [condition]}});
+        let (client, _) = answering(json!({"items": [budget]}));
+        let budgets: Api<PodDisruptionBudget> = Api::namespaced(client, "default");
+        let listed = budgets.list(&ListParams::default()).await.unwrap();
+        let status = listed[0].status.clone().unwrap();
+        assert_eq!(status.conditions.unwrap()[0].reason, "r");
+        let (client, _) = answering(json!({"metadata": {"name": "a"}, "data": {"b": null}}));
+        let secrets: Api<Secret> = Api::namespaced(client, "default");
+        let secret = secrets.get("a").await.unwrap();
+        assert!(secret.data.unwrap()["b"].0.is_empty());
+    }
+}
