@@ -173,7 +173,7 @@ impl Runtime {
         let mut request = tonic::Request::new(request);
         if seconds > 0 {
             // The runtime ends the command; it gets the usual time to say so.
-            request.set_timeout(Duration::from_secs(seconds) + cri::REQUEST_TIMEOUT);
+            request.set_timeout(time_for(seconds));
         }
         let answer = self.client.clone().runtime.exec_sync(request).await?;
         Ok(answer.into_inner())
@@ -185,8 +185,7 @@ impl Runtime {
             container_id: id.to_owned(),
             timeout: grace,
         });
-        let grace = Duration::from_secs(u64::try_from(grace).unwrap_or(0));
-        request.set_timeout(grace + cri::REQUEST_TIMEOUT);
+        request.set_timeout(time_for(u64::try_from(grace).unwrap_or(0)));
         let answer = self.client.clone().runtime.stop_container(request).await;
         gone_is_none(answer.map(|_| Some(())))?;
         Ok(())
@@ -278,4 +277,26 @@ fn read_limited(file: &Path) -> String {
         Err(_) => return String::new(),
     }
     String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// How long a call may take that lasts these seconds by itself. Users write any number of them, and no
+/// header holds more than some thousand years.
+fn time_for(seconds: u64) -> Duration {
+    const YEAR: u64 = 365 * 24 * 3600;
+    Duration::from_secs(seconds.min(YEAR)) + cri::REQUEST_TIMEOUT
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_grace_period_fits_into_a_header() {
+        for (seconds, whole) in [(30, 150), (u64::MAX, 365 * 24 * 3600 + 120)] {
+            let mut request = tonic::Request::new(());
+            request.set_timeout(time_for(seconds));
+            assert_eq!(time_for(seconds), Duration::from_secs(whole));
+            assert!(request.metadata().contains_key("grpc-timeout"));
+        }
+    }
 }

@@ -316,7 +316,9 @@ impl Worker {
     fn deadline(&self) -> Option<Timestamp> {
         let seconds = spec::spec(&self.subject.pod).active_deadline_seconds?;
         let start = self.report.status().start_time.as_ref()?.0;
-        Some(start + Duration::from_secs(u64::try_from(seconds).ok()?))
+        // A time that cannot be computed never comes.
+        let seconds = Duration::from_secs(u64::try_from(seconds).ok()?);
+        start.checked_add(seconds).ok()
     }
 
     /// Whether the pod is to end: its time is over, or its source says so.

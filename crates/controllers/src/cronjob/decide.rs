@@ -189,7 +189,10 @@ impl Plan {
             let text = "too many missed start times. Set or decrease .spec.startingDeadlineSeconds or check clock skew";
             self.warn("TooManyMissedTimes", text.to_owned());
         }
-        let too_late = deadline.is_some_and(|seconds| due + span(seconds) < view.now);
+        let too_late = deadline.is_some_and(|seconds| {
+            let latest = due.checked_add(span(seconds));
+            latest.is_ok_and(|latest| latest < view.now)
+        });
         if too_late {
             let time = due.to_zoned(TimeZone::UTC);
             let time = strtime::format("%a, %d %b %Y %H:%M:%S %z", &time);
@@ -442,6 +445,12 @@ mod tests {
                 vec![],
             ),
             (json!({"startingDeadlineSeconds": 0}), 6000, None, vec![]),
+            (
+                json!({"startingDeadlineSeconds": i64::MAX}),
+                6100,
+                Some(6000),
+                vec![],
+            ),
             // Uneven, as on weekdays every four hours from six on: what fits into the estimated last
             // period is found, what lies before a weekend is not made up for.
             (

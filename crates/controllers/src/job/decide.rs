@@ -382,7 +382,8 @@ impl<'a> Round<'a> {
         }
         let start = self.status.start_time.as_ref()?.0;
         let seconds = u64::try_from(self.spec.active_deadline_seconds?).unwrap_or(0);
-        let left = (start + Duration::from_secs(seconds)).duration_since(self.now);
+        let ends = start.checked_add(Duration::from_secs(seconds));
+        let left = ends.unwrap_or(Timestamp::MAX).duration_since(self.now);
         if left.is_positive() {
             self.look_after(Duration::try_from(left).unwrap_or_default());
             return None;

@@ -73,7 +73,8 @@ pub(super) fn finished_at(pod: &Pod) -> Timestamp {
     let deleted = || {
         let deadline = pod.metadata.deletion_timestamp.as_ref()?.0;
         let grace = pod.metadata.deletion_grace_period_seconds.unwrap_or(0);
-        Some(deadline - Duration::from_secs(u64::try_from(grace).unwrap_or(0)))
+        let grace = Duration::from_secs(u64::try_from(grace).unwrap_or(0));
+        deadline.checked_sub(grace).ok()
     };
     let created = || Some(pod.metadata.creation_timestamp.as_ref()?.0);
     let known = last_container(pod).or_else(unready).or_else(deleted);

@@ -119,7 +119,8 @@ fn options(ask: &Ask, core: &Core) -> Result<Options, String> {
         number("sinceSeconds")?,
         ask.get("sinceTime").filter(|t| !t.is_empty()),
     ) {
-        (Some(seconds), _) => Some(core.now() - Duration::from_secs(seconds)),
+        // Longer ago than there are times is everything.
+        (Some(seconds), _) => core.now().checked_sub(Duration::from_secs(seconds)).ok(),
         (None, Some(time)) => Some(time.parse().map_err(|_| "invalid sinceTime".to_owned())?),
         (None, None) => None,
     };

@@ -318,6 +318,7 @@ fn a_job_fails_for_the_reason_that_upstream_gives() {
         "template": {"spec": {"restartPolicy": "OnFailure", "containers": []}}});
     let late = json!({"completions": 2, "activeDeadlineSeconds": 100});
     let in_time = json!({"completions": 2, "activeDeadlineSeconds": 101});
+    let ever = json!({"completions": 2, "activeDeadlineSeconds": i64::MAX});
     let asleep = json!({"completions": 2, "activeDeadlineSeconds": 10, "suspend": true});
     for (spec, pods, expected) in [
         (
@@ -334,6 +335,7 @@ fn a_job_fails_for_the_reason_that_upstream_gives() {
         (restarts, &["a Failed", "b Failed"], ""),
         (late, &["a Running"], "FailureTarget=DeadlineExceeded"),
         (in_time, &["a Running"], ""),
+        (ever, &["a Running"], ""),
         (asleep, &["a Running"], "Suspended=JobSuspended"),
     ] {
         let mut job = job(spec.clone());

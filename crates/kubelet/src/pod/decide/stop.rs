@@ -59,7 +59,7 @@ fn stop_containers(view: &View, decision: &mut Decision) -> bool {
     let elapsed = view
         .stop
         .map_or(0, |stop| (view.now - stop.since).get_seconds());
-    let left = (grace - elapsed).max(MINIMUM_GRACE);
+    let left = grace.saturating_sub(elapsed).max(MINIMUM_GRACE);
     let newest = sidecars
         .iter()
         .rev()
