@@ -11,9 +11,9 @@ pub fn scaled(value: Option<&IntOrString>, total: i32, round_up: bool) -> i32 {
             let percent = text
                 .strip_suffix('%')
                 .and_then(|digits| digits.parse::<i64>().ok());
-            let product = percent.unwrap_or(0) * i64::from(total);
+            let product = percent.unwrap_or(0).saturating_mul(total.into());
             let rounded = if round_up {
-                (product + 99).div_euclid(100)
+                product.saturating_add(99).div_euclid(100)
             } else {
                 product.div_euclid(100)
             };
@@ -37,5 +37,7 @@ mod tests {
             0
         );
         assert_eq!(scaled(None, 3, true), 0);
+        let much = IntOrString::String(format!("{}%", i64::MAX));
+        assert_eq!(scaled(Some(&much), i32::MAX, true), i32::MAX);
     }
 }

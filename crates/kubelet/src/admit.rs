@@ -182,9 +182,9 @@ pub fn shortage(
             .get(resource)
             .and_then(|quantity| amount(resource, quantity));
         let Some(capacity) = capacity else { continue };
-        let used: i64 = others.iter().map(|pod| of(pod)).sum();
+        let used = sum(others.iter().map(|pod| of(pod)));
         let requested = of(pod);
-        if requested > 0 && requested + used > capacity {
+        if requested > 0 && requested.saturating_add(used) > capacity {
             let resource = resource.to_owned();
             return Some(Shortage {
                 resource,
@@ -216,23 +216,29 @@ pub fn request(pod: &Pod, resource: &str) -> i64 {
     let overhead = in_list(spec.overhead.as_ref()).unwrap_or(0);
     let own = spec.resources.as_ref();
     if let Some(own) = in_list(own.and_then(|own| own.requests.as_ref())) {
-        return own + overhead;
+        return own.saturating_add(overhead);
     }
     let of = |container: &Container| {
         let resources = container.resources.as_ref();
         in_list(resources.and_then(|resources| resources.requests.as_ref())).unwrap_or(0)
     };
-    let mains: i64 = spec.containers.iter().map(of).sum();
-    let (mut sidecars, mut peak) = (0, 0);
+    let mains = sum(spec.containers.iter().map(of));
+    let (mut sidecars, mut peak) = (0i64, 0);
     for container in spec::init_containers(pod) {
         if spec::is_sidecar(container) {
-            sidecars += of(container);
+            sidecars = sidecars.saturating_add(of(container));
             peak = peak.max(sidecars);
         } else {
-            peak = peak.max(sidecars + of(container));
+            peak = peak.max(sidecars.saturating_add(of(container)));
         }
     }
-    (mains + sidecars).max(peak) + overhead
+    let running = mains.saturating_add(sidecars);
+    running.max(peak).saturating_add(overhead)
+}
+
+/// Amounts together. They are as large as users write them, so the sum must not overflow.
+pub fn sum(amounts: impl Iterator<Item = i64>) -> i64 {
+    amounts.fold(0, i64::saturating_add)
 }
 
 #[cfg(test)]

@@ -12,6 +12,10 @@ use machinery::quantity;
 const DEFAULT_MILLI_CPU: i64 = 100;
 const DEFAULT_MEMORY: i64 = 200 * 1024 * 1024;
 
+/// No amount counts for more: it is more than any machine has, and so little that the sums over the pods of
+/// a node, and scores, stay within an integer. Quantities are as large as a user writes them.
+const MOST: i64 = 1 << 53;
+
 type Quantities = BTreeMap<String, Quantity>;
 
 /// Amounts. CPU is in thousandths; everything else in whole units.
@@ -37,9 +41,9 @@ impl Resources {
                 continue;
             };
             if name == "cpu" {
-                resources.cpu = quantity.millis();
+                resources.cpu = quantity.millis().clamp(0, MOST);
             } else if let Some(amount) = resources.amount_mut(name) {
-                *amount = quantity.value();
+                *amount = quantity.value().clamp(0, MOST);
             }
         }
         resources
@@ -72,11 +76,12 @@ impl Resources {
     }
 
     fn add(&mut self, other: &Self) {
-        self.cpu += other.cpu;
-        self.memory += other.memory;
-        self.ephemeral += other.ephemeral;
+        let add = |sum: &mut i64, amount: i64| *sum = (*sum + amount).min(MOST);
+        add(&mut self.cpu, other.cpu);
+        add(&mut self.memory, other.memory);
+        add(&mut self.ephemeral, other.ephemeral);
         for (name, amount) in &other.others {
-            *self.others.entry(name.clone()).or_default() += amount;
+            add(self.others.entry(name.clone()).or_default(), *amount);
         }
     }
 
@@ -295,5 +300,23 @@ mod tests {
             json!([{"type": "PodResizePending", "status": "True", "reason": "Infeasible"}]);
         let refused = pod(json!({"spec": spec, "status": status(refused)}));
         assert_eq!(requests(&refused).cpu, 2000);
+    }
+
+    #[test]
+    fn amounts_beyond_every_machine_do_not_overflow() {
+        // Two of these make a negative number of 64 bits.
+        let half = (i64::MAX / 2 + (1 << 40)).to_string();
+        let container = |cpu: &str| {
+            let requests = json!({"cpu": cpu, "memory": half, "example.com/a": half});
+            json!({"name": "c", "resources": {"requests": requests}})
+        };
+        let spec = json!({
+            "containers": [container("1"), container("9223372036854775807")],
+            "initContainers": [sidecar("9223372036854775807"), container("9223372036854775807")],
+            "overhead": {"memory": half},
+        });
+        let resources = requests(&pod(json!({"spec": spec})));
+        let amounts = ["cpu", "memory", "example.com/a"].map(|name| resources.amount(name));
+        assert_eq!(amounts, [MOST; 3]);
     }
 }

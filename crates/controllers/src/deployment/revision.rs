@@ -76,7 +76,7 @@ pub(super) fn note_size(deployment: &Deployment, set: &mut ReplicaSet) {
     let desired = scale::replicas(deployment);
     let annotations = set.metadata.annotations.get_or_insert_default();
     annotations.insert(DESIRED.to_owned(), desired.to_string());
-    let maximum = desired + scale::max_surge(deployment);
+    let maximum = desired.saturating_add(scale::max_surge(deployment));
     annotations.insert(MAXIMUM.to_owned(), maximum.to_string());
 }
 

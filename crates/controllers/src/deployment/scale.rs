@@ -76,7 +76,8 @@ pub(super) fn available(set: &ReplicaSet) -> i32 {
 }
 
 pub(super) fn total<'a>(sets: impl IntoIterator<Item = &'a Arc<ReplicaSet>>) -> i32 {
-    sets.into_iter().map(|set| size(set)).sum()
+    let sizes = sets.into_iter().map(|set| size(set));
+    sizes.fold(0, i32::saturating_add)
 }
 
 pub(super) fn created(set: &ReplicaSet) -> (Option<jiff::Timestamp>, String) {
@@ -90,7 +91,10 @@ pub(super) fn grown(deployment: &Deployment, new: i32, all: i32) -> i32 {
     if !is_rolling(deployment) || new > wanted {
         return wanted;
     }
-    let room = (wanted + max_surge(deployment) - all).max(0);
+    let room = wanted
+        .saturating_add(max_surge(deployment))
+        .saturating_sub(all)
+        .max(0);
     new + room.min(wanted - new)
 }
 
@@ -155,7 +159,7 @@ pub(super) fn proportional(
         return Vec::new();
     }
     let allowed = if wanted > 0 {
-        wanted + max_surge(deployment)
+        wanted.saturating_add(max_surge(deployment))
     } else {
         0
     };
@@ -202,7 +206,7 @@ fn share(deployment: &Deployment, set: &ReplicaSet) -> i32 {
     if before == 0 {
         return 0;
     }
-    let now = f64::from(wanted + max_surge(deployment));
+    let now = f64::from(wanted.saturating_add(max_surge(deployment)));
     let target = f64::from(size(set)) * now / f64::from(before);
     // Sizes are far below 2^31.
     target.round() as i32 - size(set)

@@ -9,7 +9,7 @@ use k8s_openapi::{
 };
 use volume::quantity;
 
-use crate::pod::spec;
+use crate::{admit, pod::spec};
 
 /// What a pod has on the node's disks, in bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -57,17 +57,17 @@ fn whole_pod(pod: &Pod, used: &LocalUsage) -> Option<String> {
         return None;
     }
     let bytes = |container: &Container| limit(container).and_then(quantity::value).unwrap_or(0);
-    let mains: i64 = spec::spec(pod).containers.iter().map(bytes).sum();
-    let (mut sidecars, mut peak) = (0, 0);
+    let mains = admit::sum(spec::spec(pod).containers.iter().map(bytes));
+    let (mut sidecars, mut peak) = (0i64, 0);
     for container in spec::init_containers(pod) {
         if spec::is_sidecar(container) {
-            sidecars += bytes(container);
+            sidecars = sidecars.saturating_add(bytes(container));
             peak = peak.max(sidecars);
         } else {
-            peak = peak.max(sidecars + bytes(container));
+            peak = peak.max(sidecars.saturating_add(bytes(container)));
         }
     }
-    let total = (mains + sidecars).max(peak);
+    let total = mains.saturating_add(sidecars).max(peak);
     (used.total > total).then(|| {
         let format = machinery::quantity::Format::Binary;
         let total = machinery::quantity::Quantity::from_value(total, format);

@@ -4,7 +4,10 @@ use cri::v1::LinuxContainerResources;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use volume::quantity;
 
-use crate::pod::spec::{self, QosClass};
+use crate::{
+    admit,
+    pod::spec::{self, QosClass},
+};
 
 const PERIOD: i64 = 100_000;
 const MIN_SHARES: i64 = 2;
@@ -16,7 +19,7 @@ pub fn shares(milli: i64) -> i64 {
     if milli == 0 {
         MIN_SHARES
     } else {
-        (milli * 1024 / 1000).clamp(MIN_SHARES, MAX_SHARES)
+        (milli.saturating_mul(1024) / 1000).clamp(MIN_SHARES, MAX_SHARES)
     }
 }
 
@@ -25,7 +28,7 @@ pub fn quota(milli: i64) -> i64 {
     if milli == 0 {
         0
     } else {
-        (milli * PERIOD / 1000).max(MIN_QUOTA)
+        (milli.saturating_mul(PERIOD) / 1000).max(MIN_QUOTA)
     }
 }
 
@@ -104,7 +107,7 @@ impl Bounds {
 
     /// The cpu limit that this quota stands for, in thousandths.
     pub fn cpu_limit(&self) -> i64 {
-        self.cpu_quota * 1000 / PERIOD
+        self.cpu_quota.saturating_mul(1000) / PERIOD
     }
 }
 
@@ -122,7 +125,7 @@ pub fn oom_score(pod: &Pod, container: &Container, node_memory: i64) -> i64 {
         QosClass::BestEffort => 1000,
         QosClass::Burstable => {
             let request = amount(container, "requests", "memory").unwrap_or(0);
-            let score = 1000 - 1000 * request / node_memory.max(1);
+            let score = 1000 - request.saturating_mul(1000) / node_memory.max(1);
             score.clamp(3, 999)
         }
     }
@@ -150,17 +153,17 @@ pub fn of_pod(pod: &Pod) -> PodBounds {
             complete &= found.is_some();
             found.unwrap_or(0)
         };
-        let mains: i64 = spec::spec(pod).containers.iter().map(&mut of).sum();
-        let (mut sidecars, mut peak) = (0, 0);
+        let mains = admit::sum(spec::spec(pod).containers.iter().map(&mut of));
+        let (mut sidecars, mut peak) = (0i64, 0);
         for container in spec::init_containers(pod) {
             let own = of(container);
             if spec::is_sidecar(container) {
-                sidecars += own;
+                sidecars = sidecars.saturating_add(own);
             } else {
-                peak = peak.max(sidecars + own);
+                peak = peak.max(sidecars.saturating_add(own));
             }
         }
-        ((mains + sidecars).max(peak), complete)
+        (mains.saturating_add(sidecars).max(peak), complete)
     };
     let (request, _) = total("requests", "cpu");
     let bound = |resource| match total("limits", resource) {
@@ -246,5 +249,25 @@ mod tests {
                 memory: None
             }
         );
+    }
+
+    #[test]
+    fn amounts_beyond_every_machine_do_not_overflow() {
+        let half = (i64::MAX / 2 + (1 << 40)).to_string();
+        let giant = serde_json::json!({"cpu": half, "memory": half});
+        let resources = serde_json::json!({"requests": giant, "limits": giant});
+        let pod: Pod = serde_json::from_value(serde_json::json!({"spec": {"containers": [
+            {"name": "a", "resources": resources}, {"name": "b", "resources": resources}]}}))
+        .unwrap();
+        let bounds = of_pod(&pod);
+        assert_eq!(
+            (bounds.cpu_shares, bounds.memory),
+            (MAX_SHARES, Some(i64::MAX))
+        );
+        let container = &pod.spec.as_ref().unwrap().containers[0];
+        let made = of_container(&pod, container, 1 << 30);
+        assert!(made.cpu_quota > 0 && made.memory_limit_in_bytes > 0);
+        assert_eq!(admit::request(&pod, "memory"), i64::MAX);
+        assert!(Bounds::from(&made).cpu_limit() > 0);
     }
 }

@@ -49,7 +49,7 @@ impl Column {
 
     /// What is free.
     pub fn free(&self, slot: Slot) -> i64 {
-        self.allocatable[slot] - self.used[slot]
+        self.allocatable[slot].wrapping_sub(self.used[slot])
     }
 }
 
@@ -415,15 +415,17 @@ impl Cluster {
     /// else: for trying what would fit.
     pub fn shift(&mut self, slot: Slot, pod: &PodInfo, sign: i64) {
         let (requests, non_zero) = (&pod.template.requests, pod.template.non_zero);
-        self.cpu.used[slot] += sign * requests.cpu;
-        self.memory.used[slot] += sign * requests.memory;
-        self.ephemeral.used[slot] += sign * requests.ephemeral;
-        self.count.used[slot] += sign;
+        // What wraps around with a thousand giants comes back as they leave.
+        let shift = |sum: &mut i64, amount: i64| *sum = sum.wrapping_add(sign * amount);
+        shift(&mut self.cpu.used[slot], requests.cpu);
+        shift(&mut self.memory.used[slot], requests.memory);
+        shift(&mut self.ephemeral.used[slot], requests.ephemeral);
+        shift(&mut self.count.used[slot], 1);
         for (name, amount) in &requests.others {
-            self.other(name).used[slot] += sign * amount;
+            shift(&mut self.other(name).used[slot], *amount);
         }
-        self.non_zero[slot].0 += sign * non_zero.0;
-        self.non_zero[slot].1 += sign * non_zero.1;
+        shift(&mut self.non_zero[slot].0, non_zero.0);
+        shift(&mut self.non_zero[slot].1, non_zero.1);
         let used = &mut self.ports[slot];
         for port in &pod.template.ports {
             if sign > 0 {
