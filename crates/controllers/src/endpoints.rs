@@ -204,5 +204,15 @@ mod tests {
         assert_eq!(ips(&subsets[0].not_ready_addresses), ["10.0.0.3"]);
         assert_eq!(subsets[0].ports.as_ref().unwrap()[0].port, 8080);
         assert_eq!(decide(&service, &pods, Some(&endpoints)), endpoints);
+        let mut publishing = service;
+        let spec = publishing.spec.as_mut().unwrap();
+        spec.publish_not_ready_addresses = Some(true);
+        let subsets = decide(&publishing, &pods, None).subsets.unwrap();
+        assert_eq!(
+            ips(&subsets[0].addresses).len(),
+            4,
+            "also the one that leaves"
+        );
+        assert!(subsets[0].not_ready_addresses.is_none());
     }
 }

@@ -24,8 +24,36 @@ struct Evictor {
     nodes: Informer<Node>,
     pods: Writer<Pod>,
     recorder: Recorder,
-    /// Guards the evictions that wait for their time: the pod's uid, and since when it waits.
-    scheduled: Mutex<HashMap<Key, (Option<String>, Timestamp)>>,
+    /// Guards the evictions that wait for their time.
+    scheduled: Mutex<Scheduled>,
+}
+
+/// Evictions that wait for their time: the pod's uid, and since when it waits.
+#[derive(Default)]
+struct Scheduled(HashMap<Key, (Option<String>, Timestamp)>);
+
+impl Scheduled {
+    /// How much of its time the pod has left; it begins with the first call.
+    fn time_left(
+        &mut self,
+        key: &Key,
+        pod: Option<&String>,
+        patience: Duration,
+        now: Timestamp,
+    ) -> Duration {
+        let begin = || (pod.cloned(), now);
+        let entry = self.0.entry(key.clone()).or_insert_with(begin);
+        if entry.0.as_ref() != pod {
+            *entry = begin();
+        }
+        let passed = Duration::try_from(now.duration_since(entry.1)).unwrap_or_default();
+        patience.saturating_sub(passed)
+    }
+
+    /// Whether the pod waited.
+    fn remove(&mut self, key: &Key) -> bool {
+        self.0.remove(key).is_some()
+    }
 }
 
 /// Starts it.
@@ -127,14 +155,15 @@ impl Controller for Evictor {
         let now = self.shared.now();
         match decide(&taints(&node), tolerations(&pod)) {
             Fate::Stay => {
-                if self.scheduled.lock().remove(key).is_some() {
+                if self.scheduled.lock().remove(key) {
                     self.record(&pod, format!("Cancelling deletion of Pod {key}"));
                 }
                 Ok(Action::Done)
             }
             Fate::Leave => self.evict(&pod, key, now).await,
             Fate::LeaveAfter(patience) => {
-                let left = self.time_left(&pod, key, patience, now);
+                let uid = pod.metadata.uid.as_ref();
+                let left = self.scheduled.lock().time_left(key, uid, patience, now);
                 if left.is_zero() {
                     return self.evict(&pod, key, now).await;
                 }
@@ -145,18 +174,6 @@ impl Controller for Evictor {
 }
 
 impl Evictor {
-    /// How much of its time the pod has left; it begins with the first call.
-    fn time_left(&self, pod: &Pod, key: &Key, patience: Duration, now: Timestamp) -> Duration {
-        let mut scheduled = self.scheduled.lock();
-        let entry = scheduled.entry(key.clone());
-        let (uid, since) = entry.or_insert_with(|| (pod.metadata.uid.clone(), now));
-        if *uid != pod.metadata.uid {
-            (*uid, *since) = (pod.metadata.uid.clone(), now);
-        }
-        let passed = Duration::try_from(now.duration_since(*since)).unwrap_or_default();
-        patience.saturating_sub(passed)
-    }
-
     fn record(&self, pod: &Pod, text: String) {
         let about = kube::Resource::object_ref(pod, &());
         self.recorder
@@ -228,5 +245,20 @@ mod tests {
         let soon = Fate::LeaveAfter(Duration::from_secs(60));
         assert_eq!(decide(&taints, &tolerations), soon);
         assert_eq!(decide(&taints, &tolerations[..2]), Fate::Leave);
+    }
+
+    #[test]
+    fn a_pods_time_begins_once_and_anew_for_another_of_its_name() {
+        let mut scheduled = Scheduled::default();
+        let (key, a, b) = (Key::new("default", "p"), "a".to_owned(), "b".to_owned());
+        let mut left = |pod: &String, second: i64| {
+            let now = Timestamp::from_second(second).unwrap();
+            let left = scheduled.time_left(&key, Some(pod), Duration::from_secs(300), now);
+            left.as_secs()
+        };
+        assert_eq!(left(&a, 1000), 300);
+        assert_eq!(left(&a, 1200), 100, "another look does not prolong it");
+        assert_eq!(left(&a, 1300), 0);
+        assert_eq!(left(&b, 1300), 300);
     }
 }

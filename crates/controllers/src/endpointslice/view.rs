@@ -366,6 +366,10 @@ mod tests {
             conditions(&publishing, pod("a", "10.0.0.1", false)),
             [true, false, false]
         );
+        assert_eq!(
+            conditions(&publishing, leaving(pod("a", "10.0.0.1", false))),
+            [true, false, true]
+        );
     }
 
     #[test]

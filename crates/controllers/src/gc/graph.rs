@@ -106,13 +106,7 @@ impl Graph {
         failed: &[String],
         token: &CancellationToken,
     ) {
-        let has_failed = |resource: &&Resource| {
-            let mut failed = failed.iter().filter_map(|version| version.split_once('/'));
-            failed.any(|(group, _)| group == resource.api.group)
-        };
-        let kept = self.known.read().clone();
-        let kept = kept.iter().filter(has_failed).cloned();
-        resources.extend(kept);
+        resources.extend(of_failed(&self.known.read(), failed));
         let wanted: HashMap<_, _> = resources
             .iter()
             .filter(|resource| is_collectable(resource))
@@ -297,4 +291,37 @@ fn item(resource: &Resource, object: &Meta) -> Item {
 /// Events are too many and own nothing.
 fn is_collectable(resource: &Resource) -> bool {
     resource.api.plural != "events" && resource.can(&["list", "watch", "delete"])
+}
+
+/// What the groups of these versions served, whose discovery has failed.
+fn of_failed(known: &[Resource], failed: &[String]) -> Vec<Resource> {
+    let has_failed = |resource: &&Resource| {
+        let mut failed = failed.iter().filter_map(|version| version.split_once('/'));
+        failed.any(|(group, _)| group == resource.api.group)
+    };
+    known.iter().filter(has_failed).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::{api::ApiResource, core::GroupVersionKind};
+
+    use super::*;
+
+    #[test]
+    fn a_group_whose_discovery_fails_keeps_its_kinds() {
+        let resource = |group: &str, kind: &str| Resource {
+            api: ApiResource::from_gvk(&GroupVersionKind::gvk(group, "v1", kind)),
+            namespaced: true,
+            verbs: Vec::new(),
+        };
+        let known = [
+            resource("", "Pod"),
+            resource("apps", "Deployment"),
+            resource("example.com", "Thing"),
+        ];
+        let kept = |failed: &str| of_failed(&known, &[failed.to_owned()]);
+        assert_eq!(kept("example.com/v2"), known[2..]);
+        assert!(kept("other.example.com/v1").is_empty());
+    }
 }

@@ -209,9 +209,13 @@ fn a_container_in_back_off_waits_and_shows_how_it_ended() {
 
 #[test]
 fn init_containers_hold_the_pod_back_until_they_are_done() {
-    let spec =
-        serde_json::json!({"initContainers": [{"name": "i"}], "containers": [{"name": "a"}]});
+    let spec = serde_json::json!({"initContainers": [{"name": "i"}, {"name": "j"}], "containers": [{"name": "a"}]});
     let status = Case::new(spec.clone(), vec![container("i", State::Running, 0)]).status();
+    let next = status.init_container_statuses.as_ref().unwrap()[1]
+        .state
+        .clone();
+    let reason = next.unwrap().waiting.unwrap().reason;
+    assert_eq!(reason.as_deref(), Some("PodInitializing"));
     assert_eq!(
         condition(&status, "Initialized"),
         ("False".into(), "ContainersNotInitialized".into())
@@ -228,6 +232,7 @@ fn init_containers_hold_the_pod_back_until_they_are_done() {
     assert_eq!(main.reason.as_deref(), Some("PodInitializing"));
     let done = vec![
         container("i", State::Exited, 0),
+        container("j", State::Exited, 0),
         container("a", State::Running, 0),
     ];
     let status = Case::new(spec, done).status();
