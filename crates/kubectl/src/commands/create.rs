@@ -133,7 +133,7 @@ impl Create {
             return create_all(session, objects, &self.output, &self.dry_run).await;
         };
         let (object, named) = what.object()?;
-        create_all(session, vec![object], &named.output, &named.dry_run).await
+        create_generated(session, vec![object], &named.output, &named.dry_run).await
     }
 }
 
@@ -151,6 +151,21 @@ pub async fn create_all(
         report(&created, "created", output, dry_run)?;
     }
     Ok(())
+}
+
+/// Creates objects that flags describe. What `--dry-run=client` shows of them has a namespace only if
+/// one was named: the manifest is then good for any.
+pub async fn create_generated(
+    session: &Session,
+    objects: Vec<Value>,
+    output: &Output,
+    dry_run: &DryRun,
+) -> Result<()> {
+    if dry_run.is_client() && !session.namespace_given {
+        let mut objects = objects.iter();
+        return objects.try_for_each(|object| report(object, "created", output, dry_run));
+    }
+    create_all(session, objects, output, dry_run).await
 }
 
 async fn create_one(session: &Session, target: &Target, dry_run: &DryRun) -> Result<Value> {

@@ -11,7 +11,7 @@ use crate::{
     session::Session,
 };
 
-use super::create::create_all;
+use super::create::create_generated;
 
 /// Flags of `expose`.
 #[derive(Debug, Args)]
@@ -50,7 +50,7 @@ impl Expose {
             let object = session.api.get(&target.path()).await?;
             services.push(self.service(&object)?);
         }
-        create_all(session, services, &self.output, &self.dry_run).await
+        create_generated(session, services, &self.output, &self.dry_run).await
     }
 
     fn service(&self, object: &Value) -> Result<Value> {

@@ -9,7 +9,7 @@ use crate::{
     session::Session,
 };
 
-use super::create::create_all;
+use super::create::create_generated;
 
 /// Flags of `run`.
 #[derive(Debug, Args)]
@@ -47,7 +47,7 @@ pub struct Run {
 
 impl Run {
     pub async fn run(self, session: &Session) -> Result<()> {
-        create_all(session, vec![self.pod()?], &self.output, &self.dry_run).await
+        create_generated(session, vec![self.pod()?], &self.output, &self.dry_run).await
     }
 
     fn pod(&self) -> Result<Value> {
