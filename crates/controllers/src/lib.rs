@@ -28,6 +28,7 @@ pub mod endpointslicemirroring;
 pub mod ephemeralvolume;
 pub mod expand;
 pub mod gc;
+pub mod hpa;
 pub mod job;
 pub mod legacytokencleaner;
 pub mod localpath;
@@ -114,6 +115,7 @@ pub const ALL: &[Entry] = table![
     csr::signing,
     csr::cleaner,
     servicecidrs,
+    hpa,
 ];
 
 /// What the controllers are told about the cluster.

@@ -1,0 +1,393 @@
+//! How many replicas one metric asks for. Pure: samples, pods and the target come in, a proposal goes
+//! out. All values are thousandths, as metrics are compared in Kubernetes.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Container, Pod};
+use machinery::quantity::Quantity;
+
+use crate::pods::{condition, is_deleting, is_ready, phase};
+
+/// A pod's CPU samples are not trusted for this long after its start unless it is ready.
+const CPU_INITIALIZATION_PERIOD: Duration = Duration::from_secs(300);
+/// A pod that became unready within this time of its start has never been ready.
+const INITIAL_READINESS_DELAY: Duration = Duration::from_secs(30);
+
+/// One pod's sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Sample {
+    /// When its window ended.
+    pub(super) timestamp: Timestamp,
+    /// How much time it averages over.
+    pub(super) window: Duration,
+    /// Thousandths of a unit.
+    pub(super) value: i64,
+}
+
+/// Samples by pod name.
+pub(super) type Samples = BTreeMap<String, Sample>;
+
+/// How far the ratio of usage to target may be from one before anything happens.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Tolerances {
+    pub(super) scale_down: f64,
+    pub(super) scale_up: f64,
+}
+
+impl Default for Tolerances {
+    fn default() -> Self {
+        Self {
+            scale_down: 0.1,
+            scale_up: 0.1,
+        }
+    }
+}
+
+impl Tolerances {
+    fn holds(self, ratio: f64) -> bool {
+        (1.0 - self.scale_down..=1.0 + self.scale_up).contains(&ratio)
+    }
+}
+
+/// What is being scaled.
+pub(super) struct Workload<'a> {
+    /// Replicas that the scale subresource asks for now.
+    pub(super) spec_replicas: i32,
+    /// Replicas that it reports.
+    pub(super) status_replicas: i32,
+    /// The pods that its selector finds.
+    pub(super) pods: &'a [Arc<Pod>],
+    pub(super) tolerances: Tolerances,
+    pub(super) now: Timestamp,
+}
+
+/// What one metric asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Proposal {
+    pub(super) replicas: i32,
+    /// The average per pod, or the whole value where the target is a whole value; in thousandths.
+    pub(super) usage: i64,
+    /// Percent of the requests, where the target is one.
+    pub(super) utilization: Option<i32>,
+}
+
+/// Of a resource, by percent of what the pods (or one container of each) request.
+pub(super) fn by_utilization(
+    workload: &Workload<'_>,
+    samples: Samples,
+    resource: &str,
+    container: Option<&str>,
+    target: i32,
+) -> Result<Proposal, String> {
+    let mut groups = Groups::new(workload, samples, resource)?;
+    let requests = requests(workload.pods, container, resource)?;
+    let (ratio, utilization, average) = utilization_ratio(&groups.samples, &requests, target)?;
+    let proposal = |replicas| Proposal {
+        replicas,
+        usage: average,
+        utilization: Some(utilization),
+    };
+    if let Some(replicas) = groups.direct(workload, ratio) {
+        return Ok(proposal(replicas));
+    }
+    // Pods without samples are taken to use what would scale least.
+    let fallback = i64::from(target.max(100));
+    groups.fill(ratio, |pod| {
+        requests.get(pod).copied().unwrap_or(0) * fallback / 100
+    });
+    let (corrected, ..) = utilization_ratio(&groups.samples, &requests, target)?;
+    Ok(proposal(groups.corrected(workload, ratio, corrected)))
+}
+
+/// Of a resource or a custom metric of pods, by the average of its plain value.
+pub(super) fn by_average_value(
+    workload: &Workload<'_>,
+    samples: Samples,
+    resource: &str,
+    target: i64,
+) -> Result<Proposal, String> {
+    let mut groups = Groups::new(workload, samples, resource)?;
+    let (ratio, usage) = usage_ratio(&groups.samples, target);
+    let proposal = |replicas| Proposal {
+        replicas,
+        usage,
+        utilization: None,
+    };
+    if let Some(replicas) = groups.direct(workload, ratio) {
+        return Ok(proposal(replicas));
+    }
+    groups.fill(ratio, |_| target);
+    let (corrected, _) = usage_ratio(&groups.samples, target);
+    Ok(proposal(groups.corrected(workload, ratio, corrected)))
+}
+
+/// Of a metric of one object or of something outside the cluster, by its whole value.
+pub(super) fn by_value(
+    workload: &Workload<'_>,
+    usage: i64,
+    target: i64,
+) -> Result<Proposal, String> {
+    let ratio = usage as f64 / target as f64;
+    let replicas = if workload.spec_replicas == 0 {
+        ceil(ratio)
+    } else if workload.tolerances.holds(ratio) {
+        workload.spec_replicas
+    } else {
+        if workload.pods.is_empty() {
+            return Err(format!("unable to calculate ready pods: {NO_PODS}"));
+        }
+        let ready = workload.pods.iter();
+        let ready = ready.filter(|pod| phase(pod) == "Running" && is_ready(pod));
+        ceil(ratio * ready.count() as f64)
+    };
+    Ok(Proposal {
+        replicas,
+        usage,
+        utilization: None,
+    })
+}
+
+/// Of a metric of one object or of something outside the cluster, by its value per replica.
+pub(super) fn by_value_per_pod(workload: &Workload<'_>, usage: i64, target: i64) -> Proposal {
+    let current = f64::from(workload.status_replicas);
+    let ratio = usage as f64 / (target as f64 * current);
+    let replicas = if workload.tolerances.holds(ratio) {
+        workload.status_replicas
+    } else {
+        ceil(usage as f64 / target as f64)
+    };
+    Proposal {
+        replicas,
+        usage: (usage as f64 / current).ceil() as i64,
+        utilization: None,
+    }
+}
+
+/// The sum of an external metric's values; it saturates.
+pub(super) fn total(values: impl IntoIterator<Item = i64>) -> i64 {
+    values.into_iter().fold(0, i64::saturating_add)
+}
+
+const NO_PODS: &str = "no pods returned by selector while calculating replica count";
+
+/// Rounded up; a float that does not fit is the largest or smallest number.
+fn ceil(replicas: f64) -> i32 {
+    replicas.ceil() as i32
+}
+
+/// The pods of a workload, told apart by how far their samples can be trusted.
+struct Groups {
+    /// Of pods that count.
+    samples: Samples,
+    ready: usize,
+    unready: BTreeSet<String>,
+    missing: BTreeSet<String>,
+}
+
+impl Groups {
+    fn new(workload: &Workload<'_>, samples: Samples, resource: &str) -> Result<Self, String> {
+        if workload.pods.is_empty() {
+            return Err(NO_PODS.to_owned());
+        }
+        let mut groups = Self {
+            samples,
+            ready: 0,
+            unready: BTreeSet::new(),
+            missing: BTreeSet::new(),
+        };
+        for pod in workload.pods {
+            groups.sort_in(pod, resource, workload.now);
+        }
+        if groups.samples.is_empty() {
+            return Err(
+                "did not receive metrics for targeted pods (pods might be unready)".to_owned(),
+            );
+        }
+        Ok(groups)
+    }
+
+    fn sort_in(&mut self, pod: &Pod, resource: &str, now: Timestamp) {
+        let name = pod.metadata.name.clone().unwrap_or_default();
+        if is_deleting(pod) || phase(pod) == "Failed" {
+            self.samples.remove(&name);
+            return;
+        }
+        let pending = phase(pod) == "Pending";
+        match self.samples.get(&name) {
+            None if !pending => {
+                self.missing.insert(name);
+            }
+            Some(sample) if !pending && (resource != "cpu" || !is_warming_up(pod, sample, now)) => {
+                self.ready += 1;
+            }
+            _ => {
+                self.samples.remove(&name);
+                self.unready.insert(name);
+            }
+        }
+    }
+
+    fn scales_up_with_unready(&self, ratio: f64) -> bool {
+        !self.unready.is_empty() && ratio > 1.0
+    }
+
+    /// The answer where every pod that matters has a sample.
+    fn direct(&self, workload: &Workload<'_>, ratio: f64) -> Option<i32> {
+        if self.scales_up_with_unready(ratio) || !self.missing.is_empty() {
+            return None;
+        }
+        if workload.tolerances.holds(ratio) {
+            return Some(workload.spec_replicas);
+        }
+        Some(ceil(ratio * self.ready as f64))
+    }
+
+    /// Gives pods without samples the value that works against the direction of the change.
+    fn fill(&mut self, ratio: f64, when_shrinking: impl Fn(&str) -> i64) {
+        let assumed = |value| Sample {
+            timestamp: Timestamp::UNIX_EPOCH,
+            window: Duration::ZERO,
+            value,
+        };
+        let mut filled = Samples::new();
+        for pod in &self.missing {
+            if ratio < 1.0 {
+                filled.insert(pod.clone(), assumed(when_shrinking(pod)));
+            } else if ratio > 1.0 {
+                filled.insert(pod.clone(), assumed(0));
+            }
+        }
+        if self.scales_up_with_unready(ratio) {
+            let unready = self.unready.iter();
+            filled.extend(unready.map(|pod| (pod.clone(), assumed(0))));
+        }
+        self.samples.extend(filled);
+    }
+
+    /// The answer after [`Self::fill`]: nothing changes where the direction would.
+    fn corrected(&self, workload: &Workload<'_>, ratio: f64, corrected: f64) -> i32 {
+        let current = workload.spec_replicas;
+        let turned = (ratio < 1.0 && corrected > 1.0) || (ratio > 1.0 && corrected < 1.0);
+        if workload.tolerances.holds(corrected) || turned {
+            return current;
+        }
+        let replicas = ceil(corrected * self.samples.len() as f64);
+        let wrong_way = (corrected < 1.0 && replicas > current)
+            || (corrected > 1.0 && replicas < current);
+        if wrong_way { current } else { replicas }
+    }
+}
+
+/// Whether a pod's CPU usage says nothing yet: it may still be starting.
+fn is_warming_up(pod: &Pod, sample: &Sample, now: Timestamp) -> bool {
+    let started = pod.status.as_ref();
+    let started = started.and_then(|status| status.start_time.as_ref());
+    let (Some(ready), Some(started)) = (condition(pod, "Ready"), started) else {
+        return true;
+    };
+    let unready = ready.status == "False";
+    let changed = ready.last_transition_time.as_ref();
+    let changed = changed.map_or(Timestamp::UNIX_EPOCH, |time| time.0);
+    if started.0 + CPU_INITIALIZATION_PERIOD > now {
+        unready || sample.timestamp < changed + sample.window
+    } else {
+        unready && started.0 + INITIAL_READINESS_DELAY > changed
+    }
+}
+
+/// Ratio to the target, percent of the requests, and the average of the plain values.
+fn utilization_ratio(
+    samples: &Samples,
+    requests: &BTreeMap<String, i64>,
+    target: i32,
+) -> Result<(f64, i32, i64), String> {
+    let known = samples.iter();
+    let known = known.filter_map(|(pod, sample)| Some((sample.value, *requests.get(pod)?)));
+    let (mut used, mut requested, mut count) = (0_i64, 0_i64, 0_i64);
+    for (value, request) in known {
+        used = used.saturating_add(value);
+        requested = requested.saturating_add(request);
+        count += 1;
+    }
+    if requested == 0 {
+        return Err("no metrics returned matched known pods".to_owned());
+    }
+    let percent = i128::from(used) * 100 / i128::from(requested);
+    let percent = i32::try_from(percent).unwrap_or(i32::MAX);
+    let ratio = f64::from(percent) / f64::from(target);
+    Ok((ratio, percent, used / count))
+}
+
+/// Ratio to the target, and the average.
+fn usage_ratio(samples: &Samples, target: i64) -> (f64, i64) {
+    let used = total(samples.values().map(|sample| sample.value));
+    let average = used / i64::try_from(samples.len().max(1)).unwrap_or(i64::MAX);
+    (average as f64 / target as f64, average)
+}
+
+/// What each pod requests of a resource, in thousandths. A request that is missing is an error: its
+/// percentage is unknown.
+fn requests(
+    pods: &[Arc<Pod>],
+    container: Option<&str>,
+    resource: &str,
+) -> Result<BTreeMap<String, i64>, String> {
+    let mut requests = BTreeMap::new();
+    for pod in pods {
+        let name = pod.metadata.name.clone().unwrap_or_default();
+        let request = match pod_level_request(pod, resource) {
+            Some(request) if container.is_none() => request,
+            _ => container_requests(pod, &name, container, resource)?,
+        };
+        requests.insert(name, request);
+    }
+    Ok(requests)
+}
+
+fn millis(text: &str) -> i64 {
+    text.parse::<Quantity>().map_or(0, Quantity::millis)
+}
+
+fn pod_level_request(pod: &Pod, resource: &str) -> Option<i64> {
+    let resources = pod.spec.as_ref()?.resources.as_ref()?;
+    let request = resources.requests.as_ref()?.get(resource)?;
+    Some(millis(&request.0))
+}
+
+fn container_requests(
+    pod: &Pod,
+    name: &str,
+    wanted: Option<&str>,
+    resource: &str,
+) -> Result<i64, String> {
+    let spec = pod.spec.iter();
+    let sidecars = spec.clone().flat_map(|spec| spec.init_containers.iter());
+    let sidecars = sidecars.flatten();
+    let sidecars = sidecars.filter(|c| c.restart_policy.as_deref() == Some("Always"));
+    let containers = spec.flat_map(|spec| spec.containers.iter()).chain(sidecars);
+    let request = |container: &Container| {
+        let requests = container.resources.as_ref()?.requests.as_ref()?;
+        Some(millis(&requests.get(resource)?.0))
+    };
+    let missing = |container: &Container| {
+        let container = &container.name;
+        format!("missing request for {resource} in container {container} of Pod {name}")
+    };
+    let mut sum = 0;
+    for container in containers {
+        match wanted {
+            Some(wanted) if wanted != container.name => continue,
+            Some(_) => return request(container).ok_or_else(|| missing(container)),
+            None => sum += request(container).ok_or_else(|| missing(container))?,
+        }
+    }
+    match wanted {
+        Some(wanted) => Err(format!("container {wanted} not found in Pod {name}")),
+        None => Ok(sum),
+    }
+}

@@ -1,0 +1,310 @@
+//! Reads the three metrics APIs as any client does: resources of pods from `metrics.k8s.io`, metrics of
+//! objects from `custom.metrics.k8s.io`, and metrics of the outside from `external.metrics.k8s.io`.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use k8s_openapi::{
+    api::autoscaling::v2::MetricIdentifier,
+    apimachinery::pkg::{
+        api::resource::Quantity,
+        apis::meta::v1::{ObjectMeta, Time},
+    },
+};
+use machinery::{labels::Selector, quantity};
+use serde::{Deserialize, de::DeserializeOwned};
+
+use super::calculator::{Sample, Samples};
+
+/// The averages of `metrics.k8s.io` are over this long where the answer does not say.
+const DEFAULT_WINDOW: Duration = Duration::from_secs(60);
+
+#[derive(Deserialize)]
+struct List<T> {
+    #[serde(default = "Vec::new")]
+    items: Vec<T>,
+}
+
+#[derive(Deserialize)]
+struct PodMetrics {
+    metadata: ObjectMeta,
+    timestamp: Time,
+    window: String,
+    #[serde(default)]
+    containers: Vec<ContainerMetrics>,
+}
+
+#[derive(Deserialize)]
+struct ContainerMetrics {
+    name: String,
+    #[serde(default)]
+    usage: BTreeMap<String, Quantity>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct MetricValue {
+    #[serde(default)]
+    described_object: Described,
+    timestamp: Time,
+    #[serde(alias = "window")]
+    window_seconds: Option<i64>,
+    value: Quantity,
+}
+
+#[derive(Deserialize, Default)]
+struct Described {
+    #[serde(default)]
+    name: String,
+}
+
+#[derive(Deserialize)]
+struct ExternalValue {
+    value: Quantity,
+}
+
+/// A client of the metrics APIs, with the identity of the autoscaler.
+pub(super) struct MetricsClient {
+    client: kube::Client,
+}
+
+impl MetricsClient {
+    pub(super) fn new(client: kube::Client) -> Self {
+        Self { client }
+    }
+
+    /// What the pods (or one container of each) use of a resource.
+    pub(super) async fn resource(
+        &self,
+        resource: &str,
+        namespace: &str,
+        selector: &Selector,
+        container: Option<&str>,
+    ) -> Result<Samples, String> {
+        let path = format!(
+            "/apis/metrics.k8s.io/v1beta1/namespaces/{namespace}/pods?labelSelector={}",
+            percent_encoded(&selector.to_string()),
+        );
+        let list: List<PodMetrics> = self.get(&path).await.map_err(|error| {
+            format!("unable to get metrics for resource {resource}: unable to fetch metrics from resource metrics API: {error}")
+        })?;
+        if list.items.is_empty() {
+            return Err(format!(
+                "unable to get metrics for resource {resource}: no metrics returned from resource metrics API"
+            ));
+        }
+        resource_samples(&list.items, resource, container).map_err(|error| {
+            format!("unable to get metrics for resource {resource}: failed to get container metrics: {error}")
+        })
+    }
+
+    /// A custom metric of each pod.
+    pub(super) async fn pods(
+        &self,
+        metric: &MetricIdentifier,
+        namespace: &str,
+        selector: &Selector,
+    ) -> Result<Samples, String> {
+        let name = &metric.name;
+        let failed = |error: String| format!("unable to get metric {name}: {error}");
+        let path = format!(
+            "/apis/custom.metrics.k8s.io/{}/namespaces/{namespace}/pods/%2A/{}?labelSelector={}&metricLabelSelector={}",
+            self.custom_version().await,
+            percent_encoded(name),
+            percent_encoded(&selector.to_string()),
+            percent_encoded(&metric_selector(metric)?),
+        );
+        let list: List<MetricValue> = self.get(&path).await.map_err(|error| {
+            failed(format!("unable to fetch metrics from custom metrics API: {error}"))
+        })?;
+        if list.items.is_empty() {
+            return Err(failed("no metrics returned from custom metrics API".to_owned()));
+        }
+        let samples = list.items.into_iter().map(|item| {
+            let sample = Sample {
+                timestamp: item.timestamp.0,
+                window: window(item.window_seconds),
+                value: millis(&item.value),
+            };
+            (item.described_object.name, sample)
+        });
+        Ok(samples.collect())
+    }
+
+    /// A custom metric of one object; `resource` is its plural with the group, as in `services` or
+    /// `ingresses.networking.k8s.io`.
+    pub(super) async fn object(
+        &self,
+        metric: &MetricIdentifier,
+        namespace: &str,
+        resource: &str,
+        object: &str,
+    ) -> Result<i64, String> {
+        // A namespace's own metrics have a path of their own.
+        let place = match resource {
+            "namespaces" => format!("namespaces/{object}/metrics"),
+            _ => format!("namespaces/{namespace}/{resource}/{}", percent_encoded(object)),
+        };
+        let path = format!(
+            "/apis/custom.metrics.k8s.io/{}/{place}/{}?metricLabelSelector={}",
+            self.custom_version().await,
+            percent_encoded(&metric.name),
+            percent_encoded(&metric_selector(metric)?),
+        );
+        let list: List<MetricValue> = self.get(&path).await.map_err(|error| {
+            format!("unable to fetch metrics from custom metrics API: {error}")
+        })?;
+        let value = list.items.first().map(|item| millis(&item.value));
+        value.ok_or_else(|| "no metrics returned from custom metrics API".to_owned())
+    }
+
+    /// The values of a metric from outside.
+    pub(super) async fn external(
+        &self,
+        metric: &MetricIdentifier,
+        namespace: &str,
+    ) -> Result<Vec<i64>, String> {
+        let name = &metric.name;
+        let path = format!(
+            "/apis/external.metrics.k8s.io/v1beta1/namespaces/{namespace}/{}?labelSelector={}",
+            percent_encoded(name),
+            percent_encoded(&metric_selector(metric)?),
+        );
+        let failed = |error: String| {
+            format!("unable to get external metric {namespace}/{name}: {error}")
+        };
+        let list: List<ExternalValue> = self.get(&path).await.map_err(|error| {
+            failed(format!("unable to fetch metrics from external metrics API: {error}"))
+        })?;
+        if list.items.is_empty() {
+            return Err(failed("no metrics returned from external metrics API".to_owned()));
+        }
+        Ok(list.items.iter().map(|item| millis(&item.value)).collect())
+    }
+
+    /// The newest version of the custom metrics API that is served.
+    async fn custom_version(&self) -> &'static str {
+        let path = "/apis/custom.metrics.k8s.io";
+        let group: Result<serde_json::Value, String> = self.get(path).await;
+        let served = group.unwrap_or_default();
+        let served = served["versions"].as_array().cloned().unwrap_or_default();
+        let newest = ["v1beta2", "v1beta1"].into_iter();
+        let mut newest = newest.filter(|version| served.iter().any(|v| v["version"] == **version));
+        newest.next().unwrap_or("v1beta2")
+    }
+
+    async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, String> {
+        let request = http::Request::get(path).body(Vec::new());
+        let request = request.map_err(|error| error.to_string())?;
+        let answer = self.client.request(request).await;
+        answer.map_err(|error| match error {
+            kube::Error::Api(status) => status.message.clone(),
+            other => other.to_string(),
+        })
+    }
+}
+
+fn resource_samples(
+    items: &[PodMetrics],
+    resource: &str,
+    container: Option<&str>,
+) -> Result<Samples, String> {
+    let mut samples = Samples::new();
+    for item in items {
+        let name = item.metadata.name.clone().unwrap_or_default();
+        let namespace = item.metadata.namespace.as_deref().unwrap_or_default();
+        let used = |container: &ContainerMetrics| container.usage.get(resource).map(millis);
+        let value = match container {
+            Some(wanted) => {
+                let found = item.containers.iter().find(|c| c.name == wanted);
+                let found = found.ok_or_else(|| {
+                    format!("container {wanted} not present in metrics for pod {namespace}/{name}")
+                })?;
+                used(found)
+            }
+            // A pod of which one container has no sample has none.
+            None => item.containers.iter().map(used).sum(),
+        };
+        let Some(value) = value else { continue };
+        let window = machinery::duration::parse(&item.window).ok();
+        let window = window.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        let sample = Sample {
+            timestamp: item.timestamp.0,
+            window: window.unwrap_or(DEFAULT_WINDOW),
+            value,
+        };
+        samples.insert(name, sample);
+    }
+    Ok(samples)
+}
+
+fn metric_selector(metric: &MetricIdentifier) -> Result<String, String> {
+    let Some(selector) = &metric.selector else {
+        return Ok(String::new());
+    };
+    let text = serde_json::to_vec(selector).map_err(|error| error.to_string())?;
+    let selector = machinery::json::from_slice(&text).map_err(|error| error.to_string())?;
+    let selector: machinery::Object = selector;
+    let selector = machinery::Value::Object(selector);
+    Ok(Selector::from_label_selector(Some(&selector))?.to_string())
+}
+
+fn window(seconds: Option<i64>) -> Duration {
+    let seconds = seconds.and_then(|seconds| u64::try_from(seconds).ok());
+    seconds.map_or(DEFAULT_WINDOW, Duration::from_secs)
+}
+
+/// Thousandths.
+pub(super) fn millis(quantity: &Quantity) -> i64 {
+    let parsed: Result<quantity::Quantity, _> = quantity.0.parse();
+    parsed.map_or(0, quantity::Quantity::millis)
+}
+
+fn percent_encoded(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            encoded.push(char::from(byte));
+        } else {
+            encoded.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    encoded
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(name: &str, containers: serde_json::Value) -> PodMetrics {
+        serde_json::from_value(json!({
+            "metadata": {"name": name, "namespace": "default"},
+            "timestamp": "2026-01-01T00:00:00Z",
+            "window": "15s",
+            "containers": containers,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_pods_usage_is_that_of_all_its_containers_and_nothing_where_one_is_unknown() {
+        let items = [
+            pod("a", json!([{"name": "x", "usage": {"cpu": "150m"}}, {"name": "y", "usage": {"cpu": "1"}}])),
+            pod("b", json!([{"name": "x", "usage": {"cpu": "150m"}}, {"name": "y", "usage": {}}])),
+        ];
+        let samples = resource_samples(&items, "cpu", None).unwrap();
+        assert_eq!(samples.len(), 1);
+        assert_eq!(samples["a"].value, 1150);
+        assert_eq!(samples["a"].window, Duration::from_secs(15));
+    }
+
+    #[test]
+    fn one_container_can_be_asked_for_and_must_be_there() {
+        let items = [pod("a", json!([{"name": "x", "usage": {"memory": "1Ki"}}]))];
+        let samples = resource_samples(&items, "memory", Some("x")).unwrap();
+        assert_eq!(samples["a"].value, 1_024_000);
+        let error = resource_samples(&items, "memory", Some("z")).unwrap_err();
+        assert_eq!(error, "container z not present in metrics for pod default/a");
+    }
+}

@@ -1,0 +1,557 @@
+//! HorizontalPodAutoscaler: every fifteen seconds the metrics of a workload say how many replicas it
+//! wants, and its scale subresource gets that number, within bounds, rates and stabilisation windows.
+//! The calculation ([`calculator`]) and what becomes of it ([`behavior`]) are pure.
+
+mod behavior;
+mod calculator;
+mod metrics;
+mod status;
+mod targets;
+#[cfg(test)]
+mod tests;
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use client::Informer;
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::{
+        autoscaling::{
+            v1::Scale,
+            v2::{
+                HorizontalPodAutoscaler, HorizontalPodAutoscalerSpec,
+                HorizontalPodAutoscalerStatus, MetricSpec, MetricStatus,
+            },
+        },
+        core::v1::Pod,
+    },
+    apimachinery::pkg::apis::meta::v1::Time,
+};
+use machinery::labels::Selector;
+use parking_lot::Mutex;
+use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Writer};
+
+use self::{
+    behavior::{Bounds, History},
+    calculator::{Proposal, Tolerances, Workload},
+    metrics::{MetricsClient, millis},
+    status::set_condition,
+    targets::Targets,
+};
+use crate::{discovery::Resource, shared::Shared};
+
+/// As in the table of controllers.
+pub const NAME: &str = "horizontal-pod-autoscaler";
+const ACCOUNT: &str = "horizontal-pod-autoscaler";
+/// How often an autoscaler is looked at.
+const PERIOD: Duration = Duration::from_secs(15);
+
+struct Autoscalers {
+    shared: Arc<Shared>,
+    autoscalers: Writer<HorizontalPodAutoscaler>,
+    pods: Informer<Pod>,
+    metrics: MetricsClient,
+    targets: Targets,
+    recorder: Recorder,
+    /// Guards what is remembered of each autoscaler; never held over an await.
+    memory: Mutex<HashMap<Key, Memory>>,
+}
+
+/// What is remembered of an autoscaler between two looks.
+#[derive(Default)]
+struct Memory {
+    history: History,
+    /// The spec of the last look, and when that was.
+    seen: Option<(HorizontalPodAutoscalerSpec, Timestamp)>,
+    selector: Option<Selector>,
+}
+
+/// Starts it.
+pub fn start(shared: &Arc<Shared>) {
+    let controller = Arc::new(Autoscalers {
+        shared: shared.clone(),
+        autoscalers: shared.writer(ACCOUNT),
+        pods: shared.informer(),
+        metrics: MetricsClient::new(shared.client(ACCOUNT)),
+        targets: Targets::new(shared.client(ACCOUNT)),
+        recorder: shared.recorder(ACCOUNT, "horizontal-pod-autoscaler"),
+        memory: Mutex::default(),
+    });
+    shared
+        .controller(&controller)
+        .watches(controller.autoscalers.cache())
+        .reads(&controller.pods)
+        .workers(5)
+        .start();
+}
+
+impl Controller for Autoscalers {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn reconcile(&self, key: &Key) -> Result<Action, Error> {
+        let Some(autoscaler) = self.autoscalers.cache().get(&key.namespace, &key.name) else {
+            self.memory.lock().remove(key);
+            return Ok(Action::Done);
+        };
+        if let Some(wait) = self.wait(key, &autoscaler) {
+            return Ok(Action::After(wait));
+        }
+        let mut look = Look {
+            controller: self,
+            key,
+            spec: autoscaler.spec.clone(),
+            about: kube::Resource::object_ref(&*autoscaler, &()),
+            status: autoscaler.status.clone().unwrap_or_default(),
+            now: self.shared.now(),
+        };
+        look.run().await;
+        let status = Some(look.status);
+        if status != autoscaler.status {
+            let updated = HorizontalPodAutoscaler {
+                status,
+                ..(*autoscaler).clone()
+            };
+            self.autoscalers.update_status(&key.namespace, &updated).await?;
+        }
+        Ok(Action::After(PERIOD))
+    }
+}
+
+impl Autoscalers {
+    /// How long the next look has to wait: a period after the last one, unless the spec has changed.
+    fn wait(&self, key: &Key, autoscaler: &HorizontalPodAutoscaler) -> Option<Duration> {
+        let now = self.shared.now();
+        let spec = autoscaler.spec.clone();
+        let mut memory = self.memory.lock();
+        let memory = memory.entry(key.clone()).or_default();
+        if let Some((seen, when)) = &memory.seen {
+            let due = *when + PERIOD;
+            if *seen == spec && due > now {
+                return Duration::try_from(due.duration_since(now)).ok();
+            }
+        }
+        memory.seen = Some((spec, now));
+        None
+    }
+
+    /// Other autoscalers whose selector finds one of these pods.
+    fn rivals(&self, key: &Key, pods: &[Arc<Pod>]) -> Vec<String> {
+        let memory = self.memory.lock();
+        let others = memory.iter();
+        let others = others.filter(|(other, _)| other.namespace == key.namespace && *other != key);
+        let rivals = others.filter(|(_, memory)| {
+            let selector = memory.selector.as_ref();
+            selector.is_some_and(|selector| pods.iter().any(|pod| selects(selector, pod)))
+        });
+        let mut rivals: Vec<String> = rivals.map(|(key, _)| key.to_string()).collect();
+        rivals.sort();
+        rivals
+    }
+}
+
+fn selects(selector: &Selector, pod: &Pod) -> bool {
+    let labels = pod.metadata.labels.as_ref();
+    selector.matches(|key| labels.and_then(|labels| labels.get(key)).map(String::as_str))
+}
+
+/// One look at one autoscaler; the status is changed on the way.
+struct Look<'a> {
+    controller: &'a Autoscalers,
+    key: &'a Key,
+    spec: HorizontalPodAutoscalerSpec,
+    about: k8s_openapi::api::core::v1::ObjectReference,
+    status: HorizontalPodAutoscalerStatus,
+    now: Timestamp,
+}
+
+/// Why a metric gives no number: the reason of the condition and the message.
+type Failure = (&'static str, String);
+
+impl Look<'_> {
+    async fn run(&mut self) {
+        let target = self.spec.scale_target_ref.clone();
+        let found = self.target(&target).await;
+        let (resource, scale) = match found {
+            Ok(found) => found,
+            Err(error) => {
+                self.warn("FailedGetScale", &error);
+                let message =
+                    format!("the HPA controller was unable to get the target's current scale: {error}");
+                self.condition("AbleToScale", false, ("FailedGetScale", &message));
+                return;
+            }
+        };
+        let message = "the HPA controller was able to get the target's current scale";
+        self.condition("AbleToScale", true, ("SucceededGetScale", message));
+        let current = scale.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(0);
+        self.remembered(|history, now| history.begin(current, now));
+        let (desired, reason, metrics) = match self.desired(&scale, current).await {
+            Ok(outcome) => outcome,
+            Err((error, metrics)) => {
+                let last = self.status.desired_replicas;
+                self.sizes(current, last, metrics);
+                self.warn("FailedComputeMetricsReplicas", &error);
+                return;
+            }
+        };
+        if desired != current {
+            if let Err(error) = self.rescale(&resource, scale, (current, desired), &reason).await {
+                let last = self.status.desired_replicas;
+                self.sizes(current, last, metrics);
+                let message =
+                    format!("the HPA controller was unable to update the target scale: {error}");
+                self.condition("AbleToScale", false, ("FailedUpdateScale", &message));
+                return;
+            }
+            self.status.last_scale_time = Some(Time(self.now));
+        }
+        self.sizes(current, desired, metrics);
+    }
+
+    async fn target(
+        &self,
+        target: &k8s_openapi::api::autoscaling::v2::CrossVersionObjectReference,
+    ) -> Result<(Resource, Scale), String> {
+        let targets = &self.controller.targets;
+        let version = target.api_version.as_deref().unwrap_or_default();
+        let resource = targets.resource(version, &target.kind, self.now).await?;
+        let scale = targets.scale(&resource, &self.key.namespace, &target.name);
+        let scale = scale.await.map_err(|error| text(&error))?;
+        Ok((resource, scale))
+    }
+
+    /// The size that the target shall have, why, and what the metrics were.
+    async fn desired(
+        &mut self,
+        scale: &Scale,
+        current: i32,
+    ) -> Result<(i32, String, Option<Vec<MetricStatus>>), (String, Option<Vec<MetricStatus>>)> {
+        let (min, max) = (self.spec.min_replicas.unwrap_or(1), self.spec.max_replicas);
+        if current == 0 {
+            let message = "scaling is disabled since the replica count of the target is zero";
+            self.condition("ScalingActive", false, ("ScalingDisabled", message));
+            return Ok((0, String::new(), None));
+        }
+        if current > max {
+            let reason = "Current number of replicas above Spec.MaxReplicas";
+            return Ok((max, reason.to_owned(), None));
+        }
+        if current < min {
+            let reason = "Current number of replicas below Spec.MinReplicas";
+            return Ok((min, reason.to_owned(), None));
+        }
+        let (proposed, metric, metrics) = self.by_metrics(scale, current).await?;
+        let reason = if proposed > current {
+            format!("{metric} above target")
+        } else {
+            "All metrics below target".to_owned()
+        };
+        let bounds = Bounds {
+            min,
+            max,
+            current,
+            desired: proposed,
+        };
+        let behavior = self.spec.behavior.clone();
+        let decision =
+            self.remembered(|history, now| history.decide(bounds, behavior.as_ref(), now));
+        self.condition("AbleToScale", true, decision.able_to_scale);
+        self.condition("ScalingLimited", decision.limited, decision.limit);
+        Ok((decision.replicas, reason, Some(metrics)))
+    }
+
+    /// The largest size that a metric asks for. Metrics that fail are left out while the others do not
+    /// ask for fewer replicas.
+    async fn by_metrics(
+        &mut self,
+        scale: &Scale,
+        current: i32,
+    ) -> Result<(i32, String, Vec<MetricStatus>), (String, Option<Vec<MetricStatus>>)> {
+        let (selector, pods) = self.pods(scale).map_err(|error| (error, None))?;
+        let workload = Workload {
+            spec_replicas: current,
+            status_replicas: scale.status.as_ref().map_or(0, |status| status.replicas),
+            pods: &pods,
+            tolerances: tolerances(&self.spec),
+            now: self.now,
+        };
+        let specs = self.spec.metrics.clone().unwrap_or_default();
+        let mut best: Option<(i32, String)> = None;
+        let mut statuses = Vec::with_capacity(specs.len());
+        let mut failures: Vec<Failure> = Vec::new();
+        for spec in &specs {
+            match self.one(spec, &workload, &selector).await {
+                Ok((proposal, name)) => {
+                    statuses.push(status::metric(spec, &proposal));
+                    if best.as_ref().is_none_or(|(replicas, _)| proposal.replicas > *replicas) {
+                        best = Some((proposal.replicas, name));
+                    }
+                }
+                Err((reason, error)) => {
+                    self.warn(reason, &error);
+                    statuses.push(MetricStatus::default());
+                    failures.push((reason, error));
+                }
+            }
+        }
+        let shrinks = best.as_ref().is_none_or(|(replicas, _)| *replicas < current);
+        match (best, failures.first()) {
+            (Some((replicas, name)), failed) if failed.is_none() || !shrinks => {
+                let message = format!(
+                    "the HPA was able to successfully calculate a replica count from {name}"
+                );
+                self.condition("ScalingActive", true, ("ValidMetricFound", &message));
+                Ok((replicas, name, statuses))
+            }
+            (_, failed) => {
+                let (reason, error) = failed.cloned().unwrap_or_default();
+                let message =
+                    format!("the HPA was unable to compute the replica count: {error}");
+                self.condition("ScalingActive", false, (reason, &message));
+                let error = format!(
+                    "invalid metrics ({} invalid out of {}), first error is: {error}",
+                    failures.len(),
+                    specs.len(),
+                );
+                Err((error, Some(statuses)))
+            }
+        }
+    }
+
+    /// The target's selector and the pods it finds, which no other autoscaler may find.
+    fn pods(&mut self, scale: &Scale) -> Result<(Selector, Vec<Arc<Pod>>), String> {
+        let text = scale.status.as_ref();
+        let text = text.and_then(|status| status.selector.as_deref()).unwrap_or_default();
+        if text.is_empty() {
+            self.warn("SelectorRequired", "selector is required");
+            let message = "the HPA target's scale is missing a selector";
+            self.condition("ScalingActive", false, ("InvalidSelector", message));
+            return Err("selector is required".to_owned());
+        }
+        let selector = match Selector::parse(text) {
+            Ok(selector) => selector,
+            Err(error) => {
+                let message = format!(
+                    "couldn't convert selector into a corresponding internal selector object: {error}"
+                );
+                self.warn("InvalidSelector", &message);
+                self.condition("ScalingActive", false, ("InvalidSelector", &message));
+                return Err(message);
+            }
+        };
+        let pods = self.controller.pods.list_in(&self.key.namespace);
+        let pods: Vec<_> = pods.into_iter().filter(|pod| selects(&selector, pod)).collect();
+        if let Some(memory) = self.controller.memory.lock().get_mut(self.key) {
+            memory.selector = Some(selector.clone());
+        }
+        let rivals = self.controller.rivals(self.key, &pods);
+        if rivals.is_empty() {
+            return Ok((selector, pods));
+        }
+        let message = format!(
+            "pods by selector {text} are controlled by multiple HPAs: [{} {}]",
+            self.key,
+            rivals.join(" "),
+        );
+        self.warn("AmbiguousSelector", &message);
+        self.condition("ScalingActive", false, ("AmbiguousSelector", &message));
+        Err(message)
+    }
+
+    /// What one metric asks for, and how it is called in messages.
+    async fn one(
+        &self,
+        spec: &MetricSpec,
+        workload: &Workload<'_>,
+        selector: &Selector,
+    ) -> Result<(Proposal, String), Failure> {
+        if let Some(source) = &spec.resource {
+            let target = (&source.target, source.name.as_str(), None);
+            let proposal = self.resource(target, workload, selector).await;
+            let name = match source.target.average_value {
+                Some(_) => format!("{} resource", source.name),
+                None => format!("{} resource utilization (percentage of request)", source.name),
+            };
+            let failed = |error| ("FailedGetResourceMetric", error);
+            return Ok((proposal.map_err(failed)?, name));
+        }
+        if let Some(source) = &spec.container_resource {
+            let target = (&source.target, source.name.as_str(), Some(&*source.container));
+            let proposal = self.resource(target, workload, selector).await;
+            let name = match source.target.average_value {
+                Some(_) => format!("{} resource", source.name),
+                None => format!(
+                    "{} container resource utilization (percentage of request)",
+                    source.name
+                ),
+            };
+            let failed = |error| ("FailedGetContainerResourceMetric", error);
+            return Ok((proposal.map_err(failed)?, name));
+        }
+        if let Some(source) = &spec.pods {
+            let failed = |error| ("FailedGetPodsMetric", error);
+            let namespace = &self.key.namespace;
+            let samples = self.controller.metrics.pods(&source.metric, namespace, selector);
+            let samples = samples.await.map_err(failed)?;
+            let target = source.target.average_value.as_ref().map_or(0, millis);
+            let proposal = calculator::by_average_value(workload, samples, "", target);
+            let name = format!("pods metric {}", source.metric.name);
+            return Ok((proposal.map_err(failed)?, name));
+        }
+        if let Some(source) = &spec.object {
+            let failed = |error| ("FailedGetObjectMetric", error);
+            let usage = self.object(source).await.map_err(failed)?;
+            let proposal = whole(workload, &source.target, usage).map_err(failed)?;
+            let (kind, metric) = (&source.described_object.kind, &source.metric.name);
+            return Ok((proposal, format!("{kind} metric {metric}")));
+        }
+        if let Some(source) = &spec.external {
+            let failed = |error| ("FailedGetExternalMetric", error);
+            let namespace = &self.key.namespace;
+            let values = self.controller.metrics.external(&source.metric, namespace).await;
+            let usage = calculator::total(values.map_err(failed)?);
+            let proposal = whole(workload, &source.target, usage).map_err(failed)?;
+            return Ok((proposal, format!("external metric {}", source.metric.name)));
+        }
+        let message = format!("unknown metric source type \"{}\"", spec.type_);
+        Err(("InvalidMetricSourceType", message))
+    }
+
+    async fn resource(
+        &self,
+        (target, resource, container): (
+            &k8s_openapi::api::autoscaling::v2::MetricTarget,
+            &str,
+            Option<&str>,
+        ),
+        workload: &Workload<'_>,
+        selector: &Selector,
+    ) -> Result<Proposal, String> {
+        let namespace = &self.key.namespace;
+        let metrics = &self.controller.metrics;
+        let samples = metrics.resource(resource, namespace, selector, container);
+        if let Some(value) = &target.average_value {
+            let usage = |error| format!("failed to get {resource} usage: {error}");
+            let samples = samples.await.map_err(usage)?;
+            let proposal =
+                calculator::by_average_value(workload, samples, resource, millis(value));
+            return proposal.map_err(usage);
+        }
+        let Some(percent) = target.average_utilization else {
+            return Err(
+                "invalid resource metric source: neither an average utilization target nor an average value (usage) target was set"
+                    .to_owned(),
+            );
+        };
+        let utilization = |error| format!("failed to get {resource} utilization: {error}");
+        let samples = samples.await.map_err(utilization)?;
+        calculator::by_utilization(workload, samples, resource, container, percent)
+            .map_err(utilization)
+    }
+
+    async fn object(
+        &self,
+        source: &k8s_openapi::api::autoscaling::v2::ObjectMetricSource,
+    ) -> Result<i64, String> {
+        let (object, metric) = (&source.described_object, &source.metric.name);
+        let namespace = &self.key.namespace;
+        let version = object.api_version.as_deref().unwrap_or_default();
+        let resource = self.controller.targets.resource(version, &object.kind, self.now).await?;
+        let plural = match resource.api.group.as_str() {
+            "" => resource.api.plural.clone(),
+            group => format!("{}.{group}", resource.api.plural),
+        };
+        let metrics = &self.controller.metrics;
+        let usage = metrics.object(&source.metric, namespace, &plural, &object.name).await;
+        usage.map_err(|error| {
+            let (kind, name) = (&object.kind, &object.name);
+            format!("unable to get metric {metric}: {kind} on {namespace} {name}/{error}")
+        })
+    }
+
+    async fn rescale(
+        &mut self,
+        resource: &Resource,
+        scale: Scale,
+        (current, desired): (i32, i32),
+        reason: &str,
+    ) -> Result<(), String> {
+        let resized = self.controller.targets.resize(resource, scale, desired).await;
+        if let Err(error) = resized {
+            let error = text(&error);
+            let message = format!("New size: {desired}; reason: {reason}; error: {error}");
+            self.warn("FailedRescale", &message);
+            return Err(error);
+        }
+        let message = format!("the HPA controller was able to update the target scale to {desired}");
+        self.condition("AbleToScale", true, ("SucceededRescale", &message));
+        let message = format!("New size: {desired}; reason: {reason}");
+        let recorder = &self.controller.recorder;
+        recorder.event(&self.about, Kind::Normal, "SuccessfulRescale", message);
+        let behavior = self.spec.behavior.clone();
+        self.remembered(|history, now| history.scaled(current, desired, behavior.as_ref(), now));
+        Ok(())
+    }
+
+    fn sizes(&mut self, current: i32, desired: i32, metrics: Option<Vec<MetricStatus>>) {
+        self.status.current_replicas = Some(current);
+        self.status.desired_replicas = desired;
+        self.status.current_metrics = metrics;
+    }
+
+    fn remembered<T>(&self, act: impl FnOnce(&mut History, Timestamp) -> T) -> T {
+        let mut memory = self.controller.memory.lock();
+        let memory = memory.entry(self.key.clone()).or_default();
+        act(&mut memory.history, self.now)
+    }
+
+    fn condition(&mut self, type_: &str, value: bool, explanation: (&str, &str)) {
+        set_condition(&mut self.status, type_, value, explanation, self.now);
+    }
+
+    fn warn(&self, reason: &str, message: &str) {
+        let recorder = &self.controller.recorder;
+        recorder.event(&self.about, Kind::Warning, reason, message);
+    }
+}
+
+fn tolerances(spec: &HorizontalPodAutoscalerSpec) -> Tolerances {
+    let default = Tolerances::default();
+    let behavior = spec.behavior.as_ref();
+    let set = |rules: Option<&k8s_openapi::api::autoscaling::v2::HPAScalingRules>| {
+        let quantity = &rules?.tolerance.as_ref()?.0;
+        let parsed: Result<machinery::quantity::Quantity, _> = quantity.parse();
+        parsed.ok().map(machinery::quantity::Quantity::to_f64)
+    };
+    let down = set(behavior.and_then(|behavior| behavior.scale_down.as_ref()));
+    let up = set(behavior.and_then(|behavior| behavior.scale_up.as_ref()));
+    Tolerances {
+        scale_down: down.unwrap_or(default.scale_down),
+        scale_up: up.unwrap_or(default.scale_up),
+    }
+}
+
+/// By a value for each pod where the target has one, otherwise by the whole value.
+fn whole(
+    workload: &Workload<'_>,
+    target: &k8s_openapi::api::autoscaling::v2::MetricTarget,
+    usage: i64,
+) -> Result<Proposal, String> {
+    match (&target.average_value, &target.value) {
+        (Some(average), _) => Ok(calculator::by_value_per_pod(workload, usage, millis(average))),
+        (None, Some(value)) => calculator::by_value(workload, usage, millis(value)),
+        (None, None) => Err(
+            "invalid metric source: neither a value target nor an average value target was set"
+                .to_owned(),
+        ),
+    }
+}
+
+fn text(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
+        other => other.to_string(),
+    }
+}
