@@ -174,7 +174,8 @@ fn rules_that_do_not_compile_or_cost_too_much_are_refused() {
             "spec.validation.openAPIV3Schema: Forbidden: x-kubernetes-validations estimated rule cost total for entire OpenAPIv3 schema exceeds budget by factor of more than 100x (try simplifying the rule, or adding maxItems, maxProperties, and maxLength where arrays, maps, and strings are declared)".to_owned(),
         ]
     );
-    let list = json!({"type": "object", "properties": {"l": {"type": "array", "items": {"type": "string",
+    let list = json!({"type": "object", "properties": {"l": {"type": "array", "maxItems": 10,
+        "items": {"type": "string", "maxLength": 10,
         "x-kubernetes-validations": [{"rule": "self == oldSelf"}]}}}});
     assert_eq!(
         complaints(list),
