@@ -33,7 +33,7 @@ const SCALE: SubresourceInfo = SubresourceInfo {
     verbs: &["get", "patch", "update"],
 };
 
-/// As discovery tells them, for custom resources in another order than for built-in ones.
+/// In discovery's order, which for custom resources is another than for built-in ones.
 const VERBS: &[&str] = &[
     "delete",
     "deletecollection",
@@ -196,12 +196,12 @@ impl CustomKind {
         format!("{}@{}", self.api_version, self.since)
     }
 
-    /// The schema as it was written, for those who need it again and again.
+    /// The schema as it was written, cached.
     pub fn open_api(&self) -> &Value {
         self.open_api.get_or_init(|| self.read_open_api())
     }
 
-    /// The schema as it was written, for those who need it once.
+    /// The schema as it was written, parsed anew.
     pub fn read_open_api(&self) -> Value {
         let mut versions = self.schemas.versions().into_iter();
         let own = versions.find(|version| version["name"] == self.names.version);

@@ -383,7 +383,7 @@ async fn empty(core: &Arc<Core>, definition: &Object) {
         let message = "removed all instances";
         condition("Terminating", false, "InstanceDeletionCompleted", message)
     } else {
-        // Its names are somebody else's.
+        // Another definition has its names.
         let message = "resource was never established";
         condition("Terminating", false, "NeverEstablished", message)
     };

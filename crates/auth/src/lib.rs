@@ -1,6 +1,5 @@
-//! Who makes a request and what they may do: authentication ([`authn`]), authorization ([`authz`]) and acting as
-//! somebody else ([`impersonation`]). Each is a list of small parts that are asked in order; reading objects goes
-//! through `registry`'s `Reader`, and nothing here knows the pipeline.
+//! Authentication ([`authn`]), authorization ([`authz`]) and impersonation ([`impersonation`]). Each is a list of small
+//! parts that are asked in order; objects are read through `registry`'s `Reader`, and nothing here knows the pipeline.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

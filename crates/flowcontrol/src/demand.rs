@@ -46,7 +46,7 @@ impl Demand {
     }
 
     fn pass(&mut self, now: Instant) {
-        // Who tells of a moment may be overtaken by others.
+        // Observations of concurrent requests may arrive out of order.
         let passed = now.saturating_duration_since(self.last).as_secs_f64();
         self.last = self.last.max(now);
         let seats = self.seats as f64;

@@ -2,7 +2,7 @@
 //!
 //! A seat is what a request about one object takes. A list takes one for every ten objects that have to be looked at: so
 //! much is the processor's work for it. So does the beginning of a watch that sends what stands. What a write takes beside its own work is what it
-//! causes at those who watch: its seat is kept a little longer, for as long as telling them takes the processor.
+//! causes at watchers: its seat is kept a little longer, for as long as sending the event to them takes the processor.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -39,7 +39,7 @@ pub(super) async fn seats(
         limit: Some(1),
         freshness: Freshness::AtLeast(0),
     };
-    // Who cannot be counted is refused later, with the reason.
+    // A list that fails here is refused later, with the reason.
     let Ok(listed) = store.list(ask).await else {
         return 1;
     };

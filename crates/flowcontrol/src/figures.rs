@@ -87,7 +87,7 @@ impl SchemaFigures {
             .inc_by(seats);
     }
 
-    /// Somebody was turned away after so many seconds.
+    /// A request was rejected after waiting this many seconds.
     pub(super) fn reject(&self, why: Refusal, seconds: f64) {
         let OfSchema {
             flow_schema,
@@ -109,7 +109,7 @@ impl SchemaFigures {
 }
 
 impl Figures {
-    /// Figures that nobody sees yet.
+    /// Metrics that are not registered yet.
     pub(super) fn new() -> Self {
         let waits: fn() -> Histogram = || Histogram::new(WAITS);
         Self {

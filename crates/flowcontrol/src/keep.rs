@@ -1,4 +1,4 @@
-//! What runs beside the requests: it follows the objects, keeps those that every server has, tells the schemas' status,
+//! What runs beside the requests: it watches the objects, keeps the mandatory ones, writes the schemas' status,
 //! and divides the seats anew from time to time.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
@@ -13,7 +13,7 @@ use registry::{Reader, Stored, meta};
 use request::Client;
 use stdx::Clock;
 
-/// Who writes status.
+/// The field manager of status.
 const MANAGER: &str = "api-priority-and-fairness-config-consumer-v1";
 /// How often seats are divided anew.
 const ADJUST_EVERY: Duration = Duration::from_secs(10);

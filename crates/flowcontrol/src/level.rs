@@ -1,4 +1,4 @@
-//! A priority level at work: its seats, and those who wait for them.
+//! A priority level at work: its seats, and the requests that wait for them.
 
 use std::{
     sync::{
@@ -18,7 +18,7 @@ use super::{
     table::Schema,
 };
 
-/// How often who waits looks whether somebody sits for nothing.
+/// How often a waiting request checks for seats that are held by idle requests.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// A priority level.
@@ -27,7 +27,7 @@ pub(super) struct Level {
     seats: Seats,
     /// The most seats that one request takes.
     widest: AtomicUsize,
-    /// Guards what is known of those who were turned away.
+    /// Guards the counts of rejected requests.
     retry: Mutex<RetryAfter>,
     totals: Totals,
 }
@@ -45,11 +45,11 @@ enum Seats {
         /// The most at once since the last adjustment.
         most: AtomicUsize,
     },
-    /// Guards seats and queues. Nobody is told anything while it is held.
+    /// Guards seats and queues. No waiting request is woken while it is held.
     Limited(Box<Mutex<Queues<Waiter>>>),
 }
 
-/// Somebody who waits.
+/// A waiting request.
 struct Waiter {
     schema: Arc<Schema>,
     seats: usize,
@@ -148,7 +148,7 @@ impl Level {
         }
     }
 
-    /// Takes the seats of those who do not work: nobody works longer than this.
+    /// Takes the seats of idle requests: none works longer than this.
     pub(super) fn take_from_idlers(&self, longest: Duration) {
         self.with_queues(|queues| queues.take_from_idlers(longest, Instant::now()));
     }
@@ -177,7 +177,7 @@ impl Level {
         }
     }
 
-    /// Somebody is turned away at this time; gives how many seconds it is to stay away.
+    /// Counts a rejection at this time and returns its Retry-After, in seconds.
     pub(super) fn turn_away(&self, second: i64) -> u32 {
         self.retry.lock().refuse(second)
     }
@@ -244,7 +244,7 @@ struct Standing<'a> {
 }
 
 impl Standing<'_> {
-    /// Waits, and sees from time to time to it that nobody sits for nothing.
+    /// Waits, and from time to time takes the seats of idle requests.
     async fn wait(&self, told: &mut oneshot::Receiver<Seat>, needs: Needs) -> Option<Seat> {
         let mut left = needs.patience;
         loop {

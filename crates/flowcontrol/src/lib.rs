@@ -2,19 +2,19 @@
 //!
 //! A request belongs to the first FlowSchema that it matches ([`rules`], [`table`]), which leads to a priority level. A
 //! level has seats, its share of all the server's ([`limits`]); every ten seconds levels lend and borrow what they use
-//! less and more than that ([`demand`]). Who finds no seat waits in one of the level's queues, which are served fairly
-//! ([`queues`], [`shuffle`]), for a quarter of its deadline at most, or is told 429. The objects that every
+//! less and more than that ([`demand`]). A request without a free seat waits in one of the level's queues, served fairly
+//! ([`queues`], [`shuffle`]), for a quarter of its deadline at most, or is answered with 429. The objects that every
 //! server has are kept by [`keep`] and [`upkeep`]; requests read one [`table::Table`] that is replaced as a whole.
 //!
 //! What is simpler than upstream: virtual time moves with the requests that are served instead of with the clock;
-//! while nobody waits, no queue is charged; and [`estimate`] counts objects, not bytes.
+//! while no request waits, no queue is charged; and [`estimate`] counts objects, not bytes.
 //!
 //! A small machine has one scarce thing, the processor, and reads use nothing else: more of one user's at once would make
-//! nothing faster and everybody else slower. So lists are wide here, wider than upstream's: by the work that they are, up
+//! nothing faster and all other users slower. So lists are wide here, wider than upstream's: by the work that they are, up
 //! to a sixth of the seats that their level has at the time. Some six large lists of a level are at work at once,
 //! however many seats it borrows, and the rest of a flood waits without cost. Two more things are more careful than
-//! upstream: a refusal takes its time ([`PAUSE`]), so that who asks again at once costs little; and a seat is kept until a
-//! long answer has been sent, but who does not read it loses the seat, and not the others theirs.
+//! upstream: a refusal takes its time ([`PAUSE`]), so that clients which retry at once cost little; and a seat is kept until a
+//! long answer has been sent, but a client that does not read it loses the seat.
 //!
 //! Watches have a seat until what stood at their beginning is sent; exec, attach, port-forward, proxies and logs have none.
 
@@ -68,11 +68,11 @@ pub const DEBUG: &str = "/debug/api_priority_and_fairness/";
 const SCHEMA_UID: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
 const LEVEL_UID: HeaderName = HeaderName::from_static("x-kubernetes-pf-prioritylevel-uid");
 
-/// How long a refusal takes; not everybody's takes the same time, so that they do not all come back together.
+/// How long a refusal takes, with jitter, so that clients do not all retry together.
 const PAUSE: Range<Duration> = Duration::from_millis(100)..Duration::from_millis(300);
 /// The same where others wait longer than that for their turn.
 const PAUSE_IN_LINE: Range<Duration> = Duration::from_millis(500)..Duration::from_millis(1000);
-/// The longest that anybody waits for a seat.
+/// The longest that a request waits for a seat.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A path of these kinds.

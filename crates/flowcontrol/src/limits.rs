@@ -53,7 +53,7 @@ pub(super) struct Adjusted {
     pub(super) limits: Vec<usize>,
     /// What each was measured by.
     pub(super) targets: Vec<f64>,
-    /// The part of its target that everybody gets who is not bound otherwise.
+    /// The part of its target that each level gets that no bound limits.
     pub(super) fair: f64,
 }
 
@@ -73,7 +73,7 @@ impl Level {
     }
 }
 
-/// Divides the seats anew. Who is exempt has what it uses; the others share what that leaves, each by what it could use.
+/// Divides the seats anew. Exempt levels have what they use; the others share what that leaves, each by what it could use.
 pub(super) fn adjust(levels: &[Level]) -> Adjusted {
     let total: usize = levels.iter().map(|level| level.bounds.nominal).sum();
     let limited = || levels.iter().filter(|level| !level.is_exempt);
@@ -127,7 +127,7 @@ impl Item {
         }
     }
 
-    /// What it gets when everybody gets this part of its target.
+    /// What it gets when every level gets this part of its target.
     fn at(&self, fraction: f64) -> f64 {
         (self.target * fraction).clamp(self.least, self.most)
     }

@@ -1,9 +1,9 @@
-//! The seats of one priority level and who waits for them. Pure: time and whom to wake come from outside.
+//! The seats of one priority level and the requests that wait for them. Pure: time and wakers come from outside.
 //!
-//! While there are seats and nobody waits, who comes is seated. Otherwise it stands in one of the queues that its flow
+//! While there are seats and no request waits, a new one is seated. Otherwise it stands in one of the queues that its flow
 //! is dealt, and the queues are served fairly: each has a place in virtual time that moves on by the work (seats times
 //! seconds) that was done for it, and the request that would be done first goes next. A queue that was idle
-//! begins at the place of the last one served, so that nobody saves up what it did not use. The work of a request is taken
+//! begins at the place of the last one served, so that no flow saves up what it did not use. The work of a request is taken
 //! to be [`USUAL`] for each seat when it begins and put right when it ends.
 
 use std::{
@@ -15,7 +15,7 @@ use super::{demand::Demand, shuffle};
 
 /// How long a request is expected to take.
 const USUAL: Duration = Duration::from_millis(3);
-/// Who takes longer than this to read an answer keeps no seat for it.
+/// A client that takes longer than this to read an answer keeps no seat for it.
 const SLOW: Duration = Duration::from_secs(1);
 
 /// How a level lets requests wait.
@@ -26,7 +26,7 @@ pub(super) struct Queuing {
     pub(super) length_limit: usize,
 }
 
-/// Why somebody is turned away, as metrics say it.
+/// Why a request is rejected, as metrics name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// No seat, and the level has no queues.
@@ -46,7 +46,7 @@ impl Refusal {
     }
 }
 
-/// What becomes of who comes.
+/// What becomes of a new request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
     Seated(Sitting),
@@ -68,7 +68,7 @@ pub(super) struct Sitting {
     number: u64,
 }
 
-/// Who is at work.
+/// A request that has seats.
 #[derive(Debug)]
 struct Seated {
     number: u64,
@@ -105,10 +105,10 @@ struct Waiting<T> {
     who: T,
 }
 
-/// A level's seats and queues; `T` is how somebody who waits is told.
+/// A level's seats and queues; `T` wakes a waiting request.
 #[derive(Debug)]
 pub(super) struct Queues<T> {
-    /// `None`: who finds no seat is refused.
+    /// `None`: a request without a free seat is rejected.
     queuing: Option<Queuing>,
     limit: usize,
     /// By slot; those that are free are `None`.
@@ -202,7 +202,7 @@ impl<T> Queues<T> {
         self.waiting == 0 && self.executing == 0
     }
 
-    /// Somebody comes who needs this many seats. `who` is asked for if it has to wait; then [`Queues::next`] may have
+    /// A request arrives that needs this many seats. `who` is asked for if it has to wait; then [`Queues::next`] may have
     /// its turn at once.
     pub(super) fn arrive(
         &mut self,
@@ -254,7 +254,7 @@ impl<T> Queues<T> {
             .unwrap_or_default()
     }
 
-    /// Whether this many seats are free. One that needs more than there are has its turn when nobody else sits.
+    /// Whether this many seats are free. One that needs more than there are is seated when no other request has a seat.
     fn fits(&self, seats: usize) -> bool {
         if seats > self.limit {
             self.executing == 0
@@ -293,7 +293,7 @@ impl<T> Queues<T> {
         self.demand.note(self.in_use + self.seats_waiting, now);
     }
 
-    /// Whether somebody waits and a seat is free.
+    /// Whether a request waits and a seat is free.
     pub(super) fn is_somebodys_turn(&self) -> bool {
         self.waiting > 0 && self.in_use < self.limit
     }
@@ -324,7 +324,7 @@ impl<T> Queues<T> {
         Some((who, self.seat(seats, Some(chosen), now)))
     }
 
-    /// Somebody no longer waits; `None` when it does not wait any more.
+    /// A request gives up waiting; `None` when it was seated before.
     pub(super) fn leave(&mut self, place: Place, now: Instant) -> Option<T> {
         let line = self.queues.get_mut(place.queue)?;
         let number = |waiting: &Waiting<T>| waiting.number == place.number;
@@ -368,8 +368,8 @@ impl<T> Queues<T> {
         }
     }
 
-    /// Takes the seats of those who have them for longer than a request may take, or who are long with reading their
-    /// answers: that is no work.
+    /// Takes the seats of requests that have them for longer than a request may take, or whose clients are slow in
+    /// reading their answers: that is no work.
     pub(super) fn take_from_idlers(&mut self, longest: Duration, now: Instant) {
         let is_idle = |seated: &&Seated| {
             let passed = |since: Instant| now.saturating_duration_since(since);
@@ -430,7 +430,7 @@ impl<T> Queue<T> {
         Some(self.start + work(head.seats, USUAL))
     }
 
-    /// Nobody begins before it came.
+    /// No request begins before it arrives.
     fn bound(&mut self) {
         if let Some(head) = self.waiting.front() {
             self.start = self.start.max(head.came);
@@ -589,7 +589,7 @@ mod tests {
                 hall.arrive(name, flow, seats);
             }
         }
-        // By virtual time: everybody is done after what it takes.
+        // By virtual time: each request ends after its own duration.
         let mut ends: Vec<(Instant, &str, Sitting)> = Vec::new();
         let mut done: BTreeMap<&str, f64> = BTreeMap::new();
         for _ in 0..600 {

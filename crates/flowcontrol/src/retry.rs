@@ -1,15 +1,15 @@
-//! When somebody who was turned away is told to come back: after a second at first, later the more are turned away and
+//! Retry-After of rejected requests: a second at first, longer the more are rejected and
 //! sooner again when fewer are.
 
 use std::collections::VecDeque;
 
-/// The longest that anybody is told to stay away, in seconds.
+/// The longest Retry-After, in seconds.
 const LONGEST: i64 = 32;
 
-/// What has been turned away lately.
+/// What has been rejected lately.
 #[derive(Debug)]
 pub(super) struct RetryAfter {
-    /// Seconds, and how many were turned away in each; the last is the present one.
+    /// Seconds, and how many were rejected in each; the last is the present one.
     history: VecDeque<(i64, i64)>,
     seconds: i64,
     /// When the time was made longer.
@@ -27,7 +27,7 @@ impl Default for RetryAfter {
 }
 
 impl RetryAfter {
-    /// Somebody is turned away in this second; gives how many seconds it is to stay away.
+    /// Counts a rejection in this second and returns its Retry-After, in seconds.
     pub(super) fn refuse(&mut self, second: i64) -> u32 {
         match self.history.back_mut() {
             Some((present, count)) if *present == second => *count += 1,
@@ -39,7 +39,7 @@ impl RetryAfter {
         u32::try_from(self.seconds).unwrap_or(1)
     }
 
-    /// Looks back as far as it tells others to stay away: three for each second are too many, less than one is few.
+    /// Looks back as far as the Retry-After that it gives: three for each second are too many, less than one is few.
     fn adjust(&mut self, now: i64) {
         let ago = |second: &i64| now - second;
         let keep = (2 * self.seconds).min(LONGEST);

@@ -1,4 +1,4 @@
-//! Whom and what the rules of a FlowSchema are about, read once so that asking costs little: every
+//! Subjects and resources of a FlowSchema's rules, read once so that asking costs little: every
 //! request asks several of them.
 
 use kinds::tree;

@@ -1,4 +1,4 @@
-//! Whether a FlowSchema leads anywhere, told in its status.
+//! The `Dangling` condition of FlowSchemas: whether their priority level exists.
 
 use kinds::tree;
 use machinery::{Object, Value, json::json, text};

@@ -95,7 +95,7 @@ struct Kept {
     bounds: Bounds,
     seen: Seen,
     current: usize,
-    /// Whether it was deleted, and only those who are still there are served.
+    /// Whether it was deleted: requests that are in it are still served.
     is_leaving: bool,
 }
 
@@ -148,7 +148,7 @@ impl Levels {
         }))
     }
 
-    /// Makes the levels those that are wanted. Whoever is in one that is not leaves it by and by.
+    /// Makes the levels those that are wanted. Requests in a level that is gone are served to their end.
     fn keep(&mut self, wanted: &[LevelSpec]) {
         for kept in self.kept.values_mut() {
             kept.is_leaving = true;
@@ -174,7 +174,7 @@ impl Levels {
         self.adjust();
     }
 
-    /// Divides the seats by what each level could use. Those that nobody is left in go.
+    /// Divides the seats by what each level could use. Deleted levels without requests are dropped.
     pub(super) fn adjust(&mut self) {
         self.kept
             .retain(|_, kept| !kept.is_leaving || !kept.level.is_idle());

@@ -1,5 +1,5 @@
 //! Keeps the objects that every server has: makes those that are missing, puts mandatory ones right, and suggested ones
-//! as far as nobody has said that they are to stay as they are. Those that an older version suggested go.
+//! unless their annotation says that they stay as they are. Those that an older version suggested go.
 
 use http::{Method, StatusCode};
 use kinds::tree;
@@ -11,7 +11,7 @@ use super::{
 };
 use request::Client;
 
-/// Who writes them.
+/// The field manager of these objects.
 const MANAGER: &str = "api-priority-and-fairness-config-producer-v1";
 
 /// Makes all of them right, as far as they can be. `false`: they are not served here.
@@ -91,7 +91,7 @@ fn follows(object: &Object) -> Option<bool> {
 
 /// The object as it should be; `None` when it is.
 fn revised(current: &Object, default: &Default) -> Option<Object> {
-    // Without a word, an object that nobody has changed follows.
+    // Without the annotation, an object in its first generation follows the defaults.
     let untouched = tree::int(&tree::get(current, "metadata")["generation"]) == 1;
     let follow = default.is_mandatory || follows(current).unwrap_or(untouched);
     let spec = tree::get(&default.object, "spec");
@@ -136,7 +136,7 @@ mod tests {
             .unwrap()
     }
 
-    /// A default as it is stored, changed by somebody.
+    /// A default as it is stored, possibly changed by an operator.
     fn stored(name: &str, generation: i64, autoupdate: Option<&str>, changed: bool) -> Object {
         let mut object = default(name).object;
         let metadata = tree::child_or_new(&mut object, "metadata");

@@ -1,5 +1,5 @@
 //! What types and fields are for, in the words of Kubernetes. They are packed into the program and
-//! unpacked only while somebody asks for a document.
+//! unpacked only while a document is made.
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -186,7 +186,7 @@ impl<'a> Maker<'a> {
         definitions.into_iter().collect()
     }
 
-    /// Lists are all alike, and nobody describes each of them.
+    /// Lists are all alike: one description for each.
     fn describe_lists(&self, definitions: &mut BTreeMap<String, Value>) {
         for (name, definition) in definitions {
             let Some(kind) = name

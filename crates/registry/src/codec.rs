@@ -133,11 +133,11 @@ pub struct Stored {
     pub header: Arc<Header>,
     pub revision: Revision,
     bytes: Bytes,
-    /// The form in another version, once somebody asked for it.
+    /// The form in another version, once it was needed.
     converted: OnceLock<(Box<str>, Option<Arc<Stored>>)>,
-    /// The protobuf message, once somebody asked for it.
+    /// The protobuf message, once it was needed.
     message: OnceLock<Bytes>,
-    /// The parsed object, once somebody asked for it.
+    /// The parsed object, once it was needed.
     parsed: OnceLock<Box<Object>>,
 }
 
@@ -211,7 +211,7 @@ impl Stored {
         }
     }
 
-    /// The parsed object, kept for the next who asks: for the few objects that every write looks at.
+    /// The parsed object, cached: for the few objects that every write looks at.
     pub fn parsed(&self) -> &Object {
         self.parsed.get_or_init(|| Box::new(self.parse()))
     }

@@ -74,7 +74,7 @@ pub fn revision(object: &Object) -> Result<u64, Status> {
     machinery::text::parse_uint(given).map_err(Status::unknown)
 }
 
-/// Whether somebody asked to delete it.
+/// Whether it has a deletionTimestamp.
 pub fn is_deleting(object: &Object) -> bool {
     !text(object, "deletionTimestamp").is_empty()
 }

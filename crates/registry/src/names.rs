@@ -1,4 +1,4 @@
-//! Generated names: the prefix that a client asked for, and an end that nobody foresees.
+//! Generated names: `generateName` and a random suffix.
 
 use rand::Rng;
 

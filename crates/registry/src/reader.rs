@@ -1,4 +1,4 @@
-//! Reads for those inside the server who decide about requests: authorizers and admission plugins.
+//! Reads of objects inside the server: for authorizers, admission plugins and the server's own controllers.
 
 use std::{sync::Arc, time::Duration};
 
@@ -98,11 +98,11 @@ impl Reader {
         }
     }
 
-    /// Tells of every change of a kind, and at the beginning, for as long as it is polled.
+    /// Notifies of every change of a kind, and once at the beginning, for as long as it is polled.
     pub async fn tell_of_changes(&self, group: &str, resource: &str, changed: &Notify) {
         let mut backoff = Backoff::new(FIRST, LONGEST);
         loop {
-            // What happened while nobody watched is in the next list.
+            // Changes between two watches are in the next list.
             let since = self.list(group, resource, "").await;
             changed.notify_one();
             if let Ok((since, _)) = since

@@ -34,7 +34,7 @@ pub enum Pace {
     Endless,
 }
 
-/// Counts the bytes of a body, and tells their number when the body is gone.
+/// Counts the bytes of a body and observes their number when the body is dropped.
 struct Measured {
     bytes: u64,
     sizes: Histogram,

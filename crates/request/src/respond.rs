@@ -34,7 +34,7 @@ pub fn bytes(code: StatusCode, media: &str, body: impl Into<bytes::Bytes>) -> Re
     response
 }
 
-/// Bytes of JSON as a line, so that whoever shows it goes on below.
+/// JSON with a line break at its end, as terminals like it.
 pub fn line(code: StatusCode, json: &[u8]) -> Response<Body> {
     let mut line = bytes::BytesMut::with_capacity(json.len() + 1);
     line.extend_from_slice(json.trim_ascii_end());
@@ -65,7 +65,7 @@ pub fn without_body(response: Response<Body>) -> Response<Body> {
     Response::from_parts(parts, Body::empty())
 }
 
-/// Tells browsers not to guess what an answer is.
+/// Forbids browsers to guess the media type.
 pub fn unsniffed(mut response: Response<Body>) -> Response<Body> {
     let never = HeaderValue::from_static("nosniff");
     let headers = response.headers_mut();

@@ -1,14 +1,14 @@
-//! Who makes a request.
+//! The user who makes a request.
 
 use std::collections::BTreeMap;
 
-/// The group of those who may do everything.
+/// The group whose members may do everything.
 pub const MASTERS: &str = "system:masters";
-/// The group of everybody who is known.
+/// The group of all authenticated users.
 pub const AUTHENTICATED: &str = "system:authenticated";
-/// The group of everybody who is not.
+/// The group of all unauthenticated requests.
 pub const UNAUTHENTICATED: &str = "system:unauthenticated";
-/// The name of everybody who is not known.
+/// The user name of unauthenticated requests.
 pub const ANONYMOUS: &str = "system:anonymous";
 
 /// An identified user. Groups are complete: `system:authenticated` is among them.
@@ -37,7 +37,7 @@ impl User {
         }
     }
 
-    /// Nobody in particular.
+    /// The anonymous user.
     pub fn anonymous() -> Self {
         Self {
             name: ANONYMOUS.to_owned(),

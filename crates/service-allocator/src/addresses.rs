@@ -55,7 +55,7 @@ impl Owner<'_> {
         let networks = networks::ready(self.allocator).await?;
         let kept = usize::from(old.is_some());
         let families = list(spec, "ipFamilies");
-        // As they are told of: with places for those that are still to be found.
+        // As errors show them: with empty strings for those that are still to be allocated.
         let mut places = addresses.clone();
         places.resize(families.len().max(places.len()), String::new());
         for address in addresses.iter().skip(kept) {
@@ -164,7 +164,7 @@ impl Owner<'_> {
         let Some(network) = networks.iter().find(|network| network.contains(parsed)) else {
             let family = families::of(&parsed);
             let first = networks.iter().find(|network| network.family() == family);
-            // Who only tries has the first range before him, not all of them.
+            // A dry run names the first range, as upstream does.
             return refuse(match first.filter(|_| self.dry_run) {
                 Some(first) => outside(first),
                 None => "the provided network does not match the current range".to_owned(),

@@ -27,7 +27,7 @@ pub(super) fn settle(spec: &mut Object, old: Option<&Object>, cluster: &[&'stati
         let before = old.map(|old| text(old, "ipFamilyPolicy"));
         let policy = match before {
             Some(before) if !before.is_empty() => before,
-            // Whoever finds its addresses may use both families.
+            // The endpoints of a headless service without a selector may be of both families.
             _ if is_free(spec) => "RequireDualStack",
             _ => SINGLE,
         };
@@ -80,7 +80,7 @@ pub(super) fn settle(spec: &mut Object, old: Option<&Object>, cluster: &[&'stati
     if families.is_empty() {
         families.extend(cluster.first().map(|&family| family.to_owned()));
     }
-    // Whoever finds the addresses of a headless service without a selector may use both families.
+    // The endpoints of a headless service without a selector may be of both families.
     if policy != SINGLE && families.len() == 1 && (free || cluster.len() == 2) {
         families.push(other(&families[0]).to_owned());
     }

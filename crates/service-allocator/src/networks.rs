@@ -147,8 +147,8 @@ async fn collected(
     Ok(networks)
 }
 
-/// What a ServiceCIDR gives: nothing while it is said not to be ready and once it is going. One of
-/// which nothing is said counts, for it may be that nobody is there to say it.
+/// What a ServiceCIDR gives: nothing while its Ready condition is false and once it is being deleted. Without a
+/// condition it counts, because no controller may be running to write one.
 fn of(object: &Object) -> Vec<Network> {
     let field = |outer: &str, inner: &str| object.get(outer).and_then(|o| o.get(inner)).cloned();
     let conditions = field("status", "conditions").unwrap_or_default();

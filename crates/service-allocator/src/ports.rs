@@ -114,7 +114,7 @@ impl Owner<'_> {
 
     async fn pick_port(&self, ops: &mut Vec<Op<Draft>>) -> Result<i64, Status> {
         if self.dry_run {
-            // One that nobody gets.
+            // A dry run allocates nothing.
             let mut given = self.dry_run_ports.lock();
             let next = given.iter().max().unwrap_or(&AFTER_DEFAULT_RANGE) + 1;
             given.push(next);

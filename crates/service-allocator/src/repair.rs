@@ -1,5 +1,5 @@
 //! Puts right what others change behind the allocator's back: a held address whose IPAddress was
-//! deleted gets it again at once, before it could be handed out twice; what nobody holds is freed.
+//! deleted gets it again at once, before it could be handed out twice; what no Service holds is freed.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -31,9 +31,9 @@ const AGAIN: Duration = Duration::from_secs(10);
 /// How often everything is compared, besides what is seen to go.
 const EVERYTHING: Duration = Duration::from_secs(60);
 
-/// Who tells of addresses.
+/// The reporting component of Events about addresses.
 const ADDRESSES_BY: &str = "ipallocator-repair-controller";
-/// Who tells of ports.
+/// The reporting component of Events about ports.
 const PORTS_BY: &str = "portallocator-repair-controller";
 
 /// Warnings that were reported already: key and revision of the Service, and the message.
@@ -144,7 +144,7 @@ fn repairing(allocator: &Allocator, about: &Object, note: String) -> Result<Op<D
     events::event(&*allocator.clock, warning)
 }
 
-/// What nobody but the Service's owner can put right.
+/// A fault that only the Service's owner can repair.
 struct Beyond {
     by: &'static str,
     reason: &'static str,
@@ -192,7 +192,7 @@ fn beyond_repair(address: &str, networks: &[Network]) -> Option<Beyond> {
     Some(Beyond::address("ClusterIPOutOfRange", note))
 }
 
-/// Tells what cannot be put right, once for every state of the Service.
+/// Reports what cannot be repaired, once for every revision of the Service.
 async fn tell(
     allocator: &Allocator,
     entry: &Entry<Stored>,
@@ -470,7 +470,7 @@ fn still(service: &Entry<Stored>) -> Op<Draft> {
     }
 }
 
-/// Whoever was faster has put it right.
+/// Commits a repair. A conflict is no error: the concurrent write repaired it.
 async fn commit(allocator: &Allocator, ops: Vec<Op<Draft>>, what: &str) -> Result<(), Status> {
     let key = ops.last().map(|op| op.key.clone()).unwrap_or_default();
     let key = String::from_utf8_lossy(&key).into_owned();

@@ -32,6 +32,16 @@ const LONG_FUNCTIONS: &[(&str, &str, &str)] = &[
         "one arm per function of the library",
     ),
     (
+        "crates/apiserver/src/admission/options.rs",
+        "all",
+        "one entry per plugin",
+    ),
+    (
+        "crates/apiserver/src/admission/policy/mutating_plugin.rs",
+        "invoke",
+        "one mutation after the other, each over the result of the last",
+    ),
+    (
         "crates/apiserver/src/metrics.rs",
         "new",
         "one entry per metric",

@@ -43,7 +43,7 @@ pub(crate) struct Core {
     pub(crate) sending: Arc<Budget>,
 }
 
-/// Who may do what.
+/// Authentication and authorization.
 pub(crate) struct Access {
     pub(crate) authenticators: Vec<Arc<dyn Authenticator>>,
     /// Tokens in Secrets that were used.

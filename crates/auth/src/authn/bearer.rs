@@ -66,7 +66,7 @@ fn protocols(headers: &HeaderMap) -> impl Iterator<Item = &str> {
         .map(str::trim)
 }
 
-/// Takes off a request what says who its caller is: whoever it is passed on to could act as the caller.
+/// Removes the caller's credentials from a request: a backend that it is proxied to could act as the caller.
 pub fn strip(headers: &mut HeaderMap) {
     headers.remove(header::AUTHORIZATION);
     let names = headers.keys().map(http::HeaderName::as_str);
@@ -94,7 +94,7 @@ pub fn strip(headers: &mut HeaderMap) {
     }
 }
 
-/// What is said to whoever puts a token where it is not looked for.
+/// The warning for a token in a place where it is not read.
 pub fn warning(headers: &HeaderMap) -> Option<&'static str> {
     let value = headers.get(header::AUTHORIZATION)?.as_bytes();
     let (scheme, rest) = value.split_at_checked(SCHEME.len())?;
@@ -106,7 +106,7 @@ pub fn warning(headers: &HeaderMap) -> Option<&'static str> {
 
 const SCHEME: &[u8] = b"bearer";
 
-/// Whether two secrets are equal, in a time that tells nothing about where they differ.
+/// Whether two secrets are equal, in constant time.
 pub fn equal(one: &str, other: &str) -> bool {
     let difference = one
         .bytes()

@@ -1,6 +1,6 @@
 //! Client certificates: the common name is the user, each organization is a group. The chain is
 //! verified again when a connection lasts, because it may outlive the certificate, and because a front
-//! proxy's certificate names nobody.
+//! proxy's certificate is no user's.
 
 use std::sync::Arc;
 

@@ -45,7 +45,7 @@ pub trait TokenIssuer: Send + Sync + 'static {
     ) -> Option<Result<LegacyClaims, Refused>> {
         None
     }
-    /// Whom tokens are for when nobody is named: this server.
+    /// The audiences of a token that names none: this server.
     fn audiences(&self) -> &[String];
     /// The document at `/.well-known/openid-configuration`.
     fn openid_configuration(&self) -> machinery::json::Value;

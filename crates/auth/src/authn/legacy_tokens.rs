@@ -1,6 +1,6 @@
 //! Tokens in Secrets of type `kubernetes.io/service-account-token`. They do not end by themselves: such a token counts
 //! as long as its Secret holds it and its account lives, and not once it is marked as invalid. When one was used last is
-//! noted on its Secret, a day exactly, so that tokens which nobody uses can be found.
+//! noted on its Secret, by day, so that unused tokens can be found.
 
 use std::collections::HashSet;
 

@@ -1,4 +1,4 @@
-//! Who is it? Authenticators are asked in the order of [`chain`]; the first that recognises the
+//! Authentication. Authenticators are asked in the order of [`chain`]; the first that recognises the
 //! caller decides, and one that finds bad credentials refuses the request.
 
 pub mod bearer;
@@ -69,7 +69,7 @@ pub trait Authenticator: Send + Sync + 'static {
 
 /// What the authenticators are made from.
 pub struct Options<'a> {
-    /// PEM of the client CA; empty: nobody is known by certificate.
+    /// PEM of the client CA; empty: no client certificates.
     pub client_ca: &'a str,
     /// PEM of the front proxy's CA.
     pub front_proxy_ca: &'a str,
@@ -87,7 +87,7 @@ pub fn chain(
     uses: &Arc<legacy_tokens::Uses>,
 ) -> Result<Vec<Arc<dyn Authenticator>>, String> {
     let mut chain: Vec<Arc<dyn Authenticator>> = Vec::new();
-    // A server without a client CA knows nobody by certificate.
+    // Without a client CA there is no authentication by certificate.
     if !options.client_ca.is_empty() {
         let identifier = Identifier::new(options.client_ca, options.front_proxy_ca)
             .map_err(|error| format!("client CA: {error}"))?;
@@ -122,7 +122,7 @@ pub fn chain(
     Ok(chain)
 }
 
-/// Asks about a token alone: the first that knows it, or why nobody does.
+/// TokenReview: the user of a token, by the first authenticator that knows it.
 pub async fn review(
     chain: &[Arc<dyn Authenticator>],
     token: &str,

@@ -58,7 +58,7 @@ fn named(headers: &HeaderMap) -> Option<User> {
             .get_all(name)
             .into_iter()
             .map(|value| std::str::from_utf8(value.as_bytes()).map(str::to_owned));
-        // What is no text names nobody: half an identity is worse than none.
+        // A value that is no text is refused: half an identity is worse than none.
         values.collect::<Result<Vec<_>, _>>().ok()
     };
     let name = all(USER)?

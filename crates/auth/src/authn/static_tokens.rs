@@ -51,7 +51,7 @@ impl StaticTokens {
     }
 
     fn find(&self, token: &str) -> Option<&Arc<User>> {
-        // Every line is compared: the time tells nothing about which one was near.
+        // Every line is compared, so that the duration does not depend on which one matches.
         self.tokens.iter().fold(None, |found, (known, user)| {
             if bearer::equal(known, token) {
                 Some(user)

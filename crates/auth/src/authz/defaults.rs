@@ -1,5 +1,5 @@
 //! Brings the default roles and bindings into the store at start: what is missing is made, rules
-//! and subjects that somebody took away from a default come back, and what somebody added stays. An
+//! and subjects that were taken away from a default come back, and additions stay. An
 //! object with the autoupdate annotation set to `false` is left alone.
 
 use futures::{TryStreamExt, stream};

@@ -67,7 +67,7 @@ struct Grants {
     by_namespace: HashMap<String, Vec<Grant>>,
 }
 
-/// Everything that is bound, by who it is bound to.
+/// All bindings, by their subject.
 #[derive(Debug, Default)]
 pub struct Index {
     users: HashMap<String, Grants>,

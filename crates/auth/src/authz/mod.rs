@@ -84,7 +84,7 @@ pub trait Authorizer: Send + Sync + 'static {
     fn start(&self, _context: &lifecycle::Context) {}
 }
 
-/// Those who may do everything.
+/// Allows everything to members of `system:masters`.
 pub struct Masters;
 
 #[async_trait]

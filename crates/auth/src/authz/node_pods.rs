@@ -1,5 +1,5 @@
 //! The pods of each node, kept from a watch: a kubelet's question looks at its own node's pods and
-//! at nobody else's, and costs the same in a cluster of any size.
+//! at no other node's, and costs the same in a cluster of any size.
 //!
 //! A question that finds nothing first catches up with the store: a pod that was bound a moment ago
 //! counts, so that a kubelet never has to try again.

@@ -33,7 +33,7 @@ const KINDS: [&str; 4] = [
     "rolebindings",
 ];
 
-/// The authorizer, and the index for those who ask what somebody may do.
+/// The authorizer, and the index that reviews of a user's rules read.
 #[derive(Clone)]
 pub struct Rbac {
     reader: Reader,

@@ -1,4 +1,4 @@
-//! Acting as somebody else: the `Impersonate-*` headers. Either the caller may take over such an
+//! Impersonation: the `Impersonate-*` headers. Either the caller may take over such an
 //! identity for requests like this one, or (the older way) every part of the identity for all
 //! requests.
 
@@ -13,13 +13,13 @@ use self::mode::Mode;
 use crate::authz::{self, Attributes, Authorizer, Decision, forbidden};
 use request::{User, query, user};
 
-/// Whom a caller acts as, and the permission that allowed it if it was not for everything.
+/// The impersonated user, and the permission that allowed it if it was not for everything.
 pub struct Assumed {
     pub user: User,
     pub constraint: Option<String>,
 }
 
-/// The user that the headers name, if any and if the caller may. What is told when he may not is
+/// The user that the headers name, if any and if the caller may. The error of a caller who may not is
 /// what the first way that could have applied says.
 pub async fn apply(
     authorizers: &[Arc<dyn Authorizer>],
@@ -79,7 +79,7 @@ async fn assume(
         if let (Some(first), Some(why)) = (each.first(), &question.refusal) {
             return Err(forbidden(first, why));
         }
-        // Whoever may take over any name need not be asked about many.
+        // A caller who may impersonate any name needs no check of many single ones.
         if mode.is_constrained() && each.len() >= MANY {
             let any = Attributes {
                 name: "*",
@@ -189,7 +189,7 @@ fn account(name: &str) -> Option<(&str, &str)> {
     (plain(namespace, "-") && plain(name, "-.")).then_some((namespace, name))
 }
 
-/// Adds the group of everybody that comes with the name.
+/// Adds `system:authenticated` or `system:unauthenticated`, as the name requires.
 fn complete(mut wanted: User) -> User {
     let known = if wanted.name == user::ANONYMOUS {
         user::UNAUTHENTICATED

@@ -1,4 +1,4 @@
-//! The ways to act as somebody else. A constrained one is allowed by two permissions: one to take
+//! The modes of impersonation. A constrained one is allowed by two permissions: one to take
 //! over such an identity (`impersonate:MODE`), one for each thing that is done with it
 //! (`impersonate-on:MODE:VERB`). The older way, `impersonate`, is for everything.
 
@@ -19,7 +19,7 @@ enum Kind {
     AssociatedNode,
     ArbitraryNode,
     ServiceAccount,
-    /// Anybody who is neither a node nor a service account.
+    /// Any user that is neither a node nor a service account.
     UserInfo,
     Legacy,
 }
