@@ -251,10 +251,7 @@ async fn list(
 
 /// Compares all Services with all that is held for them. Services are read last: what they hold was
 /// written with them, so that a Service made meanwhile is never taken for a leak.
-async fn everything(
-    allocator: &Allocator,
-    reported: &mut Reported,
-) -> Result<Revision, Status> {
+async fn everything(allocator: &Allocator, reported: &mut Reported) -> Result<Revision, Status> {
     let networks = networks::known(allocator).await?;
     let (revision, addresses) = list(allocator, address_key("")).await?;
     let (_, ports) = list(allocator, ports_prefix()).await?;
