@@ -52,6 +52,11 @@ const LONG_FUNCTIONS: &[(&str, &str, &str)] = &[
         "one entry per default FlowSchema",
     ),
     (
+        "crates/kubelet/src/node/status.rs",
+        "run",
+        "one loop over all that changes a node's status",
+    ),
+    (
         "crates/store/src/embedded/mod.rs",
         "open_on",
         "recovery in the order of its steps",
