@@ -37,7 +37,8 @@ fn policy(number: usize) -> Value {
 /// Makes the policies, and one more that refuses a name: when that is refused, all of them count.
 fn prepare(peer: &Peer) -> anyhow::Result<()> {
     let mut marker = policy(POLICIES);
-    marker["spec"]["validations"] = json!([{"expression": "object.metadata.name != 'bench-marker'"}]);
+    marker["spec"]["validations"] =
+        json!([{"expression": "object.metadata.name != 'bench-marker'"}]);
     for policy in (0..POLICIES).map(policy).chain([marker]) {
         let binding = json!({"metadata": policy["metadata"], "spec": {
             "policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}});
@@ -54,7 +55,10 @@ fn prepare(peer: &Peer) -> anyhow::Result<()> {
 
 fn clean(peer: &Peer) -> anyhow::Result<()> {
     for number in 0..=POLICIES {
-        for plural in ["validatingadmissionpolicybindings", "validatingadmissionpolicies"] {
+        for plural in [
+            "validatingadmissionpolicybindings",
+            "validatingadmissionpolicies",
+        ] {
             peer.ask("DELETE", &format!("{GROUP}/{plural}/bench-{number}"), "")?;
         }
     }
@@ -73,19 +77,20 @@ fn until(is_so: impl Fn() -> bool) -> anyhow::Result<()> {
 /// Creates of ConfigMaps with ten policies of five expressions each.
 pub fn create_maps(peer: &Peer, connections: usize, lasts: Duration) -> anyhow::Result<Figures> {
     prepare(peer)?;
-    let figures = scenario::create_maps_as(
-        peer,
-        "create ConfigMap, 10 policies",
-        connections,
-        lasts,
-    );
+    let figures =
+        scenario::create_maps_as(peer, "create ConfigMap, 10 policies", connections, lasts);
     clean(peer)?;
     figures
 }
 
 fn definition(group: &str) -> Value {
     let properties: serde_json::Map<String, Value> = (0..RULES)
-        .map(|i| (format!("field{i}"), json!({"type": "string", "maxLength": 64})))
+        .map(|i| {
+            (
+                format!("field{i}"),
+                json!({"type": "string", "maxLength": 64}),
+            )
+        })
         .collect();
     let rules: Vec<Value> = (0..RULES)
         .map(|i| json!({"rule": format!("!has(self.field{i}) || self.field{i}.startsWith('x')"), "message": "must start with x"}))

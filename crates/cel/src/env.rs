@@ -146,7 +146,10 @@ impl Env {
     }
 
     fn is_patch(&self, name: &str) -> bool {
-        let fields = || name.strip_prefix(OBJECT).is_some_and(|rest| rest.starts_with('.'));
+        let fields = || {
+            name.strip_prefix(OBJECT)
+                .is_some_and(|rest| rest.starts_with('.'))
+        };
         self.patches && (name == JSON_PATCH || name == OBJECT || fields())
     }
 

@@ -270,7 +270,10 @@ impl Expander<'_> {
 
     /// The list, bound once, sorted by what the expression makes of each element.
     fn sort_by(&mut self, target: Expr, args: Vec<Expr>) -> Expanded {
-        if matches!(target.kind, Kind::Literal(_) | Kind::Map { .. } | Kind::Struct { .. }) {
+        if matches!(
+            target.kind,
+            Kind::Literal(_) | Kind::Map { .. } | Kind::Struct { .. }
+        ) {
             let message = "sortBy can only be applied to a list, identifier, comprehension, call or select expression";
             return Err(self.issue(&target, message));
         }

@@ -2,9 +2,7 @@
 
 use std::{cell::Cell, collections::HashMap, sync::Arc};
 
-use cel::{
-    Decl, DeclKind, Env, Error, Field, Lazy, PER_CALL_LIMIT, Program, Type, Value, compile,
-};
+use cel::{Decl, DeclKind, Env, Error, Field, Lazy, PER_CALL_LIMIT, Program, Type, Value, compile};
 
 fn evaluated(env: &Env, text: &str) -> Result<String, String> {
     let checked = compile(env, text).map_err(|issues| issues.issues[0].message.clone())?;
@@ -20,7 +18,10 @@ fn objects_and_patches_are_constructed_where_there_are_patches() {
     let env = Env::new().with_patches();
     for (text, wanted) in [
         ("Object{}", "{}"),
-        ("Object{spec: Object.spec{replicas: 3}}", r#"{"spec":{"replicas":3}}"#),
+        (
+            "Object{spec: Object.spec{replicas: 3}}",
+            r#"{"spec":{"replicas":3}}"#,
+        ),
         ("Object{list: [1, 2, 3]}.list.sum()", "6"),
         ("Object{?spec: optional.none()}", "{}"),
         ("Object{}.?spec.hasValue()", "false"),
@@ -32,25 +33,37 @@ fn objects_and_patches_are_constructed_where_there_are_patches() {
             "JSONPatch{op: 'add', path: '/a', value: {'b': 1}}",
             r#"{"op":"add","path":"/a","value":{"b":1}}"#,
         ),
-        ("jsonpatch.escapeKey('k8s.io/my~label')", r#""k8s.io~1my~0label""#),
+        (
+            "jsonpatch.escapeKey('k8s.io/my~label')",
+            r#""k8s.io~1my~0label""#,
+        ),
     ] {
         assert_eq!(evaluated(&env, text).as_deref(), Ok(wanted), "{text}");
     }
     for (text, wanted) in [
-        ("Invalid{}", "undeclared reference to 'Invalid' (in container '')"),
+        (
+            "Invalid{}",
+            "undeclared reference to 'Invalid' (in container '')",
+        ),
         (
             "JSONPatch{op: 1}",
             "expected type of field 'op' is 'string' but provided type is 'int'",
         ),
         ("JSONPatch{other: 1}", "undefined field 'other'"),
-        ("Objects{}", "undeclared reference to 'Objects' (in container '')"),
+        (
+            "Objects{}",
+            "undeclared reference to 'Objects' (in container '')",
+        ),
     ] {
         assert_eq!(evaluated(&env, text).unwrap_err(), wanted, "{text}");
     }
     let without = Env::new();
     for text in ["Object{}", "JSONPatch{}", "jsonpatch.escapeKey('a')"] {
         let issue = evaluated(&without, text).unwrap_err();
-        assert!(issue.starts_with("undeclared reference to "), "{text}: {issue}");
+        assert!(
+            issue.starts_with("undeclared reference to "),
+            "{text}: {issue}"
+        );
     }
 }
 
@@ -70,11 +83,11 @@ fn constructing_an_object_costs_forty() {
 fn lists_are_sorted_by_what_an_expression_makes_of_them() {
     let env = Env::new();
     for (text, wanted) in [
-        ("['ccc', 'a', 'bb'].sortBy(e, e.size())", r#"["a","bb","ccc"]"#),
         (
-            "[{'n': 2}, {'n': 1}].sortBy(e, e.n).map(e, e.n)",
-            "[1,2]",
+            "['ccc', 'a', 'bb'].sortBy(e, e.size())",
+            r#"["a","bb","ccc"]"#,
         ),
+        ("[{'n': 2}, {'n': 1}].sortBy(e, e.n).map(e, e.n)", "[1,2]"),
         ("[].sortBy(e, 1)", "[]"),
     ] {
         assert_eq!(evaluated(&env, text).as_deref(), Ok(wanted), "{text}");
@@ -116,16 +129,26 @@ fn fields_of_the_lazy_variable_are_asked_for_when_they_are_used() {
         ("variables.one == 1", 1, Ok(true)),
         ("false && variables.bad", 0, Ok(false)),
         ("variables.bad || true", 1, Ok(true)),
-        ("has(variables.one) && variables.?one.hasValue()", 2, Ok(true)),
+        (
+            "has(variables.one) && variables.?one.hasValue()",
+            2,
+            Ok(true),
+        ),
         ("variables.bad", 1, Err("it fails")),
     ] {
         let checked = compile(&env, text).expect(text);
         let program = Program::new(&env, &checked);
-        let lazy = Counting { asked: Cell::new(0) };
+        let lazy = Counting {
+            asked: Cell::new(0),
+        };
         let found = program.evaluate_with(&[], &lazy, PER_CALL_LIMIT).result;
         let found = found.map(|value| matches!(value, Value::Bool(true)));
         let found = found.map_err(|error| error.message);
-        assert_eq!((lazy.asked.get(), found), (asked, wanted.map_err(str::to_owned)), "{text}");
+        assert_eq!(
+            (lazy.asked.get(), found),
+            (asked, wanted.map_err(str::to_owned)),
+            "{text}"
+        );
     }
     let issues = compile(&env, "variables.two").expect_err("undeclared");
     assert_eq!(issues.issues[0].message, "undefined field 'two'");
@@ -133,7 +156,9 @@ fn fields_of_the_lazy_variable_are_asked_for_when_they_are_used() {
 
 #[test]
 fn a_variable_without_a_value_is_an_error_where_it_is_used() {
-    let env = Env::new().variable("here", Type::Int).variable("absent", Type::Int);
+    let env = Env::new()
+        .variable("here", Type::Int)
+        .variable("absent", Type::Int);
     for (text, wanted) in [
         ("here == 1 || absent == 2", Ok(true)),
         ("absent == 2", Err("no such attribute(s): absent")),
@@ -142,6 +167,10 @@ fn a_variable_without_a_value_is_an_error_where_it_is_used() {
         let program = Program::new(&env, &checked);
         let found = program.evaluate(&[Value::Int(1)], PER_CALL_LIMIT).result;
         let found = found.map(|value| matches!(value, Value::Bool(true)));
-        assert_eq!(found.map_err(|error| error.message), wanted.map_err(str::to_owned), "{text}");
+        assert_eq!(
+            found.map_err(|error| error.message),
+            wanted.map_err(str::to_owned),
+            "{text}"
+        );
     }
 }

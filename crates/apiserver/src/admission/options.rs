@@ -217,7 +217,8 @@ mod tests {
         let reader = World::new().reader.clone();
         let rbac = Rbac::new(reader.clone());
         let figures = policy::Figures::new(&mut prometheus_client::registry::Registry::default());
-        let chain = chain(options, &reader, &rbac, &[], &figures).map_err(|error| error.to_string())?;
+        let chain =
+            chain(options, &reader, &rbac, &[], &figures).map_err(|error| error.to_string())?;
         Ok(chain.iter().map(|plugin| plugin.name()).collect())
     }
 

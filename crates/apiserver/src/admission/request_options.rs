@@ -35,16 +35,28 @@ impl RequestOptions {
         }
         if operation != Operation::Delete {
             set("fieldManager", self.field_manager.clone().map(Value::from));
-            set("fieldValidation", self.field_validation.clone().map(Value::from));
+            set(
+                "fieldValidation",
+                self.field_validation.clone().map(Value::from),
+            );
             return options;
         }
         let given = self.delete.clone().unwrap_or_default();
-        set("gracePeriodSeconds", given.grace_period_seconds.map(Value::from));
+        set(
+            "gracePeriodSeconds",
+            given.grace_period_seconds.map(Value::from),
+        );
         set("orphanDependents", given.orphan_dependents.map(Value::from));
-        set("propagationPolicy", given.propagation_policy.map(Value::from));
+        set(
+            "propagationPolicy",
+            given.propagation_policy.map(Value::from),
+        );
         if let Some(wanted) = given.preconditions {
             let mut preconditions = json!({});
-            for (key, value) in [("uid", wanted.uid), ("resourceVersion", wanted.resource_version)] {
+            for (key, value) in [
+                ("uid", wanted.uid),
+                ("resourceVersion", wanted.resource_version),
+            ] {
                 if let Some(value) = value {
                     preconditions[key] = value.into();
                 }

@@ -49,7 +49,9 @@ async fn give_node(request: Request, mut write: Write, binding: Decoded) -> Answ
         object: mut binding,
         warnings,
     } = binding;
-    write.settle_place(&mut binding).map_err(|why| why.warned(warnings.clone()))?;
+    write
+        .settle_place(&mut binding)
+        .map_err(|why| why.warned(warnings.clone()))?;
     write.internal = true;
     write.tracked = true;
     "binding".clone_into(&mut write.subresource);
@@ -295,7 +297,9 @@ async fn evict_pod(
     // An eviction is created, not stored: plugins may refuse it before any budget is charged for it. The deletion of
     // the pod is not admitted once more.
     let mut admitted = eviction;
-    write.admit_part("policy/v1", "Eviction", &mut admitted).await?;
+    write
+        .admit_part("policy/v1", "Eviction", &mut admitted)
+        .await?;
     write.admitted = true;
     let mut attempts = EVICTIONS;
     loop {

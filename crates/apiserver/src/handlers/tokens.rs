@@ -14,8 +14,7 @@ use super::{
     objects,
 };
 use crate::{
-    Resource, TokenRequest,
-    convert, failure, media, meta,
+    Resource, TokenRequest, convert, failure, media, meta,
     pipeline::Request,
     respond::{self, Answer},
     write::Write,

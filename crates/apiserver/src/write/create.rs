@@ -10,7 +10,8 @@ use super::{Lost, Write, Written, draft_new, owners};
 use crate::{
     Stored,
     admission::{Operation, policy},
-    device_claims, failure, hooks, meta, unenforced};
+    device_claims, failure, hooks, meta, unenforced,
+};
 
 /// How many generated names are tried.
 const NAMES: usize = 8;

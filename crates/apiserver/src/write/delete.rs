@@ -9,10 +9,7 @@ use serde::Deserialize;
 use store::{Entry, Freshness, Precondition, Revision};
 
 use super::{Lost, Write};
-use crate::{
-    Resource, Stored, failure, handlers::check_dry_run, hooks, meta,
-    query::Query,
-};
+use crate::{Resource, Stored, failure, handlers::check_dry_run, hooks, meta, query::Query};
 
 /// What a client may say about a deletion.
 #[derive(Debug, Clone, Default, Deserialize)]

@@ -11,7 +11,11 @@ mod versions;
 
 use std::{future::Future, sync::Arc, time::Instant};
 
-use machinery::{Object, Status, apply::{self, scale}, field, gates};
+use machinery::{
+    Object, Status,
+    apply::{self, scale},
+    field, gates,
+};
 use store::{Action, Durability, Entry, Op, Precondition, Revision};
 
 use crate::{
@@ -238,7 +242,8 @@ impl Write {
         let (chain, timing) = (&self.core.admission, &self.core.metrics.admission);
         if self.is_scale() {
             let scale = |object: Option<&Object>| {
-                let scale = object.map(|object| handlers::scale_for_admission(&self.resource, object));
+                let scale =
+                    object.map(|object| handlers::scale_for_admission(&self.resource, object));
                 scale.transpose()
             };
             let (object, old) = (scale(object)?, scale(old)?);

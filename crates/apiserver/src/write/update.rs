@@ -11,7 +11,8 @@ use super::{Lost, Write, Written, create, owners};
 use crate::{
     Stored,
     admission::{Operation, policy},
-    device_claims, failure, hooks, meta, unenforced};
+    device_claims, failure, hooks, meta, unenforced,
+};
 
 /// How an update comes by the new object, given the one that stands (with its resourceVersion).
 /// Called again when a race was lost.

@@ -41,8 +41,18 @@ async fn bind(server: &Server, policy: Value, change: Value) {
         spec.extend(change);
     }
     let binding = json!({"metadata": policy["metadata"], "spec": spec});
-    create(server, &format!("{GROUP}/mutatingadmissionpolicies"), policy).await;
-    create(server, &format!("{GROUP}/mutatingadmissionpolicybindings"), binding).await;
+    create(
+        server,
+        &format!("{GROUP}/mutatingadmissionpolicies"),
+        policy,
+    )
+    .await;
+    create(
+        server,
+        &format!("{GROUP}/mutatingadmissionpolicybindings"),
+        binding,
+    )
+    .await;
 }
 
 async fn try_map(server: &Server, name: &str) -> Raw {
@@ -63,7 +73,12 @@ async fn answered(server: &Server, wanted: impl Fn(&Value) -> bool) -> Value {
 #[tokio::test(flavor = "multi_thread")]
 async fn configurations_and_patches_change_objects_one_after_the_other() {
     let server = Server::start().await;
-    create(&server, MAPS, json!({"metadata": {"name": "params"}, "data": {"team": "blue"}})).await;
+    create(
+        &server,
+        MAPS,
+        json!({"metadata": {"name": "params"}, "data": {"team": "blue"}}),
+    )
+    .await;
     let mutations = json!([
         apply("Object{metadata: Object.metadata{labels: {'team': params.data.team}}}"),
         patch(
@@ -71,7 +86,9 @@ async fn configurations_and_patches_change_objects_one_after_the_other() {
               JSONPatch{op: 'remove', path: '/metadata/labels/' + jsonpatch.escapeKey('a/b')}, \
               JSONPatch{op: 'add', path: '/data/count', value: string(variables.count)}]"
         ),
-        patch("[JSONPatch{op: 'test', path: '/data/k', value: 'other'}, JSONPatch{op: 'remove', path: '/data'}]"),
+        patch(
+            "[JSONPatch{op: 'test', path: '/data/k', value: 'other'}, JSONPatch{op: 'remove', path: '/data'}]"
+        ),
     ]);
     let change = json!({
         "paramKind": {"apiVersion": "v1", "kind": "ConfigMap"},
@@ -87,7 +104,13 @@ async fn configurations_and_patches_change_objects_one_after_the_other() {
     let map = json!({"metadata": {"name": "kept", "labels": {"a/b": "x"}}, "data": {"k": "v"}});
     create(&server, MAPS, map).await;
     let path = format!("{MAPS}/kept");
-    let updated = admin(&server, "PATCH", &path, json!({"data": {"more": "1"}, "metadata": {"labels": {"a/b": "y"}}})).await;
+    let updated = admin(
+        &server,
+        "PATCH",
+        &path,
+        json!({"data": {"more": "1"}, "metadata": {"labels": {"a/b": "y"}}}),
+    )
+    .await;
     let updated = updated.json();
     assert_eq!(updated["metadata"]["labels"], json!({"team": "blue"}));
     let managed = updated["metadata"]["managedFields"].to_string();
@@ -132,11 +155,32 @@ async fn a_policy_runs_again_when_others_changed_the_object_after_it() {
     };
     let seen = "object.metadata.?annotations[?'late'].hasValue()";
     let again = json!({"reinvocationPolicy": "IfNeeded"});
-    bind(&server, policy("a-again", set("again", seen), again), json!({})).await;
-    bind(&server, policy("b-never", set("never", seen), json!({})), json!({})).await;
-    bind(&server, policy("c-late", set("late", "true"), json!({})), json!({})).await;
-    let object = answered(&server, |tried| tried["metadata"]["annotations"]["again"].is_string()).await;
-    assert_eq!(object["metadata"]["annotations"], json!({"again": "yes", "late": "yes"}));
+    bind(
+        &server,
+        policy("a-again", set("again", seen), again),
+        json!({}),
+    )
+    .await;
+    bind(
+        &server,
+        policy("b-never", set("never", seen), json!({})),
+        json!({}),
+    )
+    .await;
+    bind(
+        &server,
+        policy("c-late", set("late", "true"), json!({})),
+        json!({}),
+    )
+    .await;
+    let object = answered(&server, |tried| {
+        tried["metadata"]["annotations"]["again"].is_string()
+    })
+    .await;
+    assert_eq!(
+        object["metadata"]["annotations"],
+        json!({"again": "yes", "late": "yes"})
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -144,7 +188,12 @@ async fn what_cannot_be_changed_refuses_the_request_unless_it_is_ignored() {
     let server = Server::start().await;
     let policies = format!("{GROUP}/mutatingadmissionpolicies");
     let wrong = apply("Object{spec: Object.spec{replicas: 1}}");
-    bind(&server, policy("wrong", json!([wrong]), json!({})), json!({})).await;
+    bind(
+        &server,
+        policy("wrong", json!([wrong]), json!({})),
+        json!({}),
+    )
+    .await;
     let status = answered(&server, |tried| tried["kind"] == "Status").await;
     let why = "policy 'wrong' with binding 'wrong' denied request: error applying patch: failed to convert patch object to typed object: .spec: field not declared in schema";
     assert_eq!(status["message"], why);
@@ -161,10 +210,19 @@ async fn what_cannot_be_changed_refuses_the_request_unless_it_is_ignored() {
     assert_eq!(status["code"], 500, "{status}");
     // What does not compile is not stored.
     let mutations = json!([apply("Object{"), patch("[1]")]);
-    let refused = admin(&server, "POST", &policies, policy("broken", mutations, json!({}))).await;
+    let refused = admin(
+        &server,
+        "POST",
+        &policies,
+        policy("broken", mutations, json!({})),
+    )
+    .await;
     assert_eq!(refused.code, 422, "{}", refused.body);
     let causes = refused.json()["details"]["causes"].clone();
-    assert_eq!(causes[0]["field"], "spec.mutations[0].applyConfiguration.expression");
+    assert_eq!(
+        causes[0]["field"],
+        "spec.mutations[0].applyConfiguration.expression"
+    );
     assert_eq!(
         causes[1]["message"],
         "Invalid value: \"[1]\": must evaluate to list(JSONPatch) but got list(int)"
@@ -182,20 +240,39 @@ async fn custom_resources_are_changed_by_their_schema() {
                 "parts": {"type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"],
                     "items": {"type": "object", "required": ["name"], "properties": {
                         "name": {"type": "string"}, "count": {"type": "integer", "default": 1}}}}}}}}}}]}});
-    create(&server, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition).await;
+    create(
+        &server,
+        "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+        definition,
+    )
+    .await;
     let things = "/apis/example.com/v1/namespaces/default/things";
     eventually(|| async {
         (admin(&server, "GET", things, Value::Null).await.code == 200).then_some(())
     })
     .await;
-    let mutation = apply("Object{spec: Object.spec{size: object.spec.size * 2, parts: [Object.spec.parts{name: 'b'}]}}");
+    let mutation = apply(
+        "Object{spec: Object.spec{size: object.spec.size * 2, parts: [Object.spec.parts{name: 'b'}]}}",
+    );
     let about = json!({"matchConstraints": {"resourceRules": [{"operations": ["CREATE"], "apiGroups": ["example.com"],
         "apiVersions": ["v1"], "resources": ["things"]}]}});
-    bind(&server, policy("things", json!([mutation]), about), json!({})).await;
+    bind(
+        &server,
+        policy("things", json!([mutation]), about),
+        json!({}),
+    )
+    .await;
     let thing = json!({"apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": "t"},
         "spec": {"size": 4, "parts": [{"name": "a", "count": 3}]}});
     let spec = eventually(|| async {
-        let made = admin(&server, "POST", &format!("{things}?dryRun=All"), thing.clone()).await.json();
+        let made = admin(
+            &server,
+            "POST",
+            &format!("{things}?dryRun=All"),
+            thing.clone(),
+        )
+        .await
+        .json();
         (made["spec"]["size"] == 8).then(|| made["spec"].clone())
     })
     .await;

@@ -39,7 +39,12 @@ async fn create(server: &Server, path: &str, object: Value) {
 async fn bind(server: &Server, policy: Value, bound: Value) {
     let policies = format!("{GROUP}/validatingadmissionpolicies");
     create(server, &policies, policy).await;
-    create(server, &format!("{policies}/").replace("policies/", "policybindings"), bound).await;
+    create(
+        server,
+        &format!("{policies}/").replace("policies/", "policybindings"),
+        bound,
+    )
+    .await;
 }
 
 fn map(name: &str, data: Value) -> Value {
@@ -82,7 +87,10 @@ async fn a_policy_refuses_with_its_message_and_reason() {
     bind(&server, policy("sizes", rules), binding("sizes", json!({}))).await;
     let status = refused(&server, json!({"size": "7"})).await;
     let why = "ValidatingAdmissionPolicy 'sizes' with binding 'sizes' denied request: size is 7, not at most 5";
-    assert_eq!(status["message"], format!("configmaps \"m\" is forbidden: {why}"));
+    assert_eq!(
+        status["message"],
+        format!("configmaps \"m\" is forbidden: {why}")
+    );
     assert_eq!(status["reason"], "RequestEntityTooLarge");
     assert_eq!(status["code"], 413);
     assert_eq!(
@@ -93,7 +101,10 @@ async fn a_policy_refuses_with_its_message_and_reason() {
     assert_eq!(status["reason"], "Invalid");
     assert_eq!(status["code"], 422);
     let message = status["message"].as_str().unwrap();
-    assert!(message.ends_with("denied request: failed expression: object.data.size != '0'"), "{message}");
+    assert!(
+        message.ends_with("denied request: failed expression: object.data.size != '0'"),
+        "{message}"
+    );
     // What cannot be evaluated is refused, too.
     let status = try_map(&server, "m", json!({"other": "x"})).await.json();
     let message = status["message"].as_str().unwrap();
@@ -143,7 +154,9 @@ async fn a_binding_warns_and_audits_in_place_of_refusing() {
     );
     let annotations = eventually(|| async {
         let text = std::fs::read_to_string(server.directory().join("audit.log")).unwrap();
-        let events = text.lines().map(|line| machinery::json::from_str::<Value>(line).unwrap());
+        let events = text
+            .lines()
+            .map(|line| machinery::json::from_str::<Value>(line).unwrap());
         let mut noted = events.map(|event| event["annotations"].clone());
         noted.find(|annotations| annotations["soft/keys"].is_string())
     })
@@ -152,7 +165,9 @@ async fn a_binding_warns_and_audits_in_place_of_refusing() {
     let failures = annotations["validation.policy.admission.k8s.io/validation_failure"].as_str();
     assert_eq!(
         failures,
-        Some(r#"[{"message":"no data","policy":"soft","binding":"soft","expressionIndex":1,"validationActions":["Warn","Audit"]}]"#)
+        Some(
+            r#"[{"message":"no data","policy":"soft","binding":"soft","expressionIndex":1,"validationActions":["Warn","Audit"]}]"#
+        )
     );
 }
 
@@ -168,10 +183,17 @@ async fn parameters_are_named_or_selected_and_missing_ones_refuse_or_not() {
     let reference = json!({
         "paramRef": {"name": "limit", "parameterNotFoundAction": "Deny"},
         "matchResources": {"objectSelector": {"matchExpressions": [{"key": "kind", "operator": "DoesNotExist"}]}}});
-    bind(&server, policy("limits", rules), binding("limits", reference)).await;
+    bind(
+        &server,
+        policy("limits", rules),
+        binding("limits", reference),
+    )
+    .await;
     let said = |status: Value| {
         let message = status["message"].as_str().unwrap_or_default().to_owned();
-        message.split_once("denied request: ").map(|(_, why)| why.to_owned())
+        message
+            .split_once("denied request: ")
+            .map(|(_, why)| why.to_owned())
     };
     let why = said(refused(&server, json!({"size": "7"})).await).unwrap();
     assert_eq!(
@@ -179,9 +201,7 @@ async fn parameters_are_named_or_selected_and_missing_ones_refuse_or_not() {
         "failed to configure binding: no params found for policy binding with `Deny` parameterNotFoundAction"
     );
     // Parameters are looked for in the namespace of the request.
-    let limit = |name: &str, max: &str| {
-        json!({"metadata": {"name": name, "labels": {"kind": "limit"}}, "data": {"max": max}})
-    };
+    let limit = |name: &str, max: &str| json!({"metadata": {"name": name, "labels": {"kind": "limit"}}, "data": {"max": max}});
     for (name, max) in [("limit", "5"), ("other", "3")] {
         create(&server, MAPS, limit(name, max)).await;
     }
@@ -242,14 +262,24 @@ async fn expressions_see_the_request_its_namespace_and_the_authorizer() {
         let server = &server;
         async move {
             let media = [("content-type", "application/json")];
-            let body = if body.is_null() { String::new() } else { body.to_string() };
+            let body = if body.is_null() {
+                String::new()
+            } else {
+                body.to_string()
+            };
             send(server, user, method, &path, &media, body).await
         }
     };
     let root = || User::new("kubernetes-admin", ["system:masters"]);
     let post = format!("{MAPS}?dryRun=All");
     let why = eventually(|| async {
-        let made = tried(root(), "POST", MAPS.to_owned(), map("seen", json!({"may": "go"}))).await;
+        let made = tried(
+            root(),
+            "POST",
+            MAPS.to_owned(),
+            map("seen", json!({"may": "go"})),
+        )
+        .await;
         match made.code {
             201 => {
                 admin(&server, "DELETE", &format!("{MAPS}/seen"), Value::Null).await;
@@ -260,28 +290,70 @@ async fn expressions_see_the_request_its_namespace_and_the_authorizer() {
     })
     .await;
     assert!(why.ends_with("not for good"), "{why}");
-    let made = tried(root(), "POST", post.clone(), map("seen", json!({"privileged": "x"}))).await;
+    let made = tried(
+        root(),
+        "POST",
+        post.clone(),
+        map("seen", json!({"privileged": "x"})),
+    )
+    .await;
     assert_eq!(made.code, 201, "{}", made.body);
     // Somebody who may write ConfigMaps, and nothing else.
     let role = json!({"metadata": {"name": "writer"}, "rules": [
         {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create", "delete"]}]});
-    create(&server, "/apis/rbac.authorization.k8s.io/v1/namespaces/default/roles", role).await;
+    create(
+        &server,
+        "/apis/rbac.authorization.k8s.io/v1/namespaces/default/roles",
+        role,
+    )
+    .await;
     let bound = json!({"metadata": {"name": "writer"},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "writer"},
         "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "eve"}]});
-    create(&server, "/apis/rbac.authorization.k8s.io/v1/namespaces/default/rolebindings", bound).await;
+    create(
+        &server,
+        "/apis/rbac.authorization.k8s.io/v1/namespaces/default/rolebindings",
+        bound,
+    )
+    .await;
     let eve = || User::new("eve", [""; 0]);
     let made = eventually(|| async {
-        let made = tried(eve(), "POST", MAPS.to_owned(), map("seen", json!({"may": "stay"}))).await;
+        let made = tried(
+            eve(),
+            "POST",
+            MAPS.to_owned(),
+            map("seen", json!({"may": "stay"})),
+        )
+        .await;
         (made.code != 403).then_some(made)
     })
     .await;
     assert_eq!(made.code, 201, "{}", made.body);
-    let made = tried(eve(), "POST", post, map("seen2", json!({"privileged": "x"}))).await;
-    assert!(made.json()["message"].as_str().unwrap().ends_with(": privileged"), "{}", made.body);
+    let made = tried(
+        eve(),
+        "POST",
+        post,
+        map("seen2", json!({"privileged": "x"})),
+    )
+    .await;
+    assert!(
+        made.json()["message"]
+            .as_str()
+            .unwrap()
+            .ends_with(": privileged"),
+        "{}",
+        made.body
+    );
     let gone = tried(eve(), "DELETE", format!("{MAPS}/seen"), Value::Null).await;
     assert_eq!(gone.code, 422);
-    assert!(gone.json()["message"].as_str().unwrap().ends_with(": it stays"), "{}", gone.body);
+    assert!(
+        gone.json()["message"]
+            .as_str()
+            .unwrap()
+            .ends_with(": it stays"),
+        "{}",
+        gone.body
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -307,7 +379,9 @@ async fn rules_and_selectors_say_what_a_policy_is_about() {
         let server = &server;
         async move {
             let path = format!("/api/v1/namespaces/{namespace}/{kind}?dryRun=All");
-            admin(server, "POST", &path, json!({"metadata": metadata})).await.code
+            admin(server, "POST", &path, json!({"metadata": metadata}))
+                .await
+                .code
         }
     };
     eventually(|| async {
@@ -317,7 +391,12 @@ async fn rules_and_selectors_say_what_a_policy_is_about() {
     for (namespace, kind, metadata, wanted) in [
         ("strict", "secrets", json!({"name": "a"}), 422),
         ("strict", "configmaps", json!({"name": "exempt"}), 201),
-        ("strict", "configmaps", json!({"name": "a", "labels": {"free": "yes"}}), 201),
+        (
+            "strict",
+            "configmaps",
+            json!({"name": "a", "labels": {"free": "yes"}}),
+            201,
+        ),
         ("strict", "serviceaccounts", json!({"name": "a"}), 201),
         ("default", "configmaps", json!({"name": "a"}), 201),
     ] {
@@ -330,14 +409,25 @@ async fn rules_and_selectors_say_what_a_policy_is_about() {
         "matchConstraints": {"resourceRules": [{"operations": ["*"], "apiGroups": ["admissionregistration.k8s.io"],
             "apiVersions": ["*"], "resources": ["*"]}]},
         "validations": [{"expression": "false"}]});
-    bind(&server, policy("locked", everything), binding("locked", json!({}))).await;
+    bind(
+        &server,
+        policy("locked", everything),
+        binding("locked", json!({})),
+    )
+    .await;
     let hooks = format!("{GROUP}/validatingwebhookconfigurations?dryRun=All");
     eventually(|| async {
         let made = admin(&server, "POST", &hooks, json!({"metadata": {"name": "h"}})).await;
         (made.code == 422).then_some(())
     })
     .await;
-    let removed = admin(&server, "DELETE", &format!("{policies}/locked"), Value::Null).await;
+    let removed = admin(
+        &server,
+        "DELETE",
+        &format!("{policies}/locked"),
+        Value::Null,
+    )
+    .await;
     assert_eq!(removed.code, 200, "{}", removed.body);
 }
 
@@ -352,7 +442,12 @@ async fn another_version_of_the_same_objects_matches_where_it_may() {
                 "request.kind.version == 'v1' && request.requestKind.version == 'v2' && object.apiVersion == 'autoscaling/v1' && object.spec.targetCPUUtilizationPercentage < 50",
                 "messageExpression": "'target is ' + string(object.spec.targetCPUUtilizationPercentage)"}]})
     };
-    bind(&server, policy("targets", rules("Equivalent")), binding("targets", json!({}))).await;
+    bind(
+        &server,
+        policy("targets", rules("Equivalent")),
+        binding("targets", json!({})),
+    )
+    .await;
     let scaler = json!({"metadata": {"name": "web"}, "spec": {"maxReplicas": 3,
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web"},
         "metrics": [{"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 70}}}]}});
@@ -363,7 +458,10 @@ async fn another_version_of_the_same_objects_matches_where_it_may() {
     })
     .await;
     let message = status["message"].as_str().unwrap();
-    assert!(message.ends_with("denied request: target is 70"), "{message}");
+    assert!(
+        message.ends_with("denied request: target is 70"),
+        "{message}"
+    );
     let policies = format!("{GROUP}/validatingadmissionpolicies/targets");
     let exact = json!({"spec": {"matchConstraints": {"matchPolicy": "Exact"}}});
     admin(&server, "PATCH", &policies, exact).await;
@@ -390,7 +488,12 @@ async fn expressions_that_do_not_compile_are_refused_and_likely_mistakes_are_in_
         .as_array()
         .unwrap()
         .iter()
-        .map(|cause| (cause["field"].as_str().unwrap(), cause["message"].as_str().unwrap()))
+        .map(|cause| {
+            (
+                cause["field"].as_str().unwrap(),
+                cause["message"].as_str().unwrap(),
+            )
+        })
         .collect();
     let fields: Vec<&str> = causes.iter().map(|(field, _)| *field).collect();
     assert_eq!(
@@ -404,12 +507,22 @@ async fn expressions_that_do_not_compile_are_refused_and_likely_mistakes_are_in_
             "spec.auditAnnotations[0].valueExpression",
         ]
     );
-    assert!(causes[1].1.contains("compilation failed: ERROR: <input>:1:"), "{}", causes[1].1);
+    assert!(
+        causes[1]
+            .1
+            .contains("compilation failed: ERROR: <input>:1:"),
+        "{}",
+        causes[1].1
+    );
     assert_eq!(
         causes[2].1,
         "Invalid value: \"object.data.size\": must evaluate to bool but got dyn"
     );
-    assert!(causes[4].1.contains("undeclared reference to 'nothing' (in container '')"));
+    assert!(
+        causes[4]
+            .1
+            .contains("undeclared reference to 'nothing' (in container '')")
+    );
     // A field that the kind does not have compiles, and is warned about.
     let rules = json!({"validations": [{"expression": "object.dataz.size() > 0"}]});
     create(&server, &policies, policy("typo", rules)).await;
@@ -443,7 +556,12 @@ async fn an_expression_that_costs_too_much_is_stopped() {
         endless = format!("{list}.all(x{level}, {endless})");
     }
     let rules = json!({"validations": [{"expression": endless}]});
-    bind(&server, policy("endless", rules), binding("endless", json!({}))).await;
+    bind(
+        &server,
+        policy("endless", rules),
+        binding("endless", json!({})),
+    )
+    .await;
     let status = refused(&server, json!({})).await;
     let message = status["message"].as_str().unwrap();
     assert!(
@@ -457,11 +575,21 @@ async fn who_may_not_read_parameters_makes_no_policy_of_them() {
     let server = Server::start().await;
     let rules = json!([{"apiGroups": ["admissionregistration.k8s.io"], "resources": ["*"], "verbs": ["*"]}]);
     let role = json!({"metadata": {"name": "author"}, "rules": rules});
-    create(&server, "/apis/rbac.authorization.k8s.io/v1/clusterroles", role).await;
+    create(
+        &server,
+        "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+        role,
+    )
+    .await;
     let bound = json!({"metadata": {"name": "author"},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "author"},
         "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "eve"}]});
-    create(&server, "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", bound).await;
+    create(
+        &server,
+        "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+        bound,
+    )
+    .await;
     let as_eve = |path: String, object: Value| {
         let server = &server;
         async move {

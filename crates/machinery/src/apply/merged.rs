@@ -98,7 +98,10 @@ mod tests {
         let config = json!({"spec": pod(json!([
             {"name": "b", "image": "b"}, {"name": "a", "env": [{"name": "X", "value": "1"}]}]))});
         let merged = merge(live, config).unwrap();
-        assert_eq!(merged["metadata"]["managedFields"], json!([{"manager": "m"}]));
+        assert_eq!(
+            merged["metadata"]["managedFields"],
+            json!([{"manager": "m"}])
+        );
         let containers = &merged["spec"]["template"]["spec"]["containers"];
         assert_eq!(
             *containers,

@@ -10,7 +10,10 @@ use machinery::{
     field::{Error, Errors, Path},
 };
 
-use super::{Activation, Attributes, environment::{Variables, environment}};
+use super::{
+    Activation, Attributes,
+    environment::{Variables, environment},
+};
 use crate::authz;
 
 /// What all conditions of a webhook or a policy may cost together.
@@ -140,7 +143,10 @@ fn compile_condition(env: &Env, expression: &str) -> Result<Program, String> {
     let checked =
         compile(env, expression).map_err(|issues| format!("compilation failed: {issues}"))?;
     if *checked.output() != Type::Bool {
-        return Err(format!("must evaluate to bool but got {}", checked.output()));
+        return Err(format!(
+            "must evaluate to bool but got {}",
+            checked.output()
+        ));
     }
     Ok(Program::new(env, &checked))
 }
@@ -238,7 +244,10 @@ mod tests {
             ["c[0].expression: Invalid value: \"1\": must evaluate to bool but got int"]
         );
         let undeclared = said("nothing == 1");
-        assert!(undeclared[0].contains("undeclared reference to 'nothing'"), "{undeclared:?}");
+        assert!(
+            undeclared[0].contains("undeclared reference to 'nothing'"),
+            "{undeclared:?}"
+        );
         assert_eq!(said("authorizer.path('/').check('get').allowed()").len(), 1);
     }
 }

@@ -6,8 +6,7 @@ use std::{
 };
 
 use cel::{
-    Check, Decl, DeclKind, Env, Field, Library, ListSemantics, Type, Value as Cel,
-    value::Map,
+    Check, Decl, DeclKind, Env, Field, Library, ListSemantics, Type, Value as Cel, value::Map,
 };
 use machinery::{Object, Value, json::json};
 

@@ -205,25 +205,70 @@ mod tests {
     #[test]
     fn rules_match_by_group_version_resource_operation_and_scope() {
         for (rules, resource, subresource, namespace, expected) in [
-            (rule("apps", "v1", "deployments", "*"), "deployments", "", "a", true),
+            (
+                rule("apps", "v1", "deployments", "*"),
+                "deployments",
+                "",
+                "a",
+                true,
+            ),
             (rule("*", "*", "*", "*"), "deployments", "", "a", true),
             (rule("*", "*", "*", "*"), "deployments", "scale", "a", false),
-            (rule("*", "*", "*/*", "*"), "deployments", "scale", "a", true),
+            (
+                rule("*", "*", "*/*", "*"),
+                "deployments",
+                "scale",
+                "a",
+                true,
+            ),
             (rule("*", "*", "*/*", "*"), "deployments", "", "a", true),
-            (rule("*", "*", "*/scale", "*"), "deployments", "scale", "a", true),
-            (rule("*", "*", "deployments/*", "*"), "deployments", "", "a", true),
+            (
+                rule("*", "*", "*/scale", "*"),
+                "deployments",
+                "scale",
+                "a",
+                true,
+            ),
+            (
+                rule("*", "*", "deployments/*", "*"),
+                "deployments",
+                "",
+                "a",
+                true,
+            ),
             (rule("", "*", "*", "*"), "deployments", "", "a", false),
             (rule("apps", "v2", "*", "*"), "deployments", "", "a", false),
-            (rule("*", "*", "*", "Cluster"), "deployments", "", "a", false),
+            (
+                rule("*", "*", "*", "Cluster"),
+                "deployments",
+                "",
+                "a",
+                false,
+            ),
             (rule("*", "*", "*", "Cluster"), "deployments", "", "", true),
-            (rule("*", "*", "*", "Namespaced"), "deployments", "", "a", true),
-            (rule("*", "*", "*", "Namespaced"), "deployments", "", "", false),
+            (
+                rule("*", "*", "*", "Namespaced"),
+                "deployments",
+                "",
+                "a",
+                true,
+            ),
+            (
+                rule("*", "*", "*", "Namespaced"),
+                "deployments",
+                "",
+                "",
+                false,
+            ),
         ] {
             let mut case = Case::new(Operation::Create, "apps", resource).named(namespace, "web");
             case.subresource = subresource;
             let given = case.attributes();
             let found = ResourceRules::read(&rules).matches(&Attributes::new(&given, None));
-            assert_eq!(found, expected, "{rules} {resource}/{subresource} {namespace:?}");
+            assert_eq!(
+                found, expected,
+                "{rules} {resource}/{subresource} {namespace:?}"
+            );
         }
         let case = Case::new(Operation::Update, "apps", "deployments").named("a", "web");
         let given = case.attributes();

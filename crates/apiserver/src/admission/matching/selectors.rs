@@ -123,10 +123,17 @@ mod tests {
             (selectors.reads_namespace(&attributes), found)
         };
         use Operation::{Create, Delete, Update};
-        assert_eq!(said(Create, "pods", "x", "web", None, Some(&yes)), (true, true));
-        assert_eq!(said(Create, "pods", "x", "web", None, Some(&no)), (true, false));
+        assert_eq!(
+            said(Create, "pods", "x", "web", None, Some(&yes)),
+            (true, true)
+        );
+        assert_eq!(
+            said(Create, "pods", "x", "web", None, Some(&no)),
+            (true, false)
+        );
         assert_eq!(said(Create, "nodes", "", "n", None, None), (false, true));
-        let namespace = |operation, object, stored| said(operation, "namespaces", "", "x", object, stored);
+        let namespace =
+            |operation, object, stored| said(operation, "namespaces", "", "x", object, stored);
         assert_eq!(namespace(Create, Some(&yes), None), (false, true));
         assert_eq!(namespace(Update, Some(&no), Some(&yes)), (false, false));
         assert_eq!(namespace(Delete, None, Some(&yes)), (true, true));

@@ -27,7 +27,10 @@ pub(crate) async fn authorize(
     if resource.group != GROUP || !write.subresource.is_empty() || exempt {
         return Ok(());
     }
-    let (spec, was) = (tree::get(object, "spec"), old.map(|old| tree::get(old, "spec")));
+    let (spec, was) = (
+        tree::get(object, "spec"),
+        old.map(|old| tree::get(old, "spec")),
+    );
     let is_same = |key: &str| was.is_some_and(|was| tree::same(&spec[key], &was[key]));
     let (field, refused) = match resource.plural.as_str() {
         "validatingadmissionpolicies" | "mutatingadmissionpolicies" => {
@@ -127,15 +130,24 @@ async fn of_binding(write: &Write, spec: &Value) -> Result<(), String> {
     let name = tree::text(&spec["policyName"]);
     let policy = write.core.reader.get(GROUP, policies, "", name).await;
     let policy = policy.ok().flatten().map(|stored| stored.parse());
-    let kind = policy.as_ref().map(|policy| &tree::get(policy, "spec")["paramKind"]);
+    let kind = policy
+        .as_ref()
+        .map(|policy| &tree::get(policy, "spec")["paramKind"]);
     let (target, is_served) = match kind {
         Some(kind) if tree::is_set(kind) => Target::of(kind, &write.core.reader.table()),
         _ => (Target::everything(), true),
     };
     let reference = &spec["paramRef"];
     let text = |key: &str| tree::text(&reference[key]);
-    let verb = if text("name").is_empty() { "list" } else { "get" };
-    if target.is_readable(write, verb, text("namespace"), text("name")).await {
+    let verb = if text("name").is_empty() {
+        "list"
+    } else {
+        "get"
+    };
+    if target
+        .is_readable(write, verb, text("namespace"), text("name"))
+        .await
+    {
         return Ok(());
     }
     let user = shown(&write.user);
@@ -156,7 +168,10 @@ async fn of_binding(write: &Write, spec: &Value) -> Result<(), String> {
 
 /// A user as Go prints it.
 fn shown(user: &User) -> String {
-    let extra = user.extra.iter().map(|(key, values)| format!("{key}:[{}]", values.join(" ")));
+    let extra = user
+        .extra
+        .iter()
+        .map(|(key, values)| format!("{key}:[{}]", values.join(" ")));
     let extra: Vec<String> = extra.collect();
     format!(
         "&{{{} {} [{}] map[{}]}}",

@@ -80,7 +80,13 @@ impl Checker {
         for (i, validation) in tree::list(&spec["validations"]).iter().enumerate() {
             let at = path.child("validations").index(i);
             let text = |key: &str| tree::text(&validation[key]);
-            self.compile(text("expression"), Output::Bool, true, &at.child("expression"), errors);
+            self.compile(
+                text("expression"),
+                Output::Bool,
+                true,
+                &at.child("expression"),
+                errors,
+            );
             if !text("messageExpression").trim().is_empty() {
                 let at = at.child("messageExpression");
                 self.compile(text("messageExpression"), Output::Text, false, &at, errors);
@@ -89,7 +95,9 @@ impl Checker {
         for (i, annotation) in tree::list(&spec["auditAnnotations"]).iter().enumerate() {
             let at = path.child("auditAnnotations").index(i);
             let given = tree::text(&annotation["valueExpression"]);
-            let expression = self.compiler.compile(given.trim(), Output::TextOrNull, true);
+            let expression = self
+                .compiler
+                .compile(given.trim(), Output::TextOrNull, true);
             if let Err(why) = expression.compiled {
                 errors.push(Error::invalid(&at.child("valueExpression"), given, why));
             }
@@ -167,7 +175,10 @@ mod tests {
         let authorizer = json!({"validations": [{"expression": "true",
             "messageExpression": "string(authorizer.path('/').check('get').allowed())"}]});
         let found = validating(authorizer);
-        assert!(found[0].contains("undeclared reference to 'authorizer'"), "{found:?}");
+        assert!(
+            found[0].contains("undeclared reference to 'authorizer'"),
+            "{found:?}"
+        );
     }
 
     #[test]
@@ -180,10 +191,16 @@ mod tests {
     #[test]
     fn every_expression_of_a_mutating_policy_compiles() {
         let mutating = |mutation: Value| {
-            said("mutatingadmissionpolicies", json!({"mutations": [mutation]}), None)
+            said(
+                "mutatingadmissionpolicies",
+                json!({"mutations": [mutation]}),
+                None,
+            )
         };
         let apply = |text: &str| {
-            mutating(json!({"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": text}}))
+            mutating(
+                json!({"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": text}}),
+            )
         };
         let patch = |text: &str| {
             mutating(json!({"patchType": "JSONPatch", "jsonPatch": {"expression": text}}))
@@ -195,7 +212,9 @@ mod tests {
         );
         assert_eq!(
             apply("{}"),
-            ["spec.mutations[0].applyConfiguration.expression: Invalid value: \"{}\": must evaluate to Object but got map(dyn, dyn)"]
+            [
+                "spec.mutations[0].applyConfiguration.expression: Invalid value: \"{}\": must evaluate to Object but got map(dyn, dyn)"
+            ]
         );
         let wrong = patch("[JSONPatch{op: 1}]");
         assert!(

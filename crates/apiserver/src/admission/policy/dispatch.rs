@@ -9,7 +9,9 @@ use tokio::sync::OnceCell;
 use super::{
     super::{
         Attributes as Given, Effects,
-        matching::{Activation, Attributes, Checks, Matched, Outcome as Conditions, namespace_object},
+        matching::{
+            Activation, Attributes, Checks, Matched, Outcome as Conditions, namespace_object,
+        },
     },
     expression::Uses,
     forms::Forms,
@@ -107,7 +109,11 @@ impl<'a> Request<'a> {
     async fn add_steps<P: 'a>(&self, bound: &'a Bound<P>, steps: &mut Steps<'a, P>) {
         let policy = &*bound.policy;
         let misconfigured = |binding: Option<&'a Binding>, why: String| {
-            let what = if binding.is_some() { "binding" } else { "policy" };
+            let what = if binding.is_some() {
+                "binding"
+            } else {
+                "policy"
+            };
             Err(Misconfigured {
                 policy,
                 binding,
@@ -121,7 +127,10 @@ impl<'a> Request<'a> {
         };
         let reader = self.given.reader;
         let kind = policy.param_kind.as_ref();
-        let resource = match kind.map(|kind| params::resource_of(reader, kind)).transpose() {
+        let resource = match kind
+            .map(|kind| params::resource_of(reader, kind))
+            .transpose()
+        {
             Ok(resource) => resource,
             Err(why) => return steps.push(misconfigured(None, why)),
         };
@@ -230,7 +239,10 @@ impl<'a> Request<'a> {
             ..activation.clone()
         };
         let conditions = &policy.conditions;
-        match conditions.evaluate(&self.attributes, &activation, self.authorizers).await {
+        match conditions
+            .evaluate(&self.attributes, &activation, self.authorizers)
+            .await
+        {
             Conditions::Match => Ok(true),
             Conditions::Excluded(_) => Ok(false),
             Conditions::Failed(why, _) => Err(why),

@@ -51,7 +51,10 @@ impl Output {
         let found = found.declared_name();
         Err(match names.as_slice() {
             [one] => format!("must evaluate to {one} but got {found}"),
-            many => format!("must evaluate to one of [{}] but got {found}", many.join(" ")),
+            many => format!(
+                "must evaluate to one of [{}] but got {found}",
+                many.join(" ")
+            ),
         })
     }
 
@@ -128,7 +131,11 @@ impl Compiler {
     /// Adds a variable; the error of one that does not compile.
     pub(super) fn compose(&mut self, name: &str, text: &str) -> Result<(), String> {
         let expression = self.compile(text, Output::Anything, true);
-        let outcome = expression.compiled.as_ref().map(|_| ()).map_err(Clone::clone);
+        let outcome = expression
+            .compiled
+            .as_ref()
+            .map(|_| ())
+            .map_err(Clone::clone);
         let decl = declared(expression.output.as_ref().unwrap_or(&Type::Dyn));
         let name: Arc<str> = name.into();
         if let Some(fields) = &mut self.composed {
@@ -151,7 +158,10 @@ impl Compiler {
         let uses = checked.as_ref().map(Uses::of).unwrap_or_default();
         Expression {
             text: text.to_owned(),
-            output: checked.as_ref().ok().map(|checked| checked.output().clone()),
+            output: checked
+                .as_ref()
+                .ok()
+                .map(|checked| checked.output().clone()),
             compiled: checked.map(|checked| Program::new(env, &checked)),
             uses,
         }
@@ -271,7 +281,8 @@ impl<'a> Composed<'a> {
             Err(why) => return Err(failed("compile", why)),
         };
         let evaluation = program.evaluate_with(&self.values, self, PER_CALL_LIMIT);
-        self.cost.set(self.cost.get().saturating_add(evaluation.cost));
+        self.cost
+            .set(self.cost.get().saturating_add(evaluation.cost));
         evaluation
             .result
             .map_err(|error| failed("evaluate", &error.message))
@@ -351,7 +362,10 @@ mod tests {
         ];
         for (text, wanted) in [
             ("variables.double == 6", "true"),
-            ("has(variables.text) && variables.?text.orValue('') == 'a'", "true"),
+            (
+                "has(variables.text) && variables.?text.orValue('') == 'a'",
+                "true",
+            ),
             ("true || variables.broken == 1", "true"),
             (
                 "variables.broken",
@@ -379,7 +393,10 @@ mod tests {
         );
         let (first, second) = (BUDGET - once, BUDGET - twice);
         assert!(first > 20 && second < 2 * first, "{first} {second}");
-        assert_eq!(evaluated(&variables, "variables.many == []", first - 1).0, "exhausted");
+        assert_eq!(
+            evaluated(&variables, "variables.many == []", first - 1).0,
+            "exhausted"
+        );
     }
 
     #[test]
@@ -390,7 +407,11 @@ mod tests {
         };
         for (text, output, wanted) in [
             ("1", Output::Bool, "must evaluate to bool but got int"),
-            ("object.a", Output::Bool, "must evaluate to bool but got dyn"),
+            (
+                "object.a",
+                Output::Bool,
+                "must evaluate to bool but got dyn",
+            ),
             (
                 "1u",
                 Output::TextOrNull,

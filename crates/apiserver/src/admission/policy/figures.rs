@@ -76,7 +76,9 @@ impl Figures {
             enforcement_action: action,
         };
         self.validated.get_or_create(&labels).inc();
-        self.validation.get_or_create(&labels).observe(took.as_secs_f64());
+        self.validation
+            .get_or_create(&labels)
+            .observe(took.as_secs_f64());
     }
 
     /// A mutation was made, or failed for a reason.
@@ -88,7 +90,9 @@ impl Figures {
     ) {
         let labels = Check::new(policy, binding, failure.map_or("no_error", error_type));
         self.mutated.get_or_create(&labels).inc();
-        self.mutation.get_or_create(&labels).observe(took.as_secs_f64());
+        self.mutation
+            .get_or_create(&labels)
+            .observe(took.as_secs_f64());
     }
 }
 

@@ -13,7 +13,9 @@ use machinery::{
 
 use super::{
     super::matching::{Activation, Attributes},
-    expression::{BUDGET, Compiler, EXHAUSTED, Exhausted, Expression, Output, Run, Uses, Variable, uses},
+    expression::{
+        BUDGET, Compiler, EXHAUSTED, Exhausted, Expression, Output, Run, Uses, Variable, uses,
+    },
 };
 
 /// The compiled part of a policy.
@@ -98,7 +100,9 @@ impl Mutating {
         if let Err(why) = &expression.compiled {
             return Err(why.clone());
         }
-        let values = activation.values(attributes).map_err(|error| error.message)?;
+        let values = activation
+            .values(attributes)
+            .map_err(|error| error.message)?;
         let mut run = Run::new(values, &self.variables, BUDGET);
         let value = match run.evaluate(expression) {
             Ok(result) => result?,
@@ -120,11 +124,7 @@ impl Mutation {
 }
 
 /// The object with a configuration merged into it.
-fn apply_configuration(
-    value: &Cel<'_>,
-    live: &Object,
-    root: Root<'_>,
-) -> Result<Mutated, String> {
+fn apply_configuration(value: &Cel<'_>, live: &Object, root: Root<'_>) -> Result<Mutated, String> {
     if object_type(value) != Some(OBJECT) {
         return Err(format!(
             "unsupported return type from ApplyConfiguration expression: {}",
@@ -283,7 +283,8 @@ mod tests {
     }
 
     fn applied(text: &str) -> Result<Value, String> {
-        let mutation = json!({"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": text}});
+        let mutation =
+            json!({"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": text}});
         match mutated(mutation)? {
             Mutated::Merged(object) => Ok(Value::Object(object)),
             other => panic!("{other:?}"),
@@ -312,7 +313,8 @@ mod tests {
             *containers,
             json!([{"name": "main", "image": "i"}, {"name": "side", "image": "j"}])
         );
-        let optional = "Object{metadata: Object.metadata{labels: {'k': 'v'}}, ?spec: optional.none()}";
+        let optional =
+            "Object{metadata: Object.metadata{labels: {'k': 'v'}}, ?spec: optional.none()}";
         let object = applied(optional).unwrap();
         assert_eq!(object["metadata"]["labels"], json!({"a/b": "x", "k": "v"}));
     }
@@ -340,7 +342,10 @@ mod tests {
             assert_eq!(applied(text).unwrap_err(), why, "{text}");
         }
         let broken = applied("Object{").unwrap_err();
-        assert!(broken.starts_with("compilation failed: ERROR: <input>:1:"), "{broken}");
+        assert!(
+            broken.starts_with("compilation failed: ERROR: <input>:1:"),
+            "{broken}"
+        );
     }
 
     #[test]
@@ -354,7 +359,10 @@ mod tests {
         );
         let object = object.unwrap().unwrap();
         assert_eq!(object["spec"]["replicas"], 5);
-        assert_eq!(object["metadata"], json!({"name": "web", "labels": {}, "annotations": {"k": "v"}}));
+        assert_eq!(
+            object["metadata"],
+            json!({"name": "web", "labels": {}, "annotations": {"k": "v"}})
+        );
         assert_eq!(
             object["spec"]["template"]["spec"]["containers"][1],
             json!({"name": "x"})

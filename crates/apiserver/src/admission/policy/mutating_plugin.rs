@@ -113,7 +113,10 @@ async fn invoke(
         param,
     } = invocation;
     let (program, uses) = (&policy.program, policy.program.uses);
-    let mut form = request.forms.convert(object, matched).unwrap_or_else(|| object.clone());
+    let mut form = request
+        .forms
+        .convert(object, matched)
+        .unwrap_or_else(|| object.clone());
     let old = request.attributes.old;
     let old_form = old.and_then(|old| request.forms.convert(old, matched));
     let variable = request.request_object(matched, uses.request || !policy.conditions.is_empty());
@@ -207,9 +210,14 @@ impl<'a> Typed<'a> {
             version,
             kind,
         } = kind;
-        let resource = request.forms.matched(matched).filter(|_| request.forms.is_whole);
+        let resource = request
+            .forms
+            .matched(matched)
+            .filter(|_| request.forms.is_whole);
         let part = || schema::lookup_kind(group, version, kind).map(Self::Part);
-        let found = resource.map(|resource| Self::Resource(resource)).or_else(part);
+        let found = resource
+            .map(|resource| Self::Resource(resource))
+            .or_else(part);
         found.ok_or_else(|| {
             Status::service_unavailable(format!(
                 "Resource kind {group}/{version}, Kind={kind} not found. There can be a delay between when CustomResourceDefinitions are created and when they are available."
@@ -288,7 +296,9 @@ impl<'a> Errors<'a> {
         }
         let policy = &policy.name;
         self.messages.push(match binding {
-            Some(binding) => format!("policy '{policy}' with binding '{binding}' denied request: {why}"),
+            Some(binding) => {
+                format!("policy '{policy}' with binding '{binding}' denied request: {why}")
+            }
             None => format!("policy {} denied request: {why}", quote(policy)),
         });
     }

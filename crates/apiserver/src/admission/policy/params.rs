@@ -140,7 +140,9 @@ async fn selected(
         let labels = &stored.header.labels;
         selector.matches(|key| {
             let mut labels = labels.iter();
-            labels.find(|(own, _)| &**own == key).map(|(_, value)| &**value)
+            labels
+                .find(|(own, _)| &**own == key)
+                .map(|(_, value)| &**value)
         })
     };
     Ok(all
@@ -155,7 +157,10 @@ mod tests {
     use machinery::json::json;
 
     use super::*;
-    use crate::{admission::policy::spec::Binding, testing::{World, object}};
+    use crate::{
+        admission::policy::spec::Binding,
+        testing::{World, object},
+    };
 
     async fn collected(
         world: &World,
@@ -165,9 +170,17 @@ mod tests {
     ) -> Result<Vec<String>, String> {
         let resource = world.reader.resource("", plural).unwrap();
         let binding = Binding::read(&object(json!({"spec": {"paramRef": reference}})));
-        let params = collect(&world.reader, Some(&resource), binding.params.as_ref(), namespace);
+        let params = collect(
+            &world.reader,
+            Some(&resource),
+            binding.params.as_ref(),
+            namespace,
+        );
         let params = params.await?;
-        Ok(params.into_iter().map(|param| param.unwrap().id()).collect())
+        Ok(params
+            .into_iter()
+            .map(|param| param.unwrap().id())
+            .collect())
     }
 
     #[tokio::test]
@@ -180,9 +193,17 @@ mod tests {
         for (reference, namespace, wanted) in [
             (json!({"name": "one"}), "a", vec!["a/one"]),
             (json!({"name": "one", "namespace": "b"}), "a", vec!["b/one"]),
-            (json!({"name": "three", "parameterNotFoundAction": "Allow"}), "a", vec![]),
+            (
+                json!({"name": "three", "parameterNotFoundAction": "Allow"}),
+                "a",
+                vec![],
+            ),
             (json!({"selector": {}}), "a", vec!["a/one", "a/two"]),
-            (json!({"selector": {"matchLabels": {"tier": "x"}}}), "b", vec!["b/one"]),
+            (
+                json!({"selector": {"matchLabels": {"tier": "x"}}}),
+                "b",
+                vec!["b/one"],
+            ),
         ] {
             let found = collected(&world, "secrets", reference.clone(), namespace).await;
             assert_eq!(found.unwrap(), wanted, "{reference}");

@@ -71,12 +71,19 @@ async fn write(api: &LocalService, name: &str, status: Value) {
     });
     let path = format!("/apis/{GROUP}/v1/{PLURAL}/{name}/status");
     let path = format!("{path}?fieldManager={CONTROLLER}&force=true");
-    let why = match api.ask(Method::PATCH, &path, object.as_object().cloned()).await {
+    let why = match api
+        .ask(Method::PATCH, &path, object.as_object().cloned())
+        .await
+    {
         Ok((status, _)) if status.is_success() || status == StatusCode::NOT_FOUND => return,
         Ok((_, answer)) => tree::text(tree::get(&answer, "message")).to_owned(),
         Err(why) => why,
     };
-    tracing::warn!(name, why, "the status of a ValidatingAdmissionPolicy cannot be written");
+    tracing::warn!(
+        name,
+        why,
+        "the status of a ValidatingAdmissionPolicy cannot be written"
+    );
 }
 
 #[cfg(test)]

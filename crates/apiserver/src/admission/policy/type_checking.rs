@@ -96,7 +96,9 @@ impl Checker {
 fn with_variables(env: Env, spec: &Value) -> Env {
     let mut fields: HashMap<Arc<str>, Field> = HashMap::new();
     for variable in tree::list(&spec["variables"]) {
-        let known = env.clone().lazy("variables", variables_type(fields.clone()));
+        let known = env
+            .clone()
+            .lazy("variables", variables_type(fields.clone()));
         let checked = cel::compile(&known, tree::text(&variable["expression"]));
         let output = checked.map_or(Type::Dyn, |checked| checked.output().clone());
         let json: Arc<str> = tree::text(&variable["name"]).into();
@@ -129,7 +131,11 @@ fn matched_resources<'t>(spec: &Value, table: &'t Table) -> Vec<&'t Arc<Resource
     }
     let key = |resource: &&Arc<Resource>| {
         let names = resource.kind.names();
-        (names.group.clone(), names.version.clone(), names.kind.clone())
+        (
+            names.group.clone(),
+            names.version.clone(),
+            names.kind.clone(),
+        )
     };
     found.sort_by_key(key);
     found.dedup_by_key(|resource| key(resource));
@@ -178,8 +184,15 @@ mod tests {
                 "apps/v1, Kind=Deployment: ERROR: <input>:1:7: undefined field 'replicas'\n | object.replicas > 1\n | ......^\n".to_owned()
             )
         );
-        assert_eq!(found[1].0, "spec.validations[0].messageExpression".replace("[0]", "[1]"));
-        assert!(found[1].1.contains("found no matching overload for '_+_' applied to '(int, string)'"));
+        assert_eq!(
+            found[1].0,
+            "spec.validations[0].messageExpression".replace("[0]", "[1]")
+        );
+        assert!(
+            found[1]
+                .1
+                .contains("found no matching overload for '_+_' applied to '(int, string)'")
+        );
     }
 
     #[test]

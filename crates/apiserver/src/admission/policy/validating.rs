@@ -6,7 +6,9 @@ use machinery::Value;
 
 use super::{
     super::matching::{Activation, Attributes},
-    expression::{BUDGET, Compiler, EXHAUSTED, Exhausted, Expression, Output, Run, Uses, Variable, uses},
+    expression::{
+        BUDGET, Compiler, EXHAUSTED, Exhausted, Expression, Output, Run, Uses, Variable, uses,
+    },
     spec::FailurePolicy,
 };
 
@@ -75,7 +77,10 @@ impl Denial {
 /// An audit annotation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Annotation {
-    Publish { key: String, value: String },
+    Publish {
+        key: String,
+        value: String,
+    },
     Exclude,
     /// Refuses the request.
     Error(String),
@@ -165,7 +170,9 @@ impl Validating {
         activation: &Activation<'a>,
         budget: u64,
     ) -> Result<Run<'a>, String> {
-        let values = activation.values(attributes).map_err(|error| error.message)?;
+        let values = activation
+            .values(attributes)
+            .map_err(|error| error.message)?;
         Ok(Run::new(values, &self.variables, budget))
     }
 
@@ -319,7 +326,10 @@ mod tests {
     #[test]
     fn messages_come_from_the_expression_then_the_message_then_the_rule() {
         for (validation, wanted) in [
-            (json!({"expression": "object.spec.replicas > 2"}), Decision::Admit),
+            (
+                json!({"expression": "object.spec.replicas > 2"}),
+                Decision::Admit,
+            ),
             (
                 json!({"expression": " object.spec.replicas > 5 "}),
                 denied("failed expression: object.spec.replicas > 5", ""),
@@ -369,7 +379,11 @@ mod tests {
         let [Decision::Deny(denial)] = found.decisions.as_slice() else {
             panic!("{found:?}")
         };
-        assert!(denial.message.starts_with("compilation error: compilation failed: ERROR: <input>:1:"));
+        assert!(
+            denial
+                .message
+                .starts_with("compilation error: compilation failed: ERROR: <input>:1:")
+        );
     }
 
     #[test]
@@ -378,7 +392,10 @@ mod tests {
             "variables": [{"name": "max", "expression": "params.data.max"}],
             "validations": [{"expression": "object.spec.replicas <= variables.max",
                              "messageExpression": "'at most ' + string(variables.max)"}]});
-        assert_eq!(outcome(spec, FailurePolicy::Fail).decisions, [denied("at most 2", "")]);
+        assert_eq!(
+            outcome(spec, FailurePolicy::Fail).decisions,
+            [denied("at most 2", "")]
+        );
     }
 
     #[test]
@@ -417,6 +434,9 @@ mod tests {
         // Each stays below the limit of one expression; together they pass the budget.
         let validations: Vec<Value> = (0..60).map(|_| json!({"expression": nested(5)})).collect();
         let found = outcome(json!({"validations": validations}), FailurePolicy::Fail);
-        assert_eq!(found.decisions, [Decision::Deny(Denial::failure(EXHAUSTED))]);
+        assert_eq!(
+            found.decisions,
+            [Decision::Deny(Denial::failure(EXHAUSTED))]
+        );
     }
 }

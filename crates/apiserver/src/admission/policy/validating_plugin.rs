@@ -102,9 +102,8 @@ async fn evaluate(
 ) -> Result<Outcome, Status> {
     let policy = invocation.policy;
     let (matched, uses) = (&invocation.matched, policy.program.uses);
-    let convert = |object: Option<&Object>| {
-        object.and_then(|object| request.forms.convert(object, matched))
-    };
+    let convert =
+        |object: Option<&Object>| object.and_then(|object| request.forms.convert(object, matched));
     let (object, old) = (request.attributes.object, request.attributes.old);
     let (new_form, old_form) = (convert(object), convert(old));
     let variable = request.request_object(matched, uses.request || !policy.conditions.is_empty());
@@ -214,7 +213,8 @@ impl<'a> Verdict<'a> {
         for action in &binding.actions {
             let names = (policy, binding.name.as_str());
             let done = action.name_of_figure();
-            self.figures.validated(names, &denial.message, done, self.took);
+            self.figures
+                .validated(names, &denial.message, done, self.took);
             match action {
                 Action::Deny => self.deny(policy, Some(binding), denial.clone()),
                 Action::Warn => self.given.effects.warn(format!(
