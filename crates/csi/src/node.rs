@@ -32,7 +32,9 @@ impl Node {
 
     /// Whether the driver has a capability. An answer is kept; an error is not.
     pub async fn can(&self, capability: Capability) -> Result<bool, Status> {
-        let known = self.capabilities.get_or_try_init(|| self.ask_capabilities());
+        let known = self
+            .capabilities
+            .get_or_try_init(|| self.ask_capabilities());
         Ok(known.await?.contains(&capability))
     }
 
@@ -121,7 +123,9 @@ impl Node {
     ) -> Result<T, Status> {
         let late = || {
             let within = self.timeout;
-            Status::deadline_exceeded(format!("the driver did not answer {what} within {within:?}"))
+            Status::deadline_exceeded(format!(
+                "the driver did not answer {what} within {within:?}"
+            ))
         };
         match tokio::time::timeout(self.timeout, call).await {
             Ok(Ok(answer)) => Ok(answer.into_inner()),

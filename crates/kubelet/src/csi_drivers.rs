@@ -49,7 +49,10 @@ impl Handler for Registrar {
     }
 
     fn validate(&self, plugin: &Plugin) -> std::result::Result<(), String> {
-        let supported = plugin.versions.iter().any(|version| major(version) == Some(1));
+        let supported = plugin
+            .versions
+            .iter()
+            .any(|version| major(version) == Some(1));
         if supported {
             return Ok(());
         }
@@ -69,7 +72,10 @@ impl Handler for Registrar {
         let info = node.info().await;
         let info = info.map_err(|status| {
             let error = csi::go_error(&status);
-            format!("error getting node info of CSI driver {}: {error}", plugin.name)
+            format!(
+                "error getting node info of CSI driver {}: {error}",
+                plugin.name
+            )
         })?;
         if info.node_id.is_empty() {
             let why = "error adding CSI driver node info: driverNodeID must not be empty";
@@ -141,7 +147,11 @@ impl Registrar {
     }
 
     async fn install(&self, driver: &str, info: &NodeGetInfoResponse) -> Result<()> {
-        let topology = info.accessible_topology.clone().unwrap_or_default().segments;
+        let topology = info
+            .accessible_topology
+            .clone()
+            .unwrap_or_default()
+            .segments;
         let node = self
             .retried(|| self.show_on_node(driver, &info.node_id, &topology))
             .await?;

@@ -89,7 +89,11 @@ pub async fn grow(device: &Path, mount: &Path) -> Result<(), String> {
 
 async fn run(mut command: Command) -> Result<Output, String> {
     command.kill_on_drop(true);
-    let program = command.as_std().get_program().to_string_lossy().into_owned();
+    let program = command
+        .as_std()
+        .get_program()
+        .to_string_lossy()
+        .into_owned();
     match tokio::time::timeout(PATIENCE, command.output()).await {
         Ok(Ok(output)) => Ok(output),
         Ok(Err(error)) => Err(format!("{program}: {error}")),

@@ -50,7 +50,9 @@ impl MountOptions {
 
     /// As mount(8) takes them.
     pub fn words(&self) -> String {
-        let on = FLAGS.iter().filter(|(_, _, flag)| self.flags.contains(*flag));
+        let on = FLAGS
+            .iter()
+            .filter(|(_, _, flag)| self.flags.contains(*flag));
         let mut words: Vec<&str> = on.map(|(on, _, _)| *on).collect();
         if !self.data.is_empty() {
             words.push(&self.data);

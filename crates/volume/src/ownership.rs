@@ -66,8 +66,7 @@ pub fn apply_fs_group(dir: &Path, pod: &Pod, read_only: bool) -> Result<()> {
 /// Whether the top of a volume is as [`give_to_group`] leaves it.
 fn is_of_group(dir: &Path, group: u32, read_only: bool) -> bool {
     let wanted = if read_only { 0o2550 } else { 0o2770 };
-    rustix::fs::stat(dir)
-        .is_ok_and(|stat| stat.st_gid == group && stat.st_mode & wanted == wanted)
+    rustix::fs::stat(dir).is_ok_and(|stat| stat.st_gid == group && stat.st_mode & wanted == wanted)
 }
 
 /// Changes group and group bits of everything in `dir`, and `dir` itself. Everything is changed

@@ -161,8 +161,7 @@ impl Driver {
             .add_service(IdentityServer::new(self.clone()))
             .add_service(ControllerServer::new(self.clone()))
             .add_service(NodeServer::new(self.clone()));
-        let registration =
-            Server::builder().add_service(RegistrationServer::new(self.clone()));
+        let registration = Server::builder().add_service(RegistrationServer::new(self.clone()));
         let tasks = vec![
             tokio::spawn(async move {
                 let _ = services.serve_with_incoming(own).await;

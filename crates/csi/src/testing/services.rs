@@ -77,9 +77,7 @@ impl Controller for Driver {
         ];
         let capabilities = all.map(|one| v1::ControllerServiceCapability {
             r#type: Some(controller_service_capability::Type::Rpc(
-                controller_service_capability::Rpc {
-                    r#type: one as i32,
-                },
+                controller_service_capability::Rpc { r#type: one as i32 },
             )),
         });
         Ok(Response::new(v1::ControllerGetCapabilitiesResponse {
@@ -92,7 +90,9 @@ impl Controller for Driver {
         request: Request<v1::CreateVolumeRequest>,
     ) -> Answer<v1::CreateVolumeResponse> {
         let request = request.into_inner();
-        let bytes = request.capacity_range.map_or(0, |range| range.required_bytes);
+        let bytes = request
+            .capacity_range
+            .map_or(0, |range| range.required_bytes);
         let call = Call {
             method: "CreateVolume",
             volume: request.name.clone(),
@@ -165,7 +165,9 @@ impl Controller for Driver {
         request: Request<v1::ControllerExpandVolumeRequest>,
     ) -> Answer<v1::ControllerExpandVolumeResponse> {
         let request = request.into_inner();
-        let bytes = request.capacity_range.map_or(0, |range| range.required_bytes);
+        let bytes = request
+            .capacity_range
+            .map_or(0, |range| range.required_bytes);
         let call = Call {
             method: "ControllerExpandVolume",
             volume: request.volume_id.clone(),
@@ -392,7 +394,9 @@ impl Node for Driver {
     ) -> Answer<v1::NodeExpandVolumeResponse> {
         let request = request.into_inner();
         let (access, _) = access(request.volume_capability.as_ref());
-        let bytes = request.capacity_range.map_or(0, |range| range.required_bytes);
+        let bytes = request
+            .capacity_range
+            .map_or(0, |range| range.required_bytes);
         let call = Call {
             method: "NodeExpandVolume",
             volume: request.volume_id,

@@ -1,9 +1,6 @@
 //! A container's mounts: its volumes, the hosts file, and the file for its last words.
 
-use std::{
-    collections::BTreeMap,
-    path::Path,
-};
+use std::{collections::BTreeMap, path::Path};
 
 use cri::v1::{Device, ImageSpec, Mount, MountPropagation};
 use k8s_openapi::api::core::v1::{Container, Pod, VolumeDevice, VolumeMount};

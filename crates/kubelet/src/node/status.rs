@@ -292,7 +292,8 @@ async fn gather(core: &Core, before: &[NodeCondition], now: Timestamp) -> NodeSt
         images: Some(images),
         runtime_handlers: Some(handlers),
         features,
-        volumes_in_use: Some(core.volumes.in_use().borrow().clone()).filter(|names| !names.is_empty()),
+        volumes_in_use: Some(core.volumes.in_use().borrow().clone())
+            .filter(|names| !names.is_empty()),
         ..Default::default()
     }
 }

@@ -9,9 +9,7 @@ use std::{
     time::Duration,
 };
 
-use csi::registration::{
-    InfoRequest, RegistrationStatus, registration_client::RegistrationClient,
-};
+use csi::registration::{InfoRequest, RegistrationStatus, registration_client::RegistrationClient};
 use stdx::{Backoff, Clock};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
@@ -72,7 +70,10 @@ async fn register(
         .find(|handler| handler.kind() == info.r#type);
     let Some(handler) = handler.cloned() else {
         let kind = info.r#type;
-        let why = format!("no handler registered for plugin type: {kind} at socket {}", path.display());
+        let why = format!(
+            "no handler registered for plugin type: {kind} at socket {}",
+            path.display()
+        );
         notify(&mut client, Err(&why)).await?;
         return Err(why);
     };
@@ -94,10 +95,17 @@ async fn register(
         notify(&mut client, Err(&why)).await?;
         return Err(why);
     }
-    info!(plugin = plugin.name, endpoint = plugin.endpoint, "plugin registered");
+    info!(
+        plugin = plugin.name,
+        endpoint = plugin.endpoint,
+        "plugin registered"
+    );
     if let Err(error) = notify(&mut client, Ok(())).await {
         // It works all the same; the next scan of the registry finds out if it is gone.
-        warn!(plugin = plugin.name, error, "the plugin does not hear that it is registered");
+        warn!(
+            plugin = plugin.name,
+            error, "the plugin does not hear that it is registered"
+        );
     }
     Ok((handler, plugin))
 }

@@ -23,17 +23,21 @@ pub(super) async fn resolve(
     };
     let namespace = spec::namespace(pod);
     let failed = |why: String| format!("error processing PVC {namespace}/{name}: {why}");
-    let claims: Api<PersistentVolumeClaim> =
-        Api::namespaced(core.config.client.clone(), namespace);
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(core.config.client.clone(), namespace);
     let claim = claims.get(&name).await;
     let claim = claim.map_err(|error| {
-        failed(format!("failed to fetch PVC from API server: {}", said(error)))
+        failed(format!(
+            "failed to fetch PVC from API server: {}",
+            said(error)
+        ))
     })?;
     let volumes: Api<PersistentVolume> = Api::all(core.config.client.clone());
     let bound = resolve::bound_volume(pod, volume, &claim).map_err(failed)?;
     let found = volumes.get(bound).await.map_err(|error| {
         let error = said(error);
-        failed(format!("failed to fetch PV {bound} from API server: {error}"))
+        failed(format!(
+            "failed to fetch PV {bound} from API server: {error}"
+        ))
     })?;
     resolve::claimed(volume, Arc::new(claim), Arc::new(found), uses).map_err(failed)
 }

@@ -40,7 +40,9 @@ fn growth(volume: &Spec) -> Option<Growth> {
         return None;
     }
     let status = claim.allocated_resource_statuses.as_ref();
-    let status = status.and_then(|all| all.get("storage")).map(String::as_str);
+    let status = status
+        .and_then(|all| all.get("storage"))
+        .map(String::as_str);
     let allocated = size(claim.allocated_resources.as_ref());
     match (status, allocated) {
         // A controller that does not track what it does.
@@ -92,7 +94,8 @@ pub(super) async fn expand(core: &Core, pod: &Pod, volume: &Spec, key: &Key) -> 
             let message = format!("MountVolume.NodeExpandVolume succeeded for volume {name:?}");
             core.events
                 .normal(pod, "FileSystemResizeSuccessful", message.as_str());
-            core.events.claim(claim, "FileSystemResizeSuccessful", message);
+            core.events
+                .claim(claim, "FileSystemResizeSuccessful", message);
             write(core, claim, finished(&growth)).await
         }
         Ok(Expanded::NotSupported) if !growth.is_tracked => Ok(()),
@@ -166,7 +169,8 @@ mod tests {
     use super::*;
 
     fn spec(capacity: &str, status: Value) -> Spec {
-        let volume = json!({"metadata": {"name": "pv"}, "spec": {"capacity": {"storage": capacity}}});
+        let volume =
+            json!({"metadata": {"name": "pv"}, "spec": {"capacity": {"storage": capacity}}});
         let claim = json!({"metadata": {"name": "c"}, "spec": {}, "status": status});
         let inline = json!({"name": "v", "persistentVolumeClaim": {"claimName": "c"}});
         Spec {
@@ -181,7 +185,8 @@ mod tests {
 
     #[test]
     fn a_node_grows_what_its_controller_has_grown_and_left_to_it() {
-        let bytes = |capacity: &str, status: Value| growth(&spec(capacity, status)).map(|g| g.bytes);
+        let bytes =
+            |capacity: &str, status: Value| growth(&spec(capacity, status)).map(|g| g.bytes);
         let old = json!({"storage": "1Gi"});
         assert_eq!(bytes("1Gi", json!({"capacity": old})), None);
         assert_eq!(bytes("2Gi", json!({"capacity": old})), Some(2 << 30));

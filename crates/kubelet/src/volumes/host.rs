@@ -70,7 +70,10 @@ fn not_tried(error: impl std::fmt::Display) -> StepError {
 }
 
 impl NodeHost {
-    fn status<T>(&self, read: impl FnOnce(&k8s_openapi::api::core::v1::NodeStatus) -> T) -> Option<T> {
+    fn status<T>(
+        &self,
+        read: impl FnOnce(&k8s_openapi::api::core::v1::NodeStatus) -> T,
+    ) -> Option<T> {
         let node = self.nodes.get("", &self.config.node_name)?;
         node.status.as_ref().map(read)
     }

@@ -59,7 +59,10 @@ pub(crate) fn storage_source_name(spec: &Spec) -> &'static str {
         (found.glusterfs.is_some(), "glusterfs"),
         (found.azure_disk.is_some(), "azureDisk"),
         (found.azure_file.is_some(), "azureFile"),
-        (found.aws_elastic_block_store.is_some(), "awsElasticBlockStore"),
+        (
+            found.aws_elastic_block_store.is_some(),
+            "awsElasticBlockStore",
+        ),
         (found.gce_persistent_disk.is_some(), "gcePersistentDisk"),
         (found.vsphere_volume.is_some(), "vsphereVolume"),
         (found.portworx_volume.is_some(), "portworxVolume"),

@@ -53,7 +53,10 @@ impl StoragePlugin for Nfs {
         if host.mounter().is_mounted(&dir)? {
             return Ok(dir);
         }
-        let helper = HELPERS.iter().copied().find(|path| Path::new(path).exists());
+        let helper = HELPERS
+            .iter()
+            .copied()
+            .find(|path| Path::new(path).exists());
         let Some(helper) = helper else {
             return Err(StepError::Failed(
                 "this node cannot mount nfs: it has no mount.nfs (package nfs-common or nfs-utils)"
@@ -95,7 +98,9 @@ impl StoragePlugin for Nfs {
 /// Whether the kernel's list of file systems has an nfs client.
 fn supports_nfs(list: &str) -> bool {
     let names = list.lines().filter_map(|line| line.split('\t').nth(1));
-    names.into_iter().any(|name| name.starts_with("nfs") && name != "nfsd")
+    names
+        .into_iter()
+        .any(|name| name.starts_with("nfs") && name != "nfsd")
 }
 
 async fn mount(helper: &str, spec: &Spec, dir: &Path) -> Step<()> {

@@ -189,7 +189,9 @@ impl Manager {
         loop {
             let not_yet = |why: &str| Err(StepError::NotTried(why.to_owned()));
             let checked = if !host.is_reported_in_use(&name) {
-                not_yet("volume has not been added to the list of VolumesInUse in the node's volume status")
+                not_yet(
+                    "volume has not been added to the list of VolumesInUse in the node's volume status",
+                )
             } else if !host.is_attached(&name) {
                 not_yet("volume not attached according to node status")
             } else {
@@ -219,9 +221,20 @@ impl Manager {
             return Ok(());
         }
         self.with(key, |entry| entry.staged = Progress::Maybe);
+        let before = before.unwrap_or(Progress::No);
         let outcome = plugin.stage(spec, pod, &*self.host).await;
-        let after = progress(&outcome, before.unwrap_or(Progress::No));
-        self.with(key, |entry| entry.staged = after);
+        let after = match (&outcome, before) {
+            // An earlier try may have staged it, and this one does not say that it is gone.
+            (Err(_), Progress::Maybe) => Progress::Maybe,
+            _ => progress(&outcome, before),
+        };
+        let staged = self.with(key, |entry| {
+            entry.staged = after;
+            entry.staged(key)
+        });
+        if let (Err(_), Progress::No, Some(staged)) = (&outcome, after, staged) {
+            plugin.forget_stage(&staged, &*self.host);
+        }
         outcome
     }
 

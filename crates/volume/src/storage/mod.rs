@@ -238,6 +238,10 @@ pub trait StoragePlugin: Send + Sync {
         let _ = (spec, pod, host);
         Ok(())
     }
+    /// Removes what a `stage` left that was refused, and that nothing was staged before.
+    fn forget_stage(&self, staged: &Staged, host: &dyn Host) {
+        let _ = (staged, host);
+    }
     /// Brings the volume to a pod; returns the path or the device for its containers.
     async fn publish(&self, request: &Publish<'_>, host: &dyn Host) -> Step<PathBuf>;
     /// Whether a published volume is to be published again from time to time.

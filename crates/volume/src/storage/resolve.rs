@@ -213,9 +213,11 @@ mod tests {
         assert_eq!(claim_name("web", &volume).as_deref(), Some("web-data"));
         let pod: Pod = from(json!({"metadata": {"name": "web", "namespace": "n", "uid": "u"}}));
         let claim = |uid: &str| -> PersistentVolumeClaim {
-            from(json!({"metadata": {"name": "web-data", "namespace": "n", "ownerReferences": [
+            from(
+                json!({"metadata": {"name": "web-data", "namespace": "n", "ownerReferences": [
                     {"apiVersion": "v1", "kind": "Pod", "name": "web", "uid": uid, "controller": true}]},
-                "spec": {"volumeName": "v"}, "status": {"phase": "Bound"}}))
+                "spec": {"volumeName": "v"}, "status": {"phase": "Bound"}}),
+            )
         };
         assert_eq!(bound_volume(&pod, &volume, &claim("u")), Ok("v"));
         assert_eq!(
@@ -227,7 +229,9 @@ mod tests {
     #[test]
     fn claim_and_volume_must_name_each_other_and_fit_their_use() {
         let claim = || Arc::new(from(json!({"metadata": {"uid": "c1"}})));
-        let found = |spec: serde_json::Value| Arc::new(from(json!({"metadata": {"name": "pv"}, "spec": spec})));
+        let found = |spec: serde_json::Value| {
+            Arc::new(from(json!({"metadata": {"name": "pv"}, "spec": spec})))
+        };
         let mounted = Uses {
             mounted: true,
             as_device: false,
@@ -238,7 +242,10 @@ mod tests {
                 .unwrap_or_default()
         };
         assert!(why(json!({}), mounted).contains("nil pv.Spec.ClaimRef"));
-        assert!(why(json!({"claimRef": {"uid": "c2"}}), mounted).contains("does not point to claim.UID c1"));
+        assert!(
+            why(json!({"claimRef": {"uid": "c2"}}), mounted)
+                .contains("does not point to claim.UID c1")
+        );
         let block = json!({"claimRef": {"uid": "c1"}, "volumeMode": "Block"});
         assert_eq!(
             why(block, mounted),

@@ -7,10 +7,7 @@ use stdx::Backoff;
 use tokio::task::JoinSet;
 use tracing::warn;
 
-use super::{
-    Key, Manager, Step,
-    state::Progress,
-};
+use super::{Key, Manager, Step, state::Progress};
 
 /// The longest time between two tries.
 const CAP: Duration = Duration::from_secs(122);

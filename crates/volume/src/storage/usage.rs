@@ -4,10 +4,7 @@ use std::time::Duration;
 
 use tracing::debug;
 
-use super::{
-    Expand, Expanded, Key, Manager, Spec, Step, StepError, Usage,
-    state::Progress,
-};
+use super::{Expand, Expanded, Key, Manager, Spec, Step, StepError, Usage, state::Progress};
 
 /// How long a measure counts, and how long one may take.
 const STATS_AGE: Duration = Duration::from_secs(60);

@@ -30,7 +30,10 @@ async fn a_volume_is_staged_for_the_first_pod_and_unstaged_after_the_last() {
     node.manager.tear_down("p1").await.unwrap();
     assert_eq!(node.driver.staged().len(), 1);
     node.manager.tear_down("p2").await.unwrap();
-    until("the volume to be unstaged", || node.driver.staged().is_empty()).await;
+    until("the volume to be unstaged", || {
+        node.driver.staged().is_empty()
+    })
+    .await;
     assert_eq!(
         node.driver.order(),
         [
@@ -75,7 +78,10 @@ async fn the_driver_gets_what_volume_pod_and_driver_object_say() {
     let stage = &node.driver.calls_of("NodeStageVolume")[0];
     assert_eq!(stage.access, "ext4 noatime");
     assert_eq!(stage.secrets["key"], "value");
-    assert_eq!(stage.context, BTreeMap::from([("pool".into(), "fast".into())]));
+    assert_eq!(
+        stage.context,
+        BTreeMap::from([("pool".into(), "fast".into())])
+    );
     let publish = &node.driver.calls_of("NodePublishVolume")[0];
     assert!(publish.readonly && publish.staging == stage.path);
     assert_eq!(publish.mount_group, "77");
@@ -89,8 +95,10 @@ async fn the_driver_gets_what_volume_pod_and_driver_object_say() {
     ] {
         assert_eq!(publish.context[key], value, "{key}");
     }
-    node.set_csi_driver(json!({"attachRequired": false, "serviceAccountTokenInSecrets": true,
-        "tokenRequests": [{"audience": "vault"}]}));
+    node.set_csi_driver(
+        json!({"attachRequired": false, "serviceAccountTokenInSecrets": true,
+        "tokenRequests": [{"audience": "vault"}]}),
+    );
     node.set_up(&pod("q"), &data).await.unwrap();
     let publish = &node.driver.calls_of("NodePublishVolume")[1];
     assert_eq!(
@@ -107,7 +115,10 @@ async fn an_inline_volume_is_only_published_and_needs_a_driver_that_allows_it() 
         "volumeAttributes": {"size": "1"}, "readOnly": true}});
     let inline = resolve::inline(&serde_json::from_value(inline).unwrap());
     let error = node.set_up(&pod("p"), &inline).await.unwrap_err();
-    assert!(error.to_string().contains("not supported by driver"), "{error}");
+    assert!(
+        error.to_string().contains("not supported by driver"),
+        "{error}"
+    );
     node.set_csi_driver(json!({"volumeLifecycleModes": ["Ephemeral"], "podInfoOnMount": true}));
     node.set_up(&pod("p"), &inline).await.unwrap();
     node.manager.tear_down("p").await.unwrap();
@@ -146,7 +157,10 @@ async fn an_attachable_volume_waits_until_it_is_in_use_and_attached() {
     let stage = &node.driver.calls_of("NodeStageVolume")[0];
     assert_eq!(stage.publish_context["device"], "xvdb");
     node.manager.tear_down("p").await.unwrap();
-    until("the volume to be free", || node.manager.in_use().borrow().is_empty()).await;
+    until("the volume to be free", || {
+        node.manager.in_use().borrow().is_empty()
+    })
+    .await;
     assert!(node.driver.staged().is_empty());
 }
 
@@ -161,7 +175,10 @@ async fn a_refused_step_leaves_nothing_and_an_uncertain_one_is_undone() {
         error.to_string(),
         "MountVolume.SetUp failed for volume \"data\" : rpc error: code = Internal desc = a test says so"
     );
-    let record = node.dir.path().join("kubelet/pods/p/volumes/kubernetes.io~csi/data");
+    let record = node
+        .dir
+        .path()
+        .join("kubelet/pods/p/volumes/kubernetes.io~csi/data");
     assert!(!record.exists());
     node.manager.tear_down("p").await.unwrap();
     assert!(node.driver.calls_of("NodeUnpublishVolume").is_empty());
@@ -172,7 +189,10 @@ async fn a_refused_step_leaves_nothing_and_an_uncertain_one_is_undone() {
     assert_eq!(node.driver.published().len(), 1);
     node.manager.tear_down("p").await.unwrap();
     assert!(node.driver.published().is_empty());
-    until("the volume to be unstaged", || node.driver.staged().is_empty()).await;
+    until("the volume to be unstaged", || {
+        node.driver.staged().is_empty()
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -194,11 +214,17 @@ async fn a_driver_that_hangs_or_is_away_delays_only_its_own_volumes() {
     // Away: the pod keeps its volume until the driver is back.
     *node.host.is_registered.lock() = false;
     let error = node.manager.tear_down("stuck").await.unwrap_err();
-    assert!(error.to_string().contains("registered CSI drivers"), "{error}");
+    assert!(
+        error.to_string().contains("registered CSI drivers"),
+        "{error}"
+    );
     assert_eq!(node.driver.published().len(), 1);
     *node.host.is_registered.lock() = true;
     node.manager.tear_down("stuck").await.unwrap();
-    until("the volume to be unstaged", || node.driver.staged().is_empty()).await;
+    until("the volume to be unstaged", || {
+        node.driver.staged().is_empty()
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -264,7 +290,10 @@ async fn volumes_grow_are_measured_and_are_published_again_where_drivers_want_it
     let grown = node.manager.expand("p", &ready.key, &data, 5 << 30).await;
     assert_eq!(grown, Ok(Expanded::Done));
     let call = &node.driver.calls_of("NodeExpandVolume")[0];
-    assert_eq!((call.bytes, call.path.as_str()), (5 << 30, &*node.target("p", "data")));
+    assert_eq!(
+        (call.bytes, call.path.as_str()),
+        (5 << 30, &*node.target("p", "data"))
+    );
     for (code, expected) in [
         (Code::FailedPrecondition, "in use"),
         (Code::OutOfRange, "infeasible"),
@@ -280,7 +309,10 @@ async fn volumes_grow_are_measured_and_are_published_again_where_drivers_want_it
     }
     let stats = node.manager.stats("p").await;
     assert_eq!(stats.len(), 1);
-    assert_eq!((stats[0].0.as_str(), stats[0].1.used), ("vol-data", Some(300)));
+    assert_eq!(
+        (stats[0].0.as_str(), stats[0].1.used),
+        ("vol-data", Some(300))
+    );
     // One that is gone does not come back by a late refresh.
     node.driver.heal("NodePublishVolume");
     node.manager.tear_down("p").await.unwrap();
@@ -297,12 +329,21 @@ async fn a_raw_block_volume_is_a_device_of_the_pod() {
                "csi": {"driver": DRIVER, "volumeHandle": "h-raw"}}),
     );
     let ready = node.set_up(&pod("p"), &raw).await.unwrap();
-    let devices = node.dir.path().join("kubelet/plugins/kubernetes.io/csi/volumeDevices");
+    let devices = node
+        .dir
+        .path()
+        .join("kubelet/plugins/kubernetes.io/csi/volumeDevices");
     assert_eq!(ready.path, devices.join("publish/raw/p"));
     let publish = &node.driver.calls_of("NodePublishVolume")[0];
     assert_eq!(publish.access, "block");
-    assert_eq!(publish.staging, devices.join("staging/raw").to_string_lossy());
-    let link = node.dir.path().join("kubelet/pods/p/volumeDevices/kubernetes.io~csi/raw");
+    assert_eq!(
+        publish.staging,
+        devices.join("staging/raw").to_string_lossy()
+    );
+    let link = node
+        .dir
+        .path()
+        .join("kubelet/pods/p/volumeDevices/kubernetes.io~csi/raw");
     assert_eq!(std::fs::read_link(&link).unwrap(), ready.path);
     node.restart();
     assert_eq!(node.driver.published().len(), 1);

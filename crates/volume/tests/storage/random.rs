@@ -56,11 +56,19 @@ async fn history(seed: u64) {
     let mut model = Model::default();
     let mut history = vec![format!("seed {seed}")];
     for _ in 0..STEPS {
-        let (p, v) = (random.random_range(0..PODS.len()), random.random_range(0..VOLUMES.len()));
+        let (p, v) = (
+            random.random_range(0..PODS.len()),
+            random.random_range(0..VOLUMES.len()),
+        );
         match random.random_range(0..10) {
             0..4 => {
                 let outcome = node.set_up(&pod(PODS[p]), &volume(VOLUMES[v])).await;
-                history.push(format!("set up {} {}: {}", PODS[p], VOLUMES[v], outcome.is_ok()));
+                history.push(format!(
+                    "set up {} {}: {}",
+                    PODS[p],
+                    VOLUMES[v],
+                    outcome.is_ok()
+                ));
                 match outcome {
                     Ok(_) => model.has.insert((p, v)),
                     // What a pod runs with stays, whatever a later try says.
@@ -70,7 +78,12 @@ async fn history(seed: u64) {
             4..7 => {
                 let outcome = node.manager.tear_down(PODS[p]).await;
                 history.push(format!("tear down {}: {}", PODS[p], outcome.is_ok()));
-                let of_pod: Vec<_> = model.has.iter().copied().filter(|(pod, _)| *pod == p).collect();
+                let of_pod: Vec<_> = model
+                    .has
+                    .iter()
+                    .copied()
+                    .filter(|(pod, _)| *pod == p)
+                    .collect();
                 model.has.retain(|(pod, _)| *pod != p);
                 match outcome {
                     Ok(()) => model.may_have.retain(|(pod, _)| *pod != p),
@@ -102,9 +115,10 @@ async fn history(seed: u64) {
     for pod in PODS {
         node.manager.tear_down(pod).await.unwrap();
     }
-    until("everything to be off the node", || {
-        node.driver.staged().is_empty() && node.driver.published().is_empty()
-    })
+    until(
+        &format!("everything to be off the node: {history:#?}"),
+        || node.driver.staged().is_empty() && node.driver.published().is_empty(),
+    )
     .await;
     for pod in PODS {
         let dir = node.dir.path().join("kubelet/pods").join(pod);

@@ -270,10 +270,19 @@ mod tests {
 
     #[test]
     fn access_modes_are_as_fine_as_the_driver_knows_them() {
-        assert_eq!(access_mode("ReadWriteOnce", false), Access::SingleNodeWriter);
-        assert_eq!(access_mode("ReadWriteOncePod", true), Access::SingleNodeSingleWriter);
+        assert_eq!(
+            access_mode("ReadWriteOnce", false),
+            Access::SingleNodeWriter
+        );
+        assert_eq!(
+            access_mode("ReadWriteOncePod", true),
+            Access::SingleNodeSingleWriter
+        );
         assert_eq!(access_mode("", true), Access::SingleNodeMultiWriter);
-        assert_eq!(access_mode("ReadOnlyMany", true), Access::MultiNodeReaderOnly);
+        assert_eq!(
+            access_mode("ReadOnlyMany", true),
+            Access::MultiNodeReaderOnly
+        );
     }
 
     #[test]

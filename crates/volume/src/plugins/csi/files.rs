@@ -21,7 +21,12 @@ pub(super) fn make_dir(dir: &Path) -> crate::Result<()> {
     made.map_err(Error::io("create", dir))
 }
 
-pub(super) fn save_staged(volume: &Described, spec: &Spec, dir: &Path, root: &Path) -> crate::Result<()> {
+pub(super) fn save_staged(
+    volume: &Described,
+    spec: &Spec,
+    dir: &Path,
+    root: &Path,
+) -> crate::Result<()> {
     let record = BTreeMap::from([
         ("volumeHandle".to_owned(), volume.handle.clone()),
         ("driverName".to_owned(), volume.driver.clone()),
@@ -33,7 +38,11 @@ pub(super) fn save_staged(volume: &Described, spec: &Spec, dir: &Path, root: &Pa
     }
 }
 
-pub(super) fn save_published(volume: &Described, mount: &PodMount, host: &dyn Host) -> crate::Result<()> {
+pub(super) fn save_published(
+    volume: &Described,
+    mount: &PodMount,
+    host: &dyn Host,
+) -> crate::Result<()> {
     let node = host.node_name();
     let attachment = paths::attachment_name(&volume.handle, &volume.driver, node);
     let fields = [
@@ -41,7 +50,10 @@ pub(super) fn save_published(volume: &Described, mount: &PodMount, host: &dyn Ho
         ("volumeHandle", &volume.handle),
         ("driverName", &volume.driver),
         ("nodeName", node),
-        ("volumeLifecycleMode", calls::lifecycle_mode(volume.is_ephemeral)),
+        (
+            "volumeLifecycleMode",
+            calls::lifecycle_mode(volume.is_ephemeral),
+        ),
         ("attachmentID", &attachment),
     ];
     let record = fields.map(|(key, value)| (key.to_owned(), value.to_owned()));
@@ -90,16 +102,4 @@ pub(super) fn clean_staging(dir: &Path, staged: &Staged, host: &dyn Host) -> cra
     crate::remove_tree(dir)?;
     paths::remove_target(&paths::publish_dir(host.root_dir(), &staged.name))?;
     crate::remove_tree(&paths::device_dir(host.root_dir(), &staged.name))
-}
-
-/// After a stage that was refused; what cannot be removed is found by the next try.
-pub(super) fn remove_staging(dir: &Path, spec: &Spec, host: &dyn Host) {
-    let staged = Staged {
-        volume: String::new(),
-        name: spec.name.clone(),
-        is_block: spec.is_block,
-    };
-    if let Err(error) = clean_staging(dir, &staged, host) {
-        tracing::debug!(dir = %dir.display(), %error, "cannot clean up after a refused stage");
-    }
 }

@@ -23,8 +23,7 @@ pub use self::paths::attachment_name;
 use self::{
     calls::{Described, can, failed, persistent},
     files::{
-        clean_staging, link_published, make_dir, remove_published, remove_staging,
-        save_published, save_staged,
+        clean_staging, link_published, make_dir, remove_published, save_published, save_staged,
     },
 };
 use crate::{
@@ -70,7 +69,9 @@ async fn secrets(
     let name = reference.name.as_deref().unwrap_or_default();
     let found = host.secret(namespace, name).await;
     found.map_err(|error| {
-        StepError::NotTried(format!("fetching {what} {namespace}/{name} failed: {error}"))
+        StepError::NotTried(format!(
+            "fetching {what} {namespace}/{name} failed: {error}"
+        ))
     })
 }
 
@@ -107,10 +108,14 @@ impl StoragePlugin for Csi {
         let name = paths::attachment_name(handle, &volume.driver, host.node_name());
         let not_yet = |why: String| Err(StepError::NotTried(why));
         let Some(found) = host.attachment(&name).await? else {
-            return not_yet(format!("volume attachment {name} of volume {handle} not found"));
+            return not_yet(format!(
+                "volume attachment {name} of volume {handle} not found"
+            ));
         };
         if found.metadata.deletion_timestamp.is_some() {
-            return not_yet(format!("volume attachment {name} of volume {handle} is being deleted"));
+            return not_yet(format!(
+                "volume attachment {name} of volume {handle} is being deleted"
+            ));
         }
         let status = found.status.unwrap_or_default();
         let error = status.attach_error.and_then(|error| error.message);
@@ -153,13 +158,20 @@ impl StoragePlugin for Csi {
                 volume_context: volume.attributes.clone(),
             })
             .await;
-        outcome.map_err(|status| {
-            let error = failed(status);
-            if matches!(error, StepError::Failed(_)) {
-                remove_staging(&dir, spec, host);
-            }
-            error
-        })
+        outcome.map_err(failed)
+    }
+
+    fn forget_stage(&self, staged: &Staged, host: &dyn Host) {
+        let dir = paths::staging(
+            host.root_dir(),
+            &staged.volume,
+            &staged.name,
+            staged.is_block,
+        );
+        if let Err(error) = clean_staging(&dir, staged, host) {
+            // The next try finds it.
+            tracing::debug!(dir = %dir.display(), %error, "cannot clean up after a refused stage");
+        }
     }
 
     async fn publish(&self, request: &Publish<'_>, host: &dyn Host) -> Step<PathBuf> {
@@ -190,9 +202,8 @@ impl StoragePlugin for Csi {
         let by_node = calls::applies_fs_group(spec, &volume.fs_type, driver.as_deref());
         if !mount.is_block && !by_driver && by_node && !request.is_in_place {
             let (dir, pod) = (target.clone(), request.pod.clone());
-            let given = tokio::task::spawn_blocking(move || {
-                ownership::apply_fs_group(&dir, &pod, false)
-            });
+            let given =
+                tokio::task::spawn_blocking(move || ownership::apply_fs_group(&dir, &pod, false));
             let given = given.await;
             given.map_err(|error| StepError::Uncertain(error.to_string()))??;
         }
@@ -366,7 +377,11 @@ async fn publish_request(
     Ok(v1::NodePublishVolumeRequest {
         volume_id: volume.handle.clone(),
         publish_context,
-        staging_target_path: if staged { text(&staging) } else { String::new() },
+        staging_target_path: if staged {
+            text(&staging)
+        } else {
+            String::new()
+        },
         target_path: text(&paths::target(host.root_dir(), mount)),
         volume_capability: Some(calls::capability(node, spec, &volume.fs_type, group).await?),
         readonly: spec.read_only,
