@@ -28,11 +28,14 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The life of a token that a driver asks for without saying how long.
 const TOKEN_SECONDS: i64 = 3600;
 
+/// Drivers by name, with the number of their registration.
+type Registered = HashMap<String, (u64, Arc<csi::Node>)>;
+
 /// Drivers that are registered on the node.
 #[derive(Clone, Default)]
 pub struct Drivers {
-    /// By name, with the number of the registration. Guards the map only.
-    registered: Arc<Mutex<HashMap<String, (u64, Arc<csi::Node>)>>>,
+    /// Guards the map only.
+    registered: Arc<Mutex<Registered>>,
 }
 
 impl Drivers {
