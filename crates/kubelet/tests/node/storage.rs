@@ -91,6 +91,16 @@ impl TestNode {
         self.create(name, spec).await;
     }
 
+    /// Another kubelet once the first one has let go of its port.
+    async fn restart_kubelet(&mut self) {
+        self.stop_kubelet();
+        self.wait("the port to be free", || async {
+            std::net::TcpListener::bind(("0.0.0.0", self.port)).is_ok()
+        })
+        .await;
+        self.start_kubelet();
+    }
+
     fn mounted(&self, container: &str, path: &str) -> Option<std::path::PathBuf> {
         let container = self.runtime.container(container)?;
         let mut mounts = container.config.mounts.iter();
@@ -182,8 +192,7 @@ fn a_local_volume_waits_for_its_claim_and_keeps_its_data() {
         node.create_with_claim("b", "c").await;
         node.shows("b", "/phase", "Running").await;
         let made = node.runtime.made();
-        node.stop_kubelet();
-        node.start_kubelet();
+        node.restart_kubelet().await;
         node.delete("a").await;
         node.is_gone("a").await;
         assert!(node.mounted("b", "/data").unwrap().join("kept").exists());
@@ -292,8 +301,7 @@ fn a_pod_gets_a_volume_of_a_driver_keeps_it_over_a_restart_and_leaves_nothing() 
         );
 
         let made = node.runtime.made();
-        node.stop_kubelet();
-        node.start_kubelet();
+        node.restart_kubelet().await;
         // Known again: the driver is asked once more, and the container was never touched.
         node.wait("the volume to be known", || async {
             driver.calls_of("NodePublishVolume").len() >= 2
