@@ -103,10 +103,7 @@ fn empty(
         }
         let inner = enter(here, name).map_err(|error| complaint(name, error))?;
         empty(volume, inner.as_fd(), depth + 1, moved)?;
-        match unlinkat(here, name, AtFlags::REMOVEDIR) {
-            Ok(()) => {}
-            Err(error) => return Err(complaint(name, error)),
-        }
+        unlinkat(here, name, AtFlags::REMOVEDIR).map_err(|error| complaint(name, error))?;
     }
     Ok(())
 }

@@ -332,7 +332,11 @@ mod tests {
         assert_eq!(plan.report, None);
         let mut pending = attachment("a");
         pending.is_attached = false;
-        let plan = decide(&view(host(&[], &[]), &[desired("a")], &[pending.clone()]));
+        let plan = decide(&view(
+            host(&[], &[]),
+            &[desired("a")],
+            std::slice::from_ref(&pending),
+        ));
         assert_eq!(plan, Plan::default());
         let plan = decide(&view(host(&[], &[]), &[desired("a")], &[attachment("a")]));
         assert_eq!(plan.report, Some(reported(&["a"])));
@@ -410,7 +414,7 @@ mod tests {
     fn a_volume_that_another_node_has_waits_unless_it_can_be_shared() {
         let mut taken = desired("a");
         taken.elsewhere = ["n2".to_owned()].into();
-        let plan = decide(&view(host(&[], &[]), &[taken.clone()], &[]));
+        let plan = decide(&view(host(&[], &[]), std::slice::from_ref(&taken), &[]));
         assert_eq!((plan.attach.len(), plan.blocked.len()), (0, 1));
         taken.is_shared = true;
         let plan = decide(&view(host(&[], &[]), &[taken], &[]));

@@ -59,7 +59,10 @@ fn lost(claim: &PersistentVolumeClaim, reason: &'static str, message: &str) -> D
     }
     let event = Event::new(claim, Kind::Warning, reason, message);
     match status(claim, "Lost", None) {
-        Ok(Some(changed)) => Decision::Write(Change::ClaimStatus(Box::new(changed)), Some(event)),
+        Ok(Some(changed)) => Decision::Write(
+            Change::ClaimStatus(Box::new(changed)),
+            Some(Box::new(event)),
+        ),
         Ok(None) => Decision::DONE,
         Err(why) => Decision::Fail(why),
     }

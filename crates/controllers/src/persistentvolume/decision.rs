@@ -81,7 +81,7 @@ impl Event {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Decision {
     /// Write this, say that once it is written, and look again.
-    Write(Change, Option<Event>),
+    Write(Change, Option<Box<Event>>),
     /// Nothing is to be written. The events are repeated while nothing changes.
     Rest(Vec<Event>),
     /// The volume's claim seems to be gone: ask the API server before the volume is released.

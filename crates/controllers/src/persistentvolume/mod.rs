@@ -234,7 +234,7 @@ impl Controller for Binder {
             match self.decide(key, is_confirmed) {
                 Decision::Write(change, event) => {
                     self.write(change).await?;
-                    self.record(event);
+                    self.record(event.map(|event| *event));
                 }
                 Decision::Rest(events) if events.is_empty() => return Ok(Action::Done),
                 Decision::Rest(events) => {

@@ -106,7 +106,10 @@ fn fail(volume: &PersistentVolume, reason: &'static str, message: &str) -> Decis
     match with_phase(volume, "Failed", message) {
         Some(changed) => {
             let event = Event::new(volume, Kind::Warning, reason, message);
-            Decision::Write(Change::VolumeStatus(Box::new(changed)), Some(event))
+            Decision::Write(
+                Change::VolumeStatus(Box::new(changed)),
+                Some(Box::new(event)),
+            )
         }
         None => Decision::DONE,
     }
