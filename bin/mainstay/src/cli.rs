@@ -37,6 +37,9 @@ pub enum Command {
     Backup(Backup),
     /// Make the objects of a backup those of a cluster that does not run
     Restore(Restore),
+    /// Why something is as it is
+    #[command(subcommand)]
+    Why(Why),
     /// Images in the node's store
     #[command(subcommand)]
     Image(Image),
@@ -105,6 +108,27 @@ pub enum Token {
         #[command(flatten)]
         cluster: Cluster,
     },
+}
+
+/// What can be asked about.
+#[derive(Debug, Subcommand)]
+pub enum Why {
+    /// Which network policy lets a connection pass or stops it
+    Connection(WhyConnection),
+}
+
+/// Flags of `why connection`.
+#[derive(Debug, Args)]
+pub struct WhyConnection {
+    /// Who calls: pod/NAME, pod/NAMESPACE/NAME or an address
+    pub from: String,
+    /// Who is called: pod/NAME:PORT, with /UDP or /SCTP behind it
+    pub to: String,
+    /// The namespace of pods
+    #[arg(long, short, default_value = "default")]
+    pub namespace: String,
+    #[command(flatten)]
+    pub cluster: Cluster,
 }
 
 /// Which cluster is meant.

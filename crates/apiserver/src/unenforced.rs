@@ -72,13 +72,6 @@ const GAPS: &[Gap] = &[
         "requests are not passed on to other API servers yet",
     ),
     gap(
-        "networking.k8s.io",
-        "networkpolicies",
-        "",
-        any,
-        "network policies do not restrict traffic yet",
-    ),
-    gap(
         "autoscaling",
         "horizontalpodautoscalers",
         "",
@@ -121,20 +114,6 @@ const GAPS: &[Gap] = &[
         "",
         any,
         DEVICES,
-    ),
-    gap(
-        "",
-        "services",
-        "spec.trafficDistribution",
-        any,
-        "endpoints that are near are not preferred yet",
-    ),
-    gap(
-        "",
-        "services",
-        "spec.healthCheckNodePort",
-        |value| value.as_i64() > Some(0),
-        "nodes do not serve this port yet",
     ),
 ];
 

@@ -23,6 +23,9 @@ use crate::{
     storage::Storage,
 };
 
+/// Ports of every node: SSH, VXLAN, etcd, health and metrics of components, kubelet.
+const OF_EVERY_NODE: [u16; 9] = [22, 2379, 2380, 4789, 10248, 10249, 10250, 10255, 10256];
+
 /// A control plane that is built and does not run yet.
 pub struct ControlPlane {
     pub services: Vec<Arc<dyn Service>>,
@@ -68,14 +71,14 @@ impl ControlPlane {
             }),
         ];
         if settings.runs(Part::Controllers) {
-            let local_path =
-                (!settings.runs(Part::LocalPath)).then(|| controllers::localpath::NAME.to_owned());
             let config = controllers::Config {
                 cluster_ca: pki.ca().pem().to_owned(),
                 cluster_cidr: settings.cluster_cidr.to_string(),
                 node_cidr_mask: settings.node_cidr_mask,
                 authority: Some(controllers::Authority(pki.clone())),
-                disabled: local_path.into_iter().collect(),
+                load_balancer: load_balancer(settings),
+                disabled: disabled_controllers(settings),
+                ..controllers::Config::default()
             };
             services.push(Arc::new(config.build(Arc::new(connector.clone()))));
         }
@@ -91,6 +94,30 @@ impl ControlPlane {
             admin,
         })
     }
+}
+
+/// Ports that nodes need themselves are never led away to a Service.
+fn load_balancer(settings: &Settings) -> controllers::loadbalancer::Settings {
+    let dns = network::names::dns_port(&settings.id);
+    let own = [settings.https_port, settings.kubelet_port, dns];
+    let node_ports = settings.node_ports.clone();
+    controllers::loadbalancer::Settings {
+        pool: settings.load_balancer_pool.clone(),
+        reserved_ports: OF_EVERY_NODE
+            .into_iter()
+            .chain(own)
+            .chain(node_ports)
+            .collect(),
+    }
+}
+
+fn disabled_controllers(settings: &Settings) -> Vec<String> {
+    let parts = [
+        (Part::LoadBalancer, controllers::loadbalancer::NAME),
+        (Part::LocalPath, controllers::localpath::NAME),
+    ];
+    let disabled = parts.into_iter().filter(|(part, _)| !settings.runs(*part));
+    disabled.map(|(_, name)| name.to_owned()).collect()
 }
 
 /// The kubeconfigs of the administrator and of the components are there before the API answers.

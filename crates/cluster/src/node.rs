@@ -1,13 +1,18 @@
 //! The parts of a node: runtime, network, proxy, DNS, kubelet. They are the same in one process with
 //! the control plane and on a machine of their own; only their clients differ.
 
-use std::{net::SocketAddr, path::PathBuf, sync::Arc};
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    sync::Arc,
+};
 
 use apiserver::User;
 use client::kube;
 use kubelet::configuration::KubeletConfiguration;
 use lifecycle::Service;
 use network::{CniConfig, PodNetwork, nft::Nft};
+use stdx::SystemClock;
 use tokio::sync::watch;
 
 use crate::{
@@ -17,6 +22,10 @@ use crate::{
 
 /// Largest packet between nodes where the machine does not say otherwise.
 const MTU: u32 = 1500;
+
+/// Where kube-proxy serves its health and its metrics.
+const PROXY_HEALTH_PORT: u16 = 10256;
+const PROXY_METRICS_PORT: u16 = 10249;
 
 /// What a node needs beside its settings.
 pub struct Node {
@@ -65,6 +74,7 @@ impl Node {
             SocketAddr::new(settings.node_ip, network::names::dns_port(&settings.id));
         let mut services: Vec<Arc<dyn Service>> = Vec::new();
         let network = pod_network(settings, &nft, &mut services)?;
+        let network = self.with_policies(settings, network, &nft, &mut services);
         let socket = match &settings.container_runtime_endpoint {
             Some(path) => path.clone(),
             None => {
@@ -98,11 +108,34 @@ impl Node {
                 cluster_dns: vec![settings.cluster_dns()],
                 own_ranges: vec![settings.cluster_cidr, settings.service_cidr],
                 resolv_conf: resolv_conf(),
+                clock: Arc::new(SystemClock),
             };
             services.push(config.build()?);
         }
         services.push(self.kubelet(settings, socket));
         Ok(services)
+    }
+
+    /// Containers of a pod start when its network policies are in place.
+    fn with_policies(
+        &self,
+        settings: &Settings,
+        network: Arc<dyn PodNetwork>,
+        nft: &Nft,
+        services: &mut Vec<Arc<dyn Service>>,
+    ) -> Arc<dyn PodNetwork> {
+        if !settings.runs(Part::NetworkPolicy) {
+            return network;
+        }
+        let config = policy::Config {
+            id: settings.id.clone(),
+            client: self.proxy_client.clone(),
+            node_name: settings.node_name.clone(),
+        };
+        let enforcer = config.build(nft.clone());
+        services.push(enforcer.clone());
+        // A runtime of its own connects pods by itself: their addresses come from the API alone.
+        Arc::new(policy::Gated { network, enforcer })
     }
 
     fn proxy(&self, settings: &Settings, dns_listener: SocketAddr) -> proxy::Config {
@@ -117,7 +150,18 @@ impl Node {
             cluster_cidrs: vec![settings.cluster_cidr],
             service_cidrs: vec![settings.service_cidr],
             dns,
-            allow_external_ips: false,
+            allow_external_ips: settings.proxy.allow_external_ips,
+            health: Some(SocketAddr::new(
+                Ipv4Addr::UNSPECIFIED.into(),
+                PROXY_HEALTH_PORT,
+            )),
+            metrics: Some(SocketAddr::new(
+                Ipv4Addr::LOCALHOST.into(),
+                PROXY_METRICS_PORT,
+            )),
+            node_ips: vec![settings.node_ip],
+            node_port_addresses: settings.proxy.node_port_addresses.clone(),
+            clock: Arc::new(SystemClock),
         }
     }
 

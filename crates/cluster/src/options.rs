@@ -115,6 +115,16 @@ pub struct Options {
     /// Ports for services of type NodePort [default: 30000-32767]
     #[arg(long, value_name = "FIRST-LAST")]
     pub service_node_port_range: Option<String>,
+    /// Serve node ports only at this node's addresses in these ranges [default: at all of them]
+    #[arg(long, value_name = "CIDR", value_delimiter = ',')]
+    pub nodeport_addresses: Option<Vec<IpNet>>,
+    /// Lead externalIPs of services to them: whoever may write services can take any address
+    #[arg(long)]
+    #[serde(default)]
+    pub allow_service_external_ips: bool,
+    /// Addresses for services of type LoadBalancer: 192.0.2.10-192.0.2.20,192.0.2.64/28 [default: those of the nodes]
+    #[arg(long, value_name = "RANGE", value_delimiter = ',')]
+    pub load_balancer_pool: Option<Vec<String>>,
     /// Use this container runtime instead of the one inside (unix:///path)
     #[arg(long, value_name = "ENDPOINT")]
     pub container_runtime_endpoint: Option<String>,
@@ -133,7 +143,7 @@ pub struct Options {
     /// Where CNI plugins are [default: /opt/cni/bin,/usr/lib/cni]
     #[arg(long, value_name = "DIR", value_delimiter = ',')]
     pub cni_bin_dir: Option<Vec<PathBuf>>,
-    /// Parts not to run: scheduler, controllers, proxy, dns, local-path
+    /// Parts not to run: scheduler, controllers, proxy, dns, network-policy, load-balancer, local-path
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     pub disable: Option<Vec<Part>>,
     /// error, warn, info, debug, trace, or a filter such as apiserver=debug [default: info]
@@ -164,6 +174,8 @@ pub enum Part {
     Proxy,
     Dns,
     LocalPath,
+    NetworkPolicy,
+    LoadBalancer,
 }
 
 /// Where objects are kept.
@@ -201,9 +213,14 @@ impl Options {
     }
 
     fn of_nodes(&self) -> Vec<(&'static str, bool)> {
-        let parts = [Part::Proxy, Part::Dns];
+        let parts = [Part::Proxy, Part::Dns, Part::NetworkPolicy];
         vec![
             ("kubelet-port", self.kubelet_port.is_some()),
+            ("nodeport-addresses", self.nodeport_addresses.is_some()),
+            (
+                "allow-service-external-ips",
+                self.allow_service_external_ips,
+            ),
             (
                 "container-runtime-endpoint",
                 self.container_runtime_endpoint.is_some(),
@@ -225,7 +242,12 @@ impl Options {
     }
 
     fn of_servers(&self) -> Vec<(&'static str, bool)> {
-        let parts = [Part::Scheduler, Part::Controllers, Part::LocalPath];
+        let parts = [
+            Part::Scheduler,
+            Part::Controllers,
+            Part::LocalPath,
+            Part::LoadBalancer,
+        ];
         vec![
             ("https-port", self.https_port.is_some()),
             ("advertise-address", self.advertise_address.is_some()),
@@ -262,6 +284,7 @@ impl Options {
                 "service-node-port-range",
                 self.service_node_port_range.is_some(),
             ),
+            ("load-balancer-pool", self.load_balancer_pool.is_some()),
             ("disable", self.disables(&parts)),
         ]
     }
@@ -322,6 +345,10 @@ impl Options {
             service_node_port_range: self
                 .service_node_port_range
                 .or(file.service_node_port_range),
+            nodeport_addresses: self.nodeport_addresses.or(file.nodeport_addresses),
+            allow_service_external_ips: self.allow_service_external_ips
+                || file.allow_service_external_ips,
+            load_balancer_pool: self.load_balancer_pool.or(file.load_balancer_pool),
             container_runtime_endpoint: self
                 .container_runtime_endpoint
                 .or(file.container_runtime_endpoint),

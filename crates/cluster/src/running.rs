@@ -162,6 +162,7 @@ impl Running {
             ("controllers", "controllers".to_owned()),
             ("scheduler", "scheduler".to_owned()),
             ("runtime", "container runtime".to_owned()),
+            ("network-policy", "network policies".to_owned()),
             ("proxy", "service proxy".to_owned()),
             (
                 "dns",

@@ -49,6 +49,9 @@ pub struct Settings {
     /// What the KubeletConfiguration says, with defaults.
     pub kubelet: kubelet::configuration::Loaded,
     pub node_ports: RangeInclusive<u16>,
+    pub proxy: Proxy,
+    /// Addresses for load balancers; without any, those of nodes are used.
+    pub load_balancer_pool: controllers::loadbalancer::Pool,
     pub container_runtime_endpoint: Option<PathBuf>,
     pub cri_socket: PathBuf,
     /// OCI runtimes by the RuntimeClass handler that names them.
@@ -57,6 +60,15 @@ pub struct Settings {
     /// Pods' network is made by CNI plugins.
     pub cni: Option<Cni>,
     pub disable: Vec<Part>,
+}
+
+/// What the service proxy of a node is told.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Proxy {
+    /// Whether `spec.externalIPs` of Services count.
+    pub allow_external_ips: bool,
+    /// Only the node's addresses in these ranges have node ports; all of them when empty.
+    pub node_port_addresses: Vec<IpNet>,
 }
 
 /// Where CNI configurations and plugins are.
@@ -137,6 +149,11 @@ impl Settings {
             )
             .map_err(|why| Error::Option("kubelet-config", why))?,
             node_ports: port_range(options.service_node_port_range.as_deref())?,
+            proxy: Proxy {
+                allow_external_ips: options.allow_service_external_ips,
+                node_port_addresses: options.nodeport_addresses.unwrap_or_default(),
+            },
+            load_balancer_pool: load_balancer_pool(options.load_balancer_pool)?,
             container_runtime_endpoint: options
                 .container_runtime_endpoint
                 .map(|endpoint| unix_path(&endpoint))
@@ -211,6 +228,14 @@ impl Settings {
     pub fn runs(&self, part: Part) -> bool {
         !self.disable.contains(&part)
     }
+}
+
+fn load_balancer_pool(
+    ranges: Option<Vec<String>>,
+) -> Result<controllers::loadbalancer::Pool, Error> {
+    let ranges = ranges.unwrap_or_default().join(",");
+    let wrong = |why| Error::Option("load-balancer-pool", why);
+    ranges.parse().map_err(wrong)
 }
 
 fn static_pod_path(dir: Option<PathBuf>) -> Result<Option<PathBuf>, Error> {

@@ -31,6 +31,7 @@ pub mod gc;
 pub mod hpa;
 pub mod job;
 pub mod legacytokencleaner;
+pub mod loadbalancer;
 pub mod localpath;
 pub mod namespace;
 pub mod nodeipam;
@@ -116,6 +117,7 @@ pub const ALL: &[Entry] = table![
     csr::cleaner,
     servicecidrs,
     hpa,
+    loadbalancer,
 ];
 
 /// What the controllers are told about the cluster.
@@ -129,6 +131,8 @@ pub struct Config {
     pub node_cidr_mask: u8,
     /// Who signs certificates; without it nobody does.
     pub authority: Option<Authority>,
+    /// How Services of type LoadBalancer get addresses.
+    pub load_balancer: loadbalancer::Settings,
     /// Names from [`ALL`] that shall not run.
     pub disabled: Vec<String>,
 }
@@ -150,6 +154,7 @@ impl Default for Config {
             cluster_cidr: "10.42.0.0/16".to_owned(),
             node_cidr_mask: 24,
             authority: None,
+            load_balancer: loadbalancer::Settings::default(),
             disabled: Vec::new(),
         }
     }

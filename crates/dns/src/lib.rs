@@ -2,11 +2,12 @@
 //! the node's own resolvers.
 //!
 //! [`zone`] decides what a name means (pure over [`cluster::Cluster`]), [`reply`] turns that into a message that
-//! fits the client, [`upstream`] forwards, [`server`] listens. Nothing is cached here but the
-//! informers: an answer is as fresh as the last event.
+//! fits the client, [`upstream`] forwards, [`server`] listens. Names of the cluster are never cached: an
+//! answer is as fresh as the last event. Answers of others are kept for as long as they allow.
 
 #![forbid(unsafe_code)]
 
+mod cache;
 pub mod cluster;
 mod lanes;
 pub mod reply;

@@ -13,6 +13,7 @@ use hickory_proto::op::{Message, MessageType, OpCode};
 use ipnet::IpNet;
 use lifecycle::{Context, Outcome, Run, Service};
 use rustix::net;
+use stdx::Clock;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream, UdpSocket},
@@ -49,6 +50,8 @@ pub struct Config {
     pub own_ranges: Vec<IpNet>,
     /// Where the resolvers for other names stand.
     pub resolv_conf: PathBuf,
+    /// The time.
+    pub clock: Arc<dyn Clock>,
 }
 
 impl Config {
@@ -62,7 +65,7 @@ impl Config {
                 .filter(|at| at.port() == 53)
                 .map(SocketAddr::ip),
         );
-        let upstream = Upstream::new(self.resolv_conf.clone(), own);
+        let upstream = Upstream::new(self.resolv_conf.clone(), own, self.clock.clone());
         Ok(Arc::new(Server {
             config: self,
             answers: Arc::new(Answers {
@@ -89,24 +92,33 @@ struct Answers {
 }
 
 impl Answers {
-    /// The reply to a request that needs somebody else.
-    async fn resolve(&self, step: Step, transport: Transport, limit: usize) -> Option<Vec<u8>> {
-        match step {
+    /// The reply to a request that needs somebody else, and what to renew after it was sent.
+    async fn resolve(
+        &self,
+        step: Step,
+        transport: Transport,
+        limit: usize,
+    ) -> Option<(Vec<u8>, Option<Box<Message>>)> {
+        let bytes = match step {
             Step::Ignore => None,
             Step::Send(reply) => encode(reply, limit),
             Step::Forward(request) => match self.upstream.ask(&request, transport).await {
-                Some(bytes) => Some(bytes),
+                Some(reply) => {
+                    let renew = reply.renew.then_some(request);
+                    return Some((reply.bytes, renew));
+                }
                 None => encode(failure(&request), limit),
             },
             Step::Complete(reply, question) => {
                 let mut request = Message::new(0, MessageType::Query, OpCode::Query);
                 request.metadata.recursion_desired = true;
                 request.add_query(question);
-                let bytes = self.upstream.ask(&request, transport).await;
-                let found = bytes.and_then(|bytes| Message::from_vec(&bytes).ok());
+                let found = self.upstream.ask(&request, transport).await;
+                let found = found.and_then(|found| Message::from_vec(&found.bytes).ok());
                 encode(complete(*reply, found.as_ref()), limit)
             }
-        }
+        };
+        bytes.map(|bytes| (bytes, None))
     }
 }
 
@@ -184,8 +196,13 @@ async fn datagrams(
                 let (socket, answers) = (socket.clone(), answers.clone());
                 context.spawn("forward", async move {
                     let _permit = permit;
-                    if let Some(bytes) = answers.resolve(step, Transport::Udp, limit).await {
-                        send(&socket, &bytes, from).await;
+                    let Some((bytes, renew)) = answers.resolve(step, Transport::Udp, limit).await
+                    else {
+                        return;
+                    };
+                    send(&socket, &bytes, from).await;
+                    if let Some(request) = renew {
+                        answers.upstream.renew(&request, Transport::Udp).await;
                     }
                 });
             }
@@ -241,7 +258,7 @@ async fn talk(mut stream: TcpStream, answers: &Answers, cluster: &Cluster) -> io
         let mut request = vec![0; usize::from(length)];
         timeout(IDLE, stream.read_exact(&mut request)).await??;
         let (step, _) = wait_until_known(cluster, &request, &answers.zone);
-        let Some(bytes) = answers
+        let Some((bytes, renew)) = answers
             .resolve(step, Transport::Tcp, usize::from(u16::MAX))
             .await
         else {
@@ -251,6 +268,9 @@ async fn talk(mut stream: TcpStream, answers: &Answers, cluster: &Cluster) -> io
         stream
             .write_all(&[&length.to_be_bytes(), &bytes[..]].concat())
             .await?;
+        if let Some(request) = renew {
+            answers.upstream.renew(&request, Transport::Tcp).await;
+        }
     }
 }
 

@@ -19,6 +19,7 @@ use hickory_proto::{
 };
 use parking_lot::Mutex;
 use rand::Rng;
+use stdx::Clock;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -27,7 +28,11 @@ use tokio::{
 };
 use tracing::{debug, warn};
 
-use crate::{lanes::Lanes, reply::Transport};
+use crate::{
+    cache::{Cache, Found, readdress},
+    lanes::Lanes,
+    reply::Transport,
+};
 
 const ATTEMPT: Duration = Duration::from_secs(2);
 const ROUNDS: usize = 2;
@@ -50,40 +55,53 @@ pub struct Upstream {
     lanes: Lanes,
     /// Guards the questions under way.
     under_way: Mutex<HashMap<Key, watch::Receiver<Answer>>>,
+    cache: Cache<Key>,
+}
+
+/// A reply with the request's id, and whether it should be asked for again after it was sent.
+pub struct Reply {
+    pub bytes: Vec<u8>,
+    pub renew: bool,
 }
 
 impl Upstream {
     /// Servers come from `resolv_conf`; those at an address of `own` are left out.
-    pub fn new(resolv_conf: PathBuf, own: Vec<IpAddr>) -> Self {
+    pub fn new(resolv_conf: PathBuf, own: Vec<IpAddr>, clock: Arc<dyn Clock>) -> Self {
         Self {
             resolv_conf,
             own,
             servers: Mutex::new((None, Vec::new())),
             lanes: Lanes::default(),
             under_way: Mutex::new(HashMap::new()),
+            cache: Cache::new(clock),
         }
     }
 
-    /// Asks the servers in turn; the reply's bytes carry the request's id. `None` when nobody answers.
-    pub async fn ask(&self, request: &Message, transport: Transport) -> Option<Vec<u8>> {
-        let question = request.queries.first()?;
-        let dnssec = request
-            .edns
-            .as_ref()
-            .is_some_and(|edns| edns.flags().dnssec_ok);
-        let key = (
-            LowerName::new(question.name()),
-            question.query_type(),
-            dnssec,
-            transport,
-            request.edns.is_some(),
-        );
-        let bytes = self.share(key, request, transport).await?;
-        let mut bytes = bytes.as_ref().clone();
-        bytes
-            .get_mut(..2)?
-            .copy_from_slice(&request.metadata.id.to_be_bytes());
-        Some(bytes)
+    /// Answers from what is kept, or asks the servers in turn. `None` when nobody answers.
+    pub async fn ask(&self, request: &Message, transport: Transport) -> Option<Reply> {
+        let key = key(request, transport)?;
+        let (bytes, renew) = match self.cache.find(&key) {
+            Found::Fresh(bytes) => (bytes, false),
+            Found::Ending(bytes) => (bytes, true),
+            Found::Stale(bytes) => {
+                let renewed = self.share(key, request, transport).await;
+                (renewed.map_or(bytes, |renewed| renewed.to_vec()), false)
+            }
+            Found::Nothing => {
+                let bytes = self.share(key, request, transport).await?;
+                (bytes.to_vec(), false)
+            }
+        };
+        let mut bytes = bytes;
+        readdress(&mut bytes, &request.to_vec().ok()?)?;
+        Some(Reply { bytes, renew })
+    }
+
+    /// Asks the servers for what is kept already, so that it does not end.
+    pub async fn renew(&self, request: &Message, transport: Transport) {
+        if let Some(key) = key(request, transport) {
+            self.share(key, request, transport).await;
+        }
     }
 
     async fn share(&self, key: Key, request: &Message, transport: Transport) -> Answer {
@@ -93,11 +111,14 @@ impl Upstream {
             let _ = first.changed().await;
             return first.borrow().clone();
         }
-        let _mine = Ended {
+        let mine = Ended {
             upstream: self,
             key,
         };
         let answer = self.exchange(request, transport).await.map(Arc::new);
+        if let Some(bytes) = &answer {
+            self.cache.keep(&mine.key, bytes);
+        }
         tell.send_replace(answer.clone());
         answer
     }
@@ -149,6 +170,20 @@ impl Upstream {
         }
         known.1.clone()
     }
+}
+
+/// What tells questions apart.
+fn key(request: &Message, transport: Transport) -> Option<Key> {
+    let question = request.queries.first()?;
+    let edns = request.edns.as_ref();
+    let dnssec = edns.is_some_and(|edns| edns.flags().dnssec_ok);
+    Some((
+        LowerName::new(question.name()),
+        question.query_type(),
+        dnssec || request.metadata.checking_disabled,
+        transport,
+        request.edns.is_some(),
+    ))
 }
 
 /// Takes a question off the list when its asker is done, or gone.

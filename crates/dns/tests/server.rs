@@ -53,6 +53,7 @@ async fn start(resolv_conf: &str) -> tempfile::TempDir {
         cluster_dns: vec!["10.43.0.10".parse().unwrap()],
         own_ranges: vec![],
         resolv_conf: directory.path().join("resolv.conf"),
+        clock: std::sync::Arc::new(stdx::SystemClock),
     };
     let server = server.build().unwrap();
     tokio::spawn(async move {

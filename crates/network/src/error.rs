@@ -41,6 +41,9 @@ pub enum Error {
         /// The kernel's answer.
         source: rtnetlink::Error,
     },
+    /// No link has the node's address.
+    #[error("no link has an address of {0}")]
+    NoLink(String),
     /// A netlink socket could not be opened.
     #[error("cannot open a netlink socket: {0}")]
     Socket(io::Error),
@@ -74,6 +77,9 @@ pub enum Error {
         /// Its own words.
         message: String,
     },
+    /// A new pod's policies could not be put in place in time.
+    #[error("network policy: {0}")]
+    Policy(String),
     /// A thread of ours went away.
     #[error("a network namespace thread ended early")]
     ThreadLost,

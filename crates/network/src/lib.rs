@@ -6,11 +6,13 @@
 
 #![forbid(unsafe_code)]
 
+pub mod announce;
 mod cleanup;
 mod cni;
 mod conflicts;
 pub mod conntrack;
 mod docker;
+mod drift;
 mod error;
 mod ipam;
 pub mod lab;
@@ -36,6 +38,7 @@ use async_trait::async_trait;
 pub use cleanup::cleanup;
 pub use cni::{CniConfig, CniNetwork, cleanup_cni};
 pub use conflicts::conflicts;
+pub use drift::has_drifted;
 pub use error::{Error, Result};
 pub use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 pub use loopback::LoopbackNetwork;

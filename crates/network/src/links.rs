@@ -173,8 +173,24 @@ pub async fn with_prefix(netlink: &Netlink, prefix: &str) -> Result<Vec<(u32, St
     Ok(named.filter(|(_, name)| name.starts_with(prefix)).collect())
 }
 
-/// The largest packet of the link that has one of these addresses.
-pub async fn mtu_at(netlink: &Netlink, ips: &[IpAddr]) -> Result<Option<u32>> {
+/// The link that has one of the node's addresses.
+pub struct LinkAt {
+    pub index: u32,
+    pub name: String,
+    pub mac: [u8; 6],
+    /// The largest packet.
+    pub mtu: u32,
+}
+
+/// The largest packet of the link with the node's address; `otherwise` where that is not a wire.
+pub async fn mtu(netlink: &Netlink, ips: &[IpAddr], otherwise: u32) -> Result<u32> {
+    let wire = at(netlink, ips).await?;
+    let wire = wire.filter(|link| link.name != "lo");
+    Ok(wire.map_or(otherwise, |link| link.mtu))
+}
+
+/// Finds the link that has one of these addresses.
+pub async fn at(netlink: &Netlink, ips: &[IpAddr]) -> Result<Option<LinkAt>> {
     let addresses: Vec<AddressMessage> = netlink
         .handle
         .address()
@@ -201,13 +217,24 @@ pub async fn mtu_at(netlink: &Netlink, ips: &[IpAddr]) -> Result<Option<u32>> {
         .try_next()
         .await
         .map_err(Error::netlink("look at the node's link"))?;
-    Ok(link.and_then(|link| {
-        link.attributes
-            .iter()
-            .find_map(|attribute| match attribute {
-                LinkAttribute::Mtu(mtu) => Some(*mtu),
-                _ => None,
-            })
+    Ok(link.map(|link| {
+        let mut found = LinkAt {
+            index,
+            name: String::new(),
+            mac: [0; 6],
+            mtu: u32::MAX,
+        };
+        for attribute in link.attributes {
+            match attribute {
+                LinkAttribute::IfName(name) => found.name = name,
+                LinkAttribute::Mtu(mtu) => found.mtu = mtu,
+                LinkAttribute::Address(mac) => {
+                    found.mac = mac.try_into().unwrap_or_default();
+                }
+                _ => {}
+            }
+        }
+        found
     }))
 }
 

@@ -106,8 +106,7 @@ impl Overlay<'_> {
     }
 
     async fn create(&self, name: &str) -> Result<u32> {
-        let wire = links::mtu_at(self.netlink, &self.config.node_ips).await?;
-        let mtu = self.config.mtu.min(wire.unwrap_or(self.config.mtu));
+        let mtu = links::mtu(self.netlink, &self.config.node_ips, self.config.mtu).await?;
         let mut device = LinkVxlan::new(name, names::vni(&self.config.cluster))
             .port(VXLAN_PORT)
             .learning(false)

@@ -44,7 +44,7 @@ pub struct Config {
     pub service_cidrs: Vec<IpNet>,
     /// This node's own addresses.
     pub node_ips: Vec<IpAddr>,
-    /// The largest packet on a pod's link; less when the link of the node's address takes less.
+    /// The largest packet on a pod's link where no link has the node's address; else that link's.
     pub mtu: u32,
 }
 
@@ -93,8 +93,7 @@ impl RoutedNetwork {
                 self.route_services(&netlink).await?;
                 self.rewrite_rules().await?;
                 docker::pass(&self.nft, &self.config.id, &nft::tables().await?).await?;
-                let wire = links::mtu_at(&netlink, &self.config.node_ips).await?;
-                let mtu = self.config.mtu.min(wire.unwrap_or(self.config.mtu));
+                let mtu = links::mtu(&netlink, &self.config.node_ips, self.config.mtu).await?;
                 Ok(Prepared { netlink, mtu })
             })
             .await

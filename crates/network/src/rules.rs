@@ -34,6 +34,7 @@ pub fn full(id: &str, cluster_cidrs: &[IpNet], records: &[Record]) -> Batch {
     }
     chains(&mut batch, &table, cluster_cidrs);
     loopback(&mut batch, id);
+    sources(&mut batch, id, cluster_cidrs);
     change(&mut batch, &table, &Elements::new(), &elements(records));
     batch
 }
@@ -44,6 +45,7 @@ fn chains(batch: &mut Batch, table: &str, cluster_cidrs: &[IpNet]) {
         ("prerouting", "{ type nat hook prerouting priority -110; }"),
         ("output", "{ type nat hook output priority -110; }"),
         ("postrouting", "{ type nat hook postrouting priority 100; }"),
+        ("sources", "{ type filter hook prerouting priority -310; }"),
         ("hostports", ""),
     ] {
         rule(format!("chain inet {table} {chain} {kind}"));
@@ -100,6 +102,27 @@ fn loopback(batch: &mut Batch, id: &str) {
         "add rule inet {table} postrouting oifname \"{links}*\" ip saddr 127.0.0.0/8 \
          masquerade fully-random"
     ));
+}
+
+/// A packet of a pod must come from an address that leads back to the pod's own link, and a packet
+/// from outside must not claim to be of a pod here. Before connections are tracked: no forged packet
+/// becomes part of one.
+fn sources(batch: &mut Batch, id: &str, cluster_cidrs: &[IpNet]) {
+    let (table, links) = (names::table(id), names::link_prefix(id));
+    let overlay = names::vxlan_link(id);
+    let mut rule = |text: String| batch.push(format!("add rule inet {table} sources {text}"));
+    rule(format!("iifname \"{overlay}\" return"));
+    rule(format!(
+        "iifname \"{links}*\" fib saddr . iif oif missing counter drop"
+    ));
+    for cidr in cluster_cidrs {
+        let family = if cidr.addr().is_ipv4() { "ip" } else { "ip6" };
+        let foreign = format!("iifname != {{ \"{links}*\", \"lo\" }} {family} saddr {cidr}");
+        rule(format!("{foreign} fib saddr oifname \"{overlay}\" return"));
+        rule(format!(
+            "{foreign} fib saddr oifname \"{links}*\" counter drop"
+        ));
+    }
 }
 
 /// Adds the node's ports that lead to a pod, unless one of the others has them.

@@ -1,7 +1,10 @@
 //! Which endpoints serve a port of a service: chosen from its EndpointSlices by readiness, locality
 //! and hints. Pure.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use k8s_openapi::api::discovery::v1::{Endpoint as SliceEndpoint, EndpointSlice};
 use network::Protocol;
@@ -80,6 +83,21 @@ pub fn choose<'a>(
         cluster: to_endpoints(cluster),
         local: to_endpoints(local),
     }
+}
+
+/// The addresses of ready endpoints on a node.
+pub fn local_addresses(slices: &[&EndpointSlice], node: &str) -> BTreeSet<String> {
+    let endpoints = slices
+        .iter()
+        .flat_map(|slice| slice.endpoints.iter().flatten());
+    let local = endpoints.filter(|endpoint| endpoint.node_name.as_deref() == Some(node));
+    let ready = local.filter(|endpoint| {
+        let conditions = endpoint.conditions.as_ref();
+        conditions.and_then(|conditions| conditions.ready) != Some(false)
+    });
+    ready
+        .filter_map(|endpoint| endpoint.addresses.first().cloned())
+        .collect()
 }
 
 type Candidates = BTreeMap<(IpAddr, u16), Candidate>;

@@ -9,6 +9,8 @@
 #![forbid(unsafe_code)]
 
 pub mod endpoints;
+pub mod health;
+mod health_server;
 mod proxy;
 pub mod rules;
 pub mod ruleset;

@@ -1,8 +1,13 @@
 //! The thin shell: informers in, batches out.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use client::informer::{Informer, Subscription};
+use client::informer::{Event, Informer, Subscription};
 use k8s_openapi::api::{
     core::v1::{Node, Service},
     discovery::v1::EndpointSlice,
@@ -12,13 +17,18 @@ use network::{
     IpNet, conntrack,
     nft::{self, Batch, Nft},
 };
+use stdx::Clock;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use crate::{
-    endpoints::Place,
+    endpoints::{Place, local_addresses},
+    health::{Check, Health},
+    health_server::{Page, serve, serve_checks},
     rules::contribution,
     ruleset::{Datagrams, Ruleset, ServiceKey},
-    service::{Policy, views},
+    service::{Policy, announced_by, health_check_port, views},
     table::{DnsRedirect, Frame},
 };
 
@@ -27,6 +37,9 @@ const SERVICE_NAME: &str = "kubernetes.io/service-name";
 const BY_SERVICE: &str = "service";
 /// The well-known label of a node's zone.
 const ZONE: &str = "topology.kubernetes.io/zone";
+
+/// How long to wait for the node's link.
+const ANNOUNCE_AGAIN: Duration = Duration::from_secs(5);
 
 /// What the proxy of a node must know.
 pub struct Config {
@@ -44,12 +57,27 @@ pub struct Config {
     pub dns: Option<DnsRedirect>,
     /// Whether `spec.externalIPs` of Services count.
     pub allow_external_ips: bool,
+    /// Where `/healthz` and `/livez` are served.
+    pub health: Option<SocketAddr>,
+    /// Where `/metrics` is served.
+    pub metrics: Option<SocketAddr>,
+    /// This node's own addresses: load balancers' are announced on their link, and nowhere when empty.
+    pub node_ips: Vec<IpAddr>,
+    /// Only the node's addresses in these ranges have node ports; all of them when empty.
+    pub node_port_addresses: Vec<IpNet>,
+    /// The time.
+    pub clock: Arc<dyn Clock>,
 }
 
 impl Config {
     /// Nothing happens before it runs.
     pub fn build(self, nft: Nft) -> Arc<Proxy> {
-        Arc::new(Proxy { config: self, nft })
+        let health = Arc::new(Health::new(self.clock.clone()));
+        Arc::new(Proxy {
+            config: self,
+            nft,
+            health,
+        })
     }
 }
 
@@ -57,6 +85,7 @@ impl Config {
 pub struct Proxy {
     config: Config,
     nft: Nft,
+    health: Arc<Health>,
 }
 
 /// The informers that a run reads.
@@ -116,9 +145,45 @@ struct Worker<'a> {
     sources: Sources,
     ruleset: Ruleset,
     place: Place,
+    /// Addresses of load balancers that this node announces.
+    announced: BTreeMap<ServiceKey, Vec<IpAddr>>,
+    announcements: watch::Sender<BTreeSet<IpAddr>>,
 }
 
 impl Proxy {
+    fn serve_health(&self, context: &Context) {
+        let pages = [
+            (self.config.health, Page::Health),
+            (self.config.metrics, Page::Metrics),
+        ];
+        for (address, page) in pages {
+            let Some(address) = address else { continue };
+            let (health, until) = (self.health.clone(), CancellationToken::new());
+            let server = serve(health, vec![address], page, context.clone(), until);
+            context.spawn("health", server);
+        }
+        context.spawn(
+            "health checks",
+            serve_checks(self.health.clone(), context.clone()),
+        );
+    }
+
+    /// Announces addresses of load balancers; tries again when the link is gone for a while.
+    fn announce(&self, context: &Context) -> watch::Sender<BTreeSet<IpAddr>> {
+        let (sender, receiver) = watch::channel(BTreeSet::new());
+        let (node_ips, clock) = (self.config.node_ips.clone(), self.config.clock.clone());
+        if node_ips.is_empty() {
+            return sender;
+        }
+        context.spawn("announcements", async move {
+            while let Err(error) = network::announce::run(&node_ips, receiver.clone()).await {
+                warn!(%error, "load balancers' addresses are not announced");
+                clock.sleep(ANNOUNCE_AGAIN).await;
+            }
+        });
+        sender
+    }
+
     /// Follows the sources until shutdown.
     pub async fn follow(&self, sources: Sources, context: &Context) -> Outcome {
         let mut services = sources.services.subscribe();
@@ -135,6 +200,7 @@ impl Proxy {
             cluster_cidrs: config.cluster_cidrs.clone(),
             service_cidrs: config.service_cidrs.clone(),
             dns: config.dns.clone(),
+            node_port_addresses: config.node_port_addresses.clone(),
         };
         let place = Place {
             node: config.node_name.clone(),
@@ -145,12 +211,16 @@ impl Proxy {
             sources,
             ruleset: Ruleset::new(frame),
             place,
+            announced: BTreeMap::new(),
+            announcements: self.announce(context),
         };
         // What is there already comes as events too: the first round is the whole table.
-        let mut dirty = drain(&mut services, &mut slices);
+        let mut changes = Changes::default();
+        changes.drain(&mut services, &mut slices);
         worker.nodes_changed(&mut nodes);
-        worker.start(&mut dirty).await?;
+        worker.start(std::mem::take(&mut changes.dirty)).await?;
         context.ready();
+        self.serve_health(context);
         // Its own time: events must not put it off.
         let mut check = tokio::time::interval(nft::CHECK_EVERY);
         check.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -158,27 +228,24 @@ impl Proxy {
         loop {
             tokio::select! {
                 event = services.next() => match event {
-                    Some(event) => dirty.extend(key_of_service(event.object())),
+                    Some(event) => changes.service(&event),
                     None => return Err(lost()),
                 },
                 event = slices.next() => match event {
-                    Some(event) => {
-                        dirty.extend(key_of_slice(event.object()));
-                        dirty.extend(event.old().and_then(|old| key_of_slice(old)));
-                    }
+                    Some(event) => changes.slice(&event),
                     None => return Err(lost()),
                 },
                 event = nodes.next() => match event {
                     Some(_) => if worker.nodes_changed(&mut nodes) {
-                        dirty.extend(worker.ruleset.services().cloned());
+                        changes.dirty.extend(worker.ruleset.services().cloned());
                     },
                     None => return Err(lost()),
                 },
                 _ = check.tick() => worker.repair().await?,
                 () = context.shutdown() => return Ok(()),
             }
-            dirty.extend(drain(&mut services, &mut slices));
-            worker.apply(std::mem::take(&mut dirty)).await?;
+            changes.drain(&mut services, &mut slices);
+            worker.apply(std::mem::take(&mut changes)).await?;
         }
     }
 }
@@ -192,50 +259,76 @@ fn lost() -> Failure {
     "an informer ended".into()
 }
 
-/// The services that waiting events are about.
-fn drain(
-    services: &mut Subscription<Service>,
-    slices: &mut Subscription<EndpointSlice>,
-) -> BTreeSet<ServiceKey> {
-    let mut dirty = BTreeSet::new();
-    while let Some(event) = services.try_next() {
-        dirty.extend(key_of_service(event.object()));
+/// What events brought since the last batch.
+#[derive(Default)]
+struct Changes {
+    /// The services that they are about.
+    dirty: BTreeSet<ServiceKey>,
+    services: usize,
+    slices: usize,
+}
+
+impl Changes {
+    fn service(&mut self, event: &Event<Service>) {
+        self.services += 1;
+        self.dirty.extend(key_of_service(event.object()));
     }
-    while let Some(event) = slices.try_next() {
-        dirty.extend(key_of_slice(event.object()));
-        dirty.extend(event.old().and_then(|old| key_of_slice(old)));
+
+    fn slice(&mut self, event: &Event<EndpointSlice>) {
+        self.slices += 1;
+        self.dirty.extend(key_of_slice(event.object()));
+        let old = event.old().and_then(|old| key_of_slice(old));
+        self.dirty.extend(old);
     }
-    dirty
+
+    /// Takes the events that wait already.
+    fn drain(
+        &mut self,
+        services: &mut Subscription<Service>,
+        slices: &mut Subscription<EndpointSlice>,
+    ) {
+        while let Some(event) = services.try_next() {
+            self.service(&event);
+        }
+        while let Some(event) = slices.try_next() {
+            self.slice(&event);
+        }
+    }
 }
 
 impl Worker<'_> {
-    async fn start(&mut self, dirty: &mut BTreeSet<ServiceKey>) -> Outcome {
+    async fn start(&mut self, dirty: BTreeSet<ServiceKey>) -> Outcome {
         let mut datagrams = Datagrams::new();
-        self.decide(std::mem::take(dirty), &mut Batch::new(), &mut datagrams);
+        self.decide(dirty, &mut Batch::new(), &mut datagrams);
         self.proxy.nft.apply(&self.ruleset.full()).await?;
         self.forget(datagrams).await;
         Ok(())
     }
 
-    async fn apply(&mut self, dirty: BTreeSet<ServiceKey>) -> Outcome {
+    async fn apply(&mut self, changes: Changes) -> Outcome {
+        if changes.dirty.is_empty() {
+            return Ok(());
+        }
+        self.proxy.health.queued(changes.services, changes.slices);
+        let begun = Instant::now();
         let (mut batch, mut datagrams) = (Batch::new(), Datagrams::new());
-        self.decide(dirty, &mut batch, &mut datagrams);
+        self.decide(changes.dirty, &mut batch, &mut datagrams);
         if let Err(error) = self.proxy.nft.apply(&batch).await {
+            self.proxy.health.failed();
             warn!(%error, "writing the table of services anew");
             self.proxy.nft.apply(&self.ruleset.full()).await?;
         }
+        self.proxy.health.updated(begun.elapsed());
         self.forget(datagrams).await;
         Ok(())
     }
 
-    /// Writes the table again when another program has removed it.
+    /// Writes the table again when another program has changed or removed it.
     async fn repair(&mut self) -> Outcome {
-        if !nft::tables()
-            .await?
-            .contains(&format!("inet {}", self.ruleset.table()))
-        {
-            warn!("the table of services was removed by somebody: writing it anew");
-            self.proxy.nft.apply(&self.ruleset.full()).await?;
+        let full = self.ruleset.full();
+        if network::has_drifted(&self.ruleset.table(), &full).await? {
+            warn!("the table of services was changed by another program: writing it anew");
+            self.proxy.nft.apply(&full).await?;
         }
         Ok(())
     }
@@ -250,19 +343,41 @@ impl Worker<'_> {
             allow_external_ips: self.proxy.config.allow_external_ips,
         };
         for key in dirty {
-            let wanted = match self.sources.services.get(&key.0, &key.1) {
-                None => Vec::new(),
+            let service = self.sources.services.get(&key.0, &key.1);
+            self.note_announced(&key, service.as_deref());
+            let (wanted, check) = match service {
+                None => (Vec::new(), None),
                 Some(service) => {
                     let slices = self
                         .sources
                         .slices
                         .by_index(BY_SERVICE, &format!("{}/{}", key.0, key.1));
                     let slices: Vec<&EndpointSlice> = slices.iter().map(AsRef::as_ref).collect();
-                    views(&service, &slices, &self.place, policy)
+                    let check = health_check_port(&service).map(|port| Check {
+                        port,
+                        local_endpoints: local_addresses(&slices, &self.place.node).len(),
+                    });
+                    (views(&service, &slices, &self.place, policy), check)
                 }
             };
+            self.proxy.health.set_check(&key, check);
             self.ruleset
                 .set(&key, contribution(&wanted), batch, datagrams);
+        }
+    }
+
+    fn note_announced(&mut self, key: &ServiceKey, service: Option<&Service>) {
+        let node = &self.place.node;
+        let addresses = service
+            .map(|service| announced_by(service, node))
+            .unwrap_or_default();
+        let before = match addresses.is_empty() {
+            true => self.announced.remove(key),
+            false => self.announced.insert(key.clone(), addresses.clone()),
+        };
+        if before.unwrap_or_default() != addresses {
+            let all = self.announced.values().flatten().copied().collect();
+            self.announcements.send_replace(all);
         }
     }
 
@@ -270,6 +385,7 @@ impl Worker<'_> {
     fn nodes_changed(&mut self, events: &mut Subscription<Node>) -> bool {
         while events.try_next().is_some() {}
         let own = self.sources.nodes.get("", &self.place.node);
+        self.proxy.health.set_node(own.as_deref());
         let zone = own.and_then(|node| zone(&node));
         let moved = self.place.zone != zone;
         self.place.zone = zone;

@@ -140,21 +140,27 @@ pub enum Front {
     Cluster,
     /// A load balancer's or external address: masqueraded.
     External,
+    /// The same under policy Local, for clients inside: masqueraded unless the client is a pod.
+    ExternalInside,
     /// The same for clients outside, who keep their address and get endpoints of this node only.
     Outside,
     /// A node port: masqueraded.
     NodePort,
+    /// The same under policy Local, for clients inside: masqueraded unless the client is a pod.
+    NodePortInside,
     /// The same for clients outside, who keep their address and get endpoints of this node only.
     OutsideNodePort,
 }
 
 impl Front {
     /// All of them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 7] = [
         Self::Cluster,
         Self::External,
+        Self::ExternalInside,
         Self::Outside,
         Self::NodePort,
+        Self::NodePortInside,
         Self::OutsideNodePort,
     ];
 
@@ -162,26 +168,28 @@ impl Front {
         match self {
             Self::Cluster => "cluster",
             Self::External => "external",
+            Self::ExternalInside => "external-inside",
             Self::Outside => "outside",
             Self::NodePort => "nodeport",
+            Self::NodePortInside => "nodeport-inside",
             Self::OutsideNodePort => "outside-nodeport",
         }
     }
 
     fn verdicts(self) -> Map {
         match self {
-            Self::Cluster | Self::External => Map::Services,
+            Self::Cluster | Self::External | Self::ExternalInside => Map::Services,
             Self::Outside => Map::OutsideServices,
-            Self::NodePort => Map::NodePorts,
+            Self::NodePort | Self::NodePortInside => Map::NodePorts,
             Self::OutsideNodePort => Map::OutsideNodePorts,
         }
     }
 
     fn endpoints(self, number: u16) -> Map {
         match self {
-            Self::Cluster | Self::External => Map::Endpoints(number),
+            Self::Cluster | Self::External | Self::ExternalInside => Map::Endpoints(number),
             Self::Outside => Map::OutsideEndpoints(number),
-            Self::NodePort => Map::NodePortEndpoints(number),
+            Self::NodePort | Self::NodePortInside => Map::NodePortEndpoints(number),
             Self::OutsideNodePort => Map::OutsideNodePortEndpoints(number),
         }
     }
@@ -223,7 +231,9 @@ impl Pick {
     pub fn entry(self) -> (&'static str, String) {
         let port = "meta l4proto . th dport";
         let key = match self.front {
-            Front::NodePort | Front::OutsideNodePort => format!("{} {port}", on_node(self.v4)),
+            Front::NodePort | Front::NodePortInside | Front::OutsideNodePort => {
+                format!("{} {port}", on_node(self.v4))
+            }
             _ if self.v4 => format!("ip daddr . {port}"),
             _ => format!("ip6 daddr . {port}"),
         };
@@ -315,8 +325,12 @@ impl Contribution {
             internal,
             deserted,
         );
+        let (external, node_port) = match view.external_local {
+            true => (Front::ExternalInside, Front::NodePortInside),
+            false => (Front::External, Front::NodePort),
+        };
         for ip in &view.external_ips {
-            self.serve(view, Front::External, Some(*ip), cluster, deserted);
+            self.serve(view, external, Some(*ip), cluster, deserted);
             if view.external_local && !deserted {
                 self.serve(
                     view,
@@ -328,7 +342,7 @@ impl Contribution {
             }
         }
         if view.node_port.is_some() {
-            self.serve(view, Front::NodePort, None, cluster, deserted);
+            self.serve(view, node_port, None, cluster, deserted);
             if view.external_local && !deserted {
                 self.serve(
                     view,
@@ -387,8 +401,12 @@ impl Contribution {
             // A cluster address without endpoints needs nothing: whatever is sent to the service
             // range and not translated is rejected.
             match front {
-                Front::External => self.element(Map::Unserved, view, key, ""),
-                Front::NodePort => self.element(Map::UnservedNodePorts, view, key, ""),
+                Front::External | Front::ExternalInside => {
+                    self.element(Map::Unserved, view, key, "");
+                }
+                Front::NodePort | Front::NodePortInside => {
+                    self.element(Map::UnservedNodePorts, view, key, "");
+                }
                 _ => {}
             }
             return;

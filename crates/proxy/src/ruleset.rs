@@ -369,6 +369,7 @@ mod tests {
             cluster_cidrs: vec!["10.42.0.0/16".parse().unwrap()],
             service_cidrs: vec!["10.43.0.0/16".parse().unwrap()],
             dns: None,
+            node_port_addresses: Vec::new(),
         })
     }
 

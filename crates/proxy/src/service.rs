@@ -1,6 +1,6 @@
 //! What a Service asks of the node, reduced to plain data. Pure.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use k8s_openapi::api::{core::v1::Service, discovery::v1::EndpointSlice};
 use network::{IpNet, Protocol};
@@ -13,6 +13,14 @@ const NOT_SERVED: [&str; 2] = [
     "service.kubernetes.io/service-proxy-name",
     "service.kubernetes.io/headless",
 ];
+
+/// Where source ranges stood before they were a field.
+const SOURCE_RANGES: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
+
+/// Names the node that announces a load balancer's addresses.
+const ANNOUNCER: &str = "mainstay.local/announced-by";
+/// The class of the load balancer inside; a Service without a class has the same.
+const CLASS: &str = "mainstay.local/load-balancer";
 
 /// Affinity's timeout when a service does not say.
 const DEFAULT_AFFINITY_SECONDS: u32 = 10800;
@@ -51,6 +59,32 @@ pub struct PortView {
 pub struct Policy {
     /// Whether `spec.externalIPs` count: anybody who may write Services can claim any address.
     pub allow_external_ips: bool,
+}
+
+/// The port at which balancers ask for the health of a service under policy Local.
+pub fn health_check_port(service: &Service) -> Option<u16> {
+    let spec = service.spec.as_ref()?;
+    let is_balancer = spec.type_.as_deref() == Some("LoadBalancer");
+    let is_local = spec.external_traffic_policy.as_deref() == Some("Local");
+    let port = spec
+        .health_check_node_port
+        .filter(|_| is_balancer && is_local)?;
+    u16::try_from(port).ok().filter(|port| *port != 0)
+}
+
+/// The addresses of a load balancer inside that a node announces.
+pub fn announced_by(service: &Service, node: &str) -> Vec<IpAddr> {
+    let annotations = service.metadata.annotations.as_ref();
+    let announcer = annotations.and_then(|annotations| annotations.get(ANNOUNCER));
+    let spec = service.spec.as_ref();
+    let class = spec.and_then(|spec| spec.load_balancer_class.as_deref());
+    if announcer.map(String::as_str) != Some(node) || class.is_some_and(|class| class != CLASS) {
+        return Vec::new();
+    }
+    let of_family = |like: IpAddr| load_balancer_ips(service, like);
+    let mut all = of_family(Ipv4Addr::UNSPECIFIED.into());
+    all.extend(of_family(Ipv6Addr::UNSPECIFIED.into()));
+    all
 }
 
 /// The views of a service; none when it has no cluster address.
@@ -162,15 +196,18 @@ fn load_balancer_ips(service: &Service, like: IpAddr) -> Vec<IpAddr> {
 
 fn source_ranges(service: &Service, like: IpAddr) -> Vec<IpNet> {
     let spec = service.spec.as_ref();
-    let ranges = spec
-        .and_then(|spec| spec.load_balancer_source_ranges.as_ref())
-        .into_iter()
-        .flatten();
+    let given = spec.and_then(|spec| spec.load_balancer_source_ranges.as_ref());
+    let is_given = given.is_some_and(|ranges| !ranges.is_empty());
+    let ranges = given.into_iter().flatten();
+    let annotation = service.metadata.annotations.as_ref();
+    let annotation = annotation.and_then(|all| all.get(SOURCE_RANGES));
+    let annotated = annotation.filter(|_| !is_given).into_iter();
+    let annotated = annotated.flat_map(|ranges| ranges.split(','));
+    let ranges = ranges.map(String::as_str).chain(annotated);
     let parsed = ranges.filter_map(|range| range.trim().parse::<IpNet>().ok());
-    parsed
-        .filter(|range| range.addr().is_ipv4() == like.is_ipv4())
-        .map(|range| range.trunc())
-        .collect()
+    let of_family = parsed.filter(|range| range.addr().is_ipv4() == like.is_ipv4());
+    // The kernel refuses a range inside another.
+    IpNet::aggregate(&of_family.map(|range| range.trunc()).collect())
 }
 
 fn affinity(service: &Service) -> Option<u32> {

@@ -24,6 +24,8 @@ pub struct Frame {
     pub service_cidrs: Vec<IpNet>,
     /// Where the cluster's DNS really is.
     pub dns: Option<DnsRedirect>,
+    /// Only the node's addresses in these ranges have node ports; all of them when empty.
+    pub node_port_addresses: Vec<IpNet>,
 }
 
 /// Leads the cluster DNS address to the node's own server, ahead of every service.
@@ -51,6 +53,7 @@ impl Frame {
             }
         }
         let mut frame = Writer { table, batch };
+        frame.node_addresses(self);
         frame.chains();
         frame.marks(self);
         frame.translation(self);
@@ -72,7 +75,9 @@ pub fn declaration(table: &str, map: Map, v4: bool) -> String {
     let name = map.name(v4);
     let port = "inet_proto . inet_service";
     let (what, key) = match map {
-        Map::Served(Front::NodePort | Front::OutsideNodePort, _) => ("set", port.to_owned()),
+        Map::Served(Front::NodePort | Front::NodePortInside | Front::OutsideNodePort, _) => {
+            ("set", port.to_owned())
+        }
         Map::Served(..) => ("set", format!("{address} . {port}")),
         Map::Services | Map::OutsideServices => ("map", format!("{address} . {port} : verdict")),
         Map::NodePorts | Map::OutsideNodePorts => ("map", format!("{port} : verdict")),
@@ -103,13 +108,13 @@ struct Writer<'a> {
 /// A family's word for addresses, and whether it is IPv4.
 const FAMILIES: [(&str, bool); 2] = [("ip", true), ("ip6", false)];
 
-/// What tells an address that node ports are served at: all of the node's, except that IPv6 packets
-/// cannot leave its loopback.
+/// What tells an address that node ports are served at: the node's in the ranges that were chosen,
+/// except that IPv6 packets cannot leave its loopback.
 pub fn on_node(v4: bool) -> &'static str {
     if v4 {
-        "meta nfproto ipv4 fib daddr type local"
+        "ip daddr @node-addresses4 fib daddr type local"
     } else {
-        "ip6 daddr != ::1 fib daddr type local"
+        "ip6 daddr != ::1 ip6 daddr @node-addresses6 fib daddr type local"
     }
 }
 
@@ -157,6 +162,26 @@ impl Writer<'_> {
         }
     }
 
+    /// The ranges of node addresses that have node ports.
+    fn node_addresses(&mut self, frame: &Frame) {
+        for (_, v4) in FAMILIES {
+            let (digit, kind, all) = match v4 {
+                true => ('4', "ipv4_addr", "0.0.0.0/0"),
+                false => ('6', "ipv6_addr", "::/0"),
+            };
+            let chosen = match frame.node_port_addresses.is_empty() {
+                true => Some(all.to_owned()),
+                false => Frame::cidrs(&frame.node_port_addresses, v4),
+            };
+            let elements = chosen.map(|chosen| format!("elements = {{ {chosen} }};"));
+            let elements = elements.unwrap_or_default();
+            let table = &self.table;
+            self.batch.push(format!(
+                "add set inet {table} node-addresses{digit} {{ type {kind}; flags interval; auto-merge; {elements} }}"
+            ));
+        }
+    }
+
     /// Whose traffic is masqueraded, by the way it came.
     fn marks(&mut self, frame: &Frame) {
         let mark = format!("meta mark set meta mark or {MARK}");
@@ -164,6 +189,17 @@ impl Writer<'_> {
             match front {
                 Front::External | Front::NodePort => self.rule(&front.mark_chain(), &mark),
                 Front::Outside | Front::OutsideNodePort => {}
+                // Under policy Local pods keep their address, as clients outside do.
+                Front::ExternalInside | Front::NodePortInside => {
+                    for (ip, v4) in FAMILIES {
+                        let not_pods = match Frame::cidrs(&frame.cluster_cidrs, v4) {
+                            Some(pods) => format!("{ip} saddr != {{ {pods} }}"),
+                            None if v4 => "meta nfproto ipv4".to_owned(),
+                            None => "meta nfproto ipv6".to_owned(),
+                        };
+                        self.rule(&front.mark_chain(), format!("{not_pods} {mark}"));
+                    }
+                }
                 Front::Cluster => {
                     for (ip, v4) in FAMILIES {
                         if let Some(inside) = Frame::cidrs(&frame.cluster_cidrs, v4) {

@@ -156,6 +156,7 @@ fn many_differences_lead_to_the_same_table_as_writing_it_at_once() {
                 "fd00:43::/112".parse().unwrap(),
             ],
             dns: None,
+            node_port_addresses: Vec::new(),
         });
         nft.apply(&ruleset.full()).await.unwrap();
         for round in 0..ROUNDS {

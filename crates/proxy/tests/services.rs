@@ -73,6 +73,11 @@ impl Node {
             service_cidrs: vec!["10.43.0.0/16".parse().unwrap()],
             dns,
             allow_external_ips: false,
+            health: None,
+            metrics: None,
+            node_ips: vec![NODE_IP],
+            node_port_addresses: Vec::new(),
+            clock: Arc::new(stdx::SystemClock),
         };
         let proxy = proxy.build(nft);
         let follow = sources.clone();
@@ -449,6 +454,7 @@ fn a_change_among_five_thousand_services_takes_milliseconds() {
             cluster_cidrs: vec!["10.42.0.0/16".parse().unwrap()],
             service_cidrs: vec!["10.43.0.0/16".parse().unwrap()],
             dns: None,
+            node_port_addresses: Vec::new(),
         });
         for number in 0..5000 {
             let ip = format!("10.43.{}.{}", 100 + number / 250, number % 250 + 1);
@@ -495,4 +501,168 @@ fn change(ruleset: &mut Ruleset, number: u32, ip: &str, endpoints: &[&str]) -> B
         &mut Datagrams::new(),
     );
     batch
+}
+
+/// Asks a health check and returns its status line and body.
+async fn check(from: &Namespace, port: u16) -> Option<String> {
+    from.command(&format!(
+        "curl -s -m 5 -w ' %{{http_code}}' http://{NODE_IP}:{port}/ || true"
+    ))
+    .await
+    .into()
+}
+
+#[test]
+fn a_health_check_says_whether_the_node_has_endpoints() {
+    lab::node(|outside| async move {
+        let mut node = Node::start(outside, None).await;
+        node.run_pods(1).await;
+        let object: k8s_openapi::api::core::v1::Node =
+            serde_json::from_value(json!({"metadata": {"name": "here"}})).unwrap();
+        node.sources.nodes.upsert(object);
+        let spec = json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local",
+                          "healthCheckNodePort": 31999});
+        node.service(spec.clone());
+        node.endpoints(json!([{"addresses": ["10.42.1.9"], "nodeName": "there"}]));
+        let outside = node.outside.clone();
+        let wait_for = |expected: &'static str| {
+            let outside = outside.clone();
+            async move {
+                let deadline = Instant::now() + PATIENCE;
+                loop {
+                    let answer = check(&outside, 31999).await.unwrap_or_default();
+                    if answer.contains(expected) {
+                        return;
+                    }
+                    assert!(Instant::now() < deadline, "{expected} in {answer}");
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            }
+        };
+        wait_for("503").await;
+        node.endpoints(here(&["10.42.0.1"]));
+        wait_for("\"localEndpoints\":1").await;
+        wait_for("200").await;
+        // The port closes with the service.
+        node.service(json!({}));
+        wait_for(" 000").await;
+    });
+}
+
+#[test]
+fn an_address_of_the_pool_is_announced_by_one_node_and_leads_to_endpoints() {
+    lab::node(|outside| async move {
+        let mut node = Node::start(outside, None).await;
+        node.run_pods(1).await;
+        let balancer = |announcer: &str| {
+            let mut service = service(
+                "web",
+                json!({"type": "LoadBalancer",
+                       "status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.77", "ipMode": "VIP"}]}}}),
+            );
+            let annotation = (
+                "mainstay.local/announced-by".to_owned(),
+                announcer.to_owned(),
+            );
+            service.metadata.annotations = Some([annotation].into());
+            service
+        };
+        node.endpoints(here(&["10.42.0.1"]));
+        node.sources.services.upsert(balancer("there"));
+        node.table_has("192.0.2.77", true).await;
+        // The neighbour learns of it by an announcement, before it asks.
+        let neighbours = || node.outside.command("ip neighbour show 192.0.2.77");
+        assert_eq!(node.outside.ask(at("192.0.2.77:80")).await, None);
+        node.outside.command("ip neighbour flush 192.0.2.77").await;
+        node.outside
+            .command("sysctl -q net.ipv4.conf.wire1.arp_accept=1")
+            .await;
+        node.sources.services.upsert(balancer("here"));
+        let deadline = Instant::now() + PATIENCE;
+        while !neighbours().await.contains("lladdr") {
+            assert!(Instant::now() < deadline, "{}", neighbours().await);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert_eq!(
+            node.outside.ask(at("192.0.2.77:80")).await.unwrap(),
+            "pod-0 192.0.2.1"
+        );
+        // Also one that forgot gets an answer.
+        node.outside.command("ip neighbour flush 192.0.2.77").await;
+        assert!(node.outside.ask(at("192.0.2.77:80")).await.is_some());
+        node.sources.services.upsert(balancer("there"));
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            node.outside.command("ip neighbour flush 192.0.2.77").await;
+            if node.outside.ask(at("192.0.2.77:80")).await.is_none() {
+                return;
+            }
+            assert!(Instant::now() < deadline, "it is still announced");
+        }
+    });
+}
+
+#[test]
+fn under_policy_local_pods_keep_their_address_and_node_ports_have_chosen_addresses() {
+    lab::node(|outside| async move {
+        let mut node = Node::start(outside, None).await;
+        node.run_pods(2).await;
+        let ports = json!([{"name": "http", "port": 80, "nodePort": 30080, "protocol": "TCP"}]);
+        let spec = |policy: &str| json!({"type": "NodePort", "ports": ports, "externalTrafficPolicy": policy});
+        node.endpoints(here(&["10.42.0.1"]));
+        node.service(spec("Cluster"));
+        node.table_has("pick-nodeport4-1", true).await;
+        let node_port = at("192.0.2.1:30080");
+        let answer = node.pods[1].ask(node_port).await.unwrap();
+        assert!(!answer.ends_with(" 10.42.0.2"), "{answer}");
+        node.service(spec("Local"));
+        node.table_has("pick-nodeport-inside4-1", true).await;
+        assert_eq!(
+            node.pods[1].ask(node_port).await.unwrap(),
+            "pod-0 10.42.0.2"
+        );
+        assert_eq!(
+            node.outside.ask(node_port).await.unwrap(),
+            "pod-0 192.0.2.2"
+        );
+    });
+}
+
+#[test]
+fn a_table_that_another_program_changed_is_noticed() {
+    lab::node(|_outside| async move {
+        let mut ruleset = Ruleset::new(Frame {
+            id: ID.into(),
+            cluster_cidrs: vec!["10.42.0.0/16".parse().unwrap()],
+            service_cidrs: vec!["10.43.0.0/16".parse().unwrap()],
+            dns: None,
+            node_port_addresses: vec!["192.0.2.0/24".parse().unwrap()],
+        });
+        for number in 1..200 {
+            let ip = format!("10.43.0.{number}");
+            let endpoints = ["10.42.0.1", "10.42.0.2", "10.42.0.3"];
+            change(
+                &mut ruleset,
+                number,
+                &ip,
+                &endpoints[..1 + number as usize % 3],
+            );
+        }
+        let (nft, table) = (Nft::new(), ruleset.table());
+        nft.apply(&ruleset.full()).await.unwrap();
+        assert!(!network::has_drifted(&table, &ruleset.full()).await.unwrap());
+        for command in [
+            "flush chain inet {} services",
+            "delete element inet {} endpoints4-0 { 10.43.0.7 . tcp . 80 }",
+            "add rule inet {} prerouting drop",
+            "delete table inet {}",
+        ] {
+            lab::command(&format!("nft '{}'", command.replace("{}", &table)));
+            assert!(
+                network::has_drifted(&table, &ruleset.full()).await.unwrap(),
+                "{command}"
+            );
+            nft.apply(&ruleset.full()).await.unwrap();
+        }
+    });
 }

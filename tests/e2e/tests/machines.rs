@@ -125,6 +125,7 @@ fn two_machines_join_and_pods_reach_each_other_everywhere() {
     everything_reaches_everything(&site, &pods);
     routes_are_direct_next_door_and_an_overlay_across(&site);
     a_node_reads_with_two_identities(&site);
+    policies_hold_between_nodes(&site, &pods);
 
     // From here on nobody has the token.
     let tokens = site.cluster.mainstay(&["token", "list"]).success();
@@ -281,6 +282,7 @@ fn a_node_reads_with_two_identities(site: &Site) {
         "namespaces",
         "pods",
         "endpointslices.discovery.k8s.io",
+        "networkpolicies.networking.k8s.io",
     ] {
         assert!(may(proxy.0, proxy.1, "watch", resource), "{resource}");
         assert!(!may(proxy.0, proxy.1, "update", resource), "{resource}");
@@ -288,6 +290,75 @@ fn a_node_reads_with_two_identities(site: &Site) {
     assert!(!may(proxy.0, proxy.1, "list", "secrets"));
     assert!(!may(proxy.0, proxy.1, "get", "secrets"));
     assert!(!may("system:node:two", "system:nodes", "list", "secrets"));
+}
+
+/// Policies of the server's pod hold on the client's node (egress) and on its own (ingress).
+fn policies_hold_between_nodes(site: &Site, pods: &[Value]) {
+    let on = |node: &str| {
+        let pod = pods.iter().find(|pod| text(pod, "/spec/nodeName") == node);
+        pod.expect("a pod of the node")
+    };
+    let reaches = |from: &str, to: &str| {
+        let url = format!("http://{}:8080/", text(on(to), "/status/podIP"));
+        let (pod, url) = (name(on(from)), url.as_str());
+        let args = ["exec", &pod, "--", "/mainstay", "hello", "get", url, "2"];
+        site.cluster.kubectl(&args).ok
+    };
+    let label = |node: &str, role: &str| {
+        let (pod, role) = (name(on(node)), format!("role={role}"));
+        let args = ["label", "pod", &pod, &role, "--overwrite"];
+        site.cluster.kubectl(&args).success();
+    };
+    label("two", "client");
+    label("three", "stranger");
+    for (direction, selected, peers) in [
+        (
+            "Ingress",
+            "one",
+            "ingress: [{from: [{podSelector: {matchLabels: {role: client}}}]}]",
+        ),
+        (
+            "Egress",
+            "three",
+            "egress: [{to: [{podSelector: {matchLabels: {role: client}}}]}]",
+        ),
+    ] {
+        label("one", "server");
+        let role = if selected == "one" {
+            "server"
+        } else {
+            "stranger"
+        };
+        let policy = format!(
+            "{{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {{name: p}}, \
+             spec: {{podSelector: {{matchLabels: {{role: {role}}}}}, policyTypes: [{direction}], {peers}}}}}"
+        );
+        let apply = ["apply", "-f", "-"];
+        site.cluster.kubectl_stdin(&apply, &policy).success();
+        // Both directions leave "two" open to the one who is selected, and "three" cut off from "one".
+        eventually(
+            &format!("{direction}: three does not reach one"),
+            || match reaches("three", "one") {
+                true => Err("it does".to_owned()),
+                false => Ok(()),
+            },
+        );
+        assert!(reaches("two", "one"), "{direction}");
+        assert!(reaches("three", "two"), "{direction}");
+        let why = ["why", "connection"];
+        let (from, to) = (name(on("three")), name(on("one")));
+        let (from, to) = (format!("pod/{from}"), format!("pod/{to}:8080"));
+        let said = site
+            .cluster
+            .mainstay(&[why[0], why[1], &from, &to])
+            .success();
+        assert!(
+            said.contains("default/p") && said.ends_with("denied\n"),
+            "{said}"
+        );
+        let delete = ["delete", "networkpolicy", "p"];
+        site.cluster.kubectl(&delete).success();
+    }
 }
 
 fn an_agent_comes_back_after_a_crash(site: &mut Site) {

@@ -40,6 +40,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("controllers", 10),
     ("kubelet", 10),
     ("proxy", 10),
+    ("policy", 10),
     ("dns", 10),
     ("kubectl", 10),
     ("console", 10),

@@ -5,6 +5,7 @@ mod image;
 mod reset;
 mod run;
 mod token;
+mod why;
 
 use std::process::ExitCode;
 
@@ -27,6 +28,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Reset(reset) => reset::run(reset),
         Command::Backup(backup) => backup::backup(backup),
         Command::Restore(restore) => backup::restore(restore),
+        Command::Why(why) => why::run(why),
         Command::Image(image) => image::run(image),
         Command::Kubectl { .. } | Command::Hello { .. } => Ok(()),
     };

@@ -7,7 +7,10 @@ use client::{Event, Informer};
 use k8s_openapi::{
     api::{
         core::v1::{ObjectReference, Pod, Service, ServicePort},
-        discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice},
+        discovery::v1::{
+            Endpoint, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice, ForNode,
+            ForZone,
+        },
     },
     apimachinery::pkg::util::intstr::IntOrString,
 };
@@ -257,18 +260,40 @@ fn endpoint(
         .and_then(|spec| spec.publish_not_ready_addresses);
     let (serving, terminating) = (is_ready(pod), is_deleting(pod));
     let node = Some(crate::pods::node(pod)).filter(|node| !node.is_empty());
+    let zone = node.and_then(zone);
+    let ready = publish == Some(true) || (serving && !terminating);
     Some(Endpoint {
         addresses,
+        hints: hints(service, node, zone.as_deref()).filter(|_| ready),
         conditions: Some(EndpointConditions {
-            ready: Some(publish == Some(true) || (serving && !terminating)),
+            ready: Some(ready),
             serving: Some(serving),
             terminating: Some(terminating),
         }),
         hostname: hostname(pod, service),
         node_name: node.map(ToOwned::to_owned),
-        zone: node.and_then(zone),
+        zone,
         target_ref: Some(reference(pod)),
         ..Default::default()
+    })
+}
+
+/// Which clients an endpoint should serve first, where the Service prefers what is near.
+fn hints(service: &Service, node: Option<&str>, zone: Option<&str>) -> Option<EndpointHints> {
+    let spec = service.spec.as_ref()?;
+    let by_node = match spec.traffic_distribution.as_deref()? {
+        "PreferClose" | "PreferSameZone" => false,
+        "PreferSameNode" => true,
+        _ => return None,
+    };
+    let for_zones = zone.map(|name| vec![ForZone { name: name.into() }]);
+    let for_nodes = node
+        .filter(|_| by_node)
+        .map(|name| vec![ForNode { name: name.into() }]);
+    let hinted = for_zones.is_some() || for_nodes.is_some();
+    hinted.then_some(EndpointHints {
+        for_zones,
+        for_nodes,
     })
 }
 
@@ -370,6 +395,31 @@ mod tests {
             conditions(&publishing, leaving(pod("a", "10.0.0.1", false))),
             [true, false, true]
         );
+    }
+
+    #[test]
+    fn hints_say_which_clients_are_near_where_the_service_prefers_them() {
+        for (distribution, ready, expected) in [
+            (None, true, (0, 0)),
+            (Some("PreferClose"), true, (1, 0)),
+            (Some("PreferSameZone"), true, (1, 0)),
+            (Some("PreferSameNode"), true, (1, 1)),
+            (Some("PreferSameNode"), false, (0, 0)),
+            (Some("Unheard"), true, (0, 0)),
+        ] {
+            let mut service = service(IntOrString::Int(8080));
+            let spec = service.spec.as_mut().unwrap();
+            spec.traffic_distribution = distribution.map(ToOwned::to_owned);
+            let mut pod = pod("a", "10.0.0.1", ready);
+            Arc::make_mut(&mut pod).spec.as_mut().unwrap().node_name = Some("n".into());
+            let groups = desired(&service, &[pod], |node| Some(format!("zone of {node}")));
+            let hints = groups[0].endpoints[0].hints.clone().unwrap_or_default();
+            let zones = hints.for_zones.unwrap_or_default();
+            let nodes = hints.for_nodes.unwrap_or_default();
+            assert_eq!((zones.len(), nodes.len()), expected, "{distribution:?}");
+            assert!(zones.iter().all(|zone| zone.name == "zone of n"));
+            assert!(nodes.iter().all(|node| node.name == "n"));
+        }
     }
 
     #[test]

@@ -98,10 +98,21 @@ impl Server {
         connector: Arc<dyn Connector>,
         clock: Arc<dyn Clock>,
     ) {
+        self.run_configured(context, connector, clock, controllers::Config::default());
+    }
+
+    /// The same with settings of its own.
+    pub fn run_configured(
+        &self,
+        context: &Context,
+        connector: Arc<dyn Connector>,
+        clock: Arc<dyn Clock>,
+        config: controllers::Config,
+    ) {
         let controllers = controllers::Config {
             cluster_ca: "CA".into(),
             authority: Some(controllers::Authority(self.pki.clone())),
-            ..Default::default()
+            ..config
         };
         let controllers = Arc::new(controllers.build_with_clock(connector, clock));
         tokio::spawn(controllers.run(context.clone()));
@@ -155,8 +166,14 @@ impl World {
 
     /// Everything running, with the namespace "default".
     pub async fn new() -> Self {
+        Self::configured(controllers::Config::default()).await
+    }
+
+    /// The same with settings of the controllers.
+    pub async fn configured(config: controllers::Config) -> Self {
         let server = Server::start().await;
-        server.run_controllers(&server.context, server.connector(), Arc::new(SystemClock));
+        let clock = Arc::new(SystemClock);
+        server.run_configured(&server.context, server.connector(), clock, config);
         let world = Self {
             client: server.client,
             stop: server.stop,

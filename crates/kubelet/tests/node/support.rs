@@ -79,13 +79,8 @@ impl TestNode {
     pub fn start_kubelet(&mut self) {
         let user = User::new("system:node:node", ["system:nodes"]);
         let client = client::in_process(self.server.connect(user));
-<<<<<<< HEAD
         // The test machine's own memory pressure must not evict pods.
         let kubelet = kubelet::configuration::KubeletConfiguration {
-=======
-        let kubelet = kubelet::configuration::KubeletConfiguration {
-            // Whatever this machine is short of is not what is tested here.
->>>>>>> f868594 (kubelet: tests wait for the port before another kubelet starts; clippy)
             eviction_hard: [("memory.available".to_owned(), "1Mi".to_owned())].into(),
             ..Default::default()
         };

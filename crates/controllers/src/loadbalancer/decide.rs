@@ -1,0 +1,514 @@
+//! Which addresses a Service of type LoadBalancer gets. Pure.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use super::pool::Pool;
+use crate::templatehash::short_hash;
+use k8s_openapi::api::core::v1::{LoadBalancerIngress, Node, Service, ServiceSpec};
+
+/// The class that names this controller; a Service without a class is ours too.
+pub const CLASS: &str = "mainstay.local/load-balancer";
+/// On a Service with an address of the pool: the node that announces it.
+pub const ANNOUNCER: &str = "mainstay.local/announced-by";
+const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
+const LEAVING: &str = "ToBeDeletedByClusterAutoscaler";
+/// Clients try a few addresses; a status that lists every node of a large cluster would only change
+/// all the time.
+const MOST_NODES: usize = 100;
+
+/// Everything that the decision about one Service looks at.
+pub struct View<'a> {
+    /// All Services.
+    pub services: &'a [Arc<Service>],
+    /// All Nodes.
+    pub nodes: &'a [Arc<Node>],
+    /// The nodes with endpoints of this Service that serve.
+    pub with_endpoints: &'a BTreeSet<String>,
+    /// Addresses to give out; without any, those of nodes are used.
+    pub pool: &'a Pool,
+    /// Ports that are never led away from the nodes' own addresses.
+    pub reserved: &'a BTreeSet<u16>,
+}
+
+/// What becomes of a Service.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Decision {
+    /// Its addresses.
+    pub ingress: Vec<IpAddr>,
+    /// The node that announces them, where they are not nodes' own.
+    pub announcer: Option<String>,
+    /// Why it has none, or not all.
+    pub problem: Option<String>,
+}
+
+/// Whether a Service is of type LoadBalancer and ours to serve.
+pub fn is_ours(service: &Service) -> bool {
+    let spec = service.spec.as_ref();
+    let class = spec.and_then(|spec| spec.load_balancer_class.as_deref());
+    is_load_balancer(service)
+        && class.is_none_or(|class| class == CLASS)
+        && service.metadata.deletion_timestamp.is_none()
+}
+
+/// Whether a Service is of type LoadBalancer.
+pub fn is_load_balancer(service: &Service) -> bool {
+    let spec = service.spec.as_ref();
+    spec.and_then(|spec| spec.type_.as_deref()) == Some("LoadBalancer")
+}
+
+/// Whether a Service carries addresses of an earlier life as a load balancer.
+pub fn is_left_over(service: &Service) -> bool {
+    !is_load_balancer(service) && !addresses(service).is_empty()
+}
+
+/// The addresses that a Service's status shows.
+pub fn addresses(service: &Service) -> Vec<IpAddr> {
+    let status = service.status.as_ref();
+    let balancer = status.and_then(|status| status.load_balancer.as_ref());
+    let ingress = balancer.and_then(|balancer| balancer.ingress.as_ref());
+    let ips = ingress
+        .into_iter()
+        .flatten()
+        .filter_map(|one| one.ip.as_ref());
+    ips.filter_map(|ip| ip.parse().ok()).collect()
+}
+
+/// The status that shows a decision.
+pub fn ingress(decision: &Decision) -> Vec<LoadBalancerIngress> {
+    let shown = |ip: &IpAddr| LoadBalancerIngress {
+        ip: Some(ip.to_string()),
+        ip_mode: Some("VIP".to_owned()),
+        ..LoadBalancerIngress::default()
+    };
+    decision.ingress.iter().map(shown).collect()
+}
+
+/// The node that the Service says announces it.
+pub fn announcer(service: &Service) -> Option<&str> {
+    let annotations = service.metadata.annotations.as_ref()?;
+    annotations.get(ANNOUNCER).map(String::as_str)
+}
+
+/// Decides about one of our Services.
+pub fn decide(service: &Service, view: &View<'_>) -> Decision {
+    let Some(spec) = &service.spec else {
+        return Decision::default();
+    };
+    let nodes = candidates(spec, view);
+    if view.pool.is_empty() {
+        from_nodes(service, spec, &nodes, view)
+    } else {
+        from_pool(service, spec, &nodes, view)
+    }
+}
+
+/// Whether only nodes with endpoints take its traffic.
+pub fn is_local(service: &Service) -> bool {
+    let spec = service.spec.as_ref();
+    spec.and_then(|spec| spec.external_traffic_policy.as_deref()) == Some("Local")
+}
+
+/// Whether a change of a node can change what Services get.
+pub fn takes_traffic_differently(old: &Node, new: &Node) -> bool {
+    let addresses = |node: &Node| [true, false].map(|v4| node_addresses(node, v4));
+    takes_traffic(old) != takes_traffic(new) || addresses(old) != addresses(new)
+}
+
+/// The families that the Service wants, IPv4 where it does not say.
+fn families(spec: &ServiceSpec) -> Vec<bool> {
+    let families = spec.ip_families.as_deref().unwrap_or_default();
+    match families.is_empty() {
+        true => vec![true],
+        false => families.iter().map(|family| family == "IPv4").collect(),
+    }
+}
+
+/// The nodes that take traffic for the Service.
+fn candidates<'a>(spec: &ServiceSpec, view: &View<'a>) -> Vec<&'a Node> {
+    let is_local = spec.external_traffic_policy.as_deref() == Some("Local");
+    let serves = |node: &&Node| {
+        let name = node.metadata.name.as_deref().unwrap_or_default();
+        takes_traffic(node) && (!is_local || view.with_endpoints.contains(name))
+    };
+    let nodes = view.nodes.iter().map(AsRef::as_ref);
+    nodes.filter(serves).collect()
+}
+
+fn takes_traffic(node: &Node) -> bool {
+    let status = node.status.as_ref();
+    let conditions = status.and_then(|status| status.conditions.as_ref());
+    let mut conditions = conditions.into_iter().flatten();
+    let is_ready = conditions.any(|one| one.type_ == "Ready" && one.status == "True");
+    let labels = node.metadata.labels.as_ref();
+    let is_excluded = labels.is_some_and(|labels| labels.contains_key(EXCLUDED));
+    let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
+    let is_leaving = taints
+        .into_iter()
+        .flatten()
+        .any(|taint| taint.key == LEAVING);
+    is_ready && !is_excluded && !is_leaving && node.metadata.deletion_timestamp.is_none()
+}
+
+/// The addresses at which a node is reached from outside: external ones where it has any.
+fn node_addresses(node: &Node, v4: bool) -> Vec<IpAddr> {
+    let status = node.status.as_ref();
+    let all = status.and_then(|status| status.addresses.as_ref());
+    let of_type = |wanted: &str| -> Vec<IpAddr> {
+        let all = all.into_iter().flatten();
+        let all = all.filter(|address| address.type_ == wanted);
+        let parsed = all.filter_map(|address| address.address.parse().ok());
+        parsed.filter(|ip: &IpAddr| ip.is_ipv4() == v4).collect()
+    };
+    let external = of_type("ExternalIP");
+    match external.is_empty() {
+        true => of_type("InternalIP"),
+        false => external,
+    }
+}
+
+type Port = (String, i32);
+
+fn ports(service: &Service) -> BTreeSet<Port> {
+    let spec = service.spec.as_ref();
+    let ports = spec.and_then(|spec| spec.ports.as_ref());
+    let ports = ports.into_iter().flatten();
+    let port = |port: &k8s_openapi::api::core::v1::ServicePort| {
+        let protocol = port.protocol.clone().unwrap_or_else(|| "TCP".to_owned());
+        (protocol, port.port)
+    };
+    ports.map(port).collect()
+}
+
+fn from_nodes(service: &Service, spec: &ServiceSpec, nodes: &[&Node], view: &View<'_>) -> Decision {
+    let own_ports = ports(service);
+    let is_reserved =
+        |port: &&Port| u16::try_from(port.1).is_ok_and(|port| view.reserved.contains(&port));
+    if let Some((protocol, port)) = own_ports.iter().find(is_reserved) {
+        return refused(format!(
+            "port {port}/{protocol} of the nodes is not given away"
+        ));
+    }
+    for other in view.services.iter().filter(|other| is_ours(other)) {
+        let shared = ports(other);
+        if let Some((protocol, port)) = shared.intersection(&own_ports).next()
+            && goes_before(other, service)
+        {
+            let meta = &other.metadata;
+            let name = meta.name.as_deref().unwrap_or_default();
+            let namespace = meta.namespace.as_deref().unwrap_or_default();
+            return refused(format!(
+                "port {port}/{protocol} of the nodes belongs to Service {namespace}/{name}"
+            ));
+        }
+    }
+    let mut all = Vec::new();
+    for v4 in families(spec) {
+        let addresses = nodes.iter().flat_map(|node| node_addresses(node, v4));
+        let addresses: BTreeSet<IpAddr> = addresses.collect();
+        all.extend(addresses.into_iter().take(MOST_NODES));
+    }
+    Decision {
+        ingress: all,
+        ..Decision::default()
+    }
+}
+
+fn refused(problem: String) -> Decision {
+    Decision {
+        problem: Some(problem),
+        ..Decision::default()
+    }
+}
+
+/// Of two Services that want the same, the one that has it keeps it; then the older one.
+fn goes_before(one: &Service, other: &Service) -> bool {
+    let rank = |service: &Service| {
+        let meta = &service.metadata;
+        let since = meta.creation_timestamp.as_ref().map(|time| time.0);
+        let name = (meta.namespace.clone(), meta.name.clone());
+        (addresses(service).is_empty(), since, name)
+    };
+    rank(one) < rank(other)
+}
+
+fn from_pool(service: &Service, spec: &ServiceSpec, nodes: &[&Node], view: &View<'_>) -> Decision {
+    let is_same = |other: &Service| {
+        other.metadata.namespace == service.metadata.namespace
+            && other.metadata.name == service.metadata.name
+    };
+    // An address that two show, after a change of pools by hand, stays with the first.
+    let others = view
+        .services
+        .iter()
+        .filter(|other| !is_same(other) && is_ours(other));
+    let before =
+        others.filter(|other| addresses(service).is_empty() || goes_before(other, service));
+    let taken: BTreeSet<IpAddr> = before.flat_map(|other| addresses(other)).collect();
+    let wish = spec.load_balancer_ip.as_deref().filter(|ip| !ip.is_empty());
+    let wish = wish.map(|ip| ip.parse::<IpAddr>());
+    let mut decision = Decision::default();
+    for v4 in families(spec) {
+        let own = addresses(service).into_iter();
+        let own = own
+            .filter(|ip| ip.is_ipv4() == v4)
+            .find(|ip| view.pool.contains(*ip));
+        let free = match &wish {
+            Some(Err(_)) => None,
+            Some(Ok(ip)) if ip.is_ipv4() == v4 => Some(*ip).filter(|ip| view.pool.contains(*ip)),
+            _ => own
+                .filter(|ip| !taken.contains(ip))
+                .or_else(|| view.pool.first_free(v4, &taken)),
+        };
+        match free.filter(|ip| !taken.contains(ip)) {
+            Some(ip) => decision.ingress.push(ip),
+            None => {
+                let family = if v4 { "IPv4" } else { "IPv6" };
+                let what = match &spec.load_balancer_ip {
+                    Some(wish) if !wish.is_empty() => {
+                        format!("address {wish} is not free in the pool")
+                    }
+                    _ => format!("the pool has no free {family} address"),
+                };
+                decision.problem = Some(what);
+            }
+        }
+    }
+    if !decision.ingress.is_empty() {
+        decision.announcer = choose_announcer(service, nodes);
+    }
+    decision
+}
+
+/// The node that announces already, while it can; else the one whose name and the Service's hash
+/// highest, so that Services spread over nodes.
+fn choose_announcer(service: &Service, nodes: &[&Node]) -> Option<String> {
+    let names: BTreeMap<(String, &str), &str> = nodes
+        .iter()
+        .filter_map(|node| node.metadata.name.as_deref())
+        .map(|node| {
+            let meta = &service.metadata;
+            let word = format!("{node}/{:?}/{:?}", meta.namespace, meta.name);
+            ((short_hash(word.as_bytes(), None), node), node)
+        })
+        .collect();
+    let now = announcer(service).filter(|now| names.values().any(|name| name == now));
+    let chosen = now.or_else(|| names.values().next_back().copied());
+    chosen.map(ToOwned::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn service(name: &str, patch: Value) -> Arc<Service> {
+        let mut object = json!({
+            "metadata": {"name": name, "namespace": "d"},
+            "spec": {"type": "LoadBalancer", "ports": [{"port": 80}]},
+        });
+        merge(&mut object, patch);
+        Arc::new(serde_json::from_value(object).unwrap())
+    }
+
+    fn merge(into: &mut Value, patch: Value) {
+        match (into, patch) {
+            (Value::Object(into), Value::Object(patch)) => {
+                for (key, value) in patch {
+                    merge(into.entry(key).or_insert(Value::Null), value);
+                }
+            }
+            (into, patch) => *into = patch,
+        }
+    }
+
+    fn node(name: &str, address: &str, patch: Value) -> Arc<Node> {
+        let mut object = json!({
+            "metadata": {"name": name},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}],
+                       "addresses": [{"type": "InternalIP", "address": address},
+                                     {"type": "Hostname", "address": name}]},
+        });
+        merge(&mut object, patch);
+        Arc::new(serde_json::from_value(object).unwrap())
+    }
+
+    fn has(ips: &[&str]) -> Value {
+        let ingress: Vec<Value> = ips.iter().map(|ip| json!({"ip": ip})).collect();
+        json!({"status": {"loadBalancer": {"ingress": ingress}}})
+    }
+
+    struct World {
+        services: Vec<Arc<Service>>,
+        nodes: Vec<Arc<Node>>,
+        with_endpoints: BTreeSet<String>,
+        pool: Pool,
+    }
+
+    impl World {
+        fn new(services: Vec<Arc<Service>>, pool: &str) -> Self {
+            Self {
+                services,
+                nodes: vec![
+                    node("one", "192.0.2.1", json!({})),
+                    node("two", "192.0.2.2", json!({})),
+                ],
+                with_endpoints: BTreeSet::from(["two".to_owned()]),
+                pool: pool.parse().unwrap(),
+            }
+        }
+
+        fn decide(&self, index: usize) -> Decision {
+            let view = View {
+                services: &self.services,
+                nodes: &self.nodes,
+                with_endpoints: &self.with_endpoints,
+                pool: &self.pool,
+                reserved: &BTreeSet::from([22, 6443]),
+            };
+            decide(&self.services[index], &view)
+        }
+
+        fn ingress(&self, index: usize) -> Vec<String> {
+            let ingress = self.decide(index).ingress;
+            ingress.iter().map(ToString::to_string).collect()
+        }
+    }
+
+    #[test]
+    fn other_types_and_classes_are_not_ours() {
+        assert!(is_ours(&service("a", json!({}))));
+        for patch in [
+            json!({"spec": {"type": "NodePort"}}),
+            json!({"spec": {"loadBalancerClass": "example.com/other"}}),
+            json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}),
+        ] {
+            assert!(!is_ours(&service("a", patch.clone())), "{patch}");
+        }
+        assert!(is_ours(&service(
+            "a",
+            json!({"spec": {"loadBalancerClass": CLASS}})
+        )));
+        let mut left = has(&["192.0.2.1"]);
+        left["spec"] = json!({"type": "ClusterIP"});
+        assert!(is_left_over(&service("a", left)));
+        assert!(!is_left_over(&service("a", has(&["192.0.2.1"]))));
+    }
+
+    #[test]
+    fn a_service_gets_the_addresses_of_nodes_that_take_traffic() {
+        let mut world = World::new(vec![service("a", json!({}))], "");
+        assert_eq!(world.ingress(0), ["192.0.2.1", "192.0.2.2"]);
+        let not_ready = json!({"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}});
+        for patch in [
+            not_ready,
+            json!({"metadata": {"labels": {EXCLUDED: ""}}}),
+            json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}),
+            json!({"spec": {"taints": [{"key": LEAVING, "effect": "NoSchedule"}]}}),
+        ] {
+            world.nodes[0] = node("one", "192.0.2.1", patch.clone());
+            assert_eq!(world.ingress(0), ["192.0.2.2"], "{patch}");
+        }
+        world.nodes[0] = node(
+            "one",
+            "192.0.2.1",
+            json!({"status": {"addresses": [
+            {"type": "InternalIP", "address": "192.0.2.1"},
+            {"type": "ExternalIP", "address": "203.0.113.1"}]}}),
+        );
+        assert_eq!(world.ingress(0), ["192.0.2.2", "203.0.113.1"]);
+    }
+
+    #[test]
+    fn policy_local_leaves_nodes_without_endpoints_out() {
+        let local = json!({"spec": {"externalTrafficPolicy": "Local"}});
+        let mut world = World::new(vec![service("a", local)], "");
+        assert_eq!(world.ingress(0), ["192.0.2.2"]);
+        world.with_endpoints.clear();
+        assert!(world.ingress(0).is_empty());
+    }
+
+    #[test]
+    fn a_port_of_the_nodes_has_one_service_and_some_have_none() {
+        let at = |time: &str| json!({"metadata": {"creationTimestamp": time}});
+        let (old, new) = (at("2026-01-01T00:00:00Z"), at("2026-01-02T00:00:00Z"));
+        let world = World::new(
+            vec![service("a", new.clone()), service("b", old.clone())],
+            "",
+        );
+        assert!(world.ingress(0).is_empty() && !world.ingress(1).is_empty());
+        let problem = world.decide(0).problem.unwrap();
+        assert!(
+            problem.contains("80/TCP") && problem.contains("d/b"),
+            "{problem}"
+        );
+        // Who has it keeps it.
+        let mut holder = has(&["192.0.2.1"]);
+        merge(&mut holder, new);
+        let world = World::new(vec![service("a", holder), service("b", old)], "");
+        assert!(!world.ingress(0).is_empty() && world.ingress(1).is_empty());
+        // Another protocol is another port.
+        let udp = json!({"spec": {"ports": [{"port": 80, "protocol": "UDP"}]}});
+        let world = World::new(vec![service("a", json!({})), service("b", udp)], "");
+        assert!(!world.ingress(0).is_empty() && !world.ingress(1).is_empty());
+        let world = World::new(
+            vec![service("a", json!({"spec": {"ports": [{"port": 22}]}}))],
+            "",
+        );
+        assert!(world.decide(0).problem.is_some());
+    }
+
+    #[test]
+    fn addresses_of_the_pool_are_given_once_and_kept() {
+        let pool = "198.51.100.1-198.51.100.2";
+        let services = vec![
+            service("a", json!({})),
+            service("b", has(&["198.51.100.1"])),
+            service("c", has(&["203.0.113.9"])),
+        ];
+        let world = World::new(services, pool);
+        assert_eq!(world.ingress(0), ["198.51.100.2"]);
+        assert_eq!(world.ingress(1), ["198.51.100.1"]);
+        // An address from before the pool was changed is replaced.
+        assert_eq!(world.ingress(2), ["198.51.100.2"]);
+        let wish = |ip: &str| json!({"spec": {"loadBalancerIP": ip}});
+        let services = vec![
+            service("a", wish("198.51.100.2")),
+            service("b", has(&["198.51.100.1"])),
+            service("c", wish("198.51.100.1")),
+            service("d", wish("203.0.113.9")),
+        ];
+        let world = World::new(services, pool);
+        assert_eq!(world.ingress(0), ["198.51.100.2"]);
+        assert!(world.decide(2).problem.unwrap().contains("198.51.100.1"));
+        assert!(world.decide(3).problem.is_some());
+        let services = vec![
+            service("a", has(&["198.51.100.1"])),
+            service("b", has(&["198.51.100.2"])),
+            service("c", json!({})),
+        ];
+        let exhausted = World::new(services, pool).decide(2);
+        assert!(exhausted.ingress.is_empty() && exhausted.announcer.is_none());
+        assert!(exhausted.problem.unwrap().contains("no free IPv4"));
+    }
+
+    #[test]
+    fn one_node_announces_and_stays_while_it_can() {
+        let mut world = World::new(vec![service("a", json!({}))], "198.51.100.1");
+        let first = world.decide(0).announcer.unwrap();
+        let announced = json!({"metadata": {"annotations": {ANNOUNCER: "one"}}});
+        for name in ["one", "two"] {
+            let mut patch = announced.clone();
+            patch["metadata"]["annotations"][ANNOUNCER] = json!(name);
+            world.services = vec![service("a", patch)];
+            assert_eq!(world.decide(0).announcer.as_deref(), Some(name));
+        }
+        world.services = vec![service("a", announced)];
+        world.nodes.remove(0);
+        assert_eq!(world.decide(0).announcer.as_deref(), Some("two"));
+        assert!(["one", "two"].contains(&first.as_str()));
+    }
+}

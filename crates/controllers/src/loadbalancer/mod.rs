@@ -1,0 +1,218 @@
+//! Gives Services of type LoadBalancer addresses: those of the nodes, or of a pool that one node at a
+//! time announces. Services with another class than ours are left to others, and so are all of them
+//! with `--disable load-balancer`.
+
+mod decide;
+mod pool;
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use client::{Event, Informer};
+use k8s_openapi::api::{
+    core::v1::{Node, Service},
+    discovery::v1::EndpointSlice,
+};
+use kube::{
+    Api, Resource,
+    api::{Patch, PatchParams},
+};
+use reconcile::{Action, Controller, Error, Key, Kind, Recorder};
+use serde_json::{Value, json};
+
+use crate::{endpointslice::view::SERVICE_NAME, shared::Shared};
+pub use decide::{ANNOUNCER, CLASS};
+use decide::{Decision, View, decide};
+pub use pool::Pool;
+
+/// As in the table of controllers.
+pub const NAME: &str = "load-balancer";
+const ACCOUNT: &str = "service-controller";
+
+/// How load balancers are made.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// Addresses to give out; without any, those of nodes are used.
+    pub pool: Pool,
+    /// Ports that are never led away from the nodes' own addresses.
+    pub reserved_ports: BTreeSet<u16>,
+}
+
+struct Balancers {
+    client: kube::Client,
+    services: Informer<Service>,
+    nodes: Informer<Node>,
+    slices: Informer<EndpointSlice>,
+    recorder: Recorder,
+    settings: Settings,
+}
+
+/// Starts it.
+pub fn start(shared: &Arc<Shared>) {
+    let controller = Arc::new(Balancers {
+        client: shared.client(ACCOUNT),
+        services: shared.informer(),
+        nodes: shared.informer(),
+        slices: shared.informer(),
+        recorder: shared.recorder(ACCOUNT, "service-controller"),
+        settings: shared.config.load_balancer.clone(),
+    });
+    let (by_service, by_node, by_slice) =
+        (controller.clone(), controller.clone(), controller.clone());
+    // One worker: no address and no port may be given twice.
+    shared
+        .controller(&controller)
+        .watches_with(&controller.services, move |event| {
+            let mut keys = vec![Key::of(&**event.object())];
+            // What this one has, or has no more, another may wait for.
+            if concerns_others(event) {
+                keys.extend(by_service.keys());
+            }
+            keys
+        })
+        .watches_with(&controller.nodes, move |event| {
+            let changed = match event {
+                Event::Modified { old, new } => decide::takes_traffic_differently(old, new),
+                Event::Added(_) | Event::Deleted(_) => true,
+            };
+            if changed { by_node.keys() } else { Vec::new() }
+        })
+        .watches_with(&controller.slices, move |event| {
+            let key = service_of(event.object());
+            let is_ours = |key: &Key| {
+                let service = by_slice.services.get(&key.namespace, &key.name);
+                service
+                    .is_some_and(|service| decide::is_ours(&service) && decide::is_local(&service))
+            };
+            key.filter(is_ours).into_iter().collect()
+        })
+        .start();
+}
+
+/// Whether a change of one Service can free an address or a port for another.
+fn concerns_others(event: &Event<Service>) -> bool {
+    match event {
+        Event::Added(_) => false,
+        Event::Deleted(service) => decide::is_load_balancer(service),
+        Event::Modified { old, new } => {
+            decide::is_load_balancer(old) && (old.spec != new.spec || old.status != new.status)
+        }
+    }
+}
+
+fn service_of(slice: &EndpointSlice) -> Option<Key> {
+    let name = slice.metadata.labels.as_ref()?.get(SERVICE_NAME)?;
+    Some(Key {
+        namespace: slice.metadata.namespace.clone()?,
+        name: name.clone(),
+    })
+}
+
+/// The nodes with endpoints that serve.
+fn nodes_of<'a>(slices: impl IntoIterator<Item = &'a Arc<EndpointSlice>>) -> BTreeSet<String> {
+    let endpoints = slices
+        .into_iter()
+        .flat_map(|slice| slice.endpoints.iter().flatten());
+    let ready = endpoints.filter(|endpoint| {
+        let conditions = endpoint.conditions.as_ref();
+        conditions.and_then(|conditions| conditions.ready) != Some(false)
+    });
+    ready
+        .filter_map(|endpoint| endpoint.node_name.clone())
+        .collect()
+}
+
+impl Balancers {
+    fn keys(&self) -> Vec<Key> {
+        let services = self.services.list();
+        let ours = services.iter().filter(|service| decide::is_ours(service));
+        ours.map(|service| Key::of(&**service)).collect()
+    }
+
+    fn decide(&self, service: &Service, key: &Key) -> Decision {
+        let slices = self.slices.list_in(&key.namespace);
+        let own = slices
+            .iter()
+            .filter(|slice| service_of(slice).is_some_and(|of| of == *key));
+        let view = View {
+            services: &self.services.list(),
+            nodes: &self.nodes.list(),
+            with_endpoints: &nodes_of(own),
+            pool: &self.settings.pool,
+            reserved: &self.settings.reserved_ports,
+        };
+        decide(service, &view)
+    }
+
+    async fn patch(&self, key: &Key, patch: &Value, status: bool) -> Result<(), Error> {
+        let api: Api<Service> = Api::namespaced(self.client.clone(), &key.namespace);
+        let (parameters, patch) = (PatchParams::default(), Patch::Merge(patch));
+        let patched = if status {
+            api.patch_status(&key.name, &parameters, &patch).await?
+        } else {
+            api.patch(&key.name, &parameters, &patch).await?
+        };
+        // The next decision must see this one.
+        let version = patched.metadata.resource_version.unwrap_or_default();
+        self.services.reached(&version).await;
+        Ok(())
+    }
+
+    async fn write(&self, service: &Service, key: &Key, decision: &Decision) -> Result<(), Error> {
+        let uid = service.metadata.uid.as_deref().unwrap_or_default();
+        if decide::announcer(service) != decision.announcer.as_deref() {
+            let annotations = json!({ANNOUNCER: decision.announcer});
+            let patch = json!({"metadata": {"uid": uid, "annotations": annotations}});
+            self.patch(key, &patch, false).await?;
+        }
+        let status = service.status.as_ref();
+        let before = status.and_then(|status| status.load_balancer.as_ref());
+        let before = before.and_then(|balancer| balancer.ingress.clone());
+        let wanted = decide::ingress(decision);
+        if before.unwrap_or_default() != wanted {
+            let ingress = if wanted.is_empty() {
+                Value::Null
+            } else {
+                json!(wanted)
+            };
+            let patch = json!({"metadata": {"uid": uid},
+                               "status": {"loadBalancer": {"ingress": ingress}}});
+            self.patch(key, &patch, true).await?;
+            let about = service.object_ref(&());
+            let listed: Vec<String> = decision.ingress.iter().map(ToString::to_string).collect();
+            let (reason, text) = match listed.is_empty() {
+                true => ("DeletedLoadBalancer", "Deleted load balancer".to_owned()),
+                false => {
+                    let text = format!("Ensured load balancer at {}", listed.join(", "));
+                    ("EnsuredLoadBalancer", text)
+                }
+            };
+            self.recorder.event(&about, Kind::Normal, reason, text);
+        }
+        Ok(())
+    }
+}
+
+impl Controller for Balancers {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn reconcile(&self, key: &Key) -> Result<Action, Error> {
+        let Some(service) = self.services.get(&key.namespace, &key.name) else {
+            return Ok(Action::Done);
+        };
+        if decide::is_left_over(&service) {
+            self.write(&service, key, &Decision::default()).await?;
+        } else if decide::is_ours(&service) {
+            let decision = self.decide(&service, key);
+            self.write(&service, key, &decision).await?;
+            if let Some(problem) = &decision.problem {
+                let about = service.object_ref(&());
+                let text = format!("Error syncing load balancer: {problem}");
+                self.recorder
+                    .event(&about, Kind::Warning, "SyncLoadBalancerFailed", text);
+            }
+        }
+        Ok(Action::Done)
+    }
+}

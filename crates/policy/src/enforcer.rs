@@ -1,0 +1,317 @@
+//! The thin shell: informers and this node's attachments in, batches out.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+    time::Duration,
+};
+
+use client::informer::{Informer, Object, Subscription};
+use k8s_openapi::api::{
+    core::v1::{Namespace, Pod as KubePod},
+    networking::v1::NetworkPolicy,
+};
+use kube::ResourceExt;
+use lifecycle::{Context, Failure, Outcome, Run};
+use network::{
+    Error, names,
+    nft::{self, Nft},
+};
+use parking_lot::Mutex;
+use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
+use tracing::warn;
+
+use crate::{
+    policy::{Key, Policy},
+    state::{Pod, State},
+};
+
+/// How long a new pod waits for its rules.
+const ADMIT_WITHIN: Duration = Duration::from_secs(10);
+/// How many attachments may wait for the worker.
+const WAITING: usize = 256;
+
+/// What the enforcer of a node must know.
+pub struct Config {
+    /// The cluster's id on this machine.
+    pub id: String,
+    /// Reads Pods, Namespaces and NetworkPolicies.
+    pub client: kube::Client,
+    /// This node's name.
+    pub node_name: String,
+}
+
+impl Config {
+    /// Nothing happens before it runs.
+    pub fn build(self, nft: Nft) -> Arc<Enforcer> {
+        let (notices, inbox) = mpsc::channel(WAITING);
+        Arc::new(Enforcer {
+            config: self,
+            nft,
+            attached: Mutex::default(),
+            notices,
+            inbox: AsyncMutex::new(inbox),
+        })
+    }
+}
+
+/// Enforces the network policies of a node's pods.
+pub struct Enforcer {
+    config: Config,
+    nft: Nft,
+    /// Guards the pods of this node and their addresses, as its network attached them. Outlives a
+    /// run; never held over an await.
+    attached: Mutex<BTreeMap<Key, BTreeSet<IpAddr>>>,
+    notices: mpsc::Sender<Notice>,
+    /// Held by the one run there is.
+    inbox: AsyncMutex<mpsc::Receiver<Notice>>,
+}
+
+/// Something happened to this node's attachments.
+pub(crate) enum Notice {
+    Attached(Key, Vec<IpAddr>, oneshot::Sender<()>),
+    Detached(Vec<IpAddr>),
+}
+
+/// The informers that a run reads.
+#[derive(Clone)]
+pub struct Sources {
+    /// All Pods.
+    pub pods: Informer<KubePod>,
+    /// All Namespaces.
+    pub namespaces: Informer<Namespace>,
+    /// All NetworkPolicies.
+    pub policies: Informer<NetworkPolicy>,
+}
+
+impl Sources {
+    fn start(client: &kube::Client, context: &Context) -> Self {
+        Self {
+            pods: Informer::builder(client.clone()).start(context),
+            namespaces: Informer::builder(client.clone()).start(context),
+            policies: Informer::builder(client.clone()).start(context),
+        }
+    }
+
+    /// Sources that hold what is put there, and ask no server: for tests.
+    pub fn offline(client: &kube::Client) -> Self {
+        Self {
+            pods: Informer::builder(client.clone()).offline(),
+            namespaces: Informer::builder(client.clone()).offline(),
+            policies: Informer::builder(client.clone()).offline(),
+        }
+    }
+}
+
+fn key_of<K: ResourceExt>(object: &K) -> Key {
+    (object.namespace().unwrap_or_default(), object.name_any())
+}
+
+fn lost() -> Failure {
+    "an informer ended".into()
+}
+
+/// Which objects changed.
+#[derive(Default)]
+struct Dirty {
+    pods: BTreeSet<Key>,
+    namespaces: BTreeSet<Key>,
+    policies: BTreeSet<Key>,
+}
+
+/// The objects that waiting events are about.
+fn drain<K: Object + ResourceExt>(events: &mut Subscription<K>, into: &mut BTreeSet<Key>) {
+    while let Some(event) = events.try_next() {
+        into.insert(key_of(event.object().as_ref()));
+    }
+}
+
+impl Enforcer {
+    /// Returns when packets of a new pod's addresses are judged by its policies.
+    pub async fn admit(&self, pod: Key, addresses: &[IpAddr]) -> network::Result<()> {
+        let (notice, answer) = self.remember(pod, addresses);
+        self.notify(notice).await?;
+        let answer = tokio::time::timeout(ADMIT_WITHIN, answer).await;
+        match answer {
+            Ok(Ok(())) => Ok(()),
+            _ => Err(Error::Policy("the pod's rules are not in place".into())),
+        }
+    }
+
+    /// Says that a pod has had these addresses since before this process started.
+    pub fn note_attached(&self, pod: Key, addresses: &[IpAddr]) {
+        let (notice, _) = self.remember(pod, addresses);
+        // Without a run nobody reads notices, and the next run begins with what is remembered.
+        let _ = self.notices.try_send(notice);
+    }
+
+    fn remember(&self, pod: Key, addresses: &[IpAddr]) -> (Notice, oneshot::Receiver<()>) {
+        let addresses = addresses.to_vec();
+        let held = addresses.iter().copied().collect();
+        self.attached.lock().insert(pod.clone(), held);
+        let (done, answer) = oneshot::channel();
+        (Notice::Attached(pod, addresses, done), answer)
+    }
+
+    /// Says that addresses are free again.
+    pub async fn release(&self, addresses: &[IpAddr]) -> network::Result<()> {
+        self.attached.lock().retain(|_, held| {
+            held.retain(|ip| !addresses.contains(ip));
+            !held.is_empty()
+        });
+        self.notify(Notice::Detached(addresses.to_vec())).await
+    }
+
+    async fn notify(&self, notice: Notice) -> network::Result<()> {
+        let sent = tokio::time::timeout(ADMIT_WITHIN, self.notices.send(notice)).await;
+        match sent {
+            Ok(Ok(())) => Ok(()),
+            _ => Err(Error::Policy("the policies are not known yet".into())),
+        }
+    }
+
+    /// Follows the sources until shutdown.
+    pub async fn follow(&self, sources: Sources, context: &Context) -> Outcome {
+        let mut inbox = self.inbox.lock().await;
+        let mut pods = sources.pods.subscribe();
+        let mut namespaces = sources.namespaces.subscribe();
+        let mut policies = sources.policies.subscribe();
+        tokio::join!(
+            sources.pods.synced(),
+            sources.namespaces.synced(),
+            sources.policies.synced()
+        );
+        let table = names::table_of(&self.config.id, "policy");
+        let mut worker = Worker {
+            enforcer: self,
+            sources,
+            state: State::new(table),
+            waiting: Vec::new(),
+        };
+        // What is there already comes as events too: the first round is the whole table.
+        let mut dirty = Dirty::default();
+        drain(&mut pods, &mut dirty.pods);
+        drain(&mut namespaces, &mut dirty.namespaces);
+        drain(&mut policies, &mut dirty.policies);
+        worker.start(dirty).await?;
+        context.ready();
+        // Its own time: events must not put it off.
+        let mut check = tokio::time::interval(nft::CHECK_EVERY);
+        check.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        check.reset();
+        loop {
+            let mut dirty = Dirty::default();
+            tokio::select! {
+                event = pods.next() => {
+                    dirty.pods.insert(key_of(event.ok_or_else(lost)?.object().as_ref()));
+                }
+                event = namespaces.next() => {
+                    dirty.namespaces.insert(key_of(event.ok_or_else(lost)?.object().as_ref()));
+                }
+                event = policies.next() => {
+                    dirty.policies.insert(key_of(event.ok_or_else(lost)?.object().as_ref()));
+                }
+                notice = inbox.recv() => worker.note(notice.ok_or_else(lost)?),
+                _ = check.tick() => worker.repair().await?,
+                () = context.shutdown() => return Ok(()),
+            }
+            drain(&mut pods, &mut dirty.pods);
+            drain(&mut namespaces, &mut dirty.namespaces);
+            drain(&mut policies, &mut dirty.policies);
+            while let Ok(notice) = inbox.try_recv() {
+                worker.note(notice);
+            }
+            worker.apply(dirty).await?;
+        }
+    }
+}
+
+/// The state of one run.
+struct Worker<'a> {
+    enforcer: &'a Enforcer,
+    sources: Sources,
+    state: State,
+    /// Answered when the next batch is applied.
+    waiting: Vec<oneshot::Sender<()>>,
+}
+
+impl Worker<'_> {
+    fn note(&mut self, notice: Notice) {
+        match notice {
+            Notice::Attached(key, addresses, done) => {
+                self.state.attach(&key, &addresses);
+                self.waiting.push(done);
+            }
+            Notice::Detached(addresses) => self.state.detach(&addresses),
+        }
+    }
+
+    fn decide(&mut self, dirty: Dirty) {
+        let node = &self.enforcer.config.node_name;
+        for (_, name) in dirty.namespaces {
+            let namespace = self.sources.namespaces.get("", &name);
+            let labels = namespace.map(|found| found.metadata.labels.clone().unwrap_or_default());
+            self.state.set_namespace(&name, labels);
+        }
+        for key in dirty.policies {
+            let policy = self.sources.policies.get(&key.0, &key.1);
+            let policy = policy.map(|found| Policy::from_object(&found));
+            self.state.set_policy(&key, policy);
+        }
+        for key in dirty.pods {
+            let pod = self.sources.pods.get(&key.0, &key.1);
+            let pod = pod.and_then(|found| Pod::from_object(&found, node));
+            self.state.set_pod(&key, pod);
+        }
+    }
+
+    async fn start(&mut self, dirty: Dirty) -> Outcome {
+        self.decide(dirty);
+        let attached = self.enforcer.attached.lock().clone();
+        for (key, addresses) in attached {
+            let addresses: Vec<IpAddr> = addresses.into_iter().collect();
+            self.state.attach(&key, &addresses);
+        }
+        self.enforcer.nft.apply(&self.state.full()).await?;
+        Ok(())
+    }
+
+    async fn apply(&mut self, dirty: Dirty) -> Outcome {
+        self.decide(dirty);
+        let batch = self.state.commit();
+        if let Err(error) = self.enforcer.nft.apply(&batch).await {
+            warn!(%error, "writing the table of network policies anew");
+            self.enforcer.nft.apply(&self.state.full()).await?;
+        }
+        for waiting in self.waiting.drain(..) {
+            // The pod may have been given up meanwhile.
+            let _ = waiting.send(());
+        }
+        Ok(())
+    }
+
+    /// Writes the table again when another program has changed or removed it. Nothing is pending here:
+    /// every change of the state is applied before the next is waited for.
+    async fn repair(&mut self) -> Outcome {
+        let full = self.state.full();
+        if network::has_drifted(self.state.table(), &full).await? {
+            warn!("the table of network policies was changed by another program: writing it anew");
+            self.enforcer.nft.apply(&full).await?;
+        }
+        Ok(())
+    }
+}
+
+impl lifecycle::Service for Enforcer {
+    fn name(&self) -> &'static str {
+        "network-policy"
+    }
+
+    fn run(self: Arc<Self>, context: Context) -> Run {
+        Box::pin(async move {
+            let sources = Sources::start(&self.config.client, &context);
+            self.follow(sources, &context).await
+        })
+    }
+}

@@ -1,0 +1,204 @@
+//! Says which policy decides about a connection, from the objects alone. Pure.
+//!
+//! A second reading of what [`crate::rules`] puts into the kernel, for people who ask why.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use network::Protocol;
+
+use crate::{
+    policy::{Direction, Key, Labels, Peer, Policy, Ports, Rule},
+    state::Pod,
+};
+
+/// One end of a connection.
+#[derive(Debug, Clone, Default)]
+pub struct End {
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+    /// The pod there, with its key and the labels of its namespace; absent for hosts and nodes.
+    pub pod: Option<(Key, Pod, Labels)>,
+}
+
+/// A connection that somebody asks about.
+#[derive(Debug, Clone)]
+pub struct Connection {
+    /// Who calls.
+    pub client: End,
+    /// Who is called, after Services.
+    pub server: End,
+    /// How.
+    pub protocol: Protocol,
+    /// The server's port.
+    pub port: u16,
+}
+
+/// What policies say about one side of a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Judgement {
+    /// No policy isolates the pod in this direction, or there is no pod.
+    NotIsolated,
+    /// This rule of this policy allows it; rules are counted from zero.
+    Allowed(Key, usize),
+    /// These policies isolate the pod, and none of their rules allows it.
+    Denied(Vec<Key>),
+}
+
+impl Judgement {
+    /// Whether the connection passes this side.
+    pub fn passes(&self) -> bool {
+        !matches!(self, Self::Denied(_))
+    }
+}
+
+/// Judges one side.
+pub fn judge(
+    direction: Direction,
+    connection: &Connection,
+    policies: &BTreeMap<Key, Policy>,
+) -> Judgement {
+    let (own, other) = match direction {
+        Direction::Ingress => (&connection.server, &connection.client),
+        Direction::Egress => (&connection.client, &connection.server),
+    };
+    let Some((key, pod, _)) = &own.pod else {
+        return Judgement::NotIsolated;
+    };
+    let is_itself = other.pod.as_ref().is_some_and(|(of, _, _)| of == key);
+    let selecting = policies.iter().filter(|(policy_key, policy)| {
+        policy_key.0 == key.0
+            && policy.rules(direction).is_some()
+            && policy.selector.matches(Some(&pod.labels))
+    });
+    let mut isolating = Vec::new();
+    for (policy_key, policy) in selecting {
+        let rules = policy.rules(direction).unwrap_or_default();
+        let allows = |rule: &Rule| allows(rule, other, connection);
+        if let Some(rule) = rules.iter().position(allows) {
+            return Judgement::Allowed(policy_key.clone(), rule);
+        }
+        isolating.push(policy_key.clone());
+    }
+    match isolating.is_empty() || is_itself {
+        true => Judgement::NotIsolated,
+        false => Judgement::Denied(isolating),
+    }
+}
+
+fn allows(rule: &Rule, other: &End, connection: &Connection) -> bool {
+    let from_peer = rule.peers.is_empty() || rule.peers.iter().any(|peer| is_peer(peer, other));
+    from_peer && is_port(&rule.ports, connection)
+}
+
+fn is_peer(peer: &Peer, end: &End) -> bool {
+    match peer {
+        Peer::Pods(query) => end.pod.as_ref().is_some_and(|(key, pod, namespace)| {
+            query.matches(&key.0, Some(namespace), &pod.labels)
+        }),
+        Peer::Block(cidr, except) => end
+            .addresses
+            .iter()
+            .any(|ip| cidr.contains(ip) && !except.iter().any(|except| except.contains(ip))),
+    }
+}
+
+fn is_port(ports: &Ports, connection: &Connection) -> bool {
+    let (protocol, port) = (connection.protocol, connection.port);
+    let ranges = ports.numbers.get(&protocol).into_iter().flatten();
+    let mut ranges = ranges.copied();
+    let server = connection.server.pod.as_ref().map(|(_, pod, _)| pod);
+    let is_named = |name: &String| {
+        server.is_some_and(|pod| pod.ports.contains(&(protocol, name.clone(), port)))
+    };
+    let mut names = ports.names.iter().filter(|(of, _)| *of == protocol);
+    !ports.restricted
+        || ports.protocols.contains(&protocol)
+        || ranges.any(|(first, last)| (first..=last).contains(&port))
+        || names.any(|(_, name)| is_named(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn end(namespace: &str, name: &str, ip: &str) -> End {
+        let labels = |key: &str, value: &str| Labels::from([(key.to_owned(), value.to_owned())]);
+        let address: IpAddr = ip.parse().unwrap();
+        let pod = Pod {
+            labels: labels("pod", name),
+            addresses: [address].into(),
+            local: true,
+            ports: [(Protocol::Tcp, "web".to_owned(), 80)].into(),
+        };
+        End {
+            addresses: vec![address],
+            pod: Some((
+                (namespace.into(), name.into()),
+                pod,
+                labels("team", namespace),
+            )),
+        }
+    }
+
+    fn judged(policies: &[Value], direction: Direction, client: End, port: u16) -> Judgement {
+        let policies = policies.iter().enumerate().map(|(index, spec)| {
+            let name = format!("p{index}");
+            let object = json!({"metadata": {"name": name, "namespace": "x"}, "spec": spec});
+            let policy = Policy::from_object(&serde_json::from_value(object).unwrap());
+            (("x".to_owned(), name), policy)
+        });
+        let connection = Connection {
+            client,
+            server: end("x", "b", "10.42.0.2"),
+            protocol: Protocol::Tcp,
+            port,
+        };
+        judge(direction, &connection, &policies.collect())
+    }
+
+    #[test]
+    fn the_first_rule_that_allows_is_named_and_else_all_that_isolate() {
+        let policies = [
+            json!({"podSelector": {}}),
+            json!({"podSelector": {}, "ingress": [
+                {"from": [{"podSelector": {"matchLabels": {"pod": "none"}}}]},
+                {"from": [{"podSelector": {"matchLabels": {"pod": "a"}}}], "ports": [{"port": "web"}]}]}),
+            json!({"podSelector": {"matchLabels": {"pod": "other"}}}),
+        ];
+        let key = |name: &str| ("x".to_owned(), name.to_owned());
+        let ingress = |client: End, port: u16| judged(&policies, Direction::Ingress, client, port);
+        let a = || end("x", "a", "10.42.0.1");
+        assert_eq!(ingress(a(), 80), Judgement::Allowed(key("p1"), 1));
+        let denied = Judgement::Denied(vec![key("p0"), key("p1")]);
+        assert_eq!(ingress(a(), 81), denied);
+        assert_eq!(ingress(end("y", "a", "10.42.0.3"), 80), denied);
+        assert_eq!(
+            ingress(end("x", "b", "10.42.0.2"), 81),
+            Judgement::NotIsolated
+        );
+        assert_eq!(
+            judged(&policies, Direction::Egress, a(), 81),
+            Judgement::NotIsolated
+        );
+    }
+
+    #[test]
+    fn a_host_is_known_by_its_address_alone() {
+        let block = json!({"cidr": "192.0.2.0/24", "except": ["192.0.2.9/32"]});
+        let policies = [json!({"podSelector": {}, "ingress": [
+            {"from": [{"namespaceSelector": {}}]}, {"from": [{"ipBlock": block}]}]})];
+        for (ip, passes) in [
+            ("192.0.2.1", true),
+            ("192.0.2.9", false),
+            ("198.51.100.1", false),
+        ] {
+            let host = End {
+                addresses: vec![ip.parse().unwrap()],
+                pod: None,
+            };
+            let found = judged(&policies, Direction::Ingress, host, 80);
+            assert_eq!(found.passes(), passes, "{ip}");
+        }
+    }
+}

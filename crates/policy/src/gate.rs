@@ -1,0 +1,71 @@
+//! A pod network that lets no container start before the pod's policies are in place.
+//!
+//! A pod's address reaches the API only when its containers run already; the node's own network
+//! knows it before. Sandboxes that an earlier run attached do not wait: their rules are in the kernel.
+
+use std::{collections::BTreeSet, net::IpAddr, path::Path, sync::Arc};
+
+use async_trait::async_trait;
+use network::{AttachRequest, Attachment, IpNet, PodNetwork, Result, Status};
+use tracing::warn;
+
+use crate::Enforcer;
+
+/// See the module.
+pub struct Gated {
+    /// Connects pods.
+    pub network: Arc<dyn PodNetwork>,
+    /// Judges their connections.
+    pub enforcer: Arc<Enforcer>,
+}
+
+impl Gated {
+    async fn release(&self, addresses: &[IpAddr]) {
+        if let Err(error) = self.enforcer.release(addresses).await {
+            warn!(%error, ?addresses, "rules of addresses that are free stay until the next start");
+        }
+    }
+}
+
+#[async_trait]
+impl PodNetwork for Gated {
+    async fn attach(&self, request: AttachRequest) -> Result<Attachment> {
+        let sandbox = request.sandbox_id.clone();
+        let pod = (request.namespace.clone(), request.name.clone());
+        let was_attached = self.network.attachment(&sandbox).await.is_some();
+        let attachment = self.network.attach(request).await?;
+        let addresses = &attachment.addresses;
+        if was_attached {
+            self.enforcer.note_attached(pod, addresses);
+        } else if let Err(error) = self.enforcer.admit(pod, addresses).await {
+            self.detach(&sandbox, None).await?;
+            return Err(error);
+        }
+        Ok(attachment)
+    }
+
+    async fn attachment(&self, sandbox_id: &str) -> Option<Attachment> {
+        self.network.attachment(sandbox_id).await
+    }
+
+    async fn detach(&self, sandbox_id: &str, netns: Option<&Path>) -> Result<()> {
+        let attachment = self.network.attachment(sandbox_id).await;
+        self.network.detach(sandbox_id, netns).await?;
+        if let Some(attachment) = attachment {
+            self.release(&attachment.addresses).await;
+        }
+        Ok(())
+    }
+
+    async fn retain(&self, alive: &BTreeSet<String>) -> Result<()> {
+        self.network.retain(alive).await
+    }
+
+    async fn set_pod_cidrs(&self, cidrs: Vec<IpNet>) -> Result<()> {
+        self.network.set_pod_cidrs(cidrs).await
+    }
+
+    async fn status(&self) -> Status {
+        self.network.status().await
+    }
+}

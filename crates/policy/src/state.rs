@@ -1,0 +1,625 @@
+//! Pods, namespaces and policies of the cluster, and the table that this node needs for them. Pure.
+//!
+//! A policy is in the table while it selects a pod of this node, and a selector while a rule asks for
+//! it. Pods of this node under the same policies share a chain. A pod whose labels are not known yet
+//! exchanges nothing while its namespace has policies.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use k8s_openapi::api::core::v1 as core;
+use network::{Protocol, nft::Batch};
+
+use crate::{
+    policy::{Direction, Key, Labels, Policy},
+    rules::{Asked, Compiled, FAMILIES, Family, compile, short_hash},
+    table::{Chain, Table},
+};
+
+/// nft refuses longer comments.
+const COMMENT_BYTES: usize = 120;
+
+/// What policies see of a pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Pod {
+    /// Its labels.
+    pub labels: Labels,
+    /// Its addresses.
+    pub addresses: BTreeSet<IpAddr>,
+    /// Whether it runs on this node.
+    pub local: bool,
+    /// Its ports that have a name.
+    pub ports: BTreeSet<(Protocol, String, u16)>,
+}
+
+impl Pod {
+    /// Reads an object. Pods with the node's network are the node, and the addresses of pods that
+    /// have ended belong to others.
+    pub fn from_object(pod: &core::Pod, node: &str) -> Option<Self> {
+        let (spec, status) = (pod.spec.as_ref()?, pod.status.as_ref());
+        let phase = status.and_then(|status| status.phase.as_deref());
+        if spec.host_network == Some(true) || matches!(phase, Some("Succeeded" | "Failed")) {
+            return None;
+        }
+        let listed = status.and_then(|status| status.pod_ips.as_ref());
+        let listed = listed.into_iter().flatten().map(|ip| ip.ip.as_str());
+        let first = status.and_then(|status| status.pod_ip.as_deref());
+        let addresses = listed.chain(first).filter_map(|ip| ip.parse().ok());
+        let sidecars = spec.init_containers.iter().flatten();
+        let sidecars = sidecars.filter(|c| c.restart_policy.as_deref() == Some("Always"));
+        let ports = spec.containers.iter().chain(sidecars);
+        let ports = ports.flat_map(|container| container.ports.iter().flatten());
+        let named = ports.filter_map(|port| {
+            let protocol = Protocol::from_kubernetes(port.protocol.as_deref())?;
+            let number = u16::try_from(port.container_port).ok()?;
+            Some((protocol, port.name.clone()?, number))
+        });
+        Some(Self {
+            labels: pod.metadata.labels.clone().unwrap_or_default(),
+            addresses: addresses.collect(),
+            local: spec.node_name.as_deref() == Some(node),
+            ports: named.collect(),
+        })
+    }
+}
+
+/// What the table holds for a pod.
+#[derive(Debug, Default)]
+struct Tracked {
+    /// As the API shows it.
+    pod: Option<Pod>,
+    /// As this node's network connected it.
+    attached: BTreeSet<IpAddr>,
+    /// Its elements in sets that rules ask.
+    elements: BTreeSet<(String, String)>,
+    /// Addresses that its policies are in the maps for.
+    judged: BTreeSet<IpAddr>,
+    /// Its verdicts, by direction.
+    verdicts: BTreeMap<Direction, Verdict>,
+}
+
+/// What becomes of an isolated pod's connections.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Verdict {
+    /// Its labels are not known yet.
+    Drop,
+    /// These policies decide.
+    Policies(Vec<Key>),
+}
+
+impl Verdict {
+    fn chain(&self, direction: Direction) -> Option<String> {
+        match self {
+            Self::Drop => None,
+            Self::Policies(keys) => {
+                let hash = short_hash(&format!("{keys:?}"));
+                Some(format!("pod-{}-{hash}", direction.as_str()))
+            }
+        }
+    }
+
+    fn statement(&self, direction: Direction) -> String {
+        self.chain(direction)
+            .map_or_else(|| "drop".to_owned(), |chain| format!("goto {chain}"))
+    }
+}
+
+/// The chain of a policy that selects pods of this node.
+#[derive(Debug)]
+struct InUse {
+    /// How many chains of pods lead to it.
+    users: usize,
+    compiled: Compiled,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct State {
+    table: Table,
+    namespaces: BTreeMap<String, Labels>,
+    policies: BTreeMap<Key, Policy>,
+    pods: BTreeMap<Key, Tracked>,
+    /// Which pods of this node have an address; more than one while it changes hands.
+    by_address: BTreeMap<IpAddr, BTreeSet<Key>>,
+    in_use: BTreeMap<(Direction, Key), InUse>,
+    /// Chains of pods, and how many pods share each.
+    shared: BTreeMap<String, usize>,
+    /// Sets that rules ask, and how many policies' chains do.
+    asked: BTreeMap<String, (Asked, usize)>,
+}
+
+fn policy_chain(direction: Direction, key: &Key) -> String {
+    let hash = short_hash(&format!("{}/{}", key.0, key.1));
+    format!("policy-{}-{hash}", direction.as_str())
+}
+
+fn comment(key: &Key) -> String {
+    let mut text = format!("{}/{}", key.0, key.1);
+    text.truncate(COMMENT_BYTES);
+    format!("comment \"{text}\";")
+}
+
+impl State {
+    /// A table that lets everything pass.
+    pub fn new(table: String) -> Self {
+        let mut table = Table::new(table);
+        frame(&mut table);
+        Self {
+            table,
+            namespaces: BTreeMap::new(),
+            policies: BTreeMap::new(),
+            pods: BTreeMap::new(),
+            by_address: BTreeMap::new(),
+            in_use: BTreeMap::new(),
+            shared: BTreeMap::new(),
+            asked: BTreeMap::new(),
+        }
+    }
+
+    /// The table's name.
+    pub fn table(&self) -> &str {
+        self.table.name()
+    }
+
+    /// The statements that bring the table up to date.
+    pub fn commit(&mut self) -> Batch {
+        self.table.commit()
+    }
+
+    /// The whole table, written anew.
+    pub fn full(&mut self) -> Batch {
+        self.table.full()
+    }
+
+    /// A pod came, changed, ended or went.
+    pub fn set_pod(&mut self, key: &Key, pod: Option<Pod>) {
+        let known = self.pods.get(key).and_then(|tracked| tracked.pod.as_ref());
+        if known == pod.as_ref() {
+            return;
+        }
+        self.pods.entry(key.clone()).or_default().pod = pod;
+        self.refresh_pod(key);
+    }
+
+    /// This node's network gave a pod addresses; they are judged from now on, whatever the API shows.
+    pub fn attach(&mut self, key: &Key, addresses: &[IpAddr]) {
+        self.detach(addresses);
+        let tracked = self.pods.entry(key.clone()).or_default();
+        tracked.attached.extend(addresses.iter().copied());
+        self.refresh_pod(key);
+    }
+
+    /// This node's network took addresses back.
+    pub fn detach(&mut self, addresses: &[IpAddr]) {
+        let has = |tracked: &Tracked| addresses.iter().any(|ip| tracked.attached.contains(ip));
+        let had = self.pods.iter().filter(|(_, tracked)| has(tracked));
+        let keys: Vec<Key> = had.map(|(key, _)| key.clone()).collect();
+        for key in keys {
+            if let Some(tracked) = self.pods.get_mut(&key) {
+                tracked.attached.retain(|ip| !addresses.contains(ip));
+            }
+            self.refresh_pod(&key);
+        }
+    }
+
+    /// A namespace came, got other labels or went.
+    pub fn set_namespace(&mut self, name: &str, labels: Option<Labels>) {
+        if self.namespaces.get(name) == labels.as_ref() {
+            return;
+        }
+        match labels {
+            Some(labels) => self.namespaces.insert(name.to_owned(), labels),
+            None => self.namespaces.remove(name),
+        };
+        for key in self.pods_in(name) {
+            self.refresh_elements(&key);
+        }
+    }
+
+    /// A policy came, changed or went.
+    pub fn set_policy(&mut self, key: &Key, policy: Option<Policy>) {
+        if self.policies.get(key) == policy.as_ref() {
+            return;
+        }
+        match policy {
+            Some(policy) => self.policies.insert(key.clone(), policy),
+            None => self.policies.remove(key),
+        };
+        for direction in Direction::ALL {
+            self.recompile(direction, key);
+        }
+        for pod in self.pods_in(&key.0) {
+            self.refresh_verdicts(&pod);
+        }
+    }
+
+    fn pods_in(&self, namespace: &str) -> Vec<Key> {
+        let first = (namespace.to_owned(), String::new());
+        let following = self.pods.range(first..).map(|(key, _)| key);
+        let inside = following.take_while(|key| key.0 == namespace);
+        inside.cloned().collect()
+    }
+
+    fn refresh_pod(&mut self, key: &Key) {
+        self.refresh_elements(key);
+        self.refresh_verdicts(key);
+        let is_over = |tracked: &Tracked| tracked.pod.is_none() && tracked.attached.is_empty();
+        if self.pods.get(key).is_some_and(is_over) {
+            self.pods.remove(key);
+        }
+    }
+
+    // Sets that rules ask.
+
+    /// The elements that a set should have because of a pod, with the family's digit in its name.
+    fn wanted(&self, key: &Key, name: &str, asked: &Asked) -> Vec<(String, String)> {
+        let Some(tracked) = self.pods.get(key) else {
+            return Vec::new();
+        };
+        let Some(pod) = &tracked.pod else {
+            return Vec::new();
+        };
+        let addresses: BTreeSet<&IpAddr> = pod.addresses.union(&tracked.attached).collect();
+        let set = |ip: &IpAddr| format!("{name}{}", Family::of(*ip).digit);
+        match asked {
+            Asked::Pods(query) => {
+                let namespace = self.namespaces.get(&key.0);
+                if !query.matches(&key.0, namespace, &pod.labels) {
+                    return Vec::new();
+                }
+                let element = |ip: &IpAddr| (set(ip), ip.to_string());
+                addresses.into_iter().map(element).collect()
+            }
+            Asked::NamedPort(protocol, name) => {
+                let ports = pod.ports.iter();
+                let named = ports.filter(|port| port.0 == *protocol && port.1 == *name);
+                let numbers: Vec<u16> = named.map(|port| port.2).collect();
+                let element = |ip: &IpAddr| {
+                    let numbers = numbers.iter();
+                    let elements = numbers.map(|port| (set(ip), format!("{ip} . {port}")));
+                    elements.collect::<Vec<_>>()
+                };
+                addresses.into_iter().flat_map(element).collect()
+            }
+            Asked::Numbers(_) => Vec::new(),
+        }
+    }
+
+    fn refresh_elements(&mut self, key: &Key) {
+        let asked = self.asked.iter();
+        let wanted = asked.flat_map(|(name, (asked, _))| self.wanted(key, name, asked));
+        let wanted: BTreeSet<(String, String)> = wanted.collect();
+        let Some(tracked) = self.pods.get_mut(key) else {
+            return;
+        };
+        let before = std::mem::replace(&mut tracked.elements, wanted);
+        for (set, element) in before.difference(&tracked.elements) {
+            self.table.release_element(set, element);
+        }
+        for (set, element) in tracked.elements.difference(&before) {
+            self.table.add_element(set, element);
+        }
+    }
+
+    fn ask(&mut self, name: &str, asked: &Asked) {
+        if let Some((_, users)) = self.asked.get_mut(name) {
+            *users += 1;
+            return;
+        }
+        self.asked.insert(name.to_owned(), (asked.clone(), 1));
+        if let Asked::Numbers(ranges) = asked {
+            self.table
+                .add_set(name, "type inet_service; flags interval;");
+            for (first, last) in ranges {
+                let range = match first == last {
+                    true => first.to_string(),
+                    false => format!("{first}-{last}"),
+                };
+                self.table.add_element(name, &range);
+            }
+            return;
+        }
+        for Family { kind, digit, .. } in FAMILIES {
+            let kind = match asked {
+                Asked::NamedPort(..) => format!("type {kind} . inet_service;"),
+                _ => format!("type {kind};"),
+            };
+            self.table.add_set(&format!("{name}{digit}"), kind);
+        }
+        for key in self.pods.keys().cloned().collect::<Vec<_>>() {
+            for (set, element) in self.wanted(&key, name, asked) {
+                self.table.add_element(&set, &element);
+                if let Some(tracked) = self.pods.get_mut(&key) {
+                    tracked.elements.insert((set, element));
+                }
+            }
+        }
+    }
+
+    fn stop_asking(&mut self, name: &str) {
+        let Some((asked, users)) = self.asked.get_mut(name) else {
+            return;
+        };
+        *users -= 1;
+        if *users > 0 {
+            return;
+        }
+        let sets = match asked {
+            Asked::Numbers(_) => vec![name.to_owned()],
+            _ => FAMILIES
+                .map(|family| format!("{name}{}", family.digit))
+                .to_vec(),
+        };
+        self.asked.remove(name);
+        for set in &sets {
+            self.table.remove_set(set);
+        }
+        for tracked in self.pods.values_mut() {
+            tracked.elements.retain(|(set, _)| !sets.contains(set));
+        }
+    }
+
+    // Chains of policies.
+
+    /// Gives a policy's chain, where it is in use, the rules that the policy has now.
+    fn recompile(&mut self, direction: Direction, key: &Key) {
+        let place = (direction, key.clone());
+        let rules = self
+            .policies
+            .get(key)
+            .and_then(|policy| policy.rules(direction));
+        // A policy that went is still led to: by chains of pods that go in a moment.
+        let (Some(rules), true) = (rules, self.in_use.contains_key(&place)) else {
+            return;
+        };
+        let compiled = compile(direction, rules);
+        self.ask_all(&compiled);
+        self.put_policy_chain(direction, key, &compiled);
+        let before = self.in_use.get_mut(&place);
+        let before = before.map(|in_use| std::mem::replace(&mut in_use.compiled, compiled));
+        for name in before.iter().flat_map(|before| before.asked.keys()) {
+            self.stop_asking(name);
+        }
+    }
+
+    fn ask_all(&mut self, compiled: &Compiled) {
+        for (name, asked) in &compiled.asked {
+            self.ask(name, asked);
+        }
+    }
+
+    fn put_policy_chain(&mut self, direction: Direction, key: &Key, compiled: &Compiled) {
+        let chain = Chain {
+            header: comment(key),
+            rules: compiled.rules.clone(),
+        };
+        self.table.put_chain(&policy_chain(direction, key), chain);
+    }
+
+    fn use_policy(&mut self, direction: Direction, key: &Key) {
+        let place = (direction, key.clone());
+        if let Some(in_use) = self.in_use.get_mut(&place) {
+            in_use.users += 1;
+            return;
+        }
+        let rules = self
+            .policies
+            .get(key)
+            .and_then(|policy| policy.rules(direction));
+        let compiled = compile(direction, rules.unwrap_or_default());
+        self.ask_all(&compiled);
+        self.put_policy_chain(direction, key, &compiled);
+        self.in_use.insert(place, InUse { users: 1, compiled });
+    }
+
+    fn stop_using_policy(&mut self, direction: Direction, key: &Key) {
+        let place = (direction, key.clone());
+        let Some(in_use) = self.in_use.get_mut(&place) else {
+            return;
+        };
+        in_use.users -= 1;
+        if in_use.users > 0 {
+            return;
+        }
+        let over = self.in_use.remove(&place);
+        self.table.remove_chain(&policy_chain(direction, key));
+        for name in over.iter().flat_map(|over| over.compiled.asked.keys()) {
+            self.stop_asking(name);
+        }
+    }
+
+    // Chains of pods, and the maps that lead to them.
+
+    fn verdicts(&self, key: &Key) -> BTreeMap<Direction, Verdict> {
+        let mut verdicts = BTreeMap::new();
+        let Some(tracked) = self.pods.get(key) else {
+            return verdicts;
+        };
+        let on_node = |pod: &Pod| pod.local && !pod.addresses.is_empty();
+        if !tracked.pod.as_ref().is_some_and(on_node) && tracked.attached.is_empty() {
+            return verdicts;
+        }
+        let first = (key.0.clone(), String::new());
+        let policies = self.policies.range(first..);
+        let policies = policies.take_while(|(policy, _)| policy.0 == key.0);
+        for (policy_key, policy) in policies {
+            for direction in Direction::ALL {
+                if policy.rules(direction).is_none() {
+                    continue;
+                }
+                match &tracked.pod {
+                    None => {
+                        verdicts.insert(direction, Verdict::Drop);
+                    }
+                    Some(pod) if policy.selector.matches(Some(&pod.labels)) => {
+                        let none = || Verdict::Policies(Vec::new());
+                        let verdict = verdicts.entry(direction).or_insert_with(none);
+                        if let Verdict::Policies(keys) = verdict {
+                            keys.push(policy_key.clone());
+                        }
+                    }
+                    Some(_) => {}
+                }
+            }
+        }
+        verdicts
+    }
+
+    fn refresh_verdicts(&mut self, key: &Key) {
+        let verdicts = self.verdicts(key);
+        let Some(tracked) = self.pods.get(key) else {
+            return;
+        };
+        let own = tracked.pod.as_ref().filter(|pod| pod.local);
+        let own = own.map(|pod| pod.addresses.clone()).unwrap_or_default();
+        let judged: BTreeSet<IpAddr> = own.union(&tracked.attached).copied().collect();
+        if verdicts == tracked.verdicts && judged == tracked.judged {
+            // Who has an address can change without these: an attached pod comes first.
+            for address in judged {
+                self.refresh_address(address);
+            }
+            return;
+        }
+        for (direction, verdict) in &verdicts {
+            self.share_chain(*direction, verdict);
+        }
+        let Some(tracked) = self.pods.get_mut(key) else {
+            return;
+        };
+        let before = std::mem::replace(&mut tracked.verdicts, verdicts);
+        let judged_before = std::mem::replace(&mut tracked.judged, judged.clone());
+        for address in judged_before.difference(&judged) {
+            if let Some(keys) = self.by_address.get_mut(address) {
+                keys.remove(key);
+            }
+        }
+        for address in &judged {
+            self.by_address
+                .entry(*address)
+                .or_default()
+                .insert(key.clone());
+        }
+        for address in judged_before.union(&judged) {
+            self.refresh_address(*address);
+        }
+        for (direction, verdict) in &before {
+            self.stop_sharing_chain(*direction, verdict);
+        }
+    }
+
+    /// Writes down what is decided about an address.
+    fn refresh_address(&mut self, address: IpAddr) {
+        let keys = self.by_address.get(&address);
+        let is_attached = |key: &&Key| {
+            let tracked = self.pods.get(*key);
+            tracked.is_some_and(|tracked| tracked.attached.contains(&address))
+        };
+        let keys = || keys.into_iter().flatten();
+        let owner = keys().find(is_attached).or_else(|| keys().next());
+        let owner = owner.and_then(|key| self.pods.get(key));
+        let verdicts = owner
+            .map(|owner| owner.verdicts.clone())
+            .unwrap_or_default();
+        let (digit, key) = (Family::of(address).digit, address.to_string());
+        for direction in Direction::ALL {
+            let map = format!("{}{digit}", direction.as_str());
+            let verdict = verdicts.get(&direction);
+            let statement = verdict.map(|verdict| verdict.statement(direction));
+            self.table.put_element(&map, &key, statement.as_deref());
+        }
+        let isolated = (!verdicts.is_empty()).then_some("");
+        self.table
+            .put_element(&format!("isolated{digit}"), &key, isolated);
+        let itself = format!("{key} . {key}");
+        self.table
+            .put_element(&format!("itself{digit}"), &itself, isolated);
+        if self
+            .by_address
+            .get(&address)
+            .is_some_and(BTreeSet::is_empty)
+        {
+            self.by_address.remove(&address);
+        }
+    }
+
+    fn share_chain(&mut self, direction: Direction, verdict: &Verdict) {
+        let (Some(chain), Verdict::Policies(keys)) = (verdict.chain(direction), verdict) else {
+            return;
+        };
+        let users = self.shared.entry(chain.clone()).or_default();
+        *users += 1;
+        if *users > 1 {
+            return;
+        }
+        let mut rules = vec!["jump always".to_owned()];
+        for key in keys {
+            self.use_policy(direction, key);
+            rules.push(format!("jump {}", policy_chain(direction, key)));
+        }
+        rules.push("counter drop".to_owned());
+        let header = String::new();
+        self.table.put_chain(&chain, Chain { header, rules });
+    }
+
+    fn stop_sharing_chain(&mut self, direction: Direction, verdict: &Verdict) {
+        let (Some(chain), Verdict::Policies(keys)) = (verdict.chain(direction), verdict) else {
+            return;
+        };
+        let Some(users) = self.shared.get_mut(&chain) else {
+            return;
+        };
+        *users -= 1;
+        if *users > 0 {
+            return;
+        }
+        self.shared.remove(&chain);
+        self.table.remove_chain(&chain);
+        for key in keys {
+            self.stop_using_policy(direction, key);
+        }
+    }
+}
+
+/// What is there without any policy: the maps by address, and the base chains that ask them.
+fn frame(table: &mut Table) {
+    for Family { kind, digit, .. } in FAMILIES {
+        for direction in Direction::ALL {
+            let map = format!("{}{digit}", direction.as_str());
+            table.add_map(&map, format!("type {kind} : verdict;"));
+        }
+        table.add_set(&format!("isolated{digit}"), format!("type {kind};"));
+        table.add_set(&format!("itself{digit}"), format!("type {kind} . {kind};"));
+    }
+    let mut chain = |name: &str, header: &str, rules: Vec<String>| {
+        let header = header.to_owned();
+        table.put_chain(name, Chain { header, rules });
+    };
+    let families = |rule: fn(&Family) -> Vec<String>| FAMILIES.iter().flat_map(rule);
+    // Without a tracked connection nothing says who called whom.
+    let stateless = families(|Family { ip, digit, .. }| {
+        let drop = |end: &str| format!("{ip} {end} @isolated{digit} counter drop");
+        vec![drop("saddr"), drop("daddr")]
+    });
+    chain("stateless", "", stateless.collect());
+    // A pod that reaches itself through a service, and errors about connections that passed.
+    let itself = families(|Family { ip, digit, .. }| {
+        let both = format!("ct original {ip} saddr . ct reply {ip} saddr");
+        vec![format!("{both} @itself{digit} accept")]
+    });
+    let errors = "ct state related meta l4proto { icmp, ipv6-icmp } accept".to_owned();
+    chain("always", "", itself.chain([errors]).collect());
+    // Two base chains: what the first accepts, the second still judges.
+    let egress = families(|Family { ip, digit, .. }| {
+        vec![format!("ct original {ip} saddr vmap @egress{digit}")]
+    });
+    let untracked = "ct state invalid,untracked jump stateless".to_owned();
+    let egress = [untracked].into_iter().chain(egress).collect();
+    let hook = |priority: u8| format!("type filter hook forward priority {priority};");
+    chain("forward-egress", &hook(0), egress);
+    let ingress = families(|Family { ip, digit, .. }| {
+        vec![format!("ct reply {ip} saddr vmap @ingress{digit}")]
+    });
+    chain("forward-ingress", &hook(1), ingress.collect());
+}

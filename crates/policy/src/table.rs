@@ -1,0 +1,461 @@
+//! What is in the nftables table, and the changes since it was last written. Pure.
+//!
+//! Changes are collected as what each object was before; [`Table::commit`] compares that with what
+//! it is now, so that whatever comes and goes in between costs nothing.
+
+use std::collections::BTreeMap;
+
+use network::nft::Batch;
+
+/// How many elements go into one statement.
+const ELEMENTS_PER_STATEMENT: usize = 500;
+
+/// A set or map with its elements.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Set {
+    /// `set` or `map`, and what stands in its braces.
+    kind: (&'static str, String),
+    /// The value is empty in sets. The number says how many owners an element has.
+    elements: BTreeMap<String, (String, usize)>,
+}
+
+/// The objects of one table.
+#[derive(Debug, Clone)]
+pub struct Table {
+    name: String,
+    sets: BTreeMap<String, Set>,
+    chains: BTreeMap<String, Chain>,
+    changes: Changes,
+}
+
+/// A chain: what stands in its braces, and its rules.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Chain {
+    /// Hook and priority of a base chain, the comment of another; may be empty.
+    pub header: String,
+    /// Rules in order.
+    pub rules: Vec<String>,
+}
+
+/// What touched objects were before; `None` where there was nothing.
+#[derive(Debug, Clone, Default)]
+struct Changes {
+    sets: BTreeMap<String, Option<Set>>,
+    chains: BTreeMap<String, Option<Chain>>,
+    elements: BTreeMap<(String, String), Option<String>>,
+}
+
+impl Table {
+    /// An empty table.
+    pub fn new(name: String) -> Self {
+        Self {
+            name,
+            sets: BTreeMap::new(),
+            chains: BTreeMap::new(),
+            changes: Changes::default(),
+        }
+    }
+
+    /// The table's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Makes an empty set (`type ipv4_addr;`).
+    pub fn add_set(&mut self, name: &str, declaration: impl Into<String>) {
+        self.declare(name, ("set", declaration.into()));
+    }
+
+    /// Makes an empty map (`type ipv4_addr : verdict;`).
+    pub fn add_map(&mut self, name: &str, declaration: impl Into<String>) {
+        self.declare(name, ("map", declaration.into()));
+    }
+
+    fn declare(&mut self, name: &str, kind: (&'static str, String)) {
+        self.note_set(name);
+        let elements = BTreeMap::new();
+        self.sets.insert(name.to_owned(), Set { kind, elements });
+    }
+
+    fn note_set(&mut self, name: &str) {
+        let before = || self.sets.get(name).cloned();
+        if !self.changes.sets.contains_key(name) {
+            let before = before();
+            self.changes.sets.insert(name.to_owned(), before);
+        }
+    }
+
+    /// Removes a set or map with its elements.
+    pub fn remove_set(&mut self, name: &str) {
+        self.note_set(name);
+        // Should it come back before the next commit, its elements are compared one by one.
+        let elements = self.sets.get(name).map(|set| set.elements.keys().cloned());
+        for key in elements.into_iter().flatten().collect::<Vec<_>>() {
+            self.note_element(name, &key);
+        }
+        self.sets.remove(name);
+    }
+
+    /// Adds an element to a set; one that is there gets one more owner.
+    pub fn add_element(&mut self, set: &str, key: &str) {
+        if let Some(owners) = self.owners(set, key) {
+            *owners += 1;
+            return;
+        }
+        self.note_element(set, key);
+        if let Some(set) = self.sets.get_mut(set) {
+            set.elements.insert(key.to_owned(), (String::new(), 1));
+        }
+    }
+
+    /// Takes one owner from an element of a set; the last one takes the element along.
+    pub fn release_element(&mut self, set: &str, key: &str) {
+        match self.owners(set, key) {
+            Some(owners) if *owners > 1 => *owners -= 1,
+            Some(_) => self.put_element(set, key, None),
+            None => {}
+        }
+    }
+
+    fn owners(&mut self, set: &str, key: &str) -> Option<&mut usize> {
+        let (_, owners) = self.sets.get_mut(set)?.elements.get_mut(key)?;
+        Some(owners)
+    }
+
+    /// Gives an element of a map its value, or removes it.
+    pub fn put_element(&mut self, map: &str, key: &str, value: Option<&str>) {
+        self.note_element(map, key);
+        let Some(map) = self.sets.get_mut(map) else {
+            return;
+        };
+        match value {
+            Some(value) => {
+                map.elements.insert(key.to_owned(), (value.to_owned(), 1));
+            }
+            None => {
+                map.elements.remove(key);
+            }
+        }
+    }
+
+    fn note_element(&mut self, set: &str, key: &str) {
+        let place = (set.to_owned(), key.to_owned());
+        if !self.changes.elements.contains_key(&place) {
+            let elements = self.sets.get(set).map(|set| &set.elements);
+            let before = elements.and_then(|all| all.get(key));
+            let before = before.map(|(value, _)| value.clone());
+            self.changes.elements.insert(place, before);
+        }
+    }
+
+    /// Makes a chain, or gives it new rules.
+    pub fn put_chain(&mut self, name: &str, chain: Chain) {
+        self.note_chain(name);
+        self.chains.insert(name.to_owned(), chain);
+    }
+
+    /// Removes a chain.
+    pub fn remove_chain(&mut self, name: &str) {
+        self.note_chain(name);
+        self.chains.remove(name);
+    }
+
+    fn note_chain(&mut self, name: &str) {
+        if !self.changes.chains.contains_key(name) {
+            let before = self.chains.get(name).cloned();
+            self.changes.chains.insert(name.to_owned(), before);
+        }
+    }
+
+    /// The statements that lead from the last commit to now.
+    pub fn commit(&mut self) -> Batch {
+        let changes = std::mem::take(&mut self.changes);
+        let mut batch = Batch::new();
+        let mut writer = Writer {
+            table: &self.name,
+            batch: &mut batch,
+        };
+        for name in changes.sets.keys() {
+            if let (Some(None), Some(set)) = (changes.sets.get(name), self.sets.get(name)) {
+                writer.declare(name, set);
+            }
+        }
+        let old = |name: &String| changes.chains.get(name).and_then(Option::as_ref);
+        let fresh = |name: &&String| old(name).is_none() && self.chains.contains_key(*name);
+        for name in changes.chains.keys().filter(fresh) {
+            writer.add_chain(name, &self.chains[name].header);
+        }
+        writer.elements("delete", self.gone(&changes));
+        for (name, before) in &changes.chains {
+            let now = self.chains.get(name);
+            if before.as_ref() != now && (before.is_some() || now.is_some()) {
+                writer.fill(name, now.map_or(&[][..], |chain| &chain.rules));
+            }
+        }
+        writer.elements("add", self.come(&changes));
+        for (name, before) in &changes.chains {
+            if before.is_some() && !self.chains.contains_key(name) {
+                writer.delete("chain", name);
+            }
+        }
+        for (name, before) in &changes.sets {
+            if let (Some(set), None) = (before, self.sets.get(name)) {
+                writer.delete(set.kind.0, name);
+            }
+        }
+        batch
+    }
+
+    /// Elements that were there and are not as they were; those of removed sets go with the set.
+    fn gone<'a>(&self, changes: &'a Changes) -> Vec<Element<'a>> {
+        let elements = changes.elements.iter();
+        let gone = elements.filter_map(|((set, key), before)| {
+            let was_there = !matches!(changes.sets.get(set), Some(None));
+            let before = before.as_ref().filter(|_| was_there)?;
+            let now = self.sets.get(set)?.elements.get(key);
+            let same = now.is_some_and(|(value, _)| value == before);
+            (!same).then_some((set.as_str(), key.as_str(), before.as_str()))
+        });
+        gone.collect()
+    }
+
+    fn come<'a>(&'a self, changes: &'a Changes) -> Vec<Element<'a>> {
+        let elements = changes.elements.iter();
+        let come = elements.filter_map(|((set, key), before)| {
+            let (value, _) = self.sets.get(set)?.elements.get(key)?;
+            let is_new = matches!(changes.sets.get(set), Some(None));
+            let same = !is_new && before.as_ref() == Some(value);
+            (!same).then_some((set.as_str(), key.as_str(), value.as_str()))
+        });
+        come.collect()
+    }
+
+    /// The whole table, written anew.
+    pub fn full(&mut self) -> Batch {
+        self.changes = Changes::default();
+        let mut batch = Batch::new();
+        batch.replace_table("inet", &self.name);
+        let mut writer = Writer {
+            table: &self.name,
+            batch: &mut batch,
+        };
+        for (name, set) in &self.sets {
+            writer.declare(name, set);
+        }
+        for (name, chain) in &self.chains {
+            writer.add_chain(name, &chain.header);
+        }
+        for (name, chain) in &self.chains {
+            writer.rules(name, &chain.rules);
+        }
+        let elements = self.sets.iter().flat_map(|(name, set)| {
+            let elements = set.elements.iter();
+            elements.map(|(key, (value, _))| (name.as_str(), key.as_str(), value.as_str()))
+        });
+        writer.elements("add", elements.collect());
+        batch
+    }
+}
+
+/// Set, key, value.
+type Element<'a> = (&'a str, &'a str, &'a str);
+
+struct Writer<'a> {
+    table: &'a str,
+    batch: &'a mut Batch,
+}
+
+impl Writer<'_> {
+    fn declare(&mut self, name: &str, set: &Set) {
+        let (kind, declaration) = &set.kind;
+        let table = self.table;
+        self.batch.push(format!(
+            "add {kind} inet {table} {name} {{ {declaration} }}"
+        ));
+    }
+
+    fn add_chain(&mut self, name: &str, header: &str) {
+        let braces = if header.is_empty() {
+            String::new()
+        } else {
+            format!(" {{ {header} }}")
+        };
+        self.batch
+            .push(format!("add chain inet {} {name}{braces}", self.table));
+    }
+
+    fn fill(&mut self, name: &str, rules: &[String]) {
+        self.batch
+            .push(format!("flush chain inet {} {name}", self.table));
+        self.rules(name, rules);
+    }
+
+    fn rules(&mut self, name: &str, rules: &[String]) {
+        for rule in rules {
+            self.batch
+                .push(format!("add rule inet {} {name} {rule}", self.table));
+        }
+    }
+
+    fn delete(&mut self, kind: &str, name: &str) {
+        self.batch
+            .push(format!("delete {kind} inet {} {name}", self.table));
+    }
+
+    /// Elements arrive ordered by set.
+    fn elements(&mut self, verb: &str, elements: Vec<Element<'_>>) {
+        for of_set in elements.chunk_by(|one, next| one.0 == next.0) {
+            for some in of_set.chunks(ELEMENTS_PER_STATEMENT) {
+                let listed: Vec<String> = some
+                    .iter()
+                    .map(|(_, key, value)| match *value {
+                        "" => (*key).to_owned(),
+                        value => format!("{key} : {value}"),
+                    })
+                    .collect();
+                let (table, set) = (self.table, some[0].0);
+                self.batch.push(format!(
+                    "{verb} element inet {table} {set} {{ {} }}",
+                    listed.join(", ")
+                ));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn statements(batch: &Batch) -> Vec<String> {
+        let shorten = |statement: &String| statement.replace(" inet t", "");
+        batch.statements().iter().map(shorten).collect()
+    }
+
+    fn chain(rules: &[&str]) -> Chain {
+        Chain {
+            header: String::new(),
+            rules: rules.iter().map(|rule| (*rule).to_owned()).collect(),
+        }
+    }
+
+    #[test]
+    fn an_element_with_two_owners_goes_with_the_second() {
+        let mut table = Table::new("t".into());
+        table.add_set("s", "type ipv4_addr;");
+        table.add_element("s", "10.0.0.1");
+        table.add_element("s", "10.0.0.1");
+        assert_eq!(
+            statements(&table.commit()),
+            [
+                "add set s { type ipv4_addr; }",
+                "add element s { 10.0.0.1 }"
+            ]
+        );
+        table.release_element("s", "10.0.0.1");
+        assert!(table.commit().is_empty());
+        table.release_element("s", "10.0.0.1");
+        assert_eq!(
+            statements(&table.commit()),
+            ["delete element s { 10.0.0.1 }"]
+        );
+    }
+
+    #[test]
+    fn what_comes_and_goes_between_commits_costs_nothing() {
+        let mut table = Table::new("t".into());
+        table.add_set("s", "type ipv4_addr;");
+        table.add_element("s", "10.0.0.1");
+        table.put_chain("c", chain(&["accept"]));
+        table.commit();
+        table.release_element("s", "10.0.0.1");
+        table.add_element("s", "10.0.0.1");
+        table.remove_chain("c");
+        table.put_chain("c", chain(&["accept"]));
+        table.add_set("u", "type ipv4_addr;");
+        table.add_element("u", "10.0.0.2");
+        table.remove_set("u");
+        assert!(table.commit().is_empty());
+    }
+
+    #[test]
+    fn a_set_that_is_removed_and_made_again_keeps_what_is_put_back() {
+        let mut table = Table::new("t".into());
+        table.add_set("s", "type ipv4_addr;");
+        table.add_element("s", "10.0.0.1");
+        table.add_element("s", "10.0.0.2");
+        table.commit();
+        table.remove_set("s");
+        table.add_set("s", "type ipv4_addr;");
+        table.add_element("s", "10.0.0.2");
+        assert_eq!(
+            statements(&table.commit()),
+            ["delete element s { 10.0.0.1 }"]
+        );
+    }
+
+    #[test]
+    fn references_are_made_after_what_they_refer_to_and_removed_before() {
+        let mut table = Table::new("t".into());
+        table.add_map("m", "type ipv4_addr : verdict;");
+        table.put_chain("a", chain(&["jump b", "drop"]));
+        table.put_chain("b", chain(&["ip saddr @s accept"]));
+        table.add_set("s", "type ipv4_addr;");
+        table.put_element("m", "10.0.0.1", Some("goto a"));
+        assert_eq!(
+            statements(&table.commit()),
+            [
+                "add map m { type ipv4_addr : verdict; }",
+                "add set s { type ipv4_addr; }",
+                "add chain a",
+                "add chain b",
+                "flush chain a",
+                "add rule a jump b",
+                "add rule a drop",
+                "flush chain b",
+                "add rule b ip saddr @s accept",
+                "add element m { 10.0.0.1 : goto a }",
+            ]
+        );
+        table.put_element("m", "10.0.0.1", None);
+        table.remove_chain("a");
+        table.remove_chain("b");
+        table.remove_set("s");
+        assert_eq!(
+            statements(&table.commit()),
+            [
+                "delete element m { 10.0.0.1 : goto a }",
+                "flush chain a",
+                "flush chain b",
+                "delete chain a",
+                "delete chain b",
+                "delete set s",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_changed_verdict_is_replaced_in_one_batch() {
+        let mut table = Table::new("t".into());
+        table.add_map("m", "type ipv4_addr : verdict;");
+        table.put_element("m", "10.0.0.1", Some("drop"));
+        table.commit();
+        table.put_element("m", "10.0.0.1", Some("accept"));
+        assert_eq!(
+            statements(&table.commit()),
+            [
+                "delete element m { 10.0.0.1 : drop }",
+                "add element m { 10.0.0.1 : accept }"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_full_write_forgets_pending_changes() {
+        let mut table = Table::new("t".into());
+        table.add_set("s", "type ipv4_addr;");
+        table.add_element("s", "10.0.0.1");
+        assert_eq!(table.full().statements().len(), 5);
+        assert!(table.commit().is_empty());
+    }
+}

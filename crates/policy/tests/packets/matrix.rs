@@ -1,0 +1,328 @@
+//! Who reaches whom under which policies, for IPv4 and IPv6, TCP and UDP.
+
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
+
+use network::lab::{self, Namespace};
+use serde_json::{Value, json};
+
+use crate::lab_node::{LabNode, PORTS, REMOTE, at};
+
+/// Pods `a` and `b` of namespace `x`, `c` of namespace `y`, and `r` of `y` on the neighbour.
+struct Site {
+    node: LabNode,
+    addresses: Vec<(&'static str, Vec<IpAddr>)>,
+}
+
+/// `a>b:80/tcp`.
+type Reached = BTreeSet<String>;
+
+impl Site {
+    async fn new(outside: Arc<Namespace>) -> Self {
+        let mut node = LabNode::start(outside).await;
+        node.namespace(
+            "x",
+            json!({"kubernetes.io/metadata.name": "x", "team": "one"}),
+        );
+        node.namespace(
+            "y",
+            json!({"kubernetes.io/metadata.name": "y", "team": "two"}),
+        );
+        let mut addresses = Vec::new();
+        for (namespace, name) in [("x", "a"), ("x", "b"), ("y", "c")] {
+            let ips = node.start_pod(namespace, name, json!({"pod": name})).await;
+            addresses.push((name, ips));
+        }
+        let remote: Vec<IpAddr> = REMOTE.iter().map(|ip| ip.parse().unwrap()).collect();
+        for port in PORTS {
+            node.outside.serve("r", port).await;
+        }
+        node.show("y", "r", json!({"pod": "r"}), "there", &remote);
+        addresses.push(("r", remote));
+        node.pods.insert("r".into(), node.outside.clone());
+        Self { node, addresses }
+    }
+
+    /// Asks from everybody to everybody at once.
+    async fn reached(&self) -> Reached {
+        self.node.settle().await;
+        let mut asking = tokio::task::JoinSet::new();
+        for (client, namespace) in &self.node.pods {
+            for (server, ips) in self.addresses.iter().filter(|(name, _)| name != client) {
+                for (ip, port) in ips.iter().flat_map(|ip| PORTS.map(|port| (*ip, port))) {
+                    // The neighbour's own path to itself passes no policy.
+                    let family = if ip.is_ipv4() { 4 } else { 6 };
+                    let name = format!("{client}>{server}:{port}");
+                    let (tcp, udp) = (namespace.clone(), namespace.clone());
+                    let (tcp_name, udp_name) =
+                        (format!("{name}/tcp{family}"), format!("{name}/udp{family}"));
+                    asking.spawn(async move { (tcp_name, tcp.ask(at(ip, port)).await) });
+                    asking.spawn(async move { (udp_name, udp.ask_udp(at(ip, port)).await) });
+                }
+            }
+        }
+        let answers = asking.join_all().await;
+        let reached = answers.into_iter().filter(|(_, answer)| answer.is_some());
+        let names: Reached = reached.map(|(name, _)| name).collect();
+        both_families(&names)
+    }
+
+    async fn expect(&self, case: &str, expected: &[&str]) {
+        let expected: Reached = expected
+            .iter()
+            .flat_map(|pattern| expand(pattern))
+            .collect();
+        let found = self.reached().await;
+        let missing: Vec<_> = expected.difference(&found).collect();
+        let surplus: Vec<_> = found.difference(&expected).collect();
+        assert!(
+            missing.is_empty() && surplus.is_empty(),
+            "{case}: missing {missing:?}, too many {surplus:?}\n{}",
+            lab::command("nft list ruleset")
+        );
+    }
+}
+
+/// Policies do not tell families apart here: what is reached by one must be reached by both.
+fn both_families(names: &Reached) -> Reached {
+    let strip = |family: char| -> Reached {
+        let of_family = names.iter().filter_map(|name| name.strip_suffix(family));
+        of_family.map(ToOwned::to_owned).collect()
+    };
+    let (four, six) = (strip('4'), strip('6'));
+    assert_eq!(four, six, "IPv4 and IPv6 differ");
+    four
+}
+
+/// `*>b:80` stands for all clients and both protocols; a part that is absent stands for all.
+fn expand(pattern: &str) -> Vec<String> {
+    let (client, server) = pattern.split_once('>').unwrap();
+    let (server, protocol) = server.split_once('/').unwrap_or((server, "*"));
+    let (server, port) = server.split_once(':').unwrap_or((server, "*"));
+    let choose = |given: &str, all: &[&str]| -> Vec<String> {
+        let all = all
+            .iter()
+            .filter(|one| given == "*" || given.contains(**one));
+        all.map(|one| (*one).to_owned()).collect()
+    };
+    let mut names = Vec::new();
+    for client in choose(client, &["a", "b", "c", "r"]) {
+        for server in choose(server, &["a", "b", "c", "r"]) {
+            for port in choose(port, &["80", "81"]) {
+                for protocol in choose(protocol, &["tcp", "udp"]) {
+                    if client != server {
+                        names.push(format!("{client}>{server}:{port}/{protocol}"));
+                    }
+                }
+            }
+        }
+    }
+    names
+}
+
+fn on(pod: &str) -> Value {
+    json!({"matchLabels": {"pod": pod}})
+}
+
+fn run(cases: Vec<(&'static str, Value, Vec<&'static str>)>) {
+    lab::node(|outside| async move {
+        let site = Site::new(outside).await;
+        for (case, policies, expected) in cases {
+            for (index, policy) in policies.as_array().unwrap().iter().enumerate() {
+                let namespace = policy["namespace"].as_str().unwrap_or("x");
+                let name = format!("p{index}");
+                site.node.policy(namespace, &name, policy["spec"].clone());
+            }
+            site.expect(case, &expected).await;
+            site.node.no_policies();
+        }
+        site.expect("without policies", &["*>*"]).await;
+    });
+}
+
+#[test]
+fn isolation_by_ingress_and_egress() {
+    let deny = |types: Value| json!({"spec": {"podSelector": {}, "policyTypes": types}});
+    let all_but_x = vec!["abcr>cr"];
+    run(vec![
+        ("deny ingress", json!([deny(json!(["Ingress"]))]), all_but_x),
+        (
+            "deny egress",
+            json!([deny(json!(["Egress"]))]),
+            vec!["cr>*"],
+        ),
+        (
+            "deny all",
+            json!([deny(json!(["Ingress", "Egress"]))]),
+            vec!["cr>cr"],
+        ),
+        (
+            "of two policies each adds what it allows",
+            json!([
+                deny(json!(["Ingress"])),
+                {"spec": {"podSelector": on("a"), "ingress": [{"from": [{"podSelector": on("b")}]}]}},
+                {"spec": {"podSelector": on("a"), "ingress": [{"from": [{"namespaceSelector": on("none")}]}]}},
+            ]),
+            vec!["abcr>cr", "b>a"],
+        ),
+        (
+            "allow all beats deny all",
+            json!([deny(json!(["Ingress", "Egress"])),
+                {"spec": {"podSelector": {}, "policyTypes": ["Ingress", "Egress"], "ingress": [{}], "egress": [{}]}}]),
+            vec!["*>*"],
+        ),
+        (
+            "the client's side denies what the server's allows",
+            json!([
+                {"spec": {"podSelector": on("b"), "ingress": [{}]}},
+                {"spec": {"podSelector": on("a"), "policyTypes": ["Egress"],
+                          "egress": [{"to": [{"namespaceSelector": {"matchLabels": {"team": "two"}}}]}]}},
+            ]),
+            vec!["bcr>*", "a>cr"],
+        ),
+    ]);
+}
+
+#[test]
+fn peers_by_selectors() {
+    let from =
+        |peers: Value| json!([{"spec": {"podSelector": on("b"), "ingress": [{"from": peers}]}}]);
+    let with = |clients: &'static str| vec!["*>acr", clients];
+    run(vec![
+        (
+            "own namespace",
+            from(json!([{"podSelector": {}}])),
+            with("a>b"),
+        ),
+        (
+            "a pod of the own namespace",
+            from(json!([{"podSelector": on("c")}])),
+            with("_>b"),
+        ),
+        (
+            "a namespace by its name",
+            from(
+                json!([{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "y"}}}]),
+            ),
+            with("cr>b"),
+        ),
+        (
+            "a pod in a namespace",
+            from(json!([{"namespaceSelector": {"matchExpressions": [
+                {"key": "team", "operator": "In", "values": ["two"]}]},
+                "podSelector": {"matchExpressions": [{"key": "pod", "operator": "NotIn", "values": ["c"]}]}}])),
+            with("r>b"),
+        ),
+        (
+            "one or the other",
+            from(
+                json!([{"podSelector": on("a")}, {"namespaceSelector": {}, "podSelector": on("r")}]),
+            ),
+            with("ar>b"),
+        ),
+        (
+            "every namespace",
+            from(json!([{"namespaceSelector": {}}])),
+            with("acr>b"),
+        ),
+        (
+            "to a remote pod only",
+            json!([{"spec": {"podSelector": on("a"), "policyTypes": ["Egress"], "egress": [
+                {"to": [{"namespaceSelector": {}, "podSelector": on("r")}]}]}}]),
+            vec!["bcr>*", "a>r"],
+        ),
+    ]);
+}
+
+#[test]
+fn ports_and_blocks() {
+    let to_b = |rule: Value| json!([{"spec": {"podSelector": on("b"), "ingress": [rule]}}]);
+    let with = |found: &'static str| vec!["*>acr", found];
+    let blocks = |remote: Value, all: Value| {
+        json!([{"spec": {"podSelector": on("b"), "ingress": [{"from": [
+            {"ipBlock": {"cidr": "10.42.0.0/16", "except": remote}},
+            {"ipBlock": {"cidr": "fd42::/48", "except": all}}]}]}}])
+    };
+    run(vec![
+        (
+            "a number",
+            to_b(json!({"ports": [{"port": 80}]})),
+            with("acr>b:80/tcp"),
+        ),
+        (
+            "a whole protocol",
+            to_b(json!({"ports": [{"protocol": "UDP"}]})),
+            with("acr>b/udp"),
+        ),
+        (
+            "SCTP is not TCP",
+            to_b(json!({"ports": [{"protocol": "SCTP", "port": 80}]})),
+            vec!["*>acr"],
+        ),
+        (
+            "names",
+            to_b(
+                json!({"ports": [{"port": "first"}, {"port": "second-udp", "protocol": "UDP"}, {"port": "none"}]}),
+            ),
+            vec!["*>acr", "acr>b:80/tcp", "acr>b:81/udp"],
+        ),
+        (
+            "a range",
+            to_b(
+                json!({"ports": [{"port": 70, "endPort": 80}, {"port": 81, "endPort": 90, "protocol": "UDP"}]}),
+            ),
+            vec!["*>acr", "acr>b:80/tcp", "acr>b:81/udp"],
+        ),
+        (
+            "a peer and a port",
+            to_b(json!({"from": [{"podSelector": {}}], "ports": [{"port": 81}]})),
+            with("a>b:81/tcp"),
+        ),
+        (
+            "a name at the other side of egress",
+            json!([{"spec": {"podSelector": on("a"), "policyTypes": ["Egress"], "egress": [
+                {"to": [{"namespaceSelector": {}}], "ports": [{"port": "first"}]}]}}]),
+            vec!["bcr>*", "a>bcr:80/tcp"],
+        ),
+        ("a block", blocks(json!([]), json!([])), with("acr>b")),
+        (
+            "a block without the neighbour",
+            blocks(json!(["10.42.1.0/24"]), json!(["fd42:0:0:1::/64"])),
+            with("ac>b"),
+        ),
+    ]);
+}
+
+#[test]
+fn pods_namespaces_and_policies_change_under_a_policy() {
+    lab::node(|outside| async move {
+        let site = Site::new(outside).await;
+        let node = &site.node;
+        let ips = |name: &str| {
+            let found = site.addresses.iter().find(|(pod, _)| *pod == name);
+            found.unwrap().1.clone()
+        };
+        node.settle().await;
+        let before = node.table();
+        let spec = |label: &str| {
+            json!({"podSelector": on("b"), "ingress": [{"from": [
+                {"namespaceSelector": {"matchLabels": {"team": "two"}}, "podSelector": on(label)}]}]})
+        };
+        node.policy("x", "p", spec("c"));
+        site.expect("c by its label", &["*>acr", "c>b"]).await;
+        node.show("y", "c", json!({"pod": "other"}), "here", &ips("c"));
+        site.expect("c without the label", &["*>acr"]).await;
+        node.show("y", "c", json!({"pod": "c"}), "here", &ips("c"));
+        node.namespace("y", json!({"team": "none"}));
+        site.expect("y without the label", &["*>acr"]).await;
+        node.namespace("y", json!({"team": "two"}));
+        node.policy("x", "p", spec("r"));
+        site.expect("another rule", &["*>acr", "r>b"]).await;
+        node.show("x", "b", json!({"pod": "free"}), "here", &ips("b"));
+        site.expect("b is not selected any more", &["*>*"]).await;
+        node.show("x", "b", json!({"pod": "b"}), "here", &ips("b"));
+        site.expect("b is again", &["*>acr", "r>b"]).await;
+        node.no_policies();
+        node.settle().await;
+        assert_eq!(node.table(), before, "the policy left something behind");
+    });
+}

@@ -1,0 +1,169 @@
+//! The HTTP servers of the proxy: its own health, its metrics, and a port for each health check.
+
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use http::{Request, Response, StatusCode, header};
+use http_body_util::Full;
+use hyper::{
+    body::{Bytes, Incoming},
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use lifecycle::Context;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use crate::{
+    health::{Answer, Health},
+    ruleset::ServiceKey,
+};
+
+const IDLE: Duration = Duration::from_secs(30);
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// What a server shows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Page {
+    /// `/healthz` and `/livez`.
+    Health,
+    /// `/metrics`, `/healthz` and `/proxyMode`.
+    Metrics,
+    /// The check of a Service, at every path.
+    Check(ServiceKey),
+}
+
+/// Listens at an address for as long as the token lasts.
+pub async fn serve(
+    health: Arc<Health>,
+    addresses: Vec<SocketAddr>,
+    page: Page,
+    context: Context,
+    until: CancellationToken,
+) {
+    let listener = loop {
+        match TcpListener::bind(addresses.as_slice()).await {
+            Ok(listener) => break listener,
+            Err(error) => warn!(?addresses, %error, "cannot serve health"),
+        }
+        tokio::select! {
+            () = tokio::time::sleep(AGAIN) => {}
+            () = until.cancelled() => return,
+        }
+    };
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = until.cancelled() => return,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                let connection = connection(health.clone(), page.clone(), stream);
+                context.spawn("health", connection);
+            }
+            Err(error) => {
+                debug!(%error, "cannot accept");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+/// Keeps one server for each port that health checks want.
+pub async fn serve_checks(health: Arc<Health>, context: Context) {
+    let mut wanted = health.ports();
+    let mut running: BTreeMap<u16, (ServiceKey, CancellationToken)> = BTreeMap::new();
+    loop {
+        let ports = wanted.borrow_and_update().clone();
+        running.retain(|port, (key, until)| {
+            let stays = ports.get(port) == Some(key);
+            if !stays {
+                until.cancel();
+            }
+            stays
+        });
+        for (port, key) in ports {
+            running.entry(port).or_insert_with(|| {
+                let until = CancellationToken::new();
+                let page = Page::Check(key.clone());
+                let server = serve(
+                    health.clone(),
+                    everywhere(port),
+                    page,
+                    context.clone(),
+                    until.clone(),
+                );
+                context.spawn("health check", server);
+                (key, until)
+            });
+        }
+        if wanted.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Both families in one socket, or IPv4 where the machine has no IPv6.
+fn everywhere(port: u16) -> Vec<SocketAddr> {
+    vec![
+        SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port),
+        SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port),
+    ]
+}
+
+async fn connection(health: Arc<Health>, page: Page, stream: TcpStream) {
+    let service = service_fn(move |request: Request<Incoming>| {
+        let response = respond(&health, &page, request.uri().path());
+        async move { Ok::<_, Infallible>(response) }
+    });
+    let served = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(IDLE)
+        .max_buf_size(16 * 1024)
+        .serve_connection(TokioIo::new(stream), service);
+    if let Err(error) = served.await {
+        debug!(%error, "connection ended");
+    }
+}
+
+fn respond(health: &Health, page: &Page, path: &str) -> Response<Full<Bytes>> {
+    match (page, path) {
+        (Page::Check(key), _) => json(health.check(key)),
+        (Page::Health, path) => json(health.answer(path)),
+        (Page::Metrics, "/metrics") => text(StatusCode::OK, health.metrics()),
+        (Page::Metrics, "/proxyMode") => text(StatusCode::OK, "nftables".to_owned()),
+        (Page::Metrics, "/healthz") => text(StatusCode::OK, "ok".to_owned()),
+        (Page::Metrics, _) => json(None),
+    }
+}
+
+fn json(answer: Option<Answer>) -> Response<Full<Bytes>> {
+    let Some(answer) = answer else {
+        return text(StatusCode::NOT_FOUND, "404 page not found\n".to_owned());
+    };
+    let mut response = text(answer.code, answer.body.to_string());
+    let headers = response.headers_mut();
+    let json = header::HeaderValue::from_static("application/json");
+    headers.insert(header::CONTENT_TYPE, json);
+    let nosniff = header::HeaderValue::from_static("nosniff");
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, nosniff);
+    if let Some(weight) = answer.weight {
+        let name = header::HeaderName::from_static("x-load-balancing-endpoint-weight");
+        headers.insert(name, weight.into());
+    }
+    response
+}
+
+fn text(code: StatusCode, body: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body.into()));
+    *response.status_mut() = code;
+    let plain = header::HeaderValue::from_static("text/plain; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, plain);
+    response
+}
