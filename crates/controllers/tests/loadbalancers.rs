@@ -96,8 +96,8 @@ async fn services_get_the_addresses_of_nodes_and_a_port_has_one_service() {
 
     // A Service that is none any more has no addresses.
     let patch = json!({"spec": {"type": "ClusterIP", "ports": [{"port": 80, "nodePort": null}]}});
-    let patched = api.patch("b", &PatchParams::default(), &Patch::Merge(&patch));
-    patched.await.unwrap();
+    let (parameters, patch) = (PatchParams::default(), Patch::Merge(&patch));
+    api.patch("b", &parameters, &patch).await.unwrap();
     wait_for(&world, "b", &[]).await;
 }
 

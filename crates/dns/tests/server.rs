@@ -182,7 +182,8 @@ fn other_names_are_asked_from_the_nodes_resolvers() {
         }
         let reply = blocking(|| ask_udp("out.default.svc.cluster.local.")).await;
         assert_eq!(data(&reply), ["example.org.", "203.0.113.5"]);
-        assert_eq!(asked.load(Ordering::SeqCst), 2);
+        // The alias leads to a name that is known from the first question.
+        assert_eq!(asked.load(Ordering::SeqCst), 1);
     });
 }
 

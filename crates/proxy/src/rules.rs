@@ -609,10 +609,10 @@ mod tests {
         view.external_local = true;
         let shown = shown(&view);
         for expected in [
-            "served-external4-2 203.0.113.7 . tcp . 80 : ",
+            "served-external-inside4-2 203.0.113.7 . tcp . 80 : ",
             "served-outside4-1 203.0.113.7 . tcp . 80 : ",
             "outside-endpoints4-0 203.0.113.7 . tcp . 80 : 10.42.0.1 . 8080",
-            "served-nodeport4-2 tcp . 30080 : ",
+            "served-nodeport-inside4-2 tcp . 30080 : ",
             "served-outside-nodeport4-1 tcp . 30080 : ",
             "outside-nodeport-endpoints4-0 tcp . 30080 : 10.42.0.1 . 8080",
         ] {

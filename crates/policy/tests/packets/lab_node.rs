@@ -187,7 +187,12 @@ impl LabNode {
     /// What is in the enforcer's table, without counters and in any order.
     pub fn table(&self) -> String {
         let listing = lab::command(&format!("nft -s list table inet mainstay-{ID}-policy"));
-        let mut blocks: Vec<&str> = listing.trim_end_matches("}\n").split("\n\n").collect();
+        let mut blocks: Vec<&str> = listing
+            .strip_suffix("}\n")
+            .unwrap_or_default()
+            .trim_end()
+            .split("\n\n")
+            .collect();
         blocks.sort_unstable();
         blocks
             .join("\n")

@@ -1,6 +1,11 @@
 //! Who reaches whom under which policies, for IPv4 and IPv6, TCP and UDP.
 
-use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    net::IpAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use network::lab::{self, Namespace};
 use serde_json::{Value, json};
@@ -12,6 +17,8 @@ struct Site {
     node: LabNode,
     addresses: Vec<(&'static str, Vec<IpAddr>)>,
 }
+
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// `a>b:80/tcp`.
 type Reached = BTreeSet<String>;
@@ -39,17 +46,35 @@ impl Site {
         node.show("y", "r", json!({"pod": "r"}), "there", &remote);
         addresses.push(("r", remote));
         node.pods.insert("r".into(), node.outside.clone());
-        Self { node, addresses }
+        let site = Self { node, addresses };
+        site.warm_up().await;
+        site
     }
 
-    /// Asks from everybody to everybody at once.
+    /// The first datagrams on a new IPv6 link can be lost: waits until every path works.
+    async fn warm_up(&self) {
+        let all = self.node.pods.len() * (self.addresses.len() - 1) * PORTS.len() * 4;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let reached = self.ask_everybody().await.len();
+            if reached == all {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{reached} of {all} paths work");
+        }
+    }
+
     async fn reached(&self) -> Reached {
         self.node.settle().await;
+        both_families(&self.ask_everybody().await)
+    }
+
+    /// Asks from everybody to everybody at once; names end with the family.
+    async fn ask_everybody(&self) -> Reached {
         let mut asking = tokio::task::JoinSet::new();
         for (client, namespace) in &self.node.pods {
             for (server, ips) in self.addresses.iter().filter(|(name, _)| name != client) {
                 for (ip, port) in ips.iter().flat_map(|ip| PORTS.map(|port| (*ip, port))) {
-                    // The neighbour's own path to itself passes no policy.
                     let family = if ip.is_ipv4() { 4 } else { 6 };
                     let name = format!("{client}>{server}:{port}");
                     let (tcp, udp) = (namespace.clone(), namespace.clone());
@@ -62,8 +87,7 @@ impl Site {
         }
         let answers = asking.join_all().await;
         let reached = answers.into_iter().filter(|(_, answer)| answer.is_some());
-        let names: Reached = reached.map(|(name, _)| name).collect();
-        both_families(&names)
+        reached.map(|(name, _)| name).collect()
     }
 
     async fn expect(&self, case: &str, expected: &[&str]) {
