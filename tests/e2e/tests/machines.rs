@@ -330,8 +330,8 @@ fn policies_hold_between_nodes(site: &Site, pods: &[Value]) {
             "stranger"
         };
         let policy = format!(
-            "{{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {{name: p}}, \
-             spec: {{podSelector: {{matchLabels: {{role: {role}}}}}, policyTypes: [{direction}], {peers}}}}}"
+            "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {{name: p}}\n\
+             spec: {{podSelector: {{matchLabels: {{role: {role}}}}}, policyTypes: [{direction}], {peers}}}\n"
         );
         let apply = ["apply", "-f", "-"];
         site.cluster.kubectl_stdin(&apply, &policy).success();
