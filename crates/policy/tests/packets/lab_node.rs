@@ -187,16 +187,11 @@ impl LabNode {
     /// What is in the enforcer's table, without counters and in any order.
     pub fn table(&self) -> String {
         let listing = lab::command(&format!("nft -s list table inet mainstay-{ID}-policy"));
-        let mut blocks: Vec<&str> = listing
-            .strip_suffix("}\n")
-            .unwrap_or_default()
-            .trim_end()
-            .split("\n\n")
-            .collect();
+        let (_, inside) = listing.split_once("{\n").unwrap();
+        let inside = inside.trim_end().strip_suffix('}').unwrap().trim_end();
+        let mut blocks: Vec<&str> = inside.split("\n\n").collect();
         blocks.sort_unstable();
-        blocks
-            .join("\n")
-            .replace(&format!("table inet mainstay-{ID}-policy {{\n"), "")
+        blocks.join("\n")
     }
 }
 
