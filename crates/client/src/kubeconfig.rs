@@ -159,7 +159,7 @@ impl Kubeconfig {
             token: self.token(user)?,
             server_name: cluster.tls_server_name.clone(),
             namespace: context.namespace.clone(),
-            renewals: None,
+            ..Options::default()
         };
         let mut tls = self.tls(cluster, user)?;
         tls.alpn_protocols = protocols;
@@ -222,12 +222,17 @@ impl Kubeconfig {
 
     fn authorities(&self, cluster: &Cluster) -> Result<RootCertStore, Error> {
         let mut roots = RootCertStore::empty();
-        if let Some(pem) = self.authority(cluster)? {
-            for certificate in rustls_pemfile::certs(&mut &*pem) {
-                roots
-                    .add(certificate.map_err(tls_error)?)
-                    .map_err(tls_error)?;
+        let Some(pem) = self.authority(cluster)? else {
+            // A bundle may hold certificates that are malformed for us; the others count.
+            for certificate in system_authorities() {
+                let _ = roots.add(certificate);
             }
+            return Ok(roots);
+        };
+        for certificate in rustls_pemfile::certs(&mut &*pem) {
+            roots
+                .add(certificate.map_err(tls_error)?)
+                .map_err(tls_error)?;
         }
         Ok(roots)
     }
@@ -254,6 +259,22 @@ impl Kubeconfig {
             (None, None) => Ok(None),
         }
     }
+}
+
+/// The authorities that this machine trusts: `SSL_CERT_FILE`, else the first bundle that distributions have.
+fn system_authorities() -> Vec<CertificateDer<'static>> {
+    const BUNDLES: &[&str] = &[
+        "/etc/ssl/certs/ca-certificates.crt",
+        "/etc/pki/tls/certs/ca-bundle.crt",
+        "/etc/ssl/ca-bundle.pem",
+        "/etc/ssl/cert.pem",
+    ];
+    let named = std::env::var_os("SSL_CERT_FILE").map(PathBuf::from);
+    let mut places = named.into_iter().chain(BUNDLES.iter().map(PathBuf::from));
+    let Some(pem) = places.find_map(|path| std::fs::read(path).ok()) else {
+        return Vec::new();
+    };
+    rustls_pemfile::certs(&mut &*pem).flatten().collect()
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Error> {

@@ -11,7 +11,7 @@ use std::{
 };
 
 use http::{
-    HeaderValue, Request, Uri,
+    HeaderMap, HeaderValue, Request, Uri,
     header::{AUTHORIZATION, USER_AGENT},
     uri::Authority,
 };
@@ -49,12 +49,20 @@ pub struct Options {
     /// Changes when the identity was renewed: requests from then on take new connections, whose
     /// handshake shows the new certificate. What is under way on older ones goes on.
     pub renewals: Option<watch::Receiver<u64>>,
+    /// Sent with every request, such as whom to impersonate.
+    pub headers: HeaderMap,
+    /// `http://HOST:PORT` of a proxy that connections go through.
+    pub proxy: Option<String>,
+    /// Accept `http://` servers: for a person's tools only, never for a component.
+    pub allow_plaintext: bool,
 }
 
 /// A client of `server` (`https://ADDRESS[:PORT][/PREFIX]`). Must be called inside a Tokio runtime.
 pub fn https(server: &str, tls: ClientConfig, options: Options) -> Result<kube::Client, Error> {
-    let base = Base::parse(server, options.token.as_deref())?;
-    let connector = Connect::new(tls, options.server_name)?;
+    let mut base = Base::parse(server, options.token.as_deref(), options.allow_plaintext)?;
+    base.headers = options.headers;
+    let mut connector = Connect::new(tls, options.server_name)?;
+    connector.proxy = options.proxy.as_deref().map(proxy_address).transpose()?;
     let pool = Pool {
         http: open_pool(connector.clone()),
         connector,
@@ -108,18 +116,22 @@ impl tower::Service<Request<Body>> for Pool {
 /// The part of every request that the caller does not write.
 #[derive(Clone)]
 struct Base {
+    scheme: &'static str,
     authority: Authority,
+    headers: HeaderMap,
     prefix: String,
     authorization: Option<HeaderValue>,
 }
 
 impl Base {
-    fn parse(server: &str, token: Option<&str>) -> Result<Self, Error> {
+    fn parse(server: &str, token: Option<&str>, allow_plaintext: bool) -> Result<Self, Error> {
         let bad = |why: &str| Error::Server(server.to_owned(), why.to_owned());
         let uri: Uri = server.parse().map_err(|error| bad(&format!("{error}")))?;
-        if uri.scheme_str() != Some("https") {
-            return Err(bad("must begin with https://"));
-        }
+        let scheme = match uri.scheme_str() {
+            Some("https") => "https",
+            Some("http") if allow_plaintext => "http",
+            _ => return Err(bad("must begin with https://")),
+        };
         let authority = uri
             .authority()
             .cloned()
@@ -135,7 +147,9 @@ impl Base {
         };
         let prefix = uri.path().trim_end_matches('/').to_owned();
         Ok(Self {
+            scheme,
             authority,
+            headers: HeaderMap::new(),
             prefix,
             authorization,
         })
@@ -147,7 +161,7 @@ impl Base {
             .path_and_query()
             .map_or("/", |path| path.as_str());
         let uri = Uri::builder()
-            .scheme("https")
+            .scheme(self.scheme)
             .authority(self.authority.clone())
             .path_and_query(format!("{}{path}", self.prefix))
             .build();
@@ -156,6 +170,9 @@ impl Base {
         }
         if let Some(value) = &self.authorization {
             request.headers_mut().insert(AUTHORIZATION, value.clone());
+        }
+        for (name, value) in &self.headers {
+            request.headers_mut().append(name, value.clone());
         }
         let agent = || HeaderValue::from_static(AGENT);
         request
@@ -171,6 +188,8 @@ impl Base {
 struct Connect {
     tls: TlsConnector,
     server_name: Option<ServerName<'static>>,
+    /// Host and port of a proxy.
+    proxy: Option<(String, u16)>,
 }
 
 impl Connect {
@@ -183,6 +202,7 @@ impl Connect {
         Ok(Self {
             tls: TlsConnector::from(Arc::new(tls)),
             server_name,
+            proxy: None,
         })
     }
 
@@ -192,11 +212,22 @@ impl Connect {
             .trim_start_matches('[')
             .trim_end_matches(']')
             .to_owned();
-        let address = SocketAddr::new(resolve(&host).await?, uri.port_u16().unwrap_or(443));
-        let tcp = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(address))
+        let is_plaintext = uri.scheme_str() == Some("http");
+        let port = uri
+            .port_u16()
+            .unwrap_or(if is_plaintext { 80 } else { 443 });
+        let (near, near_port) = self.proxy.clone().unwrap_or_else(|| (host.clone(), port));
+        let address = SocketAddr::new(resolve(&near).await?, near_port);
+        let mut tcp = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(address))
             .await
             .map_err(|_| format!("no connection to {address} within {CONNECT_TIMEOUT:?}"))??;
         tcp.set_nodelay(true)?;
+        if self.proxy.is_some() {
+            tunnel(&mut tcp, &host, port).await?;
+        }
+        if is_plaintext {
+            return Ok(Stream::Plain(TokioIo::new(tcp)));
+        }
         let name = match self.server_name {
             Some(name) => name,
             None => ServerName::try_from(host)?,
@@ -204,7 +235,45 @@ impl Connect {
         let tls = tokio::time::timeout(CONNECT_TIMEOUT, self.tls.connect(name, tcp))
             .await
             .map_err(|_| format!("no TLS handshake with {address} within {CONNECT_TIMEOUT:?}"))??;
-        Ok(Stream(TokioIo::new(tls)))
+        Ok(Stream::Tls(Box::new(TokioIo::new(tls))))
+    }
+}
+
+/// Host and port of `http://HOST[:PORT]`.
+fn proxy_address(proxy: &str) -> Result<(String, u16), Error> {
+    let bad = |why: &str| Error::Server(proxy.to_owned(), why.to_owned());
+    let uri: Uri = proxy.parse().map_err(|error| bad(&format!("{error}")))?;
+    if uri.scheme_str() != Some("http") {
+        return Err(bad("only http:// proxies are supported"));
+    }
+    let host = uri.host().ok_or_else(|| bad("names no host"))?;
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    Ok((host.to_owned(), uri.port_u16().unwrap_or(80)))
+}
+
+/// Asks the proxy at the other end for a connection to the server.
+async fn tunnel(tcp: &mut TcpStream, host: &str, port: u16) -> Result<(), BoxError> {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    const MAX_ANSWER: usize = 16 << 10;
+    let host = if host.contains(':') {
+        format!("[{host}]")
+    } else {
+        host.to_owned()
+    };
+    let request = format!("CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n");
+    tcp.write_all(request.as_bytes()).await?;
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"\r\n\r\n") {
+        if answer.len() > MAX_ANSWER {
+            return Err("the proxy's answer is too long".into());
+        }
+        answer.push(tcp.read_u8().await?);
+    }
+    let line = String::from_utf8_lossy(&answer);
+    let line = line.lines().next().unwrap_or_default();
+    match line.split(' ').nth(1) {
+        Some("200") => Ok(()),
+        _ => Err(format!("the proxy refused: {line}").into()),
     }
 }
 
@@ -237,13 +306,18 @@ async fn resolve(host: &str) -> Result<IpAddr, BoxError> {
     }
 }
 
-/// A TLS stream that tells hyper which protocol was agreed.
-struct Stream(TokioIo<TlsStream<TcpStream>>);
+/// A connection that tells hyper which protocol was agreed.
+enum Stream {
+    Tls(Box<TokioIo<TlsStream<TcpStream>>>),
+    Plain(TokioIo<TcpStream>),
+}
 
 impl Connection for Stream {
     fn connected(&self) -> Connected {
-        match self.0.inner().get_ref().1.alpn_protocol() {
-            Some(b"h2") => Connected::new().negotiated_h2(),
+        match self {
+            Self::Tls(tls) if tls.inner().get_ref().1.alpn_protocol() == Some(b"h2") => {
+                Connected::new().negotiated_h2()
+            }
             _ => Connected::new(),
         }
     }
@@ -251,47 +325,59 @@ impl Connection for Stream {
 
 impl Read for Stream {
     fn poll_read(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: ReadBufCursor<'_>,
     ) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.0).poll_read(context, buffer)
+        match self.get_mut() {
+            Self::Tls(stream) => Pin::new(stream.as_mut()).poll_read(context, buffer),
+            Self::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
+        }
     }
 }
 
 impl Write for Stream {
     fn poll_write(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(context, bytes)
+        match self.get_mut() {
+            Self::Tls(stream) => Pin::new(stream.as_mut()).poll_write(context, bytes),
+            Self::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
+        }
     }
 
-    fn poll_flush(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(context)
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        match self.get_mut() {
+            Self::Tls(stream) => Pin::new(stream.as_mut()).poll_flush(context),
+            Self::Plain(stream) => Pin::new(stream).poll_flush(context),
+        }
     }
 
-    fn poll_shutdown(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(context)
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        match self.get_mut() {
+            Self::Tls(stream) => Pin::new(stream.as_mut()).poll_shutdown(context),
+            Self::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+        }
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.0.is_write_vectored()
+        match self {
+            Self::Tls(stream) => stream.is_write_vectored(),
+            Self::Plain(stream) => stream.is_write_vectored(),
+        }
     }
 
     fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[std::io::IoSlice<'_>],
     ) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write_vectored(context, bytes)
+        match self.get_mut() {
+            Self::Tls(stream) => Pin::new(stream.as_mut()).poll_write_vectored(context, bytes),
+            Self::Plain(stream) => Pin::new(stream).poll_write_vectored(context, bytes),
+        }
     }
 }
 
@@ -301,7 +387,7 @@ mod tests {
 
     #[test]
     fn requests_get_the_servers_address_its_path_prefix_and_the_token() {
-        let base = Base::parse("https://[::1]:6443/clusters/a/", Some("secret\n")).unwrap();
+        let base = Base::parse("https://[::1]:6443/clusters/a/", Some("secret\n"), false).unwrap();
         let request = Request::get("/api/v1/pods?limit=1")
             .body(Body::empty())
             .unwrap();
@@ -314,8 +400,9 @@ mod tests {
     }
 
     #[test]
-    fn only_https_addresses_are_accepted() {
-        assert!(Base::parse("http://127.0.0.1:8080", None).is_err());
-        assert!(Base::parse("127.0.0.1", None).is_err());
+    fn only_https_addresses_are_accepted_unless_plaintext_is_allowed() {
+        assert!(Base::parse("http://127.0.0.1:8080", None, true).is_ok());
+        assert!(Base::parse("http://127.0.0.1:8080", None, false).is_err());
+        assert!(Base::parse("127.0.0.1", None, true).is_err());
     }
 }
