@@ -1,5 +1,12 @@
 //! Requests to the API server: JSON in, JSON out, a `Status` becomes an error.
 
+use std::{
+    collections::HashSet,
+    io::IsTerminal,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
 use anyhow::{Context, Result, anyhow};
 use bytes::Bytes;
 use client::kube::{self, client::Body};
@@ -7,22 +14,48 @@ use futures::{Stream, StreamExt, TryStreamExt};
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::BodyExt;
 use machinery::Status;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::error::ServerError;
+use crate::{
+    discovery::encode,
+    error::{ServerError, Unreachable},
+    json::{list, str_of},
+};
 
 /// What a list is asked for as, so that the server makes the table.
-pub const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json";
+pub const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
+const JSON: &str = "application/json";
 
 /// What kubectl calls itself: writes for which a command names no field manager are known by its first word.
-const AGENT: &str = concat!("kubectl/v1.36.4 mainstay/", env!("CARGO_PKG_VERSION"));
+const AGENT: &str = concat!(
+    "kubectl/v1.36.4 (linux/",
+    "amd64) mainstay/",
+    env!("CARGO_PKG_VERSION")
+);
+
+/// Query parameters.
+pub type Query = Vec<(&'static str, String)>;
+
+/// Settings of a connection.
+#[derive(Debug, Clone, Default)]
+pub struct ApiOptions {
+    /// Who is noted in `managedFields` for what is written; empty is kubectl itself.
+    pub field_manager: String,
+    /// `kubectl get`, which the server may log.
+    pub command: String,
+    pub server: String,
+    /// From 6 on requests are logged, from 8 on their bodies.
+    pub verbosity: u8,
+    pub timeout: Option<Duration>,
+}
 
 /// A connection to one API server.
 #[derive(Clone)]
 pub struct Api {
     client: kube::Client,
-    /// Who is noted in `managedFields` for what is written.
-    field_manager: &'static str,
+    options: Arc<ApiOptions>,
+    /// Warnings of the server that were printed.
+    warnings: Arc<Mutex<HashSet<String>>>,
 }
 
 /// How a patch is written.
@@ -46,29 +79,57 @@ impl PatchType {
     }
 }
 
+/// A path with parameters behind it.
+pub fn with_query(path: &str, query: &[(&str, String)]) -> String {
+    let mut out = path.to_owned();
+    for (name, value) in query {
+        out.push(if out.contains('?') { '&' } else { '?' });
+        out.push_str(&format!("{name}={}", encode(value)));
+    }
+    out
+}
+
 impl Api {
     /// Over any client.
-    pub fn new(client: kube::Client, field_manager: &'static str) -> Self {
+    pub fn new(client: kube::Client, options: ApiOptions) -> Self {
         Self {
             client,
-            field_manager,
+            options: Arc::new(options),
+            warnings: Arc::default(),
         }
+    }
+
+    /// The same connection with another field manager.
+    pub fn managed_by(&self, manager: &str) -> Self {
+        let mut api = self.clone();
+        api.options = Arc::new(ApiOptions {
+            field_manager: manager.to_owned(),
+            ..(*self.options).clone()
+        });
+        api
+    }
+
+    /// How many different warnings the server has sent.
+    pub fn warnings(&self) -> usize {
+        self.seen().len()
+    }
+
+    fn seen(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.warnings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The path of a write, with the field manager unless it names one.
-    fn managed(&self, path: &str) -> String {
-        let manager = self.field_manager;
-        match path.split_once('?') {
-            _ if manager.is_empty() => path.to_owned(),
-            Some((_, query)) if query.contains("fieldManager=") => path.to_owned(),
-            Some(_) => format!("{path}&fieldManager={manager}"),
-            None => format!("{path}?fieldManager={manager}"),
+    fn write_path(&self, path: &str, query: &[(&'static str, String)]) -> String {
+        let mut query = query.to_vec();
+        let manager = &self.options.field_manager;
+        if !manager.is_empty() && !query.iter().any(|(name, _)| *name == "fieldManager") {
+            query.push(("fieldManager", manager.clone()));
         }
+        with_query(path, &query)
     }
 
     pub async fn get(&self, path: &str) -> Result<Value> {
-        self.json(Method::GET, path, "application/json", "", Vec::new())
-            .await
+        self.json(Method::GET, path, JSON, "", Vec::new()).await
     }
 
     /// GET with an `Accept` header of one's own.
@@ -76,53 +137,121 @@ impl Api {
         self.json(Method::GET, path, accept, "", Vec::new()).await
     }
 
-    pub async fn create(&self, path: &str, object: &Value) -> Result<Value> {
+    /// GET, where an object that does not exist is none.
+    pub async fn find(&self, path: &str) -> Result<Option<Value>> {
+        match self.get(path).await {
+            Ok(object) => Ok(Some(object)),
+            Err(error) if crate::error::is_not_found(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// A whole list, asked for in chunks; items and rows of all answers are in the one that is given.
+    pub async fn list(&self, path: &str, accept: &str, chunk: usize) -> Result<Value> {
+        let mut answer: Option<Value> = None;
+        let mut token = String::new();
+        loop {
+            let mut query: Query = Vec::new();
+            if chunk > 0 {
+                query.push(("limit", chunk.to_string()));
+            }
+            if !token.is_empty() {
+                query.push(("continue", token));
+            }
+            let mut page = self.get_as(&with_query(path, &query), accept).await?;
+            token = str_of(&page["metadata"]["continue"]).to_owned();
+            match &mut answer {
+                None => answer = Some(page),
+                Some(all) => {
+                    for field in ["items", "rows"] {
+                        let more = page[field].take();
+                        if let (Some(all), Value::Array(more)) =
+                            (all.get_mut(field).and_then(Value::as_array_mut), more)
+                        {
+                            all.extend(more);
+                        }
+                    }
+                }
+            }
+            if token.is_empty() {
+                let mut answer = answer.unwrap_or_default();
+                if let Some(metadata) = answer
+                    .pointer_mut("/metadata")
+                    .and_then(Value::as_object_mut)
+                {
+                    metadata.remove("continue");
+                    metadata.remove("remainingItemCount");
+                }
+                return Ok(answer);
+            }
+        }
+    }
+
+    /// The items of a list.
+    pub async fn items(&self, path: &str) -> Result<Vec<Value>> {
+        Ok(list(&self.list(path, JSON, 500).await?["items"])
+            .cloned()
+            .collect())
+    }
+
+    pub async fn create(
+        &self,
+        path: &str,
+        object: &Value,
+        query: &[(&'static str, String)],
+    ) -> Result<Value> {
         let body = serde_json::to_vec(object)?;
         self.json(
             Method::POST,
-            &self.managed(path),
-            "application/json",
-            "application/json",
+            &self.write_path(path, query),
+            JSON,
+            JSON,
             body,
         )
         .await
     }
 
-    pub async fn replace(&self, path: &str, object: &Value) -> Result<Value> {
-        let (body, media) = (serde_json::to_vec(object)?, "application/json");
-        let path = self.managed(path);
-        self.json(Method::PUT, &path, media, media, body).await
+    pub async fn replace(
+        &self,
+        path: &str,
+        object: &Value,
+        query: &[(&'static str, String)],
+    ) -> Result<Value> {
+        let body = serde_json::to_vec(object)?;
+        self.json(Method::PUT, &self.write_path(path, query), JSON, JSON, body)
+            .await
     }
 
-    pub async fn patch(&self, path: &str, kind: PatchType, patch: &Value) -> Result<Value> {
+    pub async fn patch(
+        &self,
+        path: &str,
+        kind: PatchType,
+        patch: &Value,
+        query: &[(&'static str, String)],
+    ) -> Result<Value> {
         let body = serde_json::to_vec(patch)?;
-        self.json(
-            Method::PATCH,
-            &self.managed(path),
-            "application/json",
-            kind.media_type(),
-            body,
-        )
-        .await
+        let path = self.write_path(path, query);
+        self.json(Method::PATCH, &path, JSON, kind.media_type(), body)
+            .await
     }
 
     pub async fn delete(&self, path: &str, options: &Value) -> Result<Value> {
-        let body = serde_json::to_vec(options)?;
-        self.json(
-            Method::DELETE,
-            path,
-            "application/json",
-            "application/json",
-            body,
-        )
-        .await
+        let mut options = options.clone();
+        options["kind"] = json!("DeleteOptions");
+        options["apiVersion"] = json!("v1");
+        let body = serde_json::to_vec(&options)?;
+        self.json(Method::DELETE, path, JSON, JSON, body).await
     }
 
-    /// The body as text, for logs and raw paths.
-    pub async fn text(&self, path: &str) -> Result<String> {
-        let bytes = self.send(Method::GET, path, "*/*", "", Vec::new()).await?;
-        let bytes = bytes.into_body().collect().await.map_err(lost)?.to_bytes();
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    /// Any request with any body, and the answer's bytes: for `--raw`.
+    pub async fn raw(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Bytes> {
+        let response = self.send(method, path, "*/*", JSON, body).await?;
+        Ok(response
+            .into_body()
+            .collect()
+            .await
+            .map_err(lost)?
+            .to_bytes())
     }
 
     /// The body as it comes.
@@ -160,6 +289,7 @@ impl Api {
             .await
             .map_err(lost)?
             .to_bytes();
+        self.log_body("Response Body", &bytes);
         serde_json::from_slice(&bytes).context("the server's answer is not JSON")
     }
 
@@ -171,21 +301,34 @@ impl Api {
         content: &str,
         body: Vec<u8>,
     ) -> Result<Response<Body>> {
+        let mut path = path.to_owned();
+        if let Some(timeout) = self.options.timeout {
+            path = with_query(&path, &[("timeout", format!("{}s", timeout.as_secs_f64()))]);
+        }
         let mut request = Request::builder()
-            .method(method)
-            .uri(path)
+            .method(method.clone())
+            .uri(&path)
             .header(header::USER_AGENT, AGENT)
+            .header("Kubectl-Command", &self.options.command)
             .header(header::ACCEPT, accept);
         if !content.is_empty() {
             request = request.header(header::CONTENT_TYPE, content);
         }
-        let response = self
-            .client
-            .send(request.body(Body::from(body))?)
-            .await
-            .map_err(unreachable)?;
+        self.log_body("Request Body", &body);
+        let started = Instant::now();
+        let sending = self.client.send(request.body(Body::from(body))?);
+        let response = match self.options.timeout {
+            Some(timeout) => tokio::time::timeout(timeout, sending).await.map_err(|_| {
+                anyhow!(Unreachable(format!(
+                    "Unable to connect to the server: net/http: request canceled (Client.Timeout exceeded while awaiting headers) after {timeout:?}"
+                )))
+            })?,
+            None => sending.await,
+        };
+        let response = response.map_err(|error| unreachable(error, &self.options.server))?;
+        self.log_response(&method, &path, response.status(), started.elapsed());
         for warning in response.headers().get_all(header::WARNING) {
-            warn(warning);
+            self.warn(warning);
         }
         if response.status().is_success() {
             return Ok(response);
@@ -197,38 +340,128 @@ impl Api {
             .await
             .map_err(lost)?
             .to_bytes();
+        self.log_body("Response Body", &bytes);
         Err(ServerError(status(code, &bytes)).into())
     }
+
+    fn log_response(&self, method: &Method, path: &str, status: StatusCode, took: Duration) {
+        if self.options.verbosity >= 6 {
+            eprintln!(
+                "{}] \"Response\" verb=\"{method}\" url=\"{}{path}\" status=\"{status}\" milliseconds={}",
+                log_header(),
+                self.options.server.trim_end_matches('/'),
+                took.as_millis()
+            );
+        }
+    }
+
+    fn log_body(&self, what: &str, body: &[u8]) {
+        if self.options.verbosity < 8 || body.is_empty() {
+            return;
+        }
+        let text = String::from_utf8_lossy(body);
+        let most = if self.options.verbosity >= 9 {
+            usize::MAX
+        } else {
+            1024
+        };
+        let shown: String = text.chars().take(most).collect();
+        let rest = text.chars().count().saturating_sub(most);
+        let rest = if rest > 0 {
+            format!(" [truncated {rest} chars]")
+        } else {
+            String::new()
+        };
+        eprintln!(
+            "{}] \"{what}\" body={}{rest}",
+            log_header(),
+            machinery::text::quote(&shown)
+        );
+    }
+
+    fn warn(&self, header: &http::HeaderValue) {
+        let text = String::from_utf8_lossy(header.as_bytes()).into_owned();
+        let message = text
+            .splitn(3, ' ')
+            .nth(2)
+            .unwrap_or(&text)
+            .trim()
+            .to_owned();
+        let message = quoted_text(&message);
+        if self.seen().insert(message.clone()) {
+            let color = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+            match color {
+                true => eprintln!("\x1b[33;1mWarning:\x1b[0m {message}"),
+                false => eprintln!("Warning: {message}"),
+            }
+        }
+    }
+}
+
+/// The text of a quoted string, at whose end a date may stand.
+fn quoted_text(text: &str) -> String {
+    let Some(inner) = text.strip_prefix('"') else {
+        return text.to_owned();
+    };
+    let mut out = String::new();
+    let mut chars = inner.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            '"' => break,
+            '\\' => out.extend(chars.next()),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+fn log_header() -> String {
+    let now = jiff::Zoned::now();
+    format!(
+        "I{} {:>7} request",
+        now.strftime("%m%d %H:%M:%S.%6f"),
+        std::process::id()
+    )
 }
 
 /// A `Status` of an answer that is not a success, also when its body is none.
 pub fn status(code: StatusCode, bytes: &[u8]) -> Status {
-    serde_json::from_slice(bytes).unwrap_or_else(|_| {
-        let reason = code.canonical_reason().unwrap_or_default().replace(' ', "");
-        Status::failure(
-            code.as_u16(),
-            &reason,
-            String::from_utf8_lossy(bytes).trim(),
-        )
-    })
+    let parsed: Option<Status> = serde_json::from_slice(bytes).ok();
+    parsed
+        .filter(|status| status.code > 0 || !status.reason.is_empty())
+        .unwrap_or_else(|| {
+            let reason = code.canonical_reason().unwrap_or_default().replace(' ', "");
+            let text = String::from_utf8_lossy(bytes);
+            match text.trim() {
+                "" => Status::failure(
+                    code.as_u16(),
+                    &reason,
+                    "the server could not be asked for this",
+                ),
+                text => Status::failure(code.as_u16(), &reason, text),
+            }
+        })
 }
 
-fn warn(header: &http::HeaderValue) {
-    let text = header.to_str().unwrap_or_default();
-    let message = text.splitn(3, ' ').nth(2).unwrap_or(text).trim_matches('"');
-    eprintln!("Warning: {}", message.replace("\\\"", "\""));
-}
-
-pub fn unreachable(error: kube::Error) -> anyhow::Error {
+/// Why no answer came.
+pub fn unreachable(error: kube::Error, server: &str) -> anyhow::Error {
     let mut text = error.to_string();
-    let mut source = std::error::Error::source(&error);
+    let mut is_refused = false;
+    let mut source: Option<&dyn std::error::Error> = std::error::Error::source(&error);
     while let Some(cause) = source {
         text = cause.to_string();
+        if let Some(io) = cause.downcast_ref::<std::io::Error>() {
+            is_refused |= io.kind() == std::io::ErrorKind::ConnectionRefused;
+        }
         source = cause.source();
     }
-    anyhow!(
-        "cannot reach the API server: {text}\nIs the cluster running? `mainstay up` starts one."
-    )
+    let host = server.split_once("://").map_or(server, |(_, rest)| rest);
+    let host = host.split('/').next().unwrap_or(host);
+    Unreachable(match is_refused {
+        true => format!("The connection to the server {host} was refused - did you specify the right host or port?"),
+        false => format!("Unable to connect to the server: {text}"),
+    })
+    .into()
 }
 
 fn lost(error: impl std::fmt::Display) -> anyhow::Error {
@@ -236,7 +469,7 @@ fn lost(error: impl std::fmt::Display) -> anyhow::Error {
 }
 
 /// Cuts a stream of bytes into lines.
-fn lines(bytes: impl Stream<Item = Result<Bytes>>) -> impl Stream<Item = Result<Vec<u8>>> {
+pub fn lines(bytes: impl Stream<Item = Result<Bytes>>) -> impl Stream<Item = Result<Vec<u8>>> {
     let bytes = Box::pin(bytes);
     futures::stream::try_unfold((bytes, Vec::new()), |(mut bytes, mut buffer)| async move {
         loop {
@@ -246,8 +479,32 @@ fn lines(bytes: impl Stream<Item = Result<Bytes>>) -> impl Stream<Item = Result<
             }
             match bytes.next().await {
                 Some(chunk) => buffer.extend_from_slice(&chunk?),
-                None => return Ok(None),
+                None if buffer.is_empty() => return Ok(None),
+                None => return Ok(Some((buffer, (bytes, Vec::new())))),
             }
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_are_added_behind_paths() {
+        let query = [
+            ("dryRun", "All".to_owned()),
+            ("labelSelector", "a=b".to_owned()),
+        ];
+        assert_eq!(
+            with_query("/x", &query),
+            "/x?dryRun=All&labelSelector=a%3Db"
+        );
+        assert_eq!(with_query("/x?y=z", &query[..1]), "/x?y=z&dryRun=All");
+    }
+
+    #[test]
+    fn warnings_are_unquoted() {
+        assert_eq!(quoted_text(r#""say \"no\"" "Mon, 01 Jan""#), r#"say "no""#);
+    }
 }

@@ -1,7 +1,8 @@
-//! The flags. Each command's own flags stand beside it; here is what they share.
+//! The flags that every command has, and those that many share.
 
 use std::path::PathBuf;
 
+use anyhow::{Result, bail};
 use clap::{Args, Parser};
 
 use crate::commands::Command;
@@ -10,9 +11,8 @@ use crate::commands::Command;
 #[derive(Debug, Parser)]
 #[command(
     name = "kubectl",
-    about = "Controls the cluster, as the kubectl that you know",
+    about = "kubectl controls the Kubernetes cluster manager",
     disable_version_flag = true,
-    arg_required_else_help = true,
     max_term_width = 100
 )]
 pub struct Cli {
@@ -22,79 +22,220 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// Flags of every command.
+/// Flags of every command; `kubectl options` lists them.
 #[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Global options")]
 pub struct Global {
-    /// The kubeconfig to use
-    #[arg(long, global = true, value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
-    /// The context of the kubeconfig to use
-    #[arg(long, global = true, value_name = "NAME")]
+    /// Username to impersonate for the operation
+    #[arg(long = "as", global = true, hide = true, value_name = "USER")]
+    pub as_user: Option<String>,
+    /// Group to impersonate for the operation; may be repeated
+    #[arg(long, global = true, hide = true, value_name = "GROUP")]
+    pub as_group: Vec<String>,
+    /// UID to impersonate for the operation
+    #[arg(long, global = true, hide = true, value_name = "UID")]
+    pub as_uid: Option<String>,
+    /// Extra KEY=VALUE to impersonate for the operation; may be repeated
+    #[arg(long, global = true, hide = true, value_name = "KEY=VALUE")]
+    pub as_user_extra: Vec<String>,
+    /// Default cache directory
+    #[arg(long, global = true, hide = true, value_name = "DIR")]
+    pub cache_dir: Option<PathBuf>,
+    /// Path to a certificate file of the certificate authority
+    #[arg(long, global = true, hide = true, value_name = "FILE")]
+    pub certificate_authority: Option<String>,
+    /// Path to a client certificate file for TLS
+    #[arg(long, global = true, hide = true, value_name = "FILE")]
+    pub client_certificate: Option<String>,
+    /// Path to a client key file for TLS
+    #[arg(long, global = true, hide = true, value_name = "FILE")]
+    pub client_key: Option<String>,
+    /// The name of the kubeconfig cluster to use
+    #[arg(long, global = true, hide = true, value_name = "NAME")]
+    pub cluster: Option<String>,
+    /// The name of the kubeconfig context to use
+    #[arg(long, global = true, hide = true, value_name = "NAME")]
     pub context: Option<String>,
-    /// The namespace to work in
-    #[arg(short, long, global = true, value_name = "NAME")]
+    /// Opt out of response compression for all requests
+    // Answers are never asked for in compressed form.
+    #[allow(dead_code)]
+    #[arg(long, global = true, hide = true)]
+    pub disable_compression: bool,
+    /// Do not check the server's certificate
+    #[arg(long, global = true, hide = true)]
+    pub insecure_skip_tls_verify: bool,
+    /// Path to the kubeconfig file to use for CLI requests
+    #[arg(long, global = true, hide = true, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Path to the kuberc file with preferences; "off" ignores it
+    #[arg(long, global = true, hide = true, value_name = "FILE")]
+    pub kuberc: Option<String>,
+    /// Require server version to match client version
+    #[arg(long, global = true, hide = true)]
+    pub match_server_version: bool,
+    /// The namespace scope for this CLI request
+    #[arg(short, long, global = true, hide = true, value_name = "NAME")]
     pub namespace: Option<String>,
-    /// How much to say about the requests made
-    #[arg(short, long, global = true, value_name = "LEVEL", hide = true)]
-    pub v: Option<u8>,
+    /// Password for basic authentication to the API server
+    #[arg(long, global = true, hide = true, value_name = "PASSWORD")]
+    pub password: Option<String>,
+    /// How long to wait before giving up on a single request, such as 1s, 2m or 3h; 0 is no limit
+    #[arg(
+        long,
+        global = true,
+        hide = true,
+        value_name = "DURATION",
+        default_value = "0"
+    )]
+    pub request_timeout: String,
+    /// The address and port of the Kubernetes API server
+    #[arg(short, long, global = true, hide = true, value_name = "URL")]
+    pub server: Option<String>,
+    /// Server name to use for server certificate validation
+    #[arg(long, global = true, hide = true, value_name = "NAME")]
+    pub tls_server_name: Option<String>,
+    /// Bearer token for authentication to the API server
+    #[arg(long, global = true, hide = true, value_name = "TOKEN")]
+    pub token: Option<String>,
+    /// The name of the kubeconfig user to use
+    #[arg(long, global = true, hide = true, value_name = "NAME")]
+    pub user: Option<String>,
+    /// Username for basic authentication to the API server
+    #[arg(long, global = true, hide = true, value_name = "NAME")]
+    pub username: Option<String>,
+    /// Number for the log level verbosity
+    #[arg(
+        short,
+        long,
+        global = true,
+        hide = true,
+        value_name = "LEVEL",
+        default_value_t = 0
+    )]
+    pub v: u8,
+    /// Treat warnings received from the server as errors and exit with a non-zero exit code
+    #[arg(long, global = true, hide = true)]
+    pub warnings_as_errors: bool,
+}
+
+/// Objects in files.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Files {
+    /// Filename, directory, or URL to files with resources; - is standard input
+    #[arg(short, long, value_name = "FILE", value_delimiter = ',')]
+    pub filename: Vec<String>,
+    /// Process a kustomization directory
+    #[arg(short, long, value_name = "DIR")]
+    pub kustomize: Option<PathBuf>,
+    /// Process the directory used in -f recursively
+    #[arg(short = 'R', long)]
+    pub recursive: bool,
+}
+
+impl Files {
+    /// Whether any are named.
+    pub fn is_empty(&self) -> bool {
+        self.filename.is_empty() && self.kustomize.is_none()
+    }
 }
 
 /// Which objects.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Selection {
-    /// Files or directories with manifests; - is standard input
-    #[arg(short, long, value_name = "FILE")]
-    pub filename: Vec<String>,
-    /// Look into directories below the given one too
-    #[arg(short = 'R', long)]
-    pub recursive: bool,
-    /// Only objects whose labels match, such as app=web
+    #[command(flatten)]
+    pub files: Files,
+    /// Selector (label query) to filter on, such as app=web,tier!=cache
     #[arg(short = 'l', long, value_name = "QUERY")]
     pub selector: Option<String>,
-    /// Only objects whose fields match, such as status.phase=Running
+    /// Selector (field query) to filter on, such as status.phase=Running
     #[arg(long, value_name = "QUERY")]
     pub field_selector: Option<String>,
-    /// Across all namespaces
+    /// List the objects across all namespaces
     #[arg(short = 'A', long)]
     pub all_namespaces: bool,
-}
-
-/// How to print.
-#[derive(Debug, Clone, Default, Args)]
-pub struct Output {
-    /// json, yaml, name, wide, jsonpath=…, custom-columns=…
-    #[arg(short, long, value_name = "FORMAT")]
-    pub output: Option<String>,
 }
 
 /// Whether to do it or only to say so.
 #[derive(Debug, Clone, Default, Args)]
 pub struct DryRun {
-    /// none, client (print only), server (ask the server to check)
-    #[arg(long, value_name = "MODE", default_value = "none", num_args = 0..=1, default_missing_value = "client")]
-    pub dry_run: String,
+    /// none, server (send the request without keeping its result) or client (only print the object)
+    #[arg(long, value_name = "MODE", default_value = "none", num_args = 0..=1, require_equals = true, default_missing_value = "unchanged")]
+    dry_run: String,
+}
+
+/// A mode of `--dry-run`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DryRunMode {
+    None,
+    Client,
+    Server,
 }
 
 impl DryRun {
-    pub fn is_client(&self) -> bool {
-        self.dry_run == "client"
+    /// Reads the flag.
+    pub fn mode(&self) -> Result<DryRunMode> {
+        Ok(match self.dry_run.as_str() {
+            "none" | "" => DryRunMode::None,
+            "client" => DryRunMode::Client,
+            "server" => DryRunMode::Server,
+            "unchanged" => {
+                eprintln!("W --dry-run is deprecated and can be replaced with --dry-run=client.");
+                DryRunMode::Client
+            }
+            other => bail!(
+                "Invalid dry-run value ({other}). Must be \"none\", \"server\", or \"client\"."
+            ),
+        })
     }
+}
 
-    /// What to add to a path's query.
-    pub fn query(&self) -> &'static str {
-        if self.dry_run == "server" {
-            "?dryRun=All"
-        } else {
-            ""
-        }
+impl DryRunMode {
+    pub fn is_client(self) -> bool {
+        self == Self::Client
     }
 
     /// What to say after the deed.
-    pub fn suffix(&self) -> &'static str {
-        match self.dry_run.as_str() {
-            "client" => " (dry run)",
-            "server" => " (server dry run)",
-            _ => "",
+    pub fn suffix(self) -> &'static str {
+        match self {
+            Self::None => "",
+            Self::Client => " (dry run)",
+            Self::Server => " (server dry run)",
+        }
+    }
+
+    /// The query parameter that asks the server for it.
+    pub fn parameter(self) -> Option<(&'static str, String)> {
+        (self == Self::Server).then(|| ("dryRun", "All".to_owned()))
+    }
+}
+
+/// How strictly the server checks fields.
+#[derive(Debug, Clone, Args)]
+pub struct Validate {
+    /// strict (or true) refuses unknown fields, warn warns about them, ignore (or false) drops them
+    #[arg(long, value_name = "MODE", default_value = "strict", num_args = 0..=1, require_equals = true, default_missing_value = "strict")]
+    validate: String,
+}
+
+impl Validate {
+    /// The query parameter.
+    pub fn parameter(&self) -> Result<(&'static str, String)> {
+        let mode = match self.validate.as_str() {
+            "strict" | "true" => "Strict",
+            "warn" => "Warn",
+            "ignore" | "false" => "Ignore",
+            other => bail!(
+                "invalid - validate option \"{other}\"; must be one of: strict (or true), warn, ignore (or false)"
+            ),
+        };
+        Ok(("fieldValidation", mode.to_owned()))
+    }
+}
+
+impl Default for Validate {
+    fn default() -> Self {
+        Self {
+            validate: "strict".to_owned(),
         }
     }
 }

@@ -1,6 +1,12 @@
 //! What the server serves, and which resource a word such as `po`, `deploy` or
 //! `deployments.v1.apps` means.
 
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
 use anyhow::{Result, bail};
 use serde_json::Value;
 
@@ -90,73 +96,172 @@ pub fn encode(text: &str) -> String {
     text.bytes().fold(String::new(), push)
 }
 
-/// All resources, in the server's order of preference.
-#[derive(Debug, Clone, Default)]
+/// How long discovery on disk counts.
+const TTL: Duration = Duration::from_secs(6 * 3600);
+
+/// All resources, in the server's order of preference. They are read from disk while that is fresh, and asked for
+/// again when something is not found there.
 pub struct Discovery {
-    pub resources: Vec<Resource>,
+    api: Api,
+    /// Where the last answer is kept.
+    directory: Option<PathBuf>,
+    /// What is known, and whether it came from the server.
+    known: Mutex<Option<(Arc<Vec<Resource>>, bool)>>,
 }
 
 impl Discovery {
+    /// Asks nothing yet.
+    pub fn new(api: Api, directory: Option<PathBuf>) -> Self {
+        Self {
+            api,
+            directory,
+            known: Mutex::default(),
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Option<(Arc<Vec<Resource>>, bool)>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Every resource that the server serves.
+    pub async fn resources(&self) -> Result<Arc<Vec<Resource>>> {
+        if let Some((known, _)) = &*self.known() {
+            return Ok(known.clone());
+        }
+        if let Some(resources) = self.cached() {
+            let resources = Arc::new(resources);
+            *self.known() = Some((resources.clone(), false));
+            return Ok(resources);
+        }
+        self.refresh().await
+    }
+
     /// Asks the server: two requests.
-    pub async fn load(api: &Api) -> Result<Self> {
-        let mut resources = Vec::new();
+    pub async fn refresh(&self) -> Result<Arc<Vec<Resource>>> {
+        let mut documents = Vec::new();
         for path in ["/api", "/apis"] {
-            let document = api.get_as(path, AGGREGATED).await?;
+            let document = self.api.get_as(path, AGGREGATED).await?;
             if document["kind"] != "APIGroupDiscoveryList" {
                 bail!("the server at {path} does not speak aggregated discovery");
             }
-            for group in items(&document["items"]) {
-                resources.extend(of_group(group));
-            }
+            documents.push(document);
         }
-        Ok(Self { resources })
+        self.keep(&documents);
+        let resources = Arc::new(of_documents(&documents));
+        *self.known() = Some((resources.clone(), true));
+        Ok(resources)
     }
 
-    /// The resource a word means. Shorter forms prefer earlier groups, as kubectl does.
-    pub fn resolve(&self, word: &str) -> Result<&Resource> {
-        let (name, rest) = word.split_once('.').unwrap_or((word, ""));
-        let name = name.to_lowercase();
-        let is_named = |resource: &&Resource| {
-            resource.plural == name
-                || resource.singular == name
-                || resource.kind.to_lowercase() == name
-                || resource.short_names.contains(&name)
+    fn cached(&self) -> Option<Vec<Resource>> {
+        let path = self.directory.as_ref()?.join("aggregated.json");
+        let age = std::fs::metadata(&path)
+            .ok()?
+            .modified()
+            .ok()?
+            .elapsed()
+            .ok()?;
+        if age > TTL {
+            return None;
+        }
+        let documents: Vec<Value> = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
+        Some(of_documents(&documents))
+    }
+
+    /// Keeps the answer for the next command; a disk that cannot be written to costs only time.
+    fn keep(&self, documents: &[Value]) {
+        let Some(directory) = &self.directory else {
+            return;
         };
-        let in_group = |resource: &&Resource| {
-            rest.is_empty()
-                || rest == resource.group
-                || rest.trim_end_matches('.') == resource.version
-                || rest == format!("{}.{}", resource.version, resource.group)
+        let Ok(text) = serde_json::to_vec(documents) else {
+            return;
         };
-        let found = self.resources.iter().filter(is_named).find(in_group);
-        match found {
+        let temporary = directory.join(format!("aggregated.{}.tmp", std::process::id()));
+        let kept = std::fs::create_dir_all(directory)
+            .and_then(|()| std::fs::write(&temporary, text))
+            .and_then(|()| std::fs::rename(&temporary, directory.join("aggregated.json")));
+        if kept.is_err() {
+            let _ = std::fs::remove_file(temporary);
+        }
+    }
+
+    /// Looks for something, a second time with fresh knowledge when it is not found.
+    async fn find<T>(&self, look: impl Fn(&[Resource]) -> Option<T>) -> Result<Option<T>> {
+        let resources = self.resources().await?;
+        if let Some(found) = look(&resources) {
+            return Ok(Some(found));
+        }
+        let is_fresh = self.known().as_ref().is_some_and(|(_, is_fresh)| *is_fresh);
+        if is_fresh {
+            return Ok(None);
+        }
+        Ok(look(&self.refresh().await?))
+    }
+
+    /// The resource a word means.
+    pub async fn resolve(&self, word: &str) -> Result<Resource> {
+        match self
+            .find(|resources| resolve(resources, word).cloned())
+            .await?
+        {
             Some(resource) => Ok(resource),
             None => bail!("the server doesn't have a resource type \"{word}\""),
         }
     }
 
-    /// Whether the word is a category such as `all`, and what is in it.
-    pub fn category(&self, word: &str) -> Vec<&Resource> {
-        self.resources
+    /// What is in a category such as `all`.
+    pub async fn category(&self, word: &str) -> Result<Vec<Resource>> {
+        let resources = self.resources().await?;
+        let mut found: Vec<Resource> = Vec::new();
+        for resource in resources
             .iter()
             .filter(|r| r.categories.iter().any(|c| c == word))
-            .collect()
+        {
+            let is_known =
+                |known: &Resource| known.group == resource.group && known.plural == resource.plural;
+            if !found.iter().any(is_known) {
+                found.push(resource.clone());
+            }
+        }
+        Ok(found)
     }
 
     /// The resource of a manifest.
-    pub fn of_kind(&self, api_version: &str, kind: &str) -> Result<&Resource> {
-        let found = self
-            .resources
-            .iter()
-            .find(|r| r.kind == kind && r.api_version() == api_version);
-        match found {
-            Some(resource) => Ok(resource),
-            None => bail!(
-                "resource mapping not found: no matches for kind \"{kind}\" in version \"{api_version}\"\n\
-                 ensure CRDs are installed first"
-            ),
-        }
+    pub async fn of_kind(&self, api_version: &str, kind: &str) -> Result<Option<Resource>> {
+        let is_it = |r: &&Resource| r.kind == kind && r.api_version() == api_version;
+        self.find(|resources| resources.iter().find(is_it).cloned())
+            .await
     }
+}
+
+/// The resource a word means among others. Shorter forms prefer earlier groups.
+fn resolve<'a>(resources: &'a [Resource], word: &str) -> Option<&'a Resource> {
+    let (name, rest) = word.split_once('.').unwrap_or((word, ""));
+    let name = name.to_lowercase();
+    let is_named = |resource: &&Resource| {
+        resource.plural == name
+            || resource.singular == name
+            || resource.kind.to_lowercase() == name
+            || resource.short_names.contains(&name)
+    };
+    let in_group = |resource: &&Resource| {
+        rest.is_empty()
+            || rest == resource.group
+            || (rest.trim_end_matches('.') == resource.version
+                && (resource.group.is_empty() || !rest.ends_with('.')))
+            || rest == format!("{}.{}", resource.version, resource.group)
+    };
+    let in_group_prefix = |resource: &&Resource| resource.group.starts_with(&format!("{rest}."));
+    let named = || resources.iter().filter(is_named);
+    named()
+        .find(in_group)
+        .or_else(|| named().find(in_group_prefix))
+}
+
+fn of_documents(documents: &[Value]) -> Vec<Resource> {
+    let groups = documents
+        .iter()
+        .flat_map(|document| items(&document["items"]));
+    groups.flat_map(of_group).collect()
 }
 
 fn items(value: &Value) -> impl Iterator<Item = &Value> {
@@ -202,7 +307,7 @@ mod tests {
 
     use super::*;
 
-    fn discovery() -> Discovery {
+    fn discovery() -> Vec<Resource> {
         let group = |name: &str, plural: &str, kind: &str, short: &str| {
             of_group(
                 &json!({"metadata": {"name": name}, "versions": [{"version": "v1", "resources": [{
@@ -214,14 +319,14 @@ mod tests {
         let mut resources = group("", "pods", "Pod", "po");
         resources.extend(group("apps", "deployments", "Deployment", "deploy"));
         resources.extend(group("example.com", "deployments", "Deployment", "dp"));
-        Discovery { resources }
+        resources
     }
 
     #[test]
     fn words_mean_resources_by_any_of_their_names() {
         let discovery = discovery();
         for word in ["po", "pod", "pods", "Pod", "pods.v1."] {
-            assert_eq!(discovery.resolve(word).unwrap().plural, "pods", "{word}");
+            assert_eq!(resolve(&discovery, word).unwrap().plural, "pods", "{word}");
         }
         for (word, group) in [
             ("deploy", "apps"),
@@ -229,15 +334,15 @@ mod tests {
             ("deployments.example.com", "example.com"),
             ("deployments.v1.apps", "apps"),
         ] {
-            assert_eq!(discovery.resolve(word).unwrap().group, group, "{word}");
+            assert_eq!(resolve(&discovery, word).unwrap().group, group, "{word}");
         }
-        assert!(discovery.resolve("nothing").is_err());
+        assert!(resolve(&discovery, "nothing").is_none());
     }
 
     #[test]
     fn paths_follow_group_version_and_scope() {
         let discovery = discovery();
-        let deployment = discovery.resolve("deploy").unwrap();
+        let deployment = resolve(&discovery, "deploy").unwrap();
         assert_eq!(
             deployment.object("a", "b"),
             "/apis/apps/v1/namespaces/a/deployments/b"

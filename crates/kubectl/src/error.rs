@@ -8,6 +8,14 @@ use machinery::Status;
 #[derive(Debug)]
 pub struct ServerError(pub Status);
 
+impl ServerError {
+    /// `error when creating "web.yaml": …`
+    fn add_source(&mut self, verb: &str, source: &str) {
+        let message = &self.0.message;
+        self.0.message = format!("error when {verb} {source:?}: {message}");
+    }
+}
+
 impl std::fmt::Display for ServerError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Status {
@@ -15,14 +23,58 @@ impl std::fmt::Display for ServerError {
         } = &self.0;
         match reason.as_str() {
             "" => write!(f, "Error from server: {message}"),
-            // The message names kind and object already.
-            "Invalid" => write!(f, "The {message}"),
+            "Unauthorized" => write!(f, "error: You must be logged in to the server ({message})"),
+            "Invalid" => write!(f, "{}", invalid(&self.0)),
             reason => write!(f, "Error from server ({reason}): {message}"),
         }
     }
 }
 
+/// The fields that are wrong, each once.
+fn invalid(status: &Status) -> String {
+    let Some(details) = &status.details else {
+        return match status.message.as_str() {
+            "" => "The request is invalid".to_owned(),
+            message => format!("The request is invalid: {message}"),
+        };
+    };
+    let what = match (details.kind.as_str(), details.name.as_str()) {
+        ("", "") if details.causes.is_empty() => {
+            return format!("The request is invalid: {}", status.message);
+        }
+        ("", "") => "The request is invalid".to_owned(),
+        (kind, name) => format!("The {kind} {name:?} is invalid"),
+    };
+    let mut lines: Vec<String> = Vec::new();
+    for cause in &details.causes {
+        let line = format!("{}: {}", cause.field, cause.message);
+        if !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+    match lines.as_slice() {
+        [] => what,
+        [one] => format!("{what}: {one}"),
+        many => {
+            let many: Vec<String> = many.iter().map(|line| format!("* {line}")).collect();
+            format!("{what}: \n{}", many.join("\n"))
+        }
+    }
+}
+
 impl std::error::Error for ServerError {}
+
+/// Says which file a failure is about.
+pub fn with_source(mut error: anyhow::Error, verb: &str, source: &str) -> anyhow::Error {
+    if source.is_empty() {
+        return error;
+    }
+    if let Some(server) = error.downcast_mut::<ServerError>() {
+        server.add_source(verb, source);
+        return error;
+    }
+    error.context(format!("error when {verb} {source:?}"))
+}
 
 /// The command ends with this code; everything has been said.
 #[derive(Debug)]
@@ -36,23 +88,137 @@ impl std::fmt::Display for Exit {
 
 impl std::error::Error for Exit {}
 
+/// The command ends with this code and says nothing more.
+#[derive(Debug)]
+pub struct Quiet(pub u8);
+
+impl std::fmt::Display for Quiet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "exit status {}", self.0)
+    }
+}
+
+impl std::error::Error for Quiet {}
+
+/// The server could not be asked; the text is complete.
+#[derive(Debug)]
+pub struct Unreachable(pub String);
+
+impl std::fmt::Display for Unreachable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Unreachable {}
+
+/// Several things went wrong; each is said on a line.
+#[derive(Debug)]
+pub struct Many(pub Vec<anyhow::Error>);
+
+impl std::fmt::Display for Many {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let lines: Vec<String> = self.0.iter().map(|error| format!("{error:#}")).collect();
+        f.write_str(&lines.join("\n"))
+    }
+}
+
+impl std::error::Error for Many {}
+
+/// Nothing, the one error, or all of them.
+pub fn aggregate(mut errors: Vec<anyhow::Error>) -> anyhow::Result<()> {
+    match errors.len() {
+        0 => Ok(()),
+        1 => Err(errors.remove(0)),
+        _ => Err(Many(errors).into()),
+    }
+}
+
+/// A mistake in how the command was called.
+pub fn usage(command: &str, message: impl std::fmt::Display) -> anyhow::Error {
+    anyhow::anyhow!("{message}\nSee 'kubectl {command} -h' for help and examples")
+}
+
 /// Whether the server said that there is no such object.
 pub fn is_not_found(error: &anyhow::Error) -> bool {
+    code_is(error, 404)
+}
+
+/// Whether the server answered with this code.
+pub fn code_is(error: &anyhow::Error, code: u16) -> bool {
     error
         .downcast_ref::<ServerError>()
-        .is_some_and(|ServerError(status)| status.code == 404)
+        .is_some_and(|ServerError(status)| status.code == code)
 }
 
 /// Prints the error and gives the exit code that belongs to it.
 pub fn report(error: &anyhow::Error) -> ExitCode {
+    if let Some(Quiet(code)) = error.downcast_ref() {
+        return ExitCode::from(*code);
+    }
     if let Some(exit) = error.downcast_ref::<Exit>() {
         eprintln!("{exit}");
         return ExitCode::from(exit.0);
     }
-    if error.downcast_ref::<ServerError>().is_some() {
-        eprintln!("{error}");
-    } else {
-        eprintln!("error: {error:#}");
+    if let Some(Many(errors)) = error.downcast_ref() {
+        errors.iter().for_each(|error| eprintln!("{}", line(error)));
+        return ExitCode::FAILURE;
     }
+    eprintln!("{}", line(error));
     ExitCode::FAILURE
+}
+
+/// The error as it is printed.
+pub fn line(error: &anyhow::Error) -> String {
+    let is_complete = error.downcast_ref::<ServerError>().is_some()
+        || error.downcast_ref::<Unreachable>().is_some();
+    let text = format!("{error:#}");
+    match is_complete || text.starts_with("error: ") {
+        true => text,
+        false => format!("error: {text}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn status(status: serde_json::Value) -> anyhow::Error {
+        ServerError(serde_json::from_value(status).unwrap()).into()
+    }
+
+    #[test]
+    fn a_status_is_said_as_kubectl_says_it() {
+        for (given, expected) in [
+            (
+                json!({"reason": "NotFound", "message": "pods \"a\" not found", "code": 404}),
+                "Error from server (NotFound): pods \"a\" not found",
+            ),
+            (
+                json!({"reason": "Unauthorized", "message": "Unauthorized", "code": 401}),
+                "error: You must be logged in to the server (Unauthorized)",
+            ),
+            (
+                json!({"reason": "Invalid", "message": "…", "details": {"kind": "Pod", "name": "a", "causes": [
+                    {"field": "spec.x", "message": "Required value"}]}}),
+                "The Pod \"a\" is invalid: spec.x: Required value",
+            ),
+            (
+                json!({"reason": "Invalid", "message": "…", "details": {"kind": "Pod", "name": "a", "causes": [
+                    {"field": "b", "message": "1"}, {"field": "c", "message": "2"}, {"field": "b", "message": "1"}]}}),
+                "The Pod \"a\" is invalid: \n* b: 1\n* c: 2",
+            ),
+        ] {
+            assert_eq!(line(&status(given)), expected);
+        }
+        let error =
+            status(json!({"reason": "AlreadyExists", "message": "pods \"a\" already exists"}));
+        assert_eq!(
+            line(&with_source(error, "creating", "a.yaml")),
+            "Error from server (AlreadyExists): error when creating \"a.yaml\": pods \"a\" already exists"
+        );
+        assert_eq!(line(&anyhow::anyhow!("x")), "error: x");
+    }
 }

@@ -6,28 +6,48 @@
 
 mod api;
 mod args;
+mod argv;
 mod commands;
 mod discovery;
+mod download;
+mod duration;
 mod error;
+mod glob;
+mod json;
+mod kubeconfig;
+mod kuberc;
+mod kustomize;
 mod manifest;
+mod merge;
 mod output;
 mod resources;
 mod session;
+mod streams;
 mod terminal;
 mod three_way;
 
 use std::{ffi::OsString, process::ExitCode};
 
-use clap::Parser;
+use clap::FromArgMatches;
 
 /// Runs one command; `args` begin with the program's name.
 pub fn run(args: Vec<OsString>) -> ExitCode {
-    let cli = match args::Cli::try_parse_from(args) {
+    let words = argv::normal(args);
+    let words = match kuberc::apply(words) {
+        Ok(words) => words,
+        Err(error) => return error::report(&error),
+    };
+    if let Some(code) = commands::plugin::dispatch(&words) {
+        return code;
+    }
+    let parsed = argv::command().try_get_matches_from(&words);
+    let cli = parsed.and_then(|matches| {
+        let path = argv::path(&matches);
+        args::Cli::from_arg_matches(&matches).map(|cli| (cli, path))
+    });
+    let (cli, path) = match cli {
         Ok(cli) => cli,
-        Err(error) => {
-            let _ = error.print();
-            return ExitCode::from(if error.use_stderr() { 1 } else { 0 });
-        }
+        Err(error) => return argv::report(&error, &words),
     };
     let runtime = match tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -36,9 +56,10 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return error::report(&error.into()),
     };
-    let code = runtime
-        .block_on(commands::run(cli))
-        .unwrap_or_else(|error| error::report(&error));
+    let code = match runtime.block_on(commands::run(cli, &path)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => error::report(&error),
+    };
     // A blocked read of standard input must not keep the process alive.
     runtime.shutdown_background();
     code

@@ -1,5 +1,5 @@
-//! Reading manifests: files, directories and standard input; YAML with several documents, JSON, and
-//! lists that are taken apart.
+//! Reading manifests: files, directories, URLs, kustomizations and standard input; YAML with several documents,
+//! JSON, and lists that are taken apart.
 
 use std::{
     io::Read,
@@ -9,35 +9,110 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use crate::{args::Files, json::list};
+
+/// An object and where it was read.
+#[derive(Debug, Clone)]
+pub struct Manifest {
+    pub object: Value,
+    pub source: String,
+}
+
 /// All objects in the given places, in order.
-pub fn read(places: &[String], recursive: bool) -> Result<Vec<Value>> {
-    let mut objects = Vec::new();
-    for place in places {
+pub async fn read(files: &Files) -> Result<Vec<Manifest>> {
+    let manifests = read_any(files).await?;
+    if manifests.is_empty() {
+        bail!("no objects passed to this command");
+    }
+    Ok(manifests)
+}
+
+async fn read_any(files: &Files) -> Result<Vec<Manifest>> {
+    if let Some(directory) = &files.kustomize {
+        if !files.filename.is_empty() {
+            bail!("only one of -f or -k can be specified");
+        }
+        let source = directory.display().to_string();
+        let objects = crate::kustomize::build(directory)?;
+        return Ok(objects
+            .into_iter()
+            .map(|object| Manifest {
+                object,
+                source: source.clone(),
+            })
+            .collect());
+    }
+    let mut manifests = Vec::new();
+    for place in &files.filename {
+        let mut add = |text: &str, source: &str| -> Result<()> {
+            let objects = parse(text, source)?;
+            manifests.extend(objects.into_iter().map(|object| Manifest {
+                object,
+                source: source.to_owned(),
+            }));
+            Ok(())
+        };
         if place == "-" {
             let mut text = String::new();
             std::io::stdin().read_to_string(&mut text)?;
-            objects.extend(parse(&text).context("standard input")?);
-            continue;
-        }
-        if place.starts_with("http://") || place.starts_with("https://") {
-            bail!("{place}: manifests are read from files; download it first, or pipe it to -f -");
-        }
-        for file in files(Path::new(place), recursive)? {
-            let text = std::fs::read_to_string(&file)
-                .with_context(|| format!("the path \"{}\" cannot be read", file.display()))?;
-            objects.extend(parse(&text).with_context(|| file.display().to_string())?);
+            add(&text, "STDIN")?;
+        } else if place.starts_with("http://") || place.starts_with("https://") {
+            add(&crate::download::text(place).await?, place)?;
+        } else {
+            for file in find(place, files.recursive)? {
+                let name = file.display().to_string();
+                let text = std::fs::read_to_string(&file)
+                    .with_context(|| format!("error reading {name:?}"))?;
+                add(&text, &name)?;
+            }
         }
     }
-    if objects.is_empty() {
-        bail!("no objects passed");
-    }
-    Ok(objects)
+    Ok(manifests)
 }
 
-fn files(place: &Path, recursive: bool) -> Result<Vec<PathBuf>> {
-    if !place.exists() {
-        bail!("the path \"{}\" does not exist", place.display());
+/// The files that a name or a pattern means.
+fn find(place: &str, recursive: bool) -> Result<Vec<PathBuf>> {
+    let path = Path::new(place);
+    if path.exists() {
+        return files(path, recursive, true);
     }
+    if place.contains(['*', '?', '[']) {
+        let found = glob(path)?;
+        if found.is_empty() {
+            bail!("the path \"{place}\" does not exist");
+        }
+        let mut all = Vec::new();
+        for path in found {
+            all.extend(files(&path, recursive, true)?);
+        }
+        return Ok(all);
+    }
+    bail!("the path \"{place}\" does not exist")
+}
+
+/// The paths that a pattern matches in its last part.
+fn glob(pattern: &Path) -> Result<Vec<PathBuf>> {
+    let directory = pattern.parent().filter(|path| !path.as_os_str().is_empty());
+    let name = pattern
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned();
+    let listed = std::fs::read_dir(directory.unwrap_or(Path::new(".")));
+    let mut found = Vec::new();
+    for entry in listed.into_iter().flatten() {
+        let file = entry?.file_name();
+        if crate::glob::matches(&name, &file.to_string_lossy()) {
+            found.push(
+                directory.map_or_else(|| PathBuf::from(&file), |directory| directory.join(&file)),
+            );
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn files(place: &Path, recursive: bool, is_root: bool) -> Result<Vec<PathBuf>> {
     if !place.is_dir() {
         return Ok(vec![place.to_owned()]);
     }
@@ -47,37 +122,50 @@ fn files(place: &Path, recursive: bool) -> Result<Vec<PathBuf>> {
     entries.sort();
     let mut found = Vec::new();
     for entry in entries {
+        let is_manifest = entry
+            .extension()
+            .is_some_and(|e| e == "yaml" || e == "yml" || e == "json");
         if entry.is_dir() {
             if recursive {
-                found.extend(files(&entry, true)?);
+                found.extend(files(&entry, true, false)?);
             }
-        } else if entry
-            .extension()
-            .is_some_and(|e| e == "yaml" || e == "yml" || e == "json")
-        {
+        } else if is_manifest {
             found.push(entry);
         }
+    }
+    if is_root && found.is_empty() {
+        bail!(
+            "error reading [{}]: recognized file extensions are [.json .yaml .yml]",
+            place.display()
+        );
     }
     Ok(found)
 }
 
 /// The objects of one text; lists give their items.
-pub fn parse(text: &str) -> Result<Vec<Value>> {
+pub fn parse(text: &str, source: &str) -> Result<Vec<Value>> {
     let mut objects = Vec::new();
-    for document in documents(text)? {
-        flatten(document, &mut objects)?;
+    for document in documents(text, source)? {
+        flatten(document, source, &mut objects)?;
     }
     Ok(objects)
 }
 
-fn documents(text: &str) -> Result<Vec<Value>> {
-    if text.trim_start().starts_with('{') {
-        let stream = serde_json::Deserializer::from_str(text).into_iter();
-        return Ok(stream.collect::<Result<_, _>>()?);
+/// The documents of one text.
+pub fn documents(text: &str, source: &str) -> Result<Vec<Value>> {
+    if text.trim_start().starts_with('{')
+        && let Ok(values) = serde_json::Deserializer::from_str(text)
+            .into_iter()
+            .collect::<Result<Vec<Value>, _>>()
+    {
+        return Ok(values);
     }
     let mut documents = Vec::new();
-    for part in split(text) {
-        let value: Value = serde_saphyr::from_str(&part).context("error parsing YAML")?;
+    for (first_line, part) in split(text) {
+        let value: Value = match serde_saphyr::from_str(&part) {
+            Ok(value) => value,
+            Err(error) => bail!("error parsing {}", place(&error, source, first_line)),
+        };
         if !value.is_null() {
             documents.push(value);
         }
@@ -85,36 +173,63 @@ fn documents(text: &str) -> Result<Vec<Value>> {
     Ok(documents)
 }
 
-/// Cuts a YAML stream at its document marks.
-fn split(text: &str) -> Vec<String> {
-    let mut parts = vec![String::new()];
-    for line in text.lines() {
+/// `web.yaml:3:7: what is wrong`, with the line of the file and not of the document in it.
+fn place(error: &serde_saphyr::Error, source: &str, first_line: usize) -> String {
+    let text = error.to_string();
+    let why = text.lines().next().unwrap_or_default();
+    match error.location() {
+        Some(location) => {
+            let line = usize::try_from(location.line()).unwrap_or(1) + first_line;
+            format!("{source}:{line}:{}: {why}", location.column())
+        }
+        None => format!("{source}: {why}"),
+    }
+}
+
+/// Cuts a YAML stream at its document marks; each part with the lines before it.
+fn split(text: &str) -> Vec<(usize, String)> {
+    let mut parts = vec![(0, String::new())];
+    for (at, line) in text.lines().enumerate() {
         let is_mark = line == "---" || line.starts_with("--- ") || line.starts_with("---\t");
         match parts.last_mut() {
-            Some(part) if !is_mark => {
+            Some((_, part)) if !is_mark => {
                 part.push_str(line);
                 part.push('\n');
             }
-            _ => parts.push(String::new()),
+            // What stands behind the mark belongs to the document.
+            _ => parts.push((at, format!("{}\n", &line[3..]))),
         }
     }
-    let is_content = |part: &String| {
+    let is_content = |(_, part): &(usize, String)| {
         part.lines()
             .any(|line| !line.trim().is_empty() && !line.trim_start().starts_with('#'))
     };
     parts.into_iter().filter(is_content).collect()
 }
 
-fn flatten(value: Value, objects: &mut Vec<Value>) -> Result<()> {
+fn flatten(value: Value, source: &str, objects: &mut Vec<Value>) -> Result<()> {
     let kind = value["kind"].as_str().unwrap_or_default();
     if kind.ends_with("List") && value["items"].is_array() {
-        for item in value["items"].as_array().cloned().unwrap_or_default() {
-            flatten(item, objects)?;
+        for item in list(&value["items"]).cloned() {
+            flatten(item, source, objects)?;
         }
         return Ok(());
     }
-    if kind.is_empty() || value["apiVersion"].as_str().unwrap_or_default().is_empty() {
-        bail!("error validating data: [apiVersion not set, kind not set]");
+    let mut missing = Vec::new();
+    for field in ["apiVersion", "kind"] {
+        if value[field].as_str().unwrap_or_default().is_empty() {
+            missing.push(format!("{field} not set"));
+        }
+    }
+    match missing.as_slice() {
+        [] => {}
+        [one] => bail!(
+            "error validating {source:?}: error validating data: {one}; if you choose to ignore these errors, turn validation off with --validate=false"
+        ),
+        both => bail!(
+            "error validating {source:?}: error validating data: [{}]; if you choose to ignore these errors, turn validation off with --validate=false",
+            both.join(", ")
+        ),
     }
     objects.push(value);
     Ok(())
@@ -128,7 +243,7 @@ mod tests {
     fn documents_and_lists_become_single_objects() {
         let text = "# a comment\n---\napiVersion: v1\nkind: A\n---\n---\napiVersion: v1\nkind: List\n\
                     items:\n- {apiVersion: v1, kind: B}\n- {apiVersion: v1, kind: C}\n";
-        let kinds: Vec<_> = parse(text)
+        let kinds: Vec<_> = parse(text, "x")
             .unwrap()
             .iter()
             .map(|o| o["kind"].clone())
@@ -139,11 +254,30 @@ mod tests {
     #[test]
     fn several_json_objects_in_one_text_are_read() {
         let text = r#"{"apiVersion":"v1","kind":"A"} {"apiVersion":"v1","kind":"B"}"#;
-        assert_eq!(parse(text).unwrap().len(), 2);
+        assert_eq!(parse(text, "x").unwrap().len(), 2);
     }
 
     #[test]
     fn an_object_without_a_kind_is_refused() {
-        assert!(parse("metadata: {name: x}").is_err());
+        let error = parse("metadata: {name: x}", "a.yaml")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("[apiVersion not set, kind not set]"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_syntax_error_names_file_line_and_column() {
+        let error = parse(
+            "kind: A\napiVersion: v1\n---\nkind: B\n  bad: [\n",
+            "a.yaml",
+        )
+        .unwrap_err()
+        .to_string();
+        assert!(error.starts_with("error parsing a.yaml:"), "{error}");
+        let line: usize = error.split(':').nth(1).unwrap().parse().unwrap();
+        assert!((4..=6).contains(&line), "{error}");
     }
 }

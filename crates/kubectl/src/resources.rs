@@ -1,12 +1,14 @@
 //! Which objects a command is about: `pods`, `pod/a deploy/b`, `pod a b`, `-f file`, `-l app=web`.
 
 use anyhow::{Result, bail};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
+    api::{Query, with_query},
     args::Selection,
-    discovery::{Discovery, Resource, encode},
-    manifest,
+    discovery::Resource,
+    json::{list, text},
+    manifest::{self, Manifest},
     session::Session,
 };
 
@@ -18,6 +20,10 @@ pub struct Target {
     pub name: String,
     /// What the file says, when the object came from one.
     pub manifest: Option<Value>,
+    /// The file it came from.
+    pub source: String,
+    /// What the server said, when the object was listed.
+    pub live: Option<Value>,
 }
 
 impl Target {
@@ -26,95 +32,146 @@ impl Target {
         self.resource.object(&self.namespace, &self.name)
     }
 
+    /// The path of its collection.
+    pub fn collection(&self) -> String {
+        self.resource.collection(Some(&self.namespace))
+    }
+
     /// `deployment.apps/web`.
     pub fn display(&self) -> String {
         format!("{}/{}", self.resource.qualified_singular(), self.name)
+    }
+
+    /// The object as the server has it.
+    pub async fn get(&self, session: &Session) -> Result<Value> {
+        match &self.live {
+            Some(live) => Ok(live.clone()),
+            None => session.api.get(&self.path()).await,
+        }
+    }
+
+    /// The path and parameters of a watch of this one object from a version on.
+    pub fn watch_path(&self, version: &str) -> String {
+        let query: Query = vec![
+            ("watch", "true".into()),
+            ("timeoutSeconds", "300".into()),
+            ("fieldSelector", format!("metadata.name={}", self.name)),
+            ("resourceVersion", version.to_owned()),
+        ];
+        with_query(&self.collection(), &query)
     }
 }
 
 /// What words on the command line name: whole types, or single objects.
 #[derive(Debug, Clone)]
 pub enum Named {
-    Type(Vec<Resource>),
+    Types(Vec<Resource>),
     Objects(Vec<(Resource, String)>),
 }
 
 /// Reads `TYPE[,TYPE] [NAME…]` or `TYPE/NAME…`.
-pub fn named(discovery: &Discovery, words: &[String]) -> Result<Named> {
+pub async fn named(session: &Session, words: &[String]) -> Result<Named> {
     let Some(first) = words.first() else {
-        bail!("you must specify the type of resource, for example: pods");
+        bail!("You must provide one or more resources by argument or filename.");
     };
     if words.iter().any(|word| word.contains('/')) {
-        let pair = |word: &String| match word.split_once('/') {
-            Some((kind, name)) if !kind.is_empty() && !name.is_empty() => {
-                Ok((discovery.resolve(kind)?.clone(), name.to_owned()))
-            }
-            _ => bail!("there is no need to mix TYPE/NAME with other forms: {word:?}"),
-        };
-        return Ok(Named::Objects(
-            words.iter().map(pair).collect::<Result<_>>()?,
-        ));
+        return pairs(session, words).await;
     }
-    let mut types = Vec::new();
-    for word in first.split(',').filter(|word| !word.is_empty()) {
-        let category = discovery.category(word);
-        if category.is_empty() {
-            types.push(discovery.resolve(word)?.clone());
-        } else {
-            types.extend(category.into_iter().cloned());
-        }
-    }
+    let types = types(session, first).await?;
     if words.len() == 1 {
-        return Ok(Named::Type(types));
+        return Ok(Named::Types(types));
     }
-    let names = |resource: &Resource| -> Vec<(Resource, String)> {
-        words[1..]
-            .iter()
-            .map(|name| (resource.clone(), name.clone()))
-            .collect()
-    };
-    Ok(Named::Objects(types.iter().flat_map(names).collect()))
+    if types.len() > 1 && first.contains(',') && words.len() > 1 {
+        bail!("you may only specify a single resource type");
+    }
+    let mut objects = Vec::new();
+    for name in &words[1..] {
+        objects.extend(
+            types
+                .iter()
+                .map(|resource| (resource.clone(), name.clone())),
+        );
+    }
+    Ok(Named::Objects(objects))
 }
 
-/// The query of a list call.
-pub fn query(selection: &Selection) -> String {
-    let mut parts = Vec::new();
+async fn pairs(session: &Session, words: &[String]) -> Result<Named> {
+    let mut objects = Vec::new();
+    for word in words {
+        let parts: Vec<&str> = word.split('/').collect();
+        match parts.as_slice() {
+            [_] => bail!(
+                "there is no need to specify a resource type as a separate argument when passing arguments in resource/name form (e.g. 'kubectl get resource/<resource_name>' instead of 'kubectl get resource resource/<resource_name>'"
+            ),
+            [kind, name] if !kind.is_empty() && !name.is_empty() => {
+                if kind.contains(',') {
+                    bail!("arguments in resource/name form may not have more than one resource");
+                }
+                objects.push((session.discovery.resolve(kind).await?, (*name).to_owned()));
+            }
+            [_, _] => bail!("arguments in resource/name form must have a single resource and name"),
+            _ => bail!("arguments in resource/name form may not have more than one slash"),
+        }
+    }
+    Ok(Named::Objects(objects))
+}
+
+/// The resources of `pods,services` or `all`.
+pub async fn types(session: &Session, word: &str) -> Result<Vec<Resource>> {
+    let mut types: Vec<Resource> = Vec::new();
+    for word in word.split(',').filter(|word| !word.is_empty()) {
+        let category = session.discovery.category(word).await?;
+        match category.is_empty() {
+            true => types.push(session.discovery.resolve(word).await?),
+            false => types.extend(category),
+        }
+    }
+    Ok(types)
+}
+
+/// The parameters of a list call.
+pub fn query(selection: &Selection) -> Query {
+    let mut query = Query::new();
     if let Some(selector) = &selection.selector {
-        parts.push(format!("labelSelector={}", encode(selector)));
+        query.push(("labelSelector", selector.clone()));
     }
     if let Some(selector) = &selection.field_selector {
-        parts.push(format!("fieldSelector={}", encode(selector)));
+        query.push(("fieldSelector", selector.clone()));
     }
-    if parts.is_empty() {
-        String::new()
-    } else {
-        format!("?{}", parts.join("&"))
-    }
+    query
 }
 
 /// The objects of manifests.
-pub fn from_manifests(
-    session: &Session,
-    discovery: &Discovery,
-    objects: Vec<Value>,
-) -> Result<Vec<Target>> {
-    objects
-        .into_iter()
-        .map(|object| target_of(session, discovery, object))
-        .collect()
+pub async fn from_manifests(session: &Session, manifests: Vec<Manifest>) -> Result<Vec<Target>> {
+    let mut targets = Vec::new();
+    for manifest in manifests {
+        targets.push(target_of(session, manifest).await?);
+    }
+    Ok(targets)
 }
 
 /// Finds the resource and namespace of a manifest's object, and writes the namespace into it.
-pub fn target_of(session: &Session, discovery: &Discovery, mut object: Value) -> Result<Target> {
+pub async fn target_of(session: &Session, manifest: Manifest) -> Result<Target> {
+    let Manifest { mut object, source } = manifest;
     let (version, kind) = (text(&object["apiVersion"]), text(&object["kind"]));
-    let resource = discovery.of_kind(&version, &kind)?.clone();
+    let name = text(&object["metadata"]["name"]);
     let given = text(&object["metadata"]["namespace"]);
+    let Some(resource) = session.discovery.of_kind(&version, &kind).await? else {
+        bail!(
+            "resource mapping not found for name: {name:?} namespace: {given:?} from {source:?}: \
+             no matches for kind {kind:?} in version {version:?}\nensure CRDs are installed first"
+        );
+    };
     let namespace = if given.is_empty() {
         session.namespace.clone()
     } else {
         given.clone()
     };
-    if session.namespace_given && !given.is_empty() && given != session.namespace {
+    if session.namespace_given
+        && resource.namespaced
+        && !given.is_empty()
+        && given != session.namespace
+    {
         bail!(
             "the namespace from the provided object \"{given}\" does not match the namespace \"{}\". \
              You must pass '--namespace={given}' to perform this operation.",
@@ -122,70 +179,101 @@ pub fn target_of(session: &Session, discovery: &Discovery, mut object: Value) ->
         );
     }
     if resource.namespaced && given.is_empty() {
+        if !object["metadata"].is_object() {
+            object["metadata"] = json!({});
+        }
         object["metadata"]["namespace"] = Value::String(namespace.clone());
     }
-    let name = text(&object["metadata"]["name"]);
     Ok(Target {
         resource,
         namespace,
         name,
         manifest: Some(object),
+        source,
+        live: None,
     })
 }
 
 /// Every object that files, words and selectors name. Types are listed.
 pub async fn targets(
     session: &Session,
-    discovery: &Discovery,
     selection: &Selection,
     words: &[String],
     all: bool,
 ) -> Result<Vec<Target>> {
-    if !selection.filename.is_empty() {
-        let objects = manifest::read(&selection.filename, selection.recursive)?;
-        return from_manifests(session, discovery, objects);
-    }
-    match named(discovery, words)? {
-        Named::Objects(objects) => {
-            let of = |(resource, name)| Target {
-                resource,
-                name,
-                namespace: session.namespace.clone(),
-                manifest: None,
-            };
-            Ok(objects.into_iter().map(of).collect())
+    if !selection.files.is_empty() {
+        if !words.is_empty() {
+            bail!(
+                "when paths, URLs, or stdin is provided as input, you may not specify resource arguments as well"
+            );
         }
-        Named::Type(types) => {
-            if !all && selection.selector.is_none() && selection.field_selector.is_none() {
-                bail!("resource(s) were provided, but no name was specified");
+        let manifests = manifest::read(&selection.files).await?;
+        return from_manifests(session, manifests).await;
+    }
+    let has_selector = selection.selector.is_some() || selection.field_selector.is_some();
+    match named(session, words).await? {
+        Named::Objects(_) if has_selector => {
+            bail!("name cannot be provided when a selector is specified")
+        }
+        Named::Objects(objects) => {
+            if selection.all_namespaces {
+                bail!("a resource cannot be retrieved by name across all namespaces");
             }
+            Ok(objects
+                .into_iter()
+                .map(|(resource, name)| target(session, resource, name))
+                .collect())
+        }
+        Named::Types(_) if !all && !has_selector => {
+            bail!("resource(s) were provided, but no name was specified")
+        }
+        Named::Types(types) => {
             let mut found = Vec::new();
             for resource in types {
-                found.extend(list(session, selection, resource).await?);
+                found.extend(listed(session, selection, resource).await?);
             }
             Ok(found)
         }
     }
 }
 
-async fn list(session: &Session, selection: &Selection, resource: Resource) -> Result<Vec<Target>> {
+/// An object by its name, in the session's namespace.
+pub fn target(session: &Session, resource: Resource, name: String) -> Target {
+    Target {
+        resource,
+        name,
+        namespace: session.namespace.clone(),
+        manifest: None,
+        source: String::new(),
+        live: None,
+    }
+}
+
+async fn listed(
+    session: &Session,
+    selection: &Selection,
+    resource: Resource,
+) -> Result<Vec<Target>> {
     let namespace = (!selection.all_namespaces).then_some(session.namespace.as_str());
-    let path = format!("{}{}", resource.collection(namespace), query(selection));
-    let list = session.api.get(&path).await?;
-    let of = |item: &Value| Target {
+    let path = with_query(&resource.collection(namespace), &query(selection));
+    let answer = session.api.list(&path, "application/json", 500).await?;
+    Ok(list(&answer["items"])
+        .map(|item| of_item(&resource, item))
+        .collect())
+}
+
+/// An item of a list with its kind, which lists of built-in kinds leave out.
+pub fn of_item(resource: &Resource, item: &Value) -> Target {
+    let mut live = json!({"apiVersion": resource.api_version(), "kind": resource.kind});
+    if let (Some(live), Some(fields)) = (live.as_object_mut(), item.as_object()) {
+        live.extend(fields.clone());
+    }
+    Target {
         resource: resource.clone(),
         namespace: text(&item["metadata"]["namespace"]),
         name: text(&item["metadata"]["name"]),
         manifest: None,
-    };
-    Ok(list["items"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .map(of)
-        .collect())
-}
-
-fn text(value: &Value) -> String {
-    value.as_str().unwrap_or_default().to_owned()
+        source: String::new(),
+        live: Some(live),
+    }
 }

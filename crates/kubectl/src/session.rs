@@ -2,68 +2,82 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
-use client::Kubeconfig;
+use anyhow::Result;
 
-use crate::{api::Api, args::Global};
+use crate::{
+    api::{Api, ApiOptions},
+    args::Global,
+    discovery::Discovery,
+    kubeconfig::{self, connection::Connection},
+};
 
 /// Everything a command needs to talk to the server.
 pub struct Session {
     pub api: Api,
+    pub discovery: Discovery,
     /// From `-n`, else from the context, else `default`.
     pub namespace: String,
-    /// Whether `-n` was given.
+    /// Whether `-n` was given: objects of other namespaces are refused.
     pub namespace_given: bool,
-    kubeconfig: Kubeconfig,
-    context: Option<String>,
+    pub connection: Connection,
 }
 
 impl Session {
     /// Reads the kubeconfig and prepares a client; nothing is sent yet.
-    pub fn open(global: &Global, field_manager: &'static str) -> Result<Self> {
-        let path = kubeconfig_path(global)?;
-        let kubeconfig = Kubeconfig::read(&path)?;
-        let context = global.context.clone();
-        let (current, _, _) = kubeconfig.resolve(context.as_deref())?;
-        let namespace = global
-            .namespace
-            .clone()
-            .or_else(|| current.namespace.clone())
+    pub fn open(global: &Global, field_manager: &str, command: &str) -> Result<Self> {
+        let config = kubeconfig::load(global)?;
+        let connection = Connection::resolve(&config, global)?;
+        let given = global.namespace.clone().filter(|name| !name.is_empty());
+        let namespace_given = given.is_some();
+        let namespace = given
+            .or_else(|| connection.namespace.clone())
             .unwrap_or_else(|| "default".into());
-        let client = kubeconfig.client(context.as_deref())?;
+        let options = ApiOptions {
+            field_manager: field_manager.to_owned(),
+            command: command.to_owned(),
+            server: connection.server.clone(),
+            verbosity: global.v,
+            timeout: timeout(&global.request_timeout)?,
+        };
+        let api = Api::new(connection.client(false)?, options);
+        let discovery = Discovery::new(
+            api.clone(),
+            Some(discovery_cache(global, &connection.host())),
+        );
         Ok(Self {
-            api: Api::new(client, field_manager),
+            api,
+            discovery,
             namespace,
-            namespace_given: global.namespace.is_some(),
-            kubeconfig,
-            context,
+            namespace_given,
+            connection,
         })
     }
-}
 
-impl Session {
     /// A client whose connections can be upgraded to streams.
     pub fn upgrading(&self) -> Result<client::kube::Client> {
-        Ok(self.kubeconfig.upgrading_client(self.context.as_deref())?)
+        self.connection.client(true)
     }
 }
 
-/// `--kubeconfig`, then `$KUBECONFIG`, then `~/.kube/config`, then the local cluster's own.
-fn kubeconfig_path(global: &Global) -> Result<PathBuf> {
-    if let Some(path) = &global.kubeconfig {
-        return Ok(path.clone());
-    }
-    if let Some(list) = std::env::var_os("KUBECONFIG").filter(|list| !list.is_empty()) {
-        let first = std::env::split_paths(&list).find(|path| path.exists());
-        return first.with_context(|| format!("KUBECONFIG names no file that exists: {list:?}"));
-    }
-    let home = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".kube/config"));
-    let local = PathBuf::from("/var/lib/mainstay/admin.kubeconfig");
-    let found = home.into_iter().chain([local]).find(|path| path.exists());
-    match found {
-        Some(path) => Ok(path),
-        None => bail!(
-            "no kubeconfig found; start a cluster with `mainstay up`, or name one with --kubeconfig"
-        ),
-    }
+fn timeout(text: &str) -> Result<Option<std::time::Duration>> {
+    let duration = crate::duration::parse(text)?;
+    Ok((!duration.is_zero()).then_some(duration))
+}
+
+/// Where discovery of one server is kept.
+fn discovery_cache(global: &Global, host: &str) -> PathBuf {
+    let base = global.cache_dir.clone();
+    let base = base.or_else(|| std::env::var_os("KUBECACHEDIR").map(PathBuf::from));
+    let base = base.unwrap_or_else(|| kubeconfig::home().join(".kube/cache"));
+    let safe: String = host
+        .chars()
+        .map(|c| {
+            if c.is_ascii_alphanumeric() || c == '.' {
+                c
+            } else {
+                '_'
+            }
+        })
+        .collect();
+    base.join("discovery").join(safe)
 }

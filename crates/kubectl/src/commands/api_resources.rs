@@ -1,54 +1,102 @@
 //! `kubectl api-resources`
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
 
-use crate::{discovery::Discovery, output::table::Table, session::Session};
+use crate::{discovery::Resource, output::table::Table, session::Session};
 
 /// Flags of `api-resources`.
 #[derive(Debug, Args)]
 pub struct ApiResources {
-    /// Only resources of this API group
-    #[arg(long)]
+    /// Limit to resources in the specified API group
+    #[arg(long, value_name = "GROUP")]
     api_group: Option<String>,
-    /// Only resources that live in namespaces, or only others
-    #[arg(long, action = clap::ArgAction::Set)]
+    /// Limit to resources that belong to the specified categories
+    #[arg(long, value_delimiter = ',', value_name = "CATEGORY")]
+    categories: Vec<String>,
+    /// Limit to resources that support the specified verbs
+    #[arg(long, value_delimiter = ',', value_name = "VERB")]
+    verbs: Vec<String>,
+    /// If false, non-namespaced resources will be returned, otherwise returning namespaced resources
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     namespaced: Option<bool>,
-    /// Do not print headings
+    /// Use the cached list of resources if available
+    #[arg(long)]
+    cached: bool,
+    /// Do not print headers
     #[arg(long)]
     no_headers: bool,
+    /// Sort by name or kind
+    #[arg(long, default_value = "")]
+    sort_by: String,
     /// name or wide
-    #[arg(short, long)]
-    output: Option<String>,
+    #[arg(short, long, default_value = "")]
+    output: String,
 }
 
 impl ApiResources {
     pub async fn run(self, session: &Session) -> Result<()> {
-        let discovery = Discovery::load(&session.api).await?;
-        let mut resources = discovery.resources;
+        if !["", "name", "wide"].contains(&self.output.as_str()) {
+            bail!("--output {} is not available", self.output);
+        }
+        if !["", "name", "kind"].contains(&self.sort_by.as_str()) {
+            bail!("--sort-by accepts only name or kind");
+        }
+        let resources = match self.cached {
+            true => session.discovery.resources().await?,
+            false => session.discovery.refresh().await?,
+        };
+        let mut resources: Vec<&Resource> = resources
+            .iter()
+            .filter(|resource| self.wants(resource))
+            .collect();
+        // Only the preferred version of each resource.
+        let mut seen: Vec<(&str, &str)> = Vec::new();
         resources.retain(|resource| {
-            self.api_group
+            let key = (resource.group.as_str(), resource.plural.as_str());
+            let is_new = !seen.contains(&key);
+            seen.push(key);
+            is_new
+        });
+        match self.sort_by.as_str() {
+            "kind" => resources.sort_by(|a, b| a.kind.cmp(&b.kind)),
+            "name" => resources.sort_by(|a, b| a.plural.cmp(&b.plural)),
+            _ => resources.sort_by(|a, b| (&a.group, &a.plural).cmp(&(&b.group, &b.plural))),
+        }
+        self.print(&resources);
+        Ok(())
+    }
+
+    fn wants(&self, resource: &Resource) -> bool {
+        let has_all =
+            |wanted: &[String], has: &[String]| wanted.iter().all(|one| has.contains(one));
+        !resource.verbs.is_empty()
+            && self
+                .api_group
                 .as_ref()
                 .is_none_or(|group| *group == resource.group)
-                && self
-                    .namespaced
-                    .is_none_or(|namespaced| namespaced == resource.namespaced)
-        });
-        resources.sort_by(|a, b| (&a.group, &a.plural).cmp(&(&b.group, &b.plural)));
-        if self.output.as_deref() == Some("name") {
-            resources
+            && self
+                .namespaced
+                .is_none_or(|namespaced| namespaced == resource.namespaced)
+            && has_all(&self.verbs, &resource.verbs)
+            && has_all(&self.categories, &resource.categories)
+    }
+
+    fn print(&self, resources: &[&Resource]) {
+        if self.output == "name" {
+            return resources
                 .iter()
                 .for_each(|resource| println!("{}", resource.qualified_plural()));
-            return Ok(());
         }
-        let wide = self.output.as_deref() == Some("wide");
-        let mut headings: Vec<String> = ["NAME", "SHORTNAMES", "APIVERSION", "NAMESPACED", "KIND"]
-            .map(str::to_owned)
-            .into();
+        let wide = self.output == "wide";
+        let mut table =
+            Table::with_headings(&["NAME", "SHORTNAMES", "APIVERSION", "NAMESPACED", "KIND"]);
         if wide {
-            headings.extend(["VERBS".to_owned(), "CATEGORIES".to_owned()]);
+            table
+                .headings
+                .extend(["VERBS".to_owned(), "CATEGORIES".to_owned()]);
         }
-        let row = |resource: &crate::discovery::Resource| {
+        for resource in resources {
             let mut row = vec![
                 resource.plural.clone(),
                 resource.short_names.join(","),
@@ -57,12 +105,13 @@ impl ApiResources {
                 resource.kind.clone(),
             ];
             if wide {
-                row.extend([resource.verbs.join(","), resource.categories.join(",")]);
+                let mut verbs = resource.verbs.clone();
+                verbs.sort();
+                row.extend([verbs.join(","), resource.categories.join(",")]);
             }
-            row
-        };
-        let rows = resources.iter().map(row).collect();
-        print!("{}", Table { headings, rows }.render(self.no_headers));
-        Ok(())
+            table.rows.push(row);
+        }
+        // Without headers the columns are only as wide as their cells.
+        print!("{}", table.render(self.no_headers));
     }
 }

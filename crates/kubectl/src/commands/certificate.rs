@@ -69,7 +69,7 @@ impl Certificate {
             let now = jiff::Timestamp::now();
             if decide(&mut csr, &decision, requests.force, now)? {
                 let path = format!("{PATH}/{name}/approval");
-                session.api.replace(&path, &csr).await?;
+                session.api.replace(&path, &csr, &[]).await?;
             }
             println!(
                 "certificatesigningrequest.certificates.k8s.io/{name} {}",

@@ -1,14 +1,17 @@
 //! `kubectl delete`
 
-use anyhow::{Result, bail};
+use std::io::Write;
+
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use futures::StreamExt;
+use http::Method;
 use serde_json::{Value, json};
 
 use crate::{
-    args::{DryRun, Output, Selection},
-    discovery::Discovery,
+    args::{DryRun, DryRunMode, Selection},
     error,
+    json::str_of,
     resources::{self, Target},
     session::Session,
 };
@@ -20,77 +23,53 @@ pub struct Delete {
     resources: Vec<String>,
     #[command(flatten)]
     selection: Selection,
-    /// All objects of the type in the namespace
+    /// Delete all resources, in the namespace of the specified resource types
     #[arg(long)]
     all: bool,
-    /// background, foreground or orphan
-    #[arg(long, default_value = "background", num_args = 0..=1, default_missing_value = "background")]
-    cascade: String,
-    /// Seconds for a graceful end; negative leaves it to the object
-    #[arg(long, default_value_t = -1, allow_negative_numbers = true)]
-    grace_period: i64,
-    /// Do not wait for a graceful end
-    #[arg(long)]
-    force: bool,
-    /// A grace period of one second
-    #[arg(long)]
-    now: bool,
-    /// Objects that do not exist are no error
-    #[arg(long)]
-    ignore_not_found: bool,
-    /// Wait until the objects are gone
-    #[arg(long, default_value_t = true, action = clap::ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
-    wait: bool,
     #[command(flatten)]
-    output: Output,
+    how: How,
+    /// Treat "resource not found" as a successful delete
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    ignore_not_found: Option<bool>,
+    /// Ask before deleting
+    #[arg(short, long)]
+    interactive: bool,
+    /// Output mode: only name is supported
+    #[arg(short, long, value_name = "MODE")]
+    output: Option<String>,
+    /// Raw URI to DELETE
+    #[arg(long, value_name = "URI")]
+    raw: Option<String>,
     #[command(flatten)]
     dry_run: DryRun,
 }
 
-impl Delete {
-    pub async fn run(self, session: &Session) -> Result<()> {
-        let discovery = Discovery::load(&session.api).await?;
-        let targets = resources::targets(
-            session,
-            &discovery,
-            &self.selection,
-            &self.resources,
-            self.all,
-        )
-        .await?;
-        if targets.is_empty() {
-            println!("No resources found");
-            return Ok(());
-        }
-        if self.force {
-            eprintln!(
-                "Warning: Immediate deletion does not wait for confirmation that the running resource \
-                 has been terminated. The resource may continue to run on the cluster indefinitely."
-            );
-        }
-        let options = self.options()?;
-        let mut pending = Vec::new();
-        let mut failure = None;
-        for target in targets {
-            match self.delete(session, &target, &options).await {
-                Ok(answer) => pending.push((target, answer)),
-                Err(error) if self.ignore_not_found && error::is_not_found(&error) => {}
-                Err(error) => {
-                    if let Some(earlier) = failure.replace(error) {
-                        error::report(&earlier);
-                    }
-                }
-            }
-        }
-        if self.wait && self.dry_run.dry_run == "none" {
-            for (target, answer) in &pending {
-                until_gone(session, target, answer).await?;
-            }
-        }
-        failure.map_or(Ok(()), Err)
-    }
+/// How objects are deleted; `replace` and `apply` have these flags too.
+#[derive(Debug, Clone, Args)]
+pub struct How {
+    /// background, orphan or foreground: what happens to dependents
+    #[arg(long, default_value = "background", num_args = 0..=1, require_equals = true, default_missing_value = "background")]
+    cascade: String,
+    /// Seconds given to the resource to terminate gracefully; negative leaves it to the object
+    #[arg(long, default_value_t = -1, value_name = "SECONDS")]
+    grace_period: i64,
+    /// Remove resources from the API at once and bypass graceful deletion
+    #[arg(long)]
+    pub force: bool,
+    /// Signal for immediate shutdown: a grace period of one second
+    #[arg(long)]
+    now: bool,
+    /// Wait for the objects to be gone before returning
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    wait: bool,
+    /// How long to wait before giving up on a delete; 0 is as long as it takes
+    #[arg(long, default_value = "0s")]
+    timeout: String,
+}
 
-    fn options(&self) -> Result<Value> {
+impl How {
+    /// The body of a DELETE.
+    pub fn options(&self, dry_run: DryRunMode) -> Result<Value> {
         let policy = match self.cascade.as_str() {
             "background" | "true" => "Background",
             "foreground" => "Foreground",
@@ -106,39 +85,152 @@ impl Delete {
             _ => self.grace_period,
         };
         if grace >= 0 {
+            // Zero means "at once", which only --force may ask for.
+            let grace = if grace == 0 && !self.force { 1 } else { grace };
             options["gracePeriodSeconds"] = json!(grace);
         }
-        if self.dry_run.dry_run == "server" {
+        if dry_run == DryRunMode::Server {
             options["dryRun"] = json!(["All"]);
         }
         Ok(options)
     }
 
-    async fn delete(&self, session: &Session, target: &Target, options: &Value) -> Result<Value> {
-        let answer = if self.dry_run.is_client() {
-            session.api.get(&target.path()).await?
-        } else {
-            session.api.delete(&target.path(), options).await?
-        };
-        let name = target.display();
-        if self.output.output.as_deref() == Some("name") {
-            println!("{name}");
-            return Ok(answer);
+    fn check(&self) -> Result<()> {
+        if self.now && self.grace_period >= 0 {
+            bail!("--now and --grace-period cannot be specified together");
         }
-        let (kind, name) = name.split_once('/').unwrap_or((&name, ""));
-        let deed = if self.force {
-            "force deleted"
-        } else {
-            "deleted"
+        if self.force && self.grace_period > 0 {
+            bail!("--force and --grace-period greater than 0 cannot be specified together");
+        }
+        if self.force {
+            eprintln!(
+                "Warning: Immediate deletion does not wait for confirmation that the running resource has been terminated. The resource may continue to run on the cluster indefinitely."
+            );
+        }
+        Ok(())
+    }
+
+    /// Waits until objects are gone, if that was asked for.
+    pub async fn until_gone(&self, session: &Session, deleted: &[(Target, Value)]) -> Result<()> {
+        let timeout = crate::duration::parse(&self.timeout)?;
+        let all = async {
+            for (target, answer) in deleted {
+                until_gone(session, target, answer).await?;
+            }
+            anyhow::Ok(())
         };
-        let place = if target.resource.namespaced {
-            format!(" from {} namespace", target.namespace)
-        } else {
-            String::new()
+        match timeout.is_zero() {
+            true => all.await,
+            false => tokio::time::timeout(timeout, all)
+                .await
+                .context("timed out waiting for the condition")?,
+        }
+    }
+}
+
+impl Delete {
+    pub async fn run(self, session: &Session) -> Result<()> {
+        if let Some(path) = &self.raw {
+            let answer = session.api.raw(Method::DELETE, path, Vec::new()).await?;
+            std::io::stdout().write_all(&answer)?;
+            return Ok(());
+        }
+        self.check()?;
+        let dry_run = self.dry_run.mode()?;
+        let ignore_not_found = self
+            .ignore_not_found
+            .unwrap_or(self.all || self.selection.selector.is_some());
+        let targets =
+            resources::targets(session, &self.selection, &self.resources, self.all).await?;
+        if targets.is_empty() {
+            println!("No resources found");
+            return Ok(());
+        }
+        self.how.check()?;
+        if self.interactive && !confirmed(&targets)? {
+            println!("deletion is cancelled");
+            return Ok(());
+        }
+        let options = self.how.options(dry_run)?;
+        let (mut deleted, mut errors) = (Vec::new(), Vec::new());
+        for target in targets {
+            match self.delete(session, &target, &options, dry_run).await {
+                Ok(answer) => deleted.push((target, answer)),
+                Err(error) if ignore_not_found && error::is_not_found(&error) => {}
+                Err(error) => errors.push(error::with_source(error, "deleting", &target.source)),
+            }
+        }
+        if self.how.wait && dry_run == DryRunMode::None {
+            self.how.until_gone(session, &deleted).await?;
+        }
+        error::aggregate(errors)
+    }
+
+    fn check(&self) -> Result<()> {
+        if let Some(output) = self.output.as_deref().filter(|output| *output != "name") {
+            bail!("unexpected -o output mode: {output}. We only support '-o name'");
+        }
+        if self.all && self.selection.selector.is_some() {
+            bail!("cannot set --all and --selector at the same time");
+        }
+        if self.all && self.selection.field_selector.is_some() {
+            bail!("cannot set --all and --field-selector at the same time");
+        }
+        Ok(())
+    }
+
+    async fn delete(
+        &self,
+        session: &Session,
+        target: &Target,
+        options: &Value,
+        dry_run: DryRunMode,
+    ) -> Result<Value> {
+        let answer = match dry_run.is_client() {
+            true => target.get(session).await?,
+            false => session.api.delete(&target.path(), options).await?,
         };
-        println!("{kind} \"{name}\" {deed}{place}{}", self.dry_run.suffix());
+        say_deleted(target, self.output.is_some(), self.how.force, dry_run);
         Ok(answer)
     }
+}
+
+/// `pod "web" deleted from default namespace`
+pub fn say_deleted(target: &Target, only_name: bool, is_forced: bool, dry_run: DryRunMode) {
+    let kind = target.resource.kind.to_lowercase();
+    let kind = match target.resource.group.as_str() {
+        "" => kind,
+        group => format!("{kind}.{group}"),
+    };
+    let name = &target.name;
+    if only_name {
+        return println!("{kind}/{name}");
+    }
+    let deed = if is_forced {
+        "force deleted"
+    } else {
+        "deleted"
+    };
+    let place = match target.resource.namespaced {
+        true => format!(" from {} namespace", target.namespace),
+        false => String::new(),
+    };
+    println!("{kind} \"{name}\" {deed}{place}{}", dry_run.suffix());
+}
+
+fn confirmed(targets: &[Target]) -> Result<bool> {
+    println!(
+        "You are about to delete the following {} resource(s):",
+        targets.len()
+    );
+    for target in targets {
+        println!("{}", target.display());
+    }
+    print!("Do you want to continue? (y/N): ");
+    std::io::stdout().flush()?;
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer)?;
+    Ok(matches!(answer.trim(), "y" | "Y"))
 }
 
 /// Watches one object until it does not exist any more, or another has taken its name.
@@ -150,22 +242,13 @@ async fn until_gone(session: &Session, target: &Target, answer: &Value) -> Resul
         .unwrap_or_default()
         .to_owned();
     loop {
-        let live = match session.api.get(&target.path()).await {
-            Ok(live) => live,
-            Err(error) if error::is_not_found(&error) => return Ok(()),
-            Err(error) => return Err(error),
+        let Some(live) = session.api.find(&target.path()).await? else {
+            return Ok(());
         };
         if !uid.is_empty() && live["metadata"]["uid"].as_str() != Some(&uid) {
             return Ok(());
         }
-        let version = live["metadata"]["resourceVersion"]
-            .as_str()
-            .unwrap_or_default();
-        let path = format!(
-            "{}?watch=true&timeoutSeconds=60&resourceVersion={version}&fieldSelector=metadata.name%3D{}",
-            target.resource.collection(Some(&target.namespace)),
-            target.name
-        );
+        let path = target.watch_path(str_of(&live["metadata"]["resourceVersion"]));
         let mut events = Box::pin(session.api.watch(&path, "application/json").await?);
         while let Some(Ok(event)) = events.next().await {
             match event["type"].as_str() {

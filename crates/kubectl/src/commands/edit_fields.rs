@@ -5,14 +5,17 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    api::PatchType,
-    args::{DryRun, Output, Selection},
-    discovery::Discovery,
-    resources,
+    api::{PatchType, Query},
+    args::{DryRun, Selection},
+    error,
+    json::{entries, str_of},
+    manifest, merge,
+    output::PrintFlags,
+    resources::{self, Target},
     session::Session,
 };
 
-use super::create::report;
+use super::report::Report;
 
 /// Flags of `label` and `annotate`.
 #[derive(Debug, Args)]
@@ -21,20 +24,32 @@ pub struct EditFields {
     words: Vec<String>,
     #[command(flatten)]
     selection: Selection,
-    /// All objects of the type in the namespace
+    /// Select all resources, in the namespace of the specified resource types
     #[arg(long)]
     all: bool,
-    /// Replace values that are there already
+    /// Allow values to be overwritten
     #[arg(long)]
     overwrite: bool,
+    /// Display the values
+    #[arg(long)]
+    list: bool,
+    /// Change the content of the file and print it, not the server's object
+    #[arg(long)]
+    local: bool,
+    /// Only succeed if this is the current resource version of the object
+    #[arg(long, value_name = "VERSION")]
+    resource_version: Option<String>,
+    /// Name of the manager used to track field ownership
+    #[arg(long, value_name = "NAME")]
+    field_manager: Option<String>,
     #[command(flatten)]
-    output: Output,
+    print: PrintFlags,
     #[command(flatten)]
     dry_run: DryRun,
 }
 
 /// Which map of the metadata.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Field {
     Labels,
     Annotations,
@@ -47,73 +62,182 @@ impl Field {
             Self::Annotations => "annotations",
         }
     }
+
+    fn command(self) -> &'static str {
+        match self {
+            Self::Labels => "label",
+            Self::Annotations => "annotate",
+        }
+    }
 }
 
 impl EditFields {
     pub async fn run(self, session: &Session, field: Field) -> Result<()> {
-        let is_change = |word: &&String| word.contains('=') || word.ends_with('-');
-        let (changes, words): (Vec<&String>, Vec<&String>) = self.words.iter().partition(is_change);
-        if changes.is_empty() {
-            bail!(
-                "at least one {} update is required",
-                field.name().trim_end_matches('s')
-            );
+        let (changes, words) = self.split(field)?;
+        let dry_run = self.dry_run.mode()?;
+        let report = Report::new(&self.print, dry_run)?;
+        if self.local {
+            for manifest in manifest::read(&self.selection.files).await? {
+                let after = merge::apply(
+                    &manifest.object,
+                    PatchType::Merge,
+                    &self.patch(field, &changes),
+                )?;
+                report.say(&after, self.deed(field, &manifest.object, &changes))?;
+            }
+            return Ok(());
         }
-        let changes = parse(&changes);
-        let words: Vec<String> = words.into_iter().cloned().collect();
-        let discovery = Discovery::load(&session.api).await?;
-        let targets =
-            resources::targets(session, &discovery, &self.selection, &words, self.all).await?;
+        let targets = resources::targets(session, &self.selection, &words, self.all).await?;
+        if self.resource_version.is_some() && targets.len() != 1 {
+            bail!("--resource-version may only be used with a single resource");
+        }
+        let mut errors = Vec::new();
+        let one = targets.len() == 1;
         for target in targets {
-            let before = session.api.get(&target.path()).await?;
-            let current = &before["metadata"][field.name()];
-            self.refuse_overwriting(current, &changes)?;
-            let patch = json!({"metadata": {field.name(): changes}});
-            let path = format!("{}{}", target.path(), self.dry_run.query());
-            let after = session.api.patch(&path, PatchType::Merge, &patch).await?;
-            report(
-                &after,
-                deed(field, current, &after["metadata"][field.name()]),
-                &self.output,
-                &self.dry_run,
-            )?;
+            let changed = self
+                .change(session, &target, field, &changes, &report, one)
+                .await;
+            errors.extend(changed.err());
         }
-        Ok(())
+        error::aggregate(errors)
+    }
+
+    async fn change(
+        &self,
+        session: &Session,
+        target: &Target,
+        field: Field,
+        changes: &Map<String, Value>,
+        report: &Report,
+        one: bool,
+    ) -> Result<()> {
+        let dry_run = self.dry_run.mode()?;
+        let before = target.get(session).await?;
+        let current = &before["metadata"][field.name()];
+        if self.list {
+            return show(&before, field, one);
+        }
+        self.refuse_overwriting(current, changes)?;
+        for (key, _) in changes
+            .iter()
+            .filter(|(key, value)| value.is_null() && current[key.as_str()].is_null())
+        {
+            if field == Field::Labels {
+                println!("label {key:?} not found.");
+            }
+        }
+        let deed = self.deed(field, &before, changes);
+        let patch = self.patch(field, changes);
+        if dry_run.is_client() {
+            return report.say(&merge::apply(&before, PatchType::Merge, &patch)?, deed);
+        }
+        if deed == "not labeled" {
+            return report.say(&before, deed);
+        }
+        let mut query: Query = dry_run.parameter().into_iter().collect();
+        if let Some(manager) = &self.field_manager {
+            query.push(("fieldManager", manager.clone()));
+        }
+        let after = session
+            .api
+            .patch(&target.path(), PatchType::Merge, &patch, &query)
+            .await?;
+        report.say(&after, deed)
+    }
+
+    /// The changes, and the words that name objects.
+    fn split(&self, field: Field) -> Result<(Map<String, Value>, Vec<String>)> {
+        let is_change =
+            |word: &&String| (word.contains('=') || word.ends_with('-')) && !word.starts_with('-');
+        let words: Vec<String> = self
+            .words
+            .iter()
+            .take_while(|word| !is_change(word))
+            .cloned()
+            .collect();
+        let mut changes = Map::new();
+        for word in &self.words[words.len()..] {
+            let (key, value) = match word.split_once('=') {
+                Some((key, value)) => (key, json!(value)),
+                None => match word.strip_suffix('-') {
+                    Some(key) => (key, Value::Null),
+                    None => bail!("unknown {} spec: {word}", field.command()),
+                },
+            };
+            if let Some(known) = changes.get(key)
+                && known.is_null() != value.is_null()
+            {
+                let noun = field.name().trim_end_matches('s');
+                bail!(
+                    "can not both modify and remove {} {noun} in the same command",
+                    article(noun)
+                );
+            }
+            changes.insert(key.to_owned(), value);
+        }
+        if changes.is_empty() && !self.list {
+            let noun = field.name().trim_end_matches('s');
+            bail!("at least one {noun} update is required");
+        }
+        Ok((changes, words))
+    }
+
+    fn patch(&self, field: Field, changes: &Map<String, Value>) -> Value {
+        let mut metadata = json!({field.name(): changes});
+        if let Some(version) = &self.resource_version {
+            metadata["resourceVersion"] = json!(version);
+        }
+        json!({"metadata": metadata})
     }
 
     fn refuse_overwriting(&self, current: &Value, changes: &Map<String, Value>) -> Result<()> {
+        let mut errors = Vec::new();
         for (key, value) in changes.iter().filter(|(_, value)| !value.is_null()) {
             let there = current[key.as_str()].as_str();
             if !self.overwrite && there.is_some_and(|there| Some(there) != value.as_str()) {
-                bail!(
-                    "'{key}' already has a value ({}), and --overwrite is false",
-                    there.unwrap_or_default()
-                );
+                let there = there.unwrap_or_default();
+                errors.push(anyhow::anyhow!(
+                    "'{key}' already has a value ({there}), and --overwrite is false"
+                ));
             }
         }
-        Ok(())
+        error::aggregate(errors)
+    }
+
+    fn deed(&self, field: Field, before: &Value, changes: &Map<String, Value>) -> &'static str {
+        if field == Field::Annotations {
+            return "annotated";
+        }
+        let current = &before["metadata"]["labels"];
+        let added = changes
+            .iter()
+            .any(|(key, value)| !value.is_null() && current[key.as_str()] != *value);
+        let removed = changes
+            .iter()
+            .any(|(key, value)| value.is_null() && !current[key.as_str()].is_null());
+        match (added, removed) {
+            (true, true) => "modified",
+            (true, false) => "labeled",
+            (false, true) => "unlabeled",
+            (false, false) => "not labeled",
+        }
     }
 }
 
-fn parse(changes: &[&String]) -> Map<String, Value> {
-    let change = |word: &&String| match word.split_once('=') {
-        Some((key, value)) => (key.to_owned(), json!(value)),
-        None => (word.trim_end_matches('-').to_owned(), Value::Null),
-    };
-    changes.iter().map(change).collect()
+fn article(noun: &str) -> &'static str {
+    if noun.starts_with('a') { "an" } else { "a" }
 }
 
-fn deed(field: Field, before: &Value, after: &Value) -> &'static str {
-    match field {
-        Field::Annotations => "annotated",
-        Field::Labels if before == after => "not labeled",
-        Field::Labels => {
-            let count = |value: &Value| value.as_object().map_or(0, Map::len);
-            if count(after) < count(before) {
-                "unlabeled"
-            } else {
-                "labeled"
-            }
-        }
+fn show(object: &Value, field: Field, one: bool) -> Result<()> {
+    let indent = if one { "" } else { " " };
+    if !one {
+        let version = str_of(&object["apiVersion"]);
+        let group = version.split_once('/').map_or("", |(group, _)| group);
+        let (kind, name) = (str_of(&object["kind"]), str_of(&object["metadata"]["name"]));
+        println!("Listing {} for {kind}.{group}/{name}:", field.name());
     }
+    for (key, value) in entries(&object["metadata"][field.name()]) {
+        println!("{indent}{key}={}", str_of(value));
+    }
+    Ok(())
 }

@@ -1,133 +1,265 @@
 //! `kubectl expose`: a service for what is there already.
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde_json::{Value, json};
 
 use crate::{
-    args::{DryRun, Output, Selection},
-    discovery::Discovery,
+    api::Query,
+    args::{DryRun, Selection},
+    json::{list, str_of},
+    merge,
+    output::PrintFlags,
     resources,
     session::Session,
 };
 
-use super::create::create_generated;
+use super::{
+    create::{create_object, int_or_string, pairs},
+    report::Report,
+};
 
 /// Flags of `expose`.
 #[derive(Debug, Args)]
 pub struct Expose {
     /// TYPE NAME or TYPE/NAME
     resource: Vec<String>,
-    /// Name of the service [default: that of the resource]
+    #[command(flatten)]
+    files: crate::args::Files,
+    /// The name for the newly created object
     #[arg(long)]
     name: Option<String>,
-    /// The service's port [default: those that the resource exposes]
+    /// The port that the service should serve on; several separated by commas
     #[arg(long)]
-    port: Option<u16>,
-    /// The containers' port, by number or name [default: the service's]
+    port: Option<String>,
+    /// Name or number for the port on the container that the service should direct traffic to
     #[arg(long)]
     target_port: Option<String>,
-    #[arg(long, default_value = "TCP")]
-    protocol: String,
-    /// ClusterIP, NodePort, LoadBalancer
-    #[arg(long = "type")]
+    /// The network protocol for the service to be created
+    #[arg(long)]
+    protocol: Option<String>,
+    /// Type for this service: ClusterIP, NodePort, LoadBalancer, or ExternalName
+    #[arg(long = "type", value_name = "TYPE")]
     kind: Option<String>,
+    /// A label selector to use for this service; only equality is supported
+    #[arg(long)]
+    selector: Option<String>,
+    /// Labels to apply to the service
+    #[arg(short, long)]
+    labels: Option<String>,
+    /// Additional external IP address of the service
+    #[arg(long, value_name = "ADDRESS")]
+    external_ip: Option<String>,
+    /// IP to assign to the load balancer
+    #[arg(long, value_name = "ADDRESS")]
+    load_balancer_ip: Option<String>,
+    /// ClusterIP to be assigned to the service; None is a headless service
+    #[arg(long, value_name = "ADDRESS")]
+    cluster_ip: Option<String>,
+    /// None or ClientIP
+    #[arg(long)]
+    session_affinity: Option<String>,
+    /// A JSON object that changes the generated one
+    #[arg(long, value_name = "JSON")]
+    overrides: Option<String>,
+    /// How to override: json, merge or strategic
+    #[arg(long, default_value = "merge")]
+    override_type: String,
+    /// Name of the manager used to track field ownership
+    #[arg(long, default_value = "kubectl-expose", value_name = "NAME")]
+    field_manager: String,
+    /// Save the configuration of the object in its annotation, for later applies
+    #[arg(long)]
+    save_config: bool,
     #[command(flatten)]
-    selection: Selection,
-    #[command(flatten)]
-    output: Output,
+    print: PrintFlags,
     #[command(flatten)]
     dry_run: DryRun,
 }
 
 impl Expose {
     pub async fn run(self, session: &Session) -> Result<()> {
-        let discovery = Discovery::load(&session.api).await?;
-        let targets =
-            resources::targets(session, &discovery, &self.selection, &self.resource, false).await?;
-        let mut services = Vec::new();
-        for target in targets {
-            let object = session.api.get(&target.path()).await?;
-            services.push(self.service(&object)?);
+        let dry_run = self.dry_run.mode()?;
+        let report = Report::new(&self.print, dry_run)?;
+        let selection = Selection {
+            files: self.files.clone(),
+            ..Selection::default()
+        };
+        for target in resources::targets(session, &selection, &self.resource, false).await? {
+            let object = target.get(session).await?;
+            let mut service = self.service(&object, &target.resource.qualified_plural())?;
+            if session.namespace_given {
+                service["metadata"]["namespace"] = json!(session.namespace);
+            }
+            if let Some(overrides) = &self.overrides {
+                service = overridden(&service, overrides, &self.override_type)?;
+            }
+            if self.save_config {
+                super::apply::annotate(&mut service);
+            }
+            let mut query: Query = vec![("fieldManager", self.field_manager.clone())];
+            query.extend(dry_run.parameter());
+            let created = create_object(session, service, &query, dry_run).await?;
+            report.say_typed(&created, "exposed")?;
         }
-        create_generated(session, services, &self.output, &self.dry_run).await
+        Ok(())
     }
 
-    fn service(&self, object: &Value) -> Result<Value> {
-        let selector = match object["kind"].as_str().unwrap_or_default() {
-            "Deployment" | "ReplicaSet" | "StatefulSet" | "DaemonSet" => {
-                if object["spec"]["selector"].get("matchExpressions").is_some() {
-                    bail!(
-                        "couldn't convert expressions - \"matchExpressions\" to map-based selector"
-                    );
-                }
-                object["spec"]["selector"]["matchLabels"].clone()
-            }
-            "ReplicationController" | "Service" => object["spec"]["selector"].clone(),
-            "Pod" => object["metadata"]["labels"].clone(),
-            kind => bail!("cannot expose a {kind}"),
+    fn service(&self, object: &Value, resource: &str) -> Result<Value> {
+        let selector = match &self.selector {
+            Some(selector) => pairs(selector)?,
+            None => selector_of(object, resource)?,
         };
-        if selector.as_object().is_none_or(|labels| labels.is_empty()) {
-            bail!("couldn't retrieve selectors: the object has no labels to select by");
-        }
-        let ports = self.ports(object)?;
-        let mut spec = json!({"selector": selector, "ports": ports});
-        if let Some(kind) = &self.kind {
-            spec["type"] = json!(kind);
-        }
         let name = self
             .name
             .as_deref()
-            .or(object["metadata"]["name"].as_str())
-            .unwrap_or_default();
+            .unwrap_or_else(|| str_of(&object["metadata"]["name"]));
         let mut metadata = json!({"name": name});
-        if let Some(labels) = object["metadata"].get("labels") {
-            metadata["labels"] = labels.clone();
+        match &self.labels {
+            Some(labels) => metadata["labels"] = pairs(labels)?,
+            None => {
+                if let Some(labels) = object["metadata"].get("labels") {
+                    metadata["labels"] = labels.clone();
+                }
+            }
         }
-        Ok(json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}))
+        let mut spec = json!({});
+        let ports = self.ports(object)?;
+        if !ports.is_empty() {
+            spec["ports"] = json!(ports);
+        }
+        spec["selector"] = selector;
+        if let Some(address) = self
+            .cluster_ip
+            .as_ref()
+            .filter(|address| !address.is_empty())
+        {
+            spec["clusterIP"] = json!(address);
+        }
+        if let Some(kind) = self.kind.as_ref().filter(|kind| !kind.is_empty()) {
+            spec["type"] = json!(kind);
+        }
+        if let Some(address) = self
+            .external_ip
+            .as_ref()
+            .filter(|address| !address.is_empty())
+        {
+            spec["externalIPs"] = json!([address]);
+        }
+        match self.session_affinity.as_deref() {
+            None | Some("") => {}
+            Some(affinity @ ("None" | "ClientIP")) => spec["sessionAffinity"] = json!(affinity),
+            Some(other) => bail!("unknown session affinity: {other}"),
+        }
+        if spec["type"] == "LoadBalancer"
+            && let Some(address) = &self.load_balancer_ip
+        {
+            spec["loadBalancerIP"] = json!(address);
+        }
+        Ok(json!({
+            "kind": "Service", "apiVersion": "v1", "metadata": metadata, "spec": spec, "status": {"loadBalancer": {}}}))
     }
 
     fn ports(&self, object: &Value) -> Result<Vec<Value>> {
-        let target = |port: u16| match &self.target_port {
+        let exposed = exposed_ports(object);
+        let given: Vec<(u16, Option<String>)> = match &self.port {
             Some(text) => text
-                .parse::<u16>()
-                .map_or_else(|_| json!(text), |number| json!(number)),
-            None => json!(port),
+                .split(',')
+                .map(|text| {
+                    let port: u16 = text.parse().with_context(|| {
+                        format!("strconv.Atoi: parsing {text:?}: invalid syntax")
+                    })?;
+                    let known: Vec<&String> = exposed
+                        .iter()
+                        .filter(|(known, _)| *known == port)
+                        .map(|(_, protocol)| protocol)
+                        .collect();
+                    Ok((port, known.first().map(|protocol| (*protocol).clone())))
+                })
+                .collect::<Result<_>>()?,
+            None => exposed
+                .iter()
+                .map(|(port, protocol)| (*port, Some(protocol.clone())))
+                .collect(),
         };
-        let one = |port: u16, protocol: &str| json!({"port": port, "protocol": protocol, "targetPort": target(port)});
-        if let Some(port) = self.port {
-            return Ok(vec![one(port, &self.protocol)]);
+        if given.is_empty() && self.cluster_ip.as_deref() != Some("None") {
+            bail!(
+                "couldn't find port via --port flag or introspection\nSee 'kubectl expose -h' for help and examples"
+            );
         }
-        let exposed = container_ports(object);
-        if exposed.is_empty() {
-            bail!("couldn't find port via --port flag or introspection");
-        }
-        let named = |(at, (port, protocol)): (usize, &(u16, String))| {
-            let mut value = one(*port, protocol);
-            if exposed.len() > 1 {
+        let several = given.len() > 1;
+        let port = |(at, (port, known)): (usize, (u16, Option<String>))| {
+            let protocol = self
+                .protocol
+                .clone()
+                .filter(|text| !text.is_empty())
+                .or(known);
+            let mut value = json!({});
+            if several {
                 value["name"] = json!(format!("port-{}", at + 1));
             }
+            value["protocol"] = json!(protocol.unwrap_or_else(|| "TCP".into()));
+            value["port"] = json!(port);
+            value["targetPort"] = match &self.target_port {
+                Some(target) => int_or_string(target),
+                None => json!(port),
+            };
             value
         };
-        Ok(exposed.iter().enumerate().map(named).collect())
+        Ok(given.into_iter().enumerate().map(port).collect())
     }
 }
 
-fn container_ports(object: &Value) -> Vec<(u16, String)> {
-    let spec = if object["kind"] == "Pod" {
-        &object["spec"]
-    } else {
-        &object["spec"]["template"]["spec"]
+/// The object with JSON or YAML of the user's merged into it.
+pub fn overridden(object: &Value, overrides: &str, kind: &str) -> Result<Value> {
+    use crate::api::PatchType;
+    let patch: Value = serde_saphyr::from_str(overrides).context("invalid overrides")?;
+    let kind = match kind {
+        "json" => PatchType::Json,
+        "merge" => PatchType::Merge,
+        "strategic" => PatchType::Strategic,
+        other => bail!("invalid override type: {other}"),
     };
-    let containers = spec["containers"].as_array().into_iter().flatten();
-    let ports =
-        containers.flat_map(|container| container["ports"].as_array().into_iter().flatten());
-    let of = |port: &Value| {
-        let number = u16::try_from(port["containerPort"].as_u64()?).ok()?;
-        Some((
-            number,
-            port["protocol"].as_str().unwrap_or("TCP").to_owned(),
-        ))
+    merge::apply(object, kind, &patch)
+}
+
+fn selector_of(object: &Value, resource: &str) -> Result<Value> {
+    let selector = match str_of(&object["kind"]) {
+        "Deployment" | "ReplicaSet" => {
+            if list(&object["spec"]["selector"]["matchExpressions"]).len() > 0 {
+                bail!(
+                    "couldn't convert expressions - \"{}\" to map-based selector format",
+                    object["spec"]["selector"]["matchExpressions"]
+                );
+            }
+            object["spec"]["selector"]["matchLabels"].clone()
+        }
+        "ReplicationController" | "Service" => object["spec"]["selector"].clone(),
+        "Pod" => object["metadata"]["labels"].clone(),
+        _ => bail!("cannot expose a {resource}"),
     };
-    ports.filter_map(of).collect()
+    if selector.as_object().is_none_or(serde_json::Map::is_empty) {
+        bail!(
+            "couldn't retrieve selectors via --selector flag or introspection: the object has no labels and cannot be exposed"
+        );
+    }
+    Ok(selector)
+}
+
+fn exposed_ports(object: &Value) -> Vec<(u16, String)> {
+    let number = |value: &Value| u16::try_from(value.as_u64()?).ok();
+    let protocol = |port: &Value| port["protocol"].as_str().unwrap_or("TCP").to_owned();
+    if object["kind"] == "Service" {
+        return list(&object["spec"]["ports"])
+            .filter_map(|port| Some((number(&port["port"])?, protocol(port))))
+            .collect();
+    }
+    let spec = match object["kind"] == "Pod" {
+        true => &object["spec"],
+        false => &object["spec"]["template"]["spec"],
+    };
+    let ports = list(&spec["containers"]).flat_map(|container| list(&container["ports"]));
+    ports
+        .filter_map(|port| Some((number(&port["containerPort"])?, protocol(port))))
+        .collect()
 }

@@ -1,22 +1,23 @@
 //! `kubectl get`
 
-use std::collections::BTreeSet;
-
 use anyhow::{Result, bail};
 use clap::Args;
 use futures::StreamExt;
 use serde_json::{Value, json};
 
 use crate::{
-    api::TABLE,
-    args::{Output, Selection},
-    discovery::{Discovery, Resource},
-    error, manifest,
+    api::{TABLE, with_query},
+    args::Selection,
+    discovery::Resource,
+    error,
+    json::{list, str_of},
+    manifest,
     output::{
-        Format,
+        Format, PrintFlags, Printer, sort,
         table::{Table, View},
+        tabwriter::Tabwriter,
     },
-    resources::{self, Named},
+    resources::{self, Named, of_item},
     session::Session,
 };
 
@@ -28,277 +29,499 @@ pub struct Get {
     #[command(flatten)]
     selection: Selection,
     #[command(flatten)]
-    output: Output,
-    /// After listing, watch for changes
+    print: PrintFlags,
+    /// After listing or getting the requested object, watch for changes
     #[arg(short, long)]
     watch: bool,
-    /// Watch for changes without listing first
+    /// Watch for changes to the requested object(s), without listing or getting first
     #[arg(long)]
     watch_only: bool,
-    /// Do not print headings
+    /// Output watch event objects when --watch or --watch-only is used
+    #[arg(long)]
+    output_watch_events: bool,
+    /// Do not print headers
     #[arg(long)]
     no_headers: bool,
-    /// Show all labels in the last column
+    /// List the resource type for the requested objects
+    #[arg(long)]
+    show_kind: bool,
+    /// Show all labels as the last column
     #[arg(long)]
     show_labels: bool,
     /// Labels to show as columns
     #[arg(short = 'L', long, value_delimiter = ',', value_name = "LABEL")]
     label_columns: Vec<String>,
-    /// Keep managedFields in JSON and YAML
-    #[arg(long)]
-    show_managed_fields: bool,
-    /// Say nothing about objects that do not exist
+    /// Exit with code 0 if the object does not exist
     #[arg(long)]
     ignore_not_found: bool,
-    /// Sort by this JSONPath
+    /// Sort list types by this JSONPath
     #[arg(long, value_name = "PATH")]
     sort_by: Option<String>,
-    /// A path to ask for as it is
-    #[arg(long, value_name = "PATH")]
+    /// Let the server make the table
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    server_print: bool,
+    /// Return large lists in chunks; 0 asks for all at once
+    #[arg(long, default_value_t = 500, value_name = "COUNT")]
+    chunk_size: usize,
+    /// The subresource to read, such as status or scale
+    #[arg(long, value_name = "NAME")]
+    subresource: Option<String>,
+    /// Raw URI to request from the server
+    #[arg(long, value_name = "URI")]
     raw: Option<String>,
+    /// With `all`: every resource that can be listed, not only those of the category
+    #[arg(long)]
+    really_all: bool,
 }
 
 /// One request and what its answer is about.
-struct Query {
+struct Ask {
     resource: Resource,
     path: String,
-    is_list: bool,
+    name: Option<String>,
 }
 
 impl Get {
     pub async fn run(self, session: &Session) -> Result<()> {
         if let Some(path) = &self.raw {
-            println!("{}", session.api.text(path).await?);
-            return Ok(());
+            return self.print_raw(session, path).await;
         }
-        let format = Format::parse(self.output.output.as_deref())?;
-        let discovery = Discovery::load(&session.api).await?;
-        let queries = self.queries(session, &discovery)?;
+        self.check()?;
+        let mut printer = self.print.with_formats(&["wide", "custom-columns"])?;
+        if let Some(Printer {
+            format: Format::Columns(columns),
+            ..
+        }) = &mut printer
+        {
+            columns.no_headers = self.no_headers;
+        }
+        let asks = self.asks(session).await?;
         if self.watch || self.watch_only {
-            return self.follow(session, &format, &queries).await;
+            return self.follow(session, printer, asks).await;
         }
-        match format {
-            Format::Table { wide } => self.print_tables(session, &queries, wide).await,
-            format => self.print_objects(session, &queries, &format).await,
+        match printer {
+            None => self.print_tables(session, &asks).await,
+            Some(printer) => self.print_objects(session, &asks, &printer).await,
         }
     }
 
-    fn queries(&self, session: &Session, discovery: &Discovery) -> Result<Vec<Query>> {
-        let query = resources::query(&self.selection);
-        let object = |resource: Resource, namespace: &str, name: &str| Query {
-            path: resource.object(namespace, name),
-            resource,
-            is_list: false,
-        };
-        if !self.selection.filename.is_empty() {
-            let manifests = manifest::read(&self.selection.filename, self.selection.recursive)?;
-            let targets = resources::from_manifests(session, discovery, manifests)?;
-            return Ok(targets
+    async fn print_raw(&self, session: &Session, path: &str) -> Result<()> {
+        use std::io::Write;
+        if !self.resources.is_empty() || !self.selection.files.filename.is_empty() {
+            bail!("arguments may not be passed when --raw is specified");
+        }
+        let mut chunks = Box::pin(session.api.stream(path, "*/*").await?);
+        while let Some(chunk) = chunks.next().await {
+            std::io::stdout().write_all(&chunk?)?;
+        }
+        std::io::stdout().flush()?;
+        Ok(())
+    }
+
+    fn check(&self) -> Result<()> {
+        let is_watching = self.watch || self.watch_only;
+        if self.output_watch_events && !is_watching {
+            return Err(error::usage(
+                "get",
+                "--output-watch-events option can only be used with --watch or --watch-only",
+            ));
+        }
+        if self.show_labels
+            && self
+                .print
+                .output
+                .as_deref()
+                .is_some_and(|output| output != "wide")
+        {
+            bail!(
+                "--show-labels option cannot be used with {} printer",
+                self.print.output.as_deref().unwrap_or_default()
+            );
+        }
+        if self.resources.is_empty() && self.selection.files.is_empty() {
+            eprintln!(
+                "You must specify the type of resource to get. Use \"kubectl api-resources\" for a complete list of supported resources.\n"
+            );
+            return Err(error::usage(
+                "get",
+                "Required resource not specified.\nUse \"kubectl explain <resource>\" for a detailed description of that resource (e.g. kubectl explain pods).",
+            ));
+        }
+        Ok(())
+    }
+
+    async fn asks(&self, session: &Session) -> Result<Vec<Ask>> {
+        if !self.selection.files.is_empty() {
+            let manifests = manifest::read(&self.selection.files).await?;
+            let targets = resources::from_manifests(session, manifests).await?;
+            let ask = |target: resources::Target| {
+                self.object(target.resource, &target.namespace, &target.name)
+            };
+            return Ok(targets.into_iter().map(ask).collect());
+        }
+        if self.really_all && self.resources == ["all"] {
+            let all = session.discovery.resources().await?;
+            let mut types: Vec<Resource> = Vec::new();
+            for resource in all
+                .iter()
+                .filter(|resource| resource.verbs.iter().any(|verb| verb == "list"))
+            {
+                let is_known = |known: &Resource| {
+                    known.group == resource.group && known.plural == resource.plural
+                };
+                let is_events = resource.plural == "events";
+                if !is_events && !types.iter().any(is_known) && resource.namespaced {
+                    types.push(resource.clone());
+                }
+            }
+            return Ok(types
                 .into_iter()
-                .map(|t| object(t.resource, &t.namespace, &t.name))
+                .map(|resource| self.collection(session, resource))
                 .collect());
         }
-        let namespace = (!self.selection.all_namespaces).then_some(session.namespace.as_str());
-        match resources::named(discovery, &self.resources)? {
-            Named::Type(types) => {
-                let list = |resource: Resource| Query {
-                    path: format!("{}{query}", resource.collection(namespace)),
-                    resource,
-                    is_list: true,
-                };
-                Ok(types.into_iter().map(list).collect())
-            }
+        match resources::named(session, &self.resources).await? {
+            Named::Types(types) => Ok(types
+                .into_iter()
+                .map(|resource| self.collection(session, resource))
+                .collect()),
             Named::Objects(_) if self.selection.all_namespaces => {
                 bail!("a resource cannot be retrieved by name across all namespaces")
             }
-            Named::Objects(objects) => Ok(objects
-                .into_iter()
-                .map(|(r, name)| object(r, &session.namespace, &name))
-                .collect()),
+            Named::Objects(_) if self.selection.selector.is_some() => {
+                bail!("name cannot be provided when a selector is specified")
+            }
+            Named::Objects(objects) => {
+                let ask = |(resource, name): (Resource, String)| {
+                    self.object(resource, &session.namespace, &name)
+                };
+                Ok(objects.into_iter().map(ask).collect())
+            }
         }
     }
 
-    fn view<'a>(&'a self, query: &Query, wide: bool, prefix: Option<&'a str>) -> View<'a> {
+    fn object(&self, resource: Resource, namespace: &str, name: &str) -> Ask {
+        let subresource = self
+            .subresource
+            .as_ref()
+            .map(|name| format!("/{name}"))
+            .unwrap_or_default();
+        Ask {
+            path: format!("{}{subresource}", resource.object(namespace, name)),
+            resource,
+            name: Some(name.to_owned()),
+        }
+    }
+
+    fn collection(&self, session: &Session, resource: Resource) -> Ask {
+        let namespace = (!self.selection.all_namespaces).then_some(session.namespace.as_str());
+        Ask {
+            path: with_query(
+                &resource.collection(namespace),
+                &resources::query(&self.selection),
+            ),
+            resource,
+            name: None,
+        }
+    }
+
+    async fn ask(&self, session: &Session, ask: &Ask, accept: &str) -> Result<Value> {
+        let is_sorted_table = accept == TABLE && self.sort_by.is_some();
+        let path = match is_sorted_table {
+            true => with_query(&ask.path, &[("includeObject", "Object".into())]),
+            false => ask.path.clone(),
+        };
+        match ask.name {
+            Some(_) => session.api.get_as(&path, accept).await,
+            None => session.api.list(&path, accept, self.chunk_size).await,
+        }
+    }
+
+    fn view(&self, ask: &Ask, several: bool) -> View {
         View {
-            wide,
-            with_namespace: self.selection.all_namespaces && query.resource.namespaced,
+            wide: self.print.is("wide"),
+            with_namespace: self.selection.all_namespaces && ask.resource.namespaced,
             show_labels: self.show_labels,
-            label_columns: &self.label_columns,
-            name_prefix: prefix,
+            label_columns: self.label_columns.clone(),
+            kind: (self.show_kind || several).then(|| {
+                let kind = ask.resource.kind.to_lowercase();
+                match ask.resource.group.as_str() {
+                    "" => kind,
+                    group => format!("{kind}.{group}"),
+                }
+            }),
         }
     }
 
-    async fn print_tables(&self, session: &Session, queries: &[Query], wide: bool) -> Result<()> {
-        let types: BTreeSet<String> = queries
+    async fn print_tables(&self, session: &Session, asks: &[Ask]) -> Result<()> {
+        let several = asks
             .iter()
-            .map(|query| query.resource.qualified_plural())
-            .collect();
-        let mut tables: Vec<(String, Table)> = Vec::new();
-        let mut failure = None;
-        for query in queries {
-            let answer = match session.api.get_as(&query.path, TABLE).await {
-                Ok(answer) => answer,
+            .any(|ask| ask.resource.qualified_plural() != asks[0].resource.qualified_plural());
+        let accept = if self.server_print {
+            TABLE
+        } else {
+            "application/json"
+        };
+        let mut printed = Tables::new(self.no_headers);
+        let mut errors = Vec::new();
+        for ask in asks {
+            let mut answer = match self.ask(session, ask, accept).await {
+                Ok(answer) => as_table(answer),
                 Err(error) if self.ignore_not_found && error::is_not_found(&error) => continue,
+                // Types that cannot be listed are left out of everything.
+                Err(error) if self.really_all && error::code_is(&error, 405) => continue,
                 Err(error) => {
-                    // Say what is missing, and still show the rest.
-                    if let Some(earlier) = failure.replace(error) {
-                        error::report(&earlier);
-                    }
+                    errors.push(error);
                     continue;
                 }
             };
-            let prefix = query.resource.qualified_singular();
-            let prefix = (types.len() > 1).then_some(prefix.as_str());
-            let table = Table::of(&self.sorted(answer)?, self.view(query, wide, prefix));
-            let kind = query.resource.qualified_plural();
-            match tables.last_mut() {
-                Some((last, merged)) if *last == kind => merged.rows.extend(table.rows),
-                _ => tables.push((kind, table)),
+            if let (Some(path), Some(rows)) = (
+                &self.sort_by,
+                answer.pointer_mut("/rows").and_then(Value::as_array_mut),
+            ) {
+                sort::by(rows, path, |row| row["object"].clone())?;
+            }
+            printed.add(
+                &ask.resource.qualified_plural(),
+                &answer,
+                &self.view(ask, several),
+            );
+        }
+        printed.flush();
+        if !printed.wrote && errors.is_empty() && !self.ignore_not_found {
+            let namespaced = asks.iter().all(|ask| ask.resource.namespaced);
+            match namespaced && !self.selection.all_namespaces {
+                true => eprintln!("No resources found in {} namespace.", session.namespace),
+                false => eprintln!("No resources found"),
             }
         }
-        tables.retain(|(_, table)| !table.rows.is_empty());
-        for (at, (_, table)) in tables.iter().enumerate() {
-            if at > 0 {
-                println!();
-            }
-            print!("{}", table.render(self.no_headers));
-        }
-        if tables.is_empty() && failure.is_none() && !self.ignore_not_found {
-            self.say_nothing_found(session, queries);
-        }
-        failure.map_or(Ok(()), Err)
-    }
-
-    fn say_nothing_found(&self, session: &Session, queries: &[Query]) {
-        let namespaced = queries.iter().any(|query| query.resource.namespaced);
-        if namespaced && !self.selection.all_namespaces {
-            eprintln!("No resources found in {} namespace.", session.namespace);
-        } else {
-            eprintln!("No resources found");
-        }
-    }
-
-    /// Rows in the order that `--sort-by` asks for.
-    fn sorted(&self, mut table: Value) -> Result<Value> {
-        let Some(path) = &self.sort_by else {
-            return Ok(table);
-        };
-        let path = crate::output::jsonpath::Template::parse(path)?;
-        let key = |row: &Value| -> String {
-            path.values(&row["object"])
-                .first()
-                .map(sort_key)
-                .unwrap_or_default()
-        };
-        if let Some(rows) = table["rows"].as_array_mut() {
-            rows.sort_by_key(key);
-        }
-        Ok(table)
+        error::aggregate(errors)
     }
 
     async fn print_objects(
         &self,
         session: &Session,
-        queries: &[Query],
-        format: &Format,
+        asks: &[Ask],
+        printer: &Printer,
     ) -> Result<()> {
         let mut objects = Vec::new();
-        let mut is_list = queries.len() != 1;
-        for query in queries {
-            let answer = match session.api.get(&query.path).await {
+        let mut errors = Vec::new();
+        let mut is_list = asks.len() != 1;
+        for ask in asks {
+            let answer = match self.ask(session, ask, "application/json").await {
                 Ok(answer) => answer,
                 Err(error) if self.ignore_not_found && error::is_not_found(&error) => continue,
-                Err(error) => return Err(error),
+                Err(error) => {
+                    errors.push(error);
+                    continue;
+                }
             };
-            if query.is_list {
-                is_list = true;
-                objects.extend(items_of(&answer, &query.resource));
-            } else {
-                objects.push(answer);
+            match ask.name {
+                Some(_) => objects.push(answer),
+                None => {
+                    is_list = true;
+                    objects.extend(
+                        list(&answer["items"]).filter_map(|item| of_item(&ask.resource, item).live),
+                    );
+                }
             }
         }
-        match (is_list, objects.pop()) {
-            (false, Some(object)) => format.print(&object, self.show_managed_fields),
-            (false, None) => Ok(()),
-            (true, last) => {
-                objects.extend(last);
-                let list = json!({
-                    "apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": ""},
-                    "items": objects});
-                format.print(&list, self.show_managed_fields)
+        if let Some(path) = &self.sort_by {
+            sort::by(&mut objects, path, Clone::clone)?;
+        }
+        match is_list {
+            false => objects.iter().try_for_each(|object| printer.print(object))?,
+            true if errors.is_empty() || !objects.is_empty() => printer.print(&json!({
+                "apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": ""}, "items": objects}))?,
+            true => {}
+        }
+        error::aggregate(errors)
+    }
+
+    async fn follow(
+        &self,
+        session: &Session,
+        printer: Option<Printer>,
+        asks: Vec<Ask>,
+    ) -> Result<()> {
+        let [ask] = asks.as_slice() else {
+            bail!(
+                "watch is only supported on individual resources and resource collections - more than 1 resource was found"
+            );
+        };
+        let accept = if printer.is_none() {
+            TABLE
+        } else {
+            "application/json"
+        };
+        let first = self.ask(session, ask, accept).await?;
+        let mut screen = Screen {
+            get: self,
+            printer,
+            view: self.view(ask, false),
+            definitions: Value::Null,
+            writer: Tabwriter::for_tables(),
+            has_headings: false,
+        };
+        if !self.watch_only {
+            match (&screen.printer, &ask.name) {
+                (Some(_), None) => {
+                    for item in list(&first["items"]) {
+                        let item = of_item(&ask.resource, item).live.unwrap_or_default();
+                        screen.show("ADDED", &item)?;
+                    }
+                }
+                _ => screen.show("ADDED", &first)?,
+            }
+        }
+        let mut version = latest(&first).to_owned();
+        let collection = match &ask.name {
+            None => ask.path.clone(),
+            Some(name) => {
+                let namespace =
+                    (!self.selection.all_namespaces).then_some(session.namespace.as_str());
+                let path = ask.resource.collection(namespace);
+                with_query(&path, &[("fieldSelector", format!("metadata.name={name}"))])
+            }
+        };
+        // A watch ends when the server says so; it goes on from the last version that was seen.
+        loop {
+            let path = with_query(
+                &collection,
+                &[
+                    ("watch", "true".into()),
+                    ("resourceVersion", version.clone()),
+                ],
+            );
+            let mut events = Box::pin(session.api.watch(&path, accept).await?);
+            while let Some(event) = events.next().await {
+                let event = event?;
+                let object = &event["object"];
+                if event["type"] == "ERROR" {
+                    bail!(
+                        "{}",
+                        object["message"].as_str().unwrap_or("the watch ended")
+                    );
+                }
+                let seen = latest(object);
+                if !seen.is_empty() {
+                    seen.clone_into(&mut version);
+                }
+                if event["type"] != "BOOKMARK" {
+                    screen.show(str_of(&event["type"]), object)?;
+                }
             }
         }
     }
+}
 
-    async fn follow(&self, session: &Session, format: &Format, queries: &[Query]) -> Result<()> {
-        let [query] = queries else {
-            bail!("watch is only supported on individual resources and resource collections");
-        };
-        let (wide, accept) = match format {
-            Format::Table { wide } => (*wide, TABLE),
-            _ => (false, "application/json"),
-        };
-        let path = watch_path(query);
-        let separator = if path.contains('?') { '&' } else { '?' };
-        let path = format!("{path}{separator}watch=true");
-        let mut events = Box::pin(session.api.watch(&path, accept).await?);
-        let mut bare = self.no_headers;
-        while let Some(event) = events.next().await {
-            let event = event?;
-            let object = &event["object"];
-            if event["type"] == "ERROR" {
-                bail!(
-                    "{}",
-                    object["message"].as_str().unwrap_or("the watch ended")
-                );
-            }
-            match format {
-                Format::Table { .. } => {
-                    print!(
-                        "{}",
-                        Table::of(object, self.view(query, wide, None)).render(bare)
-                    );
-                    bare = true;
-                }
-                format => format.print(object, self.show_managed_fields)?,
-            }
+/// The version from which a watch goes on.
+fn latest(object: &Value) -> &str {
+    let own = str_of(&object["metadata"]["resourceVersion"]);
+    match own.is_empty() {
+        false => own,
+        true => str_of(&object["rows"][0]["object"]["metadata"]["resourceVersion"]),
+    }
+}
+
+/// Where watched objects are shown.
+struct Screen<'a> {
+    get: &'a Get,
+    printer: Option<Printer>,
+    view: View,
+    definitions: Value,
+    writer: Tabwriter,
+    has_headings: bool,
+}
+
+impl Screen<'_> {
+    fn show(&mut self, event: &str, object: &Value) -> Result<()> {
+        if let Some(printer) = &self.printer {
+            return match self.get.output_watch_events {
+                true => printer.print(&json!({"type": event, "object": object})),
+                false => printer.print(object),
+            };
         }
+        let object = as_table(object.clone());
+        // Events after the first leave the column definitions out.
+        if list(&object["columnDefinitions"]).len() > 0 {
+            self.definitions = object["columnDefinitions"].clone();
+        }
+        let mut table = Table::of(&self.definitions, &object["rows"], &self.view);
+        if table.rows.is_empty() {
+            return Ok(());
+        }
+        if self.get.output_watch_events {
+            table.headings.insert(0, "EVENT".into());
+            table
+                .rows
+                .iter_mut()
+                .for_each(|row| row.insert(0, format!("{event:<8}")));
+        }
+        let bare = self.get.no_headers || std::mem::replace(&mut self.has_headings, true);
+        print!("{}", table.render_with(&mut self.writer, bare));
         Ok(())
     }
 }
 
-/// A watch of one object is a watch of its collection that selects it by name.
-fn watch_path(query: &Query) -> String {
-    if query.is_list {
-        return query.path.clone();
+/// What a server without tables for a kind gives, as a table of names and ages.
+fn as_table(answer: Value) -> Value {
+    if answer["kind"] == "Table" {
+        return answer;
     }
-    match query.path.rsplit_once('/') {
-        Some((collection, name)) => format!("{collection}?fieldSelector=metadata.name%3D{name}"),
-        None => query.path.clone(),
-    }
-}
-
-/// Items of a list with their kind, which lists of built-in kinds leave out.
-fn items_of(list: &Value, resource: &Resource) -> Vec<Value> {
-    let complete = |item: &Value| {
-        let mut object = json!({"apiVersion": resource.api_version(), "kind": resource.kind});
-        if let (Some(object), Some(fields)) = (object.as_object_mut(), item.as_object()) {
-            object.extend(fields.clone());
-        }
-        object
+    let now = jiff::Timestamp::now().as_second();
+    let objects: Vec<&Value> = match answer["items"].as_array() {
+        Some(items) => items.iter().collect(),
+        None => vec![&answer],
     };
-    list["items"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .map(complete)
-        .collect()
+    let row = |object: &&Value| {
+        let created = object["metadata"]["creationTimestamp"].as_str();
+        json!({"cells": [object["metadata"]["name"], machinery::time::age(created, now)], "object": object})
+    };
+    let rows: Vec<Value> = objects.iter().map(row).collect();
+    json!({
+        "kind": "Table", "metadata": answer["metadata"], "rows": rows,
+        "columnDefinitions": [
+            {"name": "Name", "type": "string", "format": "name", "priority": 0},
+            {"name": "Age", "type": "string", "priority": 0}]})
 }
 
-/// Numbers sort by value, everything else as text.
-fn sort_key(value: &Value) -> String {
-    match value.as_f64() {
-        Some(number) => format!("{number:020.6}"),
-        None => crate::output::jsonpath::text(value),
+/// Tables of several types, with a blank line between them.
+struct Tables {
+    no_headers: bool,
+    wrote: bool,
+    kind: String,
+    pending: Table,
+}
+
+impl Tables {
+    fn new(no_headers: bool) -> Self {
+        Self {
+            no_headers,
+            wrote: false,
+            kind: String::new(),
+            pending: Table::default(),
+        }
+    }
+
+    fn add(&mut self, kind: &str, answer: &Value, view: &View) {
+        let table = Table::of(&answer["columnDefinitions"], &answer["rows"], view);
+        if self.kind == kind && self.pending.headings == table.headings {
+            return self.pending.rows.extend(table.rows);
+        }
+        self.flush();
+        kind.clone_into(&mut self.kind);
+        self.pending = table;
+    }
+
+    fn flush(&mut self) {
+        let table = std::mem::take(&mut self.pending);
+        if table.rows.is_empty() {
+            return;
+        }
+        if self.wrote && !self.no_headers {
+            println!();
+        }
+        print!("{}", table.render(self.no_headers));
+        self.wrote = true;
     }
 }

@@ -1,136 +1,209 @@
-//! `kubectl logs`
+//! `kubectl logs`: of one container, or of many at once.
 
-use std::io::Write;
+use std::{collections::HashSet, io::Write, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use futures::StreamExt;
 use serde_json::Value;
+use tokio::sync::mpsc;
 
 use crate::{
-    args::Selection,
-    discovery::{Discovery, encode},
-    resources,
+    api::{Query, with_query},
+    error,
+    json::{str_of, text},
     session::Session,
+    streams::{container_names, container_of, pod_of, pods_of, pods_with},
 };
 
 /// Flags of `logs`.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct Logs {
     /// POD or TYPE/NAME
     resource: Option<String>,
     /// The container
     name: Option<String>,
+    /// Print the logs of this container
     #[arg(short, long)]
     container: Option<String>,
-    /// Only pods whose labels match
+    /// Selector (label query) to filter on
     #[arg(short = 'l', long, value_name = "QUERY")]
     selector: Option<String>,
-    /// Every container of the pod
+    /// Get all containers' logs in the pod(s)
     #[arg(long)]
     all_containers: bool,
-    /// Put pod and container before each line
+    /// Get logs from all pod(s); sets prefix
+    #[arg(long)]
+    all_pods: bool,
+    /// Prefix each log line with the log source (pod name and container name)
     #[arg(long)]
     prefix: bool,
-    /// Go on as the log grows
+    /// Specify if the logs should be streamed
     #[arg(short, long)]
     follow: bool,
-    /// The log of the container's previous run
+    /// Follow, also in pods that start later
+    #[arg(short = 'F', long)]
+    follow_new: bool,
+    /// Print the logs for the previous instance of the container
     #[arg(short, long)]
     previous: bool,
-    /// Put a time before each line
+    /// Include timestamps on each line in the log output
     #[arg(long)]
     timestamps: bool,
-    /// Only the last lines
-    #[arg(long, default_value_t = -1, allow_negative_numbers = true)]
+    /// Lines of recent log file to display; -1 shows all, and with a selector 10
+    #[arg(long, default_value_t = -1, value_name = "COUNT")]
     tail: i64,
-    /// Only what is newer, such as 5s, 2m, 3h
+    /// Only return logs newer than a relative duration like 5s, 2m, or 3h
     #[arg(long)]
     since: Option<String>,
-    /// Only what is newer than this time (RFC 3339)
+    /// Only return logs after a specific date (RFC3339)
     #[arg(long)]
     since_time: Option<String>,
-    /// At most this many bytes
+    /// Maximum bytes of logs to return
+    #[arg(long, default_value_t = 0)]
+    limit_bytes: i64,
+    /// Maximum number of concurrent logs to follow when using a selector
+    #[arg(long, default_value_t = 5, value_name = "COUNT")]
+    max_log_requests: usize,
+    /// If following logs, go on after errors that are not fatal
     #[arg(long)]
-    limit_bytes: Option<u64>,
+    ignore_errors: bool,
+    /// Do not check the identity of the kubelet
+    #[arg(long)]
+    insecure_skip_tls_verify_backend: bool,
+    /// How long to wait until at least one pod is running
+    #[arg(long, default_value = "20s")]
+    pod_running_timeout: String,
+}
+
+/// One container's log.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Source {
+    namespace: String,
+    pod: String,
+    container: String,
 }
 
 impl Logs {
-    pub async fn run(self, session: &Session) -> Result<()> {
-        for pod in self.pods(session).await? {
-            for container in self.containers(&pod)? {
-                self.print(session, &pod, &container).await?;
+    pub async fn run(mut self, session: &Session) -> Result<()> {
+        self.follow |= self.follow_new;
+        self.check()?;
+        let sources = self.sources(session).await?;
+        let prefix = self.prefix || self.all_pods;
+        if self.follow && (sources.len() > 1 || self.follow_new) {
+            return self.follow_all(session, sources, prefix).await;
+        }
+        let mut errors = Vec::new();
+        for source in sources {
+            match self.copy(session, &source, prefix).await {
+                Err(error) if self.ignore_errors => errors.push(error),
+                outcome => outcome?,
             }
+        }
+        errors
+            .iter()
+            .for_each(|error| eprintln!("{}", error::line(error)));
+        Ok(())
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.resource.is_none() && self.selector.is_none() {
+            return Err(error::usage(
+                "logs",
+                "expected 'logs [-f] [-p] (POD | TYPE/NAME) [-c CONTAINER]'.\nPOD or TYPE/NAME is a required argument for the logs command",
+            ));
+        }
+        if self.resource.is_some() && self.selector.is_some() {
+            return Err(error::usage(
+                "logs",
+                "only a selector (-l) or a POD name is allowed",
+            ));
+        }
+        if self.since.is_some() && self.since_time.is_some() {
+            bail!("at most one of `sinceTime` or `sinceSeconds` may be specified");
+        }
+        if self.all_containers && (self.container.is_some() || self.name.is_some()) {
+            bail!("--all-containers=true should not be specified with container name");
+        }
+        if self.tail < -1 {
+            bail!("--tail must be greater than or equal to -1");
         }
         Ok(())
     }
 
     async fn pods(&self, session: &Session) -> Result<Vec<Value>> {
         if let Some(selector) = &self.selector {
-            return pods_with(session, selector).await;
+            let pods = pods_with(session, selector, Some(&session.namespace)).await?;
+            if pods.is_empty() && !self.follow_new {
+                eprintln!("No resources found in {} namespace.", session.namespace);
+            }
+            return Ok(pods);
         }
-        let word = self
-            .resource
-            .as_deref()
-            .context("expected 'logs POD_NAME', 'logs TYPE/NAME' or -l")?;
-        Ok(vec![pod_of(session, word).await?])
+        let word = self.resource.as_deref().unwrap_or_default();
+        if !word.contains('/') {
+            let found = pod_of(session, word, &self.pod_running_timeout).await;
+            return match found {
+                Err(error) if error::is_not_found(&error) => bail!(
+                    "error from server (NotFound): pods {word:?} not found in namespace {:?}",
+                    session.namespace
+                ),
+                found => Ok(vec![found?]),
+            };
+        }
+        let pods = pods_of(session, word).await?;
+        if self.all_pods || self.follow_new {
+            return Ok(pods);
+        }
+        let count = pods.len();
+        let pod = pod_of(session, word, &self.pod_running_timeout).await?;
+        if count > 1 {
+            eprintln!(
+                "Found {count} pods, using pod/{}",
+                str_of(&pod["metadata"]["name"])
+            );
+        }
+        Ok(vec![pod])
+    }
+
+    async fn sources(&self, session: &Session) -> Result<Vec<Source>> {
+        let mut sources = Vec::new();
+        for pod in self.pods(session).await? {
+            for container in self.containers(&pod)? {
+                sources.push(Source {
+                    namespace: text(&pod["metadata"]["namespace"]),
+                    pod: text(&pod["metadata"]["name"]),
+                    container,
+                });
+            }
+        }
+        Ok(sources)
     }
 
     fn containers(&self, pod: &Value) -> Result<Vec<String>> {
-        if let Some(name) = self.container.as_ref().or(self.name.as_ref()) {
-            return Ok(vec![name.clone()]);
-        }
         if self.all_containers {
-            let lists = ["initContainers", "containers", "ephemeralContainers"];
-            return Ok(lists
+            let fields = ["initContainers", "containers", "ephemeralContainers"];
+            return Ok(fields
                 .iter()
-                .flat_map(|list| container_names(pod, list))
+                .flat_map(|field| container_names(pod, field))
                 .collect());
         }
-        Ok(vec![default_container(pod)?])
+        let named = self.container.as_deref().or(self.name.as_deref());
+        Ok(vec![container_of(pod, named, false)?])
     }
 
-    async fn print(&self, session: &Session, pod: &Value, container: &str) -> Result<()> {
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let (namespace, name) = (
-            text(&pod["metadata"]["namespace"]),
-            text(&pod["metadata"]["name"]),
-        );
-        let path = format!(
-            "/api/v1/namespaces/{namespace}/pods/{name}/log?{}",
-            self.query(container)?
-        );
-        let mut chunks = Box::pin(session.api.stream(&path, "*/*").await?);
-        let prefix = format!("[pod/{name}/{container}] ");
-        let mut out = std::io::stdout().lock();
-        let mut at_start = true;
-        while let Some(chunk) = chunks.next().await {
-            let chunk = chunk?;
-            if self.prefix {
-                for line in chunk.split_inclusive(|byte| *byte == b'\n') {
-                    if at_start {
-                        out.write_all(prefix.as_bytes())?;
-                    }
-                    out.write_all(line)?;
-                    at_start = line.ends_with(b"\n");
-                }
-            } else {
-                out.write_all(&chunk)?;
-            }
-            out.flush()?;
-        }
-        Ok(())
-    }
-
-    fn query(&self, container: &str) -> Result<String> {
-        let mut parts = vec![format!("container={}", encode(container))];
-        for (set, name) in [
+    fn path(&self, source: &Source) -> Result<String> {
+        let mut query: Query = vec![("container", source.container.clone())];
+        for (is_set, name) in [
             (self.follow, "follow"),
             (self.previous, "previous"),
             (self.timestamps, "timestamps"),
+            (
+                self.insecure_skip_tls_verify_backend,
+                "insecureSkipTLSVerifyBackend",
+            ),
         ] {
-            if set {
-                parts.push(format!("{name}=true"));
+            if is_set {
+                query.push((name, "true".into()));
             }
         }
         // Several pods at once: the last lines of each, unless told otherwise.
@@ -140,93 +213,137 @@ impl Logs {
             self.tail
         };
         if tail >= 0 {
-            parts.push(format!("tailLines={tail}"));
+            query.push(("tailLines", tail.to_string()));
         }
-        if let Some(since) = &self.since {
-            parts.push(format!(
-                "sinceSeconds={}",
-                super::wait::duration(since)?.as_secs().max(1)
-            ));
+        if let Some(since) = self.since.as_deref().filter(|since| !since.is_empty()) {
+            let seconds = crate::duration::parse(since)?.as_secs_f64().ceil();
+            query.push(("sinceSeconds", format!("{seconds:.0}")));
         }
-        if let Some(time) = &self.since_time {
-            parts.push(format!("sinceTime={}", encode(time)));
+        if let Some(time) = self.since_time.as_deref().filter(|time| !time.is_empty()) {
+            let _: jiff::Timestamp = time
+                .parse()
+                .with_context(|| format!("parsing time {time:?}"))?;
+            query.push(("sinceTime", time.to_owned()));
         }
-        if let Some(bytes) = self.limit_bytes {
-            parts.push(format!("limitBytes={bytes}"));
+        if self.limit_bytes > 0 {
+            query.push(("limitBytes", self.limit_bytes.to_string()));
         }
-        Ok(parts.join("&"))
+        let Source { namespace, pod, .. } = source;
+        Ok(with_query(
+            &format!("/api/v1/namespaces/{namespace}/pods/{pod}/log"),
+            &query,
+        ))
+    }
+
+    async fn copy(&self, session: &Session, source: &Source, prefix: bool) -> Result<()> {
+        let mut chunks = Box::pin(session.api.stream(&self.path(source)?, "*/*").await?);
+        let mut lines = Prefixed::new(prefix.then_some(source));
+        while let Some(chunk) = chunks.next().await {
+            lines.write(&chunk?)?;
+        }
+        Ok(())
+    }
+
+    /// Follows many logs at once; lines of different containers are never mixed.
+    async fn follow_all(
+        &self,
+        session: &Session,
+        sources: Vec<Source>,
+        prefix: bool,
+    ) -> Result<()> {
+        if sources.len() > self.max_log_requests && !self.follow_new {
+            bail!(
+                "you are attempting to follow {} log streams, but maximum allowed concurrency is {}, use --max-log-requests to increase the limit",
+                sources.len(),
+                self.max_log_requests
+            );
+        }
+        let (sender, mut lines) = mpsc::channel::<Result<(Source, Vec<u8>)>>(256);
+        let mut tasks = tokio::task::JoinSet::new();
+        let mut known: HashSet<Source> = HashSet::new();
+        let mut interval = tokio::time::interval(Duration::from_secs(1));
+        let mut pending = sources;
+        let mut sender = Some(sender);
+        loop {
+            for source in pending.drain(..) {
+                if known.insert(source.clone())
+                    && let Some(sender) = &sender
+                {
+                    let stream = session.api.stream(&self.path(&source)?, "*/*").await;
+                    match stream {
+                        Ok(stream) => drop(tasks.spawn(forward(stream, source, sender.clone()))),
+                        // A container of a pod that has only begun will be asked again.
+                        Err(_) if self.follow_new => {
+                            known.remove(&source);
+                        }
+                        Err(error) if self.ignore_errors => eprintln!("{}", error::line(&error)),
+                        Err(error) => return Err(error),
+                    }
+                }
+            }
+            if !self.follow_new {
+                sender = None;
+            }
+            tokio::select! {
+                line = lines.recv() => match line {
+                    Some(Ok((source, line))) => {
+                        let mut out = Prefixed::new(prefix.then_some(&source));
+                        out.write(&line)?;
+                    }
+                    Some(Err(error)) if self.ignore_errors || self.follow_new => eprintln!("{}", error::line(&error)),
+                    Some(Err(error)) => return Err(error),
+                    None => return Ok(()),
+                },
+                _ = interval.tick(), if self.follow_new => pending = self.sources(session).await.unwrap_or_default(),
+            }
+        }
     }
 }
 
-/// The pod that a word means: a pod's name, `pod/x`, or the first pod of `deployment/x`.
-pub async fn pod_of(session: &Session, word: &str) -> Result<Value> {
-    if !word.contains('/') {
-        let path = format!(
-            "/api/v1/namespaces/{}/pods/{}",
-            session.namespace,
-            encode(word)
-        );
-        return session.api.get(&path).await;
+/// Sends a log's lines, each whole.
+async fn forward(
+    bytes: impl futures::Stream<Item = Result<bytes::Bytes>> + Send + 'static,
+    source: Source,
+    to: mpsc::Sender<Result<(Source, Vec<u8>)>>,
+) {
+    let mut lines = Box::pin(crate::api::lines(bytes));
+    while let Some(line) = lines.next().await {
+        let line = line.map(|line| (source.clone(), line));
+        if to.send(line).await.is_err() {
+            return;
+        }
     }
-    let discovery = Discovery::load(&session.api).await?;
-    let words = [word.to_owned()];
-    let targets =
-        resources::targets(session, &discovery, &Selection::default(), &words, false).await?;
-    let target = targets.first().context("no such resource")?;
-    let object = session.api.get(&target.path()).await?;
-    if target.resource.kind == "Pod" {
-        return Ok(object);
-    }
-    let selector = &object["spec"]["selector"];
-    let labels = selector.get("matchLabels").unwrap_or(selector);
-    let query = crate::output::table::labels(labels);
-    let pods = pods_with(session, &query).await?;
-    let Some(first) = pods.first() else {
-        bail!("no pods found for {word}")
-    };
-    if pods.len() > 1 {
-        let name = first["metadata"]["name"].as_str().unwrap_or_default();
-        eprintln!("Found {} pods, using pod/{name}", pods.len());
-    }
-    Ok(first.clone())
 }
 
-async fn pods_with(session: &Session, selector: &str) -> Result<Vec<Value>> {
-    let path = format!(
-        "/api/v1/namespaces/{}/pods?labelSelector={}",
-        session.namespace,
-        encode(selector)
-    );
-    let list = session.api.get(&path).await?;
-    Ok(list["items"].as_array().cloned().unwrap_or_default())
+/// Standard output with the source before each line.
+struct Prefixed {
+    prefix: Option<String>,
+    at_start: bool,
 }
 
-fn container_names(pod: &Value, list: &str) -> Vec<String> {
-    let containers = pod["spec"][list].as_array().into_iter().flatten();
-    containers
-        .filter_map(|container| Some(container["name"].as_str()?.to_owned()))
-        .collect()
-}
+impl Prefixed {
+    fn new(source: Option<&Source>) -> Self {
+        Self {
+            prefix: source.map(|source| format!("[pod/{}/{}] ", source.pod, source.container)),
+            at_start: true,
+        }
+    }
 
-/// The container that is meant when none is named.
-pub fn default_container(pod: &Value) -> Result<String> {
-    let annotation = &pod["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"];
-    let names = container_names(pod, "containers");
-    if let Some(named) = annotation
-        .as_str()
-        .filter(|named| names.iter().any(|name| name == named))
-    {
-        return Ok(named.to_owned());
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        let mut out = std::io::stdout().lock();
+        match &self.prefix {
+            None => out.write_all(bytes)?,
+            Some(prefix) => {
+                for line in bytes.split_inclusive(|byte| *byte == b'\n') {
+                    if self.at_start {
+                        out.write_all(prefix.as_bytes())?;
+                    }
+                    out.write_all(line)?;
+                    self.at_start = line.ends_with(b"\n");
+                }
+            }
+        }
+        out.flush()?;
+        Ok(())
     }
-    let first = names
-        .first()
-        .cloned()
-        .context("the pod has no containers")?;
-    if names.len() > 1 {
-        eprintln!(
-            "Defaulted container \"{first}\" out of: {}",
-            names.join(", ")
-        );
-    }
-    Ok(first)
 }

@@ -5,14 +5,15 @@ use clap::Args;
 use serde_json::Value;
 
 use crate::{
-    api::PatchType,
-    args::{DryRun, Output, Selection},
-    discovery::Discovery,
+    api::{PatchType, Query},
+    args::{DryRun, Selection},
+    error, manifest, merge,
+    output::PrintFlags,
     resources,
     session::Session,
 };
 
-use super::create::report;
+use super::report::Report;
 
 /// Flags of `patch`.
 #[derive(Debug, Args)]
@@ -21,60 +22,93 @@ pub struct Patch {
     resources: Vec<String>,
     #[command(flatten)]
     selection: Selection,
-    /// The patch, as JSON or YAML
+    /// The patch to be applied to the resource, as JSON or YAML
     #[arg(short, long)]
     patch: Option<String>,
-    /// A file with the patch
+    /// A file containing a patch to be applied to the resource
     #[arg(long, value_name = "FILE")]
     patch_file: Option<std::path::PathBuf>,
-    /// json, merge or strategic
-    #[arg(long = "type", default_value = "strategic")]
+    /// The type of patch being provided: json, merge or strategic
+    #[arg(long = "type", default_value = "strategic", value_name = "TYPE")]
     kind: String,
     /// Patch a subresource such as status
-    #[arg(long)]
+    #[arg(long, value_name = "NAME")]
     subresource: Option<String>,
+    /// Patch the content of the file and print it, not the server's object
+    #[arg(long)]
+    local: bool,
+    /// Name of the manager used to track field ownership
+    #[arg(long, default_value = "kubectl-patch", value_name = "NAME")]
+    field_manager: String,
     #[command(flatten)]
-    output: Output,
+    print: PrintFlags,
     #[command(flatten)]
     dry_run: DryRun,
 }
 
 impl Patch {
     pub async fn run(self, session: &Session) -> Result<()> {
-        let kind = match self.kind.as_str() {
+        let kind = match self.kind.to_lowercase().as_str() {
             "json" => PatchType::Json,
             "merge" => PatchType::Merge,
             "strategic" => PatchType::Strategic,
-            other => bail!("--type must be one of [json merge strategic], not {other:?}"),
+            other => {
+                return Err(error::usage(
+                    "patch",
+                    format!("--type must be one of [json merge strategic], not {other:?}"),
+                ));
+            }
         };
-        let text = match (&self.patch, &self.patch_file) {
-            (Some(text), None) => text.clone(),
-            (None, Some(path)) => std::fs::read_to_string(path)?,
-            _ => bail!("must specify --patch or --patch-file containing the contents of the patch"),
-        };
-        let patch: Value = serde_saphyr::from_str(&text).context("unable to parse the patch")?;
-        let discovery = Discovery::load(&session.api).await?;
-        let targets =
-            resources::targets(session, &discovery, &self.selection, &self.resources, false)
-                .await?;
-        for target in targets {
+        let patch = self.patch()?;
+        let dry_run = self.dry_run.mode()?;
+        let report = Report::new(&self.print, dry_run)?;
+        if self.local {
+            for manifest in manifest::read(&self.selection.files).await? {
+                let patched = merge::apply(&manifest.object, kind, &patch)?;
+                report.say(&patched, deed(&manifest.object, &patched))?;
+            }
+            return Ok(());
+        }
+        let mut query: Query = vec![("fieldManager", self.field_manager.clone())];
+        query.extend(dry_run.parameter());
+        for target in resources::targets(session, &self.selection, &self.resources, false).await? {
             let subresource = self
                 .subresource
                 .as_ref()
                 .map(|name| format!("/{name}"))
                 .unwrap_or_default();
-            let path = format!("{}{subresource}{}", target.path(), self.dry_run.query());
-            let before = session.api.get(&target.path()).await?;
-            let patched = session.api.patch(&path, kind, &patch).await?;
-            let same =
-                before["metadata"]["resourceVersion"] == patched["metadata"]["resourceVersion"];
-            let deed = if same {
-                "patched (no change)"
-            } else {
-                "patched"
+            let path = format!("{}{subresource}", target.path());
+            let before = session.api.get(&path).await?;
+            let patched = match dry_run.is_client() {
+                true => merge::apply(&before, kind, &patch)?,
+                false => session.api.patch(&path, kind, &patch, &query).await?,
             };
-            report(&patched, deed, &self.output, &self.dry_run)?;
+            report.say(&patched, deed(&before, &patched))?;
         }
         Ok(())
+    }
+
+    fn patch(&self) -> Result<Value> {
+        let text = match (&self.patch, &self.patch_file) {
+            (Some(text), None) => text.clone(),
+            (None, Some(path)) => {
+                std::fs::read_to_string(path).context("unable to read patch file")?
+            }
+            (Some(_), Some(_)) => bail!("cannot specify --patch and --patch-file together"),
+            (None, None) => {
+                return Err(error::usage(
+                    "patch",
+                    "must specify --patch or --patch-file containing the contents of the patch",
+                ));
+            }
+        };
+        serde_saphyr::from_str(&text).with_context(|| format!("unable to parse {text:?}"))
+    }
+}
+
+fn deed(before: &Value, after: &Value) -> &'static str {
+    match before == after {
+        true => "patched (no change)",
+        false => "patched",
     }
 }

@@ -1,43 +1,97 @@
 //! `kubectl run`
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::{
-    args::{DryRun, Output},
+    api::Query,
+    args::DryRun,
+    error,
+    json::{list, str_of},
+    output::PrintFlags,
+    resources,
     session::Session,
+    streams::{self, Wanted},
 };
 
-use super::create::create_generated;
+use super::{
+    create::{create_object, pairs},
+    expose::overridden,
+    report::Report,
+    wait,
+};
 
 /// Flags of `run`.
 #[derive(Debug, Args)]
 pub struct Run {
-    name: String,
-    /// The image to run
-    #[arg(long)]
+    /// Name of the pod
+    name: Option<String>,
+    /// The image for the container to run
+    #[arg(long, default_value = "")]
     image: String,
-    /// Environment variables: KEY=VALUE
+    /// Environment variables to set in the container, as KEY=VALUE
     #[arg(long, value_name = "KEY=VALUE")]
     env: Vec<String>,
-    /// Labels: KEY=VALUE, separated by commas
-    #[arg(short, long, value_delimiter = ',', value_name = "KEY=VALUE")]
-    labels: Vec<String>,
-    /// Port that the container exposes
+    /// Labels to apply to the pod, as KEY=VALUE,…
+    #[arg(short, long, value_name = "KEY=VALUE,…")]
+    labels: Option<String>,
+    /// Annotations to apply to the pod, as KEY=VALUE
+    #[arg(long, value_name = "KEY=VALUE")]
+    annotations: Vec<String>,
+    /// The port that this container exposes
     #[arg(long)]
-    port: Option<u16>,
-    /// Always, OnFailure or Never
+    port: Option<String>,
+    /// Create a ClusterIP service associated with the pod
+    #[arg(long)]
+    expose: bool,
+    /// The restart policy for this pod: Always, OnFailure, Never
     #[arg(long, default_value = "Always")]
     restart: String,
-    /// IfNotPresent, Always or Never
+    /// The image pull policy for the container
     #[arg(long)]
     image_pull_policy: Option<String>,
-    /// Take the words after -- as the command, not as its arguments
+    /// Use the words after -- as the command, rather than as arguments
     #[arg(long)]
     command: bool,
+    /// Run the container in privileged mode
+    #[arg(long)]
+    privileged: bool,
+    /// Keep stdin open on the container
+    #[arg(short = 'i', long)]
+    stdin: bool,
+    /// Allocate a TTY for the container
+    #[arg(short, long)]
+    tty: bool,
+    /// Leave stdin open after the first attach completes
+    #[arg(long)]
+    leave_stdin_open: bool,
+    /// Wait for the pod to start running, and then attach to it
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    attach: Option<bool>,
+    /// Delete the pod after it exits; only with --attach or --stdin
+    #[arg(long = "rm")]
+    remove: bool,
+    /// Suppress prompt messages
+    #[arg(short, long)]
+    quiet: bool,
+    /// How long to wait until the pod is running
+    #[arg(long, default_value = "1m0s")]
+    pod_running_timeout: String,
+    /// A JSON object that changes the generated one
+    #[arg(long, value_name = "JSON")]
+    overrides: Option<String>,
+    /// How to override: json, merge or strategic
+    #[arg(long, default_value = "merge")]
+    override_type: String,
+    /// Name of the manager used to track field ownership
+    #[arg(long, default_value = "kubectl-run", value_name = "NAME")]
+    field_manager: String,
+    /// Save the configuration of the object in its annotation, for later applies
+    #[arg(long)]
+    save_config: bool,
     #[command(flatten)]
-    output: Output,
+    print: PrintFlags,
     #[command(flatten)]
     dry_run: DryRun,
     /// Arguments of the container
@@ -47,44 +101,286 @@ pub struct Run {
 
 impl Run {
     pub async fn run(self, session: &Session) -> Result<()> {
-        create_generated(session, vec![self.pod()?], &self.output, &self.dry_run).await
+        let name = self
+            .name
+            .clone()
+            .ok_or_else(|| error::usage("run", "NAME is required for run"))?;
+        let attach = self.attach.unwrap_or(self.stdin);
+        self.check(attach)?;
+        let dry_run = self.dry_run.mode()?;
+        let report = Report::new(&self.print, dry_run)?;
+        let mut pod = self.pod(&name)?;
+        if session.namespace_given {
+            pod["metadata"]["namespace"] = json!(session.namespace);
+        }
+        if let Some(overrides) = &self.overrides {
+            pod = overridden(&pod, overrides, &self.override_type)?;
+        }
+        if self.save_config {
+            super::apply::annotate(&mut pod);
+        }
+        let mut query: Query = vec![("fieldManager", self.field_manager.clone())];
+        query.extend(dry_run.parameter());
+        let created = create_object(session, pod, &query, dry_run).await?;
+        if self.expose {
+            let service = create_object(session, self.service(&name), &query, dry_run).await?;
+            report.say_typed(&service, "created")?;
+        }
+        if !attach {
+            return report.say_typed(&created, "created");
+        }
+        let outcome = self.attached(session, &created).await;
+        if self.remove {
+            self.remove(session, &created).await?;
+        }
+        outcome
     }
 
-    fn pod(&self) -> Result<Value> {
-        let pair = |text: &String| -> Result<(String, Value)> {
-            let (key, value) = text
-                .split_once('=')
-                .with_context(|| format!("{text:?} is not KEY=VALUE"))?;
-            Ok((key.to_owned(), json!(value)))
+    fn check(&self, attach: bool) -> Result<()> {
+        if self.image.is_empty() {
+            bail!("required flag(s) \"image\" not set");
+        }
+        if self
+            .image
+            .chars()
+            .any(|c| c.is_whitespace() || c.is_ascii_uppercase() && !self.image.contains('/'))
+        {
+            bail!(
+                "Invalid image name {:?}: invalid reference format",
+                self.image
+            );
+        }
+        if self.tty && !self.stdin {
+            return Err(error::usage(
+                "run",
+                "-i/--stdin is required for containers with -t/--tty=true",
+            ));
+        }
+        if self.expose && self.port.is_none() {
+            return Err(error::usage(
+                "run",
+                "--port must be set when exposing a service",
+            ));
+        }
+        if !attach && self.remove {
+            return Err(error::usage(
+                "run",
+                "--rm should only be used for attached containers",
+            ));
+        }
+        if attach && self.dry_run.mode()? != crate::args::DryRunMode::None {
+            return Err(error::usage(
+                "run",
+                "--dry-run=[server|client] can't be used with attached containers options (--attach, --stdin, or --tty)",
+            ));
+        }
+        if !["Always", "OnFailure", "Never"].contains(&self.restart.as_str()) {
+            return Err(error::usage(
+                "run",
+                format!("invalid restart policy: {}", self.restart),
+            ));
+        }
+        match self.image_pull_policy.as_deref() {
+            None | Some("" | "Always" | "IfNotPresent" | "Never") => Ok(()),
+            Some(other) => Err(error::usage(
+                "run",
+                format!("invalid image pull policy: {other}"),
+            )),
+        }
+    }
+
+    fn pod(&self, name: &str) -> Result<Value> {
+        let labels = match &self.labels {
+            Some(labels) => pairs(labels)?,
+            None => json!({"run": name}),
         };
-        let mut labels = self
-            .labels
-            .iter()
-            .map(pair)
-            .collect::<Result<Map<_, _>>>()?;
-        if labels.is_empty() {
-            labels.insert("run".into(), json!(self.name));
+        let mut metadata = json!({"name": name, "labels": labels});
+        for annotation in &self.annotations {
+            let (key, value) = annotation
+                .split_once('=')
+                .with_context(|| format!("invalid annotation {annotation:?}"))?;
+            metadata["annotations"][key] = json!(value);
         }
-        let mut container = json!({"name": self.name, "image": self.image});
-        let env = self.env.iter().map(pair).collect::<Result<Vec<_>>>()?;
-        if !env.is_empty() {
-            container["env"] = env
-                .into_iter()
-                .map(|(name, value)| json!({"name": name, "value": value}))
-                .collect();
-        }
-        if let Some(port) = self.port {
-            container["ports"] = json!([{"containerPort": port}]);
-        }
-        if let Some(policy) = &self.image_pull_policy {
-            container["imagePullPolicy"] = json!(policy);
-        }
+        let mut container = json!({"name": name, "image": self.image});
         if !self.args.is_empty() {
             container[if self.command { "command" } else { "args" }] = json!(self.args);
         }
+        if let Some(port) = self.port.as_ref().filter(|port| !port.is_empty()) {
+            let port: u16 = port
+                .parse()
+                .with_context(|| format!("strconv.Atoi: parsing {port:?}: invalid syntax"))?;
+            container["ports"] = json!([{"containerPort": port}]);
+        }
+        if !self.env.is_empty() {
+            let variable = |text: &String| {
+                let (name, value) = text
+                    .split_once('=')
+                    .with_context(|| format!("invalid env: {text}"))?;
+                Ok(match value {
+                    "" => json!({"name": name}),
+                    value => json!({"name": name, "value": value}),
+                })
+            };
+            container["env"] = self.env.iter().map(variable).collect::<Result<_>>()?;
+        }
+        container["resources"] = json!({});
+        if let Some(policy) = self
+            .image_pull_policy
+            .as_ref()
+            .filter(|policy| !policy.is_empty())
+        {
+            container["imagePullPolicy"] = json!(policy);
+        }
+        if self.privileged {
+            container["securityContext"] = json!({"privileged": true});
+        }
+        if self.stdin {
+            container["stdin"] = json!(true);
+            if !self.leave_stdin_open {
+                container["stdinOnce"] = json!(true);
+            }
+        }
+        if self.tty {
+            container["tty"] = json!(true);
+        }
         Ok(json!({
-            "apiVersion": "v1", "kind": "Pod",
-            "metadata": {"name": self.name, "labels": labels},
-            "spec": {"containers": [container], "restartPolicy": self.restart}}))
+            "kind": "Pod", "apiVersion": "v1", "metadata": metadata,
+            "spec": {"containers": [container], "restartPolicy": self.restart, "dnsPolicy": "ClusterFirst"},
+            "status": {}}))
+    }
+
+    fn service(&self, name: &str) -> Value {
+        let port = self
+            .port
+            .as_deref()
+            .unwrap_or_default()
+            .parse::<u16>()
+            .unwrap_or(0);
+        let labels = self.labels.as_deref().and_then(|labels| pairs(labels).ok());
+        json!({
+            "kind": "Service", "apiVersion": "v1", "metadata": {"name": name},
+            "spec": {
+                "ports": [{"protocol": "TCP", "port": port, "targetPort": port}],
+                "selector": labels.unwrap_or_else(|| json!({"run": name}))},
+            "status": {"loadBalancer": {}}})
+    }
+
+    /// Attaches to the pod once it runs, and ends as it did.
+    async fn attached(&self, session: &Session, created: &Value) -> Result<()> {
+        let resource = session.discovery.resolve("pods").await?;
+        let mut target = resources::target(
+            session,
+            resource,
+            str_of(&created["metadata"]["name"]).to_owned(),
+        );
+        target.namespace = str_of(&created["metadata"]["namespace"]).to_owned();
+        let timeout = crate::duration::parse(&self.pod_running_timeout)?;
+        let mut pod = Value::Null;
+        let has_begun = wait::until(session, &target, |object| {
+            pod = object.cloned().unwrap_or_default();
+            let phase = str_of(&pod["status"]["phase"]);
+            object.is_none() || matches!(phase, "Running" | "Succeeded" | "Failed")
+        });
+        tokio::time::timeout(timeout, has_begun)
+            .await
+            .with_context(|| format!("timed out waiting for the pod {} to run", target.name))??;
+        let container = streams::container_of(&pod, None, true)?;
+        if pod["status"]["phase"] == "Running" {
+            let wanted = Wanted {
+                stdin: self.stdin,
+                tty: self.tty,
+                quiet: self.quiet,
+            };
+            if let Err(error) =
+                streams::interactive(session, &pod, &container, "attach", &[], wanted).await
+            {
+                // A container that ended before it could be attached to has still logged.
+                eprintln!(
+                    "warning: couldn't attach to pod/{}, falling back to streaming logs: {error:#}",
+                    target.name
+                );
+                self.print_log(session, &target).await?;
+            }
+        } else {
+            self.print_log(session, &target).await?;
+        }
+        if self.leave_stdin_open || self.restart == "Always" {
+            return Ok(());
+        }
+        wait::until(session, &target, |object| {
+            pod = object.cloned().unwrap_or_default();
+            let phase = str_of(&pod["status"]["phase"]);
+            object.is_none()
+                || phase == "Succeeded"
+                || (phase == "Failed" && self.restart == "Never")
+        })
+        .await?;
+        exit_of(&pod)
+    }
+
+    async fn print_log(&self, session: &Session, target: &resources::Target) -> Result<()> {
+        use std::io::Write;
+        let bytes = session
+            .api
+            .raw(
+                http::Method::GET,
+                &format!("{}/log", target.path()),
+                Vec::new(),
+            )
+            .await?;
+        std::io::stdout().write_all(&bytes)?;
+        Ok(())
+    }
+
+    async fn remove(&self, session: &Session, created: &Value) -> Result<()> {
+        let resource = session.discovery.resolve("pods").await?;
+        let name = str_of(&created["metadata"]["name"]);
+        let namespace = str_of(&created["metadata"]["namespace"]);
+        match session
+            .api
+            .delete(
+                &resource.object(namespace, name),
+                &json!({"propagationPolicy": "Background"}),
+            )
+            .await
+        {
+            Err(error) if !error::is_not_found(&error) => return Err(error),
+            _ => {}
+        }
+        if !self.quiet {
+            println!("pod \"{name}\" deleted from {namespace} namespace");
+        }
+        if self.expose {
+            let service = session.discovery.resolve("services").await?;
+            session
+                .api
+                .delete(&service.object(namespace, name), &json!({}))
+                .await?;
+            println!("service \"{name}\" deleted from {namespace} namespace");
+        }
+        Ok(())
+    }
+}
+
+/// The end of a pod as this command's own.
+fn exit_of(pod: &Value) -> Result<()> {
+    if pod["status"]["phase"] == "Succeeded" || pod.is_null() {
+        return Ok(());
+    }
+    let place = format!(
+        "{}/{}",
+        str_of(&pod["metadata"]["namespace"]),
+        str_of(&pod["metadata"]["name"])
+    );
+    let ended = list(&pod["status"]["containerStatuses"])
+        .next()
+        .map(|status| &status["state"]["terminated"]);
+    match ended.and_then(|ended| ended["exitCode"].as_i64()) {
+        Some(code) if code != 0 => {
+            let ended = ended.unwrap_or(&Value::Null);
+            eprintln!("pod {place} terminated ({})", str_of(&ended["reason"]));
+            Err(error::Quiet(u8::try_from(code & 0xff).unwrap_or(1)).into())
+        }
+        _ => bail!("pod {place} failed with unknown exit code"),
     }
 }

@@ -1,16 +1,21 @@
 //! `kubectl scale`
 
-use anyhow::{Result, bail};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
 use clap::Args;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
-    api::PatchType,
-    args::{DryRun, Selection},
-    discovery::Discovery,
-    resources,
+    api::{PatchType, Query},
+    args::{DryRun, DryRunMode, Selection},
+    error,
+    output::PrintFlags,
+    resources::{self, Target},
     session::Session,
 };
+
+use super::report::Report;
 
 /// Flags of `scale`.
 #[derive(Debug, Args)]
@@ -19,12 +24,23 @@ pub struct Scale {
     resources: Vec<String>,
     #[command(flatten)]
     selection: Selection,
-    /// The new number
+    /// Select all resources in the namespace of the specified resource types
     #[arg(long)]
+    all: bool,
+    /// The new desired number of replicas
+    #[arg(long, default_value_t = -1, value_name = "COUNT")]
     replicas: i32,
     /// Only when there are this many now
-    #[arg(long)]
-    current_replicas: Option<i64>,
+    #[arg(long, default_value_t = -1, value_name = "COUNT")]
+    current_replicas: i64,
+    /// Only when this is the resource version now
+    #[arg(long, value_name = "VERSION")]
+    resource_version: Option<String>,
+    /// How long to wait for the replicas; 0 is not at all
+    #[arg(long, default_value = "0s")]
+    timeout: String,
+    #[command(flatten)]
+    print: PrintFlags,
     #[command(flatten)]
     dry_run: DryRun,
 }
@@ -36,26 +52,84 @@ impl Scale {
                 "The --replicas=COUNT flag is required, and COUNT must be greater than or equal to 0"
             );
         }
-        let discovery = Discovery::load(&session.api).await?;
+        let report = Report::new(&self.print, self.dry_run.mode()?)?;
         let targets =
-            resources::targets(session, &discovery, &self.selection, &self.resources, false)
-                .await?;
+            resources::targets(session, &self.selection, &self.resources, self.all).await?;
+        if self.resource_version.is_some() && targets.len() > 1 {
+            bail!("cannot use --resource-version with multiple resources");
+        }
+        if targets.is_empty() {
+            bail!("no objects passed to scale");
+        }
         for target in targets {
-            let path = format!("{}/scale", target.path());
-            if let Some(expected) = self.current_replicas {
-                let scale = session.api.get(&path).await?;
-                let current = scale["spec"]["replicas"].as_i64().unwrap_or(0);
-                if current != expected {
-                    bail!("Expected replicas to be {expected}, was {current}");
-                }
-            }
-            if !self.dry_run.is_client() {
-                let patch = json!({"spec": {"replicas": self.replicas}});
-                let path = format!("{path}{}", self.dry_run.query());
-                session.api.patch(&path, PatchType::Merge, &patch).await?;
-            }
-            println!("{} scaled{}", target.display(), self.dry_run.suffix());
+            self.scale(session, &target, &report).await?;
         }
         Ok(())
+    }
+
+    async fn scale(&self, session: &Session, target: &Target, report: &Report) -> Result<()> {
+        let dry_run = self.dry_run.mode()?;
+        let mut object = target.get(session).await?;
+        let path = format!("{}/scale", target.path());
+        self.check(session, &path).await?;
+        if !dry_run.is_client() {
+            let mut patch = json!({"spec": {"replicas": self.replicas}});
+            if let Some(version) = &self.resource_version {
+                patch["metadata"]["resourceVersion"] = json!(version);
+            }
+            let query: Query = dry_run.parameter().into_iter().collect();
+            session
+                .api
+                .patch(&path, PatchType::Merge, &patch, &query)
+                .await?;
+        }
+        object["spec"]["replicas"] = json!(self.replicas);
+        let timeout = crate::duration::parse(&self.timeout)?;
+        if !timeout.is_zero() && dry_run == DryRunMode::None {
+            self.wait(session, target, timeout).await?;
+        }
+        report.say(&object, "scaled")
+    }
+
+    async fn check(&self, session: &Session, path: &str) -> Result<()> {
+        if self.current_replicas < 0 && self.resource_version.is_none() {
+            return Ok(());
+        }
+        let scale = session.api.get(path).await?;
+        let current = scale["spec"]["replicas"].as_i64().unwrap_or(0);
+        if self.current_replicas >= 0 && current != self.current_replicas {
+            return Err(error::usage(
+                "scale",
+                format!(
+                    "Expected replicas to be {}, was {current}",
+                    self.current_replicas
+                ),
+            ));
+        }
+        if let Some(version) = &self.resource_version
+            && scale["metadata"]["resourceVersion"] != version.as_str()
+        {
+            bail!(
+                "Expected resource version to be {version}, was {}",
+                crate::json::str_of(&scale["metadata"]["resourceVersion"])
+            );
+        }
+        Ok(())
+    }
+
+    /// Waits until the controller has as many as were asked for.
+    async fn wait(&self, session: &Session, target: &Target, timeout: Duration) -> Result<()> {
+        let wanted = i64::from(self.replicas);
+        let has_them = |object: &Value| {
+            let observed = object["status"]["observedGeneration"]
+                .as_i64()
+                .unwrap_or(i64::MAX);
+            observed >= object["metadata"]["generation"].as_i64().unwrap_or(0)
+                && object["status"]["replicas"].as_i64().unwrap_or(0) == wanted
+        };
+        let until = super::wait::until(session, target, |object| object.is_some_and(has_them));
+        tokio::time::timeout(timeout, until)
+            .await
+            .context("timed out waiting for the condition")?
     }
 }

@@ -1,6 +1,4 @@
-//! `kubectl wait --for=condition=Ready|delete|jsonpath=…`
-
-use std::time::Duration;
+//! `kubectl wait --for=condition=Ready|delete|create|jsonpath=…`
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -9,12 +7,17 @@ use serde_json::Value;
 
 use crate::{
     args::Selection,
-    discovery::Discovery,
     error,
-    output::jsonpath::{self, Template},
+    json::{list, str_of},
+    output::{
+        PrintFlags,
+        jsonpath::{self, Template},
+    },
     resources::{self, Target},
     session::Session,
 };
+
+use super::report::Report;
 
 /// Flags of `wait`.
 #[derive(Debug, Args)]
@@ -23,15 +26,17 @@ pub struct Wait {
     resources: Vec<String>,
     #[command(flatten)]
     selection: Selection,
-    /// All objects of the type in the namespace
+    /// Select all resources in the namespace of the specified resource types
     #[arg(long)]
     all: bool,
-    /// delete, create, condition=NAME[=VALUE], jsonpath='{PATH}'[=VALUE]
+    /// The condition to wait on: delete, create, condition=NAME[=VALUE], jsonpath='{PATH}'[=VALUE]; may be repeated
     #[arg(long = "for", value_name = "CONDITION")]
-    condition: String,
-    /// How long, such as 30s or 2m
+    conditions: Vec<String>,
+    /// How long to wait before giving up; 0 looks once, negative is a week
     #[arg(long, default_value = "30s")]
     timeout: String,
+    #[command(flatten)]
+    print: PrintFlags,
 }
 
 enum Condition {
@@ -48,20 +53,16 @@ impl Condition {
             return Ok(Self::Status(name.to_owned(), value.to_owned()));
         }
         if let Some(rest) = text.strip_prefix("jsonpath=") {
-            let rest = rest.trim_matches('\'');
-            let (path, value) = match rest.rsplit_once("}=") {
-                Some((path, value)) => (
-                    format!("{path}}}"),
-                    Some(value.trim_matches('\'').to_owned()),
-                ),
-                None => (rest.to_owned(), None),
-            };
-            return Ok(Self::Path(Template::parse(&path)?, value));
+            let (path, value) = split_path(rest)?;
+            return Ok(Self::Path(
+                Template::relaxed(path.trim_matches('\''))?,
+                value,
+            ));
         }
-        match text {
+        match text.to_lowercase().as_str() {
             "delete" => Ok(Self::Delete),
             "create" => Ok(Self::Create),
-            other => bail!("unrecognized condition: {other:?}"),
+            _ => bail!("unrecognized condition: {text:?}"),
         }
     }
 
@@ -71,17 +72,7 @@ impl Condition {
             (Self::Delete, object) => object.is_none(),
             (_, None) => false,
             (Self::Create, Some(_)) => true,
-            (Self::Status(name, value), Some(object)) => {
-                let conditions = object["status"]["conditions"]
-                    .as_array()
-                    .into_iter()
-                    .flatten();
-                let same =
-                    |a: &Value, b: &str| a.as_str().is_some_and(|a| a.eq_ignore_ascii_case(b));
-                conditions
-                    .into_iter()
-                    .any(|c| same(&c["type"], name) && same(&c["status"], value))
-            }
+            (Self::Status(name, value), Some(object)) => has_condition(object, name, value),
             (Self::Path(path, value), Some(object)) => {
                 let found = path.values(object);
                 match value {
@@ -93,98 +84,186 @@ impl Condition {
     }
 }
 
-impl Wait {
-    pub async fn run(self, session: &Session) -> Result<()> {
-        let condition = Condition::parse(&self.condition)?;
-        let timeout = duration(&self.timeout)?;
-        let discovery = Discovery::load(&session.api).await?;
-        let targets = resources::targets(
-            session,
-            &discovery,
-            &self.selection,
-            &self.resources,
-            self.all,
-        )
-        .await?;
-        if targets.is_empty() && !matches!(condition, Condition::Delete) {
-            bail!("no matching resources found");
+/// Whether a condition has a status that counts: one that the controller has seen this generation for.
+fn has_condition(object: &Value, name: &str, value: &str) -> bool {
+    let same = |a: &Value, b: &str| str_of(a).eq_ignore_ascii_case(b);
+    let generation = object["metadata"]["generation"].as_i64().unwrap_or(0);
+    list(&object["status"]["conditions"]).any(|condition| {
+        let observed = condition["observedGeneration"].as_i64();
+        let observed = observed
+            .or(object["status"]["observedGeneration"].as_i64())
+            .unwrap_or(generation);
+        same(&condition["type"], name)
+            && same(&condition["status"], value)
+            && observed >= generation
+    })
+}
+
+/// A path and the value behind a single `=`.
+fn split_path(text: &str) -> Result<(String, Option<String>)> {
+    let mut parts = vec![String::new()];
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
+        match c {
+            '=' if chars.next_if_eq(&'=').is_some() => parts
+                .iter_mut()
+                .last()
+                .into_iter()
+                .for_each(|p| p.push_str("==")),
+            '=' => parts.push(String::new()),
+            c => parts.iter_mut().last().into_iter().for_each(|p| p.push(c)),
         }
-        let deadline = tokio::time::Instant::now() + timeout;
-        for target in targets {
-            tokio::time::timeout_at(deadline, until(session, &target, &condition))
-                .await
-                .with_context(|| {
-                    format!(
-                        "timed out waiting for the condition on {}",
-                        target.display()
-                    )
-                })??;
-            println!("{} condition met", target.display());
-        }
-        Ok(())
+    }
+    match parts.as_slice() {
+        [path] => Ok((path.clone(), None)),
+        [path, value] => match value.trim_matches(['\'', '"']) {
+            "" => bail!(
+                "jsonpath wait has to have a value after equal sign, like --for=jsonpath='{{.status.readyReplicas}}'=3"
+            ),
+            value => Ok((path.clone(), Some(value.to_owned()))),
+        },
+        _ => bail!(
+            "jsonpath wait format must be --for=jsonpath='{{.status.readyReplicas}}'=3 or --for=jsonpath='{{.status.readyReplicas}}'"
+        ),
     }
 }
 
-async fn until(session: &Session, target: &Target, condition: &Condition) -> Result<()> {
-    loop {
-        let live = match session.api.get(&target.path()).await {
-            Ok(live) => Some(live),
-            Err(error) if error::is_not_found(&error) => None,
-            Err(error) => return Err(error),
-        };
-        if condition.holds(live.as_ref()) {
-            return Ok(());
+impl Wait {
+    pub async fn run(self, session: &Session) -> Result<()> {
+        if self.conditions.is_empty() {
+            bail!("unrecognized condition: []");
         }
-        if live.is_none() && !matches!(condition, Condition::Create) {
-            bail!("{} not found", target.display());
+        let conditions: Vec<Condition> = self
+            .conditions
+            .iter()
+            .map(|text| Condition::parse(text))
+            .collect::<Result<_>>()?;
+        let report = Report::new(&self.print, crate::args::DryRunMode::None)?;
+        let timeout = match crate::duration::parse_signed(&self.timeout)? {
+            (true, _) => std::time::Duration::from_secs(7 * 24 * 3600),
+            (false, timeout) => timeout,
+        };
+        let deadline = tokio::time::Instant::now() + timeout;
+        let is_for_delete = conditions
+            .iter()
+            .any(|condition| matches!(condition, Condition::Delete));
+        let is_for_create = conditions
+            .iter()
+            .any(|condition| matches!(condition, Condition::Create));
+        let targets = self.targets(session, is_for_create, deadline).await?;
+        if targets.is_empty() && !is_for_delete {
+            bail!("no matching resources found");
+        }
+        let mut errors = Vec::new();
+        for target in targets {
+            for condition in &conditions {
+                let outcome = self
+                    .wait(session, &target, condition, deadline, is_for_create)
+                    .await;
+                match outcome {
+                    Ok(object) => report.say(&object, "condition met")?,
+                    Err(error) => {
+                        errors.push(error);
+                        break;
+                    }
+                }
+            }
+        }
+        error::aggregate(errors)
+    }
+
+    /// The objects; those that a selector names may still have to be created.
+    async fn targets(
+        &self,
+        session: &Session,
+        for_create: bool,
+        deadline: tokio::time::Instant,
+    ) -> Result<Vec<Target>> {
+        loop {
+            let targets =
+                resources::targets(session, &self.selection, &self.resources, self.all).await?;
+            if !targets.is_empty() || !for_create || tokio::time::Instant::now() >= deadline {
+                return Ok(targets);
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+        }
+    }
+
+    async fn wait(
+        &self,
+        session: &Session,
+        target: &Target,
+        condition: &Condition,
+        deadline: tokio::time::Instant,
+        for_create: bool,
+    ) -> Result<Value> {
+        let mut last = target.live.clone();
+        let found = async {
+            until(session, target, |object| {
+                if let Some(object) = object {
+                    last = Some(object.clone());
+                }
+                // An object that is not there now will not get a condition.
+                let is_hopeless =
+                    object.is_none() && !for_create && !matches!(condition, Condition::Delete);
+                condition.holds(object) || is_hopeless
+            })
+            .await
+        };
+        let outcome = tokio::time::timeout_at(deadline, found).await;
+        outcome.map_err(|_| {
+            anyhow::anyhow!("timed out waiting for the condition on {}", display(target))
+        })??;
+        match (last, condition) {
+            (Some(object), _) => Ok(object),
+            (None, Condition::Delete) => Ok(serde_json::json!({
+                "apiVersion": target.resource.api_version(), "kind": target.resource.kind,
+                "metadata": {"name": target.name}})),
+            // The server's own words about what is missing.
+            (None, _) => session.api.get(&target.path()).await,
+        }
+    }
+}
+
+/// `deployments/web`, as wait names what it waited for in vain.
+fn display(target: &Target) -> String {
+    format!("{}/{}", target.resource.plural, target.name)
+}
+
+/// Reads and then watches an object until the predicate holds; `None` is an object that does not exist.
+pub async fn until(
+    session: &Session,
+    target: &Target,
+    mut holds: impl FnMut(Option<&Value>) -> bool,
+) -> Result<()> {
+    loop {
+        let live = session.api.find(&target.path()).await?;
+        if holds(live.as_ref()) {
+            return Ok(());
         }
         let version = live
             .as_ref()
-            .and_then(|live| live["metadata"]["resourceVersion"].as_str());
-        let path = format!(
-            "{}?watch=true&timeoutSeconds=60&fieldSelector=metadata.name%3D{}{}",
-            target.resource.collection(Some(&target.namespace)),
-            target.name,
-            version
-                .map(|version| format!("&resourceVersion={version}"))
-                .unwrap_or_default()
+            .map(|live| str_of(&live["metadata"]["resourceVersion"]))
+            .unwrap_or_default();
+        let mut events = Box::pin(
+            session
+                .api
+                .watch(&target.watch_path(version), "application/json")
+                .await?,
         );
-        let mut events = Box::pin(session.api.watch(&path, "application/json").await?);
-        while let Some(Ok(event)) = events.next().await {
+        while let Some(event) = events.next().await {
+            let event = event.context("the watch ended")?;
             let object = match event["type"].as_str() {
                 Some("DELETED") => None,
                 Some("ERROR") => break,
+                Some("BOOKMARK") => continue,
                 _ => Some(&event["object"]),
             };
-            if condition.holds(object) {
+            if holds(object) {
                 return Ok(());
             }
         }
     }
-}
-
-/// `90s`, `2m`, `1h30m`, `500ms`, or seconds.
-pub fn duration(text: &str) -> Result<Duration> {
-    if let Ok(seconds) = text.parse::<u64>() {
-        return Ok(Duration::from_secs(seconds));
-    }
-    let bad = || format!("invalid duration {text:?}");
-    let mut total = Duration::ZERO;
-    let mut rest = text;
-    while !rest.is_empty() {
-        let end = rest
-            .find(|c: char| !c.is_ascii_digit() && c != '.')
-            .with_context(bad)?;
-        let number: f64 = rest[..end].parse().with_context(bad)?;
-        let unit = &rest[end..];
-        let (seconds, used) = [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0)]
-            .into_iter()
-            .find_map(|(name, seconds)| unit.starts_with(name).then_some((seconds, name.len())))
-            .with_context(bad)?;
-        total += Duration::try_from_secs_f64(number * seconds).with_context(bad)?;
-        rest = &unit[used..];
-    }
-    Ok(total)
 }
 
 #[cfg(test)]
@@ -194,28 +273,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_read_as_go_reads_them() {
-        for (text, seconds) in [
-            ("90s", 90.0),
-            ("2m", 120.0),
-            ("1h30m", 5400.0),
-            ("500ms", 0.5),
-            ("7", 7.0),
-        ] {
-            assert_eq!(duration(text).unwrap().as_secs_f64(), seconds, "{text}");
-        }
-        assert!(duration("soon").is_err());
-    }
-
-    #[test]
     fn conditions_hold_when_the_object_says_so() {
         let object = json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
         for (text, holds) in [
             ("condition=Ready", true),
             ("condition=ready=false", false),
             ("jsonpath={.status.phase}=Running", true),
-            ("jsonpath={.status.phase}=Failed", false),
-            ("jsonpath={.status.podIP}", false),
+            ("jsonpath='{.status.phase}'=Failed", false),
+            ("jsonpath=.status.podIP", false),
             ("delete", false),
             ("create", true),
         ] {
@@ -225,5 +290,15 @@ mod tests {
                 "{text}"
             );
         }
+        for text in ["never", "jsonpath={.a}=", "jsonpath={.a}=b=c"] {
+            assert!(Condition::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_condition_of_an_earlier_generation_does_not_count() {
+        let object = json!({"metadata": {"generation": 2}, "status": {
+            "observedGeneration": 1, "conditions": [{"type": "Ready", "status": "True"}]}});
+        assert!(!has_condition(&object, "Ready", "true"));
     }
 }

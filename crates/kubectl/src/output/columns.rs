@@ -1,52 +1,127 @@
-//! `-o custom-columns=NAME:.metadata.name,…`
+//! `-o custom-columns=NAME:.metadata.name,…` and `-o custom-columns-file=FILE`
+
+use std::cell::RefCell;
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use super::{jsonpath::Template, table::Table};
+use super::{gotemplate, jsonpath::Template, tabwriter::Tabwriter};
 
 /// Headings, each with the path of its cells.
 #[derive(Debug, Clone)]
-pub struct Columns(Vec<(String, Template)>);
+pub struct Columns {
+    columns: Vec<(String, Template)>,
+    /// Leave the headings out.
+    pub no_headers: bool,
+    writer: RefCell<Tabwriter>,
+}
 
 impl Columns {
     /// Reads `HEADING:PATH,…`.
     pub fn parse(text: &str) -> Result<Self> {
-        let column = |part: &str| {
-            let (heading, path) = part
-                .split_once(':')
-                .with_context(|| format!("{part:?} is not HEADING:PATH"))?;
-            let path = path.trim_start_matches('{').trim_end_matches('}');
-            let dot = if path.starts_with('.') { "" } else { "." };
-            Ok((
-                heading.to_owned(),
-                Template::parse(&format!("{{{dot}{path}}}"))?,
-            ))
+        let column = |part: &str| -> Result<(String, Template)> {
+            let Some((heading, path)) = part.split_once(':') else {
+                bail!("unexpected custom-columns spec: {part}, expected <header>:<json-path-expr>");
+            };
+            Ok((heading.to_owned(), Template::relaxed(path)?))
         };
-        let columns = text.split(',').map(column).collect::<Result<Vec<_>>>()?;
-        if columns.is_empty() {
-            bail!("custom-columns format specified but no custom columns given");
-        }
-        Ok(Self(columns))
+        Ok(Self::new(
+            text.split(',').map(column).collect::<Result<_>>()?,
+        ))
     }
 
-    /// Prints an object or a list.
-    pub fn print(&self, object: &Value) -> Result<()> {
-        let mut rows = Vec::new();
+    /// Reads two lines: headings, and the paths below them.
+    pub fn parse_file(text: &str) -> Result<Self> {
+        let mut lines = text.lines();
+        let headings = lines.next().context("missing header line, and spec line")?;
+        let paths = lines.next().context("missing spec line")?;
+        let (headings, paths): (Vec<&str>, Vec<&str>) = (
+            headings.split_whitespace().collect(),
+            paths.split_whitespace().collect(),
+        );
+        if headings.len() != paths.len() {
+            bail!(
+                "number of headers ({}) and field specifications ({}) don't match",
+                headings.len(),
+                paths.len()
+            );
+        }
+        let pair =
+            |(heading, path): (&str, &str)| Ok((heading.to_owned(), Template::relaxed(path)?));
+        Ok(Self::new(
+            headings
+                .into_iter()
+                .zip(paths)
+                .map(pair)
+                .collect::<Result<_>>()?,
+        ))
+    }
+
+    fn new(columns: Vec<(String, Template)>) -> Self {
+        Self {
+            columns,
+            no_headers: false,
+            writer: RefCell::new(Tabwriter::for_tables()),
+        }
+    }
+
+    /// The lines of an object or a list.
+    pub fn render(&self, object: &Value, is_first: bool) -> String {
+        let mut lines = String::new();
+        let mut push = |cells: Vec<String>| {
+            lines.push_str(&cells.join("\t"));
+            lines.push('\n');
+        };
+        if is_first && !self.no_headers {
+            push(
+                self.columns
+                    .iter()
+                    .map(|(heading, _)| heading.clone())
+                    .collect(),
+            );
+        }
         super::each(object, |object| {
             let cell = |(_, path): &(String, Template)| {
-                let values = path.values(object);
-                let texts: Vec<String> = values.iter().map(super::jsonpath::text).collect();
-                if texts.is_empty() {
-                    "<none>".to_owned()
-                } else {
-                    texts.join(",")
+                let texts: Vec<String> = path.values(object).iter().map(cell_text).collect();
+                match texts.is_empty() {
+                    true => "<none>".to_owned(),
+                    false => texts.join(","),
                 }
             };
-            rows.push(self.0.iter().map(cell).collect());
+            push(self.columns.iter().map(cell).collect());
         });
-        let headings = self.0.iter().map(|(heading, _)| heading.clone()).collect();
-        print!("{}", Table { headings, rows }.render(false));
-        Ok(())
+        self.writer.borrow_mut().align(&lines)
+    }
+}
+
+fn cell_text(value: &Value) -> String {
+    match value {
+        Value::Null => "<nil>".to_owned(),
+        value => super::table::escape(&gotemplate::text_of(value)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn columns_show_what_their_paths_find() {
+        let list = json!({"items": [
+            {"metadata": {"name": "a"}, "n": [1, 2], "m": {"x": 1}}, {"metadata": {"name": "longer"}}]});
+        let columns = Columns::parse("NAME:.metadata.name,N:{.n[*]},M:m").unwrap();
+        assert_eq!(
+            columns.render(&list, true),
+            "NAME     N        M\na        1,2      map[x:1]\nlonger   <none>   <none>\n"
+        );
+        let file = Columns::parse_file("NAME N\nmetadata.name .n\n").unwrap();
+        assert_eq!(
+            file.render(&list, false),
+            "a        [1 2]\nlonger   <none>\n"
+        );
+        assert!(Columns::parse("NAME").is_err());
+        assert!(Columns::parse_file("A B\n.x").is_err());
     }
 }

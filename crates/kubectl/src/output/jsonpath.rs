@@ -1,12 +1,14 @@
 //! JSONPath in kubectl: a template is text with `{…}` parts, or one bare path.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use machinery::jsonpath::{self, Found};
 use serde_json::Value;
 
+use crate::json;
+
 /// A parsed template.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Template(jsonpath::Template);
+pub struct Template(jsonpath::Template, bool);
 
 impl Template {
     /// Reads a template; a bare path may leave the braces out.
@@ -17,7 +19,30 @@ impl Template {
             false => jsonpath::Template::parse(text),
         };
         let template = read.with_context(|| format!("error parsing jsonpath {text}"))?;
-        Ok(Self(template))
+        Ok(Self(template, false))
+    }
+
+    /// Reads one path with or without braces and the first dot: `metadata.name`, `{.metadata.name}`.
+    pub fn relaxed(text: &str) -> Result<Self> {
+        let inner = text
+            .strip_prefix('{')
+            .and_then(|rest| rest.strip_suffix('}'))
+            .unwrap_or(text);
+        let path = inner.strip_prefix('.').unwrap_or(inner);
+        if path.is_empty() || path.contains(['{', '}']) {
+            bail!(
+                "unexpected path string, expected a 'name1.name2' or '.name1.name2' or '{{name1.name2}}' or '{{.name1.name2}}'"
+            );
+        }
+        Self::parse(&format!("{{.{path}}}"))
+    }
+
+    /// Whether a key that the document lacks is an error.
+    pub fn requires_keys(self, required: bool) -> Self {
+        match required {
+            true => Self(self.0.needs_all(), true),
+            false => self,
+        }
     }
 
     /// The text it gives for a document.
@@ -28,6 +53,16 @@ impl Template {
             texts.collect::<Vec<String>>().join(" ")
         };
         Ok(found.into_iter().map(part).collect())
+    }
+
+    /// What it finds as a JSON list.
+    pub fn render_json(&self, document: &Value) -> Result<String> {
+        let found = self.0.find(document).context("error executing jsonpath")?;
+        let values: Vec<Value> = found.into_iter().flatten().map(Found::into_value).collect();
+        Ok(format!(
+            "{}\n",
+            json::indented(&json::sorted(&Value::Array(values)))
+        ))
     }
 
     /// The values that its paths find; none where they cannot be followed.
@@ -43,7 +78,7 @@ pub fn text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Null => String::new(),
-        other => other.to_string(),
+        other => json::compact(other),
     }
 }
 

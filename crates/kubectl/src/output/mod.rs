@@ -1,71 +1,232 @@
-//! How objects are printed: tables, JSON, YAML, names, JSONPath, columns of one's own.
+//! How objects are printed: tables, JSON, YAML, KYAML, names, JSONPath, Go templates, columns of one's own.
 
 pub mod columns;
+pub mod gotemplate;
 pub mod jsonpath;
+pub mod kyaml;
+pub mod sort;
 pub mod table;
+pub mod tabwriter;
+pub mod yaml;
 
-use anyhow::{Result, bail};
+use std::cell::Cell;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
 use serde_json::Value;
 
-use jsonpath::Template;
+use crate::json::{self, text};
+
+/// Flags of every command that prints objects.
+#[derive(Debug, Clone, Default, Args)]
+pub struct PrintFlags {
+    /// Output format: json, yaml, kyaml, name, go-template, go-template-file, template, templatefile, jsonpath,
+    /// jsonpath-as-json or jsonpath-file
+    #[arg(short, long, value_name = "FORMAT")]
+    pub output: Option<String>,
+    /// Template text or file for go-template and jsonpath
+    #[arg(long, value_name = "TEMPLATE")]
+    pub template: Option<String>,
+    /// Ignore keys that a template names and the object lacks
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub allow_missing_template_keys: bool,
+    /// Keep managedFields in JSON and YAML
+    #[arg(long)]
+    pub show_managed_fields: bool,
+}
+
+impl PrintFlags {
+    /// The printer that they ask for; `None` is the command's own message.
+    pub fn printer(&self) -> Result<Option<Printer>> {
+        self.with_formats(&[])
+    }
+
+    /// The same for commands that know more formats, such as `wide`; those give `None`.
+    pub fn with_formats(&self, own: &[&str]) -> Result<Option<Printer>> {
+        let Some(output) = self.format_name() else {
+            return Ok(None);
+        };
+        let (name, argument) = split_format(&output);
+        if own.contains(&name) && argument.is_none() && name != "custom-columns" {
+            return Ok(None);
+        }
+        let template = argument.or(self.template.as_deref());
+        let format = Format::parse(name, template, self.allow_missing_template_keys, own)?;
+        Ok(Some(Printer::new(format, self.show_managed_fields)))
+    }
+
+    fn format_name(&self) -> Option<String> {
+        let output = self.output.clone().filter(|output| !output.is_empty());
+        let has_template = self
+            .template
+            .as_ref()
+            .is_some_and(|template| !template.is_empty());
+        output.or_else(|| has_template.then(|| "go-template".into()))
+    }
+
+    /// Whether `-o NAME` was given.
+    pub fn is(&self, name: &str) -> bool {
+        self.output.as_deref() == Some(name)
+    }
+}
+
+/// `jsonpath={.a}` as its two parts; the template may begin with its own `{`.
+fn split_format(output: &str) -> (&str, Option<&str>) {
+    match output.split_once('=') {
+        Some((name, argument)) => (name, Some(argument)),
+        None => (output, None),
+    }
+}
 
 /// A form of output.
 #[derive(Debug, Clone)]
 pub enum Format {
-    /// The server's table; wide or not.
-    Table {
-        wide: bool,
-    },
     Json,
     Yaml,
+    Kyaml,
     Name,
-    JsonPath(Template),
+    JsonPath(jsonpath::Template),
+    JsonPathAsJson(jsonpath::Template),
+    GoTemplate(gotemplate::Template),
     Columns(columns::Columns),
 }
 
-impl Format {
-    /// Reads the value of `-o`.
-    pub fn parse(text: Option<&str>) -> Result<Self> {
-        let Some(text) = text else {
-            return Ok(Self::Table { wide: false });
-        };
-        if let Some(template) = text.strip_prefix("jsonpath=") {
-            return Ok(Self::JsonPath(Template::parse(template)?));
-        }
-        if let Some(columns) = text.strip_prefix("custom-columns=") {
-            return Ok(Self::Columns(columns::Columns::parse(columns)?));
-        }
-        match text {
-            "wide" => Ok(Self::Table { wide: true }),
-            "json" => Ok(Self::Json),
-            "yaml" => Ok(Self::Yaml),
-            "name" => Ok(Self::Name),
-            other => bail!(
-                "unable to match a printer suitable for the output format \"{other}\", allowed formats \
-                 are: custom-columns,json,jsonpath,name,wide,yaml"
-            ),
-        }
-    }
+const FORMATS: &[&str] = &[
+    "go-template",
+    "go-template-file",
+    "json",
+    "jsonpath",
+    "jsonpath-as-json",
+    "jsonpath-file",
+    "kyaml",
+    "name",
+    "template",
+    "templatefile",
+    "yaml",
+];
 
-    /// Prints an object or a list in every form but the table's.
-    pub fn print(&self, object: &Value, show_managed_fields: bool) -> Result<()> {
-        let mut object = object.clone();
-        if !show_managed_fields {
-            hide_managed_fields(&mut object);
-        }
-        match self {
-            Self::Table { .. } => bail!("a table is printed from rows"),
-            Self::Json => println!("{}", indented(&object)?),
-            Self::Yaml => print!("{}", yaml(&object)?),
-            Self::Name => each(&object, |object| println!("{}", name(object))),
-            Self::JsonPath(template) => print!("{}", template.render(&object)?),
-            Self::Columns(columns) => columns.print(&object)?,
-        }
-        Ok(())
+impl Format {
+    fn parse(
+        name: &str,
+        template: Option<&str>,
+        allow_missing_keys: bool,
+        own: &[&str],
+    ) -> Result<Self> {
+        let template = template.filter(|template| !template.is_empty());
+        let needed = |kind: &str| {
+            template.with_context(|| format!("{kind} format specified but no {kind} given"))
+        };
+        let file = |kind: &str| -> Result<String> {
+            let path = needed(kind)?;
+            match std::fs::read_to_string(path) {
+                Ok(text) => Ok(text),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                    bail!("error reading --template {path}, open {path}: no such file or directory")
+                }
+                Err(error) => bail!("error reading --template {path}, {error}"),
+            }
+        };
+        let jsonpath = |text: &str| -> Result<jsonpath::Template> {
+            Ok(jsonpath::Template::parse(text)?.requires_keys(!allow_missing_keys))
+        };
+        let go = |text: &str| -> Result<Self> {
+            let mut template = gotemplate::Template::parse(text)?;
+            template.allow_missing_keys = allow_missing_keys;
+            Ok(Self::GoTemplate(template))
+        };
+        Ok(match name {
+            "json" => Self::Json,
+            "yaml" => Self::Yaml,
+            "kyaml" => Self::Kyaml,
+            "name" => Self::Name,
+            "jsonpath" => Self::JsonPath(jsonpath(needed("template")?)?),
+            "jsonpath-as-json" => Self::JsonPathAsJson(jsonpath(needed("template")?)?),
+            "jsonpath-file" => Self::JsonPath(jsonpath(file("template")?.trim_end_matches('\n'))?),
+            "go-template" | "template" => go(needed("template")?)?,
+            "go-template-file" | "templatefile" => go(&file("template")?)?,
+            "custom-columns" if own.contains(&"custom-columns") => {
+                let spec = template
+                    .context("custom-columns format specified but no custom columns given")?;
+                Self::Columns(columns::Columns::parse(spec)?)
+            }
+            "custom-columns-file" if own.contains(&"custom-columns") => {
+                let path = template
+                    .context("custom-columns format specified but no custom columns given")?;
+                let text = std::fs::read_to_string(path)
+                    .with_context(|| format!("error reading template {path}"))?;
+                Self::Columns(columns::Columns::parse_file(&text)?)
+            }
+            other => {
+                let mut known: Vec<&str> = FORMATS.iter().chain(own).copied().collect();
+                if own.contains(&"custom-columns") {
+                    known.push("custom-columns-file");
+                }
+                known.sort_unstable();
+                bail!(
+                    "unable to match a printer suitable for the output format \"{other}\", allowed formats are: {}",
+                    known.join(",")
+                )
+            }
+        })
     }
 }
 
-fn each(object: &Value, mut with: impl FnMut(&Value)) {
+/// Prints objects one after the other in one form.
+#[derive(Debug)]
+pub struct Printer {
+    pub format: Format,
+    show_managed_fields: bool,
+    printed: Cell<usize>,
+}
+
+impl Printer {
+    /// A printer for a form.
+    pub fn new(format: Format, show_managed_fields: bool) -> Self {
+        Self {
+            format,
+            show_managed_fields,
+            printed: Cell::new(0),
+        }
+    }
+
+    /// Prints an object or a list that came from a server or a file: keys are sorted.
+    pub fn print(&self, object: &Value) -> Result<()> {
+        print!("{}", self.render(&json::sorted(object))?);
+        Ok(())
+    }
+
+    /// The text of an object in its own order of keys.
+    pub fn render(&self, object: &Value) -> Result<String> {
+        let before = self.printed.replace(self.printed.get() + 1);
+        let shown = || {
+            let mut shown = object.clone();
+            if !self.show_managed_fields {
+                hide_managed_fields(&mut shown);
+            }
+            shown
+        };
+        Ok(match &self.format {
+            Format::Json => format!("{}\n", json::indented(&shown())),
+            Format::Yaml if before > 0 => format!("---\n{}", yaml::to_string(&shown())),
+            Format::Yaml => yaml::to_string(&shown()),
+            Format::Kyaml => kyaml::to_string(&shown()),
+            Format::Name => {
+                let mut out = String::new();
+                each(object, |object| {
+                    out.push_str(&format!("{}\n", name(object)))
+                });
+                out
+            }
+            Format::JsonPath(template) => template.render(object)?,
+            Format::JsonPathAsJson(template) => template.render_json(object)?,
+            Format::GoTemplate(template) => template.render(object)?,
+            Format::Columns(columns) => columns.render(object, before == 0),
+        })
+    }
+}
+
+/// Calls with each item of a list, or with the object itself.
+pub fn each(object: &Value, mut with: impl FnMut(&Value)) {
     match object["items"].as_array() {
         Some(items) => items.iter().for_each(with),
         None => with(object),
@@ -74,61 +235,61 @@ fn each(object: &Value, mut with: impl FnMut(&Value)) {
 
 /// `pod/web`, `deployment.apps/web`.
 pub fn name(object: &Value) -> String {
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let (version, kind) = (
-        text(&object["apiVersion"]),
-        text(&object["kind"]).to_lowercase(),
-    );
+    let version = text(&object["apiVersion"]);
+    let kind = text(&object["kind"]).to_lowercase();
     let group = version.split_once('/').map_or("", |(group, _)| group);
     let name = text(&object["metadata"]["name"]);
-    if group.is_empty() {
-        format!("{kind}/{name}")
-    } else {
-        format!("{kind}.{group}/{name}")
+    match group {
+        "" => format!("{kind}/{name}"),
+        group => format!("{kind}.{group}/{name}"),
     }
 }
 
 fn hide_managed_fields(object: &mut Value) {
     if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
-        metadata.remove("managedFields");
+        metadata.shift_remove("managedFields");
     }
     if let Some(items) = object.get_mut("items").and_then(Value::as_array_mut) {
         items.iter_mut().for_each(hide_managed_fields);
     }
+    if let Some(object) = object.get_mut("object").filter(|object| object.is_object()) {
+        hide_managed_fields(object);
+    }
 }
 
-/// JSON as kubectl prints it: four spaces.
-fn indented(object: &Value) -> Result<String> {
-    let mut out = Vec::new();
-    let formatter = serde_json::ser::PrettyFormatter::with_indent(b"    ");
-    let mut serializer = serde_json::Serializer::with_formatter(&mut out, formatter);
-    serde::Serialize::serialize(&sorted(object), &mut serializer)?;
-    Ok(String::from_utf8(out)?)
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// YAML with keys in alphabetical order, as kubectl prints it.
-pub fn yaml(object: &Value) -> Result<String> {
-    let text = serde_saphyr::to_string(&sorted(object))?;
-    Ok(if text.ends_with('\n') {
-        text
-    } else {
-        format!("{text}\n")
-    })
-}
-
-/// Keys in alphabetical order, all the way down.
-pub fn sorted(value: &Value) -> Value {
-    match value {
-        Value::Object(map) => {
-            let mut keys: Vec<_> = map.keys().collect();
-            keys.sort();
-            Value::Object(
-                keys.into_iter()
-                    .map(|key| (key.clone(), sorted(&map[key])))
-                    .collect(),
-            )
+    fn flags(output: &str) -> PrintFlags {
+        PrintFlags {
+            output: Some(output.into()),
+            ..PrintFlags::default()
         }
-        Value::Array(items) => Value::Array(items.iter().map(sorted).collect()),
-        other => other.clone(),
+    }
+
+    #[test]
+    fn an_unknown_format_names_those_that_are_known() {
+        let error = flags("xml").printer().unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "unable to match a printer suitable for the output format \"xml\", allowed formats are: \
+             go-template,go-template-file,json,jsonpath,jsonpath-as-json,jsonpath-file,kyaml,name,template,\
+             templatefile,yaml"
+        );
+        assert!(flags("wide").printer().is_err());
+        assert!(flags("wide").with_formats(&["wide"]).unwrap().is_none());
+        assert!(flags("jsonpath").printer().is_err());
+    }
+
+    #[test]
+    fn several_yaml_documents_are_separated_and_html_is_escaped() {
+        let printer = flags("yaml").printer().unwrap().unwrap();
+        let object = serde_json::json!({"kind": "A", "metadata": {"managedFields": []}});
+        assert_eq!(printer.render(&object).unwrap(), "kind: A\nmetadata: {}\n");
+        assert!(printer.render(&object).unwrap().starts_with("---\n"));
+        let printer = flags("json").printer().unwrap().unwrap();
+        let json = printer.render(&serde_json::json!({"a": "<&>"})).unwrap();
+        assert_eq!(json, "{\n    \"a\": \"\\u003c\\u0026\\u003e\"\n}\n");
     }
 }

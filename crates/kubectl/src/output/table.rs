@@ -1,6 +1,9 @@
-//! Tables: columns as wide as their widest cell, three spaces apart.
+//! Tables that the server makes, and tables of our own.
 
 use serde_json::Value;
+
+use super::tabwriter::Tabwriter;
+use crate::json::{list, str_of};
 
 /// Rows of text under headings.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -10,26 +13,37 @@ pub struct Table {
 }
 
 /// What to leave out and put in when a server's table is turned into text.
-#[derive(Debug, Default, Clone, Copy)]
-pub struct View<'a> {
+#[derive(Debug, Default, Clone)]
+pub struct View {
     pub wide: bool,
     pub with_namespace: bool,
     pub show_labels: bool,
-    pub label_columns: &'a [String],
-    /// Put before the name: `pod/` when several types are listed.
-    pub name_prefix: Option<&'a str>,
+    pub label_columns: Vec<String>,
+    /// Put before the name: `pod` when several types are listed.
+    pub kind: Option<String>,
 }
 
 impl Table {
-    /// The text form of a `meta.k8s.io/v1` Table.
-    pub fn of(server: &Value, view: View<'_>) -> Self {
-        let columns: Vec<(usize, &Value)> = list(&server["columnDefinitions"])
+    /// A table with these headings.
+    pub fn with_headings(headings: &[&str]) -> Self {
+        Self {
+            headings: headings
+                .iter()
+                .map(|heading| (*heading).to_owned())
+                .collect(),
+            rows: Vec::new(),
+        }
+    }
+
+    /// The text form of rows of a `meta.k8s.io/v1` Table with these column definitions.
+    pub fn of(definitions: &Value, rows: &Value, view: &View) -> Self {
+        let columns: Vec<(usize, &Value)> = list(definitions)
             .enumerate()
             .filter(|(_, column)| view.wide || column["priority"].as_i64().unwrap_or(0) == 0)
             .collect();
         let mut headings: Vec<String> = columns
             .iter()
-            .map(|(_, column)| cell(&column["name"]).to_uppercase())
+            .map(|(_, column)| str_of(&column["name"]).to_uppercase())
             .collect();
         if view.with_namespace {
             headings.insert(0, "NAMESPACE".into());
@@ -38,55 +52,46 @@ impl Table {
         if view.show_labels {
             headings.push("LABELS".into());
         }
-        let rows = list(&server["rows"])
-            .map(|row| text_row(row, &columns, view))
+        let name = columns
+            .iter()
+            .position(|(_, column)| column["format"] == "name" && column["type"] == "string")
+            .unwrap_or(0);
+        let rows = list(rows)
+            .map(|row| text_row(row, &columns, name, view))
             .collect();
         Self { headings, rows }
     }
 
     /// The lines; headings first unless `bare`.
     pub fn render(&self, bare: bool) -> String {
-        let mut widths: Vec<usize> = self
-            .headings
-            .iter()
-            .map(|h| if bare { 0 } else { h.chars().count() })
-            .collect();
-        for row in &self.rows {
-            for (width, cell) in widths.iter_mut().zip(row) {
-                *width = (*width).max(cell.chars().count());
-            }
-        }
-        let mut out = String::new();
+        self.render_with(&mut Tabwriter::for_tables(), bare)
+    }
+
+    /// The lines, aligned with those that the writer has seen.
+    pub fn render_with(&self, writer: &mut Tabwriter, bare: bool) -> String {
+        let mut text = String::new();
         let headings = (!bare).then_some(&self.headings);
         for row in headings.into_iter().chain(&self.rows) {
-            push_line(&mut out, row, &widths);
+            text.push_str(&row.join("\t"));
+            text.push('\n');
         }
-        out
+        writer.align(&text)
     }
 }
 
-fn push_line(out: &mut String, row: &[String], widths: &[usize]) {
-    let mut line = String::new();
-    for (cell, width) in row.iter().zip(widths) {
-        line.push_str(&format!("{cell:<width$}   "));
-    }
-    out.push_str(line.trim_end());
-    out.push('\n');
-}
-
-fn text_row(row: &Value, columns: &[(usize, &Value)], view: View<'_>) -> Vec<String> {
+fn text_row(row: &Value, columns: &[(usize, &Value)], name: usize, view: &View) -> Vec<String> {
     let metadata = &row["object"]["metadata"];
     let mut cells: Vec<String> = columns
         .iter()
         .map(|(at, _)| cell(&row["cells"][at]))
         .collect();
-    if let (Some(prefix), Some(first)) = (view.name_prefix, cells.first_mut()) {
-        *first = format!("{prefix}/{first}");
+    if let (Some(kind), Some(name)) = (&view.kind, cells.get_mut(name)) {
+        *name = format!("{kind}/{name}");
     }
     if view.with_namespace {
         cells.insert(0, cell(&metadata["namespace"]));
     }
-    for label in view.label_columns {
+    for label in &view.label_columns {
         cells.push(cell(&metadata["labels"][label.as_str()]));
     }
     if view.show_labels {
@@ -112,17 +117,27 @@ pub fn labels(value: &Value) -> String {
     pairs.join(",")
 }
 
-/// A value as a cell.
+/// A value as a cell: one line, and nothing that a terminal would obey.
 pub fn cell(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
-        Value::String(text) => text.replace('\n', "\\n"),
+        Value::String(text) => match text.find(['\n', '\r', '\x0c']) {
+            Some(end) => format!("{}...", escape(&text[..end])),
+            None => escape(text),
+        },
         other => other.to_string(),
     }
 }
 
-fn list(value: &Value) -> impl Iterator<Item = &Value> {
-    value.as_array().into_iter().flatten()
+/// Control sequences made visible.
+pub fn escape(text: &str) -> String {
+    if !text.contains(['\x1b', '\r', '\t', '\n']) {
+        return text.to_owned();
+    }
+    text.replace('\x1b', "^[")
+        .replace('\r', "\\r")
+        .replace('\t', " ")
+        .replace('\n', " ")
 }
 
 #[cfg(test)]
@@ -131,33 +146,35 @@ mod tests {
 
     use super::*;
 
-    fn server_table() -> Value {
-        json!({
-            "columnDefinitions": [
-                {"name": "Name", "priority": 0}, {"name": "Ready", "priority": 0}, {"name": "Node", "priority": 1}],
-            "rows": [
-                {"cells": ["web-1", "1/1", "one"], "object": {"metadata": {"namespace": "a", "labels": {"app": "web"}}}},
-                {"cells": ["db", "0/1", "two"], "object": {"metadata": {"namespace": "b"}}}]})
+    fn table(view: &View) -> Table {
+        let definitions = json!([
+            {"name": "Name", "type": "string", "format": "name"}, {"name": "Ready", "priority": 0},
+            {"name": "Node", "priority": 1}]);
+        let rows = json!([
+            {"cells": ["web-1", "1/1", "one"], "object": {"metadata": {"namespace": "a", "labels": {"app": "web"}}}},
+            {"cells": ["db", "0/1\nmore", "two"], "object": {"metadata": {"namespace": "b"}}}]);
+        Table::of(&definitions, &rows, view)
     }
 
     #[test]
     fn columns_align_and_wide_ones_stay_out() {
-        let text = Table::of(&server_table(), View::default()).render(false);
-        assert_eq!(text, "NAME    READY\nweb-1   1/1\ndb      0/1\n");
+        let text = table(&View::default()).render(false);
+        assert_eq!(text, "NAME    READY\nweb-1   1/1\ndb      0/1...\n");
     }
 
     #[test]
-    fn wide_namespace_and_labels_add_columns() {
+    fn wide_namespace_kind_and_labels_add_columns() {
         let view = View {
             wide: true,
             with_namespace: true,
             show_labels: true,
-            ..View::default()
+            label_columns: vec!["x/app".into()],
+            kind: Some("pod".into()),
         };
-        let text = Table::of(&server_table(), view).render(true);
+        let text = table(&view).render(true);
         assert_eq!(
             text,
-            "a   web-1   1/1   one   app=web\nb   db      0/1   two   <none>\n"
+            "a     pod/web-1   1/1      one         app=web\nb     pod/db      0/1...   two         <none>\n"
         );
     }
 }

@@ -2,65 +2,98 @@
 
 use serde_json::Value;
 
-use super::text::{Text, plain};
+use crate::{
+    json::{entries, list, str_of},
+    output::gotemplate,
+};
 
-/// Everything but what the head and kubectl's readers know already.
-pub fn body(text: &mut Text, object: &Value) {
-    text.field("API Version", &object["apiVersion"]);
-    text.field("Kind", &object["kind"]);
-    for (key, value) in object.as_object().into_iter().flatten() {
-        if !["apiVersion", "kind", "metadata"].contains(&key.as_str()) {
-            put(text, 0, key, value);
-        }
+use super::text::Text;
+
+const SKIPPED: &[&str] = &[
+    "managedFields",
+    "name",
+    "namespace",
+    "labels",
+    "annotations",
+];
+
+pub fn describe(text: &mut Text, object: &Value) {
+    text.field(0, "Name", str_of(&object["metadata"]["name"]));
+    text.field(0, "Namespace", str_of(&object["metadata"]["namespace"]));
+    text.maps(object);
+    for (key, value) in entries(object) {
+        put(text, 0, key, value, key == "metadata");
     }
 }
 
-fn put(text: &mut Text, depth: usize, key: &str, value: &Value) {
+fn put(text: &mut Text, level: usize, key: &str, value: &Value, is_metadata: bool) {
     let name = words(key);
     match value {
-        Value::Object(map) => {
-            text.line(depth, &format!("{name}:"));
-            for (key, value) in map {
-                put(text, depth + 1, key, value);
-            }
-        }
-        Value::Array(items) => {
-            text.line(depth, &format!("{name}:"));
-            for item in items {
-                match item {
-                    Value::Object(map) => {
-                        for (key, value) in map {
-                            put(text, depth + 1, key, value);
-                        }
-                    }
-                    scalar => text.line(depth + 1, &plain(scalar)),
+        Value::Object(_) => {
+            text.line(level, &format!("{name}:"));
+            for (key, value) in entries(value) {
+                if !(is_metadata && SKIPPED.contains(&key)) {
+                    put(text, level + 1, key, value, false);
                 }
             }
         }
-        scalar => text.at(depth, &name, &plain(scalar)),
+        Value::Array(_) => {
+            text.line(level, &format!("{name}:"));
+            for item in list(value) {
+                match item {
+                    Value::Object(_) => entries(item)
+                        .into_iter()
+                        .for_each(|(key, value)| put(text, level + 1, key, value, false)),
+                    scalar => text.line(level + 1, &gotemplate::text_of(scalar)),
+                }
+            }
+        }
+        Value::Null => text.field(level, &name, "<nil>"),
+        scalar => text.field(level, &name, &gotemplate::text_of(scalar)),
     }
 }
 
-/// `clusterIP` becomes `Cluster IP`.
+/// `clusterIP` becomes `Cluster IP`; names with other characters than letters stay.
 fn words(key: &str) -> String {
-    let mut out = String::new();
-    let mut before_is_lower = false;
-    for (at, c) in key.chars().enumerate() {
-        if at == 0 {
-            out.extend(c.to_uppercase());
-        } else {
-            if c.is_uppercase() && before_is_lower {
-                out.push(' ');
-            }
-            out.push(c);
-        }
-        before_is_lower = c.is_lowercase();
+    if key.chars().any(|c| !c.is_alphabetic() && c != '-') {
+        return key.to_owned();
     }
-    out
+    let mut parts: Vec<String> = Vec::new();
+    let chars: Vec<char> = key.chars().collect();
+    for (at, &c) in chars.iter().enumerate() {
+        let before = at.checked_sub(1).map(|at| chars[at]);
+        let starts = match before {
+            None => true,
+            Some(before) => {
+                let after_lower = c.is_uppercase() && !before.is_uppercase();
+                let before_lower = c.is_uppercase()
+                    && before.is_uppercase()
+                    && chars.get(at + 1).is_some_and(|next| next.is_lowercase());
+                after_lower || before_lower
+            }
+        };
+        match parts.last_mut() {
+            Some(part) if !starts => part.push(c),
+            _ => parts.push(c.to_string()),
+        }
+    }
+    let name = |part: String| {
+        let upper = part.to_uppercase();
+        if ["API", "URL", "UID", "GUID"].contains(&upper.as_str()) {
+            return upper;
+        }
+        match part.to_lowercase() == part {
+            true => part[..1].to_uppercase() + &part[1..],
+            false => part,
+        }
+    };
+    parts.into_iter().map(name).collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -68,9 +101,23 @@ mod tests {
         for (key, name) in [
             ("clusterIP", "Cluster IP"),
             ("type", "Type"),
-            ("podCIDR", "Pod CIDR"),
+            ("apiVersion", "API Version"),
+            ("uid", "UID"),
+            ("resourceVersion", "Resource Version"),
+            ("a.b/c", "a.b/c"),
         ] {
             assert_eq!(words(key), name);
         }
+    }
+
+    #[test]
+    fn fields_nest_and_metadata_is_not_repeated() {
+        let mut text = Text::default();
+        let object = json!({"apiVersion": "x/v1", "kind": "Thing", "metadata": {"name": "t", "uid": "u"}, "spec": {"list": [{"a": 1}, {"a": 2}], "on": true}});
+        describe(&mut text, &object);
+        assert_eq!(
+            text.finish(),
+            "Name:         t\nNamespace:    \nLabels:       <none>\nAnnotations:  <none>\nAPI Version:  x/v1\nKind:         Thing\nMetadata:\n  UID:  u\nSpec:\n  List:\n    A:  1\n    A:  2\n  On:   true\n"
+        );
     }
 }

@@ -1,158 +1,248 @@
-//! `kubectl describe`: what an object is and what happened to it.
+//! `kubectl describe`: what an object is and what happened to it. Kinds with a form of their own have a file; every
+//! other kind is shown field by field.
 
+mod autoscaling;
+mod config;
+mod container;
 mod generic;
+mod network;
+mod node;
 mod pod;
+mod policy;
+mod rbac;
+mod storage;
 mod text;
+mod volume;
 mod workload;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
 use serde_json::Value;
 
 use crate::{
+    api::with_query,
     args::Selection,
-    discovery::{Discovery, encode},
-    output::table::Table,
-    resources::{self, Target},
+    error,
+    json::str_of,
+    resources::{self, Named, Target},
     session::Session,
 };
 
+use super::events;
 use text::Text;
 
 /// Flags of `describe`.
 #[derive(Debug, Args)]
 pub struct Describe {
-    /// TYPE [NAME…] or TYPE/NAME…
+    /// TYPE [NAME-PREFIX…] or TYPE/NAME…
     resources: Vec<String>,
     #[command(flatten)]
     selection: Selection,
-    /// Show events too
-    #[arg(long, default_value_t = true, action = clap::ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
-    show_events: bool,
+    /// Display events related to the described object; by default for a single object only
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    show_events: Option<bool>,
 }
 
 impl Describe {
     pub async fn run(self, session: &Session) -> Result<()> {
-        let discovery = Discovery::load(&session.api).await?;
-        let targets =
-            resources::targets(session, &discovery, &self.selection, &self.resources, true).await?;
-        for (at, target) in targets.iter().enumerate() {
-            if at > 0 {
-                println!("\n");
-            }
-            let object = session.api.get(&target.path()).await?;
-            print!("{}", describe(&object));
-            if self.show_events {
-                print!("{}", events(session, target, &object).await?);
+        if self.resources.is_empty() && self.selection.files.is_empty() {
+            bail!(
+                "You must specify the type of resource to describe. Use \"kubectl api-resources\" for a complete list of supported resources.\n"
+            );
+        }
+        let targets = resources::targets(session, &self.selection, &self.resources, true).await?;
+        let mut errors = Vec::new();
+        let mut printed = 0;
+        for target in &targets {
+            match self.describe(session, target, targets.len() == 1).await {
+                Ok(text) => {
+                    if printed > 0 {
+                        print!("\n\n");
+                    }
+                    printed += 1;
+                    print!("{text}");
+                }
+                Err(error) if error::is_not_found(&error) && target.manifest.is_none() => {
+                    match self.with_prefix(session, target).await? {
+                        found if found.is_empty() => errors.push(error),
+                        found => {
+                            for target in found {
+                                if printed > 0 {
+                                    print!("\n\n");
+                                }
+                                printed += 1;
+                                print!("{}", self.describe(session, &target, false).await?);
+                            }
+                        }
+                    }
+                }
+                Err(error) => errors.push(error),
             }
         }
-        Ok(())
+        if targets.is_empty() {
+            match self.selection.all_namespaces {
+                true => eprintln!("No resources found"),
+                false => eprintln!("No resources found in {} namespace.", session.namespace),
+            }
+        }
+        error::aggregate(errors)
+    }
+
+    async fn describe(
+        &self,
+        session: &Session,
+        target: &Target,
+        is_single: bool,
+    ) -> Result<String> {
+        let object = target.get(session).await?;
+        let mut text = Text::default();
+        body(session, &mut text, &object).await?;
+        if self.show_events.unwrap_or(is_single)
+            && object["kind"] != "Secret"
+            && !has_no_events(&object)
+        {
+            put_events(session, &mut text, target, &object).await?;
+        }
+        Ok(text.finish())
+    }
+
+    /// The objects whose names begin with what was given.
+    async fn with_prefix(&self, session: &Session, target: &Target) -> Result<Vec<Target>> {
+        let words = [target.resource.qualified_plural()];
+        let Named::Types(_) = resources::named(session, &words).await? else {
+            return Ok(Vec::new());
+        };
+        let all = resources::targets(session, &self.selection, &words, true).await?;
+        Ok(all
+            .into_iter()
+            .filter(|one| one.name.starts_with(&target.name))
+            .collect())
     }
 }
 
-/// The text of one object.
-fn describe(object: &Value) -> String {
-    let mut text = Text::default();
-    head(&mut text, object);
-    match object["kind"].as_str().unwrap_or_default() {
-        "Pod" => pod::body(&mut text, object),
-        "Deployment" | "ReplicaSet" => workload::body(&mut text, object),
-        _ => generic::body(&mut text, object),
+/// Kinds whose descriptions show no events.
+fn has_no_events(object: &Value) -> bool {
+    const KINDS: &[&str] = &[
+        "Namespace",
+        "LimitRange",
+        "ResourceQuota",
+        "Role",
+        "ClusterRole",
+        "RoleBinding",
+        "ClusterRoleBinding",
+        "NetworkPolicy",
+    ];
+    KINDS.contains(&str_of(&object["kind"]))
+}
+
+/// Everything but the events.
+async fn body(session: &Session, text: &mut Text, object: &Value) -> Result<()> {
+    let version = str_of(&object["apiVersion"]);
+    let group = version.split_once('/').map_or("", |(group, _)| group);
+    match (group, str_of(&object["kind"])) {
+        ("", "Pod") => pod::describe(text, object),
+        ("apps", "Deployment") => workload::deployment(session, text, object).await?,
+        ("apps", "ReplicaSet") => workload::replica_set(session, text, object).await?,
+        ("", "ReplicationController") => {
+            workload::replication_controller(session, text, object).await?
+        }
+        ("apps", "DaemonSet") => workload::daemon_set(session, text, object).await?,
+        ("apps", "StatefulSet") => workload::stateful_set(session, text, object).await?,
+        ("batch", "Job") => workload::job(text, object),
+        ("batch", "CronJob") => workload::cron_job(text, object),
+        ("", "Service") => network::service(session, text, object).await?,
+        ("discovery.k8s.io", "EndpointSlice") => network::endpoint_slice(text, object),
+        ("networking.k8s.io", "Ingress") => network::ingress(session, text, object).await?,
+        ("", "Secret") => config::secret(text, object),
+        ("", "ConfigMap") => config::config_map(text, object),
+        ("", "ServiceAccount") => config::service_account(text, object),
+        ("", "Node") => node::describe(session, text, object).await?,
+        ("", "Namespace") => policy::namespace(session, text, object).await?,
+        ("", "ResourceQuota") => policy::quota(text, object),
+        ("", "LimitRange") => policy::limit_range(text, object),
+        ("policy", "PodDisruptionBudget") => policy::disruption_budget(text, object),
+        ("scheduling.k8s.io", "PriorityClass") => policy::priority_class(text, object),
+        ("", "PersistentVolumeClaim") => storage::claim(session, text, object).await?,
+        ("", "PersistentVolume") => storage::volume(text, object),
+        ("storage.k8s.io", "StorageClass") => storage::class(text, object),
+        ("autoscaling", "HorizontalPodAutoscaler") => autoscaling::describe(text, object),
+        ("rbac.authorization.k8s.io", "Role" | "ClusterRole") => rbac::role(text, object),
+        ("rbac.authorization.k8s.io", "RoleBinding" | "ClusterRoleBinding") => {
+            rbac::binding(text, object)
+        }
+        _ => generic::describe(text, object),
     }
+    Ok(())
+}
+
+/// The pod template of a revision, as `rollout history --revision` shows it.
+pub fn pod_template(template: &Value) -> String {
+    let mut text = Text::default();
+    pod::template(&mut text, template);
     text.finish()
 }
 
-fn head(text: &mut Text, object: &Value) {
+/// The events about an object, as a table.
+async fn put_events(
+    session: &Session,
+    text: &mut Text,
+    target: &Target,
+    object: &Value,
+) -> Result<()> {
     let metadata = &object["metadata"];
-    text.field("Name", &metadata["name"]);
-    if !metadata["namespace"].is_null() {
-        text.field("Namespace", &metadata["namespace"]);
-    }
-    if object["kind"] != "Pod" {
-        text.map("Labels", &metadata["labels"]);
-        text.map("Annotations", &metadata["annotations"]);
-    }
-}
-
-/// The events about an object, oldest first, as a table.
-async fn events(session: &Session, target: &Target, object: &Value) -> Result<String> {
-    let uid = object["metadata"]["uid"].as_str().unwrap_or_default();
-    let namespace = if target.resource.namespaced {
-        target.namespace.as_str()
-    } else {
-        "default"
+    let namespace = match target.resource.namespaced {
+        true => str_of(&metadata["namespace"]).to_owned(),
+        // Events about objects without a namespace are in the default one.
+        false => "default".to_owned(),
     };
-    let selector = format!("involvedObject.uid={uid}");
-    let path = format!(
-        "/api/v1/namespaces/{namespace}/events?fieldSelector={}",
-        encode(&selector)
-    );
-    let list = session.api.get(&path).await?;
-    let mut events = list["items"].as_array().cloned().unwrap_or_default();
-    if events.is_empty() {
-        return Ok("Events:            <none>\n".into());
-    }
-    events.sort_by_key(|event| last_seen(event).to_owned());
-    let row = |event: &Value| {
-        let cell = |value: &Value| value.as_str().unwrap_or_default().trim().to_owned();
-        let component = [&event["source"]["component"], &event["reportingComponent"]];
-        let from = component
-            .into_iter()
-            .map(cell)
-            .find(|name| !name.is_empty())
-            .unwrap_or_default();
-        vec![
-            format!("  {}", cell(&event["type"])),
-            cell(&event["reason"]),
-            age(event),
-            from,
-            cell(&event["message"]),
-        ]
+    let uid = match str_of(&object["kind"]) {
+        // Events about nodes name them by their names.
+        "Node" => str_of(&metadata["name"]),
+        _ => str_of(&metadata["uid"]),
     };
-    let headings = ["  Type", "Reason", "Age", "From", "Message"]
-        .map(str::to_owned)
-        .to_vec();
-    let mut rows = vec![
-        ["  ----", "------", "----", "----", "-------"]
-            .map(str::to_owned)
-            .to_vec(),
-    ];
-    rows.extend(events.iter().map(row));
-    Ok(format!(
-        "Events:\n{}",
-        Table { headings, rows }.render(false)
-    ))
-}
-
-fn last_seen(event: &Value) -> &str {
-    let times = [
-        &event["series"]["lastObservedTime"],
-        &event["lastTimestamp"],
-        &event["eventTime"],
-    ];
-    times
-        .into_iter()
-        .find_map(Value::as_str)
-        .unwrap_or_default()
-}
-
-fn age(event: &Value) -> String {
-    let now = jiff::Timestamp::now();
-    let since = |text: &str| {
-        text.parse()
-            .map_or_else(|_| "<unknown>".into(), |at| text::age(at, now))
+    let list = async |uid: &str| {
+        let mut selector = format!(
+            "involvedObject.name={},involvedObject.uid={uid}",
+            str_of(&metadata["name"])
+        );
+        if target.resource.namespaced {
+            selector.push_str(&format!(",involvedObject.namespace={namespace}"));
+        }
+        let path = format!("/api/v1/namespaces/{namespace}/events");
+        session
+            .api
+            .items(&with_query(&path, &[("fieldSelector", selector)]))
+            .await
     };
-    let count = event["series"]["count"]
-        .as_i64()
-        .or(event["count"].as_i64())
-        .unwrap_or(1);
-    let last = since(last_seen(event));
-    if count <= 1 {
-        return last;
+    let mut found = list(uid).await?;
+    if object["kind"] == "Node" {
+        found.extend(list(str_of(&metadata["uid"])).await?);
     }
-    let first = event["firstTimestamp"]
-        .as_str()
-        .or(event["eventTime"].as_str())
-        .unwrap_or_default();
-    format!("{last} (x{count} over {})", since(first))
+    if found.is_empty() {
+        text.field(0, "Events", "<none>");
+        return Ok(());
+    }
+    found.sort_by_key(|event| events::last_seen(event).to_owned());
+    text.flush();
+    text.line(0, "Events:\n  Type\tReason\tAge\tFrom\tMessage");
+    text.line(1, "----\t------\t----\t----\t-------");
+    for event in &found {
+        let from = match str_of(&event["source"]["component"]) {
+            "" => str_of(&event["reportingComponent"]),
+            component => component,
+        };
+        let message = match str_of(&event["involvedObject"]["fieldPath"]) {
+            "" => str_of(&event["message"]).trim().to_owned(),
+            path => format!("{path}: {}", str_of(&event["message"]).trim()),
+        };
+        let (kind, reason) = (str_of(&event["type"]), str_of(&event["reason"]));
+        text.line(
+            1,
+            &format!(
+                "{kind}\t{reason}\t{}\t{from}\t{message}",
+                events::interval(event)
+            ),
+        );
+    }
+    Ok(())
 }

@@ -1,236 +1,201 @@
-//! Pods: where they run, what their containers do and did, and why.
+//! Pods and pod templates.
 
 use serde_json::Value;
 
-use super::text::{Text, plain};
+use crate::json::{list, str_of};
 
-/// The pod's own part, after its name.
-pub fn body(text: &mut Text, pod: &Value) {
+use super::{
+    container,
+    text::{Text, controller, number, plain, since, time},
+    volume,
+};
+
+pub fn describe(text: &mut Text, pod: &Value) {
     let (metadata, spec, status) = (&pod["metadata"], &pod["spec"], &pod["status"]);
-    text.field("Priority", spec.get("priority").unwrap_or(&Value::from(0)));
-    text.field("Service Account", &spec["serviceAccountName"]);
-    let node = match (spec["nodeName"].as_str(), status["hostIP"].as_str()) {
-        (Some(name), Some(address)) => format!("{name}/{address}"),
-        (Some(name), None) => name.to_owned(),
-        _ => "<none>".into(),
-    };
-    text.at(0, "Node", &node);
-    text.field("Start Time", &status["startTime"]);
-    text.map("Labels", &metadata["labels"]);
-    text.map("Annotations", &metadata["annotations"]);
-    let deleted = metadata["deletionTimestamp"].as_str();
-    let phase = status["phase"].as_str().unwrap_or("Pending");
-    match deleted {
-        Some(at) => text.at(0, "Status", &format!("Terminating (since {at})")),
-        None => text.at(0, "Status", phase),
+    text.head(pod);
+    text.optional(0, "Priority", &spec["priority"]);
+    text.optional(0, "Priority Class Name", &spec["priorityClassName"]);
+    text.optional(0, "Runtime Class Name", &spec["runtimeClassName"]);
+    text.optional(0, "Service Account", &spec["serviceAccountName"]);
+    match str_of(&spec["nodeName"]) {
+        "" => text.field(0, "Node", "<none>"),
+        node => text.field(0, "Node", &format!("{node}/{}", str_of(&status["hostIP"]))),
     }
-    for (name, field) in [("Reason", "reason"), ("Message", "message")] {
-        if !status[field].is_null() {
-            text.field(name, &status[field]);
+    if !status["startTime"].is_null() {
+        text.field(0, "Start Time", &time(&status["startTime"]));
+    }
+    text.maps(pod);
+    let is_finished = ["Failed", "Succeeded"].contains(&str_of(&status["phase"]));
+    if !metadata["deletionTimestamp"].is_null() && !is_finished {
+        text.field(
+            0,
+            "Status",
+            &format!(
+                "Terminating (lasts {})",
+                since(&metadata["deletionTimestamp"])
+            ),
+        );
+        text.field(
+            0,
+            "Termination Grace Period",
+            &format!("{}s", number(&metadata["deletionGracePeriodSeconds"])),
+        );
+    } else {
+        text.field(0, "Status", str_of(&status["phase"]));
+    }
+    text.optional(0, "Reason", &status["reason"]);
+    text.optional(0, "Message", &status["message"]);
+    let seccomp = &spec["securityContext"]["seccompProfile"];
+    text.optional(0, "SeccompProfile", &seccomp["type"]);
+    text.optional(0, "LocalhostProfile", &seccomp["localhostProfile"]);
+    text.field(0, "IP", str_of(&status["podIP"]));
+    match list(&status["podIPs"]).len() {
+        0 => text.field(0, "IPs", "<none>"),
+        _ => {
+            text.line(0, "IPs:");
+            list(&status["podIPs"]).for_each(|ip| text.field(1, "IP", str_of(&ip["ip"])));
         }
     }
-    text.field("IP", &status["podIP"]);
-    if let Some(owner) =
-        list(&metadata["ownerReferences"]).find(|owner| owner["controller"] == true)
-    {
-        text.at(
-            0,
-            "Controlled By",
-            &format!("{}/{}", plain(&owner["kind"]), plain(&owner["name"])),
+    if let Some(controller) = controller(pod) {
+        text.field(0, "Controlled By", &controller);
+    }
+    text.optional(0, "NominatedNodeName", &status["nominatedNodeName"]);
+    if spec["resources"].is_object() {
+        text.line(0, "Resources:");
+        container::resources(text, &spec["resources"], 1);
+    }
+    if list(&spec["initContainers"]).len() > 0 {
+        container::all(
+            text,
+            "Init Containers",
+            &spec["initContainers"],
+            Some((&status["initContainerStatuses"], pod)),
+            "",
         );
     }
-    containers(
-        text,
-        "Init Containers",
-        &spec["initContainers"],
-        &status["initContainerStatuses"],
-    );
-    containers(
+    container::all(
         text,
         "Containers",
         &spec["containers"],
-        &status["containerStatuses"],
+        Some((&status["containerStatuses"], pod)),
+        "",
     );
-    conditions(text, &status["conditions"]);
-    volumes(text, &spec["volumes"]);
-    text.field("QoS Class", &status["qosClass"]);
-}
-
-fn containers(text: &mut Text, title: &str, specs: &Value, statuses: &Value) {
-    if list(specs).next().is_none() {
-        return;
-    }
-    text.line(0, &format!("{title}:"));
-    for spec in list(specs) {
-        let empty = Value::Null;
-        let status = list(statuses)
-            .find(|status| status["name"] == spec["name"])
-            .unwrap_or(&empty);
-        container(text, spec, status);
-    }
-}
-
-fn container(text: &mut Text, spec: &Value, status: &Value) {
-    text.line(1, &format!("{}:", plain(&spec["name"])));
-    text.at(2, "Container ID", &plain(&status["containerID"]));
-    text.at(2, "Image", &plain(&spec["image"]));
-    text.at(2, "Image ID", &plain(&status["imageID"]));
-    let ports: Vec<String> = list(&spec["ports"])
-        .map(|port| {
-            format!(
-                "{}/{}",
-                plain(&port["containerPort"]),
-                plain(&port["protocol"])
-            )
-        })
-        .collect();
-    text.at(
-        2,
-        "Port",
-        &if ports.is_empty() {
-            "<none>".into()
-        } else {
-            ports.join(", ")
-        },
-    );
-    for (name, field) in [("Command", "command"), ("Args", "args")] {
-        if list(&spec[field]).next().is_some() {
-            text.line(2, &format!("{name}:"));
-            list(&spec[field]).for_each(|word| text.line(3, &plain(word)));
-        }
-    }
-    state(text, "State", &status["state"]);
-    if status["lastState"]
-        .as_object()
-        .is_some_and(|state| !state.is_empty())
-    {
-        state(text, "Last State", &status["lastState"]);
-    }
-    text.at(
-        2,
-        "Ready",
-        if status["ready"] == true {
-            "True"
-        } else {
-            "False"
-        },
-    );
-    text.at(
-        2,
-        "Restart Count",
-        &plain(status.get("restartCount").unwrap_or(&Value::from(0))),
-    );
-    for (title, field) in [("Limits", "limits"), ("Requests", "requests")] {
-        let Some(amounts) = spec["resources"][field].as_object() else {
-            continue;
-        };
-        text.line(2, &format!("{title}:"));
-        amounts
-            .iter()
-            .for_each(|(name, amount)| text.at(3, name, &plain(amount)));
-    }
-    if list(&spec["env"]).next().is_none() {
-        text.at(2, "Environment", "<none>");
-    } else {
-        text.line(2, "Environment:");
-        list(&spec["env"]).for_each(|env| text.at(3, &plain(&env["name"]), &variable(env)));
-    }
-    text.line(2, "Mounts:");
-    for mount in list(&spec["volumeMounts"]) {
-        let mode = if mount["readOnly"] == true {
-            "ro"
-        } else {
-            "rw"
-        };
-        let (path, name) = (plain(&mount["mountPath"]), plain(&mount["name"]));
-        text.line(3, &format!("{path} from {name} ({mode})"));
-    }
-}
-
-fn variable(env: &Value) -> String {
-    let from = &env["valueFrom"];
-    let key = |what: &str, reference: &Value| {
-        format!(
-            "<set to the key '{}' in {what} '{}'>",
-            plain(&reference["key"]),
-            plain(&reference["name"])
-        )
-    };
-    match () {
-        () if !from["configMapKeyRef"].is_null() => key("config map", &from["configMapKeyRef"]),
-        () if !from["secretKeyRef"].is_null() => key("secret", &from["secretKeyRef"]),
-        () if !from["fieldRef"].is_null() => plain(&from["fieldRef"]["fieldPath"]),
-        () => env["value"].as_str().unwrap_or_default().to_owned(),
-    }
-}
-
-fn state(text: &mut Text, title: &str, state: &Value) {
-    let known = [
-        ("waiting", "Waiting"),
-        ("running", "Running"),
-        ("terminated", "Terminated"),
-    ];
-    let found = known
-        .into_iter()
-        .find(|(field, _)| state[*field].is_object());
-    let Some((field, name)) = found else {
-        return text.at(2, title, "Waiting");
-    };
-    text.at(2, title, name);
-    for (label, field) in [
-        ("Reason", &state[field]["reason"]),
-        ("Message", &state[field]["message"]),
-        ("Exit Code", &state[field]["exitCode"]),
-        ("Started", &state[field]["startedAt"]),
-        ("Finished", &state[field]["finishedAt"]),
-    ] {
-        if !field.is_null() {
-            text.at(3, label, &plain(field));
-        }
-    }
-}
-
-fn conditions(text: &mut Text, conditions: &Value) {
-    if list(conditions).next().is_none() {
-        return;
-    }
-    text.line(0, "Conditions:");
-    text.line(1, &format!("{:<28}{}", "Type", "Status"));
-    for condition in list(conditions) {
-        text.line(
-            1,
-            &format!(
-                "{:<28}{}",
-                plain(&condition["type"]),
-                plain(&condition["status"])
-            ),
+    if list(&spec["ephemeralContainers"]).len() > 0 {
+        let statuses = &status["ephemeralContainerStatuses"];
+        container::all(
+            text,
+            "Ephemeral Containers",
+            &spec["ephemeralContainers"],
+            Some((statuses, pod)),
+            "",
         );
     }
-}
-
-fn volumes(text: &mut Text, volumes: &Value) {
-    if list(volumes).next().is_none() {
-        return text.at(0, "Volumes", "<none>");
-    }
-    text.line(0, "Volumes:");
-    for volume in list(volumes) {
-        text.line(1, &format!("{}:", plain(&volume["name"])));
-        let source = volume
-            .as_object()
-            .into_iter()
-            .flatten()
-            .find(|(key, _)| *key != "name");
-        if let Some((kind, source)) = source {
-            text.at(2, "Type", kind);
-            let scalars = source.as_object().into_iter().flatten();
-            for (key, value) in scalars.filter(|(_, value)| !value.is_object() && !value.is_array())
-            {
-                text.at(2, key, &plain(value));
-            }
+    readiness_gates(text, spec, status);
+    if list(&status["conditions"]).len() > 0 {
+        text.line(0, "Conditions:\n  Type\tStatus");
+        for condition in list(&status["conditions"]) {
+            text.line(
+                1,
+                &format!(
+                    "{} \t{} ",
+                    str_of(&condition["type"]),
+                    str_of(&condition["status"])
+                ),
+            );
         }
     }
+    volume::all(text, &spec["volumes"], "");
+    text.field(0, "QoS Class", str_of(&status["qosClass"]));
+    text.labels("Node-Selectors", &spec["nodeSelector"]);
+    tolerations(text, "Tolerations", &spec["tolerations"]);
+    spread_constraints(text, &spec["topologySpreadConstraints"], "");
 }
 
-fn list(value: &Value) -> impl Iterator<Item = &Value> {
-    value.as_array().into_iter().flatten()
+fn readiness_gates(text: &mut Text, spec: &Value, status: &Value) {
+    if list(&spec["readinessGates"]).len() == 0 {
+        return;
+    }
+    text.line(0, "Readiness Gates:\n  Type\tStatus");
+    for gate in list(&spec["readinessGates"]) {
+        let kind = &gate["conditionType"];
+        let known = list(&status["conditions"]).find(|condition| condition["type"] == *kind);
+        let status = known.map_or("<none>", |condition| str_of(&condition["status"]));
+        text.line(1, &format!("{} \t{status} ", str_of(kind)));
+    }
+}
+
+/// The pod template of a workload.
+pub fn template(text: &mut Text, template: &Value) {
+    let spec = &template["spec"];
+    text.line(0, "Pod Template:");
+    text.labels("  Labels", &template["metadata"]["labels"]);
+    if template["metadata"]["annotations"]
+        .as_object()
+        .is_some_and(|map| !map.is_empty())
+    {
+        text.annotations("  Annotations", &template["metadata"]["annotations"]);
+    }
+    text.optional(1, "Service Account", &spec["serviceAccountName"]);
+    if list(&spec["initContainers"]).len() > 0 {
+        container::all(text, "Init Containers", &spec["initContainers"], None, "  ");
+    }
+    container::all(text, "Containers", &spec["containers"], None, "  ");
+    volume::all(text, &spec["volumes"], "  ");
+    spread_constraints(text, &spec["topologySpreadConstraints"], "  ");
+    text.optional(1, "Priority Class Name", &spec["priorityClassName"]);
+    text.labels("  Node-Selectors", &spec["nodeSelector"]);
+    tolerations(text, "  Tolerations", &spec["tolerations"]);
+}
+
+fn tolerations(text: &mut Text, title: &str, tolerations: &Value) {
+    let mut sorted: Vec<&Value> = list(tolerations).collect();
+    sorted.sort_by_key(|toleration| str_of(&toleration["key"]).to_owned());
+    let line = |toleration: &&Value| {
+        let (key, value, effect) = (
+            str_of(&toleration["key"]),
+            str_of(&toleration["value"]),
+            str_of(&toleration["effect"]),
+        );
+        let mut line = key.to_owned();
+        if !value.is_empty() {
+            line.push_str(&format!("={value}"));
+        }
+        if !effect.is_empty() {
+            line.push_str(&format!(":{effect}"));
+        }
+        if toleration["operator"] == "Exists" && value.is_empty() {
+            line.push_str(if line.is_empty() {
+                "op=Exists"
+            } else {
+                " op=Exists"
+            });
+        }
+        if let Some(seconds) = toleration["tolerationSeconds"].as_i64() {
+            line.push_str(&format!(" for {seconds}s"));
+        }
+        line
+    };
+    text.lines(title, sorted.iter().map(line).collect());
+}
+
+fn spread_constraints(text: &mut Text, constraints: &Value, space: &str) {
+    let line = |constraint: &Value| {
+        let mut line = format!(
+            "{}:{} when max skew {} is exceeded",
+            str_of(&constraint["topologyKey"]),
+            str_of(&constraint["whenUnsatisfiable"]),
+            plain(&constraint["maxSkew"])
+        );
+        if constraint["labelSelector"].is_object() {
+            line.push_str(&format!(
+                " for selector {}",
+                super::text::selector(&constraint["labelSelector"])
+            ));
+        }
+        line
+    };
+    let lines: Vec<String> = list(constraints).map(line).collect();
+    if !lines.is_empty() {
+        text.lines(&format!("{space}Topology Spread Constraints"), lines);
+    }
 }

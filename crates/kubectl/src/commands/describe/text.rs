@@ -1,124 +1,208 @@
-//! Lines of a description: labels on the left, values aligned beside them, nested by indentation.
+//! Lines of a description: labels and values with tabs between them, aligned at the end.
 
-use jiff::Timestamp;
 use serde_json::Value;
+
+use crate::{
+    json::{entries, list, str_of},
+    output::tabwriter::Tabwriter,
+};
+
+const MAX_ANNOTATION: usize = 140;
+const HIDDEN: &[&str] = &["kubectl.kubernetes.io/last-applied-configuration"];
 
 /// A description that grows.
 #[derive(Debug, Default)]
 pub struct Text {
-    lines: Vec<(usize, String, String)>,
+    pending: String,
+    done: String,
 }
 
 impl Text {
-    /// `Name:  value`; nothing is `<none>`.
-    pub fn field(&mut self, name: &str, value: &Value) {
-        self.at(0, name, &plain(value));
+    /// A line, indented.
+    pub fn line(&mut self, level: usize, line: &str) {
+        self.pending.push_str(&"  ".repeat(level));
+        self.pending.push_str(line);
+        self.pending.push('\n');
     }
 
-    /// The same, indented.
-    pub fn at(&mut self, depth: usize, name: &str, value: &str) {
-        self.lines
-            .push((depth, format!("{name}:"), value.to_owned()));
+    /// `Name:  value`
+    pub fn field(&mut self, level: usize, name: &str, value: &str) {
+        self.line(level, &format!("{name}:\t{value}"));
     }
 
-    /// A line of its own.
-    pub fn line(&mut self, depth: usize, line: &str) {
-        self.lines.push((depth, line.to_owned(), String::new()));
+    /// A field, if the value is there.
+    pub fn optional(&mut self, level: usize, name: &str, value: &Value) {
+        if !value.is_null() && *value != "" {
+            self.field(level, name, &plain(value));
+        }
     }
 
-    /// A map, one pair a line.
-    pub fn map(&mut self, name: &str, value: &Value) {
-        let mut pairs: Vec<String> = value
-            .as_object()
+    /// Name and, where there is one, namespace.
+    pub fn head(&mut self, object: &Value) {
+        self.field(0, "Name", str_of(&object["metadata"]["name"]));
+        if !object["metadata"]["namespace"].is_null() {
+            self.field(0, "Namespace", str_of(&object["metadata"]["namespace"]));
+        }
+    }
+
+    /// Labels and annotations.
+    pub fn maps(&mut self, object: &Value) {
+        self.labels("Labels", &object["metadata"]["labels"]);
+        self.annotations("Annotations", &object["metadata"]["annotations"]);
+    }
+
+    /// `a=b` lines below each other.
+    pub fn labels(&mut self, title: &str, labels: &Value) {
+        let lines = entries(labels)
             .into_iter()
-            .flatten()
-            .map(|(key, value)| {
-                format!(
-                    "{key}{}{}",
-                    if name == "Labels" { "=" } else { ": " },
-                    plain(value)
-                )
-            })
-            .collect();
-        pairs.sort();
-        let mut pairs = pairs.into_iter();
-        self.at(0, name, &pairs.next().unwrap_or_else(|| "<none>".into()));
-        for pair in pairs {
-            self.lines.push((0, String::new(), pair));
+            .map(|(key, value)| format!("{key}={}", str_of(value)));
+        self.lines(title, lines.collect());
+    }
+
+    /// Values below each other, or `<none>`.
+    pub fn lines(&mut self, title: &str, lines: Vec<String>) {
+        if lines.is_empty() {
+            return self.field(0, title, "<none>");
+        }
+        for (at, line) in lines.iter().enumerate() {
+            let title = if at == 0 {
+                format!("{title}:")
+            } else {
+                String::new()
+            };
+            self.line(0, &format!("{title}\t{line}"));
         }
     }
 
-    /// The text, values aligned within each depth.
-    pub fn finish(&self) -> String {
-        let mut out = String::new();
-        for (depth, name, value) in &self.lines {
-            let width = self.width(*depth);
-            let indent = "  ".repeat(*depth);
-            let line = format!("{indent}{name:<width$}  {value}");
-            out.push_str(line.trim_end());
-            out.push('\n');
+    /// `a: b` lines; long values stand below their keys.
+    pub fn annotations(&mut self, title: &str, annotations: &Value) {
+        let mut lines = Vec::new();
+        for (key, value) in entries(annotations)
+            .into_iter()
+            .filter(|(key, _)| !HIDDEN.contains(key))
+        {
+            let value = str_of(value).strip_suffix('\n').unwrap_or(str_of(value));
+            if value.len() + key.len() + 2 > MAX_ANNOTATION || value.contains('\n') {
+                lines.push(format!("{key}:"));
+                lines.extend(
+                    value
+                        .split('\n')
+                        .map(|line| format!("  {}", shortened(line))),
+                );
+            } else {
+                lines.push(format!("{key}: {value}"));
+            }
         }
-        out
+        self.lines(title, lines);
     }
 
-    fn width(&self, depth: usize) -> usize {
-        let labels = self
-            .lines
+    /// A table of conditions; `times` are the fields with times in it.
+    pub fn conditions(&mut self, conditions: &Value, columns: &[(&str, &str)], gap: &str) {
+        if list(conditions).len() == 0 {
+            return;
+        }
+        let headings: Vec<&str> = columns.iter().map(|(heading, _)| *heading).collect();
+        let rules: Vec<String> = headings
             .iter()
-            .filter(|(d, _, value)| *d == depth && !value.is_empty());
-        labels
-            .map(|(_, name, _)| name.len())
-            .max()
-            .unwrap_or(0)
-            .min(28)
+            .map(|heading| "-".repeat(heading.len()))
+            .collect();
+        self.line(0, &format!("Conditions:\n  {}", headings.join("\t")));
+        self.line(1, &rules.join("\t"));
+        for condition in list(conditions) {
+            let cell = |field: &str| match field.ends_with("Time") {
+                true => time(&condition[field]),
+                false => str_of(&condition[field]).to_owned(),
+            };
+            let cells: Vec<String> = columns.iter().map(|(_, field)| cell(field)).collect();
+            self.line(1, &cells.join(&format!("{gap}\t")));
+        }
+    }
+
+    /// Aligns what is there; later lines have columns of their own.
+    pub fn flush(&mut self) {
+        let pending = std::mem::take(&mut self.pending);
+        self.done
+            .push_str(&Tabwriter::for_descriptions().align(&pending));
+    }
+
+    /// The whole text.
+    pub fn finish(mut self) -> String {
+        self.flush();
+        self.done
     }
 }
 
-/// A value in one line.
+fn shortened(line: &str) -> String {
+    match line.char_indices().nth(MAX_ANNOTATION - 2) {
+        Some((end, _)) => format!("{}...", &line[..end]),
+        None => line.to_owned(),
+    }
+}
+
+/// A value without quotes.
 pub fn plain(value: &Value) -> String {
     match value {
-        Value::Null => "<none>".into(),
-        Value::String(text) if text.is_empty() => "<none>".into(),
+        Value::Null => String::new(),
         Value::String(text) => text.clone(),
         other => other.to_string(),
     }
 }
 
-/// How long ago, in kubectl's short form.
-pub fn age(at: Timestamp, now: Timestamp) -> String {
-    let seconds = now.as_second() - at.as_second();
-    match seconds {
-        ..0 => "0s".into(),
-        0..120 => format!("{seconds}s"),
-        120..600 if seconds % 60 != 0 => format!("{}m{}s", seconds / 60, seconds % 60),
-        120..10800 => format!("{}m", seconds / 60),
-        10800..28800 if seconds % 3600 >= 60 => {
-            format!("{}h{}m", seconds / 3600, seconds % 3600 / 60)
-        }
-        10800..172_800 => format!("{}h", seconds / 3600),
-        _ => format!("{}d", seconds / 86400),
-    }
+/// A number, or zero.
+pub fn number(value: &Value) -> i64 {
+    value.as_i64().unwrap_or(0)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// `[a b]`
+pub fn bracketed(value: &Value) -> String {
+    format!("[{}]", list(value).map(plain).collect::<Vec<_>>().join(" "))
+}
 
-    #[test]
-    fn ages_are_short() {
-        let now = Timestamp::from_second(1_000_000).unwrap();
-        for (seconds, text) in [
-            (5, "5s"),
-            (119, "119s"),
-            (125, "2m5s"),
-            (601, "10m"),
-            (10_860, "3h1m"),
-            (200_000, "2d"),
-        ] {
-            assert_eq!(
-                age(Timestamp::from_second(1_000_000 - seconds).unwrap(), now),
-                text
-            );
-        }
+/// `Mon, 02 Jan 2006 15:04:05 -0700` in the user's time zone.
+pub fn time(value: &Value) -> String {
+    let Ok(at) = str_of(value).parse::<jiff::Timestamp>() else {
+        return "Mon, 01 Jan 0001 00:00:00 +0000".to_owned();
+    };
+    at.to_zoned(jiff::tz::TimeZone::system())
+        .strftime("%a, %d %b %Y %H:%M:%S %z")
+        .to_string()
+}
+
+/// How long ago.
+pub fn since(value: &Value) -> String {
+    machinery::time::age(value.as_str(), jiff::Timestamp::now().as_second())
+}
+
+/// `a=b,c in (d)` of a label selector, or of a map of labels.
+pub fn selector(value: &Value) -> String {
+    let object = serde_json::json!({"spec": {"selector": value}});
+    crate::streams::pod_selector(&object).map_or_else(|| "<none>".to_owned(), sorted)
+}
+
+fn sorted(query: String) -> String {
+    if query.contains('(') {
+        return query;
+    }
+    let mut terms: Vec<&str> = query.split(',').collect();
+    terms.sort_unstable();
+    terms.join(",")
+}
+
+/// `Kind/name` of the controller.
+pub fn controller(object: &Value) -> Option<String> {
+    let owner =
+        list(&object["metadata"]["ownerReferences"]).find(|owner| owner["controller"] == true)?;
+    Some(format!(
+        "{}/{}",
+        str_of(&owner["kind"]),
+        str_of(&owner["name"])
+    ))
+}
+
+/// The value, or `<unset>`.
+pub fn or_unset(value: &Value) -> String {
+    match value.is_null() {
+        true => "<unset>".to_owned(),
+        false => plain(value),
     }
 }

@@ -1,0 +1,264 @@
+//! Words of the command line as kubectl's users write them: `--flag=false`, `--some_flag`, repeated flags; and the
+//! words that kubectl answers a mistake with.
+
+use std::{ffi::OsString, process::ExitCode};
+
+use clap::{
+    Arg, ArgAction, ArgMatches, Command, CommandFactory, builder::ValueParser, error::ErrorKind,
+};
+
+use crate::{args::Cli, commands};
+
+/// Words with underscores of flag names made dashes, up to `--`.
+pub fn normal(args: Vec<OsString>) -> Vec<String> {
+    let mut words: Vec<String> = args
+        .into_iter()
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect();
+    let is_binding = words.iter().any(|word| {
+        matches!(
+            word.as_str(),
+            "rolebinding" | "clusterrolebinding" | "subject"
+        )
+    });
+    for word in words.iter_mut().skip(1) {
+        if word == "--" {
+            break;
+        }
+        let Some(flag) = word.strip_prefix("--") else {
+            continue;
+        };
+        let (name, value) = match flag.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (flag, None),
+        };
+        let mut name = name.replace('_', "-");
+        // Subjects of bindings are users too; the flag of every command with this name means the kubeconfig's.
+        if is_binding && name == "user" {
+            name = "subject-user".to_owned();
+        }
+        *word = match value {
+            Some(value) => format!("--{name}={value}"),
+            None => format!("--{name}"),
+        };
+    }
+    words
+}
+
+/// The commands, whose flags are read as Go's pflag reads them.
+pub fn command() -> Command {
+    let root = as_pflag(Cli::command());
+    let help = commands::help(&root);
+    root.help_template(help)
+}
+
+fn as_pflag(command: Command) -> Command {
+    let names: Vec<String> = command
+        .get_subcommands()
+        .map(|sub| sub.get_name().to_owned())
+        .collect();
+    let mut command = command.mut_args(flag).args_override_self(true);
+    for name in names {
+        command = command.mut_subcommand(name, as_pflag);
+    }
+    command
+}
+
+/// A switch takes `=true` and `=false`; other flags take the next word whatever it looks like.
+fn flag(arg: Arg) -> Arg {
+    if arg.is_positional() {
+        return arg;
+    }
+    let default: Vec<String> = arg
+        .get_default_values()
+        .iter()
+        .map(|value| value.to_string_lossy().into_owned())
+        .collect();
+    let is_switch = match arg.get_action() {
+        ArgAction::SetTrue => true,
+        ArgAction::Set => matches!(default.first().map(String::as_str), Some("true" | "false")),
+        _ => false,
+    };
+    if is_switch {
+        let is_true = default.first().is_some_and(|value| value == "true");
+        return arg
+            .action(ArgAction::Set)
+            .num_args(0..=1)
+            .require_equals(true)
+            .default_value(if is_true { "true" } else { "false" })
+            .default_missing_value("true")
+            .hide_default_value(!is_true)
+            .hide_possible_values(true)
+            .value_parser(ValueParser::new(switch));
+    }
+    match arg.get_action() {
+        ArgAction::Set | ArgAction::Append if !arg.is_require_equals_set() => {
+            arg.allow_hyphen_values(true)
+        }
+        _ => arg,
+    }
+}
+
+/// A bool as Go's strconv reads it.
+fn switch(text: &str) -> Result<bool, String> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+        _ => Err("invalid syntax".to_owned()),
+    }
+}
+
+/// `create deployment`, the command that was called.
+pub fn path(matches: &ArgMatches) -> String {
+    let mut words = Vec::new();
+    let mut matches = matches;
+    while let Some((name, inner)) = matches.subcommand() {
+        words.push(name.to_owned());
+        matches = inner;
+    }
+    words.join(" ")
+}
+
+/// Says what is wrong with the words, as kubectl does.
+pub fn report(error: &clap::Error, words: &[String]) -> ExitCode {
+    use clap::error::{ContextKind, ContextValue};
+    let context = |kind: ContextKind| match error.get(kind) {
+        Some(ContextValue::String(text)) => text.clone(),
+        Some(ContextValue::Strings(texts)) => texts.join(" "),
+        _ => String::new(),
+    };
+    let path = called(words);
+    let see = format!("See '{path} --help' for usage.");
+    match error.kind() {
+        ErrorKind::DisplayHelp
+        | ErrorKind::DisplayVersion
+        | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            print!("{}", error.render());
+            return ExitCode::SUCCESS;
+        }
+        ErrorKind::MissingSubcommand => {
+            let mut command = command();
+            let _ = command.print_help();
+            return ExitCode::SUCCESS;
+        }
+        ErrorKind::UnknownArgument => {
+            let given = context(ContextKind::InvalidArg);
+            match given.strip_prefix('-') {
+                Some(rest) if rest.starts_with('-') => {
+                    let name = given.split('=').next().unwrap_or(&given);
+                    eprintln!("error: unknown flag: {name}\n{see}");
+                }
+                Some(rest) => {
+                    let letter = rest.chars().next().unwrap_or_default();
+                    eprintln!("error: unknown shorthand flag: '{letter}' in -{rest}\n{see}");
+                }
+                None => eprintln!("error: unknown command {given:?} for {path:?}"),
+            }
+        }
+        ErrorKind::InvalidSubcommand => {
+            let given = context(ContextKind::InvalidSubcommand);
+            eprintln!("error: unknown command {given:?} for {path:?}");
+            let near = context(ContextKind::SuggestedSubcommand);
+            if !near.is_empty() {
+                eprintln!("\nDid you mean this?");
+                near.split(' ').for_each(|name| eprintln!("\t{name}"));
+            }
+        }
+        ErrorKind::InvalidValue | ErrorKind::ValueValidation
+            if !context(ContextKind::InvalidValue).is_empty() =>
+        {
+            let (flag, value) = (
+                context(ContextKind::InvalidArg),
+                context(ContextKind::InvalidValue),
+            );
+            let flag = flag
+                .split(['=', ' ', '['])
+                .next()
+                .unwrap_or(&flag)
+                .to_owned();
+            eprintln!("error: invalid argument {value:?} for {flag:?} flag\n{see}");
+        }
+        ErrorKind::InvalidValue => {
+            let flag = context(ContextKind::InvalidArg);
+            let flag = flag.split(['=', ' ']).next().unwrap_or(&flag).to_owned();
+            let short = words.last().and_then(|word| word.strip_prefix('-'));
+            match short.filter(|letters| !letters.starts_with('-')) {
+                Some(letters) => {
+                    let letter = letters.chars().last().unwrap_or_default();
+                    eprintln!("error: flag needs an argument: '{letter}' in -{letters}\n{see}");
+                }
+                None => eprintln!("error: flag needs an argument: {flag}\n{see}"),
+            }
+        }
+        ErrorKind::MissingRequiredArgument => {
+            eprintln!(
+                "error: required arguments are missing: {}\n{see}",
+                context(ContextKind::InvalidArg)
+            );
+        }
+        _ => {
+            let text = error.render().to_string();
+            let first = text.lines().next().unwrap_or_default();
+            eprintln!("{first}\n{see}");
+        }
+    }
+    ExitCode::FAILURE
+}
+
+/// `kubectl create deployment`: the words that are commands.
+fn called(words: &[String]) -> String {
+    let root = Cli::command();
+    let mut path = vec!["kubectl".to_owned()];
+    let mut at = &root;
+    for word in words.iter().skip(1).filter(|word| !word.starts_with('-')) {
+        match at.find_subcommand(word) {
+            Some(next) => {
+                path.push(next.get_name().to_owned());
+                at = next;
+            }
+            None => break,
+        }
+    }
+    path.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<OsString> {
+        text.split(' ').map(OsString::from).collect()
+    }
+
+    #[test]
+    fn the_commands_are_consistent() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn flags_are_read_as_pflag_reads_them() {
+        for line in [
+            "kubectl get pods --watch=false --all_namespaces=true -o wide -o json",
+            "kubectl get pods -A=false -wojson",
+            "kubectl logs x --tail -1 -f",
+            "kubectl exec -it x -- sh -c ls",
+            "kubectl delete pod x --wait=false --cascade=orphan --now",
+            "kubectl create rolebinding x --clusterrole=view --user=jane",
+            "kubectl create deployment x --image=a --image=b --dry-run=client",
+            "kubectl -n x get pods -v=6 --as jane --as-group a --as-group b",
+        ] {
+            let parsed = command().try_get_matches_from(normal(words(line)));
+            assert!(parsed.is_ok(), "{line}: {}", parsed.unwrap_err());
+        }
+        for line in [
+            "kubectl get pods --nonsense",
+            "kubectl nonsense",
+            "kubectl get pods --watch=perhaps",
+        ] {
+            assert!(
+                command().try_get_matches_from(normal(words(line))).is_err(),
+                "{line}"
+            );
+        }
+    }
+}

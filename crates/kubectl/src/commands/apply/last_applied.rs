@@ -1,0 +1,205 @@
+//! What was applied last: the annotation that client-side apply keeps, and the commands about it.
+
+use anyhow::{Result, bail};
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::{
+    api::{PatchType, Query},
+    args::{DryRun, Files, Selection},
+    json,
+    json::str_of,
+    manifest,
+    output::{PrintFlags, yaml},
+    resources::{self, Target, target_of},
+    session::Session,
+};
+
+use super::super::report::Report;
+
+/// The annotation.
+pub const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+/// Writes the manifest into its own annotation, so that the next apply knows what was given up.
+pub fn annotate(object: &mut Value) {
+    if !object["metadata"].is_object() {
+        object["metadata"] = json!({});
+    }
+    if !object["metadata"]["annotations"].is_object() {
+        object["metadata"]["annotations"] = json!({});
+    }
+    if let Some(annotations) = object
+        .pointer_mut("/metadata/annotations")
+        .and_then(Value::as_object_mut)
+    {
+        annotations.remove(LAST_APPLIED);
+    }
+    // The same letters as every other kubectl writes, so that they can take turns.
+    let note = format!("{}\n", json::compact(object));
+    object["metadata"]["annotations"][LAST_APPLIED] = Value::String(note);
+}
+
+/// What was applied last; null when nothing was.
+pub fn last_applied(live: &Value) -> Value {
+    let note = live["metadata"]["annotations"][LAST_APPLIED].as_str();
+    note.and_then(|note| serde_json::from_str(note).ok())
+        .unwrap_or_default()
+}
+
+fn required(target: &Target, live: &Value) -> Result<Value> {
+    match last_applied(live) {
+        Value::Null => bail!(
+            "no last-applied-configuration annotation found on resource: {}",
+            target.name
+        ),
+        applied => Ok(applied),
+    }
+}
+
+/// Flags of `apply view-last-applied`.
+#[derive(Debug, Args)]
+pub struct View {
+    /// TYPE [NAME…] or TYPE/NAME…
+    resources: Vec<String>,
+    #[command(flatten)]
+    selection: Selection,
+    /// Select all resources in the namespace of the specified resource types
+    #[arg(long)]
+    all: bool,
+    /// yaml or json
+    #[arg(short, long, default_value = "yaml")]
+    output: String,
+}
+
+impl View {
+    pub async fn run(self, session: &Session) -> Result<()> {
+        for target in
+            resources::targets(session, &self.selection, &self.resources, self.all).await?
+        {
+            let applied = required(&target, &target.get(session).await?)?;
+            match self.output.as_str() {
+                "yaml" => print!("{}", yaml::to_string(&applied)),
+                "json" => {
+                    let formatter = serde_json::ser::PrettyFormatter::with_indent(b"  ");
+                    let mut out = Vec::new();
+                    let mut serializer =
+                        serde_json::Serializer::with_formatter(&mut out, formatter);
+                    serde::Serialize::serialize(&json::sorted(&applied), &mut serializer)?;
+                    println!("{}", String::from_utf8_lossy(&out));
+                }
+                other => bail!(
+                    "Unexpected -o output mode: {other}, the flag 'output' must be one of yaml|json"
+                ),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Flags of `apply set-last-applied`.
+#[derive(Debug, Args)]
+pub struct Set {
+    #[command(flatten)]
+    files: Files,
+    /// Also for objects that lack the annotation
+    #[arg(long)]
+    create_annotation: bool,
+    #[command(flatten)]
+    print: PrintFlags,
+    #[command(flatten)]
+    dry_run: DryRun,
+}
+
+impl Set {
+    pub async fn run(self, session: &Session) -> Result<()> {
+        let dry_run = self.dry_run.mode()?;
+        let report = Report::new(&self.print, dry_run)?;
+        for manifest in manifest::read(&self.files).await? {
+            let target = target_of(session, manifest).await?;
+            let live = session.api.get(&target.path()).await?;
+            if last_applied(&live).is_null() && !self.create_annotation {
+                bail!(
+                    "no last-applied-configuration annotation found on resource: {}, to create the annotation, run the command with --create-annotation",
+                    target.name
+                );
+            }
+            let mut wanted = target.manifest.clone().unwrap_or_default();
+            annotate(&mut wanted);
+            let note = &wanted["metadata"]["annotations"][LAST_APPLIED];
+            if *note == live["metadata"]["annotations"][LAST_APPLIED] {
+                println!("set-last-applied {}: no changes required.", target.name);
+                continue;
+            }
+            let patch = json!({"metadata": {"annotations": {LAST_APPLIED: note}}});
+            let query: Query = dry_run.parameter().into_iter().collect();
+            let answer = match dry_run.is_client() {
+                true => live,
+                false => {
+                    session
+                        .api
+                        .managed_by("")
+                        .patch(&target.path(), PatchType::Merge, &patch, &query)
+                        .await?
+                }
+            };
+            report.say(&answer, "configured")?;
+        }
+        Ok(())
+    }
+}
+
+/// Flags of `apply edit-last-applied`.
+#[derive(Debug, Args)]
+pub struct Edit {
+    /// TYPE NAME or TYPE/NAME
+    resources: Vec<String>,
+    #[command(flatten)]
+    selection: Selection,
+    #[command(flatten)]
+    print: PrintFlags,
+}
+
+impl Edit {
+    pub async fn run(self, session: &Session) -> Result<()> {
+        let report = Report::new(&self.print, crate::args::DryRunMode::None)?;
+        let mut editor = super::super::edit::Editor::default();
+        for target in resources::targets(session, &self.selection, &self.resources, false).await? {
+            let live = target.get(session).await?;
+            let applied = required(&target, &live)?;
+            let edited = editor.edit_one(&applied)?;
+            if edited == applied {
+                println!("Edit cancelled, no changes made.");
+                continue;
+            }
+            let note = format!("{}\n", json::compact(&edited));
+            let patch = json!({"metadata": {"annotations": {LAST_APPLIED: note}}});
+            let answer = session
+                .api
+                .patch(&target.path(), PatchType::Merge, &patch, &[])
+                .await?;
+            debug_assert!(!str_of(&answer["kind"]).is_empty());
+            report.say(&answer, "edited")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_annotation_holds_the_manifest_without_itself() {
+        let mut object = json!({"kind": "A", "metadata": {"name": "x"}});
+        annotate(&mut object);
+        annotate(&mut object);
+        let note = object["metadata"]["annotations"][LAST_APPLIED]
+            .as_str()
+            .unwrap();
+        assert_eq!(
+            note,
+            "{\"kind\":\"A\",\"metadata\":{\"annotations\":{},\"name\":\"x\"}}\n"
+        );
+        assert_eq!(last_applied(&object)["metadata"]["name"], "x");
+    }
+}

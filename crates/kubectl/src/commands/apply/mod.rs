@@ -1,0 +1,301 @@
+//! `kubectl apply`: three-way merge of what was applied last, what is there and what is wanted; or
+//! server-side apply.
+
+mod last_applied;
+mod prune;
+
+use anyhow::{Result, bail};
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+
+use crate::{
+    api::{PatchType, Query},
+    args::{DryRun, DryRunMode, Selection, Validate},
+    error,
+    json::{self, str_of},
+    manifest, merge,
+    output::PrintFlags,
+    resources::{Target, target_of},
+    session::Session,
+    three_way,
+};
+
+use super::{delete::How, report::Report};
+
+pub use last_applied::{LAST_APPLIED, annotate, last_applied};
+
+/// How often a patch that met a concurrent change is made again.
+const MAX_RETRIES: usize = 5;
+
+/// Flags of `apply`.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct Apply {
+    #[command(flatten)]
+    selection: Selection,
+    /// Let the server merge
+    #[arg(long)]
+    server_side: bool,
+    /// With --server-side: take fields from other managers
+    #[arg(long)]
+    force_conflicts: bool,
+    /// Name of the manager used to track field ownership
+    #[arg(long, value_name = "NAME")]
+    field_manager: Option<String>,
+    /// Values that differ from the last applied ones are overwritten
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    overwrite: bool,
+    /// Delete objects that were applied before and are not in the files any more
+    #[arg(long)]
+    prune: bool,
+    /// With --prune: types to look at, as GROUP/VERSION/KIND
+    #[arg(long, value_name = "GVK", value_delimiter = ',')]
+    prune_allowlist: Vec<String>,
+    /// With --prune: all objects of the types
+    #[arg(long)]
+    all: bool,
+    #[command(flatten)]
+    how: How,
+    #[command(flatten)]
+    validate: Validate,
+    #[command(flatten)]
+    print: PrintFlags,
+    #[command(flatten)]
+    dry_run: DryRun,
+    #[command(subcommand)]
+    command: Option<LastApplied>,
+}
+
+/// Commands about what was applied last.
+#[derive(Debug, Subcommand)]
+enum LastApplied {
+    /// Edit latest last-applied-configuration annotations of a resource or object
+    EditLastApplied(last_applied::Edit),
+    /// Set the last-applied-configuration annotation on a live object to match the contents of a file
+    SetLastApplied(last_applied::Set),
+    /// View the latest last-applied-configuration annotations of a resource or object
+    ViewLastApplied(last_applied::View),
+}
+
+impl Apply {
+    pub async fn run(mut self, session: &Session) -> Result<()> {
+        match self.command.take() {
+            Some(LastApplied::EditLastApplied(command)) => return command.run(session).await,
+            Some(LastApplied::SetLastApplied(command)) => return command.run(session).await,
+            Some(LastApplied::ViewLastApplied(command)) => return command.run(session).await,
+            None => {}
+        }
+        self.check()?;
+        let mut manifests = manifest::read(&self.selection.files).await?;
+        if let Some(selector) = &self.selection.selector {
+            let selector = json::selector(selector)?;
+            manifests.retain(|manifest| json::selects(&selector, &manifest.object));
+        }
+        let report = Report::new(&self.print, self.dry_run.mode()?)?;
+        let (mut applied, mut errors) = (Vec::new(), Vec::new());
+        for manifest in manifests {
+            let outcome = match target_of(session, manifest).await {
+                Ok(target) => self.apply(session, &target).await,
+                Err(error) => Err(error),
+            };
+            match outcome {
+                Ok((object, deed)) => {
+                    if !report.prints_objects() {
+                        report.say(&object, deed)?;
+                    }
+                    applied.push(object);
+                }
+                Err(error) => errors.push(error),
+            }
+        }
+        if report.prints_objects() {
+            match applied.as_slice() {
+                [] => {}
+                [one] => report.say(one, "")?,
+                many => report.say(
+                    &json!({"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": ""}, "items": many}),
+                    "",
+                )?,
+            }
+        }
+        if self.prune && errors.is_empty() {
+            self.prune(session, &applied).await?;
+        }
+        error::aggregate(errors)
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.selection.files.is_empty() {
+            return Err(error::usage("apply", "must specify one of -f and -k"));
+        }
+        if self.force_conflicts && !self.server_side {
+            bail!("--force-conflicts only works with --server-side");
+        }
+        if self.server_side && self.how.force {
+            bail!("--force cannot be used with --server-side");
+        }
+        if self.server_side && self.dry_run.mode()?.is_client() {
+            bail!(
+                "--dry-run=client doesn't work with --server-side (did you mean --dry-run=server instead?)"
+            );
+        }
+        if self.prune && !self.all && self.selection.selector.is_none() {
+            bail!(
+                "all resources selected for prune without explicitly passing --all. To prune all resources, pass the --all flag. If you did not mean to prune all resources, specify a label selector"
+            );
+        }
+        Ok(())
+    }
+
+    fn query(&self, manager: &str) -> Result<Query> {
+        let manager = self.field_manager.as_deref().unwrap_or(manager);
+        let mut query = vec![
+            ("fieldManager", manager.to_owned()),
+            self.validate.parameter()?,
+        ];
+        query.extend(self.dry_run.mode()?.parameter());
+        Ok(query)
+    }
+
+    async fn apply(&self, session: &Session, target: &Target) -> Result<(Value, &'static str)> {
+        if target.name.is_empty() {
+            bail!(
+                "error when retrieving current configuration of {:?}: resource name may not be empty",
+                target.source
+            );
+        }
+        if self.server_side {
+            return self.on_the_server(session, target).await;
+        }
+        let mut wanted = target.manifest.clone().unwrap_or_default();
+        annotate(&mut wanted);
+        for attempt in 0.. {
+            let Some(live) = session.api.find(&target.path()).await? else {
+                return self.create(session, target, &wanted).await;
+            };
+            match self.patch(session, target, &wanted, &live).await {
+                Err(error) if error::code_is(&error, 409) && attempt < MAX_RETRIES => {}
+                Err(error)
+                    if self.how.force
+                        && (error::code_is(&error, 422) || error::code_is(&error, 409)) =>
+                {
+                    return self.recreate(session, target, &wanted).await;
+                }
+                outcome => {
+                    let verb = format!(
+                        "applying patch to Resource: \"{}, Resource={}\", GroupVersionKind: \"{}, Kind={}\"\nName: \"{}\", Namespace: \"{}\"\nfor",
+                        target.resource.api_version(),
+                        target.resource.plural,
+                        target.resource.api_version(),
+                        target.resource.kind,
+                        target.name,
+                        if target.resource.namespaced {
+                            target.namespace.as_str()
+                        } else {
+                            ""
+                        },
+                    );
+                    return outcome
+                        .map_err(|error| error::with_source(error, &verb, &target.source));
+                }
+            }
+        }
+        bail!("the object changed each time it was to be patched")
+    }
+
+    async fn patch(
+        &self,
+        session: &Session,
+        target: &Target,
+        wanted: &Value,
+        live: &Value,
+    ) -> Result<(Value, &'static str)> {
+        if str_of(&live["metadata"]["annotations"][LAST_APPLIED]).is_empty() {
+            eprintln!(
+                "Warning: resource {}/{} is missing the {LAST_APPLIED} annotation which is required by kubectl apply. kubectl apply should only be used on resources created declaratively by either kubectl create --save-config or kubectl apply. The missing annotation will be patched automatically.",
+                target.resource.plural, target.name
+            );
+        }
+        let original = last_applied(live);
+        let schema = merge::schema_of(wanted);
+        let patch = three_way::patch(&original, wanted, live, schema);
+        if patch.as_object().is_none_or(|fields| fields.is_empty()) {
+            return Ok((live.clone(), "unchanged"));
+        }
+        let how = if schema.is_some() {
+            PatchType::Strategic
+        } else {
+            PatchType::Merge
+        };
+        if self.dry_run.mode()?.is_client() {
+            return Ok((merge::apply(live, how, &patch)?, "configured"));
+        }
+        let query = self.query("kubectl-client-side-apply")?;
+        let patched = session
+            .api
+            .patch(&target.path(), how, &patch, &query)
+            .await?;
+        Ok((patched, "configured"))
+    }
+
+    async fn create(
+        &self,
+        session: &Session,
+        target: &Target,
+        wanted: &Value,
+    ) -> Result<(Value, &'static str)> {
+        if self.dry_run.mode()?.is_client() {
+            return Ok((wanted.clone(), "created"));
+        }
+        let query = self.query("kubectl-client-side-apply")?;
+        let created = session
+            .api
+            .create(&target.collection(), wanted, &query)
+            .await;
+        let created =
+            created.map_err(|error| error::with_source(error, "creating", &target.source))?;
+        Ok((created, "created"))
+    }
+
+    /// Deletes the object and makes it anew, where it cannot be changed.
+    async fn recreate(
+        &self,
+        session: &Session,
+        target: &Target,
+        wanted: &Value,
+    ) -> Result<(Value, &'static str)> {
+        let answer = session
+            .api
+            .delete(&target.path(), &self.how.options(DryRunMode::None)?)
+            .await?;
+        self.how
+            .until_gone(session, &[(target.clone(), answer)])
+            .await?;
+        let (created, _) = self.create(session, target, wanted).await?;
+        Ok((created, "configured"))
+    }
+
+    async fn on_the_server(
+        &self,
+        session: &Session,
+        target: &Target,
+    ) -> Result<(Value, &'static str)> {
+        let mut query = self.query("kubectl")?;
+        query.push(("force", self.force_conflicts.to_string()));
+        let object = target.manifest.clone().unwrap_or_default();
+        let applied = session
+            .api
+            .patch(&target.path(), PatchType::Apply, &object, &query)
+            .await;
+        let applied = applied.map_err(|error| match error.downcast::<error::ServerError>() {
+            Ok(error::ServerError(status)) if status.code == 409 => anyhow::anyhow!(
+                "{}\nThe fields above have other managers. Leave them out of the file, give them the values that they \
+                 have, or take them over with --force-conflicts.",
+                status.message
+            ),
+            Ok(error) => error.into(),
+            Err(error) => error,
+        })?;
+        Ok((applied, "serverside-applied"))
+    }
+}

@@ -1,0 +1,46 @@
+//! `kubectl attach`
+
+use anyhow::{Result, bail};
+use clap::Args;
+
+use crate::{
+    json::list,
+    session::Session,
+    streams::{self, Wanted, container_of, pod_of},
+};
+
+use super::exec::StreamFlags;
+
+/// Flags of `attach`.
+#[derive(Debug, Args)]
+pub struct Attach {
+    /// POD or TYPE/NAME
+    resource: String,
+    #[command(flatten)]
+    flags: StreamFlags,
+}
+
+impl Attach {
+    pub async fn run(self, session: &Session) -> Result<()> {
+        let pod = pod_of(session, &self.resource, &self.flags.pod_running_timeout).await?;
+        let phase = crate::json::str_of(&pod["status"]["phase"]);
+        if phase == "Succeeded" || phase == "Failed" {
+            bail!("cannot attach a container in a completed pod; current phase is {phase}");
+        }
+        let container = container_of(&pod, self.flags.container.as_deref(), self.flags.quiet)?;
+        let spec =
+            list(&pod["spec"]["containers"]).chain(list(&pod["spec"]["ephemeralContainers"]));
+        let has_tty = spec
+            .into_iter()
+            .any(|spec| spec["name"] == container.as_str() && spec["tty"] == true);
+        if self.flags.tty && !has_tty {
+            eprintln!("error: Unable to use a TTY - container {container} did not allocate one");
+        }
+        let wanted = Wanted {
+            stdin: self.flags.stdin,
+            tty: self.flags.tty && has_tty,
+            quiet: self.flags.quiet,
+        };
+        streams::interactive(session, &pod, &container, "attach", &[], wanted).await
+    }
+}

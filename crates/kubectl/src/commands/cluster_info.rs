@@ -1,0 +1,217 @@
+//! `kubectl cluster-info` and `kubectl cluster-info dump`
+
+use std::{io::IsTerminal, path::PathBuf};
+
+use anyhow::{Context, Result};
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+
+use crate::{
+    api::with_query,
+    json::{indented, list, sorted, str_of},
+    output::yaml,
+    session::Session,
+};
+
+/// Flags of `cluster-info`.
+#[derive(Debug, Args)]
+pub struct ClusterInfo {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Dump relevant information for debugging and diagnosis
+    Dump(Dump),
+}
+
+/// Flags of `cluster-info dump`.
+#[derive(Debug, Args)]
+struct Dump {
+    /// Where to output the files; - is standard output
+    #[arg(long, value_name = "DIR", default_value = "")]
+    output_directory: String,
+    /// Namespaces to dump, separated by commas
+    #[arg(long, value_delimiter = ',')]
+    namespaces: Vec<String>,
+    /// If true, dump all namespaces
+    #[arg(short = 'A', long)]
+    all_namespaces: bool,
+    /// json or yaml
+    #[arg(short, long, default_value = "json")]
+    output: String,
+}
+
+impl ClusterInfo {
+    pub async fn run(self, session: &Session) -> Result<()> {
+        match self.command {
+            Some(Command::Dump(dump)) => dump.run(session).await,
+            None => print_addresses(session).await,
+        }
+    }
+}
+
+async fn print_addresses(session: &Session) -> Result<()> {
+    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let line = |name: &str, url: &str| match color {
+        true => println!("\x1b[0;32m{name}\x1b[0m is running at \x1b[0;33m{url}\x1b[0m"),
+        false => println!("{name} is running at {url}"),
+    };
+    line("Kubernetes control plane", &session.connection.server);
+    let selector = [(
+        "labelSelector",
+        "kubernetes.io/cluster-service=true".to_owned(),
+    )];
+    let path = with_query("/api/v1/namespaces/kube-system/services", &selector);
+    for service in session.api.items(&path).await? {
+        let (metadata, spec) = (&service["metadata"], &service["spec"]);
+        let name = str_of(&metadata["name"]);
+        let shown = match str_of(&metadata["labels"]["kubernetes.io/name"]) {
+            "" => name,
+            label => label,
+        };
+        let address = list(&service["status"]["loadBalancer"]["ingress"]).next();
+        let url = match address {
+            Some(ingress) => {
+                let host = [&ingress["ip"], &ingress["hostname"]]
+                    .into_iter()
+                    .map(str_of)
+                    .find(|host| !host.is_empty());
+                let ports = list(&spec["ports"])
+                    .map(|port| format!("http://{}:{}", host.unwrap_or_default(), port["port"]));
+                ports.collect::<Vec<_>>().join(" ")
+            }
+            None => {
+                let port = match list(&spec["ports"]).next() {
+                    Some(port)
+                        if list(&spec["ports"]).len() == 1 && str_of(&port["name"]).is_empty() =>
+                    {
+                        String::new()
+                    }
+                    Some(port) => format!(":{}", str_of(&port["name"])),
+                    None => String::new(),
+                };
+                let server = session.connection.server.trim_end_matches('/');
+                format!(
+                    "{server}/api/v1/namespaces/{}/services/{name}{port}/proxy",
+                    str_of(&metadata["namespace"])
+                )
+            }
+        };
+        line(shown, &url);
+    }
+    println!("\nTo further debug and diagnose cluster problems, use 'kubectl cluster-info dump'.");
+    Ok(())
+}
+
+impl Dump {
+    async fn run(self, session: &Session) -> Result<()> {
+        self.write(
+            "nodes",
+            &list_of(session, "/api/v1/nodes", "NodeList").await?,
+        )?;
+        let namespaces = match (self.all_namespaces, self.namespaces.is_empty()) {
+            (true, _) => {
+                let all = session.api.items("/api/v1/namespaces").await?;
+                all.iter()
+                    .map(|namespace| str_of(&namespace["metadata"]["name"]).to_owned())
+                    .collect()
+            }
+            (false, false) => self.namespaces.clone(),
+            (false, true) => vec!["kube-system".to_owned(), session.namespace.clone()],
+        };
+        for namespace in namespaces {
+            self.dump(session, &namespace).await?;
+        }
+        if !self.output_directory.is_empty() && self.output_directory != "-" {
+            println!("Cluster info dumped to {}", self.output_directory);
+        }
+        Ok(())
+    }
+
+    async fn dump(&self, session: &Session, namespace: &str) -> Result<()> {
+        for (group, plural, kind) in [
+            ("/api/v1", "events", "EventList"),
+            (
+                "/api/v1",
+                "replicationcontrollers",
+                "ReplicationControllerList",
+            ),
+            ("/api/v1", "services", "ServiceList"),
+            ("/apis/apps/v1", "daemonsets", "DaemonSetList"),
+            ("/apis/apps/v1", "deployments", "DeploymentList"),
+            ("/apis/apps/v1", "replicasets", "ReplicaSetList"),
+            ("/api/v1", "pods", "PodList"),
+        ] {
+            let objects = list_of(
+                session,
+                &format!("{group}/namespaces/{namespace}/{plural}"),
+                kind,
+            )
+            .await?;
+            self.write(&format!("{namespace}/{plural}"), &objects)?;
+            if plural != "pods" {
+                continue;
+            }
+            for pod in list(&objects["items"]) {
+                let name = str_of(&pod["metadata"]["name"]);
+                for container in
+                    list(&pod["spec"]["containers"]).map(|container| str_of(&container["name"]))
+                {
+                    let path = format!(
+                        "/api/v1/namespaces/{namespace}/pods/{name}/log?container={container}"
+                    );
+                    let log = session
+                        .api
+                        .raw(http::Method::GET, &path, Vec::new())
+                        .await
+                        .unwrap_or_default();
+                    let head = format!(
+                        "==== START logs for container {container} of pod {namespace}/{name} ====\n"
+                    );
+                    let foot = format!(
+                        "==== END logs for container {container} of pod {namespace}/{name} ====\n"
+                    );
+                    let text = format!("{head}{}{foot}", String::from_utf8_lossy(&log));
+                    self.put(&format!("{namespace}/{name}/logs.txt"), &text, true)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, name: &str, objects: &Value) -> Result<()> {
+        let (text, ending) = match self.output.as_str() {
+            "yaml" => (yaml::to_string(objects), "yaml"),
+            _ => (format!("{}\n", indented(&sorted(objects))), "json"),
+        };
+        self.put(&format!("{name}.{ending}"), &text, false)
+    }
+
+    fn put(&self, name: &str, text: &str, append: bool) -> Result<()> {
+        use std::io::Write;
+        if self.output_directory.is_empty() || self.output_directory == "-" {
+            print!("{text}");
+            return Ok(());
+        }
+        let path = PathBuf::from(&self.output_directory).join(name);
+        if let Some(directory) = path.parent() {
+            std::fs::create_dir_all(directory)?;
+        }
+        let mut options = std::fs::OpenOptions::new();
+        let options = match append {
+            true => options.create(true).append(true),
+            false => options.create(true).write(true).truncate(true),
+        };
+        let file = options.open(&path);
+        let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
+        written.with_context(|| format!("cannot write {}", path.display()))
+    }
+}
+
+async fn list_of(session: &Session, path: &str, kind: &str) -> Result<Value> {
+    let mut answer = session.api.list(path, "application/json", 500).await?;
+    answer["kind"] = json!(kind);
+    Ok(answer)
+}

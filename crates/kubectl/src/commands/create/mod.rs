@@ -1,0 +1,394 @@
+//! `kubectl create`: from files, or a kind from flags. Each kind that flags can make is a generator.
+
+mod data;
+mod network;
+mod policy;
+mod rbac;
+mod token;
+mod workload;
+
+pub use data::{config_map_hash, secret_hash, split_text};
+
+use anyhow::{Result, bail};
+use clap::{Args, Subcommand};
+use http::Method;
+use serde_json::{Value, json};
+
+use crate::{
+    api::Query,
+    args::{DryRun, Files, Validate},
+    error,
+    json::{list, str_of},
+    manifest,
+    output::PrintFlags,
+    resources::{Target, target_of},
+    session::Session,
+};
+
+use super::{apply::annotate, report::Report};
+
+/// Flags of `create`.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct Create {
+    #[command(flatten)]
+    files: Files,
+    /// Only objects of the files whose labels match
+    #[arg(short = 'l', long, value_name = "QUERY")]
+    selector: Option<String>,
+    /// Edit the object before it is created
+    #[arg(long)]
+    edit: bool,
+    /// Raw URI to POST the file to
+    #[arg(long, value_name = "URI")]
+    raw: Option<String>,
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    generator: Option<Generator>,
+}
+
+/// Flags of `create` and all its generators.
+#[derive(Debug, Clone, Args)]
+pub struct Common {
+    #[command(flatten)]
+    print: PrintFlags,
+    #[command(flatten)]
+    dry_run: DryRun,
+    #[command(flatten)]
+    validate: Validate,
+    /// Name of the manager used to track field ownership
+    #[arg(long, default_value = "kubectl-create", value_name = "NAME")]
+    field_manager: String,
+    /// Save the configuration of the object in its annotation, for later applies
+    #[arg(long)]
+    save_config: bool,
+}
+
+/// What can be made from flags alone.
+#[derive(Debug, Subcommand)]
+enum Generator {
+    /// Create a cluster role
+    Clusterrole(rbac::ClusterRole),
+    /// Create a cluster role binding for a particular cluster role
+    Clusterrolebinding(rbac::ClusterRoleBinding),
+    /// Create a config map from a local file, directory or literal value
+    #[command(alias = "cm")]
+    Configmap(data::ConfigMap),
+    /// Create a cron job with the specified name
+    #[command(alias = "cj")]
+    Cronjob(workload::CronJob),
+    /// Create a deployment with the specified name
+    #[command(alias = "deploy")]
+    Deployment(workload::Deployment),
+    /// Create an ingress with the specified name
+    #[command(alias = "ing")]
+    Ingress(network::Ingress),
+    /// Create a job with the specified name
+    Job(workload::Job),
+    /// Create a namespace with the specified name
+    #[command(alias = "ns")]
+    Namespace(policy::Namespace),
+    /// Create a pod disruption budget with the specified name
+    #[command(alias = "pdb")]
+    Poddisruptionbudget(policy::PodDisruptionBudget),
+    /// Create a priority class with the specified name
+    #[command(alias = "pc")]
+    Priorityclass(policy::PriorityClass),
+    /// Create a quota with the specified name
+    #[command(alias = "resourcequota")]
+    Quota(policy::Quota),
+    /// Create a role with single rule
+    Role(rbac::Role),
+    /// Create a role binding for a particular role or cluster role
+    Rolebinding(rbac::RoleBinding),
+    /// Create a secret using a specified subcommand
+    #[command(subcommand)]
+    Secret(data::Secret),
+    /// Create a service using a specified subcommand
+    #[command(alias = "svc", subcommand)]
+    Service(network::Service),
+    /// Create a service account with the specified name
+    #[command(alias = "sa")]
+    Serviceaccount(policy::ServiceAccount),
+    /// Request a service account token
+    Token(token::Token),
+}
+
+/// An object that a generator made.
+pub struct Generated {
+    pub object: Value,
+    /// What upstream calls it in `failed to create …`; empty where it passes the server's words on.
+    pub noun: &'static str,
+}
+
+impl Generated {
+    pub fn new(object: Value, noun: &'static str) -> Self {
+        Self { object, noun }
+    }
+}
+
+impl Create {
+    pub async fn run(mut self, session: &Session) -> Result<()> {
+        if let Some(path) = &self.raw {
+            return self.post_raw(session, path).await;
+        }
+        match self.generator.take() {
+            Some(Generator::Token(token)) => token.run(session).await,
+            Some(generator) => {
+                let (generated, common) = generator.generate(session).await?;
+                common.create(session, generated).await
+            }
+            None => self.create_files(session).await,
+        }
+    }
+
+    async fn post_raw(&self, session: &Session, path: &str) -> Result<()> {
+        use std::io::{Read, Write};
+        let [file] = self.files.filename.as_slice() else {
+            bail!("--raw can only use a single local file or stdin");
+        };
+        let mut body = Vec::new();
+        match file.as_str() {
+            "-" => std::io::stdin().read_to_end(&mut body).map(drop)?,
+            file => body = std::fs::read(file)?,
+        }
+        let answer = session.api.raw(Method::POST, path, body).await?;
+        std::io::stdout().write_all(&answer)?;
+        Ok(())
+    }
+
+    async fn create_files(&self, session: &Session) -> Result<()> {
+        if self.files.is_empty() {
+            return Err(error::usage("create", "must specify one of -f and -k"));
+        }
+        let mut manifests = manifest::read(&self.files).await?;
+        if let Some(selector) = &self.selector {
+            let selector = crate::json::selector(selector)?;
+            manifests.retain(|manifest| crate::json::selects(&selector, &manifest.object));
+        }
+        if self.edit {
+            let mut editor = super::edit::Editor::default();
+            for manifest in &mut manifests {
+                manifest.object = editor.edit_one(&manifest.object)?;
+            }
+        }
+        let mut errors = Vec::new();
+        let report = Report::new(&self.common.print, self.common.dry_run.mode()?)?;
+        for manifest in manifests {
+            let created = match target_of(session, manifest).await {
+                Ok(target) => self.common.create_target(session, &target, &report).await,
+                Err(error) => Err(error),
+            };
+            errors.extend(created.err());
+        }
+        error::aggregate(errors)
+    }
+}
+
+impl Common {
+    fn query(&self) -> Result<Query> {
+        let mut query = vec![
+            self.validate.parameter()?,
+            ("fieldManager", self.field_manager.clone()),
+        ];
+        query.extend(self.dry_run.mode()?.parameter());
+        Ok(query)
+    }
+
+    async fn create_target(
+        &self,
+        session: &Session,
+        target: &Target,
+        report: &Report,
+    ) -> Result<()> {
+        let mut object = target.manifest.clone().unwrap_or_default();
+        if self.save_config {
+            annotate(&mut object);
+        }
+        if self.dry_run.mode()?.is_client() {
+            return report.say(&object, "created");
+        }
+        // An object that was read before is made anew.
+        if let Some(metadata) = object
+            .pointer_mut("/metadata")
+            .and_then(Value::as_object_mut)
+        {
+            metadata.remove("resourceVersion");
+        }
+        let created = session
+            .api
+            .create(&target.collection(), &object, &self.query()?)
+            .await;
+        let created =
+            created.map_err(|error| error::with_source(error, "creating", &target.source))?;
+        report.say(&created, "created")
+    }
+
+    /// Creates what a generator made.
+    async fn create(&self, session: &Session, generated: Generated) -> Result<()> {
+        let Generated { mut object, noun } = generated;
+        let report = Report::new(&self.print, self.dry_run.mode()?)?;
+        if self.save_config {
+            annotate(&mut object);
+        }
+        let (version, kind) = (
+            str_of(&object["apiVersion"]).to_owned(),
+            str_of(&object["kind"]).to_owned(),
+        );
+        let is_namespaced = schema_is_namespaced(&kind);
+        if is_namespaced && session.namespace_given {
+            object["metadata"]["namespace"] = json!(session.namespace);
+        }
+        if self.dry_run.mode()?.is_client() {
+            return report.say_typed(&object, "created");
+        }
+        let Some(resource) = session.discovery.of_kind(&version, &kind).await? else {
+            bail!("the server doesn't have a resource type \"{kind}\"");
+        };
+        let path = resource.collection(Some(&session.namespace));
+        let created = session.api.create(&path, &object, &self.query()?).await;
+        let created =
+            created.map_err(
+                |error| match (noun, error.downcast::<error::ServerError>()) {
+                    ("", Ok(error)) => error.into(),
+                    (noun, Ok(error::ServerError(status))) => {
+                        anyhow::anyhow!("failed to create {noun} {}", status.message)
+                    }
+                    (_, Err(error)) => error,
+                },
+            )?;
+        report.say_typed(&created, "created")
+    }
+}
+
+/// Whether a kind that generators make lives in namespaces.
+fn schema_is_namespaced(kind: &str) -> bool {
+    !matches!(
+        kind,
+        "Namespace" | "ClusterRole" | "ClusterRoleBinding" | "PriorityClass"
+    )
+}
+
+impl Generator {
+    async fn generate(self, session: &Session) -> Result<(Generated, Common)> {
+        Ok(match self {
+            Self::Clusterrole(one) => (one.generate(session).await?, one.common),
+            Self::Clusterrolebinding(one) => (one.generate()?, one.common),
+            Self::Configmap(one) => (one.generate()?, one.common),
+            Self::Cronjob(one) => (one.generate()?, one.common),
+            Self::Deployment(one) => (one.generate()?, one.common),
+            Self::Ingress(one) => (one.generate()?, one.common),
+            Self::Job(one) => (one.generate(session).await?, one.common),
+            Self::Namespace(one) => (one.generate(), one.common),
+            Self::Poddisruptionbudget(one) => (one.generate()?, one.common),
+            Self::Priorityclass(one) => (one.generate(), one.common),
+            Self::Quota(one) => (one.generate()?, one.common),
+            Self::Role(one) => (one.generate(session).await?, one.common),
+            Self::Rolebinding(one) => (one.generate()?, one.common),
+            Self::Secret(one) => one.generate()?,
+            Self::Service(one) => one.generate()?,
+            Self::Serviceaccount(one) => (one.generate(), one.common),
+            Self::Token(_) => bail!("a token is requested, not generated"),
+        })
+    }
+}
+
+/// Creates objects of another command's making, such as the service of `expose`.
+pub async fn create_object(
+    session: &Session,
+    object: Value,
+    query: &Query,
+    dry_run: crate::args::DryRunMode,
+) -> Result<Value> {
+    let (version, kind) = (str_of(&object["apiVersion"]), str_of(&object["kind"]));
+    if dry_run.is_client() {
+        return Ok(object);
+    }
+    let Some(resource) = session.discovery.of_kind(version, kind).await? else {
+        bail!("no matches for kind {kind:?} in version {version:?}");
+    };
+    let namespace = match str_of(&object["metadata"]["namespace"]) {
+        "" => session.namespace.clone(),
+        given => given.to_owned(),
+    };
+    session
+        .api
+        .create(&resource.collection(Some(&namespace)), &object, query)
+        .await
+}
+
+/// A name and the container's name that an image's last part gives.
+pub fn container_name(image: &str) -> String {
+    let last = image.rsplit('/').next().unwrap_or(image);
+    let last = last.split(['@', ':']).next().unwrap_or(last);
+    let clean = |c: char| {
+        if c.is_ascii_alphanumeric() {
+            c.to_ascii_lowercase()
+        } else {
+            '-'
+        }
+    };
+    last.chars()
+        .map(clean)
+        .collect::<String>()
+        .trim_matches('-')
+        .to_owned()
+}
+
+/// Names of containers made different by a number behind them.
+pub fn unique_names(names: Vec<String>) -> Vec<String> {
+    let mut out: Vec<String> = Vec::new();
+    for name in names {
+        let mut unique = name.clone();
+        let mut at = 1;
+        while out.contains(&unique) {
+            at += 1;
+            unique = format!("{name}-{at}");
+        }
+        out.push(unique);
+    }
+    out
+}
+
+/// `KEY=VALUE,…` as a map.
+pub fn pairs(text: &str) -> Result<Value> {
+    let mut map = serde_json::Map::new();
+    for pair in text.split(',').filter(|pair| !pair.is_empty()) {
+        match pair.split_once('=') {
+            Some((key, value)) if !key.is_empty() => {
+                map.insert(key.to_owned(), json!(value));
+            }
+            _ => bail!("unexpected label spec: {pair}"),
+        }
+    }
+    Ok(Value::Object(map))
+}
+
+/// A number if it is one, else text.
+pub fn int_or_string(text: &str) -> Value {
+    text.parse::<i32>()
+        .map_or_else(|_| json!(text), |number| json!(number))
+}
+
+/// Whether an object is in a list already.
+pub fn contains(values: &Value, value: &Value) -> bool {
+    list(values).any(|known| known == value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn containers_are_named_after_their_images() {
+        for (image, name) in [
+            ("nginx", "nginx"),
+            ("registry.example:5000/team/my_app:v1.2", "my-app"),
+            ("hello@sha256:abc", "hello"),
+        ] {
+            assert_eq!(container_name(image), name);
+        }
+        assert_eq!(unique_names(vec!["a".into(), "a".into()]), ["a", "a-2"]);
+    }
+}

@@ -1,0 +1,294 @@
+//! Nodes: what they have, what runs there, and how much of it is taken.
+
+use anyhow::Result;
+use machinery::quantity::Quantity;
+use serde_json::Value;
+
+use crate::{
+    api::with_query,
+    json::{entries, list, str_of},
+    session::Session,
+};
+
+use super::text::{Text, plain, since, time};
+
+pub async fn describe(session: &Session, text: &mut Text, node: &Value) -> Result<()> {
+    let (metadata, spec, status) = (&node["metadata"], &node["spec"], &node["status"]);
+    text.field(0, "Name", str_of(&metadata["name"]));
+    let roles: Vec<String> = entries(&metadata["labels"])
+        .into_iter()
+        .filter_map(
+            |(key, value)| match key.strip_prefix("node-role.kubernetes.io/") {
+                Some(role) => Some(role.to_owned()),
+                None => (key == "kubernetes.io/role").then(|| str_of(value).to_owned()),
+            },
+        )
+        .filter(|role| !role.is_empty())
+        .collect();
+    text.field(
+        0,
+        "Roles",
+        &if roles.is_empty() {
+            "<none>".to_owned()
+        } else {
+            roles.join(",")
+        },
+    );
+    text.maps(node);
+    text.field(
+        0,
+        "CreationTimestamp",
+        &time(&metadata["creationTimestamp"]),
+    );
+    taints(text, &spec["taints"]);
+    text.field(
+        0,
+        "Unschedulable",
+        if spec["unschedulable"] == true {
+            "true"
+        } else {
+            "false"
+        },
+    );
+    lease(session, text, str_of(&metadata["name"])).await?;
+    let columns = [
+        ("Type", "type"),
+        ("Status", "status"),
+        ("LastHeartbeatTime", "lastHeartbeatTime"),
+        ("LastTransitionTime", "lastTransitionTime"),
+        ("Reason", "reason"),
+        ("Message", "message"),
+    ];
+    text.conditions(&status["conditions"], &columns, " ");
+    text.line(0, "Addresses:");
+    for address in list(&status["addresses"]) {
+        text.field(1, str_of(&address["type"]), str_of(&address["address"]));
+    }
+    for (title, field) in [("Capacity", "capacity"), ("Allocatable", "allocatable")] {
+        let amounts = entries(&status[field]);
+        if !amounts.is_empty() {
+            text.line(0, &format!("{title}:"));
+        }
+        for (name, amount) in amounts {
+            text.field(1, name, &plain(amount));
+        }
+    }
+    text.line(0, "System Info:");
+    for (title, field) in [
+        ("Machine ID", "machineID"),
+        ("System UUID", "systemUUID"),
+        ("Boot ID", "bootID"),
+        ("Kernel Version", "kernelVersion"),
+        ("OS Image", "osImage"),
+        ("Operating System", "operatingSystem"),
+        ("Architecture", "architecture"),
+        ("Container Runtime Version", "containerRuntimeVersion"),
+        ("Kubelet Version", "kubeletVersion"),
+    ] {
+        text.field(1, title, str_of(&status["nodeInfo"][field]));
+    }
+    text.optional(0, "PodCIDR", &spec["podCIDR"]);
+    if list(&spec["podCIDRs"]).len() > 0 {
+        text.field(
+            0,
+            "PodCIDRs",
+            &list(&spec["podCIDRs"])
+                .map(str_of)
+                .collect::<Vec<_>>()
+                .join(","),
+        );
+    }
+    text.optional(0, "ProviderID", &spec["providerID"]);
+    let selector = format!(
+        "spec.nodeName={},status.phase!=Succeeded,status.phase!=Failed",
+        str_of(&metadata["name"])
+    );
+    match session
+        .api
+        .items(&with_query("/api/v1/pods", &[("fieldSelector", selector)]))
+        .await
+    {
+        Ok(pods) => usage(text, node, &pods),
+        Err(error) if crate::error::code_is(&error, 403) => text.field(0, "Pods", "not authorized"),
+        Err(error) => return Err(error),
+    }
+    Ok(())
+}
+
+fn taints(text: &mut Text, taints: &Value) {
+    let mut lines: Vec<String> = list(taints)
+        .map(|taint| match str_of(&taint["value"]) {
+            "" => format!("{}:{}", str_of(&taint["key"]), str_of(&taint["effect"])),
+            value => format!(
+                "{}={value}:{}",
+                str_of(&taint["key"]),
+                str_of(&taint["effect"])
+            ),
+        })
+        .collect();
+    lines.sort();
+    text.lines("Taints", lines);
+}
+
+async fn lease(session: &Session, text: &mut Text, node: &str) -> Result<()> {
+    let path = format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{node}");
+    let lease = match session.api.get(&path).await {
+        Ok(lease) => lease,
+        Err(error) => {
+            let message = match error.downcast_ref::<crate::error::ServerError>() {
+                Some(crate::error::ServerError(status)) => status.message.clone(),
+                None => format!("{error:#}"),
+            };
+            text.field(0, "Lease", &format!("Failed to get lease: {message}"));
+            return Ok(());
+        }
+    };
+    let spec = &lease["spec"];
+    let at = |value: &Value| {
+        if value.is_null() {
+            "<unset>".to_owned()
+        } else {
+            time(value)
+        }
+    };
+    text.line(0, "Lease:");
+    text.field(
+        1,
+        "HolderIdentity",
+        if spec["holderIdentity"].is_null() {
+            "<unset>"
+        } else {
+            str_of(&spec["holderIdentity"])
+        },
+    );
+    text.field(1, "AcquireTime", &at(&spec["acquireTime"]));
+    text.field(1, "RenewTime", &at(&spec["renewTime"]));
+    Ok(())
+}
+
+fn quantity(value: &Value) -> Quantity {
+    plain(value).parse().unwrap_or(Quantity::ZERO)
+}
+
+/// What a pod asks for of a resource: its containers together, or more where an init container wants more.
+fn pod_amount(pod: &Value, field: &str, resource: &str) -> Quantity {
+    let zero = Quantity::ZERO;
+    let of = |container: &Value| match &container["resources"][field][resource] {
+        Value::Null => zero,
+        value => quantity(value),
+    };
+    let level = &pod["spec"]["resources"][field][resource];
+    if !level.is_null() {
+        return quantity(level);
+    }
+    let add = |sum: Quantity, more: Quantity| if sum.is_zero() { more } else { sum.plus(more) };
+    let mut sum = list(&pod["spec"]["containers"]).map(of).fold(zero, add);
+    let (mut sidecars, mut most) = (zero, zero);
+    for container in list(&pod["spec"]["initContainers"]) {
+        let wanted = match container["restartPolicy"] == "Always" {
+            true => {
+                sidecars = add(sidecars, of(container));
+                sidecars
+            }
+            false => add(sidecars, of(container)),
+        };
+        if wanted.to_f64() > most.to_f64() {
+            most = wanted;
+        }
+    }
+    sum = add(sum, sidecars);
+    if most.to_f64() > sum.to_f64() {
+        sum = most;
+    }
+    match pod["spec"]["overhead"][resource].is_null() {
+        true => sum,
+        false => add(sum, quantity(&pod["spec"]["overhead"][resource])),
+    }
+}
+
+fn usage(text: &mut Text, node: &Value, pods: &[Value]) {
+    let allocatable = match node["status"]["allocatable"].is_object() {
+        true => &node["status"]["allocatable"],
+        false => &node["status"]["capacity"],
+    };
+    let cell = |amount: Quantity, resource: &str| {
+        let available = quantity(&allocatable[resource]).to_f64();
+        let percent = if available == 0.0 {
+            0.0
+        } else {
+            amount.to_f64() / available * 100.0
+        };
+        format!("{amount} ({}%)", percent as i64)
+    };
+    text.line(
+        0,
+        &format!("Non-terminated Pods:\t({} in total)", pods.len()),
+    );
+    text.line(
+        1,
+        "Namespace\tName\t\tCPU Requests\tCPU Limits\tMemory Requests\tMemory Limits\tAge",
+    );
+    text.line(
+        1,
+        "---------\t----\t\t------------\t----------\t---------------\t-------------\t---",
+    );
+    for pod in pods {
+        let amount = |field: &str, resource: &str| cell(pod_amount(pod, field, resource), resource);
+        text.line(
+            1,
+            &format!(
+                "{}\t{}\t\t{}\t{}\t{}\t{}\t{}",
+                str_of(&pod["metadata"]["namespace"]),
+                str_of(&pod["metadata"]["name"]),
+                amount("requests", "cpu"),
+                amount("limits", "cpu"),
+                amount("requests", "memory"),
+                amount("limits", "memory"),
+                since(&pod["metadata"]["creationTimestamp"])
+            ),
+        );
+    }
+    text.line(
+        0,
+        "Allocated resources:\n  (Total limits may be over 100 percent, i.e., overcommitted.)",
+    );
+    text.line(1, "Resource\tRequests\tLimits");
+    text.line(1, "--------\t--------\t------");
+    let total = |field: &str, resource: &str| {
+        let zero = Quantity::ZERO;
+        pods.iter()
+            .map(|pod| pod_amount(pod, field, resource))
+            .fold(
+                zero,
+                |sum, more| if sum.is_zero() { more } else { sum.plus(more) },
+            )
+    };
+    let standard = ["cpu", "memory", "ephemeral-storage"];
+    let huge: Vec<&str> = entries(allocatable)
+        .into_iter()
+        .map(|(name, _)| name)
+        .filter(|name| name.starts_with("hugepages-"))
+        .collect();
+    for resource in standard.iter().copied().chain(huge.iter().copied()) {
+        let (requests, limits) = (
+            cell(total("requests", resource), resource),
+            cell(total("limits", resource), resource),
+        );
+        text.line(1, &format!("{resource}\t{requests}\t{limits}"));
+    }
+    let is_extended =
+        |name: &&str| !standard.contains(name) && !huge.contains(name) && *name != "pods";
+    for (resource, _) in entries(allocatable)
+        .into_iter()
+        .filter(|(name, _)| is_extended(name))
+    {
+        text.line(
+            1,
+            &format!(
+                "{resource}\t{}\t{}",
+                total("requests", resource),
+                total("limits", resource)
+            ),
+        );
+    }
+}

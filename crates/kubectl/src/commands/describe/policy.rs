@@ -1,0 +1,178 @@
+//! Namespaces, quotas, limit ranges, disruption budgets and priority classes.
+
+use anyhow::Result;
+use serde_json::Value;
+
+use crate::{
+    json::{entries, list, str_of},
+    output::table,
+    session::Session,
+};
+
+use super::text::{Text, number, plain, selector};
+
+pub async fn namespace(session: &Session, text: &mut Text, object: &Value) -> Result<()> {
+    let name = str_of(&object["metadata"]["name"]);
+    text.field(0, "Name", name);
+    text.maps(object);
+    text.field(0, "Status", str_of(&object["status"]["phase"]));
+    let columns = [
+        ("Type", "type"),
+        ("Status", "status"),
+        ("LastTransitionTime", "lastTransitionTime"),
+        ("Reason", "reason"),
+        ("Message", "message"),
+    ];
+    text.conditions(&object["status"]["conditions"], &columns, "");
+    text.line(0, "");
+    let quotas = session
+        .api
+        .items(&format!("/api/v1/namespaces/{name}/resourcequotas"))
+        .await?;
+    if quotas.is_empty() {
+        text.line(0, "No resource quota.");
+    } else {
+        text.line(0, "Resource Quotas");
+    }
+    for quota in &quotas {
+        text.field(1, "Name", str_of(&quota["metadata"]["name"]));
+        scopes(text, quota, 1);
+        text.line(1, "Resource\tUsed\tHard");
+        text.line(1, "--------\t---\t---");
+        amounts(text, quota, 1);
+    }
+    text.line(0, "");
+    let ranges = session
+        .api
+        .items(&format!("/api/v1/namespaces/{name}/limitranges"))
+        .await?;
+    if ranges.is_empty() {
+        text.line(0, "No LimitRange resource.");
+        return Ok(());
+    }
+    text.line(0, "Resource Limits\n Type\tResource\tMin\tMax\tDefault Request\tDefault Limit\tMax Limit/Request Ratio");
+    text.line(
+        0,
+        " ----\t--------\t---\t---\t---------------\t-------------\t-----------------------",
+    );
+    ranges.iter().for_each(|range| limits(text, range, " "));
+    Ok(())
+}
+
+fn scopes(text: &mut Text, quota: &Value, level: usize) {
+    let mut scopes: Vec<&str> = list(&quota["spec"]["scopes"]).map(str_of).collect();
+    scopes.sort_unstable();
+    if !scopes.is_empty() {
+        text.field(level, "Scopes", &scopes.join(", "));
+    }
+}
+
+fn amounts(text: &mut Text, quota: &Value, level: usize) {
+    for (name, hard) in entries(&quota["status"]["hard"]) {
+        let used = match &quota["status"]["used"][name] {
+            Value::Null => "0".to_owned(),
+            used => plain(used),
+        };
+        text.line(level, &format!("{name}\t{used}\t{}", plain(hard)));
+    }
+}
+
+pub fn quota(text: &mut Text, object: &Value) {
+    text.head(object);
+    scopes(text, object, 0);
+    text.line(0, "Resource\tUsed\tHard");
+    text.line(0, "--------\t----\t----");
+    amounts(text, object, 0);
+}
+
+pub fn limit_range(text: &mut Text, object: &Value) {
+    text.head(object);
+    text.line(
+        0,
+        "Type\tResource\tMin\tMax\tDefault Request\tDefault Limit\tMax Limit/Request Ratio",
+    );
+    text.line(
+        0,
+        "----\t--------\t---\t---\t---------------\t-------------\t-----------------------",
+    );
+    limits(text, object, "");
+}
+
+fn limits(text: &mut Text, range: &Value, prefix: &str) {
+    const FIELDS: &[&str] = &[
+        "min",
+        "max",
+        "defaultRequest",
+        "default",
+        "maxLimitRequestRatio",
+    ];
+    for item in list(&range["spec"]["limits"]) {
+        let mut resources: Vec<&str> = FIELDS
+            .iter()
+            .flat_map(|field| entries(&item[*field]))
+            .map(|(name, _)| name)
+            .collect();
+        resources.sort_unstable();
+        resources.dedup();
+        for resource in resources {
+            let cell = |field: &&str| match &item[*field][resource] {
+                Value::Null => "-".to_owned(),
+                value => plain(value),
+            };
+            let cells: Vec<String> = FIELDS.iter().map(cell).collect();
+            text.line(
+                0,
+                &format!(
+                    "{prefix}{}\t{resource}\t{}",
+                    str_of(&item["type"]),
+                    cells.join("\t")
+                ),
+            );
+        }
+    }
+}
+
+pub fn disruption_budget(text: &mut Text, object: &Value) {
+    let (spec, status) = (&object["spec"], &object["status"]);
+    text.head(object);
+    match spec["minAvailable"].is_null() {
+        false => text.field(0, "Min available", &plain(&spec["minAvailable"])),
+        true => text.optional(0, "Max unavailable", &spec["maxUnavailable"]),
+    }
+    let selects = if spec["selector"].is_null() {
+        "<unset>".to_owned()
+    } else {
+        selector(&spec["selector"])
+    };
+    text.field(0, "Selector", &selects);
+    text.line(0, "Status:");
+    for (name, field) in [
+        ("Allowed disruptions", "disruptionsAllowed"),
+        ("Current", "currentHealthy"),
+        ("Desired", "desiredHealthy"),
+        ("Total", "expectedPods"),
+    ] {
+        text.field(2, name, &number(&status[field]).to_string());
+    }
+}
+
+pub fn priority_class(text: &mut Text, object: &Value) {
+    text.field(0, "Name", str_of(&object["metadata"]["name"]));
+    text.field(0, "Value", &number(&object["value"]).to_string());
+    text.field(
+        0,
+        "GlobalDefault",
+        if object["globalDefault"] == true {
+            "true"
+        } else {
+            "false"
+        },
+    );
+    text.field(0, "PreemptionPolicy", str_of(&object["preemptionPolicy"]));
+    text.field(0, "Description", str_of(&object["description"]));
+    text.field(
+        0,
+        "Annotations",
+        &table::labels(&object["metadata"]["annotations"]),
+    );
+}

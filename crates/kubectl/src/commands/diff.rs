@@ -1,0 +1,244 @@
+//! `kubectl diff`: what an apply would change.
+
+use std::{fs, path::Path, process::Command};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::{
+    api::{PatchType, Query},
+    args::Files,
+    error::{self, Quiet},
+    json, manifest, merge,
+    output::yaml,
+    resources::{Target, target_of},
+    session::Session,
+    three_way,
+};
+
+use super::apply::{annotate, last_applied};
+
+/// Flags of `diff`.
+#[derive(Debug, Args)]
+pub struct Diff {
+    #[command(flatten)]
+    files: Files,
+    /// Only objects of the files whose labels match
+    #[arg(short = 'l', long, value_name = "QUERY")]
+    selector: Option<String>,
+    /// Let the server merge
+    #[arg(long)]
+    server_side: bool,
+    /// With --server-side: take fields from other managers
+    #[arg(long)]
+    force_conflicts: bool,
+    /// Name of the manager used to track field ownership
+    #[arg(long, value_name = "NAME")]
+    field_manager: Option<String>,
+    /// Include managed fields in the diff
+    #[arg(long)]
+    show_managed_fields: bool,
+    /// Include Secret values in the diff output instead of masking them
+    #[arg(long)]
+    show_secrets: bool,
+}
+
+impl Diff {
+    /// A difference ends with 1, a failure with more.
+    pub async fn run(self, session: &Session) -> Result<()> {
+        match self.diff(session).await {
+            Err(error) if error.downcast_ref::<Quiet>().is_none() => {
+                eprintln!("{}", error::line(&error));
+                Err(Quiet(2).into())
+            }
+            outcome => outcome,
+        }
+    }
+
+    async fn diff(self, session: &Session) -> Result<()> {
+        if self.files.is_empty() {
+            return Err(error::usage("diff", "must specify one of -f and -k"));
+        }
+        let directory = tempfile::Builder::new().prefix("kubectl-diff-").tempdir()?;
+        let (live_directory, merged_directory) = (
+            directory.path().join("LIVE"),
+            directory.path().join("MERGED"),
+        );
+        fs::create_dir(&live_directory)?;
+        fs::create_dir(&merged_directory)?;
+        let mut manifests = manifest::read(&self.files).await?;
+        if let Some(selector) = &self.selector {
+            let selector = json::selector(selector)?;
+            manifests.retain(|manifest| json::selects(&selector, &manifest.object));
+        }
+        for manifest in manifests {
+            let target = target_of(session, manifest).await?;
+            let mut live = session.api.find(&target.path()).await?;
+            let mut merged = Some(self.merged(session, &target, live.as_ref()).await?);
+            self.hide(&mut live, &mut merged);
+            let name = file_name(&target);
+            write(&live_directory.join(&name), live.as_ref())?;
+            write(&merged_directory.join(&name), merged.as_ref())?;
+        }
+        compare(&live_directory, &merged_directory)
+    }
+
+    /// The object as it would be after an apply.
+    async fn merged(
+        &self,
+        session: &Session,
+        target: &Target,
+        live: Option<&Value>,
+    ) -> Result<Value> {
+        let manager = match (&self.field_manager, self.server_side) {
+            (Some(manager), _) => manager.as_str(),
+            (None, true) => "kubectl",
+            (None, false) => "kubectl-client-side-apply",
+        };
+        let mut query: Query = vec![
+            ("dryRun", "All".into()),
+            ("fieldManager", manager.to_owned()),
+        ];
+        let mut wanted = target.manifest.clone().unwrap_or_default();
+        if self.server_side {
+            query.push(("force", self.force_conflicts.to_string()));
+            return session
+                .api
+                .patch(&target.path(), PatchType::Apply, &wanted, &query)
+                .await;
+        }
+        annotate(&mut wanted);
+        let Some(live) = live else {
+            return session
+                .api
+                .create(&target.collection(), &wanted, &query)
+                .await;
+        };
+        let schema = merge::schema_of(&wanted);
+        let patch = three_way::patch(&last_applied(live), &wanted, live, schema);
+        let how = if schema.is_some() {
+            PatchType::Strategic
+        } else {
+            PatchType::Merge
+        };
+        session.api.patch(&target.path(), how, &patch, &query).await
+    }
+
+    fn hide(&self, live: &mut Option<Value>, merged: &mut Option<Value>) {
+        if !self.show_managed_fields {
+            for object in live.iter_mut().chain(merged.iter_mut()) {
+                if let Some(metadata) = object
+                    .pointer_mut("/metadata")
+                    .and_then(Value::as_object_mut)
+                {
+                    metadata.remove("managedFields");
+                }
+            }
+        }
+        let is_secret = merged
+            .as_ref()
+            .is_some_and(|object| object["kind"] == "Secret" && object["apiVersion"] == "v1");
+        if is_secret && !self.show_secrets {
+            mask(live, merged);
+        }
+    }
+}
+
+/// Hides a secret's values; those that differ are marked so that the difference shows.
+fn mask(live: &mut Option<Value>, merged: &mut Option<Value>) {
+    let data = |object: &Option<Value>| {
+        object
+            .as_ref()
+            .map(|object| object["data"].clone())
+            .unwrap_or_default()
+    };
+    let (before, after) = (data(live), data(merged));
+    let hide = |object: &mut Option<Value>, other: &Value, suffix: &str| {
+        let Some(data) = object
+            .as_mut()
+            .and_then(|object| object.pointer_mut("/data").and_then(Value::as_object_mut))
+        else {
+            return;
+        };
+        for (key, value) in data {
+            let is_same = other.get(key).is_none_or(|other| other == value);
+            *value = json!(if is_same {
+                "***".to_owned()
+            } else {
+                format!("*** ({suffix})")
+            });
+        }
+    };
+    hide(live, &after, "before");
+    hide(merged, &before, "after");
+}
+
+fn file_name(target: &Target) -> String {
+    let group = match target.resource.group.as_str() {
+        "" => String::new(),
+        group => format!("{group}."),
+    };
+    let namespace = if target.resource.namespaced {
+        target.namespace.as_str()
+    } else {
+        ""
+    };
+    let name = format!(
+        "{group}{}.{}.{namespace}.{}",
+        target.resource.version, target.resource.kind, target.name
+    );
+    name.replace('/', "_")
+}
+
+fn write(path: &Path, object: Option<&Value>) -> Result<()> {
+    Ok(fs::write(
+        path,
+        object.map(yaml::to_string).unwrap_or_default(),
+    )?)
+}
+
+/// Runs `diff -u -N`, or what `KUBECTL_EXTERNAL_DIFF` names, and ends with its code.
+fn compare(live: &Path, merged: &Path) -> Result<()> {
+    let named = std::env::var("KUBECTL_EXTERNAL_DIFF").unwrap_or_default();
+    let is_word = |word: &&str| {
+        word.chars()
+            .all(|c| c.is_ascii_alphanumeric() || "-_=./".contains(c))
+    };
+    let mut words = named.split_whitespace().filter(is_word);
+    let program = words.next().unwrap_or("diff");
+    let mut command = Command::new(program);
+    command.args(words);
+    if named.is_empty() {
+        command.args(["-u", "-N"]);
+    }
+    let status = command.arg(live).arg(merged).status();
+    let status = status.with_context(|| format!("failed to run {program:?}"))?;
+    match status.code() {
+        Some(0) => Ok(()),
+        Some(1) => Err(Quiet(1).into()),
+        _ => bail!("failed to run {program:?}: {status}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secrets_values_are_masked_and_changes_still_show() {
+        let secret = |a: &str| {
+            Some(json!({"apiVersion": "v1", "kind": "Secret", "data": {"a": a, "b": "x"}}))
+        };
+        let (mut live, mut merged) = (secret("1"), secret("2"));
+        mask(&mut live, &mut merged);
+        assert_eq!(
+            live.unwrap()["data"],
+            json!({"a": "*** (before)", "b": "***"})
+        );
+        assert_eq!(
+            merged.unwrap()["data"],
+            json!({"a": "*** (after)", "b": "***"})
+        );
+    }
+}

@@ -1,0 +1,271 @@
+//! `kubectl port-forward`: local ports to a pod, to the pods of a Service or a workload; a pod that goes away is
+//! followed by another one.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use client::kube::client::Body;
+use serde_json::Value;
+use streaming::client::{Handshake, PortForward as Connection};
+use tokio::{
+    io::AsyncReadExt,
+    net::{TcpListener, TcpStream},
+    sync::Mutex,
+};
+
+use crate::{
+    api,
+    json::{list, str_of},
+    session::Session,
+    streams::{pod_of, refused},
+};
+
+/// Flags of `port-forward`.
+#[derive(Debug, Args)]
+pub struct PortForward {
+    /// POD or TYPE/NAME
+    resource: String,
+    /// [LOCAL:]REMOTE…
+    #[arg(required = true)]
+    ports: Vec<String>,
+    /// Addresses to listen on; localhost is both loopback addresses
+    #[arg(long, value_delimiter = ',', default_value = "localhost")]
+    address: Vec<String>,
+    /// How long to wait until at least one pod is running
+    #[arg(long, default_value = "1m0s")]
+    pod_running_timeout: String,
+}
+
+/// The connection to the pod that forwards now; replaced when it ends.
+struct Link {
+    connection: Mutex<Option<Connection>>,
+}
+
+impl PortForward {
+    pub async fn run(self, session: &Session) -> Result<()> {
+        let (pod, service) = self.pod(session).await?;
+        let ports = self.pairs(&pod, service.as_ref())?;
+        let link = Arc::new(Link {
+            connection: Mutex::new(Some(connect(session, &pod).await?)),
+        });
+        let mut listeners = Vec::new();
+        for (local, remote) in ports {
+            listeners.extend(self.listen(local, remote).await?);
+        }
+        loop {
+            let accepts: Vec<_> = listeners
+                .iter()
+                .map(|(listener, remote)| {
+                    Box::pin(async move { (listener.accept().await, *remote) })
+                })
+                .collect();
+            let ((accepted, remote), _, _) = futures::future::select_all(accepts).await;
+            let (stream, _) = accepted?;
+            let local = stream.local_addr()?.port();
+            println!("Handling connection for {local}");
+            if let Err(error) = self.forward(session, &link, stream, remote).await {
+                eprintln!("error: {error:#}");
+            }
+        }
+    }
+
+    /// The pod to forward to, and the service that stands before it.
+    async fn pod(&self, session: &Session) -> Result<(Value, Option<Value>)> {
+        let is_service = match self.resource.split_once('/') {
+            Some((kind, _)) => session.discovery.resolve(kind).await?.kind == "Service",
+            None => false,
+        };
+        let pod = pod_of(session, &self.resource, &self.pod_running_timeout).await?;
+        if pod["status"]["phase"] != "Running" {
+            bail!(
+                "unable to forward port because pod is not running. Current status={}",
+                str_of(&pod["status"]["phase"])
+            );
+        }
+        if !is_service {
+            return Ok((pod, None));
+        }
+        let (_, name) = self.resource.split_once('/').unwrap_or_default();
+        let path = format!("/api/v1/namespaces/{}/services/{name}", session.namespace);
+        Ok((pod, Some(session.api.get(&path).await?)))
+    }
+
+    /// Local and remote ports; those of a service are translated to the pod's.
+    fn pairs(&self, pod: &Value, service: Option<&Value>) -> Result<Vec<(u16, u16)>> {
+        let mut pairs = Vec::new();
+        for text in &self.ports {
+            let (local, remote) = text.split_once(':').unwrap_or((text, text));
+            let number = match service {
+                Some(service) => service_port(service, pod, remote)?,
+                None => pod_port(pod, remote)?,
+            };
+            let local = match local {
+                "" => 0,
+                // A named port without a local one is forwarded from its own number.
+                local => match local.parse() {
+                    Ok(local) => local,
+                    Err(_) if local == remote => number,
+                    Err(_) => bail!("error parsing local port '{local}': invalid syntax"),
+                },
+            };
+            if number == 0 {
+                bail!("remote port must be > 0");
+            }
+            pairs.push((local, number));
+        }
+        Ok(pairs)
+    }
+
+    async fn listen(&self, local: u16, remote: u16) -> Result<Vec<(TcpListener, u16)>> {
+        let mut listeners: Vec<(TcpListener, u16)> = Vec::new();
+        let mut failure = None;
+        let mut chosen = local;
+        for address in &self.address {
+            let addresses: Vec<IpAddr> = match address.as_str() {
+                "localhost" => vec![
+                    [127, 0, 0, 1].into(),
+                    IpAddr::V6(std::net::Ipv6Addr::LOCALHOST),
+                ],
+                text => vec![
+                    text.parse()
+                        .with_context(|| format!("{text} is not a valid IP"))?,
+                ],
+            };
+            for address in addresses {
+                match TcpListener::bind(SocketAddr::new(address, chosen)).await {
+                    Ok(listener) => {
+                        let bound = listener.local_addr()?;
+                        chosen = bound.port();
+                        println!("Forwarding from {bound} -> {remote}");
+                        listeners.push((listener, remote));
+                    }
+                    Err(error) => failure = Some((address, error)),
+                }
+            }
+        }
+        match (listeners.is_empty(), failure) {
+            (true, Some((address, error))) => {
+                bail!(
+                    "unable to listen on port {local}: listen tcp {address}:{local}: bind: {error}"
+                )
+            }
+            _ => Ok(listeners),
+        }
+    }
+
+    /// Opens a stream for one accepted connection; when the pod has gone, to another one.
+    async fn forward(
+        &self,
+        session: &Session,
+        link: &Arc<Link>,
+        stream: TcpStream,
+        remote: u16,
+    ) -> Result<()> {
+        let mut connection = link.connection.lock().await;
+        let is_lost = connection
+            .as_ref()
+            .is_none_or(|connection| connection.closed().is_cancelled());
+        if is_lost {
+            let (pod, _) = self.pod(session).await.context("lost connection to pod")?;
+            *connection = Some(connect(session, &pod).await?);
+        }
+        let Some(open) = connection.as_mut() else {
+            return Ok(());
+        };
+        let forwarded = open.open(remote);
+        drop(connection);
+        tokio::spawn(carry(stream, forwarded, remote));
+        Ok(())
+    }
+}
+
+async fn carry(mut stream: TcpStream, mut forwarded: streaming::client::Forwarded, remote: u16) {
+    let _ = tokio::io::copy_bidirectional(&mut stream, &mut forwarded.data).await;
+    let mut error = String::new();
+    let _ = forwarded.error.read_to_string(&mut error).await;
+    if !error.is_empty() {
+        eprintln!("error: an error occurred forwarding {remote}: {error}");
+    }
+}
+
+async fn connect(session: &Session, pod: &Value) -> Result<Connection> {
+    let (namespace, name) = (
+        str_of(&pod["metadata"]["namespace"]),
+        str_of(&pod["metadata"]["name"]),
+    );
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/portforward");
+    let handshake = Handshake::for_port_forward();
+    let request = handshake.request().uri(path).body(Body::empty())?;
+    let sent = session.upgrading()?.send(request).await;
+    let response = sent.map_err(|error| api::unreachable(error, &session.connection.server))?;
+    handshake.port_forward(response).await.map_err(refused)
+}
+
+/// The pod's port that a number or a name means.
+fn pod_port(pod: &Value, text: &str) -> Result<u16> {
+    if let Ok(port) = text.parse() {
+        return Ok(port);
+    }
+    let containers = list(&pod["spec"]["containers"]).chain(list(&pod["spec"]["initContainers"]));
+    let named = containers
+        .flat_map(|container| list(&container["ports"]))
+        .find(|port| port["name"] == text);
+    let number = named.and_then(|port| u16::try_from(port["containerPort"].as_u64()?).ok());
+    number.with_context(|| {
+        format!(
+            "Pod '{}' does not have a named port '{text}'",
+            str_of(&pod["metadata"]["name"])
+        )
+    })
+}
+
+/// The pod's port behind a port of a service.
+fn service_port(service: &Value, pod: &Value, text: &str) -> Result<u16> {
+    let number: Option<u64> = text.parse().ok();
+    let is_it = |port: &&Value| match number {
+        Some(number) => port["port"].as_u64() == Some(number),
+        None => port["name"] == text,
+    };
+    let Some(port) = list(&service["spec"]["ports"]).find(is_it) else {
+        bail!(
+            "Service {} does not have a service port {text}",
+            str_of(&service["metadata"]["name"])
+        );
+    };
+    if service["spec"]["clusterIP"] == "None" {
+        return pod_port(pod, &port["port"].to_string());
+    }
+    match &port["targetPort"] {
+        Value::Number(target) if target.as_u64() != Some(0) => pod_port(pod, &target.to_string()),
+        Value::String(name) => pod_port(pod, name),
+        _ => pod_port(pod, &port["port"].to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn ports_of_services_become_those_of_pods() {
+        let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"ports": [{"name": "http", "containerPort": 8080}]}]}});
+        let service = json!({"metadata": {"name": "s"}, "spec": {"ports": [
+            {"name": "web", "port": 80, "targetPort": "http"}, {"name": "n", "port": 81, "targetPort": 9000}, {"port": 82}]}});
+        for (text, expected) in [("80", 8080), ("web", 8080), ("81", 9000), ("82", 82)] {
+            assert_eq!(
+                service_port(&service, &pod, text).unwrap(),
+                expected,
+                "{text}"
+            );
+        }
+        assert!(service_port(&service, &pod, "99").is_err());
+        assert_eq!(pod_port(&pod, "http").unwrap(), 8080);
+        assert!(pod_port(&pod, "none").is_err());
+    }
+}

@@ -1,0 +1,275 @@
+//! `kubectl proxy`: the API server on a local port, with the user's credentials.
+
+use std::{convert::Infallible, net::SocketAddr, path::PathBuf, sync::Arc};
+
+use anyhow::{Context, Result, bail};
+use bytes::Bytes;
+use clap::Args;
+use client::kube::{self, client::Body};
+use http::{Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt, Either, Full};
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+
+use crate::session::Session;
+
+/// Flags of `proxy`.
+#[derive(Debug, Args)]
+pub struct Proxy {
+    /// The port on which to run the proxy; 0 picks a random port
+    #[arg(short, long, default_value_t = 8001)]
+    port: u16,
+    /// The IP address on which to serve
+    #[arg(long, default_value = "127.0.0.1")]
+    address: String,
+    /// Unix socket on which to run the proxy
+    #[arg(short, long, value_name = "FILE")]
+    unix_socket: Option<PathBuf>,
+    /// Prefix to serve the proxied API under
+    #[arg(long, default_value = "/")]
+    api_prefix: String,
+    /// Also serve static files from the given directory under the specified prefix
+    #[arg(short, long, value_name = "DIR")]
+    www: Option<PathBuf>,
+    /// Prefix to serve static files under
+    #[arg(short = 'P', long, default_value = "/static/")]
+    www_prefix: String,
+    /// Regular expression for hosts that the proxy should accept
+    #[arg(long, default_value = r"^localhost$,^127\.0\.0\.1$,^\[::1\]$")]
+    accept_hosts: String,
+    /// Regular expression for paths that the proxy should accept
+    #[arg(long, default_value = "^.*")]
+    accept_paths: String,
+    /// Regular expression for paths that the proxy should reject
+    #[arg(long, default_value = "^/api/.*/pods/.*/exec,^/api/.*/pods/.*/attach")]
+    reject_paths: String,
+    /// Regular expression for HTTP methods that the proxy should reject
+    #[arg(long, default_value = "^$")]
+    reject_methods: String,
+    /// Accept every request
+    #[arg(long)]
+    disable_filter: bool,
+}
+
+/// Which requests pass.
+struct Filter {
+    hosts: Patterns,
+    paths: Patterns,
+    not_paths: Patterns,
+    not_methods: Patterns,
+    is_off: bool,
+}
+
+struct Patterns(Vec<regex::Regex>);
+
+impl Patterns {
+    fn parse(text: &str) -> Result<Self> {
+        let pattern = |text: &str| {
+            regex::Regex::new(text).with_context(|| format!("invalid regular expression {text:?}"))
+        };
+        Ok(Self(text.split(',').map(pattern).collect::<Result<_>>()?))
+    }
+
+    fn matches(&self, text: &str) -> bool {
+        self.0.iter().any(|pattern| pattern.is_match(text))
+    }
+}
+
+impl Filter {
+    fn accepts(&self, method: &Method, path: &str, host: &str) -> bool {
+        self.is_off
+            || (!self.not_paths.matches(path)
+                && !self.not_methods.matches(method.as_str())
+                && self.paths.matches(path)
+                && self.hosts.matches(host))
+    }
+}
+
+/// What serves the requests.
+struct Server {
+    client: kube::Client,
+    filter: Filter,
+    api_prefix: String,
+    www: Option<(PathBuf, String)>,
+}
+
+type Answer = Response<Either<Body, Full<Bytes>>>;
+
+impl Proxy {
+    pub async fn run(self, session: &Session) -> Result<()> {
+        let slashed = |text: &str| format!("/{}/", text.trim_matches('/')).replace("//", "/");
+        let server = Arc::new(Server {
+            client: session.connection.client(false)?,
+            filter: Filter {
+                hosts: Patterns::parse(&self.accept_hosts)?,
+                paths: Patterns::parse(&self.accept_paths)?,
+                not_paths: Patterns::parse(&self.reject_paths)?,
+                not_methods: Patterns::parse(&self.reject_methods)?,
+                is_off: self.disable_filter,
+            },
+            api_prefix: slashed(&self.api_prefix),
+            www: self
+                .www
+                .clone()
+                .map(|directory| (directory, slashed(&self.www_prefix))),
+        });
+        if self.disable_filter && self.unix_socket.is_none() {
+            eprintln!(
+                "Request filter disabled, your proxy is vulnerable to XSRF attacks, please be cautious"
+            );
+        }
+        if let Some(path) = &self.unix_socket {
+            let _ = std::fs::remove_file(path);
+            let listener = tokio::net::UnixListener::bind(path)?;
+            println!("Starting to serve on {}", path.display());
+            loop {
+                let (stream, _) = listener.accept().await?;
+                tokio::spawn(serve(TokioIo::new(stream), server.clone()));
+            }
+        }
+        let address: SocketAddr = match self.address.contains(':') {
+            true => format!("[{}]:{}", self.address.trim_matches(['[', ']']), self.port),
+            false => format!("{}:{}", self.address, self.port),
+        }
+        .parse()
+        .with_context(|| format!("{} is not an address", self.address))?;
+        let listener = tokio::net::TcpListener::bind(address).await;
+        let listener = match listener {
+            Ok(listener) => listener,
+            Err(error) => bail!("listen tcp {address}: bind: {error}"),
+        };
+        println!("Starting to serve on {}", listener.local_addr()?);
+        loop {
+            let (stream, _) = listener.accept().await?;
+            tokio::spawn(serve(TokioIo::new(stream), server.clone()));
+        }
+    }
+}
+
+async fn serve<I>(io: I, server: Arc<Server>)
+where
+    I: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
+{
+    let service = service_fn(move |request| {
+        let server = server.clone();
+        async move { Ok::<_, Infallible>(server.answer(request).await) }
+    });
+    let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+    let _ = builder.serve_connection(io, service).await;
+}
+
+impl Server {
+    async fn answer(&self, request: Request<Incoming>) -> Answer {
+        let host = request
+            .headers()
+            .get(header::HOST)
+            .and_then(|host| host.to_str().ok())
+            .unwrap_or_default();
+        let host = match host.rsplit_once(':') {
+            Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name.to_owned(),
+            _ => host.to_owned(),
+        };
+        let path = request.uri().path().to_owned();
+        if let Some((directory, prefix)) = &self.www
+            && let Some(file) = path.strip_prefix(prefix.as_str())
+        {
+            return static_file(directory, file);
+        }
+        if !self.filter.accepts(request.method(), &path, &host) {
+            return plain(StatusCode::FORBIDDEN, "Forbidden");
+        }
+        match self.forward(request).await {
+            Ok(answer) => answer,
+            Err(error) => plain(
+                StatusCode::BAD_GATEWAY,
+                &format!("Error while proxying request: {error:#}"),
+            ),
+        }
+    }
+
+    async fn forward(&self, request: Request<Incoming>) -> Result<Answer> {
+        let query = request
+            .uri()
+            .path_and_query()
+            .map_or("/", |path| path.as_str());
+        let path = match query.strip_prefix(self.api_prefix.as_str()) {
+            Some(rest) => format!("/{rest}"),
+            None if self.api_prefix == "/" => query.to_owned(),
+            None => return Ok(plain(StatusCode::NOT_FOUND, "404 page not found")),
+        };
+        let mut forwarded = Request::builder().method(request.method()).uri(path);
+        for (name, value) in request.headers() {
+            // The user's own credentials are used, and connections are ours.
+            let is_hop = [
+                header::HOST,
+                header::AUTHORIZATION,
+                header::CONNECTION,
+                header::UPGRADE,
+                header::TRANSFER_ENCODING,
+            ];
+            if !is_hop.contains(name) {
+                forwarded = forwarded.header(name, value);
+            }
+        }
+        let body = request.into_body().collect().await?.to_bytes();
+        let response = self
+            .client
+            .send(forwarded.body(Body::from(body.to_vec()))?)
+            .await?;
+        let (mut parts, body) = response.into_parts();
+        parts.headers.remove(header::TRANSFER_ENCODING);
+        parts.headers.remove(header::CONNECTION);
+        Ok(Response::from_parts(parts, Either::Left(body)))
+    }
+}
+
+fn plain(status: StatusCode, text: &str) -> Answer {
+    let mut response = Response::new(Either::Right(Full::new(Bytes::from(format!("{text}\n")))));
+    *response.status_mut() = status;
+    response
+}
+
+/// A file below the directory; nothing above it.
+fn static_file(directory: &std::path::Path, file: &str) -> Answer {
+    let is_inside = std::path::Path::new(file).components().all(|part| {
+        matches!(
+            part,
+            std::path::Component::Normal(_) | std::path::Component::CurDir
+        )
+    });
+    let path = directory.join(file);
+    let path = if path.is_dir() {
+        path.join("index.html")
+    } else {
+        path
+    };
+    match is_inside.then(|| std::fs::read(path)) {
+        Some(Ok(bytes)) => Response::new(Either::Right(Full::new(bytes.into()))),
+        _ => plain(StatusCode::NOT_FOUND, "404 page not found"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exec_other_hosts_and_outside_files_are_refused() {
+        let filter = Filter {
+            hosts: Patterns::parse(r"^localhost$,^127\.0\.0\.1$").unwrap(),
+            paths: Patterns::parse("^.*").unwrap(),
+            not_paths: Patterns::parse("^/api/.*/pods/.*/exec").unwrap(),
+            not_methods: Patterns::parse("^$").unwrap(),
+            is_off: false,
+        };
+        assert!(filter.accepts(&Method::GET, "/api/v1/pods", "localhost"));
+        assert!(!filter.accepts(&Method::GET, "/api/v1/pods", "evil.example"));
+        assert!(!filter.accepts(
+            &Method::POST,
+            "/api/v1/namespaces/a/pods/b/exec",
+            "localhost"
+        ));
+        let outside = static_file(std::path::Path::new("/etc/ssl"), "../passwd");
+        assert_eq!(outside.status(), StatusCode::NOT_FOUND);
+    }
+}

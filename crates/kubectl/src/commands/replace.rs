@@ -1,0 +1,177 @@
+//! `kubectl replace`
+
+use std::io::{Read, Write};
+
+use anyhow::{Result, bail};
+use clap::Args;
+use http::Method;
+
+use crate::{
+    api::Query,
+    args::{DryRun, DryRunMode, Files, Validate},
+    error, manifest,
+    output::PrintFlags,
+    resources::{Target, from_manifests},
+    session::Session,
+};
+
+use super::{
+    apply::{LAST_APPLIED, annotate},
+    delete::{How, say_deleted},
+    report::Report,
+};
+
+/// Flags of `replace`.
+#[derive(Debug, Args)]
+pub struct Replace {
+    #[command(flatten)]
+    files: Files,
+    #[command(flatten)]
+    how: How,
+    #[command(flatten)]
+    validate: Validate,
+    /// Save the configuration of the object in its annotation, for later applies
+    #[arg(long)]
+    save_config: bool,
+    /// Replace a subresource such as status
+    #[arg(long, value_name = "NAME")]
+    subresource: Option<String>,
+    /// Raw URI to PUT the file to
+    #[arg(long, value_name = "URI")]
+    raw: Option<String>,
+    /// Name of the manager used to track field ownership
+    #[arg(long, default_value = "kubectl-replace", value_name = "NAME")]
+    field_manager: String,
+    #[command(flatten)]
+    print: PrintFlags,
+    #[command(flatten)]
+    dry_run: DryRun,
+}
+
+impl Replace {
+    pub async fn run(self, session: &Session) -> Result<()> {
+        if let Some(path) = &self.raw {
+            return self.put_raw(session, path).await;
+        }
+        if self.files.is_empty() {
+            return Err(error::usage(
+                "replace",
+                "must specify --filename to replace",
+            ));
+        }
+        let dry_run = self.dry_run.mode()?;
+        let report = Report::new(&self.print, dry_run)?;
+        let targets = from_manifests(session, manifest::read(&self.files).await?).await?;
+        if self.how.force {
+            return self.recreate(session, targets, &report).await;
+        }
+        let mut errors = Vec::new();
+        for target in targets {
+            let replaced = self.replace(session, &target, dry_run, &report).await;
+            errors.extend(
+                replaced
+                    .err()
+                    .map(|error| error::with_source(error, "replacing", &target.source)),
+            );
+        }
+        error::aggregate(errors)
+    }
+
+    fn query(&self, dry_run: DryRunMode) -> Result<Query> {
+        let mut query = vec![
+            self.validate.parameter()?,
+            ("fieldManager", self.field_manager.clone()),
+        ];
+        query.extend(dry_run.parameter());
+        Ok(query)
+    }
+
+    fn wanted(&self, target: &Target) -> serde_json::Value {
+        let mut object = target.manifest.clone().unwrap_or_default();
+        if self.save_config || !object["metadata"]["annotations"][LAST_APPLIED].is_null() {
+            annotate(&mut object);
+        }
+        object
+    }
+
+    async fn replace(
+        &self,
+        session: &Session,
+        target: &Target,
+        dry_run: DryRunMode,
+        report: &Report,
+    ) -> Result<()> {
+        let mut object = self.wanted(target);
+        if dry_run.is_client() {
+            return report.say(&object, "replaced");
+        }
+        let subresource = self
+            .subresource
+            .as_ref()
+            .map(|name| format!("/{name}"))
+            .unwrap_or_default();
+        let path = format!("{}{subresource}", target.path());
+        if object["metadata"]["resourceVersion"].is_null() {
+            // Kinds that insist on a version get the one that is there now.
+            let live = session.api.get(&target.path()).await?;
+            object["metadata"]["resourceVersion"] = live["metadata"]["resourceVersion"].clone();
+        }
+        let replaced = session
+            .api
+            .replace(&path, &object, &self.query(dry_run)?)
+            .await?;
+        report.say(&replaced, "replaced")
+    }
+
+    /// Deletes the objects and makes them anew.
+    async fn recreate(
+        &self,
+        session: &Session,
+        targets: Vec<Target>,
+        report: &Report,
+    ) -> Result<()> {
+        let options = self.how.options(DryRunMode::None)?;
+        let mut deleted = Vec::new();
+        for target in &targets {
+            match session.api.delete(&target.path(), &options).await {
+                Ok(answer) => {
+                    say_deleted(target, false, true, DryRunMode::None);
+                    deleted.push((target.clone(), answer));
+                }
+                Err(error) if error::is_not_found(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.how.until_gone(session, &deleted).await?;
+        for target in &targets {
+            let mut object = self.wanted(target);
+            if let Some(metadata) = object
+                .pointer_mut("/metadata")
+                .and_then(serde_json::Value::as_object_mut)
+            {
+                metadata.remove("resourceVersion");
+            }
+            let query = self.query(DryRunMode::None)?;
+            let created = session
+                .api
+                .create(&target.collection(), &object, &query)
+                .await?;
+            report.say(&created, "replaced")?;
+        }
+        Ok(())
+    }
+
+    async fn put_raw(&self, session: &Session, path: &str) -> Result<()> {
+        let [file] = self.files.filename.as_slice() else {
+            bail!("--raw can only use a single local file or stdin");
+        };
+        let mut body = Vec::new();
+        match file.as_str() {
+            "-" => std::io::stdin().read_to_end(&mut body).map(drop)?,
+            file => body = std::fs::read(file)?,
+        }
+        let answer = session.api.raw(Method::PUT, path, body).await?;
+        std::io::stdout().write_all(&answer)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,223 @@
+//! `kubectl rollout history` and `kubectl rollout undo`: revisions of deployments are replica sets, those of daemon
+//! sets and stateful sets are ControllerRevisions.
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::{
+    api::{PatchType, Query},
+    args::{DryRun, DryRunMode},
+    json::{list, str_of},
+    merge,
+    output::{PrintFlags, tabwriter::Tabwriter},
+    resources::Target,
+    session::Session,
+};
+
+use super::{
+    super::{describe, report::Report},
+    Which,
+};
+
+const CAUSE: &str = "kubernetes.io/change-cause";
+
+/// Flags of `rollout history`.
+#[derive(Debug, Args)]
+pub struct History {
+    #[command(flatten)]
+    which: Which,
+    /// See the details, including podTemplate, of this revision
+    #[arg(long, default_value_t = 0)]
+    revision: i64,
+    #[command(flatten)]
+    print: PrintFlags,
+}
+
+/// Flags of `rollout undo`.
+#[derive(Debug, Args)]
+pub struct Undo {
+    #[command(flatten)]
+    which: Which,
+    /// The revision to rollback to; 0 is the one before
+    #[arg(long, default_value_t = 0)]
+    to_revision: i64,
+    #[command(flatten)]
+    print: PrintFlags,
+    #[command(flatten)]
+    dry_run: DryRun,
+}
+
+/// A revision: its number, the object that keeps it, and its pod template.
+struct Revision {
+    number: i64,
+    cause: String,
+    keeper: Value,
+    template: Value,
+}
+
+/// The revisions of an object, oldest first.
+async fn revisions(session: &Session, target: &Target, object: &Value) -> Result<Vec<Revision>> {
+    let is_deployment = target.resource.kind == "Deployment";
+    let plural = match target.resource.kind.as_str() {
+        "Deployment" => "replicasets",
+        "DaemonSet" | "StatefulSet" => "controllerrevisions",
+        kind => bail!("no history viewer has been implemented for {:?}", kind),
+    };
+    let path = format!("/apis/apps/v1/namespaces/{}/{plural}", target.namespace);
+    let uid = &object["metadata"]["uid"];
+    let mut found = Vec::new();
+    for keeper in session.api.items(&path).await? {
+        let is_owned =
+            list(&keeper["metadata"]["ownerReferences"]).any(|owner| owner["uid"] == *uid);
+        if !is_owned {
+            continue;
+        }
+        let annotation =
+            str_of(&keeper["metadata"]["annotations"]["deployment.kubernetes.io/revision"]);
+        let (number, template) = match is_deployment {
+            true => (
+                annotation.parse().unwrap_or(0),
+                keeper["spec"]["template"].clone(),
+            ),
+            false => {
+                let merged = merge::apply(object, PatchType::Strategic, &keeper["data"])?;
+                (
+                    keeper["revision"].as_i64().unwrap_or(0),
+                    merged["spec"]["template"].clone(),
+                )
+            }
+        };
+        let cause = str_of(&keeper["metadata"]["annotations"][CAUSE]).to_owned();
+        found.push(Revision {
+            number,
+            cause,
+            keeper,
+            template,
+        });
+    }
+    found.sort_by_key(|revision| revision.number);
+    Ok(found)
+}
+
+impl History {
+    pub async fn run(self, session: &Session) -> Result<()> {
+        let printer = self.print.printer()?;
+        for target in self.which.targets(session).await? {
+            let object = target.get(session).await?;
+            let revisions = revisions(session, &target, &object).await?;
+            if let Some(printer) = &printer {
+                let wanted =
+                    |revision: &&Revision| self.revision == 0 || revision.number == self.revision;
+                revisions
+                    .iter()
+                    .filter(wanted)
+                    .try_for_each(|revision| printer.print(&revision.keeper))?;
+                continue;
+            }
+            if self.revision > 0 {
+                let found = revisions
+                    .iter()
+                    .find(|revision| revision.number == self.revision);
+                let found =
+                    found.with_context(|| "unable to find the specified revision".to_owned())?;
+                println!("{} with revision #{}", target.display(), self.revision);
+                println!("{}", describe::pod_template(&found.template));
+                continue;
+            }
+            let mut lines = String::from("REVISION\tCHANGE-CAUSE\n");
+            for revision in &revisions {
+                let cause = if revision.cause.is_empty() {
+                    "<none>"
+                } else {
+                    &revision.cause
+                };
+                lines.push_str(&format!("{}\t{cause}\n", revision.number));
+            }
+            match revisions.is_empty() {
+                true => println!("{} \nNo rollout history found.", target.display()),
+                false => println!(
+                    "{} \n{}",
+                    target.display(),
+                    Tabwriter::for_descriptions().align(&lines)
+                ),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Undo {
+    pub async fn run(self, session: &Session) -> Result<()> {
+        let dry_run = self.dry_run.mode()?;
+        let report = Report::new(&self.print, dry_run)?;
+        for target in self.which.targets(session).await? {
+            let object = target.get(session).await?;
+            if object["spec"]["paused"] == true {
+                bail!(
+                    "you cannot rollback a paused deployment; resume it first with 'kubectl rollout resume' and try again"
+                );
+            }
+            let known = revisions(session, &target, &object).await?;
+            let found = self.pick(&known)?;
+            if dry_run == DryRunMode::Client {
+                println!(
+                    "{} {}",
+                    target.display(),
+                    describe::pod_template(&found.template)
+                );
+                continue;
+            }
+            let current = without_hash(&object["spec"]["template"]);
+            let wanted = without_hash(&found.template);
+            if current == wanted {
+                println!(
+                    "{} skipped rollback (current template already matches revision {})",
+                    target.display(),
+                    found.number
+                );
+                continue;
+            }
+            let query: Query = dry_run.parameter().into_iter().collect();
+            let patch = json!([{"op": "replace", "path": "/spec/template", "value": wanted}]);
+            let after = session
+                .api
+                .patch(&target.path(), PatchType::Json, &patch, &query)
+                .await?;
+            report.say(&after, "rolled back")?;
+        }
+        Ok(())
+    }
+
+    fn pick<'a>(&self, known: &'a [Revision]) -> Result<&'a Revision> {
+        match self.to_revision {
+            0 => known
+                .len()
+                .checked_sub(2)
+                .and_then(|at| known.get(at))
+                .context("no last revision to roll back to"),
+            wanted if wanted < 0 => bail!("revision must be a positive integer: {wanted}"),
+            wanted => known
+                .iter()
+                .find(|revision| revision.number == wanted)
+                .with_context(|| format!("unable to find specified revision {wanted} in history")),
+        }
+    }
+}
+
+fn without_hash(template: &Value) -> Value {
+    let mut template = template.clone();
+    if let Some(labels) = template
+        .pointer_mut("/metadata/labels")
+        .and_then(Value::as_object_mut)
+    {
+        labels.remove("pod-template-hash");
+    }
+    if let Some(metadata) = template
+        .pointer_mut("/metadata")
+        .and_then(Value::as_object_mut)
+    {
+        metadata.retain(|_, value| !value.is_null());
+    }
+    template
+}

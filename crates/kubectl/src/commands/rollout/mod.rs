@@ -1,0 +1,161 @@
+//! `kubectl rollout status|restart|pause|resume|history|undo`
+
+mod history;
+mod status;
+
+use anyhow::{Result, bail};
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+
+use crate::{
+    api::{PatchType, Query},
+    args::{DryRunMode, Selection},
+    error,
+    output::PrintFlags,
+    resources::{self, Target},
+    session::Session,
+};
+
+use super::report::Report;
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Rollout {
+    /// View rollout history
+    History(history::History),
+    /// Mark the provided resource as paused
+    Pause(Change),
+    /// Restart a resource
+    Restart(Change),
+    /// Resume a paused resource
+    Resume(Change),
+    /// Show the status of the rollout
+    Status(status::Status),
+    /// Undo a previous rollout
+    Undo(history::Undo),
+}
+
+impl Rollout {
+    /// Under which name writes are noted in `managedFields`; going back is kubectl's own, as upstream's is.
+    pub fn field_manager(&self) -> &'static str {
+        match self {
+            Self::Undo(_) => "",
+            _ => "kubectl-rollout",
+        }
+    }
+
+    pub async fn run(self, session: &Session) -> Result<()> {
+        match self {
+            Self::History(command) => command.run(session).await,
+            Self::Status(command) => command.run(session).await,
+            Self::Undo(command) => command.run(session).await,
+            Self::Pause(command) => command.run(session, Deed::Pause).await,
+            Self::Resume(command) => command.run(session, Deed::Resume).await,
+            Self::Restart(command) => command.run(session, Deed::Restart).await,
+        }
+    }
+}
+
+/// Which objects a rollout command is about.
+#[derive(Debug, Args)]
+pub struct Which {
+    /// TYPE NAME or TYPE/NAME
+    resources: Vec<String>,
+    #[command(flatten)]
+    selection: Selection,
+}
+
+impl Which {
+    async fn targets(&self, session: &Session) -> Result<Vec<Target>> {
+        let targets = resources::targets(session, &self.selection, &self.resources, false).await?;
+        if targets.is_empty() {
+            eprintln!("No resources found in {} namespace.", session.namespace);
+        }
+        Ok(targets)
+    }
+}
+
+/// Flags of `pause`, `resume` and `restart`.
+#[derive(Debug, Args)]
+pub struct Change {
+    #[command(flatten)]
+    which: Which,
+    /// Name of the manager used to track field ownership
+    #[arg(long, default_value = "kubectl-rollout", value_name = "NAME")]
+    field_manager: String,
+    #[command(flatten)]
+    print: PrintFlags,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Deed {
+    Pause,
+    Resume,
+    Restart,
+}
+
+impl Change {
+    async fn run(self, session: &Session, deed: Deed) -> Result<()> {
+        let report = Report::new(&self.print, DryRunMode::None)?;
+        let query: Query = vec![("fieldManager", self.field_manager.clone())];
+        let now = jiff::Timestamp::now()
+            .strftime("%Y-%m-%dT%H:%M:%SZ")
+            .to_string();
+        let mut errors = Vec::new();
+        for target in self.which.targets(session).await? {
+            let changed = async {
+                let object = target.get(session).await?;
+                let patch = decide(&target, &object, deed, &now)?;
+                let after = session
+                    .api
+                    .patch(&target.path(), PatchType::Strategic, &patch, &query)
+                    .await?;
+                report.say(&after, past(deed))
+            };
+            errors.extend(changed.await.err());
+        }
+        error::aggregate(errors)
+    }
+}
+
+fn past(deed: Deed) -> &'static str {
+    match deed {
+        Deed::Pause => "paused",
+        Deed::Resume => "resumed",
+        Deed::Restart => "restarted",
+    }
+}
+
+/// The patch, or why there is none.
+fn decide(target: &Target, object: &Value, deed: Deed, now: &str) -> Result<Value> {
+    let kind = target.resource.kind.as_str();
+    let resource = target.resource.qualified_plural();
+    let is_paused = object["spec"]["paused"] == true;
+    match (deed, kind) {
+        (Deed::Pause | Deed::Resume, "Deployment") => {
+            let wants_pause = deed == Deed::Pause;
+            if is_paused == wants_pause {
+                let state = if is_paused {
+                    "already paused"
+                } else {
+                    "not paused"
+                };
+                bail!("{resource} {:?} is {state}", target.name);
+            }
+            Ok(json!({"spec": {"paused": if wants_pause { json!(true) } else { Value::Null }}}))
+        }
+        (Deed::Pause, _) => bail!("{resource} {:?} pausing is not supported", target.name),
+        (Deed::Resume, _) => bail!("{resource} {:?} resuming is not supported", target.name),
+        (Deed::Restart, "Deployment" | "DaemonSet" | "StatefulSet") => {
+            if is_paused {
+                bail!(
+                    "{resource} {:?} can't restart paused deployment (run rollout resume first)",
+                    target.name
+                );
+            }
+            let annotations = json!({"kubectl.kubernetes.io/restartedAt": now});
+            Ok(json!({"spec": {"template": {"metadata": {"annotations": annotations}}}}))
+        }
+        (Deed::Restart, _) => bail!("{resource} {:?} restarting is not supported", target.name),
+    }
+}

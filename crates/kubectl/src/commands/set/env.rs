@@ -1,0 +1,281 @@
+//! `kubectl set env`
+
+use std::io::BufRead;
+
+use anyhow::{Context, Result, bail};
+use base64::{Engine, prelude::BASE64_STANDARD};
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::{
+    json::{entries, list, str_of},
+    session::Session,
+};
+
+use super::{Common, each_container, pod_spec, split_words};
+
+/// Flags of `set env`.
+#[derive(Debug, Args)]
+pub struct Env {
+    /// TYPE NAME or TYPE/NAME, then KEY=VALUE… or KEY-…; - reads pairs from standard input
+    words: Vec<String>,
+    /// The containers in the selected pod templates to change; wildcards are allowed
+    #[arg(short, long, default_value = "*")]
+    containers: String,
+    /// Variables, as KEY=VALUE
+    #[arg(short, long)]
+    env: Vec<String>,
+    /// A config map or secret whose keys become variables, as configmap/NAME
+    #[arg(long, value_name = "TYPE/NAME")]
+    from: Option<String>,
+    /// With --from: only these keys
+    #[arg(long, value_delimiter = ',')]
+    keys: Vec<String>,
+    /// Prefix to append to variable names
+    #[arg(long, default_value = "")]
+    prefix: String,
+    /// Display the environment and any changes in the standard format
+    #[arg(long)]
+    list: bool,
+    /// With --list: show secret or config map references in their values
+    #[arg(long)]
+    resolve: bool,
+    /// Overwrite variables that are there already
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    overwrite: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+impl Env {
+    pub async fn run(self, session: &Session) -> Result<()> {
+        let (names, pairs) = split_words(&self.words);
+        let mut names = names;
+        let mut pairs: Vec<String> = pairs.into_iter().chain(self.env.clone()).collect();
+        if names.last().is_some_and(|word| word == "-") {
+            names.pop();
+            pairs.extend(
+                std::io::stdin()
+                    .lock()
+                    .lines()
+                    .collect::<Result<Vec<_>, _>>()?,
+            );
+        }
+        let (mut set, removed) = parse(&pairs)?;
+        if let Some(from) = &self.from {
+            set.extend(self.from_object(session, from).await?);
+        }
+        if self.list {
+            return self.show(session, &names, &set).await;
+        }
+        if set.is_empty() && removed.is_empty() {
+            bail!("at least one environment variable must be provided");
+        }
+        let change = |object: &mut Value| {
+            let found = each_container(
+                object,
+                &self.containers,
+                &["containers", "initContainers"],
+                |container| self.update(container, &set, &removed),
+            )?;
+            match found {
+                0 => bail!(
+                    "{} does not have any containers matching {:?}",
+                    str_of(&object["metadata"]["name"]),
+                    self.containers
+                ),
+                _ => Ok(()),
+            }
+        };
+        self.common
+            .change(session, &names, "env updated", change)
+            .await
+    }
+
+    fn update(&self, container: &mut Value, set: &[Value], removed: &[String]) -> Result<()> {
+        if !container["env"].is_array() {
+            container["env"] = json!([]);
+        }
+        let Some(env) = container.pointer_mut("/env").and_then(Value::as_array_mut) else {
+            return Ok(());
+        };
+        for variable in set {
+            match env
+                .iter_mut()
+                .find(|known| known["name"] == variable["name"])
+            {
+                Some(_) if !self.overwrite => {
+                    bail!(
+                        "'{}' already has a value, and --overwrite is false",
+                        str_of(&variable["name"])
+                    )
+                }
+                Some(known) => *known = variable.clone(),
+                None => env.push(variable.clone()),
+            }
+        }
+        env.retain(|known| !removed.iter().any(|name| known["name"] == name.as_str()));
+        if env.is_empty()
+            && let Some(container) = container.as_object_mut()
+        {
+            container.remove("env");
+        }
+        Ok(())
+    }
+
+    /// References to every key of a config map or secret.
+    async fn from_object(&self, session: &Session, from: &str) -> Result<Vec<Value>> {
+        let (kind, name) = from
+            .split_once('/')
+            .context("--from takes configmap/NAME or secret/NAME")?;
+        let resource = session.discovery.resolve(kind).await?;
+        let field = match resource.kind.as_str() {
+            "ConfigMap" => "configMapKeyRef",
+            "Secret" => "secretKeyRef",
+            other => bail!("unsupported resource specified in --from: {other}"),
+        };
+        let object = session
+            .api
+            .get(&resource.object(&session.namespace, name))
+            .await?;
+        let keys = entries(&object["data"]).into_iter().map(|(key, _)| key);
+        let wanted =
+            |key: &&str| self.keys.is_empty() || self.keys.iter().any(|wanted| wanted == key);
+        let variable = |key: &str| {
+            let name = format!("{}{}", self.prefix, variable_name(key));
+            json!({"name": name, "valueFrom": {field: {"key": key, "name": str_of(&object["metadata"]["name"])}}})
+        };
+        Ok(keys.filter(wanted).map(variable).collect())
+    }
+
+    async fn show(&self, session: &Session, names: &[String], set: &[Value]) -> Result<()> {
+        for (target, mut object) in self.common.objects(session, names).await? {
+            let plural = target.map_or_else(
+                || str_of(&object["kind"]).to_lowercase(),
+                |target| target.resource.plural,
+            );
+            let name = str_of(&object["metadata"]["name"]).to_owned();
+            let containers: Vec<Value> = list(&pod_spec(&mut object)?["containers"])
+                .cloned()
+                .collect();
+            for mut container in containers {
+                if !crate::glob::matches(&self.containers, str_of(&container["name"])) {
+                    continue;
+                }
+                self.update(&mut container, set, &[])?;
+                println!(
+                    "# {plural} {name}, container {}",
+                    str_of(&container["name"])
+                );
+                for variable in list(&container["env"]) {
+                    println!("{}", self.line(session, variable).await?);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn line(&self, session: &Session, variable: &Value) -> Result<String> {
+        let name = str_of(&variable["name"]);
+        let Some((kind, source)) = variable["valueFrom"]
+            .as_object()
+            .and_then(|from| from.iter().next())
+        else {
+            return Ok(format!("{name}={}", str_of(&variable["value"])));
+        };
+        let (object, key) = (str_of(&source["name"]), str_of(&source["key"]));
+        let (plural, what) = match kind.as_str() {
+            "configMapKeyRef" => ("configmaps", "configmap"),
+            "secretKeyRef" => ("secrets", "secret"),
+            "fieldRef" => {
+                return Ok(format!(
+                    "# {name} from field path {}",
+                    str_of(&source["fieldPath"])
+                ));
+            }
+            _ => {
+                return Ok(format!(
+                    "# {name} from resource {}",
+                    str_of(&source["resource"])
+                ));
+            }
+        };
+        if !self.resolve {
+            return Ok(format!("# {name} from {what} {object}, key {key}"));
+        }
+        let path = format!("/api/v1/namespaces/{}/{plural}/{object}", session.namespace);
+        let found = session.api.get(&path).await?;
+        let value = str_of(&found["data"][key]);
+        match what {
+            "secret" => {
+                let bytes = BASE64_STANDARD.decode(value).unwrap_or_default();
+                Ok(format!("{name}={}", String::from_utf8_lossy(&bytes)))
+            }
+            _ => Ok(format!("{name}={value}")),
+        }
+    }
+}
+
+/// Variables to set, and names to remove.
+fn parse(pairs: &[String]) -> Result<(Vec<Value>, Vec<String>)> {
+    let (mut set, mut removed) = (Vec::new(), Vec::new());
+    for pair in pairs
+        .iter()
+        .map(|pair| pair.trim())
+        .filter(|pair| !pair.is_empty() && !pair.starts_with('#'))
+    {
+        match pair.split_once('=') {
+            Some((name, value)) if !name.is_empty() => {
+                set.push(json!({"name": name, "value": value}))
+            }
+            None if pair.ends_with('-') => removed.push(pair.trim_end_matches('-').to_owned()),
+            _ => bail!("invalid environment variable {pair:?}: expected KEY=VALUE or KEY-"),
+        }
+    }
+    if let Some(both) = removed
+        .iter()
+        .find(|name| set.iter().any(|known| known["name"] == name.as_str()))
+    {
+        bail!("can not both modify and remove the environment variable {both} in the same command");
+    }
+    Ok((set, removed))
+}
+
+/// A key as a variable's name: capitals and underscores.
+fn variable_name(key: &str) -> String {
+    key.chars()
+        .map(|c| {
+            if c.is_ascii_alphanumeric() {
+                c.to_ascii_uppercase()
+            } else {
+                '_'
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_set_and_dashes_remove() {
+        let words = |words: &[&str]| {
+            words
+                .iter()
+                .map(|word| (*word).to_owned())
+                .collect::<Vec<_>>()
+        };
+        let (set, removed) = parse(&words(&["A=1", "B=", "C-"])).unwrap();
+        assert_eq!(
+            set,
+            [
+                json!({"name": "A", "value": "1"}),
+                json!({"name": "B", "value": ""})
+            ]
+        );
+        assert_eq!(removed, ["C"]);
+        assert!(parse(&words(&["A=1", "A-"])).is_err() && parse(&words(&["A"])).is_err());
+        assert_eq!(variable_name("my.key-1"), "MY_KEY_1");
+    }
+}

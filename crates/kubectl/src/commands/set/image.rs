@@ -1,0 +1,61 @@
+//! `kubectl set image`
+
+use anyhow::{Result, bail};
+use clap::Args;
+use serde_json::json;
+
+use crate::session::Session;
+
+use super::{Common, each_container, split_words};
+
+/// Flags of `set image`.
+#[derive(Debug, Args)]
+pub struct Image {
+    /// TYPE NAME or TYPE/NAME, then CONTAINER=IMAGE…; * is every container
+    words: Vec<String>,
+    #[command(flatten)]
+    common: Common,
+}
+
+impl Image {
+    pub async fn run(self, session: &Session) -> Result<()> {
+        let (names, pairs) = split_words(&self.words);
+        if pairs.is_empty() {
+            bail!("at least one image update is required");
+        }
+        let changes: Vec<(&str, &str)> = pairs
+            .iter()
+            .filter_map(|pair| pair.split_once('='))
+            .collect();
+        if changes
+            .iter()
+            .any(|(name, image)| name.is_empty() || image.is_empty())
+        {
+            bail!("missing container name or image in {}", pairs.join(" "));
+        }
+        if changes.len() > 1 && changes.iter().any(|(name, _)| *name == "*") {
+            bail!(
+                "all containers are already specified by *, but saw more than one container_name=container_image pairs"
+            );
+        }
+        let change = |object: &mut serde_json::Value| {
+            for (name, image) in &changes {
+                let fields: &[&str] = match *name {
+                    "*" => &["containers"],
+                    _ => &["containers", "initContainers"],
+                };
+                let found = each_container(object, name, fields, |container| {
+                    container["image"] = json!(image);
+                    Ok(())
+                })?;
+                if found == 0 {
+                    bail!("unable to find container named {name:?}");
+                }
+            }
+            Ok(())
+        };
+        self.common
+            .change(session, &names, "image updated", change)
+            .await
+    }
+}

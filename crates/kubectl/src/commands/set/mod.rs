@@ -1,0 +1,216 @@
+//! `kubectl set env|image|resources|selector|serviceaccount|subject`
+
+mod env;
+mod image;
+mod resources;
+mod selector;
+mod serviceaccount;
+mod subject;
+
+use anyhow::{Result, bail};
+use clap::{Args, Subcommand};
+use serde_json::Value;
+
+use crate::{
+    api::{PatchType, Query},
+    args::{DryRun, DryRunMode, Selection},
+    error,
+    json::str_of,
+    manifest,
+    output::PrintFlags,
+    resources::{self as targets, Target},
+    session::Session,
+    three_way,
+};
+
+use super::report::Report;
+
+/// Flags of `set`.
+#[derive(Debug, Args)]
+pub struct Set {
+    #[command(subcommand)]
+    what: What,
+}
+
+/// What can be set.
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Update environment variables on a pod template
+    Env(env::Env),
+    /// Update the image of a pod template
+    Image(image::Image),
+    /// Update resource requests/limits on objects with pod templates
+    #[command(alias = "limits")]
+    Resources(resources::Resources),
+    /// Set the selector on a resource
+    Selector(selector::Selector),
+    /// Update the service account of a resource
+    #[command(alias = "sa")]
+    Serviceaccount(serviceaccount::ServiceAccount),
+    /// Update the user, group, or service account in a role binding or cluster role binding
+    Subject(subject::Subject),
+}
+
+impl Set {
+    pub async fn run(self, session: &Session) -> Result<()> {
+        match self.what {
+            What::Env(command) => command.run(session).await,
+            What::Image(command) => command.run(session).await,
+            What::Resources(command) => command.run(session).await,
+            What::Selector(command) => command.run(session).await,
+            What::Serviceaccount(command) => command.run(session).await,
+            What::Subject(command) => command.run(session).await,
+        }
+    }
+}
+
+/// Flags of every `set` command.
+#[derive(Debug, Args)]
+pub struct Common {
+    #[command(flatten)]
+    pub selection: Selection,
+    /// Select all resources, in the namespace of the specified resource types
+    #[arg(long)]
+    pub all: bool,
+    /// Change the content of the file and print it, not the server's object
+    #[arg(long)]
+    pub local: bool,
+    /// Name of the manager used to track field ownership
+    #[arg(long, default_value = "kubectl-set", value_name = "NAME")]
+    pub field_manager: String,
+    #[command(flatten)]
+    pub print: PrintFlags,
+    #[command(flatten)]
+    pub dry_run: DryRun,
+}
+
+impl Common {
+    /// The objects with their current content.
+    pub async fn objects(
+        &self,
+        session: &Session,
+        words: &[String],
+    ) -> Result<Vec<(Option<Target>, Value)>> {
+        if self.local {
+            let manifests = manifest::read(&self.selection.files).await?;
+            return Ok(manifests
+                .into_iter()
+                .map(|manifest| (None, manifest.object))
+                .collect());
+        }
+        let mut objects = Vec::new();
+        for target in targets::targets(session, &self.selection, words, self.all).await? {
+            let object = match target.manifest.is_some() {
+                true => session.api.get(&target.path()).await?,
+                false => target.get(session).await?,
+            };
+            objects.push((Some(target), object));
+        }
+        Ok(objects)
+    }
+
+    /// Changes every object and says so.
+    pub async fn change(
+        &self,
+        session: &Session,
+        words: &[String],
+        deed: &str,
+        change: impl Fn(&mut Value) -> Result<()>,
+    ) -> Result<()> {
+        let dry_run = self.dry_run.mode()?;
+        let report = Report::new(&self.print, dry_run)?;
+        let mut query: Query = vec![("fieldManager", self.field_manager.clone())];
+        query.extend(dry_run.parameter());
+        let mut errors = Vec::new();
+        for (target, before) in self.objects(session, words).await? {
+            let changed = self
+                .change_one(session, target.as_ref(), &before, dry_run, &query, &change)
+                .await;
+            match changed {
+                Ok(Some(after)) => report.say(&after, deed)?,
+                Ok(None) => {}
+                Err(error) => errors.push(error),
+            }
+        }
+        error::aggregate(errors)
+    }
+
+    async fn change_one(
+        &self,
+        session: &Session,
+        target: Option<&Target>,
+        before: &Value,
+        dry_run: DryRunMode,
+        query: &Query,
+        change: impl Fn(&mut Value) -> Result<()>,
+    ) -> Result<Option<Value>> {
+        let mut after = before.clone();
+        change(&mut after)?;
+        let Some(target) = target.filter(|_| !dry_run.is_client()) else {
+            return Ok(Some(after));
+        };
+        if after == *before {
+            return Ok(None);
+        }
+        let schema = crate::merge::schema_of(before);
+        let patch = three_way::patch(before, &after, before, schema);
+        let how = if schema.is_some() {
+            PatchType::Strategic
+        } else {
+            PatchType::Merge
+        };
+        session
+            .api
+            .patch(&target.path(), how, &patch, query)
+            .await
+            .map(Some)
+    }
+}
+
+/// The pod spec in an object: its own, its template's or its job template's.
+pub fn pod_spec(object: &mut Value) -> Result<&mut Value> {
+    let kind = str_of(&object["kind"]).to_owned();
+    let spec = match kind.as_str() {
+        "Pod" => object.pointer_mut("/spec"),
+        "CronJob" => object.pointer_mut("/spec/jobTemplate/spec/template/spec"),
+        _ => object.pointer_mut("/spec/template/spec"),
+    };
+    match spec {
+        Some(spec) => Ok(spec),
+        None => bail!("the object is not a pod or does not have a pod template: {kind}"),
+    }
+}
+
+/// Calls with each container whose name a pattern matches; gives how many.
+pub fn each_container(
+    object: &mut Value,
+    pattern: &str,
+    fields: &[&str],
+    mut with: impl FnMut(&mut Value) -> Result<()>,
+) -> Result<usize> {
+    let spec = pod_spec(object)?;
+    let mut count = 0;
+    for field in fields {
+        for container in spec
+            .get_mut(*field)
+            .and_then(Value::as_array_mut)
+            .into_iter()
+            .flatten()
+        {
+            if crate::glob::matches(pattern, str_of(&container["name"])) {
+                with(container)?;
+                count += 1;
+            }
+        }
+    }
+    Ok(count)
+}
+
+/// Words that name objects, and those that are `KEY=VALUE` or `KEY-`.
+pub fn split_words(words: &[String]) -> (Vec<String>, Vec<String>) {
+    let is_pair =
+        |word: &&String| word.contains('=') || (word.ends_with('-') && !word.contains('/'));
+    let (pairs, names): (Vec<&String>, Vec<&String>) = words.iter().partition(is_pair);
+    let owned = |words: Vec<&String>| words.into_iter().cloned().collect();
+    (owned(names), owned(pairs))
+}

@@ -1,0 +1,37 @@
+//! `kubectl set serviceaccount`
+
+use anyhow::{Result, bail};
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::session::Session;
+
+use super::{Common, pod_spec};
+
+/// Flags of `set serviceaccount`.
+#[derive(Debug, Args)]
+pub struct ServiceAccount {
+    /// TYPE NAME or TYPE/NAME, then the service account
+    words: Vec<String>,
+    #[command(flatten)]
+    common: Common,
+}
+
+impl ServiceAccount {
+    pub async fn run(self, session: &Session) -> Result<()> {
+        let Some((account, names)) = self.words.split_last() else {
+            bail!("serviceaccount is required");
+        };
+        let change = |object: &mut Value| {
+            let spec = pod_spec(object)?;
+            spec["serviceAccountName"] = json!(account);
+            if spec.get("serviceAccount").is_some() {
+                spec["serviceAccount"] = json!(account);
+            }
+            Ok(())
+        };
+        self.common
+            .change(session, names, "serviceaccount updated", change)
+            .await
+    }
+}

@@ -1,0 +1,408 @@
+//! `kubectl top node|pod`: what metrics.k8s.io says.
+
+use anyhow::{Result, bail};
+use clap::{Args, Subcommand};
+use machinery::quantity::Quantity;
+use serde_json::Value;
+
+use crate::{
+    api::{Query, with_query},
+    error,
+    json::{list, str_of},
+    output::table::Table,
+    session::Session,
+};
+
+const METRICS: &str = "/apis/metrics.k8s.io/v1beta1";
+
+/// What usage is shown of.
+#[derive(Debug, Subcommand)]
+pub enum Top {
+    /// Display resource (CPU/memory) usage of nodes
+    #[command(aliases = ["nodes", "no"])]
+    Node(Node),
+    /// Display resource (CPU/memory) usage of pods
+    #[command(aliases = ["pods", "po"])]
+    Pod(Pod),
+}
+
+/// Flags of `top node`.
+#[derive(Debug, Args)]
+pub struct Node {
+    name: Option<String>,
+    /// Selector (label query) to filter on
+    #[arg(short = 'l', long, value_name = "QUERY")]
+    selector: Option<String>,
+    /// Sort by cpu or memory
+    #[arg(long, default_value = "")]
+    sort_by: String,
+    /// Do not print headers
+    #[arg(long)]
+    no_headers: bool,
+    /// Percentages of what the node has, not of what pods may use
+    #[arg(long)]
+    show_capacity: bool,
+    /// Show swap too
+    #[arg(long)]
+    show_swap: bool,
+}
+
+/// Flags of `top pod`.
+#[derive(Debug, Args)]
+pub struct Pod {
+    name: Option<String>,
+    /// Selector (label query) to filter on
+    #[arg(short = 'l', long, value_name = "QUERY")]
+    selector: Option<String>,
+    /// Selector (field query) to filter on
+    #[arg(long, value_name = "QUERY")]
+    field_selector: Option<String>,
+    /// Sort by cpu or memory
+    #[arg(long, default_value = "")]
+    sort_by: String,
+    /// Show usage of containers within a pod
+    #[arg(long)]
+    containers: bool,
+    /// List the requested object(s) across all namespaces
+    #[arg(short = 'A', long)]
+    all_namespaces: bool,
+    /// Do not print headers
+    #[arg(long)]
+    no_headers: bool,
+    /// Print the sum of the resource usage
+    #[arg(long)]
+    sum: bool,
+    /// Show swap too
+    #[arg(long)]
+    show_swap: bool,
+}
+
+impl Top {
+    pub async fn run(self, session: &Session) -> Result<()> {
+        match self {
+            Self::Node(command) => command.run(session).await,
+            Self::Pod(command) => command.run(session).await,
+        }
+    }
+}
+
+/// CPU in thousandths and memory in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Usage {
+    cpu: i64,
+    memory: i64,
+    swap: i64,
+}
+
+impl Usage {
+    fn of(value: &Value) -> Self {
+        let quantity = |name: &str| {
+            str_of(&value[name])
+                .parse::<Quantity>()
+                .unwrap_or(Quantity::from_millis(0))
+        };
+        Self {
+            cpu: quantity("cpu").millis(),
+            memory: quantity("memory").value(),
+            swap: quantity("swap").value(),
+        }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            cpu: self.cpu + other.cpu,
+            memory: self.memory + other.memory,
+            swap: self.swap + other.swap,
+        }
+    }
+
+    fn cells(self, with_swap: bool) -> Vec<String> {
+        let mebi = |bytes: i64| format!("{}Mi", bytes / (1 << 20));
+        let mut cells = vec![format!("{}m", self.cpu), mebi(self.memory)];
+        if with_swap {
+            cells.push(mebi(self.swap));
+        }
+        cells
+    }
+
+    /// What sorts first is used most.
+    fn key(self, by: &str) -> std::cmp::Reverse<i64> {
+        std::cmp::Reverse(match by {
+            "memory" => self.memory,
+            _ => self.cpu,
+        })
+    }
+}
+
+fn check_sort(by: &str) -> Result<()> {
+    match by {
+        "" | "cpu" | "memory" | "swap" => Ok(()),
+        _ => bail!("--sort-by accepts only cpu or memory"),
+    }
+}
+
+async fn metrics(session: &Session, path: &str) -> Result<Vec<Value>> {
+    match session.api.get(path).await {
+        Ok(answer) => Ok(match answer["items"].as_array() {
+            Some(items) => items.clone(),
+            None => vec![answer],
+        }),
+        Err(error) if error::is_not_found(&error) => {
+            let has_api = session.api.find(METRICS).await?.is_some();
+            match has_api {
+                true => Err(error),
+                false => bail!("Metrics API not available"),
+            }
+        }
+        Err(error) if error::code_is(&error, 503) => bail!("Metrics API not available"),
+        Err(error) => Err(error),
+    }
+}
+
+impl Node {
+    async fn run(self, session: &Session) -> Result<()> {
+        check_sort(&self.sort_by)?;
+        if self.name.is_some() && self.selector.is_some() {
+            bail!("only one of NAME or --selector can be provided");
+        }
+        let query: Query = self
+            .selector
+            .iter()
+            .map(|selector| ("labelSelector", selector.clone()))
+            .collect();
+        let suffix = self
+            .name
+            .as_ref()
+            .map(|name| format!("/{name}"))
+            .unwrap_or_default();
+        let usage = metrics(
+            session,
+            &with_query(&format!("{METRICS}/nodes{suffix}"), &query),
+        )
+        .await?;
+        let nodes = match &self.name {
+            Some(name) => vec![session.api.get(&format!("/api/v1/nodes/{name}")).await?],
+            None => {
+                session
+                    .api
+                    .items(&with_query("/api/v1/nodes", &query))
+                    .await?
+            }
+        };
+        if usage.is_empty() {
+            bail!("metrics not available yet");
+        }
+        let mut rows: Vec<(String, Usage, Usage)> = Vec::new();
+        let mut missing = Vec::new();
+        let field = if self.show_capacity {
+            "capacity"
+        } else {
+            "allocatable"
+        };
+        for node in &nodes {
+            let name = str_of(&node["metadata"]["name"]).to_owned();
+            let available = Usage::of(&node["status"][field]);
+            match usage
+                .iter()
+                .find(|one| one["metadata"]["name"] == name.as_str())
+            {
+                Some(one) => rows.push((name, Usage::of(&one["usage"]), available)),
+                None => missing.push(name),
+            }
+        }
+        rows.sort_by(|a, b| a.0.cmp(&b.0));
+        if !self.sort_by.is_empty() {
+            rows.sort_by_key(|(_, usage, _)| usage.key(&self.sort_by));
+        }
+        let mut table =
+            Table::with_headings(&["NAME", "CPU(cores)", "CPU(%)", "MEMORY(bytes)", "MEMORY(%)"]);
+        if self.show_swap {
+            table
+                .headings
+                .extend(["SWAP(bytes)".to_owned(), "SWAP(%)".to_owned()]);
+        }
+        let percent = |used: i64, of: i64| match of {
+            0 => "<unknown>".to_owned(),
+            of => format!("{}%", used * 100 / of),
+        };
+        for (name, used, available) in rows {
+            let cells = used.cells(self.show_swap);
+            let mut row = vec![
+                name,
+                cells[0].clone(),
+                percent(used.cpu, available.cpu),
+                cells[1].clone(),
+                percent(used.memory, available.memory),
+            ];
+            if self.show_swap {
+                row.extend([cells[2].clone(), percent(used.swap, available.swap)]);
+            }
+            table.rows.push(row);
+        }
+        let unknown = "<unknown>".to_owned();
+        table.rows.extend(missing.into_iter().map(|name| {
+            vec![
+                name,
+                unknown.clone(),
+                unknown.clone(),
+                unknown.clone(),
+                unknown.clone(),
+            ]
+        }));
+        print!("{}", padded(table).render(self.no_headers));
+        Ok(())
+    }
+}
+
+/// Every column is as wide as its widest cell, the last one too.
+fn padded(mut table: Table) -> Table {
+    table.headings.push(String::new());
+    table
+        .rows
+        .iter_mut()
+        .for_each(|row| row.push(String::new()));
+    table
+}
+
+impl Pod {
+    async fn run(self, session: &Session) -> Result<()> {
+        check_sort(&self.sort_by)?;
+        if self.name.is_some() && (self.selector.is_some() || self.field_selector.is_some()) {
+            bail!("only one of NAME or selector can be provided");
+        }
+        let mut query: Query = self
+            .selector
+            .iter()
+            .map(|selector| ("labelSelector", selector.clone()))
+            .collect();
+        query.extend(
+            self.field_selector
+                .iter()
+                .map(|selector| ("fieldSelector", selector.clone())),
+        );
+        let place = match self.all_namespaces {
+            true => String::new(),
+            false => format!("/namespaces/{}", session.namespace),
+        };
+        let suffix = self
+            .name
+            .as_ref()
+            .map(|name| format!("/{name}"))
+            .unwrap_or_default();
+        let pods = metrics(
+            session,
+            &with_query(&format!("{METRICS}{place}/pods{suffix}"), &query),
+        )
+        .await?;
+        if pods.is_empty() {
+            match self.all_namespaces {
+                true => eprintln!("No resources found"),
+                false => eprintln!("No resources found in {} namespace.", session.namespace),
+            }
+            return Ok(());
+        }
+        print!("{}", padded(self.table(&pods)).render(self.no_headers));
+        Ok(())
+    }
+
+    fn table(&self, pods: &[Value]) -> Table {
+        let total = |pod: &Value| {
+            list(&pod["containers"])
+                .map(|one| Usage::of(&one["usage"]))
+                .fold(Usage::default(), Usage::plus)
+        };
+        let mut pods: Vec<&Value> = pods.iter().collect();
+        pods.sort_by_key(|pod| {
+            (
+                str_of(&pod["metadata"]["namespace"]).to_owned(),
+                str_of(&pod["metadata"]["name"]).to_owned(),
+            )
+        });
+        if !self.sort_by.is_empty() {
+            pods.sort_by_key(|pod| total(pod).key(&self.sort_by));
+        }
+        let mut headings = Vec::new();
+        if self.all_namespaces {
+            headings.push("NAMESPACE");
+        }
+        headings.push(if self.containers { "POD" } else { "NAME" });
+        if self.containers {
+            headings.push("NAME");
+        }
+        headings.extend(["CPU(cores)", "MEMORY(bytes)"]);
+        if self.show_swap {
+            headings.push("SWAP(bytes)");
+        }
+        let names = headings.len() - if self.show_swap { 3 } else { 2 };
+        let mut table = Table::with_headings(&headings);
+        for pod in &pods {
+            let mut head = Vec::new();
+            if self.all_namespaces {
+                head.push(str_of(&pod["metadata"]["namespace"]).to_owned());
+            }
+            head.push(str_of(&pod["metadata"]["name"]).to_owned());
+            match self.containers {
+                false => table
+                    .rows
+                    .push([head, total(pod).cells(self.show_swap)].concat()),
+                true => {
+                    for container in list(&pod["containers"]) {
+                        let name = vec![str_of(&container["name"]).to_owned()];
+                        let cells = Usage::of(&container["usage"]).cells(self.show_swap);
+                        table.rows.push([head.clone(), name, cells].concat());
+                    }
+                }
+            }
+        }
+        if self.sum {
+            let sum = pods
+                .iter()
+                .map(|pod| total(pod))
+                .fold(Usage::default(), Usage::plus);
+            let blank = |text: &str| {
+                [
+                    vec![String::new(); names],
+                    vec![text.to_owned(), text.to_owned()],
+                ]
+                .concat()
+            };
+            table.rows.push(blank("________"));
+            table
+                .rows
+                .push([vec![String::new(); names], sum.cells(self.show_swap)].concat());
+        }
+        table
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn containers_are_summed_and_sorted() {
+        let pod = |name: &str, cpu: &str| {
+            json!({"metadata": {"name": name, "namespace": "a"}, "containers": [
+                {"name": "x", "usage": {"cpu": cpu, "memory": "10Mi"}}, {"name": "y", "usage": {"cpu": "1m", "memory": "2048Ki"}}]})
+        };
+        let flags = |containers: bool, sort_by: &str| Pod {
+            name: None,
+            selector: None,
+            field_selector: None,
+            sort_by: sort_by.into(),
+            containers,
+            all_namespaces: false,
+            no_headers: false,
+            sum: false,
+            show_swap: false,
+        };
+        let pods = [pod("a", "5m"), pod("b", "250m")];
+        assert_eq!(
+            flags(false, "cpu").table(&pods).render(false),
+            "NAME   CPU(cores)   MEMORY(bytes)\nb      251m         12Mi\na      6m           12Mi\n"
+        );
+        assert_eq!(flags(true, "").table(&pods).rows.len(), 4);
+    }
+}

@@ -1,0 +1,154 @@
+//! Exec credential plugins: a program of the user's that prints an ExecCredential.
+
+use std::{
+    io::IsTerminal,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+
+use crate::json::{list, str_of};
+
+/// What a plugin proves an identity with.
+#[derive(Debug, Default)]
+pub struct Credential {
+    pub token: Option<String>,
+    pub certificate: Option<String>,
+    pub key: Option<String>,
+}
+
+/// Runs the plugin and reads what it prints.
+pub fn credential(exec: &Value, cluster: &Value, server: &str) -> Result<Credential> {
+    let version = str_of(&exec["apiVersion"]);
+    if ![
+        "client.authentication.k8s.io/v1",
+        "client.authentication.k8s.io/v1beta1",
+    ]
+    .contains(&version)
+    {
+        bail!("exec plugin: invalid apiVersion {version:?}");
+    }
+    let program = str_of(&exec["command"]);
+    if program.is_empty() {
+        bail!("exec plugin: command must be specified");
+    }
+    let is_interactive = match str_of(&exec["interactiveMode"]) {
+        "Never" => false,
+        "Always" if !std::io::stdin().is_terminal() => {
+            bail!("exec plugin cannot support interactive mode: standard input is not a terminal")
+        }
+        _ => std::io::stdin().is_terminal(),
+    };
+    let mut command = Command::new(program);
+    command.args(list(&exec["args"]).map(str_of));
+    for variable in list(&exec["env"]) {
+        command.env(str_of(&variable["name"]), str_of(&variable["value"]));
+    }
+    command.env(
+        "KUBERNETES_EXEC_INFO",
+        info(exec, cluster, server, version, is_interactive).to_string(),
+    );
+    command.stdin(if is_interactive {
+        Stdio::inherit()
+    } else {
+        Stdio::null()
+    });
+    command.stderr(Stdio::inherit());
+    let output = command.output().with_context(|| {
+        let hint = str_of(&exec["installHint"]);
+        match hint {
+            "" => format!("getting credentials: exec: executable {program} not found"),
+            hint => {
+                format!("getting credentials: exec: executable {program} not found\n\n{hint}\n")
+            }
+        }
+    })?;
+    if !output.status.success() {
+        let code = output.status.code().unwrap_or(1);
+        bail!("getting credentials: exec: executable {program} failed with exit code {code}");
+    }
+    read(&output.stdout, version)
+}
+
+/// What the plugin is told.
+fn info(exec: &Value, cluster: &Value, server: &str, version: &str, is_interactive: bool) -> Value {
+    let mut spec = json!({"interactive": is_interactive});
+    if exec["provideClusterInfo"] == true {
+        let mut given = json!({"server": server});
+        for field in [
+            "tls-server-name",
+            "insecure-skip-tls-verify",
+            "certificate-authority-data",
+            "proxy-url",
+        ] {
+            if !cluster[field].is_null() {
+                given[field] = cluster[field].clone();
+            }
+        }
+        let config = list(&cluster["extensions"])
+            .find(|one| one["name"] == "client.authentication.k8s.io/exec");
+        if let Some(config) = config {
+            given["config"] = config["extension"].clone();
+        }
+        spec["cluster"] = given;
+    }
+    json!({"kind": "ExecCredential", "apiVersion": version, "spec": spec})
+}
+
+fn read(stdout: &[u8], version: &str) -> Result<Credential> {
+    let answer: Value =
+        serde_json::from_slice(stdout).context("decoding stdout of the exec plugin")?;
+    if answer["apiVersion"] != version {
+        bail!(
+            "exec plugin is configured to use API version {version}, plugin returned version {}",
+            str_of(&answer["apiVersion"])
+        );
+    }
+    let status = &answer["status"];
+    let text =
+        |field: &str| Some(str_of(&status[field]).to_owned()).filter(|text| !text.is_empty());
+    let credential = Credential {
+        token: text("token"),
+        certificate: text("clientCertificateData"),
+        key: text("clientKeyData"),
+    };
+    match (&credential.token, &credential.certificate, &credential.key) {
+        (None, None, None) => bail!("exec plugin didn't return a token or cert/key pair"),
+        (_, Some(_), None) | (_, None, Some(_)) => {
+            bail!("exec plugin returned only certificate or key, not both")
+        }
+        _ => Ok(credential),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plugin_gets_the_cluster_and_gives_a_token() {
+        let script = r#"printf '{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{"token":"%s"}}' "$(printf %s "$KUBERNETES_EXEC_INFO" | grep -c '"server":"https://s"')-$X""#;
+        let exec = json!({
+            "apiVersion": "client.authentication.k8s.io/v1", "command": "sh", "args": ["-c", script],
+            "env": [{"name": "X", "value": "y"}], "provideClusterInfo": true, "interactiveMode": "Never"});
+        let credential = credential(&exec, &json!({}), "https://s").unwrap();
+        assert_eq!(credential.token.as_deref(), Some("1-y"));
+    }
+
+    #[test]
+    fn a_plugin_that_fails_or_answers_with_nothing_is_an_error() {
+        for script in [
+            "exit 3",
+            "echo '{\"apiVersion\":\"client.authentication.k8s.io/v1\",\"status\":{}}'",
+            "echo '{\"apiVersion\":\"client.authentication.k8s.io/v1beta1\",\"status\":{\"token\":\"x\"}}'",
+        ] {
+            let exec = json!({
+                "apiVersion": "client.authentication.k8s.io/v1", "command": "sh", "args": ["-c", script]});
+            assert!(
+                credential(&exec, &json!({}), "https://s").is_err(),
+                "{script}"
+            );
+        }
+    }
+}

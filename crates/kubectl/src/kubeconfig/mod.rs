@@ -1,0 +1,327 @@
+//! Kubeconfig files: which ones are read, how several become one, and which server and identity that names.
+
+pub mod connection;
+pub mod exec;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    args::Global,
+    json::{list, str_of},
+};
+
+/// The lists of a kubeconfig, each with the field that holds an entry's content.
+pub const SECTIONS: &[(&str, &str)] = &[
+    ("clusters", "cluster"),
+    ("users", "user"),
+    ("contexts", "context"),
+];
+
+/// Fields that name files, which are relative to the kubeconfig.
+const FILES: &[(&str, &str)] = &[
+    ("clusters", "certificate-authority"),
+    ("users", "client-certificate"),
+    ("users", "client-key"),
+    ("users", "tokenFile"),
+];
+
+/// The kubeconfig of a cluster on this machine, when no other exists.
+const LOCAL: &str = "/var/lib/mainstay/admin.kubeconfig";
+
+/// Where kubeconfigs are read from.
+#[derive(Debug, Clone, Default)]
+pub struct Places {
+    /// In order of precedence.
+    pub files: Vec<PathBuf>,
+    /// Whether `--kubeconfig` names the only one.
+    pub is_explicit: bool,
+    /// Whether the environment names them.
+    pub is_environment: bool,
+}
+
+impl Places {
+    /// `--kubeconfig`, else `$KUBECONFIG`, else `~/.kube/config`.
+    pub fn new(global: &Global) -> Self {
+        if let Some(path) = global
+            .kubeconfig
+            .clone()
+            .filter(|path| !path.as_os_str().is_empty())
+        {
+            return Self {
+                files: vec![path],
+                is_explicit: true,
+                is_environment: false,
+            };
+        }
+        if let Some(named) = std::env::var_os("KUBECONFIG").filter(|named| !named.is_empty()) {
+            let mut files: Vec<PathBuf> = Vec::new();
+            for path in std::env::split_paths(&named).filter(|path| !path.as_os_str().is_empty()) {
+                if !files.contains(&path) {
+                    files.push(path);
+                }
+            }
+            return Self {
+                files,
+                is_explicit: false,
+                is_environment: true,
+            };
+        }
+        Self {
+            files: vec![home().join(".kube/config")],
+            is_explicit: false,
+            is_environment: false,
+        }
+    }
+
+    /// The file that gets what has no place yet.
+    pub fn default_file(&self) -> Option<&PathBuf> {
+        let existing = self.files.iter().find(|path| path.exists());
+        existing.or(self.files.last())
+    }
+}
+
+/// The user's home directory.
+pub fn home() -> PathBuf {
+    std::env::var_os("HOME")
+        .map(PathBuf::from)
+        .unwrap_or_default()
+}
+
+/// A kubeconfig file as it is; an absent file is empty.
+pub fn read_file(path: &Path) -> Result<Value> {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(json!({})),
+        Err(error) => bail!("error loading config file \"{}\": {error}", path.display()),
+    };
+    if text.trim().is_empty() {
+        return Ok(json!({}));
+    }
+    let value: Value = serde_saphyr::from_str(&text)
+        .with_context(|| format!("error loading config file \"{}\"", path.display()))?;
+    match value {
+        Value::Object(_) => Ok(value),
+        Value::Null => Ok(json!({})),
+        _ => bail!(
+            "error loading config file \"{}\": not a kubeconfig",
+            path.display()
+        ),
+    }
+}
+
+/// All files as one: the first that defines a name or sets a value wins.
+pub fn load(global: &Global) -> Result<Value> {
+    let mut places = Places::new(global);
+    if places.is_explicit
+        && let Some(path) = places.files.first()
+        && !path.exists()
+    {
+        bail!("stat {}: no such file or directory", path.display());
+    }
+    let is_absent = !places.files.iter().any(|path| path.exists());
+    if is_absent && !places.is_environment && Path::new(LOCAL).exists() {
+        places.files = vec![LOCAL.into()];
+    }
+    let mut merged = json!({"apiVersion": "v1", "kind": "Config"});
+    for path in &places.files {
+        let mut file = read_file(path)?;
+        absolute(&mut file, path);
+        merge(&mut merged, file);
+    }
+    Ok(merged)
+}
+
+/// Writes the directory of the kubeconfig before names of files in it.
+fn absolute(file: &mut Value, path: &Path) {
+    let directory = path.parent().map(Path::to_owned).unwrap_or_default();
+    for (section, field) in FILES {
+        let inner = inner_field(section);
+        for entry in file[*section].as_array_mut().into_iter().flatten() {
+            let Some(name) = entry[inner][*field]
+                .as_str()
+                .filter(|name| !name.is_empty())
+            else {
+                continue;
+            };
+            if Path::new(name).is_relative() {
+                let name = directory.join(name).display().to_string();
+                entry[inner][*field] = Value::String(name);
+            }
+        }
+    }
+    for entry in file
+        .pointer_mut("/users")
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
+    {
+        let command = str_of(&entry["user"]["exec"]["command"]).to_owned();
+        // A command with a slash is relative to the kubeconfig, one without is searched in PATH.
+        if command.contains('/') && Path::new(&command).is_relative() {
+            entry["user"]["exec"]["command"] =
+                Value::String(directory.join(command).display().to_string());
+        }
+    }
+}
+
+/// `cluster` of `clusters`.
+pub fn inner_field(section: &str) -> &'static str {
+    let found = SECTIONS.iter().find(|(name, _)| *name == section);
+    found.map_or("context", |(_, inner)| inner)
+}
+
+fn merge(into: &mut Value, file: Value) {
+    let Value::Object(file) = file else { return };
+    for (key, value) in file {
+        let known = &mut into[key.as_str()];
+        match value {
+            Value::Array(more) if known.is_array() => {
+                let Some(known) = known.as_array_mut() else {
+                    continue;
+                };
+                for entry in more {
+                    if !known.iter().any(|known| known["name"] == entry["name"]) {
+                        known.push(entry);
+                    }
+                }
+            }
+            value => {
+                if known.is_null() || *known == "" {
+                    *known = value;
+                }
+            }
+        }
+    }
+}
+
+/// The content of an entry by its name.
+pub fn entry<'a>(config: &'a Value, section: &str, name: &str) -> Option<&'a Value> {
+    let found = list(&config[section]).find(|entry| entry["name"] == name)?;
+    Some(&found[inner_field(section)])
+}
+
+/// Sets an entry's content.
+pub fn set_entry(config: &mut Value, section: &str, name: &str, content: Value) {
+    let inner = inner_field(section);
+    if !config[section].is_array() {
+        config[section] = json!([]);
+    }
+    let Some(entries) = config[section].as_array_mut() else {
+        return;
+    };
+    match entries.iter_mut().find(|entry| entry["name"] == name) {
+        Some(entry) => entry[inner] = content,
+        None => entries.push(json!({inner: content, "name": name})),
+    }
+}
+
+/// Removes an entry; false when there is none.
+pub fn remove_entry(config: &mut Value, section: &str, name: &str) -> bool {
+    let Some(entries) = config[section].as_array_mut() else {
+        return false;
+    };
+    let before = entries.len();
+    entries.retain(|entry| entry["name"] != name);
+    entries.len() < before
+}
+
+/// The form that is written: every section there, entries in the order of their names.
+pub fn normal(config: &Value) -> Value {
+    let mut out = Map::new();
+    out.insert("apiVersion".into(), json!("v1"));
+    out.insert("kind".into(), json!("Config"));
+    for (key, value) in config.as_object().into_iter().flatten() {
+        let is_empty_preferences = key == "preferences" && crate::json::is_empty(value);
+        if !is_empty_preferences {
+            out.insert(key.clone(), value.clone());
+        }
+    }
+    for (section, _) in SECTIONS {
+        let mut entries: Vec<Value> = list(&config[*section]).cloned().collect();
+        entries.sort_by_key(|entry| str_of(&entry["name"]).to_owned());
+        let entries = match entries.is_empty() {
+            true => Value::Null,
+            false => Value::Array(entries),
+        };
+        out.insert((*section).into(), entries);
+    }
+    if !out.contains_key("current-context") {
+        out.insert("current-context".into(), json!(""));
+    }
+    Value::Object(out)
+}
+
+/// Writes a file that only its owner reads, in one step.
+pub fn write_file(path: &Path, config: &Value) -> Result<()> {
+    use std::{io::Write, os::unix::fs::OpenOptionsExt};
+    if let Some(directory) = path
+        .parent()
+        .filter(|directory| !directory.as_os_str().is_empty())
+    {
+        std::fs::create_dir_all(directory)?;
+    }
+    let text = crate::output::yaml::to_string(&normal(config));
+    // The file behind a link is replaced, not the link.
+    let target = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let mut name = target.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.tmp", std::process::id()));
+    let temporary = target.with_file_name(name);
+    let _ = std::fs::remove_file(&temporary);
+    let mut options = std::fs::OpenOptions::new();
+    let opened = options
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&temporary);
+    let written = opened.and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        std::fs::rename(&temporary, &target)
+    });
+    written.with_context(|| format!("cannot write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(text: &str) -> Value {
+        serde_saphyr::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn the_first_file_wins_and_paths_are_relative_to_their_file() {
+        let mut first = file(
+            "current-context: \"\"\nclusters: [{name: a, cluster: {certificate-authority: ca.pem}}]",
+        );
+        absolute(&mut first, Path::new("/x/config"));
+        let mut merged = json!({});
+        merge(&mut merged, first);
+        merge(
+            &mut merged,
+            file(
+                "current-context: two\nclusters: [{name: a, cluster: {server: s}}, {name: b, cluster: {server: t}}]",
+            ),
+        );
+        merge(&mut merged, file("current-context: three"));
+        assert_eq!(merged["current-context"], "two");
+        assert_eq!(
+            entry(&merged, "clusters", "a").unwrap()["certificate-authority"],
+            "/x/ca.pem"
+        );
+        assert_eq!(entry(&merged, "clusters", "b").unwrap()["server"], "t");
+    }
+
+    #[test]
+    fn what_is_written_has_all_sections_in_order() {
+        let config =
+            file("contexts: [{name: b, context: {}}, {name: a, context: {}}]\npreferences: {}");
+        assert_eq!(
+            crate::output::yaml::to_string(&normal(&config)),
+            "apiVersion: v1\nclusters: null\ncontexts:\n- context: {}\n  name: a\n- context: {}\n  name: b\n\
+             current-context: \"\"\nkind: Config\nusers: null\n"
+        );
+    }
+}

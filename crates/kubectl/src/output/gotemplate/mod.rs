@@ -1,0 +1,153 @@
+//! Go templates over JSON, as `-o go-template` takes them: the language of Go's text/template with its
+//! functions, and kubectl's `exists` and `base64decode`.
+
+mod exec;
+mod funcs;
+mod lex;
+mod parse;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+/// A value as Go's fmt prints it.
+pub fn text_of(value: &Value) -> String {
+    funcs::text(value)
+}
+
+/// A parsed template.
+#[derive(Debug, Clone)]
+pub struct Template {
+    set: parse::Set,
+    /// Whether a key that a map lacks is `<no value>` and not an error.
+    pub allow_missing_keys: bool,
+}
+
+impl Template {
+    /// Reads a template.
+    pub fn parse(text: &str) -> Result<Self> {
+        let set = parse::parse(text).with_context(|| format!("error parsing template {text}"))?;
+        Ok(Self {
+            set,
+            allow_missing_keys: true,
+        })
+    }
+
+    /// What it gives for a document.
+    pub fn render(&self, document: &Value) -> Result<String> {
+        let run = exec::run(&self.set, &as_floats(document), self.allow_missing_keys);
+        run.context("error executing template")
+    }
+}
+
+/// Go reads every number of a document as a float, and prints it as one: `1e+06`.
+fn as_floats(value: &Value) -> Value {
+    match value {
+        Value::Number(number) => Value::from(number.as_f64().unwrap_or_default()),
+        Value::Array(items) => items.iter().map(as_floats).collect(),
+        Value::Object(map) => map
+            .iter()
+            .map(|(key, value)| (key.clone(), as_floats(value)))
+            .collect(),
+        other => other.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn templates_give_what_go_gives() {
+        let document = json!({
+            "kind": "List", "n": 3, "f": 1.5, "yes": true, "empty": [], "s": "aGk=", "m": {"b": 2, "a": 1},
+            "items": [{"metadata": {"name": "a", "labels": {"x/y": "1"}}}, {"metadata": {"name": "b"}}]});
+        for (template, expected) in [
+            ("{{.kind}}", "List"),
+            ("{{range .items}}{{.metadata.name}}\n{{end}}", "a\nb\n"),
+            (
+                "{{range $i, $x := .items}}{{if $i}},{{end}}{{$x.metadata.name}}{{end}}",
+                "a,b",
+            ),
+            ("{{range $k, $v := .m}}{{$k}}={{$v}};{{end}}", "a=1;b=2;"),
+            ("{{range .empty}}x{{else}}none{{end}}", "none"),
+            (
+                "{{if and .yes (eq .n 3)}}y{{else if .yes}}z{{else}}n{{end}}",
+                "y",
+            ),
+            ("{{with .missing}}x{{else}}{{$.kind}}{{end}}", "List"),
+            ("{{.missing}}", "<no value>"),
+            ("{{index (index .items 0).metadata.labels \"x/y\"}}", "1"),
+            (
+                "{{len .items}} {{ .f }} {{.m}} {{.items | len | printf \"%03d\"}}",
+                "2 1.5 map[a:1 b:2] 002",
+            ),
+            ("a {{- /* c */ -}} b{{\"\\n\"}}{{`x`}}", "ab\nx"),
+            ("{{$n := 1}}{{range .items}}{{$n = 2}}{{end}}{{$n}}", "2"),
+            (
+                "{{.s | base64decode}} {{exists . \"m\" \"a\"}} {{exists . \"m\" \"z\"}}",
+                "hi true false",
+            ),
+            (
+                "{{define \"t\"}}<{{.}}>{{end}}{{template \"t\" .kind}}",
+                "<List>",
+            ),
+            (
+                "{{printf \"%s-%v-%q-%5.2f\" .kind .n .kind .f}}",
+                "List-3-\"List\"- 1.50",
+            ),
+            (
+                "{{range .items}}{{if eq .metadata.name \"b\"}}{{break}}{{end}}{{.metadata.name}}{{end}}",
+                "a",
+            ),
+            (
+                "{{ne 1 2}} {{lt 1 2}} {{ge .n 3}} {{not true}} {{or 0 \"x\"}}",
+                "true true true false x",
+            ),
+            (
+                "{{slice .kind 1 3}} {{html \"<a>\"}} {{print 1 2 \"x\"}} {{println .n}}",
+                "is &lt;a&gt; 1 2x 3\n",
+            ),
+        ] {
+            let parsed = Template::parse(template).unwrap();
+            assert_eq!(parsed.render(&document).unwrap(), expected, "{template}");
+        }
+    }
+
+    #[test]
+    fn broken_templates_are_refused_and_misuse_fails() {
+        for template in [
+            "{{.a",
+            "{{if}}x{{end}}",
+            "{{end}}",
+            "{{range .a}}",
+            "{{nosuch 1}}",
+            "{{$x}}",
+        ] {
+            assert!(Template::parse(template).is_err(), "{template}");
+        }
+        for template in [
+            "{{index .a 5}}",
+            "{{.a.b.c}}",
+            "{{len 3}}",
+            "{{template \"t\"}}",
+        ] {
+            let run = Template::parse(template)
+                .unwrap()
+                .render(&json!({"a": [1]}));
+            assert!(run.is_err(), "{template}");
+        }
+        let mut strict = Template::parse("{{.x}}").unwrap();
+        strict.allow_missing_keys = false;
+        assert!(strict.render(&json!({})).is_err());
+    }
+
+    #[test]
+    fn a_template_that_calls_itself_ends_with_an_error() {
+        let template =
+            Template::parse("{{define \"t\"}}{{template \"t\" .}}{{end}}{{template \"t\" .}}")
+                .unwrap();
+        assert!(template.render(&json!({})).is_err());
+    }
+}

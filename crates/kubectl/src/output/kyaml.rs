@@ -1,0 +1,144 @@
+//! KYAML: YAML in flow style with every string value quoted, as `-o kyaml` prints it.
+
+use serde_json::Value;
+
+/// The document, with its first line and a line break at its end.
+pub fn to_string(value: &Value) -> String {
+    let mut out = String::from("---\n");
+    node(&mut out, value, 0);
+    out.push('\n');
+    out
+}
+
+fn indent(out: &mut String, level: usize) {
+    for _ in 0..level {
+        out.push_str("  ");
+    }
+}
+
+fn node(out: &mut String, value: &Value, level: usize) {
+    match value {
+        Value::Object(map) if map.is_empty() => out.push_str("{}"),
+        Value::Object(map) => {
+            out.push_str("{\n");
+            let mut keys: Vec<&String> = map.keys().collect();
+            keys.sort();
+            for key in keys {
+                indent(out, level + 1);
+                if needs_quotes(key) {
+                    quoted(out, key, None);
+                } else {
+                    out.push_str(key);
+                }
+                out.push_str(": ");
+                node(out, &map[key], level + 1);
+                out.push_str(",\n");
+            }
+            indent(out, level);
+            out.push('}');
+        }
+        Value::Array(items) => list(out, items, level),
+        Value::String(text) => quoted(out, text, Some(level + 1)),
+        other => out.push_str(&other.to_string()),
+    }
+}
+
+fn list(out: &mut String, items: &[Value], level: usize) {
+    let is_nested = |item: &Value| item.is_object() || item.is_array();
+    if items.iter().all(is_nested) {
+        out.push('[');
+        for (at, item) in items.iter().enumerate() {
+            if at > 0 {
+                out.push_str(", ");
+            }
+            node(out, item, level);
+        }
+        return out.push(']');
+    }
+    out.push_str("[\n");
+    for item in items {
+        indent(out, level + 1);
+        node(out, item, level + 1);
+        out.push_str(",\n");
+    }
+    indent(out, level);
+    out.push(']');
+}
+
+/// A double-quoted string; with a level, many lines stand below each other.
+fn quoted(out: &mut String, text: &str, level: Option<usize>) {
+    let fold = level.filter(|_| text.contains('\n'));
+    out.push('"');
+    if fold.is_some() {
+        out.push_str("\\\n");
+    }
+    for c in text.chars() {
+        if let Some(level) = fold
+            && out.ends_with('\n')
+        {
+            indent(out, level);
+            out.push(if c.is_whitespace() && c != '\n' {
+                '\\'
+            } else {
+                ' '
+            });
+        }
+        match c {
+            '\n' if fold.is_some() => out.push_str("\\n\\\n"),
+            '\n' => out.push_str("\\n"),
+            '\t' if level.is_some() => out.push('\t'),
+            '\t' => out.push_str("\\t"),
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\r' => out.push_str("\\r"),
+            c if (c as u32) < 0x20 || c as u32 == 0x7f => {
+                out.push_str(&format!("\\x{:02x}", c as u32))
+            }
+            c => out.push(c),
+        }
+    }
+    if let Some(level) = fold {
+        if !out.ends_with('\n') {
+            out.push_str("\\\n");
+        }
+        indent(out, level);
+    }
+    out.push('"');
+}
+
+fn needs_quotes(key: &str) -> bool {
+    const WORDS: &[&str] = &[
+        "null", "~", "true", "y", "yes", "on", "false", "n", "no", "off", "t", "f", "nan", "inf",
+        "infinity",
+    ];
+    let chars: Vec<char> = key.chars().collect();
+    let inside = |at: usize| at > 0 && at + 1 < chars.len();
+    let is_allowed = |(at, c): (usize, &char)| {
+        c.is_alphanumeric() || *c == '_' || (inside(at) && matches!(c, '-' | '.' | '/'))
+    };
+    let plain = key.replace('_', "");
+    key.is_empty()
+        || WORDS.contains(&key.to_lowercase().as_str())
+        || plain.parse::<f64>().is_ok()
+        || plain
+            .strip_prefix("0x")
+            .is_some_and(|hex| u64::from_str_radix(hex, 16).is_ok())
+        || (key.starts_with(|c: char| c.is_ascii_digit()) && key.contains('-'))
+        || !chars.iter().enumerate().all(is_allowed)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn objects_are_printed_in_flow_style() {
+        let value = json!({
+            "kind": "Pod", "metadata": {"labels": {"a/b": "x", "y": "no"}},
+            "spec": {"containers": [{"args": ["a", "b"], "n": 1}], "tolerations": []}, "text": "a\n b\n"});
+        let expected = "---\n{\n  kind: \"Pod\",\n  metadata: {\n    labels: {\n      a/b: \"x\",\n      \"y\": \"no\",\n    },\n  },\n  spec: {\n    containers: [{\n      args: [\n        \"a\",\n        \"b\",\n      ],\n      \"n\": 1,\n    }],\n    tolerations: [],\n  },\n  text: \"\\\n     a\\n\\\n    \\ b\\n\\\n    \",\n}\n";
+        assert_eq!(to_string(&value), expected);
+    }
+}

@@ -1,0 +1,115 @@
+//! `--sort-by`: the order of objects by the value of one field.
+
+use std::cmp::Ordering;
+
+use anyhow::{Result, bail};
+use machinery::quantity::Quantity;
+use serde_json::Value;
+
+use super::jsonpath::Template;
+
+/// Sorts by the field that the path names; `object` gives the object of an entry.
+pub fn by<T>(entries: &mut Vec<T>, path: &str, object: impl Fn(&T) -> Value) -> Result<()> {
+    let template = Template::relaxed(path)?;
+    let key = |entry: &T| template.values(&object(entry)).into_iter().next();
+    let mut keyed: Vec<(Option<Value>, T)> = entries
+        .drain(..)
+        .map(|entry| (key(&entry), entry))
+        .collect();
+    if !keyed.is_empty() && keyed.iter().all(|(key, _)| key.is_none()) {
+        bail!(
+            "couldn't find any field with path \"{}\" in the list of objects",
+            braced(path)
+        );
+    }
+    keyed.sort_by(|(a, _), (b, _)| compare(a.as_ref(), b.as_ref()));
+    entries.extend(keyed.into_iter().map(|(_, entry)| entry));
+    Ok(())
+}
+
+fn braced(path: &str) -> String {
+    let inner = path.trim_start_matches('{').trim_end_matches('}');
+    format!("{{.{}}}", inner.trim_start_matches('.'))
+}
+
+/// Absent values come first; quantities and numbers by value, text in natural order.
+fn compare(a: Option<&Value>, b: Option<&Value>) -> Ordering {
+    let absent = |value: Option<&Value>| value.is_none_or(Value::is_null);
+    match (a, b) {
+        _ if absent(a) || absent(b) => absent(b).cmp(&absent(a)),
+        (Some(Value::Number(a)), Some(Value::Number(b))) => a
+            .as_f64()
+            .partial_cmp(&b.as_f64())
+            .unwrap_or(Ordering::Equal),
+        (Some(Value::String(a)), Some(Value::String(b))) => {
+            match (a.parse::<Quantity>(), b.parse::<Quantity>()) {
+                (Ok(a), Ok(b)) => a.to_f64().total_cmp(&b.to_f64()),
+                _ => natural(a, b),
+            }
+        }
+        (Some(Value::Bool(a)), Some(Value::Bool(b))) => a.cmp(b),
+        (a, b) => a.map(Value::to_string).cmp(&b.map(Value::to_string)),
+    }
+}
+
+/// Runs of digits compare by their number.
+fn natural(a: &str, b: &str) -> Ordering {
+    let (mut a, mut b) = (a.as_bytes(), b.as_bytes());
+    let digits = |text: &[u8]| text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    while let (Some(x), Some(y)) = (a.first(), b.first()) {
+        let (m, n) = (digits(a), digits(b));
+        let order = if m > 0 && n > 0 {
+            let trim = |text: &[u8]| {
+                text.iter()
+                    .position(|byte| *byte != b'0')
+                    .unwrap_or(text.len())
+            };
+            let (p, q) = (&a[trim(&a[..m])..m], &b[trim(&b[..n])..n]);
+            let order = p.len().cmp(&q.len()).then_with(|| p.cmp(q)).then(m.cmp(&n));
+            (a, b) = (&a[m..], &b[n..]);
+            order
+        } else {
+            let order = x.cmp(y);
+            (a, b) = (&a[1..], &b[1..]);
+            order
+        };
+        if order != Ordering::Equal {
+            return order;
+        }
+    }
+    a.len().cmp(&b.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn objects_come_in_the_order_of_the_field() {
+        let sorted = |path: &str, objects: Value| {
+            let mut objects = objects.as_array().cloned().unwrap();
+            by(&mut objects, path, Clone::clone).map(|()| objects)
+        };
+        let objects =
+            json!([{"n": "p10", "q": "1Gi", "i": 3}, {"n": "p9", "q": "5Mi", "i": 20}, {"n": "a"}]);
+        for (path, names) in [
+            (".n", ["a", "p9", "p10"]),
+            ("{.q}", ["a", "p9", "p10"]),
+            ("i", ["a", "p10", "p9"]),
+        ] {
+            let sorted = sorted(path, objects.clone()).unwrap();
+            let found: Vec<&str> = sorted
+                .iter()
+                .map(|object| object["n"].as_str().unwrap())
+                .collect();
+            assert_eq!(found, names, "{path}");
+        }
+        let error = sorted(".none", objects).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "couldn't find any field with path \"{.none}\" in the list of objects"
+        );
+    }
+}

@@ -1,0 +1,365 @@
+//! Connections to containers: exec and attach with the user's terminal, and the pod that words mean.
+
+use std::io::IsTerminal;
+
+use anyhow::{Context, Result, bail};
+use client::kube::client::Body;
+use serde_json::Value;
+use streaming::{ExitStatus, StreamReader, StreamWriter, client::Handshake};
+use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use crate::{
+    api::{self, with_query},
+    args::Selection,
+    discovery::encode,
+    error::{Exit, ServerError},
+    json::{list, str_of, text},
+    resources,
+    session::Session,
+    terminal,
+};
+
+/// What a session carries.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted {
+    pub stdin: bool,
+    pub tty: bool,
+    pub quiet: bool,
+}
+
+/// Runs exec or attach with the user's own streams, and ends as the command did.
+pub async fn interactive(
+    session: &Session,
+    pod: &Value,
+    container: &str,
+    verb: &str,
+    command: &[String],
+    wanted: Wanted,
+) -> Result<()> {
+    let tty = wanted.tty && wanted.stdin && std::io::stdin().is_terminal();
+    if wanted.tty && !tty && !wanted.quiet {
+        eprintln!("Unable to use a TTY - input is not a terminal or the right kind of file");
+    }
+    let path = path(pod, verb, container, command, wanted.stdin, tty);
+    let exec = connect(session, &path).await?;
+    if verb == "attach" && wanted.stdin && !wanted.quiet {
+        eprintln!("If you don't see a command prompt, try pressing enter.");
+    }
+    let raw = if tty { terminal::Raw::enter() } else { None };
+    let status = pump(exec, wanted.stdin, tty).await?;
+    drop(raw);
+    match status {
+        ExitStatus::Code(0) => Ok(()),
+        ExitStatus::Code(code) => Err(Exit(u8::try_from(code & 0xff).unwrap_or(1)).into()),
+        ExitStatus::Failed(message) => bail!("{message}"),
+    }
+}
+
+fn path(
+    pod: &Value,
+    verb: &str,
+    container: &str,
+    command: &[String],
+    stdin: bool,
+    tty: bool,
+) -> String {
+    let (namespace, name) = (
+        text(&pod["metadata"]["namespace"]),
+        text(&pod["metadata"]["name"]),
+    );
+    let mut query: Vec<(&str, String)> = command
+        .iter()
+        .map(|word| ("command", word.clone()))
+        .collect();
+    query.push(("container", container.to_owned()));
+    query.push(("stdin", stdin.to_string()));
+    query.push(("stdout", "true".to_owned()));
+    query.push(("stderr", (!tty).to_string()));
+    query.push(("tty", tty.to_string()));
+    with_query(
+        &format!("/api/v1/namespaces/{namespace}/pods/{name}/{verb}"),
+        &query,
+    )
+}
+
+/// A command in a container whose streams the caller takes.
+pub async fn exec(
+    session: &Session,
+    pod: &Value,
+    container: &str,
+    command: &[String],
+    stdin: bool,
+) -> Result<streaming::client::Exec> {
+    connect(
+        session,
+        &path(pod, "exec", container, command, stdin, false),
+    )
+    .await
+}
+
+/// Moves bytes both ways until the command has ended.
+async fn pump(
+    mut exec: streaming::client::Exec,
+    with_stdin: bool,
+    tty: bool,
+) -> Result<ExitStatus> {
+    let stdin = exec.stdin.take().filter(|_| with_stdin);
+    let input = tokio::spawn(async move {
+        if let Some(stdin) = stdin {
+            send(stdin).await;
+        }
+    });
+    let output = tokio::spawn(print(exec.stdout.take(), tokio::io::stdout()));
+    let errors = tokio::spawn(print(exec.stderr.take(), tokio::io::stderr()));
+    let status = match tty {
+        true => with_size(&mut exec).await?,
+        false => exec.status().await,
+    };
+    output.await.context("standard output")?;
+    errors.await.context("standard error")?;
+    input.abort();
+    exec.close().await;
+    Ok(status)
+}
+
+/// Waits for the end of the command, and tells it the terminal's size whenever that changes.
+async fn with_size(exec: &mut streaming::client::Exec) -> Result<ExitStatus> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut changes = signal(SignalKind::window_change())?;
+    loop {
+        if let Some(size) = terminal::size() {
+            exec.resize.send(size).await?;
+        }
+        tokio::select! {
+            status = exec.status() => return Ok(status),
+            _ = changes.recv() => {}
+        }
+    }
+}
+
+async fn connect(session: &Session, path: &str) -> Result<streaming::client::Exec> {
+    let handshake = Handshake::for_exec();
+    let request = handshake.request().uri(path).body(Body::empty())?;
+    let sent = session.upgrading()?.send(request).await;
+    let response = sent.map_err(|error| api::unreachable(error, &session.connection.server))?;
+    handshake.exec(response).await.map_err(refused)
+}
+
+/// A refusal of a stream as the server's Status.
+pub fn refused(error: streaming::Error) -> anyhow::Error {
+    match error {
+        streaming::Error::Refused { status, message } => {
+            ServerError(api::status(status, message.as_bytes())).into()
+        }
+        error => error.into(),
+    }
+}
+
+async fn print(from: Option<StreamReader>, mut to: impl AsyncWrite + Unpin) {
+    let Some(mut from) = from else { return };
+    while let Some(chunk) = from.chunk().await {
+        if to.write_all(&chunk).await.is_err() || to.flush().await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn send(mut to: StreamWriter) {
+    let mut stdin = tokio::io::stdin();
+    let mut buffer = vec![0; 16 * 1024];
+    while let Ok(count) = stdin.read(&mut buffer).await {
+        if count == 0 || to.write_all(&buffer[..count]).await.is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown().await;
+}
+
+/// The pod that a word means: a pod's name, `pod/x`, or a pod of `deployment/x`, for which it waits this long.
+pub async fn pod_of(session: &Session, word: &str, patience: &str) -> Result<Value> {
+    if !word.contains('/') {
+        let path = format!(
+            "/api/v1/namespaces/{}/pods/{}",
+            session.namespace,
+            encode(word)
+        );
+        return session.api.get(&path).await;
+    }
+    let deadline = tokio::time::Instant::now() + crate::duration::parse(patience)?;
+    loop {
+        let mut pods = pods_of(session, word).await?;
+        pods.sort_by_key(|pod| std::cmp::Reverse(readiness(pod)));
+        if let Some(pod) = pods.into_iter().next() {
+            return Ok(pod);
+        }
+        if tokio::time::Instant::now() >= deadline {
+            bail!("no pods found for {word}");
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+    }
+}
+
+/// Ready pods before running ones before others.
+fn readiness(pod: &Value) -> u8 {
+    let is_ready =
+        list(&pod["status"]["conditions"]).any(|c| c["type"] == "Ready" && c["status"] == "True");
+    u8::from(is_ready) * 2 + u8::from(pod["status"]["phase"] == "Running")
+}
+
+/// All pods of `TYPE/NAME`.
+pub async fn pods_of(session: &Session, word: &str) -> Result<Vec<Value>> {
+    let words = [word.to_owned()];
+    let targets = resources::targets(session, &Selection::default(), &words, false).await?;
+    let target = targets.first().context("no such resource")?;
+    let object = target.get(session).await?;
+    if target.resource.kind == "Pod" {
+        return Ok(vec![object]);
+    }
+    let selector = pod_selector(&object).with_context(|| {
+        format!(
+            "cannot get the pods of {}: it has no selector",
+            target.resource.qualified_plural()
+        )
+    })?;
+    pods_with(session, &selector, Some(&session.namespace)).await
+}
+
+/// The label query that selects an object's pods.
+pub fn pod_selector(object: &Value) -> Option<String> {
+    let selector = &object["spec"]["selector"];
+    let labels = selector.get("matchLabels").unwrap_or(selector);
+    let is_set_based = selector.get("matchExpressions").is_some();
+    let mut terms: Vec<String> = match selector.get("matchLabels").is_some() || !is_set_based {
+        true => labels
+            .as_object()?
+            .iter()
+            .map(|(key, value)| format!("{key}={}", str_of(value)))
+            .collect(),
+        false => Vec::new(),
+    };
+    for term in list(&selector["matchExpressions"]) {
+        let key = str_of(&term["key"]);
+        let values: Vec<&str> = list(&term["values"]).map(str_of).collect();
+        terms.push(match str_of(&term["operator"]) {
+            "In" => format!("{key} in ({})", values.join(",")),
+            "NotIn" => format!("{key} notin ({})", values.join(",")),
+            "Exists" => key.to_owned(),
+            _ => format!("!{key}"),
+        });
+    }
+    (!terms.is_empty()).then(|| terms.join(","))
+}
+
+/// The pods that labels select; `None` is in all namespaces.
+pub async fn pods_with(
+    session: &Session,
+    selector: &str,
+    namespace: Option<&str>,
+) -> Result<Vec<Value>> {
+    let path = match namespace {
+        Some(namespace) => format!("/api/v1/namespaces/{namespace}/pods"),
+        None => "/api/v1/pods".to_owned(),
+    };
+    session
+        .api
+        .items(&with_query(
+            &path,
+            &[("labelSelector", selector.to_owned())],
+        ))
+        .await
+}
+
+/// Names of a pod's containers in one of its lists.
+pub fn container_names(pod: &Value, field: &str) -> Vec<String> {
+    list(&pod["spec"][field])
+        .map(|container| text(&container["name"]))
+        .collect()
+}
+
+/// The container that is meant: the one named, the annotated one, or the first.
+pub fn container_of(pod: &Value, named: Option<&str>, quiet: bool) -> Result<String> {
+    let names = container_names(pod, "containers");
+    let every = ["containers", "initContainers", "ephemeralContainers"];
+    if let Some(named) = named.filter(|named| !named.is_empty()) {
+        let known = every
+            .iter()
+            .any(|field| container_names(pod, field).iter().any(|name| name == named));
+        if !known {
+            bail!(
+                "container {named} not found in pod {}",
+                str_of(&pod["metadata"]["name"])
+            );
+        }
+        return Ok(named.to_owned());
+    }
+    let annotation = &pod["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"];
+    let annotated = annotation
+        .as_str()
+        .filter(|named| names.iter().any(|name| name == named));
+    if let Some(named) = annotated {
+        return Ok(named.to_owned());
+    }
+    let first = names
+        .first()
+        .cloned()
+        .context("the pod has no containers")?;
+    let others: Vec<String> = every
+        .iter()
+        .flat_map(|field| described_names(pod, field))
+        .collect();
+    if others.len() > 1 && !quiet {
+        eprintln!(
+            "Defaulted container \"{first}\" out of: {}",
+            others.join(", ")
+        );
+    }
+    Ok(first)
+}
+
+fn described_names(pod: &Value, field: &str) -> Vec<String> {
+    let suffix = match field {
+        "initContainers" => " (init)",
+        "ephemeralContainers" => " (ephem)",
+        _ => "",
+    };
+    container_names(pod, field)
+        .into_iter()
+        .map(|name| format!("{name}{suffix}"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn selectors_of_every_form_become_queries() {
+        for (selector, expected) in [
+            (json!({"app": "x"}), Some("app=x")),
+            (json!({"matchLabels": {"app": "x"}}), Some("app=x")),
+            (
+                json!({"matchExpressions": [{"key": "a", "operator": "In", "values": ["b", "c"]}]}),
+                Some("a in (b,c)"),
+            ),
+            (json!({}), None),
+        ] {
+            assert_eq!(
+                pod_selector(&json!({"spec": {"selector": selector}})).as_deref(),
+                expected
+            );
+        }
+    }
+
+    #[test]
+    fn a_container_is_named_annotated_or_the_first() {
+        let mut pod = json!({"metadata": {"name": "p"}, "spec": {
+            "containers": [{"name": "a"}, {"name": "b"}], "initContainers": [{"name": "i"}]}});
+        assert_eq!(container_of(&pod, None, true).unwrap(), "a");
+        assert_eq!(container_of(&pod, Some("i"), true).unwrap(), "i");
+        assert!(container_of(&pod, Some("x"), true).is_err());
+        pod["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"] = json!("b");
+        assert_eq!(container_of(&pod, None, true).unwrap(), "b");
+    }
+}
