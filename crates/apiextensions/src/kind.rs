@@ -104,7 +104,8 @@ pub struct CustomKind {
     /// The version that objects are stored in.
     stored: String,
     schemas: Arc<Schemas>,
-    rules: Option<Rules>,
+    /// The version's rules, once an object is judged by them.
+    rules: OnceLock<Option<Rules>>,
     /// The version's schema as it was written, once apply needs it.
     open_api: OnceLock<Value>,
     /// Of that schema.
@@ -175,7 +176,7 @@ impl CustomKind {
                 _ => Scope::Cluster,
             },
             schemas,
-            rules: Rules::read(&version["schema"]["openAPIV3Schema"]),
+            rules: OnceLock::new(),
             open_api: OnceLock::new(),
             fingerprint: fingerprint(&version["schema"]["openAPIV3Schema"]),
             since,
@@ -207,6 +208,14 @@ impl CustomKind {
         let own = versions.find(|version| version["name"] == self.names.version);
         own.map(|mut version| version["schema"]["openAPIV3Schema"].take())
             .unwrap_or_default()
+    }
+
+    /// The rules of the version, compiled when the first object is judged.
+    fn rules(&self) -> Option<&Rules> {
+        let rules = self
+            .rules
+            .get_or_init(|| Rules::read(&self.read_open_api()));
+        rules.as_ref()
     }
 
     /// The version that objects are stored in.
@@ -483,12 +492,7 @@ impl Kind for CustomKind {
     }
 
     fn validate_create(&self, object: &Object) -> field::Errors {
-        validate::object(
-            self.schema(),
-            self.rules.as_ref(),
-            self.scale.as_ref(),
-            object,
-        )
+        validate::object(self.schema(), self.rules(), self.scale.as_ref(), object)
     }
 
     fn validate_update(
@@ -503,7 +507,7 @@ impl Kind for CustomKind {
         };
         check(
             self.schema(),
-            self.rules.as_ref(),
+            self.rules(),
             self.scale.as_ref(),
             object,
             old,

@@ -1,5 +1,5 @@
-//! Validation rules of definitions (`x-kubernetes-validations`): compiled when a definition is
-//! registered, checked when one is written, evaluated with every write of a custom object.
+//! Validation rules of definitions (`x-kubernetes-validations`): checked when a definition is written,
+//! compiled when its first object is, evaluated with every write of a custom object.
 //!
 //! [`declare`] reads what a schema says about types and sizes, [`compile`] makes programs of rules,
 //! [`definition`] finds what is wrong with the rules of a definition, [`evaluate`] runs them.
