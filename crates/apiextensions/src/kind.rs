@@ -612,4 +612,34 @@ mod tests {
         }
         assert_eq!(cell("string", None, 10), json!(null));
     }
+
+    #[test]
+    fn of_a_definition_without_objects_nothing_but_its_bytes_is_kept() {
+        let schema = json!({
+            "type": "object",
+            "properties": {"a": {"type": "string", "maxLength": 9, "pattern": "^b"}},
+            "x-kubernetes-validations": [{"rule": "self.a != 'bad'"}],
+        });
+        let version = json!({"name": "v1", "schema": {"openAPIV3Schema": schema}});
+        let definition = json!({"spec": {
+            "group": "example.com", "scope": "Cluster", "versions": [version],
+            "names": {"kind": "Thing", "plural": "things"},
+        }});
+        let schemas = Arc::new(Schemas::new(definition.to_string().into()));
+        let kind = CustomKind::read(&definition, &version, schemas, "v1", 1);
+        let is_read = || {
+            let schemas = kind.schemas.read.get().is_some();
+            [
+                schemas,
+                kind.rules.get().is_some(),
+                kind.open_api.get().is_some(),
+            ]
+        };
+        assert_eq!(is_read(), [false; 3]);
+        let object = json!({"apiVersion": "example.com/v1", "kind": "Thing", "a": "bad"});
+        let object = object.as_object().unwrap();
+        let errors = kind.validate_create(object);
+        assert_eq!(errors.len(), 1, "{errors:?}");
+        assert_eq!(is_read(), [true, true, false]);
+    }
 }

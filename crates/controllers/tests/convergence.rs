@@ -1,5 +1,5 @@
-//! Random work for all controllers at once: workloads are created, scaled and deleted, nodes come and
-//! go, controllers are restarted, requests fail and watches expire. However it went, in the end the
+//! Random work for all controllers at once: workloads are created, scaled and deleted, nodes come, fall
+//! silent and go, controllers are restarted, requests fail and watches expire. However it went, in the end the
 //! cluster is what the specs that are left ask for, without orphans, leftovers or finalizers that
 //! nothing removes.
 //!
@@ -12,7 +12,7 @@ mod faults;
 mod simulated;
 mod world;
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use faults::{Faults, Faulty};
 use k8s_openapi::api::core::v1::Node;
@@ -31,6 +31,8 @@ use world::Server;
 /// How long the cluster may take to settle after the last change.
 const SETTLE: Duration = Duration::from_secs(90);
 const NAMESPACE: &str = "work";
+/// How long a node is silent before the next step: longer than the grace period on the fast clock.
+const SILENCE: Duration = Duration::from_secs(2);
 /// How many of a thousand requests of controllers fail.
 const FAULTS: u32 = 30;
 
@@ -41,6 +43,8 @@ struct Run {
     clock: Arc<FastClock>,
     controllers: CancellationToken,
     nodes: Nodes,
+    /// Nodes that are there and do not report.
+    silent: BTreeSet<String>,
     made: u32,
 }
 
@@ -65,6 +69,7 @@ impl Run {
             clock,
             controllers: CancellationToken::new(),
             nodes,
+            silent: BTreeSet::new(),
             made: 0,
             server,
         };
@@ -260,7 +265,22 @@ impl Run {
         let lost = &all[self.random.random_range(0..all.len())];
         let name = lost.metadata.name.as_deref().unwrap();
         self.nodes.remove(name);
+        self.silent.remove(name);
         nodes.delete(name, &Default::default()).await.unwrap();
+    }
+
+    /// A node falls silent, or the one that was comes back.
+    async fn silence_node(&mut self) {
+        if let Some(back) = self.silent.pop_first() {
+            return self.nodes.add(&back);
+        }
+        let nodes: Api<Node> = Api::all(self.server.client.clone());
+        let all = nodes.list(&Default::default()).await.unwrap().items;
+        let quiet = &all[self.random.random_range(0..all.len())];
+        let name = quiet.metadata.name.clone().unwrap();
+        self.nodes.remove(&name);
+        self.silent.insert(name);
+        tokio::time::sleep(SILENCE).await;
     }
 
     async fn step(&mut self) {
@@ -271,8 +291,9 @@ impl Run {
             60..70 => self.update_template().await,
             70..82 => self.delete_pod().await,
             82..87 => self.lose_node().await,
-            87..93 => self.add_node().await,
-            93..97 => self.restart(),
+            87..92 => self.add_node().await,
+            92..95 => self.silence_node().await,
+            95..97 => self.restart(),
             // New pods wait: there is nothing to run them.
             _ => self.nodes.pause(Duration::from_millis(200)),
         }
@@ -292,6 +313,9 @@ async fn run(seed: u64, steps: u32) {
         run.step().await;
     }
     run.faults.set_rate(0);
+    for back in std::mem::take(&mut run.silent) {
+        run.nodes.add(&back);
+    }
     let deadline = tokio::time::Instant::now() + SETTLE;
     loop {
         let problems = run.problems().await;

@@ -385,3 +385,28 @@ fn by_place(table: &Table) -> BTreeMap<String, Vec<Arc<Resource>>> {
     }
     all
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Registry;
+
+    #[tokio::test]
+    async fn a_document_is_made_once_until_its_resources_change() {
+        let table = Registry::builtin().kept_table();
+        let ask = Ask {
+            table: table.clone(),
+            documents: Arc::default(),
+            headers: &HeaderMap::new(),
+            query: &Query::default(),
+            now: 0,
+        };
+        let all = table.all().to_vec();
+        let made = ask.find(V2, all.clone(), Form::Json).await.unwrap();
+        let again = ask.find(V2, all.clone(), Form::Json).await.unwrap();
+        let (made_document, document) = (made.document.unwrap(), again.document.unwrap());
+        assert!(made_document.is_same(&document), "the same bytes");
+        let fewer = all[1..].to_vec();
+        assert!(ask.documents.get(V2, &fewer, Form::Json).is_none());
+    }
+}

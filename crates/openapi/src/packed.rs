@@ -25,6 +25,12 @@ impl Packed {
         Self(encoder.finish().unwrap_or_default().into())
     }
 
+    /// Whether both share their bytes.
+    #[cfg(test)]
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        std::ptr::eq(self.0.as_ptr(), other.0.as_ptr())
+    }
+
     /// As it is kept.
     pub(super) fn compressed(self) -> Body {
         Body::whole(self.0)

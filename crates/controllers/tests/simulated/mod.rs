@@ -166,6 +166,16 @@ impl Nodes {
                     .await
                     .map(drop)
             }
+            // What the control plane took for lost while the node was silent is well.
+            Some(_) if phase == Some("Running") && !is_ready(pod) => {
+                let now = Timestamp::now().to_string();
+                let ready = json!({"type": "Ready", "status": "True", "lastTransitionTime": now});
+                let status = json!({"status": {"conditions": [ready]}});
+                let params = PatchParams::default();
+                api.patch_status(name, &params, &Patch::Strategic(&status))
+                    .await
+                    .map(drop)
+            }
             Some(_) => Ok(()),
         }
     }
@@ -196,6 +206,15 @@ impl Nodes {
         let request = request.body(serde_json::to_vec(&binding).unwrap()).unwrap();
         client.request::<Value>(request).await.map(drop)
     }
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
+    let mut conditions = conditions.into_iter().flatten();
+    conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 /// The node that a daemon is made for.
