@@ -262,7 +262,7 @@ impl Kubeconfig {
 }
 
 /// The authorities that this machine trusts: `SSL_CERT_FILE`, else the first bundle that distributions have.
-fn system_authorities() -> Vec<CertificateDer<'static>> {
+fn system_authorities() -> Vec<rustls::pki_types::CertificateDer<'static>> {
     const BUNDLES: &[&str] = &[
         "/etc/ssl/certs/ca-certificates.crt",
         "/etc/pki/tls/certs/ca-bundle.crt",

@@ -33,7 +33,8 @@ use lifecycle::Context;
 use parking_lot::Mutex;
 pub use reconcile::controller_of;
 use reconcile::{
-    Builder, Controller, Queue, QueueMetrics, Recorder, Starting, Startup, Writer, queue::Item, storage,
+    Builder, Controller, Queue, QueueMetrics, Recorder, Starting, Startup, Writer, queue::Item,
+    storage,
 };
 use serde::Serialize;
 use stdx::Clock;

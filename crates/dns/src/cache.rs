@@ -67,11 +67,13 @@ impl<K: Hash + Eq + Clone> Cache<K> {
     }
 
     /// How many answers there are.
+    #[cfg(test)]
     pub fn len(&self) -> usize {
         self.entries.lock().len()
     }
 
     /// Whether there are none.
+    #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

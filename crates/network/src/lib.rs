@@ -4,8 +4,6 @@
 //! Nothing here talks to the Kubernetes API; what it needs of it arrives as plain data. Everything
 //! made on a machine carries the cluster's id in its name, and [`cleanup`] removes exactly that.
 
-#![forbid(unsafe_code)]
-
 pub mod announce;
 mod cleanup;
 mod cni;

@@ -389,7 +389,7 @@ fn by_place(table: &Table) -> BTreeMap<String, Vec<Arc<Resource>>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Registry;
+    use registry::Registry;
 
     #[tokio::test]
     async fn a_document_is_made_once_until_its_resources_change() {

@@ -101,7 +101,11 @@ impl History {
             Some((up, down)) => up.window.max(down.window),
         };
         self.remember(bounds.desired, kept, now);
-        let able_to_scale = if stable == bounds.desired { READY } else { explanation };
+        let able_to_scale = if stable == bounds.desired {
+            READY
+        } else {
+            explanation
+        };
         let bounds = Bounds {
             desired: stable,
             ..bounds
@@ -189,13 +193,21 @@ impl History {
         } = bounds;
         if desired > current {
             let rate = self.limit(current, up, Direction::Up, now).max(current);
-            let (limit, explanation) = if max > rate { (rate, UP_LIMIT) } else { (max, TOO_MANY) };
+            let (limit, explanation) = if max > rate {
+                (rate, UP_LIMIT)
+            } else {
+                (max, TOO_MANY)
+            };
             if desired > limit {
                 return (limit, explanation);
             }
         } else if desired < current {
             let rate = self.limit(current, down, Direction::Down, now).min(current);
-            let (limit, explanation) = if min < rate { (rate, DOWN_LIMIT) } else { (min, TOO_FEW) };
+            let (limit, explanation) = if min < rate {
+                (rate, DOWN_LIMIT)
+            } else {
+                (min, TOO_FEW)
+            };
             if desired < limit {
                 return (limit, explanation);
             }
@@ -270,7 +282,9 @@ fn seconds(seconds: i32) -> Duration {
 
 fn changed(events: &[(Timestamp, i32)], since: Timestamp) -> i32 {
     let recent = events.iter().filter(|(time, _)| *time > since);
-    recent.map(|(_, change)| *change).fold(0, i32::saturating_add)
+    recent
+        .map(|(_, change)| *change)
+        .fold(0, i32::saturating_add)
 }
 
 fn within_default_rates(bounds: Bounds) -> (i32, Explanation) {

@@ -277,8 +277,8 @@ impl Groups {
             return current;
         }
         let replicas = ceil(corrected * self.samples.len() as f64);
-        let wrong_way = (corrected < 1.0 && replicas > current)
-            || (corrected > 1.0 && replicas < current);
+        let wrong_way =
+            (corrected < 1.0 && replicas > current) || (corrected > 1.0 && replicas < current);
         if wrong_way { current } else { replicas }
     }
 }

@@ -114,10 +114,14 @@ impl MetricsClient {
             percent_encoded(&metric_selector(metric)?),
         );
         let list: List<MetricValue> = self.get(&path).await.map_err(|error| {
-            failed(format!("unable to fetch metrics from custom metrics API: {error}"))
+            failed(format!(
+                "unable to fetch metrics from custom metrics API: {error}"
+            ))
         })?;
         if list.items.is_empty() {
-            return Err(failed("no metrics returned from custom metrics API".to_owned()));
+            return Err(failed(
+                "no metrics returned from custom metrics API".to_owned(),
+            ));
         }
         let samples = list.items.into_iter().map(|item| {
             let sample = Sample {
@@ -142,7 +146,10 @@ impl MetricsClient {
         // A namespace's own metrics have a path of their own.
         let place = match resource {
             "namespaces" => format!("namespaces/{object}/metrics"),
-            _ => format!("namespaces/{namespace}/{resource}/{}", percent_encoded(object)),
+            _ => format!(
+                "namespaces/{namespace}/{resource}/{}",
+                percent_encoded(object)
+            ),
         };
         let path = format!(
             "/apis/custom.metrics.k8s.io/{}/{place}/{}?metricLabelSelector={}",
@@ -150,9 +157,10 @@ impl MetricsClient {
             percent_encoded(&metric.name),
             percent_encoded(&metric_selector(metric)?),
         );
-        let list: List<MetricValue> = self.get(&path).await.map_err(|error| {
-            format!("unable to fetch metrics from custom metrics API: {error}")
-        })?;
+        let list: List<MetricValue> = self
+            .get(&path)
+            .await
+            .map_err(|error| format!("unable to fetch metrics from custom metrics API: {error}"))?;
         let value = list.items.first().map(|item| millis(&item.value));
         value.ok_or_else(|| "no metrics returned from custom metrics API".to_owned())
     }
@@ -169,14 +177,17 @@ impl MetricsClient {
             percent_encoded(name),
             percent_encoded(&metric_selector(metric)?),
         );
-        let failed = |error: String| {
-            format!("unable to get external metric {namespace}/{name}: {error}")
-        };
+        let failed =
+            |error: String| format!("unable to get external metric {namespace}/{name}: {error}");
         let list: List<ExternalValue> = self.get(&path).await.map_err(|error| {
-            failed(format!("unable to fetch metrics from external metrics API: {error}"))
+            failed(format!(
+                "unable to fetch metrics from external metrics API: {error}"
+            ))
         })?;
         if list.items.is_empty() {
-            return Err(failed("no metrics returned from external metrics API".to_owned()));
+            return Err(failed(
+                "no metrics returned from external metrics API".to_owned(),
+            ));
         }
         Ok(list.items.iter().map(|item| millis(&item.value)).collect())
     }
@@ -290,8 +301,14 @@ mod tests {
     #[test]
     fn a_pods_usage_is_that_of_all_its_containers_and_nothing_where_one_is_unknown() {
         let items = [
-            pod("a", json!([{"name": "x", "usage": {"cpu": "150m"}}, {"name": "y", "usage": {"cpu": "1"}}])),
-            pod("b", json!([{"name": "x", "usage": {"cpu": "150m"}}, {"name": "y", "usage": {}}])),
+            pod(
+                "a",
+                json!([{"name": "x", "usage": {"cpu": "150m"}}, {"name": "y", "usage": {"cpu": "1"}}]),
+            ),
+            pod(
+                "b",
+                json!([{"name": "x", "usage": {"cpu": "150m"}}, {"name": "y", "usage": {}}]),
+            ),
         ];
         let samples = resource_samples(&items, "cpu", None).unwrap();
         assert_eq!(samples.len(), 1);
@@ -305,6 +322,9 @@ mod tests {
         let samples = resource_samples(&items, "memory", Some("x")).unwrap();
         assert_eq!(samples["a"].value, 1_024_000);
         let error = resource_samples(&items, "memory", Some("z")).unwrap_err();
-        assert_eq!(error, "container z not present in metrics for pod default/a");
+        assert_eq!(
+            error,
+            "container z not present in metrics for pod default/a"
+        );
     }
 }

@@ -113,7 +113,9 @@ impl Controller for Autoscalers {
                 status,
                 ..(*autoscaler).clone()
             };
-            self.autoscalers.update_status(&key.namespace, &updated).await?;
+            self.autoscalers
+                .update_status(&key.namespace, &updated)
+                .await?;
         }
         Ok(Action::After(PERIOD))
     }
@@ -153,7 +155,11 @@ impl Autoscalers {
 
 fn selects(selector: &Selector, pod: &Pod) -> bool {
     let labels = pod.metadata.labels.as_ref();
-    selector.matches(|key| labels.and_then(|labels| labels.get(key)).map(String::as_str))
+    selector.matches(|key| {
+        labels
+            .and_then(|labels| labels.get(key))
+            .map(String::as_str)
+    })
 }
 
 /// One look at one autoscaler; the status is changed on the way.
@@ -177,15 +183,20 @@ impl Look<'_> {
             Ok(found) => found,
             Err(error) => {
                 self.warn("FailedGetScale", &error);
-                let message =
-                    format!("the HPA controller was unable to get the target's current scale: {error}");
+                let message = format!(
+                    "the HPA controller was unable to get the target's current scale: {error}"
+                );
                 self.condition("AbleToScale", false, ("FailedGetScale", &message));
                 return;
             }
         };
         let message = "the HPA controller was able to get the target's current scale";
         self.condition("AbleToScale", true, ("SucceededGetScale", message));
-        let current = scale.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(0);
+        let current = scale
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.replicas)
+            .unwrap_or(0);
         self.remembered(|history, now| history.begin(current, now));
         let (desired, reason, metrics) = match self.desired(&scale, current).await {
             Ok(outcome) => outcome,
@@ -197,7 +208,10 @@ impl Look<'_> {
             }
         };
         if desired != current {
-            if let Err(error) = self.rescale(&resource, scale, (current, desired), &reason).await {
+            if let Err(error) = self
+                .rescale(&resource, scale, (current, desired), &reason)
+                .await
+            {
                 let last = self.status.desired_replicas;
                 self.sizes(current, last, metrics);
                 let message =
@@ -285,7 +299,10 @@ impl Look<'_> {
             match self.one(spec, &workload, &selector).await {
                 Ok((proposal, name)) => {
                     statuses.push(status::metric(spec, &proposal));
-                    if best.as_ref().is_none_or(|(replicas, _)| proposal.replicas > *replicas) {
+                    if best
+                        .as_ref()
+                        .is_none_or(|(replicas, _)| proposal.replicas > *replicas)
+                    {
                         best = Some((proposal.replicas, name));
                     }
                 }
@@ -296,7 +313,9 @@ impl Look<'_> {
                 }
             }
         }
-        let shrinks = best.as_ref().is_none_or(|(replicas, _)| *replicas < current);
+        let shrinks = best
+            .as_ref()
+            .is_none_or(|(replicas, _)| *replicas < current);
         match (best, failures.first()) {
             (Some((replicas, name)), failed) if failed.is_none() || !shrinks => {
                 let message = format!(
@@ -307,8 +326,7 @@ impl Look<'_> {
             }
             (_, failed) => {
                 let (reason, error) = failed.cloned().unwrap_or_default();
-                let message =
-                    format!("the HPA was unable to compute the replica count: {error}");
+                let message = format!("the HPA was unable to compute the replica count: {error}");
                 self.condition("ScalingActive", false, (reason, &message));
                 let error = format!(
                     "invalid metrics ({} invalid out of {}), first error is: {error}",
@@ -323,7 +341,9 @@ impl Look<'_> {
     /// The target's selector and the pods it finds, which no other autoscaler may find.
     fn pods(&mut self, scale: &Scale) -> Result<(Selector, Vec<Arc<Pod>>), String> {
         let text = scale.status.as_ref();
-        let text = text.and_then(|status| status.selector.as_deref()).unwrap_or_default();
+        let text = text
+            .and_then(|status| status.selector.as_deref())
+            .unwrap_or_default();
         if text.is_empty() {
             self.warn("SelectorRequired", "selector is required");
             let message = "the HPA target's scale is missing a selector";
@@ -342,7 +362,10 @@ impl Look<'_> {
             }
         };
         let pods = self.controller.pods.list_in(&self.key.namespace);
-        let pods: Vec<_> = pods.into_iter().filter(|pod| selects(&selector, pod)).collect();
+        let pods: Vec<_> = pods
+            .into_iter()
+            .filter(|pod| selects(&selector, pod))
+            .collect();
         if let Some(memory) = self.controller.memory.lock().get_mut(self.key) {
             memory.selector = Some(selector.clone());
         }
@@ -372,13 +395,20 @@ impl Look<'_> {
             let proposal = self.resource(target, workload, selector).await;
             let name = match source.target.average_value {
                 Some(_) => format!("{} resource", source.name),
-                None => format!("{} resource utilization (percentage of request)", source.name),
+                None => format!(
+                    "{} resource utilization (percentage of request)",
+                    source.name
+                ),
             };
             let failed = |error| ("FailedGetResourceMetric", error);
             return Ok((proposal.map_err(failed)?, name));
         }
         if let Some(source) = &spec.container_resource {
-            let target = (&source.target, source.name.as_str(), Some(&*source.container));
+            let target = (
+                &source.target,
+                source.name.as_str(),
+                Some(&*source.container),
+            );
             let proposal = self.resource(target, workload, selector).await;
             let name = match source.target.average_value {
                 Some(_) => format!("{} resource", source.name),
@@ -393,7 +423,10 @@ impl Look<'_> {
         if let Some(source) = &spec.pods {
             let failed = |error| ("FailedGetPodsMetric", error);
             let namespace = &self.key.namespace;
-            let samples = self.controller.metrics.pods(&source.metric, namespace, selector);
+            let samples = self
+                .controller
+                .metrics
+                .pods(&source.metric, namespace, selector);
             let samples = samples.await.map_err(failed)?;
             let target = source.target.average_value.as_ref().map_or(0, millis);
             let proposal = calculator::by_average_value(workload, samples, "", target);
@@ -410,7 +443,11 @@ impl Look<'_> {
         if let Some(source) = &spec.external {
             let failed = |error| ("FailedGetExternalMetric", error);
             let namespace = &self.key.namespace;
-            let values = self.controller.metrics.external(&source.metric, namespace).await;
+            let values = self
+                .controller
+                .metrics
+                .external(&source.metric, namespace)
+                .await;
             let usage = calculator::total(values.map_err(failed)?);
             let proposal = whole(workload, &source.target, usage).map_err(failed)?;
             return Ok((proposal, format!("external metric {}", source.metric.name)));
@@ -435,8 +472,7 @@ impl Look<'_> {
         if let Some(value) = &target.average_value {
             let usage = |error| format!("failed to get {resource} usage: {error}");
             let samples = samples.await.map_err(usage)?;
-            let proposal =
-                calculator::by_average_value(workload, samples, resource, millis(value));
+            let proposal = calculator::by_average_value(workload, samples, resource, millis(value));
             return proposal.map_err(usage);
         }
         let Some(percent) = target.average_utilization else {
@@ -458,13 +494,19 @@ impl Look<'_> {
         let (object, metric) = (&source.described_object, &source.metric.name);
         let namespace = &self.key.namespace;
         let version = object.api_version.as_deref().unwrap_or_default();
-        let resource = self.controller.targets.resource(version, &object.kind, self.now).await?;
+        let resource = self
+            .controller
+            .targets
+            .resource(version, &object.kind, self.now)
+            .await?;
         let plural = match resource.api.group.as_str() {
             "" => resource.api.plural.clone(),
             group => format!("{}.{group}", resource.api.plural),
         };
         let metrics = &self.controller.metrics;
-        let usage = metrics.object(&source.metric, namespace, &plural, &object.name).await;
+        let usage = metrics
+            .object(&source.metric, namespace, &plural, &object.name)
+            .await;
         usage.map_err(|error| {
             let (kind, name) = (&object.kind, &object.name);
             format!("unable to get metric {metric}: {kind} on {namespace} {name}/{error}")
@@ -478,14 +520,19 @@ impl Look<'_> {
         (current, desired): (i32, i32),
         reason: &str,
     ) -> Result<(), String> {
-        let resized = self.controller.targets.resize(resource, scale, desired).await;
+        let resized = self
+            .controller
+            .targets
+            .resize(resource, scale, desired)
+            .await;
         if let Err(error) = resized {
             let error = text(&error);
             let message = format!("New size: {desired}; reason: {reason}; error: {error}");
             self.warn("FailedRescale", &message);
             return Err(error);
         }
-        let message = format!("the HPA controller was able to update the target scale to {desired}");
+        let message =
+            format!("the HPA controller was able to update the target scale to {desired}");
         self.condition("AbleToScale", true, ("SucceededRescale", &message));
         let message = format!("New size: {desired}; reason: {reason}");
         let recorder = &self.controller.recorder;
@@ -540,7 +587,11 @@ fn whole(
     usage: i64,
 ) -> Result<Proposal, String> {
     match (&target.average_value, &target.value) {
-        (Some(average), _) => Ok(calculator::by_value_per_pod(workload, usage, millis(average))),
+        (Some(average), _) => Ok(calculator::by_value_per_pod(
+            workload,
+            usage,
+            millis(average),
+        )),
         (None, Some(value)) => calculator::by_value(workload, usage, millis(value)),
         (None, None) => Err(
             "invalid metric source: neither a value target nor an average value target was set"

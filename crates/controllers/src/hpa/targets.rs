@@ -42,9 +42,10 @@ impl Targets {
         let resources = self.discovered(now).await?;
         let found = resources.iter();
         let mut found = found.filter(|r| r.api.group == group && r.api.kind == kind);
-        found.next().cloned().ok_or_else(|| {
-            format!("no matches for kind \"{kind}\" in group \"{group}\"")
-        })
+        found
+            .next()
+            .cloned()
+            .ok_or_else(|| format!("no matches for kind \"{kind}\" in group \"{group}\""))
     }
 
     async fn discovered(&self, now: Timestamp) -> Result<Arc<Vec<Resource>>, String> {
@@ -104,7 +105,11 @@ impl Targets {
 
 fn path(resource: &Resource, namespace: &str, name: &str) -> String {
     let api = &resource.api;
-    let prefix = if api.group.is_empty() { "/api" } else { "/apis" };
+    let prefix = if api.group.is_empty() {
+        "/api"
+    } else {
+        "/apis"
+    };
     let (version, plural) = (&api.api_version, &api.plural);
     format!("{prefix}/{version}/namespaces/{namespace}/{plural}/{name}/scale")
 }

@@ -166,7 +166,10 @@ fn plain_values_are_compared_by_their_average() {
 fn values_of_objects_scale_by_ready_pods_or_by_replica() {
     let mut pods = running(4);
     pods[3] = pod("p3", "Running", "False");
-    assert_eq!(by_value(&workload(&pods), 40_000, 20_000).unwrap().replicas, 6);
+    assert_eq!(
+        by_value(&workload(&pods), 40_000, 20_000).unwrap().replicas,
+        6
+    );
     let proposal = by_value_per_pod(&workload(&pods), 40_000, 5_000);
     assert_eq!((proposal.replicas, proposal.usage), (8, 10_000));
     let huge = by_value(&workload(&pods), i64::MAX, 1).unwrap();
@@ -202,37 +205,74 @@ fn without_behavior_a_step_at_most_doubles_and_shrinking_waits_five_minutes() {
     let mut history = History::default();
     history.begin(10, at(0));
     let grown = history.decide(bounds(10, 50), None, at(0));
-    assert_eq!((grown.replicas, grown.limited, grown.limit.0), (20, true, "ScaleUpLimit"));
+    assert_eq!(
+        (grown.replicas, grown.limited, grown.limit.0),
+        (20, true, "ScaleUpLimit")
+    );
     let mut history = History::default();
     history.begin(10, at(0));
     let held = history.decide(bounds(10, 3), None, at(15));
-    assert_eq!((held.replicas, held.able_to_scale.0), (10, "ScaleDownStabilized"));
+    assert_eq!(
+        (held.replicas, held.able_to_scale.0),
+        (10, "ScaleDownStabilized")
+    );
     let later = history.decide(bounds(10, 3), None, at(301));
-    assert_eq!((later.replicas, later.able_to_scale.0), (3, "ReadyForNewScale"));
+    assert_eq!(
+        (later.replicas, later.able_to_scale.0),
+        (3, "ReadyForNewScale")
+    );
     assert_eq!(later.limit.0, "DesiredWithinRange");
 }
 
 #[test]
 fn bounds_of_the_spec_hold() {
-    let many = History::default().decide(Bounds { max: 12, ..bounds(10, 15) }, None, at(0));
+    let many = History::default().decide(
+        Bounds {
+            max: 12,
+            ..bounds(10, 15)
+        },
+        None,
+        at(0),
+    );
     assert_eq!((many.replicas, many.limit.0), (12, "TooManyReplicas"));
-    let few = History::default().decide(Bounds { min: 5, ..bounds(10, 2) }, None, at(0));
+    let few = History::default().decide(
+        Bounds {
+            min: 5,
+            ..bounds(10, 2)
+        },
+        None,
+        at(0),
+    );
     assert_eq!((few.replicas, few.limit.0), (5, "TooFewReplicas"));
 }
 
 #[test]
 fn rates_count_what_was_added_and_removed_in_their_period() {
     let behavior = HorizontalPodAutoscalerBehavior {
-        scale_up: Some(rules(Some(0), "Max", &[("Pods", 4, 60), ("Percent", 10, 60)])),
-        scale_down: Some(rules(Some(0), "Min", &[("Pods", 1, 60), ("Percent", 50, 60)])),
+        scale_up: Some(rules(
+            Some(0),
+            "Max",
+            &[("Pods", 4, 60), ("Percent", 10, 60)],
+        )),
+        scale_down: Some(rules(
+            Some(0),
+            "Min",
+            &[("Pods", 1, 60), ("Percent", 50, 60)],
+        )),
     };
     let behavior = Some(&behavior);
     let mut history = History::default();
     let first = history.decide(bounds(10, 50), behavior, at(0));
     assert_eq!((first.replicas, first.limit.0), (14, "ScaleUpLimit"));
     history.scaled(10, 14, behavior, at(0));
-    assert_eq!(history.decide(bounds(14, 50), behavior, at(30)).replicas, 14);
-    assert_eq!(history.decide(bounds(14, 50), behavior, at(61)).replicas, 18);
+    assert_eq!(
+        history.decide(bounds(14, 50), behavior, at(30)).replicas,
+        14
+    );
+    assert_eq!(
+        history.decide(bounds(14, 50), behavior, at(61)).replicas,
+        18
+    );
     let down = History::default().decide(bounds(10, 2), behavior, at(0));
     assert_eq!((down.replicas, down.limit.0), (9, "ScaleDownLimit"));
 }
@@ -257,6 +297,9 @@ fn growing_waits_for_the_window_of_scale_up() {
     let mut history = History::default();
     history.begin(5, at(0));
     let held = history.decide(bounds(5, 8), behavior, at(60));
-    assert_eq!((held.replicas, held.able_to_scale.0), (5, "ScaleUpStabilized"));
+    assert_eq!(
+        (held.replicas, held.able_to_scale.0),
+        (5, "ScaleUpStabilized")
+    );
     assert_eq!(history.decide(bounds(5, 9), behavior, at(130)).replicas, 8);
 }
