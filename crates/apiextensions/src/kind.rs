@@ -16,7 +16,9 @@ use machinery::{
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
-use super::{rules::Rules, scale::ScalePaths, structural::Schema, validate, versions};
+use super::{
+    conversion::Conversion, rules::Rules, scale::ScalePaths, structural::Schema, validate, versions,
+};
 
 const STATUS: SubresourceInfo = SubresourceInfo {
     name: "status",
@@ -110,6 +112,10 @@ pub struct CustomKind {
     open_api: OnceLock<Value>,
     /// Of that schema.
     pub fingerprint: [u8; 32],
+    /// Of what the definition says about conversion.
+    pub conversion_fingerprint: [u8; 32],
+    /// The webhook that converts objects between versions, where one does.
+    pub conversion: Option<Arc<Conversion>>,
     /// The definition's state: objects of earlier revisions may not have its shape.
     pub since: u64,
     /// Whether the definition is being deleted.
@@ -179,6 +185,8 @@ impl CustomKind {
             rules: OnceLock::new(),
             open_api: OnceLock::new(),
             fingerprint: fingerprint(&version["schema"]["openAPIV3Schema"]),
+            conversion_fingerprint: fingerprint(&spec["conversion"]),
+            conversion: None,
             since,
             leaving: definition["metadata"]["deletionTimestamp"].is_string(),
             names,
@@ -190,6 +198,28 @@ impl CustomKind {
             selectable,
             deprecation: warning,
         }
+    }
+
+    /// The same, with a webhook that converts objects.
+    pub fn converted_by(mut self, conversion: Option<Arc<Conversion>>) -> Self {
+        self.conversion = conversion;
+        self
+    }
+
+    /// An object of the store as the schema of its own version reads it, for a webhook to convert.
+    pub fn read_own(&self, object: &mut Object) {
+        let given = object.get("apiVersion").and_then(Value::as_str);
+        let version = given.and_then(|given| given.rsplit('/').next());
+        let own = self.schema_of(version.unwrap_or_default());
+        let _ = own.shape(object, &mut Findings::default());
+        own.fill(object);
+    }
+
+    /// What a webhook made of an object, cut to what this version knows.
+    pub fn settle_converted(&self, object: &mut Object) -> Result<(), String> {
+        self.settle(object, &mut Findings::default())?;
+        self.schema().fill(object);
+        Ok(())
     }
 
     /// The name of the form that this version gives to objects.

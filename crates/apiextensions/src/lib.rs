@@ -3,12 +3,15 @@
 //! A definition's schemas are read into [`structural`] form; by it objects are pruned, defaulted ([`structural`],
 //! [`embedded`]) and validated ([`validate`], [`formats`], [`rules`] for CEL), and what an update does not change is
 //! ratcheted ([`ratchet`]). [`CustomKind`] puts that behind the `Kind` trait. [`names`] decides which names a definition
-//! gets, [`conditions`] writes its status. Pure: reading, serving and deleting objects is the API server's work.
+//! gets, [`conditions`] writes its status. [`conversion`]
+//! calls the webhook that converts objects between versions. Reading, serving and deleting objects is the API server's
+//! work.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod conditions;
+mod conversion;
 mod defaults;
 mod email;
 mod embedded;
@@ -25,6 +28,7 @@ pub mod versions;
 mod view;
 mod walk;
 
+pub use conversion::{Conversion, Metrics as ConversionMetrics};
 pub use defaults::check as check_defaults;
 pub use kind::{CustomKind, Schemas, fingerprint};
 pub use rules::{check_rules, declare_resource};

@@ -272,7 +272,8 @@ fn write(core: &Arc<Core>, resource: Arc<Resource>, object: &Value) -> Write {
         field_manager: "kube-apiserver".to_owned(),
         tracked: false,
         internal: false,
-        admitted: false,
+        // A webhook that cannot be asked must not keep the server from starting.
+        admitted: true,
         options: RequestOptions::default(),
         effects: Effects::default(),
     }

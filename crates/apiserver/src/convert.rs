@@ -228,12 +228,6 @@ pub(crate) fn delete_options(media: media::Body, bytes: &[u8]) -> Result<DeleteO
         .map_err(|error| Status::bad_request(error.to_string()))
 }
 
-/// The version and the kind that JSON says that it is of, or why that cannot be seen.
-pub(crate) fn claimed(json: &[u8]) -> Result<(String, String), String> {
-    let given = unrecognized::version_and_kind(media::Body::Json, json)?;
-    Ok((given.api_version, given.kind))
-}
-
 /// Says what an object is.
 pub(crate) fn name_kind(resource: &Resource, object: &mut Object) {
     let kind = &resource.kind.names().kind;

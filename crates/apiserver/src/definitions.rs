@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use apiextensions::{
-    CustomKind, Schemas,
+    Conversion, CustomKind, Schemas,
     conditions::{self, condition, find, holds, set_condition},
     fingerprint,
     names::{self, Conflict, Taken},
@@ -210,15 +210,12 @@ async fn serve(core: &Core, definition: &Value, bytes: &Bytes) {
             .map_or(Revision::MAX, |now| now + 1),
     };
     let schemas = Arc::new(Schemas::new(bytes.clone()));
+    let (client, metrics) = (&core.conversion, &core.metrics.conversion);
+    let conversion = Conversion::read(&definition["spec"], client, metrics).map(Arc::new);
     let read = |version: &Value| {
         let schemas = schemas.clone();
-        Arc::new(CustomKind::read(
-            definition,
-            version,
-            schemas,
-            stored_name,
-            since,
-        ))
+        let kind = CustomKind::read(definition, version, schemas, stored_name, since);
+        Arc::new(kind.converted_by(conversion.clone()))
     };
     let mut kinds = vec![read(stored)];
     let others = versions.iter().filter(|version| version["storage"] != true);
@@ -239,7 +236,11 @@ fn known_since(core: &Core, definition: &Value) -> Option<Revision> {
         .filter_map(|known| known.definition.as_ref())
         .peekable();
     let since = known.peek()?.since;
+    let conversion = fingerprint(&spec["conversion"]);
     let same = |kind: &Arc<CustomKind>| {
+        if kind.conversion_fingerprint != conversion {
+            return false;
+        }
         let mut versions = spec["versions"].as_array().into_iter().flatten();
         let stored =
             |version: &Value| version["storage"] == true && version["name"] == *kind.stored();
@@ -287,7 +288,8 @@ fn write(core: &Arc<Core>, resource: Arc<Resource>, namespace: &str, name: &str)
         field_manager: "kube-apiserver".to_owned(),
         tracked: false,
         internal: true,
-        admitted: false,
+        // A webhook that cannot be asked must not keep definitions from being served.
+        admitted: true,
         options: RequestOptions::default(),
         effects: Effects::default(),
     }
@@ -453,7 +455,6 @@ async fn delete_all(core: &Arc<Core>, group: &str, plural: &str) -> Result<usize
             &object.header.name,
         );
         write.subresource = String::new();
-        write.admitted = true;
         match write::delete(&write, &DeleteOptions::default()).await {
             Err(status) if status.code != 404 => return Err(status),
             _ => {}

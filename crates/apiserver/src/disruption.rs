@@ -101,7 +101,7 @@ fn of_budget(write: &Write, budgets: Arc<Resource>, name: &str) -> Write {
         internal: true,
         admitted: true,
         options: RequestOptions::default(),
-        effects: Effects::of(None),
+        effects: Effects::default(),
     }
 }
 

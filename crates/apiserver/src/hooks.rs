@@ -8,7 +8,12 @@ use store::Op;
 
 use service_allocator::ServiceWrite;
 
-use crate::{Draft, Resource, admission::policy, definitions, meta, write::Write};
+use crate::{
+    Draft, Resource,
+    admission::{self, policy},
+    definitions, meta,
+    write::Write,
+};
 
 #[inline]
 fn is(resource: &Resource, group: &str, plural: &str) -> bool {
@@ -22,6 +27,13 @@ pub(crate) fn validate(write: &Write, object: &Object, old: Option<&Object>) -> 
         return Errors::new();
     }
     if write.resource.group == "admissionregistration.k8s.io" {
+        let webhooks = [
+            "validatingwebhookconfigurations",
+            "mutatingwebhookconfigurations",
+        ];
+        if webhooks.contains(&write.resource.plural.as_str()) {
+            return admission::check_webhooks(object, old);
+        }
         return policy::check(&write.resource.plural, object, old);
     }
     let defines = is(

@@ -18,9 +18,10 @@ use prometheus_client::{
 
 pub(crate) use self::access::{Access, Decided, Known};
 use crate::{
-    admission::{Timing, policy},
+    admission::{Timing, WebhookMetrics, policy},
     sending::Budget,
 };
+use apiextensions::ConversionMetrics;
 use registry::Labels;
 pub(crate) use registry::store_metrics::{Operation, Storage};
 
@@ -42,7 +43,12 @@ const EVENT_SIZES: [f64; 8] = [
 ];
 
 /// Counters whose names have no suffix.
-const BARE: [&str; 2] = ["authentication_attempts", "authenticated_user_requests"];
+const BARE: [&str; 4] = [
+    "authentication_attempts",
+    "authenticated_user_requests",
+    "apiserver_admission_webhook_rejection_count",
+    "apiserver_admission_webhook_fail_open_count",
+];
 
 /// Upstream's buckets for the size of answers, in bytes.
 const SIZES: [f64; 7] = [1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9];
@@ -242,6 +248,10 @@ pub(crate) struct Metrics {
     pub(crate) admission: Timing,
     /// What admission policies say.
     pub(crate) policies: policy::Figures,
+    /// What admission webhooks do.
+    pub(crate) webhooks: WebhookMetrics,
+    /// What conversion webhooks do.
+    pub(crate) conversion: ConversionMetrics,
     /// What flow control does.
     pub(crate) fairness: flowcontrol::Figures,
     /// Who is let in.
@@ -301,6 +311,8 @@ impl Metrics {
         let mut metrics = Self {
             admission: Timing::new(&mut registry),
             policies: policy::Figures::new(&mut registry),
+            webhooks: WebhookMetrics::registered(&mut registry),
+            conversion: ConversionMetrics::registered(&mut registry),
             fairness: flowcontrol::Figures::registered(&mut registry),
             access: Access::registered(&mut registry),
             storage: Storage::registered(&mut registry),

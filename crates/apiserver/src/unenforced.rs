@@ -36,76 +36,16 @@ const fn gap(
     }
 }
 
-const WEBHOOK: &str = "webhooks are not called by this server yet";
-const CLAIM: &str =
-    "claims are not bound to volumes by this server yet; pods with this claim do not start";
 const DEVICES: &str =
     "devices are not allocated by this server yet; pods that ask for them do not start";
 
 const GAPS: &[Gap] = &[
-    gap(
-        "admissionregistration.k8s.io",
-        "validatingwebhookconfigurations",
-        "webhooks[]",
-        any,
-        WEBHOOK,
-    ),
-    gap(
-        "admissionregistration.k8s.io",
-        "mutatingwebhookconfigurations",
-        "webhooks[]",
-        any,
-        WEBHOOK,
-    ),
-    gap(
-        "apiextensions.k8s.io",
-        "customresourcedefinitions",
-        "spec.conversion.strategy",
-        |value| value == "Webhook",
-        "conversion webhooks are not called by this server yet; objects change only their apiVersion",
-    ),
     gap(
         "apiregistration.k8s.io",
         "apiservices",
         "spec.service",
         any,
         "requests are not passed on to other API servers yet",
-    ),
-    gap(
-        "autoscaling",
-        "horizontalpodautoscalers",
-        "",
-        any,
-        "nothing is scaled by this object yet",
-    ),
-    gap("", "persistentvolumeclaims", "", any, CLAIM),
-    gap(
-        "",
-        "persistentvolumes",
-        "",
-        any,
-        "volumes are not bound to claims by this server yet",
-    ),
-    gap(
-        "apps",
-        "statefulsets",
-        "spec.volumeClaimTemplates[]",
-        any,
-        CLAIM,
-    ),
-    gap(
-        "storage.k8s.io",
-        "volumeattachments",
-        "",
-        any,
-        "volumes are not attached by this server yet",
-    ),
-    gap(
-        "storage.k8s.io",
-        "csidrivers",
-        "",
-        any,
-        "CSI drivers are not called by this server yet",
     ),
     gap("resource.k8s.io", "resourceclaims", "", any, DEVICES),
     gap(
@@ -261,15 +201,10 @@ mod tests {
 
     #[test]
     fn what_has_no_effect_is_said_with_its_place() {
-        let definition = json!({"spec": {"conversion": {"strategy": "Webhook"}}});
-        let said = said(
-            "apiextensions.k8s.io",
-            "customresourcedefinitions",
-            definition,
-            None,
-        );
+        let remote = json!({"spec": {"service": {"namespace": "a", "name": "b"}}});
+        let said = said("apiregistration.k8s.io", "apiservices", remote, None);
         assert_eq!(said.len(), 1, "{said:?}");
-        assert!(said[0].starts_with("spec.conversion.strategy: conversion webhooks "));
+        assert!(said[0].starts_with("spec.service: requests are not passed on "));
     }
 
     #[test]
@@ -293,22 +228,17 @@ mod tests {
 
     #[test]
     fn only_what_a_write_brings_is_said() {
-        let webhook = json!({"name": "a"});
-        let one = json!({"webhooks": [webhook]});
-        let two = json!({"webhooks": [webhook, {"name": "b"}]});
-        let said = |object: &Value, old: Option<&Value>| {
-            let group = "admissionregistration.k8s.io";
-            said(
-                group,
-                "validatingwebhookconfigurations",
-                object.clone(),
-                old.cloned(),
-            )
+        let claims = |names: &[&str]| {
+            let claims = names.iter().map(|name| json!({"name": name}));
+            json!({"spec": {"resourceClaims": claims.collect::<Vec<_>>()}})
         };
-        assert!(said(&one, Some(&one)).is_empty());
-        let added = said(&two, Some(&one));
+        let (one, two) = (claims(&["a"]), claims(&["a", "b"]));
+        let said =
+            |object: &Value, old: &Value| said("", "pods", object.clone(), Some(old.clone()));
+        assert!(said(&one, &one).is_empty());
+        let added = said(&two, &one);
         assert!(
-            added.len() == 1 && added[0].starts_with("webhooks[1]: "),
+            added.len() == 1 && added[0].starts_with("spec.resourceClaims[1]: "),
             "{added:?}"
         );
     }

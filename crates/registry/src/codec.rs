@@ -139,6 +139,8 @@ pub struct Stored {
     message: OnceLock<Bytes>,
     /// The parsed object, once it was needed.
     parsed: OnceLock<Box<Object>>,
+    /// Whether it has the form of the version that it is served in already.
+    is_converted: bool,
 }
 
 impl Stored {
@@ -152,7 +154,42 @@ impl Stored {
             converted: OnceLock::new(),
             message: OnceLock::new(),
             parsed: OnceLock::new(),
+            is_converted: false,
         }
+    }
+
+    /// Marks an object that is no longer in the form that is stored.
+    pub fn as_converted(mut self) -> Self {
+        self.is_converted = true;
+        self
+    }
+
+    /// Whether it has the form of the version that it is served in already.
+    pub fn is_converted(&self) -> bool {
+        self.is_converted
+    }
+
+    /// Whether its bytes say that it is of a version.
+    pub fn is_of(&self, api_version: &str) -> bool {
+        let head = self
+            .bytes
+            .get(..self.header.body as usize)
+            .unwrap_or_default();
+        let wanted = format!("\"apiVersion\":\"{api_version}\"");
+        head.windows(wanted.len())
+            .any(|part| part == wanted.as_bytes())
+    }
+
+    /// The form that was made before, if it is this one.
+    pub fn known_form(&self, form: &str) -> Option<Arc<Self>> {
+        let (known, made) = self.converted.get()?;
+        made.clone().filter(|_| **known == *form)
+    }
+
+    /// Keeps a form for the next who asks, unless another is kept.
+    pub fn keep_form(&self, form: &str, made: &Arc<Self>) {
+        // One form is kept, the first.
+        let _ = self.converted.set((form.into(), Some(made.clone())));
     }
 
     /// The whole object.
@@ -184,7 +221,10 @@ impl Stored {
             bytes: self.unstamped(),
             header: self.header.clone(),
         };
-        Self::stamp(draft, revision)
+        Self {
+            is_converted: self.is_converted,
+            ..Self::stamp(draft, revision)
+        }
     }
 
     /// The parsed object, resourceVersion included. For writes and admission, never for reads.

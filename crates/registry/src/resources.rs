@@ -13,7 +13,7 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use kinds::{Kind, Scope};
 use machinery::{
-    Object, Value,
+    Object, Status, Value,
     apply::Root,
     encode,
     schema::{self, Type},
@@ -176,6 +176,9 @@ impl Resource {
     /// Whether an object may have to look different than it is stored: another version, or a
     /// custom resource from before its definition was what it is now.
     fn reshapes(&self, object: &Stored) -> bool {
+        if object.is_converted() {
+            return false;
+        }
         let older = |kind: &Arc<CustomKind>| object.revision < kind.since;
         self.storage.is_some() || self.definition.as_ref().is_some_and(older)
     }
@@ -223,6 +226,102 @@ impl Resource {
             }
             None => ("", "", own, &["get", "patch", "update"]),
         }
+    }
+
+    /// Objects of the store as this resource serves them, where that takes more than [`Resource::serve`]: a webhook
+    /// converts them, or they are selected by fields of this version.
+    pub async fn convert_all(
+        &self,
+        mut objects: Vec<Arc<Stored>>,
+    ) -> Result<Vec<Arc<Stored>>, Status> {
+        let Some(kind) = self.definition.as_ref().filter(|_| self.converts()) else {
+            return Ok(objects);
+        };
+        let form = kind.form();
+        let mut places = Vec::new();
+        for (place, object) in objects.iter_mut().enumerate() {
+            if object.is_converted() || object.is_of(&self.api_version) {
+                continue;
+            }
+            match object
+                .known_form(&form)
+                .filter(|known| known.is_converted())
+            {
+                Some(known) => *object = known,
+                None => places.push(place),
+            }
+        }
+        let given = places.iter().map(|place| {
+            let mut object = objects[*place].parse();
+            kind.read_own(&mut object);
+            object
+        });
+        let made = self.convert(given.collect()).await?;
+        for (place, made) in places.into_iter().zip(made) {
+            let made = Arc::new(self.converted_form(&objects[place], made)?);
+            objects[place].keep_form(&form, &made);
+            objects[place] = made;
+        }
+        Ok(objects)
+    }
+
+    /// As [`Resource::convert_all`], of one object.
+    pub async fn convert_one(&self, object: Arc<Stored>) -> Result<Arc<Stored>, Status> {
+        if !self.converts() {
+            return Ok(object);
+        }
+        let mut objects = self.convert_all(vec![object]).await?;
+        objects
+            .pop()
+            .ok_or_else(|| Status::internal("an object is lost"))
+    }
+
+    /// An object of the store, parsed, as this resource serves it; a webhook converts it where one does.
+    pub async fn parse_converted(&self, object: &Arc<Stored>) -> Result<Object, Status> {
+        if !self.converts() {
+            return Ok(self.parse(object));
+        }
+        let object = self.convert_one(object.clone()).await?;
+        Ok(self.parse(&object))
+    }
+
+    /// Whether objects of other versions are converted one by one.
+    pub fn converts(&self) -> bool {
+        self.definition.as_ref().is_some_and(|kind| {
+            let selects = self.storage.is_some() && !kind.selectable_names().is_empty();
+            kind.conversion.is_some() || selects
+        })
+    }
+
+    /// Objects of other versions in this one.
+    pub async fn convert(&self, objects: Vec<Object>) -> Result<Vec<Object>, Status> {
+        let Some(kind) = self.definition.as_ref().filter(|_| !objects.is_empty()) else {
+            return Ok(objects);
+        };
+        let Some(conversion) = &kind.conversion else {
+            let read = objects.into_iter().map(|object| kind.read_stored(object));
+            return Ok(read.collect());
+        };
+        let from = objects[0].get("apiVersion").and_then(Value::as_str);
+        let from = from.unwrap_or_default().to_owned();
+        let mut made = conversion
+            .convert(objects, &from, &self.api_version)
+            .await?;
+        for object in &mut made {
+            kind.settle_converted(object).map_err(Status::internal)?;
+        }
+        Ok(made)
+    }
+
+    /// A converted object beside the stored one that it was made of.
+    fn converted_form(&self, stored: &Stored, mut made: Object) -> Result<Stored, Status> {
+        if let Some(metadata) = made.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.shift_remove("resourceVersion");
+        }
+        let encoded = encode::object(self.schema, &made);
+        let fields = self.kind.selectable_fields(&made);
+        let draft = Draft::encoded(&made, encoded, fields).map_err(Status::internal)?;
+        Ok(Stored::stamp(draft, stored.revision).as_converted())
     }
 
     /// `deployments.apps`, as messages name it.

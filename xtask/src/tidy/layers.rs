@@ -25,6 +25,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("cri", 3),
     ("network", 3),
     ("volume", 3),
+    ("webhook", 3),
     ("request", 4),
     ("apiextensions", 4),
     ("registry", 5),

@@ -34,8 +34,9 @@ mod signers;
 mod storage_object_in_use_protection;
 mod taint_nodes_by_condition;
 mod timing;
+mod webhook;
 
-use std::{net::IpAddr, sync::Arc};
+use std::{net::IpAddr, sync::Arc, time::Instant};
 
 use async_trait::async_trait;
 use machinery::{Object, Status};
@@ -50,6 +51,9 @@ pub use reinvocation::Reinvocation;
 pub use request_options::RequestOptions;
 use timing::Phase;
 pub(crate) use timing::Timing;
+pub(crate) use webhook::{
+    Endpoints, Metrics as WebhookMetrics, Shared as WebhookShared, check as check_webhooks,
+};
 
 /// What a request does to an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,12 +147,15 @@ pub struct Effects {
     audit: Option<Arc<Ticket>>,
     /// Which webhooks and policies are asked again because others changed the object after them.
     pub reinvocation: Reinvocation,
+    /// When the request has to be answered, if it has to.
+    pub deadline: Option<Instant>,
 }
 
 impl Effects {
-    pub(crate) fn of(audit: Option<Arc<Ticket>>) -> Self {
+    pub(crate) fn of(audit: Option<Arc<Ticket>>, deadline: Option<Instant>) -> Self {
         Self {
             audit,
+            deadline,
             ..Self::default()
         }
     }
@@ -163,6 +170,13 @@ impl Effects {
         if let Some(ticket) = &self.audit {
             ticket.annotate(key, value);
         }
+    }
+
+    /// Whether bodies of the request are noted in the audit log.
+    pub(crate) fn is_request_audited(&self) -> bool {
+        self.audit
+            .as_ref()
+            .is_some_and(|ticket| ticket.wants_request())
     }
 
     /// Sends a Warning header with the answer.

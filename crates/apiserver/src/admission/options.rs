@@ -6,8 +6,9 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 use machinery::Value;
 use serde::Deserialize;
 
+use super::webhook::{MutatingAdmissionWebhook, ValidatingAdmissionWebhook};
 use super::*;
-use crate::{Error, authz::Authorizer};
+use crate::Error;
 
 /// What an operator says about admission.
 #[derive(Debug, Clone, Default)]
@@ -55,13 +56,13 @@ pub(crate) fn chain(
     options: &Options,
     reader: &Reader,
     rbac: &Rbac,
-    authorizers: &[Arc<dyn Authorizer>],
+    webhooks: &WebhookShared,
     figures: &policy::Figures,
 ) -> Result<Vec<Arc<dyn Plugin>>, Error> {
     let configured = options
         .configuration()
         .map_err(|why| Error::Invalid(format!("admission configuration: {why}")))?;
-    let all = all(&configured, reader, rbac, authorizers, figures)
+    let all = all(&configured, reader, rbac, webhooks, figures)
         .map_err(|why| Error::Invalid(format!("admission configuration: {why}")))?;
     for name in options.enable.iter().chain(&options.disable) {
         let known = |(known, by, _): &Entry| known == name && *by != By::Law;
@@ -87,12 +88,11 @@ fn all(
     configured: &BTreeMap<String, Value>,
     reader: &Reader,
     rbac: &Rbac,
-    authorizers: &[Arc<dyn Authorizer>],
+    webhooks: &WebhookShared,
     figures: &policy::Figures,
 ) -> Result<Vec<Entry>, String> {
     let of = |name: &str| configured.get(name).unwrap_or(&Value::Null);
-    let authorizers: signers::Authorizers = authorizers.into();
-    let asks = || authorizers.clone();
+    let asks = || webhooks.authorizers.clone();
     fn entry(by: By, plugin: impl Plugin) -> Entry {
         (plugin.name(), by, Arc::new(plugin))
     }
@@ -169,6 +169,14 @@ fn all(
         ),
         entry(Law, certificate_origin::CertificateOrigin),
         entry(Law, rbac_escalation::RbacEscalation::new(rbac.clone())),
+        entry(
+            Itself,
+            MutatingAdmissionWebhook::new(webhooks.clone(), of("MutatingAdmissionWebhook"))?,
+        ),
+        entry(
+            Itself,
+            ValidatingAdmissionWebhook::new(webhooks.clone(), of("ValidatingAdmissionWebhook"))?,
+        ),
         entry(Itself, resource_quota::ResourceQuota),
     ])
 }
@@ -217,8 +225,13 @@ mod tests {
         let reader = World::new().reader.clone();
         let rbac = Rbac::new(reader.clone());
         let figures = policy::Figures::new(&mut prometheus_client::registry::Registry::default());
-        let chain =
-            chain(options, &reader, &rbac, &[], &figures).map_err(|error| error.to_string())?;
+        let webhooks = WebhookShared {
+            reader: reader.clone(),
+            authorizers: Arc::new([]),
+            metrics: WebhookMetrics::registered(&mut Default::default()),
+        };
+        let chain = chain(options, &reader, &rbac, &webhooks, &figures)
+            .map_err(|error| error.to_string())?;
         Ok(chain.iter().map(|plugin| plugin.name()).collect())
     }
 

@@ -140,7 +140,7 @@ async fn charge(
         return Ok(());
     };
     let key = resource.key(attributes.namespace, &name);
-    let draft = write::draft(&resource, &mut quota)?;
+    let draft = write::draft(&resource, &mut quota).await?;
     let action = Action::Put {
         draft,
         expires_in: None,

@@ -3,7 +3,7 @@
 
 use machinery::{
     Object, Status, Value,
-    decode::{self, Format},
+    decode::{self, Format, TypeMeta},
     field::{Error, Path},
     text::quote,
 };
@@ -63,54 +63,18 @@ pub(super) fn says_all(object: &Object) -> bool {
 
 /// What a body says that it is, or why that cannot be seen.
 pub(super) fn version_and_kind(media: media::Body, bytes: &[u8]) -> Result<Given, String> {
-    let tree = match media {
+    let meta = match media {
         media::Body::Protobuf => {
             machinery::protobuf::decode(bytes).map_err(|error| error.to_string())?;
             return Ok(Given::default());
         }
-        media::Body::Json => decode::tree(Format::Json, bytes)
-            .map_err(|why| format!("couldn't get version/kind; json parse error: {why}"))?,
-        media::Body::Yaml => decode::tree(Format::Yaml, bytes)?,
+        media::Body::Json => TypeMeta::from_json(bytes)?,
+        media::Body::Yaml => TypeMeta::from_value(decode::tree(Format::Yaml, bytes)?.0)?,
     };
-    let parse = |why: String| format!("couldn't get version/kind; json parse error: {why}");
-    let map = match tree.0 {
-        Value::Null => return Ok(Given::default()),
-        Value::Object(map) => map,
-        other => {
-            return Err(parse(format!(
-                r#"json: cannot unmarshal {} into Go value of type struct {{ APIVersion string "json:\"apiVersion,omitempty\""; Kind string "json:\"kind,omitempty\"" }}"#,
-                go_kind(&other)
-            )));
-        }
-    };
-    let text = |key: &str| match map.get(key) {
-        None | Some(Value::Null) => Ok(String::new()),
-        Some(Value::String(text)) => Ok(text.clone()),
-        Some(other) => Err(parse(format!(
-            "json: cannot unmarshal {} into Go struct field .{key} of type string",
-            go_kind(other)
-        ))),
-    };
-    let given = Given {
-        api_version: text("apiVersion")?,
-        kind: text("kind")?,
-    };
-    if given.api_version.matches('/').count() > 1 {
-        let version = &given.api_version;
-        return Err(format!("unexpected GroupVersion string: {version}"));
-    }
-    Ok(given)
-}
-
-fn go_kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "bool",
-        Value::Number(_) => "number",
-        Value::String(_) => "string",
-        Value::Array(_) => "array",
-        Value::Object(_) => "object",
-    }
+    Ok(Given {
+        api_version: meta.api_version,
+        kind: meta.kind,
+    })
 }
 
 /// 400 for a body that was refused.

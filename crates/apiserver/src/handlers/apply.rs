@@ -43,10 +43,11 @@ pub(crate) async fn serve(request: Request, resource: Arc<Resource>, output: Out
             config,
             warnings: parking_lot::Mutex::default(),
             writer: write.writer(&versions, &now),
+            versions: &versions,
         };
         write::update(&write, &change).await
     };
-    Ok(objects::respond(&output, core.supervise(task).await?))
+    objects::respond(&output, core.supervise(task).await?).await
 }
 
 /// What a configuration is applied to.
@@ -173,6 +174,7 @@ struct Applied<'a> {
     config: Configuration,
     warnings: parking_lot::Mutex<Vec<String>>,
     writer: apply::Writer<'a>,
+    versions: &'a write::Versions,
 }
 
 impl Applied<'_> {
@@ -190,6 +192,10 @@ impl Change for Applied<'_> {
 
     fn create(&self) -> Option<Result<Object, Status>> {
         (self.writer.subresource.is_empty()).then(|| self.merged(None))
+    }
+
+    fn versions(&self) -> Option<&write::Versions> {
+        Some(self.versions)
     }
 
     fn warnings(&self) -> Vec<String> {

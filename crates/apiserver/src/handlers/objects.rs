@@ -49,18 +49,22 @@ pub(crate) fn write(request: &Request, resource: &Arc<Resource>, options: &Write
         internal: false,
         admitted: false,
         options: options.given.clone(),
-        effects: Effects::of(request.audit.clone()),
+        effects: Effects::of(request.audit.clone(), request.deadline),
     }
 }
 
 /// The answer to a write.
-pub(crate) fn respond(output: &Output, written: Written) -> Response<Body> {
+pub(crate) async fn respond(output: &Output, written: Written) -> Answer {
     let code = if written.created {
         StatusCode::CREATED
     } else {
         StatusCode::OK
     };
-    respond::warn(output.respond(code, &written.object), &written.warnings)
+    let object = output.resource.convert_one(written.object).await?;
+    Ok(respond::warn(
+        output.respond(code, &object),
+        &written.warnings,
+    ))
 }
 
 pub(crate) async fn create(request: Request, resource: Arc<Resource>) -> Answer {
@@ -84,7 +88,7 @@ pub(crate) async fn create(request: Request, resource: Arc<Resource>) -> Answer 
     match core.supervise(task).await {
         Ok(mut written) => {
             written.warnings.splice(0..0, decoded.warnings);
-            Ok(respond(&output, written))
+            respond(&output, written).await
         }
         Err(status) => Err(status.warned(decoded.warnings)),
     }
@@ -112,7 +116,7 @@ pub(crate) async fn update(request: Request, resource: Arc<Resource>) -> Answer 
     };
     let core = request.core.clone();
     let task = async move { write::update(&write, &change).await };
-    Ok(respond(&output, core.supervise(task).await?))
+    respond(&output, core.supervise(task).await?).await
 }
 
 struct Replace {
@@ -184,11 +188,28 @@ pub(crate) async fn delete(request: Request, resource: Arc<Resource>) -> Answer 
     let accepted = options.orphan_dependents == Some(false);
     let warning = options.warning(&resource).map(str::to_owned);
     let core = request.core.clone();
-    let deleted = core
-        .supervise(async move { write::delete(&write, &options).await })
-        .await?;
+    let task = async move { delete_and_warn(&write, &options).await };
+    let (deleted, mut warnings) = core.supervise(task).await?;
+    warnings.extend(warning);
+    let deleted = Deleted {
+        object: resource.convert_one(deleted.object).await?,
+        ..deleted
+    };
     let answer = answer_deleted(&output, &resource, deleted, accepted);
-    Ok(respond::warn(answer, warning.as_slice()))
+    Ok(respond::warn(answer, &warnings))
+}
+
+/// Deletes; what admission warns of comes with the result.
+async fn delete_and_warn(
+    write: &Write,
+    options: &DeleteOptions,
+) -> Result<(Deleted, Vec<String>), Status> {
+    let deleted = write::delete(write, options).await;
+    let warnings = write.effects.take_warnings();
+    match deleted {
+        Ok(deleted) => Ok((deleted, warnings)),
+        Err(status) => Err(status.warned(warnings)),
+    }
 }
 
 fn answer_deleted(
@@ -225,18 +246,26 @@ pub(crate) async fn delete_collection(request: Request, resource: Arc<Resource>)
         .unwrap_or_default();
     let page = read::selected(&request, &resource, &namespace).await?;
     let warning = options.warning(&resource).map(str::to_owned);
-    let warning = warning.filter(|_| !page.objects.is_empty());
+    let mut warnings = Vec::new();
+    warnings.extend(warning.filter(|_| !page.objects.is_empty()));
     for object in &page.objects {
         let mut write = write(&request, &resource, &write_options);
         write.name = object.header.name.to_string();
         write.namespace = object.header.namespace.to_string();
         let options = options.clone();
-        let task = async move { write::delete(&write, &options).await };
+        let task = async move { delete_and_warn(&write, &options).await };
         match request.core.supervise(task).await {
             Err(status) if status.code != 404 => return Err(status),
-            _ => {}
+            Err(_) => {}
+            Ok((_, found)) => {
+                for warning in found {
+                    if !warnings.contains(&warning) {
+                        warnings.push(warning);
+                    }
+                }
+            }
         }
     }
     let answer = pieces::respond(output, page);
-    Ok(respond::warn(answer, warning.as_slice()))
+    Ok(respond::warn(answer, &warnings))
 }

@@ -354,5 +354,5 @@ pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     };
     let core = request.core.clone();
     let task = async move { write::update(&write, &change).await };
-    Ok(objects::respond(&output, core.supervise(task).await?))
+    objects::respond(&output, core.supervise(task).await?).await
 }

@@ -64,9 +64,9 @@ async fn give_node(request: Request, mut write: Write, binding: Decoded) -> Answ
         let change = move |old: &Object| assign(old, &binding, &node, &now);
         write::update(&write, &change).await
     };
-    core.supervise(task)
-        .await
-        .map_err(|why| why.warned(warnings.clone()))?;
+    let written = core.supervise(task).await;
+    let written = written.map_err(|why| why.warned(warnings.clone()))?;
+    let warnings = [warnings, written.warnings].concat();
     Ok(respond::warn(success(StatusCode::CREATED), &warnings))
 }
 

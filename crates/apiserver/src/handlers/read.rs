@@ -68,7 +68,8 @@ pub(crate) async fn get(request: Request, resource: Arc<Resource>) -> Answer {
     stores.count(all, &resource.labels, Operation::Get, begun, read.is_err());
     let (_, entry) = read.map_err(failure::of_store)?;
     let entry = entry.ok_or_else(|| Status::not_found(&resource.group, &resource.plural, name))?;
-    Ok(output.respond(StatusCode::OK, &entry.object))
+    let object = resource.convert_one(entry.object).await?;
+    Ok(output.respond(StatusCode::OK, &object))
 }
 
 /// What a list asks for beside its selection.
@@ -254,7 +255,7 @@ async fn page(
     let listed = request.core.store.list(ask).await;
     let (stores, labels) = (&resource.stores, &resource.labels);
     stores.count(all, labels, Operation::List, begun, listed.is_err());
-    let listed = match listed {
+    let mut listed = match listed {
         Ok(listed) => listed,
         Err(store::Error::Compacted { .. }) if paging.fallback.is_some() => {
             return Err(expired(paging.fallback));
@@ -273,6 +274,13 @@ async fn page(
         }
         Err(error) => return Err(failure::of_store(error)),
     };
+    if resource.converts() {
+        let objects = listed.entries.iter().map(|entry| entry.object.clone());
+        let objects = resource.convert_all(objects.collect()).await?;
+        for (entry, object) in listed.entries.iter_mut().zip(objects) {
+            entry.object = object;
+        }
+    }
     let read = listed.entries.len();
     let page = cut(listed, selection, paging.limit, root.len());
     stores.listed(all, labels, read, read, page.objects.len());

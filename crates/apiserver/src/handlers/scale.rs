@@ -48,7 +48,7 @@ async fn get(request: Request, resource: Arc<Resource>) -> Answer {
     let missing = || Status::not_found(&resource.group, &resource.plural, &subject.name);
     let entry = entry.ok_or_else(missing)?;
     let output = read::output(&request, &resource)?;
-    let object = resource.parse(&entry.object);
+    let object = resource.parse_converted(&entry.object).await?;
     if let Some(paths) = resource.scale()
         && read_number(&paths.spec, &object)?.is_none()
     {
@@ -166,7 +166,8 @@ async fn write(request: Request, resource: Arc<Resource>) -> Answer {
     let core = request.core.clone();
     let task = async move { write::update(&write, &change).await };
     let written = core.supervise(task).await?;
-    let response = answer(&output, &resource, &resource.parse(&written.object))?;
+    let object = resource.parse_converted(&written.object).await?;
+    let response = answer(&output, &resource, &object)?;
     Ok(respond::warn(response, &written.warnings))
 }
 

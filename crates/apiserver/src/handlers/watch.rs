@@ -17,6 +17,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use futures::{Stream, StreamExt, stream::BoxStream};
 use http::StatusCode;
 use machinery::{Status, field, json::json, protobuf, schema::Type, text};
+use parking_lot::Mutex;
 use prometheus_client::metrics::{counter::Counter, histogram::Histogram};
 use rand::Rng;
 use store::{Event, Freshness, ListRequest, Revision, WatchItem};
@@ -156,7 +157,7 @@ pub(crate) async fn watch(mut request: Request, resource: Arc<Resource>) -> Answ
         Ok(watcher) => watcher.boxed(),
         // Once the request itself is right, what goes wrong is told as an event.
         Err(error) => {
-            let event = error_event(&output, &failure::of_store(error));
+            let event = error_event(&output, &error);
             futures::stream::once(std::future::ready(event)).boxed()
         }
     };
@@ -220,6 +221,8 @@ struct Watcher {
     _counted: Counted,
     mark: bool,
     events: store::Watch<Stored>,
+    /// Why events end that have to be converted.
+    unconverted: Option<Unconverted>,
     /// Everything up to here has been sent.
     reached: Revision,
     bookmarks: bool,
@@ -235,6 +238,69 @@ struct Watcher {
     /// Whether it is somebody else's turn.
     rests: bool,
     over: bool,
+}
+
+/// Guards why a conversion failed.
+type Unconverted = Arc<Mutex<Option<Status>>>;
+
+/// Events whose objects are converted; they end where that fails.
+fn converted(
+    events: store::Watch<Stored>,
+    resource: Arc<Resource>,
+) -> (store::Watch<Stored>, Option<Unconverted>) {
+    let failed = Unconverted::default();
+    let noted = failed.clone();
+    let events = events.then(move |item| {
+        let (resource, noted) = (resource.clone(), noted.clone());
+        async move {
+            match item {
+                Ok(item) => match convert_item(item, &resource).await {
+                    Ok(item) => Some(Ok(item)),
+                    Err(status) => {
+                        *noted.lock() = Some(status);
+                        None
+                    }
+                },
+                Err(error) => Some(Err(error)),
+            }
+        }
+    });
+    let until_failed = events
+        .take_while(|item| std::future::ready(item.is_some()))
+        .filter_map(std::future::ready);
+    (until_failed.boxed(), Some(failed))
+}
+
+async fn convert_item(
+    item: WatchItem<Stored>,
+    resource: &Resource,
+) -> Result<WatchItem<Stored>, Status> {
+    let WatchItem::Events { revision, events } = item else {
+        return Ok(item);
+    };
+    let mut events: Vec<Event<Stored>> = events.to_vec();
+    let entries = || {
+        let both = events
+            .iter()
+            .flat_map(|event| [&event.current, &event.previous]);
+        both.flatten()
+    };
+    let objects = entries().map(|entry| entry.object.clone()).collect();
+    let mut objects = resource.convert_all(objects).await?.into_iter();
+    for event in &mut events {
+        for entry in [&mut event.current, &mut event.previous]
+            .into_iter()
+            .flatten()
+        {
+            if let Some(object) = objects.next() {
+                entry.object = object;
+            }
+        }
+    }
+    Ok(WatchItem::Events {
+        revision,
+        events: events.into(),
+    })
 }
 
 /// One more that watches, until it is dropped.
@@ -259,7 +325,7 @@ impl Watcher {
         output: Output,
         selection: Selection,
         options: Options,
-    ) -> Result<Self, store::Error> {
+    ) -> Result<Self, Status> {
         let (store, resource) = (&request.core.store, &output.resource);
         let (namespace, _) = request.info.place();
         let prefix = match selection.name() {
@@ -271,7 +337,7 @@ impl Watcher {
         let mut initial = Vec::new();
         let after = match options.start {
             Start::After(after) => after,
-            Start::Now => store.revision().await?,
+            Start::Now => store.revision().await.map_err(failure::of_store)?,
             Start::State(freshness) => {
                 let ask = ListRequest {
                     prefix: prefix.clone(),
@@ -279,15 +345,23 @@ impl Watcher {
                     limit: None,
                     freshness,
                 };
-                let listed = store.list(ask).await?;
+                let listed = store.list(ask).await.map_err(failure::of_store)?;
                 let objects = listed.entries.into_iter().map(|entry| entry.object);
+                let objects = resource.convert_all(objects.collect()).await?.into_iter();
                 initial = objects.filter(|object| selection.matches(object)).collect();
                 listed.revision
             }
         };
         let (sent, sizes) = request.core.metrics.watch_events(&resource.labels);
+        let events = store.watch(prefix, after).await;
+        let mut events = events.map_err(failure::of_store)?;
+        let mut unconverted = None;
+        if resource.converts() {
+            (events, unconverted) = converted(events, resource.clone());
+        }
         Ok(Self {
-            events: store.watch(prefix, after).await?,
+            events,
+            unconverted,
             initial: initial.into_iter(),
             seat: request.take_seat().map(Seat::while_sending),
             _counted: Counted::new(&resource.watchers),
@@ -353,7 +427,13 @@ impl Watcher {
                 self.over = true;
                 out.put_slice(&error_event(&self.output, &failure::of_store(error)));
             }
-            None => self.over = true,
+            None => {
+                self.over = true;
+                let failed = self.unconverted.as_ref();
+                if let Some(status) = failed.and_then(|failed| failed.lock().take()) {
+                    out.put_slice(&error_event(&self.output, &status));
+                }
+            }
         }
     }
 

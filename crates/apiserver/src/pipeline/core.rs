@@ -12,7 +12,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     Config, Error, Reader, Registry, Store,
-    admission::{self, Plugin},
+    admission::{self, Plugin, WebhookShared},
     audit::Audit,
     metrics::Metrics,
     sending::Budget,
@@ -28,6 +28,8 @@ pub(crate) struct Core {
     pub(crate) reader: Reader,
     pub(crate) access: Access,
     pub(crate) admission: Vec<Arc<dyn Plugin>>,
+    /// Calls the webhooks that convert custom resources.
+    pub(crate) conversion: Arc<webhook::Client>,
     pub(crate) fairness: Arc<Fairness>,
     /// Allocates addresses and ports of Services.
     pub(crate) service_allocator: Arc<Allocator>,
@@ -91,14 +93,23 @@ impl Core {
             cidrs: config.service_cidrs.clone(),
             node_ports: config.node_ports.clone(),
         };
+        let webhooks = WebhookShared {
+            reader: reader.clone(),
+            authorizers: access.authorizers.as_slice().into(),
+            metrics: metrics.webhooks.clone(),
+        };
         Ok(Self {
             admission: admission::chain(
                 &config.admission,
                 &reader,
                 &access.rbac,
-                &access.authorizers,
+                &webhooks,
                 &metrics.policies,
             )?,
+            conversion: Arc::new(webhook::Client::new(
+                Arc::new(admission::Endpoints::new(reader.clone())),
+                webhook::Credentials::default(),
+            )),
             access,
             audit,
             fairness: Arc::new(fairness),

@@ -1,6 +1,10 @@
 //! Hands a request to its handler, and ends it when its deadline has passed.
 
-use std::{sync::Arc, task::Poll, time::Duration};
+use std::{
+    sync::Arc,
+    task::Poll,
+    time::{Duration, Instant},
+};
 
 use flowcontrol::Seat;
 use http::{Response, request::Parts};
@@ -30,6 +34,8 @@ pub(crate) struct Request {
     pub(crate) parts: Parts,
     /// What is written down of it, if anything.
     pub(crate) audit: Option<Arc<Ticket>>,
+    /// When it has to be answered, unless it is long-running.
+    pub(crate) deadline: Option<Instant>,
     /// Guards the body until a handler takes it; a body can be sent but not shared.
     body: Mutex<Option<RequestBody>>,
     /// Guards the seat of a long-running request until it has begun.
@@ -82,6 +88,7 @@ pub(super) async fn dispatch(
         query,
         parts,
         audit: exchange.ticket.clone(),
+        deadline: (!is_long_running).then(|| begun + deadline),
         body: Mutex::new(body),
         seat: Mutex::new(seat.take_if(|_| is_long_running)),
     };

@@ -1,6 +1,7 @@
 //! What is answered by somebody else: logs and streams by the kubelet of the pod's node, proxied
 //! requests by pods, services and nodes.
 
+mod admit;
 mod backend;
 mod html;
 mod locate;
@@ -62,6 +63,10 @@ const MAX_REFUSAL: usize = 10 * 1024;
 /// Serves `log`, `exec`, `attach`, `portforward` and `proxy`.
 pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     let subject = request.info.resource.clone().unwrap_or_default();
+    let mut request = request;
+    if subject.subresource != "log" {
+        admit::connect(&mut request, &resource).await?;
+    }
     let location = locate::locate(&request, &resource).await?;
     if subject.subresource == "proxy"
         && let Some(answer) = redirect::to_root(&request.parts, subject.depth)

@@ -62,7 +62,7 @@ async fn attempt(
     kind.default_at(&mut object, &now);
     let stage = owners::Stage::Request;
     owners::without_duplicates(&mut object, stage, &write.effects);
-    let owned = write.track_new(&mut object);
+    let owned = write.track_new(&mut object).await?;
     refuse_leaving(write, &object)?;
     write
         .admit_mutating(Operation::Create, &mut object, None)
@@ -93,7 +93,7 @@ async fn attempt(
         .admit_validating(Operation::Create, Some(&object), None)
         .await?;
     ops.extend(write.effects.take_ops());
-    let draft = draft_new(&write.resource, &mut object, owned.as_deref())?;
+    let draft = draft_new(&write.resource, &mut object, owned.as_deref()).await?;
     let warnings = write.effects.take_warnings();
     if write.dry_run {
         if standing(write, &name).await?.is_some() {

@@ -145,7 +145,7 @@ async fn attempt(
     options: &DeleteOptions,
     entry: Entry<Stored>,
 ) -> Result<Result<Deleted, Lost>, Status> {
-    let mut object = write.resource.parse(&entry.object);
+    let mut object = write.resource.parse_converted(&entry.object).await?;
     check_preconditions(write, options, &object)?;
     write.admit_delete(&object).await?;
     let step = decide(write, options, &mut object)?;
@@ -160,7 +160,7 @@ async fn attempt(
         Step::Nothing => stands(entry.object),
         Step::Mark => {
             write.resource.kind.mark_terminating(&mut object);
-            let draft = write.draft(&mut object)?;
+            let draft = write.draft(&mut object).await?;
             if write.dry_run {
                 return stands(Arc::new(Stored::stamp(draft, revision)));
             }
@@ -203,7 +203,7 @@ async fn mark_and_remove(
     mut object: Object,
     revision: Revision,
 ) -> Result<Result<Deleted, Lost>, Status> {
-    let draft = write.draft(&mut object)?;
+    let draft = write.draft(&mut object).await?;
     if write.dry_run {
         return Ok(Ok(Deleted {
             object: Arc::new(Stored::stamp(draft, revision)),

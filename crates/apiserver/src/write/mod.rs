@@ -266,25 +266,36 @@ impl Write {
     }
 
     /// Notes in managedFields whose fields this write sets.
-    fn track(&self, live: Option<&Object>, object: &mut Object) {
+    async fn track(&self, live: Option<&Object>, object: &mut Object) -> Result<(), Status> {
         if self.tracked {
-            return;
+            return Ok(());
         }
         let now = meta::time(self.core.config.clock.now());
         let versions = self.versions();
-        apply::track(live, object, &self.writer(&versions, &now));
+        if !versions.asks() {
+            apply::track(live, object, &self.writer(&versions, &now));
+            return Ok(());
+        }
+        loop {
+            let mut tracked = object.clone();
+            apply::track(live, &mut tracked, &self.writer(&versions, &now));
+            if !versions.settle().await? {
+                *object = tracked;
+                return Ok(());
+            }
+        }
     }
 
     /// As [`Write::track`] of a new object. Returns the set of its creator's fields, unless it is in the
     /// object.
-    fn track_new(&self, object: &mut Object) -> Option<Vec<u8>> {
+    async fn track_new(&self, object: &mut Object) -> Result<Option<Vec<u8>>, Status> {
         if self.tracked || self.resource.kind.changes_managers() {
-            self.track(None, object);
-            return None;
+            self.track(None, object).await?;
+            return Ok(None);
         }
         let now = meta::time(self.core.config.clock.now());
         let versions = self.versions();
-        apply::track_new(object, &self.writer(&versions, &now))
+        Ok(apply::track_new(object, &self.writer(&versions, &now)))
     }
 
     /// The versions that the objects have.
@@ -316,19 +327,20 @@ impl Write {
     }
 
     /// The object as it goes to the store. A link to itself does not, but is seen in a rehearsal.
-    pub(crate) fn draft(&self, object: &mut Object) -> Result<Draft, Status> {
+    pub(crate) async fn draft(&self, object: &mut Object) -> Result<Draft, Status> {
         if !self.dry_run {
             meta::of_mut(object).shift_remove("selfLink");
         }
-        draft(&self.resource, object)
+        draft(&self.resource, object).await
     }
 
     /// An object in the form that is stored, as it goes to the store.
-    fn draft_stored(&self, object: &mut Object) -> Result<Draft, Status> {
+    async fn draft_stored(&self, object: &mut Object) -> Result<Draft, Status> {
         draft(
             self.resource.storage.as_ref().unwrap_or(&self.resource),
             object,
         )
+        .await
     }
 
     /// Puts a draft, with whatever joined the transaction.
@@ -421,12 +433,12 @@ fn nothing_came_back() -> Status {
 }
 
 /// An object's canonical bytes and header, in the form it is stored in.
-pub(crate) fn draft(resource: &Resource, object: &mut Object) -> Result<Draft, Status> {
-    draft_new(resource, object, None)
+pub(crate) async fn draft(resource: &Resource, object: &mut Object) -> Result<Draft, Status> {
+    draft_new(resource, object, None).await
 }
 
 /// The same of a new object, whose creator owns these fields.
-fn draft_new(
+async fn draft_new(
     resource: &Resource,
     object: &mut Object,
     owned: Option<&[u8]>,
@@ -438,7 +450,18 @@ fn draft_new(
     let Some(storage) = &resource.storage else {
         return encoded(resource, object, owned);
     };
-    encoded(storage, &resource.kind.to_stored(object.clone()), owned)
+    let webhook = resource
+        .definition
+        .as_ref()
+        .and_then(|kind| kind.conversion.as_ref());
+    if webhook.is_none() {
+        return encoded(storage, &resource.kind.to_stored(object.clone()), owned);
+    }
+    let mut converted = storage.convert(vec![object.clone()]).await?;
+    let converted = converted
+        .pop()
+        .ok_or_else(|| Status::internal("an object is lost"))?;
+    encoded(storage, &converted, owned)
 }
 
 fn encoded(resource: &Resource, object: &Object, owned: Option<&[u8]>) -> Result<Draft, Status> {

@@ -7,7 +7,7 @@ use machinery::schema::Field;
 use machinery::{Object, Status, Value, apply, field};
 use store::{Entry, Freshness, Precondition};
 
-use super::{Lost, Write, Written, create, owners};
+use super::{Lost, Versions, Write, Written, create, owners};
 use crate::{
     Stored,
     admission::{Operation, policy},
@@ -26,6 +26,11 @@ pub(crate) trait Change: Send + Sync {
 
     /// The object to create when none stands there; `None` refuses with 404.
     fn create(&self) -> Option<Result<Object, Status>> {
+        None
+    }
+
+    /// The versions that the change converts between, where it does.
+    fn versions(&self) -> Option<&Versions> {
         None
     }
 
@@ -65,14 +70,25 @@ async fn changed(write: &Write, change: &dyn Change) -> Result<Written, Status> 
             let again = || created(write, change);
             return create(write, again()?, again).await;
         };
-        let old = write.resource.parse(&entry.object);
+        let old = write.resource.parse_converted(&entry.object).await?;
         check_uid(write, change.uid(), &old)?;
-        let mut new = change.apply(&old)?;
+        let mut new = applied(change, &old).await?;
         write.settle_place(&mut new)?;
         write.check_name(&new)?;
         match attempt(write, new, old, entry).await? {
             Ok(written) => return Ok(written),
             Err(lost) => race.lost(lost).await?,
+        }
+    }
+}
+
+/// The new object. Made once more when a webhook had to convert something on the way.
+async fn applied(change: &dyn Change, old: &Object) -> Result<Object, Status> {
+    loop {
+        let new = change.apply(old);
+        match change.versions() {
+            Some(versions) if versions.settle().await? => {}
+            _ => return new,
         }
     }
 }
@@ -110,7 +126,7 @@ async fn attempt(
     kind.default(&mut object);
     let now = meta::time(write.core.config.clock.now());
     kind.default_at(&mut object, &now);
-    write.track(Some(&old), &mut object);
+    write.track(Some(&old), &mut object).await?;
     write
         .admit_mutating(Operation::Update, &mut object, Some(&old))
         .await?;
@@ -147,8 +163,8 @@ async fn attempt(
     };
     let gone = hooks::ends_with(write, &object, &old);
     let draft = match untouched(write, &object, &old, &entry) {
-        Some(mut stored) => write.draft_stored(&mut stored)?,
-        None => write.draft(&mut object)?,
+        Some(mut stored) => write.draft_stored(&mut stored).await?,
+        None => write.draft(&mut object).await?,
     };
     if draft.bytes == entry.object.unstamped() && ops.is_empty() && !gone {
         return Ok(Ok(written(entry.object)));

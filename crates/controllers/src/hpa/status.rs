@@ -36,7 +36,7 @@ pub(super) fn set_condition(
         Some(known) => {
             let since = known.last_transition_time.take();
             let since = since.filter(|_| known.status == value);
-            let since = since.or_else(|| Some(Time(now)));
+            let since = since.or(Some(Time(now)));
             *known = HorizontalPodAutoscalerCondition {
                 last_transition_time: since,
                 ..condition

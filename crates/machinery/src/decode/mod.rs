@@ -3,6 +3,7 @@
 
 mod surrogates;
 mod syntax;
+mod type_meta;
 mod typed;
 mod walk;
 mod yaml;
@@ -15,6 +16,7 @@ use crate::{Object, Value};
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use std::cell::Cell;
 use std::fmt;
+pub use type_meta::TypeMeta;
 
 /// More findings than this are not told.
 const MAX_FINDINGS: usize = 100;

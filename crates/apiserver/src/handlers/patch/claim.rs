@@ -3,10 +3,11 @@
 
 use machinery::{
     Object, Status,
+    decode::TypeMeta,
     field::{Error, Errors, Path},
 };
 
-use crate::{Resource, convert, meta};
+use crate::{Resource, meta};
 
 /// Another kind or version than that of the resource.
 pub(crate) struct Claim {
@@ -25,7 +26,8 @@ pub(super) enum Unreadable {
 /// What an object says that it is, where that is something else than the resource's kind.
 pub(super) fn read(resource: &Resource, object: &Object) -> Result<Option<Claim>, Unreadable> {
     let shown = super::sorted(object);
-    let (api_version, kind) = convert::claimed(shown.as_bytes()).map_err(Unreadable::Invalid)?;
+    let meta = TypeMeta::from_json(shown.as_bytes()).map_err(Unreadable::Invalid)?;
+    let TypeMeta { api_version, kind } = meta;
     if kind.is_empty() {
         let why = format!("Object 'Kind' is missing in '{shown}'");
         return Err(Unreadable::Invalid(why));

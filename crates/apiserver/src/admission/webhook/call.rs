@@ -1,0 +1,128 @@
+//! One call of one webhook.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use machinery::{Object, Status, text::quote};
+use webhook::{Call, Client};
+
+use super::{
+    super::matching::{Attributes, Matched},
+    hooks::Hook,
+    metrics::{ErrorType, Metrics, Observed},
+    review::{self, Invalid, Response},
+};
+
+/// Bytes of an answer. A patch is not larger than the largest request by much.
+const LARGEST_ANSWER: usize = 16 << 20;
+
+/// Why a webhook does not let a request through.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    /// It could not be asked: the failure policy decides.
+    Failed { why: String, code: u16 },
+    /// It said no.
+    Denied(Status),
+    /// Something is wrong with what it wants.
+    Internal(Status),
+}
+
+/// The time that is left of a request, as far as it is bounded.
+pub(super) fn left(deadline: Option<Instant>) -> Option<Duration> {
+    deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
+}
+
+/// The refusal of a request whose time is up.
+pub(super) fn timed_out() -> Status {
+    Status::timeout("request did not complete within requested timeout", 0)
+}
+
+/// Asks a webhook.
+pub(super) async fn call(
+    client: &Client,
+    hook: &Hook,
+    attributes: &Attributes<'_>,
+    matched: &Matched<'_>,
+    (object, old): (Option<&Object>, Option<&Object>),
+    mutating: bool,
+    deadline: Option<Instant>,
+) -> Result<Response, Refusal> {
+    let failed = |why: String, code: u16| Refusal::Failed { why, code };
+    if attributes.dry_run {
+        match hook.is_pure_in_dry_run {
+            None => return Err(failed("Webhook SideEffects is nil".to_owned(), 400)),
+            Some(true) => {}
+            Some(false) => {
+                return Err(Refusal::Internal(Status::bad_request(format!(
+                    "admission webhook {} does not support dry run",
+                    quote(&hook.name)
+                ))));
+            }
+        }
+    }
+    let Some(version) = hook.review else {
+        let why = "could not create admission objects: webhook does not accept known AdmissionReview versions (v1, v1beta1)";
+        return Err(failed(why.to_owned(), 400));
+    };
+    let uid = uuid::Uuid::new_v4().to_string();
+    let body = review::request(version, &uid, attributes, matched, object, old);
+    let call = Call {
+        body: Bytes::from(body),
+        timeout: left(deadline).map_or(hook.timeout, |left| left.min(hook.timeout)),
+        limit: LARGEST_ANSWER,
+    };
+    let answer = client.post(&hook.client, call).await.map_err(|failure| {
+        failed(
+            format!("failed to call webhook: {}", failure.message),
+            failure.code,
+        )
+    })?;
+    if answer.body.is_empty() {
+        let why = format!(
+            "failed to call webhook: 0-length response with status code: {} and content type: {}",
+            answer.code, answer.content_type
+        );
+        return Err(failed(why, 503));
+    }
+    let response = review::response(version, &uid, mutating, &answer.body);
+    response.map_err(|invalid| match invalid {
+        Invalid::Undecodable(why) => failed(format!("failed to call webhook: {why}"), 503),
+        Invalid::Unexpected(why) => {
+            failed(format!("received invalid webhook response: {why}"), 503)
+        }
+        Invalid::Patch(why) => failed(
+            format!("received undecodable patch in webhook response: {why}"),
+            503,
+        ),
+        Invalid::PatchType(why) => failed(why, 400),
+    })
+}
+
+/// Counts a call.
+pub(super) fn observe<T>(
+    metrics: &Metrics,
+    what: &Observed<'_>,
+    hook: &Hook,
+    took: Duration,
+    result: &Result<T, Refusal>,
+) {
+    let (rejection, code) = match result {
+        Ok(_) => (None, 200),
+        Err(Refusal::Failed { code, .. }) => {
+            let why = (!hook.ignores_failures).then_some(ErrorType::CallingWebhook);
+            (why, *code)
+        }
+        Err(Refusal::Denied(status)) => (Some(ErrorType::None), status.code),
+        Err(Refusal::Internal(_)) => (Some(ErrorType::ServerInternal), 0),
+    };
+    if let Some(why) = rejection {
+        metrics.rejected(what, why, code);
+    }
+    metrics.called(what, took, rejection.is_some(), code);
+}
+
+/// The refusal of a request because a webhook could not be asked.
+pub(super) fn failed_closed(hook: &Hook, why: &str) -> Status {
+    let name = quote(&hook.name);
+    Status::internal(format!("failed calling webhook {name}: {why}"))
+}

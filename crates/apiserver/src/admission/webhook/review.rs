@@ -1,0 +1,344 @@
+//! AdmissionReviews: what is sent, and what an answer has to be.
+
+use std::collections::BTreeMap;
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use machinery::{
+    Object, Status, Value,
+    decode::TypeMeta,
+    json::{from_slice, from_value, json},
+    patch::json::go_kind,
+    text::quote,
+};
+
+use super::{
+    super::matching::{Attributes, Matched},
+    hooks::Version,
+};
+
+const KIND: &str = "AdmissionReview";
+
+impl Version {
+    fn api_version(self) -> &'static str {
+        match self {
+            Self::V1 => "admission.k8s.io/v1",
+            Self::V1beta1 => "admission.k8s.io/v1beta1",
+        }
+    }
+}
+
+/// What a webhook answered.
+#[derive(Debug, Default)]
+pub(super) struct Response {
+    pub(super) allowed: bool,
+    /// Operations of a JSON patch; none where nothing changes.
+    pub(super) patch: Option<Value>,
+    pub(super) warnings: Vec<String>,
+    pub(super) audit: BTreeMap<String, String>,
+    result: Value,
+}
+
+/// Why an answer does not count.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Invalid {
+    /// It cannot be read.
+    Undecodable(String),
+    /// It is not what was asked for.
+    Unexpected(String),
+    /// Its patch cannot be read.
+    Patch(String),
+    /// Its patch is of a type that nobody knows.
+    PatchType(String),
+}
+
+/// The review of a request in the form that was matched, as bytes.
+pub(super) fn request(
+    version: Version,
+    uid: &str,
+    attributes: &Attributes<'_>,
+    matched: &Matched<'_>,
+    object: Option<&Object>,
+    old: Option<&Object>,
+) -> Vec<u8> {
+    let mut request = attributes.request(matched);
+    request["uid"] = uid.into();
+    let shown = |object: Option<&Object>| object.cloned().map_or(Value::Null, Value::Object);
+    request["object"] = shown(object);
+    request["oldObject"] = shown(old);
+    let review = json!({"kind": KIND, "apiVersion": version.api_version(), "request": request});
+    review.to_string().into_bytes()
+}
+
+/// Reads and checks an answer.
+pub(super) fn response(
+    version: Version,
+    uid: &str,
+    mutating: bool,
+    bytes: &[u8],
+) -> Result<Response, Invalid> {
+    let TypeMeta { api_version, kind } =
+        TypeMeta::from_json(bytes).map_err(Invalid::Undecodable)?;
+    let own = version.api_version();
+    let is_other = |given: &str, own: &str| !given.is_empty() && given != own;
+    if is_other(&api_version, own) || is_other(&kind, KIND) {
+        return Err(Invalid::Undecodable(format!(
+            "no kind {} is registered for version {}",
+            quote(&kind),
+            quote(&api_version)
+        )));
+    }
+    let review: Value =
+        from_slice(bytes).map_err(|error| Invalid::Undecodable(error.to_string()))?;
+    let response = &review["response"];
+    let unexpected = |why: String| Err(Invalid::Unexpected(why));
+    if response.is_null() {
+        return unexpected("webhook response was absent".to_owned());
+    }
+    let fields = Fields { response };
+    let (patch, patch_type) = (fields.text("patch")?, fields.text("patchType")?);
+    let given = fields.text("uid")?.unwrap_or_default();
+    let has_patch = patch.is_some_and(|patch| !patch.is_empty());
+    if version == Version::V1 {
+        if given != uid {
+            let (uid, given) = (quote(uid), quote(given));
+            return unexpected(format!("expected response.uid={uid}, got {given}"));
+        }
+        if api_version != own || kind != KIND {
+            return unexpected(format!(
+                "expected webhook response of {own}, Kind={KIND}, got {}, Kind={kind}",
+                if api_version.is_empty() {
+                    "/"
+                } else {
+                    &api_version
+                }
+            ));
+        }
+        check_patch(mutating, has_patch, patch_type)?;
+    }
+    let patch = patch.filter(|_| mutating && has_patch);
+    let result = match &response["status"] {
+        Value::Null => Value::Null,
+        result @ Value::Object(_) => result.clone(),
+        other => return Err(mistyped(other, "status", "v1.Status")),
+    };
+    Ok(Response {
+        allowed: fields.truth("allowed")?,
+        patch: match patch {
+            None => None,
+            Some(patch) => Some(decode_patch(patch, patch_type, version)?),
+        },
+        warnings: fields.texts("warnings")?,
+        audit: fields.text_map("auditAnnotations")?,
+        result,
+    })
+}
+
+/// A patch comes with its type, and from mutating webhooks alone.
+fn check_patch(mutating: bool, has_patch: bool, patch_type: Option<&str>) -> Result<(), Invalid> {
+    let why = match (mutating, has_patch, patch_type) {
+        (true, true, None) => "webhook returned response.patch but not response.patchType",
+        (true, false, Some(_)) => "webhook returned response.patchType but not response.patch",
+        (true, _, Some("")) => "webhook returned invalid response.patchType of \"\"",
+        (false, true, _) => "validating webhook may not return response.patch",
+        (false, _, Some(_)) => "validating webhook may not return response.patchType",
+        _ => return Ok(()),
+    };
+    Err(Invalid::Unexpected(why.to_owned()))
+}
+
+fn decode_patch(text: &str, patch_type: Option<&str>, version: Version) -> Result<Value, Invalid> {
+    let undecodable = |why: String| Invalid::Undecodable(why);
+    let bytes = STANDARD
+        .decode(text)
+        .map_err(|_| undecodable("illegal base64 data in response.patch".to_owned()))?;
+    let patch: Value = from_slice(&bytes).map_err(|error| Invalid::Patch(error.to_string()))?;
+    machinery::patch::json::check(&patch, false).map_err(Invalid::Patch)?;
+    match patch_type {
+        Some("JSONPatch") => Ok(patch),
+        _ if version == Version::V1beta1 => Ok(patch),
+        other => {
+            let other = quote(other.unwrap_or_default());
+            Err(Invalid::PatchType(format!(
+                "unsupported patch type {other}"
+            )))
+        }
+    }
+}
+
+/// The fields of a response; those of another type are an error.
+struct Fields<'a> {
+    response: &'a Value,
+}
+
+fn mistyped(value: &Value, name: &str, wanted: &str) -> Invalid {
+    let given = go_kind(value);
+    Invalid::Undecodable(format!(
+        "json: cannot unmarshal {given} into Go struct field AdmissionResponse.response.{name} of type {wanted}"
+    ))
+}
+
+impl<'a> Fields<'a> {
+    fn text(&self, name: &str) -> Result<Option<&'a str>, Invalid> {
+        match &self.response[name] {
+            Value::Null => Ok(None),
+            Value::String(text) => Ok(Some(text.as_str())),
+            other => Err(mistyped(other, name, "string")),
+        }
+    }
+
+    fn truth(&self, name: &str) -> Result<bool, Invalid> {
+        match &self.response[name] {
+            Value::Null => Ok(false),
+            Value::Bool(truth) => Ok(*truth),
+            other => Err(mistyped(other, name, "bool")),
+        }
+    }
+
+    fn texts(&self, name: &str) -> Result<Vec<String>, Invalid> {
+        let list = match &self.response[name] {
+            Value::Null => return Ok(Vec::new()),
+            Value::Array(list) => list.iter(),
+            other => return Err(mistyped(other, name, "[]string")),
+        };
+        list.map(|item| match item {
+            Value::String(text) => Ok(text.to_string()),
+            other => Err(mistyped(other, name, "string")),
+        })
+        .collect()
+    }
+
+    fn text_map(&self, name: &str) -> Result<BTreeMap<String, String>, Invalid> {
+        let map = match &self.response[name] {
+            Value::Null => return Ok(BTreeMap::new()),
+            Value::Object(map) => map.iter(),
+            other => return Err(mistyped(other, name, "map[string]string")),
+        };
+        map.map(|(key, item)| match item {
+            Value::String(text) => Ok((key.to_string(), text.to_string())),
+            other => Err(mistyped(other, name, "string")),
+        })
+        .collect()
+    }
+}
+
+impl Response {
+    /// The refusal: what the webhook says, with a code that is one of failure.
+    pub(super) fn denial(&self, webhook: &str) -> Status {
+        let denied = format!("admission webhook {} denied the request", quote(webhook));
+        let text = |key: &str| self.result[key].as_str().unwrap_or_default();
+        let message = match (text("message"), text("reason")) {
+            ("", "") => format!("{denied} without explanation"),
+            ("", reason) => format!("{denied}: {reason}"),
+            (message, _) => format!("{denied}: {message}"),
+        };
+        let code = self.result["code"].as_u64().unwrap_or_default();
+        let code = u16::try_from(code).unwrap_or_default().max(400);
+        let mut status = Status::failure(code, text("reason"), message);
+        status.details = from_value(self.result["details"].clone()).ok();
+        status
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UID: &str = "u";
+
+    fn judged(version: Version, mutating: bool, review: Value) -> Result<Response, Invalid> {
+        response(version, UID, mutating, review.to_string().as_bytes())
+    }
+
+    fn review(version: Version, response: Value) -> Value {
+        json!({"kind": KIND, "apiVersion": version.api_version(), "response": response})
+    }
+
+    #[test]
+    fn answers_are_what_was_asked_for() {
+        let v1 = |mutating, response| {
+            let judged = judged(Version::V1, mutating, review(Version::V1, response));
+            judged.map(|response| response.allowed)
+        };
+        let unexpected = |why: &str| Err(Invalid::Unexpected(why.to_owned()));
+        assert_eq!(v1(false, json!({"uid": UID, "allowed": true})), Ok(true));
+        assert_eq!(v1(false, json!({"uid": UID})), Ok(false));
+        assert_eq!(
+            v1(false, Value::Null),
+            unexpected("webhook response was absent")
+        );
+        assert_eq!(
+            v1(false, json!({"uid": "x", "allowed": true})),
+            unexpected("expected response.uid=\"u\", got \"x\"")
+        );
+        assert_eq!(
+            v1(true, json!({"uid": UID, "allowed": true, "patch": "W10="})),
+            unexpected("webhook returned response.patch but not response.patchType")
+        );
+        assert_eq!(
+            v1(
+                false,
+                json!({"uid": UID, "allowed": true, "patchType": "JSONPatch"})
+            ),
+            unexpected("validating webhook may not return response.patchType")
+        );
+        let nameless = json!({"response": {"uid": UID, "allowed": true}});
+        let said = judged(Version::V1, false, nameless).map(|response| response.allowed);
+        assert_eq!(
+            said,
+            unexpected(
+                "expected webhook response of admission.k8s.io/v1, Kind=AdmissionReview, got /, Kind="
+            )
+        );
+    }
+
+    #[test]
+    fn the_older_version_is_not_as_strict() {
+        let older = json!({"response": {"allowed": true, "patch": "W10="}});
+        let response = judged(Version::V1beta1, true, older).unwrap();
+        assert_eq!(response.patch, Some(json!([])));
+    }
+
+    #[test]
+    fn garbage_is_told_apart() {
+        for (bytes, start) in [
+            ("garbage", "couldn't get version/kind; json parse error: "),
+            ("[]", "couldn't get version/kind; json parse error: "),
+        ] {
+            match response(Version::V1, UID, false, bytes.as_bytes()) {
+                Err(Invalid::Undecodable(why)) => assert!(why.starts_with(start), "{why}"),
+                other => panic!("{other:?}"),
+            }
+        }
+        let typed = review(Version::V1, json!({"uid": UID, "allowed": "yes"}));
+        let said = judged(Version::V1, false, typed).unwrap_err();
+        let why = "json: cannot unmarshal string into Go struct field AdmissionResponse.response.allowed of type bool";
+        assert_eq!(said, Invalid::Undecodable(why.to_owned()));
+    }
+
+    #[test]
+    fn a_denial_has_the_code_and_the_words_of_the_webhook() {
+        for (status, code, message) in [
+            (Value::Null, 400, "denied the request without explanation"),
+            (json!({"reason": "NoWay"}), 400, "denied the request: NoWay"),
+            (
+                json!({"message": "no", "code": 200}),
+                400,
+                "denied the request: no",
+            ),
+            (
+                json!({"message": "no", "code": 418}),
+                418,
+                "denied the request: no",
+            ),
+        ] {
+            let answer = json!({"uid": UID, "allowed": false, "status": status});
+            let response = judged(Version::V1, false, review(Version::V1, answer)).unwrap();
+            let denial = response.denial("a.b.c");
+            assert_eq!(denial.code, code);
+            assert_eq!(
+                denial.message,
+                format!("admission webhook \"a.b.c\" {message}")
+            );
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Admission of connections: exec, attach, portforward and proxy are admitted with their options as the object.
+
+use machinery::{Object, Status, Value, json::json};
+
+use super::locate::escape;
+use crate::{
+    Resource,
+    admission::{self, Attributes, Effects, Operation, RequestOptions},
+    pipeline::Request,
+    query::Query,
+};
+
+/// Options that are lists.
+const LISTS: &[&str] = &["command", "ports"];
+const FLAGS: &[&str] = &["stdin", "stdout", "stderr", "tty"];
+
+/// Lets admission have its say. What it changes of the options holds.
+pub(super) async fn connect(request: &mut Request, resource: &Resource) -> Result<(), Status> {
+    let core = request.core.clone();
+    let asked = core.admission.iter().any(|plugin| plugin.handles_connect());
+    if !asked {
+        return Ok(());
+    }
+    let subject = request.info.resource.clone().unwrap_or_default();
+    let kind = kind(&resource.plural, &subject.subresource);
+    let before = options(kind, &request.query, &subject.rest);
+    let effects = Effects::of(request.audit.clone(), request.deadline);
+    let given = RequestOptions::default();
+    let attributes = Attributes {
+        user: &request.user,
+        peer: request.peer,
+        operation: Operation::Connect,
+        group: &resource.group,
+        version: &resource.version,
+        api_version: "v1",
+        kind,
+        resource: &resource.plural,
+        subresource: &subject.subresource,
+        namespace: &subject.namespace,
+        name: &subject.name,
+        dry_run: false,
+        options: &given,
+        old: None,
+        reader: &core.reader,
+        effects: &effects,
+    };
+    let timing = &core.metrics.admission;
+    let mut admitted = before.clone();
+    admission::mutate(&core.admission, timing, &attributes, &mut admitted).await?;
+    admission::validate(&core.admission, timing, &attributes, Some(&admitted)).await?;
+    if admitted != before {
+        if subject.subresource == "proxy" {
+            let why = "admission may not change where a request is proxied to";
+            return Err(Status::internal(why));
+        }
+        request.query = Query::parse(&query_of(&admitted));
+    }
+    Ok(())
+}
+
+fn kind(plural: &str, subresource: &str) -> &'static str {
+    match (plural, subresource) {
+        ("services", _) => "ServiceProxyOptions",
+        ("nodes", _) => "NodeProxyOptions",
+        (_, "exec") => "PodExecOptions",
+        (_, "attach") => "PodAttachOptions",
+        (_, "portforward") => "PodPortForwardOptions",
+        _ => "PodProxyOptions",
+    }
+}
+
+/// The options as an object.
+fn options(kind: &str, query: &Query, rest: &str) -> Object {
+    let mut options = json!({"kind": kind, "apiVersion": "v1"});
+    match kind {
+        "PodExecOptions" | "PodAttachOptions" => {
+            for key in FLAGS {
+                if query.flag(key) {
+                    options[*key] = true.into();
+                }
+            }
+            if let Some(container) = query.filled("container") {
+                options["container"] = container.into();
+            }
+            let command: Vec<Value> = query.all("command").map(Value::from).collect();
+            if kind == "PodExecOptions" {
+                options["command"] = command.into();
+            }
+        }
+        "PodPortForwardOptions" => {
+            let ports = query.all("ports").flat_map(|ports| ports.split(','));
+            let ports = ports.filter_map(|port| port.parse::<i64>().ok());
+            let ports: Vec<Value> = ports.map(Value::from).collect();
+            if !ports.is_empty() {
+                options["ports"] = ports.into();
+            }
+        }
+        _ if !rest.is_empty() => {
+            options["path"] = format!("/{}", rest.trim_start_matches('/')).into()
+        }
+        _ => {}
+    }
+    options.as_object().cloned().unwrap_or_default()
+}
+
+/// The query that says the same as the options.
+fn query_of(options: &Object) -> String {
+    let mut pairs = Vec::new();
+    let mut push = |key: &str, value: String| pairs.push(format!("{key}={}", escape(&value)));
+    for key in FLAGS {
+        if options.get(*key) == Some(&Value::Bool(true)) {
+            push(key, "true".to_owned());
+        }
+    }
+    if let Some(container) = options.get("container").and_then(Value::as_str) {
+        push("container", container.to_owned());
+    }
+    for key in LISTS {
+        let list = options.get(*key).and_then(Value::as_array);
+        for item in list.into_iter().flatten() {
+            push(key, machinery::text::plain(item));
+        }
+    }
+    pairs.join("&")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_what_the_query_says_and_back() {
+        let text = "stdin=true&container=c&command=sh&command=-c&command=a%20b%26c";
+        let made = options("PodExecOptions", &Query::parse(text), "");
+        let expected = json!({"kind": "PodExecOptions", "apiVersion": "v1", "stdin": true,
+            "container": "c", "command": ["sh", "-c", "a b&c"]});
+        assert_eq!(Value::Object(made.clone()), expected);
+        let again = options("PodExecOptions", &Query::parse(&query_of(&made)), "");
+        assert_eq!(again, made);
+    }
+
+    #[test]
+    fn a_proxied_path_is_an_option() {
+        let made = options("ServiceProxyOptions", &Query::parse(""), "a/b");
+        assert_eq!(made["path"], "/a/b");
+    }
+}

@@ -1,0 +1,414 @@
+//! Conversion webhooks of custom resources: every verb in every version, and what happens when they fail.
+
+use machinery::json::{Value, json};
+
+use crate::{
+    hook_server::{Hook, Reply},
+    support::{Raw, Server, admin, eventually, send},
+};
+
+const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+
+fn path(version: &str) -> String {
+    format!("/apis/example.com/{version}/namespaces/default/hosts")
+}
+
+/// `v1` has `hostPort`, `v2` has `host` and `port`.
+fn convert(object: &Value, desired: &Value) -> Value {
+    let mut made = object.clone();
+    made["apiVersion"] = desired.clone();
+    let spec = &object["spec"];
+    if *desired == "example.com/v2" {
+        let text = spec["hostPort"].as_str().unwrap_or_default();
+        let (host, port) = text.split_once(':').unwrap_or((text, ""));
+        made["spec"] = json!({"host": host, "port": port});
+    } else {
+        let text = |key: &str| spec[key].as_str().unwrap_or_default();
+        made["spec"] = json!({"hostPort": format!("{}:{}", text("host"), text("port"))});
+    }
+    made
+}
+
+fn converted(review: &Value) -> Value {
+    let request = &review["request"];
+    let objects = request["objects"].as_array().unwrap().iter();
+    let objects: Vec<Value> = objects
+        .map(|object| convert(object, &request["desiredAPIVersion"]))
+        .collect();
+    respond(
+        review,
+        json!({"result": {"status": "Success"}, "convertedObjects": objects}),
+    )
+}
+
+fn respond(review: &Value, mut response: Value) -> Value {
+    response["uid"] = review["request"]["uid"].clone();
+    json!({"kind": review["kind"], "apiVersion": review["apiVersion"], "response": response})
+}
+
+fn version(name: &str, storage: bool, fields: &[&str]) -> Value {
+    let mut properties = json!({});
+    for field in fields {
+        properties[*field] = json!({"type": "string"});
+    }
+    let selectable = fields
+        .iter()
+        .map(|field| json!({"jsonPath": format!(".spec.{field}")}));
+    json!({
+        "name": name, "served": true, "storage": storage,
+        "selectableFields": selectable.collect::<Vec<_>>(),
+        "schema": {"openAPIV3Schema": {"type": "object", "properties": {
+            "spec": {"type": "object", "properties": properties}}}},
+    })
+}
+
+fn definition(hook: &Hook) -> Value {
+    json!({
+        "metadata": {"name": "hosts.example.com"},
+        "spec": {
+            "group": "example.com", "scope": "Namespaced",
+            "names": {"plural": "hosts", "singular": "host", "kind": "Host", "listKind": "HostList"},
+            "versions": [version("v1", true, &["hostPort"]), version("v2", false, &["host", "port"])],
+            "conversion": {"strategy": "Webhook", "webhook": {
+                "clientConfig": hook.by_url(), "conversionReviewVersions": ["v1", "v1beta1"]}},
+        },
+    })
+}
+
+async fn serve(hook: &Hook) -> Server {
+    let server = Server::start().await;
+    let made = admin(&server, "POST", DEFINITIONS, definition(hook)).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    assert!(made.headers.get("warning").is_none(), "{:?}", made.headers);
+    eventually(|| async {
+        let listed = admin(&server, "GET", &path("v2"), Value::Null).await;
+        (listed.code == 200).then_some(())
+    })
+    .await;
+    server
+}
+
+fn first(name: &str, host_port: &str) -> Value {
+    json!({"apiVersion": "example.com/v1", "kind": "Host", "metadata": {"name": name}, "spec": {"hostPort": host_port}})
+}
+
+fn second(name: &str, host: &str, port: &str) -> Value {
+    json!({"apiVersion": "example.com/v2", "kind": "Host", "metadata": {"name": name},
+        "spec": {"host": host, "port": port}})
+}
+
+async fn get(server: &Server, version: &str, name: &str) -> Raw {
+    admin(
+        server,
+        "GET",
+        &format!("{}/{name}", path(version)),
+        Value::Null,
+    )
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_are_written_and_read_in_every_version() {
+    let hook = Hook::start(|review| Reply::Json(converted(review))).await;
+    let server = serve(&hook).await;
+    let made = admin(&server, "POST", &path("v1"), first("a", "localhost:80")).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    assert!(
+        hook.seen.lock().is_empty(),
+        "what is stored in its own version is not converted"
+    );
+    let read = get(&server, "v2", "a").await;
+    assert_eq!(
+        read.json()["spec"],
+        json!({"host": "localhost", "port": "80"}),
+        "{}",
+        read.body
+    );
+    assert_eq!(read.json()["metadata"], made.json()["metadata"]);
+    let made = admin(&server, "POST", &path("v2"), second("b", "example", "443")).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    assert_eq!(made.json()["apiVersion"], "example.com/v2");
+    assert_eq!(
+        made.json()["spec"],
+        json!({"host": "example", "port": "443"})
+    );
+    assert_eq!(
+        get(&server, "v1", "b").await.json()["spec"],
+        json!({"hostPort": "example:443"})
+    );
+    let patched = admin(
+        &server,
+        "PATCH",
+        &format!("{}/b", path("v2")),
+        json!({"spec": {"port": "8443"}}),
+    )
+    .await;
+    assert_eq!(patched.code, 200, "{}", patched.body);
+    assert_eq!(
+        get(&server, "v1", "b").await.json()["spec"]["hostPort"],
+        "example:8443"
+    );
+    let mut whole = get(&server, "v2", "a").await.json();
+    whole["spec"]["host"] = "other".into();
+    let updated = admin(&server, "PUT", &format!("{}/a", path("v2")), whole).await;
+    assert_eq!(updated.code, 200, "{}", updated.body);
+    assert_eq!(
+        get(&server, "v1", "a").await.json()["spec"]["hostPort"],
+        "other:80"
+    );
+    let gone = admin(&server, "DELETE", &format!("{}/a", path("v2")), Value::Null).await;
+    assert_eq!(gone.code, 200, "{}", gone.body);
+    assert_eq!(get(&server, "v1", "a").await.code, 404);
+    let path = format!("{DEFINITIONS}/hosts.example.com");
+    let stored = admin(&server, "GET", &path, Value::Null).await;
+    assert_eq!(stored.json()["status"]["storedVersions"], json!(["v1"]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_are_converted_at_once_and_selected_by_the_fields_of_their_version() {
+    let hook = Hook::start(|review| Reply::Json(converted(review))).await;
+    let server = serve(&hook).await;
+    for (name, value) in [("a", "x:1"), ("b", "y:1"), ("c", "x:2")] {
+        let made = admin(&server, "POST", &path("v1"), first(name, value)).await;
+        assert_eq!(made.code, 201, "{}", made.body);
+    }
+    let listed = admin(&server, "GET", &path("v2"), Value::Null).await;
+    assert_eq!(
+        listed.json()["items"].as_array().unwrap().len(),
+        3,
+        "{}",
+        listed.body
+    );
+    let objects = |review: &Value| review["request"]["objects"].as_array().unwrap().len();
+    let sizes: Vec<usize> = hook.seen.lock().iter().map(objects).collect();
+    assert_eq!(sizes, [3], "one review for all");
+    let names = |answer: Raw| {
+        let items = answer.json()["items"].as_array().unwrap().clone();
+        let names = items
+            .iter()
+            .map(|item| item["metadata"]["name"].as_str().unwrap().to_owned());
+        names.collect::<Vec<_>>().join(" ")
+    };
+    for (version, selector, expected) in [
+        ("v2", "spec.host=x", "a c"),
+        ("v2", "spec.port=1", "a b"),
+        ("v1", "spec.hostPort=y:1", "b"),
+    ] {
+        let path = format!("{}?fieldSelector={selector}", path(version));
+        let listed = admin(&server, "GET", &path, Value::Null).await;
+        assert_eq!(listed.code, 200, "{}", listed.body);
+        assert_eq!(names(listed), expected, "{version} {selector}");
+    }
+    let refused = admin(
+        &server,
+        "GET",
+        &format!("{}?fieldSelector=spec.host=x", path("v1")),
+        Value::Null,
+    )
+    .await;
+    assert_eq!(refused.code, 400, "{}", refused.body);
+    let watch = format!(
+        "{}?watch=true&fieldSelector=spec.host=x&timeoutSeconds=1",
+        path("v2")
+    );
+    let watched = admin(&server, "GET", &watch, Value::Null).await;
+    let lines: Vec<Value> = watched
+        .body
+        .lines()
+        .map(|line| machinery::json::from_str(line).unwrap())
+        .collect();
+    let seen: Vec<&Value> = lines
+        .iter()
+        .map(|event| &event["object"]["spec"]["port"])
+        .collect();
+    assert_eq!(seen, ["1", "2"], "{}", watched.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn watchers_see_changes_in_their_version() {
+    let hook = Hook::start(|review| Reply::Json(converted(review))).await;
+    let server = serve(&hook).await;
+    let made = admin(&server, "POST", &path("v1"), first("a", "x:1")).await;
+    let since = made.json()["metadata"]["resourceVersion"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    for change in [
+        json!({"spec": {"hostPort": "x:2"}}),
+        json!({"metadata": {"labels": {"l": "1"}}}),
+    ] {
+        let changed = admin(&server, "PATCH", &format!("{}/a", path("v1")), change).await;
+        assert_eq!(changed.code, 200, "{}", changed.body);
+    }
+    admin(&server, "DELETE", &format!("{}/a", path("v1")), Value::Null).await;
+    let watch = format!(
+        "{}?watch=true&resourceVersion={since}&timeoutSeconds=1",
+        path("v2")
+    );
+    let watched = admin(&server, "GET", &watch, Value::Null).await;
+    let seen: Vec<String> = watched
+        .body
+        .lines()
+        .map(|line| {
+            let event: Value = machinery::json::from_str(line).unwrap();
+            let object = &event["object"];
+            format!(
+                "{} {} {}",
+                event["type"], object["apiVersion"], object["spec"]["port"]
+            )
+        })
+        .collect();
+    assert_eq!(
+        seen,
+        [
+            "\"MODIFIED\" \"example.com/v2\" \"2\"",
+            "\"MODIFIED\" \"example.com/v2\" \"2\"",
+            "\"DELETED\" \"example.com/v2\" \"2\"",
+        ]
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn managers_of_other_versions_keep_their_fields() {
+    let hook = Hook::start(|review| Reply::Json(converted(review))).await;
+    let server = serve(&hook).await;
+    let apply = async |version: &str, manager: &str, body: Value| {
+        let user = apiserver::User::new("kubernetes-admin", ["system:masters"]);
+        let path = format!("{}/a?fieldManager={manager}", path(version));
+        let media = [("content-type", "application/apply-patch+yaml")];
+        send(&server, user, "PATCH", &path, &media, body.to_string()).await
+    };
+    let made = apply("v1", "one", first("a", "x:1")).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let same = apply("v2", "two", second("a", "x", "1")).await;
+    assert_eq!(same.code, 200, "{}", same.body);
+    let managers = get(&server, "v2", "a").await.json()["metadata"]["managedFields"].clone();
+    let mut managers: Vec<String> = managers
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|manager| format!("{} {}", manager["manager"], manager["apiVersion"]))
+        .collect();
+    managers.sort();
+    assert_eq!(
+        managers,
+        ["\"one\" \"example.com/v1\"", "\"two\" \"example.com/v2\""]
+    );
+    let conflict = apply("v2", "two", second("a", "y", "1")).await;
+    assert_eq!(conflict.code, 409, "{}", conflict.body);
+    assert!(conflict.body.contains(".spec.host"), "{}", conflict.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_conversion_is_told_and_stores_nothing() {
+    let hook = Hook::start(|review| {
+        let objects = review["request"]["objects"].as_array().unwrap();
+        let name = objects[0]["metadata"]["name"].as_str().unwrap_or_default();
+        let spoilt = |change: fn(&mut Value)| {
+            let mut made = converted(review);
+            change(&mut made["response"]["convertedObjects"][0]);
+            Reply::Json(made)
+        };
+        match name {
+            "garbage" => Reply::Raw(200, b"garbage".to_vec()),
+            "refused" => Reply::Json(respond(
+                review,
+                json!({"result": {"status": "Failure", "message": "I do not convert"}}),
+            )),
+            "fewer" => Reply::Json(respond(
+                review,
+                json!({"result": {"status": "Success"}, "convertedObjects": []}),
+            )),
+            "renamed" => spoilt(|object| object["metadata"]["name"] = "other".into()),
+            "aged" => spoilt(|object| object["metadata"]["generation"] = 77.into()),
+            "mislabelled" => {
+                spoilt(|object| object["metadata"]["labels"] = json!({"not a label": "x"}))
+            }
+            _ => Reply::Json(converted(review)),
+        }
+    })
+    .await;
+    let server = serve(&hook).await;
+    for (name, words) in [
+        (
+            "garbage",
+            "conversion webhook for example.com/v2, Kind=Host failed: couldn't get version/kind; json parse error: ",
+        ),
+        (
+            "refused",
+            "conversion webhook for example.com/v2, Kind=Host failed: I do not convert",
+        ),
+        (
+            "fewer",
+            "conversion webhook for example.com/v2, Kind=Host returned 0 objects, expected 1",
+        ),
+        (
+            "renamed",
+            "conversion webhook for example.com/v2, Kind=Host returned invalid object: must have the same name: renamed != other",
+        ),
+        (
+            "mislabelled",
+            "conversion webhook for example.com/v2, Kind=Host returned invalid metadata: ",
+        ),
+    ] {
+        let refused = admin(&server, "POST", &path("v2"), second(name, "x", "1")).await;
+        assert_eq!(refused.code, 500, "{name}: {}", refused.body);
+        let said = refused.json()["message"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned();
+        assert!(said.starts_with(words), "{name}: {said}");
+        assert_eq!(get(&server, "v1", name).await.code, 404, "{name}");
+    }
+    let made = admin(&server, "POST", &path("v2"), second("aged", "x", "1")).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    assert_eq!(
+        made.json()["metadata"]["generation"],
+        1,
+        "metadata is not the webhook's"
+    );
+    let stored = admin(&server, "POST", &path("v1"), first("refused", "x:1")).await;
+    assert_eq!(stored.code, 201, "{}", stored.body);
+    let read = get(&server, "v2", "refused").await;
+    assert_eq!(read.code, 500, "{}", read.body);
+    let listed = admin(&server, "GET", &path("v2"), Value::Null).await;
+    assert_eq!(listed.code, 500, "{}", listed.body);
+    assert_eq!(get(&server, "v1", "refused").await.code, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_storage_version_may_change_while_objects_of_both_are_stored() {
+    let hook = Hook::start(|review| Reply::Json(converted(review))).await;
+    let server = serve(&hook).await;
+    let made = admin(&server, "POST", &path("v1"), first("old", "x:1")).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let versions = json!({"spec": {"versions": [
+        version("v1", false, &["hostPort"]), version("v2", true, &["host", "port"])]}});
+    let definition = format!("{DEFINITIONS}/hosts.example.com");
+    let changed = admin(&server, "PATCH", &definition, versions).await;
+    assert_eq!(changed.code, 200, "{}", changed.body);
+    let stored = eventually(|| async {
+        let read = admin(&server, "GET", &definition, Value::Null).await;
+        let stored = read.json()["status"]["storedVersions"].clone();
+        (stored.as_array().unwrap().len() == 2).then_some(stored)
+    })
+    .await;
+    assert_eq!(stored, json!(["v1", "v2"]));
+    let made = admin(&server, "POST", &path("v1"), first("new", "y:2")).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    for version in ["v1", "v2"] {
+        let listed = admin(&server, "GET", &path(version), Value::Null).await;
+        let items = listed.json()["items"].as_array().unwrap().clone();
+        assert_eq!(items.len(), 2, "{}", listed.body);
+        let is_own = |item: &Value| item["apiVersion"] == format!("example.com/{version}");
+        assert!(items.iter().all(is_own), "{}", listed.body);
+    }
+    assert_eq!(
+        get(&server, "v2", "old").await.json()["spec"],
+        json!({"host": "x", "port": "1"})
+    );
+    assert_eq!(
+        get(&server, "v1", "new").await.json()["spec"],
+        json!({"hostPort": "y:2"})
+    );
+}

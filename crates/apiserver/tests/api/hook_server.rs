@@ -1,0 +1,202 @@
+//! A webhook for tests: HTTPS on loopback, answers by a function, and remembers what it was asked.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use machinery::json::{Value, json};
+use parking_lot::Mutex;
+use tokio::{net::TcpListener, task::JoinHandle};
+
+use crate::support::{Server, admin, eventually};
+
+/// What a webhook answers with.
+pub enum Reply {
+    Json(Value),
+    Raw(u16, Vec<u8>),
+    /// Nothing, for as long as the client waits.
+    Never,
+}
+
+/// A running webhook; it ends with this.
+pub struct Hook {
+    pub address: SocketAddr,
+    /// PEM of its certificate, which is its own authority.
+    pub certificate: String,
+    /// The bodies of requests, in their order.
+    pub seen: Arc<Mutex<Vec<Value>>>,
+    /// Paths with their queries.
+    pub paths: Arc<Mutex<Vec<String>>>,
+    /// How many connections were made.
+    pub connections: Arc<AtomicUsize>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Hook {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Hook {
+    pub async fn start(answer: impl Fn(&Value) -> Reply + Send + Sync + 'static) -> Self {
+        let names = ["127.0.0.1", "localhost", "hook.default.svc"].map(str::to_owned);
+        let made = rcgen::generate_simple_self_signed(names.to_vec()).unwrap();
+        let (certificate, key) = (made.cert.pem(), made.signing_key.serialize_pem());
+        let tls = pki::server_config_from_pem(certificate.as_bytes(), key.as_bytes()).unwrap();
+        let mut tls = tls;
+        tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(tls));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let seen: Arc<Mutex<Vec<Value>>> = Arc::default();
+        let paths: Arc<Mutex<Vec<String>>> = Arc::default();
+        let connections: Arc<AtomicUsize> = Arc::default();
+        let answer = Arc::new(answer);
+        let (all, asked, counted) = (seen.clone(), paths.clone(), connections.clone());
+        let task = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (acceptor, answer) = (acceptor.clone(), answer.clone());
+                let (all, asked, counted) = (all.clone(), asked.clone(), counted.clone());
+                tokio::spawn(async move {
+                    let Ok(stream) = acceptor.accept(stream).await else {
+                        return;
+                    };
+                    counted.fetch_add(1, Ordering::Relaxed);
+                    let service = service_fn(move |request| {
+                        serve(request, answer.clone(), all.clone(), asked.clone())
+                    });
+                    let io = TokioIo::new(stream);
+                    let _ = hyper::server::conn::http1::Builder::new()
+                        .serve_connection(io, service)
+                        .await;
+                });
+            }
+        });
+        Self {
+            address,
+            certificate,
+            seen,
+            paths,
+            connections,
+            task,
+        }
+    }
+
+    /// A webhook that lets everything through, with more in its responses.
+    pub async fn allowing(more: Value) -> Self {
+        Self::start(move |review| Reply::Json(allowed(review, more.clone()))).await
+    }
+
+    /// A `clientConfig` by URL.
+    pub fn by_url(&self) -> Value {
+        json!({"url": format!("https://{}/hook", self.address), "caBundle": STANDARD.encode(&self.certificate)})
+    }
+
+    /// What was asked, without the uids.
+    pub fn requests(&self) -> Vec<Value> {
+        let seen = self.seen.lock();
+        seen.iter()
+            .map(|review| review["request"].clone())
+            .collect()
+    }
+}
+
+async fn serve(
+    request: http::Request<hyper::body::Incoming>,
+    answer: Arc<impl Fn(&Value) -> Reply>,
+    all: Arc<Mutex<Vec<Value>>>,
+    asked: Arc<Mutex<Vec<String>>>,
+) -> Result<http::Response<Full<Bytes>>, hyper::Error> {
+    let path = request.uri().to_string();
+    let body = request.into_body().collect().await?.to_bytes();
+    let review: Value = machinery::json::from_slice(&body).unwrap_or_default();
+    let reply = answer(&review);
+    asked.lock().push(path);
+    all.lock().push(review);
+    let (code, body) = match reply {
+        Reply::Json(value) => (200, value.to_string().into_bytes()),
+        Reply::Raw(code, body) => (code, body),
+        Reply::Never => std::future::pending().await,
+    };
+    let response = http::Response::builder()
+        .status(code)
+        .header("content-type", "application/json")
+        .body(Full::new(Bytes::from(body)))
+        .unwrap();
+    Ok(response)
+}
+
+/// The answer to a review, with these fields in its response.
+pub fn answer(review: &Value, fields: Value) -> Value {
+    let mut response = json!({"uid": review["request"]["uid"]});
+    for (key, value) in fields.as_object().unwrap() {
+        response[key.as_str()] = value.clone();
+    }
+    json!({"kind": review["kind"], "apiVersion": review["apiVersion"], "response": response})
+}
+
+/// An answer that lets a request through.
+pub fn allowed(review: &Value, mut more: Value) -> Value {
+    more["allowed"] = true.into();
+    answer(review, more)
+}
+
+/// An answer with a patch.
+pub fn patched(review: &Value, operations: &Value) -> Value {
+    let patch = STANDARD.encode(operations.to_string());
+    allowed(review, json!({"patchType": "JSONPatch", "patch": patch}))
+}
+
+/// A webhook of a configuration, about creates of ConfigMaps, with changes.
+pub fn webhook(name: &str, client: Value, changes: Value) -> Value {
+    let mut webhook = json!({
+        "name": name, "clientConfig": client, "sideEffects": "None", "admissionReviewVersions": ["v1"],
+        "rules": [rule(&["CREATE"], "", "v1", &["configmaps"])],
+        // What [`install`] tries is not for those who are installed.
+        "objectSelector": {"matchExpressions": [{"key": "marker", "operator": "DoesNotExist"}]},
+    });
+    for (key, value) in changes.as_object().into_iter().flatten() {
+        webhook[key.as_str()] = value.clone();
+    }
+    webhook
+}
+
+pub fn rule(operations: &[&str], group: &str, version: &str, resources: &[&str]) -> Value {
+    json!({"operations": operations, "apiGroups": [group], "apiVersions": [version], "resources": resources})
+}
+
+const CONFIGURATIONS: &str = "/apis/admissionregistration.k8s.io/v1";
+
+/// Stores a configuration and waits until the server follows it.
+pub async fn install(server: &Server, mutating: bool, name: &str, mut webhooks: Vec<Value>) {
+    let denies = |review: &Value| Reply::Json(answer(review, json!({"allowed": false})));
+    let marker = Hook::start(denies).await;
+    let kind = if mutating { "mutating" } else { "validating" };
+    let labels = json!({"marker": name});
+    webhooks.push(webhook(
+        &format!("marker.{name}.example.com"),
+        marker.by_url(),
+        json!({"objectSelector": {"matchLabels": labels}}),
+    ));
+    let path = format!("{CONFIGURATIONS}/{kind}webhookconfigurations");
+    let body = json!({"metadata": {"name": name}, "webhooks": webhooks});
+    let made = admin(server, "POST", &path, body).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let object = json!({"metadata": {"name": format!("marker-{name}"), "labels": labels}});
+    let maps = "/api/v1/namespaces/kube-system/configmaps?dryRun=All";
+    eventually(|| async {
+        let tried = admin(server, "POST", maps, object.clone()).await;
+        tried.body.contains("marker.").then_some(())
+    })
+    .await;
+}

@@ -1,0 +1,657 @@
+//! Admission webhooks: what they are asked, what they may change and refuse, and what happens when they fail.
+
+use std::sync::atomic::Ordering;
+
+use machinery::json::{Value, json};
+
+use crate::{
+    hook_server::{Hook, Reply, allowed, answer, install, patched, rule, webhook},
+    support::{Raw, Server, admin},
+};
+
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+
+fn map(name: &str) -> Value {
+    json!({"metadata": {"name": name}, "data": {"a": "b"}})
+}
+
+async fn create(server: &Server, name: &str) -> Raw {
+    admin(server, "POST", MAPS, map(name)).await
+}
+
+async fn is_stored(server: &Server, name: &str) -> bool {
+    let path = format!("{MAPS}/{name}");
+    admin(server, "GET", &path, Value::Null).await.code == 200
+}
+
+fn message(answer: &Raw) -> String {
+    answer.json()["message"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_validating_webhook_sees_the_request_and_refuses_it_in_its_own_words() {
+    let server = Server::start().await;
+    let hook = Hook::start(|review| {
+        let name = review["request"]["name"].as_str().unwrap_or_default();
+        let response = match name {
+            "bad" => json!({"allowed": false, "status": {"message": "no such names", "code": 418, "reason": "Teapot"}}),
+            "silent" => json!({"allowed": false}),
+            _ => json!({"allowed": true, "warnings": ["be careful"]}),
+        };
+        Reply::Json(answer(review, response))
+    })
+    .await;
+    let hooks = vec![webhook("v.example.com", hook.by_url(), Value::Null)];
+    install(&server, false, "validate", hooks).await;
+    let refused = create(&server, "bad").await;
+    assert_eq!(refused.code, 418, "{}", refused.body);
+    let expected = "admission webhook \"v.example.com\" denied the request: no such names";
+    assert_eq!(message(&refused), expected);
+    assert_eq!(refused.json()["reason"], "Teapot");
+    assert!(!is_stored(&server, "bad").await);
+    let silent = create(&server, "silent").await;
+    let expected = "admission webhook \"v.example.com\" denied the request without explanation";
+    assert_eq!((silent.code, message(&silent).as_str()), (400, expected));
+    let good = create(&server, "good").await;
+    assert_eq!(good.code, 201, "{}", good.body);
+    assert_eq!(good.headers["warning"], "299 - \"be careful\"");
+    let request = hook
+        .requests()
+        .into_iter()
+        .find(|one| one["name"] == "good")
+        .unwrap();
+    assert_eq!(request["operation"], "CREATE");
+    assert_eq!(
+        request["kind"],
+        json!({"group": "", "version": "v1", "kind": "ConfigMap"})
+    );
+    assert_eq!(
+        request["resource"],
+        json!({"group": "", "version": "v1", "resource": "configmaps"})
+    );
+    assert_eq!(request["requestKind"], request["kind"]);
+    assert_eq!(request["namespace"], "default");
+    assert_eq!(request["userInfo"]["username"], "kubernetes-admin");
+    assert_eq!(request["object"]["data"]["a"], "b");
+    assert_eq!(request["oldObject"], Value::Null);
+    assert_eq!(request["dryRun"], false);
+    assert_eq!(request["options"]["kind"], "CreateOptions");
+    let path = hook.paths.lock()[0].clone();
+    assert_eq!(path, "/hook?timeout=10s");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mutating_webhooks_change_objects_one_after_the_other() {
+    let server = Server::start().await;
+    let first = Hook::start(|review| {
+        Reply::Json(patched(
+            review,
+            &json!([{"op": "add", "path": "/data/first", "value": "1"}]),
+        ))
+    })
+    .await;
+    let second = Hook::start(|review| {
+        let seen = review["request"]["object"]["data"]["first"].clone();
+        Reply::Json(patched(
+            review,
+            &json!([{"op": "add", "path": "/data/second", "value": format!("after {seen}")}]),
+        ))
+    })
+    .await;
+    let again = json!({"reinvocationPolicy": "IfNeeded"});
+    let hooks = vec![
+        webhook("a.example.com", first.by_url(), again),
+        webhook("b.example.com", second.by_url(), Value::Null),
+    ];
+    install(&server, true, "mutate", hooks).await;
+    let made = create(&server, "one").await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let data = &made.json()["data"];
+    assert_eq!(
+        *data,
+        json!({"a": "b", "first": "1", "second": "after \"1\""})
+    );
+    let about = |hook: &Hook| {
+        hook.requests()
+            .iter()
+            .filter(|one| one["name"] == "one")
+            .count()
+    };
+    assert_eq!(
+        about(&first),
+        2,
+        "the second changed what the first had seen"
+    );
+    assert_eq!(about(&second), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_patch_that_makes_an_object_invalid_stores_nothing() {
+    let server = Server::start().await;
+    let hook = Hook::start(|review| {
+        let operations = match review["request"]["name"].as_str().unwrap_or_default() {
+            "invalid" => json!([{"op": "add", "path": "/data/not a key", "value": "x"}]),
+            "unreadable" => json!([{"op": "replace", "path": "/data", "value": 7}]),
+            "missing" => json!([{"op": "remove", "path": "/data/nothing"}]),
+            _ => json!("no operations"),
+        };
+        Reply::Json(patched(review, &operations))
+    })
+    .await;
+    let hooks = vec![webhook("m.example.com", hook.by_url(), Value::Null)];
+    install(&server, true, "breaks", hooks).await;
+    for (name, code, words) in [
+        ("invalid", 422, "a valid config key"),
+        ("unreadable", 500, "Internal error occurred: "),
+        ("missing", 500, "Internal error occurred: "),
+        (
+            "undecodable",
+            500,
+            "failed calling webhook \"m.example.com\": received undecodable patch in webhook response: ",
+        ),
+    ] {
+        let refused = create(&server, name).await;
+        assert_eq!(refused.code, code, "{name}: {}", refused.body);
+        assert!(
+            message(&refused).contains(words),
+            "{name}: {}",
+            refused.body
+        );
+        assert!(!is_stored(&server, name).await, "{name}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_webhook_that_cannot_be_asked_is_what_its_failure_policy_says() {
+    let server = Server::start().await;
+    let hook = Hook::start(|review| {
+        let uid = review["request"]["uid"].clone();
+        match review["request"]["name"].as_str().unwrap_or_default() {
+            "garbage" => Reply::Raw(200, b"garbage".to_vec()),
+            "empty" => Reply::Raw(200, Vec::new()),
+            "large" => Reply::Raw(200, vec![b' '; 20 << 20]),
+            "broken" => Reply::Raw(500, b"{}".to_vec()),
+            "stranger" => Reply::Json(
+                json!({"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1",
+                "response": {"uid": "other", "allowed": true}}),
+            ),
+            "nameless" => Reply::Json(json!({"response": {"uid": uid, "allowed": true}})),
+            "absent" => {
+                Reply::Json(json!({"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1"}))
+            }
+            "late" => Reply::Never,
+            _ => Reply::Json(allowed(review, json!({}))),
+        }
+    })
+    .await;
+    let short = json!({"timeoutSeconds": 1});
+    install(
+        &server,
+        false,
+        "strict",
+        vec![webhook("f.example.com", hook.by_url(), short)],
+    )
+    .await;
+    for (name, words) in [
+        (
+            "garbage",
+            "failed to call webhook: couldn't get version/kind; json parse error: ",
+        ),
+        (
+            "empty",
+            "failed to call webhook: 0-length response with status code: 200 and content type: application/json",
+        ),
+        (
+            "large",
+            "failed to call webhook: unexpected error when reading response body. ",
+        ),
+        (
+            "broken",
+            "failed to call webhook: an error on the server (\"unknown\") has prevented the request from succeeding",
+        ),
+        (
+            "stranger",
+            "received invalid webhook response: expected response.uid=\"",
+        ),
+        (
+            "nameless",
+            "received invalid webhook response: expected webhook response of admission.k8s.io/v1, Kind=AdmissionReview, got /, Kind=",
+        ),
+        (
+            "absent",
+            "received invalid webhook response: webhook response was absent",
+        ),
+        ("late", "context deadline exceeded"),
+    ] {
+        let refused = create(&server, name).await;
+        assert_eq!(refused.code, 500, "{name}: {}", refused.body);
+        let said = message(&refused);
+        let start = "Internal error occurred: failed calling webhook \"f.example.com\": ";
+        assert!(
+            said.starts_with(start) && said.contains(words),
+            "{name}: {said}"
+        );
+        assert!(!is_stored(&server, name).await, "{name}");
+    }
+    assert_eq!(create(&server, "good").await.code, 201);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn failures_are_passed_over_where_the_policy_says_so() {
+    let server = Server::start().await;
+    let hook = Hook::start(|_| Reply::Raw(200, b"garbage".to_vec())).await;
+    let open = json!({"failurePolicy": "Ignore"});
+    install(
+        &server,
+        false,
+        "open",
+        vec![webhook("o.example.com", hook.by_url(), open.clone())],
+    )
+    .await;
+    install(
+        &server,
+        true,
+        "gone",
+        vec![webhook(
+            "g.example.com",
+            json!({"url": "https://127.0.0.1:1/"}),
+            open,
+        )],
+    )
+    .await;
+    let made = create(&server, "one").await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let metrics = admin(&server, "GET", "/metrics", Value::Null).await.body;
+    for line in [
+        r#"apiserver_admission_webhook_fail_open_count{name="o.example.com",type="validating"} 1"#,
+        r#"apiserver_admission_webhook_fail_open_count{name="g.example.com",type="admit"} 1"#,
+        r#"apiserver_admission_webhook_request_total{name="o.example.com",operation="CREATE",code="503",rejected="false",type="validating"} 1"#,
+    ] {
+        assert!(metrics.lines().any(|one| one == line), "{line}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_the_authority_of_the_configuration_is_believed() {
+    let server = Server::start().await;
+    let hook = Hook::allowing(json!({})).await;
+    let other = Hook::allowing(json!({})).await;
+    let mut client = hook.by_url();
+    client["caBundle"] = other.by_url()["caBundle"].clone();
+    install(
+        &server,
+        false,
+        "stranger",
+        vec![webhook("t.example.com", client, Value::Null)],
+    )
+    .await;
+    let refused = create(&server, "one").await;
+    assert_eq!(refused.code, 500, "{}", refused.body);
+    let said = message(&refused);
+    let end = "tls: failed to verify certificate: x509: certificate signed by unknown authority";
+    assert!(said.ends_with(end), "{said}");
+    let url = format!("Post \"https://{}/hook?timeout=10s\": ", hook.address);
+    assert!(said.contains(&url), "{said}");
+    assert!(!is_stored(&server, "one").await);
+    assert!(hook.requests().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_is_called_by_its_name_and_connections_are_kept() {
+    let server = Server::start().await;
+    let hook = Hook::allowing(json!({})).await;
+    // Endpoints may not be on loopback; another name may lead there.
+    let service = json!({"metadata": {"name": "hook"}, "spec": {"type": "ExternalName", "externalName": "localhost"}});
+    let path = "/api/v1/namespaces/default/services";
+    let made = admin(&server, "POST", path, service).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let client = json!({
+        "service": {"namespace": "default", "name": "hook", "path": "/in", "port": hook.address.port()},
+        "caBundle": hook.by_url()["caBundle"],
+    });
+    install(
+        &server,
+        false,
+        "svc",
+        vec![webhook("s.example.com", client, Value::Null)],
+    )
+    .await;
+    for name in ["one", "two", "three"] {
+        let made = create(&server, name).await;
+        assert_eq!(made.code, 201, "{}", made.body);
+    }
+    assert_eq!(hook.connections.load(Ordering::Relaxed), 1);
+    assert!(
+        hook.paths
+            .lock()
+            .iter()
+            .all(|path| path == "/in?timeout=10s")
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_without_endpoints_cannot_be_asked() {
+    let server = Server::start().await;
+    let service = json!({"metadata": {"name": "hook"}, "spec": {"ports": [{"port": 443}]}});
+    let path = "/api/v1/namespaces/default/services";
+    assert_eq!(admin(&server, "POST", path, service).await.code, 201);
+    let client = json!({"service": {"namespace": "default", "name": "hook", "path": "/in"}});
+    let missing = json!({"service": {"namespace": "default", "name": "nothing"}});
+    install(
+        &server,
+        false,
+        "alone",
+        vec![webhook("e.example.com", client, Value::Null)],
+    )
+    .await;
+    let refused = create(&server, "one").await;
+    let expected = "Internal error occurred: failed calling webhook \"e.example.com\": failed to call webhook: Post \"https://hook.default.svc:443/in?timeout=10s\": no endpoints available for service \"hook\"";
+    assert_eq!(message(&refused), expected);
+    let path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/alone";
+    assert_eq!(admin(&server, "DELETE", path, Value::Null).await.code, 200);
+    install(
+        &server,
+        true,
+        "absent",
+        vec![webhook("n.example.com", missing, Value::Null)],
+    )
+    .await;
+    let refused = create(&server, "one").await;
+    assert!(
+        message(&refused).ends_with("service \"nothing\" not found"),
+        "{}",
+        refused.body
+    );
+    assert!(!is_stored(&server, "one").await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn selectors_and_conditions_say_what_a_webhook_is_asked_about() {
+    let server = Server::start().await;
+    let hook = Hook::allowing(json!({})).await;
+    let narrow = json!({
+        "objectSelector": {"matchExpressions": [{"key": "skip", "operator": "DoesNotExist"}]},
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "default"}},
+        "matchConditions": [
+            {"name": "not-mine", "expression": "object.metadata.name != 'mine'"},
+            {"name": "fails", "expression": "object.metadata.name != 'fails' || object.data.nothing == 'x'"},
+            {"name": "may", "expression": "authorizer.group('').resource('pods').namespace('default').check('create').allowed()"},
+        ],
+    });
+    install(
+        &server,
+        false,
+        "narrow",
+        vec![webhook("c.example.com", hook.by_url(), narrow)],
+    )
+    .await;
+    assert_eq!(create(&server, "seen").await.code, 201);
+    assert_eq!(create(&server, "mine").await.code, 201);
+    let mut skipped = map("skipped");
+    skipped["metadata"]["labels"] = json!({"skip": "yes"});
+    assert_eq!(admin(&server, "POST", MAPS, skipped).await.code, 201);
+    let elsewhere = "/api/v1/namespaces/kube-public/configmaps";
+    assert_eq!(
+        admin(&server, "POST", elsewhere, map("elsewhere"))
+            .await
+            .code,
+        201
+    );
+    let failed = create(&server, "fails").await;
+    assert_eq!(failed.code, 403, "{}", failed.body);
+    assert!(
+        message(&failed).contains("resulted in error: no such key: nothing"),
+        "{}",
+        failed.body
+    );
+    let names: Vec<Value> = hook
+        .requests()
+        .iter()
+        .map(|one| one["name"].clone())
+        .collect();
+    assert_eq!(names, ["seen"]);
+    let broken = json!({"metadata": {"name": "broken"}, "webhooks": [webhook("x.example.com", hook.by_url(),
+        json!({"matchConditions": [{"name": "a", "expression": "object.("}]}))]});
+    let path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations";
+    let refused = admin(&server, "POST", path, broken).await;
+    assert_eq!(refused.code, 422, "{}", refused.body);
+    assert!(
+        message(&refused).contains("webhooks[0].matchConditions[0].expression"),
+        "{}",
+        refused.body
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_version_is_converted_for_a_webhook_and_back() {
+    let server = Server::start().await;
+    let hook = Hook::start(|review| {
+        Reply::Json(patched(
+            review,
+            &json!([{"op": "replace", "path": "/spec/maxReplicas", "value": 7}]),
+        ))
+    })
+    .await;
+    let rules = |policy: &str| {
+        json!({"rules": [rule(&["CREATE"], "autoscaling", "v1", &["horizontalpodautoscalers"])],
+            "matchPolicy": policy})
+    };
+    let hooks = vec![
+        webhook("e.example.com", hook.by_url(), rules("Equivalent")),
+        webhook(
+            "x.example.com",
+            json!({"url": "https://127.0.0.1:1/"}),
+            rules("Exact"),
+        ),
+    ];
+    install(&server, true, "versions", hooks).await;
+    let scaler = json!({"metadata": {"name": "s"}, "spec": {"maxReplicas": 3,
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "d"}}});
+    let path = "/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers";
+    let made = admin(&server, "POST", path, scaler).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    assert_eq!(made.json()["apiVersion"], "autoscaling/v2");
+    assert_eq!(made.json()["spec"]["maxReplicas"], 7);
+    let request = hook.requests().remove(0);
+    assert_eq!(request["kind"]["version"], "v1");
+    assert_eq!(request["requestKind"]["version"], "v2");
+    assert_eq!(request["object"]["apiVersion"], "autoscaling/v1");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn updates_deletes_and_subresources_are_asked_about_as_what_they_are() {
+    let server = Server::start().await;
+    let hook = Hook::start(|review| {
+        let request = &review["request"];
+        let reply = match (
+            request["operation"].as_str(),
+            request["subResource"].as_str(),
+        ) {
+            (Some("UPDATE"), Some("scale")) => patched(
+                review,
+                &json!([{"op": "replace", "path": "/spec/replicas", "value": 9}]),
+            ),
+            (Some("DELETE"), _) => answer(
+                review,
+                json!({"allowed": false, "status": {"message": "stay"}}),
+            ),
+            _ => allowed(review, json!({})),
+        };
+        Reply::Json(reply)
+    })
+    .await;
+    // Options of connections have no labels to select by.
+    let rules = json!({"objectSelector": {}, "rules": [
+        rule(&["UPDATE", "DELETE"], "apps", "v1", &["deployments", "deployments/scale"]),
+        rule(&["CREATE"], "", "v1", &["pods/binding", "pods/eviction"]),
+        rule(&["CONNECT"], "", "v1", &["pods/exec"]),
+    ]});
+    install(
+        &server,
+        true,
+        "parts",
+        vec![webhook("p.example.com", hook.by_url(), rules)],
+    )
+    .await;
+    let containers = json!([{"name": "c", "image": "i"}]);
+    let deployment = json!({"metadata": {"name": "d"}, "spec": {"replicas": 1,
+        "selector": {"matchLabels": {"a": "b"}},
+        "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": containers}}}});
+    let path = "/apis/apps/v1/namespaces/default/deployments";
+    assert_eq!(admin(&server, "POST", path, deployment).await.code, 201);
+    let path = format!("{path}/d");
+    let scaled = admin(
+        &server,
+        "PATCH",
+        &format!("{path}/scale"),
+        json!({"spec": {"replicas": 5}}),
+    )
+    .await;
+    assert_eq!(scaled.code, 200, "{}", scaled.body);
+    assert_eq!(scaled.json()["spec"]["replicas"], 9);
+    let refused = admin(&server, "DELETE", &path, Value::Null).await;
+    assert_eq!(refused.code, 400, "{}", refused.body);
+    let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": containers}});
+    let pods = "/api/v1/namespaces/default/pods";
+    assert_eq!(admin(&server, "POST", pods, pod).await.code, 201);
+    let binding = json!({"metadata": {"name": "p"}, "target": {"kind": "Node", "name": "n"}});
+    let bound = admin(&server, "POST", &format!("{pods}/p/binding"), binding).await;
+    assert_eq!(bound.code, 201, "{}", bound.body);
+    let exec = admin(
+        &server,
+        "POST",
+        &format!("{pods}/p/exec?command=ls&stdout=true"),
+        Value::Null,
+    )
+    .await;
+    assert_ne!(exec.code, 200, "{}", exec.body);
+    let requests = hook.requests();
+    let kinds: Vec<String> = requests
+        .iter()
+        .map(|one| {
+            format!(
+                "{} {} {}",
+                one["operation"], one["kind"]["kind"], one["requestSubResource"]
+            )
+        })
+        .collect();
+    assert_eq!(
+        kinds,
+        [
+            "\"UPDATE\" \"Scale\" \"scale\"",
+            "\"DELETE\" \"Deployment\" null",
+            "\"CREATE\" \"Binding\" \"binding\"",
+            "\"CONNECT\" \"PodExecOptions\" \"exec\"",
+        ]
+    );
+    assert_eq!(requests[0]["oldObject"]["spec"]["replicas"], 1);
+    assert_eq!(requests[0]["object"]["spec"]["replicas"], 5);
+    assert_eq!(requests[1]["object"], Value::Null);
+    assert_eq!(requests[1]["oldObject"]["metadata"]["name"], "d");
+    assert_eq!(requests[3]["object"]["command"], json!(["ls"]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn configurations_of_admission_are_never_asked_about() {
+    let server = Server::start().await;
+    let hook = Hook::start(|review| Reply::Json(answer(review, json!({"allowed": false})))).await;
+    let all = json!({"rules": [rule(&["*"], "admissionregistration.k8s.io", "*", &["*"])]});
+    install(
+        &server,
+        false,
+        "all",
+        vec![webhook("a.example.com", hook.by_url(), all.clone())],
+    )
+    .await;
+    install(
+        &server,
+        true,
+        "more",
+        vec![webhook("b.example.com", hook.by_url(), all)],
+    )
+    .await;
+    let path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/all";
+    assert_eq!(admin(&server, "DELETE", path, Value::Null).await.code, 200);
+    assert!(hook.requests().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_older_review_is_sent_to_those_who_know_no_other_and_dry_runs_are_marked() {
+    let server = Server::start().await;
+    let hook = Hook::start(|review| {
+        Reply::Json(json!({"response": {"allowed": true}, "kind": review["kind"]}))
+    })
+    .await;
+    let old = json!({"admissionReviewVersions": ["v1beta1", "v1"]});
+    install(
+        &server,
+        false,
+        "old",
+        vec![webhook("o.example.com", hook.by_url(), old)],
+    )
+    .await;
+    let made = admin(
+        &server,
+        "POST",
+        &format!("{MAPS}?dryRun=All&fieldManager=me"),
+        map("one"),
+    )
+    .await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let review = hook.seen.lock()[0].clone();
+    assert_eq!(review["apiVersion"], "admission.k8s.io/v1beta1");
+    assert_eq!(review["request"]["dryRun"], true);
+    assert_eq!(
+        review["request"]["options"],
+        json!({"kind": "CreateOptions", "apiVersion": "meta.k8s.io/v1",
+        "dryRun": ["All"], "fieldManager": "me"})
+    );
+    assert!(!is_stored(&server, "one").await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn custom_resources_are_changed_and_cut_to_their_schema() {
+    let server = Server::start().await;
+    let hook = Hook::start(|review| {
+        Reply::Json(patched(
+            review,
+            &json!([
+                {"op": "add", "path": "/data/known", "value": "yes"},
+                {"op": "add", "path": "/data/unknown", "value": "yes"},
+            ]),
+        ))
+    })
+    .await;
+    let definition = json!({
+        "metadata": {"name": "things.example.com"},
+        "spec": {
+            "group": "example.com", "scope": "Namespaced",
+            "names": {"plural": "things", "singular": "thing", "kind": "Thing", "listKind": "ThingList"},
+            "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {
+                "type": "object", "properties": {"data": {"type": "object", "properties": {"known": {"type": "string"}}}},
+            }}}],
+        },
+    });
+    let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+    assert_eq!(admin(&server, "POST", path, definition).await.code, 201);
+    let rules = json!({"rules": [rule(&["CREATE"], "example.com", "v1", &["things"])]});
+    install(
+        &server,
+        true,
+        "custom",
+        vec![webhook("c.example.com", hook.by_url(), rules)],
+    )
+    .await;
+    let thing = json!({"apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": "t"}, "data": {}});
+    let things = "/apis/example.com/v1/namespaces/default/things";
+    let made = crate::support::eventually(|| async {
+        let made = admin(&server, "POST", things, thing.clone()).await;
+        (made.code != 404).then_some(made)
+    })
+    .await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    assert_eq!(made.json()["data"], json!({"known": "yes"}));
+}

@@ -1,0 +1,197 @@
+//! What the server proves itself by to webhooks: users of a kubeconfig file, found by the host that is called.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use http::HeaderValue;
+use serde::Deserialize;
+
+use crate::tls::Identity;
+
+/// The users of a kubeconfig file; none where there is no file.
+#[derive(Default)]
+pub struct Credentials {
+    users: BTreeMap<String, User>,
+    /// That of the current context.
+    current: Option<String>,
+    /// Where relative file names begin.
+    directory: PathBuf,
+}
+
+/// What is shown to one webhook.
+#[derive(Default)]
+pub(crate) struct Shown {
+    pub(crate) identity: Option<Identity>,
+    pub(crate) authorization: Option<HeaderValue>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "kebab-case", default)]
+struct File {
+    current_context: String,
+    users: Vec<NamedUser>,
+    contexts: Vec<NamedContext>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct NamedUser {
+    name: String,
+    user: User,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "kebab-case", default)]
+struct User {
+    client_certificate: Option<PathBuf>,
+    client_certificate_data: Option<String>,
+    client_key: Option<PathBuf>,
+    client_key_data: Option<String>,
+    token: Option<String>,
+    #[serde(rename = "tokenFile")]
+    token_file: Option<PathBuf>,
+    username: Option<String>,
+    password: Option<String>,
+    exec: Option<machinery::Value>,
+    auth_provider: Option<machinery::Value>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct NamedContext {
+    name: String,
+    context: Context,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Context {
+    user: String,
+}
+
+impl Credentials {
+    /// Reads a kubeconfig file.
+    pub fn read(path: &Path) -> Result<Self, String> {
+        let failed = |why: String| format!("{}: {why}", path.display());
+        let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+        let file: File =
+            serde_saphyr::from_str(&text).map_err(|error| failed(error.to_string()))?;
+        let mut contexts = file.contexts.into_iter();
+        let current = contexts.find(|context| context.name == file.current_context);
+        let users: BTreeMap<String, User> = file
+            .users
+            .into_iter()
+            .map(|named| (named.name, named.user))
+            .collect();
+        for (name, user) in &users {
+            if user.exec.is_some() || user.auth_provider.is_some() {
+                let why = "programs and providers of credentials are not supported for webhooks";
+                return Err(failed(format!("user {name:?}: {why}")));
+            }
+        }
+        Ok(Self {
+            users,
+            current: current.map(|context| context.context.user),
+            directory: path.parent().map(Path::to_owned).unwrap_or_default(),
+        })
+    }
+
+    /// What is shown to `host:port`.
+    pub(crate) fn find(&self, target: &str) -> Result<Shown, String> {
+        match self.user(target) {
+            Some(user) => self.shown(user),
+            None => Ok(Shown::default()),
+        }
+    }
+
+    /// By the whole name, by `*.` and a part of it, the same without the usual port, by `*`, then by the current context.
+    fn user(&self, target: &str) -> Option<&User> {
+        let named = |target: &str| {
+            let exact = self.users.get(target);
+            exact.or_else(|| {
+                let starts = target.match_indices('.').map(|(at, _)| at);
+                let mut patterns = starts.map(|at| format!("*{}", &target[at..]));
+                patterns.find_map(|pattern| self.users.get(&pattern))
+            })
+        };
+        named(target)
+            .or_else(|| named(target.strip_suffix(":443")?))
+            .or_else(|| self.users.get("*"))
+            .or_else(|| self.users.get(self.current.as_ref()?))
+    }
+
+    fn shown(&self, user: &User) -> Result<Shown, String> {
+        let read = |path: &PathBuf| {
+            let path = self.directory.join(path);
+            std::fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))
+        };
+        let bytes = |data: &Option<String>, path: &Option<PathBuf>| match (data, path) {
+            (Some(data), _) => STANDARD
+                .decode(data.trim())
+                .map(Some)
+                .map_err(|error| error.to_string()),
+            (None, Some(path)) => read(path).map(Some),
+            (None, None) => Ok(None),
+        };
+        let certificate = bytes(&user.client_certificate_data, &user.client_certificate)?;
+        let key = bytes(&user.client_key_data, &user.client_key)?;
+        let token = match (&user.token, &user.token_file) {
+            (Some(token), _) if !token.is_empty() => Some(token.clone()),
+            (_, Some(path)) => Some(String::from_utf8_lossy(&read(path)?).trim().to_owned()),
+            _ => None,
+        };
+        let basic = user.username.as_ref().map(|name| {
+            let password = user.password.as_deref().unwrap_or_default();
+            format!("Basic {}", STANDARD.encode(format!("{name}:{password}")))
+        });
+        let authorization = token.map(|token| format!("Bearer {token}")).or(basic);
+        let authorization = authorization.map(|text| {
+            let mut value = HeaderValue::from_str(&text)
+                .map_err(|_| "the credentials have characters that a header cannot carry")?;
+            value.set_sensitive(true);
+            Ok::<_, String>(value)
+        });
+        Ok(Shown {
+            identity: certificate
+                .zip(key)
+                .map(|(certificate, key)| Identity { certificate, key }),
+            authorization: authorization.transpose()?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_narrowest_user_is_shown() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("config");
+        let user = |name: &str| format!("- name: \"{name}\"\n  user: {{token: \"{name}\"}}\n");
+        let names = ["a.b.svc:8443", "a.b.svc", "*.b.svc", "*.svc:99", "*"];
+        let users: String = names.iter().map(|name| user(name)).collect();
+        std::fs::write(&path, format!("users:\n{users}")).unwrap();
+        let credentials = Credentials::read(&path).unwrap();
+        for (target, expected) in [
+            ("a.b.svc:8443", "a.b.svc:8443"),
+            ("a.b.svc:443", "a.b.svc"),
+            ("c.b.svc:443", "*.b.svc"),
+            ("x.y.svc:99", "*.svc:99"),
+            ("x.y.svc:98", "*"),
+        ] {
+            let shown = credentials.find(target).unwrap();
+            let authorization = shown.authorization.unwrap();
+            assert_eq!(
+                authorization.to_str().unwrap(),
+                format!("Bearer {expected}"),
+                "{target}"
+            );
+        }
+        let none = Credentials::default().find("a:443").unwrap();
+        assert!(none.authorization.is_none() && none.identity.is_none());
+    }
+}

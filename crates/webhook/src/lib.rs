@@ -1,0 +1,236 @@
+//! Calls webhooks: one client for admission and conversion. A webhook is reached by URL or as a Service, over TLS with
+//! the authorities that its configuration names; connections are kept and used again. Failures are told in the words
+//! that users of Kubernetes know. What the bodies mean is up to the caller.
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod answer;
+mod config;
+mod connect;
+mod credentials;
+mod tls;
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use bytes::{Bytes, BytesMut};
+use http::{HeaderValue, Request, header};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper_util::{
+    client::legacy::{Client as Pool, Error as PoolError},
+    rt::{TokioExecutor, TokioTimer},
+};
+use parking_lot::Mutex;
+
+pub use config::{ClientConfig, ServiceReference};
+use connect::{ConnectFailure, Connector};
+pub use credentials::Credentials;
+
+/// How many webhooks keep their connections; the one that was called longest ago makes room.
+const KEPT: usize = 200;
+const IDLE_CONNECTIONS: usize = 25;
+const AGENT: &str = "kube-apiserver-admission";
+
+/// Where Services are.
+#[async_trait]
+pub trait Services: Send + Sync + 'static {
+    /// The host and the port of a backend that answers for a port of a Service, or why there is none.
+    async fn resolve(
+        &self,
+        namespace: &str,
+        name: &str,
+        port: u16,
+    ) -> Result<(String, u16), String>;
+}
+
+/// What is sent to a webhook, and what bounds the answer.
+pub struct Call {
+    pub body: Bytes,
+    /// For everything from the connection to the last byte of the answer.
+    pub timeout: Duration,
+    /// Bytes of the answer.
+    pub limit: usize,
+}
+
+/// An answer with a code of success.
+#[derive(Debug)]
+pub struct Answer {
+    pub code: u16,
+    pub content_type: String,
+    pub body: Bytes,
+}
+
+/// Why there is no answer that counts.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{message}")]
+pub struct Failure {
+    pub message: String,
+    /// The code that the webhook answered with, or that of a service that is unavailable.
+    pub code: u16,
+    /// Whether the time was up.
+    pub timed_out: bool,
+}
+
+impl Failure {
+    fn unavailable(message: impl Into<String>) -> Self {
+        Self {
+            message: message.into(),
+            code: 503,
+            timed_out: false,
+        }
+    }
+}
+
+type Http = Pool<Connector, Full<Bytes>>;
+
+/// The connections to one webhook.
+struct Endpoint {
+    http: Http,
+    /// `https://host[:port]/path`
+    url: String,
+    authorization: Option<HeaderValue>,
+}
+
+/// The client of all webhooks.
+pub struct Client {
+    services: Arc<dyn Services>,
+    credentials: Credentials,
+    /// Guards the connections of webhooks, each with the number of its last call.
+    kept: Mutex<(u64, HashMap<ClientConfig, (u64, Arc<Endpoint>)>)>,
+}
+
+impl Client {
+    pub fn new(services: Arc<dyn Services>, credentials: Credentials) -> Self {
+        Self {
+            services,
+            credentials,
+            kept: Mutex::default(),
+        }
+    }
+
+    /// Posts JSON to a webhook.
+    pub async fn post(&self, config: &ClientConfig, call: Call) -> Result<Answer, Failure> {
+        let endpoint = self.endpoint(config)?;
+        let url = format!(
+            "{}?timeout={}s",
+            endpoint.url,
+            call.timeout.as_secs_f64().ceil()
+        );
+        let failed = |why: &str| Failure::unavailable(format!("Post {}: {why}", quote(&url)));
+        let request = request(&endpoint, &url, call.body).map_err(|why| failed(&why))?;
+        let exchange = async {
+            let response = endpoint.http.request(request).await;
+            let response = response.map_err(|error| failed(&words(&error)))?;
+            let (parts, body) = response.into_parts();
+            let body = read(body, call.limit).await?;
+            answer::judge(&parts, body)
+        };
+        match tokio::time::timeout(call.timeout, exchange).await {
+            Ok(answer) => answer,
+            Err(_) => Err(Failure {
+                timed_out: true,
+                ..failed("context deadline exceeded")
+            }),
+        }
+    }
+
+    fn endpoint(&self, config: &ClientConfig) -> Result<Arc<Endpoint>, Failure> {
+        let mut kept = self.kept.lock();
+        let (calls, endpoints) = &mut *kept;
+        *calls += 1;
+        if let Some((last, endpoint)) = endpoints.get_mut(config) {
+            *last = *calls;
+            return Ok(endpoint.clone());
+        }
+        let endpoint = Arc::new(self.open(config).map_err(Failure::unavailable)?);
+        if endpoints.len() >= KEPT {
+            let oldest = endpoints.iter().min_by_key(|(_, (last, _))| *last);
+            if let Some(oldest) = oldest.map(|(config, _)| config.clone()) {
+                endpoints.remove(&oldest);
+            }
+        }
+        endpoints.insert(config.clone(), (*calls, endpoint.clone()));
+        Ok(endpoint)
+    }
+
+    fn open(&self, config: &ClientConfig) -> Result<Endpoint, String> {
+        let target = config.target()?;
+        let user = self.credentials.find(&target.host_and_port)?;
+        let mut tls = tls::client_config(&config.ca_bundle, user.identity.as_ref())?;
+        // Concurrent requests to several backends of a Service are not to share one connection.
+        tls.alpn_protocols = match target.is_loopback {
+            true => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
+            false => vec![b"http/1.1".to_vec()],
+        };
+        let services = config.service.clone().map(|to| (self.services.clone(), to));
+        let connector = Connector::new(tls, &target.server_name, services)?;
+        let http = Pool::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .timer(TokioTimer::new())
+            .pool_max_idle_per_host(IDLE_CONNECTIONS)
+            .build(connector);
+        Ok(Endpoint {
+            http,
+            url: target.url,
+            authorization: user.authorization,
+        })
+    }
+}
+
+fn request(endpoint: &Endpoint, url: &str, body: Bytes) -> Result<Request<Full<Bytes>>, String> {
+    let mut request = Request::post(url)
+        .header(header::CONTENT_TYPE, "application/json")
+        .header(header::ACCEPT, "application/json, */*")
+        .header(header::USER_AGENT, AGENT)
+        .body(Full::new(body))
+        .map_err(|error| error.to_string())?;
+    if let Some(value) = &endpoint.authorization {
+        let headers = request.headers_mut();
+        headers.insert(header::AUTHORIZATION, value.clone());
+    }
+    Ok(request)
+}
+
+/// Reads an answer up to the limit.
+async fn read(mut body: Incoming, limit: usize) -> Result<Bytes, Failure> {
+    let failed = |why: &str| {
+        Failure::unavailable(format!(
+            "unexpected error when reading response body. Please retry. Original error: {why}"
+        ))
+    };
+    let mut all = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|_| failed("unexpected EOF"))?;
+        let Ok(data) = frame.into_data() else {
+            continue;
+        };
+        if all.len() + data.len() > limit {
+            return Err(failed(&format!("the answer is larger than {limit} bytes")));
+        }
+        all.extend_from_slice(&data);
+    }
+    Ok(all.freeze())
+}
+
+/// Why a request was not answered.
+fn words(error: &PoolError) -> String {
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = source {
+        if let Some(failure) = error.downcast_ref::<ConnectFailure>() {
+            return failure.0.clone();
+        }
+        if let Some(error) = error.downcast_ref::<hyper::Error>()
+            && (error.is_incomplete_message() || error.is_closed())
+        {
+            return "EOF".to_owned();
+        }
+        source = error.source();
+    }
+    error.to_string()
+}
+
+/// As Go quotes a string.
+fn quote(text: &str) -> String {
+    machinery::text::quote(text)
+}
