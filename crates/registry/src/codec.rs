@@ -159,7 +159,7 @@ impl Stored {
     }
 
     /// Marks an object that is no longer in the form that is stored.
-    pub fn as_converted(mut self) -> Self {
+    pub fn marked_converted(mut self) -> Self {
         self.is_converted = true;
         self
     }

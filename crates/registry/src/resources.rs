@@ -321,7 +321,7 @@ impl Resource {
         let encoded = encode::object(self.schema, &made);
         let fields = self.kind.selectable_fields(&made);
         let draft = Draft::encoded(&made, encoded, fields).map_err(Status::internal)?;
-        Ok(Stored::stamp(draft, stored.revision).as_converted())
+        Ok(Stored::stamp(draft, stored.revision).marked_converted())
     }
 
     /// `deployments.apps`, as messages name it.

@@ -92,12 +92,15 @@ struct Endpoint {
     authorization: Option<HeaderValue>,
 }
 
+/// Connections by webhook, each with the number of its last call.
+type Endpoints = HashMap<ClientConfig, (u64, Arc<Endpoint>)>;
+
 /// The client of all webhooks.
 pub struct Client {
     services: Arc<dyn Services>,
     credentials: Credentials,
-    /// Guards the connections of webhooks, each with the number of its last call.
-    kept: Mutex<(u64, HashMap<ClientConfig, (u64, Arc<Endpoint>)>)>,
+    /// Guards the number of calls so far, and the connections.
+    kept: Mutex<(u64, Endpoints)>,
 }
 
 impl Client {

@@ -108,7 +108,7 @@ fn query_of(options: &Object) -> String {
     let mut pairs = Vec::new();
     let mut push = |key: &str, value: String| pairs.push(format!("{key}={}", escape(&value)));
     for key in FLAGS {
-        if options.get(*key) == Some(&Value::Bool(true)) {
+        if options.get(key) == Some(&Value::Bool(true)) {
             push(key, "true".to_owned());
         }
     }
@@ -116,7 +116,7 @@ fn query_of(options: &Object) -> String {
         push("container", container.to_owned());
     }
     for key in LISTS {
-        let list = options.get(*key).and_then(Value::as_array);
+        let list = options.get(key).and_then(Value::as_array);
         for item in list.into_iter().flatten() {
             push(key, machinery::text::plain(item));
         }
