@@ -57,6 +57,36 @@ const LONG_FUNCTIONS: &[(&str, &str, &str)] = &[
         "one loop over all that changes a node's status",
     ),
     (
+        "crates/kubectl/src/argv.rs",
+        "report",
+        "one arm per kind of usage error",
+    ),
+    (
+        "crates/kubectl/src/kustomize/names.rs",
+        "rename_in",
+        "one arm per kind that others refer to",
+    ),
+    (
+        "crates/kubectl/src/commands/describe/pod.rs",
+        "describe",
+        "one section after the other, in upstream's order",
+    ),
+    (
+        "crates/kubectl/src/commands/describe/node.rs",
+        "describe",
+        "one section after the other, in upstream's order",
+    ),
+    (
+        "crates/kubectl/src/commands/describe/node.rs",
+        "usage",
+        "one table: rows of pods, then the sums",
+    ),
+    (
+        "crates/kubectl/src/commands/top.rs",
+        "run",
+        "from the query to the table's rows",
+    ),
+    (
         "crates/store/src/embedded/mod.rs",
         "open_on",
         "recovery in the order of its steps",
