@@ -78,7 +78,6 @@ impl ControlPlane {
                 authority: Some(controllers::Authority(pki.clone())),
                 load_balancer: load_balancer(settings),
                 disabled: disabled_controllers(settings),
-                ..controllers::Config::default()
             };
             services.push(Arc::new(config.build(Arc::new(connector.clone()))));
         }

@@ -234,7 +234,7 @@ mod tests {
         let itself = |verb: &str, last: u8| {
             format!("{verb} element {table} hairpin4 {{ 10.42.0.{last} . 10.42.0.{last} }}")
         };
-        let opened = open_ports("0123abcd", &second, &[first.clone()]);
+        let opened = open_ports("0123abcd", &second, std::slice::from_ref(&first));
         assert_eq!(opened.statements(), [itself("add", 6)]);
         let leads = |verb: &str, last: u8| {
             format!("{verb} element {table} hostports4 {{ tcp . 8080 : 10.42.0.{last} . 80 }}")
@@ -244,7 +244,7 @@ mod tests {
             closed.statements(),
             [itself("delete", 5), leads("delete", 5), leads("add", 6)]
         );
-        let closed = close_ports("0123abcd", &second, &[first.clone()]);
+        let closed = close_ports("0123abcd", &second, std::slice::from_ref(&first));
         assert_eq!(closed.statements(), [itself("delete", 6)]);
         let whole = full("0123abcd", &[], &[second, first]);
         let ports = whole.statements().iter().filter(|s| s.contains("8080"));

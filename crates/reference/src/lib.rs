@@ -20,7 +20,7 @@ const SKIPPED: &str = "MAINSTAY_SKIPPED_TESTS";
 pub fn find(path: &str) -> Option<PathBuf> {
     let mut roots = roots().into_iter().filter(|root| root.exists()).peekable();
     if roots.peek().is_none() {
-        skip(path);
+        skip(&format!("no {path}"));
     }
     roots.map(|root| root.join(path)).find(|path| path.exists())
 }
@@ -33,8 +33,9 @@ fn roots() -> Vec<PathBuf> {
     given.into_iter().chain(beside).collect()
 }
 
-fn skip(path: &str) {
-    let line = format!("{}: no {path}\n", test_name());
+/// Records the running test as skipped.
+pub fn skip(why: &str) {
+    let line = format!("{}: {why}\n", test_name());
     // Tests show this only when they fail or run alone.
     #[allow(clippy::print_stderr, reason = "a test that compares nothing says so")]
     {

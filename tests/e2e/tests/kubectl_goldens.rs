@@ -112,9 +112,7 @@ fn is_the_same_version(cluster: &Cluster) -> bool {
 fn both_kubectls_print_the_same_bytes() {
     let cluster = Cluster::up();
     if !is_the_same_version(&cluster) {
-        eprintln!(
-            "skipped: both_kubectls_print_the_same_bytes needs kubectl 1.36 (MAINSTAY_KUBECTL)"
-        );
+        reference::skip("needs kubectl 1.36 (MAINSTAY_KUBECTL)");
         return;
     }
     let file = cluster.machine().dir().join("goldens.yaml");

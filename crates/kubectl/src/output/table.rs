@@ -136,8 +136,7 @@ pub fn escape(text: &str) -> String {
     }
     text.replace('\x1b', "^[")
         .replace('\r', "\\r")
-        .replace('\t', " ")
-        .replace('\n', " ")
+        .replace(['\t', '\n'], " ")
 }
 
 #[cfg(test)]

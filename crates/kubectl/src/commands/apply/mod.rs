@@ -68,6 +68,7 @@ pub struct Apply {
 
 /// Commands about what was applied last.
 #[derive(Debug, Subcommand)]
+#[allow(clippy::enum_variant_names)] // Each variant is a command, by its name.
 enum LastApplied {
     /// Edit latest last-applied-configuration annotations of a resource or object
     EditLastApplied(last_applied::Edit),

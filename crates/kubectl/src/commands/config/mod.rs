@@ -183,7 +183,7 @@ fn file_of_current(global: &Global) -> Result<PathBuf> {
         .context("no kubeconfig file to write to")
 }
 
-fn edit(path: &PathBuf, change: impl FnOnce(&mut Value) -> Result<()>) -> Result<()> {
+fn edit(path: &std::path::Path, change: impl FnOnce(&mut Value) -> Result<()>) -> Result<()> {
     let mut config = read_file(path)?;
     change(&mut config)?;
     write_file(path, &config)

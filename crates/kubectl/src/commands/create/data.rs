@@ -108,9 +108,8 @@ type Entries = Vec<(String, Vec<u8>)>;
 
 impl Sources {
     fn read(&self) -> Result<Entries> {
-        if !self.from_env_file.is_empty()
-            && !(self.from_file.is_empty() && self.from_literal.is_empty())
-        {
+        let has_others = !self.from_file.is_empty() || !self.from_literal.is_empty();
+        if has_others && !self.from_env_file.is_empty() {
             bail!("from-env-file cannot be combined with from-file or from-literal");
         }
         let mut entries = Entries::new();

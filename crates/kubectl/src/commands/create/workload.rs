@@ -102,12 +102,12 @@ impl Job {
                 "metadata": {"name": self.name},
                 "spec": {"template": {"metadata": {}, "spec": pod_spec(&self.name, image, &self.command, "Never")}},
                 "status": {}}),
-            (None, Some(from)) => self.from_cron_job(session, from).await?,
+            (None, Some(from)) => self.of_cron_job(session, from).await?,
         };
         Ok(Generated::new(object, "job:"))
     }
 
-    async fn from_cron_job(&self, session: &Session, from: &str) -> Result<Value> {
+    async fn of_cron_job(&self, session: &Session, from: &str) -> Result<Value> {
         let (kind, name) = from.split_once('/').unwrap_or(("cronjob", from));
         let resource = session.discovery.resolve(kind).await?;
         if resource.kind != "CronJob" {

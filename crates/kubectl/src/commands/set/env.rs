@@ -63,7 +63,7 @@ impl Env {
         }
         let (mut set, removed) = parse(&pairs)?;
         if let Some(from) = &self.from {
-            set.extend(self.from_object(session, from).await?);
+            set.extend(self.object_variables(session, from).await?);
         }
         if self.list {
             return self.show(session, &names, &set).await;
@@ -124,7 +124,7 @@ impl Env {
     }
 
     /// References to every key of a config map or secret.
-    async fn from_object(&self, session: &Session, from: &str) -> Result<Vec<Value>> {
+    async fn object_variables(&self, session: &Session, from: &str) -> Result<Vec<Value>> {
         let (kind, name) = from
             .split_once('/')
             .context("--from takes configmap/NAME or secret/NAME")?;
