@@ -70,6 +70,7 @@ pub fn is_ours(name: &str) -> bool {
         "agent",
         "cni",
         "kubelet",
+        "local-path",
         "lock",
         "logs",
         "pki",

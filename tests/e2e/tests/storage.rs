@@ -56,7 +56,7 @@ fn the_data_of_a_stateful_set_outlives_its_pod_and_the_daemon_and_goes_with_its_
     let path = volume["spec"]["local"]["path"].as_str().expect("a path");
     let path = PathBuf::from(path);
     hello(&cluster, &["write", "/data/row", "first"]).expect("written");
-    assert!(path.join("row").exists(), "{}", path.display());
+    assert!(exists(&cluster, &path.join("row")), "{}", path.display());
 
     the_pod_is_deleted(&cluster);
     cluster.kill();
@@ -69,7 +69,13 @@ fn the_data_of_a_stateful_set_outlives_its_pod_and_the_daemon_and_goes_with_its_
         let ran = cluster.kubectl(&["get", "pv", &name]);
         if ran.ok { Err(ran.stdout) } else { Ok(()) }
     });
-    assert!(!path.exists(), "{}", path.display());
+    assert!(!exists(&cluster, &path), "{}", path.display());
+}
+
+/// Whether a file is there as the cluster's machine sees it.
+fn exists(cluster: &Cluster, path: &std::path::Path) -> bool {
+    let path = path.display().to_string();
+    cluster.machine().run("test", &["-e", &path]).ok
 }
 
 /// The next pod finds what the last one wrote.

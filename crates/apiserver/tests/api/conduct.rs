@@ -77,16 +77,22 @@ async fn a_panic_in_a_handler_is_a_500_and_no_more() {
     assert!(figures.contains("apiserver_request_total"), "{figures}");
 }
 
-/// Drops a write after it was looked at a number of times; whether it was over by then.
-async fn hang_up_after(server: &Server, name: &str, polls: usize) -> bool {
-    let user = User::new("kubernetes-admin", ["system:masters"]);
+fn create(name: &str) -> http::Request<http_body_util::Full<bytes::Bytes>> {
     let body = json!({"metadata": {"name": name}}).to_string();
-    let request = http::Request::post(MAPS)
+    http::Request::post(MAPS)
         .header("content-type", "application/json")
         .body(http_body_util::Full::new(bytes::Bytes::from(body)))
-        .unwrap();
-    let mut service = server.server.connect(user);
-    let mut call = Box::pin(service.call(request));
+        .unwrap()
+}
+
+fn administrator() -> User {
+    User::new("kubernetes-admin", ["system:masters"])
+}
+
+/// Drops a write after a number of polls; whether it had been answered by then.
+async fn hang_up_after(server: &Server, name: &str, polls: usize) -> bool {
+    let mut service = server.server.connect(administrator());
+    let mut call = Box::pin(service.call(create(name)));
     for _ in 0..polls {
         if futures::poll!(&mut call).is_ready() {
             return true;
@@ -96,16 +102,30 @@ async fn hang_up_after(server: &Server, name: &str, polls: usize) -> bool {
     false
 }
 
+/// Writes without end, so that no other write is alone: one that is may be over at its first poll.
+fn keep_writing(server: &Server, prefix: &'static str) -> tokio::task::JoinHandle<()> {
+    let mut service = server.server.connect(administrator());
+    tokio::spawn(async move {
+        for n in 0.. {
+            let _ = service.call(create(&format!("{prefix}{n}"))).await;
+        }
+    })
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_write_goes_on_when_its_client_hangs_up() {
     let server = Server::start().await;
+    let writers = ["a", "b", "c"].map(|prefix| keep_writing(&server, prefix));
     let mut dropped = Vec::new();
-    for n in 0..60 {
-        let path = format!("{MAPS}/m{n}");
+    for n in 0..2000 {
         if !hang_up_after(&server, &format!("m{n}"), 1 + n % 3).await {
-            dropped.push(path);
+            dropped.push(format!("{MAPS}/m{n}"));
+        }
+        if dropped.len() == 20 {
+            break;
         }
     }
+    writers.iter().for_each(tokio::task::JoinHandle::abort);
     assert!(!dropped.is_empty(), "none was gone before its answer");
     let (server, dropped) = (&server, &dropped);
     eventually(|| async move {
