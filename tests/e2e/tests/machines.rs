@@ -90,7 +90,7 @@ fn call_locally(agent: &Agent, url: &str) -> Result<String, String> {
     let binary = std::env::var("MAINSTAY_BIN").expect("MAINSTAY_BIN is set");
     let script = format!(
         "echo nameserver 10.43.0.10 > {resolv} && mount --bind {resolv} /etc/resolv.conf \
-         && namespace=$(ls -d /run/mainstay/*/netns/* | head -1) \
+         && namespace=$(ls -d /run/mainstay/*/sandboxes/*/net | head -1) \
          && exec nsenter --net=$namespace {binary} hello get {url}",
         resolv = agent.machine().dir().join("resolv.conf").display(),
     );

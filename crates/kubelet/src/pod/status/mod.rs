@@ -157,8 +157,9 @@ fn set_phase(facts: &Facts, status: &mut PodStatus) {
         status.reason = facts.previous.reason.clone();
         status.message = facts.previous.message.clone();
     }
+    // Containers that were killed for it may be gone before everything of the pod has ended.
     if let Some(failure) = facts.failed
-        && facts.ended
+        && (facts.ended || matches!(phase, "Failed" | "Succeeded"))
         && !is_terminal(in_api)
     {
         phase = "Failed";
