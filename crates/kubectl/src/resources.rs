@@ -81,9 +81,6 @@ pub async fn named(session: &Session, words: &[String]) -> Result<Named> {
     if words.len() == 1 {
         return Ok(Named::Types(types));
     }
-    if types.len() > 1 && first.contains(',') && words.len() > 1 {
-        bail!("you may only specify a single resource type");
-    }
     let mut objects = Vec::new();
     for name in &words[1..] {
         objects.extend(
