@@ -15,14 +15,20 @@ use tracing::{info, warn};
 use crate::{Result, cgroups, core::Core, make::labels, volumes};
 
 const INTERVAL: Duration = Duration::from_secs(60);
+/// After a sweep that failed, as when the runtime is not there yet.
+const RETRY: Duration = Duration::from_secs(5);
 
 /// Sweeps for ever, at once for the first time.
 pub async fn run(core: Arc<Core>) {
     loop {
-        if let Err(error) = sweep(&core).await {
-            warn!(%error, "cannot look for what pods left behind");
-        }
-        core.config.clock.sleep(INTERVAL).await;
+        let pause = match sweep(&core).await {
+            Ok(()) => INTERVAL,
+            Err(error) => {
+                warn!(%error, "cannot look for what pods left behind");
+                RETRY
+            }
+        };
+        core.config.clock.sleep(pause).await;
     }
 }
 

@@ -120,7 +120,7 @@ async fn a_restarted_kubelet_leaves_running_pods_alone_and_ends_forgotten_ones()
     node.shows("stays", "/phase", "Running").await;
     node.shows("goes", "/phase", "Running").await;
     let (before, made) = (node.status("stays").await, node.runtime.made());
-    node.stop_kubelet();
+    node.stop_kubelet().await;
     node.pods()
         .delete("goes", &DeleteParams::default().grace_period(0))
         .await

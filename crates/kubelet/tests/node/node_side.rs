@@ -248,7 +248,7 @@ async fn logs_of_pods_that_nobody_knows_are_swept() {
     )
     .await;
     node.shows("web", "/phase", "Running").await;
-    node.stop_kubelet();
+    node.stop_kubelet().await;
     let logs = node.path("logs/pods");
     let orphan = logs.join("default_gone_0123-4567/gone");
     std::fs::create_dir_all(&orphan).unwrap();

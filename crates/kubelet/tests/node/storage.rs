@@ -91,13 +91,8 @@ impl TestNode {
         self.create(name, spec).await;
     }
 
-    /// Another kubelet once the first one has let go of its port.
     async fn restart_kubelet(&mut self) {
-        self.stop_kubelet();
-        self.wait("the port to be free", || async {
-            std::net::TcpListener::bind(("0.0.0.0", self.port)).is_ok()
-        })
-        .await;
+        self.stop_kubelet().await;
         self.start_kubelet();
     }
 

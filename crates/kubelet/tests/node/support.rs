@@ -104,8 +104,14 @@ impl TestNode {
         self.kubelet = Some(stop);
     }
 
-    pub fn stop_kubelet(&mut self) {
+    /// Ends it, and waits until its port is free for the next one.
+    pub async fn stop_kubelet(&mut self) {
         self.kubelet.take().unwrap().cancel();
+        let address = ("0.0.0.0", self.port);
+        self.wait("the kubelet to leave its port", || async {
+            tokio::net::TcpListener::bind(address).await.is_ok()
+        })
+        .await;
     }
 
     pub fn path(&self, name: &str) -> PathBuf {

@@ -122,6 +122,13 @@ impl MemoryDisk {
         self.inner().used()
     }
 
+    /// What a file would hold after a loss of power now.
+    pub fn durable(&self, name: &str) -> Vec<u8> {
+        let inner = self.inner();
+        let id = inner.durable_names.get(name);
+        id.map_or_else(Vec::new, |id| inner.files[id].durable.clone())
+    }
+
     /// Changes a byte on the medium itself.
     pub fn flip(&self, name: &str, offset: usize) {
         let mut inner = self.inner();
