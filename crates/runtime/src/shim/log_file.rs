@@ -75,12 +75,24 @@ impl LogFile {
         Ok(())
     }
 
-    /// Appends whole lines, in a new file if the current one is full.
-    pub fn append(&mut self, lines: &[u8]) -> io::Result<()> {
-        let full = self.target.max_bytes > 0 && self.bytes > 0;
-        if full && self.bytes + lines.len() as u64 > self.target.max_bytes {
-            self.rotate();
+    /// Appends whole lines; those that the current file has no room for go to a new one.
+    pub fn append(&mut self, mut lines: &[u8]) -> io::Result<()> {
+        while !lines.is_empty() && self.target.max_bytes > 0 {
+            let room = self.target.max_bytes.saturating_sub(self.bytes);
+            let end = whole_lines(lines, room, self.bytes == 0);
+            self.write(&lines[..end])?;
+            lines = &lines[end..];
+            if !lines.is_empty() {
+                self.rotate();
+                if self.bytes > 0 {
+                    break;
+                }
+            }
         }
+        self.write(lines)
+    }
+
+    fn write(&mut self, lines: &[u8]) -> io::Result<()> {
         self.file.write_all(lines)?;
         self.bytes += lines.len() as u64;
         Ok(())
@@ -117,6 +129,23 @@ impl LogFile {
         for name in aside {
             let _ = unlinkat(&self.dir, name.as_str(), UnlinkatFlags::NoRemoveDir);
         }
+    }
+}
+
+/// How many bytes of the lines have room. An empty file takes at least one line, however long.
+fn whole_lines(lines: &[u8], room: u64, is_empty: bool) -> usize {
+    if lines.len() as u64 <= room {
+        return lines.len();
+    }
+    let is_newline = |byte: &u8| *byte == b'\n';
+    let fitting = &lines[..room as usize];
+    match fitting.iter().rposition(is_newline) {
+        Some(newline) => newline + 1,
+        None if !is_empty => 0,
+        None => lines
+            .iter()
+            .position(is_newline)
+            .map_or(lines.len(), |newline| newline + 1),
     }
 }
 
@@ -212,11 +241,18 @@ mod tests {
 
     #[test]
     fn a_burst_takes_no_more_than_the_limit() {
+        for lines_at_once in [1, 7, 250] {
+            burst(lines_at_once);
+        }
+    }
+
+    fn burst(lines_at_once: usize) {
         let dir = tempfile::tempdir().unwrap();
         let mut log = LogFile::open(target(dir.path(), 1000)).unwrap();
-        for number in 0..1000 {
-            let line = format!("{number:0>98}\n");
-            log.append(line.as_bytes()).unwrap();
+        let numbers: Vec<usize> = (0..1000).collect();
+        for chunk in numbers.chunks(lines_at_once) {
+            let lines: String = chunk.iter().map(|n| format!("{n:0>98}\n")).collect();
+            log.append(lines.as_bytes()).unwrap();
         }
         let mut files: Vec<_> = std::fs::read_dir(dir.path().join("pod/container"))
             .unwrap()
@@ -234,5 +270,18 @@ mod tests {
         let first = lines[0];
         assert_eq!(lines, (first..1000).collect::<Vec<_>>());
         assert!(lines.len() > 20);
+    }
+
+    #[test]
+    fn a_line_that_is_longer_than_a_file_has_one_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut log = LogFile::open(target(dir.path(), 10)).unwrap();
+        log.append(b"short\nmuch longer than ten\nend\n").unwrap();
+        let mut files: Vec<_> = std::fs::read_dir(dir.path().join("pod/container"))
+            .unwrap()
+            .map(|entry| std::fs::read_to_string(entry.unwrap().path()).unwrap())
+            .collect();
+        files.sort();
+        assert_eq!(files, ["end\n", "much longer than ten\n", "short\n"]);
     }
 }
