@@ -37,8 +37,7 @@ pub enum Command {
     Backup(Backup),
     /// Make the objects of a backup those of a cluster that does not run
     Restore(Restore),
-    /// Why something is as it is
-    #[command(subcommand)]
+    /// Say why something is as it is, and what would help
     Why(Why),
     /// Images in the node's store
     #[command(subcommand)]
@@ -110,23 +109,28 @@ pub enum Token {
     },
 }
 
-/// What can be asked about.
-#[derive(Debug, Subcommand)]
-pub enum Why {
-    /// Which network policy lets a connection pass or stops it
-    Connection(WhyConnection),
-}
-
-/// Flags of `why connection`.
+/// Flags of `why`.
 #[derive(Debug, Args)]
-pub struct WhyConnection {
-    /// Who calls: pod/NAME, pod/NAMESPACE/NAME or an address
-    pub from: String,
-    /// Who is called: pod/NAME:PORT, with /UDP or /SCTP behind it
-    pub to: String,
-    /// The namespace of pods
+#[command(after_help = "\
+Examples:
+  mainstay why pod/web                           Pending, crashing, not ready or Terminating
+  mainstay why deployment/web -n shop            also replicaset, statefulset, daemonset, job
+  mainstay why pvc/data                          also service, ingress, namespace, node
+  mainstay why connection pod/a pod/b:80         which network policy decides
+  mainstay why can alice create deployments.apps which role allows it, or would")]
+pub struct Why {
+    /// KIND/NAME, `connection FROM TO:PORT`, or `can USER VERB RESOURCE [NAME]`
+    #[arg(required = true, value_name = "WHAT")]
+    pub words: Vec<String>,
+    /// The namespace
     #[arg(long, short, default_value = "default")]
     pub namespace: String,
+    /// Groups of the user, for `can`
+    #[arg(long = "group", value_name = "GROUP")]
+    pub groups: Vec<String>,
+    /// A kubeconfig; without one, the administrator's of the cluster in the data directory
+    #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
     #[command(flatten)]
     pub cluster: Cluster,
 }

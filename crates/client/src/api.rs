@@ -44,7 +44,7 @@ impl<K> Clone for Api<K> {
 }
 
 impl<K: Resource> Api<K> {
-    /// Cluster-scoped objects of a kind that is known at run time only.
+    /// All objects of a kind: cluster-scoped ones, or those of all namespaces.
     pub fn all_with(client: Client, kind: &K::DynamicType) -> Self {
         Self::at(client, K::url_path(kind, None))
     }

@@ -25,6 +25,7 @@ fn a_deployment_and_its_service_answer_survive_a_crash_and_leave_nothing_behind(
     let mut cluster = Cluster::up();
     deploy_and_call(&cluster);
     exec_and_logs(&cluster);
+    why_knows(&cluster);
     a_killed_container_is_restarted(&cluster);
     a_crash_of_the_daemon_leaves_containers_alone(&mut cluster);
     scaling_goes_up_and_down(&cluster);
@@ -102,6 +103,32 @@ fn from_node(cluster: &Cluster, url: &str) -> Result<String, String> {
     } else {
         Err(ran.stderr)
     }
+}
+
+/// What is well, what waits and what crashes is explained from the real objects.
+fn why_knows(cluster: &Cluster) {
+    let why = |words: &[&str]| cluster.mainstay(&[&["why"], words].concat()).success();
+    let well = why(&["deployment/web"]);
+    assert!(well.contains("3 of 3 pods are ready"), "{well}");
+    let service = why(&["service", "web"]);
+    assert!(service.contains("leads to 3 of 3 pods"), "{service}");
+    let asks = r#"{"spec": {"containers": [{"name": "big", "image": "mainstay.local/hello",
+        "resources": {"requests": {"cpu": "1000"}}}]}}"#;
+    let run = ["run", "big", "--image", IMAGE, "--overrides", asks];
+    cluster.kubectl(&run).success();
+    let waits = eventually("an answer about the pod that waits", || {
+        let said = why(&["pod/big"]);
+        match said.contains("no node takes it") {
+            true => Ok(said),
+            false => Err(said),
+        }
+    });
+    assert!(waits.contains("Insufficient cpu (asks for 1k, "), "{waits}");
+    let may = why(&["can", "alice", "delete", "pods"]);
+    assert!(may.starts_with("alice may not delete pods"), "{may}");
+    cluster
+        .kubectl(&["delete", "pod", "big", "--now"])
+        .success();
 }
 
 fn exec_and_logs(cluster: &Cluster) {

@@ -46,6 +46,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("kubectl", 10),
     ("console", 10),
     ("cluster", 11),
+    ("why", 11),
     ("mainstay", 12),
     ("testkit", 13),
     ("xtask", 13),

@@ -1,0 +1,371 @@
+//! Whether and why somebody may do something, and which Role would allow it.
+
+use client::{Api, kube};
+use k8s_openapi::api::{
+    authorization::v1::{
+        NonResourceAttributes, ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
+        SubjectAccessReviewStatus,
+    },
+    rbac::v1::{ClusterRole, PolicyRule},
+};
+use kube::{
+    ResourceExt,
+    api::{ListParams, PostParams},
+};
+
+use crate::{Answer, Error, Result};
+
+/// Roles that are named at most.
+const SHOWN: usize = 5;
+
+/// Who wants to do what.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Access {
+    user: String,
+    groups: Vec<String>,
+    verb: String,
+    what: What,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum What {
+    Resource {
+        group: String,
+        resource: String,
+        subresource: String,
+        name: Option<String>,
+        namespace: String,
+    },
+    Path(String),
+}
+
+impl Access {
+    /// Reads `alice`, `system:serviceaccount:NS:NAME` or `sa/NS/NAME`; `pods`, `pods/log`, `deployments.apps` or
+    /// `/healthz`.
+    pub fn parse(
+        user: &str,
+        groups: &[String],
+        verb: &str,
+        resource: &str,
+        name: Option<&str>,
+        namespace: &str,
+    ) -> Result<Self> {
+        if resource.is_empty() || verb.is_empty() || user.is_empty() {
+            return Err(Error::Question(
+                "a user, a verb and a resource are needed".to_owned(),
+            ));
+        }
+        let user = match user
+            .strip_prefix("sa/")
+            .and_then(|account| account.split_once('/'))
+        {
+            Some((namespace, name)) => format!("system:serviceaccount:{namespace}:{name}"),
+            None => user.to_owned(),
+        };
+        let mut groups = groups.to_vec();
+        groups.extend(account_groups(&user));
+        let what = if resource.starts_with('/') {
+            What::Path(resource.to_owned())
+        } else {
+            let (whole, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+            let (resource, group) = whole.split_once('.').unwrap_or((whole, ""));
+            What::Resource {
+                group: group.to_owned(),
+                resource: resource.to_owned(),
+                subresource: subresource.to_owned(),
+                name: name.map(str::to_owned),
+                namespace: namespace.to_owned(),
+            }
+        };
+        let verb = verb.to_owned();
+        Ok(Self {
+            user,
+            groups,
+            verb,
+            what,
+        })
+    }
+
+    fn review(&self) -> SubjectAccessReview {
+        let mut spec = SubjectAccessReviewSpec {
+            user: Some(self.user.clone()),
+            groups: Some(self.groups.clone()),
+            ..SubjectAccessReviewSpec::default()
+        };
+        match &self.what {
+            What::Path(path) => {
+                spec.non_resource_attributes = Some(NonResourceAttributes {
+                    path: Some(path.clone()),
+                    verb: Some(self.verb.clone()),
+                });
+            }
+            What::Resource {
+                group,
+                resource,
+                subresource,
+                name,
+                namespace,
+            } => {
+                spec.resource_attributes = Some(ResourceAttributes {
+                    group: Some(group.clone()),
+                    resource: Some(resource.clone()),
+                    subresource: Some(subresource.clone()),
+                    name: name.clone(),
+                    namespace: Some(namespace.clone()),
+                    verb: Some(self.verb.clone()),
+                    ..ResourceAttributes::default()
+                });
+            }
+        }
+        SubjectAccessReview {
+            spec,
+            ..SubjectAccessReview::default()
+        }
+    }
+
+    /// Whether one rule is enough.
+    fn is_allowed_by(&self, rule: &PolicyRule) -> bool {
+        let has = |list: &Option<Vec<String>>, wanted: &str| {
+            list.iter()
+                .flatten()
+                .any(|item| item == "*" || item == wanted)
+        };
+        if !rule
+            .verbs
+            .iter()
+            .any(|verb| verb == "*" || *verb == self.verb)
+        {
+            return false;
+        }
+        match &self.what {
+            What::Path(path) => {
+                rule.non_resource_urls
+                    .iter()
+                    .flatten()
+                    .any(|url| match url.strip_suffix('*') {
+                        Some(prefix) => path.starts_with(prefix),
+                        None => url == path,
+                    })
+            }
+            What::Resource {
+                group,
+                resource,
+                subresource,
+                name,
+                ..
+            } => {
+                let names = rule.resource_names.as_deref().unwrap_or_default();
+                let named =
+                    names.is_empty() || name.as_ref().is_some_and(|name| names.contains(name));
+                let full = match &subresource[..] {
+                    "" => resource.clone(),
+                    subresource => format!("{resource}/{subresource}"),
+                };
+                named && has(&rule.api_groups, group) && has(&rule.resources, &full)
+            }
+        }
+    }
+
+    fn sentence(&self) -> String {
+        let Self {
+            user, verb, what, ..
+        } = self;
+        match what {
+            What::Path(path) => format!("{user} {{}} {verb} {path}"),
+            What::Resource {
+                resource,
+                subresource,
+                name,
+                namespace,
+                group,
+            } => {
+                let group = if group.is_empty() {
+                    String::new()
+                } else {
+                    format!(".{group}")
+                };
+                let sub = if subresource.is_empty() {
+                    String::new()
+                } else {
+                    format!("/{subresource}")
+                };
+                let name = name
+                    .as_ref()
+                    .map(|name| format!(" {name}"))
+                    .unwrap_or_default();
+                format!("{user} {{}} {verb} {resource}{group}{sub}{name} in namespace {namespace}")
+            }
+        }
+    }
+
+    /// The commands that would allow it.
+    fn remedy(&self) -> Vec<String> {
+        let subject = match self.user.strip_prefix("system:serviceaccount:") {
+            Some(account) => format!("--serviceaccount={account}"),
+            None => format!("--user={}", self.user),
+        };
+        match &self.what {
+            What::Path(path) => vec![
+                format!(
+                    "kubectl create clusterrole NAME --verb={} --non-resource-url={path}",
+                    self.verb
+                ),
+                format!("kubectl create clusterrolebinding NAME --clusterrole=NAME {subject}"),
+            ],
+            What::Resource {
+                group,
+                resource,
+                subresource,
+                name,
+                namespace,
+            } => {
+                let group = if group.is_empty() {
+                    String::new()
+                } else {
+                    format!(".{group}")
+                };
+                let sub = if subresource.is_empty() {
+                    String::new()
+                } else {
+                    format!("/{subresource}")
+                };
+                let only = name
+                    .as_ref()
+                    .map(|name| format!(" --resource-name={name}"))
+                    .unwrap_or_default();
+                vec![
+                    format!(
+                        "kubectl create role NAME -n {namespace} --verb={} --resource={resource}{group}{sub}{only}",
+                        self.verb
+                    ),
+                    format!("kubectl create rolebinding NAME -n {namespace} --role=NAME {subject}"),
+                ]
+            }
+        }
+    }
+}
+
+/// The groups that the server adds by itself.
+fn account_groups(user: &str) -> Vec<String> {
+    let authenticated = "system:authenticated".to_owned();
+    match user
+        .strip_prefix("system:serviceaccount:")
+        .and_then(|account| account.split_once(':'))
+    {
+        Some((namespace, _)) => vec![
+            "system:serviceaccounts".to_owned(),
+            format!("system:serviceaccounts:{namespace}"),
+            authenticated,
+        ],
+        None if user == "system:anonymous" => vec!["system:unauthenticated".to_owned()],
+        None => vec![authenticated],
+    }
+}
+
+pub async fn answer(client: &kube::Client, asked: &Access) -> Result<Answer> {
+    let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
+    let review = reviews
+        .create(&PostParams::default(), &asked.review())
+        .await?;
+    let roles: Api<ClusterRole> = Api::all(client.clone());
+    let roles = roles.list(&ListParams::default()).await?;
+    Ok(explain(asked, &review.status.unwrap_or_default(), &roles))
+}
+
+fn explain(asked: &Access, status: &SubjectAccessReviewStatus, roles: &[ClusterRole]) -> Answer {
+    let reason = status.reason.as_deref().filter(|reason| !reason.is_empty());
+    if status.allowed {
+        let answer = Answer::new(asked.sentence().replace("{}", "may"));
+        return answer.because_all(reason.map(str::to_owned));
+    }
+    let mut answer = Answer::new(asked.sentence().replace("{}", "may not"));
+    answer = match reason {
+        Some(reason) => answer.because(reason),
+        None => answer.because("no Role or ClusterRole that is bound to this user or one of its groups has such a rule"),
+    };
+    let enough: Vec<String> = roles
+        .iter()
+        .filter(|role| {
+            role.rules
+                .iter()
+                .flatten()
+                .any(|rule| asked.is_allowed_by(rule))
+        })
+        .map(ResourceExt::name_any)
+        .filter(|name| !name.starts_with("system:"))
+        .take(SHOWN)
+        .collect();
+    if !enough.is_empty() {
+        answer = answer.because(format!(
+            "these ClusterRoles have one: {}",
+            enough.join(", ")
+        ));
+    }
+    asked.remedy().into_iter().fold(answer, Answer::next)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn asked(user: &str, verb: &str, resource: &str, name: Option<&str>) -> Access {
+        Access::parse(user, &[], verb, resource, name, "shop").unwrap()
+    }
+
+    #[test]
+    fn rules_are_read_as_rbac_reads_them() {
+        let rule = |value| serde_json::from_value::<PolicyRule>(value).unwrap();
+        let pods = json!({"verbs": ["get"], "apiGroups": [""], "resources": ["pods"]});
+        let logs = json!({"verbs": ["*"], "apiGroups": ["*"], "resources": ["pods/log"]});
+        let one = json!({"verbs": ["get"], "apiGroups": [""], "resources": ["pods"], "resourceNames": ["web"]});
+        let urls = json!({"verbs": ["get"], "nonResourceURLs": ["/healthz/*"]});
+        let cases = [
+            (asked("a", "get", "pods", None), &pods, true),
+            (asked("a", "list", "pods", None), &pods, false),
+            (asked("a", "get", "pods/log", None), &pods, false),
+            (asked("a", "get", "pods/log", None), &logs, true),
+            (asked("a", "get", "pods.apps", None), &pods, false),
+            (asked("a", "get", "pods", None), &one, false),
+            (asked("a", "get", "pods", Some("web")), &one, true),
+            (asked("a", "get", "/healthz/ping", None), &urls, true),
+            (asked("a", "get", "/metrics", None), &urls, false),
+        ];
+        for (asked, value, allowed) in cases {
+            assert_eq!(
+                asked.is_allowed_by(&rule(value.clone())),
+                allowed,
+                "{asked:?} {value}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_refusal_names_the_role_that_would_help() {
+        let roles = json!([{"metadata": {"name": "view"}, "rules": [
+            {"verbs": ["get"], "apiGroups": ["apps"], "resources": ["deployments"]}]}]);
+        let roles: Vec<ClusterRole> = serde_json::from_value(roles).unwrap();
+        let asked = asked("sa/shop/cart", "get", "deployments.apps", None);
+        let text = explain(&asked, &SubjectAccessReviewStatus::default(), &roles).to_string();
+        for part in [
+            "system:serviceaccount:shop:cart may not get deployments.apps in namespace shop",
+            "these ClusterRoles have one: view",
+            "-> kubectl create role NAME -n shop --verb=get --resource=deployments.apps",
+            "-> kubectl create rolebinding NAME -n shop --role=NAME --serviceaccount=shop:cart",
+        ] {
+            assert!(text.contains(part), "{part:?} is missing in:\n{text}");
+        }
+    }
+
+    #[test]
+    fn service_accounts_are_in_their_groups() {
+        let review = asked("sa/shop/cart", "get", "pods", None).review();
+        let expected = [
+            "system:serviceaccounts",
+            "system:serviceaccounts:shop",
+            "system:authenticated",
+        ];
+        assert_eq!(review.spec.groups.unwrap(), expected);
+    }
+}

@@ -1,0 +1,102 @@
+//! What is said: a verdict, its causes, and what would help.
+
+use std::fmt;
+
+/// One answer. Causes may be answers themselves: a Deployment is stuck because its pods are.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Answer {
+    verdict: String,
+    causes: Vec<Cause>,
+    next: Vec<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Cause {
+    Text(String),
+    Answer(Answer),
+}
+
+impl Answer {
+    /// An answer in one sentence.
+    pub fn new(verdict: impl Into<String>) -> Self {
+        Self {
+            verdict: verdict.into(),
+            ..Self::default()
+        }
+    }
+
+    /// Adds a cause.
+    #[must_use]
+    pub fn because(mut self, cause: impl Into<String>) -> Self {
+        self.causes.push(Cause::Text(cause.into()));
+        self
+    }
+
+    /// Adds causes.
+    #[must_use]
+    pub fn because_all(mut self, causes: impl IntoIterator<Item = String>) -> Self {
+        self.causes.extend(causes.into_iter().map(Cause::Text));
+        self
+    }
+
+    /// Adds an answer about something else as a cause.
+    #[must_use]
+    pub fn because_of(mut self, cause: Self) -> Self {
+        self.causes.push(Cause::Answer(cause));
+        self
+    }
+
+    /// Adds what a person can do.
+    #[must_use]
+    pub fn next(mut self, step: impl Into<String>) -> Self {
+        self.next.push(step.into());
+        self
+    }
+
+    /// The first sentence.
+    pub fn verdict(&self) -> &str {
+        &self.verdict
+    }
+
+    fn write(&self, out: &mut fmt::Formatter<'_>, depth: usize) -> fmt::Result {
+        let indent = "  ".repeat(depth);
+        writeln!(out, "{indent}{}", self.verdict)?;
+        for cause in &self.causes {
+            match cause {
+                Cause::Text(text) => {
+                    let mut lines = text.lines();
+                    writeln!(out, "{indent}  {}", lines.next().unwrap_or_default())?;
+                    for line in lines {
+                        writeln!(out, "{indent}    {line}")?;
+                    }
+                }
+                Cause::Answer(answer) => answer.write(out, depth + 1)?,
+            }
+        }
+        for step in &self.next {
+            writeln!(out, "{indent}  -> {step}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Answer {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write(out, 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causes_are_indented_below_what_they_explain() {
+        let pod = Answer::new("pod/a crashes").because("exit code 1\nlast line");
+        let answer = Answer::new("deployment/a is stuck")
+            .because_of(pod)
+            .next("kubectl logs a");
+        let expected = "deployment/a is stuck\n  pod/a crashes\n    exit code 1\n      last line\n  -> kubectl logs a\n";
+        assert_eq!(answer.to_string(), expected);
+    }
+}

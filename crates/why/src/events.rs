@@ -1,0 +1,71 @@
+//! Events about an object, newest last.
+
+use client::{Api, kube};
+use k8s_openapi::api::core::v1::Event;
+use kube::api::ListParams;
+
+use crate::Result;
+
+/// How many warnings are shown.
+const SHOWN: usize = 3;
+
+/// The last warnings about an object, each once.
+pub async fn warnings(
+    client: &kube::Client,
+    namespace: &str,
+    kind: &str,
+    name: &str,
+) -> Result<Vec<Warning>> {
+    let events: Api<Event> = Api::namespaced(client.clone(), namespace);
+    let fields = format!("involvedObject.kind={kind},involvedObject.name={name},type=Warning");
+    let found = events.list(&ListParams::default().fields(&fields)).await?;
+    Ok(newest(found))
+}
+
+/// What a component complained about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Warning {
+    /// The event's reason.
+    pub reason: String,
+    /// The event's message.
+    pub message: String,
+    /// How often.
+    pub count: i32,
+}
+
+impl Warning {
+    /// As a line.
+    pub fn line(&self) -> String {
+        let times = match self.count {
+            0 | 1 => String::new(),
+            count => format!(" ({count} times)"),
+        };
+        format!("{}: {}{times}", self.reason, self.message)
+    }
+}
+
+fn newest(mut events: Vec<Event>) -> Vec<Warning> {
+    events.sort_by_key(last_seen);
+    let mut seen: Vec<Warning> = Vec::new();
+    for event in events.into_iter().rev() {
+        let warning = Warning {
+            reason: event.reason.unwrap_or_default(),
+            message: event.message.unwrap_or_default().trim_end().to_owned(),
+            count: event.count.unwrap_or(1),
+        };
+        if seen.len() < SHOWN && !seen.iter().any(|other| other.reason == warning.reason) {
+            seen.push(warning);
+        }
+    }
+    seen.reverse();
+    seen
+}
+
+fn last_seen(event: &Event) -> Option<jiff::Timestamp> {
+    let series = event.series.as_ref();
+    let series = series.and_then(|series| series.last_observed_time.as_ref());
+    series
+        .map(|time| time.0)
+        .or(event.last_timestamp.as_ref().map(|time| time.0))
+        .or(event.event_time.as_ref().map(|time| time.0))
+}

@@ -1,0 +1,77 @@
+//! Why a namespace does not go away.
+
+use client::{Api, kube};
+use k8s_openapi::api::core::v1::Namespace;
+use kube::ResourceExt;
+
+use crate::{Answer, Result, question::Name};
+
+pub async fn answer(client: &kube::Client, name: &Name) -> Result<Answer> {
+    Ok(explain(
+        &Api::<Namespace>::all(client.clone())
+            .get(&name.name)
+            .await?,
+    ))
+}
+
+fn explain(namespace: &Namespace) -> Answer {
+    let name = format!("namespace/{}", namespace.name_any());
+    if namespace.metadata.deletion_timestamp.is_none() {
+        return Answer::new(format!("{name} is Active"));
+    }
+    let mut answer = Answer::new(format!("{name} is Terminating"));
+    let conditions = namespace
+        .status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten());
+    for condition in conditions
+        .into_iter()
+        .filter(|condition| condition.status == "True")
+    {
+        let message = condition.message.as_deref().unwrap_or_default();
+        answer = answer.because(format!("{}: {message}", condition.type_));
+        answer = match condition.type_.as_str() {
+            "NamespaceFinalizersRemaining" => answer.next("whoever set these finalizers has to remove them; is that controller still installed?"),
+            "NamespaceDeletionDiscoveryFailure" => answer.next("an APIService does not answer: kubectl get apiservices"),
+            _ => answer,
+        };
+    }
+    let finalizers = namespace
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.finalizers.clone());
+    let others: Vec<String> = finalizers
+        .into_iter()
+        .flatten()
+        .filter(|finalizer| finalizer != "kubernetes")
+        .collect();
+    if !others.is_empty() {
+        answer = answer.because(format!("spec.finalizers hold it: {}", others.join(", ")));
+    }
+    answer
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_is_left_in_a_namespace_is_told() {
+        let namespace = json!({"metadata": {"name": "old", "deletionTimestamp": "2026-01-01T00:00:00Z"},
+            "spec": {"finalizers": ["kubernetes", "a.b/c"]},
+            "status": {"conditions": [
+                {"type": "NamespaceContentRemaining", "status": "True", "message": "widgets. has 1 resource instances"},
+                {"type": "NamespaceDeletionContentFailure", "status": "False", "message": "all deleted"}]}});
+        let text = explain(&serde_json::from_value(namespace).unwrap()).to_string();
+        for part in [
+            "namespace/old is Terminating",
+            "has 1 resource instances",
+            "spec.finalizers hold it: a.b/c",
+        ] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+        assert!(!text.contains("all deleted"), "{text}");
+    }
+}

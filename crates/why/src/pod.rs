@@ -1,0 +1,549 @@
+//! Why a pod waits, crashes, is not ready, or does not go away.
+
+use client::{Api, kube};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{
+    ContainerState, ContainerStateTerminated, ContainerStatus, Node, Pod, PodCondition,
+};
+use kube::api::LogParams;
+use machinery::time::human_duration;
+
+use crate::{
+    Answer, Result,
+    events::{self, Warning},
+    node,
+    placement::{self, Facts},
+    question::Name,
+};
+
+/// How much of a crashed container's log is shown.
+const LAST_LINES: i64 = 5;
+
+pub async fn answer(client: &kube::Client, name: &Name) -> Result<Answer> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &name.namespace);
+    let pod = pods.get(&name.name).await?;
+    explain_with(client, &pod).await
+}
+
+/// The same for a pod that was read already.
+pub async fn explain_with(client: &kube::Client, pod: &Pod) -> Result<Answer> {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let name = pod.metadata.name.as_deref().unwrap_or_default();
+    let mut seen = Seen {
+        warnings: events::warnings(client, namespace, "Pod", name).await?,
+        ..Seen::default()
+    };
+    if waits_for_node(pod) {
+        seen.nodes = placement::explain(pod, &Facts::read(client).await?);
+    } else if let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) {
+        seen.node = Api::<Node>::all(client.clone()).get_opt(node).await?;
+    }
+    if let Some(crashed) = crashed(pod) {
+        let params = LogParams {
+            container: Some(crashed.name.clone()),
+            previous: crashed.restart_count > 0,
+            tail_lines: Some(LAST_LINES),
+            ..LogParams::default()
+        };
+        // The logs may be gone with the container; the rest of the answer stands without them.
+        let pods: kube::Api<Pod> = kube::Api::namespaced(client.clone(), namespace);
+        seen.log = pods.logs(name, &params).await.unwrap_or_default();
+    }
+    Ok(explain(pod, &seen, Timestamp::now()))
+}
+
+/// What is known besides the pod itself.
+#[derive(Debug, Default)]
+pub struct Seen {
+    pub warnings: Vec<Warning>,
+    /// What each node has against the pod.
+    pub nodes: Vec<String>,
+    /// The pod's node.
+    pub node: Option<Node>,
+    /// The last lines of the container that crashed.
+    pub log: String,
+}
+
+/// The answer.
+pub fn explain(pod: &Pod, seen: &Seen, now: Timestamp) -> Answer {
+    let name = format!("pod/{}", pod.metadata.name.as_deref().unwrap_or_default());
+    let phase = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
+    if pod.metadata.deletion_timestamp.is_some() {
+        return terminating(&name, pod, seen, now);
+    }
+    match phase {
+        Some("Failed") => failed(&name, pod, seen),
+        Some("Succeeded") => Answer::new(format!(
+            "{name} has done its work: all containers ended with code 0"
+        )),
+        _ if waits_for_node(pod) => unscheduled(&name, pod, seen),
+        _ => on_its_node(&name, pod, seen, now),
+    }
+}
+
+fn condition<'a>(pod: &'a Pod, kind: &str) -> Option<&'a PodCondition> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    conditions.iter().find(|condition| condition.type_ == kind)
+}
+
+fn waits_for_node(pod: &Pod) -> bool {
+    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+    node.is_none_or(str::is_empty) && pod.metadata.deletion_timestamp.is_none()
+}
+
+fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
+    let status = pod.status.iter();
+    status.flat_map(|status| {
+        let init = status.init_container_statuses.iter().flatten();
+        init.chain(status.container_statuses.iter().flatten())
+    })
+}
+
+/// A container that ended badly and waits for its next start, or will not get one.
+fn crashed(pod: &Pod) -> Option<&ContainerStatus> {
+    statuses(pod).find(|status| last_end(status).is_some_and(|end| end.exit_code != 0))
+}
+
+fn last_end(status: &ContainerStatus) -> Option<&ContainerStateTerminated> {
+    let ended = |state: &'_ Option<ContainerState>| {
+        state
+            .as_ref()
+            .is_some_and(|state| state.terminated.is_some())
+    };
+    let state = if ended(&status.state) {
+        &status.state
+    } else {
+        &status.last_state
+    };
+    state.as_ref()?.terminated.as_ref()
+}
+
+fn terminating(name: &str, pod: &Pod, seen: &Seen, now: Timestamp) -> Answer {
+    let deleted = pod
+        .metadata
+        .deletion_timestamp
+        .as_ref()
+        .map_or(now, |time| time.0);
+    let overdue = now.as_second() - deleted.as_second();
+    let finalizers = pod.metadata.finalizers.clone().unwrap_or_default();
+    let mut answer = Answer::new(format!("{name} is Terminating"));
+    if !finalizers.is_empty() {
+        let holders = finalizers.join(", ");
+        answer = answer
+            .because(format!("finalizers hold it: {holders}; whoever set them has to remove them"))
+            .next(format!("if that program is gone for good: kubectl patch {name} --type=merge -p '{{\"metadata\":{{\"finalizers\":null}}}}'"));
+    }
+    if overdue < 0 {
+        let left = human_duration(-overdue);
+        return answer.because(format!(
+            "its containers have {left} left to end by themselves"
+        ));
+    }
+    let node = seen.node.as_ref();
+    if let Some(sick) = node.and_then(node::not_ready) {
+        let node = node
+            .and_then(|node| node.metadata.name.as_deref())
+            .unwrap_or_default();
+        return answer
+            .because(format!("node {node} does not answer ({sick}), so nobody can say that its containers are gone"))
+            .next(format!("bring the node back, or if it never comes back: kubectl delete node {node}"));
+    }
+    let running = statuses(pod).filter(|status| {
+        status
+            .state
+            .as_ref()
+            .is_some_and(|state| state.running.is_some())
+    });
+    let running: Vec<&str> = running.map(|status| status.name.as_str()).collect();
+    if !running.is_empty() {
+        answer = answer.because(format!(
+            "still running after its grace period: {}",
+            running.join(", ")
+        ));
+    }
+    answer.because_all(seen.warnings.iter().map(Warning::line))
+}
+
+fn failed(name: &str, pod: &Pod, seen: &Seen) -> Answer {
+    let status = pod.status.as_ref();
+    let reason = status
+        .and_then(|status| status.reason.as_deref())
+        .unwrap_or("Failed");
+    let mut answer = Answer::new(format!("{name} has failed: {reason}"));
+    if let Some(message) = status.and_then(|status| status.message.as_deref()) {
+        answer = answer.because(message.trim_end());
+    }
+    for status in statuses(pod) {
+        if let Some(end) = last_end(status).filter(|end| end.exit_code != 0) {
+            answer = answer.because(format!("container {} {}", status.name, how_it_ended(end)));
+        }
+    }
+    with_log(answer, seen)
+}
+
+fn unscheduled(name: &str, pod: &Pod, seen: &Seen) -> Answer {
+    let spec = pod.spec.as_ref();
+    let gates = spec
+        .and_then(|spec| spec.scheduling_gates.as_deref())
+        .unwrap_or_default();
+    if !gates.is_empty() {
+        let gates: Vec<&str> = gates.iter().map(|gate| gate.name.as_str()).collect();
+        return Answer::new(format!("{name} is Pending: scheduling gates hold it")).because(
+            format!("{}; whoever set them has to remove them", gates.join(", ")),
+        );
+    }
+    let scheduler = spec.and_then(|spec| spec.scheduler_name.as_deref());
+    let scheduler = scheduler.unwrap_or("default-scheduler");
+    let Some(condition) = condition(pod, "PodScheduled") else {
+        return match scheduler {
+            "default-scheduler" => Answer::new(format!(
+                "{name} is Pending: the scheduler has not looked at it yet"
+            )),
+            other => Answer::new(format!(
+                "{name} is Pending: no scheduler named {other} has looked at it"
+            ))
+            .next("start that scheduler, or leave spec.schedulerName empty"),
+        };
+    };
+    let mut answer = Answer::new(format!("{name} is Pending: no node takes it"));
+    if seen.nodes.is_empty() {
+        answer = answer.because(condition.message.clone().unwrap_or_default());
+        return answer
+            .because("by now a node would take it: the scheduler tries again after a while");
+    }
+    answer = answer.because_all(seen.nodes.iter().cloned());
+    help_with_placement(answer, &seen.nodes)
+}
+
+/// What helps against the reasons that are there.
+fn help_with_placement(mut answer: Answer, lines: &[String]) -> Answer {
+    let any = |part: &str| lines.iter().any(|line| line.contains(part));
+    if any("Insufficient") || any("Too many pods") {
+        answer = answer.next(
+            "lower the pod's requests, delete other pods, or add a node: mainstay token create",
+        );
+    }
+    if any("untolerated taint") {
+        answer = answer.next(
+            "give the pod a toleration, or take the taint away: kubectl taint node NODE KEY-",
+        );
+    }
+    if any("unschedulable") {
+        answer = answer.next("kubectl uncordon NODE");
+    }
+    if any("affinity") || any("selector") {
+        answer = answer.next(
+            "compare the pod's nodeSelector and affinity with `kubectl get nodes --show-labels`",
+        );
+    }
+    if any("persistentvolumeclaim") || any("PersistentVolumeClaims") || any("volume") {
+        answer = answer.next("mainstay why pvc/NAME");
+    }
+    answer
+}
+
+fn on_its_node(name: &str, pod: &Pod, seen: &Seen, now: Timestamp) -> Answer {
+    let node = seen.node.as_ref();
+    if let Some(sick) = node.and_then(node::not_ready) {
+        let node = node
+            .and_then(|node| node.metadata.name.as_deref())
+            .unwrap_or_default();
+        return Answer::new(format!("{name} is on a node that is not ready"))
+            .because(format!("{node}: {sick}"))
+            .next(format!("mainstay why node/{node}"));
+    }
+    if let Some(status) = statuses(pod).find(|status| waiting(status).is_some()) {
+        return container_waits(name, status, seen);
+    }
+    if let Some(condition) = condition(pod, "Ready").filter(|ready| ready.status != "True") {
+        return not_ready(name, pod, condition, seen);
+    }
+    match condition(pod, "Ready").and_then(|ready| ready.last_transition_time.as_ref()) {
+        Some(since) => {
+            let since = human_duration(now.as_second() - since.0.as_second());
+            let restarts: i32 = statuses(pod).map(|status| status.restart_count).sum();
+            let mut answer = Answer::new(format!("{name} runs and has been ready for {since}"));
+            if let Some(crashed) = crashed(pod) {
+                let how = last_end(crashed).map(how_it_ended).unwrap_or_default();
+                answer = answer.because(format!(
+                    "{restarts} restarts; container {} last {how}",
+                    crashed.name
+                ));
+            }
+            answer
+        }
+        None => Answer::new(format!("{name} waits for its kubelet"))
+            .because_all(seen.warnings.iter().map(Warning::line)),
+    }
+}
+
+/// The reason that a container waits for, other than for its turn.
+fn waiting(status: &ContainerStatus) -> Option<&str> {
+    let waiting = status.state.as_ref()?.waiting.as_ref()?;
+    let reason = waiting.reason.as_deref()?;
+    (!matches!(reason, "ContainerCreating" | "PodInitializing")).then_some(reason)
+}
+
+fn container_waits(name: &str, status: &ContainerStatus, seen: &Seen) -> Answer {
+    let reason = waiting(status).unwrap_or_default();
+    let message = status
+        .state
+        .as_ref()
+        .and_then(|state| state.waiting.as_ref());
+    let message = message
+        .and_then(|waiting| waiting.message.as_deref())
+        .unwrap_or_default();
+    let container = &status.name;
+    match reason {
+        "CrashLoopBackOff" => {
+            let answer = Answer::new(format!(
+                "{name} crashes: container {container} was started {} times",
+                status.restart_count + 1
+            ));
+            let end = last_end(status);
+            let answer = end.into_iter().fold(answer, |answer, end| {
+                answer.because(format!("it {}", how_it_ended(end)))
+            });
+            let out_of_memory = end.is_some_and(|end| end.reason.as_deref() == Some("OOMKilled"));
+            let answer = with_log(answer, seen);
+            match out_of_memory {
+                true => answer.next("raise the container's memory limit"),
+                false => answer.next(format!("kubectl logs {name} -c {container} --previous")),
+            }
+        }
+        "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull" => {
+            let image = &status.image;
+            let pull = seen
+                .warnings
+                .iter()
+                .find(|warning| warning.message.contains("pull"));
+            let cause = pull.map_or(message, |warning| &warning.message);
+            Answer::new(format!("{name} cannot get its image {image}"))
+                .because(cause)
+                .next("check the image's name and tag, the registry's address, and spec.imagePullSecrets")
+        }
+        _ => Answer::new(format!(
+            "{name} cannot start container {container}: {reason}"
+        ))
+        .because(message)
+        .because_all(seen.warnings.iter().map(Warning::line)),
+    }
+}
+
+fn not_ready(name: &str, pod: &Pod, ready: &PodCondition, seen: &Seen) -> Answer {
+    let phase = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
+    let verdict = match phase {
+        Some("Running") => format!("{name} runs and is not ready"),
+        _ => format!("{name} is being started"),
+    };
+    let message = ready.message.as_deref().or(ready.reason.as_deref());
+    let mut answer = Answer::new(verdict).because_all(message.map(str::to_owned));
+    for gate in pod
+        .spec
+        .iter()
+        .flat_map(|spec| spec.readiness_gates.iter().flatten())
+    {
+        let set = condition(pod, &gate.condition_type);
+        if set.is_none_or(|condition| condition.status != "True") {
+            answer = answer.because(format!(
+                "readiness gate {} is not True",
+                gate.condition_type
+            ));
+        }
+    }
+    answer.because_all(seen.warnings.iter().map(Warning::line))
+}
+
+fn how_it_ended(end: &ContainerStateTerminated) -> String {
+    let code = end.exit_code;
+    let what = match end.reason.as_deref() {
+        Some("OOMKilled") => "was killed because it used more memory than its limit".to_owned(),
+        Some("ContainerCannotRun" | "StartError") => "could not be started".to_owned(),
+        _ => match code - 128 {
+            signal if (1..=64).contains(&signal) => {
+                format!("was ended by signal {signal} (exit code {code})")
+            }
+            _ => format!("ended with exit code {code}"),
+        },
+    };
+    match end
+        .message
+        .as_deref()
+        .map(str::trim_end)
+        .filter(|message| !message.is_empty())
+    {
+        Some(message) => format!("{what}: {message}"),
+        None => what,
+    }
+}
+
+fn with_log(answer: Answer, seen: &Seen) -> Answer {
+    match seen.log.trim_end() {
+        "" => answer,
+        log => answer.because(format!("its last lines:\n{log}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const NOW: &str = "2026-01-01T00:10:00Z";
+
+    fn pod(metadata: Value, spec: Value, status: Value) -> Pod {
+        let mut whole = json!({"metadata": {"name": "web"}, "spec": {"containers": []}});
+        for (part, more) in [("metadata", metadata), ("spec", spec), ("status", status)] {
+            for (key, value) in more.as_object().unwrap() {
+                whole[part][key] = value.clone();
+            }
+        }
+        serde_json::from_value(whole).unwrap()
+    }
+
+    fn told(pod: &Pod, seen: &Seen) -> String {
+        explain(pod, seen, NOW.parse().unwrap()).to_string()
+    }
+
+    fn container(state: Value, last: Value) -> Value {
+        json!({"phase": "Running", "containerStatuses": [{"name": "main", "image": "here:1",
+            "imageID": "", "ready": false, "restartCount": 4, "state": state, "lastState": last}]})
+    }
+
+    #[test]
+    fn every_state_has_its_cause() {
+        let warning = |reason: &str, message: &str| Warning {
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+            count: 1,
+        };
+        let on_node = json!({"nodeName": "n1"});
+        let unscheduled = json!({"conditions": [{"type": "PodScheduled", "status": "False"}]});
+        let lines = vec!["n1  NodeUnschedulable: node(s) were unschedulable".to_owned()];
+        let out_of_memory = json!({"terminated": {"exitCode": 137, "reason": "OOMKilled"}});
+        let killed = json!({"terminated": {"exitCode": 143}});
+        let crash = json!({"waiting": {"reason": "CrashLoopBackOff"}});
+        let pull = json!({"waiting": {"reason": "ImagePullBackOff", "message": "Back-off"}});
+        let ready = json!({"phase": "Running", "conditions": [
+            {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:05:00Z"}]});
+        let unready = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "False",
+            "message": "containers with unready status: [main]"}]});
+        let deleted = json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["a.b/c"]});
+        let leaving = json!({"deletionTimestamp": "2026-01-01T00:10:20Z"});
+        let cases = [
+            (
+                pod(json!({}), json!({}), unscheduled),
+                Seen {
+                    nodes: lines,
+                    ..Seen::default()
+                },
+                vec![
+                    "no node takes it",
+                    "were unschedulable",
+                    "-> kubectl uncordon NODE",
+                ],
+            ),
+            (
+                pod(
+                    json!({}),
+                    json!({"schedulingGates": [{"name": "wait"}]}),
+                    json!({}),
+                ),
+                Seen::default(),
+                vec!["scheduling gates hold it", "wait;"],
+            ),
+            (
+                pod(json!({}), json!({"schedulerName": "mine"}), json!({})),
+                Seen::default(),
+                vec!["no scheduler named mine"],
+            ),
+            (
+                pod(
+                    json!({}),
+                    on_node.clone(),
+                    container(crash.clone(), out_of_memory),
+                ),
+                Seen {
+                    log: "a\nb\n".to_owned(),
+                    ..Seen::default()
+                },
+                vec![
+                    "started 5 times",
+                    "used more memory",
+                    "its last lines:\n    a\n    b\n",
+                    "memory limit",
+                ],
+            ),
+            (
+                pod(json!({}), on_node.clone(), container(crash, killed)),
+                Seen::default(),
+                vec![
+                    "ended by signal 15",
+                    "kubectl logs pod/web -c main --previous",
+                ],
+            ),
+            (
+                pod(json!({}), on_node.clone(), container(pull, json!({}))),
+                Seen {
+                    warnings: vec![warning("Failed", "Failed to pull image: not found")],
+                    ..Seen::default()
+                },
+                vec!["cannot get its image here:1", "not found"],
+            ),
+            (
+                pod(json!({}), on_node.clone(), ready),
+                Seen::default(),
+                vec!["has been ready for 5m"],
+            ),
+            (
+                pod(json!({}), on_node.clone(), unready),
+                Seen {
+                    warnings: vec![warning("Unhealthy", "Readiness probe failed: 503")],
+                    ..Seen::default()
+                },
+                vec![
+                    "runs and is not ready",
+                    "unready status: [main]",
+                    "Readiness probe failed: 503",
+                ],
+            ),
+            (
+                pod(deleted, on_node.clone(), json!({})),
+                Seen::default(),
+                vec!["is Terminating", "finalizers hold it: a.b/c"],
+            ),
+            (
+                pod(leaving, on_node.clone(), json!({})),
+                Seen::default(),
+                vec!["have 20s left"],
+            ),
+            (
+                pod(
+                    json!({}),
+                    on_node.clone(),
+                    json!({"phase": "Failed", "reason": "Evicted", "message": "low on memory"}),
+                ),
+                Seen::default(),
+                vec!["has failed: Evicted", "low on memory"],
+            ),
+            (
+                pod(json!({}), on_node, json!({"phase": "Succeeded"})),
+                Seen::default(),
+                vec!["has done its work"],
+            ),
+        ];
+        for (pod, seen, parts) in cases {
+            let text = told(&pod, &seen);
+            for part in parts {
+                assert!(text.contains(part), "{part:?} is missing in:\n{text}");
+            }
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! Why a workload has fewer pods than it should: what its controller says, and then its pods.
+
+use std::collections::BTreeSet;
+
+use client::{Api, kube};
+use k8s_openapi::api::{
+    apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet},
+    batch::v1::Job,
+    core::v1::Pod,
+};
+use kube::{Resource, ResourceExt, api::ListParams};
+
+use crate::{
+    Answer, Result,
+    events::{self, Warning},
+    pod,
+    question::Name,
+};
+
+/// How many pods with different causes are explained.
+const SHOWN: usize = 3;
+
+/// What all workloads have in common.
+struct Workload<'a> {
+    kind: &'static str,
+    name: &'a Name,
+    uid: String,
+    /// Pods that should be ready, and those that are.
+    wanted: i32,
+    ready: i32,
+    /// What its conditions say against it.
+    complaints: Vec<String>,
+}
+
+pub async fn deployment(client: &kube::Client, name: &Name) -> Result<Answer> {
+    let object: Deployment = get(client, name).await?;
+    let spec = object.spec.clone().unwrap_or_default();
+    let status = object.status.clone().unwrap_or_default();
+    if spec.paused == Some(true) {
+        return Ok(Answer::new(format!("deployment/{} is paused", name.name))
+            .next(format!("kubectl rollout resume deployment/{}", name.name)));
+    }
+    let conditions = status.conditions.iter().flatten();
+    let bad = conditions.filter(|condition| match condition.type_.as_str() {
+        "ReplicaFailure" => condition.status == "True",
+        _ => condition.status != "True",
+    });
+    let complaints = bad
+        .map(|condition| complaint(condition.reason.as_deref(), condition.message.as_deref()))
+        .collect();
+    // Pods belong to its ReplicaSets.
+    let sets: Vec<ReplicaSet> =
+        owned(client, &name.namespace, &object.uid().unwrap_or_default()).await?;
+    let owners: BTreeSet<String> = sets.iter().filter_map(ResourceExt::uid).collect();
+    let workload = Workload {
+        kind: "deployment",
+        name,
+        uid: object.uid().unwrap_or_default(),
+        wanted: spec.replicas.unwrap_or(1),
+        ready: status
+            .ready_replicas
+            .unwrap_or(0)
+            .min(status.updated_replicas.unwrap_or(0)),
+        complaints,
+    };
+    workload.explain(client, &owners, "Deployment").await
+}
+
+pub async fn replica_set(client: &kube::Client, name: &Name) -> Result<Answer> {
+    let object: ReplicaSet = get(client, name).await?;
+    let status = object.status.clone().unwrap_or_default();
+    let bad = status
+        .conditions
+        .iter()
+        .flatten()
+        .filter(|condition| condition.status == "True");
+    let workload = Workload {
+        kind: "replicaset",
+        name,
+        uid: object.uid().unwrap_or_default(),
+        wanted: object
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.replicas)
+            .unwrap_or(1),
+        ready: status.ready_replicas.unwrap_or(0),
+        complaints: bad
+            .map(|condition| complaint(condition.reason.as_deref(), condition.message.as_deref()))
+            .collect(),
+    };
+    workload
+        .explain(client, &BTreeSet::new(), "ReplicaSet")
+        .await
+}
+
+pub async fn stateful_set(client: &kube::Client, name: &Name) -> Result<Answer> {
+    let object: StatefulSet = get(client, name).await?;
+    let workload = Workload {
+        kind: "statefulset",
+        name,
+        uid: object.uid().unwrap_or_default(),
+        wanted: object
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.replicas)
+            .unwrap_or(1),
+        ready: object
+            .status
+            .as_ref()
+            .and_then(|status| status.ready_replicas)
+            .unwrap_or(0),
+        complaints: Vec::new(),
+    };
+    workload
+        .explain(client, &BTreeSet::new(), "StatefulSet")
+        .await
+}
+
+pub async fn daemon_set(client: &kube::Client, name: &Name) -> Result<Answer> {
+    let object: DaemonSet = get(client, name).await?;
+    let status = object.status.clone().unwrap_or_default();
+    let misplaced = status.number_misscheduled;
+    let workload = Workload {
+        kind: "daemonset",
+        name,
+        uid: object.uid().unwrap_or_default(),
+        wanted: status.desired_number_scheduled,
+        ready: status.number_ready,
+        complaints: (misplaced > 0)
+            .then(|| format!("{misplaced} pods are on nodes that they should not be on"))
+            .into_iter()
+            .collect(),
+    };
+    workload
+        .explain(client, &BTreeSet::new(), "DaemonSet")
+        .await
+}
+
+pub async fn job(client: &kube::Client, name: &Name) -> Result<Answer> {
+    let object: Job = get(client, name).await?;
+    let spec = object.spec.clone().unwrap_or_default();
+    let status = object.status.clone().unwrap_or_default();
+    let is_true = |kind: &str| {
+        status
+            .conditions
+            .iter()
+            .flatten()
+            .any(|condition| condition.type_ == kind && condition.status == "True")
+    };
+    let named = format!("job/{}", name.name);
+    if is_true("Complete") {
+        return Ok(Answer::new(format!(
+            "{named} is complete: {} pods succeeded",
+            status.succeeded.unwrap_or(0)
+        )));
+    }
+    if is_true("Suspended") {
+        return Ok(Answer::new(format!("{named} is suspended")).next(format!(
+            "kubectl patch {named} --type=merge -p '{{\"spec\":{{\"suspend\":false}}}}'"
+        )));
+    }
+    let bad = status.conditions.iter().flatten();
+    let bad = bad.filter(|condition| {
+        matches!(condition.type_.as_str(), "Failed" | "FailureTarget") && condition.status == "True"
+    });
+    let workload = Workload {
+        kind: "job",
+        name,
+        uid: object.uid().unwrap_or_default(),
+        wanted: spec.completions.or(spec.parallelism).unwrap_or(1),
+        ready: status.succeeded.unwrap_or(0),
+        complaints: bad
+            .map(|condition| complaint(condition.reason.as_deref(), condition.message.as_deref()))
+            .collect(),
+    };
+    workload.explain(client, &BTreeSet::new(), "Job").await
+}
+
+impl Workload<'_> {
+    async fn explain(
+        self,
+        client: &kube::Client,
+        more_owners: &BTreeSet<String>,
+        kind: &str,
+    ) -> Result<Answer> {
+        let named = format!("{}/{}", self.kind, self.name.name);
+        let (done, verb) = match self.kind {
+            "job" => ("succeeded", "have succeeded"),
+            _ => ("ready", "are ready"),
+        };
+        if self.ready >= self.wanted && self.complaints.is_empty() {
+            return Ok(Answer::new(format!(
+                "{named} is as it should be: {} of {} pods {verb}",
+                self.ready, self.wanted
+            )));
+        }
+        let mut answer = Answer::new(format!(
+            "{named} has {} of {} pods {done}",
+            self.ready, self.wanted
+        ))
+        .because_all(self.complaints);
+        let namespace = &self.name.namespace;
+        let warnings = events::warnings(client, namespace, kind, &self.name.name).await?;
+        answer = answer.because_all(warnings.iter().map(Warning::line));
+        let mut pods: Vec<Pod> = owned(client, namespace, &self.uid).await?;
+        for owner in more_owners {
+            pods.extend(owned::<Pod>(client, namespace, owner).await?);
+        }
+        let mut verdicts = BTreeSet::new();
+        for object in pods.iter().filter(|pod| !is_done(pod)) {
+            let told = pod::explain_with(client, object).await?;
+            // Twenty pods with the same cause are told once.
+            let cause = told.to_string().replace(&object.name_any(), "");
+            if verdicts.len() < SHOWN && verdicts.insert(cause) {
+                answer = answer.because_of(told);
+            }
+        }
+        Ok(answer)
+    }
+}
+
+fn complaint(reason: Option<&str>, message: Option<&str>) -> String {
+    format!(
+        "{}: {}",
+        reason.unwrap_or("Unknown"),
+        message.unwrap_or_default()
+    )
+}
+
+/// Ready, or ended as it should.
+fn is_done(pod: &Pod) -> bool {
+    let status = pod.status.as_ref();
+    let ended = status.and_then(|status| status.phase.as_deref()) == Some("Succeeded");
+    let conditions = status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten());
+    let ready = conditions
+        .into_iter()
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True");
+    ended || (ready && pod.metadata.deletion_timestamp.is_none())
+}
+
+async fn get<K>(client: &kube::Client, name: &Name) -> Result<K>
+where
+    K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
+        + Clone
+        + serde::de::DeserializeOwned
+        + std::fmt::Debug,
+{
+    Ok(Api::<K>::namespaced(client.clone(), &name.namespace)
+        .get(&name.name)
+        .await?)
+}
+
+/// The objects of a namespace whose controller has this uid.
+async fn owned<K>(client: &kube::Client, namespace: &str, uid: &str) -> Result<Vec<K>>
+where
+    K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
+        + Clone
+        + serde::de::DeserializeOwned
+        + std::fmt::Debug,
+{
+    let api: Api<K> = Api::namespaced(client.clone(), namespace);
+    let mut objects = api.list(&ListParams::default()).await?;
+    objects.retain(|object| {
+        object
+            .owner_references()
+            .iter()
+            .any(|owner| owner.controller == Some(true) && owner.uid == uid)
+    });
+    Ok(objects)
+}
