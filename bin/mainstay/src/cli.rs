@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use cluster::Options;
 
 /// Kubernetes in one binary
@@ -37,6 +37,8 @@ pub enum Command {
     Backup(Backup),
     /// Make the objects of a backup those of a cluster that does not run
     Restore(Restore),
+    /// Show the parts of the cluster, its nodes and certificates, and what is wrong
+    Status(Status),
     /// Say why something is as it is, and what would help
     Why(Why),
     /// Images in the node's store
@@ -107,6 +109,25 @@ pub enum Token {
         #[command(flatten)]
         cluster: Cluster,
     },
+}
+
+/// Flags of `status`.
+#[derive(Debug, Args)]
+pub struct Status {
+    /// How to print it
+    #[arg(long, short, value_enum, default_value = "text")]
+    pub output: Output,
+    #[command(flatten)]
+    pub cluster: Cluster,
+}
+
+/// Forms of what is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// For people
+    Text,
+    /// For programs
+    Json,
 }
 
 /// Flags of `why`.

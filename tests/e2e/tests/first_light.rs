@@ -124,6 +124,15 @@ fn why_knows(cluster: &Cluster) {
         }
     });
     assert!(waits.contains("Insufficient cpu (asks for 1k, "), "{waits}");
+    // The machine's disk may be nearly full, which is a problem of its own.
+    let status = cluster.mainstay(&["status", "--output", "json"]).stdout;
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    assert_eq!(status["nodes"][0]["ready"], true, "{status}");
+    let parts = status["parts"].as_array().unwrap();
+    assert!(
+        parts.len() > 10 && parts.iter().all(|part| part["ready"] == true),
+        "{status}"
+    );
     let may = why(&["can", "alice", "delete", "pods"]);
     assert!(may.starts_with("alice may not delete pods"), "{may}");
     cluster

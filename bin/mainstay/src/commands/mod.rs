@@ -4,6 +4,7 @@ mod backup;
 mod image;
 mod reset;
 mod run;
+mod status;
 mod token;
 mod why;
 
@@ -14,6 +15,21 @@ use crate::cli::{Cli, Command};
 /// Runs a command; an error is printed with its causes.
 pub fn run(cli: Cli) -> ExitCode {
     let outcome = match cli.command {
+        Command::Status(asked) => status::run(&asked),
+        other => run_plain(other).map(|()| ExitCode::SUCCESS),
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("mainstay: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Commands that only succeed or fail.
+fn run_plain(command: Command) -> anyhow::Result<()> {
+    match command {
         Command::Up(options) => run::run(*options, run::Run::Up),
         Command::Server(options) => run::run(*options, run::Run::Server),
         Command::Agent(agent) => {
@@ -30,13 +46,6 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Restore(restore) => backup::restore(restore),
         Command::Why(why) => why::run(why),
         Command::Image(image) => image::run(image),
-        Command::Kubectl { .. } | Command::Hello { .. } => Ok(()),
-    };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("mainstay: {error:#}");
-            ExitCode::FAILURE
-        }
+        Command::Status(_) | Command::Kubectl { .. } | Command::Hello { .. } => Ok(()),
     }
 }
