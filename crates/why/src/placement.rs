@@ -157,6 +157,9 @@ fn with_numbers(cluster: &Cluster, slot: Slot, pod: &PodInfo, reason: &str) -> S
                 let (used, most) = (cluster.count.used[slot], cluster.count.allocatable[slot]);
                 format!("{reason} ({used} of {most})")
             }
+            _ if reason.contains("untolerated taint") => {
+                format!("{reason}: {}", taints(cluster, slot))
+            }
             _ => reason.to_owned(),
         };
     };
@@ -181,6 +184,17 @@ fn with_numbers(cluster: &Cluster, slot: Slot, pod: &PodInfo, reason: &str) -> S
         show(free),
         show(all)
     )
+}
+
+/// The taints that keep pods away; which of them the pod tolerates is left to the reader.
+fn taints(cluster: &Cluster, slot: Slot) -> String {
+    let taints = cluster.node(slot).into_iter().flat_map(|node| &node.taints);
+    let hard = taints.filter(|taint| taint.effect != "PreferNoSchedule");
+    let shown = hard.map(|taint| {
+        let value = taint.value.as_deref().unwrap_or_default();
+        format!("{}={value}:{}", taint.key, taint.effect).replace("=:", ":")
+    });
+    shown.collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -219,7 +233,7 @@ mod tests {
             lines,
             [
                 "first   NodeResourcesFit: Insufficient cpu (asks for 1, 500m of 2 is free)",
-                "second  TaintToleration: node(s) had untolerated taint(s)",
+                "second  TaintToleration: node(s) had untolerated taint(s): gpu=yes:NoSchedule",
             ]
         );
     }

@@ -226,7 +226,9 @@ fn help_with_placement(mut answer: Answer, lines: &[String]) -> Answer {
             "lower the pod's requests, delete other pods, or add a node: mainstay token create",
         );
     }
-    if any("untolerated taint") {
+    if any("node.kubernetes.io/") {
+        answer = answer.next("the node itself has a problem: mainstay why node/NODE");
+    } else if any("untolerated taint") {
         answer = answer.next(
             "give the pod a toleration, or take the taint away: kubectl taint node NODE KEY-",
         );

@@ -126,9 +126,9 @@ fn why_knows(cluster: &Cluster) {
     assert!(waits.contains("Insufficient cpu (asks for 1k, "), "{waits}");
     // The machine's disk may be nearly full, which is a problem of its own.
     let status = cluster.mainstay(&["status", "--output", "json"]).stdout;
-    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    let status: serde_json::Value = serde_json::from_str(&status).expect("JSON");
     assert_eq!(status["nodes"][0]["ready"], true, "{status}");
-    let parts = status["parts"].as_array().unwrap();
+    let parts = status["parts"].as_array().expect("parts");
     assert!(
         parts.len() > 10 && parts.iter().all(|part| part["ready"] == true),
         "{status}"
