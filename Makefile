@@ -1,6 +1,7 @@
 # Two commands do everything on a fresh Debian or Ubuntu machine with a Rust toolchain and root:
 #   make up      install what is missing, build, run a cluster
 #   make test    install what the tests need, run all of them
+# `make demo` shows the guestbook on a cluster of its own.
 # `make soak` runs the random and crash suites with their full counts, `make bench` measures.
 
 SHELL    := /bin/bash
@@ -16,10 +17,13 @@ export MAINSTAY_SKIPPED_TESTS := $(SKIPPED)
 REPORT_SKIPPED = code=$$?; if [ -s $(SKIPPED) ]; then echo 'Skipped, because ../shared/kubernetes is not there:'; \
 	sort -u $(SKIPPED) | sed 's/^/  /'; fi; exit $$code
 
-.PHONY: up build test lint unit e2e soak fuzz bench clean
+.PHONY: up demo build test lint unit e2e soak fuzz bench clean
 
 up: build
 	$(RELEASE) up
+
+demo: build
+	@MAINSTAY=$(abspath $(RELEASE)) scripts/demo
 
 build:
 	@scripts/install-packages run

@@ -8,24 +8,48 @@ use std::{
 
 use crate::{Command, Complaint, Outcome};
 
-pub(crate) const COMMANDS: &[Command] = &[Command {
-    name: "get",
-    arguments: "URL [SECONDS]",
-    help: "print what an http:// URL answers; fails unless it is 2xx",
-    run,
-}];
+pub(crate) const COMMANDS: &[Command] = &[
+    Command {
+        name: "get",
+        arguments: "URL [SECONDS]",
+        help: "print what an http:// URL answers; fails unless it is 2xx",
+        run: get,
+    },
+    Command {
+        name: "post",
+        arguments: "URL TEXT",
+        help: "send a text to an http:// URL and print the answer; fails unless it is 2xx",
+        run: post,
+    },
+];
 
-fn run(args: &[String]) -> Outcome {
+fn get(args: &[String]) -> Outcome {
     let url = args.first().ok_or("which URL?")?;
     let timeout = Duration::from_secs(crate::number(args, 1, "a number of seconds")?.unwrap_or(5));
-    let answer = fetch(url, timeout)?;
+    print(&fetch("GET", url, b"", timeout)?)
+}
+
+fn post(args: &[String]) -> Outcome {
+    let [url, text] = args else {
+        return Err("which URL, and what?".into());
+    };
+    print(&fetch(
+        "POST",
+        url,
+        text.as_bytes(),
+        Duration::from_secs(5),
+    )?)
+}
+
+fn print(answer: &Answer) -> Outcome {
     io::stdout().write_all(&answer.body)?;
     Ok(u8::from(!(200..300).contains(&answer.status)))
 }
 
-struct Answer {
-    status: u16,
-    body: Vec<u8>,
+/// What came back.
+pub(crate) struct Answer {
+    pub status: u16,
+    pub body: Vec<u8>,
 }
 
 /// Host, port and path of an `http://` URL.
@@ -46,13 +70,24 @@ fn parts(url: &str) -> Result<(&str, u16, &str), Complaint> {
     }
 }
 
-fn fetch(url: &str, timeout: Duration) -> Result<Answer, Complaint> {
+/// Asks an `http://` URL.
+pub(crate) fn fetch(
+    method: &str,
+    url: &str,
+    body: &[u8],
+    timeout: Duration,
+) -> Result<Answer, Complaint> {
     let (host, port, path) = parts(url)?;
     let mut trouble: Complaint = "no address".into();
     for address in stdx::resolve::resolve(host.trim_matches(['[', ']']))? {
         match TcpStream::connect_timeout(&SocketAddr::new(address, port), timeout) {
-            Ok(stream) if port == 80 => return exchange(stream, host, path, timeout),
-            Ok(stream) => return exchange(stream, &format!("{host}:{port}"), path, timeout),
+            Ok(stream) => {
+                let head = match port {
+                    80 => format!("{method} {path} HTTP/1.1\r\nHost: {host}\r\n"),
+                    port => format!("{method} {path} HTTP/1.1\r\nHost: {host}:{port}\r\n"),
+                };
+                return exchange(stream, head, body, timeout);
+            }
             Err(error) => trouble = format!("{address}:{port}: {error}").into(),
         }
     }
@@ -61,16 +96,19 @@ fn fetch(url: &str, timeout: Duration) -> Result<Answer, Complaint> {
 
 fn exchange(
     mut stream: TcpStream,
-    host: &str,
-    path: &str,
+    mut head: String,
+    body: &[u8],
     timeout: Duration,
 ) -> Result<Answer, Complaint> {
     stream.set_read_timeout(Some(timeout))?;
     stream.set_write_timeout(Some(timeout))?;
-    write!(
-        stream,
-        "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
-    )?;
+    head.push_str("Connection: close\r\n");
+    if !body.is_empty() {
+        head.push_str(&format!("Content-Length: {}\r\n", body.len()));
+    }
+    head.push_str("\r\n");
+    stream.write_all(head.as_bytes())?;
+    stream.write_all(body)?;
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes)?;
     let end = bytes

@@ -22,6 +22,8 @@ pub(crate) const COMMANDS: &[Command] = &[Command {
 
 /// A request's head must fit into this.
 const MAX_HEAD: u64 = 64 * 1024;
+/// More of a body is not read.
+const MAX_BODY: u64 = 16 << 20;
 
 #[derive(Default)]
 struct State {
@@ -31,18 +33,60 @@ struct State {
 
 fn run(args: &[String]) -> Outcome {
     let port = number(args, 0, "a port")?.unwrap_or(8080);
+    let state = State::default();
+    serve(port, move |request, client| {
+        state.requests.fetch_add(1, Ordering::Relaxed);
+        answer(request, client, &state)
+    })
+}
+
+/// Serves until the process is asked to end. Every connection has a thread.
+pub(crate) fn serve(
+    port: u16,
+    answer: impl Fn(&Request, &str) -> Answer + Send + Sync + 'static,
+) -> Outcome {
     signals::end_when_asked()?;
     let listener = listen(port)?;
     say(format_args!("{} serves HTTP on port {port}", host_name()))?;
-    let state = Arc::new(State::default());
+    let answer = Arc::new(answer);
     for stream in listener.incoming().flatten() {
-        let state = state.clone();
+        let answer = answer.clone();
         // Without a thread the connection is dropped: the client may try again.
         let _ = thread::Builder::new()
             .stack_size(256 * 1024)
-            .spawn(move || serve(stream, &state));
+            .spawn(move || connection(stream, &*answer));
     }
     Ok(0)
+}
+
+/// What a request is answered with.
+pub(crate) struct Answer {
+    pub status: &'static str,
+    /// More lines of the head, each with its end.
+    pub headers: &'static str,
+    pub body: String,
+    /// With which the process ends after the answer.
+    pub exit_code: Option<i32>,
+}
+
+impl Answer {
+    pub fn text(status: &'static str, body: impl Into<String>) -> Self {
+        Self {
+            status,
+            headers: "Content-Type: text/plain; charset=utf-8\r\n",
+            body: body.into(),
+            exit_code: None,
+        }
+    }
+
+    pub fn html(body: String) -> Self {
+        Self {
+            status: "200 OK",
+            headers: "Content-Type: text/html; charset=utf-8\r\n",
+            body,
+            exit_code: None,
+        }
+    }
 }
 
 /// Both families where there are both.
@@ -51,7 +95,7 @@ pub(crate) fn listen(port: u16) -> io::Result<TcpListener> {
         .or_else(|_| TcpListener::bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))))
 }
 
-fn serve(stream: TcpStream, state: &State) {
+fn connection(stream: TcpStream, answer: &dyn Fn(&Request, &str) -> Answer) {
     let _ = stream.set_read_timeout(Some(Duration::from_secs(60)));
     let client = stream
         .peer_addr()
@@ -62,13 +106,16 @@ fn serve(stream: TcpStream, state: &State) {
     };
     let mut reader = BufReader::new(stream);
     while let Ok(Some(request)) = Request::read(&mut reader) {
-        state.requests.fetch_add(1, Ordering::Relaxed);
-        let (status, body) = answer(&request, &client, state);
+        let Answer {
+            status,
+            headers,
+            body,
+            exit_code,
+        } = answer(&request, &client);
         let keep = request.keeps_alive();
         let connection = if keep { "keep-alive" } else { "close" };
         let head = format!(
-            "HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {}\r\n\
-             Connection: {connection}\r\n\r\n",
+            "HTTP/1.1 {status}\r\n{headers}Content-Length: {}\r\nConnection: {connection}\r\n\r\n",
             body.len()
         );
         let sent = if request.method == "HEAD" {
@@ -79,57 +126,54 @@ fn serve(stream: TcpStream, state: &State) {
         if writer.write_all(sent.as_bytes()).is_err() || !keep {
             return;
         }
-        if request.path() == "/exit" {
-            std::process::exit(
-                request
-                    .query("code")
-                    .and_then(|code| code.parse().ok())
-                    .unwrap_or(0),
-            );
+        if let Some(code) = exit_code {
+            std::process::exit(code);
         }
     }
 }
 
-fn answer(request: &Request, client: &str, state: &State) -> (&'static str, String) {
+fn answer(request: &Request, client: &str, state: &State) -> Answer {
+    let ok = |body: String| Answer::text("200 OK", body);
     match request.path() {
-        "/" | "/hostname" => ("200 OK", format!("{}\n", host_name())),
-        "/headers" => ("200 OK", request.text.clone()),
-        "/client" => ("200 OK", format!("{client}\n")),
-        "/requests" => (
-            "200 OK",
-            format!("{}\n", state.requests.load(Ordering::Relaxed)),
-        ),
+        "/" | "/hostname" => ok(format!("{}\n", host_name())),
+        "/headers" => ok(request.text.clone()),
+        "/client" => ok(format!("{client}\n")),
+        "/requests" => ok(format!("{}\n", state.requests.load(Ordering::Relaxed))),
         "/env" => {
             let lines =
                 std::env::vars_os().map(|(k, v)| format!("{}={}\n", k.display(), v.display()));
-            ("200 OK", lines.collect())
+            ok(lines.collect())
         }
-        "/echo" => (
-            "200 OK",
-            String::from_utf8_lossy(&request.body).into_owned(),
-        ),
-        "/exit" => ("200 OK", "goodbye\n".into()),
+        "/echo" => ok(String::from_utf8_lossy(&request.body).into_owned()),
+        "/exit" => {
+            let code = request.query("code").and_then(|code| code.parse().ok());
+            Answer {
+                exit_code: Some(code.unwrap_or(0)),
+                ..ok("goodbye\n".into())
+            }
+        }
         "/healthz" | "/readyz" | "/livez" if state.unhealthy.load(Ordering::Relaxed) => {
-            ("503 Service Unavailable", "turned off\n".into())
+            Answer::text("503 Service Unavailable", "turned off\n")
         }
-        "/healthz" | "/readyz" | "/livez" => ("200 OK", "ok\n".into()),
+        "/healthz" | "/readyz" | "/livez" => ok("ok\n".into()),
         "/healthz/off" => {
             state.unhealthy.store(true, Ordering::Relaxed);
-            ("200 OK", "off\n".into())
+            ok("off\n".into())
         }
         "/healthz/on" => {
             state.unhealthy.store(false, Ordering::Relaxed);
-            ("200 OK", "on\n".into())
+            ok("on\n".into())
         }
-        _ => ("404 Not Found", "not here\n".into()),
+        _ => Answer::text("404 Not Found", "not here\n"),
     }
 }
 
-struct Request {
-    method: String,
+/// A request.
+pub(crate) struct Request {
+    pub method: String,
     target: String,
     text: String,
-    body: Vec<u8>,
+    pub body: Vec<u8>,
 }
 
 impl Request {
@@ -159,7 +203,9 @@ impl Request {
             .header("content-length")
             .and_then(|text| text.parse().ok())
             .unwrap_or(0);
-        reader.take(length).read_to_end(&mut request.body)?;
+        reader
+            .take(length.min(MAX_BODY))
+            .read_to_end(&mut request.body)?;
         Ok(Some(request))
     }
 
@@ -187,11 +233,11 @@ impl Request {
         !old && !self.header("connection").is_some_and(close)
     }
 
-    fn path(&self) -> &str {
+    pub fn path(&self) -> &str {
         self.target.split('?').next().unwrap_or_default()
     }
 
-    fn query(&self, name: &str) -> Option<&str> {
+    pub fn query(&self, name: &str) -> Option<&str> {
         let query = self.target.split_once('?')?.1;
         query
             .split('&')
@@ -216,7 +262,7 @@ mod tests {
                 "",
                 &state,
             )
-            .0
+            .status
         };
         assert_eq!(get("/healthz"), "200 OK");
         get("/healthz/off");

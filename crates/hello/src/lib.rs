@@ -7,6 +7,7 @@ mod dns;
 mod echo;
 mod files;
 mod get;
+mod guestbook;
 mod http;
 mod process;
 mod signals;
@@ -34,6 +35,7 @@ type Complaint = Box<dyn std::error::Error + Send + Sync>;
 const ALL: &[&[Command]] = &[
     http::COMMANDS,
     get::COMMANDS,
+    guestbook::COMMANDS,
     echo::COMMANDS,
     dns::COMMANDS,
     files::COMMANDS,
