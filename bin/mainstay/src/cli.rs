@@ -22,12 +22,14 @@ pub struct Cli {
 /// they are listed for the help.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run a one-node cluster in the foreground
-    Up(Box<Options>),
+    /// Run a one-node cluster
+    Up(Box<Up>),
     /// Run the control plane of a cluster, without a node
-    Server(Box<Options>),
+    Server(Box<Up>),
     /// Join a cluster as a node
     Agent(Box<Agent>),
+    /// Stop what runs here; containers go on
+    Down(Cluster),
     /// Tokens that machines join with
     #[command(subcommand)]
     Token(Token),
@@ -41,6 +43,12 @@ pub enum Command {
     Status(Status),
     /// Say why something is as it is, and what would help
     Why(Why),
+    /// Print what the parts have said
+    Logs(Logs),
+    /// Install the binary, kubectl, a systemd unit and a configuration file, and start it
+    Install(Install),
+    /// Stop the service and remove what `install` put in place
+    Uninstall(Uninstall),
     /// Images in the node's store
     #[command(subcommand)]
     Image(Image),
@@ -49,6 +57,16 @@ pub enum Command {
     /// The programs of the mainstay.local/hello image
     #[command(hide = true)]
     Hello { args: Vec<String> },
+}
+
+/// Flags of `up` and `server`.
+#[derive(Debug, Args)]
+pub struct Up {
+    /// Run in the background; returns when it is ready
+    #[arg(long, short)]
+    pub detach: bool,
+    #[command(flatten)]
+    pub options: Options,
 }
 
 /// Flags of `agent`: how to join, and those of the node.
@@ -68,6 +86,9 @@ pub struct Agent {
     /// The hash of the cluster authority's public key, as sha256:HEX
     #[arg(long, value_name = "HASH", value_delimiter = ',')]
     pub ca_hash: Vec<String>,
+    /// Run in the background; returns when it is ready
+    #[arg(long, short)]
+    pub detach: bool,
     #[command(flatten)]
     pub options: Options,
 }
@@ -128,6 +149,54 @@ pub enum Output {
     Text,
     /// For programs
     Json,
+}
+
+/// Flags of `logs`.
+#[derive(Debug, Args)]
+pub struct Logs {
+    /// Only lines of this part, as kubelet, scheduler, controllers, apiserver, proxy or dns
+    pub part: Option<String>,
+    /// Go on as more is written
+    #[arg(long, short)]
+    pub follow: bool,
+    #[command(flatten)]
+    pub cluster: Cluster,
+}
+
+/// Flags of `install`.
+#[derive(Debug, Args)]
+pub struct Install {
+    /// What the service runs
+    #[arg(long, value_enum, default_value = "up")]
+    pub role: Role,
+    /// Install below this directory, and start nothing
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    pub root: PathBuf,
+    /// Do not start the service
+    #[arg(long)]
+    pub no_start: bool,
+    /// Flags of the service, as -- --server URL --token TOKEN
+    #[arg(last = true)]
+    pub flags: Vec<String>,
+}
+
+/// What an installed service runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Role {
+    /// A control plane that is a node, too
+    Up,
+    /// A control plane
+    Server,
+    /// A node
+    Agent,
+}
+
+/// Flags of `uninstall`.
+#[derive(Debug, Args)]
+pub struct Uninstall {
+    /// Where it was installed
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    pub root: PathBuf,
 }
 
 /// Flags of `why`.

@@ -7,6 +7,7 @@ mod checklist;
 mod cli;
 mod commands;
 mod logging;
+mod notify;
 
 use std::{ffi::OsString, path::Path, process::ExitCode};
 

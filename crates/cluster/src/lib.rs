@@ -11,7 +11,7 @@ mod connector;
 mod control_plane;
 mod error;
 mod host;
-mod lock;
+pub mod lock;
 mod marker;
 mod networks;
 mod node;

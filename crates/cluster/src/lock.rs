@@ -2,6 +2,7 @@
 
 use std::{
     fs::{DirBuilder, File},
+    io::Write,
     os::unix::fs::DirBuilderExt,
     path::Path,
 };
@@ -32,10 +33,30 @@ impl DataLock {
             .open(data_dir.join("lock"))
             .map_err(failed)?;
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => Ok(Self(lock)),
+            Ok(mut lock) => {
+                // For `holder`; the lock itself counts without it.
+                let _ = lock
+                    .set_len(0)
+                    .and_then(|()| write!(lock, "{}", std::process::id()));
+                Ok(Self(lock))
+            }
             Err((_, nix::errno::Errno::EWOULDBLOCK)) => Err(Error::InUse(data_dir.to_owned())),
             Err((_, error)) => Err(failed(error.into())),
         }
+    }
+}
+
+/// The process that runs from a data directory, if one does.
+pub fn holder(data_dir: &Path) -> Option<i32> {
+    let file = File::options()
+        .read(true)
+        .open(data_dir.join("lock"))
+        .ok()?;
+    match Flock::lock(file, FlockArg::LockSharedNonblock) {
+        Err((file, nix::errno::Errno::EWOULDBLOCK)) => {
+            std::io::read_to_string(&file).ok()?.trim().parse().ok()
+        }
+        _ => None,
     }
 }
 
@@ -49,7 +70,9 @@ mod tests {
         let data = directory.path().join("data");
         let first = DataLock::take(&data).unwrap();
         assert!(matches!(DataLock::take(&data), Err(Error::InUse(_))));
+        assert_eq!(holder(&data), Some(std::process::id() as i32));
         drop(first);
+        assert_eq!(holder(&data), None);
         assert!(DataLock::take(&data).is_ok());
     }
 }

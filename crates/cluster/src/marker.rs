@@ -73,6 +73,7 @@ pub fn is_ours(name: &str) -> bool {
         "local-path",
         "lock",
         "logs",
+        "mainstay.log",
         "pki",
         "runtime",
         "store",

@@ -30,6 +30,8 @@ use std::{ffi::OsString, process::ExitCode};
 
 use clap::FromArgMatches;
 
+pub use commands::completion::BASH as BASH_COMPLETION;
+
 /// Runs one command; `args` begin with the program's name.
 pub fn run(args: Vec<OsString>) -> ExitCode {
     let words = argv::normal(args);

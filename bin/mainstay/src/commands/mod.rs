@@ -1,7 +1,11 @@
 //! The commands, one file each.
 
 mod backup;
+mod detach;
+mod down;
 mod image;
+mod install;
+mod logs;
 mod reset;
 mod run;
 mod status;
@@ -30,21 +34,25 @@ pub fn run(cli: Cli) -> ExitCode {
 /// Commands that only succeed or fail.
 fn run_plain(command: Command) -> anyhow::Result<()> {
     match command {
-        Command::Up(options) => run::run(*options, run::Run::Up),
-        Command::Server(options) => run::run(*options, run::Run::Server),
+        Command::Up(up) => run::start(up.options, run::Run::Up, up.detach),
+        Command::Server(up) => run::start(up.options, run::Run::Server, up.detach),
         Command::Agent(agent) => {
             let join = cluster::agent::Join {
                 server: agent.server,
                 token: agent.token,
                 ca_hashes: agent.ca_hash,
             };
-            run::run(agent.options, run::Run::Agent(join))
+            run::start(agent.options, run::Run::Agent(join), agent.detach)
         }
+        Command::Down(cluster) => down::run(cluster),
         Command::Token(command) => token::run(command),
         Command::Reset(reset) => reset::run(reset),
         Command::Backup(backup) => backup::backup(backup),
         Command::Restore(restore) => backup::restore(restore),
         Command::Why(why) => why::run(why),
+        Command::Logs(asked) => logs::run(&asked),
+        Command::Install(asked) => install::install(&asked),
+        Command::Uninstall(asked) => install::uninstall(&asked),
         Command::Image(image) => image::run(image),
         Command::Status(_) | Command::Kubectl { .. } | Command::Hello { .. } => Ok(()),
     }

@@ -7,7 +7,7 @@ use cluster::{Options, Role, Running, Settings, agent::Join};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::{checklist, logging};
+use crate::{checklist, logging, notify};
 
 /// Which parts.
 pub enum Run {
@@ -29,8 +29,18 @@ impl Run {
     }
 }
 
+/// Runs here, or starts the same in the background.
+pub fn start(options: Options, what: Run, detach: bool) -> Result<()> {
+    if !detach {
+        return run(options, what);
+    }
+    let options = options.with_file()?;
+    options.check(what.role())?;
+    super::detach::run(&cluster::settings::data_dir(&options)?)
+}
+
 /// Runs until a signal asks to stop.
-pub fn run(options: Options, run: Run) -> Result<()> {
+fn run(options: Options, run: Run) -> Result<()> {
     let begun = Instant::now();
     let options = options.with_file()?;
     options.check(run.role())?;
@@ -66,7 +76,7 @@ async fn serve(settings: Settings, run: Run, begun: Instant) -> Result<()> {
         _ = terminate.recv() => return Ok(()),
     };
     tokio::select! {
-        () = checklist::show(&running, begun) => {}
+        () = checklist::show(&running, begun) => notify::ready(),
         _ = interrupt.recv() => shutdown.cancel(),
         _ = terminate.recv() => shutdown.cancel(),
     }

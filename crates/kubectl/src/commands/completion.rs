@@ -17,7 +17,8 @@ pub struct Completion {
     shell: Option<String>,
 }
 
-const BASH: &str = r#"# kubectl completion for bash
+/// For bash.
+pub const BASH: &str = r#"# kubectl completion for bash
 __kubectl_complete() {
     local words=("${COMP_WORDS[@]:1:COMP_CWORD}")
     local line candidates=()

@@ -10,7 +10,7 @@ mod auth;
 mod autoscale;
 mod certificate;
 mod cluster_info;
-mod completion;
+pub mod completion;
 mod config;
 mod cp;
 mod create;

@@ -1,0 +1,91 @@
+//! `mainstay up --detach`: starts the same command in the background, and waits until it is ready.
+
+use std::{
+    ffi::OsString,
+    fs::File,
+    io::{Read, Seek, SeekFrom, Write},
+    os::unix::process::CommandExt,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::notify::{self, Listener};
+
+/// The log of a process in the background, in its data directory.
+pub const LOG: &str = "mainstay.log";
+
+/// Runs this program with the same arguments in the background.
+pub fn run(data_dir: &Path) -> Result<()> {
+    if let Some(holder) = cluster::lock::holder(data_dir) {
+        bail!("it runs already, as process {holder}; `mainstay down` stops it");
+    }
+    std::fs::create_dir_all(data_dir)
+        .with_context(|| format!("cannot make {}", data_dir.display()))?;
+    let log = data_dir.join(LOG);
+    let open = || File::options().create(true).append(true).open(&log);
+    let (out, err) = (open()?, open()?);
+    let mut shown = File::open(&log)?;
+    shown.seek(SeekFrom::End(0))?;
+    let directory = tempfile::tempdir()?;
+    let socket = directory.path().join("notify");
+    let ready = Listener::bind(&socket)?;
+    let mut child = Command::new(std::env::current_exe()?)
+        .args(without_detach(std::env::args_os().skip(1)))
+        .env(notify::VARIABLE, &socket)
+        .stdin(Stdio::null())
+        .stdout(out)
+        .stderr(err)
+        .process_group(0)
+        .spawn()?;
+    loop {
+        let is_ready = ready.is_ready();
+        show(&mut shown)?;
+        if is_ready {
+            println!(
+                "It runs in the background as process {}: `mainstay logs` shows what it says, `mainstay down` stops it.",
+                child.id()
+            );
+            return Ok(());
+        }
+        if let Some(status) = child.try_wait()? {
+            show(&mut shown)?;
+            bail!(
+                "it has ended ({status}); all it said is in {}",
+                log.display()
+            );
+        }
+    }
+}
+
+/// Prints what the log has got since.
+fn show(log: &mut File) -> Result<()> {
+    let mut text = String::new();
+    log.read_to_string(&mut text)?;
+    // Log lines stay in the file; what is meant for people has no time in front.
+    let told = text
+        .lines()
+        .filter(|line| !line.starts_with(|first: char| first.is_ascii_digit() || first == '{'));
+    let mut out = std::io::stdout().lock();
+    for line in told {
+        writeln!(out, "{line}")?;
+    }
+    Ok(())
+}
+
+fn without_detach(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    args.filter(|arg| arg != "-d" && arg != "--detach")
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_child_stays_in_the_foreground() {
+        let args = ["up", "-d", "--data-dir", "x", "--detach"].map(OsString::from);
+        assert_eq!(without_detach(args.into_iter()), ["up", "--data-dir", "x"]);
+    }
+}

@@ -1,0 +1,41 @@
+//! `mainstay down`: stops what runs from a data directory; containers go on.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, bail};
+use cluster::Options;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use crate::cli::Cluster;
+
+/// Parts have thirty seconds to stop by themselves.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Asks the process to stop and waits until it has.
+pub fn run(cluster: Cluster) -> Result<()> {
+    let options = Options {
+        data_dir: cluster.data_dir,
+        ..Options::default()
+    };
+    let data_dir = cluster::settings::data_dir(&options)?;
+    let Some(holder) = cluster::lock::holder(&data_dir) else {
+        println!("nothing runs from {}", data_dir.display());
+        return Ok(());
+    };
+    kill(Pid::from_raw(holder), Signal::SIGTERM)?;
+    let deadline = Instant::now() + PATIENCE;
+    while cluster::lock::holder(&data_dir) == Some(holder) {
+        if Instant::now() > deadline {
+            bail!("process {holder} does not stop; `mainstay logs` may say why");
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    println!("Stopped; containers keep running. `mainstay reset` removes them and all data.");
+    Ok(())
+}

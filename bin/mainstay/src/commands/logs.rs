@@ -1,0 +1,95 @@
+//! `mainstay logs`: what the parts of a process in the background, or of the installed service, have said.
+
+use std::{
+    fs::File,
+    io::{BufRead, BufReader, Write},
+    process::Command,
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use cluster::Options;
+
+use super::{detach::LOG, install::UNIT};
+use crate::cli::Logs;
+
+/// Prints the log, and goes on with `--follow`.
+pub fn run(asked: &Logs) -> Result<()> {
+    let options = Options {
+        data_dir: asked.cluster.data_dir.clone(),
+        ..Options::default()
+    };
+    let path = cluster::settings::data_dir(&options)?.join(LOG);
+    if !path.exists() && super::install::is_installed() {
+        return journal(asked);
+    }
+    let file = File::open(&path).with_context(|| {
+        format!("there is no {}: it is written by `mainstay up --detach`; otherwise the log is where the process was started", path.display())
+    })?;
+    let mut reader = BufReader::new(file);
+    let mut out = std::io::stdout().lock();
+    let mut line = String::new();
+    loop {
+        line.clear();
+        while reader.read_line(&mut line)? > 0 {
+            if is_about(&line, asked.part.as_deref()) {
+                out.write_all(line.as_bytes())?;
+            }
+            line.clear();
+        }
+        if !asked.follow {
+            return Ok(());
+        }
+        thread::sleep(Duration::from_millis(200));
+    }
+}
+
+/// The service's log is the journal's.
+fn journal(asked: &Logs) -> Result<()> {
+    let mut command = Command::new("journalctl");
+    command.args(["--unit", UNIT, "--output", "cat"]);
+    if asked.follow {
+        command.arg("--follow");
+    }
+    if let Some(part) = &asked.part {
+        command.args(["--grep", &format!("[ \"]{part}(::|:|\")")]);
+    }
+    let status = command.status().context("journalctl")?;
+    anyhow::ensure!(status.success(), "journalctl: {status}");
+    Ok(())
+}
+
+/// Whether a line comes from a part: ` kubelet::sweep: …` of text, or `"target":"kubelet::sweep"` of JSON.
+fn is_about(line: &str, part: Option<&str>) -> bool {
+    let Some(part) = part else {
+        return true;
+    };
+    let after = |before: &str| {
+        line.split(before)
+            .skip(1)
+            .any(|rest| rest.starts_with([':', '"']))
+    };
+    after(&format!(" {part}")) || after(&format!("\"{part}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_belong_to_the_part_that_wrote_them() {
+        let text = "2026-01-01T00:00:00Z  INFO kubelet::sweep: removes the scheduler's things\n";
+        let json = r#"{"level":"INFO","target":"scheduler","fields":{}}"#;
+        let cases = [
+            (text, Some("kubelet"), true),
+            (text, Some("scheduler"), false),
+            (text, Some("kube"), false),
+            (json, Some("scheduler"), true),
+            (text, None, true),
+        ];
+        for (line, part, expected) in cases {
+            assert_eq!(is_about(line, part), expected, "{part:?} {line}");
+        }
+    }
+}

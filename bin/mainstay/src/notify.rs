@@ -1,0 +1,69 @@
+//! Tells whoever started this process that it is ready, as service managers want it: a datagram to the socket that
+//! `NOTIFY_SOCKET` names. `mainstay up --detach` waits for the same.
+
+use std::{
+    io,
+    os::{
+        linux::net::SocketAddrExt,
+        unix::net::{SocketAddr, UnixDatagram},
+    },
+    path::Path,
+    time::Duration,
+};
+
+/// The variable's name.
+pub const VARIABLE: &str = "NOTIFY_SOCKET";
+const READY: &[u8] = b"READY=1";
+
+/// Says it, if anybody wants to know.
+pub fn ready() {
+    if let Ok(name) = std::env::var(VARIABLE)
+        && let Err(error) = send(&name)
+    {
+        tracing::warn!(name, %error, "cannot tell the service manager");
+    }
+}
+
+fn send(name: &str) -> io::Result<()> {
+    let socket = UnixDatagram::unbound()?;
+    let address = match name.strip_prefix('@') {
+        Some(name) => SocketAddr::from_abstract_name(name)?,
+        None => SocketAddr::from_pathname(name)?,
+    };
+    socket.send_to_addr(READY, &address).map(drop)
+}
+
+/// A socket that a child process tells.
+pub struct Listener(UnixDatagram);
+
+impl Listener {
+    /// At a path that nobody else can write to.
+    pub fn bind(path: &Path) -> io::Result<Self> {
+        let socket = UnixDatagram::bind(path)?;
+        socket.set_read_timeout(Some(Duration::from_millis(100)))?;
+        Ok(Self(socket))
+    }
+
+    /// Waits for a moment; whether the child has said it.
+    pub fn is_ready(&self) -> bool {
+        let mut buffer = [0; 256];
+        self.0
+            .recv(&mut buffer)
+            .is_ok_and(|length| buffer[..length].starts_with(READY))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_sent_is_heard() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("notify");
+        let listener = Listener::bind(&path).unwrap();
+        assert!(!listener.is_ready());
+        send(path.to_str().unwrap()).unwrap();
+        assert!(listener.is_ready());
+    }
+}
