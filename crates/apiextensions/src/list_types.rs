@@ -1,5 +1,7 @@
 //! Lists that are sets or maps: no value, or no keys, come twice.
 
+use std::collections::HashMap;
+
 use machinery::{
     Object, Value,
     field::{Error, Errors, Path},
@@ -39,8 +41,11 @@ pub(super) fn check_update(schema: &Schema, object: &Object, old: &Object, error
 
 /// A value that comes again is told once, where it does so first.
 fn check_unique(items: &[Value], path: &Path, errors: &mut Errors) {
+    let mut seen: HashMap<&Value, usize> = HashMap::with_capacity(items.len());
     for (index, item) in items.iter().enumerate() {
-        if items[..index].iter().filter(|other| *other == item).count() == 1 {
+        let times = seen.entry(item).or_default();
+        *times += 1;
+        if *times == 2 {
             errors.push(Error::duplicate(&path.index(index), item.clone()));
         }
     }

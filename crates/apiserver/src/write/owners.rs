@@ -1,5 +1,7 @@
 //! Owner references that a client sent twice: one stays, and the client hears of it.
 
+use std::collections::HashSet;
+
 use machinery::{Object, Value};
 
 use crate::{admission::Effects, meta};
@@ -23,8 +25,9 @@ pub(crate) fn without_duplicates(object: &mut Object, stage: Stage, effects: &Ef
     };
     let mut kept: Vec<Value> = Vec::with_capacity(owners.len());
     let mut twice: Vec<&str> = Vec::new();
+    let mut seen: HashSet<&Value> = HashSet::with_capacity(owners.len());
     for owner in owners {
-        if kept.contains(owner) {
+        if !seen.insert(owner) {
             twice.push(owner["uid"].as_str().unwrap_or_default());
         } else {
             kept.push(owner.clone());

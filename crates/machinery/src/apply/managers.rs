@@ -2,6 +2,8 @@
 
 use super::set::FieldSet;
 use crate::{Object, Value};
+use indexmap::IndexMap;
+use std::collections::HashMap;
 
 /// More updaters than this are gathered under one name.
 const MAX_UPDATERS: usize = 10;
@@ -108,16 +110,13 @@ impl Managers {
                 fields: FieldSet::from_json(&e["fieldsV1"]),
             })
         });
-        let mut managers = Self::default();
+        // Of entries for the same manager the last one counts.
+        let mut managers: IndexMap<String, Entry> = IndexMap::new();
         for entry in entries {
             let entry = entry?;
-            // Of entries for the same manager the last one counts.
-            match managers.0.iter_mut().find(|e| e.id.is(&entry.id)) {
-                Some(known) => *known = entry,
-                None => managers.0.push(entry),
-            }
+            managers.insert(entry.id.order(), entry);
         }
-        Some(managers)
+        Some(Self(managers.into_values().collect()))
     }
 
     pub(super) fn get(&self, id: &Id) -> Option<&Entry> {
@@ -165,18 +164,37 @@ impl Managers {
             .filter(|e| is_updater(e))
             .count()
             .saturating_sub(MAX_UPDATERS);
-        while excess > 0 {
-            let oldest = self
-                .0
-                .iter()
-                .enumerate()
-                .filter(|(_, e)| is_updater(e) && e.id.manager != ANCIENT)
-                .min_by(|(_, a), (_, b)| a.time.cmp(&b.time))
-                .map(|(i, _)| i);
-            let Some(oldest) = oldest else { return };
-            let mut entry = self.0.remove(oldest);
-            ANCIENT.clone_into(&mut entry.id.manager);
-            match self.0.iter_mut().find(|e| e.id.is(&entry.id)) {
+        if excess == 0 {
+            return;
+        }
+        let others = |at: &usize| is_updater(&self.0[*at]) && self.0[*at].id.manager != ANCIENT;
+        let mut oldest: Vec<usize> = (0..self.0.len()).filter(others).collect();
+        oldest.sort_by(|a, b| self.0[*a].time.cmp(&self.0[*b].time));
+        let mut left: Vec<Option<Entry>> =
+            std::mem::take(&mut self.0).into_iter().map(Some).collect();
+        // Where those of each version are gathered.
+        let is_ancient = |at: &usize| {
+            left[*at]
+                .as_ref()
+                .is_some_and(|e| is_updater(e) && e.id.manager == ANCIENT)
+        };
+        let ancient: Vec<usize> = (0..left.len()).filter(is_ancient).collect();
+        let version = |at: usize| left[at].as_ref().map(|e| e.id.version.clone());
+        let mut gathered: HashMap<String, usize> = ancient
+            .into_iter()
+            .filter_map(|at| Some((version(at)?, at)))
+            .collect();
+        for at in oldest {
+            if excess == 0 {
+                break;
+            }
+            let Some(mut entry) = left[at].take() else {
+                continue;
+            };
+            match gathered
+                .get(&entry.id.version)
+                .and_then(|at| left[*at].as_mut())
+            {
                 Some(gathered) => {
                     gathered.fields.union(&entry.fields);
                     if gathered.time < entry.time {
@@ -185,9 +203,14 @@ impl Managers {
                     excess -= 1;
                 }
                 // The first one only changes its name.
-                None => self.0.push(entry),
+                None => {
+                    ANCIENT.clone_into(&mut entry.id.manager);
+                    gathered.insert(entry.id.version.clone(), left.len());
+                    left.push(Some(entry));
+                }
             }
         }
+        self.0 = left.into_iter().flatten().collect();
     }
 
     /// Writes the managers into an object.

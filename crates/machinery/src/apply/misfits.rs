@@ -8,6 +8,7 @@ use super::{
 };
 use crate::text::{literal, plain, quote};
 use crate::{Object, Value};
+use std::collections::HashSet;
 
 /// The sentence of Kubernetes about all of it, `None` if everything fits.
 pub fn misfits(config: &Object, writer: &Writer<'_>) -> Option<String> {
@@ -82,7 +83,7 @@ fn inside(node: Node<'_>, value: &Value, path: &mut String, found: &mut Vec<Stri
         Value::Object(fields) => entries(node, fields, path, found),
         Value::Array(elements) => {
             let form = node.form(Some(value));
-            let mut seen: Vec<String> = Vec::new();
+            let mut seen: HashSet<String> = HashSet::new();
             for (index, element) in elements.iter().enumerate() {
                 let step = match step(node, &form, index, element) {
                     Ok(step) => step,
@@ -92,13 +93,13 @@ fn inside(node: Node<'_>, value: &Value, path: &mut String, found: &mut Vec<Stri
                     }
                 };
                 let shown = readable(&step);
-                if !step.starts_with("i:") && seen.contains(&step) {
+                let is_index = step.starts_with("i:");
+                if !seen.insert(step) && !is_index {
                     found.push(format!("{path}: duplicate entries for key {shown}"));
                 }
                 path.push_str(&shown);
                 walk(node.element(), element, path, found);
                 path.truncate(length);
-                seen.push(step);
             }
         }
         _ => {}

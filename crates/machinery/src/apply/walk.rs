@@ -4,6 +4,7 @@
 use super::set::FieldSet;
 use super::topology::{Form, Node, key_step};
 use crate::{Object, Value};
+use indexmap::IndexMap;
 use std::collections::{HashMap, HashSet};
 
 /// What differs between two values.
@@ -32,20 +33,16 @@ pub(super) fn step_of(node: Node<'_>, form: &Form<'_>, value: &Value) -> Option<
     }
 }
 
+/// Elements by the step to them.
+type Groups<'v> = IndexMap<String, Vec<&'v Value>>;
+
 /// Elements of a list with the step to each, and those that share a step together, in the order in
 /// which they come first. `None` when one has no step.
-fn groups<'v>(
-    node: Node<'_>,
-    form: &Form<'_>,
-    list: &'v [Value],
-) -> Option<Vec<(String, Vec<&'v Value>)>> {
-    let mut out: Vec<(String, Vec<&Value>)> = Vec::with_capacity(list.len());
+fn groups<'v>(node: Node<'_>, form: &Form<'_>, list: &'v [Value]) -> Option<Groups<'v>> {
+    let mut out: Groups<'v> = IndexMap::with_capacity(list.len());
     for value in list {
         let step = step_of(node, form, value)?;
-        match out.iter_mut().find(|(known, _)| *known == step) {
-            Some((_, values)) => values.push(value),
-            None => out.push((step, vec![value])),
-        }
+        out.entry(step).or_default().push(value);
     }
     Some(out)
 }
@@ -183,12 +180,12 @@ fn compare_lists(
     };
     let mut out = Comparison::default();
     for (step, values) in &before {
-        let others = after.iter().find(|e| e.0 == *step).map(|e| &e.1[..]);
+        let others = after.get(step).map(Vec::as_slice);
         let inside = elements_of_one_step(node.element(), values, others.unwrap_or_default());
         out.attach(|| step.clone(), inside);
     }
     for (step, values) in after {
-        if !before.iter().any(|e| e.0 == step) {
+        if !before.contains_key(&step) {
             out.attach(|| step, elements_of_one_step(node.element(), &[], &values));
         }
     }

@@ -4,6 +4,7 @@ use super::index::Index;
 use super::{Key, Value};
 use crate::schema::Type;
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Longer maps have an index.
 const SHORT: usize = 32;
@@ -225,6 +226,19 @@ impl PartialEq for Map {
 }
 
 impl Eq for Map {}
+
+impl Hash for Map {
+    /// The order does not matter here either: entries are hashed one by one and added up.
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let one = |entry: &(Key, Value)| {
+            let mut hasher = DefaultHasher::new();
+            entry.hash(&mut hasher);
+            hasher.finish()
+        };
+        let sum = self.entries.iter().map(one);
+        state.write_u64(sum.fold(0, u64::wrapping_add));
+    }
+}
 
 impl fmt::Debug for Map {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

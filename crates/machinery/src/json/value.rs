@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 /// Any JSON value.
-#[derive(Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub enum Value {
     #[default]
     Null,

@@ -8,6 +8,8 @@ use super::{
 use crate::json::Key;
 use crate::text::plain;
 use crate::{Object, Value};
+use indexmap::IndexSet;
+use std::collections::{HashMap, HashSet};
 
 /// Merges a list of which the patch sets the order, with `$setElementOrder/` and its name. Both go
 /// from the patch.
@@ -61,15 +63,12 @@ pub(super) fn merge(
     };
     if kind != MAP {
         if deletes {
-            old.retain(|value| !patch.contains(value));
+            let gone: HashSet<&Value> = patch.iter().collect();
+            old.retain(|value| !gone.contains(value));
             return Ok(old);
         }
-        let mut merged: Vec<Value> = Vec::with_capacity(old.len() + patch.len());
-        for value in old.iter().chain(patch.iter()) {
-            if !merged.contains(value) {
-                merged.push(value.clone());
-            }
-        }
+        let merged: IndexSet<&Value> = old.iter().chain(patch.iter()).collect();
+        let merged = merged.into_iter().cloned().collect();
         return in_order(merged, patch, &old, None);
     }
     let Some(key) = key else {
@@ -88,10 +87,11 @@ pub(super) fn merge(
         return in_order(rest.clone(), &[], &rest, Some(key));
     }
     let mut merged = old.clone();
+    let mut places = places(old.iter().map(|value| value.get(key)));
     for value in patch.iter_mut().filter(is_plain) {
         let Value::Object(new) = value else { continue };
-        let id = new.get(key).ok_or_else(|| no_key(new, key))?;
-        match merged.iter().position(|known| known.get(key) == Some(id)) {
+        let id = new.get(key).ok_or_else(|| no_key(new, key))?.clone();
+        match places.get(&id).copied() {
             Some(at) => {
                 let known = match merged[at].take() {
                     Value::Object(known) => known,
@@ -99,16 +99,31 @@ pub(super) fn merge(
                 };
                 merged[at] = Value::Object(merge_map(place, known, new)?);
             }
-            None => merged.push(Value::Object(new.clone())),
+            None => {
+                places.insert(id, merged.len());
+                merged.push(Value::Object(new.clone()));
+            }
         }
     }
     let named = patch.iter_mut().filter(is_plain).map(|v| v.clone());
     in_order(merged, &named.collect::<Vec<_>>(), &old, Some(key))
 }
 
+/// Where each of these stands first.
+fn places<'v>(values: impl Iterator<Item = Option<&'v Value>>) -> HashMap<Value, usize> {
+    let mut places = HashMap::new();
+    for (at, value) in values.enumerate() {
+        if let Some(value) = value {
+            places.entry(value.clone()).or_insert(at);
+        }
+    }
+    places
+}
+
 /// Does what elements with a directive say; tells whether the patch takes the list's place.
 fn obey(old: &mut Vec<Value>, patch: &[Value], key: &str) -> Result<bool, Error> {
     let mut replaces = false;
+    let mut gone: HashSet<&Value> = HashSet::new();
     for value in patch {
         let Value::Object(element) = value else {
             continue;
@@ -119,7 +134,7 @@ fn obey(old: &mut Vec<Value>, patch: &[Value], key: &str) -> Result<bool, Error>
         match directive.as_str() {
             Some("delete") => {
                 let id = element.get(key).ok_or_else(|| no_key(element, key))?;
-                old.retain(|value| value.get(key) != Some(id));
+                gone.insert(id);
             }
             Some("replace") => replaces = true,
             Some("merge") => {
@@ -128,6 +143,9 @@ fn obey(old: &mut Vec<Value>, patch: &[Value], key: &str) -> Result<bool, Error>
             }
             _ => return Err(unknown_directive(directive, element)),
         }
+    }
+    if !gone.is_empty() {
+        old.retain(|value| !value.get(key).is_some_and(|id| gone.contains(id)));
     }
     Ok(replaces)
 }
@@ -215,10 +233,9 @@ fn in_order(
             keyed(value, key)?;
         }
     }
-    let id = |v: &Value| key.map_or_else(|| v.clone(), |k| v[k].clone());
-    let wanted: Vec<Value> = order.iter().map(id).collect();
-    let stood: Vec<Value> = before.iter().map(id).collect();
-    let place = |of: &[Value], v: &Value| of.iter().position(|o| *o == id(v));
+    let wanted = places(order.iter().map(|v| Some(key.map_or(v, |k| &v[k]))));
+    let stood = places(before.iter().map(|v| Some(key.map_or(v, |k| &v[k]))));
+    let place = |of: &HashMap<Value, usize>, v: &Value| of.get(key.map_or(v, |k| &v[k])).copied();
     let (mut named, mut others): (Vec<Value>, Vec<Value>) =
         list.into_iter().partition(|v| place(&wanted, v).is_some());
     named.sort_by_key(|v| place(&wanted, v));
