@@ -67,6 +67,8 @@ async fn attempt(
     write
         .admit_mutating(Operation::Create, &mut object, None)
         .await?;
+    // Nobody on the way may move it to another namespace.
+    write.settle_place(&mut object)?;
     let stage = owners::Stage::AfterAdmission;
     owners::without_duplicates(&mut object, stage, &write.effects);
     let context = Context {

@@ -281,3 +281,28 @@ async fn custom_resources_are_changed_by_their_schema() {
         json!({"size": 8, "colour": "blue", "parts": [{"name": "a", "count": 3}, {"name": "b", "count": 1}]})
     );
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_and_where_an_object_is_no_policy_changes() {
+    let server = Server::start().await;
+    let kind = patch(
+        "[JSONPatch{op: 'replace', path: '/kind', value: 'Secret'},
+          JSONPatch{op: 'add', path: '/data/seen', value: 'yes'}]",
+    );
+    bind(&server, policy("kind", json!([kind]), json!({})), json!({})).await;
+    let stays = answered(&server, |map| map["data"]["seen"] == "yes").await;
+    assert_eq!(stays["kind"], "ConfigMap");
+    let moves =
+        patch("[JSONPatch{op: 'replace', path: '/metadata/namespace', value: 'kube-system'}]");
+    bind(
+        &server,
+        policy("moves", json!([moves]), json!({})),
+        json!({}),
+    )
+    .await;
+    let refused = answered(&server, |answer| answer["kind"] == "Status").await;
+    assert_eq!(
+        (&refused["code"], &refused["reason"]),
+        (&json!(400), &json!("BadRequest"))
+    );
+}

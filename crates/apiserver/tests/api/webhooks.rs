@@ -136,6 +136,9 @@ async fn a_patch_that_makes_an_object_invalid_stores_nothing() {
             "invalid" => json!([{"op": "add", "path": "/data/not a key", "value": "x"}]),
             "unreadable" => json!([{"op": "replace", "path": "/data", "value": 7}]),
             "missing" => json!([{"op": "remove", "path": "/data/nothing"}]),
+            "moved" => {
+                json!([{"op": "replace", "path": "/metadata/namespace", "value": "kube-system"}])
+            }
             _ => json!("no operations"),
         };
         Reply::Json(patched(review, &operations))
@@ -147,6 +150,11 @@ async fn a_patch_that_makes_an_object_invalid_stores_nothing() {
         ("invalid", 422, "a valid config key"),
         ("unreadable", 500, "Internal error occurred: "),
         ("missing", 500, "Internal error occurred: "),
+        (
+            "moved",
+            400,
+            "the namespace of the provided object does not match the namespace sent on the request",
+        ),
         (
             "undecodable",
             500,

@@ -134,14 +134,20 @@ fn apply_configuration(value: &Cel<'_>, live: &Object, root: Root<'_>) -> Result
     check_types(value)?;
     let config = value.to_json().map_err(|error| error.message)?;
     let mut config = config.as_object().cloned().unwrap_or_default();
-    for key in ["apiVersion", "kind"] {
-        if let Some(value) = live.get(key) {
-            config.insert(key.to_owned(), value.clone());
-        }
-    }
+    keep_type(live, &mut config);
     apply::merged(root, live, &config)
         .map(Mutated::Merged)
         .map_err(|why| format!("error applying patch: {why}"))
+}
+
+/// What an object is, no mutation changes.
+fn keep_type(live: &Object, mutated: &mut Object) {
+    for key in ["apiVersion", "kind"] {
+        match live.get(key) {
+            Some(value) => drop(mutated.insert(key.to_owned(), value.clone())),
+            None => drop(mutated.shift_remove(key)),
+        }
+    }
 }
 
 /// The object with all operations of a patch made on it.
@@ -155,7 +161,10 @@ fn json_patch(value: &Cel<'_>, live: &Object) -> Result<Mutated, String> {
         .collect::<Result<Vec<_>, String>>()?
         .into();
     match json::apply(live, &operations) {
-        Ok(object) => Ok(Mutated::Patched(object)),
+        Ok(mut object) => {
+            keep_type(live, &mut object);
+            Ok(Mutated::Patched(object))
+        }
         // A patch whose test fails is not applied.
         Err(json::Error::TestFailed(_)) => Ok(Mutated::Same),
         Err(why) => Err(format!("JSON Patch: {why}")),
