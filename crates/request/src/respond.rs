@@ -1,5 +1,7 @@
 //! Answers.
 
+use std::collections::HashSet;
+
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use machinery::{Status, Value, protobuf, schema};
 
@@ -133,9 +135,37 @@ pub fn status_as(status: &Status, encoding: Encoding) -> Response<Body> {
     warn(response, &status.warnings)
 }
 
+/// Warnings beyond so many characters are cut short, each to the other number, and no more are sent.
+const MAX_WARNINGS: usize = 4096;
+const MAX_WARNING: usize = 256;
+
+/// Each warning once, and not too much of them.
+fn bounded(warnings: &[String]) -> Vec<String> {
+    let mut seen = HashSet::new();
+    let distinct = warnings
+        .iter()
+        .filter(|text| !text.is_empty() && seen.insert(text.as_str()));
+    let distinct: Vec<&String> = distinct.collect();
+    let total: usize = distinct.iter().map(|text| text.chars().count()).sum();
+    if total <= MAX_WARNINGS {
+        return distinct.into_iter().cloned().collect();
+    }
+    let mut written = 0;
+    let short = distinct
+        .into_iter()
+        .map(|text| text.chars().take(MAX_WARNING).collect::<String>());
+    short
+        .take_while(|text| {
+            let room = written < MAX_WARNINGS;
+            written += text.chars().count();
+            room
+        })
+        .collect()
+}
+
 /// Adds Warning headers.
 pub fn warn(mut response: Response<Body>, warnings: &[String]) -> Response<Body> {
-    for warning in warnings {
+    for warning in bounded(warnings) {
         let mut value = Vec::with_capacity(warning.len() + 16);
         value.extend_from_slice(b"299 - \"");
         if warning
@@ -164,5 +194,20 @@ pub fn warn_first(headers: &mut HeaderMap, text: &str) {
         for other in others {
             headers.append(header::WARNING, other);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warnings_come_once_and_not_without_end() {
+        let few = ["a", "b", "a", ""].map(str::to_owned);
+        assert_eq!(bounded(&few), ["a", "b"]);
+        let many: Vec<String> = (0..100_000).map(|n| format!("{n:0>300}")).collect();
+        let sent = bounded(&many);
+        assert_eq!(sent.len(), MAX_WARNINGS / MAX_WARNING);
+        assert!(sent.iter().all(|text| text.len() == MAX_WARNING));
     }
 }

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     Resource, User,
-    admission::Effects,
+    admission::{self, Attributes, Effects, Operation, RequestOptions},
     media, meta,
     pipeline::Request,
     respond::{self, Answer},
@@ -24,7 +24,7 @@ use crate::{
 };
 use auth::{
     authn,
-    authz::{self, Attributes, Decision, Rule},
+    authz::{self, Decision, Rule},
 };
 
 /// Answers a question.
@@ -36,7 +36,15 @@ pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     let decoded = body.audited_object(&request, &resource, options.validation)?;
     let (mut review, mut warnings) = (decoded.object, decoded.warnings);
     warnings.extend(settle(&request, &resource, &options, &mut review));
-    let answer = answer(&request, &resource, &mut review).await;
+    let effects = Effects::of(request.audit.clone(), request.deadline);
+    let asked = Asked {
+        request: &request,
+        resource: &resource,
+        options: &options.given,
+        effects: &effects,
+    };
+    let answer = asked.answer(&mut review).await;
+    warnings.extend(effects.take_warnings());
     let status = answer.map_err(|status| status.warned(warnings.clone()))?;
     // Who asks about oneself gets nothing back but the answer.
     match resource.plural.as_str() {
@@ -79,14 +87,57 @@ fn settle(
     effects.take_warnings()
 }
 
-async fn answer(
-    request: &Request,
-    resource: &Resource,
-    review: &mut Object,
-) -> Result<Value, Status> {
-    let subject = request.info.resource.as_ref();
-    let here = subject.map_or("", |subject| subject.namespace.as_str());
-    meta::settle_namespace(review, if resource.namespaced() { here } else { "" })?;
+/// A question, and what admission is told about it.
+struct Asked<'a> {
+    request: &'a Request,
+    resource: &'a Resource,
+    options: &'a RequestOptions,
+    effects: &'a Effects,
+}
+
+impl Asked<'_> {
+    fn namespace(&self) -> &str {
+        let subject = self.request.info.resource.as_ref();
+        let here = subject.map_or("", |subject| subject.namespace.as_str());
+        if self.resource.namespaced() { here } else { "" }
+    }
+
+    /// A question is admitted as the object that it comes as.
+    fn attributes<'a>(&'a self, name: &'a str) -> Attributes<'a> {
+        Attributes {
+            user: &self.request.user,
+            peer: self.request.peer,
+            operation: Operation::Create,
+            group: &self.resource.group,
+            version: &self.resource.version,
+            api_version: &self.resource.api_version,
+            kind: &self.resource.kind.names().kind,
+            resource: &self.resource.plural,
+            subresource: "",
+            namespace: self.namespace(),
+            name,
+            dry_run: self.options.dry_run,
+            options: self.options,
+            old: None,
+            reader: &self.request.core.reader,
+            effects: self.effects,
+        }
+    }
+
+    async fn answer(&self, review: &mut Object) -> Result<Value, Status> {
+        meta::settle_namespace(review, self.namespace())?;
+        let core = &self.request.core;
+        let (chain, timing) = (&core.admission, &core.metrics.admission);
+        let name = meta::text(review, "name").to_owned();
+        admission::mutate(chain, timing, &self.attributes(&name), review).await?;
+        meta::settle_namespace(review, self.namespace())?;
+        validate(self.resource, review)?;
+        admission::validate(chain, timing, &self.attributes(&name), Some(review)).await?;
+        answer(self.request, self.resource, review).await
+    }
+}
+
+fn validate(resource: &Resource, review: &Object) -> Result<(), Status> {
     let about = match resource.plural.as_str() {
         "selfsubjectaccessreviews" => Some(About::Oneself),
         "subjectaccessreviews" => Some(About::Somebody),
@@ -99,6 +150,10 @@ async fn answer(
             return Err(Status::invalid(&resource.group, "", "", &errors));
         }
     }
+    Ok(())
+}
+
+async fn answer(request: &Request, resource: &Resource, review: &Object) -> Result<Value, Status> {
     let spec = tree::get(review, "spec").clone();
     Ok(match resource.plural.as_str() {
         "selfsubjectreviews" => json!({ "userInfo": info(&request.user) }),
@@ -239,7 +294,7 @@ async fn may(request: &Request, user: &User, spec: &Value) -> Value {
     let (label_selector, _) = access::label_selector(&resource["labelSelector"]);
     let text = |key: &str| tree::text(&resource[key]);
     let is_resource = tree::is_set(resource);
-    let attributes = Attributes {
+    let attributes = authz::Attributes {
         user,
         verb: if is_resource {
             text("verb")

@@ -663,3 +663,43 @@ async fn custom_resources_are_changed_and_cut_to_their_schema() {
     assert_eq!(made.code, 201, "{}", made.body);
     assert_eq!(made.json()["data"], json!({"known": "yes"}));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn questions_are_asked_about_like_objects() {
+    let server = Server::start().await;
+    let hook = Hook::start(|review| {
+        let name = review["request"]["resource"]["resource"].as_str();
+        let message = format!("no {}", name.unwrap_or_default());
+        let refusal = json!({"allowed": false, "status": {"message": message, "code": 403}});
+        Reply::Json(answer(review, refusal))
+    })
+    .await;
+    let rules = json!({"rules": [{"operations": ["CREATE"], "apiGroups": ["authorization.k8s.io", "authentication.k8s.io"],
+        "apiVersions": ["v1"], "resources": ["*"]}]});
+    let hooks = vec![webhook("v.example.com", hook.by_url(), rules)];
+    install(&server, false, "questions", hooks).await;
+    let may = json!({"resourceAttributes": {"verb": "get", "resource": "pods"}});
+    for (group, plural, spec) in [
+        ("authorization", "selfsubjectaccessreviews", may.clone()),
+        (
+            "authorization",
+            "selfsubjectrulesreviews",
+            json!({"namespace": "default"}),
+        ),
+        ("authentication", "tokenreviews", json!({"token": "x"})),
+        ("authentication", "selfsubjectreviews", Value::Null),
+    ] {
+        let path = format!("/apis/{group}.k8s.io/v1/{plural}");
+        let refused = admin(&server, "POST", &path, json!({ "spec": spec })).await;
+        assert_eq!(refused.code, 403, "{plural}: {}", refused.body);
+        assert!(
+            message(&refused).ends_with(&format!("no {plural}")),
+            "{}",
+            refused.body
+        );
+    }
+    // What cannot be understood is not asked about.
+    let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+    let invalid = admin(&server, "POST", path, json!({"spec": {}})).await;
+    assert_eq!(invalid.code, 422, "{}", invalid.body);
+}
