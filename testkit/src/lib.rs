@@ -7,6 +7,7 @@
 
 mod agent;
 mod cluster;
+mod driver;
 mod lan;
 mod leftovers;
 mod machine;
@@ -16,6 +17,7 @@ pub use agent::Agent;
 pub use cluster::Cluster;
 /// A CSI driver that records, fails and hangs as a test says.
 pub use csi::testing as csi_driver;
+pub use driver::ServedDriver;
 pub use lan::Lan;
 pub use leftovers::Leftovers;
 pub use machine::{Machine, Ran};

@@ -132,7 +132,7 @@ impl Machine {
     }
 
     /// The process inside the namespaces.
-    fn inside(&self) -> u32 {
+    pub(crate) fn inside(&self) -> u32 {
         inside(&self.holder)
     }
 }

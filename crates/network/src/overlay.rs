@@ -247,6 +247,14 @@ fn destination(entry: &NeighbourMessage) -> Option<IpAddr> {
         .find_map(|attribute| match attribute {
             NeighbourAttribute::Destination(NeighbourAddress::Inet(ip)) => Some(IpAddr::V4(*ip)),
             NeighbourAttribute::Destination(NeighbourAddress::Inet6(ip)) => Some(IpAddr::V6(*ip)),
+            // Forwarding entries are of the bridge's family, whatever their addresses are.
+            NeighbourAttribute::Destination(NeighbourAddress::Other(bytes)) => address(bytes),
             _ => None,
         })
+}
+
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    let four = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+    four.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from))
+        .ok()
 }

@@ -2,9 +2,11 @@
 //! services, node ports and names are reached from everywhere to everywhere; agents come back after a
 //! crash without their token, and go on while the server is away.
 
+use std::time::Duration;
+
 use e2e::{name, ready_pods};
 use serde_json::Value;
-use testkit::{Agent, Cluster, Lan, Machine, eventually};
+use testkit::{Agent, Cluster, Lan, Machine, eventually, until};
 
 const DAEMONS: &str = r#"
 apiVersion: apps/v1
@@ -143,6 +145,7 @@ fn two_machines_join_and_pods_reach_each_other_everywhere() {
     site.cluster.mainstay(&["token", "delete", id]).success();
     an_agent_comes_back_after_a_crash(&mut site);
     agents_go_on_without_a_server(&mut site, &pods);
+    removal_leaves_nothing(&mut site);
 }
 
 fn joins_are_checked(site: &Site) {
@@ -425,4 +428,36 @@ fn site_service(pods: &[Value]) -> String {
         "http://{}:8080/",
         text(pod.expect("a pod"), "/status/podIP")
     )
+}
+
+/// A node that is deleted is a peer no more: nobody keeps a way to it.
+fn removal_leaves_nothing(site: &mut Site) {
+    let across = |site: &Site| {
+        let [routes, entries, neighbours] = [
+            &["ip", "route"][..],
+            &["bridge", "fdb"],
+            &["ip", "neighbour", "show", "nud", "permanent"],
+        ]
+        .map(|command| site.two.machine().run(command[0], &command[1..]).success());
+        let lines = [routes, entries, neighbours].concat();
+        let ours = lines.lines().filter(|line| line.contains("-vx"));
+        ours.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert!(across(site).len() >= 3, "{:?}", across(site));
+    let delete = ["delete", "daemonset,service", "web"];
+    site.cluster.kubectl(&delete).success();
+    site.cluster.kubectl(&["delete", "node", "three"]).success();
+    let removed = site.three.reset().success();
+    assert!(removed.contains("removed"), "{removed}");
+    let gone = site.three.data_dir().display().to_string();
+    assert!(!site.three.machine().run("test", &["-e", &gone]).ok);
+    let patience = Duration::from_secs(20);
+    until(
+        "the way to the deleted node to go",
+        patience,
+        || match across(site) {
+            left if left.is_empty() => Ok(()),
+            left => Err(format!("{left:#?}")),
+        },
+    );
 }

@@ -31,9 +31,16 @@ pub fn labels(config: &Config) -> BTreeMap<String, String> {
 /// Where the cluster's own provisioner may make volumes on this node.
 pub const LOCAL_PATH_ROOT: &str = "mainstay.dev/local-path-root";
 
+/// Says that the attachdetach controller attaches volumes for this node: the kubelet waits for
+/// `volumesAttached` and never attaches by itself. The controller ignores nodes without it.
+const CONTROLLER_ATTACHES: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
+
 fn annotations(config: &Config) -> BTreeMap<String, String> {
     let root = config.local_path_root.to_string_lossy().into_owned();
-    BTreeMap::from([(LOCAL_PATH_ROOT.to_owned(), root)])
+    BTreeMap::from([
+        (LOCAL_PATH_ROOT.to_owned(), root),
+        (CONTROLLER_ATTACHES.to_owned(), "true".to_owned()),
+    ])
 }
 
 /// Creates the Node, or brings labels and annotations of an existing one up to date.

@@ -15,10 +15,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::{
-    conditions::{Health, conditions},
-    register::register,
-};
+use super::conditions::{Health, conditions};
 use crate::{Result, core::Core};
 
 /// How often the node is looked at; written only when something changed.
@@ -31,7 +28,8 @@ const RUNTIME_DEADLINE: Duration = Duration::from_secs(10);
 const OWN_CONDITIONS: &[&str] = &["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"];
 
 /// Keeps the status right for ever; `changes` are those of this node's object. Says `ready` once the
-/// API shows a ready node.
+/// API shows a ready node. A Node that is deleted stays deleted until the kubelet starts again, as
+/// upstream: whoever deletes it means it. One that somebody creates meanwhile gets its status.
 pub async fn run(
     core: Arc<Core>,
     mut node: Node,
@@ -41,6 +39,7 @@ pub async fn run(
 ) {
     let mut configured = None;
     let mut written: Option<Timestamp> = None;
+    let mut exists = true;
     let mut pressures = core.pressures.subscribe();
     let mut volumes = core.volumes.in_use();
     let mut before = node
@@ -49,7 +48,7 @@ pub async fn run(
         .and_then(|s| s.conditions)
         .unwrap_or_default();
     loop {
-        show_uid(&node_uid, node.metadata.uid.clone());
+        show_uid(&node_uid, node.metadata.uid.clone().filter(|_| exists));
         if let Some(assigned) = pod_cidr(&node)
             && configured.as_ref() != Some(&assigned)
             && configure_network(&core, &assigned).await
@@ -63,7 +62,7 @@ pub async fn run(
         let is_ready = is_true(status.conditions.iter().flatten(), "Ready");
         let due = written.is_none_or(|at| now - core.config.status_interval >= at);
         let mut wait = if is_ready { LOOK } else { SOON };
-        if due || differs(&node, &status) {
+        if exists && (due || differs(&node, &status)) {
             tell_changes(
                 &core,
                 &before,
@@ -78,10 +77,8 @@ pub async fn run(
                 Err(error) => {
                     warn!(%error, "cannot write node status");
                     wait = Duration::from_secs(1);
-                    // Deleted unseen, or not made again at the first try.
-                    if error.is_not_found() {
-                        node = register(&core.config).await.unwrap_or(node);
-                    }
+                    // Deleted unseen.
+                    exists = !error.is_not_found();
                 }
             }
         }
@@ -96,17 +93,11 @@ pub async fn run(
             change = changes.next() => match change {
                 Some(Event::Added(fresh) | Event::Modified { new: fresh, .. }) => {
                     node = (*fresh).clone();
+                    exists = true;
                 }
-                // Somebody deleted the node: it is made again.
                 Some(Event::Deleted(old)) if old.metadata.uid == node.metadata.uid => {
-                    show_uid(&node_uid, None);
-                    match register(&core.config).await {
-                        Ok(fresh) => {
-                            node = fresh;
-                            written = None;
-                        }
-                        Err(error) => warn!(%error, "cannot register the node again"),
-                    }
+                    info!(node = core.config.node_name, "the Node was deleted");
+                    exists = false;
                 }
                 Some(Event::Deleted(_)) => {}
                 None => core.config.clock.sleep(wait).await,

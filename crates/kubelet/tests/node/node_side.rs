@@ -120,8 +120,8 @@ async fn the_summary_and_the_metrics_tell_the_same_about_pods_and_the_node() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deleted_node_is_registered_again_and_owns_its_lease() {
-    let node = TestNode::start().await;
+async fn a_deleted_node_stays_deleted_until_the_kubelet_starts_again_and_owns_its_lease() {
+    let mut node = TestNode::start().await;
     let nodes: Api<Node> = Api::all(node.client.clone());
     let leases: Api<Lease> = Api::namespaced(node.client.clone(), "kube-node-lease");
     let uid = async || {
@@ -144,6 +144,11 @@ async fn a_deleted_node_is_registered_again_and_owns_its_lease() {
         .delete("node", &DeleteParams::default())
         .await
         .unwrap();
+    // The kubelet notices, and has had every reason to write: its pods' runtime changes too.
+    node.stays("the node is gone", || async { uid().await.is_none() })
+        .await;
+    node.stop_kubelet().await;
+    node.start_kubelet();
     node.wait("a new node with its lease", || async {
         let now = uid().await;
         now.is_some() && now != first && owner().await == now

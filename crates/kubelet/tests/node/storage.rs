@@ -326,6 +326,27 @@ fn a_pod_gets_a_volume_of_a_driver_keeps_it_over_a_restart_and_leaves_nothing() 
 }
 
 #[test]
+fn the_node_says_that_the_controller_attaches_also_one_that_did_not_before() {
+    with_own_mounts(|| async {
+        let key = "volumes.kubernetes.io/controller-managed-attach-detach";
+        let mut node = TestNode::start().await;
+        let says = |object: Node| object.metadata.annotations.unwrap_or_default();
+        assert_eq!(says(node.node().await)[key], "true");
+        node.stop_kubelet().await;
+        let nodes: Api<Node> = Api::all(node.client.clone());
+        let patch = json!({"metadata": {"annotations": {key: null}}});
+        let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
+        let patched = nodes.patch("node", &params, &patch).await.unwrap();
+        assert!(!says(patched).contains_key(key));
+        node.start_kubelet();
+        node.wait("the annotation", || async {
+            says(node.node().await).get(key).map(String::as_str) == Some("true")
+        })
+        .await;
+    });
+}
+
+#[test]
 fn an_attachable_volume_is_in_use_before_it_is_mounted_and_free_after() {
     with_own_mounts(|| async {
         let node = TestNode::start().await;

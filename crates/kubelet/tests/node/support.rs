@@ -188,6 +188,15 @@ impl TestNode {
         }
     }
 
+    /// Sees that something does not change for a while.
+    pub async fn stays<F: Future<Output = bool>>(&self, what: &str, condition: impl Fn() -> F) {
+        let end = tokio::time::Instant::now() + Duration::from_secs(2);
+        while tokio::time::Instant::now() < end {
+            assert!(condition().await, "it did not stay so: {what}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
     /// What the kubelet's server answers to one of the cluster's identities.
     pub async fn ask(&self, leaf: Leaf, path: &str) -> (u16, String) {
         let config = self.pki.client_config(leaf).unwrap();

@@ -1,0 +1,71 @@
+//! A CSI driver on a machine: it runs in this process and sees the machine's files and mounts.
+
+use std::{
+    fs::File,
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+    sync::mpsc,
+    thread::JoinHandle,
+};
+
+use csi::testing::Driver;
+use rustix::thread::{LinkNameSpaceType, UnshareFlags};
+use tokio::sync::oneshot;
+
+use crate::Machine;
+
+/// A driver whose sockets are open on a machine as long as this value lives.
+pub struct ServedDriver {
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl ServedDriver {
+    /// Serves `driver` on a machine, below the directory of its kubelet.
+    pub fn new(machine: &Machine, driver: &Driver, kubelet_root: &Path) -> Self {
+        let mounts = File::open(format!("/proc/{}/ns/mnt", machine.inside()));
+        let mounts = mounts.expect("the machine's mount namespace");
+        let (driver, root) = (driver.clone(), kubelet_root.to_owned());
+        let (stop, stopped) = oneshot::channel();
+        let (ready, started) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            enter(&mounts);
+            serve(&driver, root, &ready, stopped);
+        });
+        started.recv().expect("the driver serves");
+        Self {
+            stop: Some(stop),
+            thread: Some(thread),
+        }
+    }
+}
+
+/// Moves this thread into a mount namespace.
+fn enter(mounts: &File) {
+    // SAFETY: this thread was begun for the driver alone and shares nothing of its file system view
+    // with code that runs on it before.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS) }.expect("a view of its own");
+    let kind = Some(LinkNameSpaceType::Mount);
+    rustix::thread::move_into_link_name_space(mounts.as_fd(), kind).expect("the namespace");
+}
+
+/// Everything runs on this thread, so that all of it is in the machine's mount namespace.
+fn serve(driver: &Driver, root: PathBuf, ready: &mpsc::Sender<()>, stopped: oneshot::Receiver<()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    runtime.expect("a runtime").block_on(async {
+        let _served = driver.serve(&root).expect("sockets for the driver");
+        let _ = ready.send(());
+        let _ = stopped.await;
+    });
+}
+
+impl Drop for ServedDriver {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! A CSI driver whose volumes must be attached: the attachdetach controller, the driver's attacher and
+//! the kubelet take turns, and nothing is left after the pod. The story plays the external attacher.
+
+use e2e::ready_pods;
+use serde_json::{Value, json};
+use testkit::{
+    Cluster, ServedDriver,
+    csi_driver::{Driver, Options},
+    eventually,
+};
+
+const DRIVER: &str = "disk.csi.example.com";
+const UNIQUE: &str = "kubernetes.io/csi/disk.csi.example.com^h1";
+const FINALIZER: &str = "external-attacher/disk-csi-example-com";
+
+const OBJECTS: &str = r#"
+apiVersion: storage.k8s.io/v1
+kind: CSIDriver
+metadata: {name: disk.csi.example.com}
+spec: {attachRequired: true}
+---
+apiVersion: v1
+kind: PersistentVolume
+metadata: {name: disk}
+spec:
+  accessModes: [ReadWriteOnce]
+  capacity: {storage: 1Gi}
+  storageClassName: ""
+  csi: {driver: disk.csi.example.com, volumeHandle: h1}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: data}
+spec:
+  accessModes: [ReadWriteOnce]
+  storageClassName: ""
+  resources: {requests: {storage: 1Gi}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: db, labels: {app: db}}
+spec:
+  terminationGracePeriodSeconds: 1
+  volumes: [{name: data, persistentVolumeClaim: {claimName: data}}]
+  containers:
+  - name: db
+    image: mainstay.local/hello
+    args: [sleep, "360842"]
+    volumeMounts: [{name: data, mountPath: /data}]
+"#;
+
+fn attachments(cluster: &Cluster) -> Vec<Value> {
+    let list = cluster.get(&["volumeattachments"]);
+    list["items"].as_array().cloned().unwrap_or_default()
+}
+
+/// The node's status, with what the controller (attached) and the kubelet (in use) say of volumes.
+fn volumes(cluster: &Cluster) -> (Value, Value) {
+    let status = cluster.get(&["node", "one"])["status"].clone();
+    let names = status["volumesAttached"].as_array().into_iter().flatten();
+    let attached = names.map(|volume| volume["name"].clone()).collect();
+    (attached, status["volumesInUse"].clone())
+}
+
+/// The one attachment, once `has` says so.
+fn attachment(cluster: &Cluster, what: &str, has: impl Fn(&Value) -> bool) -> Value {
+    eventually(what, || {
+        let all = attachments(cluster);
+        let found = all.iter().find(|one| has(one));
+        found.cloned().ok_or_else(|| format!("{all:?}"))
+    })
+}
+
+fn patch(cluster: &Cluster, name: &str, patch: &Value, more: &[&str]) {
+    let patch = patch.to_string();
+    let args = ["patch", "volumeattachment", name, "--type=merge", "-p"];
+    let args = [&args[..], &[patch.as_str()], more].concat();
+    cluster.kubectl(&args).success();
+}
+
+#[test]
+fn a_volume_that_must_be_attached_is_attached_staged_published_and_detached_after_its_pod() {
+    let cluster = Cluster::up();
+    let driver = Driver::new(Options {
+        data: Some(cluster.machine().disk().join("volumes")),
+        ..Options::new(DRIVER)
+    });
+    let kubelet = cluster.data_dir().join("kubelet");
+    let _served = ServedDriver::new(cluster.machine(), &driver, &kubelet);
+    eventually("the driver to be registered", || {
+        let registered = driver.registered() == Some(true);
+        registered.then_some(()).ok_or(driver.registration_error())
+    });
+    let apply = ["apply", "-f", "-"];
+    cluster.kubectl_stdin(&apply, OBJECTS).success();
+
+    let asked = attachment(&cluster, "an attachment", |_| true);
+    let spec = json!({"attacher": DRIVER, "nodeName": "one",
+        "source": {"persistentVolumeName": "disk"}});
+    assert_eq!(asked["spec"], spec);
+    let name = e2e::name(&asked);
+    eventually("the volume to be in use", || match volumes(&cluster) {
+        (attached, used) if attached == json!([]) && used == json!([UNIQUE]) => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    // Nothing is mounted before the attacher is done.
+    assert!(driver.order().is_empty(), "{:?}", driver.order());
+    let metadata = json!({"metadata": {"finalizers": [FINALIZER]}});
+    patch(&cluster, &name, &metadata, &[]);
+    let done = json!({"status": {"attached": true, "attachmentMetadata": {"device": "xvdb"}}});
+    patch(&cluster, &name, &done, &["--subresource=status"]);
+
+    ready_pods(&cluster, "app=db", 1);
+    let (attached, used) = volumes(&cluster);
+    assert_eq!((attached, used), (json!([UNIQUE]), json!([UNIQUE])));
+    assert_eq!(driver.order(), ["NodeStageVolume", "NodePublishVolume"]);
+    let staged = &driver.calls_of("NodeStageVolume")[0];
+    assert_eq!(staged.publish_context["device"], "xvdb");
+    let write = ["write", "/data/row", "first"];
+    let hello = ["exec", "db", "--", "/mainstay", "hello"];
+    cluster.kubectl(&[&hello[..], &write].concat()).success();
+
+    cluster.kubectl(&["delete", "pod", "db"]).success();
+    attachment(&cluster, "the attachment to be deleted", |one| {
+        one["metadata"]["deletionTimestamp"].is_string()
+    });
+    // The controller asks for the detach only after the kubelet is done with the volume.
+    let methods = ["NodeUnpublishVolume", "NodeUnstageVolume"];
+    assert_eq!(driver.order()[2..], methods);
+    assert_eq!(volumes(&cluster), (json!([]), Value::Null));
+    let released = json!({"metadata": {"finalizers": []}});
+    patch(&cluster, &name, &released, &[]);
+    eventually("no attachment", || match attachments(&cluster) {
+        none if none.is_empty() => Ok(()),
+        left => Err(format!("{left:?}")),
+    });
+    assert!(driver.violations().is_empty(), "{:?}", driver.violations());
+    let row = cluster.machine().disk().join("volumes/h1/row");
+    let row = row.display().to_string();
+    assert_eq!(cluster.machine().run("cat", &[&row]).success(), "first\n");
+}
