@@ -115,6 +115,11 @@ pub enum Token {
         #[command(flatten)]
         cluster: Cluster,
     },
+    /// Print the token that further servers of a cluster in etcd start with
+    Server {
+        #[command(flatten)]
+        cluster: Cluster,
+    },
     /// List the tokens
     #[command(alias = "ls")]
     List {

@@ -19,7 +19,7 @@ use crate::{
     addresses::{Addresses, names},
     backup::Backups,
     connector::InProcess,
-    host,
+    founding, host,
     storage::Storage,
 };
 
@@ -40,14 +40,15 @@ pub struct ControlPlane {
 impl ControlPlane {
     /// Opens the store and builds everything over it.
     pub async fn build(settings: &Settings, role: Role, health: &Health) -> Result<Self, Error> {
+        let registry = Registry::builtin();
+        let codec = ObjectCodec::new(registry.clone());
+        let storage = Storage::open(settings, codec).await?;
+        founding::ensure(settings, role, &storage).await?;
         let pki = Arc::new(Pki::ensure(
             &settings.data_dir.join("pki"),
             &names(settings, role, host::addresses()),
         )?);
         write_kubeconfigs(settings, role, &pki)?;
-        let registry = Registry::builtin();
-        let codec = ObjectCodec::new(registry.clone());
-        let storage = Storage::open(settings, codec).await?;
         let apiserver =
             apiserver_config(settings, &pki, health)?.build(storage.store(), registry)?;
         let connector = InProcess(apiserver.clone());

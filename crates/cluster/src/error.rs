@@ -48,6 +48,9 @@ pub enum Error {
     /// What was written before is gone.
     #[error("{0}; start with --accept-data-loss to go on without it")]
     DataLoss(String),
+    /// The store is another cluster's, or this server is not one of its servers.
+    #[error("{0}")]
+    NotAServer(String),
     /// Joining a cluster.
     #[error("cannot join: {0}")]
     Join(String),

@@ -10,6 +10,7 @@ pub mod backup;
 mod connector;
 mod control_plane;
 mod error;
+pub mod founding;
 mod host;
 pub mod lock;
 mod marker;

@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 use serde::Deserialize;
 
-use crate::Error;
+use crate::{Error, founding::ServerToken};
 
 /// The common flags of `up`, `server` and `agent`. Everything is optional here; [`crate::Settings`]
 /// is what becomes of it.
@@ -66,6 +66,14 @@ pub struct Options {
     /// The key of that certificate
     #[arg(long, value_name = "FILE")]
     pub etcd_keyfile: Option<PathBuf>,
+    /// The token of a server of the cluster in etcd, to be one more of its servers
+    #[arg(
+        long,
+        value_name = "TOKEN",
+        env = "MAINSTAY_SERVER_TOKEN",
+        hide_env_values = true
+    )]
+    pub server_token: Option<ServerToken>,
     /// Start with what is left when files of the embedded store are missing or cut
     #[arg(long)]
     #[serde(default)]
@@ -261,6 +269,7 @@ impl Options {
             ("etcd-cafile", self.etcd_cafile.is_some()),
             ("etcd-certfile", self.etcd_certfile.is_some()),
             ("etcd-keyfile", self.etcd_keyfile.is_some()),
+            ("server-token", self.server_token.is_some()),
             ("accept-data-loss", self.accept_data_loss),
             ("token-auth-file", self.token_auth_file.is_some()),
             ("audit-policy-file", self.audit_policy_file.is_some()),
@@ -321,6 +330,7 @@ impl Options {
             etcd_cafile: self.etcd_cafile.or(file.etcd_cafile),
             etcd_certfile: self.etcd_certfile.or(file.etcd_certfile),
             etcd_keyfile: self.etcd_keyfile.or(file.etcd_keyfile),
+            server_token: self.server_token.or(file.server_token),
             accept_data_loss: self.accept_data_loss || file.accept_data_loss,
             token_auth_file: self.token_auth_file.or(file.token_auth_file),
             audit_policy_file: self.audit_policy_file.or(file.audit_policy_file),

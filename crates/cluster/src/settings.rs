@@ -14,6 +14,7 @@ use sha2::{Digest, Sha256};
 use crate::{
     Error,
     agent::Facts,
+    founding::ServerToken,
     host,
     options::{Options, Part},
     storage,
@@ -38,6 +39,8 @@ pub struct Settings {
     pub cluster_domain: String,
     pub kubeconfig_out: Option<PathBuf>,
     pub storage: storage::Config,
+    /// What a server that joins a cluster in etcd shows.
+    pub server_token: Option<ServerToken>,
     pub accept_data_loss: bool,
     pub token_auth_file: Option<PathBuf>,
     pub audit: Option<apiserver::audit::Config>,
@@ -136,6 +139,7 @@ impl Settings {
                 .unwrap_or_else(|| "cluster.local".into()),
             kubeconfig_out: options.kubeconfig_out,
             storage,
+            server_token: options.server_token,
             accept_data_loss: options.accept_data_loss,
             token_auth_file: options.token_auth_file,
             audit,

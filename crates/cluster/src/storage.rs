@@ -41,6 +41,7 @@ impl Config {
                 ("etcd-cafile", options.etcd_cafile.is_some()),
                 ("etcd-certfile", options.etcd_certfile.is_some()),
                 ("etcd-keyfile", options.etcd_keyfile.is_some()),
+                ("server-token", options.server_token.is_some()),
             ];
             return match given.into_iter().find(|(_, given)| *given) {
                 Some((flag, _)) => refuse(flag, "needs --store etcd"),

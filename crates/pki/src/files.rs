@@ -27,7 +27,7 @@ pub(crate) fn private_dir(path: &Path) -> Result<(), Error> {
 }
 
 /// Writes a file that only its owner can read; a crash leaves the old one or the new one.
-pub(crate) fn write(path: &Path, content: &[u8]) -> Result<(), Error> {
+pub fn write(path: &Path, content: &[u8]) -> Result<(), Error> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");
     let temporary = Path::new(&temporary);

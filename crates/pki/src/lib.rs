@@ -10,6 +10,7 @@
 mod authority;
 pub mod csr;
 mod files;
+mod identity;
 mod jws;
 pub mod jwt;
 mod kubeconfig;
@@ -18,12 +19,15 @@ mod names;
 mod peer;
 mod renewing;
 mod rotation;
+pub mod sealed;
 mod tls;
 mod unverified;
 
 use std::{path::PathBuf, sync::Arc};
 
 pub use authority::Authority;
+pub use files::write as write_private;
+pub use identity::Identity;
 pub use jws::detached_signature;
 pub use kubeconfig::Kubeconfig;
 pub use leaf::{Issued, Leaf};

@@ -39,6 +39,16 @@ pub fn run(command: Token) -> Result<()> {
                 };
                 create(&cluster, &new).await
             }
+            Token::Server { cluster } => {
+                let data_dir = data_dir(&cluster)?;
+                let token = cluster::founding::ServerToken::read(&data_dir)?;
+                let missing = || {
+                    let place = data_dir.display();
+                    format!("{place} is not that of a server with --store etcd")
+                };
+                println!("{}", token.with_context(missing)?.reveal());
+                Ok(())
+            }
             Token::List { cluster } => {
                 print!(
                     "{}",
@@ -58,12 +68,16 @@ pub fn run(command: Token) -> Result<()> {
     })
 }
 
-fn connect(cluster: &Cluster) -> Result<client::Kubeconfig> {
+fn data_dir(cluster: &Cluster) -> Result<std::path::PathBuf> {
     let options = Options {
         data_dir: cluster.data_dir.clone(),
         ..Options::default()
     };
-    let path = cluster::settings::data_dir(&options)?.join("admin.kubeconfig");
+    Ok(cluster::settings::data_dir(&options)?)
+}
+
+fn connect(cluster: &Cluster) -> Result<client::Kubeconfig> {
+    let path = data_dir(cluster)?.join("admin.kubeconfig");
     let config = client::Kubeconfig::read(&path);
     config.context("tokens are made on a server of the cluster, with its data directory")
 }

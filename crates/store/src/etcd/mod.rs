@@ -7,6 +7,7 @@ mod connect;
 mod leases;
 mod mirror;
 pub mod proto;
+mod records;
 mod transaction;
 mod version;
 
@@ -18,6 +19,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 pub use config::Config;
 pub use connect::Tls;
+pub use records::Records;
 pub use version::Version;
 
 use crate::{

@@ -1,0 +1,374 @@
+//! Which cluster an etcd holds, and how a server becomes one of its servers. The first server writes a
+//! record beside the objects, where the API does not reach: the hash of the cluster's authority, what
+//! all servers must agree on, and the cluster's keys, encrypted under the server token. Another server
+//! shows the token and takes the keys over; without it, it is refused.
+//!
+//! The token authenticates both ways: only a server can have made a record that the token opens.
+
+use std::{fmt, path::Path, str::FromStr};
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use pki::{Identity, Pki, sealed};
+use rand::Rng;
+use serde::{Deserialize, Serialize};
+use store::etcd::Records;
+
+use crate::{Error, Role, Settings, addresses::names, host, storage::Storage};
+
+/// The record's name.
+const RECORD: &str = "cluster";
+const VERSION: u32 = 1;
+/// Where a server keeps its token, in the directory of its keys.
+const TOKEN_FILE: &str = "server-token";
+const PREFIX: &str = "server.";
+const LETTERS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
+/// 248 bits.
+const LENGTH: usize = 48;
+
+/// The secret that opens the cluster's keys; it is not shown.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct ServerToken(String);
+
+impl fmt::Debug for ServerToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ServerToken(..)")
+    }
+}
+
+impl FromStr for ServerToken {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let secret = text.strip_prefix(PREFIX);
+        let is_whole = |secret: &str| {
+            secret.len() == LENGTH && secret.bytes().all(|byte| LETTERS.contains(&byte))
+        };
+        if secret.is_some_and(is_whole) {
+            return Ok(Self(text.to_owned()));
+        }
+        Err("not a server token; `mainstay token server` on a server prints it".to_owned())
+    }
+}
+
+impl TryFrom<String> for ServerToken {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl ServerToken {
+    fn random() -> Self {
+        let mut random = rand::rng();
+        let letter = |_| char::from(LETTERS[random.random_range(0..LETTERS.len())]);
+        let secret: String = (0..LENGTH).map(letter).collect();
+        Self(format!("{PREFIX}{secret}"))
+    }
+
+    /// The token itself.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+
+    /// The one that a server keeps in its data directory.
+    pub fn read(data_dir: &Path) -> Result<Option<Self>, Error> {
+        let path = data_dir.join("pki").join(TOKEN_FILE);
+        match std::fs::read_to_string(&path) {
+            Ok(text) => text
+                .trim()
+                .parse()
+                .map(Some)
+                .map_err(|why| Error::NotAServer(format!("{}: {why}", path.display()))),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(Error::Directory { path, source }),
+        }
+    }
+
+    fn write(&self, data_dir: &Path) -> Result<(), Error> {
+        let path = data_dir.join("pki").join(TOKEN_FILE);
+        Ok(pki::write_private(&path, self.0.as_bytes())?)
+    }
+}
+
+/// What all servers of a cluster must be told alike.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Agreed {
+    cluster_cidr: String,
+    service_cidr: String,
+    node_cidr_mask: u8,
+    cluster_domain: String,
+}
+
+impl Agreed {
+    fn new(settings: &Settings) -> Self {
+        Self {
+            cluster_cidr: settings.cluster_cidr.to_string(),
+            service_cidr: settings.service_cidr.to_string(),
+            node_cidr_mask: settings.node_cidr_mask,
+            cluster_domain: settings.cluster_domain.clone(),
+        }
+    }
+
+    /// Refuses what another server was told otherwise.
+    fn check(&self, own: &Self) -> Result<(), Error> {
+        let masks = (
+            self.node_cidr_mask.to_string(),
+            own.node_cidr_mask.to_string(),
+        );
+        let pairs = [
+            ("cluster-cidr", &self.cluster_cidr, &own.cluster_cidr),
+            ("service-cidr", &self.service_cidr, &own.service_cidr),
+            ("node-cidr-mask-size", &masks.0, &masks.1),
+            ("cluster-domain", &self.cluster_domain, &own.cluster_domain),
+        ];
+        match pairs.into_iter().find(|(_, theirs, own)| theirs != own) {
+            Some((flag, theirs, _)) => {
+                let why = format!("the cluster in etcd has {theirs}; all servers need the same");
+                Err(Error::Option(flag, why))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// What is in etcd.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Record {
+    version: u32,
+    ca_hash: String,
+    agreed: Agreed,
+    /// [`Content`], encrypted under the token, as base64.
+    sealed: String,
+}
+
+/// What only servers can read. It repeats what is readable, so that a change of that is noticed.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Content {
+    ca_hash: String,
+    agreed: Agreed,
+    identity: serde_json::Value,
+}
+
+impl Record {
+    fn new(agreed: Agreed, identity: &Identity, token: &ServerToken) -> Result<Self, Error> {
+        let ca_hash = identity.ca_hash()?;
+        let content = Content {
+            ca_hash: ca_hash.clone(),
+            agreed: agreed.clone(),
+            identity: identity.to_json(),
+        };
+        let content = serde_json::to_vec(&content).unwrap_or_default();
+        let mut sealed = Vec::new();
+        sealed::seal(token.reveal(), &mut content.as_slice(), &mut sealed)
+            .map_err(|error| Error::NotAServer(error.to_string()))?;
+        Ok(Self {
+            version: VERSION,
+            ca_hash,
+            agreed,
+            sealed: BASE64_STANDARD.encode(sealed),
+        })
+    }
+
+    fn parse(bytes: &[u8]) -> Result<Self, Error> {
+        let unfit = |why: String| Error::NotAServer(format!("the cluster's record in etcd: {why}"));
+        let record: Self = serde_json::from_slice(bytes).map_err(|e| unfit(e.to_string()))?;
+        if record.version != VERSION {
+            let why = format!(
+                "version {} is none that this mainstay knows",
+                record.version
+            );
+            return Err(unfit(why));
+        }
+        Ok(record)
+    }
+
+    /// The cluster's keys.
+    fn open(&self, token: &ServerToken) -> Result<Identity, Error> {
+        let refused = |why: &dyn fmt::Display| Error::Option("server-token", why.to_string());
+        let sealed = BASE64_STANDARD.decode(&self.sealed);
+        let sealed = sealed.map_err(|error| refused(&error))?;
+        let mut content = Vec::new();
+        sealed::open(token.reveal(), &mut sealed.as_slice(), &mut content).map_err(|error| {
+            refused(&format!(
+                "it does not open the keys of the cluster: {error}"
+            ))
+        })?;
+        let content: Content = serde_json::from_slice(&content).map_err(|error| refused(&error))?;
+        let identity = Identity::from_json(&content.identity)?;
+        let is_same = content.ca_hash == self.ca_hash
+            && content.agreed == self.agreed
+            && identity.ca_hash()? == self.ca_hash;
+        if is_same {
+            return Ok(identity);
+        }
+        Err(refused(
+            &"the readable part of the cluster's record was changed",
+        ))
+    }
+}
+
+/// Makes sure that this server may serve what is in the store, and has the cluster's keys. Only a
+/// store that several servers can share needs it.
+pub async fn ensure(settings: &Settings, role: Role, storage: &Storage) -> Result<(), Error> {
+    let Storage::Etcd(etcd) = storage else {
+        return Ok(());
+    };
+    let records = etcd.records();
+    if let Some(found) = records.get(RECORD).await? {
+        return join(settings, &Record::parse(&found)?);
+    }
+    found(settings, role, &records).await
+}
+
+/// The first server: its keys become the cluster's.
+async fn found(settings: &Settings, role: Role, records: &Records<'_>) -> Result<(), Error> {
+    let directory = settings.data_dir.join("pki");
+    let was_there = Identity::read(&directory)?.is_some();
+    // On disk before it is in etcd: a crash in between loses nothing.
+    Pki::ensure(&directory, &names(settings, role, host::addresses()))?;
+    let identity = Identity::read(&directory)?
+        .ok_or_else(|| Error::NotAServer("the cluster's keys were removed meanwhile".into()))?;
+    let kept = ServerToken::read(&settings.data_dir)?;
+    let token = settings.server_token.clone().or(kept);
+    let token = token.unwrap_or_else(ServerToken::random);
+    token.write(&settings.data_dir)?;
+    let record = Record::new(Agreed::new(settings), &identity, &token)?;
+    let bytes = serde_json::to_vec(&record).unwrap_or_default();
+    // An error may hide a success: what is there decides.
+    let created = records.create(RECORD, bytes).await;
+    let found = records.get(RECORD).await?;
+    let found = match (created, found) {
+        (_, Some(found)) => Record::parse(&found)?,
+        (Err(error), None) => return Err(error.into()),
+        (Ok(_), None) => return Err(Error::NotAServer("the cluster's record is gone".into())),
+    };
+    if found.ca_hash == record.ca_hash {
+        tracing::info!(ca = record.ca_hash, "founded the cluster in etcd");
+        return Ok(());
+    }
+    // Another server was quicker. Keys that were made for nothing must not stay.
+    if !was_there {
+        Identity::remove(&directory)?;
+        let _ = std::fs::remove_file(directory.join(TOKEN_FILE));
+    }
+    join(settings, &found)
+}
+
+/// One more server, or one that comes back.
+fn join(settings: &Settings, record: &Record) -> Result<(), Error> {
+    let directory = settings.data_dir.join("pki");
+    if let Some(own) = Identity::read(&directory)? {
+        let own = own.ca_hash()?;
+        if own != record.ca_hash {
+            let theirs = &record.ca_hash;
+            return Err(Error::NotAServer(format!(
+                "etcd holds another cluster: its authority is {theirs}, and the one in {} is {own}; \
+                 use another etcd, or another --data-dir to join that cluster with --server-token",
+                directory.display()
+            )));
+        }
+        record.agreed.check(&Agreed::new(settings))?;
+        if let Some(token) = &settings.server_token {
+            record.open(token)?;
+            token.write(&settings.data_dir)?;
+        }
+        return Ok(());
+    }
+    let Some(token) = &settings.server_token else {
+        return Err(Error::NotAServer(format!(
+            "etcd holds a cluster already (authority {}), and this server is none of its servers; \
+             to become one, start with --server-token (`mainstay token server` on a server prints it)",
+            record.ca_hash
+        )));
+    };
+    record.agreed.check(&Agreed::new(settings))?;
+    let identity = record.open(token)?;
+    identity.install(&directory)?;
+    token.write(&settings.data_dir)?;
+    tracing::info!(
+        ca = record.ca_hash,
+        "joined the cluster in etcd as a server"
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Options;
+
+    fn settings(directory: &Path, token: Option<&ServerToken>) -> Settings {
+        Settings::resolve(Options {
+            data_dir: Some(directory.to_owned()),
+            node_name: Some("n".into()),
+            node_ip: "192.0.2.1".parse().ok(),
+            store: Some(crate::options::StoreKind::Etcd),
+            etcd_endpoints: Some(vec!["http://a:1".into()]),
+            server_token: token.cloned(),
+            ..Options::default()
+        })
+        .unwrap()
+    }
+
+    fn record(directory: &Path, token: &ServerToken) -> Record {
+        let settings = settings(directory, None);
+        let names = names(&settings, Role::Server, Vec::new());
+        Pki::ensure(&directory.join("pki"), &names).unwrap();
+        let identity = Identity::read(&directory.join("pki")).unwrap().unwrap();
+        Record::new(Agreed::new(&settings), &identity, token).unwrap()
+    }
+
+    #[test]
+    fn a_server_joins_with_the_token_and_no_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let (one, two) = (directory.path().join("one"), directory.path().join("two"));
+        let token = ServerToken::random();
+        let record = record(&one, &token);
+        let stored = serde_json::to_string(&record).unwrap();
+        assert!(!stored.contains("PRIVATE") && !stored.contains(token.reveal()));
+        let refused = join(&settings(&two, None), &record).unwrap_err();
+        assert!(refused.to_string().contains("--server-token"), "{refused}");
+        let other = ServerToken::random();
+        let refused = join(&settings(&two, Some(&other)), &record).unwrap_err();
+        assert!(refused.to_string().starts_with("--server-token: "));
+        join(&settings(&two, Some(&token)), &record).unwrap();
+        let keys = |dir: &Path| Identity::read(&dir.join("pki")).unwrap();
+        assert_eq!(keys(&one), keys(&two));
+        assert_eq!(ServerToken::read(&two).unwrap(), Some(token));
+        // From then on it is one of them.
+        join(&settings(&two, None), &record).unwrap();
+    }
+
+    #[test]
+    fn other_keys_other_settings_and_a_changed_record_are_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let (one, two) = (directory.path().join("one"), directory.path().join("two"));
+        let token = ServerToken::random();
+        let mut record = record(&one, &token);
+        let names = names(&settings(&two, None), Role::Server, Vec::new());
+        Pki::ensure(&two.join("pki"), &names).unwrap();
+        let refused = join(&settings(&two, Some(&token)), &record).unwrap_err();
+        assert!(refused.to_string().contains("another cluster"), "{refused}");
+        let mut differs = settings(&one, None);
+        differs.cluster_domain = "other.local".into();
+        let refused = join(&differs, &record).unwrap_err().to_string();
+        assert!(refused.starts_with("--cluster-domain: "), "{refused}");
+        record.agreed.cluster_domain = "other.local".into();
+        let refused = record.open(&token).unwrap_err().to_string();
+        assert!(refused.contains("was changed"), "{refused}");
+    }
+
+    #[test]
+    fn a_token_of_nodes_is_not_a_server_token() {
+        let parsed = "abcdef.0123456789abcdef".parse::<ServerToken>();
+        assert!(parsed.unwrap_err().contains("mainstay token server"));
+        let token = ServerToken::random();
+        assert_eq!(token.reveal().parse().as_ref(), Ok(&token));
+        assert!(!format!("{token:?}").contains(token.reveal()));
+    }
+}
