@@ -49,6 +49,7 @@ pub fn assemble(
     let config = apiserver::Config {
         listen,
         advertise: listen,
+        server_name: None,
         tls: pki.apiserver_config()?,
         kubelet_tls: Some(Arc::new(pki.client_config(Leaf::ApiserverKubeletClient)?)),
         service_cidrs,

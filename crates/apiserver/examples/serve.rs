@@ -23,6 +23,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let config = Config {
         listen,
         advertise: listen,
+        server_name: None,
         tls: pki.apiserver_config()?,
         kubelet_tls: None,
         service_cidrs: vec![("10.43.0.0".parse()?, 16)],

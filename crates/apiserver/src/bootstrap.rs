@@ -1,7 +1,12 @@
 //! The objects that every cluster has from its first moment, and the ones that lead to this server,
 //! which are put right when somebody changes them.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use machinery::json::{Key, json};
 use machinery::{Object, Status, Value};
@@ -10,8 +15,9 @@ use store::Freshness;
 use crate::{
     Resource, User,
     admission::{Effects, RequestOptions},
-    convert, failure, meta,
+    convert, failure, identity, meta,
     pipeline::Core,
+    servers::{LOOK_EVERY, Servers},
     user,
     write::{self, Write},
 };
@@ -26,8 +32,9 @@ struct Wanted {
     object: Value,
 }
 
-/// Makes what is missing. Fails only when the store does.
-pub(crate) async fn ensure(core: &Arc<Core>) -> Result<(), Status> {
+/// Makes what is missing, and leads the `kubernetes` Service to these servers. Fails only when the
+/// store does.
+pub(crate) async fn ensure(core: &Arc<Core>, servers: &BTreeSet<SocketAddr>) -> Result<(), Status> {
     for name in NAMESPACES {
         let object = json!({
             "metadata": {"name": name, "labels": {"kubernetes.io/metadata.name": name}},
@@ -48,7 +55,23 @@ pub(crate) async fn ensure(core: &Arc<Core>) -> Result<(), Status> {
     create(core, token_tracking(core)).await?;
     settle(core, authentication(core), AUTHENTICATION).await?;
     ready_range(core).await?;
-    repair(core).await
+    repair(core, servers).await
+}
+
+/// The servers that live: this one, and others over the same store.
+pub(crate) async fn living(core: &Arc<Core>, servers: &Servers) -> BTreeSet<SocketAddr> {
+    let own = core.config.advertise;
+    let port = core.port.get().copied().unwrap_or(own.port());
+    let mut living = BTreeSet::from([SocketAddr::new(own.ip(), port)]);
+    if core.config.server_name.is_some() {
+        match identity::leases(core).await {
+            Ok(leases) => living.extend(servers.living(&leases, core.config.clock.now())),
+            Err(why) => tracing::warn!(why, "the leases of other servers cannot be read"),
+        }
+    }
+    // One slice has addresses of one family, and one port for all of them.
+    living.retain(|address| address.is_ipv4() == own.is_ipv4() && address.port() == port);
+    living
 }
 
 /// Since when the use of tokens in Secrets is written down.
@@ -129,11 +152,27 @@ async fn ready_range(core: &Arc<Core>) -> Result<(), Status> {
 }
 
 /// Keeps the way to this server right for as long as it runs.
-pub(crate) async fn keep(core: Arc<Core>) {
+pub(crate) async fn keep(core: Arc<Core>, servers: Servers, mut known: BTreeSet<SocketAddr>) {
+    let every = match core.config.server_name {
+        Some(_) => LOOK_EVERY,
+        None => REPAIR_EVERY,
+    };
+    let clock = &core.config.clock;
+    let mut repaired = clock.now();
     loop {
-        core.config.clock.sleep(REPAIR_EVERY).await;
-        if let Err(status) = ensure(&core).await {
-            tracing::warn!(%status, "cannot repair the first objects");
+        clock.sleep(every).await;
+        let living = living(&core, &servers).await;
+        let now = clock.now();
+        let is_due = now.duration_since(repaired).unsigned_abs() >= REPAIR_EVERY;
+        if living == known && !is_due {
+            continue;
+        }
+        if living != known {
+            tracing::info!(servers = ?living, "the servers of the cluster have changed");
+        }
+        match ensure(&core, &living).await {
+            Ok(()) => (known, repaired) = (living, now),
+            Err(status) => tracing::warn!(%status, "cannot repair the first objects"),
         }
     }
 }
@@ -170,7 +209,7 @@ fn fixed(core: &Core) -> Vec<Wanted> {
 }
 
 /// The Service `kubernetes` and what is behind it.
-async fn repair(core: &Arc<Core>) -> Result<(), Status> {
+async fn repair(core: &Arc<Core>, servers: &BTreeSet<SocketAddr>) -> Result<(), Status> {
     let advertise = core.config.advertise;
     let port = core.port.get().copied().unwrap_or(advertise.port());
     let Some((base, _)) = core.config.service_cidrs.first() else {
@@ -201,14 +240,17 @@ async fn repair(core: &Arc<Core>) -> Result<(), Status> {
         // An address of this machine alone is nobody else's way to it.
         return Ok(());
     }
-    let address = advertise.ip().to_string();
+    let ips: Vec<String> = servers.iter().map(|one| one.ip().to_string()).collect();
+    let addresses: Vec<Value> = ips.iter().map(|ip| json!({"ip": ip})).collect();
+    let endpoint = |ip: &String| json!({"addresses": [ip], "conditions": {"ready": true}});
+    let each: Vec<Value> = ips.iter().map(endpoint).collect();
     let endpoints = json!({
         "metadata": {
             "name": "kubernetes", "namespace": "default",
             "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"},
         },
         "subsets": [{
-            "addresses": [{"ip": address}],
+            "addresses": addresses,
             "ports": [{"name": "https", "port": port, "protocol": "TCP"}],
         }],
     });
@@ -229,7 +271,7 @@ async fn repair(core: &Arc<Core>) -> Result<(), Status> {
             "labels": {"kubernetes.io/service-name": "kubernetes"},
         },
         "addressType": family,
-        "endpoints": [{"addresses": [address], "conditions": {"ready": true}}],
+        "endpoints": each,
         "ports": [{"name": "https", "port": port, "protocol": "TCP"}],
     });
     let wanted = Wanted {
@@ -259,6 +301,7 @@ fn write(core: &Arc<Core>, resource: Arc<Resource>, object: &Value) -> Write {
         core: core.clone(),
         user: Arc::new(User::new("system:apiserver", [user::MASTERS])),
         peer: None,
+        fence: None,
         namespace: if resource.namespaced() {
             text("namespace")
         } else {

@@ -20,6 +20,9 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Where others reach it: the endpoint of the `kubernetes` Service.
     pub advertise: SocketAddr,
+    /// The name of this server when there may be others over the same store: the `kubernetes` Service
+    /// leads to all of them. Without one this server is alone.
+    pub server_name: Option<String>,
     /// The serving certificate, and the client CA in its verifier.
     pub tls: Arc<rustls::ServerConfig>,
     /// How kubelets and backends behind proxies are called: the client certificate of the API

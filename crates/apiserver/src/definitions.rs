@@ -279,6 +279,7 @@ fn write(core: &Arc<Core>, resource: Arc<Resource>, namespace: &str, name: &str)
         core: core.clone(),
         user: Arc::new(User::new("system:apiserver", [user::MASTERS])),
         peer: None,
+        fence: None,
         resource,
         namespace: namespace.to_owned(),
         name: name.to_owned(),

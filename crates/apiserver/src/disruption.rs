@@ -90,6 +90,7 @@ fn of_budget(write: &Write, budgets: Arc<Resource>, name: &str) -> Write {
         core: write.core.clone(),
         user: write.user.clone(),
         peer: None,
+        fence: write.fence.clone(),
         resource: budgets,
         namespace: write.namespace.clone(),
         name: name.to_owned(),

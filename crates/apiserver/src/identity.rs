@@ -10,7 +10,7 @@ use machinery::{Object, Value};
 use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
 
-use crate::{LocalService, User, pipeline::Core, started::Part, user};
+use crate::{LocalService, User, pipeline::Core, servers, started::Part, user};
 use request::Client;
 
 const PATH: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
@@ -19,7 +19,7 @@ const MANAGER: &str = "kube-apiserver";
 /// Says whose lease it is.
 const IDENTITY: &str = "apiserver.kubernetes.io/identity";
 const HOSTNAME: &str = "kubernetes.io/hostname";
-const ADDRESS: &str = "kubernetes.io/peer-advertise-address";
+pub(crate) const ADDRESS: &str = "kubernetes.io/peer-advertise-address";
 /// How long it holds, in seconds.
 const LASTS: i64 = 3600;
 const RENEW_EVERY: Duration = Duration::from_secs(10);
@@ -37,7 +37,13 @@ pub(crate) async fn keep(core: Arc<Core>, stopping: CancellationToken) {
     }
     let writer = User::new("system:apiserver", [user::MASTERS]);
     let api = LocalService::new(core.clone(), writer);
-    let mine = Identity::new(&hostname(), core.config.advertise.to_string());
+    let name = core.config.server_name.clone();
+    let every = match name {
+        Some(_) => servers::RENEW_EVERY,
+        None => RENEW_EVERY,
+    };
+    let name = name.unwrap_or_else(hostname);
+    let mine = Identity::new(&name, core.config.advertise.to_string());
     let clock = &core.config.clock;
     // What an earlier run left says nothing about this one.
     report(mine.delete(&api).await);
@@ -54,7 +60,7 @@ pub(crate) async fn keep(core: Arc<Core>, stopping: CancellationToken) {
             looked = Some(now);
         }
         tokio::select! {
-            () = clock.sleep(RENEW_EVERY) => {}
+            () = clock.sleep(every) => {}
             () = stopping.cancelled() => break,
         }
     }
@@ -81,9 +87,10 @@ struct Identity {
 }
 
 impl Identity {
-    fn new(hostname: &str, address: String) -> Self {
+    /// `name` tells it from other servers.
+    fn new(name: &str, address: String) -> Self {
         let mut hash = Sha256::new();
-        for part in [hostname, MANAGER] {
+        for part in [name, MANAGER] {
             let length = u16::try_from(part.len()).unwrap_or(u16::MAX);
             hash.update(length.to_be_bytes());
             hash.update(part);
@@ -92,7 +99,7 @@ impl Identity {
         Self {
             holder: format!("{name}_{}", uuid::Uuid::new_v4()),
             name,
-            hostname: hostname.to_owned(),
+            hostname: hostname(),
             address,
         }
     }
@@ -147,12 +154,23 @@ fn judge(status: StatusCode, answer: &Object) -> Result<(), String> {
     }
 }
 
-/// Deletes the leases of servers that have not been heard of for too long.
-async fn clear(api: &LocalService, now: Timestamp) -> Result<(), String> {
+/// The leases of all API servers.
+pub(crate) async fn leases(core: &Arc<Core>) -> Result<Vec<Value>, String> {
+    let reader = User::new("system:apiserver", [user::MASTERS]);
+    let api = LocalService::new(core.clone(), reader);
+    list(&api).await
+}
+
+async fn list(api: &LocalService) -> Result<Vec<Value>, String> {
     let list = format!("{PATH}?labelSelector={IDENTITY}%3D{MANAGER}");
     let (status, list) = api.ask(Method::GET, &list, None).await?;
     judge(status, &list)?;
-    for lease in tree::list(tree::get(&list, "items")) {
+    Ok(tree::list(tree::get(&list, "items")).to_vec())
+}
+
+/// Deletes the leases of servers that have not been heard of for too long.
+async fn clear(api: &LocalService, now: Timestamp) -> Result<(), String> {
+    for lease in list(api).await? {
         if is_over(&lease["spec"], now) {
             delete(api, tree::text(&lease["metadata"]["name"])).await?;
         }

@@ -34,6 +34,7 @@ mod proxy;
 mod selection;
 mod sending;
 mod server;
+mod servers;
 mod slices;
 mod started;
 #[cfg(test)]
@@ -51,6 +52,7 @@ pub use registry::{
 };
 pub use request::{Body, RequestInfo, ResourceRequest, User};
 pub use server::ApiServer;
+pub use write::Fence;
 
 use registry::{failure, meta};
 use request::{query, respond, user, yaml};

@@ -20,15 +20,15 @@ use tower::ServiceExt;
 
 use crate::{
     Body, User,
-    pipeline::{Caller, Core},
+    pipeline::{Caller, Core, Known},
+    write::Fence,
 };
 
 /// A client's connection as one user.
 #[derive(Clone)]
 pub struct LocalService {
     core: Arc<Core>,
-    user: Arc<User>,
-    node_address: Option<IpAddr>,
+    known: Known,
     agent: Option<HeaderValue>,
 }
 
@@ -36,8 +36,11 @@ impl LocalService {
     pub(crate) fn new(core: Arc<Core>, user: User) -> Self {
         Self {
             core,
-            user: Arc::new(user),
-            node_address: None,
+            known: Known {
+                user: Arc::new(user),
+                node_address: None,
+                fence: None,
+            },
             agent: None,
         }
     }
@@ -51,7 +54,13 @@ impl LocalService {
 
     /// The client is the kubelet of a node that runs in this process, at this address.
     pub fn of_node(mut self, address: IpAddr) -> Self {
-        self.node_address = Some(address);
+        self.known.node_address = Some(address);
+        self
+    }
+
+    /// The client is a leader: nothing that it writes is committed after its term.
+    pub fn fenced_by(mut self, fence: Fence) -> Self {
+        self.known.fence = Some(Arc::new(fence));
         self
     }
 }
@@ -109,7 +118,7 @@ where
             headers.entry(header::USER_AGENT).or_insert_with(agent);
         }
         let core = self.core.clone();
-        let caller = Caller::Known(self.user.clone(), self.node_address);
+        let caller = Caller::Known(self.known.clone());
         let request = request
             .map(|body| (!body.is_end_stream()).then(|| body.map_err(Into::into).boxed_unsync()));
         let method = request.method().clone();

@@ -40,7 +40,7 @@ use crate::{
 
 pub(crate) use self::{
     arrival::RequestBody,
-    caller::{Caller, Connection},
+    caller::{Caller, Connection, Known},
     core::Core,
     dispatch::Request,
 };

@@ -9,7 +9,7 @@ use tracing::{debug, info};
 
 use crate::{
     Config, Error, LocalService, Registry, Store, User, admission, api_services, bootstrap,
-    connection, definitions, identity, pipeline::Core, started::Part, token_uses,
+    connection, definitions, identity, pipeline::Core, servers::Servers, started::Part, token_uses,
 };
 
 /// The API server.
@@ -62,7 +62,9 @@ impl ApiServer {
         let done = |part| self.core.started.finish(part);
         self.start_plugins(&context);
         done(Part::Plugins);
-        bootstrap::ensure(&self.core)
+        let servers = Servers::default();
+        let living = bootstrap::living(&self.core, &servers).await;
+        bootstrap::ensure(&self.core, &living)
             .await
             .map_err(Error::Bootstrap)?;
         done(Part::Objects);
@@ -91,7 +93,10 @@ impl ApiServer {
         let uses = self.core.access.legacy_uses.clone();
         let track = token_uses::track(self.core.clone(), uses);
         context.spawn("legacy-token-tracking", track);
-        context.spawn("bootstrap", bootstrap::keep(self.core.clone()));
+        context.spawn(
+            "bootstrap",
+            bootstrap::keep(self.core.clone(), servers, living),
+        );
         context.spawn("api-services", api_services::keep(self.core.clone()));
         let identity = identity::keep(self.core.clone(), context.token());
         context.spawn_draining("identity", identity);

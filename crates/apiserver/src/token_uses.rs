@@ -33,6 +33,7 @@ async fn label(core: &Arc<Core>, namespace: &str, name: &str, uid: &str) -> Resu
         core: core.clone(),
         user: Arc::new(User::new("system:apiserver", [user::MASTERS])),
         peer: None,
+        fence: None,
         resource,
         namespace: namespace.to_owned(),
         name: name.to_owned(),

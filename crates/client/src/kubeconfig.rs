@@ -9,7 +9,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use rustls::{ClientConfig, RootCertStore, crypto::ring};
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, transport::Options};
+use crate::{Error, servers::Servers, transport::Options};
 
 /// A kubeconfig, as far as clients need it.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -57,6 +57,30 @@ pub struct Cluster {
     /// Accept any certificate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub insecure_skip_tls_verify: Option<bool>,
+    /// What else is said of it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub extensions: Vec<Extension>,
+}
+
+/// A named extension of a cluster.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Extension {
+    /// Its name.
+    pub name: String,
+    /// Its content.
+    pub extension: serde_json::Value,
+}
+
+impl Cluster {
+    /// The cluster's servers, when its kubeconfig lists several.
+    pub fn servers(&self) -> Option<Servers> {
+        let mut extensions = self.extensions.iter();
+        let found = extensions.find(|one| one.name == pki::SERVERS_EXTENSION)?;
+        let servers = found.extension["servers"].as_array()?;
+        let servers: Vec<&str> = servers.iter().filter_map(|url| url.as_str()).collect();
+        (!servers.is_empty()).then(|| Servers::new(&servers))
+    }
 }
 
 /// An identity and its name.
@@ -159,6 +183,7 @@ impl Kubeconfig {
             token: self.token(user)?,
             server_name: cluster.tls_server_name.clone(),
             namespace: context.namespace.clone(),
+            servers: cluster.servers(),
             ..Options::default()
         };
         let mut tls = self.tls(cluster, user)?;

@@ -8,6 +8,7 @@ mod api;
 pub mod informer;
 pub mod kubeconfig;
 pub mod lenient;
+mod servers;
 mod transport;
 
 use std::path::PathBuf;
@@ -21,6 +22,7 @@ pub use api::Api;
 pub use informer::{Event, Informer, Subscription};
 pub use kube;
 pub use kubeconfig::Kubeconfig;
+pub use servers::Servers;
 pub use transport::{Options, https};
 
 /// Why a client could not be made.

@@ -29,13 +29,15 @@ use tokio::{net::TcpStream, sync::watch};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tower::{BoxError, ServiceExt};
 
-use crate::Error;
+use crate::{Error, servers::Servers};
 
 /// What a client calls itself that says nothing else.
 const AGENT: &str = concat!("mainstay/", env!("CARGO_PKG_VERSION"));
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// A peer that vanished without closing is noticed after this long, watches included.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// The same, and how long a connection may take, where there are other servers.
+const SOON: Duration = Duration::from_secs(1);
 
 /// How requests reach one server.
 #[derive(Clone, Default)]
@@ -51,6 +53,8 @@ pub struct Options {
     pub renewals: Option<watch::Receiver<u64>>,
     /// Sent with every request, such as whom to impersonate.
     pub headers: HeaderMap,
+    /// Other servers of the same cluster: when one does not answer, the next is asked.
+    pub servers: Option<Servers>,
     /// `http://HOST:PORT` of a proxy that connections go through.
     pub proxy: Option<String>,
     /// Accept `http://` servers: for a person's tools only, never for a component.
@@ -63,6 +67,7 @@ pub fn https(server: &str, tls: ClientConfig, options: Options) -> Result<kube::
     base.headers = options.headers;
     let mut connector = Connect::new(tls, options.server_name)?;
     connector.proxy = options.proxy.as_deref().map(proxy_address).transpose()?;
+    connector.servers = options.servers;
     let pool = Pool {
         http: open_pool(connector.clone()),
         connector,
@@ -78,10 +83,15 @@ pub fn https(server: &str, tls: ClientConfig, options: Options) -> Result<kube::
 type Http = Client<Connect, Body>;
 
 fn open_pool(connector: Connect) -> Http {
+    // A server that vanished is left soon where there is another one to go to.
+    let patience = match connector.servers {
+        Some(_) => SOON,
+        None => KEEP_ALIVE,
+    };
     Client::builder(TokioExecutor::new())
         .timer(TokioTimer::new())
-        .http2_keep_alive_interval(KEEP_ALIVE)
-        .http2_keep_alive_timeout(KEEP_ALIVE)
+        .http2_keep_alive_interval(patience)
+        .http2_keep_alive_timeout(patience)
         .build(connector)
 }
 
@@ -190,6 +200,7 @@ struct Connect {
     server_name: Option<ServerName<'static>>,
     /// Host and port of a proxy.
     proxy: Option<(String, u16)>,
+    servers: Option<Servers>,
 }
 
 impl Connect {
@@ -203,10 +214,34 @@ impl Connect {
             tls: TlsConnector::from(Arc::new(tls)),
             server_name,
             proxy: None,
+            servers: None,
         })
     }
 
+    /// A connection to the server that the address names, or to another one of the cluster.
     async fn open(self, uri: Uri) -> Result<Stream, BoxError> {
+        let Some(servers) = self.servers.clone() else {
+            return self.open_one(uri, CONNECT_TIMEOUT).await;
+        };
+        let candidates = servers.candidates(&uri);
+        let patience = match candidates.len() {
+            1 => CONNECT_TIMEOUT,
+            _ => SOON,
+        };
+        let mut last = None;
+        for candidate in candidates {
+            match self.clone().open_one(candidate.clone(), patience).await {
+                Ok(stream) => {
+                    servers.prefer(&candidate);
+                    return Ok(stream);
+                }
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| "no server is known".into()))
+    }
+
+    async fn open_one(self, uri: Uri, patience: Duration) -> Result<Stream, BoxError> {
         let host = uri.host().ok_or("the address names no host")?;
         let host = host
             .trim_start_matches('[')
@@ -218,9 +253,9 @@ impl Connect {
             .unwrap_or(if is_plaintext { 80 } else { 443 });
         let (near, near_port) = self.proxy.clone().unwrap_or_else(|| (host.clone(), port));
         let address = SocketAddr::new(resolve(&near).await?, near_port);
-        let mut tcp = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(address))
+        let mut tcp = tokio::time::timeout(patience, TcpStream::connect(address))
             .await
-            .map_err(|_| format!("no connection to {address} within {CONNECT_TIMEOUT:?}"))??;
+            .map_err(|_| format!("no connection to {address} within {patience:?}"))??;
         tcp.set_nodelay(true)?;
         if self.proxy.is_some() {
             tunnel(&mut tcp, &host, port).await?;
@@ -232,9 +267,9 @@ impl Connect {
             Some(name) => name,
             None => ServerName::try_from(host)?,
         };
-        let tls = tokio::time::timeout(CONNECT_TIMEOUT, self.tls.connect(name, tcp))
+        let tls = tokio::time::timeout(patience, self.tls.connect(name, tcp))
             .await
-            .map_err(|_| format!("no TLS handshake with {address} within {CONNECT_TIMEOUT:?}"))??;
+            .map_err(|_| format!("no TLS handshake with {address} within {patience:?}"))??;
         Ok(Stream::Tls(Box::new(TokioIo::new(tls))))
     }
 }

@@ -16,6 +16,19 @@ impl InProcess {
         client::in_process(self.0.connect(user).agent(agent))
     }
 
+    /// A client of a leader: nothing that it writes is committed after its term.
+    pub fn fenced(&self, user: User, fence: &reconcile::election::Fence) -> kube::Client {
+        let agent = agent(&user.name);
+        let service = self.0.connect(user).agent(agent);
+        let lease = apiserver::Fence::lease(&fence.namespace, &fence.name, &fence.resource_version);
+        // A version that is no number is none that a store of ours gave: nothing may be written then.
+        let never = || apiserver::Fence::lease(&fence.namespace, &fence.name, "0");
+        match lease.or_else(never) {
+            Some(fence) => client::in_process(service.fenced_by(fence)),
+            None => client::fenced(&client::in_process(service), || false),
+        }
+    }
+
     /// A client for the kubelet of this machine's node.
     pub fn as_node(&self, name: &str, address: IpAddr) -> kube::Client {
         let user = user(&format!("system:node:{name}"));
@@ -44,7 +57,7 @@ fn agent(user: &str) -> &'static str {
 }
 
 /// A component's name with the groups that belong to it.
-fn user(name: &str) -> User {
+pub(crate) fn user(name: &str) -> User {
     let account = name
         .strip_prefix("system:serviceaccount:")
         .and_then(|rest| rest.split_once(':'));

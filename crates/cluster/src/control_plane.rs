@@ -10,6 +10,7 @@ use std::{
 use apiserver::{ObjectCodec, Registry, User};
 use client::kube;
 use lifecycle::{Health, Service};
+use parking_lot::Mutex;
 use pki::{Leaf, Pki};
 use stdx::SystemClock;
 
@@ -19,7 +20,9 @@ use crate::{
     addresses::{Addresses, names},
     backup::Backups,
     connector::InProcess,
+    elected::{self, Elected, Term},
     founding, host,
+    known_servers::KnownServers,
     storage::Storage,
 };
 
@@ -71,20 +74,14 @@ impl ControlPlane {
                 cluster_info: pki.cluster_info(&settings.server_url()),
             }),
         ];
-        if settings.runs(Part::Controllers) {
-            let config = controllers::Config {
-                cluster_ca: pki.ca().pem().to_owned(),
-                cluster_cidr: settings.cluster_cidr.to_string(),
-                node_cidr_mask: settings.node_cidr_mask,
-                authority: Some(controllers::Authority(pki.clone())),
-                load_balancer: load_balancer(settings),
-                disabled: disabled_controllers(settings),
-            };
-            services.push(Arc::new(config.build(Arc::new(connector.clone()))));
-        }
-        if settings.runs(Part::Scheduler) {
-            let client = connector.as_user(User::new("system:kube-scheduler", [""; 0]));
-            services.push(Arc::new(scheduler::Config::new(client).build()));
+        services.extend(singletons(settings, &pki, &connector)?);
+        if settings.server_name()?.is_some() {
+            let kubeconfigs = pki.clone();
+            services.push(Arc::new(KnownServers {
+                client: admin.clone(),
+                changed: Box::new(move |servers| Ok(kubeconfigs.set_servers(servers)?)),
+                after: &["apiserver"],
+            }));
         }
         Ok(Self {
             services,
@@ -94,6 +91,60 @@ impl ControlPlane {
             admin,
         })
     }
+}
+
+/// The parts that run once in a cluster: on the one server of an embedded store, or on the elected one
+/// of several.
+fn singletons(
+    settings: &Settings,
+    pki: &Arc<Pki>,
+    connector: &InProcess,
+) -> Result<Vec<Arc<dyn Service>>, Error> {
+    let controllers = controllers::Config {
+        cluster_ca: pki.ca().pem().to_owned(),
+        cluster_cidr: settings.cluster_cidr.to_string(),
+        node_cidr_mask: settings.node_cidr_mask,
+        authority: Some(controllers::Authority(pki.clone())),
+        load_balancer: load_balancer(settings),
+        disabled: disabled_controllers(settings),
+    };
+    let scheduler_user = || User::new("system:kube-scheduler", [""; 0]);
+    let mut services: Vec<Arc<dyn Service>> = Vec::new();
+    let Some(server) = settings.server_name()? else {
+        if settings.runs(Part::Controllers) {
+            services.push(Arc::new(controllers.build(Arc::new(connector.clone()))));
+        }
+        if settings.runs(Part::Scheduler) {
+            let client = connector.as_user(scheduler_user());
+            services.push(Arc::new(scheduler::Config::new(client).build()));
+        }
+        return Ok(services);
+    };
+    let elected = |name, lease, user: User, build: Box<elected::Build>| Elected {
+        name,
+        lease,
+        identity: server.clone(),
+        user,
+        connector: connector.clone(),
+        build,
+        current: Mutex::default(),
+    };
+    if settings.runs(Part::Controllers) {
+        let user = User::new("system:kube-controller-manager", [""; 0]);
+        let build = move |term| Arc::new(controllers.clone().build(Arc::new(term))) as _;
+        let lease = "kube-controller-manager";
+        let part = elected("controllers", lease, user, Box::new(build));
+        services.push(Arc::new(part));
+    }
+    if settings.runs(Part::Scheduler) {
+        let build = move |term: Term| {
+            Arc::new(scheduler::Config::new(term.as_user(scheduler_user())).build()) as _
+        };
+        let user = scheduler_user();
+        let part = elected("scheduler", "kube-scheduler", user, Box::new(build));
+        services.push(Arc::new(part));
+    }
+    Ok(services)
 }
 
 /// Ports that nodes need themselves are never led away to a Service.
@@ -127,6 +178,7 @@ fn write_kubeconfigs(settings: &Settings, role: Role, pki: &Pki) -> Result<(), E
             leaf,
             path: path.to_owned(),
             server: settings.server_url(),
+            servers: Vec::new(),
         })
     };
     write(Leaf::Admin, &settings.data_dir.join("admin.kubeconfig"))?;
@@ -157,6 +209,7 @@ fn apiserver_config(
     Ok(apiserver::Config {
         listen: SocketAddr::new(any, settings.https_port),
         advertise: SocketAddr::new(settings.advertise_address, settings.https_port),
+        server_name: settings.server_name()?,
         tls: pki.apiserver_config()?,
         kubelet_tls: Some(Arc::new(pki.client_config(Leaf::ApiserverKubeletClient)?)),
         service_cidrs: vec![(services.network(), services.prefix_len())],

@@ -18,6 +18,9 @@ pub struct Marker {
     pub version: u32,
     /// An embedded store was made here: from then on its absence is a loss.
     pub store: bool,
+    /// This server among all of a cluster, for as long as the directory lasts.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub server: String,
 }
 
 impl Marker {
@@ -64,6 +67,19 @@ impl Marker {
     }
 }
 
+/// The name of the server in this directory among all of its cluster; made when it is first asked for.
+pub fn server_id(data_dir: &Path) -> Result<String, Error> {
+    let fresh = format!("{:016x}", rand::random::<u64>());
+    let mut id = String::new();
+    Marker::update(data_dir, |marker| {
+        if marker.server.is_empty() {
+            marker.server = fresh;
+        }
+        id.clone_from(&marker.server);
+    })?;
+    Ok(id)
+}
+
 /// Whether an entry of a data directory is one that we make.
 pub fn is_ours(name: &str) -> bool {
     const ENTRIES: &[&str] = &[
@@ -98,6 +114,8 @@ mod tests {
         assert_eq!(Marker::read(directory.path()).unwrap(), None);
         Marker::update(directory.path(), |_| {}).unwrap();
         Marker::update(directory.path(), |marker| marker.store = true).unwrap();
+        let server = server_id(directory.path()).unwrap();
+        assert_eq!(server_id(directory.path()).unwrap(), server);
         let marker = Marker::read(directory.path()).unwrap().unwrap();
         assert!(marker.store && marker.version == 1);
         fs::write(directory.path().join(FILE), "{").unwrap();

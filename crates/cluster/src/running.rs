@@ -13,6 +13,7 @@ use crate::{
     Error, Role, Settings,
     agent::{self, Certificates, Join},
     control_plane::ControlPlane,
+    known_servers::KnownServers,
     lock::DataLock,
     marker::Marker,
     networks,
@@ -121,6 +122,11 @@ impl Running {
         let node = Node::joined(&membership)?;
         let viewer = node.kubelet_client.clone();
         let mut services = node.services(&settings)?;
+        services.push(Arc::new(KnownServers {
+            client: node.proxy_client.clone(),
+            changed: agent::follow_servers(&settings, &membership),
+            after: &[],
+        }));
         services.push(Arc::new(Certificates {
             settings: settings.clone(),
             client: viewer.clone(),

@@ -112,6 +112,15 @@ pub fn state_dir(id: &str) -> PathBuf {
 }
 
 impl Settings {
+    /// The name of this server, when its store can be shared with others.
+    pub fn server_name(&self) -> Result<Option<String>, Error> {
+        if self.storage == storage::Config::Embedded {
+            return Ok(None);
+        }
+        let id = crate::marker::server_id(&self.data_dir)?;
+        Ok(Some(format!("{}_{id}", self.node_name)))
+    }
+
     /// Fills in defaults, asks the machine where needed, and refuses what cannot work.
     pub fn resolve(options: Options) -> Result<Self, Error> {
         let data_dir = data_dir(&options)?;

@@ -48,6 +48,23 @@ impl Context {
         )
     }
 
+    /// A part of this run that may end before it: it hears this run's shutdown and has one of its own,
+    /// and owns its tasks. End it with [`Context::end`].
+    pub fn part(&self) -> Self {
+        Self {
+            name: self.name,
+            shutdown: self.shutdown.child_token(),
+            state: self.state.clone(),
+            problems: self.problems.clone(),
+            tasks: TaskTracker::new(),
+        }
+    }
+
+    /// Stops the tasks of a part of a run and waits for them.
+    pub async fn end(&self) {
+        self.close().await;
+    }
+
     /// The service's name.
     pub fn name(&self) -> &'static str {
         self.name

@@ -115,10 +115,14 @@ impl Pki {
 
     /// A kubeconfig with the identity of `leaf`, as text.
     pub fn kubeconfig(&self, leaf: Leaf, server: &str) -> Result<String, Error> {
+        self.render(leaf, server, &[])
+    }
+
+    fn render(&self, leaf: Leaf, server: &str, servers: &[String]) -> Result<String, Error> {
         let issued = self.issued(leaf)?;
         let (certificate, key) = (issued.certificate_pem(), issued.key_pem());
         Ok(kubeconfig::render(
-            server,
+            (server, servers),
             leaf.file(),
             self.ca.pem(),
             &certificate,
@@ -140,8 +144,18 @@ impl Pki {
         Ok(())
     }
 
+    /// The cluster has these servers now: kubeconfigs that were written say so from here on.
+    pub fn set_servers(&self, servers: &[String]) -> Result<(), Error> {
+        let mut state = self.state.lock();
+        for config in &mut state.kubeconfigs {
+            config.servers = servers.to_vec();
+            self.write_one(config)?;
+        }
+        Ok(())
+    }
+
     fn write_one(&self, config: &Kubeconfig) -> Result<(), Error> {
-        let text = self.kubeconfig(config.leaf, &config.server)?;
+        let text = self.render(config.leaf, &config.server, &config.servers)?;
         files::write(&config.path, text.as_bytes())
     }
 

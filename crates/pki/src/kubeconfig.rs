@@ -13,6 +13,28 @@ pub struct Kubeconfig {
     pub path: PathBuf,
     /// `https://HOST:PORT`
     pub server: String,
+    /// All servers of the cluster, when there are several: our own clients go to the next when one
+    /// does not answer.
+    pub servers: Vec<String>,
+}
+
+/// The name of the extension of a cluster that lists its servers.
+pub const SERVERS_EXTENSION: &str = "mainstay.dev/servers";
+
+/// The extension, as lines of a cluster; nothing for less than two servers.
+fn extension(servers: &[String]) -> String {
+    if servers.len() < 2 {
+        return String::new();
+    }
+    let list: Vec<String> = servers.iter().map(|url| format!("{url:?}")).collect();
+    format!(
+        "    extensions:
+    - name: {SERVERS_EXTENSION}
+      extension:
+        servers: [{}]
+",
+        list.join(", ")
+    )
 }
 
 /// One cluster and no user: what anybody may know. The form is that of kubeadm's cluster-info.
@@ -34,7 +56,14 @@ users: []
 }
 
 /// One cluster, one user, one context, with everything in the file itself.
-pub(crate) fn render(server: &str, user: &str, ca: &str, certificate: &str, key: &str) -> String {
+pub(crate) fn render(
+    (server, servers): (&str, &[String]),
+    user: &str,
+    ca: &str,
+    certificate: &str,
+    key: &str,
+) -> String {
+    let extension = extension(servers);
     let ca = BASE64_STANDARD.encode(ca);
     let certificate = BASE64_STANDARD.encode(certificate);
     let key = BASE64_STANDARD.encode(key);
@@ -46,7 +75,7 @@ clusters:
   cluster:
     server: {server}
     certificate-authority-data: {ca}
-users:
+{extension}users:
 - name: {user}
   user:
     client-certificate-data: {certificate}

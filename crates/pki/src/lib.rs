@@ -29,7 +29,7 @@ pub use authority::Authority;
 pub use files::write as write_private;
 pub use identity::Identity;
 pub use jws::detached_signature;
-pub use kubeconfig::Kubeconfig;
+pub use kubeconfig::{Kubeconfig, SERVERS_EXTENSION};
 pub use leaf::{Issued, Leaf};
 pub use names::Names;
 pub use peer::{Identifier, Peer, Signer};

@@ -298,6 +298,7 @@ async fn certificates_are_renewed_under_a_running_server_after_two_thirds_of_the
         leaf: Leaf::Admin,
         path: path.clone(),
         server,
+        servers: Vec::new(),
     })
     .unwrap();
     let first = read(&path);

@@ -5,6 +5,11 @@
 //! the renew deadline, which is before others may begin, and a client that is bound to its
 //! [`Leadership`] writes nothing from then on. A holder that stops cleanly ends its work first and then
 //! releases the lease, so that the next one begins at once.
+//!
+//! A holder that was paused may look at its clock before the pause and write after it. Against that each
+//! term has a second Lease, `NAME-term`, which is written once, before the term's work begins. Its
+//! version is the term's [`Fence`]: writes that are committed under the condition that it has not
+//! changed cannot happen in a later term.
 
 use std::{future::Future, pin::pin, sync::Arc, time::Duration};
 
@@ -58,8 +63,20 @@ pub struct Leadership {
     shared: Arc<Shared>,
 }
 
+/// The Lease of a term, as it was written when the term began.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fence {
+    /// Where it is.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// What it must still have for the term to last.
+    pub resource_version: String,
+}
+
 struct Shared {
     over: CancellationToken,
+    fence: Fence,
     /// How often the lease had changed hands when this term began: later terms have higher numbers.
     term: i32,
     /// Guards until when the lease counts, as far as its last renewal says.
@@ -80,6 +97,11 @@ impl Leadership {
     /// The number of this term; each later holder's is higher.
     pub fn term(&self) -> i32 {
         self.shared.term
+    }
+
+    /// What nobody has changed as long as no later term has begun.
+    pub fn fence(&self) -> &Fence {
+        &self.shared.fence
     }
 
     /// A client whose writes are refused once leading is over.
@@ -106,19 +128,20 @@ pub enum Ended {
 
 /// Waits until this candidate leads, and does `work` until that is over. On `stop` the work hears it
 /// by [`Leadership::over`], has as long as the lease lasts to end, and the lease is released. When the
-/// lease is lost the work is dropped at once.
+/// lease is lost the work is dropped at once. `waits` hears when another candidate leads.
 pub async fn lead<W: Future<Output = ()>>(
     client: &kube::Client,
     config: &Config,
     clock: &dyn Clock,
     stop: &CancellationToken,
+    waits: impl Fn(),
     work: impl FnOnce(Leadership) -> W,
 ) -> Ended {
     let mut election = Election::new(client, config, clock);
     let leadership = tokio::select! {
         biased;
         () = stop.cancelled() => return Ended::Stopped,
-        leadership = election.acquire() => leadership,
+        leadership = election.acquire(waits) => leadership,
     };
     info!(
         lease = config.name,
@@ -208,25 +231,70 @@ impl<'a> Election<'a> {
         }
     }
 
-    async fn acquire(&mut self) -> Leadership {
+    async fn acquire(&mut self, waits: impl Fn()) -> Leadership {
         loop {
             let begun = Instant::now();
-            match self.attempt().await {
-                Ok(Some(lease)) => {
-                    let spec = lease.spec.unwrap_or_default();
-                    let shared = Shared {
-                        over: CancellationToken::new(),
-                        term: spec.lease_transitions.unwrap_or(0),
-                        until: Mutex::new(begun + self.config.renew_deadline),
-                    };
-                    return Leadership {
-                        shared: Arc::new(shared),
-                    };
-                }
+            match self.attempt_term(begun).await {
+                Ok(Some(leadership)) => return leadership,
+                Ok(None) if self.is_held_by_another() => waits(),
                 Ok(None) => {}
                 Err(error) => debug!(lease = self.config.name, %error, "cannot look at the lease"),
             }
             tokio::time::sleep(jittered(self.config.retry)).await;
+        }
+    }
+
+    /// Takes the lease and begins its term; none when another candidate has it.
+    async fn attempt_term(&mut self, begun: Instant) -> Result<Option<Leadership>, kube::Error> {
+        let Some(lease) = self.attempt().await? else {
+            return Ok(None);
+        };
+        let spec = lease.spec.unwrap_or_default();
+        let term = spec.lease_transitions.unwrap_or(0);
+        let Some(fence) = self.begin_term(term).await? else {
+            return Ok(None);
+        };
+        let shared = Shared {
+            over: CancellationToken::new(),
+            fence,
+            term,
+            until: Mutex::new(begun + self.config.renew_deadline),
+        };
+        Ok(Some(Leadership {
+            shared: Arc::new(shared),
+        }))
+    }
+
+    /// Writes the Lease of the term; none when a later term has begun, or another candidate writes it.
+    async fn begin_term(&self, term: i32) -> Result<Option<Fence>, kube::Error> {
+        let name = format!("{}-term", self.config.name);
+        let known = self.api.get_opt(&name).await?;
+        let last = known.as_ref().and_then(|lease| lease.spec.as_ref());
+        if last.and_then(|spec| spec.lease_transitions) > Some(term) {
+            return Ok(None);
+        }
+        let is_new = known.is_none();
+        let mut lease = known.unwrap_or_default();
+        lease.metadata.name = Some(name.clone());
+        lease.spec = Some(LeaseSpec {
+            holder_identity: Some(self.config.identity.clone()),
+            lease_transitions: Some(term),
+            acquire_time: Some(MicroTime(self.clock.now())),
+            ..LeaseSpec::default()
+        });
+        let params = PostParams::default();
+        let written = match is_new {
+            true => self.api.create(&params, &lease).await,
+            false => self.api.replace(&name, &params, &lease).await,
+        };
+        match written {
+            Ok(written) => Ok(Some(Fence {
+                namespace: self.config.namespace.clone(),
+                name,
+                resource_version: written.metadata.resource_version.unwrap_or_default(),
+            })),
+            Err(kube::Error::Api(status)) if status.code == 409 => Ok(None),
+            Err(error) => Err(error),
         }
     }
 
@@ -399,10 +467,11 @@ mod tests {
         assert_eq!(decide(Some(&lease("other")), "me", old), Step::TakeOver);
     }
 
-    /// One Lease with versions, behind clients that can be cut off.
+    /// Two Leases with versions, behind clients that can be cut off.
     #[derive(Clone, Default)]
     struct Server {
         lease: Arc<Mutex<Option<(u64, Value)>>>,
+        term: Arc<Mutex<Option<(u64, Value)>>>,
     }
 
     impl Server {
@@ -417,7 +486,7 @@ mod tests {
                     }
                     let (parts, body) = request.into_parts();
                     let bytes = body.collect_bytes().await.unwrap();
-                    let (code, answer) = server.answer(&parts.method, &bytes);
+                    let (code, answer) = server.answer(&parts, &bytes);
                     let body = Body::from(answer.to_string().into_bytes());
                     let response = Response::builder().status(code).body(body);
                     Ok::<_, Infallible>(response.unwrap())
@@ -426,18 +495,22 @@ mod tests {
             (client::in_process(service), cut)
         }
 
-        fn answer(&self, method: &Method, body: &[u8]) -> (u16, Value) {
+        fn answer(&self, parts: &http::request::Parts, body: &[u8]) -> (u16, Value) {
+            let method = &parts.method;
+            let sent = serde_json::from_slice::<Value>(body).unwrap_or_default();
+            let is_term =
+                parts.uri.path().ends_with("-term") || sent["metadata"]["name"] == "test-term";
             let status = |code: u16, reason: &str| {
                 let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {},
                     "status": "Failure", "code": code, "message": "", "reason": reason});
                 (code, status)
             };
-            let mut stored = self.lease.lock();
+            let mut stored = if is_term { &self.term } else { &self.lease }.lock();
             if method == Method::GET {
                 let found = stored.as_ref().map(|(_, lease)| (200, lease.clone()));
                 return found.unwrap_or_else(|| status(404, "NotFound"));
             }
-            let mut sent: Value = serde_json::from_slice(body).unwrap();
+            let mut sent = sent;
             let known = stored.as_ref().map(|(version, _)| version.to_string());
             let expected = sent["metadata"]["resourceVersion"].as_str();
             if known.as_deref() != expected {
@@ -485,6 +558,7 @@ mod tests {
                 &config,
                 &SystemClock,
                 &stopped,
+                || (),
                 |leadership| async move {
                     let fenced = leadership.client(&fenced);
                     sender.send((leadership.clone(), fenced)).unwrap();
@@ -524,6 +598,10 @@ mod tests {
         assert!(!leading.holds());
         let (next, _) = next_leader(&mut second).await;
         assert_eq!((next.term(), next.holds()), (1, true));
+        let [before, after] = [&leading, &next].map(|one| one.fence().clone());
+        assert_ne!(before.resource_version, after.resource_version);
+        let current = server.term.lock().as_ref().unwrap().0.to_string();
+        assert_eq!(after.resource_version, current);
         assert_eq!(server.holder(), "second");
     }
 
@@ -541,6 +619,20 @@ mod tests {
         second.stop.cancel();
         assert_eq!(second.ended.await.unwrap(), Ended::Stopped);
         assert_eq!(server.holder(), "");
+    }
+
+    #[tokio::test]
+    async fn a_term_that_is_over_cannot_be_begun_any_more() {
+        let server = Server::default();
+        let (client, _cut) = server.client();
+        let config = Config::new("kube-system", "test", "slow");
+        let slow = Election::new(&client, &config, &SystemClock);
+        let config = Config::new("kube-system", "test", "next");
+        let next = Election::new(&client, &config, &SystemClock);
+        let fence = next.begin_term(6).await.unwrap();
+        assert_eq!(slow.begin_term(5).await.unwrap(), None);
+        let current = server.term.lock().as_ref().unwrap().0.to_string();
+        assert_eq!(fence.unwrap().resource_version, current);
     }
 
     #[tokio::test]

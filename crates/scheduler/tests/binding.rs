@@ -33,6 +33,7 @@ fn server(directory: &tempfile::TempDir) -> Arc<ApiServer> {
     let config = apiserver::Config {
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         advertise: SocketAddr::from((Ipv4Addr::LOCALHOST, 6443)),
+        server_name: None,
         tls: pki.apiserver_config().unwrap(),
         kubelet_tls: None,
         service_cidrs: vec![(Ipv4Addr::new(10, 43, 0, 0).into(), 16)],

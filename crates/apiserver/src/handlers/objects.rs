@@ -38,6 +38,7 @@ pub(crate) fn write(request: &Request, resource: &Arc<Resource>, options: &Write
         core: request.core.clone(),
         user: request.user.clone(),
         peer: request.peer,
+        fence: request.fence.clone(),
         resource: resource.clone(),
         namespace,
         name,

@@ -26,6 +26,7 @@ use crate::{
     metrics::{About, Counted},
     query::Query,
     respond,
+    write::Fence,
 };
 
 pub(crate) type RequestBody = UnsyncBoxBody<Bytes, BodyError>;
@@ -40,6 +41,8 @@ pub(super) struct Arrival {
     pub(super) caller: Caller,
     /// Where the user is known to be.
     pub(super) peer: Option<Peer>,
+    /// What its writes must find unchanged, if a leader writes.
+    pub(super) fence: Option<Arc<Fence>>,
     pub(super) is_long_running: bool,
     pub(super) audit_id: HeaderValue,
     pub(super) begun: Instant,
@@ -115,6 +118,7 @@ pub(super) fn read(core: Arc<Core>, parts: Parts, caller: Caller) -> (Arrival, E
     };
     let arrival = Arrival {
         peer: caller.peer(&parts.headers),
+        fence: caller.fence(),
         parts,
         query,
         info,

@@ -38,7 +38,7 @@ pub(super) async fn authenticate(
 /// The user, if nothing has to be read or computed for it.
 fn known(core: &Core, parts: &Parts, caller: &Caller) -> Option<Arc<User>> {
     let connection = match caller {
-        Caller::Known(user, _) => return Some(user.clone()),
+        Caller::Known(known) => return Some(known.user.clone()),
         Caller::Connection(connection) => connection,
     };
     let credentials = connection.credentials(&parts.headers);
@@ -58,7 +58,7 @@ fn ask<'a>(
 ) -> BoxFuture<'a, Result<Arc<User>, Status>> {
     Box::pin(async move {
         let connection = match caller {
-            Caller::Known(user, _) => return Ok(user.clone()),
+            Caller::Known(known) => return Ok(known.user.clone()),
             Caller::Connection(connection) => connection,
         };
         let credentials = connection.credentials(&parts.headers);

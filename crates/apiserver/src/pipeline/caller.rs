@@ -11,7 +11,7 @@ use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
 use rustls::pki_types::CertificateDer;
 
-use crate::{User, admission::Peer, metrics::Recent};
+use crate::{User, admission::Peer, metrics::Recent, write::Fence};
 
 /// How long a verified certificate is trusted on its connection. A certificate may expire while a connection lasts, but
 /// verifying it costs more than many a request.
@@ -19,18 +19,36 @@ const VERIFIED_FOR: SignedDuration = SignedDuration::from_secs(10);
 
 /// How the caller is known.
 pub(crate) enum Caller {
-    /// By the part of this process that connects it; with the address of its node, if it is a kubelet.
-    Known(Arc<User>, Option<IpAddr>),
+    /// By the part of this process that connects it.
+    Known(Known),
     /// By what comes with the connection and the request.
     Connection(Arc<Connection>),
 }
 
+/// A part of this process.
+#[derive(Clone)]
+pub(crate) struct Known {
+    pub(crate) user: Arc<User>,
+    /// The address of its node, if it is a kubelet.
+    pub(crate) node_address: Option<IpAddr>,
+    /// What its writes must find unchanged, if it is a leader.
+    pub(crate) fence: Option<Arc<Fence>>,
+}
+
 impl Caller {
+    /// What the caller's writes must find unchanged.
+    pub(super) fn fence(&self) -> Option<Arc<Fence>> {
+        match self {
+            Self::Known(known) => known.fence.clone(),
+            Self::Connection(_) => None,
+        }
+    }
+
     /// Where the user is, as far as the server knows it by itself: at the other end of a connection that shows the
     /// user's own certificate, or in this process.
     pub(super) fn peer(&self, headers: &HeaderMap) -> Option<Peer> {
         match self {
-            Self::Known(_, address) => address.map(Peer::InProcess),
+            Self::Known(known) => known.node_address.map(Peer::InProcess),
             Self::Connection(connection) => {
                 let certified = shows_certificate_alone(&connection.credentials(headers));
                 certified.then(|| Peer::Certified(connection.remote.ip().to_canonical()))

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     Body, RequestInfo, Resource, User, admission::Peer, audit::Ticket, authn, handlers,
-    query::Query, respond::Answer,
+    query::Query, respond::Answer, write::Fence,
 };
 
 /// One request whose user is known and allowed.
@@ -27,6 +27,8 @@ pub(crate) struct Request {
     pub(crate) user: Arc<User>,
     /// Where the user is known to be.
     pub(crate) peer: Option<Peer>,
+    /// What its writes must find unchanged, if a leader writes.
+    pub(crate) fence: Option<Arc<Fence>>,
     pub(crate) info: RequestInfo,
     /// What serves its path, if anything does.
     pub(crate) resource: Option<Arc<Resource>>,
@@ -74,6 +76,7 @@ pub(super) async fn dispatch(
         info,
         resource,
         peer,
+        fence,
         is_long_running,
         begun,
         ..
@@ -83,6 +86,7 @@ pub(super) async fn dispatch(
         core: exchange.core.clone(),
         user,
         peer,
+        fence,
         info,
         resource,
         query,

@@ -3,6 +3,7 @@
 
 mod create;
 mod delete;
+mod fence;
 pub(crate) mod owners;
 mod race;
 mod supervised;
@@ -29,6 +30,7 @@ use auth::authz::{self, Decision, forbidden};
 
 pub(crate) use create::create;
 pub(crate) use delete::{DeleteOptions, Deleted, Preconditions, delete};
+pub use fence::Fence;
 pub(crate) use race::Turns;
 use race::{Lost, Race};
 use supervised::Supervised;
@@ -40,6 +42,8 @@ pub(crate) struct Write {
     pub(crate) core: Arc<Core>,
     pub(crate) user: Arc<User>,
     pub(crate) peer: Option<Peer>,
+    /// What must hold when anything is committed, if a leader writes.
+    pub(crate) fence: Option<Arc<Fence>>,
     pub(crate) resource: Arc<Resource>,
     pub(crate) namespace: String,
     /// Empty for creates.
@@ -372,19 +376,32 @@ impl Write {
         };
         let committed = match self.commit(ops, durability, operation).await {
             Ok(committed) => committed,
-            Err(store::Error::Conflict { key, .. }) => return Ok(Err(Lost(key))),
-            Err(error) => return Err(failure::of_store(error)),
+            Err(error) => return self.lost(error).map(Err),
         };
         let entry = committed.entries.into_iter().next().flatten();
         entry.map(Ok).ok_or_else(nothing_came_back)
     }
 
+    /// Another writer was quicker, unless the commit failed for another reason.
+    fn lost(&self, error: store::Error) -> Result<Lost, Status> {
+        match (error, &self.fence) {
+            (store::Error::Conflict { key, .. }, Some(fence)) if fence.is(&key) => {
+                Err(fence.over())
+            }
+            (store::Error::Conflict { key, .. }, _) => Ok(Lost(key)),
+            (error, _) => Err(failure::of_store(error)),
+        }
+    }
+
     async fn commit(
         &self,
-        ops: Vec<Op<Draft>>,
+        mut ops: Vec<Op<Draft>>,
         durability: Durability,
         operation: StoreOperation,
     ) -> Result<store::Committed<Stored>, store::Error> {
+        if let Some(fence) = &self.fence {
+            fence.join(&mut ops);
+        }
         let begun = Instant::now();
         let committed = self.core.store.commit(ops, durability).await;
         let failed =
@@ -417,8 +434,7 @@ impl Write {
             .await
         {
             Ok(committed) => committed,
-            Err(store::Error::Conflict { key, .. }) => return Ok(Err(Lost(key))),
-            Err(error) => return Err(failure::of_store(error)),
+            Err(error) => return self.lost(error).map(Err),
         };
         let revision = committed.revision;
         let entry = committed.entries.into_iter().next().flatten();

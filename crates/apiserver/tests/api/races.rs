@@ -96,3 +96,64 @@ async fn creates_that_share_a_quota_all_come_through() {
     let used = &quota.json()["status"]["used"]["count/configmaps"];
     assert_eq!(*used, (WRITERS * WRITES).to_string());
 }
+
+/// What a leader sends whose term's Lease has this version.
+async fn fenced(server: &Server, version: &str, method: &str, path: &str, body: &str) -> Value {
+    use http_body_util::BodyExt;
+    use tower::Service as _;
+    let user = User::new("kubernetes-admin", ["system:masters"]);
+    let fence = apiserver::Fence::lease("kube-system", "work-term", version).unwrap();
+    let request = http::Request::builder()
+        .method(method)
+        .uri(path)
+        .header("content-type", "application/json")
+        .body(http_body_util::Full::new(bytes::Bytes::from(
+            body.to_owned(),
+        )))
+        .unwrap();
+    let mut service = server.server.connect(user).fenced_by(fence);
+    let response = service.call(request).await.unwrap();
+    let bytes = response.into_body().collect().await.unwrap().to_bytes();
+    machinery::json::from_slice::<machinery::Object>(&bytes)
+        .unwrap()
+        .into()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_whose_term_is_over_commits_nothing() {
+    let server = Server::start().await;
+    let leases = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
+    let term = json!({"metadata": {"name": "work-term"}, "spec": {"leaseTransitions": 1}});
+    let made = admin(&server, "POST", leases, term).await.json();
+    let version = made["metadata"]["resourceVersion"].as_str().unwrap();
+    let maps = format!("{NAMESPACE}/configmaps");
+    let one = format!("{maps}/one");
+    let map = r#"{"metadata": {"name": "one"}}"#;
+    let made = fenced(&server, version, "POST", &maps, map).await;
+    assert_eq!(made["metadata"]["name"], "one", "{made}");
+
+    let path = format!("{leases}/work-term");
+    let next = json!({"spec": {"leaseTransitions": 2}});
+    let next = admin(&server, "PATCH", &path, next).await.json();
+    let begun = std::time::Instant::now();
+    for (method, path, body) in [
+        ("POST", &maps, r#"{"metadata": {"name": "two"}}"#),
+        (
+            "PUT",
+            &one,
+            r#"{"metadata": {"name": "one"}, "data": {"a": "b"}}"#,
+        ),
+        ("DELETE", &one, "{}"),
+    ] {
+        let refused = fenced(&server, version, method, path, body).await;
+        assert_eq!(refused["reason"], "Forbidden", "{method}: {refused}");
+        let message = refused["message"].as_str().unwrap();
+        assert!(message.contains("term of this leader is over"), "{message}");
+    }
+    assert!(begun.elapsed() < std::time::Duration::from_secs(10));
+    let left = admin(&server, "GET", &one, Value::Null).await.json();
+    assert!(left["data"].is_null(), "{left}");
+    let version = next["metadata"]["resourceVersion"].as_str().unwrap();
+    let gone = fenced(&server, version, "DELETE", &one, "{}").await;
+    assert_eq!(gone["status"], "Success", "{gone}");
+}

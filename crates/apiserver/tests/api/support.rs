@@ -85,6 +85,7 @@ impl Server {
         let mut config = Config {
             listen: "127.0.0.1:0".parse().unwrap(),
             advertise: "192.0.2.1:6443".parse().unwrap(),
+            server_name: None,
             tls: pki.apiserver_config().unwrap(),
             kubelet_tls: Some(Arc::new(
                 pki.client_config(Leaf::ApiserverKubeletClient).unwrap(),

@@ -21,6 +21,9 @@ const CLUSTER_DOMAIN: &str = "clusterDomain";
 pub struct Facts {
     /// `https://HOST:PORT`.
     pub server: String,
+    /// All servers, as they were last seen.
+    #[serde(default)]
+    pub servers: Vec<String>,
     /// The addresses of pods.
     pub cluster_cidr: IpNet,
     /// The addresses of services.
@@ -51,6 +54,7 @@ impl Facts {
         };
         Ok(Self {
             server: server.to_owned(),
+            servers: Vec::new(),
             cluster_cidr: range(CLUSTER_CIDR)?,
             service_cidr: range(SERVICE_CIDR)?,
             cluster_domain: text(CLUSTER_DOMAIN)?.clone(),

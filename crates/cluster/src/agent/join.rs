@@ -124,7 +124,10 @@ async fn facts(client: &kube::Client, server: &str) -> Result<Facts, Error> {
 pub async fn complete(settings: &Settings, membership: &mut Membership) -> Result<(), Error> {
     let client = membership.client(&membership.kubelet)?;
     let steps = async {
-        let facts = facts(&client, &membership.facts.server).await?;
+        let facts = Facts {
+            servers: membership.facts.servers.clone(),
+            ..facts(&client, &membership.facts.server).await?
+        };
         if !membership.proxy.is_valid(jiff::Timestamp::now()) {
             request(&client, settings, Purpose::Proxy, &membership.proxy).await?;
         }

@@ -34,6 +34,8 @@ pub struct Join {
 /// What an agent that has joined knows and holds.
 pub struct Membership {
     pub facts: Facts,
+    /// All servers, shared by every client.
+    pub servers: client::Servers,
     /// The authority of the cluster, as PEM.
     pub ca: String,
     /// `system:node:NAME` as a client.
@@ -49,11 +51,30 @@ impl Membership {
     pub fn client(&self, identity: &Arc<Renewing>) -> Result<kube::Client, Error> {
         let options = client::Options {
             renewals: Some(identity.generation()),
+            servers: Some(self.servers.clone()),
             ..client::Options::default()
         };
         let tls = identity.client_config(self.ca.as_bytes())?;
         Ok(client::https(&self.facts.server, tls, options)?)
     }
+}
+
+/// What an agent does when the cluster has other servers: its clients know them at once, and its next
+/// start does, too.
+pub fn follow_servers(
+    settings: &Settings,
+    membership: &Arc<Membership>,
+) -> Box<crate::known_servers::Changed> {
+    let (dir, membership) = (directory(settings), membership.clone());
+    Box::new(move |servers| {
+        tracing::info!(?servers, "the cluster's servers");
+        membership.servers.set(servers);
+        let facts = Facts {
+            servers: servers.to_vec(),
+            ..membership.facts.clone()
+        };
+        facts.save(&dir, &membership.ca)
+    })
 }
 
 /// Where an agent keeps what it holds.
@@ -80,6 +101,7 @@ pub async fn membership(settings: &Settings, join: &Join) -> Result<Membership, 
         _ => join::first(settings, join, &kubelet).await?,
     };
     let mut membership = Membership {
+        servers: client::Servers::new(&facts.servers),
         facts,
         ca,
         kubelet,

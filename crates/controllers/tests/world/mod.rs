@@ -132,6 +132,7 @@ fn api_server(pki: &pki::Pki, directory: &std::path::Path) -> Arc<ApiServer> {
     let config = apiserver::Config {
         listen: local,
         advertise: SocketAddr::from((Ipv4Addr::LOCALHOST, 6443)),
+        server_name: None,
         tls: pki.apiserver_config().unwrap(),
         kubelet_tls: None,
         service_cidrs: vec![(Ipv4Addr::new(10, 43, 0, 0).into(), 16)],

@@ -131,6 +131,11 @@ impl Connection {
             insecure_skip_tls_verify: Some(
                 global.insecure_skip_tls_verify || cluster["insecure-skip-tls-verify"] == true,
             ),
+            // A server that a flag names is meant, and no other one.
+            extensions: match global.server {
+                Some(_) => Vec::new(),
+                None => serde_json::from_value(cluster["extensions"].clone()).unwrap_or_default(),
+            },
         };
         if self.cluster.insecure_skip_tls_verify == Some(true)
             && !global.insecure_skip_tls_verify
@@ -267,6 +272,7 @@ impl Connection {
             server_name: self.cluster.tls_server_name.clone(),
             headers: self.headers.clone(),
             proxy: self.proxy.clone(),
+            servers: self.cluster.servers(),
             allow_plaintext: true,
             ..client::Options::default()
         };

@@ -309,6 +309,7 @@ async fn start_server(directory: &TempDir, pki: &Pki, stop: CancellationToken) -
     let config = apiserver::Config {
         listen: "127.0.0.1:0".parse().unwrap(),
         advertise: "127.0.0.1:6443".parse().unwrap(),
+        server_name: None,
         tls: pki.apiserver_config().unwrap(),
         kubelet_tls: Some(Arc::new(
             pki.client_config(Leaf::ApiserverKubeletClient).unwrap(),

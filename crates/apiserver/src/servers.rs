@@ -1,0 +1,112 @@
+//! The servers that live, of several over one store: each keeps its own Lease, and all of them watch
+//! the others'. A server is taken for dead when its Lease has not changed for a while by the clock of the
+//! one who looks, so that clocks need not agree.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::SocketAddr,
+    time::Duration,
+};
+
+use jiff::{SignedDuration, Timestamp};
+use kinds::tree;
+use machinery::Value;
+use parking_lot::Mutex;
+
+use crate::identity::ADDRESS;
+
+/// How often a server renews its Lease when there may be others.
+pub(crate) const RENEW_EVERY: Duration = Duration::from_secs(4);
+/// How often a server looks at the others'.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// After this long without a change a server is dead.
+const SILENCE: SignedDuration = SignedDuration::from_secs(12);
+/// A Lease that is seen for the first time and was renewed longer ago than this is one of a server that
+/// ended before this one began, unless clocks differ wildly; then it counts when it changes.
+const OLD: SignedDuration = SignedDuration::from_secs(60);
+
+/// What this server knows of the others.
+#[derive(Default)]
+pub(crate) struct Servers {
+    /// Guards when each Lease was last seen changing, by its name.
+    seen: Mutex<HashMap<String, Seen>>,
+}
+
+struct Seen {
+    renewed: String,
+    /// By our own clock; none while it has never changed and looked old at first sight.
+    changed: Option<Timestamp>,
+}
+
+impl Servers {
+    /// The addresses of servers that live, by the Leases that are there now.
+    pub(crate) fn living(&self, leases: &[Value], now: Timestamp) -> BTreeSet<SocketAddr> {
+        let mut seen = self.seen.lock();
+        let name = |lease: &Value| tree::text(&lease["metadata"]["name"]).to_owned();
+        let names: BTreeSet<String> = leases.iter().map(name).collect();
+        seen.retain(|name, _| names.contains(name));
+        let mut living = BTreeSet::new();
+        for lease in leases {
+            let renewed = tree::text(&lease["spec"]["renewTime"]);
+            let entry = seen.entry(name(lease)).or_insert_with(|| Seen {
+                renewed: renewed.to_owned(),
+                changed: is_recent(renewed, now).then_some(now),
+            });
+            if entry.renewed != renewed {
+                entry.renewed = renewed.to_owned();
+                entry.changed = Some(now);
+            }
+            let address = tree::text(&lease["metadata"]["annotations"][ADDRESS]).parse();
+            let is_alive = entry
+                .changed
+                .is_some_and(|changed| now.duration_since(changed) < SILENCE);
+            if let (Ok(address), true) = (address, is_alive) {
+                living.insert(address);
+            }
+        }
+        living
+    }
+}
+
+fn is_recent(renewed: &str, now: Timestamp) -> bool {
+    let renewed: Result<Timestamp, _> = renewed.parse();
+    renewed.is_ok_and(|renewed| now.duration_since(renewed) < OLD)
+}
+
+#[cfg(test)]
+mod tests {
+    use machinery::json::json;
+
+    use super::*;
+
+    fn lease(name: &str, renewed: &str) -> Value {
+        let address = format!("192.0.2.{}:6443", name.len());
+        json!({"metadata": {"name": name, "annotations": {ADDRESS: address}},
+            "spec": {"renewTime": renewed}})
+    }
+
+    #[test]
+    fn a_server_lives_while_its_lease_changes_whatever_its_clock_says() {
+        let servers = Servers::default();
+        let at = |second: i64| Timestamp::from_second(1_000_000 + second).unwrap();
+        let living = |leases: &[Value], second| servers.living(leases, at(second)).len();
+        let own = |second| at(second).to_string();
+        // One that ended long ago, one that begins, one whose clock is a day behind.
+        let before = [
+            lease("a", &own(-3600)),
+            lease("bb", &own(0)),
+            lease("ccc", &own(-86400)),
+        ];
+        assert_eq!(living(&before, 0), 1);
+        let after = [
+            lease("a", &own(-3600)),
+            lease("bb", &own(4)),
+            lease("ccc", &own(-86396)),
+        ];
+        assert_eq!(living(&after, 4), 2);
+        assert_eq!(living(&after, 15), 2);
+        assert_eq!(living(&after, 16), 0);
+        // Deleted: it stopped in order.
+        assert_eq!(living(&after[2..], 10), 1);
+    }
+}

@@ -1,0 +1,51 @@
+//! The fence of a leader: a precondition that every commit of its writes carries. The Lease of the
+//! leader's term is written once, when the term begins; who leads later writes it again. A commit of an
+//! earlier leader fails from then on, in the store itself, however late it arrives.
+
+use machinery::Status;
+use store::{Action, Key, Op, Precondition, Revision};
+
+use crate::Draft;
+
+/// The Lease of a term, as the leader wrote it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fence {
+    key: Key,
+    revision: Revision,
+    /// For people.
+    lease: String,
+}
+
+impl Fence {
+    /// The Lease at this namespace and name must still have this resourceVersion.
+    pub fn lease(namespace: &str, name: &str, resource_version: &str) -> Option<Self> {
+        Some(Self {
+            key: registry::object_key("coordination.k8s.io", "leases", namespace, name),
+            revision: resource_version.parse().ok()?,
+            lease: format!("{namespace}/{name}"),
+        })
+    }
+
+    /// Adds the precondition, unless the commit writes the Lease itself.
+    pub(super) fn join(&self, ops: &mut Vec<Op<Draft>>) {
+        if ops.iter().any(|op| op.key == self.key) {
+            return;
+        }
+        ops.push(Op {
+            key: self.key.clone(),
+            precondition: Precondition::Revision(self.revision),
+            action: Action::Check,
+        });
+    }
+
+    pub(super) fn is(&self, key: &Key) -> bool {
+        self.key == *key
+    }
+
+    /// What a leader whose term is over is told. Trying again is of no use.
+    pub(super) fn over(&self) -> Status {
+        let lease = &self.lease;
+        let why = format!("the term of this leader is over: another one wrote the Lease {lease}");
+        Status::failure(403, "Forbidden", why)
+    }
+}
