@@ -100,6 +100,14 @@ impl Agent {
         command.output().expect("reset runs").into()
     }
 
+    /// Runs kubectl, ours, on this machine with a kubeconfig.
+    pub fn kubectl(&self, kubeconfig: &std::path::Path, args: &[&str]) -> Ran {
+        let mut command = self.machine.command(binary());
+        command.arg("kubectl").args(args);
+        command.env("KUBECONFIG", kubeconfig);
+        command.output().expect("kubectl starts").into()
+    }
+
     pub fn machine(&self) -> &Machine {
         &self.machine
     }

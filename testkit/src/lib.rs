@@ -8,9 +8,11 @@
 mod agent;
 mod cluster;
 mod driver;
+mod etcd;
 mod lan;
 mod leftovers;
 mod machine;
+mod server;
 mod wait;
 
 pub use agent::Agent;
@@ -18,7 +20,9 @@ pub use cluster::Cluster;
 /// A CSI driver that records, fails and hangs as a test says.
 pub use csi::testing as csi_driver;
 pub use driver::ServedDriver;
+pub use etcd::Etcd;
 pub use lan::Lan;
 pub use leftovers::Leftovers;
 pub use machine::{Machine, Ran};
+pub use server::Server;
 pub use wait::{eventually, until};

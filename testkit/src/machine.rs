@@ -110,16 +110,13 @@ impl Machine {
 
     /// A command that will run inside.
     pub fn command(&self, program: &str) -> Command {
-        let mut command = Command::new("nsenter");
-        command.args([
-            "--target",
-            &self.inside().to_string(),
-            "--net",
-            "--mount",
-            program,
-        ]);
-        command.stdin(Stdio::null());
-        command
+        enter(self.inside(), program)
+    }
+
+    /// Makes commands that will run inside, also on another thread.
+    pub fn command_maker(&self) -> impl Fn(&str) -> Command + Send + use<> {
+        let inside = self.inside();
+        move |program| enter(inside, program)
     }
 
     /// Runs a command inside and waits for it.
@@ -135,6 +132,15 @@ impl Machine {
     pub(crate) fn inside(&self) -> u32 {
         inside(&self.holder)
     }
+}
+
+/// A command in the namespaces of a process.
+fn enter(process: u32, program: &str) -> Command {
+    let mut command = Command::new("nsenter");
+    let target = process.to_string();
+    command.args(["--target", &target, "--net", "--mount", program]);
+    command.stdin(Stdio::null());
+    command
 }
 
 /// Starts a process that holds new namespaces, and runs `setup` in them.

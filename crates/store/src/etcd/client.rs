@@ -22,6 +22,10 @@ use crate::{Error, Revision};
 
 /// How long one call to one member may take.
 const CALL: Duration = Duration::from_secs(7);
+/// The same of a write where there are other members. One that was under way when the leader died is
+/// never answered by the member that passed it on, and is not known to be made or not: its caller is told
+/// so while the next write already finds the new leader.
+const WRITE: Duration = Duration::from_secs(3);
 
 /// The members behind one face.
 pub struct Client {
@@ -119,10 +123,15 @@ impl Client {
     ) -> Result<T, Status> {
         let count = self.members.len();
         let mut last = Status::unavailable("no etcd member answers");
+        let patience = match repeat {
+            Repeat::WhenUnsent if count > 1 => WRITE,
+            _ => CALL,
+        };
         // Each member twice: a channel that was cut learns it by the first call.
         for _ in 0..2 * count {
             let current = self.current.load(Ordering::Relaxed);
-            let answer = tokio::time::timeout(CALL, call(self.members[current].1.clone())).await;
+            let answer =
+                tokio::time::timeout(patience, call(self.members[current].1.clone())).await;
             match answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer in time"))) {
                 Ok(answer) => return Ok(answer.into_inner()),
                 Err(status) if is_transient(&status) => {
