@@ -35,9 +35,9 @@ pub enum Command {
     Token(Token),
     /// Remove everything a cluster made on this machine
     Reset(Reset),
-    /// Write all objects of a cluster to a file, while it runs or not
+    /// Write all objects and the keys of a cluster to a file, while it runs or not
     Backup(Backup),
-    /// Make the objects of a backup those of a cluster that does not run
+    /// Make the objects and keys of a backup those of a cluster that does not run
     Restore(Restore),
     /// Show the parts of the cluster, its nodes and certificates, and what is wrong
     Status(Status),
@@ -254,6 +254,9 @@ pub struct Reset {
 pub struct Backup {
     /// Where to write it
     pub file: PathBuf,
+    /// Encrypt it under the password in this file
+    #[arg(long, value_name = "FILE")]
+    pub password_file: Option<PathBuf>,
     /// The cluster's data directory [default: /var/lib/mainstay]
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
@@ -264,10 +267,13 @@ pub struct Backup {
 pub struct Restore {
     /// What `mainstay backup` wrote
     pub file: PathBuf,
+    /// The password of an encrypted backup is in this file
+    #[arg(long, value_name = "FILE")]
+    pub password_file: Option<PathBuf>,
     /// The cluster's data directory [default: /var/lib/mainstay]
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
-    /// Set objects aside that are there already
+    /// Set objects and keys aside that are there already
     #[arg(long)]
     pub force: bool,
 }

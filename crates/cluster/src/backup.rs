@@ -1,6 +1,7 @@
 //! `mainstay backup` and `mainstay restore`. A running cluster writes the file itself: it is asked over
 //! a socket in the state directory, which only its owner can enter. A stopped one is read where it
-//! lies. A backup holds the objects, not the keys in `DATA-DIR/pki`.
+//! lies. A backup holds the objects and the cluster's keys, so that a restore on an empty machine is the
+//! same cluster: its administrators, nodes and service accounts are known to it.
 
 use std::{
     fs, io,
@@ -11,13 +12,20 @@ use std::{
 };
 
 use lifecycle::{Context, Run, Service};
+use pki::Identity;
 use store::{Plain, embedded};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{UnixListener, UnixStream},
 };
 
-use crate::{Error, lock::DataLock, settings, storage::Storage};
+use crate::{
+    Error,
+    archive::{self, Temporary},
+    lock::DataLock,
+    settings,
+    storage::Storage,
+};
 
 /// A restored store goes on so many revisions later: nobody has seen those.
 const BUMP: u64 = 1_000_000_000;
@@ -85,16 +93,30 @@ impl Backups {
     }
 }
 
-/// Writes all objects of a cluster, running or not, to a file. Returns their revision.
-pub async fn backup(data_dir: &Path, file: &Path) -> Result<u64, Error> {
+/// Writes all objects of a cluster, running or not, and its keys to a file; with a password, encrypted
+/// under it. Returns the revision of the objects.
+pub async fn backup(data_dir: &Path, file: &Path, password: Option<&str>) -> Result<u64, Error> {
     let file = std::path::absolute(file).map_err(|error| failed(file, &error))?;
+    let objects = Temporary::beside(&file, ".objects");
+    let revision = backup_objects(data_dir, objects.path()).await?;
+    let keys = data_dir.join("pki");
+    let identity = Identity::read(&keys)?;
+    let identity = identity.ok_or_else(|| {
+        let why = format!("{} does not hold the keys of a cluster", keys.display());
+        Error::Backup(why)
+    })?;
+    archive::write(&file, &identity, objects.path(), password)?;
+    Ok(revision)
+}
+
+async fn backup_objects(data_dir: &Path, file: &Path) -> Result<u64, Error> {
     match UnixStream::connect(socket(data_dir)).await {
-        Ok(stream) => ask(stream, &file).await.map_err(|error| match error {
+        Ok(stream) => ask(stream, file).await.map_err(|error| match error {
             Asked::Refused(why) => Error::Backup(why),
             Asked::Failed(error) => failed(&socket(data_dir), &error),
         }),
         Err(error) if is_nobody(&error) => {
-            let (data_dir, file) = (data_dir.to_owned(), file.clone());
+            let (data_dir, file) = (data_dir.to_owned(), file.to_owned());
             let offline = tokio::task::spawn_blocking(move || backup_stopped(&data_dir, &file));
             offline
                 .await
@@ -160,15 +182,34 @@ pub struct Restored {
     pub objects: u64,
     /// The revision that the cluster goes on from.
     pub revision: u64,
-    /// Where the objects that were there before are now.
-    pub set_aside: Option<PathBuf>,
+    /// Whether the file holds the cluster's keys.
+    pub has_keys: bool,
+    /// Where what was there before is now: objects, and keys of another cluster.
+    pub set_aside: Vec<PathBuf>,
 }
 
-/// Makes a backup's objects those of a cluster that does not run. Objects that are there already are
+/// Makes a backup's objects and keys those of a cluster that does not run. What is there already is
 /// refused, or, with `force`, set aside.
-pub fn restore(data_dir: &Path, file: &Path, force: bool) -> Result<Restored, Error> {
+pub fn restore(
+    data_dir: &Path,
+    file: &Path,
+    password: Option<&str>,
+    force: bool,
+) -> Result<Restored, Error> {
     let directory = data_dir.join("store");
     let _lock = DataLock::take(data_dir)?;
+    let objects = Temporary::beside(&data_dir.join("objects"), ".restoring");
+    let identity = archive::read(file, objects.path(), password)?;
+    let keys = data_dir.join("pki");
+    let own = Identity::read(&keys)?;
+    let other_keys = identity.is_some() && own.is_some() && own != identity;
+    if other_keys && !force {
+        let why = format!(
+            "{} holds the keys of another cluster; --force sets them aside",
+            keys.display()
+        );
+        return Err(Error::Backup(why));
+    }
     let is_empty = fs::read_dir(&directory).map_or(true, |mut entries| entries.next().is_none());
     if !is_empty && !force {
         let why = format!(
@@ -182,12 +223,20 @@ pub fn restore(data_dir: &Path, file: &Path, force: bool) -> Result<Restored, Er
     if fresh.exists() {
         fs::remove_dir_all(&fresh).map_err(|error| failed(&fresh, &error))?;
     }
-    let restored = embedded::restore(file, &fresh, BUMP).inspect_err(|_| {
+    let restored = embedded::restore(objects.path(), &fresh, BUMP).inspect_err(|_| {
         let _ = fs::remove_dir_all(&fresh);
     })?;
-    let set_aside = (!is_empty).then(|| unused(data_dir));
-    if let Some(aside) = &set_aside {
-        fs::rename(&directory, aside).map_err(|error| failed(aside, &error))?;
+    let mut set_aside = Vec::new();
+    for (path, _) in [(&directory, !is_empty), (&keys, other_keys)]
+        .iter()
+        .filter(|(_, moves)| *moves)
+    {
+        let aside = unused(path);
+        fs::rename(path, &aside).map_err(|error| failed(&aside, &error))?;
+        set_aside.push(aside);
+    }
+    if let Some(identity) = &identity {
+        identity.install(&keys)?;
     }
     fs::rename(&fresh, &directory).map_err(|error| failed(&directory, &error))?;
     let synced = fs::File::open(data_dir).and_then(|parent| parent.sync_all());
@@ -195,13 +244,14 @@ pub fn restore(data_dir: &Path, file: &Path, force: bool) -> Result<Restored, Er
     Ok(Restored {
         objects: restored.entries,
         revision: restored.revision,
+        has_keys: identity.is_some(),
         set_aside,
     })
 }
 
-/// A name that no earlier restore has used.
-fn unused(data_dir: &Path) -> PathBuf {
-    let name = |n: u32| data_dir.join(format!("store.before-restore-{n}"));
+/// A name beside `path` that no earlier restore has used.
+fn unused(path: &Path) -> PathBuf {
+    let name = |n: u32| path.with_extension(format!("before-restore-{n}"));
     let mut n = 1;
     while name(n).exists() {
         n += 1;
@@ -234,24 +284,37 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (one, two) = (directory.path().join("one"), directory.path().join("two"));
         let file = directory.path().join("backup");
-        let none = backup(&one, &file).await.unwrap_err();
+        let none = backup(&one, &file, None).await.unwrap_err();
         assert!(none.to_string().contains("holds no objects"), "{none}");
         let store = embedded::Embedded::open(one.join("store"), Plain).unwrap();
         let revision = put(&store, "/registry/a", "1").await;
         store.close();
-        assert_eq!(backup(&one, &file).await.unwrap(), revision);
+        let without = backup(&one, &file, None).await.unwrap_err().to_string();
+        assert!(without.contains("does not hold the keys"), "{without}");
+        pki::Pki::ensure(&one.join("pki"), &pki::Names::default()).unwrap();
+        assert_eq!(backup(&one, &file, None).await.unwrap(), revision);
 
-        let restored = restore(&two, &file, false).unwrap();
-        assert_eq!((restored.objects, restored.set_aside), (1, None));
+        let restored = restore(&two, &file, None, false).unwrap();
+        assert_eq!(restored.objects, 1);
+        assert!(restored.has_keys && restored.set_aside.is_empty());
+        let keys = |dir: &Path| Identity::read(&dir.join("pki")).unwrap();
+        assert_eq!(keys(&one), keys(&two));
         assert_eq!(restored.revision, revision + BUMP);
-        let again = restore(&two, &file, false).unwrap_err();
+        let again = restore(&two, &file, None, false).unwrap_err();
         assert!(again.to_string().contains("--force"), "{again}");
         let store = embedded::Embedded::open(two.join("store"), Plain).unwrap();
         put(&store, "/registry/b", "1").await;
         store.close();
-        let forced = restore(&two, &file, true).unwrap();
-        let aside = forced.set_aside.unwrap();
-        assert!(aside.join("lock").exists());
+        let forced = restore(&two, &file, None, true).unwrap();
+        assert!(forced.set_aside[0].join("lock").exists());
+        assert_eq!(forced.set_aside.len(), 1, "the keys are the same");
+        let three = directory.path().join("three");
+        pki::Pki::ensure(&three.join("pki"), &pki::Names::default()).unwrap();
+        let other = restore(&three, &file, None, false).unwrap_err().to_string();
+        assert!(other.contains("keys of another cluster"), "{other}");
+        let forced = restore(&three, &file, None, true).unwrap();
+        assert_eq!(forced.set_aside, [three.join("pki.before-restore-1")]);
+        assert_eq!(keys(&one), keys(&three));
         let store = embedded::Embedded::open(two.join("store"), Plain).unwrap();
         let listed = store.list(store::ListRequest {
             prefix: Bytes::new(),
@@ -279,14 +342,15 @@ mod tests {
         let store = embedded::Embedded::open(one.join("store"), Plain).unwrap();
         put(&store, "/registry/a", "some value").await;
         store.close();
-        backup(&one, &file).await.unwrap();
+        pki::Pki::ensure(&one.join("pki"), &pki::Names::default()).unwrap();
+        backup(&one, &file, None).await.unwrap();
         let mut bytes = fs::read(&file).unwrap();
-        let middle = bytes.len() / 2;
-        bytes[middle] ^= 1;
+        let value = bytes.windows(10).position(|part| part == b"some value");
+        bytes[value.unwrap()] ^= 1;
         fs::write(&file, bytes).unwrap();
         let two = directory.path().join("two");
-        let error = restore(&two, &file, true).unwrap_err().to_string();
-        assert!(error.contains("backup at offset"), "{error}");
+        let error = restore(&two, &file, None, true).unwrap_err().to_string();
+        assert!(error.contains("at offset"), "{error}");
         assert!(!two.join("store").exists() && !two.join("store.restoring").exists());
     }
 
@@ -294,7 +358,7 @@ mod tests {
     async fn a_cluster_that_runs_is_not_restored_over() {
         let directory = tempfile::tempdir().unwrap();
         let _running = DataLock::take(directory.path()).unwrap();
-        let refused = restore(directory.path(), Path::new("any"), true);
+        let refused = restore(directory.path(), Path::new("any"), None, true);
         assert!(matches!(refused, Err(Error::InUse(_))), "{refused:?}");
     }
 }

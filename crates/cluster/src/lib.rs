@@ -6,6 +6,7 @@
 mod addons;
 mod addresses;
 pub mod agent;
+mod archive;
 pub mod backup;
 mod connector;
 mod control_plane;

@@ -102,6 +102,8 @@ pub fn is_ours(name: &str) -> bool {
             .strip_suffix(".kubeconfig")
             .is_some_and(|user| !user.is_empty() && !user.contains('.'))
         || name.starts_with("store.before-restore-")
+        || name.starts_with("pki.before-restore-")
+        || name.starts_with("objects.restoring")
 }
 
 #[cfg(test)]

@@ -56,6 +56,56 @@ fn a_backup_of_a_running_cluster_comes_back_and_goes_on_from_later_revisions() {
     assert!(revision(&cluster, "later") > last);
 }
 
+#[test]
+fn a_backup_on_an_empty_machine_is_the_same_cluster() {
+    let mut lost = Cluster::up();
+    create(&lost, "kept");
+    let directory = lost.machine().dir().to_owned();
+    let (file, password) = (directory.join("backup"), directory.join("password"));
+    std::fs::write(&password, "correct horse\n").expect("a file");
+    let [file, password] = [&file, &password].map(|path| path.to_str().expect("a path"));
+    let encrypted = ["--password-file", password];
+    let said = lost.mainstay(&["backup", file, encrypted[0], encrypted[1]]);
+    assert!(said.success().contains("encrypted"));
+    let token = lost.kubectl(&["create", "token", "default"]).success();
+    let kubeconfig = lost.kubeconfig().display().to_string();
+    let admin = lost.machine().run("cat", &[&kubeconfig]).success();
+    lost.stop();
+
+    // Another machine with nothing on it. Machines that stand alone have the same address.
+    let mut found = Cluster::stopped(&[]);
+    let refused = found.mainstay(&["restore", file]);
+    assert!(
+        refused.stderr.contains("is encrypted"),
+        "{}",
+        refused.stderr
+    );
+    let said = found.mainstay(&["restore", file, encrypted[0], encrypted[1]]);
+    assert!(said.success().starts_with("Restored "));
+    found.start();
+    assert_eq!(found.get(&["configmap", "kept"])["data"]["name"], "kept");
+    // The administrator of before is known, and so are tokens of service accounts.
+    let old = found.machine().dir().join("old.kubeconfig");
+    std::fs::write(&old, admin).expect("a file");
+    let old = format!("--kubeconfig={}", old.display());
+    found.kubectl(&[&old, "get", "nodes"]).success();
+    let bearer = format!("--token={}", token.trim());
+    let who = found
+        .kubectl(&[
+            "--kubeconfig=/dev/null",
+            "--server=https://192.168.77.2:6443",
+            "--insecure-skip-tls-verify",
+            &bearer,
+            "auth",
+            "whoami",
+        ])
+        .success();
+    assert!(
+        who.contains("system:serviceaccount:default:default"),
+        "{who}"
+    );
+}
+
 /// Debian's etcd on the machine's loopback, ended with it.
 struct Etcd(Child);
 

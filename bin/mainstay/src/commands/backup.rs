@@ -1,8 +1,8 @@
 //! `mainstay backup` and `mainstay restore`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
 use cluster::Options;
 
 use crate::cli::{Backup, Restore};
@@ -15,32 +15,57 @@ fn data_dir(given: Option<PathBuf>) -> Result<PathBuf> {
     Ok(cluster::settings::data_dir(&options)?)
 }
 
-/// Writes all objects to a file.
+/// The first line of a file of a password.
+fn password(file: Option<&Path>) -> Result<Option<String>> {
+    let Some(file) = file else { return Ok(None) };
+    let text = std::fs::read_to_string(file);
+    let text = text.with_context(|| format!("--password-file {}", file.display()))?;
+    match text.lines().next().filter(|line| !line.is_empty()) {
+        Some(line) => Ok(Some(line.to_owned())),
+        None => bail!(
+            "--password-file {}: its first line is empty",
+            file.display()
+        ),
+    }
+}
+
+/// Writes all objects and keys to a file.
 pub fn backup(flags: Backup) -> Result<()> {
     let data_dir = data_dir(flags.data_dir)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    let revision = runtime.block_on(cluster::backup::backup(&data_dir, &flags.file))?;
+    let password = password(flags.password_file.as_deref())?;
+    let written = cluster::backup::backup(&data_dir, &flags.file, password.as_deref());
+    let revision = runtime.block_on(written)?;
     println!("Wrote revision {revision} to {}", flags.file.display());
-    println!(
-        "It holds the objects; keep {} as well.",
-        data_dir.join("pki").display()
-    );
+    match password {
+        Some(_) => println!("It is encrypted: without the password it is of no use."),
+        None => println!("It holds the cluster's keys: whoever reads it can be its administrator."),
+    }
     Ok(())
 }
 
 /// Brings a backup's objects back.
 pub fn restore(flags: Restore) -> Result<()> {
     let data_dir = data_dir(flags.data_dir)?;
-    let restored = cluster::backup::restore(&data_dir, &flags.file, flags.force)?;
+    let password = password(flags.password_file.as_deref())?;
+    let restored =
+        cluster::backup::restore(&data_dir, &flags.file, password.as_deref(), flags.force)?;
     println!(
         "Restored {} objects to {}; the cluster goes on from revision {}",
         restored.objects,
         data_dir.display(),
         restored.revision
     );
-    if let Some(aside) = restored.set_aside {
+    if !restored.has_keys {
+        let keys = data_dir.join("pki");
+        println!(
+            "The file holds no keys: put the cluster's into {} before it starts.",
+            keys.display()
+        );
+    }
+    for aside in restored.set_aside {
         println!("What was there before is in {}", aside.display());
     }
     Ok(())

@@ -1,0 +1,218 @@
+//! The file of a backup: the cluster's keys and the file of its objects behind them, readable by its
+//! owner only, encrypted on request. Files of objects alone, as earlier versions wrote them, are read
+//! too.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, BufReader, BufWriter, Read},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+};
+
+use pki::{Identity, sealed};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::Error;
+
+/// How an archive begins.
+const MAGIC: &[u8; 18] = b"mainstay-backup-1\n";
+/// Longest head; keys are a few kilobytes.
+const LONGEST: u32 = 1 << 20;
+
+/// What is before the objects. Its length and SHA-256 are before it.
+#[derive(Serialize, Deserialize)]
+struct Head {
+    identity: serde_json::Value,
+}
+
+/// A file that goes when it is no longer needed.
+pub struct Temporary(PathBuf);
+
+impl Temporary {
+    /// One beside `path`; nothing is there yet.
+    pub fn beside(path: &Path, ending: &str) -> Self {
+        let mut name = path.as_os_str().to_owned();
+        name.push(ending);
+        Self(name.into())
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+fn failed(path: &Path) -> impl Fn(io::Error) -> Error + '_ {
+    move |error| Error::Backup(format!("{}: {error}", path.display()))
+}
+
+/// A new file that only its owner can read.
+fn create(path: &Path) -> Result<File, Error> {
+    let removed = fs::remove_file(path);
+    if let Err(error) = removed.or_else(ignore_missing) {
+        return Err(failed(path)(error));
+    }
+    let mut options = OpenOptions::new();
+    let options = options.write(true).create_new(true).mode(0o600);
+    options.open(path).map_err(failed(path))
+}
+
+fn ignore_missing(error: io::Error) -> io::Result<()> {
+    match error.kind() {
+        io::ErrorKind::NotFound => Ok(()),
+        _ => Err(error),
+    }
+}
+
+/// Makes the archive of a file of objects and the cluster's keys. A crash leaves the old file or the
+/// new one.
+pub fn write(
+    file: &Path,
+    identity: &Identity,
+    objects: &Path,
+    password: Option<&str>,
+) -> Result<(), Error> {
+    let head = Head {
+        identity: identity.to_json(),
+    };
+    let head = serde_json::to_vec(&head).unwrap_or_default();
+    let length = u32::try_from(head.len()).unwrap_or(u32::MAX).to_be_bytes();
+    let begin = [MAGIC, &length[..], &Sha256::digest(&head), &head].concat();
+    let objects = File::open(objects).map_err(failed(objects))?;
+    let mut content = begin.chain(BufReader::new(objects));
+    let fresh = Temporary::beside(file, ".new");
+    let mut to = BufWriter::new(create(fresh.path())?);
+    match password {
+        Some(password) => sealed::seal(password, &mut content, &mut to)
+            .map_err(|error| Error::Backup(error.to_string()))?,
+        None => drop(io::copy(&mut content, &mut to).map_err(failed(file))?),
+    }
+    let done = to.into_inner().map_err(io::IntoInnerError::into_error);
+    done.and_then(|file| file.sync_all())
+        .map_err(failed(file))?;
+    fs::rename(fresh.path(), file).map_err(failed(file))
+}
+
+/// Takes an archive apart: writes its objects to `objects`, and gives the keys, if it has any.
+pub fn read(
+    file: &Path,
+    objects: &Path,
+    password: Option<&str>,
+) -> Result<Option<Identity>, Error> {
+    let mut from = File::open(file).map_err(failed(file))?;
+    let plain = Temporary::beside(objects, ".plain");
+    if begins_with(file, sealed::MAGIC)? {
+        let Some(password) = password else {
+            let why = format!("{} is encrypted: --password-file is needed", file.display());
+            return Err(Error::Backup(why));
+        };
+        let mut to = BufWriter::new(create(plain.path())?);
+        sealed::open(password, &mut BufReader::new(from), &mut to)
+            .map_err(|error| Error::Backup(format!("{}: {error}", file.display())))?;
+        drop(to);
+        from = File::open(plain.path()).map_err(failed(plain.path()))?;
+    }
+    let mut from = BufReader::new(from);
+    let mut begin = Vec::new();
+    let read = (&mut from).take(MAGIC.len() as u64).read_to_end(&mut begin);
+    read.map_err(failed(file))?;
+    let identity = match begin == MAGIC {
+        true => Some(head(&mut from, file)?),
+        false => None,
+    };
+    // What is no archive is the objects themselves, from the first byte on.
+    let begin = if identity.is_some() {
+        Vec::new()
+    } else {
+        begin
+    };
+    let mut to = create(objects)?;
+    io::copy(&mut begin.chain(from), &mut to).map_err(failed(objects))?;
+    Ok(identity)
+}
+
+fn begins_with(file: &Path, magic: &[u8]) -> Result<bool, Error> {
+    let mut begin = Vec::new();
+    let opened = File::open(file).map_err(failed(file))?;
+    let read = opened.take(magic.len() as u64).read_to_end(&mut begin);
+    read.map_err(failed(file))?;
+    Ok(begin == magic)
+}
+
+fn head(from: &mut impl Read, file: &Path) -> Result<Identity, Error> {
+    let damaged = || Error::Backup(format!("{}: its head is damaged", file.display()));
+    let (mut length, mut digest) = ([0; 4], [0; 32]);
+    let read = from
+        .read_exact(&mut length)
+        .and_then(|()| from.read_exact(&mut digest));
+    let length = u32::from_be_bytes(length);
+    if read.is_err() || length > LONGEST {
+        return Err(damaged());
+    }
+    let mut head = vec![0; length as usize];
+    from.read_exact(&mut head).map_err(|_| damaged())?;
+    if Sha256::digest(&head)[..] != digest {
+        return Err(damaged());
+    }
+    let head: Head = serde_json::from_slice(&head).map_err(|_| damaged())?;
+    Ok(Identity::from_json(&head.identity)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use pki::{Names, Pki};
+
+    use super::*;
+
+    #[test]
+    fn an_archive_holds_keys_and_objects_and_is_its_owners_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        Pki::ensure(&at("pki"), &Names::default()).unwrap();
+        let identity = Identity::read(&at("pki")).unwrap().unwrap();
+        fs::write(at("objects"), "the objects").unwrap();
+        for password in [None, Some("secret")] {
+            write(&at("file"), &identity, &at("objects"), password).unwrap();
+            let mode = fs::metadata(at("file")).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600);
+            let text = fs::read(at("file")).unwrap();
+            let is_readable = text.windows(11).any(|part| part == b"the objects");
+            assert_eq!(is_readable, password.is_none());
+            let found = read(&at("file"), &at("out"), password).unwrap();
+            assert_eq!(found.as_ref(), Some(&identity));
+            assert_eq!(fs::read(at("out")).unwrap(), b"the objects");
+        }
+        let refused = read(&at("file"), &at("out"), None).unwrap_err();
+        assert!(refused.to_string().contains("--password-file"), "{refused}");
+        assert!(read(&at("file"), &at("out"), Some("other")).is_err());
+        // Nothing decrypted stays.
+        assert!(!at("out.plain").exists() && !at("file.new").exists());
+    }
+
+    #[test]
+    fn a_file_of_objects_alone_is_read_and_a_damaged_head_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        for content in ["", "x", "objects of an earlier version, as they are"] {
+            fs::write(at("old"), content).unwrap();
+            assert_eq!(read(&at("old"), &at("out"), None).unwrap(), None);
+            assert_eq!(fs::read_to_string(at("out")).unwrap(), content);
+        }
+        Pki::ensure(&at("pki"), &Names::default()).unwrap();
+        let identity = Identity::read(&at("pki")).unwrap().unwrap();
+        write(&at("file"), &identity, &at("old"), None).unwrap();
+        let mut bytes = fs::read(at("file")).unwrap();
+        bytes[200] ^= 1;
+        fs::write(at("file"), bytes).unwrap();
+        let refused = read(&at("file"), &at("out"), None).unwrap_err();
+        assert!(refused.to_string().contains("damaged"), "{refused}");
+    }
+}
