@@ -99,6 +99,7 @@ const ORDER: &[&str] = &[
     "discovery.k8s.io",
     "resource.k8s.io",
     "flowcontrol.apiserver.k8s.io",
+    "metrics.k8s.io",
 ];
 
 /// Groups in the order of preference, custom ones by name behind the others, without the core group.

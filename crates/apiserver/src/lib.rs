@@ -41,6 +41,7 @@ mod started;
 mod testing;
 mod token_uses;
 mod unenforced;
+mod usage;
 mod write;
 
 pub use auth::authn::{self, IssuedToken, TokenIssuer, TokenRequest};

@@ -9,7 +9,7 @@ use tracing::{debug, info};
 
 use crate::{
     Config, Error, LocalService, Registry, Store, User, admission, api_services, bootstrap,
-    connection, definitions, identity, pipeline::Core, servers::Servers, started::Part, token_uses,
+    connection, definitions, identity, pipeline::Core, servers::Servers, started::Part, token_uses, usage,
 };
 
 /// The API server.
@@ -101,6 +101,7 @@ impl ApiServer {
         let identity = identity::keep(self.core.clone(), context.token());
         context.spawn_draining("identity", identity);
         context.spawn("flow-control", flow_control.keep());
+        context.spawn("resource-metrics", usage::collect(self.core.clone()));
         let core = self.core.clone();
         let synced = move || core.started.finish(Part::Addresses);
         let allocator = self.core.service_allocator.clone();

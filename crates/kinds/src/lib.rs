@@ -26,6 +26,7 @@ mod equal;
 pub mod flowcontrol;
 mod internal;
 pub mod metadata;
+pub mod metrics;
 pub mod networking;
 pub mod node;
 mod pem;
@@ -315,6 +316,8 @@ const ALL: &[&Builtin] = &[
     &autoscaling::horizontal_pod_autoscaler::V1,
     &batch::cron_job::KIND,
     &batch::job::KIND,
+    &metrics::node_metrics::KIND,
+    &metrics::pod_metrics::KIND,
     &networking::ingress_class::KIND,
     &networking::ingress::KIND,
     &networking::ip_address::KIND,

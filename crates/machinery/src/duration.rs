@@ -52,9 +52,71 @@ pub fn parse(text: &str) -> Result<f64, String> {
     Ok(sign * seconds)
 }
 
+/// The nanoseconds of a duration; what is beyond their range is the end of it.
+pub fn nanos(text: &str) -> Result<i64, String> {
+    Ok((parse(text)? * 1e9).round() as i64)
+}
+
+/// Nanoseconds as Go writes them: the largest unit that is not zero first, fractions of a second below it.
+pub fn format(nanos: i64) -> String {
+    let sign = if nanos < 0 { "-" } else { "" };
+    let rest = nanos.unsigned_abs();
+    if rest == 0 {
+        return "0s".to_owned();
+    }
+    // Below a second the unit is the largest one that leaves a number before the point.
+    for (limit, unit, size) in [
+        (1_000, "ns", 1),
+        (1_000_000, "µs", 1_000),
+        (1_000_000_000, "ms", 1_000_000),
+    ] {
+        if rest < limit {
+            return format!("{sign}{}{unit}", decimal(rest, size));
+        }
+    }
+    let minutes = rest / 60_000_000_000;
+    let seconds = decimal(rest % 60_000_000_000, 1_000_000_000);
+    match (minutes / 60, minutes % 60) {
+        (0, 0) => format!("{sign}{seconds}s"),
+        (0, minutes) => format!("{sign}{minutes}m{seconds}s"),
+        (hours, minutes) => format!("{sign}{hours}h{minutes}m{seconds}s"),
+    }
+}
+
+/// A number of parts of a unit as a decimal without zeros behind it.
+fn decimal(parts: u64, unit: u64) -> String {
+    let (whole, part) = (parts / unit, parts % unit);
+    if part == 0 {
+        return whole.to_string();
+    }
+    let digits = unit.ilog10() as usize;
+    let part = format!("{part:0digits$}");
+    format!("{whole}.{}", part.trim_end_matches('0'))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn durations_are_written_as_by_go() {
+        for (nanos, expected) in [
+            (0, "0s"),
+            (1, "1ns"),
+            (1_100, "1.1µs"),
+            (2_200_000, "2.2ms"),
+            (15_000_000_000, "15s"),
+            (14_703_000_000, "14.703s"),
+            (90_000_000_000, "1m30s"),
+            (3_600_000_000_000, "1h0m0s"),
+            (-1_500_000_000, "-1.5s"),
+            (i64::MIN, "-2562047h47m16.854775808s"),
+        ] {
+            assert_eq!(format(nanos), expected);
+        }
+        assert_eq!(nanos("14.703s"), Ok(14_703_000_000));
+        assert_eq!(nanos("9999999h"), Ok(i64::MAX));
+    }
 
     #[test]
     fn durations_are_read_and_refused_as_by_go() {

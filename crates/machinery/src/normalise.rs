@@ -6,7 +6,7 @@ use crate::decode::Findings;
 use crate::json::{Key, Number};
 use crate::quantity;
 use crate::schema::{self, Field, Presence, Shape, Type};
-use crate::{Object, Value, time};
+use crate::{Object, Value, duration, time};
 use base64::Engine as _;
 use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig, STANDARD as BASE64};
 use std::fmt::Write as _;
@@ -309,6 +309,7 @@ impl Walk<'_> {
             },
             (Shape::Time, Value::String(text)) => time(&text)?,
             (Shape::MicroTime, Value::String(text)) => micro_time(&text)?,
+            (Shape::Duration, Value::String(text)) => duration(text)?,
             (Shape::Raw | Shape::FieldsV1 | Shape::Any | Shape::Json, value) => value,
             (Shape::PropsOrBool, value @ Value::Bool(_)) => value,
             (
@@ -422,7 +423,7 @@ fn name_of(shape: Shape, place: Place<'_>) -> String {
 /// The type that the decoder was reading: times are read as text, and what is no text as a number.
 fn type_read(shape: Shape, place: Place<'_>) -> String {
     match shape {
-        Shape::Time | Shape::MicroTime => "string".to_owned(),
+        Shape::Time | Shape::MicroTime | Shape::Duration => "string".to_owned(),
         Shape::IntOrString => "int32".to_owned(),
         _ => name_of(shape, place),
     }
@@ -511,7 +512,9 @@ pub(crate) fn is_kept(field: &Field, value: &Value) -> bool {
 fn is_misfit(shape: Shape, why: &str) -> bool {
     match shape {
         Shape::List(item) | Shape::Map(item) => is_misfit(*item, why),
-        Shape::IntOrString | Shape::Quantity | Shape::Time | Shape::MicroTime => false,
+        Shape::IntOrString | Shape::Quantity | Shape::Time | Shape::MicroTime | Shape::Duration => {
+            false
+        }
         _ => why.contains(" into Go struct field ") || why.starts_with("illegal base64 data "),
     }
 }
@@ -528,7 +531,8 @@ pub(crate) fn is_omitted(field: &Field, value: &Value) -> bool {
         },
         Presence::OmitEmpty => match (field.shape, value) {
             (Shape::Struct(_) | Shape::Quantity | Shape::IntOrString, _) => false,
-            (Shape::Time | Shape::MicroTime | Shape::Raw | Shape::Json, _) => false,
+            (Shape::Time | Shape::MicroTime | Shape::Duration, _) => false,
+            (Shape::Raw | Shape::Json, _) => false,
             (_, Value::Null) => true,
             (_, Value::Bool(b)) => !b,
             (_, Value::Number(n)) => n.as_f64() == Some(0.0),
@@ -644,6 +648,11 @@ pub(crate) fn micro_time(text: &str) -> Result<Value, String> {
         true => Value::Null,
         false => time::format_micro(moment).into(),
     })
+}
+
+/// Written as Go would write it.
+pub(crate) fn duration(text: String) -> Result<Value, String> {
+    Ok(duration::format(duration::nanos(&text)?).into())
 }
 
 pub(crate) fn quantity(value: &Value, field: &Field) -> Result<Value, String> {

@@ -29,6 +29,7 @@ pub fn name(schema: &Type) -> String {
         "apiregistration/v1" => {
             format!("io.k8s.kube-aggregator.pkg.apis.{package}.{}", schema.name)
         }
+        "metrics/v1beta1" => format!("io.k8s.metrics.pkg.apis.{package}.{}", schema.name),
         _ => format!("io.k8s.api.{package}.{}", schema.name),
     }
 }
@@ -206,6 +207,7 @@ const QUANTITY: &str = "io.k8s.apimachinery.pkg.api.resource.Quantity";
 const INT_OR_STRING: &str = "io.k8s.apimachinery.pkg.util.intstr.IntOrString";
 const TIME: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.Time";
 const MICRO_TIME: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.MicroTime";
+const DURATION: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.Duration";
 const RAW: &str = "io.k8s.apimachinery.pkg.runtime.RawExtension";
 const FIELDS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.FieldsV1";
 const EXTENSIONS: &str = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1";
@@ -235,6 +237,7 @@ fn special(dialect: Dialect, shape: Shape) -> Option<(String, Value)> {
             MICRO_TIME.to_owned(),
             json!({"format": "date-time", "type": "string"}),
         ),
+        Shape::Duration => (DURATION.to_owned(), json!({"type": "string"})),
         Shape::Raw => (RAW.to_owned(), json!({"type": "object"})),
         Shape::FieldsV1 => (FIELDS.to_owned(), json!({"type": "object"})),
         Shape::Json => (format!("{EXTENSIONS}.JSON"), json!({})),

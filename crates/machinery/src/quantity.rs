@@ -67,6 +67,14 @@ impl Quantity {
         }
     }
 
+    /// Billionths.
+    pub fn from_nanos(nanos: i64) -> Self {
+        Self {
+            nanos: i128::from(nanos),
+            format: Format::Decimal,
+        }
+    }
+
     /// Whole units, rounded away from zero.
     pub fn value(self) -> i64 {
         saturate(outward(self.nanos, NANO))

@@ -133,13 +133,14 @@ fn by_name(objects: impl Iterator<Item = Object>) -> Wanted {
 fn own(table: &Table) -> Wanted {
     let built_in = table.all().iter().filter(|resource| !resource.custom);
     by_name(built_in.filter_map(|resource| {
-        let priorities = priorities::of(&resource.group, &resource.version)?;
-        Some(object(
-            &resource.group,
-            &resource.version,
-            priorities,
-            ON_START,
-        ))
+        let (group, version) = (&resource.group, &resource.version);
+        let priorities = priorities::of(group, version)?;
+        // Metrics are served here again as soon as nothing else serves them.
+        let managed = match group.as_str() {
+            metrics_api::GROUP => ALWAYS,
+            _ => ON_START,
+        };
+        Some(object(group, version, priorities, managed))
     }))
 }
 
@@ -160,6 +161,12 @@ fn managed(object: &Object) -> Option<&str> {
     [ON_START, ALWAYS].contains(&managed).then_some(managed)
 }
 
+/// Whether somebody has another server serve a group that is offered here.
+fn is_taken_over(object: &Object) -> bool {
+    tree::name(object) == metrics_api::API_SERVICE
+        && tree::get(object, "spec")["service"] != Value::Null
+}
+
 /// What is to be done so that what is stored is right.
 fn changes(stored: &[Object], wanted: Wanted, starts: bool) -> Vec<Change> {
     let now = |managed: Option<&str>| match managed {
@@ -178,6 +185,7 @@ fn changes(stored: &[Object], wanted: Wanted, starts: bool) -> Vec<Change> {
         }
         match stored.iter().find(|object| tree::name(object) == name) {
             None => changes.push(Change::Create(wanted)),
+            Some(current) if is_taken_over(current) => {}
             Some(current) => {
                 let spec: &Value = tree::get(&wanted, "spec");
                 if now(managed(current)) && tree::get(current, "spec") != spec {
@@ -254,6 +262,22 @@ mod tests {
         assert!(changes(&[old.clone(), mine.clone()], Wanted::new(), false).is_empty());
         let gone = changes(&[old, mine], Wanted::new(), true);
         assert_eq!(gone, [Change::Delete("v1beta1.apps".to_owned())]);
+    }
+
+    #[test]
+    fn metrics_can_be_served_by_another_server_and_come_back() {
+        let local = own(&Registry::builtin().table()).remove(metrics_api::API_SERVICE);
+        let local = local.unwrap();
+        let wanted = || by_name([local.clone()].into_iter());
+        let made = changes(&[], wanted(), false);
+        assert_eq!(made, [Change::Create(local.clone())]);
+        let mut remote = local.clone();
+        let spec = remote.get_mut("spec").and_then(Value::as_object_mut);
+        spec.unwrap()
+            .insert("service".to_owned(), json!({"name": "metrics-server"}));
+        for starts in [true, false] {
+            assert_eq!(changes(&[remote.clone()], wanted(), starts), []);
+        }
     }
 
     #[test]

@@ -23,6 +23,7 @@ const ALL: &[(&str, i64, &str, i64)] = &[
     ("resource.k8s.io", 16_200, "v1", 21),
     ("discovery.k8s.io", 16_200, "v1", 15),
     ("flowcontrol.apiserver.k8s.io", 16_100, "v1", 21),
+    ("metrics.k8s.io", 100, "v1beta1", 100),
 ];
 
 /// The priorities of a group and of a version of it.

@@ -12,6 +12,7 @@ mod reviews;
 mod routes;
 mod scale;
 mod tokens;
+mod usage;
 mod watch;
 
 use std::sync::Arc;
@@ -59,6 +60,9 @@ async fn object(request: Request, resource: Arc<Resource>) -> Answer {
             ("create", _) => Box::pin(reviews::serve(request, resource)).await,
             ("get" | "list", "componentstatuses") => {
                 Box::pin(component_statuses::serve(request, resource)).await
+            }
+            ("get" | "list", _) if resource.group == metrics_api::GROUP => {
+                Box::pin(usage::serve(request, resource)).await
             }
             // Nothing is stored there, and so nothing is found.
             ("list", _) => Box::pin(read::list(request, resource)).await,

@@ -36,6 +36,8 @@ pub(crate) struct Core {
     pub(crate) openapi: Arc<openapi::Documents>,
     pub(crate) audit: Option<Audit>,
     pub(crate) metrics: Metrics,
+    /// What nodes and pods use.
+    pub(crate) usage: Arc<metrics_api::Samples>,
     pub(crate) tasks: Tasks,
     /// The port that the server listens on, once it does.
     pub(crate) port: OnceLock<u16>,
@@ -115,6 +117,7 @@ impl Core {
             fairness: Arc::new(fairness),
             service_allocator: Arc::new(service_allocator),
             metrics,
+            usage: Arc::new(metrics_api::Samples::new(config.clock.clone())),
             sending,
             started: Started::default(),
             openapi: Arc::default(),

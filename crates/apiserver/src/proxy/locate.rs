@@ -94,6 +94,11 @@ async fn node_location(
     path_and_query: String,
 ) -> Result<Location, Status> {
     let node = object(request, "nodes", "", node).await?;
+    kubelet_location(&node, path_and_query)
+}
+
+/// Where the kubelet of a node answers.
+pub(crate) fn kubelet_location(node: &Object, path_and_query: String) -> Result<Location, Status> {
     let status = node.get("status").cloned().unwrap_or_default();
     let addresses = status["addresses"].as_array().cloned().unwrap_or_default();
     let of = |kind: &str| {

@@ -11,12 +11,14 @@ pub(crate) mod streams;
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Uri, header};
-use machinery::Status;
+use http_body_util::{BodyExt, Collected, Empty, Limited};
+use machinery::{Object, Status};
 
 use crate::{
     Resource,
-    pipeline::Request,
+    pipeline::{Core, Request},
     respond::{self, Answer},
 };
 
@@ -103,11 +105,10 @@ async fn proxy(request: Request, location: Location) -> Answer {
 
 /// Why a kubelet refused, in its own words.
 async fn refusal(answer: http::Response<crate::Body>) -> String {
-    let body = http_body_util::Limited::new(answer.into_body(), MAX_REFUSAL);
-    let body = http_body_util::BodyExt::collect(body).await;
-    let bytes = body
-        .map(http_body_util::Collected::to_bytes)
-        .unwrap_or_default();
+    let body = Limited::new(answer.into_body(), MAX_REFUSAL)
+        .collect()
+        .await;
+    let bytes = body.map(Collected::to_bytes).unwrap_or_default();
     String::from_utf8_lossy(&bytes).trim_end().to_owned()
 }
 
@@ -123,6 +124,31 @@ async fn forward(request: Request, location: Location, transport: backend::Trans
 
 fn uri(location: &Location) -> Result<Uri, Status> {
     location.path_and_query.parse().map_err(Status::internal)
+}
+
+/// The page at a path of a node's kubelet, of at most `limit` bytes.
+pub(crate) async fn kubelet_page(
+    core: &Core,
+    node: &Object,
+    path: &str,
+    limit: usize,
+) -> Result<Bytes, String> {
+    let location = locate::kubelet_location(node, path.to_owned());
+    let location = location.map_err(|status| status.message)?;
+    let transport = backend::connect(core, &location).await?;
+    let empty = Empty::new().map_err(|never| match never {});
+    let request = http::Request::get(path)
+        .header(header::HOST, authority(&location))
+        .body(empty.boxed_unsync())
+        .map_err(|error| error.to_string())?;
+    let answer = backend::send(request, transport).await;
+    let answer = answer.map_err(|status| status.message)?;
+    if answer.status() != http::StatusCode::OK {
+        return Err(format!("{}: {}", answer.status(), refusal(answer).await));
+    }
+    let body = Limited::new(answer.into_body(), limit).collect().await;
+    body.map(Collected::to_bytes)
+        .map_err(|error| error.to_string())
 }
 
 fn authority(location: &Location) -> String {

@@ -128,8 +128,29 @@ async fn answer(mut request: Request<Incoming>) -> Result<Answer, Infallible> {
                 answer
             }
         },
+        "metrics" => plain(StatusCode::OK, resource_metrics()),
         _ => plain(StatusCode::OK, format!("{} {asked}", request.method())),
     })
+}
+
+/// The node uses half a processor, and each container of a pod a quarter, of the pod `p` and of one that does not exist.
+fn resource_metrics() -> String {
+    let since = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
+    // Since when it runs: small enough for exact fractions.
+    static BEGUN: std::sync::OnceLock<u128> = std::sync::OnceLock::new();
+    let at = since.as_millis();
+    let seconds = (at - BEGUN.get_or_init(|| at)) as f64 / 1e3;
+    let mut page = format!(
+        "node_cpu_usage_seconds_total {} {at}\nnode_memory_working_set_bytes 3145728 {at}\n",
+        seconds / 2.0
+    );
+    for (container, pod) in [("a", "p"), ("away", "p"), ("a", "elsewhere")] {
+        let labels = format!("container=\"{container}\",namespace=\"default\",pod=\"{pod}\"");
+        let cpu = seconds / 4.0;
+        page += &format!("container_cpu_usage_seconds_total{{{labels}}} {cpu} {at}\n");
+        page += &format!("container_memory_working_set_bytes{{{labels}}} 1048576 {at}\n");
+    }
+    page
 }
 
 /// Listens; its port.

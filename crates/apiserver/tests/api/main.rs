@@ -43,6 +43,7 @@ mod slow_readers;
 mod streams;
 mod subresources;
 mod support;
+mod usage;
 mod versions;
 mod watches;
 mod webhooks;

@@ -230,6 +230,9 @@ fn plain(item: &Value, shared: &Value) -> Value {
     }
 }
 
+/// A group that upstream leaves to a server of its own.
+const OURS: &str = "apis/metrics.k8s.io";
+
 /// Compares the paths of a document with the reference's: every one of ours, and every one of
 /// theirs in the groups and versions that are served.
 fn compare_paths(ours: &Value, theirs: &Value, served: &dyn Fn(&str) -> bool) -> usize {
@@ -237,7 +240,7 @@ fn compare_paths(ours: &Value, theirs: &Value, served: &dyn Fn(&str) -> bool) ->
         ours["paths"].as_object().unwrap(),
         theirs["paths"].as_object().unwrap(),
     );
-    for (path, item) in own {
+    for (path, item) in own.iter().filter(|(path, _)| !path[1..].starts_with(OURS)) {
         let expected = reference
             .get(path)
             .unwrap_or_else(|| panic!("{path} is ours alone"));
@@ -281,7 +284,8 @@ async fn paths_are_those_of_the_reference() {
     for place in places {
         let file = format!("v3/{}_openapi.json", place.replace('/', "__"));
         let Some(theirs) = reference(&file) else {
-            assert!(place.starts_with('.'), "{place} has no reference");
+            let is_ours = place.starts_with('.') || place.starts_with(OURS);
+            assert!(is_ours, "{place} has no reference");
             continue;
         };
         let ours = get(&server, &url(&index, place), &[]).await.json();

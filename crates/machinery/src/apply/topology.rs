@@ -88,9 +88,11 @@ impl<'a> Node<'a> {
                 Shape::String | Shape::Bytes => Scalar::Text,
                 Shape::Bool => Scalar::Truth,
                 Shape::Int32 | Shape::Int64 | Shape::Float64 => Scalar::Number,
-                Shape::Quantity | Shape::IntOrString | Shape::Time | Shape::MicroTime => {
-                    Scalar::Any
-                }
+                Shape::Quantity
+                | Shape::IntOrString
+                | Shape::Time
+                | Shape::MicroTime
+                | Shape::Duration => Scalar::Any,
                 _ => Scalar::Anything,
             },
             Node::Custom(schema, _) if schema["x-kubernetes-int-or-string"] == true => Scalar::Any,

@@ -142,6 +142,7 @@ impl Content {
             Shape::Quantity => self.quantity(&Value::String(text)),
             Shape::Time => normalise::time(&text).map_err(|_| no()),
             Shape::MicroTime => normalise::micro_time(&text).map_err(|_| no()),
+            Shape::Duration => normalise::duration(text).map_err(|_| no()),
             _ => Err(no()),
         }
     }

@@ -3,7 +3,7 @@
 use super::wire::{Reader, Wire};
 use super::{Error, MAGIC, MAX_DEPTH, is_wrapped_list};
 use crate::schema::{self, Member, Shape, Type};
-use crate::{Object, Value, time};
+use crate::{Object, Value, duration, time};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 
@@ -209,6 +209,7 @@ fn one(shape: Shape, wire: Wire<'_>, name: &str, depth: usize) -> Result<Value, 
             Some(moment) => time::format_micro(moment).into(),
             None => Value::Null,
         },
+        (Shape::Duration, Wire::Bytes(bytes)) => duration::format(integer_at(bytes, 1)?).into(),
         (Shape::Raw | Shape::FieldsV1 | Shape::Json | Shape::Any, Wire::Bytes(bytes)) => {
             raw(bytes_at(bytes, 1)?, name, depth)?
         }
@@ -243,6 +244,17 @@ fn bytes_at(message: &[u8], number: u32) -> Result<&[u8], Error> {
 
 fn text_at(message: &[u8], number: u32) -> Result<&str, Error> {
     utf8(bytes_at(message, number)?, "string")
+}
+
+fn integer_at(message: &[u8], number: u32) -> Result<i64, Error> {
+    let mut reader = Reader::new(message);
+    let mut found = 0;
+    while let Some((n, wire)) = reader.next()? {
+        if let (true, Wire::Varint(value)) = (n == number, wire) {
+            found = value as i64;
+        }
+    }
+    Ok(found)
 }
 
 fn int_or_string(bytes: &[u8]) -> Result<Value, Error> {

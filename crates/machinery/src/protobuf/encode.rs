@@ -4,7 +4,7 @@ use super::wire::{BYTES, FIXED64, put_bytes, put_integer, put_message, put_tag, 
 use super::{MAGIC, is_wrapped_list};
 use crate::quantity::Quantity;
 use crate::schema::{self, Field, Member, Shape, Type};
-use crate::{Object, Value, time};
+use crate::{Object, Value, duration, time};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 
@@ -180,6 +180,10 @@ fn one(shape: Shape, number: u32, value: &Value, out: &mut Vec<u8>) {
         }),
         Shape::Time => moment(number, value.as_str().map(time::parse), out),
         Shape::MicroTime => moment(number, value.as_str().map(time::parse_micro), out),
+        Shape::Duration => put_message(out, number, |out| {
+            let nanos = value.as_str().and_then(|text| duration::nanos(text).ok());
+            put_integer(out, 1, nanos.unwrap_or_default());
+        }),
         Shape::Raw | Shape::FieldsV1 | Shape::Json | Shape::Any => {
             put_message(out, number, |out| {
                 put_bytes(out, 1, value.to_string().as_bytes())

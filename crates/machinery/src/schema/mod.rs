@@ -102,6 +102,8 @@ pub enum Shape {
     IntOrString,
     Time,
     MicroTime,
+    /// As Go writes durations: `1m30s`.
+    Duration,
     /// Any object, kept as it is.
     Raw,
     /// The set of fields of a managedFields entry.
@@ -174,6 +176,7 @@ pub fn zero_of(shape: Shape) -> Value {
         Shape::Bool => Value::from(false),
         Shape::Int32 | Shape::Int64 | Shape::Float64 | Shape::IntOrString => Value::from(0),
         Shape::Quantity => Value::from("0"),
+        Shape::Duration => Value::from("0s"),
         Shape::Struct(id) => {
             let fields = id.get().fields.iter();
             Value::Object(
@@ -195,6 +198,7 @@ fn zero(field: &Field) -> Option<Value> {
             Shape::Struct(_)
             | Shape::Time
             | Shape::MicroTime
+            | Shape::Duration
             | Shape::Quantity
             | Shape::IntOrString
             | Shape::Raw

@@ -30,6 +30,7 @@ const PACKAGES: &[&str] = packages![
     "events_v1",
     "flowcontrol_v1",
     "meta_v1",
+    "metrics_v1beta1",
     "networking_v1",
     "node_v1",
     "policy_v1",
@@ -188,6 +189,7 @@ fn may_be_written_unset(field: &Field) -> bool {
             Shape::Struct(_)
                 | Shape::Time
                 | Shape::MicroTime
+                | Shape::Duration
                 | Shape::Quantity
                 | Shape::IntOrString
                 | Shape::Raw
@@ -339,6 +341,7 @@ fn shape(names: &Names, package: &'static str, text: &'static str) -> Shape {
         "IntOrString" => return Shape::IntOrString,
         "Time" => return Shape::Time,
         "MicroTime" => return Shape::MicroTime,
+        "Duration" => return Shape::Duration,
         "Raw" => return Shape::Raw,
         "FieldsV1" => return Shape::FieldsV1,
         "Any" => return Shape::Any,
@@ -388,7 +391,7 @@ fn type_name(package: &'static str, text: &'static str) -> String {
         "IntOrString" => "intstr.IntOrString".to_owned(),
         "Raw" => "runtime.RawExtension".to_owned(),
         "Any" => "interface {}".to_owned(),
-        "Time" | "MicroTime" | "FieldsV1" => format!("v1.{text}"),
+        "Time" | "MicroTime" | "Duration" | "FieldsV1" => format!("v1.{text}"),
         text if text.starts_with("types.") => text.to_owned(),
         text => {
             let (package, name) = full_name(package, text);

@@ -54,6 +54,7 @@ fn of_shape(shape: Shape, name: &str, around: &mut Vec<&'static str>) -> Option<
         Shape::Float64 => decl(DeclKind::Double),
         Shape::Bytes => decl(DeclKind::Bytes),
         Shape::Time | Shape::MicroTime => decl(DeclKind::Timestamp),
+        Shape::Duration => decl(DeclKind::Duration),
         Shape::IntOrString => decl(DeclKind::Dyn),
         Shape::Raw | Shape::FieldsV1 => decl(DeclKind::Object {
             name: name.into(),

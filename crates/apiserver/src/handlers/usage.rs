@@ -1,0 +1,66 @@
+//! `metrics.k8s.io`: the usage of nodes and pods that exist, made from samples for each answer.
+
+use std::sync::Arc;
+
+use http::StatusCode;
+use machinery::{Object, Status, encode, json::json};
+
+use super::read::{self, Page};
+use crate::{
+    Draft, Resource, Stored, media, pieces, pipeline::Request, respond::Answer,
+    selection::Selection,
+};
+
+/// Usage of one node or pod, or of all that are selected. What has no usage yet is left out.
+pub(super) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
+    let output = read::output(&request, &resource)?;
+    let (namespace, name) = request.info.place();
+    // Nodes and pods have the same names in both groups.
+    let plural = resource.plural.as_str();
+    if request.info.verb == "get" {
+        let found = request.core.reader.get("", plural, namespace, name).await?;
+        let found = found.ok_or_else(|| Status::not_found("", plural, name))?;
+        let usage =
+            metrics(&request, &resource, &found)?.ok_or_else(|| unknown(&resource, &found))?;
+        return Ok(output.respond(StatusCode::OK, &usage));
+    }
+    media::check_list(output.wanted, true, &resource)?;
+    let selection = Selection::of(&resource, &request)?;
+    let (_, found) = request.core.reader.list("", plural, namespace).await?;
+    let selected = found.iter().filter(|one| selection.matches(one));
+    let objects = selected.filter_map(|one| metrics(&request, &resource, one).transpose());
+    let page = Page {
+        objects: objects.collect::<Result<_, _>>()?,
+        metadata: json!({}),
+    };
+    Ok(pieces::respond(output, page))
+}
+
+/// The refusal for a node or pod that exists and has no usage.
+fn unknown(resource: &Resource, found: &Stored) -> Status {
+    let header = &found.header;
+    let name = match resource.namespaced() {
+        true => format!("{}/{}", header.namespace, header.name),
+        false => header.name.to_string(),
+    };
+    Status::not_found(&resource.group, &resource.plural, &name)
+}
+
+fn metrics(
+    request: &Request,
+    resource: &Resource,
+    of: &Stored,
+) -> Result<Option<Arc<Stored>>, Status> {
+    let core = &request.core;
+    let now = core.config.clock.now();
+    let object: Option<Object> = match resource.namespaced() {
+        true => metrics_api::pod_metrics(&core.usage, of, now),
+        false => metrics_api::node_metrics(&core.usage, of, now),
+    };
+    let Some(object) = object else {
+        return Ok(None);
+    };
+    let encoded = encode::object(resource.schema, &object);
+    let draft = Draft::encoded(&object, encoded, Vec::new()).map_err(Status::internal)?;
+    Ok(Some(Arc::new(Stored::stamp(draft, 0))))
+}
