@@ -316,6 +316,95 @@ mod tests {
         assert_eq!(samples["a"].window, Duration::from_secs(15));
     }
 
+    /// A server of custom and external metrics that knows these paths.
+    fn server(paths: &'static [(&'static str, &'static str)]) -> MetricsClient {
+        let service = tower::service_fn(
+            move |request: http::Request<kube::client::Body>| async move {
+                let asked = request.uri().to_string();
+                let found = paths.iter().find(|(path, _)| *path == asked);
+                let (code, body) = match found {
+                Some((_, body)) => (200, (*body).to_owned()),
+                None => (
+                    404,
+                    json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404,
+                        "reason": "NotFound", "message": format!("nothing at {asked}")})
+                    .to_string(),
+                ),
+            };
+                let body = kube::client::Body::from(body.into_bytes());
+                let response = http::Response::builder().status(code).body(body);
+                Ok::<_, std::convert::Infallible>(response.unwrap())
+            },
+        );
+        MetricsClient::new(kube::Client::new(service, "default"))
+    }
+
+    fn metric(value: serde_json::Value) -> MetricIdentifier {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[tokio::test]
+    async fn custom_metrics_are_read_in_the_newest_version_that_is_served() {
+        let client = server(&[
+            (
+                "/apis/custom.metrics.k8s.io",
+                r#"{"versions": [{"version": "v1beta1"}]}"#,
+            ),
+            (
+                "/apis/custom.metrics.k8s.io/v1beta1/namespaces/a/pods/%2A/requests?labelSelector=app%3Dweb&metricLabelSelector=path%3Dx",
+                r#"{"items": [
+                    {"describedObject": {"kind": "Pod", "name": "p"}, "metricName": "requests",
+                     "timestamp": "2026-01-01T00:00:00Z", "window": 30, "value": "1500m"},
+                    {"describedObject": {"kind": "Pod", "name": "q"}, "metricName": "requests",
+                     "timestamp": "2026-01-01T00:00:00Z", "value": "2"}]}"#,
+            ),
+            (
+                "/apis/custom.metrics.k8s.io/v1beta1/namespaces/a/ingresses.networking.k8s.io/front/hits?metricLabelSelector=",
+                r#"{"items": [{"describedObject": {"name": "front"}, "timestamp": "2026-01-01T00:00:00Z", "value": "7"}]}"#,
+            ),
+            (
+                "/apis/custom.metrics.k8s.io/v1beta1/namespaces/a/metrics/depth?metricLabelSelector=",
+                r#"{"items": []}"#,
+            ),
+        ]);
+        let requests = json!({"name": "requests", "selector": {"matchLabels": {"path": "x"}}});
+        let selector = Selector::parse("app=web").unwrap();
+        let samples = client
+            .pods(&metric(requests), "a", &selector)
+            .await
+            .unwrap();
+        assert_eq!((samples["p"].value, samples["q"].value), (1500, 2000));
+        assert_eq!(samples["p"].window, Duration::from_secs(30));
+        assert_eq!(samples["q"].window, DEFAULT_WINDOW);
+        let hits = metric(json!({"name": "hits"}));
+        let ingresses = "ingresses.networking.k8s.io";
+        assert_eq!(
+            client.object(&hits, "a", ingresses, "front").await,
+            Ok(7000)
+        );
+        let depth = metric(json!({"name": "depth"}));
+        let none = client.object(&depth, "a", "namespaces", "a").await;
+        assert_eq!(
+            none.unwrap_err(),
+            "no metrics returned from custom metrics API"
+        );
+    }
+
+    #[tokio::test]
+    async fn external_metrics_are_read_and_their_absence_is_explained() {
+        let client = server(&[(
+            "/apis/external.metrics.k8s.io/v1beta1/namespaces/a/queue?labelSelector=name%3Djobs",
+            r#"{"items": [{"metricName": "queue", "timestamp": "2026-01-01T00:00:00Z", "value": "30"},
+                {"metricName": "queue", "timestamp": "2026-01-01T00:00:00Z", "value": "500m"}]}"#,
+        )]);
+        let queue = json!({"name": "queue", "selector": {"matchLabels": {"name": "jobs"}}});
+        let queue = metric(queue);
+        assert_eq!(client.external(&queue, "a").await, Ok(vec![30_000, 500]));
+        let refused = client.external(&queue, "b").await.unwrap_err();
+        let expected = "unable to get external metric b/queue: unable to fetch metrics from external metrics API: nothing at ";
+        assert!(refused.starts_with(expected), "{refused}");
+    }
+
     #[test]
     fn one_container_can_be_asked_for_and_must_be_there() {
         let items = [pod("a", json!([{"name": "x", "usage": {"memory": "1Ki"}}]))];
