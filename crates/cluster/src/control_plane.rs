@@ -27,7 +27,9 @@ use crate::{
 };
 
 /// Ports of every node: SSH, VXLAN, etcd, health and metrics of components, kubelet.
-const OF_EVERY_NODE: [u16; 9] = [22, 2379, 2380, 4789, 10248, 10249, 10250, 10255, 10256];
+const OF_EVERY_NODE: [u16; 10] = [
+    22, 2379, 2380, 4789, 9153, 10248, 10249, 10250, 10255, 10256,
+];
 
 /// A control plane that is built and does not run yet.
 pub struct ControlPlane {

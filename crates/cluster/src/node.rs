@@ -26,6 +26,8 @@ const MTU: u32 = 1500;
 /// Where kube-proxy serves its health and its metrics.
 const PROXY_HEALTH_PORT: u16 = 10256;
 const PROXY_METRICS_PORT: u16 = 10249;
+/// CoreDNS' own.
+const DNS_METRICS_PORT: u16 = 9153;
 
 /// What a node needs beside its settings.
 pub struct Node {
@@ -104,6 +106,7 @@ impl Node {
             let config = dns::Config {
                 client: self.proxy_client.clone(),
                 listen: vec![dns_listener],
+                metrics: Some(SocketAddr::new(settings.node_ip, DNS_METRICS_PORT)),
                 cluster_domain: settings.cluster_domain.clone(),
                 cluster_dns: vec![settings.cluster_dns()],
                 own_ranges: vec![settings.cluster_cidr, settings.service_cidr],

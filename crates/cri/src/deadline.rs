@@ -2,7 +2,7 @@
 //! error that its caller can handle, never a call that lasts for ever.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, OnceLock},
     task::{Context, Poll},
     time::Duration,
 };
@@ -50,16 +50,47 @@ impl Answers {
     }
 }
 
+/// Hears of a call that ended: its method, how long it took, and whether it failed.
+pub type Observer = Box<dyn Fn(&str, Duration, bool) + Send + Sync>;
+
+/// Who hears of the calls of a client and its clones.
+#[derive(Clone, Default)]
+pub struct Calls(Arc<OnceLock<Observer>>);
+
+impl Calls {
+    /// Tells an observer of every call from now on. Only the first observer is told.
+    pub fn observe(&self, observer: Observer) {
+        let _ = self.0.set(observer);
+    }
+
+    fn ended(&self, method: &str, begun: Instant, failed: bool) {
+        if let Some(observer) = self.0.get() {
+            observer(method, begun.elapsed(), failed);
+        }
+    }
+}
+
+impl std::fmt::Debug for Calls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Calls").finish_non_exhaustive()
+    }
+}
+
 /// A channel whose calls end in time.
 #[derive(Debug, Clone)]
 pub struct Deadline {
     channel: Channel,
     answers: Answers,
+    calls: Calls,
 }
 
 impl Deadline {
-    pub(crate) fn new(channel: Channel, answers: Answers) -> Self {
-        Self { channel, answers }
+    pub(crate) fn new(channel: Channel, answers: Answers, calls: Calls) -> Self {
+        Self {
+            channel,
+            answers,
+            calls,
+        }
     }
 }
 
@@ -77,7 +108,7 @@ impl Service<Request<Body>> for Deadline {
         let method = request.uri().path().rsplit('/').next().unwrap_or_default();
         let method = method.to_owned();
         let answer = self.channel.call(request);
-        let answers = self.answers.clone();
+        let (answers, calls, begun) = (self.answers.clone(), self.calls.clone(), Instant::now());
         Box::pin(async move {
             let late = || {
                 let within = limit.unwrap_or_default();
@@ -88,9 +119,13 @@ impl Service<Request<Body>> for Deadline {
                 None => answer.await,
                 Some(limit) => match tokio::time::timeout(limit, answer).await {
                     Ok(outcome) => outcome,
-                    Err(_) => return Err(late()),
+                    Err(_) => {
+                        calls.ended(&method, begun, true);
+                        return Err(late());
+                    }
                 },
             };
+            calls.ended(&method, begun, has_failed(outcome.as_ref().ok()));
             match outcome {
                 Ok(response) => {
                     answers.record();
@@ -101,6 +136,14 @@ impl Service<Request<Body>> for Deadline {
             }
         })
     }
+}
+
+/// Whether a call failed: without an answer, or with one that has nothing but a status.
+fn has_failed(answer: Option<&Response<Body>>) -> bool {
+    answer.is_none_or(|answer| {
+        let status = answer.headers().get("grpc-status");
+        status.is_some_and(|status| status != "0")
+    })
 }
 
 /// Whether the channel itself gave up, at a deadline that the request carries.
@@ -174,12 +217,17 @@ mod tests {
         let _listener = tokio::net::UnixListener::bind(&socket).unwrap();
         let client = crate::connect(&socket);
         let before = client.answers.last();
+        let (told, heard) = std::sync::mpsc::channel();
+        client.calls.observe(Box::new(move |method, _, failed| {
+            told.send((method.to_owned(), failed)).unwrap();
+        }));
         let mut request = tonic::Request::new(crate::v1::VersionRequest::default());
         request.set_timeout(Duration::from_millis(20));
         let answer = client.runtime.clone().version(request).await;
         let status = answer.unwrap_err();
         assert_eq!(status.code(), tonic::Code::DeadlineExceeded, "{status}");
         assert_eq!(client.answers.last(), before);
+        assert_eq!(heard.recv().unwrap(), ("Version".to_owned(), true));
         client.answers.silent_for(Duration::from_millis(1)).await;
     }
 }

@@ -9,7 +9,7 @@ use tonic::transport::Channel;
 use tower::service_fn;
 
 use crate::{
-    Answers, Deadline, MAX_MESSAGE_SIZE,
+    Answers, Calls, Deadline, MAX_MESSAGE_SIZE,
     v1::{image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient},
 };
 
@@ -56,13 +56,15 @@ pub struct Client {
     pub images: ImageServiceClient<Deadline>,
     /// When the runtime last answered either of them.
     pub answers: Answers,
+    /// Who hears of the calls.
+    pub calls: Calls,
 }
 
 /// A client for the runtime that listens on `socket`. Nothing is dialled yet: the first call
 /// connects, and calls after a lost connection connect again. Every call has a deadline.
 pub fn connect(socket: impl AsRef<Path>) -> Client {
-    let answers = Answers::default();
-    let channel = Deadline::new(channel(socket), answers.clone());
+    let (answers, calls) = (Answers::default(), Calls::default());
+    let channel = Deadline::new(channel(socket), answers.clone(), calls.clone());
     let runtime = RuntimeServiceClient::new(channel.clone())
         .max_decoding_message_size(MAX_MESSAGE_SIZE)
         .max_encoding_message_size(MAX_MESSAGE_SIZE);
@@ -73,6 +75,7 @@ pub fn connect(socket: impl AsRef<Path>) -> Client {
         runtime,
         images,
         answers,
+        calls,
     }
 }
 

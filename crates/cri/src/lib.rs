@@ -9,7 +9,7 @@ mod deadline;
 mod endpoint;
 mod listen;
 
-pub use deadline::{Answers, Deadline, REQUEST_TIMEOUT};
+pub use deadline::{Answers, Calls, Deadline, Observer, REQUEST_TIMEOUT};
 pub use endpoint::{Client, Endpoint, InvalidEndpoint, channel, connect};
 pub use listen::{Incoming, listen};
 pub use tonic;

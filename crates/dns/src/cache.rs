@@ -67,7 +67,6 @@ impl<K: Hash + Eq + Clone> Cache<K> {
     }
 
     /// How many answers there are.
-    #[cfg(test)]
     pub fn len(&self) -> usize {
         self.entries.lock().len()
     }

@@ -10,6 +10,8 @@
 mod cache;
 pub mod cluster;
 mod lanes;
+pub mod metrics;
+mod page;
 pub mod reply;
 mod server;
 pub mod upstream;

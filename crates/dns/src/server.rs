@@ -6,7 +6,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     path::PathBuf,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use hickory_proto::op::{Message, MessageType, OpCode};
@@ -25,6 +25,8 @@ use tracing::{debug, warn};
 use crate::{
     Error,
     cluster::Cluster,
+    metrics::Metrics,
+    page,
     reply::{Step, Transport, complete, decide, encode, failure},
     upstream::Upstream,
     zone::Zone,
@@ -42,6 +44,8 @@ pub struct Config {
     /// Where to listen: an address of the node that pods can reach, on a port of its own. The
     /// cluster's DNS address is led here by the proxy.
     pub listen: Vec<SocketAddr>,
+    /// Where the page of metrics is served, if it is.
+    pub metrics: Option<SocketAddr>,
     /// The zone, e.g. `cluster.local`.
     pub cluster_domain: String,
     /// The cluster's DNS addresses; never asked as upstream, since they are ourselves.
@@ -65,12 +69,15 @@ impl Config {
                 .filter(|at| at.port() == 53)
                 .map(SocketAddr::ip),
         );
-        let upstream = Upstream::new(self.resolv_conf.clone(), own, self.clock.clone());
+        let metrics = Arc::new(Metrics::default());
+        let clock = self.clock.clone();
+        let upstream = Upstream::new(self.resolv_conf.clone(), own, clock, metrics.clone());
         Ok(Arc::new(Server {
             config: self,
             answers: Arc::new(Answers {
                 zone,
                 upstream,
+                metrics,
                 limit: Arc::new(Semaphore::new(AT_ONCE)),
             }),
         }))
@@ -87,6 +94,7 @@ pub struct Server {
 struct Answers {
     zone: Zone,
     upstream: Upstream,
+    metrics: Arc<Metrics>,
     /// Bounds questions for others.
     limit: Arc<Semaphore>,
 }
@@ -136,6 +144,11 @@ impl Server {
             let (answers, with, of) = (self.answers.clone(), cluster.clone(), context.clone());
             context.spawn("tcp", streams(listener, answers, with, of));
         }
+        if let Some(address) = self.config.metrics {
+            let answers = self.answers.clone();
+            let shown = Arc::new(move || answers.metrics.page(answers.upstream.cached()));
+            context.spawn("metrics", page::serve(address, shown, context.clone()));
+        }
         cluster.synced().await;
         context.ready();
         context.shutdown().await;
@@ -179,12 +192,14 @@ async fn datagrams(
                 continue;
             }
         };
-        let request = &buffer[..length];
+        let (request, begun) = (&buffer[..length], Instant::now());
         let (step, limit) = wait_until_known(&cluster, request, &answers.zone);
         match step {
             Step::Ignore => {}
             Step::Send(reply) => {
                 if let Some(bytes) = encode(reply, limit) {
+                    let metrics = &answers.metrics;
+                    metrics.answered(&bytes, Transport::Udp, from, begun);
                     send(&socket, &bytes, from).await;
                 }
             }
@@ -200,6 +215,8 @@ async fn datagrams(
                     else {
                         return;
                     };
+                    let metrics = &answers.metrics;
+                    metrics.answered(&bytes, Transport::Udp, from, begun);
                     send(&socket, &bytes, from).await;
                     if let Some(request) = renew {
                         answers.upstream.renew(&request, Transport::Udp).await;
@@ -253,10 +270,12 @@ async fn streams(listener: TcpListener, answers: Arc<Answers>, cluster: Cluster,
 }
 
 async fn talk(mut stream: TcpStream, answers: &Answers, cluster: &Cluster) -> io::Result<()> {
+    let from = stream.peer_addr()?;
     loop {
         let length = timeout(IDLE, stream.read_u16()).await??;
         let mut request = vec![0; usize::from(length)];
         timeout(IDLE, stream.read_exact(&mut request)).await??;
+        let begun = Instant::now();
         let (step, _) = wait_until_known(cluster, &request, &answers.zone);
         let Some((bytes, renew)) = answers
             .resolve(step, Transport::Tcp, usize::from(u16::MAX))
@@ -264,6 +283,8 @@ async fn talk(mut stream: TcpStream, answers: &Answers, cluster: &Cluster) -> io
         else {
             return Ok(());
         };
+        let metrics = &answers.metrics;
+        metrics.answered(&bytes, Transport::Tcp, from, begun);
         let length = u16::try_from(bytes.len()).map_err(io::Error::other)?;
         stream
             .write_all(&[&length.to_be_bytes(), &bytes[..]].concat())

@@ -31,6 +31,7 @@ use tracing::{debug, warn};
 use crate::{
     cache::{Cache, Found, readdress},
     lanes::Lanes,
+    metrics::Metrics,
     reply::Transport,
 };
 
@@ -56,6 +57,7 @@ pub struct Upstream {
     /// Guards the questions under way.
     under_way: Mutex<HashMap<Key, watch::Receiver<Answer>>>,
     cache: Cache<Key>,
+    metrics: Arc<Metrics>,
 }
 
 /// A reply with the request's id, and whether it should be asked for again after it was sent.
@@ -66,7 +68,12 @@ pub struct Reply {
 
 impl Upstream {
     /// Servers come from `resolv_conf`; those at an address of `own` are left out.
-    pub fn new(resolv_conf: PathBuf, own: Vec<IpAddr>, clock: Arc<dyn Clock>) -> Self {
+    pub fn new(
+        resolv_conf: PathBuf,
+        own: Vec<IpAddr>,
+        clock: Arc<dyn Clock>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
         Self {
             resolv_conf,
             own,
@@ -74,13 +81,24 @@ impl Upstream {
             lanes: Lanes::default(),
             under_way: Mutex::new(HashMap::new()),
             cache: Cache::new(clock),
+            metrics,
         }
+    }
+
+    /// How many answers are kept.
+    pub fn cached(&self) -> usize {
+        self.cache.len()
     }
 
     /// Answers from what is kept, or asks the servers in turn. `None` when nobody answers.
     pub async fn ask(&self, request: &Message, transport: Transport) -> Option<Reply> {
         let key = key(request, transport)?;
-        let (bytes, renew) = match self.cache.find(&key) {
+        let found = self.cache.find(&key);
+        match &found {
+            Found::Fresh(bytes) | Found::Ending(bytes) => self.metrics.hit(bytes),
+            Found::Stale(_) | Found::Nothing => self.metrics.missed(),
+        }
+        let (bytes, renew) = match found {
             Found::Fresh(bytes) => (bytes, false),
             Found::Ending(bytes) => (bytes, true),
             Found::Stale(bytes) => {

@@ -48,6 +48,7 @@ async fn start(resolv_conf: &str) -> tempfile::TempDir {
     ));
     let server = Config {
         client,
+        metrics: None,
         listen: vec![LISTEN.parse().unwrap()],
         cluster_domain: "cluster.local".into(),
         cluster_dns: vec!["10.43.0.10".parse().unwrap()],

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use volume::{LinuxMounter, NodeFacts, storage};
 
 use crate::{
-    Config, admit::Admitted, collect::Ledger, events::Events, make::dns::Dns,
+    Config, admit::Admitted, collect::Ledger, events::Events, make::dns::Dns, metrics::Metrics,
     node::machine::Machine, pod::spec, registry::Registry, runtime::Runtime, server::auth::Auth,
     sources::Sources, stats,
 };
@@ -39,6 +39,7 @@ pub struct Core {
     pub mounter: LinuxMounter,
     pub auth: Auth,
     pub stats: stats::Provider,
+    pub metrics: Metrics,
     /// How many pods were evicted, by what was short.
     pub evictions: Mutex<BTreeMap<&'static str, u64>>,
     /// Guards the record only.

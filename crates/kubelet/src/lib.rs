@@ -25,6 +25,7 @@ mod images;
 mod inotify;
 mod logs;
 pub mod make;
+mod metrics;
 mod node;
 mod plugins;
 pub mod pod;

@@ -8,7 +8,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     path::Path,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use cri::v1;
@@ -16,7 +16,7 @@ use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use tonic::Status;
 use tracing::{info, warn};
 
-use crate::{core::Core, dispatch, make::labels, pod::spec, registry::Message, volumes};
+use crate::{cgroups, core::Core, dispatch, make::labels, pod::spec, registry::Message, volumes};
 
 /// Without events.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -28,7 +28,10 @@ pub async fn run(core: Arc<Core>) {
     let mut before: Option<States> = None;
     let mut suspects = HashSet::new();
     loop {
-        match list(&core).await {
+        let (begun, at) = (Instant::now(), core.now());
+        let listed = list(&core).await;
+        core.metrics.relisted(begun, at);
+        match listed {
             Ok(listed) => {
                 match &before {
                     Some(before) => {
@@ -141,7 +144,8 @@ async fn remove_stale_dirs(core: &Core, states: &States) {
                 Ok(()) => volumes::remove_dir(core.pod_dir(&uid)).await,
                 failed => failed,
             };
-            crate::cgroups::remove_pod(&core.config.cgroup_root, &uid);
+            let remove = || cgroups::remove_pod(&core.config.cgroup_root, &uid);
+            core.metrics.cgroup_managed("destroy", remove);
             report(&uid, removed);
         }
     }

@@ -25,6 +25,7 @@ use crate::{
     events::Events,
     eviction,
     make::apparmor,
+    metrics::Metrics,
     node::{lease, machine::Machine, register, status},
     plugins,
     registry::Registry,
@@ -196,9 +197,12 @@ fn core(config: &Arc<Config>, context: &Context, drivers: &Drivers) -> Core {
         mounter: LinuxMounter,
     };
     let volumes = storage::Manager::new(Arc::new(host), config.clock.clone());
+    let runtime = cri::connect(&config.cri_socket);
+    let metrics = Metrics::default();
+    metrics.count_calls(&runtime.calls);
     Core {
         runtime: Runtime {
-            client: cri::connect(&config.cri_socket),
+            client: runtime,
             events: watch::Sender::new(false),
             logs_dir: config.pod_logs_dir.clone(),
         },
@@ -219,6 +223,7 @@ fn core(config: &Arc<Config>, context: &Context, drivers: &Drivers) -> Core {
             config.clock.clone(),
         ),
         stats: stats::Provider::default(),
+        metrics,
         evictions: parking_lot::Mutex::default(),
         images_seen: parking_lot::Mutex::default(),
         pressures: watch::Sender::new(Vec::new()),

@@ -78,6 +78,11 @@ pub async fn start(core: &Core, start: &Start<'_>) -> std::result::Result<(), Fa
         is_pull: true,
     })?;
     let outcome = create_and_start(core, start, role, &container, images).await;
+    let reason = outcome
+        .as_ref()
+        .err()
+        .map(|failure| &*failure.waiting.reason);
+    core.metrics.container_started(role, reason);
     if let Err(failure) = &outcome {
         let message = format!("Error: {}", failure.waiting.message);
         core.events

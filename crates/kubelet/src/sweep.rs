@@ -60,7 +60,8 @@ async fn sweep(core: &Core) -> Result<()> {
     }
     for (uid, path) in groups.into_iter().filter(|(uid, _)| !is_known(uid)) {
         info!(uid, path, "removes a cgroup that a pod left behind");
-        cgroups::remove(&path);
+        let remove = || cgroups::remove(&path);
+        core.metrics.cgroup_managed("destroy", remove);
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use jiff::Timestamp;
@@ -142,15 +142,14 @@ async fn set_up_storage(
     };
     let plugin = resolve::plugin(spec).map_err(refuse)?;
     claims::check_affinity(core, spec)?;
-    let ready = core
-        .volumes
-        .set_up(pod, spec, plugin, again, cancel)
-        .await
-        .map_err(|failure| Error::Mount {
-            reason: failed_reason(spec),
-            message: failure.to_string(),
-            is_waiting: false,
-        })?;
+    let (begun, name) = (Instant::now(), plugin.name());
+    let ready = core.volumes.set_up(pod, spec, plugin, again, cancel).await;
+    core.metrics.volume_mounted(name, begun, ready.is_ok());
+    let ready = ready.map_err(|failure| Error::Mount {
+        reason: failed_reason(spec),
+        message: failure.to_string(),
+        is_waiting: false,
+    })?;
     expand::expand(core, pod, spec, &ready.key).await?;
     Ok(ready)
 }
@@ -184,6 +183,7 @@ async fn set_up_own(
     let dir = volume_dir(&core.pod_dir(spec::uid(pod)), plugin.name(), &volume.name);
     let (pod, owned, node) = (pod.clone(), volume.clone(), core.node_facts());
     let mounter = core.mounter;
+    let (begun, name) = (Instant::now(), plugin.name());
     let path = tokio::task::spawn_blocking(move || {
         plugin.set_up(&Request {
             pod: &pod,
@@ -195,8 +195,9 @@ async fn set_up_own(
         })
     })
     .await
-    .map_err(|error| failed(&error))?
     .map_err(|error| failed(&error))?;
+    core.metrics.volume_mounted(name, begun, path.is_ok());
+    let path = path.map_err(|error| failed(&error))?;
     mounted.paths.insert(volume.name.clone(), path);
     mounted.refresh_by(gathered.refresh_at);
     Ok(())

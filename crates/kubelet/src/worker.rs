@@ -15,9 +15,13 @@ mod probing;
 mod report;
 mod size;
 mod tasks;
+mod timing;
 mod view;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use jiff::Timestamp;
@@ -46,6 +50,7 @@ use mounts::Mounts;
 use probing::Probing;
 use report::Report;
 use size::Size;
+use timing::Timing;
 
 /// One pod's worker.
 pub struct Worker {
@@ -60,6 +65,7 @@ pub struct Worker {
     mounts: Mounts,
     probing: Probing,
     report: Report,
+    timing: Timing,
     /// Called off when the pod begins to stop.
     starts: CancellationToken,
 }
@@ -123,6 +129,7 @@ impl Worker {
         wanted: bool,
     ) -> Self {
         Self {
+            timing: Timing::new(pod.status.as_ref().unwrap_or(&PodStatus::default())),
             report: Report::new(pod.status.clone().unwrap_or_default()),
             subject: Subject {
                 uid: spec::uid(&pod).to_owned(),
@@ -150,7 +157,10 @@ impl Worker {
             "pod worker starts"
         );
         loop {
+            let begun = Instant::now();
             let wake = self.step().await;
+            let took = begun.elapsed();
+            self.timing.stepped(&self.core.metrics, &self.life, took);
             if !self.subject.wanted && matches!(self.life, Life::Stopped(_)) {
                 break;
             }
@@ -192,7 +202,10 @@ impl Worker {
 
     fn take(&mut self, message: Message) {
         match message {
-            Message::Pod(pod) => self.take_pod(pod),
+            Message::Pod(pod) => {
+                self.timing.updated();
+                self.take_pod(pod);
+            }
             Message::Removed => self.subject.wanted = false,
             Message::Mirror(mirror) => self.subject.shown = mirror,
             Message::Runtime => self.runtime.is_current = false,
@@ -370,6 +383,7 @@ impl Worker {
             host_ips: &host_ips,
             now,
         });
+        self.timing.saw(&self.core.metrics, &status);
         self.report.set_status(status);
         let (pod, status) = (self.subject.pod.clone(), self.report.shared());
         self.core.registry.publish(&self.subject.uid, pod, status);

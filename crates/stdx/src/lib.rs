@@ -1,5 +1,5 @@
 //! Small things the standard library does not have: a clock that tests can drive, backoff with
-//! jitter, a resolver that a static binary can use, and the size of a tree on disk. Nothing here knows
+//! jitter, a resolver that a static binary can use, the size of a tree on disk, and metrics as text. Nothing here knows
 //! about Kubernetes.
 
 #![forbid(unsafe_code)]
@@ -7,6 +7,7 @@
 pub mod backoff;
 pub mod clock;
 pub mod disk_usage;
+pub mod exposition;
 pub mod resolve;
 
 pub use backoff::Backoff;

@@ -7,7 +7,10 @@ mod pace;
 mod tcp;
 mod threshold;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use cri::v1;
 use jiff::Timestamp;
@@ -47,7 +50,8 @@ impl ProbeKind {
         }
     }
 
-    fn as_str(self) -> &'static str {
+    /// Its name in events and metrics.
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Startup => "Startup",
             Self::Liveness => "Liveness",
@@ -97,6 +101,9 @@ pub async fn run(core: Arc<Core>, mut running: Running) {
         () = stop.cancelled() => {}
         () = probe_loop(&core, &mut running) => {}
     }
+    let container = &running.container.name;
+    core.metrics
+        .probe_ended(&running.pod, container, running.kind);
 }
 
 async fn probe_loop(core: &Core, running: &mut Running) {
@@ -131,7 +138,11 @@ async fn probe_loop(core: &Core, running: &mut Running) {
     let timeout = seconds(probe.timeout_seconds, 1);
     loop {
         let begun = core.now();
+        let asked = Instant::now();
         let answer = ask_repeatedly(core, running, &probe, timeout).await;
+        let (container, took) = (&running.container.name, asked.elapsed());
+        let metrics = &core.metrics;
+        metrics.probed(&running.pod, container, running.kind, &answer, took);
         report(core, running, &answer);
         if let Some(ok) = threshold.record(&answer) {
             let result = ProbeResult {

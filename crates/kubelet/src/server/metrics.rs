@@ -7,7 +7,9 @@ use std::{
 
 use http::{Response, StatusCode};
 
-use super::{Body, exposition::Exposition, whole};
+use stdx::exposition::{Exposition, TEXT};
+
+use super::{Body, whole};
 use crate::{
     config::VERSION,
     core::Core,
@@ -25,11 +27,18 @@ pub async fn serve(core: &Core) -> Response<Body> {
     node(&mut page, core, &pods);
     containers(&mut page, &pods);
     evictions(&mut page, core);
+    core.metrics.show(&mut page);
     let summary = core.stats.summary(core, FRESH).await;
     claims(&mut page, &summary);
     process(&mut page);
-    let kind = "text/plain; version=0.0.4; charset=utf-8";
-    whole(StatusCode::OK, kind, page.finish().into_bytes())
+    whole(StatusCode::OK, TEXT, page.finish().into_bytes())
+}
+
+/// `GET /metrics/probes`: how probes of containers went.
+pub fn probes(core: &Core) -> Response<Body> {
+    let mut page = Exposition::default();
+    core.metrics.show_probes(&mut page);
+    whole(StatusCode::OK, TEXT, page.finish().into_bytes())
 }
 
 fn node(page: &mut Exposition, core: &Core, pods: &[Seen]) {

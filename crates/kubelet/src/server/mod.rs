@@ -3,7 +3,6 @@
 
 pub(crate) mod auth;
 mod containers;
-mod exposition;
 mod healthz;
 mod logs;
 mod metrics;
@@ -209,6 +208,7 @@ async fn handle(
         ["metrics"] => metrics::serve(&core).await,
         ["metrics", "resource"] => stats::resource(&core).await,
         ["metrics", "cadvisor"] => stats::cadvisor(&core).await,
+        ["metrics", "probes"] => metrics::probes(&core),
         ["stats", "summary"] => {
             let reduced = ask.is_on(&["only_cpu_and_memory"]);
             stats::summary(&core, reduced).await

@@ -5,9 +5,10 @@ use std::{sync::Arc, time::Duration};
 
 use http::{Response, StatusCode};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use stdx::exposition::{Exposition, TEXT};
 use tracing::warn;
 
-use super::{Body, exposition::Exposition, text, whole};
+use super::{Body, text, whole};
 use crate::{
     core::Core,
     make::cgroups,
@@ -16,8 +17,6 @@ use crate::{
 
 /// How old an answer may be.
 const FRESH: Duration = Duration::from_secs(1);
-
-const PAGE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 async fn gather(core: &Core) -> Result<Arc<Summary>, String> {
     let summary = core.stats.summary(core, FRESH).await;
@@ -114,7 +113,7 @@ pub async fn resource(core: &Core) -> Response<Body> {
         page.family(name, "gauge", help)
             .sample(name, &[], failed, None);
     }
-    whole(StatusCode::OK, PAGE, page.finish().into_bytes())
+    whole(StatusCode::OK, TEXT, page.finish().into_bytes())
 }
 
 fn resource_families(page: &mut Exposition, summary: &Summary) {
@@ -415,7 +414,7 @@ pub async fn cadvisor(core: &Core) -> Response<Body> {
     }
     network(&mut page, &summary);
     machine(&mut page, core);
-    whole(StatusCode::OK, PAGE, page.finish().into_bytes())
+    whole(StatusCode::OK, TEXT, page.finish().into_bytes())
 }
 
 fn put(

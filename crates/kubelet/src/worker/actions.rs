@@ -243,6 +243,7 @@ impl Worker {
 
     fn finish_sandbox(&mut self, outcome: Result<String>) {
         self.memory.running.remove(&Task::CreateSandbox);
+        self.core.metrics.sandbox_made(outcome.is_ok());
         self.runtime.is_current = false;
         let pod = &self.subject.pod;
         match outcome {

@@ -39,7 +39,8 @@ pub(super) async fn create_sandbox(core: &Core, pod: &Pod, attempt: u32) -> Resu
         ));
     }
     let handler = runtime_handler(core, pod).await?;
-    cgroups::ensure_pod(&core.config, pod)?;
+    let make = || cgroups::ensure_pod(&core.config, pod);
+    core.metrics.cgroup_managed("create", make)?;
     let config = sandbox_config(core, pod, attempt);
     let logs = config.log_directory.clone();
     std::fs::create_dir_all(&logs).map_err(Error::io(&logs))?;
@@ -68,7 +69,8 @@ pub(super) async fn resize(
     pod: &Pod,
     containers: &[(String, String)],
 ) -> Vec<(String, Bounds)> {
-    cgroups::grow_pod(&core.config.cgroup_root, pod);
+    let grow = || cgroups::grow_pod(&core.config.cgroup_root, pod);
+    core.metrics.cgroup_managed("update", grow);
     let mut accepted = Vec::new();
     let mut failure: Option<Error> = None;
     for (id, name) in containers {
@@ -87,7 +89,8 @@ pub(super) async fn resize(
             Err(status) => failure = Some(status.into()),
         }
     }
-    let bounds = cgroups::ensure_pod(&core.config, pod);
+    let set = || cgroups::ensure_pod(&core.config, pod);
+    let bounds = core.metrics.cgroup_managed("update", set);
     match failure.map_or(bounds, Err) {
         Ok(()) => {
             let message = "Pod resize completed";
@@ -164,6 +167,7 @@ pub(super) async fn remove_everything(core: &Core, pod: &Pod) -> Result<()> {
     let logs = &core.config.pod_logs_dir.to_string_lossy();
     volumes::remove_dir(core.pod_dir(uid)).await?;
     volumes::remove_dir(make::sandbox::log_directory(logs, pod).into()).await?;
-    cgroups::remove_pod(&core.config.cgroup_root, uid);
+    let remove = || cgroups::remove_pod(&core.config.cgroup_root, uid);
+    core.metrics.cgroup_managed("destroy", remove);
     Ok(())
 }

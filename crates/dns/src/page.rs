@@ -1,0 +1,83 @@
+//! The HTTP server of the page of metrics, where CoreDNS has its own.
+
+use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
+
+use http::{Request, Response, StatusCode, header};
+use http_body_util::Full;
+use hyper::{
+    body::{Bytes, Incoming},
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use stdx::exposition::TEXT;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+};
+use tracing::{debug, warn};
+
+/// A connection without a request for this long is closed.
+const IDLE: Duration = Duration::from_secs(30);
+/// How soon a port that somebody else has is tried again.
+const AGAIN: Duration = Duration::from_secs(5);
+/// Connections that may be open at once.
+const AT_ONCE: usize = 16;
+
+/// Makes the page.
+pub type Page = Arc<dyn Fn() -> String + Send + Sync>;
+
+/// Serves the page at `/metrics`, for as long as it is polled.
+pub async fn serve(address: SocketAddr, page: Page, context: lifecycle::Context) {
+    let listener = loop {
+        match TcpListener::bind(address).await {
+            Ok(listener) => break listener,
+            Err(error) => warn!(%address, %error, "cannot serve metrics"),
+        }
+        tokio::time::sleep(AGAIN).await;
+    };
+    let limit = Arc::new(Semaphore::new(AT_ONCE));
+    loop {
+        let Ok(permit) = limit.clone().acquire_owned().await else {
+            return;
+        };
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let page = page.clone();
+                context.spawn("metrics", async move {
+                    let _permit = permit;
+                    connection(page, stream).await;
+                });
+            }
+            Err(error) => {
+                debug!(%error, "cannot accept");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+async fn connection(page: Page, stream: TcpStream) {
+    let service = service_fn(move |request: Request<Incoming>| {
+        let response = match request.uri().path() {
+            "/metrics" => respond(StatusCode::OK, page()),
+            _ => respond(StatusCode::NOT_FOUND, "404 page not found\n".to_owned()),
+        };
+        async move { Ok::<_, Infallible>(response) }
+    });
+    let served = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(IDLE)
+        .max_buf_size(16 * 1024)
+        .serve_connection(TokioIo::new(stream), service);
+    if let Err(error) = served.await {
+        debug!(%error, "connection ended");
+    }
+}
+
+fn respond(code: StatusCode, body: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body.into()));
+    *response.status_mut() = code;
+    let plain = header::HeaderValue::from_static(TEXT);
+    response.headers_mut().insert(header::CONTENT_TYPE, plain);
+    response
+}

@@ -1,0 +1,391 @@
+//! What the kubelet counts and measures while it works, under upstream's names and with upstream's buckets.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use parking_lot::Mutex;
+use stdx::exposition::{Counter, Exposition, Family, Histogram};
+
+use crate::{
+    pod::spec::{self, Role},
+    probe::{Answer, ProbeKind},
+};
+
+/// Prometheus' own default.
+const DEFAULT: &[f64] = &[
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+];
+/// From five milliseconds on, each two and a half times the one before.
+const RUNTIME: &[f64] = &[
+    0.005,
+    0.0125,
+    0.03125,
+    0.078125,
+    0.1953125,
+    0.48828125,
+    1.220703125,
+    3.0517578125,
+    7.62939453125,
+    19.073486328125,
+    47.6837158203125,
+    119.20928955078125,
+    298.0232238769531,
+    745.0580596923828,
+];
+const STARTUP: &[f64] = &[
+    0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0, 120.0, 180.0, 240.0,
+    300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0,
+];
+const STORAGE: &[f64] = &[
+    0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0,
+];
+
+/// Operations of one kind that others carry out: calls of the runtime.
+struct Operations {
+    count: Family<Counter>,
+    errors: Family<Counter>,
+    seconds: Family<Histogram>,
+}
+
+/// All of them. Shared by the kubelet's tasks.
+pub struct Metrics {
+    runtime: Arc<Operations>,
+    pod_worker: Family<Histogram>,
+    pod_worker_start: Family<Histogram>,
+    pod_start: Family<Histogram>,
+    cgroup_manager: Family<Histogram>,
+    storage: Family<Histogram>,
+    started_pods: Family<Counter>,
+    started_pods_errors: Family<Counter>,
+    started_containers: Family<Counter>,
+    started_containers_errors: Family<Counter>,
+    relist_duration: Family<Histogram>,
+    relist_interval: Family<Histogram>,
+    /// When containers were last listed.
+    relisted: Mutex<Option<(Instant, Timestamp)>>,
+    probes: Family<Counter>,
+    probe_duration: Family<Histogram>,
+}
+
+fn seconds(labels: &'static [&'static str]) -> Family<Histogram> {
+    Family::new(labels, || Histogram::new(DEFAULT))
+}
+
+fn counts(labels: &'static [&'static str]) -> Family<Counter> {
+    Family::new(labels, Counter::default)
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        const OPERATION: &[&str] = &["operation_type"];
+        let runtime = Operations {
+            count: counts(OPERATION),
+            errors: counts(OPERATION),
+            seconds: Family::new(OPERATION, || Histogram::new(RUNTIME)),
+        };
+        const STORAGE_LABELS: &[&str] = &["volume_plugin", "operation_name", "status", "migrated"];
+        const PROBE: &[&str] = &[
+            "probe_type",
+            "result",
+            "container",
+            "pod",
+            "namespace",
+            "pod_uid",
+        ];
+        let metrics = Self {
+            runtime: Arc::new(runtime),
+            pod_worker: seconds(OPERATION),
+            pod_worker_start: seconds(&[]),
+            pod_start: Family::new(&[], || Histogram::new(STARTUP)),
+            cgroup_manager: seconds(OPERATION),
+            storage: Family::new(STORAGE_LABELS, || Histogram::new(STORAGE)),
+            started_pods: counts(&[]),
+            started_pods_errors: counts(&[]),
+            started_containers: counts(&["container_type"]),
+            started_containers_errors: counts(&["container_type", "code"]),
+            relist_duration: seconds(&[]),
+            relist_interval: seconds(&[]),
+            relisted: Mutex::default(),
+            probes: counts(PROBE),
+            probe_duration: seconds(&["probe_type", "container", "pod", "namespace"]),
+        };
+        // What has no labels is shown before it first happens.
+        for counter in [&metrics.started_pods, &metrics.started_pods_errors] {
+            counter.with(&[]);
+        }
+        for histogram in [&metrics.pod_start, &metrics.pod_worker_start] {
+            histogram.with(&[]);
+        }
+        metrics
+    }
+}
+
+impl Metrics {
+    /// Counts the calls of a client of the runtime.
+    pub fn count_calls(&self, calls: &cri::Calls) {
+        let runtime = self.runtime.clone();
+        calls.observe(Box::new(move |method, took, failed| {
+            let operation = operation(method);
+            let labels = [operation.as_str()];
+            runtime.count.with(&labels).increment();
+            runtime.seconds.with(&labels).took(took);
+            if failed {
+                runtime.errors.with(&labels).increment();
+            }
+        }));
+    }
+
+    /// A pod's worker looked once.
+    pub fn worker_stepped(&self, operation: &str, took: Duration) {
+        self.pod_worker.with(&[operation]).took(took);
+    }
+
+    /// A pod's worker began so long after the kubelet first saw the pod.
+    pub fn worker_began(&self, after: Duration) {
+        self.pod_worker_start.with(&[]).took(after);
+    }
+
+    /// A pod runs, so long after the kubelet first saw it.
+    pub fn pod_started(&self, after: Duration) {
+        self.pod_start.with(&[]).took(after);
+    }
+
+    pub fn cgroup_managed<T>(&self, operation: &str, manage: impl FnOnce() -> T) -> T {
+        let begun = Instant::now();
+        let outcome = manage();
+        self.cgroup_manager.with(&[operation]).took(begun.elapsed());
+        outcome
+    }
+
+    /// A volume was mounted or not.
+    pub fn volume_mounted(&self, plugin: &str, begun: Instant, succeeded: bool) {
+        let status = if succeeded { "success" } else { "fail-unknown" };
+        let labels = [plugin, "volume_mount", status, "false"];
+        self.storage.with(&labels).took(begun.elapsed());
+    }
+
+    /// A sandbox was to be made.
+    pub fn sandbox_made(&self, succeeded: bool) {
+        self.started_pods.with(&[]).increment();
+        if !succeeded {
+            self.started_pods_errors.with(&[]).increment();
+        }
+    }
+
+    /// A container was to be started; `failure` is the reason why it was not.
+    pub fn container_started(&self, role: Role, failure: Option<&str>) {
+        let role = match role {
+            Role::Init | Role::Sidecar => "init_container",
+            Role::Ephemeral => "ephemeral_container",
+            Role::Main => "container",
+        };
+        self.started_containers.with(&[role]).increment();
+        if let Some(code) = failure {
+            let errors = &self.started_containers_errors;
+            errors.with(&[role, code]).increment();
+        }
+    }
+
+    /// Containers were listed, beginning at these times.
+    pub fn relisted(&self, begun: Instant, at: Timestamp) {
+        self.relist_duration.with(&[]).took(begun.elapsed());
+        let before = self.relisted.lock().replace((begun, at));
+        if let Some((before, _)) = before {
+            self.relist_interval.with(&[]).took(begun - before);
+        }
+    }
+
+    /// A probe answered.
+    pub fn probed(
+        &self,
+        pod: &Pod,
+        container: &str,
+        kind: ProbeKind,
+        answer: &Answer,
+        took: Duration,
+    ) {
+        let kind = kind.as_str();
+        let (namespace, name, uid) = (spec::namespace(pod), spec::name(pod), spec::uid(pod));
+        let result = match answer {
+            Answer::Ok | Answer::Warning(_) => "successful",
+            Answer::Failed(_) => "failed",
+            Answer::Broken(_) => "unknown",
+        };
+        let labels = [kind, result, container, name, namespace, uid];
+        self.probes.with(&labels).increment();
+        if result != "failed" {
+            let labels = [kind, container, name, namespace];
+            self.probe_duration.with(&labels).took(took);
+        }
+    }
+
+    /// A container is not probed any more.
+    pub fn probe_ended(&self, pod: &Pod, container: &str, kind: ProbeKind) {
+        let kind = kind.as_str();
+        let (namespace, name, uid) = (spec::namespace(pod), spec::name(pod), spec::uid(pod));
+        self.probes
+            .forget(|values| *values[0] == *kind && *values[2] == *container && *values[5] == *uid);
+        self.probe_duration.forget(|values| {
+            values
+                .iter()
+                .map(|value| &**value)
+                .eq([kind, container, name, namespace])
+        });
+    }
+
+    /// The families of `/metrics/probes`.
+    pub fn show_probes(&self, page: &mut Exposition) {
+        let help = "Cumulative number of probes of a container by result.";
+        page.counters("prober_probe_total", help, &self.probes);
+        let help = "Duration in seconds for a probe response.";
+        page.histograms("prober_probe_duration_seconds", help, &self.probe_duration);
+    }
+
+    /// The families of `/metrics`.
+    pub fn show(&self, page: &mut Exposition) {
+        let runtime = &self.runtime;
+        let help = "Calls of the runtime by operation.";
+        page.counters("kubelet_runtime_operations_total", help, &runtime.count);
+        let help = "Calls of the runtime that failed.";
+        page.counters(
+            "kubelet_runtime_operations_errors_total",
+            help,
+            &runtime.errors,
+        );
+        for (name, help, family) in [
+            (
+                "kubelet_runtime_operations_duration_seconds",
+                "How long calls of the runtime took.",
+                &runtime.seconds,
+            ),
+            (
+                "kubelet_pod_worker_duration_seconds",
+                "How long one look at a pod took.",
+                &self.pod_worker,
+            ),
+            (
+                "kubelet_pod_worker_start_duration_seconds",
+                "From seeing a pod to the start of its worker.",
+                &self.pod_worker_start,
+            ),
+            (
+                "kubelet_pod_start_duration_seconds",
+                "From seeing a pod for the first time to it running.",
+                &self.pod_start,
+            ),
+            (
+                "kubelet_cgroup_manager_duration_seconds",
+                "How long operations on cgroups took.",
+                &self.cgroup_manager,
+            ),
+            (
+                "storage_operation_duration_seconds",
+                "How long operations on volumes took.",
+                &self.storage,
+            ),
+            (
+                "kubelet_pleg_relist_duration_seconds",
+                "How long it took to list containers.",
+                &self.relist_duration,
+            ),
+            (
+                "kubelet_pleg_relist_interval_seconds",
+                "The time between two lists of containers.",
+                &self.relist_interval,
+            ),
+        ] {
+            page.histograms(name, help, family);
+        }
+        if let Some((_, at)) = *self.relisted.lock() {
+            let name = "kubelet_pleg_last_seen_seconds";
+            page.family(name, "gauge", "When containers were last listed.");
+            page.sample(name, &[], at.as_second() as f64, None);
+        }
+        for (name, help, family) in [
+            (
+                "kubelet_started_pods_total",
+                "Pods that were started.",
+                &self.started_pods,
+            ),
+            (
+                "kubelet_started_pods_errors_total",
+                "Pods that could not be started.",
+                &self.started_pods_errors,
+            ),
+            (
+                "kubelet_started_containers_total",
+                "Containers that were started.",
+                &self.started_containers,
+            ),
+            (
+                "kubelet_started_containers_errors_total",
+                "Containers that could not be started.",
+                &self.started_containers_errors,
+            ),
+        ] {
+            page.counters(name, help, family);
+        }
+    }
+}
+
+/// A method of CRI as upstream's kubelet calls the operation.
+fn operation(method: &str) -> String {
+    if method == "UpdateContainerResources" {
+        return "update_container".to_owned();
+    }
+    let mut name = String::with_capacity(method.len() + 4);
+    for letter in method.chars() {
+        if letter.is_ascii_uppercase() && !name.is_empty() {
+            name.push('_');
+        }
+        name.push(letter.to_ascii_lowercase());
+    }
+    name.replace("pod_sandbox", "podsandbox")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operations_are_called_as_upstream_calls_them() {
+        for (method, expected) in [
+            ("RunPodSandbox", "run_podsandbox"),
+            ("ListPodSandbox", "list_podsandbox"),
+            ("PodSandboxStatus", "podsandbox_status"),
+            ("CreateContainer", "create_container"),
+            ("ImageFsInfo", "image_fs_info"),
+            ("UpdateContainerResources", "update_container"),
+            ("Version", "version"),
+        ] {
+            assert_eq!(operation(method), expected);
+        }
+    }
+
+    #[test]
+    fn probes_are_counted_by_result_until_they_end() {
+        let metrics = Metrics::default();
+        let mut pod = Pod::default();
+        pod.metadata.name = Some("p".to_owned());
+        pod.metadata.namespace = Some("a".to_owned());
+        pod.metadata.uid = Some("u".to_owned());
+        let took = Duration::from_millis(3);
+        for answer in [Answer::Ok, Answer::Failed("no".to_owned()), Answer::Ok] {
+            metrics.probed(&pod, "c", ProbeKind::Liveness, &answer, took);
+        }
+        let shown = || {
+            let mut page = Exposition::default();
+            metrics.show_probes(&mut page);
+            page.finish()
+        };
+        let expected = r#"prober_probe_total{probe_type="Liveness",result="successful",container="c",pod="p",namespace="a",pod_uid="u"} 2"#;
+        assert!(shown().contains(expected), "{}", shown());
+        assert!(shown().contains("prober_probe_duration_seconds_count"));
+        metrics.probe_ended(&pod, "c", ProbeKind::Liveness);
+        assert!(!shown().contains("namespace="), "{}", shown());
+    }
+}

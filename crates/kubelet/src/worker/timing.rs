@@ -1,0 +1,86 @@
+//! What a worker measures of itself.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::PodStatus;
+
+use super::life::Life;
+use crate::metrics::Metrics;
+
+/// When the worker began, and what its next look is for.
+pub(super) struct Timing {
+    began: Instant,
+    /// Upstream's name for a look of this kind.
+    next: &'static str,
+    has_run: bool,
+}
+
+impl Timing {
+    /// A pod that runs already was started by an earlier kubelet.
+    pub(super) fn new(status: &PodStatus) -> Self {
+        Self {
+            began: Instant::now(),
+            next: "create",
+            has_run: !is_new(status),
+        }
+    }
+
+    /// The next look is for a changed pod.
+    pub(super) fn updated(&mut self) {
+        if self.next == "sync" {
+            self.next = "update";
+        }
+    }
+
+    /// A look ended that took so long.
+    pub(super) fn stepped(&mut self, metrics: &Metrics, life: &Life, took: Duration) {
+        let operation = match life {
+            Life::Stopped(_) => "terminated",
+            life if life.ending().is_some() => "kill",
+            _ => self.next,
+        };
+        if self.next == "create" {
+            metrics.worker_began(self.began.elapsed().saturating_sub(took));
+        }
+        self.next = "sync";
+        metrics.worker_stepped(operation, took);
+    }
+
+    /// The pod's status is this now.
+    pub(super) fn saw(&mut self, metrics: &Metrics, status: &PodStatus) {
+        if !self.has_run && status.phase.as_deref() == Some("Running") {
+            self.has_run = true;
+            metrics.pod_started(self.began.elapsed());
+        }
+    }
+}
+
+fn is_new(status: &PodStatus) -> bool {
+    matches!(status.phase.as_deref(), None | Some("" | "Pending"))
+}
+
+#[cfg(test)]
+mod tests {
+    use stdx::exposition::Exposition;
+
+    use super::*;
+
+    #[test]
+    fn a_start_is_measured_once_and_only_where_it_was_seen() {
+        let of = |phase: &str| PodStatus {
+            phase: Some(phase.to_owned()),
+            ..Default::default()
+        };
+        for (before, expected) in [("Pending", 1), ("Running", 0)] {
+            let metrics = Metrics::default();
+            let mut timing = Timing::new(&of(before));
+            for phase in ["Pending", "Running", "Running", "Succeeded"] {
+                timing.saw(&metrics, &of(phase));
+            }
+            let mut page = Exposition::default();
+            metrics.show(&mut page);
+            let count = format!("kubelet_pod_start_duration_seconds_count {expected}\n");
+            assert!(page.finish().contains(&count), "{before}");
+        }
+    }
+}
