@@ -8,6 +8,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Instant,
 };
 
 use async_trait::async_trait;
@@ -121,11 +122,12 @@ where
         let caller = Caller::Known(self.known.clone());
         let request = request
             .map(|body| (!body.is_end_stream()).then(|| body.map_err(Into::into).boxed_unsync()));
-        let method = request.method().clone();
+        let (method, begun) = (request.method().clone(), Instant::now());
         Box::pin(async move {
             let response = core.clone().handle(request, caller).await;
             let code = response.status().as_u16();
-            core.metrics.client_answered(&method, code);
+            let took = begun.elapsed();
+            core.metrics.client_answered(&method, code, took);
             Ok(response)
         })
     }

@@ -38,6 +38,9 @@ const INDICATORS: [f64; 21] = [
 ];
 
 /// Upstream's buckets for the size of watch events, in bytes.
+const CLIENT_SECONDS: [f64; 12] = [
+    0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0,
+];
 const EVENT_SIZES: [f64; 8] = [
     1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 131_072.0,
 ];
@@ -212,6 +215,13 @@ struct ClientRequest {
     method: &'static str,
 }
 
+/// How long requests of components of this process take.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ClientTime {
+    host: &'static str,
+    verb: &'static str,
+}
+
 /// A request that was not served to its end.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Terminated {
@@ -263,6 +273,7 @@ pub(crate) struct Metrics {
     handshake_errors: Counter,
     unavailable: Family<Named, Gauge>,
     clients: Family<ClientRequest, Counter>,
+    client_seconds: Family<ClientTime, Histogram, fn() -> Histogram>,
     event_sizes: Family<Watched, Histogram, fn() -> Histogram>,
     unsent: Gauge,
     size: Family<Cluster, Gauge>,
@@ -321,6 +332,7 @@ impl Metrics {
             handshake_errors: Counter::default(),
             unavailable: Family::default(),
             clients: Family::default(),
+            client_seconds: Family::new_with_constructor(|| Histogram::new(CLIENT_SECONDS)),
             event_sizes: Family::new_with_constructor(|| Histogram::new(EVENT_SIZES)),
             unsent: Gauge::default(),
             registry,
@@ -414,6 +426,9 @@ impl Metrics {
         registry.register("aggregator_unavailable_apiservice", about, unavailable);
         let about = "Requests of the components of this process";
         registry.register("rest_client_requests", about, self.clients.clone());
+        let about = "How long requests of components took";
+        let name = "rest_client_request_duration_seconds";
+        registry.register(name, about, self.client_seconds.clone());
         let about = "Bytes of events sent to watchers";
         registry.register(
             "apiserver_watch_events_sizes",
@@ -459,7 +474,7 @@ impl Metrics {
     }
 
     /// A component of this process was answered.
-    pub(crate) fn client_answered(&self, method: &http::Method, code: u16) {
+    pub(crate) fn client_answered(&self, method: &http::Method, code: u16, took: Duration) {
         let method = match *method {
             http::Method::GET => "GET",
             http::Method::POST => "POST",
@@ -468,12 +483,12 @@ impl Metrics {
             http::Method::DELETE => "DELETE",
             _ => "other",
         };
-        let request = ClientRequest {
-            code,
-            host: "in-process",
-            method,
-        };
+        let host = "in-process";
+        let request = ClientRequest { code, host, method };
         self.clients.get_or_create(&request).inc();
+        let time = ClientTime { host, verb: method };
+        let seconds = self.client_seconds.get_or_create(&time);
+        seconds.observe(took.as_secs_f64());
     }
 
     /// These APIServices are not available now.

@@ -8,6 +8,7 @@ mod api;
 pub mod informer;
 pub mod kubeconfig;
 pub mod lenient;
+pub mod metrics;
 mod servers;
 mod transport;
 
@@ -58,6 +59,7 @@ where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
+    let service = metrics::Counted::new(service, "in-process");
     kube::Client::new(service, "default")
 }
 

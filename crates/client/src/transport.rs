@@ -29,7 +29,7 @@ use tokio::{net::TcpStream, sync::watch};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tower::{BoxError, ServiceExt};
 
-use crate::{Error, servers::Servers};
+use crate::{Error, metrics::Counted, servers::Servers};
 
 /// What a client calls itself that says nothing else.
 const AGENT: &str = concat!("mainstay/", env!("CARGO_PKG_VERSION"));
@@ -73,7 +73,9 @@ pub fn https(server: &str, tls: ClientConfig, options: Options) -> Result<kube::
         connector,
         renewals: options.renewals,
     };
+    let host = base.authority.to_string();
     let service = pool.map_request(move |request| base.complete(request));
+    let service = Counted::new(service, &host);
     Ok(kube::Client::new(
         service,
         options.namespace.unwrap_or_else(|| "default".to_owned()),

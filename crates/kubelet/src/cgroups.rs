@@ -36,7 +36,8 @@ pub fn is_v2() -> bool {
     Path::new(MOUNT).join("cgroup.controllers").exists()
 }
 
-fn below(controller: &str, path: &str) -> PathBuf {
+/// The directory of a cgroup; version 2 has one tree without a controller's name.
+pub fn below(controller: &str, path: &str) -> PathBuf {
     Path::new(MOUNT)
         .join(controller)
         .join(path.trim_start_matches('/'))

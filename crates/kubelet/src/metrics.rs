@@ -305,6 +305,10 @@ impl Metrics {
             page.family(name, "gauge", "When containers were last listed.");
             page.sample(name, &[], at.as_second() as f64, None);
         }
+        self.show_starts(page);
+    }
+
+    fn show_starts(&self, page: &mut Exposition) {
         for (name, help, family) in [
             (
                 "kubelet_started_pods_total",

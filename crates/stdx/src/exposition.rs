@@ -166,13 +166,16 @@ impl Histogram {
     }
 }
 
+/// The values of a family's labels, in their order.
+type Values = Box<[Box<str>]>;
+
 /// Metrics of one name that differ in their labels.
 #[derive(Debug)]
 pub struct Family<T> {
     labels: &'static [&'static str],
     make: fn() -> T,
     /// Guards which there are.
-    members: Mutex<BTreeMap<Box<[Box<str>]>, Arc<T>>>,
+    members: Mutex<BTreeMap<Values, Arc<T>>>,
 }
 
 impl<T> Family<T> {
@@ -187,7 +190,7 @@ impl<T> Family<T> {
     /// The member with these values of the labels, in their order.
     pub fn with(&self, values: &[&str]) -> Arc<T> {
         debug_assert_eq!(values.len(), self.labels.len());
-        let key: Box<[Box<str>]> = values.iter().map(|value| Box::from(*value)).collect();
+        let key: Values = values.iter().map(|value| Box::from(*value)).collect();
         let mut members = self.members.lock();
         let member = members
             .entry(key)

@@ -28,6 +28,7 @@ pub async fn serve(core: &Core) -> Response<Body> {
     containers(&mut page, &pods);
     evictions(&mut page, core);
     core.metrics.show(&mut page);
+    client::metrics::show(&mut page);
     let summary = core.stats.summary(core, FRESH).await;
     claims(&mut page, &summary);
     process(&mut page);

@@ -2,6 +2,7 @@
 //! collectors ask of a node. Every request is authenticated and authorized ([`auth`]).
 
 pub(crate) mod auth;
+mod cadvisor;
 mod containers;
 mod healthz;
 mod logs;
@@ -207,7 +208,7 @@ async fn handle(
         ["runningpods"] => pods::running(&core).await,
         ["metrics"] => metrics::serve(&core).await,
         ["metrics", "resource"] => stats::resource(&core).await,
-        ["metrics", "cadvisor"] => stats::cadvisor(&core).await,
+        ["metrics", "cadvisor"] => cadvisor::serve(core.clone()).await,
         ["metrics", "probes"] => metrics::probes(&core),
         ["stats", "summary"] => {
             let reduced = ask.is_on(&["only_cpu_and_memory"]);

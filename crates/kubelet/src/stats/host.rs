@@ -9,7 +9,7 @@ use libcgroups::Cgroup;
 
 use super::{
     ContainerStats, CpuStats, FsStats, InterfaceStats, MemoryStats, NetworkStats, NodeStats,
-    Provider, RlimitStats, RuntimeStats, SwapStats,
+    Packets, Provider, RlimitStats, RuntimeStats, SwapStats,
 };
 use crate::{core::Core, make::cgroups};
 
@@ -247,7 +247,8 @@ fn default_link(routes: &str) -> Option<String> {
     })
 }
 
-fn interfaces(text: &str) -> Vec<InterfaceStats> {
+/// The links of a network namespace, as its `/proc/net/dev` lists them.
+pub(super) fn interfaces(text: &str) -> Vec<InterfaceStats> {
     let line = |line: &str| {
         let (name, counters) = line.split_once(':')?;
         let numbers: Vec<u64> = counters.split_whitespace().flat_map(str::parse).collect();
@@ -257,6 +258,12 @@ fn interfaces(text: &str) -> Vec<InterfaceStats> {
             rx_errors: numbers.get(2).copied(),
             tx_bytes: numbers.get(8).copied(),
             tx_errors: numbers.get(10).copied(),
+            packets: numbers.get(11).map(|transmit_dropped| Packets {
+                received: numbers[1],
+                receive_dropped: numbers[3],
+                transmitted: numbers[9],
+                transmit_dropped: *transmit_dropped,
+            }),
         })
     };
     let all = text.lines().skip(2).filter_map(line);

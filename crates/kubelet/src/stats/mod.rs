@@ -2,6 +2,7 @@
 //! `/metrics/cadvisor` and eviction. Pods and containers come from the runtime over CRI, the node
 //! from the kernel, volumes and logs from their directories.
 
+pub mod cgroup;
 mod directories;
 mod host;
 mod pods;
@@ -115,6 +116,17 @@ pub struct InterfaceStats {
     pub rx_errors: Option<u64>,
     pub tx_bytes: Option<u64>,
     pub tx_errors: Option<u64>,
+    #[serde(skip)]
+    pub packets: Option<Packets>,
+}
+
+/// Packets of one link, which the summary does not show.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Packets {
+    pub received: u64,
+    pub receive_dropped: u64,
+    pub transmitted: u64,
+    pub transmit_dropped: u64,
 }
 
 /// The default link and all of them.

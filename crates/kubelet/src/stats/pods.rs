@@ -221,6 +221,7 @@ fn network(usage: &v1::NetworkUsage, now: Timestamp) -> NetworkStats {
         rx_errors: number(usage.rx_errors),
         tx_bytes: number(usage.tx_bytes),
         tx_errors: number(usage.tx_errors),
+        packets: None,
     };
     NetworkStats {
         time: Some(Time(now)),
