@@ -12,8 +12,8 @@ use volume::{LinuxMounter, NodeFacts, storage};
 
 use crate::{
     Config, admit::Admitted, collect::Ledger, events::Events, make::dns::Dns, metrics::Metrics,
-    node::machine::Machine, pod::spec, registry::Registry, runtime::Runtime, server::auth::Auth,
-    sources::Sources, stats,
+    node::machine::Machine, pod::spec, pulls::Pulls, registry::Registry, runtime::Runtime,
+    server::auth::Auth, sources::Sources, stats,
 };
 
 /// Shared, immutable after the start.
@@ -40,6 +40,7 @@ pub struct Core {
     pub auth: Auth,
     pub stats: stats::Provider,
     pub metrics: Metrics,
+    pub pulls: Pulls,
     /// How many pods were evicted, by what was short.
     pub evictions: Mutex<BTreeMap<&'static str, u64>>,
     /// Guards the record only.

@@ -167,10 +167,19 @@ async fn pull(
         core.events
             .container(pod, wanted.container, kind, reason, message);
     };
+    let asked = Instant::now();
     say(Kind::Normal, "Pulling", format!("Pulling image {name:?}"));
+    let turn = core.pulls.turn().await;
     let begun = Instant::now();
-    let mut last = tonic::Status::unknown("no credentials to try");
-    for auth in credentials(core, pod, name).await {
+    let mut last = tonic::Status::unknown(match &turn {
+        Ok(_) => "no credentials to try",
+        Err(why) => why,
+    });
+    let credentials = match &turn {
+        Ok(_) => credentials(core, pod, name).await,
+        Err(_) => Vec::new(),
+    };
+    for auth in credentials {
         let request = v1::PullImageRequest {
             image: Some(spec.clone()),
             auth,
@@ -192,12 +201,12 @@ async fn pull(
                         say(Kind::Warning, "InspectFailed", message.clone());
                         refused("ImageInspectError", message)
                     })?;
-                let took = rounded(begun.elapsed());
+                let (took, waited) = (rounded(begun.elapsed()), rounded(asked.elapsed()));
                 say(
                     Kind::Normal,
                     "Pulled",
                     format!(
-                        "Successfully pulled image {name:?} in {took} ({took} including waiting). \
+                        "Successfully pulled image {name:?} in {took} ({waited} including waiting). \
                          Image size: {} bytes.",
                         image.size
                     ),

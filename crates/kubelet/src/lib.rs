@@ -30,6 +30,7 @@ mod node;
 mod plugins;
 pub mod pod;
 mod probe;
+mod pulls;
 mod registry;
 mod relist;
 mod rotate;

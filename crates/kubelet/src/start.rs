@@ -190,6 +190,18 @@ async fn post_start(
     Err(failure("PostStartHookError", error.to_string()))
 }
 
+fn seccomp_root(core: &Core) -> String {
+    let root = core.config.root_dir.join("seccomp");
+    root.to_string_lossy().into_owned()
+}
+
+fn seccomp_of_node<'a>(core: &Core, root: &'a str) -> security::Seccomp<'a> {
+    security::Seccomp {
+        root,
+        by_default: core.config.kubelet.seccomp_default,
+    }
+}
+
 async fn container_config(
     core: &Core,
     start: &Start<'_>,
@@ -220,14 +232,14 @@ async fn container_config(
             volumes: &start.volumes.paths,
         },
     )?;
-    let seccomp = core.config.root_dir.join("seccomp");
+    let seccomp = seccomp_root(core);
     let security = security::of_container(
         pod,
         role,
         container,
         &images.own.user,
         start.target,
-        &seccomp.to_string_lossy(),
+        seccomp_of_node(core, &seccomp),
     )?;
     let mounts = all_mounts(core, start, container, &environment, &images.mounted)?;
     let devices = mounts::devices(container, start.volumes)?;
@@ -319,7 +331,7 @@ pub fn sandbox_config(core: &Core, pod: &Pod, attempt: u32) -> v1::PodSandboxCon
             },
             pod_logs_dir: &core.config.pod_logs_dir.to_string_lossy(),
             cgroup_root: &core.config.cgroup_root,
-            seccomp_root: &core.config.root_dir.join("seccomp").to_string_lossy(),
+            seccomp: seccomp_of_node(core, &seccomp_root(core)),
         },
     )
 }

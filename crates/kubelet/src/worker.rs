@@ -138,11 +138,14 @@ impl Worker {
                 shown,
                 wanted,
             },
+            memory: Memory {
+                longest_restart_delay: Some(core.config.kubelet.longest_restart_delay()),
+                ..Memory::default()
+            },
             core,
             inbox,
             work: FuturesUnordered::new(),
             life: Life::Arrived,
-            memory: Memory::default(),
             runtime: RuntimeView::default(),
             mounts: Mounts::default(),
             probing: Probing::default(),

@@ -23,7 +23,6 @@ pub const WITHOUT_EFFECT: &[&str] = &[
     "cpuManagerPolicy",
     "cpuManagerPolicyOptions",
     "cpuManagerReconcilePeriod",
-    "crashLoopBackOff",
     "enableContentionProfiling",
     "enableControllerAttachDetach",
     "enableDebugFlagsHandler",
@@ -50,7 +49,6 @@ pub const WITHOUT_EFFECT: &[&str] = &[
     "logging",
     "makeIPTablesUtilChains",
     "maxOpenFiles",
-    "maxParallelImagePulls",
     "memoryManagerPolicy",
     "memoryReservationPolicy",
     "memorySwap",
@@ -64,15 +62,11 @@ pub const WITHOUT_EFFECT: &[&str] = &[
     "qosReserved",
     "readOnlyPort",
     "registerNode",
-    "registryBurst",
-    "registryPullQPS",
     "reservedMemory",
     "reservedSystemCPUs",
     "rotateCertificates",
     "runOnce",
     "runtimeRequestTimeout",
-    "seccompDefault",
-    "serializeImagePulls",
     "serverTLSBootstrap",
     "showHiddenMetricsForVersion",
     "shutdownGracePeriod",
@@ -282,6 +276,31 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), "kind: Pod\n").unwrap();
         assert!(load(Some(file.path()), None).is_err());
+    }
+
+    #[test]
+    fn restarts_and_pulls_are_bounded_and_their_bounds_checked() {
+        let file = written(
+            "crashLoopBackOff: {maxContainerRestartPeriod: 30s}\nregistryPullQPS: 3\nmaxParallelImagePulls: 4\n",
+        );
+        let loaded = load(Some(file.path()), None).unwrap().configuration;
+        assert_eq!(loaded.longest_restart_delay().as_secs(), 30);
+        assert_eq!(loaded.max_parallel_image_pulls, Some(4));
+        for (text, expected) in [
+            (
+                "crashLoopBackOff: {maxContainerRestartPeriod: 10m}\n",
+                "between 1s and 300s, not 10m",
+            ),
+            ("maxParallelImagePulls: 0\n", "greater than 0"),
+            (
+                "serializeImagePulls: true\nmaxParallelImagePulls: 2\n",
+                "unless serializeImagePulls is false",
+            ),
+            ("registryBurst: -1\n", "registryBurst must not be negative"),
+        ] {
+            let told = refused(text);
+            assert!(told.contains(expected), "{told}");
+        }
     }
 
     #[test]

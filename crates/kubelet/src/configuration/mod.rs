@@ -7,7 +7,7 @@
 mod duration;
 mod load;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 pub use duration::GoDuration;
 use k8s_openapi::api::core::v1::Taint;
@@ -72,6 +72,16 @@ pub struct KubeletConfiguration {
     pub kube_reserved: BTreeMap<String, String>,
     pub enforce_node_allocatable: Vec<String>,
     pub allowed_unsafe_sysctls: Vec<String>,
+    /// Containers that name no seccomp profile get the runtime's.
+    pub seccomp_default: bool,
+    pub crash_loop_back_off: CrashLoopBackOff,
+    pub serialize_image_pulls: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_parallel_image_pulls: Option<i32>,
+    /// Pulls in a second; 0: as many as there are.
+    #[serde(rename = "registryPullQPS")]
+    pub registry_pull_qps: i32,
+    pub registry_burst: i32,
     pub register_with_taints: Vec<Taint>,
     pub enable_system_log_handler: bool,
     pub local_storage_capacity_isolation: bool,
@@ -108,6 +118,22 @@ impl Default for AuthenticationWebhook {
         Self {
             enabled: true,
             cache_ttl: GoDuration::from_secs(120),
+        }
+    }
+}
+
+/// How long containers that crash wait.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct CrashLoopBackOff {
+    /// The longest delay between two restarts.
+    pub max_container_restart_period: GoDuration,
+}
+
+impl Default for CrashLoopBackOff {
+    fn default() -> Self {
+        Self {
+            max_container_restart_period: GoDuration::from_secs(300),
         }
     }
 }
@@ -187,6 +213,14 @@ impl Default for KubeletConfiguration {
             kube_reserved: BTreeMap::new(),
             enforce_node_allocatable: vec!["pods".into()],
             allowed_unsafe_sysctls: Vec::new(),
+            seccomp_default: false,
+            crash_loop_back_off: CrashLoopBackOff::default(),
+            // Upstream's kubelet pulls one image after the other and few in a second; the runtime inside shares
+            // what is under way.
+            serialize_image_pulls: false,
+            max_parallel_image_pulls: None,
+            registry_pull_qps: 0,
+            registry_burst: 10,
             register_with_taints: Vec::new(),
             enable_system_log_handler: true,
             local_storage_capacity_isolation: true,
@@ -295,9 +329,48 @@ impl KubeletConfiguration {
                 self.authorization.mode
             ),
         );
+        found.extend(self.restart_and_pull_problems());
         found.extend(self.reservation_problems());
         if let Err(problem) = self.thresholds() {
             found.push(problem);
+        }
+        found
+    }
+
+    /// The longest delay between two restarts of a container.
+    pub fn longest_restart_delay(&self) -> Duration {
+        self.crash_loop_back_off.max_container_restart_period.0
+    }
+
+    fn restart_and_pull_problems(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        let longest = self.longest_restart_delay();
+        if !(Duration::from_secs(1)..=Duration::from_secs(300)).contains(&longest) {
+            found.push(format!(
+                "crashLoopBackOff.maxContainerRestartPeriod must be between 1s and 300s, not {}",
+                self.crash_loop_back_off.max_container_restart_period
+            ));
+        }
+        if let Some(pulls) = self.max_parallel_image_pulls {
+            if pulls < 1 {
+                found.push(format!(
+                    "maxParallelImagePulls must be greater than 0, not {pulls}"
+                ));
+            }
+            if self.serialize_image_pulls && pulls > 1 {
+                found.push(
+                    "maxParallelImagePulls cannot be larger than 1 unless serializeImagePulls is false"
+                        .into(),
+                );
+            }
+        }
+        for (name, value) in [
+            ("registryPullQPS", self.registry_pull_qps),
+            ("registryBurst", self.registry_burst),
+        ] {
+            if value < 0 {
+                found.push(format!("{name} must not be negative, but {value}"));
+            }
         }
         found
     }

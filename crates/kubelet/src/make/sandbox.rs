@@ -11,7 +11,7 @@ pub struct Inputs<'a> {
     pub dns: dns::DnsFacts<'a>,
     pub pod_logs_dir: &'a str,
     pub cgroup_root: &'a str,
-    pub seccomp_root: &'a str,
+    pub seccomp: security::Seccomp<'a>,
 }
 
 /// Where a pod's logs are.
@@ -59,7 +59,7 @@ pub fn config(pod: &Pod, attempt: u32, inputs: &Inputs) -> v1::PodSandboxConfig 
             .collect(),
         linux: Some(v1::LinuxPodSandboxConfig {
             cgroup_parent: cgroups::pod(inputs.cgroup_root, pod),
-            security_context: Some(security::of_sandbox(pod, inputs.seccomp_root)),
+            security_context: Some(security::of_sandbox(pod, inputs.seccomp)),
             sysctls: sysctls.collect(),
             ..Default::default()
         }),
@@ -107,7 +107,10 @@ mod tests {
             },
             pod_logs_dir: "/logs",
             cgroup_root: "/m",
-            seccomp_root: "/s",
+            seccomp: security::Seccomp {
+                root: "/s",
+                by_default: false,
+            },
         };
         let made = config(&pod, 2, &inputs);
         assert_eq!(made.hostname, "web");

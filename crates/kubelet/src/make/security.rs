@@ -56,9 +56,20 @@ pub fn namespaces(pod: &Pod) -> v1::NamespaceOption {
     }
 }
 
-fn seccomp(profile: Option<&SeccompProfile>, root: &str) -> v1::SecurityProfile {
+/// Where profiles are, and what holds without one.
+#[derive(Debug, Clone, Copy)]
+pub struct Seccomp<'a> {
+    /// The directory of profiles on the node.
+    pub root: &'a str,
+    /// Containers without a profile get the runtime's.
+    pub by_default: bool,
+}
+
+fn seccomp(profile: Option<&SeccompProfile>, node: Seccomp<'_>) -> v1::SecurityProfile {
     use v1::security_profile::ProfileType;
+    let root = node.root;
     let (kind, path) = match profile.map(|profile| profile.type_.as_str()) {
+        None if node.by_default => (ProfileType::RuntimeDefault, String::new()),
         Some("RuntimeDefault") => (ProfileType::RuntimeDefault, String::new()),
         Some("Localhost") => {
             let file = profile
@@ -103,7 +114,7 @@ fn groups_policy(pod: &Pod) -> i32 {
 }
 
 /// The sandbox's context.
-pub fn of_sandbox(pod: &Pod, seccomp_root: &str) -> v1::LinuxSandboxSecurityContext {
+pub fn of_sandbox(pod: &Pod, node: Seccomp<'_>) -> v1::LinuxSandboxSecurityContext {
     let context = pod_context(pod);
     let value = |value| v1::Int64Value { value };
     let privileged = spec::containers(pod).any(|(_, container)| is_privileged(&container));
@@ -115,7 +126,7 @@ pub fn of_sandbox(pod: &Pod, seccomp_root: &str) -> v1::LinuxSandboxSecurityCont
         supplemental_groups: groups(pod),
         supplemental_groups_policy: groups_policy(pod),
         privileged,
-        seccomp: Some(seccomp(context.seccomp_profile.as_ref(), seccomp_root)),
+        seccomp: Some(seccomp(context.seccomp_profile.as_ref(), node)),
         ..Default::default()
     }
 }
@@ -141,7 +152,7 @@ pub fn of_container(
     container: &Container,
     image: &ImageUser,
     target_id: Option<&str>,
-    seccomp_root: &str,
+    node: Seccomp<'_>,
 ) -> Result<v1::LinuxContainerSecurityContext, Problem> {
     let of_pod = pod_context(pod);
     let own = container.security_context.clone().unwrap_or_default();
@@ -200,7 +211,10 @@ pub fn of_container(
         apparmor_profile: apparmor_profile.unwrap_or_default(),
         seccomp: Some(seccomp(
             seccomp_profile.filter(|_| !privileged),
-            seccomp_root,
+            Seccomp {
+                by_default: node.by_default && !privileged,
+                ..node
+            },
         )),
         ..Default::default()
     })
@@ -238,13 +252,51 @@ fn check_non_root(
 mod tests {
     use super::*;
 
+    const NODE: Seccomp<'_> = Seccomp {
+        root: "/seccomp",
+        by_default: false,
+    };
+
+    #[test]
+    fn containers_without_a_profile_get_the_runtimes_where_the_node_says_so() {
+        use v1::security_profile::ProfileType;
+        let by_default = Seccomp {
+            by_default: true,
+            ..NODE
+        };
+        let unconfined = serde_json::json!({"seccompProfile": {"type": "Unconfined"}});
+        for (context, node, expected) in [
+            (serde_json::json!({}), NODE, ProfileType::Unconfined),
+            (
+                serde_json::json!({}),
+                by_default,
+                ProfileType::RuntimeDefault,
+            ),
+            (unconfined, by_default, ProfileType::Unconfined),
+            (
+                serde_json::json!({"privileged": true}),
+                by_default,
+                ProfileType::Unconfined,
+            ),
+        ] {
+            let pod = serde_json::json!({"spec": {"containers": [
+                {"name": "a", "securityContext": context}]}});
+            let pod: Pod = serde_json::from_value(pod).unwrap();
+            let container = &pod.spec.as_ref().unwrap().containers[0];
+            let image = ImageUser::default();
+            let made = of_container(&pod, Role::Main, container, &image, None, node).unwrap();
+            let found = made.seccomp.unwrap().profile_type;
+            assert_eq!(found, expected as i32, "{pod:?} {node:?}");
+        }
+    }
+
     fn context(
         spec: serde_json::Value,
         image: ImageUser,
     ) -> Result<v1::LinuxContainerSecurityContext, Problem> {
         let pod: Pod = serde_json::from_value(serde_json::json!({"spec": spec})).unwrap();
         let container = &pod.spec.as_ref().unwrap().containers[0];
-        of_container(&pod, Role::Main, container, &image, None, "/seccomp")
+        of_container(&pod, Role::Main, container, &image, None, NODE)
     }
 
     #[test]

@@ -335,7 +335,9 @@ fn start(
     if let Some(ended) = ended_before(view, last) {
         let finished = ended.finished_at.unwrap_or(ended.created_at);
         let hash = spec::content_hash(container);
-        match restart::verdict(view.memory.crashes.get(name), &hash, finished, view.now) {
+        let crashes = view.memory.crashes.get(name);
+        let longest = view.memory.longest_restart_delay();
+        match restart::verdict(crashes, &hash, finished, view.now, longest) {
             Verdict::Go(next) => crash = Some(next),
             Verdict::Wait { until, delay } => {
                 let waiting = crash_loop(view.pod, name, delay);

@@ -1,11 +1,14 @@
 //! What a pod's worker remembers between looks at the runtime. Lost at restart, and that is fine:
 //! everything that must last is in the runtime and in the API.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use jiff::Timestamp;
 
-use super::{observed::Container, restart::CrashBackoff};
+use super::{
+    observed::Container,
+    restart::{self, CrashBackoff},
+};
 use crate::make::resources::Bounds;
 
 /// Why a container waits, as users see it.
@@ -89,6 +92,8 @@ pub struct SandboxFailure {
 /// All of it.
 #[derive(Debug, Clone, Default)]
 pub struct Memory {
+    /// The longest delay between two restarts, where the node sets one.
+    pub longest_restart_delay: Option<Duration>,
     /// By container name.
     pub crashes: BTreeMap<String, CrashBackoff>,
     /// By container name.
@@ -108,6 +113,11 @@ pub struct Memory {
 }
 
 impl Memory {
+    /// The longest delay between two restarts.
+    pub fn longest_restart_delay(&self) -> Duration {
+        self.longest_restart_delay.unwrap_or(restart::CAP)
+    }
+
     /// Whether this work is under way.
     pub fn is_running(&self, task: &Task) -> bool {
         self.running.contains_key(task)

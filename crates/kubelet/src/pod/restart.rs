@@ -89,6 +89,7 @@ pub fn verdict(
     hash: &str,
     finished: Timestamp,
     now: Timestamp,
+    longest: Duration,
 ) -> Verdict {
     let memory = memory.filter(|memory| memory.hash == hash);
     // A container that ran long enough after its last restart is healthy again.
@@ -101,12 +102,12 @@ pub fn verdict(
         })
     };
     match memory {
-        None => go(INITIAL),
+        None => go(INITIAL.min(longest)),
         Some(memory) if finished + memory.delay > now => Verdict::Wait {
             until: finished + memory.delay,
             delay: memory.delay,
         },
-        Some(memory) => go((memory.delay * 2).min(CAP)),
+        Some(memory) => go((memory.delay * 2).min(longest)),
     }
 }
 
@@ -118,14 +119,14 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    #[test]
-    fn the_first_restart_is_at_once_and_delays_double_to_five_minutes() {
+    /// The delays before each restart of a container that ends at once.
+    fn waits(longest: Duration) -> Vec<u64> {
         let mut memory = None;
         let (mut now, mut waits) = (at(1000), Vec::new());
         for _ in 0..8 {
             let finished = now;
             let go = loop {
-                match verdict(memory.as_ref(), "h", finished, now) {
+                match verdict(memory.as_ref(), "h", finished, now, longest) {
                     Verdict::Go(next) => break next,
                     Verdict::Wait { until, .. } => now = until,
                 }
@@ -134,7 +135,15 @@ mod tests {
             memory = Some(go);
             now += Duration::from_secs(1);
         }
-        assert_eq!(waits, [0, 10, 20, 40, 80, 160, 300, 300]);
+        waits
+    }
+
+    #[test]
+    fn the_first_restart_is_at_once_and_delays_double_to_the_longest() {
+        assert_eq!(waits(CAP), [0, 10, 20, 40, 80, 160, 300, 300]);
+        let short = Duration::from_secs(30);
+        assert_eq!(waits(short), [0, 10, 20, 30, 30, 30, 30, 30]);
+        assert_eq!(waits(Duration::from_secs(2))[..3], [0, 2, 2]);
     }
 
     #[test]
@@ -145,15 +154,15 @@ mod tests {
             updated: at(0),
         };
         assert!(matches!(
-            verdict(Some(&memory), "h", at(100), at(100)),
+            verdict(Some(&memory), "h", at(100), at(100), CAP),
             Verdict::Wait { .. }
         ));
         assert!(matches!(
-            verdict(Some(&memory), "h", at(601), at(601)),
+            verdict(Some(&memory), "h", at(601), at(601), CAP),
             Verdict::Go(_)
         ));
         assert!(matches!(
-            verdict(Some(&memory), "other", at(100), at(100)),
+            verdict(Some(&memory), "other", at(100), at(100), CAP),
             Verdict::Go(_)
         ));
     }

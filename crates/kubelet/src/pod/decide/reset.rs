@@ -17,7 +17,8 @@ pub(super) fn restart_all(view: &View, decision: &mut Decision) -> bool {
     };
     let finished = source.finished_at.unwrap_or(source.created_at);
     let crashes = view.memory.crashes.get(&source.name);
-    let crash = match restart::verdict(crashes, &source.hash, finished, view.now) {
+    let longest = view.memory.longest_restart_delay();
+    let crash = match restart::verdict(crashes, &source.hash, finished, view.now, longest) {
         Verdict::Go(crash) => crash,
         Verdict::Wait { until, delay } => {
             let waiting = crash_loop(view.pod, &source.name, delay);

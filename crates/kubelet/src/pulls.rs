@@ -1,0 +1,119 @@
+//! How many images are pulled at once and how often, as the kubelet's configuration says.
+
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+use crate::configuration::KubeletConfiguration;
+
+/// Upstream's words for a pull that is one too many.
+pub const EXCEEDED: &str = "pull QPS exceeded";
+
+/// The bounds of one kubelet.
+pub struct Pulls {
+    /// One permit for each pull at a time; none: no bound.
+    slots: Option<Semaphore>,
+    rate: Option<Rate>,
+}
+
+/// So many pulls a second on average, and so many at once after a pause.
+struct Rate {
+    per_second: f64,
+    burst: f64,
+    /// Guards the pulls that are left, and when they were counted.
+    left: Mutex<(f64, Instant)>,
+}
+
+impl Pulls {
+    pub fn new(configuration: &KubeletConfiguration) -> Self {
+        let slots = match configuration.serialize_image_pulls {
+            true => Some(1),
+            false => configuration.max_parallel_image_pulls,
+        };
+        let slots = slots.and_then(|slots| usize::try_from(slots).ok());
+        let slots = slots.map(|slots| slots.min(Semaphore::MAX_PERMITS));
+        let (per_second, burst) = (
+            f64::from(configuration.registry_pull_qps),
+            f64::from(configuration.registry_burst),
+        );
+        Self {
+            slots: slots.map(Semaphore::new),
+            rate: (per_second > 0.0).then(|| Rate {
+                per_second,
+                burst,
+                left: Mutex::new((burst, Instant::now())),
+            }),
+        }
+    }
+
+    /// Waits for a turn, which lasts as long as the permit. Fails when there were too many pulls lately.
+    pub async fn turn(&self) -> Result<Option<SemaphorePermit<'_>>, &'static str> {
+        let permit = match &self.slots {
+            // It is never closed.
+            Some(slots) => slots.acquire().await.ok(),
+            None => None,
+        };
+        if let Some(rate) = &self.rate
+            && !rate.take(Instant::now())
+        {
+            return Err(EXCEEDED);
+        }
+        Ok(permit)
+    }
+}
+
+impl Rate {
+    fn take(&self, now: Instant) -> bool {
+        let mut left = self.left.lock();
+        let since = now.saturating_duration_since(left.1).as_secs_f64();
+        *left = ((left.0 + since * self.per_second).min(self.burst), now);
+        let may = left.0 >= 1.0;
+        if may {
+            left.0 -= 1.0;
+        }
+        may
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn pulls(change: impl FnOnce(&mut KubeletConfiguration)) -> Pulls {
+        let mut configuration = KubeletConfiguration::default();
+        change(&mut configuration);
+        Pulls::new(&configuration)
+    }
+
+    #[tokio::test]
+    async fn only_so_many_images_are_pulled_at_once() {
+        for (change, slots) in [
+            ((|_| {}) as fn(&mut KubeletConfiguration), None),
+            (|c| c.max_parallel_image_pulls = Some(2), Some(2)),
+            (|c| c.serialize_image_pulls = true, Some(1)),
+        ] {
+            let pulls = pulls(change);
+            let free = |pulls: &Pulls| pulls.slots.as_ref().map(Semaphore::available_permits);
+            assert_eq!(free(&pulls), slots);
+            let turn = pulls.turn().await.unwrap();
+            assert_eq!(free(&pulls), slots.map(|slots| slots - 1));
+            drop(turn);
+            assert_eq!(free(&pulls), slots);
+        }
+    }
+
+    #[tokio::test]
+    async fn pulls_beyond_the_burst_are_refused_until_time_has_passed() {
+        let pulls = pulls(|c| (c.registry_pull_qps, c.registry_burst) = (2, 3));
+        for _ in 0..3 {
+            assert!(pulls.turn().await.is_ok());
+        }
+        assert_eq!(pulls.turn().await.err(), Some(EXCEEDED));
+        let later = Instant::now() + Duration::from_millis(600);
+        let rate = pulls.rate.as_ref().unwrap();
+        assert!(rate.take(later) && !rate.take(later));
+    }
+}
