@@ -26,6 +26,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         server_name: None,
         tls: pki.apiserver_config()?,
         kubelet_tls: None,
+        front_proxy: None,
         service_cidrs: vec![("10.43.0.0".parse()?, 16)],
         node_ports: 30000..=32767,
         client_ca: pki.ca().pem().to_owned(),

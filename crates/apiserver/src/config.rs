@@ -28,6 +28,8 @@ pub struct Config {
     /// How kubelets and backends behind proxies are called: the client certificate of the API
     /// server and the CA of the kubelets.
     pub kubelet_tls: Option<Arc<rustls::ClientConfig>>,
+    /// The client certificate that is shown to aggregated API servers, which believe its holder who the user is.
+    pub front_proxy: Option<Arc<dyn rustls::client::ResolvesClientCert>>,
     /// The networks that cluster addresses come from, as `10.43.0.0/16`; the first is primary.
     pub service_cidrs: Vec<(IpAddr, u8)>,
     pub node_ports: RangeInclusive<u16>,

@@ -1,6 +1,9 @@
 //! What this server serves, as documents made from the registry: the legacy ones per group and
 //! version, and the aggregated one with its ETag.
 
+use std::{cmp::Reverse, collections::BTreeMap};
+
+use aggregator::{ApiServices, Backend, Priorities};
 use apiextensions::versions::priority;
 use http::{HeaderMap, Response, StatusCode, header};
 use machinery::json::{Value, json};
@@ -9,7 +12,7 @@ use registry::{Table, api_version};
 use sha2::{Digest, Sha256};
 
 use crate::{
-    Body, Resource,
+    Body, Resource, api_services,
     media::{self, Encoding},
     respond::{self, Answer},
 };
@@ -18,24 +21,32 @@ const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGrou
 const AGGREGATED_PROTOBUF: &str =
     "application/vnd.kubernetes.protobuf;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 
+/// What discovery documents are made of.
+pub(crate) struct View<'a> {
+    /// What this server serves itself.
+    pub(crate) table: &'a Table,
+    /// What APIServices say, and with them other servers.
+    pub(crate) services: &'a ApiServices,
+}
+
 /// The document at a discovery path; `None` when nothing is served there.
 pub(crate) fn serve(
-    table: &Table,
+    view: &View<'_>,
     path: &str,
     headers: &HeaderMap,
     address: &str,
 ) -> Option<Answer> {
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     if let (["api" | "apis"], Some(encoding)) = (parts.as_slice(), wants_aggregated(headers)) {
-        return Some(Ok(aggregated(table, parts == ["api"], headers, encoding)));
+        return Some(Ok(aggregated(view, parts == ["api"], headers, encoding)));
     }
-    let (document, schema, routed) = document(table, &parts, address)?;
+    let (document, schema, routed) = document(view, &parts, address)?;
     let encoding = media::of_document(headers, routed);
     Some(encoding.map(|encoding| respond::document(&document, schema, encoding)))
 }
 
 /// A document of the older form, its type, and whether a router is in front of it.
-fn document(table: &Table, parts: &[&str], address: &str) -> Option<(Value, &'static str, bool)> {
+fn document(view: &View<'_>, parts: &[&str], address: &str) -> Option<(Value, &'static str, bool)> {
     Some(match parts {
         ["api"] => {
             let addresses = json!([{"clientCIDR": "0.0.0.0/0", "serverAddress": address}]);
@@ -47,102 +58,117 @@ fn document(table: &Table, parts: &[&str], address: &str) -> Option<(Value, &'st
             (document, "meta/v1.APIVersions", true)
         }
         ["apis"] => {
-            let groups: Vec<Value> = groups(table)
-                .iter()
-                .map(|group| group_document(table, group))
-                .collect();
+            let groups = groups(view);
+            let groups = groups.iter().filter(|group| !group.name.is_empty());
+            let groups: Vec<Value> = groups.map(group_document).collect();
             let document = json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups});
             (document, "meta/v1.APIGroupList", false)
         }
         ["api", version] => (
-            resources(table, "", version)?,
+            resources(view.table, "", version)?,
             "meta/v1.APIResourceList",
             true,
         ),
-        ["apis", group] if groups(table).contains(group) => {
+        ["apis", name] if !name.is_empty() => {
+            let groups = groups(view);
+            let group = groups.iter().find(|group| group.name == *name)?;
             let mut document = json!({"kind": "APIGroup", "apiVersion": "v1"});
             if let (Value::Object(document), Value::Object(group)) =
-                (&mut document, group_document(table, group))
+                (&mut document, group_document(group))
             {
                 document.extend(group);
             }
             (document, "meta/v1.APIGroup", false)
         }
         ["apis", group, version] if !group.is_empty() => {
-            let document = resources(table, group, version)?;
-            let routed = table.has_router(group);
+            let document = resources(view.table, group, version)?;
+            let routed = view.table.has_router(group);
             (document, "meta/v1.APIResourceList", routed)
         }
         _ => return None,
     })
 }
 
-/// The built-in groups as they are preferred.
-const ORDER: &[&str] = &[
-    "apiregistration.k8s.io",
-    "apps",
-    "events.k8s.io",
-    "authentication.k8s.io",
-    "authorization.k8s.io",
-    "autoscaling",
-    "batch",
-    "certificates.k8s.io",
-    "networking.k8s.io",
-    "policy",
-    "rbac.authorization.k8s.io",
-    "storage.k8s.io",
-    "admissionregistration.k8s.io",
-    "apiextensions.k8s.io",
-    "scheduling.k8s.io",
-    "coordination.k8s.io",
-    "node.k8s.io",
-    "discovery.k8s.io",
-    "resource.k8s.io",
-    "flowcontrol.apiserver.k8s.io",
-    "metrics.k8s.io",
-];
+/// A group, its versions in the order of preference.
+struct Group<'a> {
+    name: &'a str,
+    versions: Vec<Version<'a>>,
+}
 
-/// Groups in the order of preference, custom ones by name behind the others, without the core group.
-fn groups(table: &Table) -> Vec<&str> {
-    let mut groups: Vec<&str> = Vec::new();
-    for resource in table.all() {
-        if !resource.group.is_empty() && !groups.contains(&resource.group.as_str()) {
-            groups.push(&resource.group);
+struct Version<'a> {
+    name: &'a str,
+    priorities: Priorities,
+    server: Server<'a>,
+}
+
+/// Who serves a version.
+enum Server<'a> {
+    /// This server, these resources by name.
+    Local(Vec<&'a Resource>),
+    Remote(&'a Backend),
+}
+
+/// The group that APIServices are of comes first; no APIService can say otherwise.
+const FIRST: (&str, i64) = ("apiregistration.k8s.io", 20_001);
+
+/// Groups in the order of preference, with the core group. Clients that know a resource by its bare name take the first
+/// group that has it.
+fn groups<'a>(view: &View<'a>) -> Vec<Group<'a>> {
+    let mut by_name: BTreeMap<&str, BTreeMap<&str, Version<'a>>> = BTreeMap::new();
+    for resource in view.table.all() {
+        let (group, version) = (resource.group.as_str(), resource.version.as_str());
+        let versions = by_name.entry(group).or_default();
+        let version = versions.entry(version).or_insert_with(|| {
+            let known = view.services.priorities(group, version);
+            Version {
+                name: version,
+                priorities: known.unwrap_or_else(|| api_services::priorities(group, version)),
+                server: Server::Local(Vec::new()),
+            }
+        });
+        if let Server::Local(members) = &mut version.server {
+            members.push(resource);
         }
     }
-    // Clients that know a resource by its bare name take the first group that has it.
-    let rank = |group: &str| ORDER.iter().position(|known| *known == group);
-    groups.sort_by_key(|group| {
-        (
-            rank(group).unwrap_or(ORDER.len()),
-            rank(group).map_or(*group, |_| ""),
-        )
+    for backend in view.services.remote() {
+        let version = Version {
+            name: &backend.version,
+            priorities: backend.priorities,
+            server: Server::Remote(backend),
+        };
+        let versions = by_name.entry(backend.group.as_str()).or_default();
+        versions.insert(&backend.version, version);
+    }
+    let groups = by_name.into_iter().map(|(name, versions)| {
+        let mut versions: Vec<Version<'_>> = versions.into_values().collect();
+        versions.sort_by_cached_key(|one| Reverse((one.priorities.version, priority(one.name))));
+        for version in &mut versions {
+            if let Server::Local(members) = &mut version.server {
+                members.sort_by(|one, other| one.plural.cmp(&other.plural));
+            }
+        }
+        Group { name, versions }
     });
+    let mut groups: Vec<Group<'_>> = groups.collect();
+    let rank = |group: &Group<'_>| match group.name {
+        name if name == FIRST.0 => FIRST.1,
+        _ => {
+            let priorities = group.versions.iter().map(|one| one.priorities.group);
+            priorities.max().unwrap_or_default()
+        }
+    };
+    // Those of the same rank stay sorted by name.
+    groups.sort_by_key(|group| Reverse(rank(group)));
     groups
 }
 
-/// Versions of a group, the preferred one first.
-fn versions<'a>(table: &'a Table, group: &str) -> Vec<&'a str> {
-    let mut versions: Vec<&str> = Vec::new();
-    for resource in table
-        .all()
-        .iter()
-        .filter(|resource| resource.group == group)
-    {
-        if !versions.contains(&resource.version.as_str()) {
-            versions.push(&resource.version);
-        }
-    }
-    versions.sort_by_key(|version| std::cmp::Reverse(priority(version)));
-    versions
-}
-
-fn group_document(table: &Table, group: &str) -> Value {
-    let versions: Vec<Value> = versions(table, group)
-        .iter()
-        .map(|version| json!({"groupVersion": api_version(group, version), "version": version}))
-        .collect();
-    json!({"name": group, "versions": versions, "preferredVersion": versions.first()})
+fn group_document(group: &Group<'_>) -> Value {
+    let version = |version: &Version<'_>| {
+        let name = version.name;
+        json!({"groupVersion": api_version(group.name, name), "version": name})
+    };
+    let versions: Vec<Value> = group.versions.iter().map(version).collect();
+    json!({"name": group.name, "versions": versions, "preferredVersion": versions.first()})
 }
 
 /// Resources of a group version by name, as upstream orders them.
@@ -254,16 +280,14 @@ fn wants_aggregated(headers: &HeaderMap) -> Option<Encoding> {
 
 /// The aggregated document, or 304 when the client has it already.
 fn aggregated(
-    table: &Table,
+    view: &View<'_>,
     core: bool,
     headers: &HeaderMap,
     encoding: Encoding,
 ) -> Response<Body> {
-    let groups = if core { vec![""] } else { groups(table) };
-    let items: Vec<Value> = groups
-        .iter()
-        .map(|group| aggregated_group(table, group))
-        .collect();
+    let groups = groups(view);
+    let groups = groups.iter().filter(|one| one.name.is_empty() == core);
+    let items: Vec<Value> = groups.map(aggregated_group).collect();
     let document = json!({
         "kind": "APIGroupDiscoveryList",
         "apiVersion": "apidiscovery.k8s.io/v2",
@@ -305,21 +329,19 @@ fn aggregated(
     response
 }
 
-fn aggregated_group(table: &Table, group: &str) -> Value {
-    let versions: Vec<Value> = versions(table, group)
-        .iter()
-        .map(|version| {
-            let resources: Vec<Value> = members(table, group, version)
-                .into_iter()
-                .map(aggregated_resource)
-                .collect();
-            json!({"version": version, "resources": resources, "freshness": "Current"})
-        })
-        .collect();
-    let metadata = if group.is_empty() {
-        json!({})
-    } else {
-        json!({"name": group})
+fn aggregated_group(group: &Group<'_>) -> Value {
+    let version = |version: &Version<'_>| match &version.server {
+        Server::Remote(backend) => Value::Object(backend.discovery()),
+        Server::Local(members) => {
+            let members = members.iter().map(|one| aggregated_resource(one));
+            let resources: Vec<Value> = members.collect();
+            json!({"version": version.name, "resources": resources, "freshness": "Current"})
+        }
+    };
+    let versions: Vec<Value> = group.versions.iter().map(version).collect();
+    let metadata = match group.name {
+        "" => json!({}),
+        name => json!({"name": name}),
     };
     json!({"metadata": metadata, "versions": versions})
 }

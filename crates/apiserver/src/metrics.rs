@@ -260,6 +260,8 @@ pub(crate) struct Metrics {
     pub(crate) policies: policy::Figures,
     /// What admission webhooks do.
     pub(crate) webhooks: WebhookMetrics,
+    /// What happens to aggregated API servers.
+    pub(crate) aggregation: aggregator::Metrics,
     /// What conversion webhooks do.
     pub(crate) conversion: ConversionMetrics,
     /// What flow control does.
@@ -323,6 +325,7 @@ impl Metrics {
             admission: Timing::new(&mut registry),
             policies: policy::Figures::new(&mut registry),
             webhooks: WebhookMetrics::registered(&mut registry),
+            aggregation: aggregator::Metrics::registered(&mut registry),
             conversion: ConversionMetrics::registered(&mut registry),
             fairness: flowcontrol::Figures::registered(&mut registry),
             access: Access::registered(&mut registry),

@@ -90,6 +90,15 @@ impl ApiServer {
             "custom-resources",
             definitions::follow(self.core.clone(), loaded),
         );
+        let aggregation = aggregator::Upkeep {
+            aggregator: self.core.aggregator.clone(),
+            reader: self.core.reader.clone(),
+            clock: self.core.config.clock.clone(),
+            api: Arc::new(self.connect(User::new("system:apiserver", ["system:masters"]))),
+            metrics: self.core.metrics.aggregation.clone(),
+        };
+        aggregation.load().await.map_err(Error::Bootstrap)?;
+        context.spawn("aggregation", aggregation.keep());
         let uses = self.core.access.legacy_uses.clone();
         let track = token_uses::track(self.core.clone(), uses);
         context.spawn("legacy-token-tracking", track);

@@ -40,13 +40,6 @@ const DEVICES: &str =
     "devices are not allocated by this server yet; pods that ask for them do not start";
 
 const GAPS: &[Gap] = &[
-    gap(
-        "apiregistration.k8s.io",
-        "apiservices",
-        "spec.service",
-        any,
-        "requests are not passed on to other API servers yet",
-    ),
     gap("resource.k8s.io", "resourceclaims", "", any, DEVICES),
     gap(
         "resource.k8s.io",
@@ -201,10 +194,10 @@ mod tests {
 
     #[test]
     fn what_has_no_effect_is_said_with_its_place() {
-        let remote = json!({"spec": {"service": {"namespace": "a", "name": "b"}}});
-        let said = said("apiregistration.k8s.io", "apiservices", remote, None);
+        let pod = json!({"spec": {"schedulingGroup": {"podGroupName": "a"}}});
+        let said = said("", "pods", pod, None);
         assert_eq!(said.len(), 1, "{said:?}");
-        assert!(said[0].starts_with("spec.service: requests are not passed on "));
+        assert!(said[0].starts_with("spec.schedulingGroup: pods of a group "));
     }
 
     #[test]

@@ -214,6 +214,7 @@ fn apiserver_config(
         server_name: settings.server_name()?,
         tls: pki.apiserver_config()?,
         kubelet_tls: Some(Arc::new(pki.client_config(Leaf::ApiserverKubeletClient)?)),
+        front_proxy: Some(pki.client_certificate(Leaf::FrontProxyClient)?),
         service_cidrs: vec![(services.network(), services.prefix_len())],
         node_ports: settings.node_ports.clone(),
         client_ca: pki.ca().pem().to_owned(),

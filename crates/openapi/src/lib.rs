@@ -138,6 +138,8 @@ fn hash(document: &[u8]) -> String {
 pub struct Ask<'a> {
     pub table: Arc<Table>,
     pub documents: Arc<Documents>,
+    /// Places whose documents other servers keep, each with its URL; `None` where there is none.
+    pub remote: BTreeMap<String, Option<String>>,
     pub headers: &'a HeaderMap,
     pub query: &'a Query,
     /// Seconds since the epoch.
@@ -187,7 +189,14 @@ impl Ask<'_> {
             let target = json!({"serverRelativeURL": url(place, &found.hash)});
             Some((place.clone(), target))
         });
-        let body = json!({"paths": (paths.collect::<Object>())}).to_string();
+        let mut paths: Object = paths.collect();
+        for (place, url) in &self.remote {
+            paths.shift_remove(place.as_str());
+            if let Some(url) = url {
+                paths.insert(place.clone(), json!({"serverRelativeURL": url}));
+            }
+        }
+        let body = json!({"paths": paths}).to_string();
         let mut response = self.answer(&hash(body.as_bytes()), INDEX, || Body::whole(body));
         response.headers_mut().remove(header::VARY);
         Ok(response)
@@ -397,6 +406,7 @@ mod tests {
         let ask = Ask {
             table: table.clone(),
             documents: Arc::default(),
+            remote: BTreeMap::new(),
             headers: &HeaderMap::new(),
             query: &Query::default(),
             now: 0,

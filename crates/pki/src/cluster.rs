@@ -113,6 +113,14 @@ impl Pki {
         tls::client(self.ca.roots()?, Some(self.issued(leaf)?.clone()))
     }
 
+    /// The certificate of `leaf` as a client shows it; also after it was renewed.
+    pub fn client_certificate(
+        &self,
+        leaf: Leaf,
+    ) -> Result<Arc<dyn rustls::client::ResolvesClientCert>, Error> {
+        Ok(self.client_config(leaf)?.client_auth_cert_resolver)
+    }
+
     /// A kubeconfig with the identity of `leaf`, as text.
     pub fn kubeconfig(&self, leaf: Leaf, server: &str) -> Result<String, Error> {
         self.render(leaf, server, &[])

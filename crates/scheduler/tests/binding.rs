@@ -36,6 +36,7 @@ fn server(directory: &tempfile::TempDir) -> Arc<ApiServer> {
         server_name: None,
         tls: pki.apiserver_config().unwrap(),
         kubelet_tls: None,
+        front_proxy: None,
         service_cidrs: vec![(Ipv4Addr::new(10, 43, 0, 0).into(), 16)],
         node_ports: 30000..=32767,
         client_ca: pki.ca().pem().to_owned(),

@@ -58,6 +58,15 @@ pub async fn upgrade<B>(
     request: Request<B>,
     backend: impl Transport,
 ) -> Result<(Answer, Option<Splice>), Error> {
+    upgrade_as(request, HeaderMap::new(), backend).await
+}
+
+/// The same; the backend also gets these headers, which say who the user is. Those of the request that do are left out.
+pub async fn upgrade_as<B>(
+    request: Request<B>,
+    identity: HeaderMap,
+    backend: impl Transport,
+) -> Result<(Answer, Option<Splice>), Error> {
     let (parts, _) = request.into_parts();
     let mut client = Request::from_parts(parts, ());
     if negotiate::requested_upgrade(client.headers()).is_none() {
@@ -68,6 +77,7 @@ pub async fn upgrade<B>(
     *forwarded.method_mut() = client.method().clone();
     *forwarded.uri_mut() = client.uri().clone();
     *forwarded.headers_mut() = public(client.headers());
+    forwarded.headers_mut().extend(identity);
     let client = hyper::upgrade::on(&mut client);
     match ask(forwarded, backend).await? {
         Err(answer) => Ok((answer, None)),

@@ -1,5 +1,5 @@
-//! TLS connections to a webhook: to the host of a URL, or to a backend of a Service, which is looked for with every new
-//! connection.
+//! TLS connections to a webhook or an aggregated API server: to the host of a URL, or to a backend of a Service, which is
+//! looked for with every new connection.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -22,21 +22,24 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 use crate::{ServiceReference, Services, tls};
 
 const DIAL: Duration = Duration::from_secs(30);
+const HANDSHAKE: Duration = Duration::from_secs(10);
 
 /// Why there is no connection, in the words that users know.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct ConnectFailure(pub(crate) String);
+pub struct ConnectFailure(pub(crate) String);
 
+/// Opens connections to one server.
 #[derive(Clone)]
-pub(crate) struct Connector {
+pub struct Connector {
     tls: TlsConnector,
     server_name: ServerName<'static>,
     service: Option<(Arc<dyn Services>, ServiceReference)>,
 }
 
 impl Connector {
-    pub(crate) fn new(
+    /// `service` replaces the host and the port of the URL.
+    pub fn new(
         tls: ClientConfig,
         server_name: &str,
         service: Option<(Arc<dyn Services>, ServiceReference)>,
@@ -50,7 +53,8 @@ impl Connector {
         })
     }
 
-    async fn open(self, uri: Uri) -> Result<Stream, ConnectFailure> {
+    /// A connection for the caller alone, for requests that upgrade it.
+    pub async fn dial(&self, uri: &Uri) -> Result<TlsStream<TcpStream>, ConnectFailure> {
         let (host, port) = match &self.service {
             Some((services, to)) => services
                 .resolve(&to.namespace, &to.name, to.port)
@@ -74,10 +78,11 @@ impl Connector {
         };
         // A peer that is gone shows with the first write.
         let _ = stream.set_nodelay(true);
-        let name = self.server_name.clone();
-        match self.tls.connect(name, stream).await {
-            Ok(stream) => Ok(Stream(TokioIo::new(stream))),
-            Err(error) => Err(ConnectFailure(tls::words(&error, &self.server_name))),
+        let handshake = self.tls.connect(self.server_name.clone(), stream);
+        match tokio::time::timeout(HANDSHAKE, handshake).await {
+            Ok(Ok(stream)) => Ok(stream),
+            Ok(Err(error)) => Err(ConnectFailure(tls::words(&error, &self.server_name))),
+            Err(_) => Err(ConnectFailure("net/http: TLS handshake timeout".to_owned())),
         }
     }
 }
@@ -118,12 +123,16 @@ impl tower::Service<Uri> for Connector {
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        Box::pin(self.clone().open(uri))
+        let connector = self.clone();
+        Box::pin(async move {
+            let stream = connector.dial(&uri).await?;
+            Ok(Stream(TokioIo::new(stream)))
+        })
     }
 }
 
 /// A TLS stream that says which protocol was agreed on.
-pub(crate) struct Stream(TokioIo<TlsStream<TcpStream>>);
+pub struct Stream(TokioIo<TlsStream<TcpStream>>);
 
 impl Connection for Stream {
     fn connected(&self) -> Connected {

@@ -24,7 +24,7 @@ use hyper_util::{
 use parking_lot::Mutex;
 
 pub use config::{ClientConfig, ServiceReference};
-use connect::{ConnectFailure, Connector};
+pub use connect::{ConnectFailure, Connector, Stream};
 pub use credentials::Credentials;
 
 /// How many webhooks keep their connections; the one that was called longest ago makes room.
@@ -216,8 +216,13 @@ async fn read(mut body: Incoming, limit: usize) -> Result<Bytes, Failure> {
     Ok(all.freeze())
 }
 
-/// Why a request was not answered.
-fn words(error: &PoolError) -> String {
+/// A TLS client that believes the authorities of a caBundle, or those of the system without one.
+pub fn trusting(ca_bundle: &[u8]) -> Result<rustls::ClientConfig, String> {
+    tls::client_config(ca_bundle, None)
+}
+
+/// Why a request was not answered, in the words that users know.
+pub fn words(error: &PoolError) -> String {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = source {
         if let Some(failure) = error.downcast_ref::<ConnectFailure>() {

@@ -6,6 +6,7 @@ mod priorities;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use aggregator::Priorities;
 use http::Method;
 use kinds::tree;
 use machinery::{
@@ -105,6 +106,12 @@ async fn write(api: &LocalService, change: Change) -> Result<(), String> {
     };
     let path = format!("{path}?fieldManager={MANAGER}");
     api.settle(method, &path, body).await
+}
+
+/// The priorities of what this server serves itself, unless its APIService says otherwise.
+pub(crate) fn priorities(group: &str, version: &str) -> Priorities {
+    let (group, version) = priorities::of(group, version).unwrap_or(CUSTOM);
+    Priorities { group, version }
 }
 
 fn object(group: &str, version: &str, (minimum, priority): (i64, i64), managed: &str) -> Object {

@@ -1,5 +1,8 @@
 //! Paths that are no resource: health, version, discovery, OpenAPI, metrics, keys of tokens.
 
+use std::{collections::BTreeMap, sync::Arc};
+
+use aggregator::{ApiServices, Backend};
 use http::Method;
 use machinery::{Status, Value};
 
@@ -40,9 +43,14 @@ pub(super) async fn serve(request: Request) -> Answer {
         "metrics" if path == "/metrics/slis" => health::indicators(&request),
         "debug" => Ok(request.core.fairness.page(&path).unwrap_or_else(no_page)),
         "openapi" => {
+            let services = request.core.aggregator.known();
+            if let Some(backend) = describing(&services, bare) {
+                return super::aggregated::serve(request, backend).await;
+            }
             let ask = openapi::Ask {
                 table: request.core.registry.kept_table(),
                 documents: request.core.openapi.clone(),
+                remote: described(&services),
                 headers: &request.parts.headers,
                 query: &request.query,
                 now: request.core.config.clock.now().as_second(),
@@ -50,7 +58,7 @@ pub(super) async fn serve(request: Request) -> Answer {
             Ok(ask.serve(&path).await?.unwrap_or_else(no_page))
         }
         "" | "index.html" if matches!(path.as_str(), "" | "/" | "/index.html") => Ok(
-            respond::lines(&machinery::json::json!({"paths": paths(&table)})),
+            respond::lines(&machinery::json::json!({"paths": paths(&request, &table)})),
         ),
         _ => tokens::openid(&request, bare).unwrap_or_else(|| Ok(no_page())),
     }
@@ -77,7 +85,28 @@ fn is_routed(table: &Table, path: &str) -> bool {
 
 fn discover(request: &Request, table: &Table, path: &str) -> Option<Answer> {
     let address = request.core.config.advertise.to_string();
-    discovery::serve(table, path, &request.parts.headers, &address)
+    let view = discovery::View {
+        table,
+        services: &request.core.aggregator.known(),
+    };
+    discovery::serve(&view, path, &request.parts.headers, &address)
+}
+
+/// The server that describes the group and version of a path below `/openapi/v3`, if it is another one.
+fn describing(services: &ApiServices, path: &str) -> Option<Arc<Backend>> {
+    let mut remote = services.remote();
+    let place = path.strip_prefix("/openapi/v3/")?;
+    let describes = |backend: &&Arc<Backend>| backend.openapi().is_some_and(|(at, _)| at == place);
+    remote.find(describes).cloned()
+}
+
+/// The documents of other servers: where they are, or that there is none.
+fn described(services: &ApiServices) -> BTreeMap<String, Option<String>> {
+    let document = |backend: &Arc<Backend>| {
+        let url = backend.openapi().map(|(_, url)| url);
+        (format!("apis/{}/{}", backend.group, backend.version), url)
+    };
+    services.remote().map(document).collect()
 }
 
 /// The server's figures; objects are counted when somebody asks.
@@ -125,7 +154,7 @@ async fn metrics(request: &Request) -> Answer {
 }
 
 /// The paths worth a look, for `/`.
-fn paths(table: &Table) -> Vec<String> {
+fn paths(request: &Request, table: &Table) -> Vec<String> {
     let fixed = [
         "/.well-known/openid-configuration",
         "/api",
@@ -149,6 +178,10 @@ fn paths(table: &Table) -> Vec<String> {
             paths.push(format!("/apis/{}", resource.group));
             paths.push(format!("/apis/{}/{}", resource.group, resource.version));
         }
+    }
+    for backend in request.core.aggregator.known().remote() {
+        paths.push(format!("/apis/{}", backend.group));
+        paths.push(format!("/apis/{}/{}", backend.group, backend.version));
     }
     for check in health::names() {
         for place in ["healthz", "livez", "readyz"] {

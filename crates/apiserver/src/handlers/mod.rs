@@ -1,5 +1,6 @@
 //! What is behind each path: from a request whose caller is known and allowed to its answer.
 
+mod aggregated;
 mod apply;
 mod body;
 mod component_statuses;
@@ -22,6 +23,7 @@ use futures::future::BoxFuture;
 use machinery::Status;
 
 pub(crate) use self::{
+    aggregated::trace_to_backend,
     routes::no_page,
     scale::{scale_for_admission, set_admitted_replicas},
 };
@@ -33,6 +35,9 @@ pub(crate) fn dispatch(request: Request) -> BoxFuture<'static, Answer> {
 }
 
 async fn route(request: Request) -> Answer {
+    if let Some(backend) = request.backend.clone() {
+        return Box::pin(aggregated::serve(request, backend)).await;
+    }
     let Some(subject) = &request.info.resource else {
         return Box::pin(documents::serve(request)).await;
     };

@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use aggregator::Backend;
 use bytes::Bytes;
 use flowcontrol::Flow;
 use http::{HeaderValue, Method, Response, header, request::Parts};
@@ -38,6 +39,8 @@ pub(super) struct Arrival {
     pub(super) info: RequestInfo,
     /// What serves its path, if anything does.
     pub(super) resource: Option<Arc<Resource>>,
+    /// The API server that serves its path, if it is another one.
+    pub(super) backend: Option<Arc<Backend>>,
     pub(super) caller: Caller,
     /// Where the user is known to be.
     pub(super) peer: Option<Peer>,
@@ -81,7 +84,10 @@ pub(super) fn read(core: Arc<Core>, parts: Parts, caller: Caller) -> (Arrival, E
     let query = Query::parse(parts.uri.query().unwrap_or_default());
     let info = RequestInfo::new(&parts.method, parts.uri.path(), &query);
     let is_long_running = is_long_running(&info, &query);
-    let resource = info.resource.as_ref().and_then(|subject| {
+    let backend = core.aggregator.find(parts.uri.path());
+    let is_local = backend.is_none();
+    let subject = info.resource.as_ref().filter(|_| is_local);
+    let resource = subject.and_then(|subject| {
         let registry = &core.registry;
         registry.get(&subject.group, &subject.version, &subject.resource)
     });
@@ -110,8 +116,8 @@ pub(super) fn read(core: Arc<Core>, parts: Parts, caller: Caller) -> (Arrival, E
         ignored_token: authn::bearer::warning(&parts.headers),
         accept: parts.headers.get(header::ACCEPT).cloned(),
         refusal: None,
-        indents: !is_long_running && indent::wanted(&info.path, &query, &parts.headers),
-        compresses: !is_long_running && compress::wanted(&parts.headers, &caller),
+        indents: is_local && !is_long_running && indent::wanted(&info.path, &query, &parts.headers),
+        compresses: is_local && !is_long_running && compress::wanted(&parts.headers, &caller),
         pace: pace::of_request(&core, &info, is_long_running, begun),
         about,
         core,
@@ -123,6 +129,7 @@ pub(super) fn read(core: Arc<Core>, parts: Parts, caller: Caller) -> (Arrival, E
         query,
         info,
         resource,
+        backend,
         caller,
         is_long_running,
         audit_id,

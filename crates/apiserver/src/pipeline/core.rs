@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
+use aggregator::Aggregator;
 use auth::{
     authn::{self, Authenticator},
     authz::{self, Authorizer, Rbac},
@@ -30,6 +31,8 @@ pub(crate) struct Core {
     pub(crate) admission: Vec<Arc<dyn Plugin>>,
     /// Calls the webhooks that convert custom resources.
     pub(crate) conversion: Arc<webhook::Client>,
+    /// The API servers behind APIServices.
+    pub(crate) aggregator: Arc<Aggregator>,
     pub(crate) fairness: Arc<Fairness>,
     /// Allocates addresses and ports of Services.
     pub(crate) service_allocator: Arc<Allocator>,
@@ -100,6 +103,8 @@ impl Core {
             authorizers: access.authorizers.as_slice().into(),
             metrics: metrics.webhooks.clone(),
         };
+        let services = Arc::new(admission::Endpoints::new(reader.clone()));
+        let aggregator = Aggregator::new(services.clone(), config.front_proxy.clone());
         Ok(Self {
             admission: admission::chain(
                 &config.admission,
@@ -109,9 +114,10 @@ impl Core {
                 &metrics.policies,
             )?,
             conversion: Arc::new(webhook::Client::new(
-                Arc::new(admission::Endpoints::new(reader.clone())),
+                services,
                 webhook::Credentials::default(),
             )),
+            aggregator: Arc::new(aggregator),
             access,
             audit,
             fairness: Arc::new(fairness),

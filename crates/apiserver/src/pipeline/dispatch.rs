@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use aggregator::Backend;
 use flowcontrol::Seat;
 use http::{Response, request::Parts};
 use http_body_util::BodyExt;
@@ -32,6 +33,8 @@ pub(crate) struct Request {
     pub(crate) info: RequestInfo,
     /// What serves its path, if anything does.
     pub(crate) resource: Option<Arc<Resource>>,
+    /// The API server that serves its path, if it is another one.
+    pub(crate) backend: Option<Arc<Backend>>,
     pub(crate) query: Query,
     pub(crate) parts: Parts,
     /// What is written down of it, if anything.
@@ -40,7 +43,7 @@ pub(crate) struct Request {
     pub(crate) deadline: Option<Instant>,
     /// Guards the body until a handler takes it; a body can be sent but not shared.
     body: Mutex<Option<RequestBody>>,
-    /// Guards the seat of a long-running request until it has begun.
+    /// Guards the seat of a long-running request until it has begun, and of one that is passed on until it is.
     seat: Mutex<Option<Seat>>,
 }
 
@@ -55,7 +58,7 @@ impl Request {
         self.body.lock().take().unwrap_or_else(empty)
     }
 
-    /// The seat of a long-running request, for the handler that begins it.
+    /// The seat of a request that is long-running or passed on, for the handler that begins it.
     pub(crate) fn take_seat(&self) -> Option<Seat> {
         self.seat.lock().take()
     }
@@ -70,18 +73,25 @@ pub(super) async fn dispatch(
     deadline: Duration,
     exchange: &Exchange,
 ) -> Answer {
+    let remote = arrival.remote();
     let Arrival {
         mut parts,
         query,
         info,
         resource,
+        backend,
         peer,
         fence,
         is_long_running,
+        audit_id,
         begun,
         ..
     } = arrival;
     authn::bearer::strip(&mut parts.headers);
+    let is_passed_on = backend.is_some();
+    if is_passed_on {
+        handlers::trace_to_backend(&mut parts.headers, remote, audit_id);
+    }
     let request = Request {
         core: exchange.core.clone(),
         user,
@@ -89,12 +99,13 @@ pub(super) async fn dispatch(
         fence,
         info,
         resource,
+        backend,
         query,
         parts,
         audit: exchange.ticket.clone(),
         deadline: (!is_long_running).then(|| begun + deadline),
         body: Mutex::new(body),
-        seat: Mutex::new(seat.take_if(|_| is_long_running)),
+        seat: Mutex::new(seat.take_if(|_| is_long_running || is_passed_on)),
     };
     let mut work = handlers::dispatch(request);
     if is_long_running {

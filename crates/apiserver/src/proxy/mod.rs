@@ -57,7 +57,7 @@ const OURS: &[&str] = &[
 ];
 
 /// Why nothing came back.
-const UNREACHED: &str = "error trying to reach service";
+pub(crate) const UNREACHED: &str = "error trying to reach service";
 
 /// What is quoted of a refusal.
 const MAX_REFUSAL: usize = 10 * 1024;
@@ -159,12 +159,18 @@ fn authority(location: &Location) -> String {
     }
 }
 
-fn headers(given: &HeaderMap, location: &Location) -> HeaderMap {
+/// The headers that are not about the connection to us.
+pub(crate) fn end_to_end(given: &HeaderMap) -> HeaderMap {
     let private = |name: &str| OURS.contains(&name);
     let mut headers = HeaderMap::new();
     for (name, value) in given.iter().filter(|(name, _)| !private(name.as_str())) {
         headers.append(name, value.clone());
     }
+    headers
+}
+
+fn headers(given: &HeaderMap, location: &Location) -> HeaderMap {
+    let mut headers = end_to_end(given);
     if let Ok(host) = HeaderValue::from_str(&authority(location)) {
         headers.insert(header::HOST, host);
     }

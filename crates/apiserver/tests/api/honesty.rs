@@ -7,24 +7,15 @@ use crate::support::{Server, admin, eventually};
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_accepted_and_not_enforced_is_said() {
     let server = Server::start().await;
-    let group = "/apis/apiregistration.k8s.io/v1/apiservices";
-    let service = json!({
-        "metadata": {"name": "v1.example.com"},
-        "spec": {
-            "group": "example.com", "version": "v1", "groupPriorityMinimum": 100, "versionPriority": 10,
-            "insecureSkipTLSVerify": true, "service": {"namespace": "default", "name": "backend"},
-        },
-    });
-    let made = admin(&server, "POST", group, service).await;
+    let group = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims";
+    let claim = json!({"metadata": {"name": "devices"}, "spec": {"devices": {}}});
+    let made = admin(&server, "POST", group, claim).await;
     assert_eq!(made.code, 201, "{}", made.body);
     let warning = made.headers["warning"].to_str().unwrap();
-    assert_eq!(
-        warning,
-        "299 - \"spec.service: requests are not passed on to other API servers yet\""
-    );
+    assert!(warning.starts_with("299 - \"devices are not allocated by this server yet"));
     // A write that does not bring it hears nothing of it.
     let label = json!({"metadata": {"labels": {"a": "b"}}});
-    let path = format!("{group}/v1.example.com");
+    let path = format!("{group}/devices");
     let patched = admin(&server, "PATCH", &path, label).await;
     assert_eq!(patched.code, 200, "{}", patched.body);
     assert!(

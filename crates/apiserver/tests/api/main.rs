@@ -2,8 +2,10 @@
 //! is linked on its own.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
+mod aggregation;
 mod apply;
 mod audit;
+mod backend_server;
 mod bootstrap;
 mod conduct;
 mod conversion;

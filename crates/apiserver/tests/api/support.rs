@@ -90,6 +90,7 @@ impl Server {
             kubelet_tls: Some(Arc::new(
                 pki.client_config(Leaf::ApiserverKubeletClient).unwrap(),
             )),
+            front_proxy: Some(pki.client_certificate(Leaf::FrontProxyClient).unwrap()),
             service_cidrs: vec![("10.43.0.0".parse().unwrap(), 16)],
             node_ports: 30000..=32767,
             client_ca: pki.ca().pem().to_owned(),

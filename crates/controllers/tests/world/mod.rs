@@ -135,6 +135,7 @@ fn api_server(pki: &pki::Pki, directory: &std::path::Path) -> Arc<ApiServer> {
         server_name: None,
         tls: pki.apiserver_config().unwrap(),
         kubelet_tls: None,
+        front_proxy: None,
         service_cidrs: vec![(Ipv4Addr::new(10, 43, 0, 0).into(), 16)],
         node_ports: 30000..=32767,
         client_ca: pki.ca().pem().to_owned(),

@@ -1,0 +1,226 @@
+//! Connections to one aggregated API server. A ready endpoint of its Service is chosen for every request, so that
+//! connections to backends that are gone are never used again.
+
+use std::{sync::Arc, time::Duration};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, header};
+use http_body_util::{BodyExt, Empty, combinators::UnsyncBoxBody};
+use hyper::body::Incoming;
+use hyper_util::{
+    client::legacy::Client,
+    rt::{TokioExecutor, TokioTimer},
+};
+use kinds::tree;
+use machinery::Value;
+use request::{BodyError, User};
+use rustls::{ClientConfig, client::ResolvesClientCert};
+use tokio::{net::TcpStream, sync::Semaphore};
+use tokio_rustls::client::TlsStream;
+use webhook::{Connector, Services};
+
+use crate::front_proxy;
+
+/// A request's body on its way to a backend.
+pub type ProxyBody = UnsyncBoxBody<Bytes, BodyError>;
+
+const IDLE_CONNECTIONS: usize = 25;
+const IDLE: Duration = Duration::from_secs(90);
+/// Requests that one backend may keep waiting at the same time, without watches and other long ones.
+const SLOTS: usize = 400;
+/// Bytes of a document that is fetched whole.
+const LARGEST_DOCUMENT: usize = 32 << 20;
+const HTTPS: u16 = 443;
+
+/// What a connection depends on. APIServices that agree in it share their connections.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    pub namespace: String,
+    pub name: String,
+    pub port: u16,
+    ca_bundle: Vec<u8>,
+    insecure: bool,
+}
+
+impl Target {
+    /// Reads the spec of an APIService; `None` when this server serves the group itself.
+    pub(crate) fn read(spec: &Value) -> Option<Self> {
+        let service = &spec["service"];
+        if !service.is_object() {
+            return None;
+        }
+        let port = service["port"]
+            .as_u64()
+            .and_then(|port| port.try_into().ok());
+        let bundle = tree::text(&spec["caBundle"]);
+        Some(Self {
+            namespace: tree::text(&service["namespace"]).to_owned(),
+            name: tree::text(&service["name"]).to_owned(),
+            port: port.unwrap_or(HTTPS),
+            ca_bundle: STANDARD.decode(bundle).unwrap_or_default(),
+            insecure: tree::truth(&spec["insecureSkipTLSVerify"]),
+        })
+    }
+}
+
+/// An answer that was read whole.
+pub(crate) struct Document {
+    pub(crate) code: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+}
+
+/// The connections to one target.
+pub struct Link {
+    pub target: Target,
+    services: Arc<dyn Services>,
+    /// Why there can be no connection, where that is so.
+    transport: Result<Transport, String>,
+    /// Bounds the requests that wait for this backend.
+    pub slots: Arc<Semaphore>,
+}
+
+struct Transport {
+    connector: Connector,
+    http: Client<Connector, ProxyBody>,
+}
+
+impl Link {
+    pub(crate) fn new(
+        target: Target,
+        services: Arc<dyn Services>,
+        identity: Option<Arc<dyn ResolvesClientCert>>,
+    ) -> Self {
+        Self {
+            transport: Transport::new(&target, identity),
+            target,
+            services,
+            slots: Arc::new(Semaphore::new(SLOTS)),
+        }
+    }
+
+    /// Why no connection can be made, whatever the backend does.
+    pub fn broken(&self) -> Option<&str> {
+        self.transport.as_ref().err().map(String::as_str)
+    }
+
+    /// Host and port of a backend that is ready.
+    pub async fn resolve(&self) -> Result<String, String> {
+        let Target {
+            namespace,
+            name,
+            port,
+            ..
+        } = &self.target;
+        let (host, port) = self.services.resolve(namespace, name, *port).await?;
+        Ok(match host.contains(':') {
+            true => format!("[{host}]:{port}"),
+            false => format!("{host}:{port}"),
+        })
+    }
+
+    /// Sends a request whose URI names the backend; the answer's body is not read yet.
+    pub async fn send(&self, request: Request<ProxyBody>) -> Result<Response<Incoming>, String> {
+        let transport = self.transport.as_ref().map_err(String::clone)?;
+        let answered = transport.http.request(request).await;
+        answered.map_err(|error| webhook::words(&error))
+    }
+
+    /// A connection of its own, for a request that upgrades it.
+    pub async fn dial(&self, uri: &Uri) -> Result<TlsStream<TcpStream>, String> {
+        let transport = self.transport.as_ref().map_err(String::clone)?;
+        let dialed = transport.connector.dial(uri).await;
+        dialed.map_err(|failure| failure.to_string())
+    }
+
+    /// Reads a document as the aggregator itself.
+    pub(crate) async fn get(
+        &self,
+        authority: &str,
+        path: &str,
+        headers: HeaderMap,
+        timeout: Duration,
+    ) -> Result<Document, String> {
+        let url = format!("https://{authority}{path}");
+        let failed = |why: String| format!("Get {}: {why}", machinery::text::quote(&url));
+        let body = Empty::new().map_err(|never| match never {}).boxed_unsync();
+        let mut request = Request::new(body);
+        *request.method_mut() = Method::GET;
+        *request.uri_mut() = url.parse().map_err(|error| failed(format!("{error}")))?;
+        *request.headers_mut() = headers;
+        let user = User::new("system:kube-aggregator", ["system:masters"]);
+        request.headers_mut().extend(front_proxy::headers(&user)?);
+        let exchange = async {
+            let (parts, body) = self.send(request).await.map_err(failed)?.into_parts();
+            let body = read(body).await.map_err(failed)?;
+            Ok(Document {
+                code: parts.status,
+                headers: parts.headers,
+                body,
+            })
+        };
+        match tokio::time::timeout(timeout, exchange).await {
+            Ok(answer) => answer,
+            Err(_) => Err(failed("context deadline exceeded".to_owned())),
+        }
+    }
+
+    /// The same from any backend that is ready.
+    pub(crate) async fn get_from_any(
+        &self,
+        path: &str,
+        headers: HeaderMap,
+        timeout: Duration,
+    ) -> Result<Document, String> {
+        let authority = self.resolve().await?;
+        self.get(&authority, path, headers, timeout).await
+    }
+}
+
+impl Transport {
+    fn new(target: &Target, identity: Option<Arc<dyn ResolvesClientCert>>) -> Result<Self, String> {
+        let mut tls: ClientConfig = match target.insecure {
+            true => {
+                let config = pki::unverified_client_config().map_err(|error| error.to_string())?;
+                ClientConfig::clone(&config)
+            }
+            false => webhook::trusting(&target.ca_bundle)?,
+        };
+        if let Some(identity) = identity {
+            tls.client_auth_cert_resolver = identity;
+        }
+        // Requests are spread over the endpoints, and one that hangs holds up no other on its connection.
+        tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let server_name = format!("{}.{}.svc", target.name, target.namespace);
+        let connector = Connector::new(tls, &server_name, None)?;
+        let http = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE)
+            .pool_max_idle_per_host(IDLE_CONNECTIONS)
+            .build(connector.clone());
+        Ok(Self { connector, http })
+    }
+}
+
+async fn read(mut body: Incoming) -> Result<Bytes, String> {
+    let mut all = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|_| "unexpected EOF".to_owned())?;
+        let Ok(data) = frame.into_data() else {
+            continue;
+        };
+        if all.len() + data.len() > LARGEST_DOCUMENT {
+            let why = format!("the answer is larger than {LARGEST_DOCUMENT} bytes");
+            return Err(why);
+        }
+        all.extend_from_slice(&data);
+    }
+    Ok(all.freeze())
+}
+
+/// A header map with one `Accept`.
+pub(crate) fn accepting(media: &'static str) -> HeaderMap {
+    HeaderMap::from_iter([(header::ACCEPT, http::HeaderValue::from_static(media))])
+}

@@ -1,0 +1,369 @@
+//! Follows APIServices, and watches every backend with tasks of its own: whether it is available, and what it says about
+//! itself.
+
+use std::{
+    collections::{BTreeMap, hash_map::DefaultHasher},
+    hash::{Hash, Hasher},
+    sync::Arc,
+    time::Duration,
+};
+
+use apiextensions::conditions::set_condition;
+use http::{Method, StatusCode};
+use kinds::tree;
+use machinery::{Object, Status, Value, json::json};
+use registry::{Reader, meta};
+use request::Client;
+use stdx::{Backoff, Clock};
+use tokio::sync::Notify;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::{
+    Aggregator, Backend, Documents, GROUP, Metrics, PLURAL, Target,
+    availability::{self, Verdict, View},
+    discovery, openapi, path,
+};
+
+const PATH: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
+/// How soon a backend is looked at again that passed, or whose Service is not there.
+const RECHECK: Duration = Duration::from_secs(30);
+const FIRST_RECHECK: Duration = Duration::from_millis(5);
+/// How soon documents are fetched again.
+const REFRESH: Duration = Duration::from_secs(60);
+const FIRST_REFRESH: Duration = Duration::from_millis(500);
+/// How soon what cannot be read is read again.
+const FIRST: Duration = Duration::from_millis(20);
+const LONGEST: Duration = Duration::from_secs(5);
+/// How often a status is written again after a concurrent change.
+const ATTEMPTS: usize = 5;
+
+/// Keeps what the server knows of aggregated API servers, and their conditions.
+#[derive(Clone)]
+pub struct Upkeep {
+    pub aggregator: Arc<Aggregator>,
+    pub reader: Reader,
+    pub clock: Arc<dyn Clock>,
+    pub api: Arc<dyn Client>,
+    pub metrics: Metrics,
+}
+
+/// The tasks of one backend; they end with this.
+struct Watched {
+    target: Target,
+    /// What the Service and its endpoints were.
+    seen: u64,
+    check: Arc<Notify>,
+    refresh: Arc<Notify>,
+    _tasks: [AbortOnDropHandle<()>; 2],
+}
+
+impl Upkeep {
+    /// Reads all APIServices: from now on requests are passed on.
+    pub async fn load(&self) -> Result<(), Status> {
+        if self.reader.resource(GROUP, PLURAL).is_none() {
+            return Ok(());
+        }
+        self.read().await.map(drop)
+    }
+
+    /// Follows APIServices, Services and endpoints for as long as the server runs.
+    pub async fn keep(self) {
+        if self.reader.resource(GROUP, PLURAL).is_none() {
+            return;
+        }
+        let changed = Notify::new();
+        let sources = [
+            (GROUP, PLURAL),
+            ("", "services"),
+            ("discovery.k8s.io", "endpointslices"),
+        ];
+        let sources =
+            sources.map(|(group, plural)| self.reader.tell_of_changes(group, plural, &changed));
+        let work = async {
+            let mut backoff = Backoff::new(FIRST, LONGEST);
+            let mut watched = BTreeMap::new();
+            loop {
+                changed.notified().await;
+                match self.follow(&mut watched).await {
+                    Ok(()) => backoff.reset(),
+                    Err(status) => {
+                        tracing::warn!(%status, "cannot follow APIServices");
+                        self.clock.sleep(backoff.step()).await;
+                        changed.notify_one();
+                    }
+                }
+            }
+        };
+        tokio::join!(futures::future::join_all(sources), work);
+    }
+
+    async fn read(&self) -> Result<Vec<Object>, Status> {
+        let (_, stored) = self.reader.list(GROUP, PLURAL, "").await?;
+        let objects: Vec<Object> = stored.iter().map(|one| one.parse()).collect();
+        self.aggregator.apply(&objects);
+        Ok(objects)
+    }
+
+    /// Takes changes of APIServices, and wakes the tasks of backends whose Service changed.
+    async fn follow(&self, watched: &mut BTreeMap<String, Watched>) -> Result<(), Status> {
+        for object in self.read().await? {
+            if Target::read(tree::get(&object, "spec")).is_none() {
+                self.settle_local(&object).await;
+            }
+        }
+        let known = self.aggregator.known();
+        watched.retain(|name, _| known.remote().any(|backend| backend.name == *name));
+        for backend in known.remote() {
+            let target = &backend.link.target;
+            let seen = self.fingerprint(target).await?;
+            match watched.get_mut(&backend.name) {
+                Some(one) if one.target == *target => {
+                    if std::mem::replace(&mut one.seen, seen) != seen {
+                        one.check.notify_one();
+                        one.refresh.notify_one();
+                    }
+                }
+                _ => {
+                    watched.insert(backend.name.clone(), self.watch(backend, seen));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn watch(&self, backend: &Arc<Backend>, seen: u64) -> Watched {
+        let (check, refresh) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let one = Watching {
+            upkeep: self.clone(),
+            group: backend.group.clone(),
+            version: backend.version.clone(),
+            check: check.clone(),
+            refresh: refresh.clone(),
+        };
+        let tasks = [
+            tokio::spawn(one.clone().keep_condition()),
+            tokio::spawn(one.keep_documents()),
+        ];
+        Watched {
+            target: backend.link.target.clone(),
+            seen,
+            check,
+            refresh,
+            _tasks: tasks.map(AbortOnDropHandle::new),
+        }
+    }
+
+    /// Stands for what a Service and its endpoints are now.
+    async fn fingerprint(&self, target: &Target) -> Result<u64, Status> {
+        let mut hasher = DefaultHasher::new();
+        let (service, slices) = self.backing(target).await?;
+        let spec = service.map(|service| tree::get(&service, "spec").to_string());
+        spec.hash(&mut hasher);
+        for slice in slices {
+            tree::get(&slice, "endpoints").to_string().hash(&mut hasher);
+            tree::get(&slice, "ports").to_string().hash(&mut hasher);
+        }
+        Ok(hasher.finish())
+    }
+
+    /// The Service of a target, and its endpoint slices.
+    async fn backing(&self, target: &Target) -> Result<(Option<Object>, Vec<Object>), Status> {
+        let Target {
+            namespace, name, ..
+        } = target;
+        let service = self.reader.get("", "services", namespace, name).await?;
+        let slices = self
+            .reader
+            .list("discovery.k8s.io", "endpointslices", namespace);
+        let (_, slices) = slices.await?;
+        let own = slices
+            .iter()
+            .filter(|slice| slice.label("kubernetes.io/service-name") == Some(name));
+        let slices = own.map(|slice| slice.parse()).collect();
+        Ok((service.map(|service| service.parse()), slices))
+    }
+
+    /// What this server serves itself is always available.
+    async fn settle_local(&self, object: &Object) {
+        let name = tree::name(object);
+        let is_remote = |object: &Object| Target::read(tree::get(object, "spec")).is_some();
+        let condition = availability::local();
+        if let Err(why) = self.write(name, condition, is_remote, Some(object)).await {
+            tracing::warn!(name, why, "cannot write the condition of an APIService");
+        }
+    }
+
+    /// Writes a condition if it changed. `outdated` tells an object that the condition is not about any more; `known`
+    /// is the object, if it was just read.
+    async fn write(
+        &self,
+        name: &str,
+        condition: Value,
+        outdated: impl Fn(&Object) -> bool,
+        known: Option<&Object>,
+    ) -> Result<(), String> {
+        let mut known = known.cloned();
+        for _ in 0..ATTEMPTS {
+            let object = match known.take() {
+                Some(object) => object,
+                None => {
+                    let stored = self.reader.get(GROUP, PLURAL, "", name).await;
+                    match stored.map_err(|status| status.message)? {
+                        Some(stored) => stored.parse(),
+                        None => return Ok(()),
+                    }
+                }
+            };
+            if outdated(&object) {
+                return Ok(());
+            }
+            let mut changed = object.clone();
+            let status = changed.entry("status").or_insert_with(|| json!({}));
+            let now = meta::time(self.clock.now());
+            set_condition(status, condition.clone(), &now);
+            if changed == object {
+                return Ok(());
+            }
+            let path = format!("{PATH}/{name}/status?fieldManager=kube-apiserver");
+            let (code, answer) = self.api.ask(Method::PUT, &path, Some(changed)).await?;
+            match code {
+                StatusCode::CONFLICT => {}
+                StatusCode::NOT_FOUND => return Ok(()),
+                code if code.is_success() => {
+                    let is_available = condition["status"] == "True";
+                    if crate::is_available(&object) && !is_available {
+                        let reason = tree::text(&condition["reason"]);
+                        self.metrics.became_unavailable(name, reason);
+                    }
+                    return Ok(());
+                }
+                _ => return Err(tree::text(tree::get(&answer, "message")).to_owned()),
+            }
+        }
+        Err("it was changed too often".to_owned())
+    }
+}
+
+/// What the tasks of one backend share.
+#[derive(Clone)]
+struct Watching {
+    upkeep: Upkeep,
+    group: String,
+    version: String,
+    check: Arc<Notify>,
+    refresh: Arc<Notify>,
+}
+
+impl Watching {
+    fn backend(&self) -> Option<Arc<Backend>> {
+        let known = self.upkeep.aggregator.known();
+        known.backend(&self.group, &self.version).cloned()
+    }
+
+    async fn pause(&self, wake: &Notify, time: Duration) {
+        tokio::select! {
+            () = self.upkeep.clock.sleep(time) => {}
+            () = wake.notified() => {}
+        }
+    }
+
+    /// Checks whether the backend is available, and says so.
+    async fn keep_condition(self) {
+        let mut backoff = Backoff::exact(FIRST_RECHECK, RECHECK);
+        let mut was_available = None;
+        while let Some(backend) = self.backend() {
+            let (condition, retry) = self.judge(&backend).await;
+            let is_available = condition["status"] == "True";
+            let target = &backend.link.target;
+            let outdated =
+                |object: &Object| Target::read(tree::get(object, "spec")).as_ref() != Some(target);
+            let name = &backend.name;
+            let written = self.upkeep.write(name, condition, outdated, None).await;
+            if let Err(why) = &written {
+                tracing::warn!(name, why, "cannot write the condition of an APIService");
+            }
+            if was_available.replace(is_available) != Some(is_available) {
+                self.refresh.notify_one();
+            }
+            let time = if retry || written.is_err() {
+                backoff.step()
+            } else {
+                backoff.reset();
+                RECHECK
+            };
+            self.pause(&self.check, time).await;
+        }
+    }
+
+    /// The condition, and whether it should be checked again soon.
+    async fn judge(&self, backend: &Backend) -> (Value, bool) {
+        let target = &backend.link.target;
+        let (service, slices) = match self.upkeep.backing(target).await {
+            Ok(backing) => backing,
+            Err(status) => {
+                let message = format!(
+                    "service/{} in {:?} cannot be checked due to: {}",
+                    target.name, target.namespace, status.message
+                );
+                let mut condition = availability::failed("ServiceAccessError", &message);
+                condition["status"] = "Unknown".into();
+                return (condition, true);
+            }
+        };
+        let view = View {
+            target,
+            service: service.as_ref(),
+            slices: &slices,
+        };
+        if let Verdict::Unavailable(condition) = availability::decide(&view) {
+            return (condition, false);
+        }
+        let path = path(&backend.group, &backend.version);
+        match availability::probe(&backend.link, &path).await {
+            Ok(()) => (availability::passed(), false),
+            Err(why) => (availability::failed("FailedDiscoveryCheck", &why), true),
+        }
+    }
+
+    /// Keeps what the backend says about itself fresh.
+    async fn keep_documents(self) {
+        let mut backoff = Backoff::exact(FIRST_REFRESH, REFRESH);
+        while let Some(backend) = self.backend() {
+            let time = match fetch(&backend).await {
+                Ok(()) => {
+                    backoff.reset();
+                    REFRESH
+                }
+                Err(why) => {
+                    tracing::debug!(name = backend.name, why, "cannot fetch discovery");
+                    backoff.step()
+                }
+            };
+            self.pause(&self.refresh, time).await;
+        }
+    }
+}
+
+/// Fetches the documents of a backend. What was known stays when they cannot be had, and is marked as stale.
+async fn fetch(backend: &Backend) -> Result<(), String> {
+    let before = backend.documents.load_full();
+    let (group, version) = (&backend.group, &backend.version);
+    let found = discovery::fetch(&backend.link, group, version, &before.discovery).await;
+    let (discovery, failure) = match found {
+        Ok(seen) => (seen, None),
+        Err(why) => (before.discovery.clone(), Some(why)),
+    };
+    let documents = |openapi| Documents {
+        discovery: discovery.clone(),
+        stale: failure.is_some(),
+        openapi,
+    };
+    let openapi = before.openapi.clone();
+    backend.documents.store(Arc::new(documents(openapi)));
+    if let Some(why) = failure {
+        return Err(why);
+    }
+    let openapi = openapi::index(&backend.link, group, version).await?;
+    backend.documents.store(Arc::new(documents(openapi)));
+    Ok(())
+}
