@@ -94,6 +94,17 @@ impl<K: DeserializeOwned> Api<K> {
         if_found(self.get(name).await)
     }
 
+    /// The metadata of the object of a name.
+    pub async fn get_metadata(&self, name: &str) -> Result<PartialObjectMeta<K>>
+    where
+        PartialObjectMeta<K>: DeserializeOwned,
+    {
+        let asked = self
+            .request
+            .get_metadata(&segment(name)?, &GetParams::default());
+        self.send(asked).await
+    }
+
     /// The metadata of the object of a name, if there is one.
     pub async fn get_metadata_opt(&self, name: &str) -> Result<Option<PartialObjectMeta<K>>>
     where

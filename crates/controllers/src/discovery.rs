@@ -1,6 +1,9 @@
 //! What the API server serves: every resource in its preferred version, custom ones included.
 
+use std::collections::HashSet;
+
 use kube::api::ApiResource;
+use serde::Deserialize;
 
 /// One kind of object.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,59 +30,149 @@ impl Resource {
     }
 }
 
-/// All resources, and the groups with versions that did not answer.
-pub async fn discover(client: &kube::Client) -> Result<(Vec<Resource>, Vec<String>), kube::Error> {
-    let mut resources = Vec::new();
-    let core = client.list_core_api_resources("v1").await?;
-    extend(&mut resources, "", "v1", core.resources);
-    let mut failed = Vec::new();
-    for group in client.list_api_groups().await?.groups {
-        let preferred = group
-            .preferred_version
-            .or_else(|| group.versions.first().cloned());
-        let Some(version) = preferred else { continue };
-        match client
-            .list_api_group_resources(&version.group_version)
-            .await
-        {
-            Ok(list) => extend(
-                &mut resources,
-                &group.name,
-                &version.version,
-                list.resources,
-            ),
-            Err(_) => failed.push(version.group_version),
-        }
-    }
-    Ok((resources, failed))
+/// The form of discovery that has everything in one document.
+const AGGREGATED: &str =
+    "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList, application/json";
+
+/// An `APIGroupDiscoveryList`.
+#[derive(Deserialize)]
+struct Groups {
+    #[serde(default)]
+    items: Vec<Group>,
 }
 
-fn extend(
-    resources: &mut Vec<Resource>,
-    group: &str,
-    version: &str,
-    found: Vec<k8s_openapi::apimachinery::pkg::apis::meta::v1::APIResource>,
-) {
-    for resource in found
-        .into_iter()
-        .filter(|resource| !resource.name.contains('/'))
-    {
-        let api_version = if group.is_empty() {
-            version.to_owned()
-        } else {
-            format!("{group}/{version}")
-        };
-        let api = ApiResource {
-            group: group.to_owned(),
-            version: version.to_owned(),
-            api_version,
-            kind: resource.kind,
-            plural: resource.name,
-        };
-        resources.push(Resource {
-            api,
-            namespaced: resource.namespaced,
-            verbs: resource.verbs,
-        });
+#[derive(Deserialize)]
+struct Group {
+    #[serde(default)]
+    metadata: GroupMeta,
+    #[serde(default)]
+    versions: Vec<Version>,
+}
+
+#[derive(Default, Deserialize)]
+struct GroupMeta {
+    #[serde(default)]
+    name: String,
+}
+
+#[derive(Deserialize)]
+struct Version {
+    version: String,
+    #[serde(default)]
+    resources: Vec<Served>,
+    /// `Stale` when the server behind an APIService could not be asked.
+    #[serde(default)]
+    freshness: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Served {
+    resource: String,
+    #[serde(default)]
+    response_kind: ResponseKind,
+    #[serde(default)]
+    scope: String,
+    #[serde(default)]
+    verbs: Vec<String>,
+}
+
+#[derive(Default, Deserialize)]
+struct ResponseKind {
+    #[serde(default)]
+    kind: String,
+}
+
+/// All resources, and the groups with versions whose servers could not be asked.
+pub async fn discover(client: &kube::Client) -> Result<(Vec<Resource>, Vec<String>), kube::Error> {
+    let mut groups = fetch(client, "/api").await?;
+    groups.extend(fetch(client, "/apis").await?);
+    Ok(read(groups))
+}
+
+async fn fetch(client: &kube::Client, path: &str) -> Result<Vec<Group>, kube::Error> {
+    let request = http::Request::get(path)
+        .header(http::header::ACCEPT, AGGREGATED)
+        .body(Vec::new())
+        .map_err(kube::Error::HttpError)?;
+    let groups: Groups = client.request(request).await?;
+    Ok(groups.items)
+}
+
+/// Every resource in the first version that has it: versions come in the order of preference.
+fn read(groups: Vec<Group>) -> (Vec<Resource>, Vec<String>) {
+    let (mut resources, mut failed) = (Vec::new(), Vec::new());
+    for Group { metadata, versions } in groups {
+        let group = metadata.name;
+        let mut seen = HashSet::new();
+        for version in versions {
+            let api_version = match group.as_str() {
+                "" => version.version.clone(),
+                group => format!("{group}/{}", version.version),
+            };
+            if version.freshness == "Stale" {
+                failed.push(api_version);
+                continue;
+            }
+            for served in version.resources {
+                if !seen.insert(served.resource.clone()) {
+                    continue;
+                }
+                let api = ApiResource {
+                    group: group.clone(),
+                    version: version.version.clone(),
+                    api_version: api_version.clone(),
+                    kind: served.response_kind.kind,
+                    plural: served.resource,
+                };
+                resources.push(Resource {
+                    api,
+                    namespaced: served.scope == "Namespaced",
+                    verbs: served.verbs,
+                });
+            }
+        }
+    }
+    (resources, failed)
+}
+
+/// Whether one of these versions, whose servers could not be asked, is of a group.
+pub fn has_failed(failed: &[String], group: &str) -> bool {
+    let mut failed = failed.iter().filter_map(|version| version.split_once('/'));
+    failed.any(|(of, _)| of == group)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_resource_is_taken_from_the_first_version_that_has_it() {
+        let resource = |name: &str| json!({"resource": name, "responseKind": {"kind": "K"}, "scope": "Namespaced", "verbs": ["list"]});
+        let groups = json!({"items": [
+            {"metadata": {}, "versions": [{"version": "v1", "resources": [resource("pods")]}]},
+            {"metadata": {"name": "a.b"}, "versions": [
+                {"version": "v2", "resources": [resource("new"), resource("both")], "freshness": "Current"},
+                {"version": "v1", "resources": [resource("both"), resource("old")], "freshness": "Current"}]},
+            {"metadata": {"name": "c.d"}, "versions": [
+                {"version": "v1", "resources": [resource("lost")], "freshness": "Stale"}]},
+        ]});
+        let groups: Groups = serde_json::from_value(groups).unwrap();
+        let (resources, failed) = read(groups.items);
+        let found: Vec<_> = resources
+            .iter()
+            .map(|one| (one.api.api_version.as_str(), one.api.plural.as_str()))
+            .collect();
+        let expected = [
+            ("v1", "pods"),
+            ("a.b/v2", "new"),
+            ("a.b/v2", "both"),
+            ("a.b/v1", "old"),
+        ];
+        assert_eq!(found, expected);
+        assert_eq!(failed, ["c.d/v1"]);
+        assert!(has_failed(&failed, "c.d") && !has_failed(&failed, "a.b"));
     }
 }

@@ -238,6 +238,16 @@ type Fact = (
     (&'static str, &'static str),
 );
 
+fn undiscovered(versions: &[String]) -> String {
+    let stale = |version: &String| format!("{version}: stale GroupVersion discovery: {version}");
+    let stale: Vec<String> = versions.iter().map(stale).collect();
+    format!(
+        "Discovery failed for some groups, {} failing: unable to retrieve the complete list of server APIs: {}",
+        versions.len(),
+        stale.join(", ")
+    )
+}
+
 /// What is left, as the five things that are told.
 fn facts(left: &Leftovers) -> [Fact; 5] {
     let list = |items: &BTreeMap<String, usize>, verb: &str| {
@@ -249,12 +259,8 @@ fn facts(left: &Leftovers) -> [Fact; 5] {
     [
         (
             "NamespaceDeletionDiscoveryFailure",
-            (!left.undiscovered.is_empty()).then(|| {
-                (
-                    "DiscoveryFailed",
-                    format!("Discovery failed for: {}", left.undiscovered.join(", ")),
-                )
-            }),
+            (!left.undiscovered.is_empty())
+                .then(|| ("DiscoveryFailed", undiscovered(&left.undiscovered))),
             (
                 "ResourcesDiscovered",
                 "All resources successfully discovered",

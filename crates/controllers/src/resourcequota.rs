@@ -127,7 +127,12 @@ impl Counter {
         if let Some(known) = self.kinds.lock().get(&identity) {
             return Ok(Some(known.clone()));
         }
-        let (all, _) = discovery::discover(&self.shared.reader()).await?;
+        let (all, failed) = discovery::discover(&self.shared.reader()).await?;
+        if discovery::has_failed(&failed, group) {
+            // What cannot be counted now is not nothing.
+            let why = format!("cannot discover what serves {plural}.{group}");
+            return Err(Error::Invalid(why));
+        }
         let found = all.into_iter().find(|resource| {
             resource.identity() == identity
                 && resource.namespaced

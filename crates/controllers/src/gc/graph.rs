@@ -17,7 +17,7 @@ use parking_lot::RwLock;
 use reconcile::Queue;
 use tokio_util::sync::CancellationToken;
 
-use crate::discovery::Resource;
+use crate::discovery::{Resource, has_failed};
 
 type Meta = PartialObjectMeta<DynamicObject>;
 
@@ -295,10 +295,7 @@ fn is_collectable(resource: &Resource) -> bool {
 
 /// What the groups of these versions served, whose discovery has failed.
 fn of_failed(known: &[Resource], failed: &[String]) -> Vec<Resource> {
-    let has_failed = |resource: &&Resource| {
-        let mut failed = failed.iter().filter_map(|version| version.split_once('/'));
-        failed.any(|(group, _)| group == resource.api.group)
-    };
+    let has_failed = |resource: &&Resource| has_failed(failed, &resource.api.group);
     known.iter().filter(has_failed).cloned().collect()
 }
 

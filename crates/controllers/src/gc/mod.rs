@@ -111,6 +111,13 @@ pub fn start(shared: &Arc<Shared>) {
     });
 }
 
+/// Whether an answer says that the object does not exist. That nobody serves its kind any more is another thing, and no
+/// reason to delete what depends on it.
+fn is_absent(status: &kube::core::Status, name: &str) -> bool {
+    let details = status.details.as_ref();
+    status.code == 404 && details.is_some_and(|details| details.name == name)
+}
+
 impl Collector {
     async fn work(&self) {
         let held = self.queue.next().await;
@@ -212,7 +219,11 @@ impl Collector {
         } else {
             Api::all_with(self.client.clone(), &kind.api)
         };
-        let found = api.get_metadata_opt(&reference.name).await?;
+        let found = match api.get_metadata(&reference.name).await {
+            Ok(owner) => Some(owner),
+            Err(kube::Error::Api(status)) if is_absent(&status, &reference.name) => None,
+            Err(error) => return Err(error.into()),
+        };
         let there = found.is_some_and(|owner| owner.metadata.uid.as_ref() == Some(&reference.uid));
         Ok(if there { Owner::Solid } else { Owner::Absent })
     }
