@@ -412,3 +412,88 @@ async fn the_storage_version_may_change_while_objects_of_both_are_stored() {
         json!({"hostPort": "y:2"})
     );
 }
+
+/// Creates a policy about hosts in version 2 and its binding, with more in their specs.
+async fn bind(server: &Server, name: &str, mut policy: Value, mut binding: Value) {
+    let group = "/apis/admissionregistration.k8s.io/v1";
+    policy["matchConstraints"] = json!({"resourceRules": [{"operations": ["CREATE"], "apiGroups": ["example.com"],
+        "apiVersions": ["v2"], "resources": ["hosts"]}]});
+    binding["policyName"] = name.into();
+    binding["validationActions"] = json!(["Deny"]);
+    for (kind, spec) in [("policies", policy), ("policybindings", binding)] {
+        let path = format!("{group}/validatingadmission{kind}");
+        let body = json!({"metadata": {"name": name}, "spec": spec});
+        let made = admin(server, "POST", &path, body).await;
+        assert_eq!(made.code, 201, "{}", made.body);
+    }
+}
+
+/// The answer to the creation of a host once it is refused.
+async fn refused(server: &Server, host: &Value) -> String {
+    let path = format!("{}?dryRun=All", path("v1"));
+    eventually(|| async {
+        let tried = admin(server, "POST", &path, host.clone()).await;
+        (tried.code == 422).then(|| tried.json()["message"].as_str().unwrap().to_owned())
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn policies_see_objects_in_the_version_that_they_match() {
+    let broken = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let switch = broken.clone();
+    let hook = Hook::start(
+        move |review| match switch.load(std::sync::atomic::Ordering::Relaxed) {
+            true => Reply::Raw(500, b"broken".to_vec()),
+            false => Reply::Json(converted(review)),
+        },
+    )
+    .await;
+    let server = serve(&hook).await;
+    let rules = json!({"validations": [{"expression": "object.spec.host != 'bad'", "message": "a bad host"}]});
+    bind(&server, "hosts", rules, json!({})).await;
+    let message = refused(&server, &first("a", "bad:80")).await;
+    assert!(message.ends_with("denied request: a bad host"), "{message}");
+    let made = admin(&server, "POST", &path("v1"), first("a", "good:80")).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    // A webhook that fails keeps the policy from being evaluated, and that refuses.
+    broken.store(true, std::sync::atomic::Ordering::Relaxed);
+    let message = refused(&server, &first("b", "good:80")).await;
+    assert!(
+        message.contains("failed to convert object version: conversion webhook for"),
+        "{message}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn policies_see_parameters_in_the_version_of_their_kind() {
+    let hook = Hook::start(|review| Reply::Json(converted(review))).await;
+    let server = serve(&hook).await;
+    let made = admin(&server, "POST", &path("v1"), first("limits", "bad:80")).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    for (name, reference) in [
+        ("named", json!({"name": "limits"})),
+        ("selected", json!({"selector": {}})),
+    ] {
+        let mut reference = reference;
+        reference["parameterNotFoundAction"] = "Deny".into();
+        let rules = json!({"paramKind": {"apiVersion": "example.com/v2", "kind": "Host"},
+            "validations": [{"expression": "object.spec.host != params.spec.host", "message": name}]});
+        bind(&server, name, rules, json!({"paramRef": reference})).await;
+        let message = refused(&server, &first("a", "bad:443")).await;
+        assert!(
+            message.ends_with(&format!("denied request: {name}")),
+            "{message}"
+        );
+        let policies = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies";
+        let path = format!("{policies}/{name}");
+        admin(&server, "DELETE", &path, Value::Null).await;
+        let path = self::path("v1");
+        eventually(|| async {
+            let path = format!("{path}?dryRun=All");
+            let tried = admin(&server, "POST", &path, first("a", "bad:443")).await;
+            (tried.code == 201).then_some(())
+        })
+        .await;
+    }
+}

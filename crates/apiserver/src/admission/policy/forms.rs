@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use machinery::Object;
+use machinery::{Object, Status};
 use registry::Table;
 
 use super::super::{
     Attributes,
     matching::{GroupVersionKind, GroupVersionResource, Matched},
 };
-use crate::Resource;
+use crate::{Resource, write::Versions};
 
 /// The resource of a request, and all others that serve the same objects.
 pub(super) struct Forms {
@@ -67,15 +67,45 @@ impl Forms {
     }
 
     /// An object of the request in the form that was matched; `None` where that is its own.
-    pub(super) fn convert(&self, object: &Object, to: &Matched<'_>) -> Option<Object> {
-        let (from, to) = (self.resource.as_ref()?, self.matched(to)?);
-        (self.is_whole && !Arc::ptr_eq(from, to)).then(|| converted(object, from, to))
+    pub(super) async fn convert(
+        &self,
+        object: &Object,
+        to: &Matched<'_>,
+    ) -> Result<Option<Object>, String> {
+        self.between(object, self.resource.as_ref(), self.matched(to))
+            .await
     }
 
     /// An object in the form that was matched, as the request has it; `None` where that is the same.
-    pub(super) fn convert_back(&self, object: &Object, from: &Matched<'_>) -> Option<Object> {
-        let (from, to) = (self.matched(from)?, self.resource.as_ref()?);
-        (self.is_whole && !Arc::ptr_eq(from, to)).then(|| converted(object, from, to))
+    pub(super) async fn convert_back(
+        &self,
+        object: &Object,
+        from: &Matched<'_>,
+    ) -> Result<Option<Object>, String> {
+        self.between(object, self.matched(from), self.resource.as_ref())
+            .await
+    }
+
+    async fn between(
+        &self,
+        object: &Object,
+        from: Option<&Arc<Resource>>,
+        to: Option<&Arc<Resource>>,
+    ) -> Result<Option<Object>, String> {
+        let (Some(from), Some(to)) = (from, to) else {
+            return Ok(None);
+        };
+        if !self.is_whole || Arc::ptr_eq(from, to) {
+            return Ok(None);
+        }
+        let versions = Versions::of(from, self.table.clone());
+        if !versions.asks() {
+            return Ok(Some(converted(object, from, to)));
+        }
+        let made = versions.converted(object.clone(), &to.api_version).await;
+        let failed =
+            |status: Status| format!("failed to convert object version: {}", status.message);
+        made.map(Some).map_err(failed)
     }
 }
 

@@ -113,12 +113,14 @@ async fn invoke(
         param,
     } = invocation;
     let (program, uses) = (&policy.program, policy.program.uses);
-    let mut form = request
-        .forms
-        .convert(object, matched)
-        .unwrap_or_else(|| object.clone());
     let old = request.attributes.old;
-    let old_form = old.and_then(|old| request.forms.convert(old, matched));
+    let (mut form, old_form) = match converted(request, object, old, matched).await {
+        Ok(forms) => forms,
+        Err(why) => {
+            errors.add(policy, Some(&binding.name), why, "Invalid");
+            return Ok(());
+        }
+    };
     let variable = request.request_object(matched, uses.request || !policy.conditions.is_empty());
     let namespace = match uses.namespace {
         true => request.namespace_object().await?,
@@ -180,9 +182,27 @@ async fn invoke(
     }
     reinvocation.ran(NAME, &id, changed, program.is_reinvocable);
     if changed {
-        *object = request.forms.convert_back(&form, matched).unwrap_or(form);
+        match request.forms.convert_back(&form, matched).await {
+            Ok(own) => *object = own.unwrap_or(form),
+            Err(why) => errors.add(policy, Some(&binding.name), why, "Invalid"),
+        }
     }
     Ok(())
+}
+
+/// The object in the form that was matched, and the old one where that is another than its own.
+async fn converted(
+    request: &Request<'_>,
+    object: &Object,
+    old: Option<&Object>,
+    matched: &Matched<'_>,
+) -> Result<(Object, Option<Object>), String> {
+    let form = request.forms.convert(object, matched).await?;
+    let old = match old {
+        Some(old) => request.forms.convert(old, matched).await?,
+        None => None,
+    };
+    Ok((form.unwrap_or_else(|| object.clone()), old))
 }
 
 /// Tells a policy by a binding with a parameter from all others.

@@ -18,12 +18,16 @@ pub(super) struct Parameter {
 }
 
 impl Parameter {
-    fn new(resource: &Resource, stored: Arc<Stored>) -> Self {
+    /// Reads an object, which a webhook converts where one does.
+    async fn read(resource: &Resource, stored: Arc<Stored>) -> Result<Self, String> {
         let converted = match resource.serves_as_stored(&stored) {
             true => None,
-            false => Some(resource.parse(&stored)),
+            false => {
+                let converted = resource.parse_converted(&stored).await;
+                Some(converted.map_err(|status| status.message)?)
+            }
         };
-        Self { stored, converted }
+        Ok(Self { stored, converted })
     }
 
     pub(super) fn object(&self) -> &Object {
@@ -120,10 +124,10 @@ async fn named(
         .get(&resource.group, &resource.plural, namespace, name)
         .await
         .map_err(|status| status.message)?;
-    Ok(found
-        .into_iter()
-        .map(|stored| Parameter::new(resource, stored))
-        .collect())
+    match found {
+        Some(stored) => Ok(vec![Parameter::read(resource, stored).await?]),
+        None => Ok(Vec::new()),
+    }
 }
 
 async fn selected(
@@ -145,11 +149,14 @@ async fn selected(
                 .map(|(_, value)| &**value)
         })
     };
-    Ok(all
-        .into_iter()
-        .filter(selects)
-        .map(|stored| Parameter::new(resource, stored))
-        .collect())
+    // A webhook is asked once for all.
+    let found = resource.convert_all(all.into_iter().filter(selects).collect());
+    let found = found.await.map_err(|status| status.message)?;
+    let mut params = Vec::with_capacity(found.len());
+    for stored in found {
+        params.push(Parameter::read(resource, stored).await?);
+    }
+    Ok(params)
 }
 
 #[cfg(test)]

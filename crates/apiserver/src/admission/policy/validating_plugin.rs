@@ -102,10 +102,15 @@ async fn evaluate(
 ) -> Result<Outcome, Status> {
     let policy = invocation.policy;
     let (matched, uses) = (&invocation.matched, policy.program.uses);
-    let convert =
-        |object: Option<&Object>| object.and_then(|object| request.forms.convert(object, matched));
     let (object, old) = (request.attributes.object, request.attributes.old);
-    let (new_form, old_form) = (convert(object), convert(old));
+    let (mut new_form, mut old_form) = (None, None);
+    for (object, form) in [(object, &mut new_form), (old, &mut old_form)] {
+        let Some(object) = object else { continue };
+        match request.forms.convert(object, matched).await {
+            Ok(converted) => *form = converted,
+            Err(why) => return Ok(Outcome::failed(policy.failure, why)),
+        }
+    }
     let variable = request.request_object(matched, uses.request || !policy.conditions.is_empty());
     let namespace = match uses.namespace {
         true => request.namespace_object().await?,
