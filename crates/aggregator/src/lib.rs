@@ -24,6 +24,7 @@ use webhook::Services;
 
 pub use link::{Link, ProxyBody, Target};
 pub use metrics::Metrics;
+pub use openapi::Swagger;
 pub use upkeep::Upkeep;
 
 const GROUP: &str = "apiregistration.k8s.io";
@@ -57,8 +58,7 @@ struct Documents {
     discovery: discovery::Seen,
     /// Whether the last attempt to fetch discovery failed.
     stale: bool,
-    /// Where the documents of OpenAPI v3 are, by their place.
-    openapi: BTreeMap<String, String>,
+    openapi: openapi::OpenApi,
 }
 
 impl Backend {
@@ -77,9 +77,13 @@ impl Backend {
     pub fn openapi(&self) -> Option<(String, String)> {
         let place = path(&self.group, &self.version);
         let place = place.trim_start_matches('/');
-        let documents = self.documents.load();
-        let url = documents.openapi.get(place)?;
-        Some((place.to_owned(), url.clone()))
+        let url = self.documents.load().openapi.url.clone()?;
+        Some((place.to_owned(), url))
+    }
+
+    /// Its part of the older document of OpenAPI.
+    pub fn swagger(&self) -> Option<Arc<Swagger>> {
+        self.documents.load().openapi.swagger.clone()
     }
 }
 

@@ -71,20 +71,23 @@ impl Upkeep {
         if self.reader.resource(GROUP, PLURAL).is_none() {
             return;
         }
-        let changed = Notify::new();
+        let (changed, moved) = (Notify::new(), Notify::new());
         let sources = [
-            (GROUP, PLURAL),
-            ("", "services"),
-            ("discovery.k8s.io", "endpointslices"),
+            (GROUP, PLURAL, &changed),
+            ("", "services", &moved),
+            ("discovery.k8s.io", "endpointslices", &moved),
         ];
-        let sources =
-            sources.map(|(group, plural)| self.reader.tell_of_changes(group, plural, &changed));
+        let sources = sources
+            .map(|(group, plural, notify)| self.reader.tell_of_changes(group, plural, notify));
         let work = async {
             let mut backoff = Backoff::new(FIRST, LONGEST);
             let mut watched = BTreeMap::new();
             loop {
-                changed.notified().await;
-                match self.follow(&mut watched).await {
+                let followed = tokio::select! {
+                    () = changed.notified() => self.follow(&mut watched).await,
+                    () = moved.notified() => self.wake(&mut watched).await,
+                };
+                match followed {
                     Ok(()) => backoff.reset(),
                     Err(status) => {
                         tracing::warn!(%status, "cannot follow APIServices");
@@ -104,7 +107,7 @@ impl Upkeep {
         Ok(objects)
     }
 
-    /// Takes changes of APIServices, and wakes the tasks of backends whose Service changed.
+    /// Takes changes of APIServices.
     async fn follow(&self, watched: &mut BTreeMap<String, Watched>) -> Result<(), Status> {
         for object in self.read().await? {
             if Target::read(tree::get(&object, "spec")).is_none() {
@@ -113,6 +116,12 @@ impl Upkeep {
         }
         let known = self.aggregator.known();
         watched.retain(|name, _| known.remote().any(|backend| backend.name == *name));
+        self.wake(watched).await
+    }
+
+    /// Wakes the tasks of backends whose Service changed, and starts those of backends that are new.
+    async fn wake(&self, watched: &mut BTreeMap<String, Watched>) -> Result<(), Status> {
+        let known = self.aggregator.known();
         for backend in known.remote() {
             let target = &backend.link.target;
             let seen = self.fingerprint(target).await?;
@@ -186,6 +195,10 @@ impl Upkeep {
     /// What this server serves itself is always available.
     async fn settle_local(&self, object: &Object) {
         let name = tree::name(object);
+        let mut conditions = tree::list(&tree::get(object, "status")["conditions"]).iter();
+        if conditions.any(|one| one["reason"] == "Local" && one["status"] == "True") {
+            return;
+        }
         let is_remote = |object: &Object| Target::read(tree::get(object, "spec")).is_some();
         let condition = availability::local();
         if let Err(why) = self.write(name, condition, is_remote, Some(object)).await {
@@ -363,7 +376,7 @@ async fn fetch(backend: &Backend) -> Result<(), String> {
     if let Some(why) = failure {
         return Err(why);
     }
-    let openapi = openapi::index(&backend.link, group, version).await?;
+    let openapi = openapi::fetch(&backend.link, group, version, &before.openapi).await?;
     backend.documents.store(Arc::new(documents(openapi)));
     Ok(())
 }

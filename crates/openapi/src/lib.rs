@@ -13,6 +13,7 @@ mod packed;
 mod parameters;
 mod paths;
 mod plain;
+mod remote;
 mod shared;
 
 use std::{
@@ -28,6 +29,7 @@ use sha2::{Digest, Sha256};
 
 use self::{descriptions::Descriptions, document::Maker, packed::Packed};
 use registry::{Resource, Table, api_version};
+pub use remote::Remote;
 use request::{Body, Query, respond};
 
 /// Media types of the protobuf forms; the first is what answers carry.
@@ -54,9 +56,31 @@ pub struct Documents {
     making: tokio::sync::Mutex<()>,
 }
 
+/// What a document is made of.
+#[derive(Clone, Default)]
+struct Sources {
+    of: Vec<Arc<Resource>>,
+    /// The hashes of what other servers say.
+    with: Vec<String>,
+}
+
+impl Sources {
+    fn new(of: Vec<Arc<Resource>>) -> Self {
+        let with = Vec::new();
+        Self { of, with }
+    }
+
+    fn are(&self, others: &Self) -> bool {
+        let mut pairs = self.of.iter().zip(&others.of);
+        self.of.len() == others.of.len()
+            && self.with == others.with
+            && pairs.all(|(one, other)| Arc::ptr_eq(one, other))
+    }
+}
+
 /// A document that was made: of what, its hash, and the forms that were asked for.
 struct Made {
-    of: Vec<Arc<Resource>>,
+    of: Sources,
     hash: String,
     json: Option<Packed>,
     protobuf: Option<Packed>,
@@ -76,27 +100,21 @@ struct Found {
 
 impl Documents {
     /// What is known of a document that would be made of the same as before.
-    fn get(&self, place: &str, of: &[Arc<Resource>], form: Form) -> Option<Found> {
+    fn get(&self, place: &str, of: &Sources, form: Form) -> Option<Found> {
         let known = self.known.lock();
         let made = known.get(place)?;
-        let same = made.of.len() == of.len()
-            && made
-                .of
-                .iter()
-                .zip(of)
-                .all(|(one, other)| Arc::ptr_eq(one, other));
         let document = match form {
             Form::Json => &made.json,
             Form::Protobuf => &made.protobuf,
         };
-        same.then(|| Found {
+        made.of.are(of).then(|| Found {
             hash: made.hash.clone(),
             document: document.clone(),
         })
     }
 
     /// Keeps a document, or its hash alone.
-    fn put(&self, place: &str, of: &[Arc<Resource>], value: &Value, form: Option<Form>) -> Found {
+    fn put(&self, place: &str, of: &Sources, value: &Value, form: Option<Form>) -> Found {
         let text = value.to_string();
         let hash = hash(text.as_bytes());
         let document = form.map(|form| match form {
@@ -107,12 +125,12 @@ impl Documents {
         let mut known = self.known.lock();
         let before = known.remove(place).filter(|made| made.hash == hash);
         let mut made = before.unwrap_or_else(|| Made {
-            of: Vec::new(),
+            of: Sources::default(),
             hash: hash.clone(),
             json: None,
             protobuf: None,
         });
-        made.of = of.to_vec();
+        made.of = of.clone();
         match form {
             Some(Form::Json) => made.json.clone_from(&document),
             Some(Form::Protobuf) => made.protobuf.clone_from(&document),
@@ -123,7 +141,7 @@ impl Documents {
     }
 
     /// Forgets documents at places that are gone.
-    fn retain(&self, places: &BTreeMap<String, Vec<Arc<Resource>>>) {
+    fn retain(&self, places: &BTreeMap<String, Sources>) {
         let is_there = |place: &String| place == V2 || places.contains_key(place);
         self.known.lock().retain(|place, _| is_there(place));
     }
@@ -140,6 +158,8 @@ pub struct Ask<'a> {
     pub documents: Arc<Documents>,
     /// Places whose documents other servers keep, each with its URL; `None` where there is none.
     pub remote: BTreeMap<String, Option<String>>,
+    /// What other servers say in the older form.
+    pub swaggers: Vec<Remote>,
     pub headers: &'a HeaderMap,
     pub query: &'a Query,
     /// Seconds since the epoch.
@@ -166,8 +186,10 @@ impl Ask<'_> {
 
     /// Every document with its place.
     async fn index(&self) -> Result<Response<Body>, Status> {
-        let places = by_place(&self.table);
-        let known = |place: &str, of: &[_]| self.documents.get(place, of, Form::Json);
+        let places = by_place(&self.table).into_iter();
+        let places = places.map(|(place, of)| (place, Sources::new(of)));
+        let places: BTreeMap<String, Sources> = places.collect();
+        let known = |place: &str, of: &Sources| self.documents.get(place, of, Form::Json);
         if places.iter().any(|(place, of)| known(place, of).is_none()) {
             let _making = self.documents.making.lock().await;
             let (table, documents) = (self.table.clone(), self.documents.clone());
@@ -177,7 +199,7 @@ impl Ask<'_> {
                 let maker = Maker::new(&table, packed.by_type());
                 for (place, of) in missing {
                     if documents.get(&place, &of, Form::Json).is_none() {
-                        documents.put(&place, &of, &maker.v3(&place, &of), None);
+                        documents.put(&place, &of, &maker.v3(&place, &of.of), None);
                     }
                 }
             })
@@ -211,7 +233,7 @@ impl Ask<'_> {
             return Ok(unacceptable());
         };
         let members = members(&self.table, place);
-        let found = self.find(place, members, form).await?;
+        let found = self.find(place, Sources::new(members), form).await?;
         match self.query.filled("hash") {
             Some(asked) if asked != found.hash => Ok(moved(&url(place, &found.hash))),
             asked => {
@@ -229,12 +251,16 @@ impl Ask<'_> {
         let Some((media, form)) = self.media(V2_PROTOBUF) else {
             return Ok(unacceptable());
         };
-        let found = self.find(V2, self.table.all().to_vec(), form).await?;
+        let sources = Sources {
+            of: self.table.all().to_vec(),
+            with: self.swaggers.iter().map(|one| one.hash.clone()).collect(),
+        };
+        let found = self.find(V2, sources, form).await?;
         Ok(self.packed(found, media))
     }
 
     /// A document, made if it is not there.
-    async fn find(&self, at: &str, of: Vec<Arc<Resource>>, form: Form) -> Result<Found, Status> {
+    async fn find(&self, at: &str, of: Sources, form: Form) -> Result<Found, Status> {
         let known = || {
             let known = self.documents.get(at, &of, form);
             known.filter(|found| found.document.is_some() || self.has(&found.hash))
@@ -248,12 +274,17 @@ impl Ask<'_> {
         }
         let (table, documents) = (self.table.clone(), self.documents.clone());
         let (place, of) = (at.to_owned(), of.clone());
+        let swaggers = self.swaggers.clone();
         blocking(move || {
             let packed = Descriptions::unpack();
             let maker = Maker::new(&table, packed.by_type());
             let value = match place.as_str() {
-                V2 => maker.v2(),
-                place => maker.v3(place, &of),
+                V2 => {
+                    let mut whole = maker.v2();
+                    remote::merge(&mut whole, &swaggers);
+                    whole
+                }
+                place => maker.v3(place, &of.of),
             };
             documents.put(&place, &of, &value, Some(form))
         })
@@ -407,16 +438,17 @@ mod tests {
             table: table.clone(),
             documents: Arc::default(),
             remote: BTreeMap::new(),
+            swaggers: Vec::new(),
             headers: &HeaderMap::new(),
             query: &Query::default(),
             now: 0,
         };
-        let all = table.all().to_vec();
+        let all = Sources::new(table.all().to_vec());
         let made = ask.find(V2, all.clone(), Form::Json).await.unwrap();
         let again = ask.find(V2, all.clone(), Form::Json).await.unwrap();
         let (made_document, document) = (made.document.unwrap(), again.document.unwrap());
         assert!(made_document.is_same(&document), "the same bytes");
-        let fewer = all[1..].to_vec();
+        let fewer = Sources::new(all.of[1..].to_vec());
         assert!(ask.documents.get(V2, &fewer, Form::Json).is_none());
     }
 }

@@ -1,42 +1,80 @@
-//! Where an aggregated API server keeps its documents of OpenAPI v3. The documents themselves are passed on when a client
-//! asks for them.
+//! How an aggregated API server describes its group and version: where its document of OpenAPI v3 is, which is passed on
+//! when a client asks for it, and its part of the older document, which is merged into this server's own.
 
-use std::{collections::BTreeMap, time::Duration};
+mod swagger;
 
-use http::StatusCode;
+use std::{sync::Arc, time::Duration};
+
+use http::{HeaderValue, StatusCode, header};
 use kinds::tree;
 use machinery::Object;
 
+pub use self::swagger::Swagger;
 use crate::{Link, link};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The URL of a group's and version's document by its place; nothing when the server has none.
-pub(crate) async fn index(
+/// What a server says.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct OpenApi {
+    /// The URL of the newer document, if the server has one.
+    pub(crate) url: Option<String>,
+    pub(crate) swagger: Option<Arc<Swagger>>,
+    etag: Option<HeaderValue>,
+}
+
+/// Fetches what changed since `known`.
+pub(crate) async fn fetch(
     link: &Link,
     group: &str,
     version: &str,
-) -> Result<BTreeMap<String, String>, String> {
+    known: &OpenApi,
+) -> Result<OpenApi, String> {
+    let mut found = OpenApi {
+        url: index(link, group, version).await?,
+        ..known.clone()
+    };
+    let mut headers = link::accepting("application/json");
+    if let Some(etag) = known.etag.as_ref().filter(|_| known.swagger.is_some()) {
+        headers.insert(header::IF_NONE_MATCH, etag.clone());
+    }
+    let answer = link.get_from_any("/openapi/v2", headers, TIMEOUT).await?;
+    match answer.code {
+        StatusCode::NOT_MODIFIED => {}
+        StatusCode::OK => {
+            let prefix = format!("{}/", crate::path(group, version));
+            let read = move || swagger::read(&answer.body, &prefix);
+            let read = tokio::task::spawn_blocking(read).await;
+            found.swagger = Some(Arc::new(read.map_err(|error| error.to_string())??));
+            found.etag = answer.headers.get(header::ETAG).cloned();
+        }
+        code if code.is_client_error() => (found.swagger, found.etag) = (None, None),
+        code => return Err(format!("/openapi/v2: {}", code.as_u16())),
+    }
+    Ok(found)
+}
+
+/// The URL of a group's and version's newer document.
+async fn index(link: &Link, group: &str, version: &str) -> Result<Option<String>, String> {
     let headers = link::accepting("application/json");
     let answer = link.get_from_any("/openapi/v3", headers, TIMEOUT).await?;
     match answer.code {
         StatusCode::OK => read(&answer.body, group, version),
         // Servers before Kubernetes 1.24, and such that deny it.
-        code if code.is_client_error() => Ok(BTreeMap::new()),
+        code if code.is_client_error() => Ok(None),
         code => Err(format!("/openapi/v3: {}", code.as_u16())),
     }
 }
 
 /// Takes the place of this group and version alone: a server does not describe the groups of others.
-fn read(body: &[u8], group: &str, version: &str) -> Result<BTreeMap<String, String>, String> {
+fn read(body: &[u8], group: &str, version: &str) -> Result<Option<String>, String> {
     let document: Object =
         machinery::json::from_slice(body).map_err(|error| format!("/openapi/v3: {error}"))?;
     let place = crate::path(group, version);
     let place = place.trim_start_matches('/');
     let url = tree::text(&tree::get(&document, "paths")[place]["serverRelativeURL"]);
     let is_own = url.split('?').next() == Some(format!("/openapi/v3/{place}").as_str());
-    let found = is_own.then(|| (place.to_owned(), url.to_owned()));
-    Ok(found.into_iter().collect())
+    Ok(is_own.then(|| url.to_owned()))
 }
 
 #[cfg(test)]
@@ -54,12 +92,10 @@ mod tests {
         }});
         let index = index.to_string();
         let found = |group: &str| read(index.as_bytes(), group, "v1").unwrap();
-        assert_eq!(
-            found("a.b")["apis/a.b/v1"],
-            "/openapi/v3/apis/a.b/v1?hash=1"
-        );
-        assert!(found("c.d").is_empty());
-        assert!(found("e.f").is_empty());
+        let expected = "/openapi/v3/apis/a.b/v1?hash=1";
+        assert_eq!(found("a.b").as_deref(), Some(expected));
+        assert_eq!(found("c.d"), None);
+        assert_eq!(found("e.f"), None);
         assert!(read(b"no", "a.b", "v1").is_err());
     }
 }

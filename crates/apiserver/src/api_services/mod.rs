@@ -36,6 +36,9 @@ const ALWAYS: &str = "true";
 /// What custom resources have: they come behind everything else.
 const CUSTOM: (i64, i64) = (1000, 100);
 
+/// Groups that this server serves itself unless another server is named for them, for good.
+const YIELDING: &[&str] = &["metrics.k8s.io"];
+
 const FIRST: Duration = Duration::from_millis(20);
 const LONGEST: Duration = Duration::from_secs(5);
 
@@ -162,6 +165,12 @@ fn custom(definitions: &[Object]) -> Wanted {
     by_name(versions.map(|(group, version)| object(group, version, CUSTOM, ALWAYS)))
 }
 
+/// Whether somebody named another server for a group that gives way to it.
+fn yields(object: &Object) -> bool {
+    let spec = tree::get(object, "spec");
+    YIELDING.contains(&tree::text(&spec["group"])) && tree::is_set(&spec["service"])
+}
+
 /// How the server keeps an object, if it does.
 fn managed(object: &Object) -> Option<&str> {
     let managed = tree::text(&tree::get(object, "metadata")["labels"][MANAGED]);
@@ -195,7 +204,7 @@ fn changes(stored: &[Object], wanted: Wanted, starts: bool) -> Vec<Change> {
             Some(current) if is_taken_over(current) => {}
             Some(current) => {
                 let spec: &Value = tree::get(&wanted, "spec");
-                if now(managed(current)) && tree::get(current, "spec") != spec {
+                if now(managed(current)) && !yields(current) && tree::get(current, "spec") != spec {
                     let mut updated = current.clone();
                     updated.insert("spec".to_owned(), spec.clone());
                     changes.push(Change::Update(updated));
@@ -260,6 +269,17 @@ mod tests {
         assert_eq!(made, [Change::Create(object.clone())]);
         let gone = changes(&[object], Wanted::new(), false);
         assert_eq!(gone, [Change::Delete("v1.a.example".to_owned())]);
+    }
+
+    #[test]
+    fn another_server_may_take_over_metrics_and_nothing_else() {
+        for (name, expected) in [("v1beta1.metrics.k8s.io", 0), ("v1.apps", 1)] {
+            let mut remote = stored(name, ALWAYS, 1);
+            remote["spec"]["service"] =
+                json!({"namespace": "kube-system", "name": "metrics-server"});
+            let wanted = by_name([stored(name, ALWAYS, 1)].into_iter());
+            assert_eq!(changes(&[remote], wanted, false).len(), expected, "{name}");
+        }
     }
 
     #[test]

@@ -51,6 +51,7 @@ pub(super) async fn serve(request: Request) -> Answer {
                 table: request.core.registry.kept_table(),
                 documents: request.core.openapi.clone(),
                 remote: described(&services),
+                swaggers: services.remote().map(swagger).collect(),
                 headers: &request.parts.headers,
                 query: &request.query,
                 now: request.core.config.clock.now().as_second(),
@@ -98,6 +99,19 @@ fn describing(services: &ApiServices, path: &str) -> Option<Arc<Backend>> {
     let place = path.strip_prefix("/openapi/v3/")?;
     let describes = |backend: &&Arc<Backend>| backend.openapi().is_some_and(|(at, _)| at == place);
     remote.find(describes).cloned()
+}
+
+/// What another server says in the older form.
+fn swagger(backend: &Arc<Backend>) -> openapi::Remote {
+    let said = backend.swagger();
+    openapi::Remote {
+        prefix: format!("/apis/{}/{}/", backend.group, backend.version),
+        hash: match &said {
+            Some(said) => said.hash.clone(),
+            None => backend.name.clone(),
+        },
+        document: said.map(|said| said.document.clone()),
+    }
 }
 
 /// The documents of other servers: where they are, or that there is none.

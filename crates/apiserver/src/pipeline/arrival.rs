@@ -84,7 +84,7 @@ pub(super) fn read(core: Arc<Core>, parts: Parts, caller: Caller) -> (Arrival, E
     let query = Query::parse(parts.uri.query().unwrap_or_default());
     let info = RequestInfo::new(&parts.method, parts.uri.path(), &query);
     let is_long_running = is_long_running(&info, &query);
-    let backend = core.aggregator.find(parts.uri.path());
+    let backend = core.aggregator.find(&info.path);
     let is_local = backend.is_none();
     let subject = info.resource.as_ref().filter(|_| is_local);
     let resource = subject.and_then(|subject| {

@@ -99,6 +99,10 @@ async fn what_a_user_may_not_do_is_not_passed_on() {
     let answer = admin(&server, "GET", &path, Value::Null).await;
     assert_eq!(answer.code, 404, "{}", answer.body);
     assert!(backend.asked(THINGS).is_empty());
+    // Who serves a path is judged by the same words as who may use it.
+    let path = THINGS.replace("com/v1", "com%2Fv1");
+    let answer = admin(&server, "GET", &path, Value::Null).await;
+    assert_eq!(answer.json()["path"], path.as_str(), "{}", answer.body);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -393,4 +397,43 @@ async fn a_restarted_server_passes_requests_on_at_once() {
     let server = server.restart().await;
     let answer = admin(&server, "GET", THINGS, Value::Null).await;
     assert_eq!(answer.code, 200, "{}", answer.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn openapi_v2_has_what_backends_say_of_their_own_groups() {
+    let (server, backend) = with_backend(Mode::Old).await;
+    let path = format!("/apis/{GROUP}/v1/things");
+    let whole = eventually(|| async {
+        let whole = admin(&server, "GET", "/openapi/v2", Value::Null)
+            .await
+            .json();
+        whole["paths"].get(path.as_str()).is_some().then_some(whole)
+    })
+    .await;
+    assert!(whole["paths"].get("/apis/apps/v1/stolen").is_none());
+    assert!(
+        whole["paths"]
+            .get("/apis/apps/v1/namespaces/{namespace}/deployments")
+            .is_some()
+    );
+    let definitions = &whole["definitions"];
+    let meta = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
+    assert_ne!(definitions[meta]["description"], "another one");
+    assert_eq!(
+        definitions[format!("{meta}_v2").as_str()]["description"],
+        "another one"
+    );
+    let reference = &definitions["com.example.agg.v1.Thing"]["properties"]["metadata"]["$ref"];
+    assert_eq!(*reference, format!("#/definitions/{meta}_v2").as_str());
+    assert!(definitions.get("unused").is_none());
+    let service = format!("{SERVICES}/v1.{GROUP}");
+    admin(&server, "DELETE", &service, Value::Null).await;
+    eventually(|| async {
+        let whole = admin(&server, "GET", "/openapi/v2", Value::Null)
+            .await
+            .json();
+        whole["paths"].get(path.as_str()).is_none().then_some(())
+    })
+    .await;
+    drop(backend);
 }

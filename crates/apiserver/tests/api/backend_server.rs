@@ -265,6 +265,7 @@ fn answer(asked: &Asked, mode: Mode, state: &State) -> Reply {
             json_answer(&json!({"paths": {place: {"serverRelativeURL": url},
                 "apis/apps/v1": {"serverRelativeURL": "/openapi/v3/apis/apps/v1?hash=stolen"}}}))
         }
+        "/openapi/v2" => json_answer(&swagger()),
         "/openapi/v3" => whole(404, "text/plain", "404 page not found".to_owned()),
         path if path.ends_with("/moved") => {
             let mut reply = whole(302, "text/plain", String::new());
@@ -329,6 +330,19 @@ fn echo(mut request: Request<Incoming>, protocol: http::HeaderValue) -> Reply {
     headers.insert("connection", "Upgrade".parse().unwrap());
     headers.insert("upgrade", protocol);
     reply
+}
+
+fn swagger() -> Value {
+    let thing = json!({"$ref": "#/definitions/com.example.agg.v1.Thing"});
+    let meta = json!({"$ref": "#/definitions/io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"});
+    json!({"swagger": "2.0", "info": {"title": "backend", "version": "1"},
+        "paths": {
+            "/apis/agg.example.com/v1/things": {"get": {"responses": {"200": {"description": "OK", "schema": thing}}}},
+            "/apis/apps/v1/stolen": {"get": {"responses": {}}}},
+        "definitions": {
+            "com.example.agg.v1.Thing": {"type": "object", "properties": {"metadata": meta}},
+            "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta": {"type": "object", "description": "another one"},
+            "unused": {"type": "object"}}})
 }
 
 fn names<'a>(more: &'a [&'static str]) -> impl Iterator<Item = &'static str> + use<'a> {

@@ -1,0 +1,131 @@
+//! Parts of the older document that other servers wrote.
+
+use std::sync::Arc;
+
+use machinery::{Object, Value};
+
+/// The parts of a document that are referred to by name.
+const NAMED: [&str; 2] = ["definitions", "parameters"];
+
+/// What another server says about its group and version.
+#[derive(Clone)]
+pub struct Remote {
+    /// Its paths begin with this. This server's own below it are left out.
+    pub prefix: String,
+    /// Changes with the document.
+    pub hash: String,
+    /// `paths`, `definitions` and `parameters`; `None` when it says nothing.
+    pub document: Option<Arc<Value>>,
+}
+
+/// Adds what others say. A name that means something else there gets a suffix.
+pub(super) fn merge(whole: &mut Value, remotes: &[Remote]) {
+    for remote in remotes {
+        if let Some(paths) = whole["paths"].as_object_mut() {
+            paths.retain(|path, _| !path.as_str().starts_with(&remote.prefix));
+        }
+        if let Some(document) = &remote.document {
+            merge_one(whole, document);
+        }
+    }
+}
+
+fn merge_one(whole: &mut Value, document: &Value) {
+    let mut renamed = Vec::new();
+    for part in NAMED {
+        for (name, item) in document[part].as_object().into_iter().flatten() {
+            let free = free_name(&whole[part], name.as_str(), item);
+            if free != name.as_str() {
+                let reference = |name: &str| format!("#/{part}/{name}");
+                renamed.push((reference(name.as_str()), reference(&free)));
+            }
+        }
+    }
+    for part in ["definitions", "parameters", "paths"] {
+        if !whole[part].is_object() {
+            whole[part] = Value::Object(Object::new());
+        }
+        for (name, item) in document[part].as_object().into_iter().flatten() {
+            let own = format!("#/{part}/{}", name.as_str());
+            let new = renamed.iter().find(|(old, _)| *old == own);
+            let new = new.and_then(|(_, new)| new.rsplit('/').next());
+            let name = new.unwrap_or(name.as_str()).to_owned();
+            let mut item = item.clone();
+            rename(&mut item, &renamed);
+            if let Some(known) = whole[part]
+                .as_object_mut()
+                .filter(|it| !it.contains_key(&name))
+            {
+                known.insert(name, item);
+            }
+        }
+    }
+}
+
+/// A name that is not taken by something else.
+fn free_name(known: &Value, name: &str, item: &Value) -> String {
+    let is_free = |name: &str| known.get(name).is_none_or(|taken| taken == item);
+    if is_free(name) {
+        return name.to_owned();
+    }
+    let mut names = (2..).map(|number| format!("{name}_v{number}"));
+    names.find(|name| is_free(name)).unwrap_or_default()
+}
+
+/// Makes references follow what was renamed.
+fn rename(value: &mut Value, renamed: &[(String, String)]) {
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(|item| rename(item, renamed)),
+        Value::Object(fields) => {
+            for (key, field) in fields.iter_mut() {
+                let new = match (key.as_str(), field.as_str()) {
+                    ("$ref", Some(old)) => renamed.iter().find(|(known, _)| known == old),
+                    _ => None,
+                };
+                match new {
+                    Some((_, new)) => *field = new.clone().into(),
+                    None => rename(field, renamed),
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use machinery::json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_another_server_says_is_added_under_names_of_its_own() {
+        let mut whole = json!({
+            "paths": {"/apis/a.b/v1/old": {}, "/apis/apps/v1/deployments": {}},
+            "definitions": {"Meta": {"type": "object"}, "Same": {"type": "string"}},
+        });
+        let document = json!({
+            "paths": {"/apis/a.b/v1/things": {"get": {"schema": {"$ref": "#/definitions/Thing"}}},
+                "/apis/apps/v1/deployments": {"stolen": true}},
+            "definitions": {
+                "Thing": {"properties": {"meta": {"$ref": "#/definitions/Meta"}, "same": {"$ref": "#/definitions/Same"}}},
+                "Meta": {"type": "array"}, "Same": {"type": "string"}},
+            "parameters": {"limit": {"name": "limit"}},
+        });
+        let remote = Remote {
+            prefix: "/apis/a.b/v1/".to_owned(),
+            hash: "1".to_owned(),
+            document: Some(Arc::new(document)),
+        };
+        merge(&mut whole, &[remote]);
+        let expected = json!({
+            "paths": {"/apis/apps/v1/deployments": {},
+                "/apis/a.b/v1/things": {"get": {"schema": {"$ref": "#/definitions/Thing"}}}},
+            "definitions": {"Meta": {"type": "object"}, "Same": {"type": "string"},
+                "Thing": {"properties": {"meta": {"$ref": "#/definitions/Meta_v2"}, "same": {"$ref": "#/definitions/Same"}}},
+                "Meta_v2": {"type": "array"}},
+            "parameters": {"limit": {"name": "limit"}},
+        });
+        assert_eq!(whole, expected);
+    }
+}
