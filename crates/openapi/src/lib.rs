@@ -15,6 +15,7 @@ mod paths;
 mod plain;
 mod remote;
 mod shared;
+mod upgrade;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -156,10 +157,8 @@ fn hash(document: &[u8]) -> String {
 pub struct Ask<'a> {
     pub table: Arc<Table>,
     pub documents: Arc<Documents>,
-    /// Places whose documents other servers keep, each with its URL; `None` where there is none.
-    pub remote: BTreeMap<String, Option<String>>,
-    /// What other servers say in the older form.
-    pub swaggers: Vec<Remote>,
+    /// What other servers say.
+    pub remote: Vec<Remote>,
     pub headers: &'a HeaderMap,
     pub query: &'a Query,
     /// Seconds since the epoch.
@@ -212,10 +211,12 @@ impl Ask<'_> {
             Some((place.clone(), target))
         });
         let mut paths: Object = paths.collect();
-        for (place, url) in &self.remote {
-            paths.shift_remove(place.as_str());
-            if let Some(url) = url {
-                paths.insert(place.clone(), json!({"serverRelativeURL": url}));
+        for remote in &self.remote {
+            paths.shift_remove(remote.place.as_str());
+            let made = remote.document.as_ref();
+            let made = made.map(|_| url(&remote.place, &remote.hash));
+            if let Some(url) = remote.url.clone().or(made) {
+                paths.insert(remote.place.clone(), json!({"serverRelativeURL": url}));
             }
         }
         let body = json!({"paths": paths}).to_string();
@@ -226,14 +227,24 @@ impl Ask<'_> {
 
     /// One document of the newer form.
     async fn document(&self, place: &str) -> Result<Response<Body>, Status> {
-        if !document::places(&self.table).contains(place) {
-            return Ok(bare(StatusCode::NOT_FOUND));
-        }
+        let remote = self.remote.iter().find(|remote| remote.place == place);
+        let sources = match remote {
+            Some(remote) if remote.document.is_some() => Sources {
+                of: Vec::new(),
+                with: vec![remote.hash.clone()],
+            },
+            None if document::places(&self.table).contains(place) => {
+                Sources::new(members(&self.table, place))
+            }
+            _ => return Ok(bare(StatusCode::NOT_FOUND)),
+        };
         let Some((media, form)) = self.media(V3_PROTOBUF) else {
             return Ok(unacceptable());
         };
-        let members = members(&self.table, place);
-        let found = self.find(place, Sources::new(members), form).await?;
+        let mut found = self.find(place, sources, form).await?;
+        if let Some(remote) = remote {
+            found.hash.clone_from(&remote.hash);
+        }
         match self.query.filled("hash") {
             Some(asked) if asked != found.hash => Ok(moved(&url(place, &found.hash))),
             asked => {
@@ -253,7 +264,7 @@ impl Ask<'_> {
         };
         let sources = Sources {
             of: self.table.all().to_vec(),
-            with: self.swaggers.iter().map(|one| one.hash.clone()).collect(),
+            with: self.remote.iter().map(|one| one.hash.clone()).collect(),
         };
         let found = self.find(V2, sources, form).await?;
         Ok(self.packed(found, media))
@@ -274,17 +285,24 @@ impl Ask<'_> {
         }
         let (table, documents) = (self.table.clone(), self.documents.clone());
         let (place, of) = (at.to_owned(), of.clone());
-        let swaggers = self.swaggers.clone();
+        let remote = self.remote.clone();
         blocking(move || {
             let packed = Descriptions::unpack();
             let maker = Maker::new(&table, packed.by_type());
             let value = match place.as_str() {
                 V2 => {
                     let mut whole = maker.v2();
-                    remote::merge(&mut whole, &swaggers);
+                    remote::merge(&mut whole, &remote);
                     whole
                 }
-                place => maker.v3(place, &of.of),
+                place => {
+                    let mut remote = remote.iter().filter(|one| one.place == place);
+                    let older = remote.find_map(|one| one.document.as_ref());
+                    match older {
+                        Some(older) => upgrade::v3(older),
+                        None => maker.v3(place, &of.of),
+                    }
+                }
             };
             documents.put(&place, &of, &value, Some(form))
         })
@@ -437,8 +455,7 @@ mod tests {
         let ask = Ask {
             table: table.clone(),
             documents: Arc::default(),
-            remote: BTreeMap::new(),
-            swaggers: Vec::new(),
+            remote: Vec::new(),
             headers: &HeaderMap::new(),
             query: &Query::default(),
             now: 0,

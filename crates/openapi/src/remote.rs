@@ -1,4 +1,4 @@
-//! Parts of the older document that other servers wrote.
+//! What other servers say about their groups and versions.
 
 use std::sync::Arc;
 
@@ -10,19 +10,22 @@ const NAMED: [&str; 2] = ["definitions", "parameters"];
 /// What another server says about its group and version.
 #[derive(Clone)]
 pub struct Remote {
-    /// Its paths begin with this. This server's own below it are left out.
-    pub prefix: String,
-    /// Changes with the document.
+    /// `apis/GROUP/VERSION`. What this server says about the same is left out.
+    pub place: String,
+    /// Where its newer document is, if it writes one.
+    pub url: Option<String>,
+    /// Changes with the older document.
     pub hash: String,
-    /// `paths`, `definitions` and `parameters`; `None` when it says nothing.
+    /// Its part of the older document: `info`, `paths`, `definitions` and `parameters`; `None` when it says nothing.
     pub document: Option<Arc<Value>>,
 }
 
 /// Adds what others say. A name that means something else there gets a suffix.
 pub(super) fn merge(whole: &mut Value, remotes: &[Remote]) {
     for remote in remotes {
+        let prefix = format!("/{}/", remote.place);
         if let Some(paths) = whole["paths"].as_object_mut() {
-            paths.retain(|path, _| !path.as_str().starts_with(&remote.prefix));
+            paths.retain(|path, _| !path.as_str().starts_with(&prefix));
         }
         if let Some(document) = &remote.document {
             merge_one(whole, document);
@@ -113,7 +116,8 @@ mod tests {
             "parameters": {"limit": {"name": "limit"}},
         });
         let remote = Remote {
-            prefix: "/apis/a.b/v1/".to_owned(),
+            place: "apis/a.b/v1".to_owned(),
+            url: None,
             hash: "1".to_owned(),
             document: Some(Arc::new(document)),
         };

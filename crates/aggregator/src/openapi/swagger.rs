@@ -13,7 +13,7 @@ const NAMED: [&str; 2] = ["definitions", "parameters"];
 /// The part of a document that is about one group and version.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Swagger {
-    /// `paths`, `definitions` and `parameters`.
+    /// `info`, `paths`, `definitions` and `parameters`.
     pub document: Arc<Value>,
     /// Changes with the document.
     pub hash: String,
@@ -42,6 +42,7 @@ pub(super) fn read(body: &[u8], prefix: &str) -> Result<Swagger, String> {
         document.insert(part, Value::Object(kept));
     }
     document.insert("paths", paths);
+    document.insert("info", tree::get(&whole, "info").clone());
     let document = Value::Object(document);
     let digest = Sha256::digest(document.to_string().as_bytes());
     let hash = digest.iter().map(|byte| format!("{byte:02X}")).collect();

@@ -1,6 +1,6 @@
 //! Paths that are no resource: health, version, discovery, OpenAPI, metrics, keys of tokens.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use aggregator::{ApiServices, Backend};
 use http::Method;
@@ -50,8 +50,7 @@ pub(super) async fn serve(request: Request) -> Answer {
             let ask = openapi::Ask {
                 table: request.core.registry.kept_table(),
                 documents: request.core.openapi.clone(),
-                remote: described(&services),
-                swaggers: services.remote().map(swagger).collect(),
+                remote: services.remote().map(described).collect(),
                 headers: &request.parts.headers,
                 query: &request.query,
                 now: request.core.config.clock.now().as_second(),
@@ -101,26 +100,18 @@ fn describing(services: &ApiServices, path: &str) -> Option<Arc<Backend>> {
     remote.find(describes).cloned()
 }
 
-/// What another server says in the older form.
-fn swagger(backend: &Arc<Backend>) -> openapi::Remote {
-    let said = backend.swagger();
+/// What another server says about its group and version.
+fn described(backend: &Arc<Backend>) -> openapi::Remote {
+    let older = backend.swagger();
     openapi::Remote {
-        prefix: format!("/apis/{}/{}/", backend.group, backend.version),
-        hash: match &said {
-            Some(said) => said.hash.clone(),
+        place: format!("apis/{}/{}", backend.group, backend.version),
+        url: backend.openapi().map(|(_, url)| url),
+        hash: match &older {
+            Some(older) => older.hash.clone(),
             None => backend.name.clone(),
         },
-        document: said.map(|said| said.document.clone()),
+        document: older.map(|older| older.document.clone()),
     }
-}
-
-/// The documents of other servers: where they are, or that there is none.
-fn described(services: &ApiServices) -> BTreeMap<String, Option<String>> {
-    let document = |backend: &Arc<Backend>| {
-        let url = backend.openapi().map(|(_, url)| url);
-        (format!("apis/{}/{}", backend.group, backend.version), url)
-    };
-    services.remote().map(document).collect()
 }
 
 /// The server's figures; objects are counted when somebody asks.

@@ -426,6 +426,15 @@ async fn openapi_v2_has_what_backends_say_of_their_own_groups() {
     let reference = &definitions["com.example.agg.v1.Thing"]["properties"]["metadata"]["$ref"];
     assert_eq!(*reference, format!("#/definitions/{meta}_v2").as_str());
     assert!(definitions.get("unused").is_none());
+    // The newer form is made from it, since the server has none.
+    let index = admin(&server, "GET", "/openapi/v3", Value::Null).await;
+    let place = format!("apis/{GROUP}/v1");
+    let url = index.json()["paths"][place.as_str()]["serverRelativeURL"].clone();
+    let made = admin(&server, "GET", url.as_str().unwrap(), Value::Null).await;
+    assert_eq!(made.code, 200, "{}", made.body);
+    let schemas = &made.json()["components"]["schemas"];
+    let reference = &schemas["com.example.agg.v1.Thing"]["properties"]["metadata"]["$ref"];
+    assert_eq!(*reference, format!("#/components/schemas/{meta}").as_str());
     let service = format!("{SERVICES}/v1.{GROUP}");
     admin(&server, "DELETE", &service, Value::Null).await;
     eventually(|| async {
