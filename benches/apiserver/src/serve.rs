@@ -52,6 +52,7 @@ pub fn assemble(
         server_name: None,
         tls: pki.apiserver_config()?,
         kubelet_tls: Some(Arc::new(pki.client_config(Leaf::ApiserverKubeletClient)?)),
+        front_proxy: Some(pki.client_certificate(Leaf::FrontProxyClient)?),
         service_cidrs,
         node_ports: 30000..=32767,
         client_ca: pki.ca().pem().to_owned(),

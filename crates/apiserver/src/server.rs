@@ -9,7 +9,8 @@ use tracing::{debug, info};
 
 use crate::{
     Config, Error, LocalService, Registry, Store, User, admission, api_services, bootstrap,
-    connection, definitions, identity, pipeline::Core, servers::Servers, started::Part, token_uses, usage,
+    connection, definitions, identity, pipeline::Core, servers::Servers, started::Part, token_uses,
+    usage,
 };
 
 /// The API server.
