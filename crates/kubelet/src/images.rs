@@ -216,26 +216,30 @@ async fn pull(
             Err(error) => last = error,
         }
     }
-    let cause = last.message().to_owned();
-    let message = format!("Failed to pull image {name:?}: {cause}");
-    say(Kind::Warning, "Failed", message.clone());
+    let failed = failed_pull(name, &last);
+    say(Kind::Warning, "Failed", failed.waiting.message.clone());
     say(Kind::Warning, "Failed", "Error: ErrImagePull".into());
-    let (reason, message) = match last.code() {
-        tonic::Code::InvalidArgument => ("InvalidImageName", message),
-        _ => ("ErrImagePull", message),
+    Err(failed)
+}
+
+/// What a container without its image shows, at first and while it waits for the next try.
+fn failed_pull(name: &str, error: &tonic::Status) -> NoImage {
+    let message = format!("Failed to pull image {name:?}: {}", error.message());
+    let reason = match error.code() {
+        tonic::Code::InvalidArgument => "InvalidImageName",
+        _ => "ErrImagePull",
     };
-    let back_off = format!("Back-off pulling image {name:?}: ErrImagePull: {message}");
     let then = Waiting {
         reason: "ImagePullBackOff".into(),
-        message: back_off,
+        message: format!("Back-off pulling image {name:?}: ErrImagePull: {message}"),
     };
-    Err(NoImage {
+    NoImage {
         waiting: Waiting {
             reason: reason.into(),
             message,
         },
         then: Some(then),
-    })
+    }
 }
 
 /// The image after its pull. Without its own record it is known by what the pull answered.

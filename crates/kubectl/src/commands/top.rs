@@ -2,6 +2,7 @@
 
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
+use jiff::Timestamp;
 use machinery::quantity::Quantity;
 use serde_json::Value;
 
@@ -13,6 +14,8 @@ use crate::{
     session::Session,
 };
 
+/// Pods that are older than this many seconds have metrics.
+const EXPECTED_AFTER: i64 = 120;
 const METRICS: &str = "/apis/metrics.k8s.io/v1beta1";
 
 /// What usage is shown of.
@@ -117,10 +120,9 @@ impl Usage {
     }
 
     fn cells(self, with_swap: bool) -> Vec<String> {
-        let mebi = |bytes: i64| format!("{}Mi", bytes / (1 << 20));
-        let mut cells = vec![format!("{}m", self.cpu), mebi(self.memory)];
+        let mut cells = vec![millicores(self.cpu), mebibytes(self.memory)];
         if with_swap {
-            cells.push(mebi(self.swap));
+            cells.push(mebibytes(self.swap));
         }
         cells
     }
@@ -134,9 +136,47 @@ impl Usage {
     }
 }
 
+/// What of a node can be used.
+#[derive(Debug, Clone, Copy)]
+struct Available {
+    cpu: i64,
+    memory: i64,
+    /// `None` where the node does not tell.
+    swap: Option<i64>,
+}
+
+impl Available {
+    fn of(status: &Value, field: &str) -> Self {
+        let usage = Usage::of(&status[field]);
+        Self {
+            cpu: usage.cpu,
+            memory: usage.memory,
+            swap: status["nodeInfo"]["swap"]["capacity"].as_i64(),
+        }
+    }
+}
+
+const UNKNOWN: &str = "<unknown>";
+
+fn millicores(cpu: i64) -> String {
+    format!("{cpu}m")
+}
+
+fn mebibytes(bytes: i64) -> String {
+    format!("{}Mi", bytes / (1 << 20))
+}
+
+fn percent(used: i64, of: i64) -> String {
+    let share = match of {
+        0 => 0.0,
+        of => used as f64 / of as f64 * 100.0,
+    };
+    format!("{}%", share as i64)
+}
+
 fn check_sort(by: &str) -> Result<()> {
     match by {
-        "" | "cpu" | "memory" | "swap" => Ok(()),
+        "" | "cpu" | "memory" => Ok(()),
         _ => bail!("--sort-by accepts only cpu or memory"),
     }
 }
@@ -192,7 +232,7 @@ impl Node {
         if usage.is_empty() {
             bail!("metrics not available yet");
         }
-        let mut rows: Vec<(String, Usage, Usage)> = Vec::new();
+        let mut rows: Vec<(String, Usage, Available)> = Vec::new();
         let mut missing = Vec::new();
         let field = if self.show_capacity {
             "capacity"
@@ -201,7 +241,7 @@ impl Node {
         };
         for node in &nodes {
             let name = str_of(&node["metadata"]["name"]).to_owned();
-            let available = Usage::of(&node["status"][field]);
+            let available = Available::of(&node["status"], field);
             match usage
                 .iter()
                 .find(|one| one["metadata"]["name"] == name.as_str())
@@ -217,37 +257,31 @@ impl Node {
         let mut table =
             Table::with_headings(&["NAME", "CPU(cores)", "CPU(%)", "MEMORY(bytes)", "MEMORY(%)"]);
         if self.show_swap {
-            table
-                .headings
-                .extend(["SWAP(bytes)".to_owned(), "SWAP(%)".to_owned()]);
+            let swap = ["SWAP(bytes)", "SWAP(%)"].map(str::to_owned);
+            table.headings.extend(swap);
         }
-        let percent = |used: i64, of: i64| match of {
-            0 => "<unknown>".to_owned(),
-            of => format!("{}%", used * 100 / of),
-        };
+        let unknown = || UNKNOWN.to_owned();
         for (name, used, available) in rows {
-            let cells = used.cells(self.show_swap);
             let mut row = vec![
                 name,
-                cells[0].clone(),
+                millicores(used.cpu),
                 percent(used.cpu, available.cpu),
-                cells[1].clone(),
+                mebibytes(used.memory),
                 percent(used.memory, available.memory),
             ];
             if self.show_swap {
-                row.extend([cells[2].clone(), percent(used.swap, available.swap)]);
+                row.extend(match available.swap {
+                    Some(swap) => [mebibytes(used.swap), percent(used.swap, swap)],
+                    None => [unknown(), unknown()],
+                });
             }
             table.rows.push(row);
         }
-        let unknown = "<unknown>".to_owned();
+        let cells = table.headings.len() - 1;
         table.rows.extend(missing.into_iter().map(|name| {
-            vec![
-                name,
-                unknown.clone(),
-                unknown.clone(),
-                unknown.clone(),
-                unknown.clone(),
-            ]
+            let mut row = vec![name];
+            row.resize_with(cells + 1, unknown);
+            row
         }));
         print!("{}", padded(table).render(self.no_headers));
         Ok(())
@@ -295,6 +329,7 @@ impl Pod {
         )
         .await?;
         if pods.is_empty() {
+            self.explain_nothing(session, &query).await?;
             match self.all_namespaces {
                 true => eprintln!("No resources found"),
                 false => eprintln!("No resources found in {} namespace.", session.namespace),
@@ -303,6 +338,41 @@ impl Pod {
         }
         print!("{}", padded(self.table(&pods)).render(self.no_headers));
         Ok(())
+    }
+
+    /// Fails when there are pods that should have metrics.
+    async fn explain_nothing(&self, session: &Session, query: &Query) -> Result<()> {
+        let path = format!("/api/v1/namespaces/{}/pods", session.namespace);
+        let pods = session.api.items(&with_query(&path, query)).await?;
+        if pods.is_empty() {
+            return Ok(());
+        }
+        for pod in &pods {
+            let metadata = &pod["metadata"];
+            let created = str_of(&metadata["creationTimestamp"]);
+            let created: Timestamp = created.parse().unwrap_or_default();
+            let age = Timestamp::now().duration_since(created);
+            if age.as_secs() > EXPECTED_AFTER {
+                let nanos = i64::try_from(age.as_nanos()).unwrap_or(i64::MAX);
+                bail!(
+                    "Metrics not available for pod {}/{}, age: {}",
+                    str_of(&metadata["namespace"]),
+                    str_of(&metadata["name"]),
+                    machinery::duration::format(nanos)
+                );
+            }
+        }
+        bail!("metrics not available yet")
+    }
+
+    /// The containers of a pod: by name, or those first that use the most.
+    fn sorted<'a>(&self, containers: &'a Value) -> Vec<&'a Value> {
+        let mut containers: Vec<&Value> = list(containers).collect();
+        match self.sort_by.as_str() {
+            "" => containers.sort_by_key(|one| str_of(&one["name"])),
+            by => containers.sort_by_key(|one| Usage::of(&one["usage"]).key(by)),
+        }
+        containers
     }
 
     fn table(&self, pods: &[Value]) -> Table {
@@ -333,7 +403,6 @@ impl Pod {
         if self.show_swap {
             headings.push("SWAP(bytes)");
         }
-        let names = headings.len() - if self.show_swap { 3 } else { 2 };
         let mut table = Table::with_headings(&headings);
         for pod in &pods {
             let mut head = Vec::new();
@@ -346,7 +415,7 @@ impl Pod {
                     .rows
                     .push([head, total(pod).cells(self.show_swap)].concat()),
                 true => {
-                    for container in list(&pod["containers"]) {
+                    for container in self.sorted(&pod["containers"]) {
                         let name = vec![str_of(&container["name"]).to_owned()];
                         let cells = Usage::of(&container["usage"]).cells(self.show_swap);
                         table.rows.push([head.clone(), name, cells].concat());
@@ -359,17 +428,16 @@ impl Pod {
                 .iter()
                 .map(|pod| total(pod))
                 .fold(Usage::default(), Usage::plus);
-            let blank = |text: &str| {
-                [
-                    vec![String::new(); names],
-                    vec![text.to_owned(), text.to_owned()],
-                ]
-                .concat()
-            };
-            table.rows.push(blank("________"));
-            table
-                .rows
-                .push([vec![String::new(); names], sum.cells(self.show_swap)].concat());
+            // As upstream, whose columns are counted with their headings.
+            let mut width = if self.show_swap { 4 } else { 3 };
+            if !self.no_headers {
+                width += usize::from(self.all_namespaces) + usize::from(self.containers);
+            }
+            let blank = |count: usize| vec![String::new(); count];
+            let marks = vec!["________".to_owned(); 2];
+            table.rows.push([blank(width - 2), marks].concat());
+            let cells = sum.cells(self.show_swap);
+            table.rows.push([blank(width - 2), cells].concat());
         }
         table
     }
@@ -380,6 +448,20 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn shares_are_rounded_down_and_unknown_swap_is_said() {
+        assert_eq!(
+            (percent(1999, 2000), percent(5, 0)),
+            ("99%".into(), "0%".into())
+        );
+        let status = json!({"allocatable": {"cpu": "2", "memory": "1Gi"}});
+        let available = Available::of(&status, "allocatable");
+        assert_eq!((available.cpu, available.swap), (2000, None));
+        let status = json!({"nodeInfo": {"swap": {"capacity": 1048576}}});
+        assert_eq!(Available::of(&status, "capacity").swap, Some(1 << 20));
+        assert!(check_sort("swap").is_err() && check_sort("memory").is_ok());
+    }
 
     #[test]
     fn containers_are_summed_and_sorted() {
@@ -404,5 +486,14 @@ mod tests {
             "NAME   CPU(cores)   MEMORY(bytes)\nb      251m         12Mi\na      6m           12Mi\n"
         );
         assert_eq!(flags(true, "").table(&pods).rows.len(), 4);
+        let first = |sort_by: &str| flags(true, sort_by).table(&[pod("b", "0")]).rows[0][1].clone();
+        assert_eq!((first("").as_str(), first("cpu").as_str()), ("x", "y"));
+        let summed = Pod {
+            sum: true,
+            ..flags(false, "")
+        };
+        let rows = summed.table(&pods).rows;
+        assert_eq!(rows[2], ["", "________", "________"]);
+        assert_eq!(rows[3], ["", "257m", "24Mi"]);
     }
 }
