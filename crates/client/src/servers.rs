@@ -36,6 +36,11 @@ impl Servers {
         self.shared.lock().known = servers.iter().filter_map(parse).collect();
     }
 
+    /// Whether more than one is known.
+    pub(crate) fn are_several(&self) -> bool {
+        self.shared.lock().known.len() > 1
+    }
+
     /// Where to try, in this order: the one that answered last, `named`, and the others.
     pub(crate) fn candidates(&self, named: &Uri) -> Vec<Uri> {
         let shared = self.shared.lock();
@@ -72,6 +77,7 @@ mod tests {
                 .collect()
         };
         assert_eq!(hosts(&servers), ["a", "b"]);
+        assert!(servers.are_several());
         servers.prefer(&"https://b:1".parse().unwrap());
         assert_eq!(hosts(&servers), ["b", "a"]);
         servers.clone().set(&["https://c:1"]);

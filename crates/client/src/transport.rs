@@ -37,7 +37,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// A peer that vanished without closing is noticed after this long, watches included.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// The same, and how long a connection may take, where there are other servers.
-const SOON: Duration = Duration::from_secs(1);
+const SOON: Duration = Duration::from_secs(2);
 
 /// How requests reach one server.
 #[derive(Clone, Default)]
@@ -70,6 +70,7 @@ pub fn https(server: &str, tls: ClientConfig, options: Options) -> Result<kube::
     connector.servers = options.servers;
     let pool = Pool {
         http: open_pool(connector.clone()),
+        has_others: connector.has_others(),
         connector,
         renewals: options.renewals,
     };
@@ -86,9 +87,9 @@ type Http = Client<Connect, Body>;
 
 fn open_pool(connector: Connect) -> Http {
     // A server that vanished is left soon where there is another one to go to.
-    let patience = match connector.servers {
-        Some(_) => SOON,
-        None => KEEP_ALIVE,
+    let patience = match connector.has_others() {
+        true => SOON,
+        false => KEEP_ALIVE,
     };
     Client::builder(TokioExecutor::new())
         .timer(TokioTimer::new())
@@ -97,10 +98,13 @@ fn open_pool(connector: Connect) -> Http {
         .build(connector)
 }
 
-/// The connections to one server, opened anew when the identity has changed.
+/// The connections to one server, opened anew when the identity has changed, or when the cluster gets its
+/// second server.
 #[derive(Clone)]
 struct Pool {
     http: Http,
+    /// Whether the pool was opened for a cluster of several servers.
+    has_others: bool,
     connector: Connect,
     renewals: Option<watch::Receiver<u64>>,
 }
@@ -115,11 +119,16 @@ impl tower::Service<Request<Body>> for Pool {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let mut is_stale = self.has_others != self.connector.has_others();
         if let Some(renewals) = &mut self.renewals
             && renewals.has_changed().unwrap_or_default()
         {
             renewals.mark_unchanged();
+            is_stale = true;
+        }
+        if is_stale {
             self.http = open_pool(self.connector.clone());
+            self.has_others = self.connector.has_others();
         }
         self.http.call(request)
     }
@@ -218,6 +227,11 @@ impl Connect {
             proxy: None,
             servers: None,
         })
+    }
+
+    /// Whether there is another server to go to.
+    fn has_others(&self) -> bool {
+        self.servers.as_ref().is_some_and(Servers::are_several)
     }
 
     /// A connection to the server that the address names, or to another one of the cluster.

@@ -23,6 +23,7 @@ use crate::{
     elected::{self, Elected, Term},
     founding, host,
     known_servers::KnownServers,
+    marker::Marker,
     storage::Storage,
 };
 
@@ -78,10 +79,15 @@ impl ControlPlane {
         ];
         services.extend(singletons(settings, &pki, &connector)?);
         if settings.server_name()?.is_some() {
-            let kubeconfigs = pki.clone();
+            let (kubeconfigs, data_dir) = (pki.clone(), settings.data_dir.clone());
+            let changed = move |servers: &[String]| {
+                // The next start writes kubeconfigs before it knows who else is there.
+                Marker::update(&data_dir, |marker| marker.servers = servers.to_vec())?;
+                Ok(kubeconfigs.set_servers(servers)?)
+            };
             services.push(Arc::new(KnownServers {
                 client: admin.clone(),
-                changed: Box::new(move |servers| Ok(kubeconfigs.set_servers(servers)?)),
+                changed: Box::new(changed),
                 after: &["apiserver"],
             }));
         }
@@ -175,12 +181,14 @@ fn disabled_controllers(settings: &Settings) -> Vec<String> {
 
 /// The kubeconfigs of the administrator and of the components are there before the API answers.
 fn write_kubeconfigs(settings: &Settings, role: Role, pki: &Pki) -> Result<(), Error> {
+    let known = Marker::read(&settings.data_dir)?;
+    let servers = known.map(|marker| marker.servers).unwrap_or_default();
     let write = |leaf: Leaf, path: &Path| {
         pki.write_kubeconfig(pki::Kubeconfig {
             leaf,
             path: path.to_owned(),
             server: settings.server_url(),
-            servers: Vec::new(),
+            servers: servers.clone(),
         })
     };
     write(Leaf::Admin, &settings.data_dir.join("admin.kubeconfig"))?;

@@ -21,6 +21,9 @@ pub struct Marker {
     /// This server among all of a cluster, for as long as the directory lasts.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub server: String,
+    /// All servers of the cluster, as this one saw them last.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub servers: Vec<String>,
 }
 
 impl Marker {

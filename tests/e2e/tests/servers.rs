@@ -185,6 +185,8 @@ fn join_flags(server: &Server) -> Vec<String> {
     words.split(' ').map(str::to_owned).collect()
 }
 
+/// Prints its figures: `--no-capture` shows them.
+#[allow(clippy::print_stdout)]
 fn one_machine_dies_under_load(site: &mut Site, kubeconfig: &Path) {
     let command = site.agent.machine().command_maker();
     let kubeconfig = kubeconfig.to_owned();
@@ -240,4 +242,67 @@ fn the_leader_stops_and_another_goes_on_at_once(site: &mut Site) {
     });
     site.deploy("after");
     site.wait_for_servers(2);
+}
+
+/// The holder of a lease of the controllers.
+fn holder(server: &Server, lease: &str) -> String {
+    let path = "jsonpath={.spec.holderIdentity}";
+    let get = ["get", "lease", "-n", "kube-system", lease, "-o", path];
+    server.kubectl(&get).stdout
+}
+
+#[test]
+fn a_leader_that_was_paused_stands_down_and_the_next_one_keeps_its_term() {
+    let lan = Lan::new();
+    let machine = |number| Machine::on(&lan, &lan.address(0, number));
+    let machines = [machine(2), machine(3)];
+    let mut etcd = Etcd::on(&[&machines[0]]);
+    etcd.start(0, &machines[0]);
+    let flags = etcd.flags();
+    let [mut paused, mut next] = machines.map(|machine| Server::stopped(machine, "server", &flags));
+    paused.start();
+    let first = eventually("a leader", || {
+        let holder = holder(&paused, "kube-controller-manager");
+        if holder.is_empty() {
+            Err(holder)
+        } else {
+            Ok(holder)
+        }
+    });
+    let token = paused.mainstay(&["token", "server"]).success();
+    next.set_flag("--server-token", token.trim());
+    next.start();
+
+    paused.signal("-STOP");
+    let second = eventually("another leader", || {
+        match holder(&next, "kube-controller-manager-term") {
+            same if same == first || same.is_empty() => Err(same),
+            other => Ok(other),
+        }
+    });
+    paused.signal("-CONT");
+    let log = paused.log();
+    let text = || std::fs::read_to_string(&log).unwrap_or_default();
+    eventually("the paused leader to stand down", || {
+        let lost = text()
+            .lines()
+            .filter(|line| line.contains("leadership lost"))
+            .count();
+        // Of the controllers and of the scheduler.
+        if lost == 2 { Ok(()) } else { Err(text()) }
+    });
+    let image = "--image=mainstay.local/hello";
+    next.kubectl(&["create", "deployment", "web", image])
+        .success();
+    eventually("a controller at work", || {
+        let sets = next.kubectl(&["get", "replicasets", "-o", "name"]);
+        if sets.stdout.is_empty() {
+            Err(sets.stderr)
+        } else {
+            Ok(())
+        }
+    });
+    for lease in ["kube-controller-manager", "kube-controller-manager-term"] {
+        assert_eq!(holder(&next, lease), second, "{lease}");
+    }
 }
