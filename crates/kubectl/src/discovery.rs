@@ -107,6 +107,8 @@ pub struct Discovery {
     directory: Option<PathBuf>,
     /// What is known, and whether it came from the server.
     known: Mutex<Option<(Arc<Vec<Resource>>, bool)>>,
+    /// Versions of which the server's last answer says that their own servers could not be asked.
+    stale: Mutex<Vec<String>>,
 }
 
 impl Discovery {
@@ -116,7 +118,22 @@ impl Discovery {
             api,
             directory,
             known: Mutex::default(),
+            stale: Mutex::default(),
         }
+    }
+
+    /// Fails when the server's last answer was not complete.
+    pub fn check_complete(&self) -> Result<()> {
+        let stale = self.stale.lock().unwrap_or_else(PoisonError::into_inner);
+        if stale.is_empty() {
+            return Ok(());
+        }
+        let why = |version: &String| format!("{version}: stale GroupVersion discovery: {version}");
+        let why: Vec<String> = stale.iter().map(why).collect();
+        bail!(
+            "unable to retrieve the complete list of server APIs: {}",
+            why.join(", ")
+        )
     }
 
     fn known(&self) -> MutexGuard<'_, Option<(Arc<Vec<Resource>>, bool)>> {
@@ -147,6 +164,9 @@ impl Discovery {
             documents.push(document);
         }
         self.keep(&documents);
+        let mut stale = self.stale.lock().unwrap_or_else(PoisonError::into_inner);
+        *stale = stale_versions(&documents);
+        drop(stale);
         let resources = Arc::new(of_documents(&documents));
         *self.known() = Some((resources.clone(), true));
         Ok(resources)
@@ -264,6 +284,19 @@ fn of_documents(documents: &[Value]) -> Vec<Resource> {
     groups.flat_map(of_group).collect()
 }
 
+fn stale_versions(documents: &[Value]) -> Vec<String> {
+    let groups = documents.iter();
+    let groups = groups.flat_map(|document| items(&document["items"]));
+    let stale = groups.flat_map(|group| {
+        let stale = items(&group["versions"]).filter(|version| version["freshness"] == "Stale");
+        stale.map(|version| {
+            let group = text(&group["metadata"]["name"]);
+            format!("{group}/{}", text(&version["version"]))
+        })
+    });
+    stale.collect()
+}
+
 fn items(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
@@ -337,6 +370,14 @@ mod tests {
             assert_eq!(resolve(&discovery, word).unwrap().group, group, "{word}");
         }
         assert!(resolve(&discovery, "nothing").is_none());
+    }
+
+    #[test]
+    fn versions_whose_servers_are_away_are_known() {
+        let document = json!({"items": [
+            {"metadata": {"name": "apps"}, "versions": [{"version": "v1", "freshness": "Current"}]},
+            {"metadata": {"name": "a.b"}, "versions": [{"version": "v1", "freshness": "Stale"}]}]});
+        assert_eq!(stale_versions(&[document]), ["a.b/v1"]);
     }
 
     #[test]

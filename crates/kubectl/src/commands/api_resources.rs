@@ -64,7 +64,7 @@ impl ApiResources {
             _ => resources.sort_by(|a, b| (&a.group, &a.plural).cmp(&(&b.group, &b.plural))),
         }
         self.print(&resources);
-        Ok(())
+        session.discovery.check_complete()
     }
 
     fn wants(&self, resource: &Resource) -> bool {
