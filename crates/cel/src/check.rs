@@ -107,6 +107,7 @@ pub fn check(env: &Env, parsed: Parsed) -> Result<Checked, Issues> {
         references: HashMap::new(),
         scopes: Vec::new(),
         issues: Vec::new(),
+        refused: None,
     };
     checker.expr(&parsed.root);
     let Checker {
@@ -114,14 +115,22 @@ pub fn check(env: &Env, parsed: Parsed) -> Result<Checked, Issues> {
         types,
         references,
         issues,
+        refused,
         ..
     } = checker;
+    if let Some(offset) = refused {
+        return Err(Issues::new(parsed.source, vec![too_large(offset)]));
+    }
     if !issues.is_empty() {
         return Err(Issues::new(parsed.source, issues));
     }
     let resolve = |t: Option<Type>| t.map_or(Type::Dyn, |t| mapping.substitute(&t, true));
+    let types = types.into_iter().map(resolve).collect();
+    if mapping.exceeded() {
+        return Err(Issues::new(parsed.source, vec![too_large(0)]));
+    }
     let checked = Checked {
-        types: types.into_iter().map(resolve).collect(),
+        types,
         references,
         parsed,
     };
@@ -144,6 +153,8 @@ struct Checker<'a> {
     /// Variables of the comprehensions around, innermost last.
     scopes: Vec<(Arc<str>, Type)>,
     issues: Vec<Issue>,
+    /// Where types became too deep or too large: everything after that is a consequence.
+    refused: Option<u32>,
 }
 
 impl Checker<'_> {
@@ -155,6 +166,13 @@ impl Checker<'_> {
     }
 
     fn set(&mut self, id: Id, t: Type) -> Type {
+        let t = match self.mapping.admits(&t) {
+            true => t,
+            false => Type::Error,
+        };
+        if self.mapping.exceeded() {
+            self.refused.get_or_insert(self.positions[id as usize]);
+        }
         self.types[id as usize] = Some(t.clone());
         t
     }
@@ -530,6 +548,14 @@ impl Checker<'_> {
         if !self.mapping.assign(wanted, found) {
             self.mismatch(id, wanted, found);
         }
+    }
+}
+
+/// Upstream has no such limit: it ends by running out of stack or memory.
+fn too_large(offset: u32) -> Issue {
+    Issue {
+        offset,
+        message: "type nesting or size limit exceeded".to_owned(),
     }
 }
 

@@ -27,6 +27,9 @@ const DEEPEST_NESTING: u16 = 125;
 /// Longer expressions are refused, as upstream does.
 const LONGEST: usize = 100_000;
 
+/// Trees with more nodes are refused: `optMap` doubles what it is applied to.
+const LARGEST: u32 = 100_000;
+
 /// What may begin an expression, in upstream's words.
 const STARTS: &str = "{'[', '{', '(', '.', '-', '!', 'true', 'false', 'null', NUM_FLOAT, NUM_INT, NUM_UINT, STRING, BYTES, IDENTIFIER}";
 
@@ -38,6 +41,8 @@ pub(crate) struct Parser {
     positions: Vec<u32>,
     /// Height of the tree below a node, by id.
     heights: Vec<u16>,
+    /// Number of nodes of the tree below a node, by id.
+    sizes: Vec<u32>,
     pub(crate) issues: Vec<Issue>,
 }
 
@@ -63,6 +68,7 @@ pub fn parse(text: &str) -> Result<Parsed, Issues> {
         text: characters,
         positions: Vec::new(),
         heights: Vec::new(),
+        sizes: Vec::new(),
         issues: Vec::new(),
     };
     let root = parser.whole().map_err(fail)?;
@@ -85,12 +91,20 @@ fn too_deep(offset: u32) -> Issue {
     }
 }
 
+fn too_large(offset: u32) -> Issue {
+    Issue {
+        offset,
+        message: format!("expression size limit exceeded: {LARGEST}"),
+    }
+}
+
 impl Parser {
     // --- ids and nodes
 
     pub(crate) fn id(&mut self, at: u32) -> Id {
         self.positions.push(at);
         self.heights.push(0);
+        self.sizes.push(1);
         (self.positions.len() - 1) as Id
     }
 
@@ -105,14 +119,20 @@ impl Parser {
 
     /// A node whose id was taken before its children were parsed.
     fn finish(&mut self, id: Id, kind: Kind) -> Expr {
-        let mut height = 0;
-        kind.for_each_child(&mut |child| height = height.max(self.heights[child.id as usize]));
-        self.heights[id as usize] = height + 1;
-        if height < DEEPEST {
+        let (mut height, mut size) = (0, 1_u32);
+        kind.for_each_child(&mut |child| {
+            height = height.max(self.heights[child.id as usize]);
+            size = size.saturating_add(self.sizes[child.id as usize]);
+        });
+        if height < DEEPEST && size <= LARGEST {
+            self.heights[id as usize] = height + 1;
+            self.sizes[id as usize] = size;
             return Expr { id, kind };
         }
-        self.issues.push(too_deep(self.position(id)));
-        self.heights[id as usize] = 1;
+        self.issues.push(match height < DEEPEST {
+            true => too_large(self.position(id)),
+            false => too_deep(self.position(id)),
+        });
         Expr {
             id,
             kind: Kind::Literal(Literal::Null),
